@@ -41,13 +41,13 @@ from thunder_fn.errors import (
 )
 from thunder_fn.ir.nesting import make_room
 from thunder_fn.ir.trace import Arg, Literal, Source, Var, as_dim, type_of_value
+from thunder_fn.version import FOLDER
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _TORCH = torch.__file__.rsplit("/", 1)[0]
-_HERE = __file__.rsplit("/", 2)[0]
-_OUTER = tuple(f"{_HERE}/{name.partition('.')[2]}" for name in frames.OWN_PROGRAMS)
+_OUTER = tuple(f"{FOLDER}/{name.partition('.')[2]}" for name in frames.OWN_PROGRAMS)
 _STDLIB = sysconfig.get_paths()["stdlib"]
 _TYPED_IN = ("<stdin>", "<string>", "<ipython", "<doctest", "<cell")
 
@@ -409,7 +409,7 @@ def is_internal(file: str) -> bool:
     """Test for a file of PyTorch, Python or this package, except those of the package that are programs of their own."""
     if file.startswith(_STDLIB):
         return "site-packages" not in file
-    return file.startswith((_TORCH, _HERE, "<")) and not file.startswith((*_OUTER, *_TYPED_IN))
+    return file.startswith((_TORCH, FOLDER, "<")) and not file.startswith((*_OUTER, *_TYPED_IN))
 
 
 def user_source(recorder: Recorder | None = None) -> Source | None:

@@ -28,11 +28,11 @@ from thunder_fn.capture.numbers.arithmetic import (
     math_function,
 )
 from thunder_fn.ir.trace import Dim, Expr, TensorType
+from thunder_fn.version import FOLDER
 
 _TORCH = torch.__file__.rsplit("/", 1)[0]
-_HERE = __file__.rsplit("/", 2)[0]
-_OURS = (_TORCH, _HERE)
-_OUTER = tuple(f"{_HERE}/{part}" for part in ("demo", "benchmarks", "testing"))
+_OURS = (_TORCH, FOLDER)
+_OUTER = tuple(f"{FOLDER}/{part}" for part in ("demo", "benchmarks", "testing"))
 
 
 @lru_cache(maxsize=4096)

@@ -24,8 +24,9 @@ from typing import Any, Protocol
 import torch
 
 from thunder_fn.torch_internals import Patch
+from thunder_fn.version import FOLDER
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+ROOT = FOLDER + os.sep
 """The folder of this package."""
 
 OWN_PROGRAMS = ("thunder_fn.demo", "thunder_fn.benchmarks", "thunder_fn.testing")

@@ -29,6 +29,7 @@ from typing import BinaryIO
 from thunder_fn.executors.torchinductor import trusted
 from thunder_fn.executors.torchinductor.codegen import Job
 from thunder_fn.executors.torchinductor.compiling import Failed, Function, compile_jobs, find
+from thunder_fn.version import FOLDER
 
 Results = dict[Job, "Function | Failed"]
 
@@ -171,7 +172,7 @@ _NEEDED = (
 def _spawn() -> subprocess.Popen[bytes]:
     roots = dict.fromkeys(filter(None, map(_root, _NEEDED)))
     process = subprocess.Popen(
-        [sys.executable, "-I", "-c", _START, str(Path(__file__).parents[3]), *roots],
+        [sys.executable, "-I", "-c", _START, os.path.dirname(FOLDER), *roots],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
