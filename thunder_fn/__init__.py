@@ -1,7 +1,7 @@
 """thunder_fn: a pure functional trace-transformation toolkit for PyTorch.
 
-A PyTorch program becomes an immutable trace. Transforms such as grad are pure functions from trace to trace, which
-compose in any order. Executors turn a trace into a program that runs.
+A PyTorch program becomes an immutable trace. Transforms such as grad are pure functions from trace
+to trace, which compose in any order. Executors turn a trace into a program that runs.
 
 Functions in, functions out:
     run              jit, compile, constant, Recipe, Lookaside, Transform
@@ -18,7 +18,7 @@ Look at what became of them:
     modules          random (keys), debug, inspect (reports), errors; to import: extend, executors, recipes, testing, benchmarks
 
 `help(thunder_fn.jit)` says more of one of them; the tutorials begin with `tutorials/01_traces.py`.
-"""
+"""  # noqa: E501
 
 import importlib
 import sys
@@ -66,7 +66,7 @@ from thunder_fn.jitted.transforms import Transform
 from thunder_fn.optim import functional_optimizer
 from thunder_fn.parameters import ddp, fsdp, lora, quantize, tensor_parallel
 from thunder_fn.recipes import Recipe, compile
-from thunder_fn.structured import replaced as _replaced  # noqa: F401  # pyright: ignore[reportUnusedImport]  # lookasides
+from thunder_fn.structured import replaced as _replaced  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from thunder_fn.structured.checkpoint_name import checkpoint_name
 from thunder_fn.structured.cond import cond, switch
 from thunder_fn.structured.custom_jvp import custom_jvp
@@ -151,9 +151,17 @@ _SUBMODULES = (
     "recipes",
     "testing",
 )
-"""Submodules that are imported when they are first asked for: `tfn.extend` needs no import of its own."""
+"""Submodules that are imported when they are first asked for: `tfn.extend` needs no import of
+its own.
+"""
 
-_FORMER = {"trace": "ir.trace", "rules": "ir.rules", "ops": "ir.ops", "rewrites": "parameters", "jit": "jitted"}
+_FORMER = {
+    "trace": "ir.trace",
+    "rules": "ir.rules",
+    "ops": "ir.ops",
+    "rewrites": "parameters",
+    "jit": "jitted",
+}
 """Former names of modules, which transforms and executors of users import."""
 for _old, _new in _FORMER.items():
     sys.modules.setdefault(f"{__name__}.{_old}", importlib.import_module(f"{__name__}.{_new}"))

@@ -1,4 +1,6 @@
-"""The commands: `python -m thunder_fn COMMAND`, or `thunder-fn COMMAND`. Each is a module with a `main(argv) -> exit code`."""
+"""The commands: `python -m thunder_fn COMMAND`, or `thunder-fn COMMAND`. Each is a module with a
+`main(argv) -> exit code`.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,26 @@ from thunder_fn.commands import run_command
 from thunder_fn.version import __version__
 
 COMMANDS = {
-    "demo": ("thunder_fn.demo", "train a small GPT on Python's own source with one jitted train step"),
-    "compile": ("thunder_fn.recipes.command", "compile a model by its configuration and report what was done"),
-    "inspect": ("thunder_fn.inspect.command", "write the inspector's page of a function, or print a report"),
-    "benchmarks": ("thunder_fn.benchmarks.__main__", "measure calls, tracing and training beside its peers"),
-    "explain": ("thunder_fn.explain", "print the page of an error: its meaning, an example and the fix"),
+    "demo": (
+        "thunder_fn.demo",
+        "train a small GPT on Python's own source with one jitted train step",
+    ),
+    "compile": (
+        "thunder_fn.recipes.command",
+        "compile a model by its configuration and report what was done",
+    ),
+    "inspect": (
+        "thunder_fn.inspect.command",
+        "write the inspector's page of a function, or print a report",
+    ),
+    "benchmarks": (
+        "thunder_fn.benchmarks.__main__",
+        "measure calls, tracing and training beside its peers",
+    ),
+    "explain": (
+        "thunder_fn.explain",
+        "print the page of an error: its meaning, an example and the fix",
+    ),
     "laws": ("thunder_fn.laws", "plant bugs in the rules and print which law catches each"),
 }
 """Name, the module that has the command's `main`, and its summary. A new command is a line here."""
@@ -29,7 +46,10 @@ USAGE = "\n".join(
         "commands:",
         *(f"  {name:<12}{summary}" for name, (_, summary) in COMMANDS.items()),
         "",
-        "The beginning of a command's name is enough, such as bench. --version prints the versions in use.",
+        (
+            "The beginning of a command's name is enough, such as bench. --version prints the"
+            " versions in use."
+        ),
         "Exit codes: 0 well, 1 failed, 2 misused, 130 interrupted.",
     ]
 )
@@ -43,7 +63,8 @@ def main(argv: Sequence[str]) -> int:
     name, *rest = argv
     if name == "--version":
         print(
-            f"thunder_fn {__version__}, torch {torch.__version__}, Python {platform.python_version()}, {platform.platform()}"
+            f"thunder_fn {__version__}, torch {torch.__version__}, Python"
+            f" {platform.python_version()}, {platform.platform()}"
         )
         return 0
     found = [known for known in COMMANDS if name and known.startswith(name)]

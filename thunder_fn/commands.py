@@ -19,13 +19,16 @@ INTERRUPTED = 130
 def run_command(main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
     """Run a command's `main` and return its exit code.
 
-    A reader that stops reading (`| head`) ends it quietly with 1, as Python's documentation advises; Ctrl-C with 130.
+    A reader that stops reading (`| head`) ends it quietly with 1, as Python's documentation
+    advises; Ctrl-C with 130.
     """
     try:
         code = main(argv)
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # text that Python still holds goes nowhere
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # text that Python still holds goes nowhere
         return 1
     except MissingExtra as error:
         print(error, file=sys.stderr)
@@ -37,12 +40,15 @@ def run_command(main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> in
 
 
 class UserError(Exception):
-    """Code that a command was pointed at raised; the text is Python's, from the user's frames on."""
+    """Code that a command was pointed at raised; the text is Python's, from the user's frames
+    on.
+    """
 
 
 @contextlib.contextmanager
 def users_code() -> Generator[None]:
-    """Mark exceptions raised inside as the user's: of the stack, only the frames of the called code are of interest.
+    """Mark exceptions raised inside as the user's: of the stack, only the frames of the called code
+    are of interest.
 
     Raises:
         UserError: something was raised, or it left by `sys.exit`.
@@ -52,7 +58,11 @@ def users_code() -> Generator[None]:
     except (Exception, SystemExit) as error:  # noqa: BLE001  # any error here is the user's
         frames = traceback.extract_tb(error.__traceback__)
         ours = Path(__file__).parent
-        theirs = [frame for frame in frames if ours not in Path(frame.filename).parents and frame.filename[:1] != "<"]
+        theirs = [
+            frame
+            for frame in frames
+            if ours not in Path(frame.filename).parents and frame.filename[:1] != "<"
+        ]
         theirs = [frame for frame in theirs if Path(frame.filename) != Path(importlib.__file__)]
         lines = ["the code that it was given raises", *traceback.format_list(theirs)]
         lines += traceback.format_exception_only(error)
@@ -60,7 +70,8 @@ def users_code() -> Generator[None]:
 
 
 def output_folder(text: str) -> Path:
-    """The type of an argument that names a folder to write to: made at once, so that nobody waits for an error.
+    """The type of an argument that names a folder to write to: made at once, so that nobody waits
+    for an error.
 
     Raises:
         ArgumentTypeError: it cannot be made; says why.

@@ -5,10 +5,11 @@
         tfn.debug.print("y = {}, of {n}", y, n=x.shape[0])
         return y.sum()
 
-Python's own `print` runs once, while a function is traced. These run whenever the program does: an equation with an effect, which
-no transform drops, repeats or moves past another one. Under `grad` it runs once, on the primal; under `jvp` too. Under `vmap` it
-runs for each example if the examples differ in what it is given, else once. In a `scan` or a branch it runs for each step, and
-where the branch is taken.
+Python's own `print` runs once, while a function is traced. These run whenever the program does: an
+equation with an effect, which no transform drops, repeats or moves past another one. Under `grad`
+it runs once, on the primal; under `jvp` too. Under `vmap` it runs for each example if the examples
+differ in what it is given, else once. In a `scan` or a branch it runs for each step, and where the
+branch is taken.
 
 Effects run in the order in which the function makes them.
 
@@ -64,7 +65,9 @@ class _Called:
 
     def __call__(self, *values: Tensor) -> None:
         given = iter(values)
-        args, kwargs = pytree.unflatten(self.spec, [next(given) if leaf is _TENSOR else leaf for leaf in self.statics])
+        args, kwargs = pytree.unflatten(
+            self.spec, [next(given) if leaf is _TENSOR else leaf for leaf in self.statics]
+        )
         self.function(*args, **kwargs)
 
 
@@ -90,25 +93,44 @@ def _number_of(function: Any) -> int:
         return _numbers[function]
 
 
-def _run(function: int, values: Sequence[Tensor], sizes: Sequence[int], batched: Sequence[int]) -> None:
-    """Call a function for each example: `batched` says for each batch dim, outermost first, which values have it."""
+def _run(
+    function: int, values: Sequence[Tensor], sizes: Sequence[int], batched: Sequence[int]
+) -> None:
+    """Call a function for each example: `batched` says for each batch dim, outermost first,
+    which values have it.
+    """
     if is_again():
         return
-    flags = [batched[start : start + len(values)] for start in range(0, len(batched), max(len(values), 1))]
+    flags = [
+        batched[start : start + len(values)]
+        for start in range(0, len(batched), max(len(values), 1))
+    ]
     for place in itertools.product(*map(range, sizes)):
-        chosen = [tuple(i for i, flag in zip(place, flags, strict=False) if flag[n]) for n in range(len(values))]
-        _functions[function](*(value.detach()[at] for value, at in zip(values, chosen, strict=True)))
+        chosen = [
+            tuple(i for i, flag in zip(place, flags, strict=False) if flag[n])
+            for n in range(len(values))
+        ]
+        _functions[function](
+            *(value.detach()[at] for value, at in zip(values, chosen, strict=True))
+        )
 
 
-def _batched(info: Any, in_dims: Any, function: int, values: Any, sizes: Any, batched: Any) -> tuple[None, None]:
-    moved = [value if dim is None else value.movedim(dim, 0) for value, dim in zip(values, in_dims[1], strict=True)]
+def _batched(
+    info: Any, in_dims: Any, function: int, values: Any, sizes: Any, batched: Any
+) -> tuple[None, None]:
+    moved = [
+        value if dim is None else value.movedim(dim, 0)
+        for value, dim in zip(values, in_dims[1], strict=True)
+    ]
     flags = [int(dim is not None) for dim in in_dims[1]]
     torch.ops.thunder_fn.debug(function, moved, [info.batch_size, *sizes], [*flags, *batched])
     return None, None
 
 
 _library.impl("debug", _run, "CompositeExplicitAutograd")
-torch.library.register_fake("thunder_fn::debug", lambda function, values, sizes, batched: None, lib=_library)
+torch.library.register_fake(
+    "thunder_fn::debug", lambda function, values, sizes, batched: None, lib=_library
+)
 torch.library.register_vmap("thunder_fn::debug", _batched, lib=_library)
 
 
@@ -117,15 +139,22 @@ torch.library.register_vmap("thunder_fn::debug", _batched, lib=_library)
 
 def _call(name: str, make: Callable[[Any, tuple[Any, ...]], Any], args: Any, kwargs: Any) -> None:
     leaves, spec = pytree.flatten((args, kwargs))
-    leaves = [torch.as_tensor(leaf) if isinstance(leaf, (torch.SymInt, torch.SymFloat)) else leaf for leaf in leaves]
+    leaves = [
+        torch.as_tensor(leaf) if isinstance(leaf, (torch.SymInt, torch.SymFloat)) else leaf
+        for leaf in leaves
+    ]
     statics = tuple(_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves)
     function = make(spec, statics)
     try:
         number = _number_of(function)
     except TypeError as error:
         what = f"debug.{name}: {error}"
-        raise UnsupportedInput(located(what, source=user_source(), fix="Pass tensors, numbers and strings.")) from None
-    torch.ops.thunder_fn.debug(number, [leaf for leaf in leaves if isinstance(leaf, Tensor)], [], [])
+        raise UnsupportedInput(
+            located(what, source=user_source(), fix="Pass tensors, numbers and strings.")
+        ) from None
+    torch.ops.thunder_fn.debug(
+        number, [leaf for leaf in leaves if isinstance(leaf, Tensor)], [], []
+    )
 
 
 def print(text: str, *args: Any, **kwargs: Any) -> None:
@@ -149,17 +178,21 @@ def print(text: str, *args: Any, **kwargs: Any) -> None:
     """
     if not isinstance(text, str):
         what = f"debug.print: expected a format, given {kind_of(text)}"
-        raise UnsupportedInput(located(what, source=user_source(), fix='Write `debug.print("{}", x)`.'))
+        raise UnsupportedInput(
+            located(what, source=user_source(), fix='Write `debug.print("{}", x)`.')
+        )
     _call("print", lambda spec, statics: _Printed(text, spec, statics), args, kwargs)
 
 
 def callback(function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
     """Call a Python function on values whenever the program runs. Its result is dropped.
 
-    The function is kept for as long as the process runs. A trace with it cannot be used in another process.
+    The function is kept for as long as the process runs. A trace with it cannot be used in another
+    process.
 
     Args:
-        function: called on tensors that require no grad, and on the plain values among the arguments.
+        function: called on tensors that require no grad, and on the plain values among the
+            arguments.
         args, kwargs: pytrees of tensors and plain values.
 
     Raises:

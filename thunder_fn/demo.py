@@ -2,8 +2,9 @@
 
     python -m thunder_fn demo [--steps N] [--seed N] [--out FOLDER]
 
-The loss, its gradient and the optimizer's step are one trace, parameters and optimizer state in and out, donated. For
-the first steps the same model trains eagerly beside it on the same batches, so that the two can be compared.
+The loss, its gradient and the optimizer's step are one trace, parameters and optimizer state in and
+out, donated. For the first steps the same model trains eagerly beside it on the same batches, so
+that the two can be compared.
 """
 
 from __future__ import annotations
@@ -41,12 +42,19 @@ Params = dict[str, Tensor]
 
 
 def read_text() -> Tensor:
-    """The top-level modules of the standard library in the order of their names, as indices into ALPHABET."""
+    """The top-level modules of the standard library in the order of their names, as indices into
+    ALPHABET.
+    """
     folder = Path(sysconfig.get_path("stdlib"))
     files = sorted(folder.glob("*.py"))
     if not files:
-        raise SystemExit(f"demo: {folder} holds no .py files to train on; install Python's standard library as source")
-    codes = torch.frombuffer(bytearray(b"".join(file.read_bytes() for file in files)), dtype=torch.uint8).long()
+        raise SystemExit(
+            f"demo: {folder} holds no .py files to train on; install Python's standard library as"
+            " source"
+        )
+    codes = torch.frombuffer(
+        bytearray(b"".join(file.read_bytes() for file in files)), dtype=torch.uint8
+    ).long()
     indices = torch.where(codes == ord("\n"), 0, codes - 31)
     return indices[(codes == ord("\n")) | ((codes >= 32) & (codes < 127))]
 
@@ -72,7 +80,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, _ = x.shape
-        query, key, value = self.project_in(x).view(batch, length, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
+        query, key, value = (
+            self.project_in(x).view(batch, length, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
+        )
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         return self.project_out(mixed.transpose(1, 2).reshape(batch, length, WIDTH))
 
@@ -84,7 +94,9 @@ class Block(nn.Module):
         super().__init__()
         self.norm1, self.attention = nn.LayerNorm(WIDTH), Attention()
         self.norm2 = nn.LayerNorm(WIDTH)
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+        self.mlp = nn.Sequential(
+            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.norm1(x))
@@ -127,7 +139,9 @@ class Functions:
 
 def functions_of(model: nn.Module) -> Functions:
     """The loss, one train step and one step of sampling: pure functions, ready to be jitted."""
-    optimizer = tfn.functional_optimizer(torch.optim.AdamW, lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
+    optimizer = tfn.functional_optimizer(
+        torch.optim.AdamW, lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY
+    )
 
     def loss(params: Params, batch: Tensor) -> Tensor:
         return cross_entropy(functional_call(model, params, (batch[:, :-1],)), batch)
@@ -159,7 +173,9 @@ def eager_steps(model: nn.Module) -> Callable[[Tensor], Tensor]:
 
 
 class Timed:
-    """A train step that keeps its losses, in nats per character, and the seconds that each call took."""
+    """A train step that keeps its losses, in nats per character, and the seconds that each call
+    took.
+    """
 
     def __init__(self, step: Callable[[Tensor], Tensor]) -> None:
         self.step = step
@@ -182,10 +198,17 @@ class Run:
     eager: Timed
 
 
-def train(model: GPT, eager_model: GPT, functions: Functions, batches: Iterator[Tensor], steps: int) -> Run:
-    """Train with the jitted step; for the first steps the eager one too, the two in turn, on the same batch."""
+def train(
+    model: GPT, eager_model: GPT, functions: Functions, batches: Iterator[Tensor], steps: int
+) -> Run:
+    """Train with the jitted step; for the first steps the eager one too, the two in turn, on the
+    same batch.
+    """
     params = {name: value.detach().clone() for name, value in model.named_parameters()}
-    state, jitted_step = functions.init(params), tfn.jit(functions.train_step, donate_argnums=(0, 1))
+    state, jitted_step = (
+        functions.init(params),
+        tfn.jit(functions.train_step, donate_argnums=(0, 1)),
+    )
 
     def step(batch: Tensor) -> Tensor:
         nonlocal params, state
@@ -202,13 +225,17 @@ def train(model: GPT, eager_model: GPT, functions: Functions, batches: Iterator[
     return Run(params, jitted, eager)
 
 
-def bits_per_character(loss: Callable[[Params, Tensor], Tensor], params: Params, text: Tensor) -> float:
+def bits_per_character(
+    loss: Callable[[Params, Tensor], Tensor], params: Params, text: Tensor
+) -> float:
     """The loss on 16 fixed batches of a text, in bits."""
     batches = draw_batches(text, BATCH, seed=0)
     return statistics.fmean(loss(params, next(batches)).item() for _ in range(16)) / math.log(2)
 
 
-def sample(next_character: Callable[[Params, Tensor], Tensor], params: Params, prompt: Tensor, count: int) -> str:
+def sample(
+    next_character: Callable[[Params, Tensor], Tensor], params: Params, prompt: Tensor, count: int
+) -> str:
     """Characters that the model writes after a prompt of CONTEXT characters."""
     window, written = prompt[None], []
     for _ in range(count):
@@ -228,15 +255,29 @@ def as_text(indices: Sequence[int]) -> str:
 
 @contextmanager
 def progress(steps: int) -> Generator[Callable[[float, float], None]]:
-    """A progress bar with loss and tokens per second; every 50th step as a line where rich is missing."""
+    """A progress bar with loss and tokens per second; every 50th step as a line where rich is
+    missing.
+    """
     try:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
     except ImportError:
         print("(no progress bar: `pip install rich` brings one)")
         yield print_steps(steps)
         return
     numbers = TextColumn("loss {task.fields[loss]:.3f}  {task.fields[speed]:,.0f} tokens/s")
-    columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), numbers, TimeRemainingColumn())
+    columns = (
+        TextColumn("training"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        numbers,
+        TimeRemainingColumn(),
+    )
     with Progress(*columns) as bar:
         task = bar.add_task("training", total=steps, loss=math.nan, speed=0.0)
         yield lambda loss, speed: bar.update(task, advance=1, loss=loss, speed=speed)
@@ -260,11 +301,17 @@ VARIABLES = re.compile(r"\b(v\d+), (?:v\d+, ){3,}(v\d+)")
 
 
 def head(trace: Trace, lines: int = 36, columns: int = 118) -> str:
-    """The first lines of a printed trace down to its bodies' own equations, long lists of variables cut short."""
+    """The first lines of a printed trace down to its bodies' own equations, long lists of
+    variables cut short.
+    """
     text = str(trace).splitlines()
     outline = [VARIABLES.sub(r"\1, ..., \2", line) for line in text if not HIDDEN.match(line)]
-    shown = [line if len(line) <= columns else line[: columns - 3] + "..." for line in outline[:lines]]
-    return "\n".join([*shown, f"    ({len(text)} lines in all; types of inputs and deeper bodies left out)"])
+    shown = [
+        line if len(line) <= columns else line[: columns - 3] + "..." for line in outline[:lines]
+    ]
+    return "\n".join(
+        [*shown, f"    ({len(text)} lines in all; types of inputs and deeper bodies left out)"]
+    )
 
 
 def save_curve(run: Run, path: Path) -> bool:
@@ -277,9 +324,21 @@ def save_curve(run: Run, path: Path) -> bool:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
-    axes.plot([loss / math.log(2) for loss in run.jitted.losses], linewidth=1, label="thunder_fn.jit, one train step")
-    axes.plot([loss / math.log(2) for loss in run.eager.losses], "k--", label=f"eager, first {COMPARED_STEPS} steps")
-    axes.set(xlabel="step", ylabel="training loss (bits per character)", title="GPT on Python's standard library")
+    axes.plot(
+        [loss / math.log(2) for loss in run.jitted.losses],
+        linewidth=1,
+        label="thunder_fn.jit, one train step",
+    )
+    axes.plot(
+        [loss / math.log(2) for loss in run.eager.losses],
+        "k--",
+        label=f"eager, first {COMPARED_STEPS} steps",
+    )
+    axes.set(
+        xlabel="step",
+        ylabel="training loss (bits per character)",
+        title="GPT on Python's standard library",
+    )
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=120)
@@ -293,12 +352,16 @@ def report_speed(run: Run) -> bool:
     jitted, eager = (statistics.median(way.seconds[compared]) for way in (run.jitted, run.eager))
     print(f"first call (capture, gradient, optimizer): {run.jitted.seconds[0]:.2f} s")
     print(
-        f"median step: {jitted * 1e3:.1f} ms jitted, {eager * 1e3:.1f} ms eager; {eager / jitted:.2f} x eager's speed"
+        f"median step: {jitted * 1e3:.1f} ms jitted, {eager * 1e3:.1f} ms eager;"
+        f" {eager / jitted:.2f} x eager's speed"
     )
     pairs = list(zip(run.jitted.losses, run.eager.losses, strict=False))[:10]
     agree = all(math.isclose(a, b, rel_tol=1e-3) for a, b in pairs)
     gap = max(abs(a - b) for a, b in pairs)
-    print(f"first {len(pairs)} losses: {'equal' if agree else 'DIFFERENT'} within 0.1 % (largest gap {gap:.1e})")
+    print(
+        f"first {len(pairs)} losses: {'equal' if agree else 'DIFFERENT'} within 0.1 % (largest gap"
+        f" {gap:.1e})"
+    )
     return agree
 
 
@@ -306,7 +369,9 @@ def report_speed(run: Run) -> bool:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the demo. Exit code 1 if jitted and eager losses disagree or a full run fails to halve the bits."""
+    """Run the demo. Exit code 1 if jitted and eager losses disagree or a full run fails to halve
+    the bits.
+    """
     options = parse(argv)
     try:
         return demo(options.steps, options.seed, options.out)
@@ -326,8 +391,15 @@ def demo(steps: int, seed: int, out: Path) -> int:
     functions = functions_of(model)
     params = {name: value.detach() for name, value in model.named_parameters()}
     size = sum(value.numel() for value in params.values())
-    print(f"text: {len(text):,} characters of Python's standard library; model: GPT with {size:,} parameters, ", end="")
-    print(f"{LAYERS} layers, width {WIDTH}, context {CONTEXT}; {steps} steps of {BATCH} x {CONTEXT} characters")
+    print(
+        f"text: {len(text):,} characters of Python's standard library; model: GPT with {size:,}"
+        " parameters, ",
+        end="",
+    )
+    print(
+        f"{LAYERS} layers, width {WIDTH}, context {CONTEXT}; {steps} steps of {BATCH} x {CONTEXT}"
+        " characters"
+    )
 
     batch = next(draw_batches(training, BATCH, seed))
     for title, trace in (
@@ -352,17 +424,32 @@ def demo(steps: int, seed: int, out: Path) -> int:
     print("(halved)" if halved else "(not halved)")
     agree = report_speed(run)
     curve = out / "loss.png"
-    print(f"loss curve: {curve}" if save_curve(run, curve) else "no loss curve: `pip install matplotlib` draws one")
+    print(
+        f"loss curve: {curve}"
+        if save_curve(run, curve)
+        else "no loss curve: `pip install matplotlib` draws one"
+    )
     print(f"total: {time.perf_counter() - started:.0f} s")
     return 0 if agree and (halved or steps < DEFAULT_STEPS) else 1
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The options, checked; the folder for the output exists."""
-    parser = argparse.ArgumentParser(prog="python -m thunder_fn demo", description="Train a small GPT with thunder_fn.")
-    parser.add_argument("--steps", type=int, default=DEFAULT_STEPS, help="how long to train (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of weights, batches and samples (default %(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("demo_out"), help="folder for loss.png (default %(default)s)")
+    parser = argparse.ArgumentParser(
+        prog="python -m thunder_fn demo", description="Train a small GPT with thunder_fn."
+    )
+    parser.add_argument(
+        "--steps", type=int, default=DEFAULT_STEPS, help="how long to train (default %(default)s)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of weights, batches and samples (default %(default)s)"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("demo_out"),
+        help="folder for loss.png (default %(default)s)",
+    )
     options = parser.parse_args(argv)
     if options.steps < 1:
         parser.error(f"--steps must be at least 1, not {options.steps}")

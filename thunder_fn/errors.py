@@ -1,8 +1,9 @@
 """Every exception that thunder_fn raises on purpose.
 
-An error says what happened, in which equation, at which user line, and what to write instead.
-Each is a subclass of `ThunderError`, and of what PyTorch raises in the same case, so that code which catches that goes on to.
-Each has a page with an example. The last line of a traceback has the command that prints it, which needs no checkout.
+An error says what happened, in which equation, at which user line, and what to write instead. Each
+is a subclass of `ThunderError`, and of what PyTorch raises in the same case, so that code which
+catches that goes on to. Each has a page with an example. The last line of a traceback has the
+command that prints it, which needs no checkout.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ class ThunderError(Exception):
     """Base class of all errors of thunder_fn."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """The error with a note that names its page: tracebacks show it, `str(error)` is the message alone."""
+        """The error with a note that names its page: tracebacks show it, `str(error)` is the
+        message alone.
+        """
         try:
             error = super().__new__(cls, *args, **kwargs)
         except TypeError:  # of MemoryError, whose own is for its own instances alone
@@ -39,7 +42,9 @@ class TraceTypeError(ThunderError, TypeError):
 
 
 class InvalidTrace(ThunderError, ValueError):
-    """A trace breaks a rule of its grammar (see `thunder_fn.trace`). The interpreter that built it has a bug."""
+    """A trace breaks a rule of its grammar (see `thunder_fn.trace`). The interpreter that built
+    it has a bug.
+    """
 
 
 class MissingRule(ThunderError, NotImplementedError):
@@ -51,7 +56,9 @@ class CaptureError(ThunderError):
 
 
 class UnsupportedInput(CaptureError, TypeError, ValueError, RuntimeError):
-    """An argument is neither a tensor nor a value that can be baked in. Convert it, or close over it."""
+    """An argument is neither a tensor nor a value that can be baked in. Convert it, or close
+    over it.
+    """
 
 
 class UnsupportedOutput(CaptureError, TypeError, ValueError, RuntimeError):
@@ -63,27 +70,39 @@ class DataDependentBranch(CaptureError, TypeError, RuntimeError):
 
 
 class DataDependentValue(CaptureError, TypeError, RuntimeError):
-    """Python asked for a number inside a traced tensor (`int(x)`, `float(x)`, `.tolist()`). Keep it a tensor."""
+    """Python asked for a number inside a traced tensor (`int(x)`, `float(x)`, `.tolist()`). Keep
+    it a tensor.
+    """
 
 
 class DataDependentShape(CaptureError, TypeError, RuntimeError):
-    """The shape of a result depends on the values of its inputs. Use an op with a static shape, such as `torch.where`."""
+    """The shape of a result depends on the values of its inputs. Use an op with a static shape,
+    such as `torch.where`.
+    """
 
 
 class EscapedTracer(CaptureError, RuntimeError):
-    """A tracer outlived the function that was being traced. Return it from the function instead of storing it."""
+    """A tracer outlived the function that was being traced. Return it from the function instead
+    of storing it.
+    """
 
 
 class UnsupportedCall(CaptureError, NotImplementedError):
-    """The traced function called something that cannot be part of a trace. The message says what to call instead."""
+    """The traced function called something that cannot be part of a trace. The message says what
+    to call instead.
+    """
 
 
 class AliasedMutation(CaptureError, ValueError, RuntimeError):
-    """The function changes a tensor in place whose memory is also reached through another argument or closure."""
+    """The function changes a tensor in place whose memory is also reached through another
+    argument or closure.
+    """
 
 
 class TracedFunctionError(CaptureError):
-    """The user's function raised while it was traced. It is an instance of the original exception's type too."""
+    """The user's function raised while it was traced. It is an instance of the original
+    exception's type too.
+    """
 
     message: str = ""
 
@@ -100,7 +119,9 @@ class GradError(ThunderError, RuntimeError):
 
 
 class NonScalarLoss(GradError, TypeError):
-    """`grad` needs a function that returns one real number. Reduce the result, or use `vjp` or `jacrev`."""
+    """`grad` needs a function that returns one real number. Reduce the result, or use `vjp` or
+    `jacrev`.
+    """
 
 
 class ArgnumError(GradError, ValueError):
@@ -108,7 +129,9 @@ class ArgnumError(GradError, ValueError):
 
 
 class NotDifferentiable(GradError, TypeError, ValueError):
-    """An integer or boolean input was to be differentiated. Cast it to a floating dtype, or leave it out of argnums."""
+    """An integer or boolean input was to be differentiated. Cast it to a floating dtype, or
+    leave it out of argnums.
+    """
 
 
 class CotangentError(GradError, TypeError):
@@ -120,7 +143,9 @@ class TangentError(GradError, TypeError):
 
 
 class VmapError(ThunderError, ValueError, RuntimeError):
-    """The in_dims or out_dims of vmap do not fit, sizes differ, or random numbers need a choice of `randomness`."""
+    """The in_dims or out_dims of vmap do not fit, sizes differ, or random numbers need a choice
+    of `randomness`.
+    """
 
 
 class AutocastError(ThunderError, ValueError, RuntimeError):
@@ -136,7 +161,9 @@ class CustomRuleError(ThunderError, TypeError, RuntimeError):
 
 
 class RewriteError(ThunderError, TypeError):
-    """Rewrites do not fit, a scheme is unknown, or parameters were prepared by another transform."""
+    """Rewrites do not fit, a scheme is unknown, or parameters were prepared by another
+    transform.
+    """
 
 
 class DistributedError(ThunderError, RuntimeError):
@@ -152,7 +179,9 @@ class TraitError(JitError, ValueError):
 
 
 class RecipeError(ThunderError, ValueError):
-    """A recipe is changed after it was made, says two things at once, or returns what it should not."""
+    """A recipe is changed after it was made, says two things at once, or returns what it should
+    not.
+    """
 
 
 class OptimizerError(ThunderError, TypeError, ValueError):
@@ -172,11 +201,15 @@ class DonatedTensorError(JitError, RuntimeError):
 
 
 class ExecutorError(ThunderError, TypeError):
-    """An executor was given an unknown op, a rule that does not fit its op, or a name that is taken."""
+    """An executor was given an unknown op, a rule that does not fit its op, or a name that is
+    taken.
+    """
 
 
 class VerificationError(ThunderError, ArithmeticError):
-    """A program's result differs from that of its trace by more than its executors' labels allow."""
+    """A program's result differs from that of its trace by more than its executors' labels
+    allow.
+    """
 
 
 class MissingExtra(ThunderError, ImportError):
@@ -188,11 +221,15 @@ class InspectError(ThunderError, ValueError):
 
 
 class GraphBreakWarning(UserWarning):
-    """A model or function is no single trace: it decides on values while it runs, say. Say which frontend is meant."""
+    """A model or function is no single trace: it decides on values while it runs, say. Say which
+    frontend is meant.
+    """
 
 
 class HostRandomWarning(UserWarning):
-    """A program has numbers of Python's or NumPy's random generator as constants. Draw them with PyTorch, or pass them."""
+    """A program has numbers of Python's or NumPy's random generator as constants. Draw them with
+    PyTorch, or pass them.
+    """
 
 
 class CacheWarning(UserWarning):
@@ -204,7 +241,9 @@ class RegionWarning(UserWarning):
 
 
 class OutsideWarning(UserWarning):
-    """A program has a value from outside as a constant, since no guard can look at it. Pass it, or write `constant`."""
+    """A program has a value from outside as a constant, since no guard can look at it. Pass it,
+    or write `constant`.
+    """
 
 
 class HooksWarning(UserWarning):
@@ -216,7 +255,8 @@ R = TypeVar("R")
 
 
 class spelled:
-    """A decorator that says of keywords which a function has elsewhere, in JAX or PyTorch, how they are written here.
+    """A decorator that says of keywords which a function has elsewhere, in JAX or PyTorch, how they
+    are written here.
 
     Args:
         elsewhere: for each keyword the fix. A single word is the keyword's name here.
@@ -235,19 +275,25 @@ class spelled:
             return function(*args, **kwargs)
 
         # of the function's own module, where doctest looks for it
-        made = types.FunctionType(call.__code__, function.__globals__, call.__name__, None, call.__closure__)
+        made = types.FunctionType(
+            call.__code__, function.__globals__, call.__name__, None, call.__closure__
+        )
         return functools.update_wrapper(made, function)  # type: ignore[return-value]
 
 
 def misspelled(function: str, name: str, fix: str) -> UnknownOption:
     """The error for a keyword that is another one here."""
     is_name = fix.isidentifier()
-    what = f"{function}: unknown option {name!r}" + (f", which is called `{fix}` here" if is_name else "")
+    what = f"{function}: unknown option {name!r}" + (
+        f", which is called `{fix}` here" if is_name else ""
+    )
     return UnknownOption(located(what, fix=f"Write `{fix}=` for it." if is_name else fix))
 
 
 def page_of(kind: type[BaseException]) -> str:
-    """Name the page about a class of this module, or about the nearest base of a subclass made elsewhere."""
+    """Name the page about a class of this module, or about the nearest base of a subclass made
+    elsewhere.
+    """
     return next(base.__name__ for base in kind.__mro__ if base.__module__ == __name__)
 
 
@@ -259,21 +305,29 @@ def link_to(page: str) -> str:
 
 @functools.cache
 def site() -> str | None:
-    """The address of the documentation in the metadata of the installed package: its URL named Documentation."""
+    """The address of the documentation in the metadata of the installed package: its URL named
+    Documentation.
+    """
     try:
         urls: list[str] = importlib.metadata.metadata("thunder_fn").get_all("Project-URL") or []
     except importlib.metadata.PackageNotFoundError:
         return None
     labelled = (url.partition(", ") for url in urls)
-    return next((address.rstrip("/") for label, _, address in labelled if label == "Documentation"), None)
+    return next(
+        (address.rstrip("/") for label, _, address in labelled if label == "Documentation"), None
+    )
 
 
 def has_note(error: BaseException) -> bool:
-    """Test whether an exception already says where it comes from; the link to its page does not count."""
+    """Test whether an exception already says where it comes from; the link to its page does not
+    count.
+    """
     return any(not note.startswith(LINK) for note in getattr(error, "__notes__", ()))
 
 
-_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
+_UNPRINTABLE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
+)
 
 
 def escaped(text: str) -> str:
@@ -282,7 +336,7 @@ def escaped(text: str) -> str:
     Example:
         >>> escaped("a\nb")
         'a\\nb'
-    """
+    """  # noqa: E501
     return _UNPRINTABLE.sub(_escape, text)
 
 
@@ -290,8 +344,12 @@ def _escape(found: re.Match[str]) -> str:
     return found.group().encode("unicode_escape").decode()
 
 
-def located(what: str, *, equation: str | None = None, source: Source | None = None, fix: str | None = None) -> str:
-    """Lay out an error text: what happened, the equation, the user's line, what to write instead."""
+def located(
+    what: str, *, equation: str | None = None, source: Source | None = None, fix: str | None = None
+) -> str:
+    """Lay out an error text: what happened, the equation, the user's line, what to write
+    instead.
+    """
     lines = [what]
     if equation is not None:
         lines.append(f"in equation:  {equation}")

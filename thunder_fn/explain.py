@@ -36,9 +36,14 @@ def main(argv: Sequence[str]) -> int:
     """Print the page of an error, or a line for each of them."""
     parser = argparse.ArgumentParser(
         prog="python -m thunder_fn explain",
-        description="Print the page of an error: its meaning, an example, and the fix. Without a name, list all of them.",
+        description=(
+            "Print the page of an error: its meaning, an example, and the fix. Without a name, list"
+            " all of them."
+        ),
     )
-    parser.add_argument("name", nargs="?", help="the error's name, such as CaptureError, in any case")
+    parser.add_argument(
+        "name", nargs="?", help="the error's name, such as CaptureError, in any case"
+    )
     wanted = parser.parse_args(argv).name
     known = {kind.__name__: kind for kind in KINDS}
     if wanted is None:
@@ -50,6 +55,9 @@ def main(argv: Sequence[str]) -> int:
     key = wanted.rpartition(".")[2].lower()
     if key not in lower:
         near = difflib.get_close_matches(key, lower, n=1, cutoff=0.0)
-        parser.error(f"there is no error {wanted!r}; did you mean {lower[near[0]]}? Without a name, all are listed")
+        parser.error(
+            f"there is no error {wanted!r}; did you mean {lower[near[0]]}? Without a name, all are"
+            " listed"
+        )
     print(page(lower[key]), end="")
     return 0

@@ -13,15 +13,31 @@ from thunder_fn.derived.leaf_vmap import LoopWarning
 def main(argv: Sequence[str]) -> int:
     """Print the table of bugs and laws. Exit code 1 if a bug escapes."""
     parser = argparse.ArgumentParser(
-        prog="python -m thunder_fn laws", description="Plant bugs in the rules and print which law catches each."
+        prog="python -m thunder_fn laws",
+        description="Plant bugs in the rules and print which law catches each.",
     )
-    parser.add_argument("bugs", nargs="*", help="only bugs whose description has one of these words")
-    parser.add_argument("--all", action="store_true", help="every law that catches a bug, not the one it names (slow)")
-    parser.add_argument("--list", action="store_true", help="print the laws and the bugs, and plant none")
+    parser.add_argument(
+        "bugs", nargs="*", help="only bugs whose description has one of these words"
+    )
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="every law that catches a bug, not the one it names (slow)",
+    )
+    parser.add_argument(
+        "--list", action="store_true", help="print the laws and the bugs, and plant none"
+    )
     options = parser.parse_args(argv)
-    from thunder_fn.testing.mutations import MUTATIONS, print_table  # needs the extra `testing`, which --help does not
+    from thunder_fn.testing.mutations import (
+        MUTATIONS,
+        print_table,
+    )  # needs the extra `testing`, which --help does not
 
-    chosen = [bug for bug in MUTATIONS if not options.bugs or any(word in bug.bug for word in options.bugs)]
+    chosen = [
+        bug
+        for bug in MUTATIONS
+        if not options.bugs or any(word in bug.bug for word in options.bugs)
+    ]
     if not chosen:
         parser.error(f"no bug's description has one of the words {', '.join(options.bugs)}")
     if options.list:
@@ -38,5 +54,8 @@ def _laws() -> list[str]:
     lines = list[str]()
     for group, laws in GROUPS.items():
         lines.append(f"laws of {group}:")
-        lines += [f"  {name}: {(inspect.getdoc(law) or '').partition(chr(10))[0]}" for name, law in laws.items()]
+        lines += [
+            f"  {name}: {(inspect.getdoc(law) or '').partition(chr(10))[0]}"
+            for name, law in laws.items()
+        ]
     return lines

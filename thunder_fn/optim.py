@@ -1,9 +1,11 @@
 """`torch.optim` optimizers as functions: state in, state out.
 
-The optimizer's own code runs on copies of the parameters; under capture it is functionalised like any in-place code.
+The optimizer's own code runs on copies of the parameters; under capture it is functionalised like
+any in-place code.
 
-The update of each parameter is one equation. Values that depend on the step count and changed options alone are
-computed in front of all updates. The rest is a body that parameters of one kind share.
+The update of each parameter is one equation. Values that depend on the step count and changed
+options alone are computed in front of all updates. The rest is a body that parameters of one kind
+share.
 """
 
 from __future__ import annotations
@@ -30,35 +32,57 @@ from thunder_fn.ir.walking import inline_into
 State = dict[str, Any]
 
 IMPLEMENTATIONS = ("foreach", "fused")
-"""Options that choose how PyTorch computes the same step. A trace has the plain ops, and its executor chooses."""
+"""Options that choose how PyTorch computes the same step. A trace has the plain ops, and its
+executor chooses.
+"""
 
 
 _NAMES = (
     *("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD"),
     *("Muon", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"),
 )
-EACH_ON_ITS_OWN = frozenset(getattr(torch.optim, name) for name in _NAMES if hasattr(torch.optim, name))
-"""Optimizers that update each parameter from its own gradient and state: a step is traced once for equal types."""
+EACH_ON_ITS_OWN = frozenset(
+    getattr(torch.optim, name) for name in _NAMES if hasattr(torch.optim, name)
+)
+"""Optimizers that update each parameter from its own gradient and state: a step is traced once
+for equal types.
+"""
 
 
 STARTS_AT_ZERO = frozenset(
     getattr(torch.optim, name)
-    for name in ("Adadelta", "Adafactor", "Adam", "AdamW", "Adamax", "Muon", "NAdam", "RAdam", "RMSprop")
+    for name in (
+        "Adadelta",
+        "Adafactor",
+        "Adam",
+        "AdamW",
+        "Adamax",
+        "Muon",
+        "NAdam",
+        "RAdam",
+        "RMSprop",
+    )
     if hasattr(torch.optim, name)
 )
-"""Optimizers whose first step makes a state of zeros and ones, whatever its gradients and options: they start with it."""
+"""Optimizers whose first step makes a state of zeros and ones, whatever its gradients and
+options: they start with it.
+"""
 
 
 DECIDE_BY_VALUES = frozenset(getattr(torch.optim, name) for name in ("ASGD", "RAdam"))
-"""Optimizers that ask for numbers in their state, unless they are `capturable`: a trace computes with tensors."""
+"""Optimizers that ask for numbers in their state, unless they are `capturable`: a trace computes
+with tensors.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class _Update:
-    """The update of one parameter: what follows from the arguments that all parameters share, and the rest.
+    """The update of one parameter: what follows from the arguments that all parameters share, and
+    the rest.
 
-    `shared` gives its outputs, then the inputs of `own`; `own` reads these and a parameter's own tensors. `is_shared`
-    says of each result which of the two gives it. `constants` are among the shared values.
+    `shared` gives its outputs, then the inputs of `own`; `own` reads these and a parameter's own
+    tensors. `is_shared` says of each result which of the two gives it. `constants` are among the
+    shared values.
     """
 
     captured: Captured
@@ -69,13 +93,21 @@ class _Update:
 
 
 class _Updates:
-    """Records updates of parameters as one equation for each, whose body parameters of the same kind share."""
+    """Records updates of parameters as one equation for each, whose body parameters of the same
+    kind share.
+    """
 
     def __init__(
-        self, recorder: Recorder, update: Callable[..., tuple[Any, dict[str, Any]]], name: str, rest: tuple[Any, ...]
+        self,
+        recorder: Recorder,
+        update: Callable[..., tuple[Any, dict[str, Any]]],
+        name: str,
+        rest: tuple[Any, ...],
     ) -> None:
         self.recorder, self.update, self.op, self.rest = recorder, update, ops.composite(name), rest
-        self.shared_tensors = [leaf for leaf in pytree.flatten(rest)[0] if isinstance(leaf, torch.Tensor)]
+        self.shared_tensors = [
+            leaf for leaf in pytree.flatten(rest)[0] if isinstance(leaf, torch.Tensor)
+        ]
         self.known: dict[Any, _Update | None] = {}
         self.values: dict[Any, tuple[Any, ...] | None] = {}
 
@@ -87,14 +119,24 @@ class _Updates:
             self.known[kind] = self.made((*own, *self.rest))
         update = self.known[kind]
         results = None if update is None else self.recorded(update, own)
-        return self.update(*own, *self.rest) if update is None or results is None else update.captured.result(results)
+        return (
+            self.update(*own, *self.rest)
+            if update is None or results is None
+            else update.captured.result(results)
+        )
 
     def kind_of(self, leaf: Any) -> Any:
         """Return what a trace depends on of a leaf."""
-        return (self.recorder.type_of(leaf), leaf.stride()) if isinstance(leaf, torch.Tensor) else Literal(leaf)
+        return (
+            (self.recorder.type_of(leaf), leaf.stride())
+            if isinstance(leaf, torch.Tensor)
+            else Literal(leaf)
+        )
 
     def made(self, args: tuple[Any, ...]) -> _Update | None:
-        """The update, captured on arguments of this kind; None where it changes tensors from outside."""
+        """The update, captured on arguments of this kind; None where it changes tensors from
+        outside.
+        """
         captured = capture(self.update, args)
         if captured.writes:
             return None
@@ -102,7 +144,9 @@ class _Updates:
         first = len(trace.inputs) - len(constants) - len(self.shared_tensors)
         is_given = tuple(position >= first for position in range(len(trace.inputs)))
         found = follows_from(trace, is_given)
-        is_shared = tuple(not isinstance(atom, Var) or atom.index in found for atom in trace.outputs)
+        is_shared = tuple(
+            not isinstance(atom, Var) or atom.index in found for atom in trace.outputs
+        )
         _, after = captured.result(tuple(range(captured.num_results)))
         if any(flag and place != after.get("step") for place, flag in enumerate(is_shared)):
             # No parameter may hold what all share, so each computes it.
@@ -124,7 +168,9 @@ class _Updates:
         if operands is None:
             return None
         with torch.enable_grad():  # the body says itself that no gradient goes through it
-            results = bind_equation(self.recorder, self.op, operands, (update.own,), update.own.output_types)
+            results = bind_equation(
+                self.recorder, self.op, operands, (update.own,), update.own.output_types
+            )
         given = iter(shared), iter(results)
         return tuple(next(given[0] if flag else given[1]) for flag in update.is_shared)
 
@@ -132,7 +178,9 @@ class _Updates:
         """Compute the results of `update.shared` once for all parameters."""
         key = update.shared, tuple(map(id, update.constants))
         if key not in self.values:
-            self.values[key] = copy_trace(self.recorder, update.shared, (*self.shared_tensors, *update.constants))
+            self.values[key] = copy_trace(
+                self.recorder, update.shared, (*self.shared_tensors, *update.constants)
+            )
         return self.values[key]
 
 
@@ -153,40 +201,51 @@ class FunctionalOptimizer:
 
     @no_collections()  # PyTorch imports Dynamo where an optimizer is made
     def init(self, params: Any) -> State:
-        """The state before the first step: zeros, where the optimizer starts with such, else the state that it has
-        when it is made.
+        """The state before the first step: zeros, where the optimizer starts with such, else the
+        state that it has when it is made.
         """
         leaves = [leaf.detach() for leaf in pytree.flatten(params)[0]]
         optimizer = self._made(leaves)
         if self.make in STARTS_AT_ZERO:
             internals.make_optimizer_state(optimizer)
         if self._has_momentum_of_zeros:
-            optimizer.state.update({leaf: {"momentum_buffer": torch.zeros_like(leaf)} for leaf in leaves})
-        entries = [dict(optimizer.state[leaf]) if leaf in optimizer.state else {} for leaf in leaves]
+            optimizer.state.update(
+                {leaf: {"momentum_buffer": torch.zeros_like(leaf)} for leaf in leaves}
+            )
+        entries = [
+            dict(optimizer.state[leaf]) if leaf in optimizer.state else {} for leaf in leaves
+        ]
         return _stored(entries, [False] * len(entries), None)
 
     def update(self, params: Any, grads: Any, state: State, **changed: Any) -> tuple[Any, State]:
         """One step: the new parameters, in the structure of the old, and the new state.
 
-        `changed` are options that are other than they were when this value was made, as a schedule's `lr`. A tensor of
-        rank 0 for one is an input like any other: the step is not traced again when its value changes.
+        `changed` are options that are other than they were when this value was made, as a
+        schedule's `lr`. A tensor of rank 0 for one is an input like any other: the step is not
+        traced again when its value changes.
 
-        Values that a step writes to its parameter group, as some optimizers keep their count there, are in the state
-        as `group`. If the parameters were computed from what is differentiated, the derivative goes through the step.
+        Values that a step writes to its parameter group, as some optimizers keep their count there,
+        are in the state as `group`. If the parameters were computed from what is differentiated,
+        the derivative goes through the step.
 
         Raises:
-            OptimizerError: the optimizer has no such option, or it cannot change; a step keeps values in attributes
-                of the optimizer; a derivative is to go through the step of an optimizer that has no option
-                `differentiable`.
+            OptimizerError: the optimizer has no such option, or it cannot change. Or a step keeps
+                values in attributes of the optimizer. Or a derivative is to go through the step of
+                an optimizer that has no option `differentiable`.
         """
         if "dampening" in changed and self._has_momentum_of_zeros:
-            what = "SGD's dampening cannot change: the first step leaves it out, and this state starts with a momentum of zeros"
+            what = (
+                "SGD's dampening cannot change: the first step leaves it out, and this state starts"
+                " with a momentum of zeros"
+            )
             raise OptimizerError(f"{what}\nGive `functional_optimizer` a dampening that is not 0.")
         leaves, spec = pytree.flatten(params)
         gradients: list[Any] = spec.flatten_up_to(grads)
         entries, step = state["params"], state["step"]
         group: State = state.get("group", {})
-        follows = torch.is_grad_enabled() and self._is_followed(leaves, gradients, (entries, changed))
+        follows = torch.is_grad_enabled() and self._is_followed(
+            leaves, gradients, (entries, changed)
+        )
         with torch.set_grad_enabled(follows):
             if (
                 not follows
@@ -198,14 +257,16 @@ class FunctionalOptimizer:
                 updated = [update(*own) for own in zip(leaves, gradients, entries, strict=True)]
                 new, after = [leaf for leaf, _ in updated], [entry for _, entry in updated]
             else:
-                new, after, group = self._step(leaves, gradients, entries, step, changed, group, follows=follows)
+                new, after, group = self._step(
+                    leaves, gradients, entries, step, changed, group, follows=follows
+                )
             given = zip(gradients, entries, strict=True)
             stored = _stored(after, [_is_alone(*one, step) for one in given], step)
             return pytree.unflatten(spec, new), stored | ({"group": group} if group else {})
 
     def _is_followed(self, leaves: Sequence[Any], gradients: Sequence[Any], rest: Any) -> bool:
-        """Test whether a derivative goes through the step: it is asked for, or the step's operands were computed from
-        differentiated values.
+        """Test whether a derivative goes through the step: it is asked for, or the step's operands
+        were computed from differentiated values.
         """
         options = dict(self.options)
         if "differentiable" in options:
@@ -218,11 +279,15 @@ class FunctionalOptimizer:
 
     @property
     def _has_momentum_of_zeros(self) -> bool:
-        """Test whether the first step's momentum, which is the gradient, is what follows from zeros too: it is not
-        dampened.
+        """Test whether the first step's momentum, which is the gradient, is what follows from zeros
+        too: it is not dampened.
         """
         options = dict(self.options)
-        return self.make is torch.optim.SGD and bool(options.get("momentum")) and not options.get("dampening")
+        return (
+            self.make is torch.optim.SGD
+            and bool(options.get("momentum"))
+            and not options.get("dampening")
+        )
 
     def _step_of_one(
         self,
@@ -259,18 +324,38 @@ class FunctionalOptimizer:
                 optimizer.state[leaf] = _working(entry, step)
         before, attributes = _snapshot(own), _snapshot(_attributes(optimizer))
         optimizer.step()
-        written = {key for key, value in _snapshot(own).items() if key not in before or before[key] != value}
+        written = {
+            key
+            for key, value in _snapshot(own).items()
+            if key not in before or before[key] != value
+        }
         others = [key for key in optimizer.state if not any(key is leaf for leaf in new)]
-        kept = {key: value for key, value in _snapshot(_attributes(optimizer)).items() if attributes.get(key) != value}
+        kept = {
+            key: value
+            for key, value in _snapshot(_attributes(optimizer)).items()
+            if attributes.get(key) != value
+        }
         if others or kept:
-            where = [f"its attribute {key!r}" for key in sorted(kept)] or ["its state, of no parameter"]
-            what = f"functional_optimizer: a step of {type(optimizer).__name__} keeps values in {', '.join(where)}"
-            raise OptimizerError(f"{what}\nUse the optimizer as it is, on the parameters of a jitted module.")
+            where = [f"its attribute {key!r}" for key in sorted(kept)] or [
+                "its state, of no parameter"
+            ]
+            what = (
+                f"functional_optimizer: a step of {type(optimizer).__name__} keeps values in"
+                f" {', '.join(where)}"
+            )
+            raise OptimizerError(
+                f"{what}\nUse the optimizer as it is, on the parameters of a jitted module."
+            )
         entries = [dict(optimizer.state[leaf]) if leaf in optimizer.state else {} for leaf in new]
-        return new, entries, {key: value for key, value in own.items() if key in written | set(group)}
+        return (
+            new,
+            entries,
+            {key: value for key, value in own.items() if key in written | set(group)},
+        )
 
     def _made(self, leaves: list[torch.Tensor], *, follows: bool = False) -> torch.optim.Optimizer:
-        """The optimizer. It checks numbers when it is made; tensors among its options are set afterwards.
+        """The optimizer. It checks numbers when it is made; tensors among its options are set
+        afterwards.
 
         Raises:
             OptimizerError: a derivative is to go through its steps, and it cannot do that.
@@ -290,7 +375,9 @@ class FunctionalOptimizer:
 
 
 def _working(entry: dict[str, Any], step: torch.Tensor | None) -> dict[str, Any]:
-    """A parameter's state to work on. The step count becomes float64, which is what eager PyTorch computes with."""
+    """A parameter's state to work on. The step count becomes float64, which is what eager
+    PyTorch computes with.
+    """
     copy = _cloned(entry)
     if "step" in copy and not _is_count(copy["step"]):
         return copy
@@ -299,15 +386,17 @@ def _working(entry: dict[str, Any], step: torch.Tensor | None) -> dict[str, Any]
 
 
 def _is_count(value: Any) -> bool:
-    """Test for a count of steps: a tensor of rank 0 in PyTorch's own optimizers, elsewhere a number or a tensor of
-    integers.
+    """Test for a count of steps: a tensor of rank 0 in PyTorch's own optimizers, elsewhere a number
+    or a tensor of integers.
     """
     return isinstance(value, torch.Tensor) and value.dim() == 0 and value.is_floating_point()
 
 
 def _cloned(values: dict[str, Any]) -> dict[str, Any]:
     """Clone tensors, in lists and dicts too."""
-    return pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, values)
+    return pytree.tree_map(
+        lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, values
+    )
 
 
 def _is_computed(value: Any) -> bool:
@@ -318,18 +407,33 @@ def _check_follows(make: Callable[..., torch.optim.Optimizer]) -> None:
     """Raise an error if no derivative goes through the steps of such an optimizer."""
     if "differentiable" not in inspect.signature(make).parameters:
         name = make.__name__
-        what = f"functional_optimizer: the derivative of a step of {name} is asked for, which has no option `differentiable`"
-        raise OptimizerError(f"{what}\nDetach what the step is given, or write the step as a function of tensors.")
+        what = (
+            f"functional_optimizer: the derivative of a step of {name} is asked for, which has no"
+            " option `differentiable`"
+        )
+        raise OptimizerError(
+            f"{what}\nDetach what the step is given, or write the step as a function of tensors."
+        )
 
 
 def _attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The attributes of an optimizer besides state and options."""
-    return {key: value for key, value in vars(optimizer).items() if key not in ("state", "param_groups", "defaults")}
+    return {
+        key: value
+        for key, value in vars(optimizer).items()
+        if key not in ("state", "param_groups", "defaults")
+    }
 
 
 def _snapshot(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Describe values so that a later comparison shows whether something wrote to or replaced them."""
-    return {key: tuple(map(_mark, pytree.flatten(value)[0])) for key, value in values.items() if key != "params"}
+    """Describe values so that a later comparison shows whether something wrote to or replaced
+    them.
+    """
+    return {
+        key: tuple(map(_mark, pytree.flatten(value)[0]))
+        for key, value in values.items()
+        if key != "params"
+    }
 
 
 def _mark(leaf: Any) -> Any:
@@ -339,40 +443,60 @@ def _mark(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
         with internals.no_torch_function():
             return id(leaf), leaf._version  # pyright: ignore[reportPrivateUsage]
-    return Literal(leaf) if isinstance(leaf, (bool, int, float, complex, str, type(None))) else id(leaf)
+    return (
+        Literal(leaf)
+        if isinstance(leaf, (bool, int, float, complex, str, type(None)))
+        else id(leaf)
+    )
 
 
-def _is_alone(gradient: torch.Tensor | None, entry: dict[str, Any], step: torch.Tensor | None) -> bool:
-    """Test whether the parameter does not step with the others: it has no gradient this time, or had none before."""
+def _is_alone(
+    gradient: torch.Tensor | None, entry: dict[str, Any], step: torch.Tensor | None
+) -> bool:
+    """Test whether the parameter does not step with the others: it has no gradient this time, or
+    had none before.
+    """
     return gradient is None or "step" in entry or (not entry and step is not None)
 
 
-def _stored(entries: Sequence[dict[str, Any]], alone: Sequence[bool], step: torch.Tensor | None) -> State:
-    """The states of all parameters: one count for those that step together, which is `step` where none of them has."""
+def _stored(
+    entries: Sequence[dict[str, Any]], alone: Sequence[bool], step: torch.Tensor | None
+) -> State:
+    """The states of all parameters: one count for those that step together, which is `step`
+    where none of them has.
+    """
     counts = [entry.pop("step") if _is_count(entry.get("step")) else None for entry in entries]
-    together = (count for count, own in zip(counts, alone, strict=True) if count is not None and not own)
+    together = (
+        count for count, own in zip(counts, alone, strict=True) if count is not None and not own
+    )
     common = next(together, step)
     for entry, count, own in zip(entries, counts, alone, strict=True):
         entry.update({"step": count.float()} if own and count is not None else {})
     return {"step": None if common is None else common.float(), "params": list(entries)}
 
 
-def functional_optimizer(make: Callable[..., torch.optim.Optimizer], **options: Any) -> FunctionalOptimizer:
+def functional_optimizer(
+    make: Callable[..., torch.optim.Optimizer], **options: Any
+) -> FunctionalOptimizer:
     """Make a `torch.optim` optimizer a pair of pure functions.
 
-    Law: ``update`` gives the parameters and the state that the optimizer's own ``step`` gives on the same gradients.
+    Law: ``update`` gives the parameters and the state that the optimizer's own ``step`` gives on
+        the same gradients.
 
     Args:
         make: an optimizer class, such as `torch.optim.AdamW`.
-        options: its keyword arguments. With `differentiable=True` a derivative goes through the steps, as in MAML or
-            where hyperparameters are learned, and with False none does. Without it a derivative goes through the
-            steps inside of what `grad` and its like differentiate; elsewhere, as in PyTorch, what a step gives counts
-            as a constant.
+        options: its keyword arguments. With `differentiable=True` a derivative goes through the
+            steps, as in MAML or where hyperparameters are learned, and with False none does.
+            Without it a derivative goes through the steps inside of what `grad` and its like
+            differentiate. Elsewhere, as in PyTorch, what a step gives counts as a constant.
 
     Returns:
-        A value with `init(params) -> state` and `update(params, grads, state) -> (params, state)`. The state of Adam
-        and others that start from zeros has its structure from the start. If the first step makes a state of its own,
-        as that of SGD with a dampened momentum, of Rprop and of ASGD does, the state before is empty and a jitted
+        A value with `init(params) -> state` and `update(params, grads, state) -> (params, state)`.
+            The state of Adam
+        and others that start from zeros has its structure from the start. If the first step makes a
+            state of its own,
+        as that of SGD with a dampened momentum, of Rprop and of ASGD does, the state before is
+            empty and a jitted
         step is traced twice.
 
     Raises:
@@ -388,25 +512,35 @@ def functional_optimizer(make: Callable[..., torch.optim.Optimizer], **options: 
         name = type(make).__name__
         what = f"functional_optimizer: expected an optimizer class, given an instance, {name}(...)"
         raise OptimizerError(
-            f"{what}\nWrite `functional_optimizer(torch.optim.{name}, lr=...)`: `init` takes the parameters."
+            f"{what}\nWrite `functional_optimizer(torch.optim.{name}, lr=...)`: `init` takes the"
+            " parameters."
         )
     closure = inspect.signature(getattr(make, "step", lambda: None)).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
-        what = f"functional_optimizer: a step of {make.__name__} calls the loss itself, and is no function of gradients"
-        raise OptimizerError(f"{what}\nUse the optimizer as it is, on the parameters of a jitted module.")
+        what = (
+            f"functional_optimizer: a step of {make.__name__} calls the loss itself, and is no"
+            " function of gradients"
+        )
+        raise OptimizerError(
+            f"{what}\nUse the optimizer as it is, on the parameters of a jitted module."
+        )
     return FunctionalOptimizer(make, tuple(sorted(options.items())))
 
 
-def _known(changed: dict[str, Any], group: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def _known(
+    changed: dict[str, Any], group: dict[str, Any], optimizer: torch.optim.Optimizer
+) -> dict[str, Any]:
     known = sorted(set(group) - {"params"})
     for key in changed:
         if key not in known:
             name = type(optimizer).__name__
-            raise OptimizerError(f"{name} has no option {key!r}; those that can change are {', '.join(known)}")
+            raise OptimizerError(
+                f"{name} has no option {key!r}; those that can change are {', '.join(known)}"
+            )
     return changed
 
 
-def _adafactor(
+def _adafactor(  # noqa: PLR0913 - PyTorch's signature
     params: Sequence[torch.Tensor],
     grads: Sequence[torch.Tensor],
     row_vars: Sequence[Any],
@@ -425,21 +559,32 @@ def _adafactor(
 ) -> None:
     """Run PyTorch's steps of Adafactor with the numbers that it asks for as tensors.
 
-    Source: N. Shazeer and M. Stern, "Adafactor: adaptive learning rates with sublinear memory cost", 2018, algorithms 4 and 5.
+    Source: N. Shazeer and M. Stern, "Adafactor: adaptive learning rates with sublinear memory
+        cost", 2018, algorithms 4 and 5.
     """
     for param, given, row, column, variance, step in zip(
         params, grads, row_vars, col_vars, variances, state_steps, strict=True
     ):
-        grad, least, root = -given if maximize else given, eps1 or torch.finfo(param.dtype).eps, param.numel() ** 0.5
+        grad, least, root = (
+            -given if maximize else given,
+            eps1 or torch.finfo(param.dtype).eps,
+            param.numel() ** 0.5,
+        )
         step += 1
         share = (step**beta2_decay).to(param.dtype)
-        rate = torch.minimum(1 / step**0.5, torch.as_tensor(lr, dtype=step.dtype, device=step.device))
+        rate = torch.minimum(
+            1 / step**0.5, torch.as_tensor(lr, dtype=step.dtype, device=step.device)
+        )
         scale: Any = (param.norm(2).double() / root).clamp_min(eps2) * rate
         if weight_decay:
             param.mul_(1 - lr * weight_decay)
         if grad.dim() > 1:
             for mean, dim in ((row, -1), (column, -2)):
-                squares = torch.linalg.vector_norm(grad, dim=dim, keepdim=True).square().div(grad.shape[dim])
+                squares = (
+                    torch.linalg.vector_norm(grad, dim=dim, keepdim=True)
+                    .square()
+                    .div(grad.shape[dim])
+                )
                 mean.lerp_(squares, share)
             estimate = (row @ column).div(row.mean(dim=-2, keepdim=True).clamp(min=least))
         else:

@@ -1,18 +1,19 @@
 """Random numbers from keys: pure functions, as in JAX.
 
-    key = tfn.random.key(0)
-    one, other = tfn.random.split(key)
-    x = tfn.random.normal(one, (3, 4))
+    key = tfn.random.key(0) one, other = tfn.random.split(key) x = tfn.random.normal(one, (3, 4))
 
-A key is an i64[2] tensor of two words of 32 bits. The numbers that it gives depend on the key and the shape alone: not on
-PyTorch's generators, the device, or the transform around the call. So `vmap` over keys gives what a loop gives, a `scan` or a
-checkpoint draws what eager code draws, and equal draws are merged. Use a key once, and `split` it for more.
+A key is an i64[2] tensor of two words of 32 bits. The numbers that it gives depend on the key and
+the shape alone: not on PyTorch's generators, the device, or the transform around the call. So
+`vmap` over keys gives what a loop gives, a `scan` or a checkpoint draws what eager code draws, and
+equal draws are merged. Use a key once, and `split` it for more.
 
-The bits are those of Philox 4x32-10: block i of a key is the cipher of the counter i. So the first numbers of a longer draw are
-those of a shorter one, and `split(key, 8)[:4]` is `split(key, 4)`. Bits, uniform numbers, integers and permutations are equal on
-all devices. What goes through `log` or `erfinv` may differ in the last bits, as these functions do.
+The bits are those of Philox 4x32-10: block i of a key is the cipher of the counter i. So the first
+numbers of a longer draw are those of a shorter one, and `split(key, 8)[:4]` is `split(key, 4)`.
+Bits, uniform numbers, integers and permutations are equal on all devices. What goes through `log`
+or `erfinv` may differ in the last bits, as these functions do.
 
-Source: Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (SC 2011); jax.random for the names.
+Source: Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (SC 2011); jax.random for the
+names.
 """
 
 from __future__ import annotations
@@ -82,10 +83,14 @@ def _words_at(keys: Tensor, numbers: Tensor, use: int) -> Tensor:
     """The four words of each key at a number, which is the counter."""
     keys, numbers = keys.broadcast_to((*numbers.shape, 2)), numbers.broadcast_to(keys.shape[:-1])
     zeros = torch.zeros_like(numbers)
-    return philox(keys, torch.stack((numbers & _MASK, (numbers >> 32) & _MASK, zeros, zeros + use), -1))
+    return philox(
+        keys, torch.stack((numbers & _MASK, (numbers >> 32) & _MASK, zeros, zeros + use), -1)
+    )
 
 
-def _batched_at(info: Any, in_dims: Any, keys: Tensor, numbers: Tensor, use: int) -> tuple[Tensor, int]:
+def _batched_at(
+    info: Any, in_dims: Any, keys: Tensor, numbers: Tensor, use: int
+) -> tuple[Tensor, int]:
     keys = keys if in_dims[0] is None else keys.movedim(in_dims[0], 0)
     numbers = numbers if in_dims[1] is None else numbers.movedim(in_dims[1], 0)
     shape = (info.batch_size, *(numbers.shape if in_dims[1] is None else numbers.shape[1:]))
@@ -99,23 +104,40 @@ def _batched(info: Any, in_dims: Any, keys: Tensor, count: int, use: int) -> tup
 
 _library.impl("philox", _words, "CompositeExplicitAutograd")
 torch.library.register_fake(
-    "thunder_fn::philox", lambda keys, count, use: keys.new_empty((*keys.shape[:-1], count)), lib=_library
+    "thunder_fn::philox",
+    lambda keys, count, use: keys.new_empty((*keys.shape[:-1], count)),
+    lib=_library,
 )
 torch.library.register_vmap("thunder_fn::philox", _batched, lib=_library)
 _library.impl("philox_of", _words_at, "CompositeExplicitAutograd")
 torch.library.register_fake(
-    "thunder_fn::philox_of", lambda keys, numbers, use: keys.new_empty((*numbers.shape, 4)), lib=_library
+    "thunder_fn::philox_of",
+    lambda keys, numbers, use: keys.new_empty((*numbers.shape, 4)),
+    lib=_library,
 )
 torch.library.register_vmap("thunder_fn::philox_of", _batched_at, lib=_library)
 
 
 def _check_key(name: str, key: Any) -> None:
-    if isinstance(key, Tensor) and key.dtype == torch.int64 and key.dim() == 1 and key.shape[0] == 2:
+    if (
+        isinstance(key, Tensor)
+        and key.dtype == torch.int64
+        and key.dim() == 1
+        and key.shape[0] == 2
+    ):
         return
-    given = with_article(type_of_value(key)) if isinstance(key, Tensor) else with_article(type(key).__name__)
+    given = (
+        with_article(type_of_value(key))
+        if isinstance(key, Tensor)
+        else with_article(type(key).__name__)
+    )
     fix = "Make one with `tfn.random.key(seed)`; use `vmap` over several."
     raise TraceTypeError(
-        located(f"random.{name}: expected a key, an i64[2], given {given}", source=user_source(), fix=fix)
+        located(
+            f"random.{name}: expected a key, an i64[2], given {given}",
+            source=user_source(),
+            fix=fix,
+        )
     )
 
 
@@ -152,13 +174,18 @@ def key(seed: int | Tensor, *, device: Any = None) -> Tensor:
         wide = seed.to(dtype=torch.int64, device=device)
         return torch.stack((wide & _MASK, (wide >> 32) & _MASK))
     if isinstance(seed, bool) or not isinstance(seed, int):
-        given = with_article(type_of_value(seed) if isinstance(seed, Tensor) else type(seed).__name__)
-        raise TraceTypeError(located(f"random.key: expected an int as seed, given {given}", source=user_source()))
+        given = with_article(
+            type_of_value(seed) if isinstance(seed, Tensor) else type(seed).__name__
+        )
+        raise TraceTypeError(
+            located(f"random.key: expected an int as seed, given {given}", source=user_source())
+        )
     return torch.tensor([seed & _MASK, (seed >> 32) & _MASK], device=device)
 
 
 def split(key: Tensor, num: int = 2) -> Tensor:
-    """Make new keys of a key, i64[num, 2], whose numbers are independent of its own and of each other's.
+    """Make new keys of a key, i64[num, 2], whose numbers are independent of its own and of each
+    other's.
 
     Law: ``split(key, n)[i]`` is the same for every ``n > i``.
 
@@ -190,7 +217,11 @@ def fold_in(key: Tensor, data: int | Tensor) -> Tensor:
     Source: jax.random.fold_in.
     """
     _check_key("fold_in", key)
-    number = data.to(key) if isinstance(data, Tensor) else torch.full((), data, dtype=torch.int64, device=key.device)
+    number = (
+        data.to(key)
+        if isinstance(data, Tensor)
+        else torch.full((), data, dtype=torch.int64, device=key.device)
+    )
     return torch.ops.thunder_fn.philox_of(key, number, _FOLD)[:2]
 
 
@@ -222,26 +253,39 @@ def _long_words(name: str, key: Tensor, sizes: tuple[int, ...]) -> Tensor:
 _PRECISION = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 
 
-def _fractions(name: str, key: Tensor, sizes: tuple[int, ...], dtype: torch.dtype | None) -> tuple[Tensor, int]:
-    """Whole numbers of as many random bits as a dtype has digits, as that dtype, and how many these are."""
+def _fractions(
+    name: str, key: Tensor, sizes: tuple[int, ...], dtype: torch.dtype | None
+) -> tuple[Tensor, int]:
+    """Whole numbers of as many random bits as a dtype has digits, as that dtype, and how many
+    these are.
+    """
     kind = torch.get_default_dtype() if dtype is None else dtype
     if kind not in _PRECISION:
         raise TraceTypeError(
             located(
-                f"random.{name}: expected a floating dtype, given {kind}", source=user_source(), fix="Cast the result."
+                f"random.{name}: expected a floating dtype, given {kind}",
+                source=user_source(),
+                fix="Cast the result.",
             )
         )
     digits = _PRECISION[kind]
-    words = _long_words(name, key, sizes) >> 10 if digits > 32 else bits(key, sizes) >> (32 - digits)
+    words = (
+        _long_words(name, key, sizes) >> 10 if digits > 32 else bits(key, sizes) >> (32 - digits)
+    )
     return words.to(kind), digits
 
 
 def uniform(
-    key: Tensor, shape: Shape = (), dtype: torch.dtype | None = None, low: float = 0.0, high: float = 1.0
+    key: Tensor,
+    shape: Shape = (),
+    dtype: torch.dtype | None = None,
+    low: float = 0.0,
+    high: float = 1.0,
 ) -> Tensor:
     """Draw numbers that are uniform in [low, high), as many as `shape` says.
 
-    Law: ``vmap(lambda k: uniform(k, s))(keys)[i] == uniform(keys[i], s)``, bitwise, on every device.
+    Law: ``vmap(lambda k: uniform(k, s))(keys)[i] == uniform(keys[i], s)``, bitwise, on every
+        device.
 
     Args:
         dtype: a floating dtype; the default one if it is left out.
@@ -299,7 +343,11 @@ def bernoulli(key: Tensor, p: float | Tensor = 0.5, shape: Shape | None = None) 
 
 
 def randint(
-    key: Tensor, shape: Shape, low: int | Tensor, high: int | Tensor, dtype: torch.dtype = torch.int64
+    key: Tensor,
+    shape: Shape,
+    low: int | Tensor,
+    high: int | Tensor,
+    dtype: torch.dtype = torch.int64,
 ) -> Tensor:
     """Draw integers that are uniform in [low, high), as many as `shape` says.
 

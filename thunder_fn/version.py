@@ -1,4 +1,6 @@
-"""The version and the folder of this package. The build reads the version here, so a wheel's is a checkout's."""
+"""The version and the folder of this package. The build reads the version here, so a wheel's is
+a checkout's.
+"""
 
 import os
 

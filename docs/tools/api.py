@@ -1,7 +1,7 @@
 """The API pages: every public name once, its docstring read by mkdocstrings.
 
-`import thunder_fn as tfn` has the names of `GROUPS`; a name that is in none of them is an error. What is imported from a module
-of its own has a page with that module's `__all__`.
+`import thunder_fn as tfn` has the names of `GROUPS`; a name that is in none of them is an error.
+What is imported from a module of its own has a page with that module's `__all__`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,15 @@ GROUPS: dict[str, tuple[str, str]] = {
     ),
     "Derivatives": (
         "Functions on functions, with the signatures of torch.func.",
-        "grad grad_and_value value_and_grad vjp jvp linearize jacrev jacfwd hessian stop_gradient saved_residuals "
-        "custom_vjp custom_jvp",
+        (
+            "grad grad_and_value value_and_grad vjp jvp linearize jacrev jacfwd hessian"
+            " stop_gradient saved_residuals custom_vjp custom_jvp"
+        ),
     ),
-    "Batches": ("One example in, many out.", "vmap custom_vmap stack_module_state functional_call functionalize"),
+    "Batches": (
+        "One example in, many out.",
+        "vmap custom_vmap stack_module_state functional_call functionalize",
+    ),
     "Control flow": (
         "Loops and choices that stay in the trace.",
         "cond switch scan while_loop fori_loop map associative_scan roll unroll",
@@ -30,8 +35,10 @@ GROUPS: dict[str, tuple[str, str]] = {
     "Memory": ("What is kept for the backward.", "checkpoint checkpoint_name checkpoint_policies"),
     "Programs": (
         "From a trace to a program that runs, and what was made on the way.",
-        "jit compile constant Recipe Transform Lookaside functional_optimizer last_traces last_prologue_traces "
-        "last_backward_traces cache_info explain_claims explain_misses",
+        (
+            "jit compile constant Recipe Transform Lookaside functional_optimizer last_traces"
+            " last_prologue_traces last_backward_traces cache_info explain_claims explain_misses"
+        ),
     ),
     "Numbers and parameters": (
         "Transforms that change precision, or how parameters are stored.",
@@ -67,18 +74,31 @@ def pages() -> dict[str, str]:
     """
     grouped = {name for _, names in GROUPS.values() for name in names.split()}
     if grouped != public_names():
-        raise ValueError(f"docs/tools/api.py: these names are on no page, or are no names: {grouped ^ public_names()}")
+        raise ValueError(
+            "docs/tools/api.py: these names are on no page, or are no names:"
+            f" {grouped ^ public_names()}"
+        )
     found, written = {}, list[object]()
     for title, (summary, names) in GROUPS.items():
         entries = [entry(f"tfn.{name}", getattr(thunder_fn, name)) for name in names.split()]
-        found[f"{title.lower().replace(' ', '_')}.md"] = "\n".join([f"# {title}", "", summary, "", *entries])
+        found[f"{title.lower().replace(' ', '_')}.md"] = "\n".join(
+            [f"# {title}", "", summary, "", *entries]
+        )
         written += [getattr(thunder_fn, name) for name in names.split()]
     for name, title in MODULES.items():
         module = importlib.import_module(name)
         values = {public: getattr(module, public) for public in members(module)}
-        new = [entry(f"{name}.{public}", value) for public, value in values.items() if value not in written]
+        new = [
+            entry(f"{name}.{public}", value)
+            for public, value in values.items()
+            if value not in written
+        ]
         known = [f"`{public}`" for public, value in values.items() if value in written]
-        also = [f"It also has {', '.join(known)}, which `import thunder_fn as tfn` offers too.", ""] if known else []
+        also = (
+            [f"It also has {', '.join(known)}, which `import thunder_fn as tfn` offers too.", ""]
+            if known
+            else []
+        )
         docstring = inspect.getdoc(module) or ""
         found[f"{name.rpartition('.')[2]}.md"] = "\n".join(
             [f"# {title}", "", f"`{name}`", "", docstring, "", *also, *new]
@@ -89,14 +109,26 @@ def pages() -> dict[str, str]:
 def members(module: ModuleType) -> list[str]:
     """The public functions and classes of a module: its `__all__`, or what is defined in it."""
     listed = getattr(module, "__all__", None)
-    own = [name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+    own = [
+        name
+        for name, value in vars(module).items()
+        if getattr(value, "__module__", None) == module.__name__
+    ]
     names = own if listed is None else listed
     return [name for name in names if not name.startswith("_") and callable(getattr(module, name))]
 
 
 def entry(shown: str, value: object) -> str:
-    """Write the mkdocstrings entry of a function or class where it is defined, under the name that users call."""
+    """Write the mkdocstrings entry of a function or class where it is defined, under the name
+    that users call.
+    """
     path = f"{value.__module__}.{value.__qualname__}"  # type: ignore[attr-defined]
     if not path.startswith("thunder_fn."):
-        return f"## {shown}\n\nPyTorch's own `{path}`, which works inside and outside of traced functions.\n"
-    return f"::: {path}\n    options:\n      heading: {shown}\n      toc_label: {shown.rpartition('.')[2]}\n"
+        return (
+            f"## {shown}\n\nPyTorch's own `{path}`, which works inside and outside of traced"
+            " functions.\n"
+        )
+    return (
+        f"::: {path}\n    options:\n      heading: {shown}\n      toc_label:"
+        f" {shown.rpartition('.')[2]}\n"
+    )

@@ -1,4 +1,6 @@
-"""Docstrings as mkdocstrings reads them: `Example:` is a section of examples, other lists of errors are lists."""
+"""Docstrings as mkdocstrings reads them: `Example:` is a section of examples, other lists of
+errors are lists.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,10 @@ FOLDER = "errors"
 
 def head(kind: type[Exception]) -> str:
     """The first lines of the page about an error."""
-    return f"# {kind.__name__}\n\n{inspect.getdoc(kind)}\n\nSubclass of {' and '.join(map(_link, kind.__bases__))}.\n"
+    return (
+        f"# {kind.__name__}\n\n{inspect.getdoc(kind)}\n\nSubclass of"
+        f" {' and '.join(map(_link, kind.__bases__))}.\n"
+    )
 
 
 def with_head(kind: type[Exception], page: str) -> str:
@@ -27,8 +30,14 @@ def index() -> str:
         [
             "# Errors",
             "",
-            "A message says what happened, in which equation, at which line of yours, and what to write instead.",
-            "The last line of a traceback names one of these pages, whose examples are run when the site is built.",
+            (
+                "A message says what happened, in which equation, at which line of yours, and what"
+                " to write instead."
+            ),
+            (
+                "The last line of a traceback names one of these pages, whose examples are run when"
+                " the site is built."
+            ),
             "",
             "| error | what it means |",
             "|---|---|",

@@ -2,9 +2,9 @@
 
     python -m mkdocs build --strict
 
-Examples of pages run before tutorials, so that a mistake shows in seconds. A tutorial that ran is kept in `.cache`, until it,
-the package or PyTorch changes. DOCS_TUTORIALS=0 shows tutorials without running them, DOCS_EXAMPLES=0 does so for the other
-pages, for a look at the layout.
+Examples of pages run before tutorials, so that a mistake shows in seconds. A tutorial that ran is
+kept in `.cache`, until it, the package or PyTorch changes. DOCS_TUTORIALS=0 shows tutorials without
+running them, DOCS_EXAMPLES=0 does so for the other pages, for a look at the layout.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from docs.tools import api, errors, links, shown, tutorial
 
 TUTORIALS = (*sorted((ROOT / "tutorials").glob("[0-9]*.py")), ROOT / "tutorials" / "teach.py")
 CACHE = ROOT / ".cache" / "tutorials"
-TUTORIALS_RUN, EXAMPLES_RUN = (os.environ.get(name, "1") != "0" for name in ("DOCS_TUTORIALS", "DOCS_EXAMPLES"))
+TUTORIALS_RUN, EXAMPLES_RUN = (
+    os.environ.get(name, "1") != "0" for name in ("DOCS_TUTORIALS", "DOCS_EXAMPLES")
+)
 
 OWN = tuple(
     f"tutorials/{name}.md"
@@ -45,7 +47,9 @@ OWN = tuple(
         *("12_write_a_recipe", "13_compose_recipes", "teach"),
     )
 )
-"""Tutorials for those who write operators, executors, interpreters and laws; the others are for use."""
+"""Tutorials for those who write operators, executors, interpreters and laws; the others are for
+use.
+"""
 
 
 def on_config(config: Any) -> Any:
@@ -56,7 +60,12 @@ def on_config(config: Any) -> Any:
         {"Tutorials": [page for page in pages if page not in OWN]},
         {"Make your own": [page for page in pages if page in OWN]},
         {"API": [f"api/{name}" for name in api.pages()]},
-        {"Errors": ["errors/index.md", *(f"{errors.FOLDER}/{kind.__name__}.md" for kind in errors.KINDS)]},
+        {
+            "Errors": [
+                "errors/index.md",
+                *(f"{errors.FOLDER}/{kind.__name__}.md" for kind in errors.KINDS),
+            ]
+        },
         {"Project": ["architecture.md", "changelog.md"]},
     ]
     return config
@@ -96,7 +105,10 @@ def tutorial_page(path: Path) -> str:
     if kept.is_file():
         return kept.read_text()
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "docs.tools.tutorial", relative], capture_output=True, text=True, cwd=ROOT
+        [sys.executable, "-W", "error", "-m", "docs.tools.tutorial", relative],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
     )
     if done.returncode:
         raise PluginError(f"{relative} failed:\n{done.stderr}")
@@ -106,22 +118,34 @@ def tutorial_page(path: Path) -> str:
 
 
 def _fingerprint(path: Path) -> str:
-    """A hash of everything that a tutorial's output depends on: its text, the package and PyTorch."""
+    """A hash of everything that a tutorial's output depends on: its text, the package and
+    PyTorch.
+    """
     digest = hashlib.sha256(torch.__version__.encode())
-    for file in (path, *sorted((ROOT / "thunder_fn").rglob("*.py")), *sorted((ROOT / "docs" / "tools").glob("*.py"))):
+    for file in (
+        path,
+        *sorted((ROOT / "thunder_fn").rglob("*.py")),
+        *sorted((ROOT / "docs" / "tools").glob("*.py")),
+    ):
         digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
 
 
 def _run_examples() -> None:
-    wrong = [difference for path in shown.pages(ROOT) if (difference := shown.difference(path, ROOT))]
+    wrong = [
+        difference for path in shown.pages(ROOT) if (difference := shown.difference(path, ROOT))
+    ]
     if wrong:
         raise PluginError("\n".join([*wrong, "`make golden` writes the outputs anew"]))
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Lead the links of a written page, which are the repository's, to the site's pages."""
-    return markdown if page.file.generated_by else links.of_site(markdown, Path(page.file.abs_src_path), ROOT)
+    return (
+        markdown
+        if page.file.generated_by
+        else links.of_site(markdown, Path(page.file.abs_src_path), ROOT)
+    )
 
 
 def on_page_content(html: str, **_: Any) -> str:

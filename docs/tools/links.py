@@ -1,4 +1,6 @@
-"""Links of pages: written for the repository as it is browsed, and changed to those of the site when it is built."""
+"""Links of pages: written for the repository as it is browsed, and changed to those of the site
+when it is built.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,16 @@ MADE = (
 
 
 def of_site(markdown: str, page: Path, root: Path) -> str:
-    """The text of a page in `docs/` with links to files outside of it changed to the site's pages about them."""
+    """The text of a page in `docs/` with links to files outside of it changed to the site's
+    pages about them.
+    """
 
     def changed(found: re.Match[str]) -> str:
         if ":" in found[0]:
             return found[0]
-        target = posixpath.normpath(posixpath.join(page.parent.relative_to(root).as_posix(), found[0]))
+        target = posixpath.normpath(
+            posixpath.join(page.parent.relative_to(root).as_posix(), found[0])
+        )
         for pattern, made in MADE:
             if match := re.fullmatch(pattern, target):
                 place = made(match) if callable(made) else match.expand(made)

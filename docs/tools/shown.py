@@ -1,7 +1,7 @@
 """Markdown whose Python runs: each block's output is what the page says that it prints.
 
-A block of Python is run in the namespace of its page. What it prints, or the error that it ends with as a traceback's
-last lines have it, stands in the next block without a language.
+A block of Python is run in the namespace of its page. What it prints, or the error that it ends
+with as a traceback's last lines have it, stands in the next block without a language.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def executed(text: str) -> str:
 
 
 def difference(path: Path, root: Path) -> str:
-    """The lines in which a page shows something else than its code prints; empty where it is up to date."""
+    """The lines in which a page shows something else than its code prints; empty where it is up
+    to date.
+    """
     text, name = path.read_text(), path.relative_to(root).as_posix()
     try:
         new = executed(text)
@@ -71,7 +73,8 @@ def run(code: str, namespace: dict[str, object]) -> str:
 def _refuse(output: str | None) -> None:
     if output:
         raise ValueError(
-            f"a block's output is shown nowhere; a block without a language after it is its place:\n{output}"
+            "a block's output is shown nowhere; a block without a language after it is its"
+            f" place:\n{output}"
         )
 
 

@@ -29,7 +29,9 @@ class Cell:
 
 
 def cells(path: Path) -> list[Cell]:
-    """The cells of a percent script, or the parts of `teach.py`, whose headings are comments between rules."""
+    """The cells of a percent script, or the parts of `teach.py`, whose headings are comments
+    between rules.
+    """
     lines = path.read_text().splitlines()
     return list(_percent_cells(lines) if "# %% [markdown]" in lines else _parts(lines))
 
@@ -39,7 +41,11 @@ def _percent_cells(lines: list[str]) -> Iterator[Cell]:
     for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
         body = lines[start + 1 : end]
         if "[markdown]" in lines[start]:
-            yield Cell(True, "\n".join(line.removeprefix("#").removeprefix(" ") for line in body).strip(), start + 1)
+            yield Cell(
+                True,
+                "\n".join(line.removeprefix("#").removeprefix(" ") for line in body).strip(),
+                start + 1,
+            )
         else:
             yield Cell(False, "\n".join(body), start + 1)
 
@@ -53,7 +59,9 @@ def _parts(lines: list[str]) -> Iterator[Cell]:
     yield Cell(False, "\n".join(lines[first : headings[0]]), first)
     for start, end in zip(headings, [*headings[1:], len(lines)], strict=True):
         code = next(i for i in range(start, end) if not lines[i].startswith("#"))
-        prose = "\n".join(line.removeprefix("#").removeprefix(" ") for line in lines[start + 1 : code])
+        prose = "\n".join(
+            line.removeprefix("#").removeprefix(" ") for line in lines[start + 1 : code]
+        )
         yield Cell(True, f"## {lines[start].strip('#- ')}\n{prose}", start)
         yield Cell(False, "\n".join(lines[code:end]), code)
 

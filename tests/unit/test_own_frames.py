@@ -16,7 +16,7 @@ PROGRAMS = ("demo", "benchmarks", "testing")
 
 def test_files_of_this_package_are_no_users() -> None:
     root = Path(thunder_fn.__file__).parent
-    assert frames.ROOT == f"{root}{os.sep}"
+    assert f"{root}{os.sep}" == frames.ROOT
     for file in FILES:
         is_ours = file.relative_to(root).parts[0].removesuffix(".py") not in PROGRAMS
         assert python_numbers._knows_symbols(str(file)) == is_ours, file

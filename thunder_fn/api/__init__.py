@@ -1,11 +1,12 @@
-"""Transforms of functions: `grad`, `jvp`, `vmap` and their relatives, with pytrees around the interpreters.
+"""Transforms of functions: `grad`, `jvp`, `vmap` and their relatives, with pytrees around the
+interpreters.
 
-A transformed function is a frozen value with a `repr`. A call captures the function on the arguments, transforms the
-trace and applies it; under `jit` that happens once. Outside `jit` each call captures anew, so closures and globals
-mean what they mean in Python.
+A transformed function is a frozen value with a `repr`. A call captures the function on the
+arguments, transforms the trace and applies it; under `jit` that happens once. Outside `jit` each
+call captures anew, so closures and globals mean what they mean in Python.
 
-`calling.py` has the steps that all transforms share. A new transform is one file here and one interpreter below; its
-law stands in the docstring and in `testing/laws`.
+`calling.py` has the steps that all transforms share. A new transform is one file here and one
+interpreter below; its law stands in the docstring and in `testing/laws`.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ def trace(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Trace:
 
     Args:
         f: any PyTorch callable: a function, a module, a jitted or transformed function.
-        args, kwargs: pytrees. Tensors become inputs, one for each leaf in order; other leaves are baked in.
+        args, kwargs: pytrees. Tensors become inputs, one for each leaf in order; other leaves are
+            baked in.
 
     Raises:
         CaptureError: f cannot be traced; the subclass and the text say why.
@@ -78,4 +80,6 @@ def stop_gradient(tree: Any) -> Any:
 
     Law: ``grad(lambda x: f(stop_gradient(x)))`` is zero.
     """
-    return pytree.tree_map(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, tree)
+    return pytree.tree_map(
+        lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, tree
+    )

@@ -1,8 +1,9 @@
 """associative_scan: all prefixes of an associative function, in logarithmically many steps.
 
-Not an op of its own: the recursion is made of traced ops (slices and vectorised calls of the function), so every
-transform knows it. An even prefix is one step on from the odd one before it, and the odd prefixes are the scan of the
-pairs. In a trace the function is captured once, and the recursion is a composite, which equal layers of a model share.
+Not an op of its own: the recursion is made of traced ops (slices and vectorised calls of the
+function), so every transform knows it. An even prefix is one step on from the odd one before it,
+and the odd prefixes are the scan of the pairs. In a trace the function is captured once, and the
+recursion is a composite, which equal layers of a model share.
 
 Source: jax.lax.associative_scan; Blelloch, "Prefix sums and their applications", 1990.
 """
@@ -36,18 +37,24 @@ MODES = ("pointwise", "generic")
 
 @spelled(fn="combine_fn", elems="xs", axis="dim")
 def associative_scan(
-    combine_fn: Callable[[Any, Any], Any], xs: Any, dim: int = 0, reverse: bool = False, combine_mode: str = "generic"
+    combine_fn: Callable[[Any, Any], Any],
+    xs: Any,
+    dim: int = 0,
+    reverse: bool = False,
+    combine_mode: str = "generic",
 ) -> Any:
-    """Compute all prefixes of xs along dim: `ys[t] = combine_fn(ys[t - 1], xs[t])`, in any bracketing.
+    """Compute all prefixes of xs along dim: `ys[t] = combine_fn(ys[t - 1], xs[t])`, in any
+    bracketing.
 
     Law: equals `scan` on associative functions; about log2(n) vectorised calls instead of n.
 
     Args:
-        combine_fn: takes two slices of xs and returns one of the same structure and types. Associative.
+        combine_fn: takes two slices of xs and returns one of the same structure and types.
+            Associative.
         xs: a pytree of tensors with equal sizes in dim.
         reverse: suffixes instead of prefixes.
-        combine_mode: "pointwise" calls the function on whole stacks of slices, which elementwise functions understand;
-            "generic" batches it with vmap.
+        combine_mode: "pointwise" calls the function on whole stacks of slices, which elementwise
+            functions understand; "generic" batches it with vmap.
 
     Raises:
         TraceTypeError: sizes differ, or the function changes structure or types.
@@ -59,7 +66,9 @@ def associative_scan(
     Source: torch's associative_scan for the signature.
     """
     if combine_mode not in MODES:
-        raise TraceTypeError(f"associative_scan: combine_mode is 'pointwise' or 'generic', given {combine_mode!r}")
+        raise TraceTypeError(
+            f"associative_scan: combine_mode is 'pointwise' or 'generic', given {combine_mode!r}"
+        )
     leaves, spec = pytree.flatten(xs)
     if not leaves:
         return xs
@@ -74,7 +83,9 @@ def associative_scan(
         moved = [leaf.flip(0) for leaf in moved]
     found = _scan_in_trace(combine, spec, moved) if combine_mode == "generic" else None
     if found is None:
-        found = _scan(_called(combine if combine_mode == "pointwise" else vmap(combine), combine, spec), moved)
+        found = _scan(
+            _called(combine if combine_mode == "pointwise" else vmap(combine), combine, spec), moved
+        )
     if moved[0].shape[0] < 2:
         found = own_memory(found)
     if reverse:
@@ -83,7 +94,9 @@ def associative_scan(
 
 
 def _called(
-    batched: Callable[[Any, Any], Any], combine_fn: Callable[[Any, Any], Any], spec: pytree.PyTreeSpec
+    batched: Callable[[Any, Any], Any],
+    combine_fn: Callable[[Any, Any], Any],
+    spec: pytree.PyTreeSpec,
 ) -> Combine:
     """Call the user's function on stacks of slices."""
 
@@ -98,7 +111,9 @@ def _called(
 def _scan_in_trace(
     combine_fn: Callable[[Any, Any], Any], spec: pytree.PyTreeSpec, xs: list[Tensor]
 ) -> list[Tensor] | None:
-    """The prefixes as one equation. None outside of a trace, or where the function has to be called for each size."""
+    """The prefixes as one equation. None outside of a trace, or where the function has to be
+    called for each size.
+    """
     recorder = current()
     if recorder is None or recorder.symbolic or xs[0].shape[0] < 2:
         return None
@@ -114,7 +129,9 @@ def _scan_in_trace(
 
 @remembered_in_context(256)
 def _whole(step: Trace, types: tuple[Type, ...], count: int) -> Trace:
-    """The scan of `count` stacks of slices as a trace. `step` takes two slices and what the function closes over."""
+    """The scan of `count` stacks of slices as a trace. `step` takes two slices and what the
+    function closes over.
+    """
 
     def associative_scan(*given: Tensor) -> list[Tensor]:
         closures = given[count:]
@@ -124,7 +141,10 @@ def _whole(step: Trace, types: tuple[Type, ...], count: int) -> Trace:
             in_dims = (*(0 for _ in (*a, *b)), *(None for _ in closures))
             batched, flags = vmap_trace(step, in_dims, size, "error")
             found = apply("associative_scan", batched, (*a, *b, *closures), step)
-            return [place(x, flag is not None, 0, size, "value") for x, flag in zip(found, flags, strict=True)]
+            return [
+                place(x, flag is not None, 0, size, "value")
+                for x, flag in zip(found, flags, strict=True)
+            ]
 
         return _scan(combine, list(given[:count]))
 
@@ -136,13 +156,18 @@ def _check(xs: Any, leaves: list[Any], dim: int) -> None:
     for path, leaf in zip(pytree.paths(xs, "xs"), leaves, strict=True):
         if not isinstance(leaf, Tensor):
             raise TraceTypeError(
-                f"associative_scan: {path} is of type {type(leaf).__name__}, and only tensors can be sliced"
+                f"associative_scan: {path} is of type {type(leaf).__name__}, and only tensors can"
+                " be sliced"
             )
         if not -leaf.ndim <= dim < leaf.ndim:
-            raise TraceTypeError(f"associative_scan: {path} is {type_of_value(leaf)} and has no dim {dim}")
+            raise TraceTypeError(
+                f"associative_scan: {path} is {type_of_value(leaf)} and has no dim {dim}"
+            )
         sizes.append(f"  {path}: {leaf.shape[dim]}")
     if len({text.rsplit(" ", 1)[1] for text in sizes}) > 1:
-        raise TraceTypeError("associative_scan: the sizes must be the same, but\n" + "\n".join(sizes))
+        raise TraceTypeError(
+            "associative_scan: the sizes must be the same, but\n" + "\n".join(sizes)
+        )
 
 
 def _scan(combine: Combine, xs: list[Tensor]) -> list[Tensor]:
@@ -168,7 +193,11 @@ def _interleave(even: Tensor, odd: Tensor) -> Tensor:
 
 
 def _torch_associative_scan(
-    combine_fn: Callable[[Any, Any], Any], xs: Any, dim: int, reverse: bool = False, combine_mode: str = "pointwise"
+    combine_fn: Callable[[Any, Any], Any],
+    xs: Any,
+    dim: int,
+    reverse: bool = False,
+    combine_mode: str = "pointwise",
 ) -> Any:
     """PyTorch's associative_scan, whose function is pointwise unless it says otherwise."""
     return associative_scan(combine_fn, xs, dim, reverse, combine_mode)

@@ -26,7 +26,8 @@ __all__ = ["Autocast", "Table", "autocast", "autocast_policy"]
 
 @dataclass(frozen=True)
 class Table:
-    """Answers by the names of ops: full (`aten.mm.default`), without the overload (`aten.mm`), or short (`linear`).
+    """Answers by the names of ops: full (`aten.mm.default`), without the overload (`aten.mm`), or
+    short (`linear`).
 
     Ops that are not in the table are as PyTorch has them.
     """
@@ -39,8 +40,13 @@ class Table:
 
     def __call__(self, equation: Equation) -> Answer | str:
         name = equation.op.name
-        names = (name, name.rsplit(".", 1)[0] if equation.op.kind == "leaf" else ops.short_name(equation.op))
-        return next((answer for key, answer in self.answers if key in names), autocast_policy(equation))
+        names = (
+            name,
+            name.rsplit(".", 1)[0] if equation.op.kind == "leaf" else ops.short_name(equation.op),
+        )
+        return next(
+            (answer for key, answer in self.answers if key in names), autocast_policy(equation)
+        )
 
 
 @dataclass(frozen=True)
@@ -55,13 +61,19 @@ class Autocast(Transformed):
         is_pytorchs = self.policy is autocast_policy
         captured = capture(self._under_pytorchs() if is_pytorchs else self.fn, args, kwargs)
         inputs = tensors_of(captured, args, kwargs)
-        new = cse(captured.trace) if is_pytorchs else autocast_trace(captured.trace, self.dtype, self.policy)
+        new = (
+            cse(captured.trace)
+            if is_pytorchs
+            else autocast_trace(captured.trace, self.dtype, self.policy)
+        )
         name = self.__name__ if current() is None else f"{REGION}_{captured.trace.name}"
         outputs = apply(name, new, inputs, captured.trace)
         return captured.result(write_back(captured, inputs, outputs))
 
     def _under_pytorchs(self) -> Callable[..., Any]:
-        """The function under PyTorch's own autocast, on every device, whose casts are then part of the trace."""
+        """The function under PyTorch's own autocast, on every device, whose casts are then part
+        of the trace.
+        """
 
         @wraps(self.fn, updated=())
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -74,20 +86,23 @@ class Autocast(Transformed):
 def autocast(f: Callable[..., Any], dtype: torch.dtype = torch.bfloat16, policy: Any = None) -> Any:
     """Run the ops of a function in lower precision, as a policy says.
 
-    Law: with PyTorch's policy, the values and dtypes of f under `torch.autocast`, op by op; derivatives are those of the casts.
+    Law: with PyTorch's policy, the values and dtypes of f under `torch.autocast`, op by op;
+        derivatives are those of the casts.
 
     Args:
-        f: any PyTorch callable. Arguments in double precision, and what is computed from them alone, stay as they
-            are.
+        f: any PyTorch callable. Arguments in double precision, and what is computed from them
+            alone, stay as they are.
         dtype: the lower precision, a floating dtype.
-        policy: None for PyTorch's own, on the device of an op's arguments: matrix products, convolutions and
-            attention in lower precision, what needs range in float32. Or a table from names of ops to answers, beside
-            PyTorch's. Or a function of an `Equation`, asked about a composite before its body, in place of PyTorch's
-            (`autocast_policy` is that). The answers are "lower", "float32", "promote" (the widest of the arguments)
-            and None: leave it as it is, and ask about its body.
+        policy: None for PyTorch's own, on the device of an op's arguments: matrix products,
+            convolutions and attention in lower precision, what needs range in float32. Or a table
+            from names of ops to answers, beside PyTorch's. Or a function of an `Equation`, asked
+            about a composite before its body, in place of PyTorch's (`autocast_policy` is that).
+            The answers are "lower", "float32", "promote" (the widest of the arguments) and None:
+            leave it as it is, and ask about its body.
 
     Returns:
-        A function with the arguments of f. Carries of loops keep their types, and branches that autocast leaves in
+        A function with the arguments of f. Carries of loops keep their types, and branches that
+            autocast leaves in
         different precisions give the widest. The result for a jitted function is jitted.
 
     Raises:
@@ -113,6 +128,7 @@ def check_policy(policy: Any) -> Policy:
         return Table(tuple((str(name), answer) for name, answer in policy.items()))
     if not callable(policy):
         raise AutocastError(
-            f"autocast: a policy is a function of an equation or a table of answers, given {shown(policy, 60)}"
+            "autocast: a policy is a function of an equation or a table of answers, given"
+            f" {shown(policy, 60)}"
         )
     return policy

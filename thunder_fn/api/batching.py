@@ -16,7 +16,12 @@ from thunder_fn.errors import VmapError, kind_of, located, spelled
 from thunder_fn.interpreters.vmap import vmap as vmap_trace
 from thunder_fn.ir.trace import as_dim, type_of_value
 from thunder_fn.structured.autograd_function import with_batch_dims
-from thunder_fn.torch_internals import become_results, is_functorch_wrapped, outside_inference_mode, outside_torch_func
+from thunder_fn.torch_internals import (
+    become_results,
+    is_functorch_wrapped,
+    outside_inference_mode,
+    outside_torch_func,
+)
 
 RANDOMNESS = ("error", "different", "same")
 
@@ -39,17 +44,30 @@ class Vmap(Transformed):
             return self._in_chunks(args, kwargs, dims, size, self.chunk_size)
         return self._call(args, kwargs, dims, size)
 
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: list[int | None], size: int) -> Any:
+    def _call(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: list[int | None], size: int
+    ) -> Any:
         leaves, spec = pytree.flatten(args)
-        examples = [leaf if dim is None else example_of(leaf, dim) for leaf, dim in zip(leaves, dims, strict=True)]
+        examples = [
+            leaf if dim is None else example_of(leaf, dim)
+            for leaf, dim in zip(leaves, dims, strict=True)
+        ]
         captured = capture(self.fn, pytree.unflatten(spec, examples), kwargs, inside="vmap")
-        kept = [dim for leaf, dim in zip(leaves, dims, strict=True) if isinstance(leaf, torch.Tensor)]
+        kept = [
+            dim for leaf, dim in zip(leaves, dims, strict=True) if isinstance(leaf, torch.Tensor)
+        ]
         inputs = tensors_of(captured, args, kwargs)
         in_dims = (*kept, *(None for _ in range(len(inputs) - len(kept))))
         trace = with_batch_dims(captured.trace, in_dims)
         new, flags = vmap_trace(trace, in_dims, as_dim(size), self.randomness)
         outputs = apply(self.__name__, new, inputs, captured.trace)
-        self._write_back(captured, inputs, in_dims, outputs[captured.num_results :], flags[captured.num_results :])
+        self._write_back(
+            captured,
+            inputs,
+            in_dims,
+            outputs[captured.num_results :],
+            flags[captured.num_results :],
+        )
         results, flags = list(outputs[: captured.num_results]), list(flags[: captured.num_results])
         for place, alias in _written_results(captured, inputs, in_dims, size):
             results[place], flags[place] = alias, 0
@@ -59,20 +77,33 @@ class Vmap(Transformed):
                 dim = in_dims[shared.source] if isinstance(shared.source, int) else None
                 batched = source if dim is None else source.movedim(dim, 0)
                 result = results[shared.result]
-                results[shared.result] = view_again(recorder, captured, new, shared, (source, batched), result)
+                results[shared.result] = view_again(
+                    recorder, captured, new, shared, (source, batched), result
+                )
         return self._arrange(captured, results, flags, size)
 
-    def _write_back(self, captured: Captured, inputs: list[Any], in_dims: Any, values: Any, flags: Any) -> None:
-        """Give mutated tensors their new values; a batched value does not fit into an unbatched tensor."""
+    def _write_back(
+        self, captured: Captured, inputs: list[Any], in_dims: Any, values: Any, flags: Any
+    ) -> None:
+        """Give mutated tensors their new values; a batched value does not fit into an unbatched
+        tensor.
+        """
         for one, value, flag in zip(captured.writes, values, flags, strict=True):
             dim = in_dims[one.target] if isinstance(one.target, int) else None
             target = inputs[one.target] if isinstance(one.target, int) else one.target
             if flag is not None and dim is None:
                 raise VmapError(
-                    f"{self.__name__}: the function writes a value that differs between examples into a tensor that is "
-                    "not batched\nReturn the value instead, or pass the tensor with a batch dim."
+                    f"{self.__name__}: the function writes a value that differs between examples"
+                    " into a tensor that is not batched\nReturn the value instead, or pass the"
+                    " tensor with a batch dim."
                 )
-            placed = value if dim is None else value.movedim(0, dim) if flag is not None else value.unsqueeze(dim)
+            placed = (
+                value
+                if dim is None
+                else value.movedim(0, dim)
+                if flag is not None
+                else value.unsqueeze(dim)
+            )
             write(target, placed)
 
     def _arrange(self, captured: Captured, outputs: Any, flags: Any, size: int) -> Any:
@@ -80,21 +111,27 @@ class Vmap(Transformed):
         placed: list[Any] = []
         for path, value, flag, dim in zip(captured.paths(), outputs, flags, out_dims, strict=True):
             if dim is None and flag is not None:
-                raise VmapError(f"{self.__name__}: out_dims is None for {path}, but {path} differs between examples")
+                raise VmapError(
+                    f"{self.__name__}: out_dims is None for {path}, but {path} differs between"
+                    " examples"
+                )
             if dim is None:
                 placed.append(value)
             else:
                 placed.append(place(value, flag is not None, dim, size, f"{self.__name__}: {path}"))
         return captured.result(tuple(placed))
 
-    def _in_chunks(self, args: Any, kwargs: Any, dims: list[int | None], size: int, chunk: int) -> Any:
+    def _in_chunks(
+        self, args: Any, kwargs: Any, dims: list[int | None], size: int, chunk: int
+    ) -> Any:
         leaves, spec = pytree.flatten(args)
         parts: list[Any] = []
         state = torch.get_rng_state() if self.randomness == "same" else None
         for start in range(0, size, chunk):
             count = min(chunk, size - start)
             narrowed = [
-                leaf if dim is None else leaf.narrow(dim, start, count) for leaf, dim in zip(leaves, dims, strict=True)
+                leaf if dim is None else leaf.narrow(dim, start, count)
+                for leaf, dim in zip(leaves, dims, strict=True)
             ]
             if state is not None:  # the examples of all chunks draw the same numbers
                 torch.set_rng_state(state)
@@ -106,7 +143,11 @@ class Vmap(Transformed):
         spec = pytree.flatten(parts[0])[1]
         dims = spread_over_result(self.out_dims, spec)
         joined = [
-            column[0] if dim is None or not isinstance(column[0], torch.Tensor) else torch.cat(column, dim)
+            (
+                column[0]
+                if dim is None or not isinstance(column[0], torch.Tensor)
+                else torch.cat(column, dim)
+            )
             for column, dim in zip(columns, dims, strict=True)
         ]
         return pytree.unflatten(spec, joined)
@@ -115,11 +156,15 @@ class Vmap(Transformed):
 def _written_results(
     captured: Captured, inputs: Sequence[Any], in_dims: Sequence[int | None], size: int
 ) -> Iterator[tuple[int, torch.Tensor]]:
-    """Results, by position, that show memory of arguments which the function writes to, as views of these, batched in front."""
+    """Results, by position, that show memory of arguments which the function writes to, as views
+    of these, batched in front.
+    """
     count = captured.num_results
     places = {atom: number for number, atom in enumerate(captured.trace.outputs[count:])}
     same = [
-        Alias(i, places[atom], (), (), 0) for i, atom in enumerate(captured.trace.outputs[:count]) if atom in places
+        Alias(i, places[atom], (), (), 0)
+        for i, atom in enumerate(captured.trace.outputs[:count])
+        if atom in places
     ]
     for alias in (*captured.aliases, *same):
         target = captured.writes[alias.write].target
@@ -130,14 +175,19 @@ def _written_results(
         if alias in same:
             yield alias.result, tensor.movedim(dim, 0)
         else:
-            whole = replace(alias, size=(size, *alias.size), stride=(tensor.stride(dim), *alias.stride))
+            whole = replace(
+                alias, size=(size, *alias.size), stride=(tensor.stride(dim), *alias.stride)
+            )
             yield alias.result, whole.of(tensor)
 
 
 @spelled(
     in_axes="in_dims",
     out_axes="out_dims",
-    axis_size="The size is that of the batched arguments: pass `torch.arange(n)`, or a tensor, as one of them.",
+    axis_size=(
+        "The size is that of the batched arguments: pass `torch.arange(n)`, or a tensor, as one of"
+        " them."
+    ),
     axis_name="Batch dims have no names: reduce over the dim of the result, outside of the vmap.",
     spmd_axis_name="Batch dims have no names.",
 )
@@ -155,15 +205,17 @@ def vmap(
 
     Args:
         f: any PyTorch callable on one example.
-        in_dims: where the batch dim of each positional argument is: an int, None for an argument that all examples
-            share, or a tuple of these with one entry for each argument, each a pytree prefix of its argument. Negative
-            dims count from the end. Keyword arguments are shared.
-        out_dims: where to put the batch dim of the outputs, likewise; None only for outputs that all examples share.
+        in_dims: the batch dim of each positional argument. An int, or None for an argument that all
+            examples share. A tuple has one entry for each argument, each a pytree prefix of its
+            argument. Negative dims count from the end. Keyword arguments are shared.
+        out_dims: where to put the batch dim of the outputs, likewise; None only for outputs that
+            all examples share.
         randomness: what random ops do: "error", "different" for each example, or the "same".
         chunk_size: at most so many examples at a time.
 
     Raises:
-        VmapError: dims that do not fit, sizes that differ, nothing to batch over, or random ops under "error".
+        VmapError: dims that do not fit, sizes that differ, nothing to batch over, or random ops
+            under "error".
 
     Example:
         >>> vmap(torch.dot)(torch.ones(2, 3), torch.ones(2, 3))
@@ -172,10 +224,16 @@ def vmap(
     Source: torch.func.vmap for the signature; functorch's batching rules through derive_vmap.py.
     """
     if randomness not in RANDOMNESS:
-        raise VmapError(f"vmap: randomness is one of {', '.join(map(repr, RANDOMNESS))}, given {randomness!r}")
-    if chunk_size is not None and (isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 1):
+        raise VmapError(
+            f"vmap: randomness is one of {', '.join(map(repr, RANDOMNESS))}, given {randomness!r}"
+        )
+    if chunk_size is not None and (
+        isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 1
+    ):
         raise VmapError(f"vmap: chunk_size is a positive int or None, given {chunk_size!r}")
-    return transformed(f, lambda fn: Vmap(fn, frozen(in_dims), frozen(out_dims), randomness, chunk_size))
+    return transformed(
+        f, lambda fn: Vmap(fn, frozen(in_dims), frozen(out_dims), randomness, chunk_size)
+    )
 
 
 def frozen(dims: Any) -> Any:
@@ -188,7 +246,9 @@ def frozen(dims: Any) -> Any:
 def example_of(leaf: torch.Tensor, dim: int) -> torch.Tensor:
     """A tensor with the type of one example."""
     shape = [size for index, size in enumerate(leaf.shape) if index != dim]
-    if is_functorch_wrapped(leaf):  # the levels of torch.func are around the capture of the function
+    if is_functorch_wrapped(
+        leaf
+    ):  # the levels of torch.func are around the capture of the function
         with outside_torch_func():
             return torch.empty(shape, dtype=leaf.dtype, device=leaf.device)
     stride = [step for index, step in enumerate(leaf.stride()) if index != dim]
@@ -215,35 +275,45 @@ def spread_in_dims(in_dims: Any, args: tuple[Any, ...], name: str) -> list[int |
     """One non-negative dim or None for each leaf of the arguments."""
     if isinstance(in_dims, bool) or not isinstance(in_dims, (int, tuple)):
         raise VmapError(
-            f"{name}: expected `in_dims` to be int or a (potentially nested) tuple with one entry for each argument, "
-            f"given {in_dims!r}"
+            f"{name}: expected `in_dims` to be int or a (potentially nested) tuple with one entry"
+            f" for each argument, given {in_dims!r}"
         )
     if not args:
-        raise VmapError(f"{name}: got no inputs: called without positional arguments, there is nothing to batch over")
+        raise VmapError(
+            f"{name}: got no inputs: called without positional arguments, there is nothing to batch"
+            " over"
+        )
     given = (in_dims,) * len(args) if isinstance(in_dims, int) else in_dims
     if len(given) != len(args):
         raise VmapError(
-            f"{name}: in_dims is not compatible with the structure of `inputs`: it has {len(given)} entries, but the call has "
-            f"{len(args)} positional arguments"
+            f"{name}: in_dims is not compatible with the structure of `inputs`: it has {len(given)}"
+            f" entries, but the call has {len(args)} positional arguments"
         )
     dims: list[int | None] = []
     for index, (arg, entry) in enumerate(zip(args, given, strict=True)):
         leaves, spec = pytree.flatten(arg)
         try:
             spread = spread_prefix(
-                entry, spec, "in_dims" if given is not in_dims else f"in_dims[{index}]", f"args[{index}]"
+                entry,
+                spec,
+                "in_dims" if given is not in_dims else f"in_dims[{index}]",
+                f"args[{index}]",
             )
         except ValueError as error:
             raise VmapError(
-                f"{name}: in_dims is not compatible with the structure of `inputs`, of which it must be a prefix: {error}"
+                f"{name}: in_dims is not compatible with the structure of `inputs`, of which it"
+                f" must be a prefix: {error}"
             ) from None
-        for path, leaf, dim in zip(pytree.paths(arg, f"args[{index}]"), leaves, spread, strict=True):
+        for path, leaf, dim in zip(
+            pytree.paths(arg, f"args[{index}]"), leaves, spread, strict=True
+        ):
             dims.append(check_dim(leaf, dim, path, name))
     return dims
 
 
 def spread_prefix(prefix: Any, spec: pytree.PyTreeSpec, path: str, of: str) -> list[Any]:
-    """One entry of the prefix for each leaf of the structure. `path` and `of` are how one writes the two.
+    """One entry of the prefix for each leaf of the structure. `path` and `of` are how one writes
+    the two.
 
     Raises:
         ValueError: they do not fit; names the first place.
@@ -273,13 +343,13 @@ def check_dim(leaf: Any, dim: Any, path: str, name: str) -> int | None:
         raise VmapError(f"{name}: the batch dim of {path} is an int or None, given {dim!r}")
     if not isinstance(leaf, torch.Tensor):
         raise VmapError(
-            f"{name}: Got in_dim={dim} for an input but the input is of type {type(leaf)}: {path} is {kind_of(leaf)}\n"
-            "Use None in in_dims for it."
+            f"{name}: Got in_dim={dim} for an input but the input is of type {type(leaf)}: {path}"
+            f" is {kind_of(leaf)}\nUse None in in_dims for it."
         )
     if not -leaf.dim() <= dim < leaf.dim():
         raise VmapError(
-            f"{name}: Got in_dim={dim} for some input, but that input is a Tensor of dimensionality {leaf.dim()}: {path} is "
-            f"{type_of_value(leaf)}"
+            f"{name}: Got in_dim={dim} for some input, but that input is a Tensor of dimensionality"
+            f" {leaf.dim()}: {path} is {type_of_value(leaf)}"
         )
     return dim % leaf.dim()
 
@@ -289,12 +359,15 @@ def batch_size(args: tuple[Any, ...], dims: list[int | None], name: str) -> int:
     leaves, _ = pytree.flatten(args)
     paths = pytree.paths(args, "args")
     sizes = [
-        (path, dim, leaf.shape[dim]) for path, leaf, dim in zip(paths, leaves, dims, strict=True) if dim is not None
+        (path, dim, leaf.shape[dim])
+        for path, leaf, dim in zip(paths, leaves, dims, strict=True)
+        if dim is not None
     ]
     if not sizes:
         raise VmapError(
             located(
-                f"{name}: at least one Tensor has to be batched, but in_dims is None for every argument",
+                f"{name}: at least one Tensor has to be batched, but in_dims is None for every"
+                " argument",
                 source=user_source(),
             )
         )
@@ -302,7 +375,8 @@ def batch_size(args: tuple[Any, ...], dims: list[int | None], name: str) -> int:
         listed = "\n".join(f"  {path} has size {size} in dim {dim}" for path, dim, size in sizes)
         raise VmapError(
             located(
-                f"{name}: Expected all tensors to have the same size in the mapped dimension, but\n{listed}",
+                f"{name}: Expected all tensors to have the same size in the mapped dimension,"
+                f" but\n{listed}",
                 source=user_source(),
                 fix="Use None in in_dims for arguments that all examples share.",
             )
@@ -311,7 +385,8 @@ def batch_size(args: tuple[Any, ...], dims: list[int | None], name: str) -> int:
 
 
 def spread_over_result(out_dims: Any, spec: pytree.PyTreeSpec) -> list[Any]:
-    """One entry of out_dims for each leaf of the result; `(1,)` is 1 where the result is one tensor, as in torch.func.
+    """One entry of out_dims for each leaf of the result; `(1,)` is 1 where the result is one
+    tensor, as in torch.func.
 
     Raises:
         ValueError: they do not fit; names the first place.
@@ -326,13 +401,20 @@ def spread_out_dims(out_dims: Any, captured: Captured, name: str) -> list[int | 
         spread = spread_over_result(out_dims, captured.out_spec)
     except ValueError as error:
         raise VmapError(
-            f"{name}: out_dims is not compatible with the structure of the result, of which it must be a prefix: {error}"
+            f"{name}: out_dims is not compatible with the structure of the result, of which it must"
+            f" be a prefix: {error}"
         ) from None
-    for path, dim, leaf in zip(pytree.paths_of(captured.out_spec, "out"), spread, captured.out_leaves, strict=True):
+    for path, dim, leaf in zip(
+        pytree.paths_of(captured.out_spec, "out"), spread, captured.out_leaves, strict=True
+    ):
         if leaf is not TENSOR and dim is not None:
-            what = f"{name}: the function must only return Tensors, got type {type(leaf)} as a return: {path} has no batch dim"
+            what = (
+                f"{name}: the function must only return Tensors, got type {type(leaf)} as a return:"
+                f" {path} has no batch dim"
+            )
             fix = (
-                "Return a tensor (`torch.tensor(1.0)`), or say None for it in out_dims: then it is given back as it is."
+                "Return a tensor (`torch.tensor(1.0)`), or say None for it in out_dims: then it is"
+                " given back as it is."
             )
             raise VmapError(located(what, source=user_source(), fix=fix))
     return [dim for dim, leaf in zip(spread, captured.out_leaves, strict=True) if leaf is TENSOR]
@@ -347,7 +429,8 @@ def place(value: Any, is_batched: bool, dim: int, size: int, where: str) -> Any:
     rank = value.dim() + (not is_batched)
     if isinstance(dim, bool) or not -rank <= dim < rank:
         raise NoSuchDim(
-            f"{where}: Dimension out of range: it has {rank} dims with the batch dim, so out_dims cannot be {dim!r}"
+            f"{where}: Dimension out of range: it has {rank} dims with the batch dim, so out_dims"
+            f" cannot be {dim!r}"
         )
     if not is_batched:
         value = value.unsqueeze(0).expand(size, *value.shape)

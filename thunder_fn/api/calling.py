@@ -1,4 +1,6 @@
-"""The common part of all transforms: capture the function, apply the new trace, write back its mutations."""
+"""The common part of all transforms: capture the function, apply the new trace, write back its
+mutations.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,14 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture import TENSOR, Captured
 from thunder_fn.capture.apply import tensors_of, write_back
 from thunder_fn.capture.scopes import user_source
-from thunder_fn.errors import GradError, JitError, NotDifferentiable, UnknownOption, kind_of, located
+from thunder_fn.errors import (
+    GradError,
+    JitError,
+    NotDifferentiable,
+    UnknownOption,
+    kind_of,
+    located,
+)
 from thunder_fn.executors.base import Numerics, is_within
 from thunder_fn.ir.text import shown
 from thunder_fn.ir.trace import TensorType, Trace, cut
@@ -34,7 +43,9 @@ __all__ = [
 ]
 
 
-def unwritten(captured: Captured, trace: Trace, residuals: Sequence[Any]) -> tuple[Trace, tuple[Any, ...]]:
+def unwritten(
+    captured: Captured, trace: Trace, residuals: Sequence[Any]
+) -> tuple[Trace, tuple[Any, ...]]:
     """A trace that runs later and its residuals, as they are before the function's writes."""
     if not captured.writes:
         return trace, tuple(residuals)
@@ -45,20 +56,36 @@ def unwritten(captured: Captured, trace: Trace, residuals: Sequence[Any]) -> tup
     return cut(trace, constants=constants), tuple(own_memory(list(residuals)))
 
 
-_OPTIONS = ("argnums", "has_aux", "in_dims", "in_axes", "out_dims", "out_axes", "randomness", "chunk_size")
+_OPTIONS = (
+    "argnums",
+    "has_aux",
+    "in_dims",
+    "in_axes",
+    "out_dims",
+    "out_axes",
+    "randomness",
+    "chunk_size",
+)
 """Options of transforms, which are given when a transform is made."""
 
 
 def with_checked_keywords(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A call of a transformed function that refuses options of the transform which the function does not take."""
+    """A call of a transformed function that refuses options of the transform which the function
+    does not take.
+    """
 
     @functools.wraps(call)
     def checked(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         for name in kwargs:
             if name in _OPTIONS and not _takes(self.fn, name):
                 kind, own = type(self).__name__.lower(), getattr(self.fn, "__name__", "f")
-                what = f"{self.__name__}: {own} takes no argument {name!r}, which is an option of {kind}"
-                raise UnknownOption(located(what, source=user_source(), fix=f"Write `{kind}(f, {name}=...)(x)`."))
+                what = (
+                    f"{self.__name__}: {own} takes no argument {name!r}, which is an option of"
+                    f" {kind}"
+                )
+                raise UnknownOption(
+                    located(what, source=user_source(), fix=f"Write `{kind}(f, {name}=...)(x)`.")
+                )
         return call(self, *args, **kwargs)
 
     return checked
@@ -73,8 +100,8 @@ def _takes(fn: Callable[..., Any], name: str) -> bool:
 
 
 class Transformed:
-    """Base of transformed functions: the name and the wrapped function of the original. Dynamo leaves their calls
-    alone, since it could only read how they capture.
+    """Base of transformed functions: the name and the wrapped function of the original. Dynamo
+    leaves their calls alone, since it could only read how they capture.
     """
 
     fn: Callable[..., Any]
@@ -97,21 +124,27 @@ def transformed(
 ) -> Any:
     """A transform of a jitted function is a jitted function with the same options.
 
-    So is a transform of a function that jits itself when it is called, as a rewritten one does. Such a function has
-    `unjitted()`, and the options are in its `jitted`.
+    So is a transform of a function that jits itself when it is called, as a rewritten one does.
+    Such a function has `unjitted()`, and the options are in its `jitted`.
 
-    `numerics` says how far the transform takes results of the same function; those that make another function, as grad does, mean
-    what they compute.
+    `numerics` says how far the transform takes results of the same function; those that make
+    another function, as grad does, mean what they compute.
     """
     if not callable(f):
         raise GradError(f"expected a function to transform, given {kind_of(f)}: {shown(f, 60)}")
-    unjitted, jitted = getattr(f, "unjitted", None), f if isinstance(f, Jitted) else getattr(f, "jitted", None)
+    unjitted, jitted = (
+        getattr(f, "unjitted", None),
+        (f if isinstance(f, Jitted) else getattr(f, "jitted", None)),
+    )
     if not isinstance(jitted, Jitted) or (unjitted is None and f is not jitted):
         return make(f)
     new = make(jitted.fn if unjitted is None else unjitted())
     if not is_within(numerics, jitted.options.numerics):
         kind = type(new).__name__.lower()
-        what = f"{kind}: it is {numerics}, and the function was jitted with numerics={jitted.options.numerics!r}"
+        what = (
+            f"{kind}: it is {numerics}, and the function was jitted with"
+            f" numerics={jitted.options.numerics!r}"
+        )
         fix = f"Write `jit({kind}(f), ...)`: then results are those of `{kind}(f)` to that degree."
         raise JitError(located(what, fix=fix))
     return jitted.with_function(new)
@@ -126,7 +159,9 @@ def main_only(captured: Captured) -> Captured:
     """The capture as if the function had returned the first of its two results only."""
     first = captured.out_spec.children()[0]
     leaves = captured.out_leaves[: first.num_leaves]
-    return Captured(captured.trace, captured.in_spec, captured.in_leaves, first, leaves, captured.writes)
+    return Captured(
+        captured.trace, captured.in_spec, captured.in_leaves, first, leaves, captured.writes
+    )
 
 
 def check_output(captured: Captured, main: Sequence[bool], name: str) -> None:
@@ -135,24 +170,29 @@ def check_output(captured: Captured, main: Sequence[bool], name: str) -> None:
         return
     if not captured.out_spec.num_leaves:
         raise NotDifferentiable(
-            f"{name}: Expected f to be a function that has non-empty output, given {captured.result(())!r}"
+            f"{name}: Expected f to be a function that has non-empty output, given"
+            f" {captured.result(())!r}"
         )
     kinds = sorted({kind_of(leaf) for leaf in captured.out_leaves if leaf is not TENSOR})
     given = ", ".join(kinds)
     raise NotDifferentiable(
-        f"{name}: expected f(*primals) to return only tensors, given {given}; return other values as aux"
+        f"{name}: expected f(*primals) to return only tensors, given {given}; return other values"
+        " as aux"
     )
 
 
 def main_output(captured: Captured, has_aux: bool, name: str) -> tuple[bool, ...]:
-    """Tell for each output of the trace whether it is part of the output proper, neither aux nor a write."""
+    """Tell for each output of the trace whether it is part of the output proper, neither aux nor
+    a write.
+    """
     extra = (False,) * (len(captured.trace.outputs) - captured.num_results)
     if not has_aux:
         return (True,) * captured.num_results + extra
     marks = captured.result(tuple(range(captured.num_results)))
     if not isinstance(marks, tuple) or len(marks) != 2:
         raise GradError(
-            f"{name}: output of function f should be a tuple (output, aux) with has_aux=True, not {kind_of(marks)}"
+            f"{name}: output of function f should be a tuple (output, aux) with has_aux=True, not"
+            f" {kind_of(marks)}"
         )
     count = sum(leaf is TENSOR for leaf in main_only(captured).out_leaves)
     return tuple(index < count for index in range(captured.num_results)) + extra

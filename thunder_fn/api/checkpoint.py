@@ -26,14 +26,17 @@ def checkpoint(f: Callable[..., Any], policy: Any = None) -> Callable[..., Any]:
     Law: values and gradients are those of f, bitwise; the residual bytes are no more.
 
     Args:
-        f: any PyTorch callable. Random numbers are drawn once, and their consequences are kept. In-place writes to
-            arguments and buffers happen once, too.
-        policy: what to keep besides the inputs: a function of an `Equation` that answers True or "save", False or
-            "recompute", or "offload"; or one of `checkpoint_policies`. None keeps nothing.
+        f: any PyTorch callable. Random numbers are drawn once, and their consequences are kept.
+            In-place writes to arguments and buffers happen once, too.
+        policy: the values to keep besides the inputs. A function of an `Equation` answers True or
+            "save", False or "recompute", or "offload"; `checkpoint_policies` has such functions.
+            None keeps nothing.
 
     Returns:
-        A function with the arguments of f; that of a jitted function is jitted. Outside a transform and outside `jit` autograd
-        computes all of f again (`torch.utils.checkpoint`), unless the policy is `everything_saveable`.
+        A function with the arguments of f; that of a jitted function is jitted. Outside a transform
+            and outside `jit` autograd
+        computes all of f again (`torch.utils.checkpoint`), unless the policy is
+            `everything_saveable`.
 
     Raises:
         CheckpointError: the policy is none, or answers something else.

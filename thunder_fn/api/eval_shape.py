@@ -11,14 +11,18 @@ from thunder_fn.ir.trace import Atom, Literal, NumberType
 
 
 def eval_shape(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Return the result of `f(*args, **kwargs)` with a `TensorType` for each tensor. Nothing is computed or allocated.
+    """Return the result of `f(*args, **kwargs)` with a `TensorType` for each tensor. Nothing is
+    computed or allocated.
 
-    Law: a type has the dtype, shape and device of the tensor that the call would give. Other leaves are those of the call.
+    Law: a type has the dtype, shape and device of the tensor that the call would give. Other leaves
+        are those of the call.
 
     Args:
-        f: any PyTorch callable: a function, a module, a jitted or transformed function. It is traced, so its writes to
-            tensors are not made, and an error of shapes is the one that the call would raise.
-        args, kwargs: pytrees of tensors, of `TensorType`s in the place of tensors, and of other values.
+        f: any PyTorch callable: a function, a module, a jitted or transformed function. It is
+            traced, so its writes to tensors are not made, and an error of shapes is the one that
+            the call would raise.
+        args, kwargs: pytrees of tensors, of `TensorType`s in the place of tensors, and of other
+            values.
 
     Returns:
         The structure of f's result. A size that depends on data is an expression such as `u0`.

@@ -1,4 +1,6 @@
-"""functionalize: a function without in-place ops. `functional_call` and `stack_module_state` are torch.func's own."""
+"""functionalize: a function without in-place ops. `functional_call` and `stack_module_state` are
+torch.func's own.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ REMOVES = ("mutations", "mutations_and_views")
 
 @dataclass(frozen=True)
 class Functionalized(Transformed):
-    """A function that computes new values, and writes those of its arguments at the end. See `functionalize`."""
+    """A function that computes new values, and writes those of its arguments at the end. See
+    `functionalize`.
+    """
 
     fn: Callable[..., Any]
 
@@ -29,7 +33,8 @@ class Functionalized(Transformed):
 
 
 def functionalize(f: Callable[..., Any], *, remove: str = "mutations") -> Any:
-    """Write a function with pure ops: in-place changes become new values, and arguments get theirs at the end.
+    """Write a function with pure ops: in-place changes become new values, and arguments get theirs
+    at the end.
 
     Law: the values, and the final values of the arguments, are those of f.
 
@@ -48,5 +53,7 @@ def functionalize(f: Callable[..., Any], *, remove: str = "mutations") -> Any:
     Source: torch.func.functionalize for the signature.
     """
     if remove not in REMOVES:
-        raise GradError(f"functionalize: remove is one of {', '.join(map(repr, REMOVES))}, given {remove!r}")
+        raise GradError(
+            f"functionalize: remove is one of {', '.join(map(repr, REMOVES))}, given {remove!r}"
+        )
     return transformed(f, Functionalized)

@@ -8,13 +8,27 @@ from typing import Any
 
 import torch
 
-from thunder_fn.api.calling import Transformed, apply, described, tensors_of, transformed, write_back
+from thunder_fn.api.calling import (
+    Transformed,
+    apply,
+    described,
+    tensors_of,
+    transformed,
+    write_back,
+)
 from thunder_fn.capture import Captured, capture, pytree
 from thunder_fn.capture.failures import check_argument, source_of
 from thunder_fn.capture.rewriting import is_to_be_fused
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.derived.leaf_vjp import is_differentiable
-from thunder_fn.errors import ArgnumError, NonScalarLoss, NotDifferentiable, kind_of, located, spelled
+from thunder_fn.errors import (
+    ArgnumError,
+    NonScalarLoss,
+    NotDifferentiable,
+    kind_of,
+    located,
+    spelled,
+)
 from thunder_fn.interpreters import grad as reverse
 from thunder_fn.ir.text import shown
 from thunder_fn.ir.trace import TensorType, type_of_value
@@ -34,7 +48,9 @@ class Grad(Transformed):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         argnums = check_argnums(self.argnums, args, self.__name__)
         wrt = differentiated_leaves(args, argnums, self.__name__)
-        captured = capture(self.fn, args, kwargs, inside="grad", differentiated=leaves_of(args, wrt))
+        captured = capture(
+            self.fn, args, kwargs, inside="grad", differentiated=leaves_of(args, wrt)
+        )
         check_loss(captured, self.has_aux, self.fn, self.__name__)
         inputs = tensors_of(captured, args, kwargs)
         wanted = input_mask(captured, args, kwargs, wrt)
@@ -72,24 +88,28 @@ _SPELLED = spelled(
 def grad(f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Any:
     """Differentiate a scalar function: return a function that computes its gradient.
 
-    Law: ``<grad(f)(x), v>`` is the derivative of f at x along v, for every v. Complex inputs follow PyTorch's
+    Law: ``<grad(f)(x), v>`` is the derivative of f at x along v, for every v. Complex inputs follow
+        PyTorch's
     convention (the conjugate of JAX's).
 
     Args:
         f: returns one real scalar tensor, or `(scalar, aux)` with has_aux.
-        argnums: the positional arguments to differentiate, an int or a tuple of ints, negative from the end.
-            Each is a pytree of floating or complex tensors.
+        argnums: the positional arguments to differentiate, an int or a tuple of ints, negative from
+            the end. Each is a pytree of floating or complex tensors.
         has_aux: f returns something else besides the scalar.
 
     Returns:
-        A function with the arguments of f that returns the gradients, in the structure of the argument (a tuple of
-        them for a tuple of argnums), or `(gradients, aux)`. An argument that the result does not depend on has
+        A function with the arguments of f that returns the gradients, in the structure of the
+            argument (a tuple of
+        them for a tuple of argnums), or `(gradients, aux)`. An argument that the result does not
+            depend on has
         gradients of zeros. The gradient of a jitted function is jitted.
 
     Raises:
         NonScalarLoss: f returned something other than one real scalar.
         ArgnumError: there is no such argument.
-        NotDifferentiable: an argument to differentiate has an integer or boolean tensor, or no tensor.
+        NotDifferentiable: an argument to differentiate has an integer or boolean tensor, or no
+            tensor.
 
     Example:
         >>> grad(lambda x: (x ** 3).sum())(torch.tensor([1.0, 2.0]))
@@ -102,15 +122,17 @@ def grad(f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> 
 
 @_SPELLED
 def grad_and_value(f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Any:
-    """Differentiate like `grad`, and return `(gradients, value)` or `(gradients, (value, aux))`, in torch.func's
-    order.
+    """Differentiate like `grad`, and return `(gradients, value)` or `(gradients, (value, aux))`, in
+    torch.func's order.
     """
     return transformed(f, lambda fn: Grad(fn, frozen_argnums(argnums), has_aux, "grad_and_value"))
 
 
 @_SPELLED
 def value_and_grad(f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Any:
-    """Differentiate like `grad`, and return `(value, gradients)` or `((value, aux), gradients)`, in JAX's order."""
+    """Differentiate like `grad`, and return `(value, gradients)` or `((value, aux), gradients)`,
+    in JAX's order.
+    """
     return transformed(f, lambda fn: Grad(fn, frozen_argnums(argnums), has_aux, "value_and_grad"))
 
 
@@ -159,14 +181,23 @@ def differentiated_leaves(args: tuple[Any, ...], argnums: tuple[int, ...], name:
                 what = str(type_of_value(leaf)) if isinstance(leaf, torch.Tensor) else kind_of(leaf)
                 raise NotDifferentiable(
                     located(
-                        f"{name}: {path} is {what}, and only floating and complex tensors have gradients",
+                        f"{name}: {path} is {what}, and only floating and complex tensors have"
+                        " gradients",
                         source=user_source(),
-                        fix="Cast it to a floating dtype, pass numbers as tensors, or leave the argument out of argnums.",
+                        fix=(
+                            "Cast it to a floating dtype, pass numbers as tensors, or leave the"
+                            " argument out of argnums."
+                        ),
                     )
                 )
         if not leaves:
-            text = f"{name}: args[{number}] has no tensor to differentiate: it is {shown(args[number], 40)}"
-            raise NotDifferentiable(located(text, source=user_source(), fix="Leave the argument out of argnums."))
+            text = (
+                f"{name}: args[{number}] has no tensor to differentiate: it is"
+                f" {shown(args[number], 40)}"
+            )
+            raise NotDifferentiable(
+                located(text, source=user_source(), fix="Leave the argument out of argnums.")
+            )
     return set(argnums)
 
 
@@ -176,23 +207,33 @@ def leaves_of(args: tuple[Any, ...], positions: set[int]) -> list[int]:
     return [number for number, position in enumerate(owners) if position in positions]
 
 
-def input_mask(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any], wrt: set[int]) -> tuple[bool, ...]:
+def input_mask(
+    captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any], wrt: set[int]
+) -> tuple[bool, ...]:
     """Tell for each input of the trace whether it belongs to a differentiated argument."""
     flags: list[bool] = []
     for number, arg in enumerate(args):
-        flags += [number in wrt for leaf in pytree.flatten(arg)[0] if isinstance(leaf, torch.Tensor)]
+        flags += [
+            number in wrt for leaf in pytree.flatten(arg)[0] if isinstance(leaf, torch.Tensor)
+        ]
     flags += [False for leaf in pytree.flatten(kwargs)[0] if isinstance(leaf, torch.Tensor)]
     return tuple(flags)
 
 
-def group_gradients(found: Sequence[Any], args: tuple[Any, ...], argnums: tuple[int, ...], asked: Argnums) -> Any:
-    """Gradients, which come in the order of the inputs, in the structure of the arguments and the order of argnums."""
+def group_gradients(
+    found: Sequence[Any], args: tuple[Any, ...], argnums: tuple[int, ...], asked: Argnums
+) -> Any:
+    """Gradients, which come in the order of the inputs, in the structure of the arguments and
+    the order of argnums.
+    """
     supply = iter(found)
     trees: dict[int, Any] = {}
     for number in sorted(argnums):
         leaves, spec = pytree.flatten(args[number])
         trees[number] = pytree.unflatten(spec, [next(supply) for _ in leaves])
-    return trees[argnums[0]] if isinstance(asked, int) else tuple(trees[number] for number in argnums)
+    return (
+        trees[argnums[0]] if isinstance(asked, int) else tuple(trees[number] for number in argnums)
+    )
 
 
 def check_loss(captured: Captured, has_aux: bool, f: Callable[..., Any], name: str) -> None:
@@ -201,15 +242,24 @@ def check_loss(captured: Captured, has_aux: bool, f: Callable[..., Any], name: s
     if has_aux:
         if not isinstance(result, tuple) or len(result) != 2:
             what = described(result)
-            text = f"{name}: grad_and_value(f)(*args): output of function f should be a tuple (loss, aux), not {what}"
-            raise NonScalarLoss(located(text, source=source_of(f), fix="Return the loss first, then anything else."))
+            text = (
+                f"{name}: grad_and_value(f)(*args): output of function f should be a tuple (loss,"
+                f" aux), not {what}"
+            )
+            raise NonScalarLoss(
+                located(text, source=source_of(f), fix="Return the loss first, then anything else.")
+            )
         result = result[0]
     if not isinstance(result, TensorType) or result.shape != ():
         raise NonScalarLoss(
             located(
-                f"{name}: the function must return one scalar tensor, but it returned {described(result)}",
+                f"{name}: the function must return one scalar tensor, but it returned"
+                f" {described(result)}",
                 source=source_of(f),
-                fix="Reduce it with `.sum()` or `.mean()`; for several outputs use `vjp` or `jacrev`.",
+                fix=(
+                    "Reduce it with `.sum()` or `.mean()`; for several outputs use `vjp` or"
+                    " `jacrev`."
+                ),
             )
         )
     if not result.dtype.is_floating_point:

@@ -69,7 +69,9 @@ class Jacfwd(Transformed):
 
         columns, aux = vmap(push, out_dims=(0, None), randomness=self.randomness)(*basis(leaves))
         sizes = [leaf.numel() for leaf in leaves]
-        jacobian = pytree.tree_map(lambda column: by_input(column, leaves, sizes, spec, self.argnums), columns)
+        jacobian = pytree.tree_map(
+            lambda column: by_input(column, leaves, sizes, spec, self.argnums), columns
+        )
         return (jacobian, aux) if self.has_aux else jacobian
 
 
@@ -98,10 +100,12 @@ def jacrev(
         f: a function from pytrees of real tensors to a pytree of real tensors.
         argnums: as in `grad`.
         chunk_size: at most so many rows at a time.
-        _preallocate_and_copy: torch.func's; how the rows are put together is the executor's matter here.
+        _preallocate_and_copy: torch.func's; how the rows are put together is the executor's matter
+            here.
 
     Returns:
-        A function that returns, in the structure of the output and inside it that of the argument, tensors of shape
+        A function that returns, in the structure of the output and inside it that of the argument,
+            tensors of shape
         output shape + input shape.
 
     Source: torch.func.jacrev for the signature.
@@ -110,7 +114,9 @@ def jacrev(
 
 
 @_SPELLED
-def jacfwd(f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False, *, randomness: str = "error") -> Any:
+def jacfwd(
+    f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False, *, randomness: str = "error"
+) -> Any:
     """The Jacobian by forward mode: one tangent for each element of the input, batched.
 
     Law: ``jacfwd(f)(x) == jacrev(f)(x)``. Arguments and result as in `jacrev`.
@@ -132,13 +138,19 @@ def hessian(f: Callable[..., Any], argnums: Argnums = 0) -> Any:
 
 
 def check_real(tree: Any, where: str, name: str) -> None:
-    """Check for real numbers: of complex ones half the derivative would be lost, another half in either mode."""
+    """Check for real numbers: of complex ones half the derivative would be lost, another half in
+    either mode.
+    """
     for path, leaf in zip(pytree.paths(tree, where), pytree.flatten(tree)[0], strict=True):
         if isinstance(leaf, torch.Tensor) and leaf.is_complex():
             values = "outputs" if where == "out" else "inputs"
-            what = f"{name.partition('_')[0]}: Expected all {values} to be real, but {path} is {type_of_value(leaf)}"
+            what = (
+                f"{name.partition('_')[0]}: Expected all {values} to be real, but {path} is"
+                f" {type_of_value(leaf)}"
+            )
             fix = (
-                "Take it of real numbers, with `torch.view_as_real` and `torch.view_as_complex`; or use `vjp` or `jvp`."
+                "Take it of real numbers, with `torch.view_as_real` and `torch.view_as_complex`; or"
+                " use `vjp` or `jvp`."
             )
             raise NotDifferentiable(located(what, source=user_source(), fix=fix))
 
@@ -170,7 +182,9 @@ def at_positions(
 
 
 def basis(leaves: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The standard basis of the space of these tensors: each has a leading dim over all elements of all of them."""
+    """The standard basis of the space of these tensors: each has a leading dim over all elements
+    of all of them.
+    """
     total = sum(leaf.numel() for leaf in leaves)
     chunks: list[torch.Tensor] = []
     start = 0
@@ -183,14 +197,18 @@ def basis(leaves: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def by_output(rows: Any, leaves: list[torch.Tensor], spec: pytree.PyTreeSpec, single: bool) -> Any:
-    """Rows, over all elements of all outputs, as a tree over the outputs of trees over the arguments."""
+    """Rows, over all elements of all outputs, as a tree over the outputs of trees over the
+    arguments.
+    """
     sizes = [leaf.numel() for leaf in leaves]
     parts: list[Any] = []
     start = 0
     for leaf, size in zip(leaves, sizes, strict=True):
         begin = start
 
-        def cut(row: torch.Tensor, leaf: torch.Tensor = leaf, begin: int = begin, size: int = size) -> torch.Tensor:
+        def cut(
+            row: torch.Tensor, leaf: torch.Tensor = leaf, begin: int = begin, size: int = size
+        ) -> torch.Tensor:
             return row.narrow(0, begin, size).reshape((*leaf.shape, *row.shape[1:]))
 
         tree = pytree.tree_map(cut, rows)
@@ -200,12 +218,17 @@ def by_output(rows: Any, leaves: list[torch.Tensor], spec: pytree.PyTreeSpec, si
 
 
 def by_input(
-    column: torch.Tensor, leaves: list[torch.Tensor], sizes: list[int], spec: pytree.PyTreeSpec, argnums: Argnums
+    column: torch.Tensor,
+    leaves: list[torch.Tensor],
+    sizes: list[int],
+    spec: pytree.PyTreeSpec,
+    argnums: Argnums,
 ) -> Any:
     """Columns of one output, over all elements of all inputs, as a tree over the arguments."""
     cuts = column.split(sizes, 0)
     parts = [
-        cut.movedim(0, -1).reshape((*column.shape[1:], *leaf.shape)) for cut, leaf in zip(cuts, leaves, strict=True)
+        cut.movedim(0, -1).reshape((*column.shape[1:], *leaf.shape))
+        for cut, leaf in zip(cuts, leaves, strict=True)
     ]
     tree = pytree.unflatten(spec, parts)
     return tree[0] if isinstance(argnums, int) else tree

@@ -19,10 +19,14 @@ from thunder_fn.structured.loop_functions import map as one_by_one, mapped_funct
 Tensor = torch.Tensor
 
 
-def map(f: Callable[..., Any], xs: Any, *args: Any, dim: int = 0, batch_size: int | None = None) -> Any:
-    """Apply f to each slice of xs along dim, one after the other; the results are stacked along dim.
+def map(
+    f: Callable[..., Any], xs: Any, *args: Any, dim: int = 0, batch_size: int | None = None
+) -> Any:
+    """Apply f to each slice of xs along dim, one after the other; the results are stacked along
+    dim.
 
-    Law: equals ``vmap(f)`` on functions that both can do; uses the memory of one slice, or of `batch_size`, at a time.
+    Law: equals ``vmap(f)`` on functions that both can do; uses the memory of one slice, or of
+        `batch_size`, at a time.
 
     Args:
         f: takes a slice of xs and then args.
@@ -36,7 +40,9 @@ def map(f: Callable[..., Any], xs: Any, *args: Any, dim: int = 0, batch_size: in
         >>> map(lambda x: x.sum(), torch.ones(3, 2), batch_size=2)
         tensor([2., 2., 2.])
     """
-    if batch_size is not None and (not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1):
+    if batch_size is not None and (
+        not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1
+    ):
         raise TraceTypeError(f"map: batch_size is a positive int, given {batch_size!r}")
     if batch_size is None or not pytree.flatten(xs)[0]:
         return one_by_one(f, xs, *args, dim=dim)
@@ -44,7 +50,9 @@ def map(f: Callable[..., Any], xs: Any, *args: Any, dim: int = 0, batch_size: in
     whole = size // batch_size * batch_size
     batched = vmap(mapped_function(f, args), randomness="different")
     parts = [
-        one_by_one(batched, pytree.tree_map(lambda x: x.movedim(dim, 0)[block].unflatten(0, shape), xs))
+        one_by_one(
+            batched, pytree.tree_map(lambda x: x.movedim(dim, 0)[block].unflatten(0, shape), xs)
+        )
         for block, shape in (
             (slice(whole), (whole // batch_size, batch_size)),
             (slice(whole, size), (1, size - whole)),

@@ -8,7 +8,15 @@ from typing import Any
 
 import torch
 
-from thunder_fn.api.calling import apply, check_output, described, main_only, main_output, unwritten, write_back
+from thunder_fn.api.calling import (
+    apply,
+    check_output,
+    described,
+    main_only,
+    main_output,
+    unwritten,
+    write_back,
+)
 from thunder_fn.capture import TENSOR, Captured, capture, pytree
 from thunder_fn.capture.rewriting import is_to_be_fused
 from thunder_fn.derived.leaf_vjp import is_differentiable
@@ -21,7 +29,9 @@ from thunder_fn.ir.trace import Type, type_of_value
 
 @dataclass(frozen=True)
 class Pullback:
-    """The result of `vjp`: a linear function from a cotangent of the output to cotangents of the primals."""
+    """The result of `vjp`: a linear function from a cotangent of the output to cotangents of the
+    primals.
+    """
 
     split: Split
     residuals: tuple[torch.Tensor, ...]
@@ -35,11 +45,17 @@ class Pullback:
     def __call__(self, *cotangents: Any) -> tuple[Any, ...]:
         if len(cotangents) != 1:
             raise CotangentError(
-                f"{self.name}: takes one cotangent with the structure of the output, given {len(cotangents)}\n"
-                "For an output that is a tuple pass a tuple: `pullback((a, b))`."
+                f"{self.name}: takes one cotangent with the structure of the output, given"
+                f" {len(cotangents)}\nFor an output that is a tuple pass a tuple: `pullback((a,"
+                " b))`."
             )
         given = self._check(cotangents[0])
-        found = apply(f"{self.name}_backward", self.split.backward, (*self.residuals, *given), self.captured.trace)
+        found = apply(
+            f"{self.name}_backward",
+            self.split.backward,
+            (*self.residuals, *given),
+            self.captured.trace,
+        )
         wanted = iter(self.split.gradients)
         leaves: list[torch.Tensor] = []
         for primal in self.primals:
@@ -52,9 +68,14 @@ class Pullback:
         different = pytree.difference(spec, self.captured.out_spec, "cotangent", "out")
         if different is not None:
             raise CotangentError(
-                f"{self.name}: Expected pytree structure of the cotangent to be that of the output, but {different}"
+                f"{self.name}: Expected pytree structure of the cotangent to be that of the output,"
+                f" but {different}"
             )
-        tensors = [leaf for leaf, known in zip(leaves, self.captured.out_leaves, strict=True) if known is TENSOR]
+        tensors = [
+            leaf
+            for leaf, known in zip(leaves, self.captured.out_leaves, strict=True)
+            if known is TENSOR
+        ]
         paths = zip(self.captured.paths("cotangent"), self.captured.paths(), strict=True)
         given: list[Any] = []
         rest = zip(self.wanted_outputs, self.output_types, strict=True)
@@ -78,7 +99,8 @@ def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
         primals: pytrees of tensors, one for each argument of f.
 
     Returns:
-        `(output, pullback)` or `(output, pullback, aux)`. `pullback(cotangent)` takes the structure of the output and
+        `(output, pullback)` or `(output, pullback, aux)`. `pullback(cotangent)` takes the structure
+            of the output and
         returns a tuple with one cotangent for each primal.
 
     Raises:
@@ -100,9 +122,13 @@ def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     main = main_output(captured, has_aux, "vjp(f, *primals)")
     check_output(captured, main, "vjp(f, *primals)")
     types = captured.trace.output_types
-    wanted_outputs = tuple(flag and is_differentiable(type) for flag, type in zip(main, types, strict=True))
+    wanted_outputs = tuple(
+        flag and is_differentiable(type) for flag, type in zip(main, types, strict=True)
+    )
     wanted_inputs = tuple(is_differentiable(var.type) for var in captured.trace.inputs)
-    split = reverse.forward_backward(captured.trace, wanted_inputs, wanted_outputs, fused=is_to_be_fused())
+    split = reverse.forward_backward(
+        captured.trace, wanted_inputs, wanted_outputs, fused=is_to_be_fused()
+    )
     split = self_contained(split)
     outputs = apply(f"{name}_forward", split.forward, leaves, captured.trace)
     count = len(captured.trace.outputs)
@@ -112,5 +138,7 @@ def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     shown = main_only(captured) if has_aux else captured
     found = tuple(map(type_of_value, outputs[:count]))  # sizes that depend on data are known by now
     split = replace(split, backward=backward)
-    pullback = Pullback(split, residuals, shown, wanted_outputs, found, tuple(leaves), in_spec, f"vjp_{name}")
+    pullback = Pullback(
+        split, residuals, shown, wanted_outputs, found, tuple(leaves), in_spec, f"vjp_{name}"
+    )
     return (result[0], pullback, result[1]) if has_aux else (result, pullback)

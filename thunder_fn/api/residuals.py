@@ -21,10 +21,12 @@ from thunder_fn.structured.checkpoint_name import name_of
 
 @dataclass(frozen=True, slots=True)
 class SavedResidual:
-    """A value that the backward reads: its type, its size, why it is there, and the user's line that made it.
+    """A value that the backward reads: its type, its size, why it is there, and the user's line
+    that made it.
 
-    `own_bytes` is the memory that it alone keeps alive, all of it for a view. An argument, which its caller holds,
-    has none, nor has a value in the memory of an argument, a result or an earlier residual.
+    `own_bytes` is the memory that it alone keeps alive, all of it for a view. An argument, which
+    its caller holds, has none, nor has a value in the memory of an argument, a result or an earlier
+    residual.
     """
 
     type: Type
@@ -41,15 +43,19 @@ class SavedResidual:
 
 
 def saved_residuals(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[SavedResidual]:
-    """List the residuals of the gradient of f at these arguments, in the order in which the backward gets them.
+    """List the residuals of the gradient of f at these arguments, in the order in which the
+    backward gets them.
 
-    Law: the sum of their `own_bytes` is what ``vjp(f, *args)`` keeps beside its arguments and its outputs.
+    Law: the sum of their `own_bytes` is what ``vjp(f, *args)`` keeps beside its arguments and its
+        outputs.
 
     Args:
-        f: any PyTorch callable. The gradient is that of all its floating results, to all floating arguments.
+        f: any PyTorch callable. The gradient is that of all its floating results, to all floating
+            arguments.
 
     Returns:
-        One `SavedResidual` for each; its `reason` is `argument args[0]['w']`, `named 'hidden'` for a value that
+        One `SavedResidual` for each; its `reason` is `argument args[0]['w']`, `named 'hidden'` for
+            a value that
         `checkpoint_name` has named, or `output of` an op.
 
     Example:
@@ -63,15 +69,21 @@ def saved_residuals(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list
     trace = capture(f, args, kwargs).trace
     leaves, _ = pytree.flatten((args, kwargs))
     names = (*pytree.paths(args, "args"), *pytree.paths(kwargs, "kwargs"))
-    paths = [path for path, leaf in zip(names, leaves, strict=True) if isinstance(leaf, torch.Tensor)]
+    paths = [
+        path for path, leaf in zip(names, leaves, strict=True) if isinstance(leaf, torch.Tensor)
+    ]
     wanted_inputs = tuple(is_differentiable(var.type) for var in trace.inputs)
-    wanted_outputs = tuple(isinstance(atom, Var) and is_differentiable(atom.type) for atom in trace.outputs)
+    wanted_outputs = tuple(
+        isinstance(atom, Var) and is_differentiable(atom.type) for atom in trace.outputs
+    )
     split = forward_backward(trace, wanted_inputs, wanted_outputs)
     atoms = split.residual_values(split.forward.inputs, split.forward.outputs)
     values = [atom for atom in atoms if isinstance(atom, Var)]
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     own = _own_bytes(split.forward, tensors, split.forward.outputs[: len(trace.outputs)], values)
-    return [_describe(split.forward, var, size, paths) for var, size in zip(values, own, strict=True)]
+    return [
+        _describe(split.forward, var, size, paths) for var, size in zip(values, own, strict=True)
+    ]
 
 
 def _own_bytes(
@@ -79,7 +91,9 @@ def _own_bytes(
 ) -> list[int]:
     """The bytes of each residual's storage, zero where that is there anyhow."""
     mode = internals.fake_mode()
-    env = values_without_numbers(mode, trace, [internals.fake_like(mode, tensor) for tensor in tensors])
+    env = values_without_numbers(
+        mode, trace, [internals.fake_like(mode, tensor) for tensor in tensors]
+    )
     there = (*trace.inputs, *(constant.var for constant in trace.constants), *outputs)
     held = (env[atom.index] for atom in there if isinstance(atom, Var))
     known = {internals.storage_id(value) for value in held if isinstance(value, torch.Tensor)}
@@ -103,7 +117,9 @@ def _describe(trace: Trace, var: Var, own: int, paths: list[str]) -> SavedResidu
     name = _name(trace, var)
     equation = _maker(trace, var)
     if name is not None:
-        return SavedResidual(var.type, size, own, f"named {name!r}", equation.source if equation else None)
+        return SavedResidual(
+            var.type, size, own, f"named {name!r}", equation.source if equation else None
+        )
     if equation is None:
         return SavedResidual(var.type, size, own, "a closed-over tensor")
     return SavedResidual(var.type, size, own, f"output of {equation.op}", equation.source)
@@ -112,7 +128,9 @@ def _describe(trace: Trace, var: Var, own: int, paths: list[str]) -> SavedResidu
 def _maker(trace: Trace, var: Var) -> Equation | None:
     """The innermost equation that computes a variable."""
     equation = next((equation for equation in trace.equations if var in equation.outputs), None)
-    if equation is not None and equation.op == COPY_TO and equation.source is None:  # a policy offloads it
+    if (
+        equation is not None and equation.op == COPY_TO and equation.source is None
+    ):  # a policy offloads it
         return _maker(trace, equation.operands[0])
     if equation is None or len(equation.bodies) != 1:
         return equation
@@ -120,7 +138,9 @@ def _maker(trace: Trace, var: Var) -> Equation | None:
     inner = _maker(equation.body, atom) if isinstance(atom, Var) else None
     if inner is None:
         return equation
-    return replace(inner, source=inner.source.called_from(equation.source) if inner.source else equation.source)
+    return replace(
+        inner, source=inner.source.called_from(equation.source) if inner.source else equation.source
+    )
 
 
 def _inner(equation: Equation, var: Var) -> Var | Literal | None:
@@ -132,7 +152,9 @@ def _inner(equation: Equation, var: Var) -> Var | Literal | None:
 
 def _name(trace: Trace, var: Var) -> str | None:
     """The name of a value, given to it or to the value that it copies."""
-    readers = (equation for equation in trace.equations if var in (*equation.operands, *equation.outputs))
+    readers = (
+        equation for equation in trace.equations if var in (*equation.operands, *equation.outputs)
+    )
     name = next((name for equation in readers if (name := name_of(equation)) is not None), None)
     maker = next((equation for equation in trace.equations if var in equation.outputs), None)
     if name is not None or maker is None:

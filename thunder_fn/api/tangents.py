@@ -8,7 +8,14 @@ from typing import Any
 
 import torch
 
-from thunder_fn.api.calling import apply, check_output, main_only, main_output, unwritten, write_back
+from thunder_fn.api.calling import (
+    apply,
+    check_output,
+    main_only,
+    main_output,
+    unwritten,
+    write_back,
+)
 from thunder_fn.capture import Captured, capture, current, pytree
 from thunder_fn.capture.apply import shows_inputs
 from thunder_fn.capture.numbers.python_numbers import running_shape
@@ -24,7 +31,14 @@ from thunder_fn.ir.trace import TensorType, Trace, type_of_value
 from thunder_fn.torch_internals import have_one_memory, shares_memory
 
 
-def jvp(f: Callable[..., Any], primals: Any, tangents: Any, *, strict: bool = False, has_aux: bool = False) -> Any:
+def jvp(
+    f: Callable[..., Any],
+    primals: Any,
+    tangents: Any,
+    *,
+    strict: bool = False,
+    has_aux: bool = False,
+) -> Any:
     """Evaluate f and its derivative along the tangents.
 
     Law: the tangent of the output is linear in the tangents, and equals ``vjp(f)``'s transpose.
@@ -36,7 +50,8 @@ def jvp(f: Callable[..., Any], primals: Any, tangents: Any, *, strict: bool = Fa
         strict: raise if the output does not depend on the primals.
 
     Returns:
-        `(output, tangent of the output)`, or `(output, tangent, aux)`. Outputs that do not depend on the primals have
+        `(output, tangent of the output)`, or `(output, tangent, aux)`. Outputs that do not depend
+            on the primals have
         tangents of zeros.
 
     Raises:
@@ -61,16 +76,24 @@ def jvp(f: Callable[..., Any], primals: Any, tangents: Any, *, strict: bool = Fa
     return _arrange(captured, outputs, rule.active_outputs, main, leaves, has_aux, strict)
 
 
-def _check_apart(captured: Captured, leaves: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor]) -> None:
-    """Refuse a write to memory of a tangent: PyTorch reads the tangent after it, of which a trace has the value before."""
+def _check_apart(
+    captured: Captured, leaves: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor]
+) -> None:
+    """Refuse a write to memory of a tangent: PyTorch reads the tangent after it, of which a
+    trace has the value before.
+    """
     recorder = current()
-    place: Callable[[torch.Tensor], torch.Tensor] = lambda one: one if recorder is None else recorder.lift(one)
+    place: Callable[[torch.Tensor], torch.Tensor] = lambda one: (
+        one if recorder is None else recorder.lift(one)
+    )
     share = shares_memory if recorder is None else have_one_memory
     for write in captured.writes:
         target = place(leaves[write.target] if isinstance(write.target, int) else write.target)
         for tangent in map(place, tangents):
             if not is_wrapped(target) and not is_wrapped(tangent) and share(target, tangent):
-                what = "jvp: the function changes a tensor in place that shares memory with a tangent"
+                what = (
+                    "jvp: the function changes a tensor in place that shares memory with a tangent"
+                )
                 fix = "Pass a clone as the tangent."
                 raise AliasedMutation(located(what, source=user_source(), fix=fix))
 
@@ -87,8 +110,12 @@ def _arrange(
     count = len(captured.trace.outputs)
     supply = iter(outputs[count:])
     tangents = [next(supply) if flag else None for flag in active_outputs]
-    if strict and any(tangent is None for tangent, flag in zip(tangents, main, strict=True) if flag):
-        raise TangentError("jvp: with strict=True every output depends on the primals, but one does not")
+    if strict and any(
+        tangent is None for tangent, flag in zip(tangents, main, strict=True) if flag
+    ):
+        raise TangentError(
+            "jvp: with strict=True every output depends on the primals, but one does not"
+        )
     result = captured.result(write_back(captured, leaves, outputs[:count]))
     shown = main_only(captured) if has_aux else captured
     filled = tuple(
@@ -101,7 +128,9 @@ def _arrange(
 
 
 def _zero_of(value: Any) -> Any:
-    """The tangent of an output that does not depend on the primals: a tensor, or a number that the trace computes."""
+    """The tangent of an output that does not depend on the primals: a tensor, or a number that
+    the trace computes.
+    """
     return torch.zeros_like(value) if isinstance(value, torch.Tensor) else type(value)(0)
 
 
@@ -109,17 +138,20 @@ def check_primals(primals: Any, name: str) -> list[torch.Tensor]:
     """The leaves of the primals, all of them tensors."""
     if not isinstance(primals, (tuple, list)):
         raise TangentError(
-            f"{name}: Expected primals to be a tuple with one entry for each argument, given {kind_of(primals)}"
+            f"{name}: Expected primals to be a tuple with one entry for each argument, given"
+            f" {kind_of(primals)}"
         )
     leaves, _ = pytree.flatten(tuple(primals))
     for path, leaf in zip(pytree.paths(tuple(primals), "primals"), leaves, strict=True):
         if not isinstance(leaf, torch.Tensor):
             raise NotDifferentiable(
-                f"{name}: Expected primals to only contain Tensors, but {path} is {kind_of(leaf)}; pass numbers as tensors"
+                f"{name}: Expected primals to only contain Tensors, but {path} is {kind_of(leaf)};"
+                " pass numbers as tensors"
             )
     if not leaves:
         raise NotDifferentiable(
-            f"{name}: Expected primals to contain at least one Tensor, given {text.shown(primals, 40)}"
+            f"{name}: Expected primals to contain at least one Tensor, given"
+            f" {text.shown(primals, 40)}"
         )
     return leaves
 
@@ -129,22 +161,32 @@ def check_tangents(primals: Any, tangents: Any, name: str = "jvp") -> list[torch
     leaves, spec = pytree.flatten(tuple(primals))
     if not isinstance(tangents, (tuple, list)):
         raise TangentError(
-            f"{name}: Expected tangents to be a tuple of the same python structure as primals, given {kind_of(tangents)}"
+            f"{name}: Expected tangents to be a tuple of the same python structure as primals,"
+            f" given {kind_of(tangents)}"
         )
     given, given_spec = pytree.flatten(tuple(tangents))
     different = pytree.difference(given_spec, spec, "tangents", "primals")
     if different is not None:
-        raise TangentError(f"{name}: Expected primals and tangents to have the same python structure, but {different}")
-    for path, primal, tangent in zip(pytree.paths(tuple(primals), "tangents"), leaves, given, strict=True):
+        raise TangentError(
+            f"{name}: Expected primals and tangents to have the same python structure, but"
+            f" {different}"
+        )
+    for path, primal, tangent in zip(
+        pytree.paths(tuple(primals), "tangents"), leaves, given, strict=True
+    ):
         have = type_of_value(tangent) if isinstance(tangent, torch.Tensor) else kind_of(tangent)
         if have != type_of_value(primal):
-            raise TangentError(f"{name}: {path} is {have}, but its primal is {type_of_value(primal)}")
+            raise TangentError(
+                f"{name}: {path} is {have}, but its primal is {type_of_value(primal)}"
+            )
     return given
 
 
 @dataclass(frozen=True)
 class Linear:
-    """The result of `linearize`: a linear function from tangents of the primals to the tangent of the output."""
+    """The result of `linearize`: a linear function from tangents of the primals to the tangent
+    of the output.
+    """
 
     trace: Trace
     residuals: tuple[torch.Tensor, ...]
@@ -161,9 +203,15 @@ class Linear:
         of = self.captured.trace
         found = apply(f"{of.name}_linear", self.trace, (*self.residuals, *moved), of)
         shown = shows_inputs(self.trace)
-        supply = iter(value.clone() if flag else value for value, flag in zip(found, shown, strict=True))
+        supply = iter(
+            value.clone() if flag else value for value, flag in zip(found, shown, strict=True)
+        )
         filled = tuple(
-            next(supply) if flag else torch.zeros(running_shape(type), dtype=type.dtype, device=type.device)
+            (
+                next(supply)
+                if flag
+                else torch.zeros(running_shape(type), dtype=type.dtype, device=type.device)
+            )
             for type, flag in zip(self.types, self.active_outputs, strict=True)
         )
         return self.captured.tangent(filled)
@@ -182,11 +230,15 @@ def linearize(f: Callable[..., Any], *primals: Any) -> tuple[Any, Linear]:
     rule = jvp_trace(captured.trace, active)
     count = len(captured.trace.outputs)
     known = (True,) * len(leaves) + (False,) * (len(rule.trace.inputs) - len(leaves))
-    first, second = partial_eval(rule.trace, known, (True,) * count + (False,) * (len(rule.trace.outputs) - count))
+    first, second = partial_eval(
+        rule.trace, known, (True,) * count + (False,) * (len(rule.trace.outputs) - count)
+    )
     outputs = apply(f"{captured.trace.name}_primal", first, leaves, captured.trace)
     second, residuals = unwritten(captured, second, outputs[count:])
     result = captured.result(write_back(captured, leaves, outputs[:count]))
-    types = tuple(type for type in captured.trace.output_types if isinstance(type, TensorType))[: captured.num_results]
+    types = tuple(type for type in captured.trace.output_types if isinstance(type, TensorType))[
+        : captured.num_results
+    ]
     flags = rule.active_outputs[: captured.num_results]
     linear = Linear(second, residuals, captured, active, flags, primals, types)
     return result, linear

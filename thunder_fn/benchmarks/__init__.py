@@ -2,8 +2,9 @@
 
     python -m thunder_fn.benchmarks [NAME ...] [--json FOLDER] [--quick]
 
-A figure is the median over rounds; in each round every peer runs once, in rotating order, so that whatever else the
-machine does hits all of them. Ratios are medians of the rounds' ratios. Nothing here asserts: a benchmark is no test.
+A figure is the median over rounds. In each round every peer runs once, in rotating order, so that
+whatever else the machine does hits all of them. Ratios are medians of the rounds' ratios. Nothing
+here asserts: a benchmark is no test.
 """
 
 from __future__ import annotations

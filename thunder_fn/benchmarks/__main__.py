@@ -25,9 +25,16 @@ def main(argv: Sequence[str]) -> int:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(
         prog="python -m thunder_fn benchmarks",
-        description="Run named benchmarks beside every peer that is installed; print medians and ratios.",
+        description=(
+            "Run named benchmarks beside every peer that is installed; print medians and ratios."
+        ),
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {', '.join(NAMES)}; all of them by default")
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"which: {', '.join(NAMES)}; all of them by default",
+    )
     parser.add_argument(
         "--json",
         type=output_folder,
@@ -35,17 +42,26 @@ def main(argv: Sequence[str]) -> int:
         metavar="FOLDER",
         help="where each result is written as JSON; benchmark_out by default",
     )
-    parser.add_argument("--quick", action="store_true", help="few rounds and small sizes, to see that it runs")
     parser.add_argument(
-        "--plan", action="store_true", help="distributed: what a step would take on many GPUs, by a model"
+        "--quick", action="store_true", help="few rounds and small sizes, to see that it runs"
+    )
+    parser.add_argument(
+        "--plan",
+        action="store_true",
+        help="distributed: what a step would take on many GPUs, by a model",
     )
     parser.add_argument(
         "--only",
         metavar="TEXT",
-        help="models: only what has TEXT in its name, such as 'vit', 'decoding' or 'capture'; a model takes some two minutes",
+        help=(
+            "models: only what has TEXT in its name, such as 'vit', 'decoding' or 'capture'; a"
+            " model takes some two minutes"
+        ),
     )
     parser.add_argument(
-        "--chart", metavar="FILE", help="draw the saved results of the package as an SVG file, and measure nothing"
+        "--chart",
+        metavar="FILE",
+        help="draw the saved results of the package as an SVG file, and measure nothing",
     )
     options = parser.parse_args(argv)
     if options.chart is not None:
@@ -59,7 +75,9 @@ def main(argv: Sequence[str]) -> int:
         pretrained = importlib.import_module("thunder_fn.benchmarks.pretrained")
         if not pretrained.cases(options.only, options.quick):
             known = "; ".join(pretrained.cases("", options.quick))
-            parser.error(f"nothing among the models has {options.only!r} in its name; there are {known}")
+            parser.error(
+                f"nothing among the models has {options.only!r} in its name; there are {known}"
+            )
     print(", ".join(f"{key} {value}" for key, value in machine().items()))
     if options.plan:
         for line in importlib.import_module("thunder_fn.benchmarks.distributed").plan():
@@ -69,7 +87,11 @@ def main(argv: Sequence[str]) -> int:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             module = importlib.import_module(f"thunder_fn.benchmarks.{MODULES.get(name, name)}")
-            results = module.run(options.quick) if options.only is None else module.run(options.quick, options.only)
+            results = (
+                module.run(options.quick)
+                if options.only is None
+                else module.run(options.quick, options.only)
+            )
             for result in results:
                 print("\n" + show(result), flush=True)
                 save(result, options.json)

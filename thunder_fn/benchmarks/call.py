@@ -1,4 +1,6 @@
-"""The cost of a warm call: the time that a program which does almost nothing takes above its ops."""
+"""The cost of a warm call: the time that a program which does almost nothing takes above its
+ops.
+"""
 
 from __future__ import annotations
 
@@ -39,21 +41,36 @@ def run(quick: bool = False) -> Iterator[Result]:
     torch.set_num_threads(1)
     try:
         a, b = torch.randn(2, 2), torch.randn(2, 2)
-        yield run_case(_case("call: sin(a) * b + 1, 2x2", small, (a, b), 3000, "1.3 x eager, below jax.jit"), quick)
-        name, target = "call: sin(a) * b + 1, 2x2, inductor executor", "0.6 x jax.jit, 0.35 x torch.compile"
+        yield run_case(
+            _case("call: sin(a) * b + 1, 2x2", small, (a, b), 3000, "1.3 x eager, below jax.jit"),
+            quick,
+        )
+        name, target = (
+            "call: sin(a) * b + 1, 2x2, inductor executor",
+            "0.6 x jax.jit, 0.35 x torch.compile",
+        )
         yield run_case(_case(name, small, (a, b), 3000, target, [inductor()]), quick)
-        peers: dict[str, Any] = {name: tfn.jit(f) for name, f in ((OURS, reading), ("reads nothing", small))}
-        calls: dict[str, Any] = {name: (lambda f=f: f(a, b)) for name, f in peers.items()}
+        peers: dict[str, Any] = {
+            name: tfn.jit(f) for name, f in ((OURS, reading), ("reads nothing", small))
+        }
+        calls: dict[str, Any] = {name: lambda f=f: f(a, b) for name, f in peers.items()}
         name, target = "call: ten values from outside", "1 us more than what reads nothing"
         yield run_case(Case(name, calls, calls=3000, target=target), quick)
         many = [torch.randn(2, 2) for _ in range(100)]
-        yield run_case(_case("call: sum of a list of 100 tensors", total, (many,), 200, "1.0 x eager"), quick)
+        yield run_case(
+            _case("call: sum of a list of 100 tensors", total, (many,), 200, "1.0 x eager"), quick
+        )
     finally:
         torch.set_num_threads(threads)
 
 
 def _case(
-    name: str, f: Any, args: tuple[Any, ...], calls: int, target: str, executors: Sequence[Executor] = ()
+    name: str,
+    f: Any,
+    args: tuple[Any, ...],
+    calls: int,
+    target: str,
+    executors: Sequence[Executor] = (),
 ) -> Case:
     jitted, compiled = tfn.jit(f, executors=executors), torch.compile(f)
     peers: dict[str, Any] = {

@@ -2,7 +2,8 @@
 
     python -m thunder_fn benchmarks --chart FILE.svg
 
-The rows are one case of each kind, chosen once and for good, so the chart shows where a peer is ahead too.
+The rows are one case of each kind, chosen once and for good, so the chart shows where a peer is
+ahead too.
 """
 
 from __future__ import annotations
@@ -23,12 +24,18 @@ ROWS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("call of sin(a) * b + 1, 2 x 2", ("call__sin_a____b___1__2x2__inductor_executor",)),
     ("per-example gradients of a CNN", ("transforms__per_sample_gradients__CNN__batch_64",)),
     ("Hessian-vector product", ("transforms__Hessian_vector_product",)),
-    ("gradient of a tanh RNN, 512 steps", ("control_flow__tanh_RNN__512_steps_of_16x64__gradient_per_step",)),
+    (
+        "gradient of a tanh RNN, 512 steps",
+        ("control_flow__tanh_RNN__512_steps_of_16x64__gradient_per_step",),
+    ),
     (
         "force field, gradient of a loss on forces",
         ("compiled__force_field__MLP_energy_of_64_atoms__gradient_of_a_loss_on_forces",),
     ),
-    ("GPT of 4 layers, train step", ("compiled__GPT_4_layers__width_256__context_128__batch_8__AdamW",)),
+    (
+        "GPT of 4 layers, train step",
+        ("compiled__GPT_4_layers__width_256__context_128__batch_8__AdamW",),
+    ),
     ("GPT-2 small of transformers, train step", ("models__GPT_2_small__train_step__steady_step",)),
     ("Llama of 4 layers, decoding", ("models__Llama_of_4_layers__decoding__steady_step",)),
     (
@@ -45,7 +52,9 @@ UNIT = 300
 
 @dataclass(frozen=True)
 class Row:
-    """A case: the time of each peer as a part of eager's, and the machine and date of the measurement."""
+    """A case: the time of each peer as a part of eager's, and the machine and date of the
+    measurement.
+    """
 
     label: str
     ratios: dict[str, float]
@@ -55,7 +64,8 @@ class Row:
 def read(folder: Path = RESULTS) -> tuple[Row, ...]:
     """The rows of the chart from saved results."""
     return tuple(
-        _row(label, [json.loads((folder / f"{file}.json").read_text()) for file in files]) for label, files in ROWS
+        _row(label, [json.loads((folder / f"{file}.json").read_text()) for file in files])
+        for label, files in ROWS
     )
 
 
@@ -63,11 +73,17 @@ def _row(label: str, results: list[dict[str, Any]]) -> Row:
     seconds: dict[str, float] = {}
     for result in results:
         for peer, value in result["seconds"].items():
-            seconds[_peer(peer)] = value  # the executor that compiles comes after the one that does not
+            seconds[_peer(peer)] = (
+                value  # the executor that compiles comes after the one that does not
+            )
     machine = results[0]["machine"]
     threads = "" if "NVIDIA" in machine["device"] else f", threads: {machine['threads']}"
     measured = f"{machine['device']}{threads}, torch {machine['torch']}, {machine['date']}"
-    return Row(label, {peer: seconds[peer] / seconds[EAGER] for peer in COLOURS if peer in seconds}, measured)
+    return Row(
+        label,
+        {peer: seconds[peer] / seconds[EAGER] for peer in COLOURS if peer in seconds},
+        measured,
+    )
 
 
 def _peer(name: str) -> str:
@@ -84,13 +100,21 @@ def svg(rows: tuple[Row, ...]) -> str:
     for row in rows:
         height = len(row.ratios) * BAR
         parts.append(_text(LEFT - 12, y + height / 2 - 1, row.label, anchor="end", weight="600"))
-        parts.append(_text(LEFT - 12, y + height / 2 + 12, row.measured, anchor="end", size=9, colour="#666"))
+        parts.append(
+            _text(LEFT - 12, y + height / 2 + 12, row.measured, anchor="end", size=9, colour="#666")
+        )
         for peer, ratio in row.ratios.items():
             length = min(ratio * UNIT, WIDTH - LEFT - 110)
-            parts.append(f'<rect x="{LEFT}" y="{y}" width="{length:.1f}" height="{BAR - 2}" fill="{COLOURS[peer]}"/>')
+            parts.append(
+                f'<rect x="{LEFT}" y="{y}" width="{length:.1f}" height="{BAR - 2}"'
+                f' fill="{COLOURS[peer]}"/>'
+            )
             parts.append(
                 _text(
-                    LEFT + length + 5, y + 8, f"{ratio:.2f}{', not to scale' if length < ratio * UNIT else ''}", size=9
+                    LEFT + length + 5,
+                    y + 8,
+                    f"{ratio:.2f}{', not to scale' if length < ratio * UNIT else ''}",
+                    size=9,
                 )
             )
             y += BAR
@@ -101,7 +125,10 @@ def svg(rows: tuple[Row, ...]) -> str:
         legend.append(_text(x + 17, 56, peer))
         x += 122
     title = "Time as a part of eager PyTorch's (shorter is faster)"
-    footnote = "The RNN of torch.compile is 16 unrolled steps; times are a step's. Where a peer has no bar it was not measured."
+    footnote = (
+        "The RNN of torch.compile is 16 unrolled steps; times are a step's. Where a peer has no bar"
+        " it was not measured."
+    )
     frame = f'<rect width="{WIDTH}" height="{y + 22}" rx="6" fill="#ffffff"/>'
     body = [
         _text(LEFT, 28, title, size=15, weight="600"),
@@ -110,7 +137,8 @@ def svg(rows: tuple[Row, ...]) -> str:
         _text(LEFT, y + 8, footnote, size=9, colour="#666"),
     ]
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y + 22}" role="img" font-family="sans-serif">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y + 22}" role="img"'
+        ' font-family="sans-serif">'
     )
     return "\n".join([head, f"<title>{html.escape(title)}</title>", frame, *body, "</svg>", ""])
 

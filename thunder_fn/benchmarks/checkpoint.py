@@ -1,9 +1,9 @@
 """Memory of a GPT's train step under each checkpoint policy, beside torch.utils.checkpoint.
 
-Each figure comes from a process of its own. A first step pays for tracing and for memory that stays. The figure is
-the memory that PyTorch's allocator has handed out at the peak of a later step, to the byte. Beside it stands the
-kernel's figure for a step: the process's peak above its memory before, which differs by about a megabyte from run to
-run.
+Each figure comes from a process of its own. A first step pays for tracing and for memory that
+stays. The figure is the memory that PyTorch's allocator has handed out at the peak of a later step,
+to the byte. Beside it stands the kernel's figure for a step: the process's peak above its memory
+before. It differs by about a megabyte from run to run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ from typing import Any
 
 import torch
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint as torch_checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    checkpoint as torch_checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 import thunder_fn as tfn
 from thunder_fn import torch_internals as internals
@@ -45,7 +48,10 @@ VARIANTS: dict[str, tuple[Any, str]] = {
 
 def run(quick: bool = False) -> Iterator[Memory]:
     """Every policy, and its counterpart in PyTorch."""
-    theirs = {name: _measure("torch", name, quick) for name in dict.fromkeys(name for _, name in VARIANTS.values())}
+    theirs = {
+        name: _measure("torch", name, quick)
+        for name in dict.fromkeys(name for _, name in VARIANTS.values())
+    }
     for name, (_, peer) in VARIANTS.items():
         ours, own = _measure(OURS, name, quick), f"torch, {peer}"
         yield Memory(
@@ -56,14 +62,30 @@ def run(quick: bool = False) -> Iterator[Memory]:
             machine(),
             (
                 f"residuals as computed from the trace: {ours['residuals'] / 1e6:.1f} MB",
-                f"peak of the process: {ours['process'] / 1e6:.1f} MB, {own} {theirs[peer]['process'] / 1e6:.1f} MB",
+                (
+                    f"peak of the process: {ours['process'] / 1e6:.1f} MB, {own}"
+                    f" {theirs[peer]['process'] / 1e6:.1f} MB"
+                ),
             ),
         )
 
 
 def _measure(side: str, variant: str, quick: bool) -> dict[str, Any]:
-    command = [sys.executable, "-W", "ignore", "-m", "thunder_fn.benchmarks.checkpoint", side, variant, str(int(quick))]
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "thunder_fn.benchmarks.checkpoint",
+        side,
+        variant,
+        str(int(quick)),
+    ]
+    environment = {
+        **os.environ,
+        "MALLOC_MMAP_THRESHOLD_": "65536",
+        "MALLOC_TRIM_THRESHOLD_": "65536",
+    }
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
         raise RuntimeError(f"{side}, {variant}: {done.stderr[-2000:]}")
@@ -81,7 +103,9 @@ class Checkpointed(GPT):
         self.around = around
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        x = self.tokens(tokens) + self.positions(
+            torch.arange(tokens.shape[1], device=tokens.device)
+        )
         for block in self.blocks:
             x = self.around(block)(x)
         return self.head(self.norm(x))
@@ -134,18 +158,26 @@ def _around_theirs(variant: str) -> Callable[[Any], Any]:
         return lambda block: block
     contexts: dict[str, Any] = {}
     if variant.startswith("selective"):
-        products = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default]
+        products = [
+            torch.ops.aten.mm.default,
+            torch.ops.aten.addmm.default,
+            torch.ops.aten.bmm.default,
+        ]
         contexts = {"context_fn": functools.partial(create_selective_checkpoint_contexts, products)}
     return lambda block: functools.partial(torch_checkpoint, block, use_reentrant=False, **contexts)
 
 
 def allocated_peak(step: Callable[[], object]) -> int:
-    """Bytes that PyTorch's allocator has handed out at the peak of a step, above what it had before."""
+    """Bytes that PyTorch's allocator has handed out at the peak of a step, above what it had
+    before.
+    """
     return max(itertools.accumulate(internals.allocations(step)))
 
 
 def process_peak(step: Callable[[], object]) -> tuple[int, float]:
-    """Bytes that the process takes in a step at its peak, above what it held before, and the seconds."""
+    """Bytes that the process takes in a step at its peak, above what it held before, and the
+    seconds.
+    """
     gc.collect()
     _trim()
     before = _forget_peak()
@@ -188,7 +220,12 @@ def main(side: str, variant: str, quick: bool) -> None:
     step, residuals = our_step(model, tokens) if side == OURS else (their_step(model, tokens), None)
     step()
     process, seconds = process_peak(step)
-    found = {"allocated": allocated_peak(step), "process": process, "seconds": seconds, "residuals": residuals}
+    found = {
+        "allocated": allocated_peak(step),
+        "process": process,
+        "seconds": seconds,
+        "residuals": residuals,
+    }
     print(json.dumps(found))
 
 

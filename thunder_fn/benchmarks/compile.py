@@ -1,7 +1,8 @@
-"""Compiling: from nothing to a compiled training step, in fresh processes, by depth; tiered; and with a warm disk cache.
+"""Compiling: from nothing to a compiled training step, in fresh processes, by depth; tiered; and
+with a warm disk cache.
 
-Each figure is one run of a process of its own with empty caches, the peers one after the other. Imports are counted:
-a process that has nothing to compile need not import a compiler.
+Each figure is one run of a process of its own with empty caches, the peers one after the other.
+Imports are counted: a process that has nothing to compile need not import a compiler.
 """
 
 from __future__ import annotations
@@ -27,29 +28,53 @@ def run(quick: bool = False) -> Iterator[Result]:
     ratio = tiers[many]["first"] / tiers[few]["first"]
     note = f"{ratio:.2f} x that of {few} layers ({tiers[few]['first']:.2f} s)"
     target = "under 2 s, and at most 1.3 x that of few layers"
-    yield single(f"compile: first train step, {many} layers, tiered", {OURS: tiers[many]["first"]}, target, (note,))
+    yield single(
+        f"compile: first train step, {many} layers, tiered",
+        {OURS: tiers[many]["first"]},
+        target,
+        (note,),
+    )
     ours = {layers: _fresh("inductor", layers, again=True) for layers in (few, many)}
     theirs = {layers: _fresh("torch.compile", layers, again=True) for layers in (few, many)}
-    cold, warm = ([times[index]["compiled"] for times in (ours[many], theirs[many])] for index in (0, 1))
+    cold, warm = (
+        [times[index]["compiled"] for times in (ours[many], theirs[many])] for index in (0, 1)
+    )
     small, small_theirs = ours[few][0]["compiled"], theirs[few][0]["compiled"]
-    note = f"{cold[0] / small:.2f} x that of {few} layers ({small:.2f} s; torch.compile {small_theirs:.2f} s)"
+    note = (
+        f"{cold[0] / small:.2f} x that of {few} layers ({small:.2f} s; torch.compile"
+        f" {small_theirs:.2f} s)"
+    )
     target = "under half of torch.compile's, and at most 1.3 x that of few layers"
-    yield single(f"compile: {many} layers, cold", {OURS: cold[0], "torch.compile": cold[1]}, target, (note,))
+    yield single(
+        f"compile: {many} layers, cold", {OURS: cold[0], "torch.compile": cold[1]}, target, (note,)
+    )
     name = f"compile: {many} layers, second process"
     yield single(name, {OURS: warm[0], "torch.compile": warm[1]}, "at most 0.3 x torch.compile's")
 
 
 def _fresh(peer: str, layers: int, *, again: bool = False) -> list[dict[str, float]]:
-    """Seconds of the first step, and of all until a step is compiled, in a new process; then in a second one."""
+    """Seconds of the first step, and of all until a step is compiled, in a new process; then in
+    a second one.
+    """
     with tempfile.TemporaryDirectory() as folder:
         environment = {
             **os.environ,
             "THUNDER_FN_CACHE_DIR": f"{folder}/ours",
             "TORCHINDUCTOR_CACHE_DIR": f"{folder}/theirs",
         }
-        command = [sys.executable, "-W", "ignore", "-m", "thunder_fn.benchmarks.compile", peer, str(layers)]
+        command = [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-m",
+            "thunder_fn.benchmarks.compile",
+            peer,
+            str(layers),
+        ]
         outputs = [
-            subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+            subprocess.run(
+                command, env=environment, check=True, capture_output=True, text=True
+            ).stdout
             for _ in range(1 + again)
         ]
     return [json.loads(output.splitlines()[-1]) for output in outputs]

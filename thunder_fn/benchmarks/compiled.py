@@ -1,4 +1,6 @@
-"""Training steps on the inductor executor, beside the torch executor, eager, torch.compile with its optimizer, and JAX."""
+"""Training steps on the inductor executor, beside the torch executor, eager, torch.compile with
+its optimizer, and JAX.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,22 @@ TARGETS = ("at most 0.7 x torch.compile, 0.8 x jax.jit", "at most 0.92 x torch.c
 
 
 def run(quick: bool = False) -> Iterator[Result]:
-    """GPTs of two sizes, the small one alone with --quick; force matching of a small molecule-like system."""
-    for (layers, width, length, batch), target in list(zip(SIZES, TARGETS, strict=True))[: 1 if quick else None]:
-        name = f"compiled: GPT {layers} layers, width {width}, context {length}, batch {batch}, AdamW"
+    """GPTs of two sizes, the small one alone with --quick; force matching of a small
+    molecule-like system.
+    """
+    for (layers, width, length, batch), target in list(zip(SIZES, TARGETS, strict=True))[
+        : 1 if quick else None
+    ]:
+        name = (
+            f"compiled: GPT {layers} layers, width {width}, context {length}, batch {batch}, AdamW"
+        )
         peers = _gpt_peers(layers, width, length, batch)
         notes = (f"its matrix products alone: {_floor(layers, width, length, batch) * 1e3:.2f} ms",)
         yield run_case(Case(name, peers, rounds=11, target=target, notes=notes), quick)
     name = "compiled: force field, MLP energy of 64 atoms, gradient of a loss on forces"
-    yield run_case(Case(name, _force_peers(), calls=10, rounds=11, target="ahead of torch.compile"), quick)
+    yield run_case(
+        Case(name, _force_peers(), calls=10, rounds=11, target="ahead of torch.compile"), quick
+    )
 
 
 def _gpt_peers(layers: int, width: int, length: int, batch: int) -> dict[str, Any]:
@@ -46,7 +56,12 @@ def _gpt_peers(layers: int, width: int, length: int, batch: int) -> dict[str, An
 def _floor(layers: int, width: int, length: int, batch: int) -> float:
     """Seconds that the matrix products of the linear layers take, forward and backward."""
     rows = batch * length
-    shapes = [(3 * width, width), (width, width), (4 * width, width), (width, 4 * width)] * layers + [(96, width)]
+    shapes = [
+        (3 * width, width),
+        (width, width),
+        (4 * width, width),
+        (width, 4 * width),
+    ] * layers + [(96, width)]
     sizes = [((rows, k), (k, n)) for n, k in shapes]
     sizes += [((rows, n), (n, k)) for n, k in shapes] + [((n, rows), (rows, k)) for n, k in shapes]
     pairs = [(torch.randn(a), torch.randn(b)) for a, b in sizes]
@@ -55,7 +70,9 @@ def _floor(layers: int, width: int, length: int, batch: int) -> float:
 
 def _force_peers() -> dict[str, Any]:
     """The gradient, by parameters, of a loss on forces that are the gradient of an energy."""
-    model = nn.Sequential(nn.Linear(64 * 3, 128), nn.Tanh(), nn.Linear(128, 128), nn.Tanh(), nn.Linear(128, 1))
+    model = nn.Sequential(
+        nn.Linear(64 * 3, 128), nn.Tanh(), nn.Linear(128, 128), nn.Tanh(), nn.Linear(128, 1)
+    )
     params, positions, forces = params_of(model), torch.randn(16, 64 * 3), torch.randn(16, 64 * 3)
 
     def gradient(transforms: Any) -> Any:

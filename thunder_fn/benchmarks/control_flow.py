@@ -1,7 +1,8 @@
-"""Loops: a tanh RNN and an LSTM, values and gradients per step, beside loops in Python, torch.compile and JAX.
+"""Loops: a tanh RNN and an LSTM, values and gradients per step, beside loops in Python,
+torch.compile and JAX.
 
-Also what only a structured op can promise: capture takes the same time whatever the number of steps, and conditions
-nested in conditions stay linear in their depth, differentiated twice too.
+Also what only a structured op can promise: capture takes the same time whatever the number of
+steps. Conditions nested in conditions stay linear in their depth, differentiated twice too.
 """
 
 from __future__ import annotations
@@ -22,12 +23,16 @@ EAGER = "Python loop, eager"
 COMPILED = f"{OURS}, inductor executor"
 JAX = "jax.lax.scan"
 UNROLLED = 16
-"""Steps of the Python loop for torch.compile, which writes all of them out: compiling takes seconds for each."""
+"""Steps of the Python loop for torch.compile, which writes all of them out: compiling takes
+seconds for each.
+"""
 
 
 @dataclass(frozen=True)
 class Net:
-    """A recurrent network: its weights, the first carry and the inputs; one step for PyTorch and one for JAX."""
+    """A recurrent network: its weights, the first carry and the inputs; one step for PyTorch and
+    one for JAX.
+    """
 
     name: str
     weights: tuple[Tensor, ...]
@@ -38,13 +43,19 @@ class Net:
 
 
 def run(quick: bool = False) -> Iterator[Result]:
-    """Per step: forward and gradient of both networks. Then capture by length, and conditions by depth."""
+    """Per step: forward and gradient of both networks. Then capture by length, and conditions by
+    depth.
+    """
     for net in (rnn(32 if quick else 512), lstm(16 if quick else 256)):
         for kind, peers in (("forward", forwards(net, quick)), ("gradient", gradients(net, quick))):
             peers, notes = _working(peers)
-            case = Case(f"control flow: {net.name}, {kind} per step", peers, rounds=9, warmup=2, notes=notes)
+            case = Case(
+                f"control flow: {net.name}, {kind} per step", peers, rounds=9, warmup=2, notes=notes
+            )
             yield _per_step(run_case(replace(case, target=f"1.1 x {EAGER}"), quick), len(net.xs))
-    lengths = {f"{length} steps": rnn(length) for length in ((10, 100) if quick else (10, 100, 1000))}
+    lengths = {
+        f"{length} steps": rnn(length) for length in ((10, 100) if quick else (10, 100, 1000))
+    }
     tfn.trace(forward(rnn(3), tfn.scan), rnn(3).weights, rnn(3).carry, rnn(3).xs)
     seconds = {
         name: once(lambda: tfn.trace(forward(net, tfn.scan), net.weights, net.carry, net.xs))
@@ -70,7 +81,12 @@ def rnn(length: int) -> Net:
     torch.manual_seed(0)
     weights = (torch.randn(64, 64) * 0.1,)
     return Net(
-        f"tanh RNN, {length} steps of 16x64", weights, torch.zeros(16, 64), torch.randn(length, 16, 64), step, jax_step
+        f"tanh RNN, {length} steps of 16x64",
+        weights,
+        torch.zeros(16, 64),
+        torch.randn(length, 16, 64),
+        step,
+        jax_step,
     )
 
 
@@ -97,7 +113,14 @@ def lstm(length: int) -> Net:
     torch.manual_seed(0)
     weights = (torch.randn(128, 256) * 0.1, torch.randn(256) * 0.1)
     carry = (torch.zeros(16, 64), torch.zeros(16, 64))
-    return Net(f"LSTM, {length} steps of 16x64", weights, carry, torch.randn(length, 16, 64), step, jax_step)
+    return Net(
+        f"LSTM, {length} steps of 16x64",
+        weights,
+        carry,
+        torch.randn(length, 16, 64),
+        step,
+        jax_step,
+    )
 
 
 # ---- peers ----
@@ -150,13 +173,17 @@ def _backward(f: Callable[..., Any], net: Net) -> Any:
 
 
 def _compiled(net: Net) -> dict[str, tuple[Callable[..., Any], Net]]:
-    """torch.compile of PyTorch's scan, and of the Python loop on the first steps; each with the network that it runs on."""
+    """torch.compile of PyTorch's scan, and of the Python loop on the first steps; each with the
+    network that it runs on.
+    """
 
     def copied(combine: Callable[..., Any]) -> Callable[..., Any]:
         """PyTorch's scan takes no step that returns one tensor twice."""
         return lambda c, x: (lambda carry, y: (carry, y.clone()))(*combine(c, x))
 
-    scanned = forward(net, lambda combine, carry, xs: internals.pytorchs_scan(copied(combine), carry, xs))
+    scanned = forward(
+        net, lambda combine, carry, xs: internals.pytorchs_scan(copied(combine), carry, xs)
+    )
     short = replace(net, xs=net.xs[:UNROLLED])
     return {
         "torch.compile of PyTorch's scan": (torch.compile(scanned, dynamic=False), net),
@@ -173,12 +200,16 @@ def _jax(net: Net, make: Callable[..., Any]) -> dict[str, Callable[[], Any]]:
         import jax  # pyright: ignore[reportMissingImports]
     except ImportError:
         return {}
-    args = jax.tree.map(lambda tensor: jax.numpy.asarray(tensor.numpy()), (net.weights, net.carry, net.xs))
+    args = jax.tree.map(
+        lambda tensor: jax.numpy.asarray(tensor.numpy()), (net.weights, net.carry, net.xs)
+    )
     f = make(jax, lambda w, carry, xs: jax.lax.scan(lambda c, x: net.jax_step(w, c, x), carry, xs))
     return {JAX: lambda: jax.block_until_ready(f(*args))}
 
 
-def _working(peers: dict[str, Callable[[], Any]]) -> tuple[dict[str, Callable[[], Any]], tuple[str, ...]]:
+def _working(
+    peers: dict[str, Callable[[], Any]],
+) -> tuple[dict[str, Callable[[], Any]], tuple[str, ...]]:
     """The peers that can do it, and why the others cannot."""
     working, notes = dict[str, Callable[[], Any]](), list[str]()
     for name, peer in peers.items():
@@ -186,7 +217,9 @@ def _working(peers: dict[str, Callable[[], Any]]) -> tuple[dict[str, Callable[[]
             peer()
             working[name] = peer
         except Exception as error:  # noqa: BLE001  # the other peers are still measured
-            notes.append(f"{name}: {type(error).__name__}: {str(error).strip().splitlines()[0]:.90}")
+            notes.append(
+                f"{name}: {type(error).__name__}: {str(error).strip().splitlines()[0]:.90}"
+            )
     return working, tuple(notes)
 
 
@@ -210,7 +243,9 @@ def _per_step(result: Result, steps: int) -> Result:
 
 
 def nested(quick: bool) -> Iterator[Result]:
-    """A cond in the branch of a cond, and so on, differentiated twice: time, and equations of the trace."""
+    """A cond in the branch of a cond, and so on, differentiated twice: time, and equations of
+    the trace.
+    """
     x = torch.linspace(-1, 1, 4)
     seconds: dict[str, float] = {}
     notes: list[str] = []
@@ -220,7 +255,9 @@ def nested(quick: bool) -> Iterator[Result]:
         seconds[f"depth {depth}"] = once(lambda: traces.append(tfn.trace(f, x)))
         size = sum(len(trace.equations) for trace in subtraces(traces[0]))
         notes.append(f"depth {depth}: {size} equations in distinct bodies")
-    yield single("control flow: Hessian of nested conditions", seconds, "linear in depth", tuple(notes))
+    yield single(
+        "control flow: Hessian of nested conditions", seconds, "linear in depth", tuple(notes)
+    )
 
 
 def conditions(depth: int) -> Callable[[Tensor], Tensor]:

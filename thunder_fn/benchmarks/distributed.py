@@ -1,7 +1,9 @@
-"""fsdp on two gloo ranks beside PyTorch's FSDP2, and what a step would take on many GPUs (`--plan`).
+"""fsdp on two gloo ranks beside PyTorch's FSDP2, and what a step would take on many GPUs
+(`--plan`).
 
-Both train one GPT in the same two processes, in interleaved rounds. The plan traces the train step of a larger model for N
-ranks, without memory for it, and runs the trace's equations through two queues, one that computes and one that communicates.
+Both train one GPT in the same two processes, in interleaved rounds. The plan traces the train step
+of a larger model for N ranks, without memory for it. It runs the trace's equations through two
+queues, one that computes and one that communicates.
 """
 
 from __future__ import annotations
@@ -45,23 +47,42 @@ def run(quick: bool = False) -> Iterator[Result | Memory]:
     if any(rank.returncode for rank in ranks):
         raise RuntimeError("\n".join(error[-2000:] for _, error in outputs))
     found = json.loads(outputs[0][0].splitlines()[-1])
-    name = f"distributed: GPT of {found['layers']} layers, width {found['width']}, AdamW, {RANKS} gloo ranks"
+    name = (
+        f"distributed: GPT of {found['layers']} layers, width {found['width']}, AdamW, {RANKS} gloo"
+        " ranks"
+    )
     note = f"losses after {found['steps']} steps differ by {found['off']:.1e}"
     yield single(f"{name}: step", found["seconds"], target="no slower than FSDP2", notes=(note,))
     share, bucket = found["total"] / RANKS, found["bucket"]
     target = f"within 5% of total / N plus the largest bucket: {1.05 * share + bucket:,.0f} bytes"
     seconds = dict.fromkeys(found["bytes"], 0.0)
     note = (
-        f"parameters that a rank stores, of {found['total']:,} bytes in all; a step holds whole buckets besides, of at most "
-        f"{bucket:,} bytes each: one with prefetch=None, two with prefetch=1"
+        f"parameters that a rank stores, of {found['total']:,} bytes in all; a step holds whole"
+        f" buckets besides, of at most {bucket:,} bytes each: one with prefetch=None, two with"
+        " prefetch=1"
     )
     yield Memory(f"{name}: parameters", found["bytes"], seconds, target, machine(), (note,))
 
 
 def _start(rank: int, quick: bool, folder: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(RANKS), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", "-m", "thunder_fn.benchmarks.distributed", folder, str(int(quick))]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    environment = {
+        **os.environ,
+        "RANK": str(rank),
+        "WORLD_SIZE": str(RANKS),
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "thunder_fn.benchmarks.distributed",
+        folder,
+        str(int(quick)),
+    ]
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 # ---- one rank ----
@@ -78,7 +99,11 @@ def measure(folder: Path, quick: bool) -> dict[str, Any]:
     make = lambda: (torch.manual_seed(0), GPT(layers, width, context=context))[1]
     tokens = torch.randint(0, 96, (4, context), generator=torch.Generator().manual_seed(rank))
     ahead, plain = tfn.fsdp(tfn.jit(make()), mesh), tfn.fsdp(tfn.jit(make()), mesh, prefetch=None)
-    models = {OURS: ahead, PLAIN: plain, FSDP2: _fully_shard(make(), mesh)}  # it prefetches one block, too
+    models = {
+        OURS: ahead,
+        PLAIN: plain,
+        FSDP2: _fully_shard(make(), mesh),
+    }  # it prefetches one block, too
     steps = {name: _step(model, tokens) for name, model in models.items()}
     times: dict[str, list[float]] = {name: [] for name in steps}
     losses: dict[str, float] = {}
@@ -146,8 +171,10 @@ class Hardware:
     latency: float = 5e-6  # of a hop
 
     def rate(self, ranks: int) -> float:
-        """Bytes a second that a GPU sends. Across nodes there are as many rings as a node has GPUs, each of which leaves the node
-        by another link: all links of a node carry what one GPU sends inside."""
+        """Bytes a second that a GPU sends. Across nodes there are as many rings as a node has
+        GPUs, each of which leaves the node by another link. All links of a node carry what one
+        GPU sends inside.
+        """
         return self.inside if ranks <= self.node else min(self.inside, self.node * self.across)
 
     def hops(self, ranks: int) -> int:
@@ -173,29 +200,54 @@ CONTEXT = 2048
 
 
 def plan(
-    sizes: tuple[int, ...] = (8, 64, 1024), hardware: Hardware = H100, layers: int = 32, width: int = 4096
+    sizes: tuple[int, ...] = (8, 64, 1024),
+    hardware: Hardware = H100,
+    layers: int = 32,
+    width: int = 4096,
 ) -> Iterator[str]:
     """The step time of a GPT on so many GPUs, one line each, extrapolated from its trace."""
-    yield f"plan: GPT of {layers} layers, width {width}, context {CONTEXT}, one sequence a GPU, fsdp by blocks, in bf16, on H100s"
     yield (
-        f"  a model, no measurement: {hardware.flops / 1e12:.0f} TFLOP/s, {hardware.inside / 1e9:.0f} GB/s in a node of "
-        f"{hardware.node}, {hardware.across / 1e9:.0f} GB/s from each GPU across; prefetch=1, in the order of the trace, "
-        "no optimizer"
+        f"plan: GPT of {layers} layers, width {width}, context {CONTEXT}, one sequence a GPU, fsdp"
+        " by blocks, in bf16, on H100s"
     )
-    columns = ("GPUs", "step ms", "computing", "wire", "hidden", "to balance", "GB sent", "TFLOP", "GB held")
+    yield (
+        f"  a model, no measurement: {hardware.flops / 1e12:.0f} TFLOP/s,"
+        f" {hardware.inside / 1e9:.0f} GB/s in a node of {hardware.node},"
+        f" {hardware.across / 1e9:.0f} GB/s from each GPU across; prefetch=1, in the order of the"
+        " trace, no optimizer"
+    )
+    columns = (
+        "GPUs",
+        "step ms",
+        "computing",
+        "wire",
+        "hidden",
+        "to balance",
+        "GB sent",
+        "TFLOP",
+        "GB held",
+    )
     yield "  " + " ".join(f"{column:>11}" for column in columns)
     for ranks in sizes:
         found = extrapolated(step_trace(ranks, layers, width, CONTEXT), ranks, hardware)
         hidden = 1 - (found.seconds - found.computing) / found.communicating
-        milliseconds = [1e3 * part for part in (found.seconds, found.computing, found.communicating)]
+        milliseconds = [
+            1e3 * part for part in (found.seconds, found.computing, found.communicating)
+        ]
         amounts = (found.wire_bytes / 1e9, found.flops / 1e12, found.parameter_bytes / 1e9)
         balanced = CONTEXT * found.communicating / found.computing
         words = [*(f"{part:.1f}" for part in milliseconds), f"{hidden:.0%}", f"{balanced:,.0f}"]
-        yield "  " + " ".join(f"{word:>11}" for word in (str(ranks), *words, *(f"{size:.2f}" for size in amounts)))
+        yield "  " + " ".join(
+            f"{word:>11}" for word in (str(ranks), *words, *(f"{size:.2f}" for size in amounts))
+        )
 
 
-def step_trace(ranks: int, layers: int, width: int, context: int, prefetch: int | None = 1) -> Trace:
-    """Loss and gradients on one of so many ranks, traced on the meta device. The next block is gathered while one computes."""
+def step_trace(
+    ranks: int, layers: int, width: int, context: int, prefetch: int | None = 1
+) -> Trace:
+    """Loss and gradients on one of so many ranks, traced on the meta device. The next block is
+    gathered while one computes.
+    """
     with torch.device("meta"):
         model = GPT(layers, width, width // 128 or 1, 32000, context).bfloat16()
         tokens = torch.zeros(1, context, dtype=torch.long)
@@ -210,15 +262,17 @@ def step_trace(ranks: int, layers: int, width: int, context: int, prefetch: int 
 
 
 class _Queues:
-    """Two queues, one that computes and one that communicates: the seconds at which each has done its work."""
+    """Two queues, one that computes and one that communicates: the seconds at which each has
+    done its work.
+    """
 
     def __init__(self, ranks: int, hardware: Hardware) -> None:
         self.ranks, self.hardware = ranks, hardware
         self.computed = self.sent = self.busy = self.wire = self.flops = 0.0
 
     def run(self, trace: Trace) -> None:
-        """Run the equations of a trace, those of its composites too, in order. A collective is sent where it stands,
-        and computing goes on until something waits for it.
+        """Run the equations of a trace, those of its composites too, in order. A collective is sent
+        where it stands, and computing goes on until something waits for it.
         """
         arrives: dict[int, float] = {}
         for equation in trace.equations:
@@ -227,18 +281,28 @@ class _Queues:
                 self.run(body)
             elif equation.op.name in (GATHER, SCATTER):
                 moved = _ring_bytes(equation, self.ranks)
-                took = moved / self.hardware.rate(self.ranks) + self.hardware.hops(self.ranks) * self.hardware.latency
-                self.sent = arrives[equation.outputs[0].index] = max(self.sent, self.computed) + took
+                took = (
+                    moved / self.hardware.rate(self.ranks)
+                    + self.hardware.hops(self.ranks) * self.hardware.latency
+                )
+                self.sent = arrives[equation.outputs[0].index] = (
+                    max(self.sent, self.computed) + took
+                )
                 self.busy, self.wire = self.busy + took, self.wire + moved
             elif equation.op.name == WAIT:
                 self.computed = max(self.computed, arrives.get(equation.operands[0].index, 0.0))
             else:
                 work = products(equation)
-                self.computed, self.flops = self.computed + work / self.hardware.flops, self.flops + work
+                self.computed, self.flops = (
+                    self.computed + work / self.hardware.flops,
+                    self.flops + work,
+                )
 
 
 def extrapolated(trace: Trace, ranks: int, hardware: Hardware) -> Plan:
-    """A train step, its equations run through two queues in the trace's order: overlap is what its schedule allows."""
+    """A train step, its equations run through two queues in the trace's order: overlap is what
+    its schedule allows.
+    """
     queues = _Queues(ranks, hardware)
     queues.run(trace)
     held = sum(_bytes(var.type) for var in trace.inputs)
@@ -247,8 +311,12 @@ def extrapolated(trace: Trace, ranks: int, hardware: Hardware) -> Plan:
 
 
 def products(equation: Equation) -> float:
-    """The floating-point operations of a matrix product; nothing for other ops, which memory limits."""
-    shapes = [static_shape(var.type) for var in equation.operands if isinstance(var.type, TensorType)]
+    """The floating-point operations of a matrix product; nothing for other ops, which memory
+    limits.
+    """
+    shapes = [
+        static_shape(var.type) for var in equation.operands if isinstance(var.type, TensorType)
+    ]
     match equation.op.name:
         case "aten.mm.default" | "aten.bmm.default":
             first, second = shapes
@@ -266,7 +334,11 @@ def _ring_bytes(equation: Equation, ranks: int) -> float:
 
 
 def _bytes(type: Any) -> int:
-    return torch.Size(static_shape(type)).numel() * type.dtype.itemsize if isinstance(type, TensorType) else 0
+    return (
+        torch.Size(static_shape(type)).numel() * type.dtype.itemsize
+        if isinstance(type, TensorType)
+        else 0
+    )
 
 
 if __name__ == "__main__":

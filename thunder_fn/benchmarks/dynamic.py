@@ -1,7 +1,7 @@
 """Batches of all lengths: how often a model is traced, and what finding the right program costs.
 
-A stream of batches of random lengths goes through a transformer, the first call included. Then a call is timed whose
-program is one of many, and one whose arguments are 150 parameters.
+A stream of batches of random lengths goes through a transformer, the first call included. Then a
+call is timed whose program is one of many, and one whose arguments are 150 parameters.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ def _ours(loss: Any, params: Any) -> tuple[Callable[[torch.Tensor], Any], Callab
     return lambda batch: step(params, batch, batch), lambda: tfn.cache_info(step).misses
 
 
-def _compiled(loss: Any, params: Any, dynamic: bool | None) -> tuple[Callable[[torch.Tensor], Any], Callable[[], int]]:
+def _compiled(
+    loss: Any, params: Any, dynamic: bool | None
+) -> tuple[Callable[[torch.Tensor], Any], Callable[[], int]]:
     torch.compiler.reset()
     graphs, inductor = list[int](), inductor_backend()
 
@@ -102,7 +104,10 @@ def _jax(
         traces.append(1)
         return loss(*args)
 
-    step, converted = jax.jit(counted), jax.tree.map(lambda tensor: jnp.asarray(tensor.numpy()), params)
+    step, converted = (
+        jax.jit(counted),
+        jax.tree.map(lambda tensor: jnp.asarray(tensor.numpy()), params),
+    )
 
     def call(batch: torch.Tensor) -> Any:
         tokens = jnp.asarray(prepare(batch).numpy())
@@ -133,12 +138,17 @@ def _lookup(count: int) -> Case:
         return f(x, names[next(turn) * 7 % count])
 
     return Case(
-        f"dynamic: a call among {count} programs", {OURS: call}, calls=200, target="microseconds, whatever the number"
+        f"dynamic: a call among {count} programs",
+        {OURS: call},
+        calls=200,
+        target="microseconds, whatever the number",
     )
 
 
 def _prologue() -> Case:
-    """A function of 150 parameters that does nothing, so that its checks are all there is to time."""
+    """A function of 150 parameters that does nothing, so that its checks are all there is to
+    time.
+    """
     tensors = [torch.nn.Parameter(torch.randn(4, 4)) for _ in range(150)]
     f = tfn.jit(lambda parameters: parameters[0])
     with torch.no_grad():

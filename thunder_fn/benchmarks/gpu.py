@@ -1,10 +1,12 @@
-"""A GPU: wrong numbers, then speed, each part in a process of its own, since a lost context ends one.
+"""A GPU: wrong numbers, then speed, each part in a process of its own, since a lost context ends
+one.
 
     python -m thunder_fn benchmarks gpu --json FOLDER
 
-Attention of every order on each kernel is compared with float64, and random numbers with eager's. Train steps of GPT-2 small in
-bfloat16 run under each executor beside eager and the modes of torch.compile; then come loops, quantised layers and the
-host's part of a call. Times are medians between CUDA events. It needs the checkout, torch and optree only.
+Attention of every order on each kernel is compared with float64, and random numbers with eager's.
+Train steps of GPT-2 small in bfloat16 run under each executor beside eager and the modes of
+torch.compile. Then come loops, quantised layers and the host's part of a call. Times are medians
+between CUDA events. It needs the checkout, torch and optree only.
 """
 
 from __future__ import annotations
@@ -39,9 +41,17 @@ def run(quick: bool) -> Iterator[Result]:
         yield single("gpu", {}, notes=("there is no CUDA device: nothing was measured",))
         return
     for part in PARTS:
-        command = [sys.executable, "-m", "thunder_fn.benchmarks.gpu", part, *(["--quick"] if quick else [])]
+        command = [
+            sys.executable,
+            "-m",
+            "thunder_fn.benchmarks.gpu",
+            part,
+            *(["--quick"] if quick else []),
+        ]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=SECONDS, check=False
+            )
             found: Found = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
             ended = f"ended with code {done.returncode}: {done.stderr[-300:]}"
         except subprocess.TimeoutExpired:
@@ -110,9 +120,14 @@ def attention(kernel: SDPBackend, quick: bool) -> Found:
                 wanted = way(torch.func)(q.detach().double().cpu())
             with sdpa_kernel(kernel):
                 error = distance(tfn.jit(way(tfn))(q), wanted)
-                many = tfn.jit(tfn.vmap(way(tfn)))(torch.stack([q.detach()] * 2).requires_grad_(requires_grad))
+                many = tfn.jit(tfn.vmap(way(tfn)))(
+                    torch.stack([q.detach()] * 2).requires_grad_(requires_grad)
+                )
             batched = distance(many, torch.stack([wanted] * 2))
-            notes.append(f"{name}, requires_grad={requires_grad}: error {error:.1e}, of a batch {batched:.1e}")
+            notes.append(
+                f"{name}, requires_grad={requires_grad}: error {error:.1e}, of a batch"
+                f" {batched:.1e}"
+            )
     q = torch.randn(4, 16, 256 if quick else 2048, 64, device="cuda").to(dtype)
     with sdpa_kernel(kernel):
         seconds["forward, eager"] = milliseconds(lambda: _loss(q)) / 1e3
@@ -150,7 +165,11 @@ class GPT(nn.Module):
 
     def __init__(self, width: int, heads: int, layers: int, words: int = 50304) -> None:
         super().__init__()
-        self.words, self.places, self.ln = nn.Embedding(words, width), nn.Embedding(1024, width), nn.LayerNorm(width)
+        self.words, self.places, self.ln = (
+            nn.Embedding(words, width),
+            nn.Embedding(1024, width),
+            nn.LayerNorm(width),
+        )
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -176,12 +195,17 @@ WRAPPERS: dict[str, Callable[[nn.Module], Any]] = {
 
 
 def step(name: str, quick: bool) -> Found:
-    """GPT-2 small in bfloat16 with fused AdamW: the time of a step, of the first one, the peak, the loss."""
+    """GPT-2 small in bfloat16 with fused AdamW: the time of a step, of the first one, the peak,
+    the loss.
+    """
     width, heads, layers, batch, length = (64, 4, 2, 1, 32) if quick else (768, 12, 12, 16, 1024)
     torch.manual_seed(0)
     model = GPT(width, heads, layers).to("cuda", torch.bfloat16)
     tokens = torch.randint(0, 50304, (batch, length), device="cuda")
-    compiled, adamw = WRAPPERS[name](model), torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    compiled, adamw = (
+        WRAPPERS[name](model),
+        torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True),
+    )
     losses = list[Tensor]()
 
     def run() -> None:
@@ -202,7 +226,10 @@ def step(name: str, quick: bool) -> Found:
     torch.cuda.reset_peak_memory_stats()
     steady = milliseconds(run, 3 if quick else 20) / 1e3
     peak = torch.cuda.max_memory_allocated() / 2**30
-    note = f"first step {first:.1f} s, peak {peak:.2f} GiB, losses {losses[0].item():.4f} and {losses[19].item():.4f}"
+    note = (
+        f"first step {first:.1f} s, peak {peak:.2f} GiB, losses {losses[0].item():.4f} and"
+        f" {losses[19].item():.4f}"
+    )
     return {"seconds": {name: steady}, "notes": [note]}
 
 
@@ -222,7 +249,9 @@ def loops(quick: bool) -> Found:
     for name in ([], ["inductor"], ["cudagraphs"]):
         jitted, args = tfn.jit(tfn.grad(f), executors=name), [x.cuda() for x in (w, h, xs)]
         notes.append(f"{name}: error {distance(jitted(*args), wanted):.1e}")
-        seconds[", ".join(["a step, jit", *name])] = milliseconds(lambda j=jitted, a=args: j(*a), 5) / 1e3 / steps
+        seconds[", ".join(["a step, jit", *name])] = (
+            milliseconds(lambda j=jitted, a=args: j(*a), 5) / 1e3 / steps
+        )
     return {"seconds": seconds, "notes": notes}
 
 
@@ -235,7 +264,10 @@ def random_numbers(quick: bool) -> Found:
         mine = [jitted(x) for _ in range(3)]
         torch.manual_seed(0)
         theirs = [F.dropout(x, 0.5) for _ in range(3)]
-        notes.append(f"{name}: equal to eager's {[torch.equal(a, b) for a, b in zip(mine, theirs, strict=True)]}")
+        notes.append(
+            f"{name}: equal to eager's"
+            f" {[torch.equal(a, b) for a, b in zip(mine, theirs, strict=True)]}"
+        )
     return {"seconds": {}, "notes": notes}
 
 
@@ -251,14 +283,21 @@ def layers(quick: bool) -> Found:
             for scheme in ("int8", "int8_dynamic", "int4", "nf4", "fp8_dynamic"):
                 quantized = tfn.jit(tfn.quantize(model, scheme))
                 notes.append(f"{scheme}, {rows} rows: error {distance(quantized(x), model(x)):.1e}")
-                seconds[f"{rows} rows, {scheme}"] = milliseconds(lambda q=quantized, x=x: q(x)) / 1e3
+                seconds[f"{rows} rows, {scheme}"] = (
+                    milliseconds(lambda q=quantized, x=x: q(x)) / 1e3
+                )
     return {"seconds": seconds, "notes": notes}
 
 
 def calls(quick: bool) -> Found:
     """The host's part of a call on tensors of four numbers, launches queued."""
     f = lambda a, b: a.sin() * b + 1
-    a, b, count, seconds = torch.ones(2, 2, device="cuda"), torch.ones(2, 2, device="cuda"), 1000, dict[str, float]()
+    a, b, count, seconds = (
+        torch.ones(2, 2, device="cuda"),
+        torch.ones(2, 2, device="cuda"),
+        1000,
+        dict[str, float](),
+    )
     peers = {"eager": f, OURS: tfn.jit(f), "jit, inductor": tfn.jit(f, executors=["inductor"])}
     for name, peer in {**peers, "torch.compile": torch.compile(f)}.items():
         peer(a, b)
@@ -276,7 +315,11 @@ def calls(quick: bool) -> Found:
 PARTS: dict[str, Callable[[bool], Found]] = {
     **{
         f"attention, {kernel.name}": lambda quick, kernel=kernel: attention(kernel, quick)
-        for kernel in (SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION)
+        for kernel in (
+            SDPBackend.EFFICIENT_ATTENTION,
+            SDPBackend.FLASH_ATTENTION,
+            SDPBackend.CUDNN_ATTENTION,
+        )
     },
     "random numbers": random_numbers,
     **{f"GPT-2 124M step, {name}": lambda quick, name=name: step(name, quick) for name in WRAPPERS},

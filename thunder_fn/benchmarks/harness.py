@@ -26,10 +26,11 @@ OURS = "thunder_fn"
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to measure: peers that do the same, each a function without arguments that returns when it is done.
+    """One thing to measure: peers that do the same, each a function without arguments that returns
+    when it is done.
 
-    `calls` are made back to back in each round, more where they would take less than `span` seconds: the figure is
-    seconds for one of them. `target` states the goal in words.
+    `calls` are made back to back in each round, more where they would take less than `span`
+    seconds. The figure is seconds for one of them. `target` states the goal in words.
     """
 
     name: str
@@ -70,14 +71,16 @@ class Memory:
 def run_case(case: Case, quick: bool = False) -> Result:
     """Run all peers in interleaved rounds, in another order each.
 
-    A call that is not timed goes before those that are: nobody pays for what another peer left in caches and threads.
+    A call that is not timed goes before those that are: nobody pays for what another peer left in
+    caches and threads.
     """
     for peer in case.peers.values():
         for _ in range(case.warmup):
             peer()
     names = list(case.peers)
     calls = {
-        name: case.calls if quick else max(case.calls, _calls_in(case.span, peer)) for name, peer in case.peers.items()
+        name: case.calls if quick else max(case.calls, _calls_in(case.span, peer))
+        for name, peer in case.peers.items()
     }
     times: dict[str, list[float]] = {name: [] for name in names}
     for index in range(3 if quick else case.rounds):
@@ -86,7 +89,9 @@ def run_case(case: Case, quick: bool = False) -> Result:
             times[name].append(_time(case.peers[name], calls[name]))
     seconds = {name: statistics.median(values) for name, values in times.items()}
     ratios = {
-        name: statistics.median(mine / theirs for mine, theirs in zip(times[OURS], values, strict=True))
+        name: statistics.median(
+            mine / theirs for mine, theirs in zip(times[OURS], values, strict=True)
+        )
         for name, values in times.items()
         if name != OURS and OURS in times
     }
@@ -94,7 +99,9 @@ def run_case(case: Case, quick: bool = False) -> Result:
 
 
 def _calls_in(seconds: float, peer: Callable[[], object]) -> int:
-    """The number of calls that take so long, threads and clocks being what they are after as long a time."""
+    """The number of calls that take so long, threads and clocks being what they are after as
+    long a time.
+    """
     if not seconds:
         return 0
     calls, end = 0, time.perf_counter() + seconds
@@ -112,7 +119,9 @@ def _time(peer: Callable[[], object], calls: int) -> float:
 
 
 def once(peer: Callable[[], object]) -> float:
-    """Seconds for one call, for things that happen once, such as a first trace; the garbage collector waits meanwhile."""
+    """Seconds for one call, for things that happen once, such as a first trace; the garbage
+    collector waits meanwhile.
+    """
     gc.collect()
     gc.disable()
     try:
@@ -122,11 +131,17 @@ def once(peer: Callable[[], object]) -> float:
 
 
 def single(
-    name: str, seconds: dict[str, float], target: str = "", notes: tuple[str, ...] = (), parts: tuple[str, ...] = ()
+    name: str,
+    seconds: dict[str, float],
+    target: str = "",
+    notes: tuple[str, ...] = (),
+    parts: tuple[str, ...] = (),
 ) -> Result:
     """A result of things that happen once. `parts` of ours are shown without a ratio."""
     ours = seconds.get(OURS)
-    ratios = {peer: ours / value for peer, value in seconds.items() if ours and peer not in (OURS, *parts)}
+    ratios = {
+        peer: ours / value for peer, value in seconds.items() if ours and peer not in (OURS, *parts)
+    }
     return Result(name, seconds, ratios, target, command(), machine(), notes)
 
 
@@ -136,12 +151,18 @@ def command() -> str:
     if "--json" in words:
         words = words[: words.index("--json")] + words[words.index("--json") + 2 :]
     package = "thunder_fn.benchmarks" if program.parent.name == "benchmarks" else "thunder_fn"
-    return " ".join([f"python -m {package}" if program.name == "__main__.py" else program.name, *words])
+    return " ".join(
+        [f"python -m {package}" if program.name == "__main__.py" else program.name, *words]
+    )
 
 
 def machine() -> dict[str, str]:
     """Versions, hardware and how busy the machine is, for the record."""
-    found = {"python": platform.python_version(), "torch": torch.__version__, "date": datetime.date.today().isoformat()}
+    found = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "date": datetime.date.today().isoformat(),
+    }
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         found["jax"] = importlib.metadata.version("jax")
     found["threads"] = str(torch.get_num_threads())
@@ -155,7 +176,9 @@ def _processor() -> str:
     """The processor's name for itself, as far as the system tells."""
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line for line in lines if line.startswith("model name")).partition(":")[2].strip()
+        return (
+            next(line for line in lines if line.startswith("model name")).partition(":")[2].strip()
+        )
     return platform.processor() or platform.machine()
 
 
@@ -176,7 +199,9 @@ def _show_memory(result: Memory) -> str:
     lines = [f"{result.name}   (to reach: {result.target})"]
     for name, peak in result.peaks.items():
         ratio = f"   ours / it = {ours / peak:.2f}" if name != OURS and ours is not None else ""
-        lines.append(f"  {name:<{width}}  {peak / 1e6:8.1f} MB  {_unit(result.seconds[name]):>10}{ratio}")
+        lines.append(
+            f"  {name:<{width}}  {peak / 1e6:8.1f} MB  {_unit(result.seconds[name]):>10}{ratio}"
+        )
     return "\n".join([*lines, *(f"  {note}" for note in result.notes)])
 
 

@@ -25,7 +25,12 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, width = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = (
+            self.qkv(self.norm1(x))
+            .view(batch, length, 3, self.heads, -1)
+            .permute(2, 0, 3, 1, 4)
+            .unbind(0)
+        )
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(y.transpose(1, 2).reshape(batch, length, width))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
@@ -34,7 +39,9 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """A small decoder-only transformer."""
 
-    def __init__(self, layers: int, width: int = 128, heads: int = 4, vocabulary: int = 96, context: int = 64) -> None:
+    def __init__(
+        self, layers: int, width: int = 128, heads: int = 4, vocabulary: int = 96, context: int = 64
+    ) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(context, width)
@@ -43,7 +50,9 @@ class GPT(nn.Module):
         self.head = nn.Linear(width, vocabulary)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        x = self.tokens(tokens) + self.positions(
+            torch.arange(tokens.shape[1], device=tokens.device)
+        )
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))
@@ -52,7 +61,9 @@ class GPT(nn.Module):
 def gpt_loss(model: GPT) -> Any:
     """The loss as a function of parameters, tokens and targets."""
 
-    def loss(params: dict[str, torch.Tensor], tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def loss(
+        params: dict[str, torch.Tensor], tokens: torch.Tensor, targets: torch.Tensor
+    ) -> torch.Tensor:
         logits = torch.func.functional_call(model, params, (tokens,))
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
@@ -79,14 +90,18 @@ def jax_gpt_loss(heads: int) -> Any:
 
     def block(p: Any, name: str, x: Any) -> Any:
         batch, length, width = x.shape
-        qkv = linear(p, f"{name}.qkv", norm(p, f"{name}.norm1", x)).reshape(batch, length, 3, heads, width // heads)
+        qkv = linear(p, f"{name}.qkv", norm(p, f"{name}.norm1", x)).reshape(
+            batch, length, 3, heads, width // heads
+        )
         q, k, v = jnp.transpose(qkv, (2, 0, 3, 1, 4))
         scores = q @ jnp.swapaxes(k, -1, -2) / math.sqrt(width // heads)
         scores = jnp.where(jnp.tril(jnp.ones((length, length), bool)), scores, -jnp.inf)
         y = jnp.swapaxes(jax.nn.softmax(scores, -1) @ v, 1, 2).reshape(batch, length, width)
         x = x + linear(p, f"{name}.out", y)
         return x + linear(
-            p, f"{name}.down", jax.nn.gelu(linear(p, f"{name}.up", norm(p, f"{name}.norm2", x)), approximate=False)
+            p,
+            f"{name}.down",
+            jax.nn.gelu(linear(p, f"{name}.up", norm(p, f"{name}.norm2", x)), approximate=False),
         )
 
     def loss(p: Any, tokens: Any, targets: Any) -> Any:

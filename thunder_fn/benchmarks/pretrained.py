@@ -1,9 +1,12 @@
-"""`benchmarks models`: models of transformers at their published sizes, with random weights, by one call of `compile`.
+"""`benchmarks models`: models of transformers at their published sizes, with random weights, by one
+call of `compile`.
 
-Each peer works in a process of its own with empty caches: seconds from the model to the end of the first step, and seconds of a
-step once everything is compiled. A second process on these caches, whose heap hands back whatever is freed, measures the peak of
-a step's memory above what it held before. A training step is forward and backward; decoding is greedy, on a static cache, by
-`generate`. Capture is timed on the meta device. A peer that takes longer than `PATIENCE_SECONDS` is left out, and told so.
+Each peer works in a process of its own with empty caches. The figures are seconds from the model to
+the end of the first step, and seconds of a step once everything is compiled. A second process on
+these caches, whose heap hands back whatever is freed, measures the peak of a step's memory above
+what it held before. A training step is forward and backward; decoding is greedy, on a static cache,
+by `generate`. Capture is timed on the meta device. A peer that takes longer than `PATIENCE_SECONDS`
+is left out, and told so.
 """
 
 from __future__ import annotations
@@ -33,9 +36,11 @@ from thunder_fn.benchmarks.published import CAPTURED, SMALLER, capture_seconds
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A class of transformers and the options of its configuration; `small` are those that make it small.
+    """A class of transformers and the options of its configuration; `small` are those that make it
+    small.
 
-    `batch` and `length` are the sizes of the input; where `tokens` is not 0, so many are decoded after it.
+    `batch` and `length` are the sizes of the input; where `tokens` is not 0, so many are decoded
+    after it.
     """
 
     cls: str
@@ -50,7 +55,9 @@ class Model:
         """The model with random weights, without dropout, so that peers compute the same."""
         import transformers  # pyright: ignore[reportMissingImports]
 
-        made = getattr(transformers, self.config)(**{**self.options, **(self.small if quick else {})})
+        made = getattr(transformers, self.config)(
+            **{**self.options, **(self.small if quick else {})}
+        )
         for name in vars(made):
             if "dropout" in name or name.endswith("pdrop"):
                 setattr(made, name, 0.0)
@@ -62,10 +69,15 @@ class Model:
         if self.config == "ViTConfig":
             shape = self.batch, config.num_channels, config.image_size, config.image_size
             return {"pixel_values": torch.randn(shape), "labels": torch.arange(self.batch) % 2}
-        ids = torch.randint(config.vocab_size, (self.batch, min(self.length, 8) if quick else self.length))
+        ids = torch.randint(
+            config.vocab_size, (self.batch, min(self.length, 8) if quick else self.length)
+        )
         if self.tokens:
             return {"input_ids": ids}
-        return {"input_ids": ids, "labels": torch.arange(self.batch) % 2 if "Classification" in self.cls else ids}
+        return {
+            "input_ids": ids,
+            "labels": torch.arange(self.batch) % 2 if "Classification" in self.cls else ids,
+        }
 
 
 _SMALL = {
@@ -83,12 +95,24 @@ _LLAMA = {
     "intermediate_size": 1376,
 }
 _GROUPED = {**_SMALL, "num_key_value_heads": 2}
-_MIXTRAL = {**_LLAMA, "hidden_size": 256, "num_hidden_layers": 2, "intermediate_size": 512, "num_local_experts": 4}
+_MIXTRAL = {
+    **_LLAMA,
+    "hidden_size": 256,
+    "num_hidden_layers": 2,
+    "intermediate_size": 512,
+    "num_local_experts": 4,
+}
 MODELS = {
-    "BERT-base, sequence classification": Model("BertForSequenceClassification", "BertConfig", {}, _SMALL, 4, 64),
-    "GPT-2 small": Model("GPT2LMHeadModel", "GPT2Config", {}, {"n_embd": 32, "n_layer": 2, "n_head": 4}, 2, 64),
+    "BERT-base, sequence classification": Model(
+        "BertForSequenceClassification", "BertConfig", {}, _SMALL, 4, 64
+    ),
+    "GPT-2 small": Model(
+        "GPT2LMHeadModel", "GPT2Config", {}, {"n_embd": 32, "n_layer": 2, "n_head": 4}, 2, 64
+    ),
     "Llama of 4 layers": Model("LlamaForCausalLM", "LlamaConfig", _LLAMA, _GROUPED, 2, 64),
-    "Llama of 4 layers, decoding": Model("LlamaForCausalLM", "LlamaConfig", _LLAMA, _GROUPED, 1, 16, tokens=32),
+    "Llama of 4 layers, decoding": Model(
+        "LlamaForCausalLM", "LlamaConfig", _LLAMA, _GROUPED, 1, 16, tokens=32
+    ),
     "ViT-small": Model(
         "ViTForImageClassification",
         "ViTConfig",
@@ -99,8 +123,13 @@ MODELS = {
     ),
     "Mixtral-tiny": Model("MixtralForCausalLM", "MixtralConfig", _MIXTRAL, _GROUPED, 2, 64),
 }
-QUICK = {"BERT-base, sequence classification": ("eager", "torch.compile"), "Llama of 4 layers, decoding": ("eager",)}
-"""Cases of --quick beside ours: the first compilation of a process with empty caches takes half a minute."""
+QUICK = {
+    "BERT-base, sequence classification": ("eager", "torch.compile"),
+    "Llama of 4 layers, decoding": ("eager",),
+}
+"""Cases of --quick beside ours: the first compilation of a process with empty caches takes half
+a minute.
+"""
 
 PATIENCE_SECONDS = 300
 """The seconds that a process is given."""
@@ -108,12 +137,17 @@ PATIENCE_SECONDS = 300
 
 def cases(only: str, quick: bool = False) -> tuple[str, ...]:
     """The cases with a text in their name, in small or capital letters: captures, then models."""
-    names = (*map("capture of {} on meta".format, SMALLER if quick else CAPTURED), *(QUICK if quick else MODELS))
+    names = (
+        *map("capture of {} on meta".format, SMALLER if quick else CAPTURED),
+        *(QUICK if quick else MODELS),
+    )
     return tuple(name for name in names if only.lower() in name.lower())
 
 
 def run(quick: bool = False, only: str = "") -> Iterator[Result | Memory]:
-    """Capture of published sizes; every model and peer, or two small ones with --quick; of these the `cases`."""
+    """Capture of published sizes; every model and peer, or two small ones with --quick; of these
+    the `cases`.
+    """
     names = cases(only, quick)
     for name in CAPTURED:
         if (what := f"capture of {name} on meta") in names:
@@ -129,7 +163,9 @@ def run(quick: bool = False, only: str = "") -> Iterator[Result | Memory]:
             yield single(f"{what}, {column}", seconds, "ahead of torch.compile", late)
         peaks = {peer: int(times["peak"]) for peer, times in found.items()}
         steady = {peer: times["steady step"] for peer, times in found.items()}
-        yield Memory(f"{what}, peak memory", peaks, steady, "ahead of torch.compile", machine(), late)
+        yield Memory(
+            f"{what}, peak memory", peaks, steady, "ahead of torch.compile", machine(), late
+        )
 
 
 def _is_there(peer: str) -> bool:
@@ -137,9 +173,14 @@ def _is_there(peer: str) -> bool:
 
 
 def _fresh(name: str, peer: str, quick: bool) -> dict[str, float] | None:
-    """Measure in new processes that begin with empty caches; None if one of them is not done in time."""
+    """Measure in new processes that begin with empty caches; None if one of them is not done in
+    time.
+    """
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        caches = {"THUNDER_FN_CACHE_DIR": f"{folder}/ours", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/theirs"}
+        caches = {
+            "THUNDER_FN_CACHE_DIR": f"{folder}/ours",
+            "TORCHINDUCTOR_CACHE_DIR": f"{folder}/theirs",
+        }
         malloc = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
         arguments = ["-m", "thunder_fn.benchmarks.pretrained", name, peer, str(int(quick))]
         command = [sys.executable, "-W", "ignore", *arguments]
@@ -149,13 +190,19 @@ def _fresh(name: str, peer: str, quick: bool) -> dict[str, float] | None:
 
 
 def _printed_by(command: list[str], environment: dict[str, str]) -> dict[str, float] | None:
-    """The JSON in the last line that a process prints; None if it is not done in time, when it and its children are ended.
+    """The JSON in the last line that a process prints; None if it is not done in time, when it and
+    its children are ended.
 
     Raises:
         RuntimeError: it fails.
     """
     with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     ) as process:
         try:
             out, errors = process.communicate(timeout=PATIENCE_SECONDS)
@@ -195,7 +242,12 @@ PEERS: dict[str, Callable[[Any], Any]] = {
 def step_of(model: Any, inputs: dict[str, torch.Tensor], tokens: int) -> Callable[[], torch.Tensor]:
     """A step whose result tells whether peers did the same: the loss, or the tokens."""
     if tokens:
-        options: Any = {"max_new_tokens": tokens, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+        options: Any = {
+            "max_new_tokens": tokens,
+            "do_sample": False,
+            "eos_token_id": None,
+            "pad_token_id": 0,
+        }
         return lambda: model.generate(**inputs, **options, cache_implementation="static")
 
     def step() -> torch.Tensor:

@@ -1,7 +1,8 @@
 """The time to capture a GPT and to differentiate the trace, by depth.
 
-Work should grow with distinct code: the layers of a GPT are one body, so the gradient of 12 layers, from scratch,
-should cost about what that of 2 layers does. Capture, which runs the function, grows with depth.
+Work should grow with distinct code. The layers of a GPT are one body, so the gradient of 12 layers,
+from scratch, should cost about what that of 2 layers does. Capture, which runs the function, grows
+with depth.
 """
 
 from __future__ import annotations
@@ -24,7 +25,11 @@ MEMOS: tuple[Any, ...] = (
     *(derive.vjp_rule, derive.differentiable_outputs, simplify.dce_to, simplify.inline),
     *(activity.activity, vjp.forward_backward, vjp.vjp, vjp.grad_and_value),
 )
-CAPTURE, GRADIENT, KNOWN = "capture", "gradient of the trace, nothing known", "gradient of the trace, one layer known"
+CAPTURE, GRADIENT, KNOWN = (
+    "capture",
+    "gradient of the trace, nothing known",
+    "gradient of the trace, one layer known",
+)
 
 
 def run(quick: bool = False) -> Iterator[Result]:
@@ -35,18 +40,35 @@ def run(quick: bool = False) -> Iterator[Result]:
     tfn.trace(tfn.grad(gpt_loss(GPT(1))), params_of(GPT(1)), tokens, tokens)
     samples = {depth: [_round(depth, tokens, one_layer) for _ in range(rounds)] for depth in depths}
     found = {
-        depth: {name: statistics.median(s[name] for s in samples[depth]) for name in samples[depth][0]}
+        depth: {
+            name: statistics.median(s[name] for s in samples[depth]) for name in samples[depth][0]
+        }
         for depth in depths
     }
     for depth, seconds in found.items():
         notes = (
-            f"{OURS} is the trace of the gradient function from scratch: capture and gradient, no rule known",
-            *(f"{name}: {seconds[name] / found[2][name]:.2f} x that of 2 layers" for name in (GRADIENT, KNOWN)),
-            f"medians of {rounds}, each on a new model, the garbage collector off while the clock runs",
+            (
+                f"{OURS} is the trace of the gradient function from scratch: capture and gradient,"
+                " no rule known"
+            ),
+            *(
+                f"{name}: {seconds[name] / found[2][name]:.2f} x that of 2 layers"
+                for name in (GRADIENT, KNOWN)
+            ),
+            (
+                f"medians of {rounds}, each on a new model, the garbage collector off while the"
+                " clock runs"
+            ),
         )
-        target = "capture plus gradient under 1.5 s, the gradient part at most 1.3 x that of 2 layers"
+        target = (
+            "capture plus gradient under 1.5 s, the gradient part at most 1.3 x that of 2 layers"
+        )
         yield single(
-            f"trace: GPT of {depth} layers", seconds, target if depth == 12 else "", notes, (CAPTURE, GRADIENT, KNOWN)
+            f"trace: GPT of {depth} layers",
+            seconds,
+            target if depth == 12 else "",
+            notes,
+            (CAPTURE, GRADIENT, KNOWN),
         )
 
 
@@ -84,4 +106,8 @@ def _jax(params: dict[str, Any], tokens: torch.Tensor) -> dict[str, float]:
     except ImportError:
         return {}
     converted = jax.tree.map(lambda tensor: tensor.numpy(), (params, tokens, tokens))
-    return {"jax.make_jaxpr of jax.grad": once(lambda: jax.make_jaxpr(jax.grad(jax_gpt_loss(4)))(*converted))}
+    return {
+        "jax.make_jaxpr of jax.grad": once(
+            lambda: jax.make_jaxpr(jax.grad(jax_gpt_loss(4)))(*converted)
+        )
+    }

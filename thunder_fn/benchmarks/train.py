@@ -23,7 +23,9 @@ RATE, DECAY, EPSILON, BETAS = 1e-3, 1e-2, 1e-8, (0.9, 0.999)
 
 
 def run(quick: bool = False) -> Iterator[Result]:
-    """A GPT with 2 layers of width 64, and one with 4 of width 256; the small one alone with --quick."""
+    """A GPT with 2 layers of width 64, and one with 4 of width 256; the small one alone with
+    --quick.
+    """
     for layers, width, length, batch in SIZES[: 1 if quick else None]:
         model = GPT(layers, width, context=length)
         tokens, targets = torch.randint(0, 96, (2, batch, length))
@@ -38,7 +40,9 @@ def run(quick: bool = False) -> Iterator[Result]:
         yield run_case(Case(name, peers, rounds=11, target="1.0 x eager"), quick)
 
 
-def jitted_step(model: GPT, tokens: torch.Tensor, targets: torch.Tensor, executors: Sequence[Executor] = ()) -> Any:
+def jitted_step(
+    model: GPT, tokens: torch.Tensor, targets: torch.Tensor, executors: Sequence[Executor] = ()
+) -> Any:
     """The step as one trace, its state donated."""
     loss = gpt_loss(model)
     optimizer = tfn.functional_optimizer(torch.optim.AdamW, lr=RATE)
@@ -59,9 +63,14 @@ def jitted_step(model: GPT, tokens: torch.Tensor, targets: torch.Tensor, executo
 
 
 def eager_step(
-    model: GPT, tokens: torch.Tensor, targets: torch.Tensor, prepare: Callable[[Any], Any] = lambda it: it
+    model: GPT,
+    tokens: torch.Tensor,
+    targets: torch.Tensor,
+    prepare: Callable[[Any], Any] = lambda it: it,
 ) -> Callable[[], object]:
-    """The usual loop of PyTorch, on a copy of the model; `prepare` may compile it and the optimizer's step."""
+    """The usual loop of PyTorch, on a copy of the model; `prepare` may compile it and the
+    optimizer's step.
+    """
     twin = copy.deepcopy(model)
     optimizer = torch.optim.AdamW(twin.parameters(), lr=RATE)
     prepared, update = prepare(twin), prepare(optimizer.step)
@@ -101,7 +110,12 @@ def jax_step(model: GPT, tokens: torch.Tensor, targets: torch.Tensor) -> Callabl
 
     jitted = jax.jit(step, donate_argnums=(0, 1, 2, 3))
     params = {name: jnp.asarray(value.numpy()) for name, value in params_of(model).items()}
-    held = [params, jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, params), jnp.zeros(())]
+    held = [
+        params,
+        jax.tree.map(jnp.zeros_like, params),
+        jax.tree.map(jnp.zeros_like, params),
+        jnp.zeros(()),
+    ]
 
     def call() -> object:
         *held[:], value = jitted(*held, *batch)

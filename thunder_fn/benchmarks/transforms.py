@@ -1,4 +1,6 @@
-"""Transforms as scientists use them: per-sample gradients, Hessians, Jacobians, ensembles, side by side with torch.func."""
+"""Transforms as scientists use them: per-sample gradients, Hessians, Jacobians, ensembles, side
+by side with torch.func.
+"""
 
 from __future__ import annotations
 
@@ -20,22 +22,35 @@ Tensor = torch.Tensor
 def mlp(inputs: int, width: int, outputs: int) -> nn.Module:
     """Three linear layers with tanh between them."""
     return nn.Sequential(
-        nn.Linear(inputs, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, outputs)
+        nn.Linear(inputs, width),
+        nn.Tanh(),
+        nn.Linear(width, width),
+        nn.Tanh(),
+        nn.Linear(width, outputs),
     )
 
 
 def cnn() -> nn.Module:
     """Two convolutions and a linear layer, for 28x28 images of one channel."""
     return nn.Sequential(
-        nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(576, 10)
+        nn.Conv2d(1, 8, 3),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 3, stride=2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(576, 10),
     )
 
 
 def run(quick: bool = False) -> Iterator[Result]:
-    """Every case: ours jitted on the torch executor, torch.func eager, torch.compile of torch.func, jax.jit."""
+    """Every case: ours jitted on the torch executor, torch.func eager, torch.compile of
+    torch.func, jax.jit.
+    """
     for name, args, f, in_jax in cases():
         peers = _peers(args, f, in_jax)
-        yield run_case(Case(f"transforms: {name}", peers, rounds=11, target="1.0 x torch.func eager"), quick)
+        yield run_case(
+            Case(f"transforms: {name}", peers, rounds=11, target="1.0 x torch.func eager"), quick
+        )
 
 
 def _peers(args: tuple[Any, ...], f: Any, in_jax: Any) -> dict[str, Any]:
@@ -54,7 +69,9 @@ def _peers(args: tuple[Any, ...], f: Any, in_jax: Any) -> dict[str, Any]:
 
 
 def cases() -> Iterator[tuple[str, tuple[Any, ...], Any, Any]]:
-    """Name, arguments, and what to measure: functions of a namespace of transforms, in PyTorch and in JAX."""
+    """Name, arguments, and what to measure: functions of a namespace of transforms, in PyTorch
+    and in JAX.
+    """
     for kind, model, shape in (("MLP", mlp(64, 64, 10), (64,)), ("CNN", cnn(), (1, 16, 16))):
         loss = sample_loss(model)
         args = (params_of(model), torch.randn(64, *shape), torch.randint(0, 10, (64,)))
@@ -123,14 +140,19 @@ def jax_apply(model: nn.Module, params: Any, x: Any) -> Any:
     import jax  # pyright: ignore[reportMissingImports]
     import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
 
-    held: Any = {key: p if isinstance(p, jax.Array) else jnp.asarray(p.numpy()) for key, p in params.items()}
+    held: Any = {
+        key: p if isinstance(p, jax.Array) else jnp.asarray(p.numpy()) for key, p in params.items()
+    }
     for name, layer in model.named_children():
         weight, bias = held.get(f"{name}.weight"), held.get(f"{name}.bias")
         match layer:
             case nn.Linear():
                 x = x @ weight.T + bias
             case nn.Conv2d():
-                x = jax.lax.conv_general_dilated(x, weight, layer.stride, "VALID") + bias[:, None, None]
+                x = (
+                    jax.lax.conv_general_dilated(x, weight, layer.stride, "VALID")
+                    + bias[:, None, None]
+                )
             case nn.Tanh():
                 x = jnp.tanh(x)
             case nn.ReLU():

@@ -1,12 +1,13 @@
 """Capture: a PyTorch callable becomes a trace.
 
-The function runs once on tracers and is recorded, as in JAX. In-place code and views come out pure; closed-over
-tensors become constants; mutations become extra outputs. Capture nests and is thread-safe: all state lives in one
-Recorder, found through a context variable.
+The function runs once on tracers and is recorded, as in JAX. In-place code and views come out pure;
+closed-over tensors become constants; mutations become extra outputs. Capture nests and is
+thread-safe: all state lives in one Recorder, found through a context variable.
 
-`recorder.py` records, `scopes.py` sees torch functions, `nesting.py` folds the recording, `outside/` finds reads of
-globals and attributes, `numbers/` makes numbers symbolic, `replaced/` stands in for functions. A replacement of a
-PyTorch function belongs into its tables; it must not be visible to other threads.
+`recorder.py` records, `scopes.py` sees torch functions, `nesting.py` folds the recording.
+`outside/` finds reads of globals and attributes, `numbers/` makes numbers symbolic, `replaced/`
+stands in for functions. A replacement of a PyTorch function belongs into its tables; it must not be
+visible to other threads.
 """
 
 from __future__ import annotations
@@ -21,7 +22,13 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
-from thunder_fn.capture.failures import check_aliases, check_argument, check_static_output, failure, source_of
+from thunder_fn.capture.failures import (
+    check_aliases,
+    check_argument,
+    check_static_output,
+    failure,
+    source_of,
+)
 from thunder_fn.capture.garbage import no_collections
 from thunder_fn.capture.modules import modules_of
 from thunder_fn.capture.nesting import nest
@@ -53,12 +60,22 @@ from thunder_fn.ir.constraints import equations_between
 from thunder_fn.ir.symbols import bind, binders, compute, symbols_in
 from thunder_fn.ir.trace import Atom, Expr, Literal, Trace, Var, as_dim, type_of_value
 
-__all__ = ["TENSOR", "Captured", "GradRead", "Write", "capture", "composite", "current", "named_composite", "pytree"]
+__all__ = [
+    "TENSOR",
+    "Captured",
+    "GradRead",
+    "Write",
+    "capture",
+    "composite",
+    "current",
+    "named_composite",
+    "pytree",
+]
 
 
 class _TensorLeaf:
-    """Stand-in for a tensor, or a number that is a symbol, among the leaves of a pytree whose others are static
-    values.
+    """Stand-in for a tensor, or a number that is a symbol, among the leaves of a pytree whose
+    others are static values.
     """
 
     def __repr__(self) -> str:
@@ -75,7 +92,8 @@ TENSOR = _TensorLeaf()
 class Write:
     """A mutation by the function: of an input of the trace, by index, or of a closed-over tensor.
 
-    `strides`: the tensor is its own view from then on, as after `t_()`, with other strides in the same memory.
+    `strides`: the tensor is its own view from then on, as after `t_()`, with other strides in the
+        same memory.
     """
 
     target: int | torch.Tensor
@@ -84,8 +102,9 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """A result, by position, that shows memory which the function writes to: its sizes, its strides, and how far from the
-    beginning of the written tensor, which is one of the writes, it begins."""
+    """A result, by position, that shows memory which the function writes to. It has sizes,
+    strides, and an offset from the beginning of the written tensor, which is one of the writes.
+    """
 
     result: int
     write: int
@@ -103,16 +122,23 @@ class Alias:
         return target.as_strided(self.size, self.stride, target.storage_offset() + self.offset)
 
     def among(self, variables: Sequence[Var], target: torch.Tensor, *values: Any) -> torch.Tensor:
-        """The same with expressions over symbols, which the variables bind that have these values."""
+        """The same with expressions over symbols, which the variables bind that have these
+        values.
+        """
         known = bind(variables, values)
-        number: Callable[[Any], Any] = lambda item: compute(item, known) if isinstance(item, Expr) else item
+        number: Callable[[Any], Any] = lambda item: (
+            compute(item, known) if isinstance(item, Expr) else item
+        )
         size, stride = tuple(map(number, self.size)), tuple(map(number, self.stride))
-        return dataclasses.replace(self, size=size, stride=stride, offset=number(self.offset)).of(target)
+        return dataclasses.replace(self, size=size, stride=stride, offset=number(self.offset)).of(
+            target
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """A result, by position, that shares memory with an input of the trace, by index, or with a closed-over tensor.
+    """A result, by position, that shares memory with an input of the trace, by index, or with a
+    closed-over tensor.
 
     `is_same`: it is that tensor; else it may be a view.
     """
@@ -124,7 +150,9 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class GradRead:
-    """The function looked at the `.grad` of an input of the trace, by index, or of a closed-over tensor: this one, or None."""
+    """The function looked at the `.grad` of an input of the trace, by index, or of a closed-over
+    tensor: this one, or None.
+    """
 
     tensor: int | torch.Tensor
     grad: torch.Tensor | None
@@ -134,13 +162,14 @@ class GradRead:
 class Captured:
     """A function as a trace, with the data that a call like the function's needs.
 
-    The trace has one input for each tensor leaf of `(args, kwargs)`, then one for each number or stride that is a
-    symbol. Its outputs are the leaves of the result that are tensors or depend on symbols, then one new value for
-    each write. `decisions` are the decisions about symbols, in order. `own_leaves` are results that the function made
-    leaves that require grad: positions among the outputs, and whether they are Parameters. The trace is right for as
-    long as the gradients in `grads` are the very tensors that they were, and `reads` find what they found. `retained`
-    are results whose gradient is to be kept (`retain_grad`), by position. `follows`: gradients are off around the
-    function, on inside of it, and some result requires grad.
+    The trace has one input for each tensor leaf of `(args, kwargs)`, then one for each number or
+    stride that is a symbol. Its outputs are the leaves of the result that are tensors or depend on
+    symbols, then one new value for each write. `decisions` are the decisions about symbols, in
+    order. `own_leaves` are results that the function made leaves that require grad: positions among
+    the outputs, and whether they are Parameters. The trace is right for as long as the gradients in
+    `grads` are the very tensors that they were, and `reads` find what they found. `retained` are
+    results whose gradient is to be kept (`retain_grad`), by position. `follows`: gradients are off
+    around the function, on inside of it, and some result requires grad.
     """
 
     trace: Trace
@@ -166,12 +195,16 @@ class Captured:
     def result(self, outputs: tuple[Any, ...]) -> Any:
         """The function's result from the first outputs of the trace."""
         values = iter(outputs)
-        return pytree.unflatten(self.out_spec, [next(values) if leaf is TENSOR else leaf for leaf in self.out_leaves])
+        return pytree.unflatten(
+            self.out_spec, [next(values) if leaf is TENSOR else leaf for leaf in self.out_leaves]
+        )
 
     def tangent(self, outputs: tuple[Any, ...]) -> Any:
         """The result's tangent from those of its tensors: that of a Python number is zero."""
         values = iter(outputs)
-        leaves = [next(values) if leaf is TENSOR else _without_value(leaf) for leaf in self.out_leaves]
+        leaves = [
+            next(values) if leaf is TENSOR else _without_value(leaf) for leaf in self.out_leaves
+        ]
         return pytree.unflatten(self.out_spec, leaves)
 
     def paths(self, root: str = "out") -> list[str]:
@@ -182,10 +215,16 @@ class Captured:
 
 def _without_value(leaf: Any) -> Any:
     """Zero for a number; anything else as it is."""
-    return type(leaf)() if type(leaf) in (int, float, complex) else 0 if isinstance(leaf, bool) else leaf
+    return (
+        type(leaf)()
+        if type(leaf) in (int, float, complex)
+        else 0
+        if isinstance(leaf, bool)
+        else leaf
+    )
 
 
-def capture(
+def capture(  # noqa: PLR0913 - options, by keyword
     f: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any] | None = None,
@@ -201,22 +240,28 @@ def capture(
 ) -> Captured:
     """Run f once on tracers and record what it does.
 
-    Law: evaluating the trace on the tensors of `(args, kwargs)` gives the tensors of `f(*args, **kwargs)`.
+    Law: evaluating the trace on the tensors of `(args, kwargs)` gives the tensors of `f(*args,
+        **kwargs)`.
 
     Args:
         f: any PyTorch callable. Non-tensor leaves of its arguments are baked in.
         track_no_grad: keep `no_grad` and `detach` as stops for gradients.
         symbolic: the leaves of `(args, kwargs)` that are, or have sizes that are, symbols.
-        on_raise: called if f raises, with what it did until then: a trace without results, and its writes.
+        on_raise: called if f raises, with what it did until then: a trace without results, and its
+            writes.
         shares: a tensor that is passed more than once is one input, and the same tensor for f.
         grad_off: f runs under `no_grad`, though gradients are on around it.
-        returning: of the arguments that f is given, what makes of its result the one that is captured.
-        inside: the transform that f is captured for, whose arguments stand for the caller's tensors.
-        differentiated: for reverse mode, the leaves of `(args, kwargs)` that are differentiated, by position. As under
-            torch.func, gradients are on when f begins, and floating and complex tensors among those leaves require grad.
+        returning: of the arguments that f is given, what makes of its result the one that is
+            captured.
+        inside: the transform that f is captured for, whose arguments stand for the caller's
+            tensors.
+        differentiated: for reverse mode, the leaves of `(args, kwargs)` that are differentiated, by
+            position. As under torch.func, gradients are on when f begins, and floating and complex
+            tensors among those leaves require grad.
 
     Raises:
-        CaptureError: f cannot be traced; the subclass says why. Modules and random generators are as they were before.
+        CaptureError: f cannot be traced; the subclass says why. Modules and random generators are
+            as they were before.
         TracedFunctionError: f raised. The error is an instance of the original type too.
     """
     options = track_no_grad, symbolic, on_raise, shares, grad_off, inside, differentiated
@@ -237,7 +282,7 @@ def _grad_mode(differentiated: Collection[int] | None) -> AbstractContextManager
     return nullcontext() if differentiated is None else torch.enable_grad()
 
 
-def _capture(
+def _capture(  # noqa: PLR0913 - options, by keyword
     f: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any] | None,
@@ -253,12 +298,20 @@ def _capture(
 ) -> Captured:
     leaves, in_spec = pytree.flatten((args, kwargs or {}))
     first: dict[int, int] = {}
-    place_of = {i: first.setdefault(id(leaf), i) if shares else i for i, leaf in enumerate(leaves) if _is_tensor(leaf)}
+    place_of = {
+        i: first.setdefault(id(leaf), i) if shares else i
+        for i, leaf in enumerate(leaves)
+        if _is_tensor(leaf)
+    }
     places = [i for i, place in place_of.items() if i == place]
     for i, leaf in enumerate(leaves):
         check_argument(leaf, lambda i=i: _path(args, kwargs or {}, i))
     recorder = Recorder(
-        track_no_grad=track_no_grad, symbolic=has_symbols, outer=current(), inside=inside, is_same_function=shares
+        track_no_grad=track_no_grad,
+        symbolic=has_symbols,
+        outer=current(),
+        inside=inside,
+        is_same_function=shares,
     )
     layouts, numbers = (symbolic.layouts, symbolic.numbers) if symbolic is not None else ({}, {})
     extra = symbolic.inputs if symbolic is not None else ()
@@ -269,16 +322,22 @@ def _capture(
     def captured(end: _End) -> Captured:
         changes = end.changes
         nested = nest(recorder, (*end.outputs, *(var for _, var in changes)), _identifier(name))
-        trace, writes = recorder.decisions.settled(rewritten(nested, recorder)), tuple(write for write, _ in changes)
+        trace, writes = (
+            recorder.decisions.settled(rewritten(nested, recorder)),
+            tuple(write for write, _ in changes),
+        )
         made("capture", trace)
         in_statics = tuple(
-            TENSOR if isinstance(leaf, torch.Tensor) or i in numbers else leaf for i, leaf in enumerate(leaves)
+            TENSOR if isinstance(leaf, torch.Tensor) or i in numbers else leaf
+            for i, leaf in enumerate(leaves)
         )
         bounds = symbolic.decisions if symbolic is not None else ()
         decisions = (*bounds, *recorder.decisions.by_question.values())
         if bounds:
             relations = (decision.relation for decision in bounds)
-            trace = dataclasses.replace(trace, constraints=tuple(dict.fromkeys((*relations, *trace.constraints))))
+            trace = dataclasses.replace(
+                trace, constraints=tuple(dict.fromkeys((*relations, *trace.constraints)))
+            )
         known = trace, in_spec, in_statics, end.out_spec, end.out_leaves
         follows = end.follows and is_off
         return Captured(
@@ -297,19 +356,30 @@ def _capture(
     unfinished: _End | None = None
     try:
         # diverted comes after what else replaces functions: lookasides are around it
-        with recorder.running(module_scopes(), noted_state(), diverted(), ScopeMode(recorder).alone()):
+        with recorder.running(
+            module_scopes(), noted_state(), diverted(), ScopeMode(recorder).alone()
+        ):
             wrt = frozenset(differentiated or ())
-            tracers = {i: recorder.input(leaves[i], layouts.get(i), is_differentiated=i in wrt) for i in places}
+            tracers = {
+                i: recorder.input(leaves[i], layouts.get(i), is_differentiated=i in wrt)
+                for i in places
+            }
             internals.become_results([tracers[place_of[i]] for i in sorted(wrt) if i in place_of])
             values: dict[Any, Any] = {symbol: recorder.number(Expr(symbol)) for symbol, _ in extra}
             given: dict[int, Any] = {i: tracers[place] for i, place in place_of.items()}
             given |= {i: values[number.value] for i, number in numbers.items()}
-            given |= {i: stand_in(recorder, leaf) for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Generator)}
+            given |= {
+                i: stand_in(recorder, leaf)
+                for i, leaf in enumerate(leaves)
+                if isinstance(leaf, torch.Generator)
+            }
             recorder.modules.is_exclusive = True
             try:
                 for module, path in modules_of(f, leaves):
                     recorder.modules.watch(module, path)
-                arguments = pytree.unflatten(in_spec, [given.get(i, leaf) for i, leaf in enumerate(leaves)])
+                arguments = pytree.unflatten(
+                    in_spec, [given.get(i, leaf) for i, leaf in enumerate(leaves)]
+                )
                 made_of = returning(arguments) if returning is not None else None
                 result = _run(recorder, f, name, grad_off, *arguments)
                 result = result if made_of is None else made_of(result)
@@ -327,7 +397,9 @@ def _capture(
         raise
     del tracers, given, values, arguments, result, made_of
     whole = captured(end)
-    check_aliases(whole.trace, tensors, [write.target for write in whole.writes], source_of(f), name)
+    check_aliases(
+        whole.trace, tensors, [write.target for write in whole.writes], source_of(f), name
+    )
     return whole
 
 
@@ -372,20 +444,47 @@ def _end(
             _check_attributes(f, leaf, "that it returns")
     own = tuple(_own_leaves(recorder, results))
     changes = tuple(_changes(recorder, f, tensors, tracers))
-    grads = (GradRead(positions.get(id(tensor), tensor), grad) for tensor, grad in recorder.gradients.read.values())
-    inner = [isinstance(leaf, torch.Tensor) and leaf.requires_grad and not leaf.is_leaf for leaf in results]
-    retained = tuple(place for place, flag in enumerate(inner) if flag and results[place].retains_grad)
+    grads = (
+        GradRead(positions.get(id(tensor), tensor), grad)
+        for tensor, grad in recorder.gradients.read.values()
+    )
+    inner = [
+        isinstance(leaf, torch.Tensor) and leaf.requires_grad and not leaf.is_leaf
+        for leaf in results
+    ]
+    retained = tuple(
+        place for place, flag in enumerate(inner) if flag and results[place].retains_grad
+    )
     follows = recorder.gradients.follows or any(inner)
     aliases = tuple(_aliases(recorder, results, tracers, [write for write, _ in changes]))
     shared = tuple(_shared(recorder, results, tracers))
-    return _End(spec, statics, outputs, changes, own, tuple(grads), retained, follows, reads, aliases, shared)
+    return _End(
+        spec,
+        statics,
+        outputs,
+        changes,
+        own,
+        tuple(grads),
+        retained,
+        follows,
+        reads,
+        aliases,
+        shared,
+    )
 
 
-def _shared(recorder: Recorder, results: Sequence[Any], tracers: Sequence[torch.Tensor]) -> Iterator[Shared]:
+def _shared(
+    recorder: Recorder, results: Sequence[Any], tracers: Sequence[torch.Tensor]
+) -> Iterator[Shared]:
     """Results that are inputs, tensors from outside, or views of them."""
     sources: list[tuple[int | torch.Tensor, torch.Tensor]] = list(enumerate(tracers))
-    sources += [(tensor, tracer) for tensor, tracer, _ in recorder.lifted() if not recorder.is_made(tensor)]
-    by_memory = {internals.storage_id(internals.memory_in(tracer)): source for source, tracer in reversed(sources)}
+    sources += [
+        (tensor, tracer) for tensor, tracer, _ in recorder.lifted() if not recorder.is_made(tensor)
+    ]
+    by_memory = {
+        internals.storage_id(internals.memory_in(tracer)): source
+        for source, tracer in reversed(sources)
+    }
     same = {id(tracer): source for source, tracer in reversed(sources)}
     for place, leaf in enumerate(results):
         tracer = recorder.lift(leaf) if isinstance(leaf, torch.Tensor) else leaf
@@ -401,15 +500,19 @@ def _shared(recorder: Recorder, results: Sequence[Any], tracers: Sequence[torch.
 
 
 def _aliases(
-    recorder: Recorder, results: Sequence[Any], tracers: Sequence[torch.Tensor], writes: Sequence[Write]
+    recorder: Recorder,
+    results: Sequence[Any],
+    tracers: Sequence[torch.Tensor],
+    writes: Sequence[Write],
 ) -> Iterator[Alias]:
-    """Results that are views of written memory, where that is contiguous: elsewhere a write may leave values in
-    another layout in the trace than in memory.
+    """Results that are views of written memory, where that is contiguous. Elsewhere a write may
+    leave values in another layout in the trace than in memory.
     """
     if recorder.outer is not None:
         return
     targets = [
-        tracers[write.target] if isinstance(write.target, int) else recorder.lift(write.target) for write in writes
+        tracers[write.target] if isinstance(write.target, int) else recorder.lift(write.target)
+        for write in writes
     ]
     bound = binders(recorder.inputs).keys()
     for place, leaf in enumerate(results):
@@ -417,10 +520,17 @@ def _aliases(
             continue
         for count, target in enumerate(targets):
             with internals.no_torch_function():
-                is_view = leaf is not target and leaf.dtype == target.dtype and internals.have_one_memory(leaf, target)
-                # of the values, since a write leaves a value without the offset that the written argument has
+                is_view = (
+                    leaf is not target
+                    and leaf.dtype == target.dtype
+                    and internals.have_one_memory(leaf, target)
+                )
+                # of the values, since a write leaves a value without the offset that the written
+                # argument has
                 inner, whole = (
-                    (internals.inner_fake(one).storage_offset() for one in (leaf, target)) if is_view else (0, 0)
+                    (internals.inner_fake(one).storage_offset() for one in (leaf, target))
+                    if is_view
+                    else (0, 0)
                 )
                 offset = as_dim(inner - whole)
                 numbers = *map(as_dim, leaf.shape), *map(as_dim, leaf.stride()), offset
@@ -428,18 +538,32 @@ def _aliases(
                 if not is_view or not symbols <= bound:
                     continue
                 has_bits = leaf.is_conj() or leaf.is_neg() or target.is_conj() or target.is_neg()
-                if not has_bits and target.is_contiguous() and internals.inner_fake(target).is_contiguous():
-                    yield Alias(place, count, numbers[: leaf.dim()], numbers[leaf.dim() : -1], offset)
+                if (
+                    not has_bits
+                    and target.is_contiguous()
+                    and internals.inner_fake(target).is_contiguous()
+                ):
+                    yield Alias(
+                        place, count, numbers[: leaf.dim()], numbers[leaf.dim() : -1], offset
+                    )
 
 
 def _own_leaves(recorder: Recorder, results: list[Any]) -> Iterator[tuple[int, bool]]:
     """Results that the function made require grad."""
     given = {
         var.index
-        for var in (*recorder.inputs, *(constant.var for constant in recorder.constants if not constant.owned))
+        for var in (
+            *recorder.inputs,
+            *(constant.var for constant in recorder.constants if not constant.owned),
+        )
     }
     for place, leaf in enumerate(results):
-        if isinstance(leaf, torch.Tensor) and not is_wrapped(leaf) and leaf.requires_grad and leaf.is_leaf:
+        if (
+            isinstance(leaf, torch.Tensor)
+            and not is_wrapped(leaf)
+            and leaf.requires_grad
+            and leaf.is_leaf
+        ):
             var = recorder.var_of(leaf)
             if var is not None and var.index not in given:
                 yield place, isinstance(leaf, torch.nn.Parameter)
@@ -454,7 +578,9 @@ def _identifier(name: str) -> str:
     return name if name.isidentifier() else "program"
 
 
-def _run(recorder: Recorder, f: Callable[..., Any], name: str, grad_off: bool, args: Any, kwargs: Any) -> Any:
+def _run(
+    recorder: Recorder, f: Callable[..., Any], name: str, grad_off: bool, args: Any, kwargs: Any
+) -> Any:
     try:
         with torch.no_grad() if grad_off else nullcontext(), frames.running():
             result = f(*args, **kwargs)
@@ -497,9 +623,14 @@ def _output(recorder: Recorder, leaf: Any, name: str) -> Atom:
 
 
 def _changes(
-    recorder: Recorder, f: Callable[..., Any], tensors: list[torch.Tensor], tracers: list[torch.Tensor]
+    recorder: Recorder,
+    f: Callable[..., Any],
+    tensors: list[torch.Tensor],
+    tracers: list[torch.Tensor],
 ) -> list[tuple[Write, Var]]:
-    """The changes of the function with the new values: tensors in place, buffers of modules, gradients of leaves."""
+    """The changes of the function with the new values: tensors in place, buffers of modules,
+    gradients of leaves.
+    """
     positions = {id(tensor): position for position, tensor in reversed(list(enumerate(tensors)))}
     found: list[tuple[Write, Var]] = []
     for position, tracer in enumerate(tracers):
@@ -509,35 +640,59 @@ def _changes(
     for rebound in recorder.modules.rebound():
         var = recorder.var_of(recorder.lift(rebound.tracer))
         if var is not None:
-            found.append((Write(positions.get(id(rebound.tensor), rebound.tensor)), recorder.history.read(var)))
+            found.append(
+                (
+                    Write(positions.get(id(rebound.tensor), rebound.tensor)),
+                    recorder.history.read(var),
+                )
+            )
     for _, tracer, before in recorder.gradients.taken:
         found += _accumulated(recorder, f, tracer, before)
-    for tensor, tracer in (*zip(tensors, tracers, strict=True), *((one, own) for one, own, _ in recorder.lifted())):
+    for tensor, tracer in (
+        *zip(tensors, tracers, strict=True),
+        *((one, own) for one, own, _ in recorder.lifted()),
+    ):
         _check_marks(f, tensor, tracer, recorder.required_grad.get(id(tracer)))
     return found
 
 
-def _check_marks(f: Callable[..., Any], tensor: torch.Tensor, tracer: torch.Tensor, required_grad: bool | None) -> None:
-    """Refuse to lose a `requires_grad` or an attribute that the function sets on a tensor from outside.
+def _check_marks(
+    f: Callable[..., Any], tensor: torch.Tensor, tracer: torch.Tensor, required_grad: bool | None
+) -> None:
+    """Refuse to lose a `requires_grad` or an attribute that the function sets on a tensor from
+    outside.
 
-    A tensor that is differentiated is no leaf; one that was written to has the history of the write.
+    A tensor that is differentiated is no leaf; one that was written to has the history of the
+    write.
     """
     _check_attributes(f, tracer, "from outside", vars(tensor))
     with internals.no_torch_function():
         if required_grad is None or not tracer.is_leaf or tracer.requires_grad == required_grad:
             return
         type = with_article(type_of_value(tracer))
-    what = f"the function sets requires_grad to {not required_grad}, by Tensor.requires_grad_(), on {type} from outside"
-    fix = "Do it outside of the function; inside, take `x.detach().requires_grad_()`, which is another tensor."
+    what = (
+        f"the function sets requires_grad to {not required_grad}, by Tensor.requires_grad_(), on"
+        f" {type} from outside"
+    )
+    fix = (
+        "Do it outside of the function; inside, take `x.detach().requires_grad_()`, which is"
+        " another tensor."
+    )
     raise CaptureError(located(what, source=source_of(f), fix=fix))
 
 
-def _check_attributes(f: Callable[..., Any], tracer: torch.Tensor, where: str, known: Collection[str] = ()) -> None:
-    """Refuse to lose an attribute, other than the known ones, that the function sets on a tensor."""
+def _check_attributes(
+    f: Callable[..., Any], tracer: torch.Tensor, where: str, known: Collection[str] = ()
+) -> None:
+    """Refuse to lose an attribute, other than the known ones, that the function sets on a
+    tensor.
+    """
     with internals.no_torch_function():
         names = [name for name in internals.attributes_set(tracer) if name not in known]
         if names:
-            what = f"the function sets `{names[0]}` on {with_article(type_of_value(tracer))} {where}"
+            what = (
+                f"the function sets `{names[0]}` on {with_article(type_of_value(tracer))} {where}"
+            )
             fix = "Return it beside the tensor, or set it where the function is called."
             raise CaptureError(located(what, source=source_of(f), fix=fix))
 
@@ -554,7 +709,8 @@ def _written(
     if after.type != before.type and same is None:
         raise CaptureError(
             located(
-                f"the function changes {with_article(before.type)} from outside in place to {after.type}",
+                f"the function changes {with_article(before.type)} from outside in place to"
+                f" {after.type}",
                 source=source_of(f),
                 fix="A mutated tensor keeps its dtype and shape; return the new tensor instead.",
             )
@@ -568,15 +724,22 @@ def _strides(tracer: torch.Tensor) -> tuple[int, ...]:
     with internals.no_torch_function():
         strides = tuple(tracer.stride())
     if any(type(stride) is not int for stride in strides):
-        what = "the function changes the shape of a tensor from outside in place, and its strides are symbols"
-        raise CaptureError(located(what, fix="Return the new tensor instead, or jit with `dynamic=False`."))
+        what = (
+            "the function changes the shape of a tensor from outside in place, and its strides are"
+            " symbols"
+        )
+        raise CaptureError(
+            located(what, fix="Return the new tensor instead, or jit with `dynamic=False`.")
+        )
     return strides
 
 
 def _accumulated(
     recorder: Recorder, f: Callable[..., Any], tracer: torch.Tensor, before: torch.Tensor | None
 ) -> list[tuple[Write, Var]]:
-    """The gradient that `backward()` left in a leaf from outside. One that was changed in place is none any more."""
+    """The gradient that `backward()` left in a leaf from outside. One that was changed in place
+    is none any more.
+    """
     if not tracer.is_leaf:
         return []
     with internals.no_torch_function():
@@ -589,8 +752,9 @@ def _accumulated(
     if after is None or before is None:
         raise CaptureError(
             located(
-                f"the function leaves {'no gradient' if after is None else 'a gradient'} in the `.grad` of "
-                f"{with_article(recorder.type_of(tracer))} from outside that had {'none' if before is None else 'one'}",
+                f"the function leaves {'no gradient' if after is None else 'a gradient'} in the"
+                f" `.grad` of {with_article(recorder.type_of(tracer))} from outside that had"
+                f" {'none' if before is None else 'one'}",
                 source=source_of(f),
                 fix="Use `torch.autograd.grad`, which returns gradients, or thunder_fn's `grad`.",
             )

@@ -1,9 +1,9 @@
 """Calling a trace: on tensors it is evaluated, inside a capture it becomes one equation.
 
-A transform that is called inside a traced function (`grad(f)(x)` under `jit`) captures f on its own, transforms the
-trace and applies it here. The trace becomes the body of a composite. If autograd follows the operands, the composite
-is one node of its graph, with the rules of its body. If a torch.func transform must see every op, the trace is
-replayed op by op.
+A transform that is called inside a traced function (`grad(f)(x)` under `jit`) captures f on its
+own, transforms the trace and applies it here. The trace becomes the body of a composite. If
+autograd follows the operands, the composite is one node of its graph, with the rules of its body.
+If a torch.func transform must see every op, the trace is replayed op by op.
 """
 
 from __future__ import annotations
@@ -23,7 +23,14 @@ from thunder_fn.capture.supported import is_wrapped
 from thunder_fn.capture.under_autograd import SplitRule, bind_followed
 from thunder_fn.errors import CaptureError, UnsupportedInput, located
 from thunder_fn.ir import ops
-from thunder_fn.ir.symbols import Symbol, bind, made_by, specialize, specialize_atom, specialize_equation
+from thunder_fn.ir.symbols import (
+    Symbol,
+    bind,
+    made_by,
+    specialize,
+    specialize_atom,
+    specialize_equation,
+)
 from thunder_fn.ir.trace import (
     Arg,
     Atom,
@@ -55,7 +62,9 @@ def without_values(tree: Any) -> Any:
             return leaf
         if not all(isinstance(size, int) for size in leaf.shape):
             what = f"{leaf} has a symbolic size, where only numbers are known"
-            raise UnsupportedInput(located(what, source=user_source(), fix="Write a number for each size."))
+            raise UnsupportedInput(
+                located(what, source=user_source(), fix="Write a number for each size.")
+            )
         return internals.fake_in(mode, leaf)
 
     return pytree.tree_map(of, tree)
@@ -64,7 +73,9 @@ def without_values(tree: Any) -> Any:
 def apply_inside(
     recorder: Recorder, trace: Trace, inputs: Sequence[Any], op: Op, split: SplitRule | None = None
 ) -> tuple[Any, ...]:
-    """Apply a trace to tracers and tensors inside a capture. `split` is the vjp rule of composites."""
+    """Apply a trace to tracers and tensors inside a capture. `split` is the vjp rule of
+    composites.
+    """
     results = bind_trace(recorder, trace, inputs, op, split)
     if results is None:
         recorder.source = user_source(recorder)
@@ -75,7 +86,9 @@ def apply_inside(
 def bind_trace(
     recorder: Recorder, trace: Trace, inputs: Sequence[Any], op: Op, split: SplitRule | None = None
 ) -> tuple[Any, ...] | None:
-    """Record the trace as one equation; None where it has to be replayed, as one with unbacked sizes has to be."""
+    """Record the trace as one equation; None where it has to be replayed, as one with unbacked
+    sizes has to be.
+    """
     if any(map(made_by, trace.equations)):
         return None
     closed, extra = close_over(trace)
@@ -94,20 +107,33 @@ def _names_of(equation: Equation, value: Any) -> dict[Any, Any]:
     type = equation.operands[0].type
     if not isinstance(type, TensorType) or not any(isinstance(size, Expr) for size in type.shape):
         return {}
-    return {symbol: size for symbol, size in bind(equation.operands, [value]).items() if not isinstance(symbol, Symbol)}
+    return {
+        symbol: size
+        for symbol, size in bind(equation.operands, [value]).items()
+        if not isinstance(symbol, Symbol)
+    }
 
 
 def _names(trace: Trace, inputs: Sequence[Any]) -> dict[Any, Any]:
     """Names in this capture for unbacked sizes of which the trace is given tensors."""
     if not any(
-        isinstance(size, Expr) for type in trace.input_types if isinstance(type, TensorType) for size in type.shape
+        isinstance(size, Expr)
+        for type in trace.input_types
+        if isinstance(type, TensorType)
+        for size in type.shape
     ):
         return {}
-    return {symbol: size for symbol, size in bind(trace.inputs, inputs).items() if not isinstance(symbol, Symbol)}
+    return {
+        symbol: size
+        for symbol, size in bind(trace.inputs, inputs).items()
+        if not isinstance(symbol, Symbol)
+    }
 
 
 def copy_trace(recorder: Recorder, trace: Trace, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
-    """Record the trace's equations as they are, without running an op; None where it has to be replayed."""
+    """Record the trace's equations as they are, without running an op; None where it has to be
+    replayed.
+    """
     closed, extra = close_over(trace)
     operands = operands_of(recorder, (*inputs, *extra))
     if operands is None:
@@ -124,17 +150,27 @@ def copy_trace(recorder: Recorder, trace: Trace, inputs: Sequence[Any]) -> tuple
     for atom in closed.outputs:
         if isinstance(atom, Var) and atom.index not in known:
             known[atom.index] = recorder.tracer_of(env[atom.index])
-    return tuple(known[atom.index] if isinstance(atom, Var) else atom.value for atom in closed.outputs)
+    return tuple(
+        known[atom.index] if isinstance(atom, Var) else atom.value for atom in closed.outputs
+    )
 
 
 def operands_of(recorder: Recorder, values: Sequence[Any]) -> tuple[Var, ...] | None:
     """The variables of tensors, None if one of them has levels of autograd or torch.func on it."""
     tracers = [recorder.lift(value) for value in values]
-    return _variables(recorder, tracers) if all(_is_plain(recorder, tracer) for tracer in tracers) else None
+    return (
+        _variables(recorder, tracers)
+        if all(_is_plain(recorder, tracer) for tracer in tracers)
+        else None
+    )
 
 
 def _variables(recorder: Recorder, tracers: Sequence[torch.Tensor]) -> tuple[Var, ...]:
-    return tuple(recorder.history.read(var) for tracer in tracers if (var := recorder.var_of(tracer)) is not None)
+    return tuple(
+        recorder.history.read(var)
+        for tracer in tracers
+        if (var := recorder.var_of(tracer)) is not None
+    )
 
 
 def bind_equation(
@@ -164,7 +200,9 @@ def bind_structured(
     of_bodies: SplitRule | None,
     **kwargs: Any,
 ) -> tuple[Any, ...]:
-    """Record a structured equation on tensors, or a composite, whose vjp rule is given; `of_bodies` is any composite's."""
+    """Record a structured equation on tensors, or a composite, whose vjp rule is given;
+    `of_bodies` is any composite's.
+    """
     literals = tuple((key, Literal(value)) for key, value in kwargs.items())
     tracers = [recorder.lift(value) for value in values]
     if not all(_is_own(recorder, tracer) for tracer in tracers):
@@ -188,14 +226,18 @@ def bind_structured(
 
 
 def can_bind(recorder: Recorder, values: Sequence[Any]) -> bool:
-    """Test whether a structured equation can be recorded on these tensors: no torch.func transform is at work on
-    them.
+    """Test whether a structured equation can be recorded on these tensors: no torch.func transform
+    is at work on them.
     """
     return all(_is_own(recorder, recorder.lift(value)) for value in values)
 
 
 def _is_own(recorder: Recorder, tensor: torch.Tensor) -> bool:
-    return not is_wrapped(tensor) and isinstance(tensor, internals.FunctionalTensor) and recorder.owns(tensor)
+    return (
+        not is_wrapped(tensor)
+        and isinstance(tensor, internals.FunctionalTensor)
+        and recorder.owns(tensor)
+    )
 
 
 def _is_plain(recorder: Recorder, tensor: torch.Tensor) -> bool:
@@ -216,14 +258,18 @@ def close_over(trace: Trace) -> tuple[Trace, tuple[torch.Tensor, ...]]:
 def replay(recorder: Recorder, trace: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
     """Run a trace op by op inside a capture, its composites as scopes."""
     own = recorder.source
-    call = Source(*((own.file, own.line, own.function) if own else ("", 0, "")), recorder.scope.module)
+    call = Source(
+        *((own.file, own.line, own.function) if own else ("", 0, "")), recorder.scope.module
+    )
     with internals.autocast_off():
         results = _replay(recorder, trace, inputs, call)
     recorder.source = own
     return results
 
 
-def _replay(recorder: Recorder, trace: Trace, inputs: Sequence[Any], call: Source) -> tuple[Any, ...]:
+def _replay(
+    recorder: Recorder, trace: Trace, inputs: Sequence[Any], call: Source
+) -> tuple[Any, ...]:
     recorder.know_made(trace.constants)
     env: list[Any] = [*inputs, *(recorder.lift(constant.tensor) for constant in trace.constants)]
     read: Callable[[Var], Any] = lambda var: env[var.index]
@@ -240,7 +286,9 @@ def _replay(recorder: Recorder, trace: Trace, inputs: Sequence[Any], call: Sourc
     return tuple(python_arg(specialize_atom(atom, found), read) for atom in trace.outputs)
 
 
-def _replay_equation(recorder: Recorder, equation: Equation, env: list[Any] | dict[int, Any]) -> tuple[Any, ...]:
+def _replay_equation(
+    recorder: Recorder, equation: Equation, env: list[Any] | dict[int, Any]
+) -> tuple[Any, ...]:
     read: Callable[[Var], Any] = lambda var: env[var.index]
     args = [python_arg(arg, read) for arg in equation.args]
     kwargs = {key: python_arg(arg, read) for key, arg in equation.kwargs}
@@ -249,13 +297,22 @@ def _replay_equation(recorder: Recorder, equation: Equation, env: list[Any] | di
             tracers = [recorder.lift(value) for value in args]
             if not all(_is_own(recorder, tracer) for tracer in tracers):
                 return (torch.ops.aten.detach.default(*args),)
-            return bind_equation(recorder, ops.NO_GRAD, _variables(recorder, tracers), (), (equation.outputs[0].type,))
+            return bind_equation(
+                recorder,
+                ops.NO_GRAD,
+                _variables(recorder, tracers),
+                (),
+                (equation.outputs[0].type,),
+            )
         case "leaf":
             result = ops.overload(equation.op)(*args, **kwargs)
             return () if ops.returns_nothing(equation.op) else ops.flatten_result(result)
         case "composite":
             body, operands = equation.body, [env[var.index] for var in equation.operands]
-            kind, source = "function" if ops.is_call(equation.op) else "composite", recorder.source or Source("", 0, "")
+            kind, source = (
+                ("function" if ops.is_call(equation.op) else "composite"),
+                recorder.source or Source("", 0, ""),
+            )
             run: Callable[[], tuple[Any, ...]] = lambda: _replay(recorder, body, operands, source)
             return in_scope(recorder, equation.op.name, kind, run, args, kwargs, source.module)
         case "structured":
@@ -274,13 +331,19 @@ def tensors_of(captured: Captured, args: Any, kwargs: Any) -> list[torch.Tensor]
 
 
 def restride(target: torch.Tensor, strides: tuple[int, ...]) -> None:
-    """Make a tensor its own view with its dims in the order of these strides, as `t_()` does; its memory stays as it is."""
+    """Make a tensor its own view with its dims in the order of these strides, as `t_()` does;
+    its memory stays as it is.
+    """
     shape, own = tuple(target.shape), sorted(target.stride(), reverse=True)
     order = sorted(range(len(strides)), key=lambda dim: -strides[dim])
     new = tuple(own[order.index(dim)] for dim in range(len(strides)))
-    is_permuted = sorted(zip(shape, new, strict=True)) == sorted(zip(shape, target.stride(), strict=True))
+    is_permuted = sorted(zip(shape, new, strict=True)) == sorted(
+        zip(shape, target.stride(), strict=True)
+    )
     if is_permuted and new != tuple(target.stride()):
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not (target.requires_grad and target.is_leaf)):
+        with torch.set_grad_enabled(
+            torch.is_grad_enabled() and not (target.requires_grad and target.is_leaf)
+        ):
             target.as_strided_(shape, new, target.storage_offset())
 
 
@@ -300,17 +363,22 @@ def write(target: torch.Tensor, value: torch.Tensor) -> None:
         target.copy_(value)
 
 
-def write_back(captured: Captured, inputs: Sequence[torch.Tensor], outputs: Sequence[Any]) -> tuple[Any, ...]:
+def write_back(
+    captured: Captured, inputs: Sequence[torch.Tensor], outputs: Sequence[Any]
+) -> tuple[Any, ...]:
     """Give mutated tensors their new values.
 
     Args:
         outputs: the results of the function, then a new value for each write.
 
     Returns:
-        The results. One that shares memory with an input or a closed-over tensor in eager mode does so here.
+        The results. One that shares memory with an input or a closed-over tensor in eager mode does
+            so here.
     """
     count, recorder = captured.num_results, current()
-    place: Callable[[int | torch.Tensor], torch.Tensor] = lambda it: inputs[it] if isinstance(it, int) else it
+    place: Callable[[int | torch.Tensor], torch.Tensor] = lambda it: (
+        inputs[it] if isinstance(it, int) else it
+    )
     for one, value in zip(captured.writes, outputs[count:], strict=True):
         target = place(one.target)
         if one.strides is not None:
@@ -340,12 +408,15 @@ def view_again(
     tensors: tuple[torch.Tensor, torch.Tensor],
     result: Any,
 ) -> Any:
-    """A result of a captured function, or of a transform of it, that is a view of a tensor in eager mode.
+    """A result of a captured function, or of a transform of it, that is a view of a tensor in eager
+    mode.
 
-    It is taken of the tensor again where the trace takes it by views. Elsewhere neither can be changed while both live.
+    It is taken of the tensor again where the trace takes it by views. Elsewhere neither can be
+    changed while both live.
 
     Args:
-        tensors: what it is a view of, and the same as the trace has its new value, if it writes one.
+        tensors: what it is a view of, and the same as the trace has its new value, if it writes
+            one.
     """
     source, value = map(recorder.lift, tensors)
     if is_wrapped(source) or is_wrapped(result):
@@ -365,9 +436,11 @@ def view_again(
 def with_memory(
     recorder: Recorder, trace: Trace, inputs: Sequence[Any], run: Callable[[Trace], Sequence[Any]]
 ) -> tuple[Any, ...]:
-    """Record a trace by `run`. Results that show memory of an input, or of one another, do so as outside of a capture.
+    """Record a trace by `run`. Results that show memory of an input, or of one another, do so as
+    outside of a capture.
 
-    Values of which several results are views are computed as further outputs of the trace, and those views taken of them.
+    Values of which several results are views are computed as further outputs of the trace, and
+    those views taken of them.
     """
     makers, ways = _makers(trace), dict[int, tuple[Var, list[tuple[Equation, int]]]]()
     for place, atom in enumerate(trace.outputs):
@@ -377,7 +450,9 @@ def with_memory(
     roots = [root for root, count in counts.items() if count > 1 and root.index in makers]
     found = list(run(cut(trace, outputs=(*trace.outputs, *roots)) if roots else trace))
     count = len(trace.outputs)
-    known = dict(zip(trace.inputs, inputs, strict=True)) | dict(zip(roots, found[count:], strict=True))
+    known = dict(zip(trace.inputs, inputs, strict=True)) | dict(
+        zip(roots, found[count:], strict=True)
+    )
     for place, (root, steps) in ways.items():
         if root in known and isinstance(found[place], torch.Tensor):
             source = recorder.lift(known[root])
@@ -400,19 +475,27 @@ def _along(recorder: Recorder, steps: Sequence[tuple[Equation, int]], value: Any
     """Take the views of a way of a tensor."""
     for equation, index in steps:
         env = {equation.operands[0].index: value}
-        value = _replay_equation(recorder, specialize_equation(equation, _names_of(equation, value)), env)[index]
+        value = _replay_equation(
+            recorder, specialize_equation(equation, _names_of(equation, value)), env
+        )[index]
     return value
 
 
 def _makers(trace: Trace) -> dict[int, tuple[Equation, int]]:
     """The equation that binds each variable, and the place among its outputs."""
-    return {var.index: (equation, i) for equation in trace.equations for i, var in enumerate(equation.outputs)}
+    return {
+        var.index: (equation, i)
+        for equation in trace.equations
+        for i, var in enumerate(equation.outputs)
+    }
 
 
 def _way(
     makers: dict[int, tuple[Equation, int]], atom: Atom, start: Atom | None = None
 ) -> tuple[Var, list[tuple[Equation, int]]] | None:
-    """The variable, computed by no view or `start`, that an atom is a view of, and the views with the output taken of each."""
+    """The variable, computed by no view or `start`, that an atom is a view of, and the views
+    with the output taken of each.
+    """
     steps: list[tuple[Equation, int]] = []
     while isinstance(atom, Var) and atom != start and atom.index in makers:
         equation, index = makers[atom.index]
@@ -422,7 +505,9 @@ def _way(
                 break
             steps += reversed(inner[1])
             atom = equation.operands[equation.body.inputs.index(inner[0])]
-        elif len(equation.operands) == 1 and (equation.op == ops.RESHAPE or _is_tracked_view(equation.op)):
+        elif len(equation.operands) == 1 and (
+            equation.op == ops.RESHAPE or _is_tracked_view(equation.op)
+        ):
             steps.append((equation, index))
             atom = equation.operands[0]
         else:
@@ -435,7 +520,9 @@ def _is_tracked_view(op: Op) -> bool:
 
 
 def part(recorder: Recorder, source: torch.Tensor, result: torch.Tensor, name: str) -> None:
-    """Let nobody change a result that shares memory with a source in eager mode and not here, nor the source."""
+    """Let nobody change a result that shares memory with a source in eager mode and not here,
+    nor the source.
+    """
     tracers = [recorder.lift(source), recorder.lift(result)]
     if not any(map(is_wrapped, tracers)):
         recorder.history.part(tracers[0], tracers[1], name)

@@ -16,7 +16,12 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.modules import holds_tracer
 from thunder_fn.capture.recorder import Recorder
-from thunder_fn.capture.replaced.refusals import DATA_DEPENDENT, data_dependent_error, no_fake_error, script_error
+from thunder_fn.capture.replaced.refusals import (
+    DATA_DEPENDENT,
+    data_dependent_error,
+    no_fake_error,
+    script_error,
+)
 from thunder_fn.capture.scopes import is_internal, user_source
 from thunder_fn.capture.supported import check_supported
 from thunder_fn.errors import (
@@ -44,7 +49,10 @@ def check_argument(leaf: Any, path: Callable[[], str]) -> None:
     }
     for cls, fix in fixes.items():
         if isinstance(leaf, cls):
-            text = f"{path()} is a {cls.__module__.split('.')[0]}.{cls.__name__}, which cannot be traced"
+            text = (
+                f"{path()} is a {cls.__module__.split('.')[0]}.{cls.__name__}, which cannot be"
+                " traced"
+            )
             raise UnsupportedInput(located(text, source=user_source(), fix=fix))
 
 
@@ -60,12 +68,19 @@ def check_static_output(leaf: Any, f: Callable[..., Any], name: str) -> None:
         if is_kind(leaf):
             leaf.close() if hasattr(leaf, "close") else None
             raise UnsupportedOutput(
-                located(f"{name} returned {kind}, whose code has not run", source=source_of(f), fix=fix)
+                located(
+                    f"{name} returned {kind}, whose code has not run", source=source_of(f), fix=fix
+                )
             )
     if holds_tracer(getattr(leaf, "__dict__", None)):
         cls = type(leaf).__name__
-        text = f"{name} returned {kind_of(leaf)} that holds traced tensors, but {cls} is not a pytree"
-        fix = "Return the tensors, or register the class with `torch.utils._pytree.register_pytree_node`."
+        text = (
+            f"{name} returned {kind_of(leaf)} that holds traced tensors, but {cls} is not a pytree"
+        )
+        fix = (
+            "Return the tensors, or register the class with"
+            " `torch.utils._pytree.register_pytree_node`."
+        )
         raise UnsupportedOutput(located(text, source=source_of(f), fix=fix))
 
 
@@ -87,19 +102,30 @@ def check_aliases(
     known: list[tuple[str, int | None, torch.Tensor]] = [
         (f"tensor argument {i}", i, tensor) for i, tensor in enumerate(tensors) if i in used
     ]
-    known += [("a closed-over tensor", None, constant.tensor) for constant in trace.constants if not constant.owned]
+    known += [
+        ("a closed-over tensor", None, constant.tensor)
+        for constant in trace.constants
+        if not constant.owned
+    ]
     for target in targets:
         tensor = tensors[target] if isinstance(target, int) else target
         for other, position, alias in known:
             is_itself = position == target if isinstance(target, int) else alias is target
             if not is_itself and internals.shares_memory(tensor, alias):
-                what = f"tensor argument {target}" if isinstance(target, int) else "a closed-over tensor"
+                what = (
+                    f"tensor argument {target}"
+                    if isinstance(target, int)
+                    else "a closed-over tensor"
+                )
                 raise AliasedMutation(
                     located(
                         f"{name} changes {what} ({trace_type(tensor)}) in place, "
                         f"and {other} ({trace_type(alias)}) shares its memory",
                         source=source,
-                        fix="Pass a clone of one of them, or compute a new tensor instead of changing this one.",
+                        fix=(
+                            "Pass a clone of one of them, or compute a new tensor instead of"
+                            " changing this one."
+                        ),
                     )
                 )
 
@@ -115,8 +141,10 @@ def trace_type(tensor: torch.Tensor) -> str:
 # ---- exceptions inside the traced function ----
 
 _INTERNAL = re.compile(
-    r"FakeTensor|FunctionalTensor|[Ff]unctional tensor|fake tensor|ProxyT|data pointer of [Tt]ensor|torch\.compile/|"
-    r'different device "meta"|functionaliz|wrapper subclass|does not have storage|Python dispatcher|shape_env|'
+    r"FakeTensor|FunctionalTensor|[Ff]unctional tensor|fake tensor|ProxyT|data pointer of"
+    r" [Tt]ensor|torch\.compile/|"
+    r'different device "meta"|functionaliz|wrapper subclass|does not have storage|Python'
+    r" dispatcher|shape_env|"
     r"EffectType|INTERNAL ASSERT FAILED"
 )
 
@@ -124,7 +152,9 @@ _INTERNAL = re.compile(
 def failure(error: Exception, name: str, recorder: Recorder) -> Exception:
     """The error that tells the user about an exception inside the traced function."""
     if recorder.refused is not None and isinstance(error, TypeError):
-        return recorder.refused  # operators turn a TypeError of ours into NotImplemented, and Python that into another
+        return (
+            recorder.refused
+        )  # operators turn a TypeError of ours into NotImplemented, and Python that into another
     if isinstance(error, DATA_DEPENDENT):
         return data_dependent_error(recorder.function, error, raised_at(error))
     if isinstance(error, internals.SymbolicTracing):
@@ -133,14 +163,23 @@ def failure(error: Exception, name: str, recorder: Recorder) -> Exception:
         return UnsupportedCall(located(text, source=raised_at(error), fix=fix))
     if str(error).startswith("The following operation failed in the TorchScript interpreter"):
         why = str(error).strip().splitlines()[-1]
-        return script_error(f"{name} calls code of `torch.jit`, which failed ({why})", raised_at(error))
-    if isinstance(error, internals.INTERNAL_ERRORS) or (not _raised_by_user(error) and _INTERNAL.search(str(error))):
+        return script_error(
+            f"{name} calls code of `torch.jit`, which failed ({why})", raised_at(error)
+        )
+    if isinstance(error, internals.INTERNAL_ERRORS) or (
+        not _raised_by_user(error) and _INTERNAL.search(str(error))
+    ):
         op = recorder.function
         if isinstance(op, internals.OpOverload) and not internals.is_pytorchs_own(op):
             return no_fake_error(op, raised_at(error))
         called = f"`{getattr(op, '__name__', op)}`" if op else "something"
-        text = f"{name} calls {called}, which needs a tensor's memory or values and cannot be traced"
-        fix = "Do this step outside the traced function, or make it a custom op with `torch.library.custom_op`."
+        text = (
+            f"{name} calls {called}, which needs a tensor's memory or values and cannot be traced"
+        )
+        fix = (
+            "Do this step outside the traced function, or make it a custom op with"
+            " `torch.library.custom_op`."
+        )
         return UnsupportedCall(located(text, source=raised_at(error), fix=fix))
     return traced_function_error(error, name)
 
@@ -157,7 +196,10 @@ def _raised_by_user(error: Exception) -> bool:
 
 def traced_function_error(error: Exception, name: str) -> Exception:
     """The user's exception as a TracedFunctionError that is also an instance of its own type."""
-    text = located(f"{name} raised {type(error).__name__} while it was traced: {error}", source=raised_at(error))
+    text = located(
+        f"{name} raised {type(error).__name__} while it was traced: {error}",
+        source=raised_at(error),
+    )
     base = type(error)
     try:
         cls = type(base.__name__, (TracedFunctionError, base), {"__module__": base.__module__})
@@ -177,9 +219,15 @@ def traced_function_error(error: Exception, name: str) -> Exception:
 
 
 def source_of(f: Callable[..., Any]) -> Source | None:
-    """Find the source of a function, a module or what they wrap; the call's own place if that is not known."""
+    """Find the source of a function, a module or what they wrap; the call's own place if that is
+    not known.
+    """
     f = inspect.unwrap(getattr(f, "func", f))
-    function = getattr(type(f), "forward", None) if isinstance(f, torch.nn.Module) else getattr(f, "__func__", f)
+    function = (
+        getattr(type(f), "forward", None)
+        if isinstance(f, torch.nn.Module)
+        else getattr(f, "__func__", f)
+    )
     code = getattr(function, "__code__", None)
     if code is None or is_internal(code.co_filename):
         return user_source()

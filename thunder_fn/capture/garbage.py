@@ -1,7 +1,8 @@
-"""Python's garbage collector waits while a function is captured and a program is made, in a process of one thread.
+"""Python's garbage collector waits while a function is captured and a program is made, in a process
+of one thread.
 
-Nearly all that is made then stays alive, and each collection goes through everything that PyTorch's modules hold.
-Collections took a quarter of the time of tracing a training step.
+Nearly all that is made then stays alive, and each collection goes through everything that PyTorch's
+modules hold. Collections took a quarter of the time of tracing a training step.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import Any
 def no_collections() -> Generator[None]:
     """Let no collection begin by itself inside. Afterwards the collector is as it was.
 
-    The collector is the process's: it goes on where there are other threads, which would see that it waits.
+    The collector is the process's: it goes on where there are other threads, which would see that
+    it waits.
     """
     if threading.active_count() > 1 or not gc.isenabled():
         yield
@@ -30,10 +32,11 @@ def no_collections() -> Generator[None]:
 
 
 def referrers(*objects: Any) -> list[Any]:
-    """The objects that refer to one of these, like `gc.get_referrers`, which does not look at frozen objects.
+    """The objects that refer to one of these, like `gc.get_referrers`, which does not look at
+    frozen objects.
 
-    Objects that a program has frozen by `gc.freeze` are frozen again afterwards, and so are those that it has made
-    since.
+    Objects that a program has frozen by `gc.freeze` are frozen again afterwards, and so are those
+    that it has made since.
     """
     if not gc.get_freeze_count():
         return gc.get_referrers(*objects)

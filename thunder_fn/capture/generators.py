@@ -1,11 +1,11 @@
 """Generators of random numbers in traces: `torch.rand(3, generator=g)`.
 
-A generator is state that the program reads and advances. An equation refers to the very object, as a literal. So a
-program draws from it at the same places as eager code.
+A generator is state that the program reads and advances. An equation refers to the very object, as
+a literal. So a program draws from it at the same places as eager code.
 
-A capture draws nothing, so code that asks a generator for its state or sets it would see and do the wrong thing. One
-that is made inside, or passed as an argument, is a `TracedGenerator` there, whose `manual_seed` becomes an equation.
-The state of any other one is compared, and a change is an error.
+A capture draws nothing, so code that asks a generator for its state or sets it would see and do the
+wrong thing. One that is made inside, or passed as an argument, is a `TracedGenerator` there, whose
+`manual_seed` becomes an equation. The state of any other one is compared, and a change is an error.
 """
 
 from __future__ import annotations
@@ -31,12 +31,17 @@ STATE_METHODS = frozenset((*_STATE.split(), "graphsafe_get_state", "graphsafe_se
 def state_error(what: str, source: Source | None) -> UnsupportedCall:
     """The error for a generator whose state is asked for or set inside of a trace."""
     text = f"{what} while tracing, but a trace draws its random numbers when it runs"
-    fix = "Do it outside of the function, or pass the generator as an argument: then `manual_seed` works inside."
+    fix = (
+        "Do it outside of the function, or pass the generator as an argument: then `manual_seed`"
+        " works inside."
+    )
     return UnsupportedCall(located(text, source=source, fix=fix))
 
 
 class Generators:
-    """The generators of a capture: what each stands for, and the states of those from outside when they were first used."""
+    """The generators of a capture: what each stands for, and the states of those from outside
+    when they were first used.
+    """
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[torch.Generator, torch.Generator]] = {}
@@ -97,7 +102,10 @@ def generators_of(trace: Trace) -> tuple[torch.Generator, ...]:
     for equation in trace.equations:
         args = (*equation.args, *(arg for _, arg in equation.kwargs))
         inner = (one for body in equation.bodies for one in generators_of(body))
-        found.update((identity_of(one), one) for one in (*(one for arg in args for one in _within(arg)), *inner))
+        found.update(
+            (identity_of(one), one)
+            for one in (*(one for arg in args for one in _within(arg)), *inner)
+        )
     return tuple(found.values())
 
 
@@ -109,10 +117,17 @@ def _within(arg: Arg) -> Iterator[torch.Generator]:
         yield arg.value
 
 
-def random_state(generators: Sequence[torch.Generator], devices: Sequence[torch.device] = ()) -> Callable[[], None]:
-    """Note the states of the CPU's default generator, of those of devices, and of others. The result sets them back."""
+def random_state(
+    generators: Sequence[torch.Generator], devices: Sequence[torch.device] = ()
+) -> Callable[[], None]:
+    """Note the states of the CPU's default generator, of those of devices, and of others. The
+    result sets them back.
+    """
     cpu = torch.get_rng_state()
-    states = [(module := torch.get_device_module(device), module.get_rng_state(device), device) for device in devices]
+    states = [
+        (module := torch.get_device_module(device), module.get_rng_state(device), device)
+        for device in devices
+    ]
     own = [(generator, _Generator.get_state(generator)) for generator in generators]
 
     def restore() -> None:
@@ -135,7 +150,9 @@ def is_again() -> bool:
 
 @contextmanager
 def drawing_from(state: Callable[[], None], now: Callable[[], None]) -> Generator[None]:
-    """Compute something again, drawing from the states of `state`; afterwards they are those of `now` again."""
+    """Compute something again, drawing from the states of `state`; afterwards they are those of
+    `now` again.
+    """
     token = _again.set(True)
     state()
     try:

@@ -1,8 +1,10 @@
-"""The history of a variable: the values from which autograd differentiates it, which ops below autograd do not show.
+"""The history of a variable: the values from which autograd differentiates it, which ops below
+autograd do not show.
 
-Values flow from equation to equation, and gradients mostly flow back the same way. They do not where code runs under
-`no_grad`, inside a `torch.autograd.Function`, or writes to memory that another tensor has with a history of its own. There a
-variable is read through an equation that says so: `detach`, `straight_through`, `no_grad_write` or `autograd_function`.
+Values flow from equation to equation, and gradients mostly flow back the same way. They do not
+where code runs under `no_grad`, inside a `torch.autograd.Function`, or writes to memory that
+another tensor has with a history of its own. There a variable is read through an equation that says
+so: `detach`, `straight_through`, `no_grad_write` or `autograd_function`.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ Memory = torch.Tensor
 
 
 class Inputs(tuple[Any, ...]):
-    """The inputs of a running `torch.autograd.Function`, which alone refers to them: they go when it ends."""
+    """The inputs of a running `torch.autograd.Function`, which alone refers to them: they go
+    when it ends.
+    """
 
     ended: Callable[[], Any] | None = None
 
@@ -40,10 +44,11 @@ class Inputs(tuple[Any, ...]):
 
 
 class History:
-    """The histories of a recorder's variables. Without `is_tracked` every variable's is the way its value came.
+    """The histories of a recorder's variables. Without `is_tracked` every variable's is the way its
+    value came.
 
-    Two tensors share memory across a `detach` as two memories that are linked: a change of one is told to the other,
-    whose values are new and whose history is not.
+    Two tensors that share memory across a `detach` are two linked memories. A change of one is told
+    to the other, whose values are new and whose history is not.
     """
 
     def __init__(self, recorder: Recorder, *, is_tracked: bool) -> None:
@@ -78,11 +83,15 @@ class History:
                 self._made_by[var.index] = self._functions[-1]
 
     def recorded(self, leaf: Leaf) -> None:
-        """Note a recorded op. While tensors are changed in place, the first one of their types has their new values."""
+        """Note a recorded op. While tensors are changed in place, the first one of their types
+        has their new values.
+        """
         if not self.is_following and (leaf.op == ops.RESHAPE or ops.is_view(leaf.op)):
             self._views.update((var.index, leaf) for var in leaf.outputs)
         before = self._changing
-        if before is not None and [var.type for var in leaf.outputs] == [var and var.type for var in before]:
+        if before is not None and [var.type for var in leaf.outputs] == [
+            var and var.type for var in before
+        ]:
             changes = zip(leaf.outputs, before, strict=True)
             self._before.update((new.index, old) for new, old in changes if old is not None)
             self._changing, self._updating = None, True
@@ -94,7 +103,9 @@ class History:
             inputs.ended = self._functions.pop
 
     def enter_custom_op(self, inputs: Inputs) -> None:
-        """Enter the call of a custom op that brought its own derivative: autograd follows what it records."""
+        """Enter the call of a custom op that brought its own derivative: autograd follows what
+        it records.
+        """
         if torch.is_grad_enabled():
             self._custom_ops += 1
             inputs.ended = self._end_custom_op
@@ -105,8 +116,15 @@ class History:
     # ---- what is read ----
 
     def read(self, var: Var) -> Var:
-        """The variable as grad sees it here: made where gradients were off and read where they are on, constant."""
-        if var.index not in self._off or not self.is_following or not self.is_tracked or not self.base_grad:
+        """The variable as grad sees it here: made where gradients were off and read where they
+        are on, constant.
+        """
+        if (
+            var.index not in self._off
+            or not self.is_following
+            or not self.is_tracked
+            or not self.base_grad
+        ):
             return var
         recorder = self.recorder
         known = recorder.scope.detached.get(var.index)
@@ -123,12 +141,16 @@ class History:
         return known
 
     def is_stopped(self, var: Var) -> bool:
-        """Test whether the variable is a constant here: it was made where gradients are off, not changed there."""
+        """Test whether the variable is a constant here: it was made where gradients are off, not
+        changed there.
+        """
         before = self._before.get(var.index)
         return self.read(var) != var and (before is None or not self._has_history(before))
 
     def _has_history(self, var: Var) -> bool:
-        """Test whether autograd follows the variable, or the value that its memory held before it was changed."""
+        """Test whether autograd follows the variable, or the value that its memory held before
+        it was changed.
+        """
         if var.index not in self._off:
             return True
         view, before = self._views.get(var.index), self._before.get(var.index)
@@ -136,7 +158,9 @@ class History:
         return isinstance(source, Var) and self._has_history(source)
 
     def _followed(self, var: Var) -> Var:
-        """The variable with the history that its memory has, though the view was taken where gradients are off."""
+        """The variable with the history that its memory has, though the view was taken where
+        gradients are off.
+        """
         leaf = self._views.get(var.index)
         if leaf is None or not isinstance(leaf.args[0], Var):
             return self.read(var)
@@ -155,10 +179,11 @@ class History:
 
     @contextmanager
     def changing(self, tensors: list[torch.Tensor], others: list[torch.Tensor]) -> Generator[None]:
-        """Enter around an op that changes tensors in place; where gradients are off, their history stays.
+        """Enter around an op that changes tensors in place; where gradients are off, their history
+        stays.
 
-        The first op recorded that has results of their types computes their new values; what comes after it brings views up
-        to date.
+        The first op recorded that has results of their types computes their new values; what comes
+        after it brings views up to date.
         """
         var_of = self.recorder.var_of
         self.check_not_parted(tensors)
@@ -166,7 +191,11 @@ class History:
         whole: list[tuple[torch.Tensor, Var | None]] = []
         if not torch.is_grad_enabled():
             before = [var_of(tensor) for tensor in tensors]
-            whole = [(base, var_of(base)) for tensor in tensors if (base := internals.base_of(tensor)) is not None]
+            whole = [
+                (base, var_of(base))
+                for tensor in tensors
+                if (base := internals.base_of(tensor)) is not None
+            ]
             self._changing = before
         try:
             yield
@@ -184,7 +213,9 @@ class History:
                 self._tell(memory)
 
     def bring_up_to_date(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Give views the new values, with the history that they have, also where gradients are off."""
+        """Give views the new values, with the history that they have, also where gradients are
+        off.
+        """
         if self._before or not torch.is_grad_enabled():
             with self._following():
                 for tensor in tensors:
@@ -200,10 +231,11 @@ class History:
             self._updating = before
 
     def viewed(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the base for a view that is taken where gradients are off: such a view has no history.
+        """Return the base for a view that is taken where gradients are off: such a view has no
+        history.
 
-        If the memory was changed before, PyTorch makes views of it again from its present value, and they would have
-        a history.
+        If the memory was changed before, PyTorch makes views of it again from its present value,
+        and they would have a history.
         """
         memory = internals.memory_in(tensor)
         if internals.storage_id(memory) not in self._written:
@@ -223,7 +255,9 @@ class History:
         """`alias = source.detach()`, which the function says: autograd's own are no new history."""
         if not self.recorder.detaching:
             return
-        self._link(internals.memory_in(source), internals.give_memory(alias, internals.inner_fake(alias)))
+        self._link(
+            internals.memory_in(source), internals.give_memory(alias, internals.inner_fake(alias))
+        )
 
     def detach(self, tracer: torch.Tensor) -> None:
         """`tracer.detach_()`: views that were taken of it keep their history."""
@@ -240,7 +274,9 @@ class History:
         self._link(internals.memory_in(value), internals.give_memory(tracer, fake))
 
     def part(self, source: torch.Tensor, result: torch.Tensor, name: str) -> None:
-        """A result shares memory with a source in eager mode, and not in the trace: while both live, neither can be changed."""
+        """A result shares memory with a source in eager mode, and not in the trace: while both
+        live, neither can be changed.
+        """
         memories = [internals.memory_in(source), internals.memory_in(result)]
         ids = {internals.storage_id(memory) for memory in memories}
         self._apart.append((ids, [internals.memory_watch(memory) for memory in memories], name))
@@ -255,7 +291,8 @@ class History:
             for ids, _, name in self._apart:
                 if ids & memories:
                     what = (
-                        f"a result of {name} shares memory with what {name} reads, and one of them is changed in place"
+                        f"a result of {name} shares memory with what {name} reads, and one of them"
+                        " is changed in place"
                     )
                     fix = f"Return a clone from {name}, or clone its result."
                     raise AliasedMutation(located(what, source=self.recorder.source, fix=fix))
@@ -275,7 +312,9 @@ class History:
         while pending:
             one = pending.pop()
             found.add(one)
-            pending += [b for pair in pairs for a, b in (pair, pair[::-1]) if a == one and b not in found]
+            pending += [
+                b for pair in pairs for a, b in (pair, pair[::-1]) if a == one and b not in found
+            ]
         return found
 
     def _link(self, source: Memory, alias: Memory, write: Op = ops.STRAIGHT_THROUGH) -> None:
@@ -299,11 +338,15 @@ class History:
                         continue
                     if internals.storage_id(there) not in told:
                         history = self._followed(self.recorder.known(internals.read_memory(there)))
-                        internals.write_memory(there, self._with_history(internals.read_memory(here), history, write))
+                        internals.write_memory(
+                            there, self._with_history(internals.read_memory(here), history, write)
+                        )
                         self._written.add(internals.storage_id(there))
                         pending.append(there)
 
-    def _with_history(self, value: torch.Tensor, history: Var, write: Op = ops.STRAIGHT_THROUGH) -> torch.Tensor:
+    def _with_history(
+        self, value: torch.Tensor, history: Var, write: Op = ops.STRAIGHT_THROUGH
+    ) -> torch.Tensor:
         """A fake tensor of the value that autograd follows to another variable."""
         args = self.recorder.known(value), history
         (var,) = self.recorder.emit(write, args, (args[0].type,), ())

@@ -1,9 +1,9 @@
 """Changes that the traced function makes to the modules that it calls.
 
 A module is watched from its first call in a capture. A buffer that is bound to a new tensor, as by
-`self.count = self.count + 1`, becomes a write. Any other attribute that would hold a tracer when the trace is done is
-an error, since nobody would ever compute its value. In both cases, and whenever the capture fails, the module gets back
-what it held before.
+`self.count = self.count + 1`, becomes a write. Any other attribute that would hold a tracer when
+the trace is done is an error, since nobody would ever compute its value. In both cases, and
+whenever the capture fails, the module gets back what it held before.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ _CONTAINERS = (list, dict, set, deque, OrderedDict)
 
 
 TRACING = threading.RLock()
-"""Held while modules hold tracers. Code that reads modules to pass their tensors on takes it too."""
+"""Held while modules hold tracers. Code that reads modules to pass their tensors on takes it
+too.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,9 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """The state of a module: its sections and its other attributes, by name, and copies of the plain containers."""
+    """The state of a module: its sections and its other attributes, by name, and copies of the
+    plain containers.
+    """
 
     module: torch.nn.Module
     path: str
@@ -62,7 +66,9 @@ class _State:
 
 @dataclass(slots=True)
 class WatchedModules:
-    """The modules of one capture. If it `is_exclusive`, no other thread captures modules until they are restored."""
+    """The modules of one capture. If it `is_exclusive`, no other thread captures modules until
+    they are restored.
+    """
 
     is_exclusive: bool = False
     states: dict[torch.nn.Module, _State] = dataclasses.field(default_factory=dict)
@@ -103,7 +109,8 @@ class WatchedModules:
     def take_assigned(
         self, modules: Collection[torch.nn.Module], written: Collection[tuple[torch.nn.Module, str]]
     ) -> list[Assigned]:
-        """Attributes of these modules that were bound, buffers among them; each holds again what it held.
+        """Attributes of these modules that were bound, buffers among them; each holds again what it
+        held.
 
         `written` are those that were set, maybe to their old values.
         """
@@ -114,7 +121,11 @@ class WatchedModules:
                 is_same = value is before and (state.module, name) not in written
                 if isinstance(value, torch.nn.Module) and value not in modules:
                     continue
-                if section not in ("", "_buffers", "_modules") or is_same or not _is_assignable(value):
+                if (
+                    section not in ("", "_buffers", "_modules")
+                    or is_same
+                    or not _is_assignable(value)
+                ):
                     continue
                 if not _is_recomputed(state.module, name):
                     found.append(Assigned(state.module, section, name, value))
@@ -122,7 +133,9 @@ class WatchedModules:
         return found
 
     def restore(self, *, tracers_only: bool = False) -> None:
-        """Give modules back what they held; with `tracers_only`, other values that were assigned stay."""
+        """Give modules back what they held; with `tracers_only`, other values that were assigned
+        stay.
+        """
         if not self.states:
             return
         try:
@@ -136,7 +149,13 @@ class WatchedModules:
 
 def modules_of(f: Any, leaves: list[Any]) -> Iterator[tuple[torch.nn.Module, str]]:
     """The modules that the function can reach at first sight, with their paths."""
-    roots = [*leaves, f, getattr(f, "__self__", None), getattr(f, "func", None), *getattr(f, "args", ())]
+    roots = [
+        *leaves,
+        f,
+        getattr(f, "__self__", None),
+        getattr(f, "func", None),
+        *getattr(f, "args", ()),
+    ]
     for cell in getattr(f, "__closure__", None) or ():
         with suppress(ValueError):  # the cell is empty
             roots.append(cell.cell_contents)
@@ -156,7 +175,9 @@ def _state(module: torch.nn.Module, path: str) -> _State:
 
 
 def _current(module: torch.nn.Module) -> Iterator[tuple[str, str, Any]]:
-    """(section, name, value) of all that a module holds; the section of a plain attribute is empty."""
+    """(section, name, value) of all that a module holds; the section of a plain attribute is
+    empty.
+    """
     attributes = module.__dict__
     for section in _SECTIONS:
         for name, value in attributes.get(section, {}).items():
@@ -171,16 +192,30 @@ def holds_tracer(value: Any) -> bool:
     if value is None or isinstance(value, (str, int, float, torch.nn.Module)):
         return False
     return any(
-        internals.is_tracer(leaf) for leaf in ([value] if isinstance(value, torch.Tensor) else pytree.flatten(value)[0])
+        internals.is_tracer(leaf)
+        for leaf in ([value] if isinstance(value, torch.Tensor) else pytree.flatten(value)[0])
     )
 
 
-PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.SymInt, torch.SymFloat)
+PLAIN = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(None),
+    torch.dtype,
+    torch.SymInt,
+    torch.SymFloat,
+)
 """Types of attribute values that every call may bind again."""
 
 
 def _is_assignable(value: Any) -> bool:
-    """Test for plain values, and tensors of the trace, alone or in a tree with plain values only."""
+    """Test for plain values, and tensors of the trace, alone or in a tree with plain values
+    only.
+    """
     if isinstance(value, (torch.nn.Module, *PLAIN)):
         return True
     if not holds_tracer(value):
@@ -197,8 +232,8 @@ def _is_rebound(before: Any, section: str, value: Any) -> TypeGuard[torch.Tensor
 
 
 def _is_recomputed(module: torch.nn.Module, name: str) -> bool:
-    """Test whether the attribute is computed anew in each call: by a hook that holds its name, as those of
-    `weight_norm` and `torch.nn.utils.prune` do, or by an RNN from its parameters.
+    """Test whether the attribute is computed anew in each call. A hook that holds its name does so
+    (`weight_norm`, `torch.nn.utils.prune`), and an RNN does from its parameters.
     """
     return name.startswith("_flat_weight") or any(
         isinstance(value, str) and value == name
@@ -216,13 +251,19 @@ def _has_new_tracer(value: Any, before: Any) -> bool:
 def _escaped_error(state: _State, name: str) -> EscapedTracer:
     cls = type(state.module)
     code = cls.forward.__code__ if hasattr(cls.forward, "__code__") else None
-    source = Source(code.co_filename, code.co_firstlineno, f"{cls.__name__}.forward", state.path) if code else None
+    source = (
+        Source(code.co_filename, code.co_firstlineno, f"{cls.__name__}.forward", state.path)
+        if code
+        else None
+    )
     return EscapedTracer(
         located(
-            f"a traced tensor was stored in the attribute `{name}` of {with_article(cls.__name__)}, "
-            "where it would outlive the trace",
+            f"a traced tensor was stored in the attribute `{name}` of {with_article(cls.__name__)},"
+            " where it would outlive the trace",
             source=source,
-            fix="Return it, or make it a buffer (`register_buffer`) that keeps its dtype and shape.",
+            fix=(
+                "Return it, or make it a buffer (`register_buffer`) that keeps its dtype and shape."
+            ),
         )
     )
 

@@ -1,11 +1,11 @@
 """Nesting: a pure function from the recorder's tree of scopes to a nested trace.
 
-Each scope becomes a composite. Its inputs are the variables that it uses and did not define; its outputs are its
-results and whatever else later equations use. Equal bodies become one object.
+Each scope becomes a composite. Its inputs are the variables that it uses and did not define; its
+outputs are its results and whatever else later equations use. Equal bodies become one object.
 
-A composite keeps the full name of the user's call where its arguments and results are those of the call. So executors
-may claim it by signature. Otherwise it has the short name and takes the variables that it reads: transforms call
-their own versions so.
+A composite keeps the full name of the user's call where its arguments and results are those of the
+call. So executors may claim it by signature. Otherwise it has the short name and takes the
+variables that it reads: transforms call their own versions so.
 """
 
 from __future__ import annotations
@@ -20,12 +20,25 @@ from thunder_fn.capture.recorded import Leaf, Scope, leaves_of
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.ir import ops
 from thunder_fn.ir.symbols import made_by, symbols_in, symbols_of
-from thunder_fn.ir.trace import Atom, Equation, Literal, Source, TensorType, Trace, Var, canonical, map_arg, vars_in
+from thunder_fn.ir.trace import (
+    Atom,
+    Equation,
+    Literal,
+    Source,
+    TensorType,
+    Trace,
+    Var,
+    canonical,
+    map_arg,
+    vars_in,
+)
 
 Item = Leaf | Scope
 
 DEEPEST = 32
-"""Calls inside of so many others are no composites: their equations stand in the innermost one that is."""
+"""Calls inside of so many others are no composites: their equations stand in the innermost one
+that is.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +64,9 @@ def nest(recorder: Recorder, outputs: tuple[Atom, ...], name: str) -> Trace:
         equations = _unfolded(equations[0], context)
     if recorder.outer is not None:
         equations = _seen_from(root.module, equations)
-    return canonical(tuple(recorder.inputs), tuple(equations), outputs, tuple(recorder.constants), (), name)
+    return canonical(
+        tuple(recorder.inputs), tuple(equations), outputs, tuple(recorder.constants), (), name
+    )
 
 
 def _seen_from(module: str, equations: list[Equation]) -> list[Equation]:
@@ -81,13 +96,19 @@ VALUES_ONLY = {"aten._linalg_svd.default": "compute_uv", "aten._linalg_eigh.defa
 """Factorisations that compute the values alone, if told to."""
 
 VECTORS = {"torch.linalg.svd", "torch.svd", "torch.linalg.eigh", "torch.linalg.eig"}
-"""Functions that compute vectors though nobody may read them; `svdvals`, `eigvalsh` and norms do it for autograd."""
+"""Functions that compute vectors though nobody may read them; `svdvals`, `eigvalsh` and norms do
+it for autograd.
+"""
 
 
 def _drop_unread_vectors(root: Scope, wanted: set[int]) -> None:
-    """Write `svdvals` and its like as eager runs them where no gradient is asked: without vectors."""
+    """Write `svdvals` and its like as eager runs them where no gradient is asked: without
+    vectors.
+    """
     found = [
-        (leaf, scope) for leaf, scope in leaves_of(root) if leaf.op.name in (*VALUES_ONLY, "aten.linalg_eig.default")
+        (leaf, scope)
+        for leaf, scope in leaves_of(root)
+        if leaf.op.name in (*VALUES_ONLY, "aten.linalg_eig.default")
     ]
     if not found:
         return
@@ -96,7 +117,11 @@ def _drop_unread_vectors(root: Scope, wanted: set[int]) -> None:
         is_eig = leaf.op.name == "aten.linalg_eig.default"
         values = 0 if is_eig or "eigh" in leaf.op.name else 1
         vectors = [var for i, var in enumerate(leaf.outputs) if i != values]
-        if scope.kind != "function" or scope.name in VECTORS or any(var.index in read for var in vectors):
+        if (
+            scope.kind != "function"
+            or scope.name in VECTORS
+            or any(var.index in read for var in vectors)
+        ):
             continue
         if is_eig:
             leaf.op, leaf.outputs = ops.leaf(ops.aten._linalg_eigvals.default), leaf.outputs[:1]
@@ -108,11 +133,17 @@ def _drop_unread_vectors(root: Scope, wanted: set[int]) -> None:
             *((key, value) for key, value in leaf.kwargs if key not in (option, "full_matrices")),
             (option, Literal(False)),
         )
-        leaf.outputs = tuple(var if i == values else _without_elements(var) for i, var in enumerate(leaf.outputs))
+        leaf.outputs = tuple(
+            var if i == values else _without_elements(var) for i, var in enumerate(leaf.outputs)
+        )
 
 
 def _without_elements(var: Var) -> Var:
-    return Var(var.index, dataclasses.replace(var.type, shape=(0,))) if isinstance(var.type, TensorType) else var
+    return (
+        Var(var.index, dataclasses.replace(var.type, shape=(0,)))
+        if isinstance(var.type, TensorType)
+        else var
+    )
 
 
 def _uses(leaf: Leaf) -> list[Var]:
@@ -120,7 +151,8 @@ def _uses(leaf: Leaf) -> list[Var]:
 
 
 def _live(root: Scope, wanted: set[int], symbols: set[Any] | None) -> set[int]:
-    """Indices of the variables that are needed. Random ops count as needed: eager would have drawn their numbers.
+    """Indices of the variables that are needed. Random ops count as needed: eager would have drawn
+    their numbers.
 
     `symbols` are those that are needed, None where the recording has none.
     """
@@ -131,14 +163,18 @@ def _live(root: Scope, wanted: set[int], symbols: set[Any] | None) -> set[int]:
             wanted.update(var.index for var in leaf.outputs)
             wanted.update(var.index for var in _uses(leaf))
             if symbols is not None:
-                symbols.update(symbols_in((leaf.args, tuple(value for _, value in leaf.kwargs), leaf.outputs)))
+                symbols.update(
+                    symbols_in((leaf.args, tuple(value for _, value in leaf.kwargs), leaf.outputs))
+                )
                 symbols.update(*map(symbols_of, leaf.bodies))
     return wanted
 
 
 @dataclass(slots=True)
 class _Traffic:
-    """The variables that cross each scope's border: imports in order of use, exports in order of definition."""
+    """The variables that cross each scope's border: imports in order of use, exports in order of
+    definition.
+    """
 
     root: Scope
     imports: dict[Scope, dict[int, Var]] = field(default_factory=dict)
@@ -170,7 +206,9 @@ def _traffic(root: Scope, live: set[int], outputs: tuple[Atom, ...]) -> _Traffic
             traffic.home.update((var.index, scope) for var in leaf.outputs)
     for var in vars_in(outputs):
         traffic.use(var, root)
-    for scope in _scopes_in(root):  # a call is written with all its arguments, those too that nothing in it reads
+    for scope in _scopes_in(
+        root
+    ):  # a call is written with all its arguments, those too that nothing in it reads
         if _is_call(scope, traffic, live):
             for var in _arguments(scope):
                 traffic.use(var, _parent(scope))
@@ -212,36 +250,52 @@ def _equations(scope: Scope, context: _Context) -> list[Equation]:
             equations.extend(_composite(item, context))
         elif _is_live(item, context.live):
             source = _in_module(item.source, scope.module)
-            equations.append(Equation(item.op, item.args, item.kwargs, item.outputs, item.bodies, source))
+            equations.append(
+                Equation(item.op, item.args, item.kwargs, item.outputs, item.bodies, source)
+            )
     return equations
 
 
 def _in_module(source: Source | None, module: str) -> Source | None:
-    return dataclasses.replace(source, inside=module, around=None, first=None) if source and module else source
+    return (
+        dataclasses.replace(source, inside=module, around=None, first=None)
+        if source and module
+        else source
+    )
 
 
 def _composite(scope: Scope, context: _Context) -> list[Equation]:
-    """The scope as one equation; as its only equation where a name of its own would say nothing new."""
+    """The scope as one equation; as its only equation where a name of its own would say nothing
+    new.
+    """
     equations = _equations(scope, context)
     if not equations:
         return []
     if context.recorder.symbolic and any(map(made_by, equations)):
         return equations  # the symbols that they make are known to all that follows
-    imports, exports = context.traffic.imports.get(scope, {}), context.traffic.exports.get(scope, {})
+    imports, exports = (
+        context.traffic.imports.get(scope, {}),
+        context.traffic.exports.get(scope, {}),
+    )
     if scope.depth > DEEPEST:
         return equations
     faithful, casts = _is_faithful(scope, imports, exports, context.live), dict[int, Equation]()
     if scope.is_cast and faithful:
         casts, equations = _casts_of_arguments(equations, imports, exports)
         faithful = not any(equation.op == TO_COPY for equation in _within(equations))
-    before, given = list(casts.values()), lambda var: casts[var.index].outputs[0] if var.index in casts else var
+    before, given = (
+        list(casts.values()),
+        lambda var: casts[var.index].outputs[0] if var.index in casts else var,
+    )
     if len(equations) == 1 and _says_nothing(scope, equations[0]):
         return [*before, *equations]
     results = scope.results if faithful and scope.results is not None else ()
     outputs = (*results, *(var for var in exports.values() if var not in results))
     if len(equations) == 1 and scope.kind == "function" and equations[0].op.kind == "composite":
         equations = _unfolded(equations[0], context)
-    args, kwargs = (scope.args or (), scope.kwargs or ()) if faithful else (tuple(imports.values()), ())
+    args, kwargs = (
+        (scope.args or (), scope.kwargs or ()) if faithful else (tuple(imports.values()), ())
+    )
     args = tuple(map_arg(given, arg) for arg in args)
     kwargs = tuple((key, map_arg(given, arg)) for key, arg in kwargs)
     operands = tuple(vars_in((args, tuple(value for _, value in kwargs))))
@@ -258,10 +312,11 @@ TO_COPY = ops.leaf(ops.aten._to_copy.default)
 def _casts_of_arguments(
     equations: list[Equation], imports: dict[int, Var], exports: dict[int, Var]
 ) -> tuple[dict[int, Equation], list[Equation]]:
-    """The casts that stand for arguments of a call under autocast, and its other equations, which read the casts.
+    """The casts that stand for arguments of a call under autocast, and its other equations, which
+    read the casts.
 
-    An argument is handed over cast where the call reads it in no other way: a `linear` of autocast is a `linear` of
-    lower precision, which executors know by its name.
+    An argument is handed over cast if the call reads it in no other way. So a `linear` of autocast
+    is a `linear` of lower precision, which executors know by its name.
     """
     readers: dict[int, list[Equation]] = {}
     for equation in equations:
@@ -273,12 +328,18 @@ def _casts_of_arguments(
         first, *rest = readers[index]
         if first.op != TO_COPY or [key for key, _ in first.kwargs] != ["dtype"]:
             continue
-        alike = all((one.op, one.args, one.kwargs) == (first.op, first.args, first.kwargs) for one in rest)
+        alike = all(
+            (one.op, one.args, one.kwargs) == (first.op, first.args, first.kwargs) for one in rest
+        )
         made = [equation.outputs[0].index for equation in readers[index]]
         if alike and exports.keys().isdisjoint(made):
             casts[index] = first
             same.update((var, first.outputs[0]) for var in made)
-    left = [one for one in equations if not one.outputs or one.outputs[0].index not in same] if same else equations
+    left = (
+        [one for one in equations if not one.outputs or one.outputs[0].index not in same]
+        if same
+        else equations
+    )
     return casts, [_reading(equation, same) for equation in left]
 
 
@@ -305,12 +366,17 @@ def _says_nothing(scope: Scope, equation: Equation) -> bool:
     if scope.kind != "function" or equation.op.kind != "leaf":
         return False
     short = scope.name.rsplit(".", 1)[-1]
-    return not scope.name.startswith("torch.nn.functional.") or equation.op.name.split(".")[1].lstrip("_") == short
+    return (
+        not scope.name.startswith("torch.nn.functional.")
+        or equation.op.name.split(".")[1].lstrip("_") == short
+    )
 
 
-def _is_faithful(scope: Scope, imports: dict[int, Var], exports: dict[int, Var], live: set[int]) -> bool:
-    """Test whether the equation can be written as the user's call: same arguments, and its outputs are the call's
-    results.
+def _is_faithful(
+    scope: Scope, imports: dict[int, Var], exports: dict[int, Var], live: set[int]
+) -> bool:
+    """Test whether the equation can be written as the user's call: same arguments, and its outputs
+    are the call's results.
     """
     if scope.args is None or scope.results is None:
         return False
@@ -327,9 +393,13 @@ def _is_faithful(scope: Scope, imports: dict[int, Var], exports: dict[int, Var],
 
 
 def _unfolded(equation: Equation, context: _Context) -> list[Equation]:
-    """The body's equations in place of a composite: `F.layer_norm` need not hold `torch.layer_norm`."""
+    """The body's equations in place of a composite: `F.layer_norm` need not hold
+    `torch.layer_norm`.
+    """
     body = equation.body
-    names = {inner.index: outer for inner, outer in zip(body.inputs, equation.operands, strict=True)}
+    names = {
+        inner.index: outer for inner, outer in zip(body.inputs, equation.operands, strict=True)
+    }
     for inner, outer in zip(body.outputs, equation.outputs, strict=True):
         if not isinstance(inner, Var) or inner.index in names:
             return [equation]
@@ -354,16 +424,24 @@ def _unfolded(equation: Equation, context: _Context) -> list[Equation]:
 
 
 def _close(
-    scope: Scope, operands: tuple[Var, ...], equations: list[Equation], outputs: tuple[Var, ...], context: _Context
+    scope: Scope,
+    operands: tuple[Var, ...],
+    equations: list[Equation],
+    outputs: tuple[Var, ...],
+    context: _Context,
 ) -> Trace:
-    """The body: one input for each operand; where an operand repeats, the first is the one that is used."""
+    """The body: one input for each operand; where an operand repeats, the first is the one that
+    is used.
+    """
     seen: set[int] = set()
     inputs: list[Var] = []
     for var in operands:
         inputs.append(context.recorder.fresh(var.type) if var.index in seen else var)
         seen.add(var.index)
     equations = _seen_from(scope.module, equations)
-    body = canonical(tuple(inputs), tuple(equations), outputs, (), (), scope.name.rsplit(".", 1)[-1])
+    body = canonical(
+        tuple(inputs), tuple(equations), outputs, (), (), scope.name.rsplit(".", 1)[-1]
+    )
     return context.bodies.setdefault(body, _alive_as(body))
 
 
@@ -371,7 +449,9 @@ _alive: weakref.WeakValueDictionary[tuple[int, int], Trace] = weakref.WeakValueD
 
 
 def _alive_as(body: Trace) -> Trace:
-    """The body, or one of an earlier capture that differs in nothing: memos then find the next capture of a model fast."""
+    """The body, or one of an earlier capture that differs in nothing: memos then find the next
+    capture of a model fast.
+    """
     key = (hash(body), body.origin)
     known = _alive.get(key)
     if known is not None and known == body:

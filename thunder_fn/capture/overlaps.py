@@ -1,7 +1,7 @@
 """Refuse writes to memory that the same op reads or writes elsewhere.
 
-In eager mode their results depend on the order of a loop. PyTorch refuses some of them, and computes others without notice. A
-trace has values and no memory, so all are refused.
+In eager mode their results depend on the order of a loop. PyTorch refuses some of them, and
+computes others without notice. A trace has values and no memory, so all are refused.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def check_overlaps(
     given: Sequence[torch.Tensor],
     source: Source | None,
 ) -> None:
-    """Reject an op that changes tensors in place if several of their elements are one, or are read as other elements.
+    """Reject an op that changes tensors in place if several of their elements are one, or are read
+    as other elements.
 
     Args:
         func: the op.
@@ -40,28 +41,36 @@ def check_overlaps(
         source: the user's line.
 
     Raises:
-        RuntimeError: elements of a changed tensor overlap, as in eager mode, which lets a few ops such as `fill_` do so.
+        RuntimeError: elements of a changed tensor overlap, as in eager mode, which lets a few ops
+            such as `fill_` do so.
         AliasedMutation: the op reads what it writes at another place, or in another order.
     """
     if torch.Tag.inplace_view in func.tags:
         return
     name = func._schema.name.rpartition("::")[2]
     for tensor in changed:
-        wholes = (one for one in given if one is not tensor and internals.have_one_memory(one, tensor))
+        wholes = (
+            one for one in given if one is not tensor and internals.have_one_memory(one, tensor)
+        )
         if overlaps(tensor) or any(map(overlaps, wholes)):
             raise RuntimeError(
-                f"`{name}` writes to an expanded tensor, several of whose elements share memory; write to the tensor "
-                "that is expanded, or to a clone"
+                f"`{name}` writes to an expanded tensor, several of whose elements share memory;"
+                " write to the tensor that is expanded, or to a clone"
             )
         for other in others:
             if internals.have_one_memory(tensor, other) and _is_read_late(func, tensor, other):
-                what = f"`{name}` writes to memory that it reads at another place, in an order that PyTorch leaves open"
+                what = (
+                    f"`{name}` writes to memory that it reads at another place, in an order that"
+                    " PyTorch leaves open"
+                )
                 fix = "Pass a clone of the operand, or write to another tensor."
                 raise AliasedMutation(located(what, source=source, fix=fix))
 
 
 def _is_read_late(func: Any, changed: torch.Tensor, read: torch.Tensor) -> bool:
-    """Test whether an element may be read after it was written: in its own place that is so for some ops only."""
+    """Test whether an element may be read after it was written: in its own place that is so for
+    some ops only.
+    """
     with internals.no_torch_function():
         if [_layout(changed), changed.dtype] == [_layout(read), read.dtype]:
             return changed.numel() != 0 and not _is_in_place(func)
@@ -77,9 +86,9 @@ def _is_in_place(func: Any) -> bool:
     """Test for an op that reads each element before it writes to its place."""
     packet = func.overloadpacket
     tags = (getattr(packet, overload).tags for overload in packet.overloads())
-    return any(torch.Tag.pointwise in found for found in tags) or f"aten.{func._schema.name.rpartition('::')[2]}" in (
-        facts.READS_BEFORE_WRITES
-    )
+    return any(
+        torch.Tag.pointwise in found for found in tags
+    ) or f"aten.{func._schema.name.rpartition('::')[2]}" in (facts.READS_BEFORE_WRITES)
 
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -88,11 +97,17 @@ def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 def _numbers(tensor: torch.Tensor) -> tuple[list[int], list[int], int]:
     """The sizes, strides and offset; of symbols the numbers that they have in this call."""
-    return [*map(_number, tensor.shape)], [*map(_number, tensor.stride())], _number(tensor.storage_offset())
+    return (
+        [*map(_number, tensor.shape)],
+        [*map(_number, tensor.stride())],
+        _number(tensor.storage_offset()),
+    )
 
 
 def _number(item: Any) -> int:
-    """The number that a size has in this call; one that is found in data is unknown, and counts as 2."""
+    """The number that a size has in this call; one that is found in data is unknown, and counts
+    as 2.
+    """
     return item if type(item) is int else item.node.hint if _is_known(item) else 2
 
 
@@ -115,7 +130,8 @@ def _as_array(shape: list[int], strides: list[int], offset: int, itemsize: int) 
 
 
 def overlaps(tensor: torch.Tensor) -> bool:
-    """Test whether two elements of a tensor are one. Comparisons of symbols become decisions of the trace.
+    """Test whether two elements of a tensor are one. Comparisons of symbols become decisions of the
+    trace.
 
     Sizes found in data are unknown, and count as 2.
     """
@@ -123,7 +139,9 @@ def overlaps(tensor: torch.Tensor) -> bool:
     if 0 in sizes or tensor.is_contiguous():
         return False
     dims = [
-        (stride, size) for size, stride, known in zip(tensor.shape, tensor.stride(), sizes, strict=True) if known > 1
+        (stride, size)
+        for size, stride, known in zip(tensor.shape, tensor.stride(), sizes, strict=True)
+        if known > 1
     ]
     if any(type(stride) is int and stride == 0 for stride, _ in dims):
         return True
@@ -136,5 +154,7 @@ def overlaps(tensor: torch.Tensor) -> bool:
     if apart:
         return False
     numbers = [(int(stride), int(size)) for stride, size in dims]
-    places = functools.reduce(lambda found, dim: {at + i * dim[0] for at in found for i in range(dim[1])}, numbers, {0})
+    places = functools.reduce(
+        lambda found, dim: {at + i * dim[0] for at in found for i in range(dim[1])}, numbers, {0}
+    )
     return len(places) < math.prod(size for _, size in numbers)

@@ -1,6 +1,7 @@
 """Pytrees: optree's, in a namespace of our own.
 
-Dataclasses and the containers that PyTorch knows (Hugging Face outputs among them) are registered when first seen.
+Dataclasses and the containers that PyTorch knows (Hugging Face outputs among them) are registered
+when first seen.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def flatten(tree: Any) -> tuple[list[Any], PyTreeSpec]:
         leaves, spec = optree.tree_flatten(tree, namespace=NAMESPACE)
     except RecursionError:
         what = f"{with_article(type(tree).__name__)} of arguments, attributes or results has no end"
-        raise UnsupportedInput(f"{what}: a list, tuple or dict in it holds itself\nBreak the circle.") from None
+        raise UnsupportedInput(
+            f"{what}: a list, tuple or dict in it holds itself\nBreak the circle."
+        ) from None
     unknown = {type(leaf) for leaf in leaves if _is_container(leaf)}
     if not unknown:
         return leaves, spec
@@ -47,12 +50,18 @@ def flatten(tree: Any) -> tuple[list[Any], PyTreeSpec]:
 
 def unflatten(spec: PyTreeSpec, leaves: Sequence[Any]) -> Any:
     """The tree of this structure with these leaves."""
-    return _built(spec, iter(leaves)) if _looks_at_leaves(spec) else optree.tree_unflatten(spec, leaves)
+    return (
+        _built(spec, iter(leaves))
+        if _looks_at_leaves(spec)
+        else optree.tree_unflatten(spec, leaves)
+    )
 
 
 @functools.lru_cache(1024)
 def _looks_at_leaves(spec: PyTreeSpec) -> bool:
-    """Test for a named tuple whose `__new__` is its user's, such as PackedSequence: leaves may be of any type here."""
+    """Test for a named tuple whose `__new__` is its user's, such as PackedSequence: leaves may
+    be of any type here.
+    """
     return _has_own_new(spec.type) or any(map(_looks_at_leaves, spec.children()))
 
 
@@ -69,7 +78,11 @@ def _built(spec: PyTreeSpec, leaves: Iterator[Any]) -> Any:
         return next(leaves)
     children = [_built(child, leaves) for child in spec.children()]
     cls: Any = spec.type
-    return tuple.__new__(cls, children) if _has_own_new(cls) else optree.tree_unflatten(level, children)
+    return (
+        tuple.__new__(cls, children)
+        if _has_own_new(cls)
+        else optree.tree_unflatten(level, children)
+    )
 
 
 def paths(tree: Any, root: str = "") -> list[str]:
@@ -83,8 +96,8 @@ def paths_of(spec: PyTreeSpec, root: str = "") -> list[str]:
 
 
 def difference(mine: PyTreeSpec, its: PyTreeSpec, path: str, other: str) -> str | None:
-    """The first difference of two structures, such as `x['w'] is a tuple of 2, and y['w'] is a leaf`; None if there
-    is none.
+    """The first difference of two structures, such as `x['w'] is a tuple of 2, and y['w'] is a
+    leaf`; None if there is none.
 
     `path` and `other` are how one writes the roots of the two.
     """
@@ -114,14 +127,21 @@ def describe(spec: PyTreeSpec) -> str:
     name = getattr(spec.type, "__name__", str(spec.type))
     kind = with_article(name)
     if isinstance(spec.type, type) and issubclass(spec.type, dict):
-        return f"{kind} with the keys {', '.join(map(repr, spec.entries()))}" if spec.entries() else f"an empty {name}"
+        return (
+            f"{kind} with the keys {', '.join(map(repr, spec.entries()))}"
+            if spec.entries()
+            else f"an empty {name}"
+        )
     return f"{kind} of {len(spec.children())}" if spec.type in (tuple, list) else kind
 
 
 def tree_map(f: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     """Apply f to the leaves of trees that have the structure of the first."""
     leaves, spec = flatten(tree)
-    return unflatten(spec, [f(*xs) for xs in zip(leaves, *(spec.flatten_up_to(other) for other in rest), strict=True)])
+    return unflatten(
+        spec,
+        [f(*xs) for xs in zip(leaves, *(spec.flatten_up_to(other) for other in rest), strict=True)],
+    )
 
 
 optree.register_pytree_node(
@@ -131,12 +151,18 @@ _registered.add(torch.Size)
 
 
 def like(before: Any, after: Any) -> Any:
-    """Return a tree with the lists and tuples of another one of its structure; what else differs stays."""
+    """Return a tree with the lists and tuples of another one of its structure; what else differs
+    stays.
+    """
     match before, after:
-        case (list() | tuple(), list() | tuple()) if type(before) in _LISTS and type(after) in _LISTS:
+        case (list() | tuple(), list() | tuple()) if (
+            type(before) in _LISTS and type(after) in _LISTS
+        ):
             if len(before) == len(after):
                 return type(before)(map(like, before, after))
-        case (dict(), dict()) if type(before) is dict and type(after) is dict and before.keys() == after.keys():
+        case (dict(), dict()) if (
+            type(before) is dict and type(after) is dict and before.keys() == after.keys()
+        ):
             return {key: like(before[key], value) for key, value in after.items()}
         case _:
             pass
@@ -152,14 +178,22 @@ class Sizes(tuple[Any, ...]):
 
 def _size(children: Iterable[Any]) -> tuple[Any, ...]:
     sizes = tuple(children)
-    return torch.Size(sizes) if all(isinstance(size, (int, torch.SymInt)) for size in sizes) else Sizes(sizes)
+    return (
+        torch.Size(sizes)
+        if all(isinstance(size, (int, torch.SymInt)) for size in sizes)
+        else Sizes(sizes)
+    )
 
 
 def _is_container(leaf: Any) -> bool:
     cls = type(leaf)
     if isinstance(leaf, (torch.Tensor, TensorType, str, int, float)) or cls in _registered:
         return False
-    return isinstance(leaf, _objects) or dataclasses.is_dataclass(leaf) or cls in torch_pytree.SUPPORTED_NODES
+    return (
+        isinstance(leaf, _objects)
+        or dataclasses.is_dataclass(leaf)
+        or cls in torch_pytree.SUPPORTED_NODES
+    )
 
 
 def _register(cls: type) -> None:
@@ -195,7 +229,8 @@ _objects: tuple[type, ...] = ()
 def register_object(*classes: type) -> None:
     """Take objects of these classes, and of classes derived from them, apart by their attributes.
 
-    A jitted module that is called with one, such as a cache of keys and values, assigns the module's changes to it.
+    A jitted module that is called with one, such as a cache of keys and values, assigns the
+    module's changes to it.
     """
     global _objects
     with _lock:
@@ -206,7 +241,9 @@ def objects_in(tree: Any) -> list[Any]:
     """The outermost registered objects of a tree, in order."""
     if not _objects:
         return []
-    leaves = optree.tree_leaves(tree, is_leaf=lambda value: isinstance(value, _objects), namespace=NAMESPACE)
+    leaves = optree.tree_leaves(
+        tree, is_leaf=lambda value: isinstance(value, _objects), namespace=NAMESPACE
+    )
     return [leaf for leaf in leaves if isinstance(leaf, _objects)]
 
 
@@ -233,9 +270,11 @@ def children_of(node: Any) -> list[Any]:
 
 
 def orders_of(tree: Any) -> tuple[Any, ...]:
-    """The keys of all dicts in a tree, in their order and with their types, of which structures say nothing.
+    """The keys of all dicts in a tree, in their order and with their types, of which structures say
+    nothing.
 
-    To a structure `{1: x}` and `{True: x}` are one, and so are `{"a": x, "b": y}` and `{"b": y, "a": x}`.
+    To a structure `{1: x}` and `{True: x}` are one, and so are `{"a": x, "b": y}` and `{"b": y,
+    "a": x}`.
     """
     found = list[tuple[Any, ...]]()
 
@@ -249,7 +288,9 @@ def orders_of(tree: Any) -> tuple[Any, ...]:
 
 
 def attributes_of(value: Any) -> tuple[list[Any], tuple[Any, ...]]:
-    """The attributes of an object that may have tensors in them or count something, and a function that rebuilds it."""
+    """The attributes of an object that may have tensors in them or count something, and a
+    function that rebuilds it.
+    """
     held = {name: item for name, item in vars(value).items() if _may_hold(item)}
     rest = tuple((name, _Fixed(item)) for name, item in vars(value).items() if name not in held)
     return list(held.values()), (type(value), tuple(held), rest)
@@ -258,14 +299,19 @@ def attributes_of(value: Any) -> tuple[list[Any], tuple[Any, ...]]:
 def assign(value: Any, state: tuple[list[Any], tuple[Any, ...]]) -> None:
     """Give an object the attributes that another one held."""
     items, (_, names, rest) = state
-    attributes = {**dict(zip(names, items, strict=True)), **{name: fixed.value for name, fixed in rest}}
+    attributes = {
+        **dict(zip(names, items, strict=True)),
+        **{name: fixed.value for name, fixed in rest},
+    }
     for name in vars(value).keys() - attributes.keys():
         del vars(value)[name]
     vars(value).update(attributes)
 
 
 def _may_hold(value: Any) -> bool:
-    return type(value) is int or isinstance(value, (torch.Tensor, torch.SymInt, list, tuple, dict, *_objects))
+    return type(value) is int or isinstance(
+        value, (torch.Tensor, torch.SymInt, list, tuple, dict, *_objects)
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -277,7 +323,9 @@ class _Fixed:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, _Fixed) or type(other.value) is not type(self.value):
             return False
-        return self.value is other.value or (isinstance(self.value, _BY_VALUE) and self.value == other.value)
+        return self.value is other.value or (
+            isinstance(self.value, _BY_VALUE) and self.value == other.value
+        )
 
     def __hash__(self) -> int:
         return hash(self.value) if isinstance(self.value, _BY_VALUE) else id(self.value)

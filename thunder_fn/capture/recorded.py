@@ -1,4 +1,6 @@
-"""Records of a capture: calls that become composites, the equations in them, and decisions about symbols."""
+"""Records of a capture: calls that become composites, the equations in them, and decisions about
+symbols.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +57,8 @@ class Decision:
 class Scope:
     """A call that becomes a composite: a torch function, a module or a `@composite` function.
 
-    `args`, `kwargs` and `results` are the call as the user wrote it, None where it cannot be written with variables
-    and literals. `is_cast`: autocast is on where the call is made.
+    `args`, `kwargs` and `results` are the call as the user wrote it, None where it cannot be
+    written with variables and literals. `is_cast`: autocast is on where the call is made.
     """
 
     name: str

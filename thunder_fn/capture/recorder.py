@@ -2,15 +2,17 @@
 
 Three mechanisms of PyTorch stack up, outermost first:
 
-1. a TorchFunctionMode (`scopes.py`) sees each torch function, lifts foreign tensors into tracers and opens scopes;
+1. a TorchFunctionMode (`scopes.py`) sees each torch function, lifts foreign tensors into tracers
+    and opens scopes;
 2. FunctionalTensorMode turns in-place code and views into pure ops;
 3. a fake tensor mode computes types and reports every op to the recorder.
 
-A tracer is a FunctionalTensor around a fake tensor; the recorder knows the variable of each fake tensor.
+A tracer is a FunctionalTensor around a fake tensor; the recorder knows the variable of each fake
+tensor.
 
-The recorder is that fake tensor mode itself, so equations arrive directly, with no FX graph in between. While
-PyTorch's own machinery runs (the backward engine, functionalization), ops arrive on the tensors below tracers and
-pass unrecorded (`is_below_tracers`).
+The recorder is that fake tensor mode itself, so equations arrive directly, with no FX graph in
+between. While PyTorch's own machinery runs (the backward engine, functionalization), ops arrive on
+the tensors below tracers and pass unrecorded (`is_below_tracers`).
 """
 
 from __future__ import annotations
@@ -49,7 +51,18 @@ from thunder_fn.capture.supported import (
 from thunder_fn.errors import ThunderError, UnsupportedCall, located
 from thunder_fn.ir import ops
 from thunder_fn.ir.nesting import make_room
-from thunder_fn.ir.trace import Arg, Constant, Expr, NumberType, Op, Source, TensorType, Type, Var, type_of_value
+from thunder_fn.ir.trace import (
+    Arg,
+    Constant,
+    Expr,
+    NumberType,
+    Op,
+    Source,
+    TensorType,
+    Type,
+    Var,
+    type_of_value,
+)
 from thunder_fn.torch_internals.pure_twins import pure_call
 
 _current: ContextVar[Recorder | None] = ContextVar("thunder_fn_recorder", default=None)
@@ -64,7 +77,9 @@ CHANGED = (
     *("is_inference_mode_enabled", "is_anomaly_enabled", "is_anomaly_check_nan_enabled"),
     "is_autocast_cache_enabled",
 )
-"""Functions of `torch` whose answers a capture changes, or asks for itself. PyTorch's own code is told how it is."""
+"""Functions of `torch` whose answers a capture changes, or asks for itself. PyTorch's own code
+is told how it is.
+"""
 
 
 class Recorder:
@@ -94,20 +109,26 @@ class Recorder:
         )
         self.inference: list[bool] = [] if outer is None else outer.inference
         self.properties = Properties(self)
-        self.default_dtype: torch.dtype = torch.get_default_dtype() if outer is None else outer.default_dtype
+        self.default_dtype: torch.dtype = (
+            torch.get_default_dtype() if outer is None else outer.default_dtype
+        )
         if outer is not None:
             self.mode.share_numbers(outer.mode)
         self.symbolic = symbolic or (outer is not None and outer.symbolic)
         self.decisions = Decisions(self)
         if self.symbolic and self.mode.shape_env is None:
-            self.mode.allow_data_dependent_sizes(self.decisions.on_assertion, is_rule=not track_no_grad)
+            self.mode.allow_data_dependent_sizes(
+                self.decisions.on_assertion, is_rule=not track_no_grad
+            )
         self.history = History(self, is_tracked=track_no_grad)
         told = self.history if track_no_grad else None
         self.functional_mode = internals.TracerMode(
             self._remember, self._on_higher_order, told, pure_call, self._on_attribute
         )
         self.track_no_grad = track_no_grad
-        self.root = Scope("", "root", None, 0, module=outer.scope.module if outer is not None else "")
+        self.root = Scope(
+            "", "root", None, 0, module=outer.scope.module if outer is not None else ""
+        )
         self.scope = self.root
         self.level: int = 0 if outer is None else outer.level + outer.scope.depth + 1
         make_room(self.level)
@@ -116,7 +137,9 @@ class Recorder:
         self.detaching = False
         self.source: Source | None = None
         self.function: Any = None
-        self.module_paths: dict[torch.nn.Module, str] = dict(outer.module_paths) if outer is not None else {}
+        self.module_paths: dict[torch.nn.Module, str] = (
+            dict(outer.module_paths) if outer is not None else {}
+        )
         self.modules = WatchedModules()
         self.refused: ThunderError | None = None
         self.draws = 0
@@ -169,7 +192,9 @@ class Recorder:
             self._close()
 
     def _close(self) -> None:
-        """Close: tracers that are still alive become values that say so when used, and nothing is held any more."""
+        """Close: tracers that are still alive become values that say so when used, and nothing
+        is held any more.
+        """
         for reference in self._tracers:
             tracer = reference()
             if type(tracer) is internals.Tracer:
@@ -229,19 +254,27 @@ class Recorder:
         return as_python(self.mode.size(symbol))
 
     def identify(self, tensor: torch.Tensor, tracer: torch.Tensor) -> None:
-        """Take the tensor, though the function closes over it, for the input that this tracer stands for."""
+        """Take the tensor, though the function closes over it, for the input that this tracer
+        stands for.
+        """
         var = self.var_of(tracer)
         if var is not None:
             self._lifted[id(tensor)] = (tensor, tracer, var)
 
     def input_of_type(self, type: TensorType, *, is_transposed: bool = False) -> torch.Tensor:
-        """A tracer for an input of which only the type is known, or that it is the transpose of a contiguous matrix."""
-        tracer, var = self._trace_fake(internals.fake_of_type(self.mode, type, is_transposed=is_transposed))
+        """A tracer for an input of which only the type is known, or that it is the transpose of
+        a contiguous matrix.
+        """
+        tracer, var = self._trace_fake(
+            internals.fake_of_type(self.mode, type, is_transposed=is_transposed)
+        )
         self.inputs.append(var)
         return tracer
 
     def tracer_of(self, var: Var) -> Any:
-        """A tracer for a variable that an equation binds, or its number; None for a result that is None."""
+        """A tracer for a variable that an equation binds, or its number; None for a result that
+        is None.
+        """
         if not isinstance(var.type, TensorType):
             number = var.type.value if isinstance(var.type, NumberType) else None
             return None if number is None else as_python(self.mode.size(number))
@@ -250,7 +283,9 @@ class Recorder:
         return internals.functionalize(fake, self.functional_mode)
 
     def lift(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tracer of a closed-over tensor: the same one each time. A tracer of this recorder stays as it is."""
+        """The tracer of a closed-over tensor: the same one each time. A tracer of this recorder
+        stays as it is.
+        """
         if isinstance(tensor, internals.FunctionalTensor) and self.owns(tensor):
             return tensor
         known = self._lifted.get(id(tensor))
@@ -259,7 +294,10 @@ class Recorder:
         if is_wrapped(tensor):
             outside = internals.is_from_outside(tensor)
             if outside is None:
-                what = "a tensor of a torch.func transform around the traced function is closed over inside another transform"
+                what = (
+                    "a tensor of a torch.func transform around the traced function is closed over"
+                    " inside another transform"
+                )
                 fix = "Pass it as an argument, or use thunder_fn's transforms for both."
                 raise UnsupportedCall(located(what, source=self.source, fix=fix))
             if not outside:
@@ -281,8 +319,12 @@ class Recorder:
         return self._outside.get(id(tracer), tracer)
 
     def know_made(self, constants: Iterable[Constant]) -> None:
-        """Take over the tensors that a function used inside made itself (`torch.tensor([1, 2])`)."""
-        self._made.update((id(constant.tensor), constant.tensor) for constant in constants if constant.owned)
+        """Take over the tensors that a function used inside made itself (`torch.tensor([1,
+        2])`).
+        """
+        self._made.update(
+            (id(constant.tensor), constant.tensor) for constant in constants if constant.owned
+        )
 
     def is_made(self, tensor: torch.Tensor) -> bool:
         """Tell whether a function that runs inside made the tensor itself."""
@@ -321,8 +363,11 @@ class Recorder:
             self.results_from_outside.append((tracer, internals.node_of(tracer), tensor))
         return tracer, var
 
-    def _under_bits(self, memory: torch.Tensor, var: Var, views: Sequence[Any], is_leaf: bool) -> torch.Tensor:
-        """A tracer of a tensor with a conjugate or negative bit: a view of the memory, as the tensor is one.
+    def _under_bits(
+        self, memory: torch.Tensor, var: Var, views: Sequence[Any], is_leaf: bool
+    ) -> torch.Tensor:
+        """A tracer of a tensor with a conjugate or negative bit: a view of the memory, as the
+        tensor is one.
 
         Its variable is the value, without a bit; the content of the memory is computed from that.
         """
@@ -351,7 +396,9 @@ class Recorder:
         self._tracers.append(weakref.ref(tracer))
 
     def var_of(self, tensor: torch.Tensor) -> Var | None:
-        """The variable that a tracer stands for now, None if it is no tracer of this recorder at the base level."""
+        """The variable that a tracer stands for now, None if it is no tracer of this recorder at
+        the base level.
+        """
         if isinstance(tensor, internals.FunctionalTensor):
             self.history.bring_up_to_date((tensor,))
             entry = self._vars.get(id(internals.inner_fake(tensor)))
@@ -382,7 +429,9 @@ class Recorder:
         name = str(func)
         if name in LIFTS:
             self._bind_fresh(args[0], result)
-        elif name in ALIASES and not (name == "aten.detach.default" and self.detaching and self.track_no_grad):
+        elif name in ALIASES and not (
+            name == "aten.detach.default" and self.detaching and self.track_no_grad
+        ):
             self._vars[id(result)] = (result, self.read(args[0]))
         elif name in PHYSICAL:
             self._record_physical(PHYSICAL[name], args[0], result)
@@ -390,7 +439,9 @@ class Recorder:
             self._record(ops.RESHAPE if name in RESHAPES else ops.leaf(func), args, kwargs, result)
 
     def _on_other_thread(self, func: Any) -> ThunderError:
-        """Refuse a use of a tracer in a thread that is not the capture's. The thread and the capture raise it."""
+        """Refuse a use of a tracer in a thread that is not the capture's. The thread and the
+        capture raise it.
+        """
         self.thread_error = thread_error(func, self.where() if self.where is not None else None)
         return self.thread_error
 
@@ -410,7 +461,9 @@ class Recorder:
         raise higher_order_error(func, args, self.source)
 
     def _record_physical(self, name: str, tensor: torch.Tensor, result: torch.Tensor) -> None:
-        """Record a change of bits: values in a trace have no conjugate or negative bit; twice is not at all."""
+        """Record a change of bits: values in a trace have no conjugate or negative bit; twice is
+        not at all.
+        """
         if not isinstance(tensor, torch.Tensor):  # a number
             value = (-tensor if name == "aten.neg.default" else tensor.conjugate(),)
             self._record(ops.leaf(ops.aten.scalar_tensor.default), value, {}, result)
@@ -449,7 +502,11 @@ class Recorder:
         outputs = tuple(map(self.fresh, types))
         leaf = Leaf(op, new_args, new_kwargs, outputs, self.source)
         self.append(leaf)
-        if (op == ops.RESHAPE or ops.is_view(op)) and op != ops.STOP_GRADIENT and isinstance(new_args[0], Var):
+        if (
+            (op == ops.RESHAPE or ops.is_view(op))
+            and op != ops.STOP_GRADIENT
+            and isinstance(new_args[0], Var)
+        ):
             self.viewed.update((var.index, new_args[0]) for var in outputs)
         for value, var in zip(values, outputs, strict=True):
             self.bind(value, var)
@@ -477,10 +534,18 @@ class Recorder:
 
     def fakes(self) -> Iterator[tuple[internals.FakeTensor, Var]]:
         """The fake tensors of this recorder, each with its variable."""
-        return ((fake, var) for fake, var in self._vars.values() if isinstance(fake, internals.FakeTensor))
+        return (
+            (fake, var)
+            for fake, var in self._vars.values()
+            if isinstance(fake, internals.FakeTensor)
+        )
 
     def emit(
-        self, op: Op, args: tuple[Arg, ...], types: tuple[Type, ...], kwargs: tuple[tuple[str, Arg], ...]
+        self,
+        op: Op,
+        args: tuple[Arg, ...],
+        types: tuple[Type, ...],
+        kwargs: tuple[tuple[str, Arg], ...],
     ) -> tuple[Var, ...]:
         """Record an equation whose results no tracer stands for yet."""
         outputs = tuple(self.fresh(type) for type in types)

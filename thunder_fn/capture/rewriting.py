@@ -1,7 +1,8 @@
-"""Rewrites of every trace that is captured in some context: rules of executors are put in before any transform.
+"""Rewrites of every trace that is captured in some context: rules of executors are put in before
+any transform.
 
-A `Rewrite` is a hashable function from trace to trace. It belongs to the captures of one thread that run inside
-`rewritten_by`, like a lookaside.
+A `Rewrite` is a hashable function from trace to trace. It belongs to the captures of one thread
+that run inside `rewritten_by`, like a lookaside.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def rewritten_by(rewrite: Rewrite | None) -> Generator[None]:
 
 @contextmanager
 def to_be_fused(flag: bool) -> Generator[None]:
-    """Say whether an executor that fuses will run the captures inside; derivatives choose their residuals by that."""
+    """Say whether an executor that fuses will run the captures inside; derivatives choose their
+    residuals by that.
+    """
     token = _fused.set(flag)
     try:
         yield
@@ -74,7 +77,9 @@ def _bound_bodies(scope: Scope) -> Iterator[Trace]:
 
 
 def remembered_in_context(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Remember what a function that captures returns, apart for each context: lookasides, rewrites, fusing."""
+    """Remember what a function that captures returns, apart for each context: lookasides,
+    rewrites, fusing.
+    """
 
     def decorate(f: Callable[P, R]) -> Callable[P, R]:
         @lru_cache(maxsize)

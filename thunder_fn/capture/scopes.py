@@ -1,4 +1,6 @@
-"""Scopes: torch functions, module calls and `@composite` functions as the recorder sees them begin and end."""
+"""Scopes: torch functions, module calls and `@composite` functions as the recorder sees them
+begin and end.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +55,13 @@ _TYPED_IN = ("<stdin>", "<string>", "<ipython", "<doctest", "<cell")
 
 Tensor = torch.Tensor
 _DATA: Any = Tensor.data
-_PROPERTIES = "shape dtype device ndim layout requires_grad itemsize nbytes is_cuda is_cpu is_meta is_sparse is_nested"
-_QUERIES = "size dim ndimension stride numel nelement is_contiguous is_floating_point is_complex is_signed"
+_PROPERTIES = (
+    "shape dtype device ndim layout requires_grad itemsize nbytes is_cuda is_cpu is_meta is_sparse"
+    " is_nested"
+)
+_QUERIES = (
+    "size dim ndimension stride numel nelement is_contiguous is_floating_point is_complex is_signed"
+)
 METADATA: frozenset[Any] = frozenset(
     {
         *(getattr(Tensor, name).__get__ for name in _PROPERTIES.split()),
@@ -65,19 +72,34 @@ METADATA: frozenset[Any] = frozenset(
 )
 GRADS: frozenset[Any] = frozenset(one.__get__ for one in internals.GRADS)
 READ: dict[Any, str] = {
-    **{getattr(Tensor, name).__get__: name for name in PROPERTIES if not callable(getattr(Tensor, name, None))},
+    **{
+        getattr(Tensor, name).__get__: name
+        for name in PROPERTIES
+        if not callable(getattr(Tensor, name, None))
+    },
     **{getattr(Tensor, name): name for name in PROPERTIES if callable(getattr(Tensor, name, None))},
     **dict.fromkeys((one.__get__ for one in internals.GRAD_FNS), "grad_fn"),
     torch.is_inference: "is_inference",
 }
-"""Functions that read a property of a tensor which no call is checked for, unless somebody reads it."""
+"""Functions that read a property of a tensor which no call is checked for, unless somebody reads
+it.
+"""
 DETACHES = {
     *(Tensor.detach, torch.detach, _DATA.__get__),
     *(torch.ops.aten.detach, torch.ops.aten.detach.default),
 }
 
 
-UNSCOPED = {"__getitem__", "__setitem__", "__get__", "__set__", "requires_grad_", "retain_grad", "backward", "clone"}
+UNSCOPED = {
+    "__getitem__",
+    "__setitem__",
+    "__get__",
+    "__set__",
+    "requires_grad_",
+    "retain_grad",
+    "backward",
+    "clone",
+}
 """Functions that are no composites."""
 
 
@@ -92,7 +114,8 @@ def _set_data(x: Tensor, value: Tensor) -> None:
     if x.dtype != value.dtype or x.shape != value.shape:
         raise UnsupportedCall(
             located(
-                f"`.data` of {with_article(type_of_value(x))} was set to {with_article(type_of_value(value))}",
+                f"`.data` of {with_article(type_of_value(x))} was set to"
+                f" {with_article(type_of_value(value))}",
                 source=user_source(),
                 fix="A traced tensor keeps its dtype and shape; make a new tensor instead.",
             )
@@ -102,14 +125,18 @@ def _set_data(x: Tensor, value: Tensor) -> None:
             located(
                 "`.data` was set to a tensor with another conjugate or negative bit",
                 source=user_source(),
-                fix="A traced tensor keeps its bits; call `resolve_conj().resolve_neg()` on the new value.",
+                fix=(
+                    "A traced tensor keeps its bits; call `resolve_conj().resolve_neg()` on the new"
+                    " value."
+                ),
             )
         )
     recorder = _recorder()
     if recorder.inside and any(x is tracer for tracer in recorder.given):
         raise UnsupportedCall(
             located(
-                f"`.data` of a tensor from outside is set inside {recorder.inside}, where it only stands for the caller's tensor",
+                f"`.data` of a tensor from outside is set inside {recorder.inside}, where it only"
+                " stands for the caller's tensor",
                 source=user_source(),
                 fix="Compute with the new value under a name of its own.",
             )
@@ -118,7 +145,9 @@ def _set_data(x: Tensor, value: Tensor) -> None:
 
 
 def _detach_in_place(x: Tensor) -> Tensor:
-    """`x.detach_()`: views of x keep their history. At a level of torch.func autograd alone is concerned."""
+    """`x.detach_()`: views of x keep their history. At a level of torch.func autograd alone is
+    concerned.
+    """
     if getattr(x, "is_own_view", False):
         internals.become(x, torch.detach(x))
         return x
@@ -130,10 +159,14 @@ def _detach_in_place(x: Tensor) -> Tensor:
 
 F = torch.nn.functional
 CHECKS: dict[Any, tuple[bool, str | None]] = {
-    **dict.fromkeys((torch.istft, Tensor.istft), (False, "istft: the window overlap-add has a minimum of zero")),
+    **dict.fromkeys(
+        (torch.istft, Tensor.istft), (False, "istft: the window overlap-add has a minimum of zero")
+    ),
     F.gaussian_nll_loss: (False, "gaussian_nll_loss: var has negative entry/entries"),
 }
-"""Functions that look at values only to check them: the answer with which they go on, and what another means."""
+"""Functions that look at values only to check them: the answer with which they go on, and what
+another means.
+"""
 
 INSTEAD: dict[Any, Callable[..., Any]] = {
     **REWRITTEN,
@@ -168,7 +201,9 @@ class ScopeMode(TorchFunctionMode):
 
     @contextmanager
     def alone(self) -> Generator[None]:
-        """Enter it in the place of those of captures around this one, which have nothing to see inside."""
+        """Enter it in the place of those of captures around this one, which have nothing to see
+        inside.
+        """
         with internals.without_function_modes(ScopeMode), self:
             yield
 
@@ -185,7 +220,11 @@ class ScopeMode(TorchFunctionMode):
             return answer(recorder, READ[func], args[0], lambda: func(*args, **kwargs))
         watching = frames.pause()
         try:
-            if func in SHOWN and not isinstance(args[0], internals.Tracer) and not is_wrapped(args[0]):
+            if (
+                func in SHOWN
+                and not isinstance(args[0], internals.Tracer)
+                and not is_wrapped(args[0])
+            ):
                 return _shown(recorder, func, args, kwargs)
             given, (args, kwargs) = args, lift_call(recorder, args, kwargs)
             instead = replacement(func)
@@ -211,7 +250,9 @@ class ScopeMode(TorchFunctionMode):
         try:
             if name is None:
                 return self._run(func, args, kwargs)
-            return in_scope(recorder, name, "function", lambda: self._run(func, args, kwargs), args, kwargs)
+            return in_scope(
+                recorder, name, "function", lambda: self._run(func, args, kwargs), args, kwargs
+            )
         except DATA_DEPENDENT as error:
             raise data_dependent_error(func, error, recorder.source) from None
 
@@ -262,27 +303,42 @@ class ScopeMode(TorchFunctionMode):
 
 
 def _check_out(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> None:
-    """Refuse to resize a view: PyTorch resizes it in eager mode, beyond its base or with other strides in it."""
+    """Refuse to resize a view: PyTorch resizes it in eager mode, beyond its base or with other
+    strides in it.
+    """
     out = kwargs["out"]
     if not (
-        out.is_conj() or out.is_neg() or (isinstance(out, internals.Tracer) and internals.base_of(out) is not None)
+        out.is_conj()
+        or out.is_neg()
+        or (isinstance(out, internals.Tracer) and internals.base_of(out) is not None)
     ):
         return
-    found = internals.on_meta(func, args, {key: value for key, value in kwargs.items() if key != "out"})
+    found = internals.on_meta(
+        func, args, {key: value for key, value in kwargs.items() if key != "out"}
+    )
     if isinstance(found, Tensor) and (
         found.dim() != out.dim() or any(a != b for a, b in zip(found.shape, out.shape, strict=True))
     ):
-        what = f"`out=` is a view of the shape {tuple(out.shape)}, and the result has {tuple(found.shape)}"
-        raise UnsupportedCall(located(what, source=recorder.source, fix="Use the result instead of `out=`."))
+        what = (
+            f"`out=` is a view of the shape {tuple(out.shape)}, and the result has"
+            f" {tuple(found.shape)}"
+        )
+        raise UnsupportedCall(
+            located(what, source=recorder.source, fix="Use the result instead of `out=`.")
+        )
 
 
 def _resize_out(recorder: Recorder, out: Tensor) -> None:
-    """Give an `out=` that an op has resized its new shape, and memory that views of it do not share."""
+    """Give an `out=` that an op has resized its new shape, and memory that views of it do not
+    share.
+    """
     if not isinstance(out, internals.Tracer):
         return
     with internals.no_torch_function():
         inner = internals.inner_fake(out)
-        if inner.dim() == out.dim() and all(a is b or a == b for a, b in zip(inner.shape, out.shape, strict=True)):
+        if inner.dim() == out.dim() and all(
+            a is b or a == b for a, b in zip(inner.shape, out.shape, strict=True)
+        ):
             return
     var = recorder.var_of(out)
     new = None if var is None else recorder.tracer_of(var)
@@ -292,7 +348,9 @@ def _resize_out(recorder: Recorder, out: Tensor) -> None:
 
 def lift_call(recorder: Recorder, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """The call with tracers in place of tensors from outside."""
-    return tuple(_lift(recorder, arg) for arg in args), {key: _lift(recorder, value) for key, value in kwargs.items()}
+    return tuple(_lift(recorder, arg) for arg in args), {
+        key: _lift(recorder, value) for key, value in kwargs.items()
+    }
 
 
 def _lift(recorder: Recorder, value: Any) -> Any:
@@ -306,10 +364,15 @@ def _lift(recorder: Recorder, value: Any) -> Any:
 
 
 def _as_given(result: Any, given: Any, lifted: Any) -> Any:
-    """The user's own tensor where a call returns its argument: after `self.state += x` the attribute is the same
-    object.
+    """The user's own tensor where a call returns its argument: after `self.state += x` the
+    attribute is the same object.
     """
-    if not lifted or result is not lifted[0] or result is given[0] or not isinstance(result, Tensor):
+    if (
+        not lifted
+        or result is not lifted[0]
+        or result is given[0]
+        or not isinstance(result, Tensor)
+    ):
         return result
     own = given[0]
     with internals.no_torch_function():
@@ -347,7 +410,9 @@ def in_scope(
 def encode_call(
     recorder: Recorder, args: Any, kwargs: Any
 ) -> tuple[tuple[Arg, ...] | None, tuple[tuple[str, Arg], ...] | None]:
-    """The call's arguments with variables and literals in place of values; None if that cannot be."""
+    """The call's arguments with variables and literals in place of values; None if that cannot
+    be.
+    """
     try:
         return tuple(_encode(recorder, arg) for arg in args), tuple(
             (key, _encode(recorder, value)) for key, value in kwargs.items()
@@ -361,7 +426,9 @@ def encode_results(recorder: Recorder, result: Any) -> tuple[Var, ...] | None:
     try:
         leaves = pytree.flatten(result)[0]
         return tuple(
-            var for leaf in leaves if isinstance(leaf, Tensor) and isinstance(var := _encode(recorder, leaf), Var)
+            var
+            for leaf in leaves
+            if isinstance(leaf, Tensor) and isinstance(var := _encode(recorder, leaf), Var)
         )
     except _NotEncodable:
         return None
@@ -389,8 +456,8 @@ def _encode(recorder: Recorder, value: Any) -> Arg:
 def function_name(func: Any) -> str | None:
     """The name of a torch function's composite, None for those that are no scope of their own.
 
-    A method has the name of the function that does the same: `Tensor.matmul` and `@` are `torch.matmul`. Reflected
-    ones, whose arguments come the other way around, keep theirs.
+    A method has the name of the function that does the same: `Tensor.matmul` and `@` are
+    `torch.matmul`. Reflected ones, whose arguments come the other way around, keep theirs.
     """
     short = getattr(func, "__name__", "")
     if isinstance(func, internals.OpOverload | internals.OpOverloadPacket):
@@ -406,7 +473,9 @@ def function_name(func: Any) -> str | None:
 
 @functools.lru_cache(maxsize=4096)
 def is_internal(file: str) -> bool:
-    """Test for a file of PyTorch, Python or this package, except those of the package that are programs of their own."""
+    """Test for a file of PyTorch, Python or this package, except those of the package that are
+    programs of their own.
+    """
     if file.startswith(_STDLIB):
         return "site-packages" not in file
     return file.startswith((_TORCH, FOLDER, "<")) and not file.startswith((*_OUTER, *_TYPED_IN))
@@ -440,8 +509,8 @@ def composite(f: Callable[P, R]) -> Callable[P, R]:
 
 
 def named_composite(f: Callable[P, R], name: str) -> Callable[P, R]:
-    """Make a composite under a name. A dotted name, as `quantized.int8_linear`, is that of calls as written: a
-    transformed call, which has other results, has the last part for a name.
+    """Make a composite under a name. A dotted name, as `quantized.int8_linear`, is that of calls as
+    written: a transformed call, which has other results, has the last part for a name.
     """
 
     @functools.wraps(f)
@@ -452,7 +521,9 @@ def named_composite(f: Callable[P, R], name: str) -> Callable[P, R]:
         recorder.source = user_source(recorder)
         new_args, new_kwargs = lift_call(recorder, args, kwargs)
         call: Callable[..., R] = f
-        return in_scope(recorder, name, "composite", lambda: call(*new_args, **new_kwargs), new_args, new_kwargs)
+        return in_scope(
+            recorder, name, "composite", lambda: call(*new_args, **new_kwargs), new_args, new_kwargs
+        )
 
     wrapper.__composite__ = name  # type: ignore[attr-defined]
     return wrapper

@@ -49,8 +49,10 @@ def escaped_error(func: Any = None) -> EscapedTracer:
     return EscapedTracer(
         located(
             f"a tracer was used{used} after the function that made it had been traced",
-            fix="Return the value from the traced function instead of storing it in a global, a closure or an "
-            "attribute.",
+            fix=(
+                "Return the value from the traced function instead of storing it in a global, a"
+                " closure or an attribute."
+            ),
         )
     )
 
@@ -60,10 +62,13 @@ def thread_error(func: Any, source: Source | None) -> UnsupportedCall:
     thread, name = threading.current_thread().name, getattr(func, "__name__", func)
     return UnsupportedCall(
         located(
-            f"the thread {thread!r} calls `{name}` on a tracer, while the function is traced in another thread",
+            f"the thread {thread!r} calls `{name}` on a tracer, while the function is traced in"
+            " another thread",
             source=source,
-            fix="Compute in the traced function itself, not in a thread that it starts; or start threads outside, and "
-            "call the traced function in each of them.",
+            fix=(
+                "Compute in the traced function itself, not in a thread that it starts; or start"
+                " threads outside, and call the traced function in each of them."
+            ),
         )
     )
 
@@ -81,8 +86,12 @@ def check_results(op: Op, values: Sequence[Any], source: Source | None) -> None:
     Raises:
         UnsupportedCall: a result is sparse, nested or quantized.
     """
-    has_types = all(internals.has_type(value) for value in values if isinstance(value, torch.Tensor))
-    if not has_types or op.name.startswith("aten.quantize_per"):  # their fake results look like plain tensors
+    has_types = all(
+        internals.has_type(value) for value in values if isinstance(value, torch.Tensor)
+    )
+    if not has_types or op.name.startswith(
+        "aten.quantize_per"
+    ):  # their fake results look like plain tensors
         raise UnsupportedCall(
             located(
                 f"{op} makes a sparse, nested or quantized tensor, "
@@ -98,7 +107,10 @@ def encode_literal(value: Any, source: Source | None = None) -> Literal:
     value = as_dim(value)
     if isinstance(value, LITERALS):
         return Literal(value)
-    what = f"an op was called with {kind_of(value)}, which cannot be part of a trace: {shown(value, 80)}"
+    what = (
+        f"an op was called with {kind_of(value)}, which cannot be part of a trace:"
+        f" {shown(value, 80)}"
+    )
     fix = "Pass tensors, numbers, strings, dtypes, devices or None."
     raise UnsupportedInput(located(what, source=source, fix=fix))
 
@@ -108,14 +120,19 @@ def is_wrapped(tensor: torch.Tensor) -> bool:
     return internals.is_functorch_wrapped(tensor)
 
 
-def check_supported(tensor: torch.Tensor, what: Callable[[], str] = lambda: "a closed-over tensor") -> None:
+def check_supported(
+    tensor: torch.Tensor, what: Callable[[], str] = lambda: "a closed-over tensor"
+) -> None:
     """Raise for tensors that have no type in a trace; `what` says which one."""
     if isinstance(tensor, EscapedValue):
         raise escaped_error()
     with internals.no_torch_function():
         kind, fix = _unsupported(tensor)
     if kind:
-        text = f"{what()} is {kind}, which cannot be traced: the type of a tensor is its dtype, shape and device"
+        text = (
+            f"{what()} is {kind}, which cannot be traced: the type of a tensor is its dtype, shape"
+            " and device"
+        )
         raise UnsupportedInput(located(text, fix=fix))
 
 

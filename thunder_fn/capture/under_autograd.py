@@ -1,10 +1,10 @@
 """Structured equations on tensors that autograd follows.
 
-A traced function may call `torch.autograd.grad` or `backward` itself, and parameters require gradients, so autograd
-follows tracers as it follows tensors. An equation is one node of its graph. Its backward is recorded only when
-autograd asks for it. Then the split forward replaces the equation, which is already in the recording, and the
-backward reads its residuals. If the backward itself is differentiated (`create_graph=True`), each half is a node in
-turn.
+A traced function may call `torch.autograd.grad` or `backward` itself, and parameters require
+gradients, so autograd follows tracers as it follows tensors. An equation is one node of its graph.
+Its backward is recorded only when autograd asks for it. Then the split forward replaces the
+equation, which is already in the recording, and the backward reads its residuals. If the backward
+itself is differentiated (`create_graph=True`), each half is a node in turn.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ SplitRule = Callable[[Equation, Mask, Mask], Split]
 
 
 def bind_followed(
-    recorder: Recorder, values: Sequence[torch.Tensor], bind: Bind, apply: Apply, split: SplitRule | None = None
+    recorder: Recorder,
+    values: Sequence[torch.Tensor],
+    bind: Bind,
+    apply: Apply,
+    split: SplitRule | None = None,
 ) -> tuple[Any, ...]:
     """Bind an equation as one node of autograd's graph. `apply` records a half of its split.
 
@@ -45,7 +49,9 @@ def bind_followed(
 class _Node:
     """The data of one equation's node: the record of the equation, and its place."""
 
-    def __init__(self, recorder: Recorder, bind: Bind, apply: Apply, split: SplitRule | None) -> None:
+    def __init__(
+        self, recorder: Recorder, bind: Bind, apply: Apply, split: SplitRule | None
+    ) -> None:
         self.recorder, self._bind, self.apply, self._split = recorder, bind, apply, split
 
     def bind(self) -> tuple[Any, ...]:
@@ -70,29 +76,54 @@ class _Node:
         return rule(self.equation, wanted_inputs, wanted_outputs)
 
     def replace(self, split: Split) -> tuple[Any, ...]:
-        """Put the split forward in the equation's place, unless it is the same; the values of its residuals."""
+        """Put the split forward in the equation's place, unless it is the same; the values of
+        its residuals.
+        """
         leaf, operands = self.leaf, self.equation.operands
         if leaf.op.kind == "composite" and split.forward == leaf.bodies[0]:
             return self.tracers(split.residual_values(operands, leaf.outputs))
-        names: dict[int, Any] = {var.index: atom for var, atom in zip(split.forward.inputs, operands, strict=True)}
+        names: dict[int, Any] = {
+            var.index: atom for var, atom in zip(split.forward.inputs, operands, strict=True)
+        }
         results = split.forward.outputs
         names.update(
-            (atom.index, var) for atom, var in zip(results, leaf.outputs, strict=False) if isinstance(atom, Var)
+            (atom.index, var)
+            for atom, var in zip(results, leaf.outputs, strict=False)
+            if isinstance(atom, Var)
         )
         items: list[Leaf | Scope] = []
         for equation in split.forward.equations:
-            outputs = tuple(names.setdefault(var.index, self.recorder.fresh(var.type)) for var in equation.outputs)
+            outputs = tuple(
+                names.setdefault(var.index, self.recorder.fresh(var.type))
+                for var in equation.outputs
+            )
             args = tuple(map_arg(lambda var: names[var.index], arg) for arg in equation.args)
-            kwargs = tuple((key, map_arg(lambda var: names[var.index], arg)) for key, arg in equation.kwargs)
-            items.append(Leaf(equation.op, args, kwargs, outputs, equation.source or leaf.source, equation.bodies))
+            kwargs = tuple(
+                (key, map_arg(lambda var: names[var.index], arg)) for key, arg in equation.kwargs
+            )
+            items.append(
+                Leaf(
+                    equation.op,
+                    args,
+                    kwargs,
+                    outputs,
+                    equation.source or leaf.source,
+                    equation.bodies,
+                )
+            )
         position = next(i for i, item in enumerate(self.scope.items) if item is leaf)
         self.scope.items[position : position + 1] = items
-        values = tuple(names[atom.index] if isinstance(atom, Var) else atom.value for atom in results)
+        values = tuple(
+            names[atom.index] if isinstance(atom, Var) else atom.value for atom in results
+        )
         return self.tracers(split.residual_values(operands, values))
 
     def tracers(self, values: Sequence[Any]) -> tuple[Any, ...]:
         with torch.enable_grad():
-            return tuple(self.recorder.tracer_of(value) if isinstance(value, Var) else value for value in values)
+            return tuple(
+                self.recorder.tracer_of(value) if isinstance(value, Var) else value
+                for value in values
+            )
 
 
 class _Followed(torch.autograd.Function):
@@ -106,7 +137,9 @@ class _Followed(torch.autograd.Function):
         ctx.save_for_backward(*values)
         active = node.activity(tuple(ctx.needs_input_grad[1:]))
         constant = (result for result, flag in zip(results, active, strict=True) if not flag)
-        ctx.mark_non_differentiable(*(result for result in constant if isinstance(result, torch.Tensor)))
+        ctx.mark_non_differentiable(
+            *(result for result in constant if isinstance(result, torch.Tensor))
+        )
         return results
 
     @staticmethod

@@ -1,4 +1,6 @@
-"""Watchers, which learn of every trace as a capture or a called transform makes it. The inspector is one."""
+"""Watchers, which learn of every trace as a capture or a called transform makes it. The
+inspector is one.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from typing import TypeAlias
 from thunder_fn.ir.trace import Trace
 
 Watcher: TypeAlias = Callable[[str, Trace, Trace | None], None]
-"""A function of the maker of a trace ("capture" or a transform's name), the trace, and the trace that it was made of.
+"""A function of the maker of a trace ("capture" or a transform's name), the trace, and the trace
+that it was made of.
 """
 
 _watcher: ContextVar[Watcher | None] = ContextVar("thunder_fn_watcher", default=None)

@@ -1,5 +1,5 @@
-"""Activity and usefulness, before reverse mode: variables that have derivatives, and those whose derivatives are
-asked for.
+"""Activity and usefulness, before reverse mode: variables that have derivatives, and those whose
+derivatives are asked for.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ def _active_results(equation: Equation, active: Mask) -> Mask:
             located(
                 f"activity: there is no wiring for the structured op {equation.op}",
                 source=equation.source,
-                fix="Import the module that defines the op, or register a wiring for it (`thunder_fn.ir.wiring`).",
+                fix=(
+                    "Import the module that defines the op, or register a wiring for it"
+                    " (`thunder_fn.ir.wiring`)."
+                ),
             )
         )
     return differentiable_outputs(alone(equation), active)
@@ -46,7 +49,9 @@ USEFUL = Flow(
 
 
 activity = ACTIVE.everywhere
-"""(trace, wanted_inputs) -> for each variable by index: does it depend, differentiably, on a wanted input?"""
+"""(trace, wanted_inputs) -> for each variable by index: does it depend, differentiably, on a
+wanted input?
+"""
 
 
 def usefulness(trace: Trace, active: Mask, wanted_outputs: Mask) -> Mask:
@@ -56,7 +61,9 @@ def usefulness(trace: Trace, active: Mask, wanted_outputs: Mask) -> Mask:
 
 @memo(16384)
 def contributions(trace: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> tuple[int, ...]:
-    """Count for each input the cotangents that are summed up for it, those inside of composites included."""
+    """Count for each input the cotangents that are summed up for it, those inside of composites
+    included.
+    """
     active = activity(trace, wanted_inputs)
     useful = usefulness(trace, active, wanted_outputs)
     counts = [0] * len(active)
@@ -66,7 +73,11 @@ def contributions(trace: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> tu
         if not any(operands) or not any(outputs):
             continue
         is_composite = equation.op.kind == "composite"
-        inner = contributions(equation.body, operands, outputs) if is_composite else (1,) * len(operands)
+        inner = (
+            contributions(equation.body, operands, outputs)
+            if is_composite
+            else (1,) * len(operands)
+        )
         for var, flag, count in zip(equation.operands, operands, inner, strict=True):
             counts[var.index] += count if flag else 0
     for atom, wanted in zip(trace.outputs, wanted_outputs, strict=True):

@@ -1,7 +1,7 @@
 """The order in which the rule of a leaf op is looked for: a table of attempts for each transform.
 
-An attempt answers a question about one equation with a rule, or declines and says why. The first rule is the op's.
-`tfn.inspect.explain_rule` prints the same tables.
+An attempt answers a question about one equation with a rule, or declines and says why. The first
+rule is the op's. `tfn.inspect.explain_rule` prints the same tables.
 """
 
 from __future__ import annotations

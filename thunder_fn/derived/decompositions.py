@@ -2,9 +2,10 @@
 
 Two tables of functions, both by an op's name, each function with that op's signature:
 
-- DIFFERENTIABLE: another way to call the op, for ops whose own derivative is missing or wrong. `svdvals`, for one,
-  computes no singular vectors, but its derivative needs them.
-- DECOMPOSITIONS: the op in terms of others, where PyTorch has neither a derivative nor a decomposition.
+- DIFFERENTIABLE: another way to call the op, for ops whose own derivative is missing or wrong.
+  `svdvals`, for one, computes no singular vectors, but its derivative needs them.
+- DECOMPOSITIONS: the op in terms of others, where PyTorch has neither a derivative nor a
+  decomposition.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ aten = torch.ops.aten
 # ---- other ways to call an op ----
 
 
-def _svd(A: Tensor, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None) -> Any:
+def _svd(
+    A: Tensor, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
+) -> Any:
     if compute_uv:
         return aten._linalg_svd(A, full_matrices, True, driver=driver)
     _, S, _ = aten._linalg_svd(A, False, True, driver=driver)
@@ -42,7 +45,8 @@ def _eigvals(A: Tensor) -> Any:
 
 
 def _rrelu(self: Tensor, noise: Tensor, *args: Any, **kwargs: Any) -> Any:
-    # PyTorch's derivative of the functional op reads the noise before it is drawn; that of the in-place one after.
+    # PyTorch's derivative of the functional op reads the noise before it is drawn; that of the
+    # in-place one after.
     noise = noise.clone()
     return aten.rrelu_with_noise(self, noise, *args, **kwargs), noise
 
@@ -55,11 +59,17 @@ def _linear_cross_entropy(*args: Any) -> Any:
 
 
 def _triangular_solve(
-    self: Tensor, A: Tensor, upper: bool = True, transpose: bool = False, unitriangular: bool = False
+    self: Tensor,
+    A: Tensor,
+    upper: bool = True,
+    transpose: bool = False,
+    unitriangular: bool = False,
 ) -> Any:
     # PyTorch's forward derivative of the old function is wrong
     matrix = A.mT if transpose else A
-    solution = torch.linalg.solve_triangular(matrix, self, upper=upper != transpose, unitriangular=unitriangular)
+    solution = torch.linalg.solve_triangular(
+        matrix, self, upper=upper != transpose, unitriangular=unitriangular
+    )
     return solution, A.expand(*solution.shape[:-2], *A.shape[-2:]).clone()
 
 
@@ -76,14 +86,22 @@ DIFFERENTIABLE: dict[str, Callable[..., Any]] = {
 NOT_BATCHED = frozenset(
     f"aten.{name}"
     for name in (
-        *("as_strided_scatter.default", "index_fill.int_Tensor", "linalg_lu_solve.default", "roll.default"),
+        *(
+            "as_strided_scatter.default",
+            "index_fill.int_Tensor",
+            "linalg_lu_solve.default",
+            "roll.default",
+        ),
         "select_scatter.default",
     )
 )
-"""Ops whose batching rule in PyTorch is wrong in values or in derivatives. They are decomposed, if they can."""
+"""Ops whose batching rule in PyTorch is wrong in values or in derivatives. They are decomposed,
+if they can.
+"""
 
 NOT_PUSHED = frozenset(
-    f"aten.{name}" for name in ("as_strided_scatter.default", "cholesky_inverse.default", "scatter_reduce.two")
+    f"aten.{name}"
+    for name in ("as_strided_scatter.default", "cholesky_inverse.default", "scatter_reduce.two")
 )
 """Ops whose forward derivative in PyTorch is wrong: zero for products, say."""
 
@@ -91,7 +109,9 @@ ONCE = frozenset(
     f"aten.{name}.default"
     for name in ("cumprod", "_linalg_slogdet", "_linalg_det", "_linalg_solve_ex", "linalg_lu_solve")
 )
-"""Ops whose derivative PyTorch computes in a way that cannot be differentiated again, unless it is told that it will be."""
+"""Ops whose derivative PyTorch computes in a way that cannot be differentiated again, unless it
+is told that it will be.
+"""
 
 
 # ---- decompositions ----
@@ -103,15 +123,21 @@ def copy(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
 
 
 def index_fill(self: Tensor, dim: int, index: Tensor, value: Tensor) -> Tensor:
-    """PyTorch's derivative in the value looks for the distinct indices, how many there are depends on data."""
+    """PyTorch's derivative in the value looks for the distinct indices, how many there are
+    depends on data.
+    """
     if self.dim() == 0:
         return value.expand_as(self).clone()
-    mask = torch.zeros(self.shape[dim], dtype=torch.bool, device=self.device).index_fill(0, index, 1)
+    mask = torch.zeros(self.shape[dim], dtype=torch.bool, device=self.device).index_fill(
+        0, index, 1
+    )
     return torch.where(mask.view([-1] + [1] * (self.dim() - 1 - dim % self.dim())), value, self)
 
 
 def index(self: Tensor, indices: list[Tensor | None]) -> Any:
-    """Boolean masks as the positions of their true elements: how many there are is found in the masks alone."""
+    """Boolean masks as the positions of their true elements: how many there are is found in the
+    masks alone.
+    """
     if not any(map(_is_boolean, indices)):
         return NotImplemented
     places: list[Tensor | None] = []
@@ -136,14 +162,18 @@ def masked_select(self: Tensor, mask: Tensor) -> Any:
 
 
 def masked_scatter(self: Tensor, mask: Tensor, source: Tensor) -> Tensor:
-    """The n-th place of the mask gets the n-th number of the source; the 0th is for places before the first."""
+    """The n-th place of the mask gets the n-th number of the source; the 0th is for places
+    before the first.
+    """
     self, mask = torch.broadcast_tensors(self, mask)
     numbers = torch.cat([source.new_zeros(1), source.reshape(-1)])
     return torch.where(mask, numbers[mask.reshape(-1).cumsum(0)].reshape(mask.shape), self)
 
 
 def masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: list[int]) -> Tensor:
-    """Each number of the source gets the gradient of its place in the mask; the rest of the source has none."""
+    """Each number of the source gets the gradient of its place in the mask; the rest of the
+    source has none.
+    """
     grad, mask = torch.broadcast_tensors(grad, mask)
     which = mask.reshape(-1).cumsum(0) * mask.reshape(-1)
     numel = math.prod(sizes)
@@ -151,7 +181,9 @@ def masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: list[int]) -> Ten
 
 
 def bincount(self: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Any:
-    """The weights are added up where the counts are, of which there are as many as the numbers say."""
+    """The weights are added up where the counts are, of which there are as many as the numbers
+    say.
+    """
     if weights is None:
         return NotImplemented
     dtype = weights.dtype if weights.dtype is torch.float32 else torch.float64
@@ -159,8 +191,12 @@ def bincount(self: Tensor, weights: Tensor | None = None, minlength: int = 0) ->
     return sums.index_add(0, self, weights.detach().to(dtype))
 
 
-def index_put(self: Tensor, indices: list[Tensor | None], values: Tensor, accumulate: bool = False) -> Any:
-    """Boolean masks as the positions of their true elements, of which there are as many as values."""
+def index_put(
+    self: Tensor, indices: list[Tensor | None], values: Tensor, accumulate: bool = False
+) -> Any:
+    """Boolean masks as the positions of their true elements, of which there are as many as
+    values.
+    """
     masks = [index for index in indices if index is not None and _is_boolean(index)]
     if len(masks) != 1 or sum(index is not None for index in indices) != 1:
         return NotImplemented
@@ -177,38 +213,59 @@ def index_put(self: Tensor, indices: list[Tensor | None], values: Tensor, accumu
         where = mask.reshape([*mask.shape, *[1] * after])
         return torch.where(where, self + values if accumulate else values, self)
     positions = torch.nonzero_static(mask, size=count).unbind(1)
-    return aten.index_put(self, [None] * before + list(positions), values.expand([-1] * values.dim()), accumulate)
+    return aten.index_put(
+        self, [None] * before + list(positions), values.expand([-1] * values.dim()), accumulate
+    )
 
 
-def diagonal_scatter(self: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+def diagonal_scatter(
+    self: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> Any:
     """PyTorch's derivative is for real numbers."""
     if not self.is_complex():
         return NotImplemented
     src = src.to(self.dtype)
-    parts = [aten.diagonal_scatter(part(self), part(src), offset, dim1, dim2) for part in (torch.real, torch.imag)]
+    parts = [
+        aten.diagonal_scatter(part(self), part(src), offset, dim1, dim2)
+        for part in (torch.real, torch.imag)
+    ]
     return torch.complex(*parts)
 
 
 def remainder(self: Any, other: Tensor) -> Tensor:
     """Compute the remainder of a number: PyTorch has no derivative of this overload."""
     dtype = torch.result_type(other, self)
-    return aten.remainder.Tensor(torch.scalar_tensor(self, dtype=dtype, device=other.device), other.to(dtype))
+    return aten.remainder.Tensor(
+        torch.scalar_tensor(self, dtype=dtype, device=other.device), other.to(dtype)
+    )
 
 
-def lu_solve(LU: Tensor, pivots: Tensor, B: Tensor, *, left: bool = True, adjoint: bool = False) -> Any:
-    """functorch takes batches of the factors for those of the right sides where these have more dims."""
+def lu_solve(
+    LU: Tensor, pivots: Tensor, B: Tensor, *, left: bool = True, adjoint: bool = False
+) -> Any:
+    """functorch takes batches of the factors for those of the right sides where these have more
+    dims.
+    """
     batch = torch.broadcast_shapes(LU.shape[:-2], B.shape[:-2])
     if LU.shape[:-2] == batch == B.shape[:-2]:
         return NotImplemented
-    wide = LU.expand(*batch, *LU.shape[-2:]), pivots.expand(*batch, -1), B.expand(*batch, *B.shape[-2:])
+    wide = (
+        LU.expand(*batch, *LU.shape[-2:]),
+        pivots.expand(*batch, -1),
+        B.expand(*batch, *B.shape[-2:]),
+    )
     return aten.linalg_lu_solve(*wide, left=left, adjoint=adjoint)
 
 
 def select_scatter(self: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
-    """functorch scatters each value many times over, so that the right result has a wrong derivative."""
+    """functorch scatters each value many times over, so that the right result has a wrong
+    derivative.
+    """
     size = self.shape[dim]
     here = torch.arange(size, device=self.device) == index % size
-    return torch.where(here.view([-1] + [1] * (self.dim() - 1 - dim % self.dim())), src.unsqueeze(dim), self)
+    return torch.where(
+        here.view([-1] + [1] * (self.dim() - 1 - dim % self.dim())), src.unsqueeze(dim), self
+    )
 
 
 def roll(self: Tensor, shifts: list[int], dims: list[int] | None = None) -> Any:
@@ -219,9 +276,13 @@ def roll(self: Tensor, shifts: list[int], dims: list[int] | None = None) -> Any:
 def _is_injective(size: list[int], stride: list[int]) -> bool:
     """Test whether no two elements of such a view are at one place in memory."""
     reach = 0
-    for step, length in sorted((step, length) for length, step in zip(size, stride, strict=True) if length > 1):
+    for step, length in sorted(
+        (step, length) for length, step in zip(size, stride, strict=True) if length > 1
+    ):
         if step <= reach:  # dims that interleave, if they do not overlap
-            starts = (range(0, n * d, d) if d else [0] * n for n, d in zip(size, stride, strict=True))
+            starts = (
+                range(0, n * d, d) if d else [0] * n for n, d in zip(size, stride, strict=True)
+            )
             return len({sum(place) for place in itertools.product(*starts)}) == math.prod(size)
         reach += (length - 1) * step
     return True
@@ -230,10 +291,14 @@ def _is_injective(size: list[int], stride: list[int]) -> bool:
 def as_strided_scatter(
     self: Tensor, src: Tensor, size: list[int], stride: list[int], storage_offset: int | None = None
 ) -> Any:
-    """Scatter into contiguous memory, as tensors of a trace have it. Places that are written twice are left to eager."""
+    """Scatter into contiguous memory, as tensors of a trace have it. Places that are written
+    twice are left to eager.
+    """
     places = torch.full([1] * len(size), storage_offset or 0, device=self.device)
     for dim, (length, step) in enumerate(zip(size, stride, strict=True)):
-        places = places + step * torch.arange(length, device=self.device).view([-1] + [1] * (len(size) - 1 - dim))
+        places = places + step * torch.arange(length, device=self.device).view(
+            [-1] + [1] * (len(size) - 1 - dim)
+        )
     if not _is_injective(size, stride):
         return NotImplemented
     return self.reshape(-1).scatter(0, places.reshape(-1), src.reshape(-1)).reshape(self.shape)

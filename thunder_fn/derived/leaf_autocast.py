@@ -1,7 +1,8 @@
 """PyTorch's autocast policy of an op, asked from PyTorch.
 
-Its dispatcher knows which ops have an autocast rule on a device, leaves and functions such as `torch.matmul` alike.
-Running the op under `torch.autocast` on tracers shows the rule: the arguments that are cast, and their new dtypes.
+Its dispatcher knows which ops have an autocast rule on a device, leaves and functions such as
+`torch.matmul` alike. Running the op under `torch.autocast` on tracers shows the rule: the arguments
+that are cast, and their new dtypes.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ from thunder_fn.ir import ops
 from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, Type, Var, python_arg
 
 Answer: TypeAlias = Choice["lower", "float32", "promote"] | None
-"""The policy for an op's floating arguments: the lower precision, float32, the widest among them, or nothing."""
+"""The policy for an op's floating arguments: the lower precision, float32, the widest among
+them, or nothing.
+"""
 
 LOWER = torch.bfloat16
 
@@ -38,17 +41,29 @@ KERNELS: dict[str, Answer] = {
     **dict.fromkeys(("dot", "mv", "convolution"), "lower"),
     **dict.fromkeys(
         (
-            *("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_efficient_attention"),
-            *("_scaled_dot_product_cudnn_attention", "_scaled_dot_product_fused_attention_overrideable"),
+            *(
+                "_scaled_dot_product_flash_attention_for_cpu",
+                "_scaled_dot_product_efficient_attention",
+            ),
+            *(
+                "_scaled_dot_product_cudnn_attention",
+                "_scaled_dot_product_fused_attention_overrideable",
+            ),
         ),
         "lower",
     ),
-    **dict.fromkeys(("_linalg_svd", "_linalg_eigh", "_linalg_eigvals", "_linalg_solve_ex", "_linalg_det"), "float32"),
     **dict.fromkeys(
-        ("_linalg_slogdet", "_cdist_forward", "_fft_r2c", "_fft_c2r", "linalg_solve_triangular"), "float32"
+        ("_linalg_svd", "_linalg_eigh", "_linalg_eigvals", "_linalg_solve_ex", "_linalg_det"),
+        "float32",
+    ),
+    **dict.fromkeys(
+        ("_linalg_slogdet", "_cdist_forward", "_fft_r2c", "_fft_c2r", "linalg_solve_triangular"),
+        "float32",
     ),
 }
-"""Kernels without a rule of their own: functions that have one (matmul, conv2d, linalg.svd) are captured as these."""
+"""Kernels without a rule of their own: functions that have one (matmul, conv2d, linalg.svd) are
+captured as these.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +72,8 @@ class Layer:
 
     Args:
         function: what it does.
-        casts: the parameters that are cast; others, such as scales, are part of how a weight is stored.
+        casts: the parameters that are cast; others, such as scales, are part of how a weight is
+            stored.
     """
 
     function: Callable[..., Any]
@@ -79,7 +95,9 @@ def cast_operands(equation: Equation) -> tuple[bool, ...]:
 
 
 def is_eligible(type: Type, device: torch.device) -> bool:
-    """Test for a tensor that autocast casts: floating, on its device, and not in double precision."""
+    """Test for a tensor that autocast casts: floating, on its device, and not in double
+    precision.
+    """
     return (
         isinstance(type, TensorType)
         and type.dtype.is_floating_point
@@ -91,13 +109,16 @@ def is_eligible(type: Type, device: torch.device) -> bool:
 def device_of(equation: Equation) -> torch.device | None:
     """The device on which the equation runs: a CPU tensor beside others is a number for them."""
     devices = [var.type.device for var in equation.operands if isinstance(var.type, TensorType)]
-    return next((device for device in devices if device.type != "cpu"), devices[0] if devices else None)
+    return next(
+        (device for device in devices if device.type != "cpu"), devices[0] if devices else None
+    )
 
 
 def autocast_policy(equation: Equation) -> Answer:
     """Answer for an equation as `torch.autocast` does on the device of its operands.
 
-    It is asked about leaves, about calls of torch functions and about `LAYERS`; of other composites it knows nothing.
+    It is asked about leaves, about calls of torch functions and about `LAYERS`; of other composites
+    it knows nothing.
     """
     device = device_of(equation)
     if device is None or not any(is_eligible(var.type, device) for var in equation.operands):
@@ -117,7 +138,11 @@ def aten_name(equation: Equation) -> str:
         return name if namespace == "aten" else ""
     if not ops.is_call(equation.op):
         return ""
-    name = equation.op.name.removeprefix("torch.").removeprefix("nn.functional.").removeprefix("Tensor.")
+    name = (
+        equation.op.name.removeprefix("torch.")
+        .removeprefix("nn.functional.")
+        .removeprefix("Tensor.")
+    )
     return name.removeprefix("__r").strip("_").replace(".", "_")
 
 
@@ -136,7 +161,9 @@ def _casts(single: Trace, device: torch.device, given: torch.dtype) -> set[Any]:
     with recorder.running(), internals.autocast_on(LOWER, (device.type,)):
         tracers = {
             var.index: recorder.input_of_type(
-                TensorType(given, var.type.shape, var.type.device) if is_eligible(var.type, device) else var.type
+                TensorType(given, var.type.shape, var.type.device)
+                if is_eligible(var.type, device)
+                else var.type
             )
             for var in single.inputs
             if isinstance(var.type, TensorType)
@@ -144,19 +171,34 @@ def _casts(single: Trace, device: torch.device, given: torch.dtype) -> set[Any]:
         inputs = {var.index for var in recorder.inputs}
         with contextlib.suppress(RuntimeError, TypeError, NotImplementedError, ValueError):
             call_of(equation)(lambda var: tracers.get(var.index))
-        leaves = [item for item in recorder.root.items if isinstance(item, Leaf) and item.op == TO_COPY]
-        casts = [leaf for leaf in leaves if isinstance(leaf.args[0], Var) and leaf.args[0].index in inputs]
+        leaves = [
+            item for item in recorder.root.items if isinstance(item, Leaf) and item.op == TO_COPY
+        ]
+        casts = [
+            leaf
+            for leaf in leaves
+            if isinstance(leaf.args[0], Var) and leaf.args[0].index in inputs
+        ]
         return {
-            value.value for leaf in casts for key, value in leaf.kwargs if key == "dtype" and isinstance(value, Literal)
+            value.value
+            for leaf in casts
+            for key, value in leaf.kwargs
+            if key == "dtype" and isinstance(value, Literal)
         }
 
 
 def call_of(equation: Equation) -> Callable[[Callable[[Var], Any]], Any]:
-    """The op of a leaf, the torch function of a call, or a layer, as a function of how to read variables."""
+    """The op of a leaf, the torch function of a call, or a layer, as a function of how to read
+    variables.
+    """
     if equation.op.kind == "leaf":
         return functools.partial(call_leaf, equation)
     layer = LAYERS.get(equation.op.name)
-    function: Any = layer.function if layer else functools.reduce(getattr, equation.op.name.split(".")[1:], torch)
+    function: Any = (
+        layer.function
+        if layer
+        else functools.reduce(getattr, equation.op.name.split(".")[1:], torch)
+    )
 
     def call(read: Callable[[Var], Any]) -> Any:
         args = [python_arg(arg, read) for arg in equation.args]
@@ -172,7 +214,9 @@ def body_of_call(single: Trace) -> Trace | None:
     recorder = Recorder(track_no_grad=False)
     with recorder.running(module_scopes(), diverted(), ScopeMode(recorder).alone()):
         tracers = {
-            var.index: recorder.input_of_type(var.type) for var in single.inputs if isinstance(var.type, TensorType)
+            var.index: recorder.input_of_type(var.type)
+            for var in single.inputs
+            if isinstance(var.type, TensorType)
         }
         try:
             found = pytree.flatten(call_of(equation)(lambda var: tracers[var.index]))[0]

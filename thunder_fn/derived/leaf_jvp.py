@@ -1,8 +1,8 @@
 """Forward-mode rules of leaf ops, derived from PyTorch's forward AD formulas.
 
-If PyTorch has no forward formula, or one that cannot be differentiated again, the op is decomposed. Without a
-decomposition the rule comes from two vjps. The vjp is linear in the cotangent, and the transpose of that linear map
-is the jvp.
+If PyTorch has no forward formula, or one that cannot be differentiated again, the op is decomposed.
+Without a decomposition the rule comes from two vjps. The vjp is linear in the cotangent, and the
+transpose of that linear map is the jvp.
 
 The values beside the tangents are those of the op, bitwise.
 """
@@ -41,7 +41,9 @@ from thunder_fn.ir.trace import Equation, TensorType, Trace, Var
 
 @dataclass(frozen=True, slots=True)
 class JvpQuestion:
-    """A question for the rule of forward mode: one equation, `alone`, and which operands have tangents."""
+    """A question for the rule of forward mode: one equation, `alone`, and which operands have
+    tangents.
+    """
 
     single: Trace
     active: Mask
@@ -62,7 +64,9 @@ def _by_parts_first(question: JvpQuestion) -> Trace | Declined | None:
     name = question.equation.op.name
     if name.startswith("aten.") and name not in NOT_PUSHED:
         return Declined("PyTorch's formula is right")
-    return decomposition(question.single)  # PyTorch takes the tangents of custom ops for zero, without a word
+    return decomposition(
+        question.single
+    )  # PyTorch takes the tangents of custom ops for zero, without a word
 
 
 def _by_own_statistics(question: JvpQuestion) -> Trace | Declined:
@@ -72,8 +76,12 @@ def _by_own_statistics(question: JvpQuestion) -> Trace | Declined:
 
 def _by_forward_ad(question: JvpQuestion) -> JvpRule | Trace | Declined | None:
     try:
-        with warnings.catch_warnings():  # PyTorch's own table of decompositions is scripted when it is first used
-            warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated", category=DeprecationWarning)
+        with (
+            warnings.catch_warnings()
+        ):  # PyTorch's own table of decompositions is scripted when it is first used
+            warnings.filterwarnings(
+                "ignore", message="`torch.jit.script` is deprecated", category=DeprecationWarning
+            )
             rule = _ask_forward_ad(question.single, question.active)
     except CANNOT as error:
         return Declined.by(error)
@@ -104,20 +112,30 @@ JVP_ATTEMPTS: tuple[Attempt[JvpQuestion, JvpRule | Trace | None], ...] = (
 
 @lru_cache(maxsize=65536)
 def jvp_rule(single: Trace, active: Mask) -> JvpRule | Trace | None:
-    """The jvp of one leaf equation, or its decomposition; None where neither PyTorch nor a decomposition knows it."""
+    """The jvp of one leaf equation, or its decomposition; None where neither PyTorch nor a
+    decomposition knows it.
+    """
     return first_rule(JVP_ATTEMPTS, JvpQuestion(single, active)).rule
 
 
 def own_statistics(single: Trace) -> Trace | None:
-    """The backward of a normalization in other leaves, its statistics computed anew; None for other ops."""
+    """The backward of a normalization in other leaves, its statistics computed anew; None for
+    other ops.
+    """
     (equation,) = single.equations
     if equation.op.name not in STATISTICS:
         return None
     recorder = Recorder(track_no_grad=False, symbolic=is_symbolic(single))
     with recorder.running():
-        tracers = [recorder.input_of_type(var.type) for var in single.inputs if isinstance(var.type, TensorType)]
+        tracers = [
+            recorder.input_of_type(var.type)
+            for var in single.inputs
+            if isinstance(var.type, TensorType)
+        ]
         results = with_own_statistics(recorder, equation, lambda var: tracers[var.index])
-        return None if results is None else close_recording(recorder, list(results), equation.op.name)
+        return (
+            None if results is None else close_recording(recorder, list(results), equation.op.name)
+        )
 
 
 def _parts(single: Trace) -> Trace | None:
@@ -129,16 +147,19 @@ def _parts(single: Trace) -> Trace | None:
 
 
 def _reads_statistics(single: Trace, active: Mask, pushed: Trace) -> bool:
-    """Test whether the tangents are computed from what the op saves for its backward (a mean, the factors of a
-    matrix).
+    """Test whether the tangents are computed from what the op saves for its backward (a mean, the
+    factors of a matrix).
 
-    PyTorch's formulas take that for constant, so that they are right once but have wrong derivatives themselves.
+    PyTorch's formulas take that for constant, so that they are right once but have wrong
+    derivatives themselves.
     """
     outputs = single.equations[0].outputs
     followed = differentiable_outputs(single, active)
     pairs = zip(outputs, followed, pushed.outputs, strict=False)
     saved = {
-        atom.index for var, flag, atom in pairs if not flag and is_differentiable(var.type) and isinstance(atom, Var)
+        atom.index
+        for var, flag, atom in pairs
+        if not flag and is_differentiable(var.type) and isinstance(atom, Var)
     }
     return any(var.index in saved for equation in pushed.equations for var in equation.operands)
 
@@ -148,7 +169,11 @@ def _ask_forward_ad(single: Trace, active: Mask) -> JvpRule:
     internals.load_forward_decompositions()
     recorder = Recorder(track_no_grad=False, symbolic=is_symbolic(single))
     with recorder.running(), recorder.mode.assuming(True, ill_defined(equation)):
-        tracers = [recorder.input_of_type(var.type) for var in single.inputs if isinstance(var.type, TensorType)]
+        tracers = [
+            recorder.input_of_type(var.type)
+            for var in single.inputs
+            if isinstance(var.type, TensorType)
+        ]
         tangents = [
             recorder.input_of_type(var.type)
             for var, flag in zip(single.inputs, active, strict=True)
@@ -169,7 +194,10 @@ def _ask_forward_ad(single: Trace, active: Mask) -> JvpRule:
         outputs, tangents_out = pushed
         types = [var.type for var, flag in zip(equation.outputs, present, strict=True) if flag]
         flags = [is_differentiable(type) for type in types]
-        results = [*_spread(outputs, present), *(t for t, flag in zip(tangents_out, flags, strict=True) if flag)]
+        results = [
+            *_spread(outputs, present),
+            *(t for t, flag in zip(tangents_out, flags, strict=True) if flag),
+        ]
         trace = close_recording(recorder, results, f"{equation.op.name}_jvp")
     names = names_of(trace.output_types, single.output_types)
     trace = renamed(names)(trace) if names else trace

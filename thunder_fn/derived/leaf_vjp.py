@@ -1,16 +1,18 @@
 """Rules of leaf ops, derived from PyTorch's own formulas.
 
-To derive the vjp of one equation, run the op on tracers that require grad, ask autograd for the gradients, and record
-both. The records before the question are the forward, those after it the backward; values of the forward that the
-backward reads are the residuals. If PyTorch has no derivative, the op is decomposed and its parts are asked.
+To derive the vjp of one equation, run the op on tracers that require grad, ask autograd for the
+gradients, and record both. The records before the question are the forward, those after it the
+backward; values of the forward that the backward reads are the residuals. If PyTorch has no
+derivative, the op is decomposed and its parts are asked.
 
 Every result is memoised by the equation (op, static arguments, input types) and by the question.
 
-`VJP_ATTEMPTS` is the order in which a rule is looked for. The in-place op, on a copy, is for ops that only
-functionalization makes, such as `aten.copy`.
+`VJP_ATTEMPTS` is the order in which a rule is looked for. The in-place op, on a copy, is for ops
+that only functionalization makes, such as `aten.copy`.
 
-PyTorch's first derivative of some ops (`ONCE`) reads saved values that have no derivative. The rule of such an op is
-one `differentiated_as` equation: the fast formula is computed, the formula for `create_graph=True` is differentiated.
+PyTorch's first derivative of some ops (`ONCE`) reads saved values that have no derivative. The rule
+of such an op is one `differentiated_as` equation: the fast formula is computed, the formula for
+`create_graph=True` is differentiated.
 """
 
 from __future__ import annotations
@@ -58,7 +60,9 @@ def is_differentiable(type: Type) -> bool:
 
 
 def alone(equation: Equation) -> Trace:
-    """The equation as a trace of its own: one input for each operand. The key of every memo here."""
+    """The equation as a trace of its own: one input for each operand. The key of every memo
+    here.
+    """
     inputs = tuple(Var(i, var.type) for i, var in enumerate(equation.operands))
     supply = iter(inputs)
     args = tuple(map_arg(lambda _: next(supply), arg) for arg in equation.args)
@@ -72,9 +76,13 @@ def _refuse_hidden(equation: Equation) -> None:
     if equation.op == HIDDEN:
         raise MissingRule(
             located(
-                "as_strided reads memory that its tensor does not hold, which has no derivative and cannot be batched",
+                "as_strided reads memory that its tensor does not hold, which has no derivative and"
+                " cannot be batched",
                 source=equation.source,
-                fix="Take the view of the tensor that holds the memory, or use `unfold`, `narrow` and slices.",
+                fix=(
+                    "Take the view of the tensor that holds the memory, or use `unfold`, `narrow`"
+                    " and slices."
+                ),
             )
         )
 
@@ -94,7 +102,9 @@ def call_differentiable(equation: Equation, read: Callable[[Var], Any]) -> tuple
     if function is None:
         return call_leaf(equation, read)
     args = [python_arg(arg, read) for arg in equation.args]
-    return ops.flatten_result(function(*args, **{key: python_arg(arg, read) for key, arg in equation.kwargs}))
+    return ops.flatten_result(
+        function(*args, **{key: python_arg(arg, read) for key, arg in equation.kwargs})
+    )
 
 
 def call_constant(equation: Equation, read: Callable[[Var], Any]) -> tuple[Any, ...]:
@@ -104,7 +114,9 @@ def call_constant(equation: Equation, read: Callable[[Var], Any]) -> tuple[Any, 
 
 
 def call_inplace_twin(equation: Equation, read: Callable[[Var], Any]) -> tuple[Any, ...]:
-    """Run `op_` on a copy: for ops that functionalization makes and whose derivative only the in-place op has."""
+    """Run `op_` on a copy: for ops that functionalization makes and whose derivative only the
+    in-place op has.
+    """
     twin = ops.inplace_twin(equation.op)
     if twin is None:
         raise NotImplementedError(f"{equation.op} has no in-place variant")
@@ -113,7 +125,12 @@ def call_inplace_twin(equation: Equation, read: Callable[[Var], Any]) -> tuple[A
     return (twin(first.clone(), *rest, **kwargs),)
 
 
-CANNOT = (NotImplementedError, RuntimeError, internals.DATA_DEPENDENT_VALUE, internals.DATA_DEPENDENT_SHAPE)
+CANNOT = (
+    NotImplementedError,
+    RuntimeError,
+    internals.DATA_DEPENDENT_VALUE,
+    internals.DATA_DEPENDENT_SHAPE,
+)
 """Exceptions of PyTorch for an op without a derivative, or with one that depends on data."""
 
 
@@ -128,8 +145,9 @@ class VjpQuestion:
         single: the equation, `alone`.
         wanted_inputs: operands whose gradients are asked for.
         wanted_outputs: results whose cotangents are given.
-        transposed: operands that are transposes of contiguous matrices; all others are taken as contiguous. PyTorch
-            multiplies matrices in the order that suits their layout, which is a matter of rounding and of speed.
+        transposed: operands that are transposes of contiguous matrices; all others are taken as
+            contiguous. PyTorch multiplies matrices in the order that suits their layout, which is a
+            matter of rounding and of speed.
     """
 
     single: Trace
@@ -214,7 +232,9 @@ VJP_ATTEMPTS: tuple[Attempt[VjpQuestion, Split | Trace], ...] = (
 
 
 @lru_cache(maxsize=65536)
-def vjp_rule(single: Trace, wanted_inputs: Mask, wanted_outputs: Mask, transposed: Mask = ()) -> Split | Trace:
+def vjp_rule(
+    single: Trace, wanted_inputs: Mask, wanted_outputs: Mask, transposed: Mask = ()
+) -> Split | Trace:
     """The split of one leaf equation, or its decomposition where PyTorch has no derivative for it.
 
     The arguments are those of `VjpQuestion`.
@@ -225,9 +245,13 @@ def vjp_rule(single: Trace, wanted_inputs: Mask, wanted_outputs: Mask, transpose
     question = VjpQuestion(single, wanted_inputs, wanted_outputs, transposed)
     outcome = first_rule(VJP_ATTEMPTS, question)
     if outcome.rule is None:
-        what = f"vjp: PyTorch has neither a derivative nor a decomposition for {question.equation.op}"
+        what = (
+            f"vjp: PyTorch has neither a derivative nor a decomposition for {question.equation.op}"
+        )
         first = next(one for _, one in outcome.declined if one.error is not None)
-        raise MissingRule(located(what, source=question.equation.source, fix=first.why)) from first.error
+        raise MissingRule(
+            located(what, source=question.equation.source, fix=first.why)
+        ) from first.error
     return outcome.rule
 
 
@@ -245,7 +269,11 @@ def _named(split: Split, single: Trace, wanted_inputs: Mask) -> Split:
     """The split with the equation's own names for unbacked sizes."""
     names = names_of(split.forward.output_types, single.output_types)
     wanted = (type for type, flag in zip(single.input_types, wanted_inputs, strict=True) if flag)
-    pairs = [(place, type) for place, type in zip(split.gradients, wanted, strict=True) if place is not None]
+    pairs = [
+        (place, type)
+        for place, type in zip(split.gradients, wanted, strict=True)
+        if place is not None
+    ]
     given = split.backward.output_types
     names |= names_of([given[place] for place, _ in pairs], [type for _, type in pairs])
     if not names:
@@ -259,12 +287,15 @@ _READS_LAYOUT = facts.FACTORS | facts.ADDRESSES
 
 @memo(4096)
 def ruled(trace: Trace) -> Mask:
-    """Tell for each equation whether it is a leaf that autograd alone cannot differentiate, or not again, as its rule
-    does.
+    """Tell for each equation whether it is a leaf that autograd alone cannot differentiate, or not
+    again, as its rule does.
 
-    Autograd has no derivative of most backwards (`silu_backward`), and wrong ones of some ops and of saved statistics.
+    Autograd has no derivative of most backwards (`silu_backward`), and wrong ones of some ops and
+    of saved statistics.
     """
-    return tuple(equation.op.kind == "leaf" and _is_ruled(alone(equation)) for equation in trace.equations)
+    return tuple(
+        equation.op.kind == "leaf" and _is_ruled(alone(equation)) for equation in trace.equations
+    )
 
 
 def _is_ruled(single: Trace) -> bool:
@@ -299,13 +330,19 @@ _OTHERWISE = frozenset((ops.NO_GRAD.name, *DIFFERENTIABLE, *ONCE, *STATISTICS, *
 def _zero_split(single: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     """The split of an op that no derivative goes through."""
     (equation,) = single.equations
-    types = [var.type for var, wanted in zip(equation.outputs, wanted_outputs, strict=True) if wanted]
-    backward = Trace(tuple(Var(i, type) for i, type in enumerate(types)), (), (), (), (), "backward")
+    types = [
+        var.type for var, wanted in zip(equation.outputs, wanted_outputs, strict=True) if wanted
+    ]
+    backward = Trace(
+        tuple(Var(i, type) for i, type in enumerate(types)), (), (), (), (), "backward"
+    )
     return Split(single, backward, (), (None,) * sum(wanted_inputs))
 
 
 def _twofold(computed: Split, differentiated: Split) -> Split:
-    """A backward that is computed by one split and differentiated by another, of the same op and question."""
+    """A backward that is computed by one split and differentiated by another, of the same op and
+    question.
+    """
     if computed.backward == differentiated.backward:
         return computed
     if differentiated.num_extra or computed.gradients != differentiated.gradients:
@@ -320,9 +357,13 @@ def _twofold(computed: Split, differentiated: Split) -> Split:
     }
     builder = TraceBuilder("backward")
     cotangents = computed.backward.input_types[len(computed.residuals) :]
-    inputs = tuple(builder.input(type) for type in (*(types[residual] for residual in residuals), *cotangents))
+    inputs = tuple(
+        builder.input(type) for type in (*(types[residual] for residual in residuals), *cotangents)
+    )
     bodies = tuple(_on_residuals(split, residuals, inputs) for split in (computed, differentiated))
-    results = builder.add(ops.DIFFERENTIATED_AS, inputs, computed.backward.output_types, bodies=bodies)
+    results = builder.add(
+        ops.DIFFERENTIATED_AS, inputs, computed.backward.output_types, bodies=bodies
+    )
     return Split(computed.forward, builder.build(results), residuals, computed.gradients)
 
 
@@ -331,13 +372,21 @@ def _on_residuals(split: Split, residuals: tuple[Residual, ...], inputs: tuple[V
     trace, count = split.backward, len(split.residuals)
     own = dict(zip(split.residuals, trace.inputs, strict=False))
     spare = range(-1, -1 - len(residuals), -1)
-    given = (own.get(r) or Var(i, var.type) for i, r, var in zip(spare, residuals, inputs, strict=False))
+    given = (
+        own.get(r) or Var(i, var.type) for i, r, var in zip(spare, residuals, inputs, strict=False)
+    )
     taken = (*given, *trace.inputs[count:])
     return cut(trace, inputs=taken)
 
 
 def _ask_autograd(
-    single: Trace, wanted_inputs: Mask, wanted_outputs: Mask, transposed: Mask, call: Call, *, again: bool = False
+    single: Trace,
+    wanted_inputs: Mask,
+    wanted_outputs: Mask,
+    transposed: Mask,
+    call: Call,
+    *,
+    again: bool = False,
 ) -> Split:
     """The split by autograd's formula; `again`, by one that can be differentiated again."""
     (equation,) = single.equations
@@ -349,28 +398,44 @@ def _ask_autograd(
             for var, flag in layouts
             if isinstance(var.type, TensorType)
         ]
-        asked = [tracer.requires_grad_() for tracer, wanted in zip(tracers, wanted_inputs, strict=True) if wanted]
+        asked = [
+            tracer.requires_grad_()
+            for tracer, wanted in zip(tracers, wanted_inputs, strict=True)
+            if wanted
+        ]
         if equation.op in _READS_LAYOUT or equation.op.name in facts.READ_AS_CONTIGUOUS:
             recorder.contiguous.update(var.index for var in recorder.inputs)
         results = call(equation, lambda var: tracers[var.index])
         outputs = tuple(_atom(recorder, result) for result in results)
         forward_items = len(recorder.root.items)
         if again and equation.op.name in STATISTICS:
-            results = with_own_statistics(recorder, equation, lambda var: tracers[var.index]) or results
+            results = (
+                with_own_statistics(recorder, equation, lambda var: tracers[var.index]) or results
+            )
         elif again and equation.op.name in attention.KERNELS:
             results = attention_by_meaning(equation, lambda var: tracers[var.index])
         chosen = [result for result, wanted in zip(results, wanted_outputs, strict=True) if wanted]
-        types = (var.type for var, wanted in zip(equation.outputs, wanted_outputs, strict=True) if wanted)
+        types = (
+            var.type for var, wanted in zip(equation.outputs, wanted_outputs, strict=True) if wanted
+        )
         given = [
             recorder.input_of_type(type if result is None else _tensor_type(result))
             for type, result in zip(types, chosen, strict=True)
             if isinstance(type, TensorType)
         ]
-        useful = [(r, ct) for r, ct in zip(chosen, given, strict=True) if r is not None and r.requires_grad]
+        useful = [
+            (r, ct)
+            for r, ct in zip(chosen, given, strict=True)
+            if r is not None and r.requires_grad
+        ]
         if not useful:
             return _split(recorder, forward_items, outputs, [None] * len(asked), len(tracers))
         grads = torch.autograd.grad(
-            [r for r, _ in useful], asked, [ct for _, ct in useful], allow_unused=True, create_graph=again
+            [r for r, _ in useful],
+            asked,
+            [ct for _, ct in useful],
+            allow_unused=True,
+            create_graph=again,
         )
         gradients = [None if grad is None else recorder.var_of(grad) for grad in grads]
     return _split(recorder, forward_items, outputs, gradients, len(tracers))
@@ -389,39 +454,57 @@ def attention_by_meaning(equation: Equation, read: Callable[[Var], Any]) -> tupl
         return ops.flatten_result(results)
     raise MissingRule(
         located(
-            f"{equation.op} with dropout has a first derivative in reverse mode only, since no other op can draw its numbers",
+            f"{equation.op} with dropout has a first derivative in reverse mode only, since no"
+            " other op can draw its numbers",
             source=equation.source,
-            fix="Call it with `dropout_p=0.0`, or inside of `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`.",
+            fix=(
+                "Call it with `dropout_p=0.0`, or inside of"
+                " `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`."
+            ),
         )
     )
 
 
 @lru_cache(maxsize=4096)
 def meaning_of_attention(single: Trace) -> Trace:
-    """An attention kernel with plain ops; the results that no derivative goes through are the kernel's own."""
+    """An attention kernel with plain ops; the results that no derivative goes through are the
+    kernel's own.
+    """
     (equation,) = single.equations
     recorder = Recorder(track_no_grad=False, symbolic=is_symbolic(single))
     with recorder.running():
-        tracers = [recorder.input_of_type(var.type) for var in single.inputs if isinstance(var.type, TensorType)]
-        stops = [recorder.emit(ops.STOP_GRADIENT, (var,), (var.type,), ())[0] for var in recorder.inputs]
+        tracers = [
+            recorder.input_of_type(var.type)
+            for var in single.inputs
+            if isinstance(var.type, TensorType)
+        ]
+        stops = [
+            recorder.emit(ops.STOP_GRADIENT, (var,), (var.type,), ())[0] for var in recorder.inputs
+        ]
         stopped = [recorder.tracer_of(stop) for stop in stops]
         own = call_constant(equation, lambda var: stopped[var.index])
         results = attention_by_meaning(equation, lambda var: tracers[var.index])
-        chosen = [result if given is None else given for given, result in zip(results, own, strict=True)]
+        chosen = [
+            result if given is None else given for given, result in zip(results, own, strict=True)
+        ]
         return close_recording(recorder, chosen, f"{equation.op.name}_parts")
 
 
 def ill_defined(equation: Equation) -> str:
     """Explain a failed check inside a derivative."""
-    return f"{equation.op}: a condition of its derivative does not hold, so that the result is not well-defined"
+    return (
+        f"{equation.op}: a condition of its derivative does not hold, so that the result is not"
+        " well-defined"
+    )
 
 
 @lru_cache(maxsize=65536)
 def differentiable_outputs(single: Trace, active: Mask) -> Mask:
     """Tell which outputs of a leaf autograd follows when the active inputs require grad.
 
-    Statistics that an op saves for its backward (the mean of a layer_norm) are constants: PyTorch's formulas count
-    what they depend on as part of the gradients of the inputs. Ops that autograd does not know follow every output.
+    Statistics that an op saves for its backward are constants, such as the mean of a layer_norm.
+    PyTorch's formulas count what they depend on among the gradients of the inputs. Ops that
+    autograd does not know follow every output.
     """
     (equation,) = single.equations
     possible = tuple(is_differentiable(var.type) for var in equation.outputs)
@@ -429,14 +512,20 @@ def differentiable_outputs(single: Trace, active: Mask) -> Mask:
         return possible
     recorder = Recorder(track_no_grad=False, symbolic=is_symbolic(single))
     with recorder.running():
-        tracers = [recorder.input_of_type(var.type) for var in single.inputs if isinstance(var.type, TensorType)]
+        tracers = [
+            recorder.input_of_type(var.type)
+            for var in single.inputs
+            if isinstance(var.type, TensorType)
+        ]
         for tracer, flag in zip(tracers, active, strict=True):
             tracer.requires_grad_(flag)
         try:
             results = call_differentiable(equation, lambda var: tracers[var.index])
         except CANNOT:  # the op will be decomposed
             return possible
-        followed = tuple(isinstance(result, torch.Tensor) and result.requires_grad for result in results)
+        followed = tuple(
+            isinstance(result, torch.Tensor) and result.requires_grad for result in results
+        )
     return followed if any(followed) else possible
 
 
@@ -453,7 +542,11 @@ def _atom(recorder: Recorder, value: Any) -> Atom:
 
 
 def _split(
-    recorder: Recorder, boundary: int, outputs: tuple[Atom, ...], gradients: list[Var | None], num_inputs: int
+    recorder: Recorder,
+    boundary: int,
+    outputs: tuple[Atom, ...],
+    gradients: list[Var | None],
+    num_inputs: int,
 ) -> Split:
     """Cut the recording where the cotangents came in."""
     inputs, cotangents = recorder.inputs[:num_inputs], recorder.inputs[num_inputs:]
@@ -461,17 +554,23 @@ def _split(
     before, after = leaves[:boundary], leaves[boundary:]
     wanted = [grad for grad in gradients if grad is not None]
     backward, needed = _live_equations(after, wanted)
-    known = {var.index for var in cotangents} | {constant.var.index for constant in recorder.constants}
+    known = {var.index for var in cotangents} | {
+        constant.var.index for constant in recorder.constants
+    }
     known |= {var.index for equation in backward for var in equation.outputs}
     residuals = [var for var in needed if var.index not in known]
     places = [_place(var, inputs, outputs) for var in residuals]
     extras = [var for var, place in zip(residuals, places, strict=True) if place is None]
-    forward, _ = _live_equations(before, [*(atom for atom in outputs if isinstance(atom, Var)), *extras])
+    forward, _ = _live_equations(
+        before, [*(atom for atom in outputs if isinstance(atom, Var)), *extras]
+    )
     constants, given = tuple(recorder.constants), recorder.decisions.constraints
     counter = iter(range(len(extras)))
     return Split(
         canonical(tuple(inputs), tuple(forward), (*outputs, *extras), constants, given, "forward"),
-        canonical((*residuals, *cotangents), tuple(backward), tuple(wanted), constants, given, "backward"),
+        canonical(
+            (*residuals, *cotangents), tuple(backward), tuple(wanted), constants, given, "backward"
+        ),
         tuple(place or Residual("extra", next(counter)) for place in places),
         tuple(_positions(gradients)),
     )
@@ -491,7 +590,9 @@ def _place(var: Var, inputs: list[Var], outputs: tuple[Atom, ...]) -> Residual |
 
 
 def _live_equations(leaves: list[Leaf], wanted: list[Var]) -> tuple[list[Equation], list[Var]]:
-    """The equations that are needed for `wanted`, and every variable they and `wanted` read, in order of first use."""
+    """The equations that are needed for `wanted`, and every variable they and `wanted` read, in
+    order of first use.
+    """
     need = {var.index for var in wanted}
     kept: list[Equation] = []
     for leaf in reversed(leaves):
@@ -512,14 +613,22 @@ def decomposition(single: Trace) -> Trace | None:
     """Decompose a leaf into other leaves by PyTorch's tables or ours; None if neither knows it."""
     (equation,) = single.equations
     _refuse_hidden(equation)
-    function = DECOMPOSITIONS.get(equation.op.name) or internals.decomposition_of(ops.overload(equation.op))
+    function = DECOMPOSITIONS.get(equation.op.name) or internals.decomposition_of(
+        ops.overload(equation.op)
+    )
     if function is None:
         return None
     recorder = Recorder(track_no_grad=False, symbolic=is_symbolic(single))
     with recorder.running():
-        tracers = [recorder.input_of_type(var.type) for var in single.inputs if isinstance(var.type, TensorType)]
+        tracers = [
+            recorder.input_of_type(var.type)
+            for var in single.inputs
+            if isinstance(var.type, TensorType)
+        ]
         args = [python_arg(arg, lambda var: tracers[var.index]) for arg in equation.args]
-        kwargs = {key: python_arg(arg, lambda var: tracers[var.index]) for key, arg in equation.kwargs}
+        kwargs = {
+            key: python_arg(arg, lambda var: tracers[var.index]) for key, arg in equation.kwargs
+        }
         try:
             result = function(*args, **kwargs)
         except (internals.DATA_DEPENDENT_VALUE, internals.DATA_DEPENDENT_SHAPE):
@@ -530,18 +639,27 @@ def decomposition(single: Trace) -> Trace | None:
     names = names_of(trace.output_types, single.output_types)
     trace = renamed(names)(trace) if names else trace
     is_itself = any(alone(inner) == single for inner in trace.equations)
-    return _constant_statistics(single, trace) if trace.output_types == single.output_types and not is_itself else None
+    return (
+        _constant_statistics(single, trace)
+        if trace.output_types == single.output_types and not is_itself
+        else None
+    )
 
 
 def _constant_statistics(single: Trace, parts: Trace) -> Trace:
     """No derivative goes through the outputs of the parts that none goes through in the op."""
     floating = tuple(is_differentiable(type) for type in single.input_types)
     followed = differentiable_outputs(single, floating)
-    if all(flag or not is_differentiable(type) for flag, type in zip(followed, single.output_types, strict=True)):
+    if all(
+        flag or not is_differentiable(type)
+        for flag, type in zip(followed, single.output_types, strict=True)
+    ):
         return parts
     stops = [
         Equation(ops.STOP_GRADIENT, (atom,), (), (Var(-1 - place, type),))
-        for place, (atom, type, flag) in enumerate(zip(parts.outputs, parts.output_types, followed, strict=True))
+        for place, (atom, type, flag) in enumerate(
+            zip(parts.outputs, parts.output_types, followed, strict=True)
+        )
         if is_differentiable(type) and not flag
     ]
     stopped = {-1 - var.index: var for stop in stops for var in stop.outputs}
@@ -555,4 +673,6 @@ def close_recording(recorder: Recorder, results: list[Any], name: str) -> Trace:
     leaves = [item for item in recorder.root.items if isinstance(item, Leaf)]
     equations, _ = _live_equations(leaves, [atom for atom in outputs if isinstance(atom, Var)])
     constants, constraints = tuple(recorder.constants), recorder.decisions.constraints
-    return canonical(tuple(recorder.inputs), tuple(equations), outputs, constants, constraints, name)
+    return canonical(
+        tuple(recorder.inputs), tuple(equations), outputs, constants, constraints, name
+    )

@@ -1,8 +1,8 @@
 """Batching rules of leaf ops, derived from functorch's.
 
-Run the op under `torch.vmap` on tracers and record the batching rule. Batched values have their batch dim first. If
-functorch has no rule and would loop, the op is decomposed. If that fails too, a scan runs it example by example, and
-a warning names the op once.
+Run the op under `torch.vmap` on tracers and record the batching rule. Batched values have their
+batch dim first. If functorch has no rule and would loop, the op is decomposed. If that fails too, a
+scan runs it example by example, and a warning names the op once.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ RANKED = (Literal(torch.channels_last), Literal(torch.channels_last_3d))
 
 @dataclass(frozen=True, slots=True)
 class VmapRule:
-    """A trace from inputs, the batched ones with a leading batch dim, to outputs with a leading batch dim."""
+    """A trace from inputs, the batched ones with a leading batch dim, to outputs with a leading
+    batch dim.
+    """
 
     trace: Trace
 
@@ -62,7 +64,11 @@ class LoopWarning(UserWarning):
 
 def batched_type(type: Type, size: Dim) -> Type:
     """The type with a leading batch dim."""
-    return TensorType(type.dtype, (size, *type.shape), type.device) if isinstance(type, TensorType) else type
+    return (
+        TensorType(type.dtype, (size, *type.shape), type.device)
+        if isinstance(type, TensorType)
+        else type
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +99,9 @@ class VmapQuestion:
 
     @property
     def prefers_ours(self) -> bool:
-        """Test whether a rule of ours comes before functorch's, which would take symbols for numbers."""
+        """Test whether a rule of ours comes before functorch's, which would take symbols for
+        numbers.
+        """
         op = self.equation.op
         ours = ops.is_collective(op) or op.name in attention.KERNELS
         return op.name in KNOWN and (ours or _has_symbols(self.single, self.size))
@@ -112,7 +120,9 @@ def _by_fill(question: VmapQuestion) -> VmapRule | Declined:
 
 
 def _by_whole_batch(question: VmapQuestion) -> VmapRule | Declined:
-    if question.equation.op not in (ops.STOP_GRADIENT, ops.NO_GRAD) and not _is_unary(question.equation):
+    if question.equation.op not in (ops.STOP_GRADIENT, ops.NO_GRAD) and not _is_unary(
+        question.equation
+    ):
         return Declined("the op is not elementwise on one operand")
     return VmapRule(_of_whole_batch(question.single, question.size))
 
@@ -125,14 +135,18 @@ def _by_parts_first(question: VmapQuestion) -> Trace | Declined:
 
 
 def _by_cat(question: VmapQuestion) -> VmapRule | Declined:
-    if question.equation.op.name != "aten.cat.default" or not _has_symbols(question.single, question.size):
+    if question.equation.op.name != "aten.cat.default" or not _has_symbols(
+        question.single, question.size
+    ):
         return Declined("the op is not cat of symbolic sizes")
     return VmapRule(_cat(question.single, question.batched, question.size))
 
 
 def _by_ours(question: VmapQuestion, *, first: bool) -> VmapRule | Declined:
     if question.equation.op.name not in KNOWN or question.prefers_ours != first:
-        return Declined("there is none" if question.equation.op.name not in KNOWN else "asked elsewhere")
+        return Declined(
+            "there is none" if question.equation.op.name not in KNOWN else "asked elsewhere"
+        )
     known = _known_rule(question.single, question.batched, question.size)
     return Declined("it does not take these arguments") if known is None else VmapRule(known)
 
@@ -165,8 +179,14 @@ def _by_parts(question: VmapQuestion) -> Trace | Declined:
 
 
 def _by_draw_at_once(question: VmapQuestion) -> VmapRule | Declined:
-    if not question.draws or question.randomness != "different" or ops.inplace_twin(question.equation.op) is None:
-        return Declined("the op does not fill its first operand with random numbers of each example's own")
+    if (
+        not question.draws
+        or question.randomness != "different"
+        or ops.inplace_twin(question.equation.op) is None
+    ):
+        return Declined(
+            "the op does not fill its first operand with random numbers of each example's own"
+        )
     return VmapRule(_drawn_at_once(question.single, question.batched, question.size))
 
 
@@ -174,10 +194,16 @@ def _by_loop(question: VmapQuestion) -> VmapRule:
     equation, same = question.equation, question.draws and question.randomness == "same"
     if question.draws and question.randomness == "error":
         raise_randomness(equation.op.name)
-    elsewhere = (isinstance(var.type, TensorType) and var.type.device.type != "cpu" for var in equation.outputs)
+    elsewhere = (
+        isinstance(var.type, TensorType) and var.type.device.type != "cpu"
+        for var in equation.outputs
+    )
     if same and (generators_of(question.single) or any(elsewhere)):
         raise_same(equation.op.name)
-    what = f"vmap: {equation.op} has no batching rule, so it runs in a loop over {question.size} examples"
+    what = (
+        f"vmap: {equation.op} has no batching rule, so it runs in a loop over {question.size}"
+        " examples"
+    )
     warnings.warn(what, LoopWarning, stacklevel=2)
     return VmapRule(_loop(question.single, question.batched, question.size, same))
 
@@ -234,7 +260,9 @@ def _sizes_differ(parts: Trace, batched: Mask) -> bool:
 
 
 CANNOT = (*derive.CANNOT, TypeError)
-"""Exceptions of PyTorch for an op without a batching rule; sympy raises the last one for symbols."""
+"""Exceptions of PyTorch for an op without a batching rule; sympy raises the last one for
+symbols.
+"""
 
 
 def _parts(single: Trace) -> Trace | None:
@@ -248,10 +276,12 @@ def _parts(single: Trace) -> Trace | None:
 
 
 def _is_better(parts: Trace) -> bool:
-    """Test whether the decomposition holds for all numbers, and its parts have batching rules, which PyTorch's prims
-    have not.
+    """Test whether the decomposition holds for all numbers, and its parts have batching rules,
+    which PyTorch's prims have not.
     """
-    return not fixes_numbers(parts) and not any(part.op.name.startswith("prims.") for part in parts.equations)
+    return not fixes_numbers(parts) and not any(
+        part.op.name.startswith("prims.") for part in parts.equations
+    )
 
 
 def _has_symbols(single: Trace, size: Dim) -> bool:
@@ -266,10 +296,13 @@ def _cat(single: Trace, batched: Mask, size: Dim) -> Trace:
         tracers = _inputs(recorder, single, batched, size)
         length = recorder.mode.size(size)
         wide = [
-            value if flag else value.expand(length, *value.shape) for value, flag in zip(tracers, batched, strict=True)
+            value if flag else value.expand(length, *value.shape)
+            for value, flag in zip(tracers, batched, strict=True)
         ]
         dim = python_arg(equation.args[1], lambda var: var) if len(equation.args) > 1 else 0
-        return close_recording(recorder, [torch.cat(wide, dim + 1 if dim >= 0 else dim)], "vmap_aten.cat.default")
+        return close_recording(
+            recorder, [torch.cat(wide, dim + 1 if dim >= 0 else dim)], "vmap_aten.cat.default"
+        )
 
 
 def _known_rule(single: Trace, batched: Mask, size: Dim) -> Trace | None:
@@ -284,9 +317,13 @@ def _known_rule(single: Trace, batched: Mask, size: Dim) -> Trace | None:
         if rule is None:
             return None
         args = [python_arg(arg, lambda var: tracers[var.index]) for arg in equation.args]
-        kwargs = {key: python_arg(arg, lambda var: tracers[var.index]) for key, arg in equation.kwargs}
+        kwargs = {
+            key: python_arg(arg, lambda var: tracers[var.index]) for key, arg in equation.kwargs
+        }
         results = ops.flatten_result(rule(batch, *args, **kwargs))
-        return _with_types_of_batch(close_recording(recorder, list(results), f"vmap_{equation.op.name}"), single, size)
+        return _with_types_of_batch(
+            close_recording(recorder, list(results), f"vmap_{equation.op.name}"), single, size
+        )
 
 
 def raise_size(equation: Equation) -> NoReturn:
@@ -298,8 +335,10 @@ def raise_size(equation: Equation) -> NoReturn:
             f"vmap: {equation.op} has a result whose size or value as a number depends on data, "
             "so that it differs between examples",
             source=equation.source,
-            fix="Keep the size and mask instead: `torch.where(mask, x, 0)`, and sums over masks; "
-            "or share one mask (in_dims None), which has one size.",
+            fix=(
+                "Keep the size and mask instead: `torch.where(mask, x, 0)`, and sums over masks; "
+                "or share one mask (in_dims None), which has one size."
+            ),
         )
     )
 
@@ -309,8 +348,9 @@ def raise_randomness(name: str) -> None:
     from thunder_fn.errors import VmapError
 
     raise VmapError(
-        f'vmap: called random operation while in randomness error mode: {name} draws random numbers, and randomness="error"\n'
-        'Pass randomness="different" for numbers of its own in each example, or randomness="same" for equal ones.'
+        f"vmap: called random operation while in randomness error mode: {name} draws random"
+        ' numbers, and randomness="error"\nPass randomness="different" for numbers of its own in'
+        ' each example, or randomness="same" for equal ones.'
     )
 
 
@@ -319,15 +359,17 @@ def raise_same(name: str) -> None:
     from thunder_fn.errors import VmapError
 
     raise VmapError(
-        f"Vmap does not currently support same randomness with a batched tensor input of {name}: it has no batching rule, and a "
-        "loop would draw other numbers in each example\n"
-        'Pass randomness="different", or draw uniform numbers first: `(torch.rand(shape) < p).to(p.dtype)`.'
+        f"Vmap does not currently support same randomness with a batched tensor input of {name}: it"
+        " has no batching rule, and a loop would draw other numbers in each example\nPass"
+        ' randomness="different", or draw uniform numbers first: `(torch.rand(shape) <'
+        " p).to(p.dtype)`."
     )
 
 
 def _inputs(recorder: Recorder, single: Trace, batched: Mask, size: Dim) -> list[torch.Tensor]:
     types = [
-        batched_type(var.type, size) if flag else var.type for var, flag in zip(single.inputs, batched, strict=True)
+        batched_type(var.type, size) if flag else var.type
+        for var, flag in zip(single.inputs, batched, strict=True)
     ]
     return [recorder.input_of_type(type) for type in types if isinstance(type, TensorType)]
 
@@ -348,21 +390,31 @@ def _ask_functorch(single: Trace, batched: Mask, size: Dim, randomness: str) -> 
             present.extend(isinstance(result, torch.Tensor) for result in results)
             return tuple(result for result in results if isinstance(result, torch.Tensor))
 
-        examples = tuple(tracers[index] for index in moved) or (torch.empty(recorder.mode.size(size), device="meta"),)
+        examples = tuple(tracers[index] for index in moved) or (
+            torch.empty(recorder.mode.size(size), device="meta"),
+        )
         outputs = torch.vmap(run, randomness=randomness)(*examples)
         supply = iter(outputs)
         return close_recording(
-            recorder, [next(supply) if flag else None for flag in present], f"vmap_{equation.op.name}"
+            recorder,
+            [next(supply) if flag else None for flag in present],
+            f"vmap_{equation.op.name}",
         )
 
 
 def _with_types_of_batch(rule: Trace, single: Trace, size: Dim) -> Trace | None:
-    """functorch's rule where it gives a batch of what the op gives. It does not for `index_select` with a scalar index."""
+    """functorch's rule where it gives a batch of what the op gives. It does not for
+    `index_select` with a scalar index.
+    """
     wanted = tuple(batched_type(type, size) for type in single.output_types)
     further = equations_between(rule.output_types, wanted)
     if further is None:
         return None
-    return replace(rule, constraints=tuple(dict.fromkeys((*rule.constraints, *further)))) if further else rule
+    return (
+        replace(rule, constraints=tuple(dict.fromkeys((*rule.constraints, *further))))
+        if further
+        else rule
+    )
 
 
 def _fill(single: Trace, batched: Mask, size: Dim, randomness: str) -> Trace:
@@ -383,7 +435,9 @@ def _fill(single: Trace, batched: Mask, size: Dim, randomness: str) -> Trace:
 
 
 def _drawn_at_once(single: Trace, batched: Mask, size: Dim) -> Trace:
-    """Random numbers in the shape of the first operand, which others broadcast to: the op on the whole batch."""
+    """Random numbers in the shape of the first operand, which others broadcast to: the op on the
+    whole batch.
+    """
     (equation,) = single.equations
     recorder = Recorder(track_no_grad=False, symbolic=_has_symbols(single, size))
     with recorder.running():
@@ -405,32 +459,46 @@ def _drawn_at_once(single: Trace, batched: Mask, size: Dim) -> Trace:
 
 
 def _is_unary(equation: Equation) -> bool:
-    """Test that each element of the result follows from one of its only operand's: a batch is no different.
+    """Test that each element of the result follows from one of its only operand's: a batch is no
+    different.
 
-    functorch takes some of these apart, and then the derivative of the parts is NaN where that of the op is not.
+    functorch takes some of these apart, and then the derivative of the parts is NaN where that of
+    the op is not.
     """
     pointwise = ops.is_pointwise(equation.op) and not ops.is_random(equation.op)
-    return pointwise and len(equation.operands) == 1 and isinstance(equation.outputs[0].type, TensorType)
+    return (
+        pointwise
+        and len(equation.operands) == 1
+        and isinstance(equation.outputs[0].type, TensorType)
+    )
 
 
 def _of_whole_batch(single: Trace, size: Dim) -> Trace:
-    """The op on the batch as it is. functorch unwraps what it detaches, so a recording would not show stop_gradient."""
+    """The op on the batch as it is. functorch unwraps what it detaches, so a recording would not
+    show stop_gradient.
+    """
     (equation,) = single.equations
     builder = TraceBuilder(f"vmap_{equation.op.name}")
     value = builder.input(batched_type(single.inputs[0].type, size))
     args = tuple(map_arg(lambda _: value, arg) for arg in equation.args)
-    given = ((key, arg) for key, arg in equation.kwargs if arg not in RANKED)  # the batch has one dim more
+    given = (
+        (key, arg) for key, arg in equation.kwargs if arg not in RANKED
+    )  # the batch has one dim more
     kwargs = tuple((key, map_arg(lambda _: value, arg)) for key, arg in given)
     types = tuple(batched_type(var.type, size) for var in equation.outputs)
     return builder.build(builder.add(equation.op, args, types, kwargs=kwargs))
 
 
 def _loop(single: Trace, batched: Mask, size: Dim, same: bool) -> Trace:
-    """A scan over the examples; `same`, with the generator set back before each, so that all draw the same numbers."""
+    """A scan over the examples; `same`, with the generator set back before each, so that all
+    draw the same numbers.
+    """
     (equation,) = single.equations
     builder, body = TraceBuilder(f"loop_{equation.op.name}"), TraceBuilder(equation.op.name)
     pairs = list(zip(single.inputs, batched, strict=True))
-    inputs = [builder.input(batched_type(var.type, size) if flag else var.type) for var, flag in pairs]
+    inputs = [
+        builder.input(batched_type(var.type, size) if flag else var.type) for var, flag in pairs
+    ]
     consts = [value for value, flag in zip(inputs, batched, strict=True) if not flag]
     xs = [value for value, flag in zip(inputs, batched, strict=True) if flag]
     env = {var.index: body.input(var.type) for var, flag in pairs if not flag}
@@ -441,7 +509,13 @@ def _loop(single: Trace, batched: Mask, size: Dim, same: bool) -> Trace:
     env |= {var.index: body.input(var.type) for var, flag in pairs if flag}
     results = body.copy(equation, lambda var: env[var.index])
     kept = tuple(var for var in results if isinstance(var.type, TensorType))
-    numbers = {"num_consts": len(consts), "num_carry": 0, "length": size, "reverse": False, "unroll": 1}
+    numbers = {
+        "num_consts": len(consts),
+        "num_carry": 0,
+        "length": size,
+        "reverse": False,
+        "unroll": 1,
+    }
     types = tuple(batched_type(var.type, size) for var in kept)
     kwargs = tuple((key, Literal(value)) for key, value in numbers.items())
     whole = builder.add(SCAN, (*consts, *xs), types, kwargs=kwargs, bodies=(body.build(kept),))

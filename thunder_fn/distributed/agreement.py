@@ -1,7 +1,8 @@
-"""Ranks that share parameters begin with the same ones: the parameters of each are compared, through the store,
-before they are cut.
+"""Ranks that share parameters begin with the same ones: the parameters of each are compared,
+through the store, before they are cut.
 
-Otherwise a matrix would be put together of rows from different matrices, or replicas would never be equal, without a word.
+Otherwise a matrix would be put together of rows from different matrices, or replicas would never be
+equal, without a word.
 """
 
 from __future__ import annotations
@@ -29,17 +30,24 @@ def check_same(steps: Sequence[Any], given: Mapping[str, torch.Tensor], prepare:
 
     Args:
         steps: whose groups are asked.
-        given: what is prepared. Values without data, on the meta device or in a trace, are not compared.
+        given: what is prepared. Values without data, on the meta device or in a trace, are not
+            compared.
         prepare: what is computed of them; where it draws random numbers, all ranks draw the same.
 
     Raises:
-        DistributedError: they do not, says the rank that comes later; names the first parameter that differs.
+        DistributedError: they do not, says the rank that comes later; names the first parameter
+            that differs.
     """
     groups = [group for step in steps if isinstance(group := getattr(step, "group", None), Group)]
     groups = [group for group in groups if group.size > 1 and not group.name.startswith(SIMULATED)]
-    if not groups or not all(internals.is_plain(x) and not internals.is_wrapped(x) for x in given.values()):
+    if not groups or not all(
+        internals.is_plain(x) and not internals.is_wrapped(x) for x in given.values()
+    ):
         return
-    lines = [", then ".join(map(_step_text, steps)), *(f"{name}: {_digest(value)}" for name, value in given.items())]
+    lines = [
+        ", then ".join(map(_step_text, steps)),
+        *(f"{name}: {_digest(value)}" for name, value in given.items()),
+    ]
     if any(is_random(equation.op) for equation in prepare.equations):
         lines.append(f"{GENERATOR}: {_bits(torch.get_rng_state())}")
     for group in groups:
@@ -56,19 +64,33 @@ def _difference(rank: int, theirs: list[str], mine: list[str]) -> str:
         what = f"rank {rank} prepares parameters by {their_line}, this rank by {line}"
         fix = "All ranks call the same transforms with the same options, in the same order."
     elif len(theirs) != len(mine) or their_line.rpartition(" ")[0] != line.rpartition(" ")[0]:
-        what = f"rank {rank} has other parameters: {their_line or len(theirs)} where this rank has {line or len(mine)}"
+        what = (
+            f"rank {rank} has other parameters: {their_line or len(theirs)} where this rank has"
+            f" {line or len(mine)}"
+        )
         fix = "All ranks make the same model."
     else:
         what = f"{name} is not the same on rank {rank} and on this rank"
-        fix = "Call `torch.manual_seed(0)` on all ranks before the model is made and rewritten, or load the same checkpoint."
+        fix = (
+            "Call `torch.manual_seed(0)` on all ranks before the model is made and rewritten, or"
+            " load the same checkpoint."
+        )
     return located(what, fix=fix)
 
 
 def _step_text(step: Any) -> str:
     """A step and its options, those that are written alike in all processes."""
     named = ((item.name, getattr(step, item.name)) for item in fields(step) if item.repr)
-    shown = ((name, getattr(value, "name", value)) for name, value in named if not isinstance(value, Group))
-    plain = (f"{name}={value}" for name, value in shown if isinstance(value, str | int | float | torch.dtype | None))
+    shown = (
+        (name, getattr(value, "name", value))
+        for name, value in named
+        if not isinstance(value, Group)
+    )
+    plain = (
+        f"{name}={value}"
+        for name, value in shown
+        if isinstance(value, str | int | float | torch.dtype | None)
+    )
     return f"{type(step).__name__.lower()}({', '.join(plain)})"
 
 
@@ -85,6 +107,8 @@ def _bits(value: torch.Tensor) -> int:
 
 
 def _by_place(numbers: torch.Tensor) -> torch.Tensor:
-    """The sum of numbers, each times the cube of an odd one of its own: the same numbers in another order have another."""
+    """The sum of numbers, each times the cube of an odd one of its own: the same numbers in
+    another order have another.
+    """
     odd = 2 * torch.arange(numbers.numel(), device=numbers.device) + 1
     return (numbers * (odd * odd * odd)).sum()

@@ -22,9 +22,13 @@ def all_gathered(flat: torch.Tensor, group: Group) -> torch.Tensor:
     if not flat.numel():
         return flat.repeat(group.size)
     if flat.is_complex():
-        return torch.view_as_complex(all_gathered(torch.view_as_real(flat).reshape(-1), group).reshape(-1, 2))
+        return torch.view_as_complex(
+            all_gathered(torch.view_as_real(flat).reshape(-1), group).reshape(-1, 2)
+        )
     sent = flat if flat.dtype in SENT else flat.view(torch.uint8)
-    whole = collectives.wait_tensor(collectives.all_gather_into_tensor(sent, group.size, group.name))
+    whole = collectives.wait_tensor(
+        collectives.all_gather_into_tensor(sent, group.size, group.name)
+    )
     return whole if flat.dtype in SENT else whole.view(flat.dtype)
 
 

@@ -33,24 +33,37 @@ class Group:
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
-            raise RewriteError(f"a rank lies between 0 and the number of ranks, given {self.rank} of {self.size}")
+            raise RewriteError(
+                f"a rank lies between 0 and the number of ranks, given {self.rank} of {self.size}"
+            )
 
 
 SIMULATED = "simulated"
 
 
-def simulated_mesh(**sizes: int) -> tuple[tuple[dict[str, Group], ...], dict[str, tuple[tuple[int, ...], ...]]]:
-    """Ranks of a mesh that are not there: for each rank its group along each dim; and, for `evaluate_ranks`, which ranks the
-    groups of each name are. The last dim is the one whose ranks lie side by side."""
+def simulated_mesh(
+    **sizes: int,
+) -> tuple[tuple[dict[str, Group], ...], dict[str, tuple[tuple[int, ...], ...]]]:
+    """Simulated ranks of a mesh: for each rank its group along each dim. For `evaluate_ranks`,
+    they say which ranks the groups of each name are. The last dim is the one whose ranks lie
+    side by side.
+    """
     shape = tuple(sizes.values())
     grid = torch.arange(math.prod(shape)).reshape(shape)
     partitions = {
-        f"{SIMULATED} {name}": tuple(map(tuple, grid.movedim(dim, -1).reshape(-1, shape[dim]).tolist()))
+        f"{SIMULATED} {name}": tuple(
+            map(tuple, grid.movedim(dim, -1).reshape(-1, shape[dim]).tolist())
+        )
         for dim, name in enumerate(sizes)
     }
-    places = [[int(place) for place in (grid == rank).nonzero()[0]] for rank in range(math.prod(shape))]
+    places = [
+        [int(place) for place in (grid == rank).nonzero()[0]] for rank in range(math.prod(shape))
+    ]
     groups = tuple(
-        {name: Group(f"{SIMULATED} {name}", size, at) for (name, size), at in zip(sizes.items(), place, strict=True)}
+        {
+            name: Group(f"{SIMULATED} {name}", size, at)
+            for (name, size), at in zip(sizes.items(), place, strict=True)
+        }
         for place in places
     )
     return groups, partitions
@@ -70,24 +83,35 @@ def check_there(steps: Sequence[Any], what: str = "restore") -> None:
     for step in steps:
         group = getattr(step, "group", None)
         if isinstance(group, Group) and group.name.startswith(SIMULATED):
-            why = f"{what}: the {group.size} ranks of {type(step).__name__.lower()} are simulated and cannot answer"
+            why = (
+                f"{what}: the {group.size} ranks of {type(step).__name__.lower()} are simulated and"
+                " cannot answer"
+            )
             trace = "restore" if what == "restore" else "compute"
-            raise RewriteError(located(why, fix=f"Run `rewrite(params, ...).{trace}` with `evaluate_ranks`."))
+            raise RewriteError(
+                located(why, fix=f"Run `rewrite(params, ...).{trace}` with `evaluate_ranks`.")
+            )
 
 
 def check_groups(steps: Sequence[Any], step: Any) -> None:
     """Check that the ranks of a step are those of no step before it.
 
     Raises:
-        RewriteError: what one rank has, another has not: sharing it once more would mix up the ranks' parameters.
+        RewriteError: what one rank has, another has not: sharing it once more would mix up the
+            ranks' parameters.
     """
     own = getattr(step, "group", None)
     for other in steps:
         if own is not None and getattr(other, "group", None) == own:
             one, before = type(step).__name__.lower(), type(other).__name__.lower()
-            what = f"{one}: the {own.size} ranks of this mesh hold the parameters by {before} already"
+            what = (
+                f"{one}: the {own.size} ranks of this mesh hold the parameters by {before} already"
+            )
             raise RewriteError(
-                located(what, fix='Pass each its own dim of one mesh, such as `mesh["dp"]` and `mesh["tp"]`.')
+                located(
+                    what,
+                    fix='Pass each its own dim of one mesh, such as `mesh["dp"]` and `mesh["tp"]`.',
+                )
             )
 
 
@@ -98,18 +122,34 @@ def group_of(mesh: Any) -> Group:
     if isinstance(mesh, DeviceMesh):
         if mesh.ndim != 1:
             names = mesh.mesh_dim_names or tuple(range(mesh.ndim))
-            what = f"expected a mesh of one dim, given one of {mesh.ndim}: {', '.join(map(str, names))}"
-            raise RewriteError(located(what, fix=f"Pass the dim to shard over, such as `mesh[{names[0]!r}]`."))
+            what = (
+                f"expected a mesh of one dim, given one of {mesh.ndim}:"
+                f" {', '.join(map(str, names))}"
+            )
+            raise RewriteError(
+                located(what, fix=f"Pass the dim to shard over, such as `mesh[{names[0]!r}]`.")
+            )
         if mesh.get_coordinate() is None:
-            own, ranks = torch.distributed.get_rank(), ", ".join(map(str, mesh.mesh.flatten().tolist()))
+            own, ranks = (
+                torch.distributed.get_rank(),
+                ", ".join(map(str, mesh.mesh.flatten().tolist())),
+            )
             what = f"this process, rank {own}, is not in the mesh, which has {ranks}"
             raise RewriteError(located(what, fix="Only the ranks of a mesh call what uses it."))
         join()
-        return Group(mesh.get_group().group_name, mesh.size(), mesh.get_local_rank(), internals.MeshDim.of(mesh))
+        return Group(
+            mesh.get_group().group_name,
+            mesh.size(),
+            mesh.get_local_rank(),
+            internals.MeshDim.of(mesh),
+        )
     raise RewriteError(
         located(
             f"expected a DeviceMesh, given {kind_of(mesh)}",
-            fix='Write `torch.distributed.device_mesh.init_device_mesh("cpu", (size,))` under torchrun.',
+            fix=(
+                'Write `torch.distributed.device_mesh.init_device_mesh("cpu", (size,))` under'
+                " torchrun."
+            ),
         )
     )
 
@@ -120,6 +160,8 @@ def groups_of(mesh: Any) -> tuple[Group, ...]:
         names = mesh.mesh_dim_names
         if names is None:
             what = "fsdp: a mesh of two dims needs names for them"
-            raise RewriteError(located(what, fix='Make it with `mesh_dim_names=("replicate", "shard")`.'))
+            raise RewriteError(
+                located(what, fix='Make it with `mesh_dim_names=("replicate", "shard")`.')
+            )
         return tuple(group_of(mesh[name]) for name in names)
     return (group_of(mesh),)

@@ -1,16 +1,17 @@
 """Heartbeats of ranks: when a collective fails, they tell which rank died or stays away.
 
-PyTorch's error names an address at best, and a time-out nobody. So each process that runs a collective has a thread
-that writes to the group's store once a second. It writes a number that grows, and where its process is. A collective
-that fails looks at these. A rank whose number stands still is gone. One whose number grows, but which is elsewhere,
-keeps the others waiting.
+PyTorch's error names an address at best, and a time-out nobody. So each process that runs a
+collective has a thread that writes to the group's store once a second. It writes a number that
+grows, and where its process is. A collective that fails looks at these. A rank whose number stands
+still is gone. One whose number grows, but which is elsewhere, keeps the others waiting.
 
-PyTorch ends a wait, at the latest after the process group's time-out; so nothing hangs, and each rank raises on its own.
+PyTorch ends a wait, at the latest after the process group's time-out; so nothing hangs, and each
+rank raises on its own.
 
-Ranks that run different programs send each other unexpected data, for which gloo, whose tensors are on CPUs, aborts
-the process. So collectives are compared before they are sent. The first rank writes to the store what it sends, and
-later ones send the same or raise. Other backends only wait, and start a collective faster than the store answers: of
-these the first of each group are compared.
+Ranks that run different programs send each other unexpected data, for which gloo, whose tensors are
+on CPUs, aborts the process. So collectives are compared before they are sent. The first rank writes
+to the store what it sends, and later ones send the same or raise. Other backends only wait, and
+start a collective faster than the store answers: of these the first of each group are compared.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ WAIT = "_c10d_functional.wait_tensor.default"
 COMPARED = 100
 """The number of collectives of each group that are compared where tensors are not on CPUs."""
 KEPT = 1000
-"""The number of keys of the store that serve the comparisons of a group, in turn: no rank is so far ahead of another.
+"""The number of keys of the store that serve the comparisons of a group, in turn: no rank is so far
+ahead of another.
 """
 
 
@@ -51,7 +53,9 @@ class _Heart:
         self.where, self.lock = COMPUTING, threading.Lock()
         self.thread: threading.Thread | None = None
         self.store: Any = None
-        self.stores = 0  # their number: a process group may be made again in the store of the one before
+        self.stores = (
+            0  # their number: a process group may be made again in the store of the one before
+        )
         self.counts = Counter[str]()
         self.said: dict[str, str] = {}
         self.groups: dict[int, str] = {}  # of what is sent and not yet awaited
@@ -62,13 +66,17 @@ class _Heart:
             if self.thread is None or not self.thread.is_alive():
                 if self.thread is None:
                     atexit.register(self.end)
-                self.thread = threading.Thread(target=self.beat, name="thunder_fn heartbeat", daemon=True)
+                self.thread = threading.Thread(
+                    target=self.beat, name="thunder_fn heartbeat", daemon=True
+                )
                 self.thread.start()
 
     def end(self) -> None:
-        """End the thread before Python ends: one that comes back from the store after that would abort the process.
+        """End the thread before Python ends: one that comes back from the store after that would
+        abort the process.
 
-        So does a thread of a process group that lets go of the last collective's tensors then; it has a moment to do so now.
+        So does a thread of a process group that lets go of the last collective's tensors then; it
+        has a moment to do so now.
         """
         self.ended.set()
         if self.thread is not None:
@@ -76,21 +84,32 @@ class _Heart:
             time.sleep(MOMENT)
 
     def sends(self, equation: Equation, what: str) -> str | None:
-        """Return what another rank sends in place of this collective; None if that is the same, or is not known."""
+        """Return what another rank sends in place of this collective; None if that is the same,
+        or is not known.
+        """
         topic = f"collective {_group_of(equation)}"
         if self.counts[topic] >= COMPARED and not all(map(_is_on_cpu, equation.operands)):
             return None
         other = self.other_than(topic, what)
-        return None if other is None else f"rank {other[0]} runs {other[1]} where this rank runs {what}"
+        return (
+            None
+            if other is None
+            else f"rank {other[0]} runs {other[1]} where this rank runs {what}"
+        )
 
     def other_than(self, topic: str, what: str) -> tuple[int, str] | None:
-        """A rank that says something else at its turn in the same topic, and what; None if there is none yet."""
+        """A rank that says something else at its turn in the same topic, and what; None if there
+        is none yet.
+        """
         store = internals.default_store()
         if store is not self.store:
             self.store, self.stores, self.counts, self.said = store, self.stores + 1, Counter(), {}
         self.counts[topic] += 1
         count = self.counts[topic]
-        key, mine = f"thunder_fn {self.stores} {topic} {count % KEPT}", f"{count} {dist.get_rank()} {what}"
+        key, mine = (
+            f"thunder_fn {self.stores} {topic} {count % KEPT}",
+            f"{count} {dist.get_rank()} {what}",
+        )
         try:
             said = store.compare_set(key, self.said.get(key, ""), mine).decode()
         except RuntimeError:  # the store is gone
@@ -100,7 +119,9 @@ class _Heart:
         return None if theirs == what or number != str(count) else (int(rank), theirs)
 
     def beat(self) -> None:
-        """Write to the store by a connection of its own: another thread may wait for an answer on the first."""
+        """Write to the store by a connection of its own: another thread may wait for an answer
+        on the first.
+        """
         count, store = 0, None
         own: Any = None
         try:
@@ -111,7 +132,10 @@ class _Heart:
                 count += 1
                 own.set(_key(dist.get_rank()), f"{count} {self.where}")
                 self.ended.wait(SECONDS)
-        except (RuntimeError, ValueError):  # the store went first, as it does at the end of a process
+        except (
+            RuntimeError,
+            ValueError,
+        ):  # the store went first, as it does at the end of a process
             return
 
 
@@ -125,7 +149,9 @@ def join() -> None:
 
 
 def other_than(group: str, what: str) -> tuple[int, str] | None:
-    """A rank of a group that prepares something else, and what, at its turn; None if there is none yet."""
+    """A rank of a group that prepares something else, and what, at its turn; None if there is
+    none yet.
+    """
     join()
     return _heart.other_than(f"prepared {group}", what)
 
@@ -135,12 +161,16 @@ def _key(rank: int) -> str:
 
 
 def run_collective(
-    run: Callable[[], Any], equation: Equation, tensors: Sequence[torch.Tensor], text: Callable[[], str]
+    run: Callable[[], Any],
+    equation: Equation,
+    tensors: Sequence[torch.Tensor],
+    text: Callable[[], str],
 ) -> Any:
     """Run a collective of these tensors.
 
     Raises:
-        DistributedError: it failed; names the equation (its `text`), the user's line, and the ranks that are gone or elsewhere.
+        DistributedError: it failed; names the equation (its `text`), the user's line, and the ranks
+            that are gone or elsewhere.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return run()
@@ -148,11 +178,22 @@ def run_collective(
     what = _text(equation, tensors)
     other = None if equation.op.name == WAIT else _heart.sends(equation, what)
     if other is not None:
-        fix = "All ranks call the same functions on parameters of the same types, in the same order. Start all ranks again."
-        raise DistributedError(located(f"{equation.op}: {other}", equation=text(), source=equation.source, fix=fix))
+        fix = (
+            "All ranks call the same functions on parameters of the same types, in the same order."
+            " Start all ranks again."
+        )
+        raise DistributedError(
+            located(f"{equation.op}: {other}", equation=text(), source=equation.source, fix=fix)
+        )
     is_wait = equation.op.name == WAIT
-    group = _heart.groups.pop(internals.storage_id(tensors[0]), None) if is_wait else _group_of(equation)
-    with _watched(str(equation.op), what, lambda: {"equation": text(), "source": equation.source}, group):
+    group = (
+        _heart.groups.pop(internals.storage_id(tensors[0]), None)
+        if is_wait
+        else _group_of(equation)
+    )
+    with _watched(
+        str(equation.op), what, lambda: {"equation": text(), "source": equation.source}, group
+    ):
         result = run()
     if group is not None and not is_wait:
         (sent,) = result if isinstance(result, tuple) else (result,)
@@ -162,7 +203,8 @@ def run_collective(
 
 @contextmanager
 def watched(what: str) -> Generator[None]:
-    """Watch this process wait for others, as in `with watched("save"): torch.distributed.checkpoint.save(...)`.
+    """Watch this process wait for others, as in `with watched("save"):
+    torch.distributed.checkpoint.save(...)`.
 
     Args:
         what: it does, the same on all ranks.
@@ -177,17 +219,25 @@ def watched(what: str) -> Generator[None]:
 
 @contextmanager
 def _watched(
-    what: str, where: str, place: Callable[[], dict[str, Any]] = dict[str, Any], group: str | None = None
+    what: str,
+    where: str,
+    place: Callable[[], dict[str, Any]] = dict[str, Any],
+    group: str | None = None,
 ) -> Generator[None]:
-    """Do as `watched` does. `where` describes this process to other ranks, `place` is the equation and its source for
-    the error; of a group only its ranks are missed.
+    """Do as `watched` does. `where` describes this process to other ranks, `place` is the equation
+    and its source for the error; of a group only its ranks are missed.
     """
     _heart.where = where
     try:
         yield
     except RuntimeError as error:
-        fix = "The group cannot be used any more: end this process, and start all ranks again from a checkpoint."
-        raise DistributedError(located(f"{what}: {_absent(where, group, error)}", **place(), fix=fix)) from error
+        fix = (
+            "The group cannot be used any more: end this process, and start all ranks again from a"
+            " checkpoint."
+        )
+        raise DistributedError(
+            located(f"{what}: {_absent(where, group, error)}", **place(), fix=fix)
+        ) from error
     finally:
         _heart.where = COMPUTING
 
@@ -206,22 +256,27 @@ def _absent(collective: str, group: str | None, error: Exception) -> str:
         after = [_seen(rank) for rank in others]
     except RuntimeError:
         return (
-            "the group's store cannot be reached: the process that keeps it ended, which is rank 0 or the agent that started "
-            "the ranks, and without it the other ranks are unknown"
+            "the group's store cannot be reached: the process that keeps it ended, which is rank 0"
+            " or the agent that started the ranks, and without it the other ranks are unknown"
         )
     beats = list(zip(others, before, after, strict=True))
     gone = [rank for rank, then, now in beats if now is None or then == now]
     if gone:
         return (
-            f"{_ranks(gone)} of {size} cannot be reached: the process ended or stands still, or its machine is cut off"
+            f"{_ranks(gone)} of {size} cannot be reached: the process ended or stands still, or its"
+            " machine is cut off"
         )
     away = [(rank, str(now)) for rank, _, now in beats if not str(now).endswith(collective)]
     if away:
         places = ", ".join(sorted({now.partition(" ")[2] for _, now in away}))
         return (
-            f"{_ranks([rank for rank, _ in away])} of {size} did not take part in time; the process is alive: {places}"
+            f"{_ranks([rank for rank, _ in away])} of {size} did not take part in time; the process"
+            f" is alive: {places}"
         )
-    return f"it failed on rank {dist.get_rank()} of {size}, and all others are alive and take part: {said}"
+    return (
+        f"it failed on rank {dist.get_rank()} of {size}, and all others are alive and take part:"
+        f" {said}"
+    )
 
 
 def _group_of(equation: Equation) -> Any:
@@ -234,13 +289,19 @@ def _is_on_cpu(var: Var) -> bool:
 
 
 def _text(equation: Equation, tensors: Sequence[torch.Tensor]) -> str:
-    """A collective, the types of the sent tensors and the module whose parameters these are, as all ranks write
-    it.
+    """A collective, the types of the sent tensors and the module whose parameters these are, as all
+    ranks write it.
     """
     name = equation.op.name.removesuffix(".default").rpartition(".")[2]
-    reduction = "".join(f"({arg.value})" for arg in equation.args[1:2] if isinstance(arg, Literal) and name in REDUCING)
+    reduction = "".join(
+        f"({arg.value})"
+        for arg in equation.args[1:2]
+        if isinstance(arg, Literal) and name in REDUCING
+    )
     place = f" for {equation.source.module}" if equation.source and equation.source.module else ""
-    return f"{name}{reduction} of {', '.join(str(type_of_value(tensor)) for tensor in tensors)}{place}"
+    return (
+        f"{name}{reduction} of {', '.join(str(type_of_value(tensor)) for tensor in tensors)}{place}"
+    )
 
 
 def _seen(rank: int) -> str | None:

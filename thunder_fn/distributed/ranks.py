@@ -1,7 +1,7 @@
 """A distributed trace on simulated ranks, in one process: the reference semantics of collectives.
 
-All ranks run the same trace in step; a collective sees the values of all of them. So laws about distributed transforms
-are tested without processes.
+All ranks run the same trace in step; a collective sees the values of all of them. So laws about
+distributed transforms are tested without processes.
 """
 
 from __future__ import annotations
@@ -61,26 +61,39 @@ def evaluate_ranks(
 ) -> list[tuple[Any, ...]]:
     """Run a trace on all ranks at once.
 
-    Law: with the collectives of `torch.distributed`, rank r computes ``evaluate_ranks(trace, inputs)[r]``.
+    Law: with the collectives of `torch.distributed`, rank r computes ``evaluate_ranks(trace,
+        inputs)[r]``.
 
     Args:
         trace: the same for all ranks.
         inputs: for each rank, one value for each of the trace's inputs.
-        partitions: for each name of a group, the ranks of each group of that name, as the dims of a mesh have them. A group
-            that is not named has all ranks.
+        partitions: for each name of a group, the ranks of each group of that name, as the dims of a
+            mesh have them. A group that is not named has all ranks.
 
     Raises:
-        MissingRule: a collective that has no rule here, or one in a loop or a branch; names the user's line.
+        MissingRule: a collective that has no rule here, or one in a loop or a branch; names the
+            user's line.
     """
-    envs: list[list[Any]] = [[*values, *(constant.tensor for constant in trace.constants)] for values in inputs]
+    envs: list[list[Any]] = [
+        [*values, *(constant.tensor for constant in trace.constants)] for values in inputs
+    ]
     for equation in trace.equations:
-        results = _run(equation, [[env[var.index] for var in equation.operands] for env in envs], partitions or {})
+        results = _run(
+            equation,
+            [[env[var.index] for var in equation.operands] for env in envs],
+            partitions or {},
+        )
         for env, values in zip(envs, results, strict=True):
             env.extend(values)
-    return [tuple(env[atom.index] if isinstance(atom, Var) else atom.value for atom in trace.outputs) for env in envs]
+    return [
+        tuple(env[atom.index] if isinstance(atom, Var) else atom.value for atom in trace.outputs)
+        for env in envs
+    ]
 
 
-def _run(equation: Equation, operands: list[list[Any]], partitions: Partitions) -> list[Sequence[Any]]:
+def _run(
+    equation: Equation, operands: list[list[Any]], partitions: Partitions
+) -> list[Sequence[Any]]:
     if equation.op.name in _RULES:
         options = [arg.value for arg in equation.args if isinstance(arg, Literal)]
         results: list[Sequence[Any]] = [()] * len(operands)
@@ -94,7 +107,9 @@ def _run(equation: Equation, operands: list[list[Any]], partitions: Partitions) 
         return list(evaluate_ranks(body, operands, partitions))
     if is_collective(equation):
         what = f"evaluate_ranks: {equation.op} has no rule, or holds collectives in its bodies"
-        raise MissingRule(located(what, source=equation.source, fix="Run it on real ranks, launched by torchrun."))
+        raise MissingRule(
+            located(what, source=equation.source, fix="Run it on real ranks, launched by torchrun.")
+        )
     alone = _alone(equation)
     return [evaluate(alone, values) for values in operands]
 

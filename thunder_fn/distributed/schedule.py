@@ -1,13 +1,15 @@
 """The schedule of collectives: overlap, and a limit on the number in flight.
 
-A collective is two equations, one that sends and one that waits. A trace says nothing about time, so both may move.
-Gathers are sent in the order in which their results are used, each before the first wait at which fewer than so many
-are in flight. A wait comes right before the first equation that reads it, and so does what follows from collectives
-alone, such as a weight cut out of a bucket. A reduction is awaited before so many later ones are sent. Everything
-else stays in its order. All ranks schedule one trace in one way, so collectives meet.
+A collective is two equations, one that sends and one that waits. A trace says nothing about time,
+so both may move. Gathers are sent in the order in which their results are used. Each goes before
+the first wait at which fewer than so many are in flight. A wait comes right before the first
+equation that reads it. So does what follows from collectives alone, such as a weight cut out of a
+bucket. A reduction is awaited before so many later ones are sent. Everything else stays in its
+order. All ranks schedule one trace in one way, so collectives meet.
 
-The backward of a ZeRO-3 block gathers again. If it is scheduled, the whole function is one checkpoint, whose backward
-is one body with all gathers in it. Its policy arranges that body by `InFlight`.
+The backward of a ZeRO-3 block gathers again. If it is scheduled, the whole function is one
+checkpoint, whose backward is one body with all gathers in it. Its policy arranges that body by
+`InFlight`.
 
 Source: PyTorch FSDP, section 3.3 (arXiv:2304.11277).
 """
@@ -27,13 +29,14 @@ from thunder_fn.ir.walking import inline_into, put, rewritten
 def overlapped(trace: Trace, in_flight: int) -> Trace:
     """The trace with gathers sent early and awaited late.
 
-    Law: it computes what the trace computes, by the same equations; no more than `in_flight` gathers, and as many reductions,
+    Law: it computes what the trace computes, by the same equations; no more than `in_flight`
+        gathers, and as many reductions,
     are sent and not yet awaited, unless one equation reads the results of more.
 
     Args:
         trace: closed and checked. Composites that hold collectives are unfolded.
-        in_flight: at least 1; with 2, one block's parameters travel while another's are waited for or computed with:
-            where blocks follow each other no more than 2 are whole.
+        in_flight: at least 1. With 2, one block's parameters travel while another's are waited for
+            or computed with. Where blocks follow each other, no more than 2 are whole.
     """
     flat = unfolded(trace)
     return reordered(flat, tuple(_Schedule(flat, in_flight).order()))
@@ -41,7 +44,9 @@ def overlapped(trace: Trace, in_flight: int) -> Trace:
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """The arrangement by a checkpoint's policy of a backward's body: `overlapped`, with this limit."""
+    """The arrangement by a checkpoint's policy of a backward's body: `overlapped`, with this
+    limit.
+    """
 
     limit: int
 
@@ -56,14 +61,20 @@ def unfolded(trace: Trace) -> Trace:
     return trace
 
 
-def _unfold(builder: TraceBuilder, equation: Equation, operands: tuple[Atom, ...]) -> tuple[Atom, ...]:
+def _unfold(
+    builder: TraceBuilder, equation: Equation, operands: tuple[Atom, ...]
+) -> tuple[Atom, ...]:
     if _holds(equation):
         return inline_into(builder, equation.body, operands, equation.source)
     return put(builder, equation, operands)
 
 
 def _holds(equation: Equation) -> bool:
-    return equation.op.kind == "composite" and not ops.is_operator(equation.op) and is_collective(equation)
+    return (
+        equation.op.kind == "composite"
+        and not ops.is_operator(equation.op)
+        and is_collective(equation)
+    )
 
 
 class _Schedule:
@@ -71,7 +82,9 @@ class _Schedule:
 
     def __init__(self, trace: Trace, in_flight: int) -> None:
         self.equations, self.in_flight = trace.equations, in_flight
-        self.made = {var.index: at for at, equation in enumerate(trace.equations) for var in equation.outputs}
+        self.made = {
+            var.index: at for at, equation in enumerate(trace.equations) for var in equation.outputs
+        }
         self.needs = [
             sorted({self.made[var.index] for var in equation.operands if var.index in self.made})
             for equation in trace.equations
@@ -94,7 +107,11 @@ class _Schedule:
             needs = self.needs[at]
             if equation.op.name == WAIT and any(need in self.waits for need in needs):
                 found[at] = frozenset(needs)
-            elif needs and all(self.made.get(var.index) in found for var in equation.operands) and not self.stays(at):
+            elif (
+                needs
+                and all(self.made.get(var.index) in found for var in equation.operands)
+                and not self.stays(at)
+            ):
                 found[at] = frozenset[int]().union(*(found[need] for need in needs))
         return found
 
@@ -146,7 +163,9 @@ class _Schedule:
                 self.gathering.remove(sent)
 
     def send(self) -> Iterator[int]:
-        """The next gathers, while there is room and they need nothing that is still to be waited for."""
+        """The next gathers, while there is room and they need nothing that is still to be waited
+        for.
+        """
         for at in self.gathers:
             if len(self.gathering) >= self.in_flight:
                 return
@@ -157,9 +176,14 @@ class _Schedule:
 
     def is_ready(self, at: int) -> bool:
         """Test that all missing operands may move, and so may their operands."""
-        return all(need in self.done or (not self.stays(need) and self.is_ready(need)) for need in self.needs[at])
+        return all(
+            need in self.done or (not self.stays(need) and self.is_ready(need))
+            for need in self.needs[at]
+        )
 
 
 def reordered(trace: Trace, order: tuple[int, ...]) -> Trace:
-    """The trace with its equations in another order, in which each comes after those that it reads."""
+    """The trace with its equations in another order, in which each comes after those that it
+    reads.
+    """
     return cut(trace, equations=(trace.equations[at] for at in order))

@@ -1,11 +1,13 @@
-"""Parameters that ranks have shares of, as DTensors: what `torch.distributed.checkpoint` saves and loads.
+"""Parameters that ranks have shares of, as DTensors: what `torch.distributed.checkpoint` saves and
+loads.
 
-A parameter is cut once for each step that splits it, by tensor_parallel first and its share by fsdp then. A DTensor
-of placements `[Shard(1), Shard(0)]` says so over the dims of one mesh in this order. Codes and adapters are parts,
-which are cut as parameters are; they are saved as they are stored, under their own names.
+A parameter is cut once for each step that splits it, by tensor_parallel first and its share by fsdp
+then. A DTensor of placements `[Shard(1), Shard(0)]` says so over the dims of one mesh in this
+order. Codes and adapters are parts, which are cut as parameters are; they are saved as they are
+stored, under their own names.
 
-Ranks of tensor parallelism round their own shares, so their codes are no shares of one tensor. They stand beside each other along
-a dim of their own, the first, and can be loaded by as many ranks.
+Ranks of tensor parallelism round their own shares, so their codes are no shares of one tensor. They
+stand beside each other along a dim of their own, the first, and can be loaded by as many ranks.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ Types = Mapping[str, TensorType]
 
 @dataclass(frozen=True)
 class Stored:
-    """The step of tensor_parallel on what parameters are stored in: shares of parameters that are stored as they are, and of
-    codes those that each rank has rounded, beside each other.
+    """The step of tensor_parallel on stored parameters. Parameters that are stored as they are have
+    shares; of codes, each rank has those that it rounded.
 
     Args:
         by: the step.
@@ -58,7 +60,9 @@ class Stored:
         return self.by.group
 
     def split_dim(self, name: str, type: TensorType) -> int | None:
-        """The dim of which each rank has a share, or one place; None if every rank has the whole."""
+        """The dim of which each rank has a share, or one place; None if every rank has the
+        whole.
+        """
         if name in self.codes:
             return 0 if name in dict(self.own) else None
         return self.by.split_dim(name, type)
@@ -69,9 +73,15 @@ class Stored:
         own = dict(self.own).get(name)
         if own is None:
             return None
-        taken = traced(lambda every: every[self.group.rank].reshape(static_shape(own)).clone(), type)
-        gather = lambda part: collectives.all_gather_into_tensor(part.reshape(1, -1), self.group.size, self.group.name)
-        beside = traced(lambda part: collectives.wait_tensor(gather(part)).reshape(static_shape(type)), own)
+        taken = traced(
+            lambda every: every[self.group.rank].reshape(static_shape(own)).clone(), type
+        )
+        gather = lambda part: collectives.all_gather_into_tensor(
+            part.reshape(1, -1), self.group.size, self.group.name
+        )
+        beside = traced(
+            lambda part: collectives.wait_tensor(gather(part)).reshape(static_shape(type)), own
+        )
         return Representation("own", type, ("",), taken, beside)
 
 
@@ -80,12 +90,16 @@ def split_of(layout: Layout) -> Layout:
     stored, local = _without(layout, TensorParallel, Fsdp, Ddp), _without(layout, Fsdp, Ddp)
     whole = _types(_without(layout, TensorParallel, Quantize, Fsdp, Ddp))
     codes = {name: type for name, type in _types(local).items() if name in local.codes}
-    types = {name: type for name, type in _types(stored).items() if name not in stored.codes} | codes
+    types = {
+        name: type for name, type in _types(stored).items() if name not in stored.codes
+    } | codes
     steps = list[Step]()
     for step in layout.steps:
         if isinstance(step, TensorParallel):
             own = {name: type for name, type in codes.items() if _is_of_share(name, step, whole)}
-            types |= {name: replace(type, shape=_beside(step.group, type)) for name, type in own.items()}
+            types |= {
+                name: replace(type, shape=_beside(step.group, type)) for name, type in own.items()
+            }
             steps.append(Stored(step, frozenset(codes), tuple(own.items())))
         elif isinstance(step, Fsdp):
             steps.append(step)
@@ -94,7 +108,9 @@ def split_of(layout: Layout) -> Layout:
 
 def _without(layout: Layout, *kinds: type) -> Rewrite:
     """The parameters as they are stored without steps of some kinds."""
-    return replace(layout, steps=tuple(step for step in layout.steps if not isinstance(step, kinds))).rewrite
+    return replace(
+        layout, steps=tuple(step for step in layout.steps if not isinstance(step, kinds))
+    ).rewrite
 
 
 def _types(rewrite: Rewrite) -> dict[str, TensorType]:
@@ -103,7 +119,9 @@ def _types(rewrite: Rewrite) -> dict[str, TensorType]:
 
 
 def _is_of_share(code: str, step: TensorParallel, whole: Types) -> bool:
-    """Test whether a part encodes a rank's share of a weight, which is the longest of the names that it begins with."""
+    """Test whether a part encodes a rank's share of a weight, which is the longest of the names
+    that it begins with.
+    """
     weight = max((name for name in whole if code == name or code.startswith(f"{name}.")), key=len)
     return step.split_dim(weight, whole[weight]) is not None
 
@@ -114,7 +132,8 @@ def _beside(group: Group, type: TensorType) -> tuple[int, ...]:
 
 
 def sharded_state(layout: Layout, parts: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """The parameters, or their parts, as DTensors in the memory of the parts, without their padding.
+    """The parameters, or their parts, as DTensors in the memory of the parts, without their
+    padding.
 
     Raises:
         RewriteError: they are not sharded, or no DTensor lies as a part does.
@@ -129,10 +148,13 @@ def sharded_state(layout: Layout, parts: Mapping[str, torch.Tensor]) -> dict[str
         )
     mesh = internals.joint_mesh(dims)
     if mesh is None:
-        names = " and ".join(type(step).__name__ for step in layout.steps if isinstance(step, TensorParallel | Fsdp))
+        names = " and ".join(
+            type(step).__name__ for step in layout.steps if isinstance(step, TensorParallel | Fsdp)
+        )
         raise _refused(
             f"the meshes of {names} are not dims of one DeviceMesh",
-            'Make one, `mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("fsdp", "tp"))`, and pass `mesh["tp"]`.',
+            'Make one, `mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("fsdp", "tp"))`, and'
+            ' pass `mesh["tp"]`.',
         )
     types = zip(split.names, split.types, strict=True)
     return {name: _dtensor(name, type, parts[name].detach(), splits, mesh) for name, type in types}
@@ -151,7 +173,9 @@ def whole_tensor(value: Any) -> torch.Tensor:
         return gather()
 
 
-def _dtensor(name: str, type: TensorType, part: torch.Tensor, splits: Sequence[Stored | Fsdp], mesh: Any) -> Any:
+def _dtensor(
+    name: str, type: TensorType, part: torch.Tensor, splits: Sequence[Stored | Fsdp], mesh: Any
+) -> Any:
     from torch.distributed.tensor import DTensor, Replicate, Shard  # takes a second to import
 
     shape = static_shape(type) or (1,)  # a number is a row
@@ -162,8 +186,9 @@ def _dtensor(name: str, type: TensorType, part: torch.Tensor, splits: Sequence[S
         length = _length(shape[dim], cuts)
         if length is None:
             raise _refused(
-                f"no DTensor lies as {name!r} does: dim {dim} of {shape[dim]} is split by "
-                f"{' and then '.join(str(group.size) for group in cuts)} ranks, which do not divide it",
+                f"no DTensor lies as {name!r} does: dim {dim} of {shape[dim]} is split by"
+                f" {' and then '.join(str(group.size) for group in cuts)} ranks, which do not"
+                " divide it",
                 "Use `state_dict`, which has whole parameters, or sizes that the ranks divide.",
             )
         part = part.narrow(dim, 0, length)
@@ -173,13 +198,17 @@ def _dtensor(name: str, type: TensorType, part: torch.Tensor, splits: Sequence[S
 
 
 def _dims(splits: Sequence[Stored | Fsdp], name: str, type: TensorType) -> list[int | None]:
-    """The dim of a part that each step splits, fsdp the first that is the part's own; None if all ranks have the whole."""
+    """The dim of a part that each step splits, fsdp the first that is the part's own; None if
+    all ranks have the whole.
+    """
     rows = sum(isinstance(step, Stored) and name in dict(step.own) for step in splits)
     return [step.split_dim(name, type) if isinstance(step, Stored) else rows for step in splits]
 
 
 def _length(size: int, groups: Sequence[Group]) -> int | None:
-    """The length of this rank's part of a dim; None where DTensors would be cut elsewhere on some rank."""
+    """The length of this rank's part of a dim; None where DTensors would be cut elsewhere on
+    some rank.
+    """
     sizes = tuple(group.size for group in groups)
     if not _is_cut_alike(size, sizes):
         return None
@@ -188,7 +217,9 @@ def _length(size: int, groups: Sequence[Group]) -> int | None:
 
 @cache
 def _is_cut_alike(size: int, sizes: tuple[int, ...]) -> bool:
-    """Test that padded shares begin where those of DTensors do, which cut what is there, on all ranks."""
+    """Test that padded shares begin where those of DTensors do, which cut what is there, on all
+    ranks.
+    """
     every = (_cut(size, sizes, ranks) for ranks in itertools.product(*map(range, sizes)))
     return all(own == theirs for own, theirs in every)
 

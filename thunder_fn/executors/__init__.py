@@ -1,10 +1,11 @@
 """Executors: the last interpreters, from a trace or parts of one to a program that runs.
 
-`base.py` defines the answers of an executor, `claims.py` asks for them, `torch_executor.py` runs what nobody claimed.
-`torchinductor/`, `nvfuser/`, `triton/`, `quantized/`, `cudagraphs.py` and `sdpa.py` are executors.
+`base.py` defines the answers of an executor, `claims.py` asks for them, `torch_executor.py` runs
+what nobody claimed. `torchinductor/`, `nvfuser/`, `triton/`, `quantized/`, `cudagraphs.py` and
+`sdpa.py` are executors.
 
-A new executor is one file that subclasses `Executor`. It must answer from the equation alone, and compute what
-`evaluate` computes, up to its label.
+A new executor is one file that subclasses `Executor`. It must answer from the equation alone, and
+compute what `evaluate` computes, up to its label.
 """
 
 from __future__ import annotations
@@ -12,7 +13,12 @@ from __future__ import annotations
 from thunder_fn.executors.base import NUMERICS, Executor, FusionExecutor, Numerics, any_fuses
 from thunder_fn.executors.claims import Claimed, Decision, claim
 from thunder_fn.executors.eligibility import TORCH
-from thunder_fn.executors.registry import deregister_executor, get_executor, list_executors, register_executor
+from thunder_fn.executors.registry import (
+    deregister_executor,
+    get_executor,
+    list_executors,
+    register_executor,
+)
 from thunder_fn.executors.torch_executor import Program, lower
 from thunder_fn.executors.torchinductor import backend, bisect, inductor, wait
 

@@ -1,16 +1,16 @@
 """Executors, and their answers when they are asked for an equation.
 
-Claiming (`claims.py`) walks from the outermost composite inwards and asks the executors in the order in which the user
-gave them. An executor answers an equation with one of
+Claiming (`claims.py`) walks from the outermost composite inwards and asks the executors in the
+order in which the user gave them. An executor answers an equation with one of
 
     Run(name, run)       it computes the equation: `run(*args, **kwargs)` gives the outputs as a tuple
     Instead(trace)       the equation is replaced by a trace over its operands, and claiming goes on inside
     Fuse()               the equation may be part of a region, a closed trace that the executor compiles as one
     Refused(reason)      it is left to the next executor, and unfolded where nobody takes it
 
-Answers are functions of the equation alone. Registering on an executor changes its answers from then on. `frozen` is
-the executor as it is now, the value that programs are made with.
-"""
+Answers are functions of the equation alone. Registering on an executor changes its answers from
+then on. `frozen` is the executor as it is now, the value that programs are made with.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from thunder_fn.ir.trace import Equation, Trace
 
 Numerics = Choice["bitwise", "reassociating", "precision-changing"]
 NUMERICS: tuple[Numerics, ...] = get_args(Numerics)
-"""Distances of results from those of `evaluate`, from nearest to farthest: none, by the order of additions and
-multiplications, by the precision of intermediates.
+"""Distances of results from those of `evaluate`, from nearest to farthest: none, by the order of
+additions and multiplications, by the precision of intermediates.
 """
 
 RunFunction: TypeAlias = Callable[..., tuple[Any, ...]]
@@ -51,7 +51,9 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Instead:
-    """The equation is what this trace computes from its operands. `rule` is not applied again inside."""
+    """The equation is what this trace computes from its operands. `rule` is not applied again
+    inside.
+    """
 
     trace: Trace
     rule: object
@@ -86,7 +88,9 @@ def check_numerics(value: Any, where: str) -> Numerics:
         ExecutorError: there is no such label.
     """
     if value not in NUMERICS:
-        raise ExecutorError(f"{where}: numerics is one of {', '.join(map(repr, NUMERICS))}, given {value!r}")
+        raise ExecutorError(
+            f"{where}: numerics is one of {', '.join(map(repr, NUMERICS))}, given {value!r}"
+        )
     return value
 
 
@@ -138,7 +142,9 @@ class Executor:
     conflicts: tuple[str, ...] = ()
     """Names of executors that it cannot be used with."""
 
-    def __init__(self, name: str, *, version: str = "", numerics: Numerics = "reassociating") -> None:
+    def __init__(
+        self, name: str, *, version: str = "", numerics: Numerics = "reassociating"
+    ) -> None:
         if not isinstance(name, str) or not name.isidentifier():
             raise ExecutorError(f"an executor's name is an identifier, given {name!r}")
         self.name, self.version = name, str(version)
@@ -151,7 +157,9 @@ class Executor:
         self._value: Executor | None = None
 
     def __repr__(self) -> str:
-        return f"<executor {self.name}{f' {self.version}' if self.version else ''}, {self.numerics}>"
+        return (
+            f"<executor {self.name}{f' {self.version}' if self.version else ''}, {self.numerics}>"
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled by name: an executor holds functions and, maybe, compiled code."""
@@ -174,7 +182,9 @@ class Executor:
         return NOT_REGISTERED
 
     def numerics_of(self, meaning: Trace) -> Numerics:
-        """The label for these results: the executor's own, or a nearer one where it knows better."""
+        """The label for these results: the executor's own, or a nearer one where it knows
+        better.
+        """
         return self.numerics
 
     def finish(self, program: Any) -> Any:
@@ -196,9 +206,13 @@ class Executor:
             return self._value  # type: ignore[return-value]
 
     def register(self, rules: Mapping[Key, Any]) -> None:
-        """Enter rules, in place of those of the same keys; functions that were made with the old ones are traced again."""
+        """Enter rules, in place of those of the same keys; functions that were made with the old
+        ones are traced again.
+        """
         if self.is_frozen:
-            raise ExecutorError(f"the executor {self.name} is frozen in a program; register on the original")
+            raise ExecutorError(
+                f"the executor {self.name} is frozen in a program; register on the original"
+            )
         with self._lock:
             self.rules = MappingProxyType({**self.rules, **rules})
             self._value = None
@@ -208,7 +222,9 @@ class Executor:
             watcher.clear()
 
     def rule_for(self, equation: Equation) -> Any:
-        """Return the registration for the equation's op, most specific key first; None if nothing is registered."""
+        """Return the registration for the equation's op, most specific key first; None if
+        nothing is registered.
+        """
         op = equation.op
         found = self.rules.get(op.name)
         if found is None and op.kind == "leaf":
@@ -223,8 +239,8 @@ def _copy(executor: E) -> E:
 
 
 def ask_checker(checker: Checker | None, equation: Equation, where: str) -> str | None:
-    """Return a checker's reason to refuse an equation, None if it accepts. It sees tensors without values, numbers as
-    they are.
+    """Return a checker's reason to refuse an equation, None if it accepts. It sees tensors without
+    values, numbers as they are.
 
     Raises:
         ExecutorError: the checker raised.
@@ -250,30 +266,34 @@ def ask_checker(checker: Checker | None, equation: Equation, where: str) -> str 
 
 
 class FusionExecutor(Executor):
-    """An executor that compiles regions: connected or not, but without a way out of the region and back in.
+    """An executor that compiles regions: connected or not, but without a way out of the region and
+    back in.
 
     Args:
         name, version, numerics: as of every executor.
-        fuse: makes a region, a closed trace, a function of its inputs that returns its outputs as a tuple. Subclasses
-            have it as a method instead. A method `dry_run` of that function, which does on tensors without values what the
-            call does to memory, tells `inspect.memory` what the region allocates inside. A method `donating` of a tuple
-            of places gives the same function, but for inputs at these places that nobody reads again: it may write to
-            them.
+        fuse: makes a region, a closed trace, a function of its inputs that returns its outputs as a
+            tuple. Subclasses have it as a method instead. A method `dry_run` of that function,
+            which does on tensors without values what the call does to memory, tells
+            `inspect.memory` what the region allocates inside. A method `donating` of a tuple of
+            places gives the same function for inputs at these places that nobody reads again. It
+            may write to them.
         min_size: regions of fewer ops are left to the next executor.
-        min_shared: composites of so many ops that occur more than once are regions of their own, so that equal ones are
-            compiled once.
-        takes_symbols: regions may have sizes and numbers that are symbols. Symbols that no input's type binds are
-            further inputs, behind the others.
-        fuel: so many regions are compiled, in the order in which programs are made; the rest run on the torch executor.
-            See `executors.bisect`.
-        allocates: what an equation of a region makes lies in memory of its own, if it is a result, as it would in PyTorch.
-            Programs then give such results away as soon as nobody reads them, see `donating` above.
+        min_shared: composites of so many ops that occur more than once are regions of their own, so
+            that equal ones are compiled once.
+        takes_symbols: regions may have sizes and numbers that are symbols. Symbols that no input's
+            type binds are further inputs, behind the others.
+        fuel: so many regions are compiled, in the order in which programs are made; the rest run on
+            the torch executor. See `executors.bisect`.
+        allocates: what an equation of a region makes lies in memory of its own, if it is a result,
+            as it would in PyTorch. Programs then give such results away as soon as nobody reads
+            them, see `donating` above.
 
     Law: ``fuse(region)(*xs)`` is ``evaluate(region, xs)``, as exactly as `numerics` says.
 
     Raises:
-        ExecutorError: there is no `fuse`, or fuel is no number of regions; and when a program runs: what `fuse` made
-            returns something else than tensors of the types of the region's outputs.
+        ExecutorError: there is no `fuse`, or fuel is no number of regions. When a program runs: the
+            function that `fuse` made returns something else than tensors of the types of the
+            region's outputs.
 
     Example:
         >>> import torch
@@ -286,9 +306,11 @@ class FusionExecutor(Executor):
     """
 
     is_checked = True
-    """The types of results are looked at whenever a region runs. Compilers of this package see to them themselves."""
+    """The types of results are looked at whenever a region runs. Compilers of this package see
+    to them themselves.
+    """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - options, by keyword
         self,
         name: str,
         *,
@@ -305,7 +327,10 @@ class FusionExecutor(Executor):
         if fuse is not None:
             self.fuse = fuse  # type: ignore[method-assign]
         elif type(self).fuse is FusionExecutor.fuse:
-            raise ExecutorError(f"the fusion executor {name} has no `fuse`; pass `fuse=`, or define it in a subclass")
+            raise ExecutorError(
+                f"the fusion executor {name} has no `fuse`; pass `fuse=`, or define it in a"
+                " subclass"
+            )
         self.min_size, self.min_shared, self.takes_symbols = min_size, min_shared, takes_symbols
         self.allocates = allocates
         if fuel is not None and (not isinstance(fuel, int) or fuel < 0):
@@ -319,14 +344,15 @@ class FusionExecutor(Executor):
         """Regions may have this op: an ATen op, a torch function, a composite, or the name of one.
 
         Args:
-            checker: takes the op's arguments, tensors without values among them, and says whether this call may.
+            checker: takes the op's arguments, tensors without values among them, and says whether
+                this call may.
         """
         _check_callable(checker, f"{self.name}.register_supported")
         self.register(dict.fromkeys(keys_of(op, f"{self.name}.register_supported"), (checker,)))
 
     def supports(self, equation: Equation) -> str | None:
-        """Return the reason why the equation may not join a region, None if it may. Registered ops may; subclasses
-        know more.
+        """Return the reason why the equation may not join a region, None if it may. Registered ops
+        may; subclasses know more.
         """
         rule = self.rule_for(equation)
         if rule is None:
@@ -336,26 +362,41 @@ class FusionExecutor(Executor):
     def answer(self, equation: Equation) -> Answer:
         """Fuse, or why not."""
         reason = self.supports(equation)
-        return FUSE if reason is None else NOT_REGISTERED if reason == NOT_REGISTERED.reason else Refused(reason)
+        return (
+            FUSE
+            if reason is None
+            else NOT_REGISTERED
+            if reason == NOT_REGISTERED.reason
+            else Refused(reason)
+        )
 
     def apart(self, trace: Trace) -> tuple[tuple[int, ...], ...]:
-        """Equations of a flat trace, by position, that are regions of their own, whatever is around them."""
+        """Equations of a flat trace, by position, that are regions of their own, whatever is
+        around them.
+        """
         return ()
 
     def is_worth(self, region: Trace) -> bool:
         """Test whether the region has enough ops that compute something to be compiled."""
-        return sum(size_of(equation) for equation in region.equations if not ops.is_view(equation.op)) >= self.min_size
+        return (
+            sum(size_of(equation) for equation in region.equations if not ops.is_view(equation.op))
+            >= self.min_size
+        )
 
     def fuse(self, region: Trace) -> RunFunction:
         """A function of the region's inputs that returns its outputs as a tuple."""
         raise NotImplementedError
 
     def fuse_loop(self, loop: Trace) -> RunFunction | None:
-        """A function for a loop every op of whose body this executor takes; None if it compiles steps only."""
+        """A function for a loop every op of whose body this executor takes; None if it compiles
+        steps only.
+        """
         return None
 
     def known(self, region: Trace) -> RunFunction | None:
-        """Return the earlier result of `compiled` for the region; None if it could not be compiled."""
+        """Return the earlier result of `compiled` for the region; None if it could not be
+        compiled.
+        """
         return self._programs.get(region)
 
     def compiled(self, region: Trace) -> RunFunction:
@@ -371,10 +412,16 @@ class FusionExecutor(Executor):
         if not self.has_fuel(region):
             return lower(region, below_autograd=True).run
         run = self.fuse(region)
-        return CheckedRegion(f"{self.name}: the region {region.name}", run, region) if self.is_checked else run
+        return (
+            CheckedRegion(f"{self.name}: the region {region.name}", run, region)
+            if self.is_checked
+            else run
+        )
 
     def has_fuel(self, region: Trace) -> bool:
-        """Test whether the region is one of those that are compiled. It counts as one from here on."""
+        """Test whether the region is one of those that are compiled. It counts as one from here
+        on.
+        """
         self.taken.append(region)
         return self.fuel is None or len(self.taken) <= self.fuel
 
@@ -386,9 +433,15 @@ def any_fuses(executors: Iterable[Executor]) -> bool:
 
 def _check_callable(value: Any, where: str) -> None:
     if value is not None and not callable(value):
-        raise ExecutorError(f"{where}: expected a function, given {kind_of(value)}: {shown(value, 60)}")
+        raise ExecutorError(
+            f"{where}: expected a function, given {kind_of(value)}: {shown(value, 60)}"
+        )
 
 
 def size_of(equation: Equation) -> int:
     """Count the ops of an equation, those in its bodies included."""
-    return sum(size_of(inner) for body in equation.bodies for inner in body.equations) if equation.bodies else 1
+    return (
+        sum(size_of(inner) for body in equation.bodies for inner in body.equations)
+        if equation.bodies
+        else 1
+    )

@@ -1,15 +1,16 @@
 """Claiming: who runs which part of a trace.
 
-The walk goes from the outermost composite inwards and asks the executors in order. A composite that nobody takes is
-unfolded, down to ATen leaves and structured ops, which the torch executor runs. The result is a trace again.
-Everything that an executor other than torch runs is one composite in it, so `evaluate` specifies it.
+The walk goes from the outermost composite inwards and asks the executors in order. A composite that
+nobody takes is unfolded, down to ATen leaves and structured ops, which the torch executor runs. The
+result is a trace again. Everything that an executor other than torch runs is one composite in it,
+so `evaluate` specifies it.
 
     myex::multimul                  an equation that an executor computes
     inductor::inductor_fusion_0     a region
 
-A call of a jitted function that was given executors of its own is claimed by those, and nobody else sees inside. A
-large composite that occurs more than once is claimed on its own. So the regions in it are equal wherever it occurs,
-and are compiled once.
+A call of a jitted function that was given executors of its own is claimed by those, and nobody else
+sees inside. A large composite that occurs more than once is claimed on its own. So the regions in
+it are equal wherever it occurs, and are compiled once.
 """
 
 from __future__ import annotations
@@ -34,7 +35,14 @@ from thunder_fn.executors.base import (
     RunFunction,
 )
 from thunder_fn.executors.decisions import INSTEAD, TOO_SMALL, Decision, how
-from thunder_fn.executors.eligibility import TORCH, called, frozen, is_final, own_executors, shared_bodies
+from thunder_fn.executors.eligibility import (
+    TORCH,
+    called,
+    frozen,
+    is_final,
+    own_executors,
+    shared_bodies,
+)
 from thunder_fn.executors.notes import Note, Part
 from thunder_fn.executors.pruning import drop_dead, prune
 from thunder_fn.executors.regions import bodies_of, grouped, partition
@@ -72,9 +80,11 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """A trace of leaves, structured ops and claimed composites; who runs those; which composites began where.
+    """A trace of leaves, structured ops and claimed composites; who runs those; which composites
+    began where.
 
-    Regions have names of their own, and are found by these. `asked` are those that are asked about bodies too.
+    Regions have names of their own, and are found by these. `asked` are those that are asked about
+    bodies too.
     """
 
     trace: Trace
@@ -96,7 +106,11 @@ class Claimed:
     def region_of(self, equation: Equation) -> Trace | None:
         """The body of a region of an executor that says where its results lie."""
         claim = self.claim_of(equation) if equation.op.kind == "composite" else None
-        if claim is None or not isinstance(claim.executor, FusionExecutor) or not claim.executor.allocates:
+        if (
+            claim is None
+            or not isinstance(claim.executor, FusionExecutor)
+            or not claim.executor.allocates
+        ):
             return None
         return claim.region
 
@@ -114,12 +128,14 @@ def claim(
 
     Args:
         executors: in order of priority. The torch executor runs the rest.
-        writes: one for each of the last outputs: the input, by position, that it will be written to, or None. An
-            equation that overwrites some elements of such an input is no part of a region.
+        writes: one for each of the last outputs: the input, by position, that it will be written
+            to, or None. An equation that overwrites some elements of such an input is no part of a
+            region.
         below_autograd: the results need no gradient.
 
     Raises:
-        ExecutorError: two executors have the same name, or a checker or a transform of an executor raises.
+        ExecutorError: two executors have the same name, or a checker or a transform of an executor
+            raises.
     """
     return _Claiming(frozen(executors), below_autograd).program(trace, written_by(trace, writes))
 
@@ -130,7 +146,9 @@ class _Claiming:
     def __init__(self, executors: tuple[Executor, ...], below_autograd: bool) -> None:
         self.executors = tuple(executor for executor in executors if executor.claims)
         self.below_autograd = below_autograd
-        self.fusions = tuple(executor for executor in executors if isinstance(executor, FusionExecutor))
+        self.fusions = tuple(
+            executor for executor in executors if isinstance(executor, FusionExecutor)
+        )
         self.min_shared = min((executor.min_shared for executor in self.fusions), default=None)
         self.claims: dict[Trace | Op, Claim] = {}
         self.log: dict[Decision, int] = {}
@@ -142,7 +160,8 @@ class _Claiming:
         for executor in executors:
             if self.by_name.setdefault(executor.name, executor).identity is not executor.identity:
                 raise ExecutorError(
-                    f"two executors are called {executor.name!r}\nGive each executor of a program a name of its own."
+                    f"two executors are called {executor.name!r}\nGive each executor of a program a"
+                    " name of its own."
                 )
 
     def program(self, trace: Trace, written: Written) -> Claimed:
@@ -154,7 +173,11 @@ class _Claiming:
 
     def part(self, trace: Trace, written: Written) -> Part:
         """A trace, claimed; its shared composites are parts of their own."""
-        shared = shared_bodies(trace, self.min_shared) if self.min_shared is not None else frozenset[Trace]()
+        shared = (
+            shared_bodies(trace, self.min_shared)
+            if self.min_shared is not None
+            else frozenset[Trace]()
+        )
         walk = _Walk(self, shared, TraceBuilder(trace.name), {})
         outputs = walk.run(trace, tuple(walk.builder.input(var.type) for var in trace.inputs))
         part = Part(walk.builder.build(outputs), walk.notes)
@@ -171,24 +194,38 @@ class _Claiming:
         for position in filter(fusible.__getitem__, updates(part.trace, written).equations):
             fusible[position] = False
             self.give_up([part.trace.equations[position]], fusion, IN_PLACE)
-        groups = [group for group in fusion.apart(part.trace) if all(fusible[position] for position in group)]
+        groups = [
+            group
+            for group in fusion.apart(part.trace)
+            if all(fusible[position] for position in group)
+        ]
         apart, small = {position for group in groups for position in group}, list[Equation]()
-        found = partition(part.trace, [flag and place not in apart for place, flag in enumerate(fusible)])
+        found = partition(
+            part.trace, [flag and place not in apart for place, flag in enumerate(fusible)]
+        )
         for group, body in zip(found, bodies_of(part.trace, found, REGION), strict=True):
             if fusion.is_worth(body):
                 groups.append(group)
             else:
                 small += [part.trace.equations[position] for position in group]
         self.give_up(small, fusion, TOO_SMALL)
-        return part.reordered(*grouped(part.trace, groups, f"{fusion.name}::{REGION}")) if groups else part
+        return (
+            part.reordered(*grouped(part.trace, groups, f"{fusion.name}::{REGION}"))
+            if groups
+            else part
+        )
 
     def is_fusible(self, equation: Equation, fusion: FusionExecutor) -> bool:
-        if ops.is_operator(equation.op) or (is_symbolic(alone(equation)) and not fusion.takes_symbols):
+        if ops.is_operator(equation.op) or (
+            is_symbolic(alone(equation)) and not fusion.takes_symbols
+        ):
             return False
         return isinstance(fusion.answer(equation), Fuse)
 
     def unfolded(self, part: Part, shared: frozenset[Trace], written: Written) -> Part:
-        """The part with its shared composites as the parts that they are, and composites that no region took unfolded."""
+        """The part with its shared composites as the parts that they are, and composites that no
+        region took unfolded.
+        """
         if all(is_final(equation) for equation in part.trace.equations):
             return part
         walk = _Walk(self, frozenset(), TraceBuilder(part.trace.name), {}, part.notes)
@@ -211,7 +248,9 @@ class _Claiming:
         inner.claims, inner.log, inner.by_name = self.claims, self.log, self.by_name
         return inner
 
-    def ask(self, equation: Equation, busy: frozenset[object], depth: int, *, fuse: bool) -> tuple[Executor, Answer]:
+    def ask(
+        self, equation: Equation, busy: frozenset[object], depth: int, *, fuse: bool
+    ) -> tuple[Executor, Answer]:
         """The first executor that does not refuse, and its answer; a refusal if all do."""
         refusals: list[tuple[str, str]] = []
         for executor in self.executors:
@@ -228,7 +267,12 @@ class _Claiming:
         return TORCH, NOT_REGISTERED
 
     def note(
-        self, equation: Equation, taken_by: str | None, how: str, refusals: list[tuple[str, str]], depth: int
+        self,
+        equation: Equation,
+        taken_by: str | None,
+        how: str,
+        refusals: list[tuple[str, str]],
+        depth: int,
     ) -> None:
         if not self.executors:
             return
@@ -244,7 +288,9 @@ class _Claiming:
                 taken.setdefault((decision.op, decision.place), []).append(decision)
         for equation in equations:
             place = equation.source.place if equation.source else ""
-            decision = next((one for one in taken.get((equation.op.name, place), ()) if self.log[one]), None)
+            decision = next(
+                (one for one in taken.get((equation.op.name, place), ()) if self.log[one]), None
+            )
             if decision is not None:
                 refusals = (*decision.refusals, (fusion.name, reason))
                 given_up = replace(decision, taken_by="torch", how="", refusals=refusals)
@@ -262,7 +308,10 @@ class _Claiming:
                 key = (owner, equation.body)
                 if key not in known:
                     name = f"{owner}_fusion_{counts[owner]}"
-                    op, body = known[key] = ops.composite(f"{owner}::{name}"), equation.body.renamed(name)
+                    op, body = known[key] = (
+                        ops.composite(f"{owner}::{name}"),
+                        equation.body.renamed(name),
+                    )
                     self.claims[op] = Claim(self.by_name[owner], name, None, body)
                     counts[owner] += 1
                 op, body = known[key]
@@ -314,7 +363,11 @@ class _Walk:
     ) -> tuple[Atom, ...]:
         executor, answer = self.claiming.ask(equation, busy, depth, fuse=fuse)
         source = equation.source
-        at = source if source and source.module and source.module != (call.module if call else "") else None
+        at = (
+            source
+            if source and source.module and source.module != (call.module if call else "")
+            else None
+        )
         match answer:
             case Run(name, run):
                 return self.claimed(equation, operands, executor, name, run)
@@ -331,7 +384,12 @@ class _Walk:
                 return self.run(body, operands, depth + 1, source, busy, fuse=fuse)
 
     def claimed(
-        self, equation: Equation, operands: tuple[Atom, ...], executor: Executor, name: str, run: RunFunction
+        self,
+        equation: Equation,
+        operands: tuple[Atom, ...],
+        executor: Executor,
+        name: str,
+        run: RunFunction,
     ) -> tuple[Atom, ...]:
         bodies = equation.bodies if equation.op.kind == "composite" else (alone(equation),)
         taken = replace(equation, op=ops.composite(f"{executor.name}::{name}"), bodies=bodies)
@@ -342,7 +400,9 @@ class _Walk:
     def expand(
         self, trace: Trace, inputs: tuple[Atom, ...], shared: frozenset[Trace], written: Written
     ) -> tuple[Atom, ...]:
-        """Shared composites as the parts that they are; other composites that are left, without regions."""
+        """Shared composites as the parts that they are; other composites that are left, without
+        regions.
+        """
         inside, positions = updates(trace, written).inside, itertools.count()
 
         def step(equation: Equation, operands: tuple[Atom, ...]) -> tuple[Atom, ...]:
@@ -362,7 +422,9 @@ class _Walk:
         self.say(*self.known.get(len(trace.equations), ()))
         return outputs
 
-    def inlined(self, part: Part, operands: tuple[Atom, ...], call: Source | None) -> tuple[Atom, ...]:
+    def inlined(
+        self, part: Part, operands: tuple[Atom, ...], call: Source | None
+    ) -> tuple[Atom, ...]:
         start = len(self.builder.equations)
         for position, found in part.notes.items():
             known = self.notes.get(start + position, ())

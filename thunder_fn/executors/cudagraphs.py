@@ -1,10 +1,12 @@
 """cudagraphs: a whole program as one CUDA graph.
 
-The first call runs the program some times, and records it on input buffers that stay where they are. Later calls copy
-their inputs into the buffers, replay, and hand out copies of the results. Nothing of it holds on to an argument.
+The first call runs the program some times, and records it on input buffers that stay where they
+are. Later calls copy their inputs into the buffers, replay, and hand out copies of the results.
+Nothing of it holds on to an argument.
 
-A program that cannot be recorded (it asks for values, or works on other devices too) goes on as it is, with a
-warning. Tested: the logic of the buffers on CPU, with a stand-in for the recording; all of it on an H100.
+A program that cannot be recorded (it asks for values, or works on other devices too) goes on as it
+is, with a warning. Tested: the logic of the buffers on CPU, with a stand-in for the recording; all
+of it on an H100.
 
 Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 """
@@ -27,7 +29,9 @@ Run = Callable[..., tuple[Any, ...]]
 
 
 class Recording(Protocol):
-    """The abilities of a device: run a function once and replay its launches, on the same memory."""
+    """The abilities of a device: run a function once and replay its launches, on the same
+    memory.
+    """
 
     def missing(self) -> str | None:
         """The reason why there is no such device, None if there is one."""
@@ -37,8 +41,12 @@ class Recording(Protocol):
         """Test whether the tensor is where it can be recorded."""
         ...
 
-    def record(self, run: Run, buffers: Sequence[torch.Tensor]) -> tuple[Callable[[], None], tuple[Any, ...]]:
-        """Record a run. Returns the function that replays it, and its results, which a replay overwrites."""
+    def record(
+        self, run: Run, buffers: Sequence[torch.Tensor]
+    ) -> tuple[Callable[[], None], tuple[Any, ...]]:
+        """Record a run. Returns the function that replays it, and its results, which a replay
+        overwrites.
+        """
         ...
 
 
@@ -55,10 +63,14 @@ class CudaRecording:
         """Test whether the tensor is where it can be recorded."""
         return tensor.is_cuda
 
-    def record(self, run: Run, buffers: Sequence[torch.Tensor]) -> tuple[Callable[[], None], tuple[Any, ...]]:
-        """Record a run. Returns the function that replays it, and its results, which a replay overwrites.
+    def record(
+        self, run: Run, buffers: Sequence[torch.Tensor]
+    ) -> tuple[Callable[[], None], tuple[Any, ...]]:
+        """Record a run. Returns the function that replays it, and its results, which a replay
+        overwrites.
 
-        Runs before the first replay leave the generator as it was, so that a replay draws the numbers that eager would.
+        Runs before the first replay leave the generator as it was, so that a replay draws the
+        numbers that eager would.
         """
         state = torch.cuda.get_rng_state()
         stream = torch.cuda.Stream()
@@ -89,7 +101,9 @@ class CudaGraphs(Executor):
         """
         missing = self.recording.missing()
         if missing is not None:
-            raise ExecutorError(f"{self.name}: {missing}\nLeave the executor {self.name!r} out on this machine.")
+            raise ExecutorError(
+                f"{self.name}: {missing}\nLeave the executor {self.name!r} out on this machine."
+            )
         return replace(program, run=_Recorded(self.name, program.run, self.recording))
 
 
@@ -114,11 +128,17 @@ class _Recorded:
             for buffer, value in zip(self.buffers, inputs, strict=True):
                 buffer.copy_(value)
             self.replay()
-            return tuple(value.clone() if isinstance(value, torch.Tensor) else value for value in self.results)
+            return tuple(
+                value.clone() if isinstance(value, torch.Tensor) else value
+                for value in self.results
+            )
 
     def start(self, inputs: Sequence[Any]) -> bool:
         """Record the program on buffers like these inputs, unless that cannot be."""
-        other = next((x for x in inputs if not isinstance(x, torch.Tensor) or not self.recording.takes(x)), None)
+        other = next(
+            (x for x in inputs if not isinstance(x, torch.Tensor) or not self.recording.takes(x)),
+            None,
+        )
         if other is not None:
             return self.refuse(f"an input is on {getattr(other, 'device', 'no device')}")
         self.buffers = [x.detach().clone() for x in inputs]
@@ -132,7 +152,9 @@ class _Recorded:
     def refuse(self, reason: str) -> bool:
         self.refused = True
         warnings.warn(
-            f"{self.name}: a program cannot be recorded and runs as it is: {reason}", RegionWarning, stacklevel=4
+            f"{self.name}: a program cannot be recorded and runs as it is: {reason}",
+            RegionWarning,
+            stacklevel=4,
         )
         return False
 

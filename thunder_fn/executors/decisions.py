@@ -12,10 +12,11 @@ INSTEAD = "computes something else instead"
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The decision about one kind of equation: who took it, and why those that were asked before did not.
+    """The decision about one kind of equation: who took it, and why those that were asked before
+    did not.
 
-    `taken_by` is None for a composite that was unfolded; `times` counts equations; `depth` is how deep in composites
-    they were.
+    `taken_by` is None for a composite that was unfolded; `times` counts equations; `depth` is how
+    deep in composites they were.
     """
 
     op: str

@@ -18,7 +18,8 @@ from thunder_fn.ir.trace import Equation, Trace
 class HasDryRun(Protocol):
     """A compiled region that can say what it allocates.
 
-    Law: on tensors without values `dry_run` allocates, keeps and frees the same memory as a call on tensors with
+    Law: on tensors without values `dry_run` allocates, keeps and frees the same memory as a call on
+        tensors with
     values.
     """
 
@@ -34,11 +35,17 @@ def dry_run_of(
 
     It may write to the operands that it is `given`, by place.
 
-    None for code that is not PyTorch calls to the last, such as an operator's `fn`: its effect is unknown.
+    None for code that is not PyTorch calls to the last, such as an operator's `fn`: its effect is
+    unknown.
     """
     claim = claimed.claim_of(equation)
     region = claim.closed_region
-    if claim.numbers or equation.kwargs or region is None or not isinstance(claim.executor, FusionExecutor):
+    if (
+        claim.numbers
+        or equation.kwargs
+        or region is None
+        or not isinstance(claim.executor, FusionExecutor)
+    ):
         return None
     run = claim.executor.known(region)
     if run is None:  # it could not be compiled
@@ -46,7 +53,9 @@ def dry_run_of(
     run = donating(run.run if isinstance(run, CheckedRegion) else run, given)
     if isinstance(run, HasDryRun):
         return run.dry_run
-    is_ours = isinstance(run, types.FunctionType) and run.__code__.co_filename.startswith("<thunder_fn")
+    is_ours = isinstance(run, types.FunctionType) and run.__code__.co_filename.startswith(
+        "<thunder_fn"
+    )
     return run if is_ours else None
 
 

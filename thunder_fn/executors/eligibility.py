@@ -1,5 +1,5 @@
-"""Questions of claiming about equations: who runs them as they are, who is asked about their bodies, which bodies are
-shared.
+"""Questions of claiming about equations: who runs them as they are, who is asked about their
+bodies, which bodies are shared.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from thunder_fn.structured.call import CALL, call_options
 
 TORCH = Executor("torch", version=torch.__version__, numerics="bitwise")
 TORCH.is_frozen = True
-"""The executor of ATen leaves and structured ops that no other executor takes. Always there, and the last."""
+"""The executor of ATen leaves and structured ops that no other executor takes. Always there, and
+the last.
+"""
 
 
 def frozen(executors: Sequence[Executor]) -> tuple[Executor, ...]:
@@ -37,20 +39,28 @@ def called(equation: Equation) -> str:
 
 
 def own_executors(equation: Equation) -> tuple[Executor, ...] | None:
-    """The executors of a jitted function that is called, None if it was given none or this is no call."""
+    """The executors of a jitted function that is called, None if it was given none or this is no
+    call.
+    """
     if equation.op != CALL:
         return None
     _, options = call_options(equation)
     return (
-        frozen(options.executors_of(equation.body)) if isinstance(options, HasExecutors) and options.executors else None
+        frozen(options.executors_of(equation.body))
+        if isinstance(options, HasExecutors) and options.executors
+        else None
     )
 
 
 def shared_bodies(trace: Trace, min_size: int) -> frozenset[Trace]:
-    """The bodies of composites that occur more than once in the trace, and are large enough to be parts of their own."""
+    """The bodies of composites that occur more than once in the trace, and are large enough to
+    be parts of their own.
+    """
     counts = _occurrences(trace, {})
     return frozenset(
-        body for body, count in counts.items() if count > 1 and sum(map(size_of, body.equations)) >= min_size
+        body
+        for body, count in counts.items()
+        if count > 1 and sum(map(size_of, body.equations)) >= min_size
     )
 
 
@@ -72,4 +82,6 @@ def autocasts(equation: Equation) -> bool:
     if equation.op.kind != "leaf":
         return bool(equation.bodies)
     namespace, name, _ = equation.op.name.split(".")
-    return namespace == "aten" and any(name in internals.autocast_ops(device) for device in ("cpu", "cuda"))
+    return namespace == "aten" and any(
+        name in internals.autocast_ops(device) for device in ("cpu", "cuda")
+    )

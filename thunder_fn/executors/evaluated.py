@@ -1,5 +1,5 @@
-"""Callees of a program beside ops: structured ops by their evaluation rule, bodies lowered when they are first run;
-regions.
+"""Callees of a program beside ops: structured ops by their evaluation rule, bodies lowered when
+they are first run; regions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from thunder_fn.structured.shared.running import bodies_compiled_by
 
 def numbers_read(equation: Equation) -> tuple[str, ...]:
     """The symbols from outside that the function of a structured equation computes with."""
-    found = {str(symbol) for body in equation.bodies for symbol in symbols_read(body) & symbols_of(body)}
+    found = {
+        str(symbol) for body in equation.bodies for symbol in symbols_read(body) & symbols_of(body)
+    }
     return tuple(sorted(found.union(map(str, symbols_of_options(equation)))))
 
 
@@ -40,12 +42,17 @@ def run_compiled(
 
     def run(values: Mapping[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         lowered = partial(_body_function, executors=executors, values=values)
-        with bodies_compiled_by(lowered), internals.below_autograd() if below_autograd else nullcontext():
+        with (
+            bodies_compiled_by(lowered),
+            internals.below_autograd() if below_autograd else nullcontext(),
+        ):
             return rule(bodies, *args, **kwargs)
 
     if not numbers:
         return lambda *args, **kwargs: run({}, args, kwargs)
-    return lambda values, *args, **kwargs: run(dict(zip(numbers, values, strict=True)), args, kwargs)
+    return lambda values, *args, **kwargs: run(
+        dict(zip(numbers, values, strict=True)), args, kwargs
+    )
 
 
 def _body_function(
@@ -67,9 +74,13 @@ def _lower_body(body: Trace, executors: tuple[Executor, ...]) -> Callable[..., t
 
 
 def compiled_region(claim: Claim) -> RunFunction:
-    """The function of a region. One that its executor cannot compile runs on the torch executor, with a warning."""
+    """The function of a region. One that its executor cannot compile runs on the torch executor,
+    with a warning.
+    """
     region, executor = claim.closed_region, claim.executor
-    assert region is not None and isinstance(executor, FusionExecutor), "a claim has a function or a region"
+    assert region is not None and isinstance(executor, FusionExecutor), (
+        "a claim has a function or a region"
+    )
     try:
         return executor.compiled(region)
     except Exception as error:  # noqa: BLE001  # the program runs without the compiler
@@ -77,12 +88,20 @@ def compiled_region(claim: Claim) -> RunFunction:
 
 
 def not_compiled(executor: Executor, region: Trace, name: str, error: Exception) -> RunFunction:
-    """The function of a region that its executor failed to compile, on the torch executor; with a warning."""
+    """The function of a region that its executor failed to compile, on the torch executor; with
+    a warning.
+    """
     from thunder_fn.executors.torch_executor import lower
 
     source = next((equation.source for equation in region.equations if equation.source), None)
-    what = f"{executor.name} could not compile the region {name} of {len(region.equations)} equations, "
+    what = (
+        f"{executor.name} could not compile the region {name} of {len(region.equations)}"
+        " equations, "
+    )
     what += f"which runs on the torch executor instead\n{type(error).__name__}: {error}"
-    fix = f"The results are right. Leave {executor.name} out of `executors` to run without this warning."
+    fix = (
+        f"The results are right. Leave {executor.name} out of `executors` to run without this"
+        " warning."
+    )
     warnings.warn(located(what, source=source, fix=fix), RegionWarning, stacklevel=3)
     return lower(region).run

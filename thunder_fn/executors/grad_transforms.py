@@ -6,9 +6,9 @@
         put_grads((a, b), (b * g, a * g))
         return out
 
-The function is captured once with cotangents as further inputs, and cut in two: the equations that depend on a
-cotangent are the backward. The op becomes a `custom_vjp` equation with that rule, before any transform sees it;
-lowering takes it away again where nobody asked for a gradient.
+The function is captured once with cotangents as further inputs, and cut in two: the equations that
+depend on a cotangent are the backward. The op becomes a `custom_vjp` equation with that rule,
+before any transform sees it; lowering takes it away again where nobody asked for a gradient.
 
 Source: `get_grad` and `put_grad` are lightning-thunder's.
 """
@@ -36,7 +36,17 @@ from thunder_fn.ir import ops
 from thunder_fn.ir.rules import memo
 from thunder_fn.ir.splitting import dependent, handing_on, split
 from thunder_fn.ir.text import shown
-from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, TraceBuilder, Type, Var, cut, type_of_value
+from thunder_fn.ir.trace import (
+    Equation,
+    Literal,
+    TensorType,
+    Trace,
+    TraceBuilder,
+    Type,
+    Var,
+    cut,
+    type_of_value,
+)
 from thunder_fn.ir.walking import inline_into
 from thunder_fn.structured.custom_vjp import CUSTOM_VJP
 from thunder_fn.structured.shared import custom_calls as calls
@@ -67,7 +77,10 @@ def get_grad(output: torch.Tensor) -> torch.Tensor:
     joint = _running("get_grad")
     var = joint.recorder.var_of(output) if isinstance(output, torch.Tensor) else None
     if var is None or not isinstance(var.type, TensorType) or not is_differentiable(var.type):
-        raise ExecutorError(f"{joint.where}: get_grad takes a floating tensor that is returned, given {_told(output)}")
+        raise ExecutorError(
+            f"{joint.where}: get_grad takes a floating tensor that is returned, given"
+            f" {_told(output)}"
+        )
     for known, cotangent in joint.cotangents:
         if known == var:
             return cotangent
@@ -80,23 +93,29 @@ def put_grad(argument: Any, gradient: torch.Tensor | None) -> None:
     """Add to the gradient of an argument, in a grad transform. Numbers have none; None is zero.
 
     Raises:
-        ExecutorError: this is no grad transform, `argument` is no argument, or the gradient has another type.
+        ExecutorError: this is no grad transform, `argument` is no argument, or the gradient has
+            another type.
     """
     joint = _running("put_grad")
     if not isinstance(argument, torch.Tensor):
         return
     var = joint.recorder.var_of(argument)
     if var is None or var not in joint.inputs:
-        raise ExecutorError(f"{joint.where}: put_grad was given a tensor that is no argument: {_told(argument)}")
+        raise ExecutorError(
+            f"{joint.where}: put_grad was given a tensor that is no argument: {_told(argument)}"
+        )
     if gradient is None:
         joint.gradients.setdefault(var, None)
         return
     if not isinstance(gradient, torch.Tensor) or type_of_value(gradient) != var.type:
         raise ExecutorError(
             located(
-                f"{joint.where}: the gradient of argument {joint.inputs.index(var)} is {_told(gradient)}, "
-                f"but the argument is {var.type}",
-                fix="Give it the argument's shape and dtype, e.g. with `.sum_to_size(a.shape)` or `.to(a.dtype)`.",
+                f"{joint.where}: the gradient of argument {joint.inputs.index(var)} is"
+                f" {_told(gradient)}, but the argument is {var.type}",
+                fix=(
+                    "Give it the argument's shape and dtype, e.g. with `.sum_to_size(a.shape)` or"
+                    " `.to(a.dtype)`."
+                ),
             )
         )
     known = joint.gradients.get(var)
@@ -111,7 +130,10 @@ def put_grads(arguments: Sequence[Any], gradients: Sequence[torch.Tensor | None]
     """
     joint = _running("put_grads")
     if len(arguments) != len(gradients):
-        raise ExecutorError(f"{joint.where}: put_grads got {len(arguments)} arguments and {len(gradients)} gradients")
+        raise ExecutorError(
+            f"{joint.where}: put_grads got {len(arguments)} arguments and {len(gradients)}"
+            " gradients"
+        )
     for argument, gradient in zip(arguments, gradients, strict=True):
         put_grad(argument, gradient)
 
@@ -119,14 +141,22 @@ def put_grads(arguments: Sequence[Any], gradients: Sequence[torch.Tensor | None]
 def _running(name: str) -> _Joint:
     joint = _joint.get()
     if joint is None:
-        raise ExecutorError(f"{name} was called outside a grad transform\nRegister one: `grad_transform=`.")
+        raise ExecutorError(
+            f"{name} was called outside a grad transform\nRegister one: `grad_transform=`."
+        )
     if current() is not joint.recorder:
-        raise ExecutorError(f"{joint.where}: {name} was called inside another transform or a body of control flow")
+        raise ExecutorError(
+            f"{joint.where}: {name} was called inside another transform or a body of control flow"
+        )
     return joint
 
 
 def _told(value: Any) -> str:
-    return str(type_of_value(value)) if isinstance(value, torch.Tensor) else f"{kind_of(value)}: {shown(value, 40)}"
+    return (
+        str(type_of_value(value))
+        if isinstance(value, torch.Tensor)
+        else f"{kind_of(value)}: {shown(value, 40)}"
+    )
 
 
 # ---- from a grad transform to a rule ----
@@ -143,8 +173,8 @@ Transform = Callable[..., Any]
 class DerivedRule:
     """A grad transform cut in two, and the gradients that it says nothing about.
 
-    `put` says for each operand whether the transform gives its gradient, zero included; `asked` says for each output
-    whether it asks for its cotangent.
+    `put` says for each operand whether the transform gives its gradient, zero included; `asked`
+    says for each output whether it asks for its cotangent.
     """
 
     captured: CapturedRule
@@ -152,25 +182,50 @@ class DerivedRule:
     asked: tuple[bool, ...]
     where: str
 
-    def check_wanted(self, inputs: Sequence[bool], outputs: Sequence[bool], equation: Equation) -> None:
-        """Raise if the transform says nothing about a gradient that is wanted: it would be zero, and nobody would know.
+    def check_wanted(
+        self, inputs: Sequence[bool], outputs: Sequence[bool], equation: Equation
+    ) -> None:
+        """Raise if the transform says nothing about a gradient that is wanted: it would be zero,
+        and nobody would know.
 
         Args:
             inputs, outputs: whose gradients are wanted, and who has a cotangent.
         """
-        lost = next((i for i, (want, flag) in enumerate(zip(outputs, self.asked, strict=True)) if want > flag), None)
+        lost = next(
+            (
+                i
+                for i, (want, flag) in enumerate(zip(outputs, self.asked, strict=True))
+                if want > flag
+            ),
+            None,
+        )
         if lost is not None:
-            what = f"{self.where}: the gradient through result {lost} would be lost: the grad transform does not ask for it"
+            what = (
+                f"{self.where}: the gradient through result {lost} would be lost: the grad"
+                " transform does not ask for it"
+            )
             raise ExecutorError(located_in(what, equation, f"Call `get_grad` of result {lost}."))
-        lost = next((i for i, (want, flag) in enumerate(zip(inputs, self.put, strict=False)) if want > flag), None)
+        lost = next(
+            (
+                i
+                for i, (want, flag) in enumerate(zip(inputs, self.put, strict=False))
+                if want > flag
+            ),
+            None,
+        )
         if lost is not None:
             type = equation.operands[lost].type
-            what = f"{self.where}: the grad transform gives no gradient for argument {lost}, {with_article(type)}"
+            what = (
+                f"{self.where}: the grad transform gives no gradient for argument {lost},"
+                f" {with_article(type)}"
+            )
             fix = "Call `put_grad` for it; with None if the gradient is zero."
             raise ExecutorError(located_in(what, equation, fix))
 
 
-def derive_rule(transform: Transform, operands: Sequence[Type], outputs: Sequence[Type], where: str) -> DerivedRule:
+def derive_rule(
+    transform: Transform, operands: Sequence[Type], outputs: Sequence[Type], where: str
+) -> DerivedRule:
     """Capture a grad transform and cut it in two.
 
     Args:
@@ -179,7 +234,8 @@ def derive_rule(transform: Transform, operands: Sequence[Type], outputs: Sequenc
         where: whose transform it is, for errors.
 
     Raises:
-        ExecutorError: it returns something else, or asks for the gradient of what it does not return.
+        ExecutorError: it returns something else, or asks for the gradient of what it does not
+            return.
     """
 
     def run() -> tuple[Trace, list[tuple[int, ...]], list[bool], tuple[bool, ...]]:
@@ -190,7 +246,9 @@ def derive_rule(transform: Transform, operands: Sequence[Type], outputs: Sequenc
         def joint(*tensors: Any) -> Any:
             with _capturing(where, tensors) as state:
                 result = transform(*tensors)
-                results = [leaf for leaf in pytree.flatten(result)[0] if isinstance(leaf, torch.Tensor)]
+                results = [
+                    leaf for leaf in pytree.flatten(result)[0] if isinstance(leaf, torch.Tensor)
+                ]
                 _check_results(results, outputs, where)
                 given.extend(_asked(state, results))
                 put.extend(var in state.gradients for var in state.inputs)
@@ -199,7 +257,9 @@ def derive_rule(transform: Transform, operands: Sequence[Type], outputs: Sequenc
                 return (*results, *(gradient for gradient in gradients if gradient is not None))
 
         joint.__name__ = f"{where}_grad"
-        (captured,) = calls.captured_bodies("grad_transform", (joint,), (calls.examples_of(operands),))
+        (captured,) = calls.captured_bodies(
+            "grad_transform", (joint,), (calls.examples_of(operands),)
+        )
         return captured.trace, given, flags, tuple(put)
 
     with rewritten_by(None), lookasides(LAYOUT_IS_UNKNOWN):
@@ -236,29 +296,42 @@ def _asked(state: _Joint, results: Sequence[torch.Tensor]) -> list[tuple[int, ..
     for var, _ in state.cotangents:
         if var not in positions:
             raise ExecutorError(
-                f"{state.where}: get_grad was asked for the gradient of {with_article(var.type)} that is not returned"
+                f"{state.where}: get_grad was asked for the gradient of {with_article(var.type)}"
+                " that is not returned"
             )
         found.append(tuple(position for position, other in enumerate(positions) if other == var))
     return found
 
 
 def _cut(
-    trace: Trace, count: int, given: Sequence[tuple[int, ...]], flags: Sequence[bool], outputs: Sequence[Type]
+    trace: Trace,
+    count: int,
+    given: Sequence[tuple[int, ...]],
+    flags: Sequence[bool],
+    outputs: Sequence[Type],
 ) -> CapturedRule:
     """fwd: operands to outputs and residuals; bwd: residuals and all cotangents to gradients.
 
-    `given` says for each cotangent that was asked for which outputs it is of; `flags` who has a gradient.
+    `given` says for each cotangent that was asked for which outputs it is of; `flags` who has a
+    gradient.
     """
     flat, names = dce(trace), (f"{trace.name}_fwd", f"{trace.name}_bwd")
     late = dependent(flat, tuple(i >= count for i in range(len(flat.inputs))))
     results, gradients = flat.outputs[: len(outputs)], flat.outputs[len(outputs) :]
     halves = split(flat, late, (results, gradients), names=names)
     builder = TraceBuilder(halves.backward.name)
-    residuals = [builder.input(type) for type in halves.backward.input_types[: len(halves.residuals)]]
+    residuals = [
+        builder.input(type) for type in halves.backward.input_types[: len(halves.residuals)]
+    ]
     cotangents = [builder.input(type) if is_differentiable(type) else None for type in outputs]
     # more than one place: a tensor that is returned several times
-    sums = [reduce(partial(_sum, builder), [cotangents[place] for place in places]) for places in given]
-    fwd, bwd = handing_on(halves), builder.build(inline_into(builder, halves.backward, (*residuals, *sums)))
+    sums = [
+        reduce(partial(_sum, builder), [cotangents[place] for place in places]) for places in given
+    ]
+    fwd, bwd = (
+        handing_on(halves),
+        builder.build(inline_into(builder, halves.backward, (*residuals, *sums))),
+    )
     supply = iter(range(len(gradients)))
     return fwd, bwd, tuple(next(supply) if flag else None for flag in flags)
 
@@ -274,7 +347,9 @@ def _derived(rule: LazyRule) -> DerivedRule:
 
 @dataclass(frozen=True)
 class LazyRule:
-    """The rule of a `custom_vjp` equation before it is captured, which happens when a derivative asks for it."""
+    """The rule of a `custom_vjp` equation before it is captured, which happens when a derivative
+    asks for it.
+    """
 
     primal: Trace
 
@@ -291,7 +366,9 @@ class LazyRule:
         """The rule's bodies."""
         return _derived(self).captured
 
-    def check_wanted(self, inputs: Sequence[bool], outputs: Sequence[bool], equation: Equation) -> None:
+    def check_wanted(
+        self, inputs: Sequence[bool], outputs: Sequence[bool], equation: Equation
+    ) -> None:
         """Raise if the rule says nothing about a gradient that is wanted."""
         _derived(self).check_wanted(inputs, outputs, equation)
 
@@ -310,9 +387,13 @@ class _ImplementationRule(LazyRule):
     def derive(self) -> DerivedRule:
         """The executor's rule."""
         (equation,) = self.primal.equations
-        operands, outputs = ([var.type for var in side] for side in (equation.operands, equation.outputs))
+        operands, outputs = (
+            [var.type for var in side] for side in (equation.operands, equation.outputs)
+        )
         try:
-            return derive_rule(partial(apply_to, self.transform, equation), operands, outputs, self.name)
+            return derive_rule(
+                partial(apply_to, self.transform, equation), operands, outputs, self.name
+            )
         except ExecutorError as error:
             raise ExecutorError(located_in(str(error), equation)) from error
 
@@ -332,7 +413,9 @@ class GradTransforms:
     executors: tuple[Any, ...]
 
     def __call__(self, trace: Trace, done: frozenset[Trace]) -> Trace:
-        """The trace with `custom_vjp` equations around the ops that have a grad transform, but for bodies that are done."""
+        """The trace with `custom_vjp` equations around the ops that have a grad transform, but
+        for bodies that are done.
+        """
         return _rewrite(self, trace, done) if self.executors else trace
 
     def rule_of(self, equation: Equation) -> tuple[Transform, str] | None:
@@ -351,11 +434,22 @@ def _rewrite(transforms: GradTransforms, trace: Trace, done: frozenset[Trace]) -
 def _with_rule(transforms: GradTransforms, equation: Equation, done: frozenset[Trace]) -> Equation:
     """The equation with its rule around it, or in its body."""
     found = None if equation.op.kind == "structured" else transforms.rule_of(equation)
-    if found is not None and any(is_differentiable(var.type) for var in (*equation.operands, *equation.outputs)):
+    if found is not None and any(
+        is_differentiable(var.type) for var in (*equation.operands, *equation.outputs)
+    ):
         primal = alone(equation)
-        kwargs = tuple((key, Literal(value)) for key, value in _ImplementationRule(primal, *found).options.items())
-        return replace(equation, op=CUSTOM_VJP, args=equation.operands, kwargs=kwargs, bodies=(primal,))
-    if equation.op.kind == "composite" and not ops.is_operator(equation.op) and equation.body not in done:
+        kwargs = tuple(
+            (key, Literal(value))
+            for key, value in _ImplementationRule(primal, *found).options.items()
+        )
+        return replace(
+            equation, op=CUSTOM_VJP, args=equation.operands, kwargs=kwargs, bodies=(primal,)
+        )
+    if (
+        equation.op.kind == "composite"
+        and not ops.is_operator(equation.op)
+        and equation.body not in done
+    ):
         body = _rewrite(transforms, equation.body, done)
         return equation if body is equation.body else replace(equation, bodies=(body,))
     return equation

@@ -1,10 +1,11 @@
 """The C heap keeps the memory that a program frees, for its next call.
 
-glibc hands freed memory back to the system when much of it lies together, and the system hands it out again page by
-page. That takes some percent of a training step on CPUs, a fifth of the steps that free more than 64 MiB at once. So
-it is told to keep up to a sixteenth of the machine's memory, as PyTorch's allocators for GPUs keep all. Pieces of
-more than 32 MiB are mapped and given back one by one whatever it is told. Other allocators, and a heap that the user
-has tuned (`MALLOC_TRIM_THRESHOLD_`, `GLIBC_TUNABLES`), are as they were; `malloc_trim` gives everything back.
+glibc hands freed memory back to the system when much of it lies together, and the system hands it
+out again page by page. That takes some percent of a training step on CPUs, a fifth of the steps
+that free more than 64 MiB at once. So it is told to keep up to a sixteenth of the machine's memory,
+as PyTorch's allocators for GPUs keep all. Pieces of more than 32 MiB are mapped and given back one
+by one whatever it is told. Other allocators, and a heap that the user has tuned
+(`MALLOC_TRIM_THRESHOLD_`, `GLIBC_TUNABLES`), are as they were; `malloc_trim` gives everything back.
 
 Source: `M_TRIM_THRESHOLD` and `M_MMAP_THRESHOLD` in mallopt(3).
 """
@@ -37,5 +38,9 @@ def keep_freed_memory() -> None:
 
 def is_tuned(environment: Mapping[str, str]) -> bool:
     """Test whether the user has tuned the heap."""
-    own = (key for key in environment if key.startswith("MALLOC_") and key.endswith("_") and environment[key])
+    own = (
+        key
+        for key in environment
+        if key.startswith("MALLOC_") and key.endswith("_") and environment[key]
+    )
     return "glibc.malloc" in environment.get("GLIBC_TUNABLES", "") or any(own)

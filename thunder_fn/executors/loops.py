@@ -1,4 +1,5 @@
-"""Structured ops as Python: the functions that stand for scan, while_loop, cond and switch in a program.
+"""Structured ops as Python: the functions that stand for scan, while_loop, cond and switch in a
+program.
 
     # torch: mm, tanh_; torch.Tensor: add_
     def scan(v0, v1, x2):
@@ -11,8 +12,9 @@
             v1 = v5
         return (v1, stack(y0))
 
-A body stands in the function itself, so a step of a loop calls nothing but its ops. Invariants are computed in front
-of the loop, and a step may compute in the memory of a carry that nobody else holds.
+A body stands in the function itself, so a step of a loop calls nothing but its ops. Invariants are
+computed in front of the loop, and a step may compute in the memory of a carry that nobody else
+holds.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ class Function:
 
 
 def function_of(equation: Equation) -> Callable[[FunctionWriter, Equation], Function] | None:
-    """The writer of a structured equation's function; None for one that runs by its evaluation rule."""
+    """The writer of a structured equation's function; None for one that runs by its evaluation
+    rule.
+    """
     if any(body.constants for body in equation.bodies):
         return None
     if equation.op == SCAN:
@@ -66,9 +70,20 @@ def function_of(equation: Equation) -> Callable[[FunctionWriter, Equation], Func
 # ---- loops that an executor compiles whole ----
 
 
-def _compiled(writer: FunctionWriter, equation: Equation, bodies: Sequence[Claimed]) -> Function | None:
-    """A call of the loop as one executor compiles it, if there is one that takes everything in its bodies."""
-    fusion = next((one for one in writer.executors if isinstance(one, FusionExecutor) and _takes(one, bodies)), None)
+def _compiled(
+    writer: FunctionWriter, equation: Equation, bodies: Sequence[Claimed]
+) -> Function | None:
+    """A call of the loop as one executor compiles it, if there is one that takes everything in
+    its bodies.
+    """
+    fusion = next(
+        (
+            one
+            for one in writer.executors
+            if isinstance(one, FusionExecutor) and _takes(one, bodies)
+        ),
+        None,
+    )
     if fusion is None:
         return None
     whole = replace(equation, bodies=tuple(inline(body.trace) for body in bodies))
@@ -109,7 +124,9 @@ def _scan(writer: FunctionWriter, equation: Equation) -> Function:
     once, step = split_invariant(flat, loop.num_consts)
     body, num_hoisted = step.trace, len(once.trace.outputs)
     loop = replace(loop, num_consts=loop.num_consts + num_hoisted)
-    block = writer.block(step, private_carries(body, loop.num_consts, loop.num_carry, step.region_of))
+    block = writer.block(
+        step, private_carries(body, loop.num_consts, loop.num_carry, step.region_of)
+    )
     consts, carry, xs = loop.parts(body.inputs)
     own = consts[: len(consts) - num_hoisted]
     outputs, ys = loop.results(body.outputs)
@@ -127,12 +144,16 @@ def _scan(writer: FunctionWriter, equation: Equation) -> Function:
 
 def _stack(writer: FunctionWriter, name: str, type: Type, loop: Loop) -> str:
     """The stack of the steps' results, empty if there was no step."""
-    text = f"{writer.bind(torch.stack, 'stack', torch.stack)}({name}{'[::-1]' if loop.reverse else ''})"
+    text = f"{writer.bind(torch.stack, 'stack', torch.stack)}({name}{'[::-1]' if loop.reverse else ''})"  # noqa: E501
     if isinstance(loop.length, int) or is_positive(loop.length) or not isinstance(type, TensorType):
         return text
     empty, dtype, device = (
         writer.bind(value, wanted, value)
-        for value, wanted in ((torch.empty, "empty"), (type.dtype, "dtype"), (type.device, "device"))
+        for value, wanted in (
+            (torch.empty, "empty"),
+            (type.dtype, "dtype"),
+            (type.device, "device"),
+        )
     )
     shape = tuple_text(["0", *map(str, type.shape)])
     return f"{text} if {name} else {empty}({shape}, dtype={dtype}, device={device})"
@@ -149,7 +170,9 @@ def _scan_header(loop: Loop, xs: Sequence[Var]) -> str:
     return f"for {', '.join(map(str, xs))} in zip({', '.join(slices)}):"
 
 
-def _hoisted(writer: FunctionWriter, once: Claimed, operands: Sequence[Var], targets: Sequence[Var]) -> Iterator[str]:
+def _hoisted(
+    writer: FunctionWriter, once: Claimed, operands: Sequence[Var], targets: Sequence[Var]
+) -> Iterator[str]:
     if targets:
         given = ", ".join((*writer.numbers, *map(str, operands)))
         yield f"{tuple_text(map(str, targets))} = {writer.call(once, 'invariant')}({given})"
@@ -159,7 +182,9 @@ def _clone(writer: FunctionWriter) -> str:
     return writer.bind(torch.clone, "clone", torch.clone)
 
 
-def split_invariant(body: Claimed, num_consts: int, *, only_views: bool = False) -> tuple[Claimed, Claimed]:
+def split_invariant(
+    body: Claimed, num_consts: int, *, only_views: bool = False
+) -> tuple[Claimed, Claimed]:
     """A body in two: the invariants, from the consts, and the step, which takes these after them.
 
     Args:
@@ -169,14 +194,22 @@ def split_invariant(body: Claimed, num_consts: int, *, only_views: bool = False)
     fixed = {var.index for var in trace.inputs[:num_consts]}
     early, found = list[int](), finders(trace)
     for position, equation in enumerate(trace.equations):
-        operands_are_fixed = equation.op.kind == "leaf" and all(var.index in fixed for var in equation.operands)
+        operands_are_fixed = equation.op.kind == "leaf" and all(
+            var.index in fixed for var in equation.operands
+        )
         if mentions(equation, found):  # the number may be another in each step
             continue
-        if operands_are_fixed and not is_kept(equation) and (ops.is_view(equation.op) or not only_views):
+        if (
+            operands_are_fixed
+            and not is_kept(equation)
+            and (ops.is_view(equation.op) or not only_views)
+        ):
             early.append(position)
             fixed.update(var.index for var in equation.outputs)
     chosen = tuple(trace.equations[position] for position in early)
-    late = tuple(equation for position, equation in enumerate(trace.equations) if position not in set(early))
+    late = tuple(
+        equation for position, equation in enumerate(trace.equations) if position not in set(early)
+    )
     read = {var.index for equation in late for var in equation.operands}
     read |= {atom.index for atom in trace.outputs if isinstance(atom, Var)}
     hoisted = tuple(var for equation in chosen for var in equation.outputs if var.index in read)
@@ -190,8 +223,11 @@ def split_invariant(body: Claimed, num_consts: int, *, only_views: bool = False)
     return replace(body, trace=once, notes={}), replace(body, trace=step, notes=notes)
 
 
-def private_carries(body: Trace, num_consts: int, num_carry: int, region_of: RegionOf = no_region) -> tuple[int, ...]:
-    """The carries of a flat body, by input, that lie in memory which only they see once a step has run.
+def private_carries(
+    body: Trace, num_consts: int, num_carry: int, region_of: RegionOf = no_region
+) -> tuple[int, ...]:
+    """The carries of a flat body, by input, that lie in memory which only they see once a step has
+    run.
 
     A step that overwrites one needs a copy of the first carry, no more.
     """
@@ -230,7 +266,11 @@ def _while(writer: FunctionWriter, equation: Equation) -> Function:
     lines = list(_hoisted(writer, once, own, hoisted))
     lines += [f"{var} = {_clone(writer)}({var})" for var in block.overwritten]
     lines.append("while True:" if loop.max_steps is None else f"for _ in range({loop.max_steps}):")
-    inside = [*condition.statements(), f"if not {condition.output(test.trace.outputs[0])}:", f"{INDENT}break"]
+    inside = [
+        *condition.statements(),
+        f"if not {condition.output(test.trace.outputs[0])}:",
+        f"{INDENT}break",
+    ]
     inside += [*block.statements(), *_assign(map(str, carry), map(block.output, body.outputs))]
     lines += [*_indented(inside), f"return {tuple_text(map(str, carry))}"]
     if any(inner.op == CARRY_AT for inner in body.equations):
@@ -258,13 +298,18 @@ def _cond(writer: FunctionWriter, equation: Equation) -> Function:
 def _switch(writer: FunctionWriter, equation: Equation) -> Function:
     lines, last = ["choice = int(choice)"], len(equation.bodies) - 1
     for position, body in enumerate(equation.bodies):
-        lines += [f"if choice <= {position}:" if position < last else "if True:", *_branch(writer, body)]
+        lines += [
+            f"if choice <= {position}:" if position < last else "if True:",
+            *_branch(writer, body),
+        ]
     return Function(("choice", *map(str, equation.bodies[0].inputs)), tuple(lines))
 
 
 def _branch(writer: FunctionWriter, body: Trace) -> Iterator[str]:
     block = writer.block(writer.flat(body))
-    yield from _indented([*block.statements(), f"return {tuple_text(map(block.output, block.trace.outputs))}"])
+    yield from _indented(
+        [*block.statements(), f"return {tuple_text(map(block.output, block.trace.outputs))}"]
+    )
 
 
 # ---- text ----
@@ -272,10 +317,14 @@ def _branch(writer: FunctionWriter, body: Trace) -> Iterator[str]:
 
 def _assign(targets: Any, values: Any) -> list[str]:
     """One line that gives the targets their new values, None where nothing changes."""
-    pairs = [(target, value) for target, value in zip(targets, values, strict=True) if target != value]
+    pairs = [
+        (target, value) for target, value in zip(targets, values, strict=True) if target != value
+    ]
     if not pairs:
         return []
-    return [f"{', '.join(target for target, _ in pairs)} = {', '.join(value for _, value in pairs)}"]
+    return [
+        f"{', '.join(target for target, _ in pairs)} = {', '.join(value for _, value in pairs)}"
+    ]
 
 
 def _indented(lines: Sequence[str]) -> Iterator[str]:

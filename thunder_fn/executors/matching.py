@@ -1,5 +1,5 @@
-"""Matching of equations: from users' registrations to equations, and from equations to the calls that users'
-functions see.
+"""Matching of equations: from users' registrations to equations, and from equations to the calls
+that users' functions see.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Key: TypeAlias = str
 def keys_of(op: Any, where: str) -> tuple[Key, ...]:
     """The names under which an op appears in traces.
 
-    A torch function is a composite of its name, or where it is one ATen op, that op. A composite is known by its
-    function, a module by its class.
+    A torch function is a composite of its name, or where it is one ATen op, that op. A composite is
+    known by its function, a module by its class.
 
     Raises:
         ExecutorError: it is no op.
@@ -56,12 +56,17 @@ def keys_of(op: Any, where: str) -> tuple[Key, ...]:
         raise ExecutorError(
             located(
                 f"{where}: {getattr(op, '__qualname__', repr(op))} is no op of a trace",
-                fix="Give an ATen op (`torch.ops.aten.mul.Tensor`), a torch function (`torch.mul`), a `@composite` function, "
-                "a module class, an operator that `register_operator` returned, or the name of one.",
+                fix=(
+                    "Give an ATen op (`torch.ops.aten.mul.Tensor`), a torch function (`torch.mul`),"
+                    " a `@composite` function, a module class, an operator that `register_operator`"
+                    " returned, or the name of one."
+                ),
             )
         )
     short = name.rsplit(".", 1)[-1]
-    packets = [candidate for candidate in (short, f"_{short}") if hasattr(torch.ops.aten, candidate)]
+    packets = [
+        candidate for candidate in (short, f"_{short}") if hasattr(torch.ops.aten, candidate)
+    ]
     return (name, *(f"aten.{packet}" for packet in packets))
 
 
@@ -75,7 +80,9 @@ def _function_named(name: str) -> Callable[..., Any] | None:
 
 @dataclass(frozen=True, slots=True)
 class FakeCall:
-    """An equation's arguments as a user's function sees them: tensors without values, numbers as they are."""
+    """An equation's arguments as a user's function sees them: tensors without values, numbers as
+    they are.
+    """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -83,7 +90,9 @@ class FakeCall:
     op: str = ""
 
     def mismatch(self, function: Callable[..., Any]) -> str | None:
-        """The reason why Python would not pass these arguments to the function; None if it would, or cannot tell."""
+        """The reason why Python would not pass these arguments to the function; None if it
+        would, or cannot tell.
+        """
         signature = signature_of(function)
         if signature is None:
             return None
@@ -108,9 +117,11 @@ def apply_to(function: Callable[..., Any], equation: Equation, *tensors: Any) ->
 
 
 def accepted(function: Callable[..., Any], op: str, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The keyword arguments without those that the function does not take and that say what goes without saying.
+    """The keyword arguments without those that the function does not take and that say what goes
+    without saying.
 
-    PyTorch's functions record all their arguments: `cross_entropy(x, y)` has `weight=None` and `label_smoothing=0.0` too.
+    PyTorch's functions record all their arguments: `cross_entropy(x, y)` has `weight=None` and
+    `label_smoothing=0.0` too.
     """
     signature = signature_of(function)
     if signature is None or any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
@@ -119,7 +130,9 @@ def accepted(function: Callable[..., Any], op: str, kwargs: dict[str, Any]) -> d
     return {
         key: value
         for key, value in kwargs.items()
-        if key in signature.parameters or key not in defaults or Literal(value) != Literal(defaults[key])
+        if key in signature.parameters
+        or key not in defaults
+        or Literal(value) != Literal(defaults[key])
     }
 
 
@@ -176,8 +189,12 @@ def located_in(what: str, equation: Equation, fix: str | None = None) -> str:
     return located(what, equation=format_equation(equation), source=equation.source, fix=fix)
 
 
-def _contiguous(x: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
-    """An equation: how a tensor lies in memory is known when the program runs, not when it is made."""
+def _contiguous(
+    x: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format
+) -> torch.Tensor:
+    """An equation: how a tensor lies in memory is known when the program runs, not when it is
+    made.
+    """
     recorder = current()
     operands = None if recorder is None else operands_of(recorder, [x])
     if recorder is None or operands is None or memory_format != torch.contiguous_format:

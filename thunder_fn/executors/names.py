@@ -14,7 +14,9 @@ from thunder_fn.executors.taking import TEXT
 from thunder_fn.ir.text import identifier, is_usable, program_text, run_text, tuple_text
 from thunder_fn.ir.trace import Atom, Equation, Var
 
-RESERVED = frozenset({"float", "complex", "getattr", "zip", "reversed", "range", "int", "__builtins__", LINES, TEXT})
+RESERVED = frozenset(
+    {"float", "complex", "getattr", "zip", "reversed", "range", "int", "__builtins__", LINES, TEXT}
+)
 """Names of Python's that generated code calls, and those of what lies beside a program."""
 
 
@@ -43,13 +45,21 @@ class Names:
     def function(
         self, name: str, parameters: Sequence[str], lines: Iterable[str], *, taken: bool = False
     ) -> tuple[str, Callable[..., Any]]:
-        """The text of a function, after those that were written for it, and the function, made to be taken from if so."""
+        """The text of a function, after those that were written for it, and the function, made
+        to be taken from if so.
+        """
         body = [f"    {line}" for line in lines]
-        homes = "; ".join(f"{home}: {', '.join(sorted(names))}" for home, names in sorted(self.homes.items()))
+        homes = "; ".join(
+            f"{home}: {', '.join(sorted(names))}" for home, names in sorted(self.homes.items())
+        )
         header = f"def {name}({', '.join(parameters)}):"
         numbered = [*([f"# {homes}"] if homes else []), header, *body, ""]
-        lines_called = ((number, self.called.get(line.strip())) for number, line in enumerate(numbered, 1))
-        self.context[LINES] = {number: Line(equation) for number, equation in lines_called if equation is not None}
+        lines_called = (
+            (number, self.called.get(line.strip())) for number, line in enumerate(numbered, 1)
+        )
+        self.context[LINES] = {
+            number: Line(equation) for number, equation in lines_called if equation is not None
+        }
         text = program_text(numbered)
         if taken:
             self.context[TEXT] = text
@@ -57,9 +67,14 @@ class Names:
         return "\n".join([*self.functions, text]), self.context.pop(name)
 
     def returned(self, atoms: Sequence[Atom], text: Callable[[Atom], str]) -> Iterator[str]:
-        """Lines that return these values. A variable that is returned as a copy is copied once, however often it is returned."""
+        """Lines that return these values. A variable that is returned as a copy is copied once,
+        however often it is returned.
+        """
         times = Counter(atom for atom in atoms if isinstance(atom, Var))
         copied = [var for var, count in times.items() if count > 1 and text(var) != str(var)]
         known = {var: self.bind(("copy", var), f"{var}_copy", None) for var in copied}
         yield from (f"{name} = {text(var)}" for var, name in known.items())
-        yield f"return {tuple_text([known[atom] if isinstance(atom, Var) and atom in known else text(atom) for atom in atoms])}"
+        yield (
+            "return"
+            f" {tuple_text([known[atom] if isinstance(atom, Var) and atom in known else text(atom) for atom in atoms])}"  # noqa: E501
+        )

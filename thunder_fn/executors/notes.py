@@ -1,4 +1,6 @@
-"""Comments in programs: the places where composites began. A note names modules as the outermost call knows them."""
+"""Comments in programs: the places where composites began. A note names modules as the outermost
+call knows them.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ class Note:
     depth: int
 
     def __str__(self) -> str:
-        return f"{'  ' * self.depth}{self.text}" + (f" ({self.source.module})" if self.source is not None else "")
+        return f"{'  ' * self.depth}{self.text}" + (
+            f" ({self.source.module})" if self.source is not None else ""
+        )
 
     def inside(self, call: Source | None) -> Note:
         """The note in a part that is unfolded in place of a call."""
@@ -40,6 +44,8 @@ class Part:
         return Part(trace, notes)
 
     def reordered(self, trace: Trace, firsts: tuple[int, ...]) -> Part:
-        """The notes of composites that begin with an equation that is still first; the others are inside regions."""
+        """The notes of composites that begin with an equation that is still first; the others
+        are inside regions.
+        """
         places = {first: place for place, first in enumerate(firsts)}
         return Part(trace, {places[at]: found for at, found in self.notes.items() if at in places})

@@ -1,7 +1,8 @@
-"""Numbers beside tensors: `x + 1` makes a tensor of 1 at every call, which costs more than a small addition.
+"""Numbers beside tensors: `x + 1` makes a tensor of 1 at every call, which costs more than a small
+addition.
 
-A program holds that tensor if this changes no bit. Beside a float32 or float64 tensor on the CPU, an elementwise op
-converts the number to the tensor's dtype before it computes, and so does this.
+A program holds that tensor if this changes no bit. Beside a float32 or float64 tensor on the CPU,
+an elementwise op converts the number to the tensor's dtype before it computes. This does so, too.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.ir.trace import Equation, Literal, Op, TensorType, Var
 
 CONVERTING = frozenset(
-    Op("leaf", f"aten.{name}{in_place}.Tensor") for name in ("add", "sub", "mul", "div") for in_place in ("", "_")
+    Op("leaf", f"aten.{name}{in_place}.Tensor")
+    for name in ("add", "sub", "mul", "div")
+    for in_place in ("", "_")
 )
 """Ops that take a tensor and a number as a tensor, and convert both to the dtype of the result."""
 
@@ -22,7 +25,9 @@ EXACT = 2**53
 
 
 def number_of(equation: Equation) -> torch.Tensor | None:
-    """The tensor that stands for the number that an equation's last argument is; None where it has to stay a number."""
+    """The tensor that stands for the number that an equation's last argument is; None where it
+    has to stay a number.
+    """
     if equation.op not in CONVERTING or equation.kwargs or len(equation.args) != 2:
         return None
     operand, number = equation.args

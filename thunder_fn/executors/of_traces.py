@@ -1,7 +1,8 @@
 """Executors that a trace brings: those that know its composites.
 
-Composites may have a namespace, as `quantized.int8_linear` has, and a namespace executors. A program of a trace that has such a
-composite, in whatever body, asks them after the executors that its user chose.
+Composites may have a namespace, as `quantized.int8_linear` has, and a namespace executors. A
+program of a trace that has such a composite, in whatever body, asks them after the executors that
+its user chose.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ def bring(namespace: str, *executors: Executor) -> None:
 
 
 def with_executors_of(chosen: Sequence[Executor], trace: Trace) -> tuple[Executor, ...]:
-    """The executors that a user chose, and behind them those that the trace brings. Nobody comes after the torch executor."""
+    """The executors that a user chose, and behind them those that the trace brings. Nobody comes
+    after the torch executor.
+    """
     if TORCH in chosen:
         return tuple(chosen)
     names = {executor.name for executor in chosen}

@@ -1,4 +1,6 @@
-"""OperatorExecutor: an executor that takes single equations, by operators of its own or in terms of other ops."""
+"""OperatorExecutor: an executor that takes single equations, by operators of its own or in terms
+of other ops.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ GRAD_ONLY = Refused("registered with a grad_transform only")
 
 @dataclass(frozen=True)
 class Implementation:
-    """The implementation of an op by an executor: its function, the check where it is valid, and its derivative."""
+    """The implementation of an op by an executor: its function, the check where it is valid, and
+    its derivative.
+    """
 
     operator: Operator | None = None
     checker: Checker | None = None
@@ -48,8 +52,8 @@ class OperatorExecutor(Executor):
     Args:
         name: an identifier, the first part of the names of its operators.
         version: for people.
-        numerics: how far its results may be from those of `evaluate`: `"bitwise"`, `"reassociating"` or
-            `"precision-changing"`.
+        numerics: how far its results may be from those of `evaluate`: `"bitwise"`,
+            `"reassociating"` or `"precision-changing"`.
 
     Example:
         >>> import torch
@@ -60,7 +64,9 @@ class OperatorExecutor(Executor):
         tensor([1., 1.])
     """
 
-    def __init__(self, name: str, version: str = "", *, numerics: Numerics = "reassociating") -> None:
+    def __init__(
+        self, name: str, version: str = "", *, numerics: Numerics = "reassociating"
+    ) -> None:
         super().__init__(name, version=version, numerics=numerics)
 
     def register_operator(
@@ -74,36 +80,51 @@ class OperatorExecutor(Executor):
         jvp: Function | None = None,
         vmap: Function | None = None,
     ) -> Operator:
-        """A new operator: a function that is one equation of a trace, and that this executor computes with `fn`.
+        """A new operator: a function that is one equation of a trace, and that this executor
+        computes with `fn`.
 
-        Law: every transform and every other executor computes what `like` does; `fn` agrees with it as exactly as the
-        executor's label says. `fn` is pure: it changes none of its arguments, and keeps no count of its calls.
+        Law: every transform and every other executor computes what `like` does; `fn` agrees with it
+            as exactly as the
+        executor's label says. `fn` is pure: it changes none of its arguments, and keeps no count of
+            its calls.
 
         Args:
             name: an identifier.
             fn: takes the operator's arguments, tensors without gradients among them.
             like: what the operator does, in PyTorch; or
-            meta: takes tensors without values and returns such tensors. `fn` is then all that is known.
+            meta: takes tensors without values and returns such tensors. `fn` is then all that is
+                known.
             grad_transform: forward and backward as one function, with `get_grad` and `put_grad`.
             jvp: `jvp(primals, tangents)` returns the output and its tangent, as for `custom_jvp`.
-            vmap: `vmap(axis_size, in_batched, *args)` returns the output and which parts of it are batched, as for
-                `custom_vmap`.
+            vmap: `vmap(axis_size, in_batched, *args)` returns the output and which parts of it are
+                batched, as for `custom_vmap`.
 
         Raises:
             ExecutorError: the name is taken or no identifier, or not one of like and meta is given.
         """
         if not isinstance(name, str) or not name.isidentifier():
-            raise ExecutorError(f"{self.name}.register_operator: an operator's name is an identifier, given {name!r}")
+            raise ExecutorError(
+                f"{self.name}.register_operator: an operator's name is an identifier, given"
+                f" {name!r}"
+            )
         if (like is None) == (meta is None):
             raise ExecutorError(
                 f"{self.name}.register_operator: {name} needs one of like= and meta=, "
                 f"given {'neither' if like is None else 'both'}"
             )
-        functions = {"fn": fn, "like": like, "meta": meta, "grad_transform": grad_transform, "jvp": jvp, "vmap": vmap}
+        functions = {
+            "fn": fn,
+            "like": like,
+            "meta": meta,
+            "grad_transform": grad_transform,
+            "jvp": jvp,
+            "vmap": vmap,
+        }
         for key, value in functions.items():
             if value is not None and not callable(value):
                 raise ExecutorError(
-                    f"{self.name}.register_operator: {key} of {name} is no function: {shown(value, 60)}"
+                    f"{self.name}.register_operator: {key} of {name} is no function:"
+                    f" {shown(value, 60)}"
                 )
         operator = Operator(self.name, name, fn, like, meta, grad_transform, jvp, vmap)
         if operator.__composite__ in self.rules:
@@ -123,17 +144,20 @@ class OperatorExecutor(Executor):
         execution_transform: Function | None = None,
         grad_transform: Function | None = None,
     ) -> None:
-        """Say how this executor computes an op that is there already. An earlier registration is forgotten.
+        """Say how this executor computes an op that is there already. An earlier registration is
+        forgotten.
 
         Args:
-            op: a torch function, an ATen op, a `@composite` function, a module class, an operator, or the name of one. A
-                torch function that is one ATen op is met as that op, with the op's arguments.
+            op: a torch function, an ATen op, a `@composite` function, a module class, an operator,
+                or the name of one. A torch function that is one ATen op is met as that op, with the
+                op's arguments.
             operator: called with the op's arguments, in place of an execution_transform.
-            checker: called with the op's arguments, tensors without values among them; False leaves a call to others.
-            execution_transform: computes the op in terms of others. It is traced when a program is made, after all
-                transforms, and its ops are claimed in turn.
-            grad_transform: forward and backward as one function, with `get_grad` and `put_grad`. It is the op's
-                derivative in functions that are jitted with this executor.
+            checker: called with the op's arguments, tensors without values among them; False leaves
+                a call to others.
+            execution_transform: computes the op in terms of others. It is traced when a program is
+                made, after all transforms, and its ops are claimed in turn.
+            grad_transform: forward and backward as one function, with `get_grad` and `put_grad`. It
+                is the op's derivative in functions that are jitted with this executor.
 
         Raises:
             ExecutorError: `op` is no op, or nothing is registered for it.
@@ -141,7 +165,12 @@ class OperatorExecutor(Executor):
         where = f"{self.name}.register_implementation"
         keys = keys_of(op, where)
         own = isinstance(op, Operator) and op.executor == self.name
-        if operator is None and execution_transform is None and grad_transform is None and not (own and checker):
+        if (
+            operator is None
+            and execution_transform is None
+            and grad_transform is None
+            and not (own and checker)
+        ):
             raise ExecutorError(
                 located(
                     f"{where}: nothing to do for {keys[0]}",
@@ -149,10 +178,13 @@ class OperatorExecutor(Executor):
                 )
             )
         if operator is not None and execution_transform is not None:
-            raise ExecutorError(f"{where}: give an operator or an execution_transform for {keys[0]}, not both")
+            raise ExecutorError(
+                f"{where}: give an operator or an execution_transform for {keys[0]}, not both"
+            )
         if operator is not None and not isinstance(operator, Operator):
             raise ExecutorError(
-                f"{where}: {shown(operator, 60)} is no operator\nPass functions as execution_transform=."
+                f"{where}: {shown(operator, 60)} is no operator\nPass functions as"
+                " execution_transform=."
             )
         for name, value in (
             ("checker", checker),
@@ -187,7 +219,10 @@ class OperatorExecutor(Executor):
             return None
         if ask_checker(rule.checker, equation, self.name) is not None:
             return None
-        return rule.grad_transform, f"{self.name}: {getattr(rule.grad_transform, '__name__', 'grad_transform')}"
+        return (
+            rule.grad_transform,
+            f"{self.name}: {getattr(rule.grad_transform, '__name__', 'grad_transform')}",
+        )
 
 
 @memo(4096)
@@ -199,7 +234,10 @@ def _replacement(transform: Function, single: Trace) -> Trace:
     def replaced(*tensors: Any) -> Any:
         result = apply_to(transform, equation, *tensors)
         if isinstance(result, dict) and (equation.op.kind == "leaf" or ops.is_call(equation.op)):
-            what = f"the execution transform {name} returned a dict, but results of {equation.op} come in an order"
+            what = (
+                f"the execution transform {name} returned a dict, but results of {equation.op} come"
+                " in an order"
+            )
             raise ExecutorError(located_in(what, equation, "Return a tensor, or a tuple of them."))
         return result
 
@@ -212,7 +250,9 @@ def _replacement(transform: Function, single: Trace) -> Trace:
     found, wanted = captured.trace.output_types, tuple(var.type for var in equation.outputs)
     if found != wanted:
         texts = f"({', '.join(map(str, found))}), but the op gives ({', '.join(map(str, wanted))})"
-        raise ExecutorError(located_in(f"the execution transform {name} returned {texts}", equation))
+        raise ExecutorError(
+            located_in(f"the execution transform {name} returned {texts}", equation)
+        )
     lines = tuple(
         replace(one, source=equation.source) for one in captured.trace.equations
     )  # the user's, not the transform's

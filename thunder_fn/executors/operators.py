@@ -1,9 +1,10 @@
 """Operators that an executor brings.
 
-An operator is a function that is recorded as one equation, a composite named `executor::operator`. Its body is the
-trace of `like`, so every transform and every other executor knows its meaning. Its own executor computes it by `fn`.
-The body of an operator with `meta` only is one opaque call of `fn`. Rules that an operator brings are in its body
-too, as custom_vjp, custom_jvp and custom_vmap equations.
+An operator is a function that is recorded as one equation, a composite named `executor::operator`.
+Its body is the trace of `like`, so every transform and every other executor knows its meaning. Its
+own executor computes it by `fn`. The body of an operator with `meta` only is one opaque call of
+`fn`. Rules that an operator brings are in its body too, as custom_vjp, custom_jvp and custom_vmap
+equations.
 """
 
 from __future__ import annotations
@@ -31,7 +32,16 @@ from thunder_fn.executors.grad_transforms import DerivedRule, LazyRule, derive_r
 from thunder_fn.executors.matching import FakeCall, python_value
 from thunder_fn.executors.running import Runner
 from thunder_fn.ir import ops
-from thunder_fn.ir.trace import Arg, Equation, Literal, TensorType, Trace, Type, map_arg, type_of_value
+from thunder_fn.ir.trace import (
+    Arg,
+    Equation,
+    Literal,
+    TensorType,
+    Trace,
+    Type,
+    map_arg,
+    type_of_value,
+)
 from thunder_fn.structured.custom_jvp import custom_jvp
 from thunder_fn.structured.custom_vjp import CUSTOM_VJP
 from thunder_fn.structured.custom_vmap import custom_vmap
@@ -43,7 +53,9 @@ Function = Callable[..., Any]
 
 Rule = Choice["grad_transform", "jvp", "vmap"]
 
-_running: ContextVar[frozenset[tuple[Any, Rule]]] = ContextVar("thunder_fn_operator_rules", default=frozenset())
+_running: ContextVar[frozenset[tuple[Any, Rule]]] = ContextVar(
+    "thunder_fn_operator_rules", default=frozenset()
+)
 
 
 @contextmanager
@@ -59,10 +71,11 @@ def _in_rule_of(operator: Operator, rule: Rule) -> Generator[None]:
 
 @dataclass(frozen=True, eq=False)
 class Operator:
-    """A function that an executor computes in its own way. Made by `OperatorExecutor.register_operator`.
+    """A function that an executor computes in its own way. Made by
+    `OperatorExecutor.register_operator`.
 
-    Inside a traced function a call is one equation. Anywhere else a call runs `fn`, or where autograd or torch.func
-    looks on, what the operator means.
+    Inside a traced function a call is one equation. Anywhere else a call runs `fn`, or where
+    autograd or torch.func looks on, what the operator means.
     """
 
     executor: str
@@ -102,7 +115,9 @@ class Operator:
         call = _Arguments.of(args, kwargs)
         if not calls.is_followed(call.tensors) and not any(map(is_wrapped, call.tensors)):
             return self.fn(*args, **kwargs)
-        return calls.call_eagerly(lambda *tensors: call.with_tensors(tensors).apply(self), call.tensors)
+        return calls.call_eagerly(
+            lambda *tensors: call.with_tensors(tensors).apply(self), call.tensors
+        )
 
     # ---- recording ----
 
@@ -112,7 +127,8 @@ class Operator:
         for leaf in call.leaves:
             if not isinstance(leaf, (torch.Tensor, *LITERALS)):
                 raise self._misuse(
-                    f"{kind_of(leaf)} cannot be part of a trace; pass tensors, numbers, strings, dtypes, devices or None"
+                    f"{kind_of(leaf)} cannot be part of a trace; pass tensors, numbers, strings,"
+                    " dtypes, devices or None"
                 )
         new_args, new_kwargs = encode_call(recorder, args, kwargs)
         if new_args is None or new_kwargs is None:  # a torch.func transform is at work
@@ -121,9 +137,13 @@ class Operator:
             single = alone(Equation(ops.composite(self.__composite__), new_args, new_kwargs, ()))
             captured = _capture_like(self, single, self._rules_at_work())
             if can_bind(recorder, call.tensors):
-                return captured.result(self._bind(recorder, call, captured.trace, new_args, new_kwargs))
+                return captured.result(
+                    self._bind(recorder, call, captured.trace, new_args, new_kwargs)
+                )
         run: Callable[[], Any] = lambda: replay(recorder, captured.trace, call.tensors)
-        return captured.result(in_scope(recorder, self.__composite__, "composite", run, args, kwargs))
+        return captured.result(
+            in_scope(recorder, self.__composite__, "composite", run, args, kwargs)
+        )
 
     def _bind(
         self,
@@ -157,7 +177,8 @@ class Operator:
             raise self._misuse(f"{source} returned no tensor")
         if any(not constant.owned for constant in captured.trace.constants):
             raise self._misuse(
-                f"{source} reads a tensor from outside, which transforms could not see; pass it as an argument"
+                f"{source} reads a tensor from outside, which transforms could not see; pass it as"
+                " an argument"
             )
         return captured
 
@@ -170,7 +191,9 @@ class Operator:
         return frozenset(rule for operator, rule in _running.get() if operator is self)
 
     def _mean(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute what the operator means, with the rules that it brings but for those that are being captured."""
+        """Compute what the operator means, with the rules that it brings but for those that are
+        being captured.
+        """
         without = self._rules_at_work()
         function = self._plainly
         if self.like is None:
@@ -187,7 +210,9 @@ class Operator:
             function = with_vmap
         return function(*args, **kwargs)
 
-    def _by_position(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _by_position(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The call with what `fn` takes by position by position, as rules take it."""
         signature = calls.signature_of(self.fn) if kwargs else None
         if signature is None:
@@ -222,7 +247,9 @@ def _operator_named(executor: str, name: str) -> Operator:
 
 @remembered_in_context(1024)
 def _capture_like(operator: Operator, single: Trace, without: frozenset[Rule]) -> Captured:
-    """Capture the operator on arguments like those of the only equation, without some of its rules."""
+    """Capture the operator on arguments like those of the only equation, without some of its
+    rules.
+    """
     (equation,) = single.equations
     supply = iter(calls.examples_of([var.type for var in equation.operands]))
     args = tuple(python_value(arg, lambda _: next(supply)) for arg in equation.args)
@@ -249,12 +276,15 @@ class _Arguments:
     @property
     def layout(self) -> tuple[Literal, ...]:
         """The leaves, with marks for tensors."""
-        return tuple(Literal(TENSOR if isinstance(leaf, torch.Tensor) else leaf) for leaf in self.leaves)
+        return tuple(
+            Literal(TENSOR if isinstance(leaf, torch.Tensor) else leaf) for leaf in self.leaves
+        )
 
     def with_tensors(self, tensors: Sequence[Any]) -> _Arguments:
         supply = iter(tensors)
         return _Arguments(
-            tuple(next(supply) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves), self.spec
+            tuple(next(supply) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves),
+            self.spec,
         )
 
     def apply(self, function: Any) -> Any:
@@ -262,10 +292,14 @@ class _Arguments:
         return function(*args, **kwargs)
 
 
-def _filled(layout: tuple[Literal, ...], spec: pytree.PyTreeSpec, tensors: Sequence[Any]) -> _Arguments:
+def _filled(
+    layout: tuple[Literal, ...], spec: pytree.PyTreeSpec, tensors: Sequence[Any]
+) -> _Arguments:
     """Arguments of a known layout."""
     supply = iter(tensors)
-    return _Arguments(tuple(next(supply) if leaf.value is TENSOR else leaf.value for leaf in layout), spec)
+    return _Arguments(
+        tuple(next(supply) if leaf.value is TENSOR else leaf.value for leaf in layout), spec
+    )
 
 
 # ---- operators of which only the types are known ----
@@ -310,7 +344,9 @@ class _Opaque:
         types = tuple(type_of_value(leaf) for leaf in found if isinstance(leaf, torch.Tensor))
         fn_call = _FnCall(self.operator, call.layout, call.spec, types)
         results = iter(bind(recorder, OPAQUE, call.tensors, (), types, call=fn_call))
-        return pytree.unflatten(spec, [next(results) if isinstance(leaf, torch.Tensor) else leaf for leaf in found])
+        return pytree.unflatten(
+            spec, [next(results) if isinstance(leaf, torch.Tensor) else leaf for leaf in found]
+        )
 
     def result_of_meta(self, call: _Arguments) -> Any:
         mode, operator = internals.fake_mode(), self.operator
@@ -327,7 +363,10 @@ class _Opaque:
             raise operator._misuse(text) from error  # pyright: ignore[reportPrivateUsage]
         for leaf in pytree.flatten(result)[0]:
             if not isinstance(leaf, (torch.Tensor, *LITERALS)):
-                text = f"meta returned {kind_of(leaf)}; it returns tensors, such as `torch.empty_like(a)`, and numbers"
+                text = (
+                    f"meta returned {kind_of(leaf)}; it returns tensors, such as"
+                    " `torch.empty_like(a)`, and numbers"
+                )
                 raise operator._misuse(text)  # pyright: ignore[reportPrivateUsage]
         return result
 
@@ -344,13 +383,24 @@ class _WithGradTransform:
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         recorder, operator = current(), self.operator
-        assert recorder is not None and operator.grad_transform is not None, "made for operators that have one"
+        assert recorder is not None and operator.grad_transform is not None, (
+            "made for operators that have one"
+        )
         call = _Arguments.of(args, kwargs)
-        primal: Callable[..., Any] = lambda *tensors: call.with_tensors(tensors).apply(self.function)
+        primal: Callable[..., Any] = lambda *tensors: call.with_tensors(tensors).apply(
+            self.function
+        )
         (captured,) = calls.captured_bodies(operator.name, (primal,), (call.tensors,))
         rule = _OperatorRule(captured.trace, operator, call.layout, call.spec)
         return captured.result(
-            bind(recorder, CUSTOM_VJP, call.tensors, (captured.trace,), captured.trace.output_types, **rule.options)
+            bind(
+                recorder,
+                CUSTOM_VJP,
+                call.tensors,
+                (captured.trace,),
+                captured.trace.output_types,
+                **rule.options,
+            )
         )
 
 
@@ -375,4 +425,6 @@ class _OperatorRule(LazyRule):
             return _filled(self.layout, self.spec, tensors).apply(transform)
 
         with _in_rule_of(self.operator, "grad_transform"):
-            return derive_rule(joint, self.primal.input_types, self.primal.output_types, self.operator.name)
+            return derive_rule(
+                joint, self.primal.input_types, self.primal.output_types, self.operator.name
+            )

@@ -1,10 +1,13 @@
-"""Tidying of a flat trace before it becomes a program: equations that a program need not run are dropped.
+"""Tidying of a flat trace before it becomes a program: equations that a program need not run are
+dropped.
 
 - `detach` of an intermediate, where the program runs below autograd;
-- `clone` of what nobody writes to, where the copy is only read, and whatever else gives back what it was given;
+- `clone` of what nobody writes to, where the copy is only read, and whatever else gives back what
+  it was given;
 - what has been computed already.
 
-Two outputs of a program never become one tensor: whoever writes to one of them must not change the other.
+Two outputs of a program never become one tensor: whoever writes to one of them must not change the
+other.
 """
 
 from __future__ import annotations
@@ -49,9 +52,13 @@ def prune(trace: Trace, *, below_autograd: bool) -> tuple[Trace, tuple[int, ...]
             if equation.outputs[0].index in returned and isinstance(same, Var):
                 returned.add(same.index)
         elif known is not None and not _both_escape(known, equation, escaping):
-            names.update((old.index, var) for old, var in zip(equation.outputs, known.outputs, strict=True))
+            names.update(
+                (old.index, var) for old, var in zip(equation.outputs, known.outputs, strict=True)
+            )
             escaping |= {
-                var.index for old, var in zip(equation.outputs, known.outputs, strict=True) if old.index in escaping
+                var.index
+                for old, var in zip(equation.outputs, known.outputs, strict=True)
+                if old.index in escaping
             }
         else:
             kept.append(new)
@@ -75,14 +82,20 @@ def drop_dead(trace: Trace) -> tuple[Trace, tuple[int, ...]]:
     gone, equations = list[int](), list(trace.equations)
     for position, equation in reversed(list(enumerate(trace.equations))):
         equations[position] = without_log_sums(equation, need)
-        if is_kept(equation) or makes_symbols(equation) or any(var.index in need for var in equation.outputs):
+        if (
+            is_kept(equation)
+            or makes_symbols(equation)
+            or any(var.index in need for var in equation.outputs)
+        ):
             need.update(var.index for var in equation.operands)
         else:
             gone.append(position)
     if not gone and all(new is old for new, old in zip(equations, trace.equations, strict=True)):
         return trace, ()
     dead = set(gone)
-    new = cut(trace, equations=(eq for position, eq in enumerate(equations) if position not in dead))
+    new = cut(
+        trace, equations=(eq for position, eq in enumerate(equations) if position not in dead)
+    )
     return new, tuple(sorted(gone))
 
 
@@ -124,4 +137,6 @@ def _key(equation: Equation) -> object:
 
 
 def _both_escape(known: Equation, other: Equation, escaping: set[int]) -> bool:
-    return any(var.index in escaping for var in known.outputs) and any(var.index in escaping for var in other.outputs)
+    return any(var.index in escaping for var in known.outputs) and any(
+        var.index in escaping for var in other.outputs
+    )

@@ -1,11 +1,12 @@
 """Cutting a flat trace into regions: which equations one executor compiles together.
 
-Regions are convex: no way leads out of a region and back in, so that a region can run as one call. In program order an
-equation joins the latest region unless something outside that depends on the region lies between; then it begins the
-next one. So no two regions could be one, and values are made about where the program makes them.
+Regions are convex: no way leads out of a region and back in, so that a region can run as one call.
+In program order an equation joins the latest region unless something outside that depends on the
+region lies between; then it begins the next one. So no two regions could be one, and values are
+made about where the program makes them.
 
-A program may *give* a region what the region reads last and nothing else shows. The given places are part of the
-region's job, so equal regions are given the same.
+A program may *give* a region what the region reads last and nothing else shows. The given places
+are part of the region's job, so equal regions are given the same.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ Group = tuple[int, ...]
 def partition(trace: Trace, wanted: Sequence[bool]) -> list[Group]:
     """The positions of wanted equations, in regions.
 
-    Law: every wanted equation is in exactly one region; regions are convex, and merging any two of them would make a
+    Law: every wanted equation is in exactly one region; regions are convex, and merging any two of
+        them would make a
     circle. Equations with effects and random numbers stay in order; they are never wanted.
     """
     regions: list[list[int]] = []
@@ -52,7 +54,8 @@ def grouped(trace: Trace, groups: Sequence[Group], name: str) -> tuple[Trace, tu
     """The trace with each group as one composite equation of this name, its body a closed trace.
 
     Returns:
-        The trace, and for each of its equations the position of the first equation that it stands for.
+        The trace, and for each of its equations the position of the first equation that it stands
+            for.
     """
     group_of = {position: group for group in groups for position in group}
     order = _order(trace, group_of)
@@ -65,7 +68,9 @@ def grouped(trace: Trace, groups: Sequence[Group], name: str) -> tuple[Trace, tu
             continue
         source = _common_source(equations)
         around = source.module if source is not None else None
-        equations = [replace(one, source=one.source and one.source.within(around)) for one in equations]
+        equations = [
+            replace(one, source=one.source and one.source.within(around)) for one in equations
+        ]
         inputs, variables, body = _close(trace, item, equations, readers, name)
         new.append(Equation(ops.composite(name), inputs, (), variables, (body,), source))
     return cut(trace, equations=new), tuple(item[0] for item in order)
@@ -75,7 +80,10 @@ def bodies_of(trace: Trace, groups: Sequence[Group], name: str) -> list[Trace]:
     """The bodies of the composites that `grouped` would make of these groups."""
     readers = _readers(trace, {position: group for group in groups for position in group})
     equations = ([trace.equations[position] for position in group] for group in groups)
-    return [_close(trace, group, own, readers, name)[2] for group, own in zip(groups, equations, strict=True)]
+    return [
+        _close(trace, group, own, readers, name)[2]
+        for group, own in zip(groups, equations, strict=True)
+    ]
 
 
 def _common_source(equations: Sequence[Equation]) -> Source | None:
@@ -89,7 +97,9 @@ def _common_source(equations: Sequence[Equation]) -> Source | None:
 
 
 def _readers(trace: Trace, group_of: dict[int, Group]) -> dict[int, set[Group]]:
-    """The groups and single equations that read each variable; the trace's own reading is the empty group."""
+    """The groups and single equations that read each variable; the trace's own reading is the
+    empty group.
+    """
     found: dict[int, set[Group]] = {}
     for position, equation in enumerate(trace.equations):
         for var in equation.operands:
@@ -101,21 +111,32 @@ def _readers(trace: Trace, group_of: dict[int, Group]) -> dict[int, set[Group]]:
 
 
 def _close(
-    trace: Trace, group: Group, equations: Sequence[Equation], readers: dict[int, set[Group]], name: str
+    trace: Trace,
+    group: Group,
+    equations: Sequence[Equation],
+    readers: dict[int, set[Group]],
+    name: str,
 ) -> tuple[tuple[Var, ...], tuple[Var, ...], Trace]:
-    """A group as a closed trace: its inputs and outputs as variables of the trace around, and the trace."""
+    """A group as a closed trace: its inputs and outputs as variables of the trace around, and
+    the trace.
+    """
     own = {var.index for equation in equations for var in equation.outputs}
     constants = {constant.var.index for constant in trace.constants}
     read = {var.index: var for equation in equations for var in equation.operands}
-    inputs = tuple(var for index, var in read.items() if index not in own and index not in constants)
+    inputs = tuple(
+        var for index, var in read.items() if index not in own and index not in constants
+    )
     made = (var for equation in equations for var in equation.outputs)
     outputs = tuple(var for var in made if readers.get(var.index, set()) - {group})
-    # The program around a region is guarded. A region is code for its inputs, so it takes no constraints along.
+    # The program around a region is guarded. A region is code for its inputs, so it takes no
+    # constraints along.
     return inputs, outputs, canonical(inputs, tuple(equations), outputs, trace.constants, (), name)
 
 
 def _order(trace: Trace, group_of: dict[int, Group]) -> list[Group]:
-    """Groups and single equations so that each comes after its operands, otherwise in program order."""
+    """Groups and single equations so that each comes after its operands, otherwise in program
+    order.
+    """
     maker: dict[int, Group] = {}
     items: dict[Group, None] = {}
     for position, equation in enumerate(trace.equations):

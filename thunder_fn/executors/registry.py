@@ -24,7 +24,9 @@ BUILTIN: dict[str, str] = {
     "torchao": "thunder_fn.executors.quantized.torchao_kernels",
     "bitsandbytes": "thunder_fn.executors.quantized.bitsandbytes_kernels",
 }
-"""Executors that come with thunder_fn, and the modules that have them as `EXECUTOR`, imported when they are asked for."""
+"""Executors that come with thunder_fn, and the modules that have them as `EXECUTOR`, imported
+when they are asked for.
+"""
 
 _registered: dict[str, Executor] = {TORCH.name: TORCH}
 _lock = threading.RLock()
@@ -42,8 +44,8 @@ def register_executor(executor: Executor) -> Executor:
         known = _registered.get(executor.name)
         if executor.name in BUILTIN or (known is not None and known is not executor):
             raise ExecutorError(
-                f"register_executor: another executor is registered as {executor.name!r}\n"
-                f"Call `deregister_executor({executor.name!r})` first, or give this one another name."
+                f"register_executor: another executor is registered as {executor.name!r}\nCall"
+                f" `deregister_executor({executor.name!r})` first, or give this one another name."
             )
         _registered[executor.name] = executor
     return executor
@@ -53,11 +55,14 @@ def deregister_executor(executor: Executor | str) -> None:
     """Forget a name. Functions that were jitted with the executor keep it.
 
     Raises:
-        ExecutorError: it comes with thunder_fn, is no executor, or another one is registered under its name.
+        ExecutorError: it comes with thunder_fn, is no executor, or another one is registered under
+            its name.
         UnknownOption: no executor has this name.
     """
     if not isinstance(executor, str | Executor):
-        raise ExecutorError(f"deregister_executor: expected an executor or its name, given {kind_of(executor)}")
+        raise ExecutorError(
+            f"deregister_executor: expected an executor or its name, given {kind_of(executor)}"
+        )
     name = executor if isinstance(executor, str) else executor.name
     if name == TORCH.name or name in BUILTIN:
         raise ExecutorError(f"deregister_executor: {name!r} comes with thunder_fn")
@@ -66,7 +71,9 @@ def deregister_executor(executor: Executor | str) -> None:
         if known is None:
             raise UnknownOption(_unknown("deregister_executor", name))
         if not isinstance(executor, str) and known is not executor:
-            raise ExecutorError(f"deregister_executor: the executor that is registered as {name!r} is another one")
+            raise ExecutorError(
+                f"deregister_executor: the executor that is registered as {name!r} is another one"
+            )
         del _registered[name]
 
 
@@ -86,7 +93,8 @@ def list_executors() -> tuple[str, ...]:
 
 
 def resolve_executors(given: Any, where: str = "jit") -> tuple[Executor, ...]:
-    """Executors and names of executors as executors, each once, None as none; nobody comes after the torch executor.
+    """Executors and names of executors as executors, each once, None as none; nobody comes after
+    the torch executor.
 
     Raises:
         UnknownOption: no executor has this name.
@@ -98,7 +106,8 @@ def resolve_executors(given: Any, where: str = "jit") -> tuple[Executor, ...]:
     for one in given:
         if not isinstance(one, str | Executor):
             text = (
-                f"{where}: an executor is a value such as `OperatorExecutor('mine')` or a name, given {shown(one, 60)}"
+                f"{where}: an executor is a value such as `OperatorExecutor('mine')` or a name,"
+                f" given {shown(one, 60)}"
             )
             raise ExecutorError(text)
         executor = _find(one, where) if isinstance(one, str) else one

@@ -1,9 +1,10 @@
 """Reuse of memory: equations that may overwrite an operand instead of filling new memory.
 
-A functionalised optimizer step allocates where the user's code worked in place. `plan_reuse` finds equations with two
-properties: their first operand is not needed any more and lies in memory that nobody else sees, and their op has an
-in-place form with bitwise equal results. It also finds such operands of regions, whose memory a compiler may write
-results to. Everything else here is the alias analysis that this needs.
+A functionalised optimizer step allocates where the user's code worked in place. `plan_reuse` finds
+equations with two properties: their first operand is not needed any more and lies in memory that
+nobody else sees. Their op has an in-place form with bitwise equal results. It also finds such
+operands of regions, whose memory a compiler may write results to. Everything else here is the alias
+analysis that this needs.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ CLONE = ops.leaf(torch.ops.aten.clone.default)
 
 @dataclass(frozen=True, slots=True)
 class Aliases:
-    """The buffers that each variable may lie in, and whether it is all of a buffer made for it alone.
+    """The buffers that each variable may lie in, and whether it is all of a buffer made for it
+    alone.
 
     One that `covers` its buffer is that, or shows all of such a variable in another shape.
     """
@@ -43,7 +45,9 @@ class Aliases:
 
 
 RegionOf = Callable[[Equation], Trace | None]
-"""The body of an equation whose results lie in memory as those of its body's equations do; of others nothing is known."""
+"""The body of an equation whose results lie in memory as those of its body's equations do; of
+others nothing is known.
+"""
 
 
 def no_region(equation: Equation) -> None:
@@ -51,7 +55,9 @@ def no_region(equation: Equation) -> None:
 
 
 def find_aliases(trace: Trace, region_of: RegionOf = no_region) -> Aliases:
-    """Find the variables that may share memory. A buffer is named by the variable that it was made for."""
+    """Find the variables that may share memory. A buffer is named by the variable that it was
+    made for.
+    """
     roots = (*trace.inputs, *(constant.var for constant in trace.constants))
     buffers: list[frozenset[int]] = [frozenset((var.index,)) for var in roots]
     whole, covers = [False] * len(roots), [False] * len(roots)
@@ -79,20 +85,24 @@ def find_aliases(trace: Trace, region_of: RegionOf = no_region) -> Aliases:
 def _buffers_of_results(
     equation: Equation, region: Trace, inside: Aliases, buffers: Sequence[frozenset[int]]
 ) -> list[frozenset[int]]:
-    """The buffers of a region's results: a result in an input's memory lies where its operand does."""
+    """The buffers of a region's results: a result in an input's memory lies where its operand
+    does.
+    """
     outside = {place: buffers[var.index] for place, var in enumerate(equation.operands)}
     found = list[frozenset[int]]()
     for var, atom in zip(equation.outputs, region.outputs, strict=True):
         own = frozenset((var.index,))
         roots = inside.buffers[atom.index] if isinstance(atom, Var) else ()
-        found.append(frozenset[int]().union(*(outside.setdefault(root, own) for root in roots)) or own)
+        found.append(
+            frozenset[int]().union(*(outside.setdefault(root, own) for root in roots)) or own
+        )
     return found
 
 
 @cache
 def is_fresh(op: Op) -> bool:
-    """Test whether the op's results are dense memory that it has just allocated, each its own. A list: schemas do not
-    tell.
+    """Test whether the op's results are dense memory that it has just allocated, each its own. A
+    list: schemas do not tell.
     """
     if op.kind != "leaf" or ops.is_view(op) or ops.is_effectful(op):
         return False
@@ -104,7 +114,9 @@ def is_fresh(op: Op) -> bool:
 
 @cache
 def is_reshape(op: Op) -> bool:
-    """Test whether the op shows every element of its first operand, in memory of it or in a copy."""
+    """Test whether the op shows every element of its first operand, in memory of it or in a
+    copy.
+    """
     return op in facts.RESHAPES or op in facts.ALIASES
 
 
@@ -121,22 +133,33 @@ def in_place(op: Op) -> Op | None:
         mine, its = (internals.schema_arguments(ops.overload(form)) for form in (op, written))
     except InvalidTrace:
         return None
-    same = [(a.name, a.type, a.kwarg_only) for a in mine] == [(a.name, a.type, a.kwarg_only) for a in its]
-    only_first = [a.alias_info is not None and a.alias_info.is_write for a in its] == [True] + [False] * (len(its) - 1)
+    same = [(a.name, a.type, a.kwarg_only) for a in mine] == [
+        (a.name, a.type, a.kwarg_only) for a in its
+    ]
+    only_first = [a.alias_info is not None and a.alias_info.is_write for a in its] == [True] + [
+        False
+    ] * (len(its) - 1)
     return written if same and only_first else None
 
 
 def drop_copies(trace: Trace) -> tuple[Trace, tuple[int, ...]]:
-    """Replace `copy(x, y)` by `y` where y is a pointwise function of x first, of x's type, that nothing else reads.
+    """Replace `copy(x, y)` by `y` where y is a pointwise function of x first, of x's type, that
+    nothing else reads.
 
-    Capture leaves that of `x.copy_(f(x))`. Such a y has x's layout, so nothing can tell the two apart.
+    Capture leaves that of `x.copy_(f(x))`. Such a y has x's layout, so nothing can tell the two
+    apart.
 
     Returns:
         The trace, and the positions of the equations that are gone.
     """
     uses = Counter(var.index for equation in trace.equations for var in equation.operands)
     uses.update(atom.index for atom in trace.outputs if isinstance(atom, Var))
-    makers, names, kept, gone = dict[int, Equation](), dict[int, Arg](), list[Equation](), list[int]()
+    makers, names, kept, gone = (
+        dict[int, Equation](),
+        dict[int, Arg](),
+        list[Equation](),
+        list[int](),
+    )
 
     def read(var: Var) -> Arg:
         return names.get(var.index, var)
@@ -144,7 +167,11 @@ def drop_copies(trace: Trace) -> tuple[Trace, tuple[int, ...]]:
     for position, equation in enumerate(trace.equations):
         args = tuple(map_arg(read, arg) for arg in equation.args)
         kwargs = tuple((key, map_arg(read, arg)) for key, arg in equation.kwargs)
-        if equation.op == COPY and _is_layout_kept(equation, makers) and uses[equation.operands[1].index] == 1:
+        if (
+            equation.op == COPY
+            and _is_layout_kept(equation, makers)
+            and uses[equation.operands[1].index] == 1
+        ):
             names[equation.outputs[0].index] = args[1]
             gone.append(position)
             continue
@@ -156,19 +183,27 @@ def drop_copies(trace: Trace) -> tuple[Trace, tuple[int, ...]]:
 
 
 def _is_layout_kept(copy: Equation, makers: Mapping[int, Equation]) -> bool:
-    """Test whether the second operand was made by a pointwise op that takes the first one first, and has its type."""
+    """Test whether the second operand was made by a pointwise op that takes the first one first,
+    and has its type.
+    """
     if len(copy.args) != 2 or not all(isinstance(arg, Var) for arg in copy.args):
         return False
     target, source = copy.operands
     maker = makers.get(source.index)
-    if maker is None or not is_fresh(maker.op) or torch.Tag.pointwise not in ops.overload(maker.op).tags:
+    if (
+        maker is None
+        or not is_fresh(maker.op)
+        or torch.Tag.pointwise not in ops.overload(maker.op).tags
+    ):
         return False
     same_place = bool(maker.args) and maker.args[0] == target
     return same_place and source.type == target.type == copy.outputs[0].type
 
 
 def last_uses(trace: Trace) -> list[int]:
-    """The last equation that reads each variable: -1 if none does, one past the last if it is an output."""
+    """The last equation that reads each variable: -1 if none does, one past the last if it is an
+    output.
+    """
     found = [-1] * num_vars(trace)
     for position, equation in enumerate(trace.equations):
         for var in equation.operands:
@@ -186,8 +221,8 @@ class Reuse:
     in_place: frozenset[int]
     """The equations, by position, that run over their first operand."""
     given: Mapping[int, tuple[int, ...]]
-    """The operands, by place, whose memory a region may write to, by the region's position. Equal regions are given
-    the same, so that they are compiled once.
+    """The operands, by place, whose memory a region may write to, by the region's position. Equal
+    regions are given the same, so that they are compiled once.
     """
 
     def targets(self, trace: Trace) -> Iterator[Var]:
@@ -205,14 +240,17 @@ def plan_reuse(
 ) -> Reuse:
     """The equations that may run in place.
 
-    Law: running them so changes no output's bits, and no memory but that of donated and written variables. A region
-    may do anything with given memory but keep it: a result that it writes there is in nobody else's memory.
+    Law: running them so changes no output's bits, and no memory but that of donated and written
+        variables. A region
+    may do anything with given memory but keep it: a result that it writes there is in nobody else's
+        memory.
 
     Args:
         trace: leaves, structured ops, and composites that executors run.
-        donated: inputs, by variable, whose memory is the program's to use. No other input shares it.
-        writes: variables (inputs or constants) whose memory will hold another variable's value when the program has
-            run. No other input shares it.
+        donated: inputs, by variable, whose memory is the program's to use. No other input shares
+            it.
+        writes: variables (inputs or constants) whose memory will hold another variable's value when
+            the program has run. No other input shares it.
         region_of: see `find_aliases`.
     """
     writes = writes or {}
@@ -223,8 +261,12 @@ def plan_reuse(
     end, chosen, regions = len(trace.equations), set[int](), dict[Op, list[tuple[int, set[int]]]]()
 
     def is_free(var: Var, position: int) -> bool:
-        """Test that no later equation, and no other operand of this one, reads the memory that the variable lies in."""
-        return last[var.index] == position and all(last[index] < position for index in members.sharing(var))
+        """Test that no later equation, and no other operand of this one, reads the memory that
+        the variable lies in.
+        """
+        return last[var.index] == position and all(
+            last[index] < position for index in members.sharing(var)
+        )
 
     for position, equation in enumerate(trace.equations):
         if region_of(equation) is not None:
@@ -242,10 +284,14 @@ def plan_reuse(
         if not _has_form(equation):
             continue
         source, target = equation.operands[0], equation.outputs[0]
-        if not (aliases.whole[source.index] or source.index in own) or not is_free(source, position):
+        if not (aliases.whole[source.index] or source.index in own) or not is_free(
+            source, position
+        ):
             continue
         home = tenant_of.get(source.index)
-        escapes = last[target.index] == end or any(last[index] == end for index in members.sharing(target))
+        escapes = last[target.index] == end or any(
+            last[index] == end for index in members.sharing(target)
+        )
         if home is not None and escapes and writes[home] != target.index:
             continue
         if home is not None:
@@ -259,8 +305,8 @@ def plan_reuse(
 
 
 class _Members:
-    """The variables that may lie in each buffer. Many may lie in the same ones: results of a region in all that it
-    reads.
+    """The variables that may lie in each buffer. Many may lie in the same ones: results of a region
+    in all that it reads.
     """
 
     def __init__(self, aliases: Aliases) -> None:
@@ -280,7 +326,11 @@ class _Members:
 
     def sharing(self, var: Var) -> set[int]:
         """The other variables that may share memory with `var`."""
-        found = {buffers for buffer in self.aliases.buffers[var.index] for buffers in self.holding[buffer]}
+        found = {
+            buffers
+            for buffer in self.aliases.buffers[var.index]
+            for buffers in self.holding[buffer]
+        }
         return {index for buffers in found for index in self.variables[buffers]} - {var.index}
 
 
@@ -290,7 +340,9 @@ def _has_dims(var: Var) -> bool:
 
 
 def _has_form(equation: Equation) -> bool:
-    """Test whether the op has an in-place form that fits these operands: one tensor of the result's type, first."""
+    """Test whether the op has an in-place form that fits these operands: one tensor of the
+    result's type, first.
+    """
     if len(equation.outputs) != 1 or not equation.args or not isinstance(equation.args[0], Var):
         return False
     source, target = equation.args[0], equation.outputs[0]
@@ -305,8 +357,8 @@ def _has_form(equation: Equation) -> bool:
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Test that every element has a place of its own and that there are no gaps: what a donated or written tensor
-    must be.
+    """Test that every element has a place of its own and that there are no gaps: what a donated or
+    written tensor must be.
     """
     return is_dense_layout(tensor.shape, tensor.stride())
 

@@ -1,4 +1,6 @@
-"""Calls of operators' functions: results are the promised ones, or the error says who broke the promise."""
+"""Calls of operators' functions: results are the promised ones, or the error says who broke the
+promise.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,26 @@ from thunder_fn.errors import ExecutorError, has_note, kind_of, located
 from thunder_fn.executors.taking import donating
 from thunder_fn.ir.pretty import format_equation
 from thunder_fn.ir.symbols import Substitution, bind, replaced
-from thunder_fn.ir.trace import Arg, Equation, Expr, Source, TensorType, Trace, Type, Var, type_of_value
+from thunder_fn.ir.trace import (
+    Arg,
+    Equation,
+    Expr,
+    Source,
+    TensorType,
+    Trace,
+    Type,
+    Var,
+    type_of_value,
+)
 
 LINES = "_lines"
 """The key, in the context of a program, of the `Line` of each line that calls an operator."""
 
 
 class Line:
-    """The equation that a line of a program runs, and the types of its results; None where symbols are among their sizes."""
+    """The equation that a line of a program runs, and the types of its results; None where
+    symbols are among their sizes.
+    """
 
     __slots__ = ("equation", "types")
 
@@ -35,8 +49,8 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """A run of `fn` as a line of a program does it: without autograd, its results checked against the line's
-    equation.
+    """A run of `fn` as a line of a program does it: without autograd, its results checked against
+    the line's equation.
     """
 
     name: str
@@ -53,7 +67,11 @@ class Runner:
         return self.run(args, kwargs, types, line.equation.source)
 
     def run(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], types: Sequence[Type], source: Source | None = None
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        types: Sequence[Type],
+        source: Source | None = None,
     ) -> tuple[Any, ...]:
         """The tensors that fn returns.
 
@@ -73,8 +91,12 @@ class Runner:
             raise
         after = _versions(given)
         if before != after:
-            written = next(i for i, pair in enumerate(zip(before, after, strict=True)) if pair[0] != pair[1])
-            what = f"{self.name}: fn wrote to tensor {written} of its arguments, which others may read"
+            written = next(
+                i for i, pair in enumerate(zip(before, after, strict=True)) if pair[0] != pair[1]
+            )
+            what = (
+                f"{self.name}: fn wrote to tensor {written} of its arguments, which others may read"
+            )
             fix = "fn has to be pure: write to a copy (`x = x.clone()`) and return it."
             raise ExecutorError(located(what, source=source, fix=fix))
         if isinstance(result, torch.Tensor) and len(types) == 1 and _fits(result, types[0]):
@@ -84,9 +106,13 @@ class Runner:
             found, wanted = ", ".join(map(_told, tensors)), ", ".join(map(str, types))
             raise ExecutorError(
                 located(
-                    f"{self.name}: fn returned ({found}), but the operator's results are ({wanted})",
+                    f"{self.name}: fn returned ({found}), but the operator's results are"
+                    f" ({wanted})",
                     source=source,
-                    fix="fn has to return tensors of the dtypes and shapes that `like` or `meta` says.",
+                    fix=(
+                        "fn has to return tensors of the dtypes and shapes that `like` or `meta`"
+                        " says."
+                    ),
                 )
             )
         return tuple(tensors)
@@ -94,8 +120,8 @@ class Runner:
 
 @dataclass(frozen=True, slots=True)
 class CheckedRegion:
-    """A run of an executor's function for a region; it returns what the region says, or the error names the user's
-    line.
+    """A run of an executor's function for a region; it returns what the region says, or the error
+    names the user's line.
     """
 
     name: str
@@ -103,7 +129,9 @@ class CheckedRegion:
     region: Trace
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
-        source = next((equation.source for equation in self.region.equations if equation.source), None)
+        source = next(
+            (equation.source for equation in self.region.equations if equation.source), None
+        )
         try:
             results = self.run(*inputs)
         except Exception as error:
@@ -111,11 +139,22 @@ class CheckedRegion:
                 error.add_note(located(f"while it ran: {self.name}", source=source))
             raise
         types = self.region.output_types
-        if isinstance(results, tuple | list) and len(results) == len(types) and all(map(_is, results, types)):
+        if (
+            isinstance(results, tuple | list)
+            and len(results) == len(types)
+            and all(map(_is, results, types))
+        ):
             return tuple(results)
-        found = f"({', '.join(map(_told, results))})" if isinstance(results, tuple | list) else _told(results)
+        found = (
+            f"({', '.join(map(_told, results))})"
+            if isinstance(results, tuple | list)
+            else _told(results)
+        )
         what = f"{self.name} returned {found}, but its outputs are ({', '.join(map(str, types))})"
-        fix = "Let the function that `fuse` makes return a tuple of tensors of the region's dtypes and shapes."
+        fix = (
+            "Let the function that `fuse` makes return a tuple of tensors of the region's dtypes"
+            " and shapes."
+        )
         raise ExecutorError(located(what, source=source, fix=fix))
 
     def donating(self, places: tuple[int, ...]) -> CheckedRegion:
@@ -125,8 +164,8 @@ class CheckedRegion:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A run of a collective as a line of a program does it; where it fails, the error names the equation and the
-    ranks.
+    """A run of a collective as a line of a program does it; where it fails, the error names the
+    equation and the ranks.
     """
 
     run: Callable[..., Any]
@@ -145,7 +184,9 @@ def tensors_in(result: Any, count: int) -> list[torch.Tensor]:
     leaves = [result] if isinstance(result, torch.Tensor) else pytree.flatten(result)[0]
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     if len(tensors) < count:
-        arrays = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor | np.ndarray | np.generic)]
+        arrays = [
+            leaf for leaf in leaves if isinstance(leaf, torch.Tensor | np.ndarray | np.generic)
+        ]
         tensors = [torch.as_tensor(leaf) for leaf in arrays] if len(arrays) == count else tensors
     return tensors
 
@@ -167,8 +208,12 @@ def _is_static(type: Type) -> bool:
     return not isinstance(type, TensorType) or all(isinstance(dim, int) for dim in type.shape)
 
 
-def _types_for(equation: Equation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Type, ...]:
-    """The types of the results of a call, with numbers in the place of the symbols that its operands know."""
+def _types_for(
+    equation: Equation, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Type, ...]:
+    """The types of the results of a call, with numbers in the place of the symbols that its
+    operands know.
+    """
     known = dict[int, tuple[Var, Any]]()
 
     def match(arg: Arg, value: Any) -> None:
@@ -179,7 +224,9 @@ def _types_for(equation: Equation, args: tuple[Any, ...], kwargs: dict[str, Any]
                 match(one, item)
 
     match(equation.args, args)
-    match(tuple(arg for _, arg in equation.kwargs), tuple(kwargs[key] for key, _ in equation.kwargs))
+    match(
+        tuple(arg for _, arg in equation.kwargs), tuple(kwargs[key] for key, _ in equation.kwargs)
+    )
     values = bind([var for var, _ in known.values()], [value for _, value in known.values()])
     change = Substitution(lambda expr: replaced(expr, values))
     return tuple(change.type(var.type) for var in equation.outputs)
@@ -191,12 +238,16 @@ def _fits(value: torch.Tensor, type: Type) -> bool:
     if value.shape == type.shape:
         return True
     sizes = zip(value.shape, type.shape, strict=False)
-    return value.dim() == len(type.shape) and all(isinstance(dim, Expr) or size == dim for size, dim in sizes)
+    return value.dim() == len(type.shape) and all(
+        isinstance(dim, Expr) or size == dim for size, dim in sizes
+    )
 
 
 def _is(value: Any, type: Type) -> bool:
     """Test that a result of a region is of its type; anything but a tensor passes."""
-    return not isinstance(type, TensorType) or (isinstance(value, torch.Tensor) and _fits(value, type))
+    return not isinstance(type, TensorType) or (
+        isinstance(value, torch.Tensor) and _fits(value, type)
+    )
 
 
 def _told(value: Any) -> str:

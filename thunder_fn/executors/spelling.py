@@ -1,8 +1,9 @@
 """Spelling of an equation as a call that Python makes fast.
 
-`torch.add(a, b)` takes half the time of `torch.ops.aten.add.Tensor(a, b)`: its arguments are parsed by generated
-code. A C-bound function of the op's name is used if it reaches the dispatcher with the very overload and arguments of
-the equation. That is tried once for each distinct call, without running any kernel.
+`torch.add(a, b)` takes half the time of `torch.ops.aten.add.Tensor(a, b)`: its arguments are parsed
+by generated code. A C-bound function of the op's name is used if it reaches the dispatcher with the
+very overload and arguments of the equation. That is tried once for each distinct call, without
+running any kernel.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ def _skeleton(arg: Any) -> Any:
 
 
 def _operand(type: Type) -> _Operand:
-    return _Operand(type.dtype, len(type.shape)) if isinstance(type, TensorType) else _Operand(None, 0)
+    return (
+        _Operand(type.dtype, len(type.shape)) if isinstance(type, TensorType) else _Operand(None, 0)
+    )
 
 
 @lru_cache(maxsize=16384)
@@ -92,7 +95,9 @@ def _spell(op: Op, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -
 
 
 def _is_known(arg: Any) -> bool:
-    """Test that everything in a skeleton has a value to try: numbers that are variables have none."""
+    """Test that everything in a skeleton has a value to try: numbers that are variables have
+    none.
+    """
     if isinstance(arg, tuple):
         return all(map(_is_known, arg))
     return not isinstance(arg, _Operand) or arg.dtype is not None
@@ -102,15 +107,25 @@ def _value(arg: Any) -> Any:
     """A Python value for a skeleton: a meta tensor for each operand."""
     if isinstance(arg, tuple):
         return tuple(map(_value, arg))
-    return torch.empty((2,) * arg.dims, dtype=arg.dtype, device="meta") if isinstance(arg, _Operand) else arg.value
+    return (
+        torch.empty((2,) * arg.dims, dtype=arg.dtype, device="meta")
+        if isinstance(arg, _Operand)
+        else arg.value
+    )
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Compare arguments: the same tensor objects, equal numbers of equal types, lists or tuples alike."""
+    """Compare arguments: the same tensor objects, equal numbers of equal types, lists or tuples
+    alike.
+    """
     if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
         return a is b
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
         return len(a) == len(b) and all(map(_same, a, b))
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
-    return Literal(a) == Literal(b) if isinstance(a, (bool, int, float, complex)) else type(a) is type(b) and a == b
+    return (
+        Literal(a) == Literal(b)
+        if isinstance(a, (bool, int, float, complex))
+        else type(a) is type(b) and a == b
+    )

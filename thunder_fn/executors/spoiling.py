@@ -1,4 +1,5 @@
-"""A mode in which memory that is read before it is written, or written outside of its bounds, shows.
+"""A mode in which memory that is read before it is written, or written outside of its bounds,
+shows.
 
     THUNDER_FN_CHECK=1 python -m pytest tests/executors
 
@@ -7,11 +8,12 @@ In it, programs and compiled code that are made
 - fill what they allocate with NaN, or with a number that is no likely result, before they use it;
 - lay canaries around what compiled code allocates, and look at them after each call;
 - fill what a program or a region was given, and did not return, once it is done;
-- run three times on equal inputs, and must repeat, where they have no side effects. A first run may be on other code than
-  those behind it, so that its last digits may differ;
+- run three times on equal inputs, and must repeat, where they have no side effects. A first run may
+  be on other code than those behind it, so that its last digits may differ;
 - look at the layouts of what each compiled region gets and gives.
 
-Tests run in it every night. It is read when code is made, so the mode costs nothing where it is off.
+Tests run in it every night. It is read when code is made, so the mode costs nothing where it is
+off.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ def spoil(tensor: torch.Tensor) -> torch.Tensor:
 # ---- compiled code ----
 
 
-def guarded(run: Run, places: Collection[int], strides: Sequence[Any], results: Sequence[Any]) -> Run:
+def guarded(
+    run: Run, places: Collection[int], strides: Sequence[Any], results: Sequence[Any]
+) -> Run:
     """A compiled function whose allocations are spoiled and guarded.
 
     Args:
@@ -90,8 +94,14 @@ def guarded(run: Run, places: Collection[int], strides: Sequence[Any], results: 
 
 def fresh(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """A tensor of nothing, with canaries around it."""
-    size = 0 if 0 in shape else 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    whole = torch.full(((size + 2 * _GUARD) * dtype.itemsize,), MAGIC, dtype=torch.uint8).view(dtype)
+    size = (
+        0
+        if 0 in shape
+        else 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    )
+    whole = torch.full(((size + 2 * _GUARD) * dtype.itemsize,), MAGIC, dtype=torch.uint8).view(
+        dtype
+    )
     buffers = _BUFFERS.get()
     if buffers is not None:
         buffers.append(whole)
@@ -109,7 +119,9 @@ class _Torch:
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         return fresh(shape, torch.empty(shape, device="meta").stride(), dtype)
 
-    def empty_strided(self, shape: Any, strides: Any, *, dtype: torch.dtype, device: Any = "cpu") -> torch.Tensor:
+    def empty_strided(
+        self, shape: Any, strides: Any, *, dtype: torch.dtype, device: Any = "cpu"
+    ) -> torch.Tensor:
         """Spoiled and guarded."""
         return fresh(shape, strides, dtype)
 
@@ -118,17 +130,22 @@ def _check_canaries(whole: torch.Tensor) -> None:
     data = whole.view(torch.uint8)
     margin = _GUARD * whole.itemsize
     if not bool((data[:margin] == MAGIC).all() and (data[-margin:] == MAGIC).all()):
-        raise VerificationError(f"{SWITCH}: a compiled region wrote outside of a buffer of {whole.dtype}")
+        raise VerificationError(
+            f"{SWITCH}: a compiled region wrote outside of a buffer of {whole.dtype}"
+        )
 
 
 def _check_layouts(what: str, values: Sequence[Any], layouts: Sequence[Any]) -> None:
     for place, (value, layout) in enumerate(zip(values, layouts, strict=True)):
         if layout is None or not isinstance(value, torch.Tensor) or value.numel() < 2:
             continue
-        if any(size > 1 and a != b for size, a, b in zip(value.shape, value.stride(), layout, strict=True)):
+        if any(
+            size > 1 and a != b
+            for size, a, b in zip(value.shape, value.stride(), layout, strict=True)
+        ):
             raise VerificationError(
-                f"{SWITCH}: a compiled region {what} a tensor with strides {value.stride()} at place {place}, where "
-                f"{tuple(layout)} was meant"
+                f"{SWITCH}: a compiled region {what} a tensor with strides {value.stride()} at"
+                f" place {place}, where {tuple(layout)} was meant"
             )
 
 
@@ -137,14 +154,18 @@ def _check_layouts(what: str, values: Sequence[Any], layouts: Sequence[Any]) -> 
 
 def spoil_given(given: Sequence[Any], outputs: Sequence[Any]) -> None:
     """Fill given memory that is not that of an output."""
-    places = {value.untyped_storage().data_ptr() for value in outputs if isinstance(value, torch.Tensor)}
+    places = {
+        value.untyped_storage().data_ptr() for value in outputs if isinstance(value, torch.Tensor)
+    }
     for value in given:
         if isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() not in places:
             spoil(value.detach())
 
 
 def repeated(run: Run, trace: Trace, donated: Sequence[int]) -> Run:
-    """A program that must give the same three times, and whose donated inputs are filled when it is done."""
+    """A program that must give the same three times, and whose donated inputs are filled when it
+    is done.
+    """
     if has_effects(trace):
         return run
 
@@ -161,7 +182,9 @@ def repeated(run: Run, trace: Trace, donated: Sequence[int]) -> Run:
         own = [_bits(value) for value in outputs]
         for place, (third, first, second) in enumerate(zip(own, *others, strict=True)):
             if not _is_same(third, second) or not _is_near(third, first):
-                raise VerificationError(f"{SWITCH}: output {place} of the program {trace.name} changes from run to run")
+                raise VerificationError(
+                    f"{SWITCH}: output {place} of the program {trace.name} changes from run to run"
+                )
         spoil_given([inputs[place] for place in donated], outputs)
         return outputs
 
@@ -181,7 +204,12 @@ def has_effects(trace: Trace) -> bool:
 
 
 def _is_plain(value: torch.Tensor) -> bool:
-    return type(value) is torch.Tensor and not value.requires_grad and value.device.type == "cpu" and _has_data(value)
+    return (
+        type(value) is torch.Tensor
+        and not value.requires_grad
+        and value.device.type == "cpu"
+        and _has_data(value)
+    )
 
 
 def _has_data(value: torch.Tensor) -> bool:
@@ -196,7 +224,9 @@ def _copy(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     storage = value.untyped_storage().clone()
-    return torch.empty(0, dtype=value.dtype).set_(storage, value.storage_offset(), value.shape, value.stride())
+    return torch.empty(0, dtype=value.dtype).set_(
+        storage, value.storage_offset(), value.shape, value.stride()
+    )
 
 
 def _bits(value: Any) -> Any:
@@ -213,7 +243,9 @@ def _is_near(one: Any, other: Any) -> bool:
 def _is_same(one: Any, other: Any) -> bool:
     if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
         return one is other or bool(one == other or one != one)
-    return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
+    return one.shape == other.shape and bool(
+        ((one == other) | ((one != one) & (other != other))).all()
+    )
 
 
 def _largest(value: torch.Tensor) -> float:

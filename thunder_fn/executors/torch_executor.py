@@ -7,9 +7,9 @@
         del v2
         return (v3,)
 
-Composites are unfolded; a comment names each where it begins. Variables are deleted after their last use. Loops and
-choices are functions in front (`loops.py`). A claim of another executor is one call, with its meaning written below
-it:
+Composites are unfolded; a comment names each where it begins. Variables are deleted after their
+last use. Loops and choices are functions in front (`loops.py`). A claim of another executor is one
+call, with its meaning written below it:
 
     (v2, v3) = multimul(v0, v1, 0, 0)  # f32[2, 2] by myex
         # def multimul(v0, v1): ...
@@ -54,8 +54,8 @@ BELOW_AUTOGRAD_FROM = 12
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program that runs: a function of the trace's inputs, its text, the claims, and the plan for memory that
-    nobody needs. `meaning` is the trace from which it was lowered.
+    """A program that runs: a function of the trace's inputs, its text, the claims, and the plan for
+    memory that nobody needs. `meaning` is the trace from which it was lowered.
     """
 
     text: str
@@ -66,14 +66,18 @@ class Program:
 
     @property
     def trace(self) -> Trace:
-        """The program's computation: leaves, structured ops, and one composite for each part that an executor took."""
+        """The program's computation: leaves, structured ops, and one composite for each part
+        that an executor took.
+        """
         return self.claimed.trace
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         return self.run(*inputs)
 
     def take(self, box: list[Any]) -> tuple[Any, ...]:
-        """Run on the values in a list, which is emptied, so that they are freed as soon as that may be."""
+        """Run on the values in a list, which is emptied, so that they are freed as soon as that
+        may be.
+        """
         return take(self.run, box)
 
     def __str__(self) -> str:
@@ -92,18 +96,22 @@ def lower(
 ) -> Program:
     """Lower a trace to PyTorch calls, and calls of what other executors take.
 
-    Law: ``lower(t)(*xs)`` is bitwise ``evaluate(t, xs)``, with executors as exactly as their labels say; the memory of
+    Law: ``lower(t)(*xs)`` is bitwise ``evaluate(t, xs)``, with executors as exactly as their labels
+        say; the memory of
     inputs is untouched but for donated and written ones.
 
     Args:
         trace: closed and checked.
-        donated: inputs, by position, whose memory the program may use. They are dense and share memory with nothing.
-        writes: one for each of the last outputs: the input, by position, that it will be written to, or None. The
-            program may compute it there, and then returns the very tensor. These inputs share memory with nothing.
+        donated: inputs, by position, whose memory the program may use. They are dense and share
+            memory with nothing.
+        writes: one for each of the last outputs: the input, by position, that it will be written
+            to, or None. The program may compute it there, and then returns the very tensor. These
+            inputs share memory with nothing.
         below_autograd: the results need no gradient, so autograd may be skipped.
         executors: in order of priority; the torch executor comes after them.
         whole: executors that run whole programs get this one.
-        taken: callers hand the inputs over with `take`, and the program lets go of each when it has read it last.
+        taken: callers hand the inputs over with `take`, and the program lets go of each when it has
+            read it last.
     """
     keep_freed_memory()
     frozen = tuple(executor.frozen() for executor in executors if executor is not TORCH)
@@ -114,7 +122,9 @@ def lower(
     for executor in reversed(frozen) if whole else ():
         program = executor.finish(program)
     if any(map(autocasts, claimed.trace.equations)):
-        program = replace(program, run=internals.without_autocast(program.run, partial(take, program.run)))
+        program = replace(
+            program, run=internals.without_autocast(program.run, partial(take, program.run))
+        )
     if spoiling.is_on():
         program = replace(program, run=spoiling.repeated(program.run, trace, donated))
     return program
@@ -124,7 +134,9 @@ def lower(
 
 
 class _Emitter:
-    """The writer of one program's text, or of a block in a function; it gathers the values that the text names."""
+    """The writer of one program's text, or of a block in a function; it gathers the values that
+    the text names.
+    """
 
     def __init__(
         self,
@@ -142,9 +154,15 @@ class _Emitter:
         self.donated, self.last = tuple(donated), last_uses(flat.trace)
         written = flat.trace.outputs[len(flat.trace.outputs) - len(writes) :]
         pairs = zip(writes, written, strict=True)
-        finals = {target: atom.index for target, atom in pairs if target is not None and isinstance(atom, Var)}
+        finals = {
+            target: atom.index
+            for target, atom in pairs
+            if target is not None and isinstance(atom, Var)
+        }
         plan = plan_reuse(flat.trace, donated, finals, flat.region_of)
-        self.reuse = plan if below_autograd else replace(plan, given={})  # autograd may have kept an operand
+        self.reuse = (
+            plan if below_autograd else replace(plan, given={})
+        )  # autograd may have kept an operand
         self.private = self.find_private(finals)
         self.below_autograd = below_autograd
         self.names = names or Names(identifier(flat.trace.name))
@@ -152,7 +170,9 @@ class _Emitter:
         self.is_block = names is not None
         self.unbound = set(map(str, symbols_read(flat.trace)))
         if not self.is_block:
-            self.names.context |= {str(constant.var): constant.tensor for constant in flat.trace.constants}
+            self.names.context |= {
+                str(constant.var): constant.tensor for constant in flat.trace.constants
+            }
 
     def program(self) -> Program:
         lines, inputs = list(self.lines()), list(map(str, self.trace.inputs))
@@ -162,9 +182,14 @@ class _Emitter:
     def lines(self) -> Iterator[str]:
         indent = ""
         yield from (f"# {var}: {var.type}" for var in self.trace.inputs)
-        yield from (f"# {constant.var}: {constant.var.type} constant" for constant in self.trace.constants)
+        yield from (
+            f"# {constant.var}: {constant.var.type} constant" for constant in self.trace.constants
+        )
         if self.below_autograd and _is_long(self.trace):
-            yield f"with {self.bind(internals.below_autograd, 'below_autograd', internals.below_autograd)}():"
+            yield (
+                "with"
+                f" {self.bind(internals.below_autograd, 'below_autograd', internals.below_autograd)}():"  # noqa: E501
+            )
             indent = "    "
         yield from (indent + line for line in self.bindings(self.trace.inputs))
         yield from (indent + line for line in self.body())
@@ -177,9 +202,14 @@ class _Emitter:
 
     def body(self) -> Iterator[str]:
         written = {self.trace.equations[position].operands[0] for position in self.reuse.in_place}
-        for var in filter(written.__contains__, self.overwritten):  # a region gives tensors of its own
+        for var in filter(
+            written.__contains__, self.overwritten
+        ):  # a region gives tensors of its own
             yield f"{var} = {self.bind('detach', 'detach', torch.Tensor.detach)}({var})  # donated"
-        yield from (*self.statements(), *(f"# {note}" for note in self.notes.get(len(self.trace.equations), ())))
+        yield from (
+            *self.statements(),
+            *(f"# {note}" for note in self.notes.get(len(self.trace.equations), ())),
+        )
         yield from self.names.returned(self.trace.outputs, self.output)
 
     @property
@@ -192,13 +222,18 @@ class _Emitter:
         """The lines of the equations."""
         if self.is_block:
             for constant in self.trace.constants:
-                yield f"{constant.var} = {self.bind(id(constant.tensor), 'constant', constant.tensor)}"
+                yield (
+                    f"{constant.var} ="
+                    f" {self.bind(id(constant.tensor), 'constant', constant.tensor)}"
+                )
         for position, equation in enumerate(self.trace.equations):
             yield from (f"# {note}" for note in self.notes.get(position, ()))
             dead = self.dead_after(position, equation)
             if given := self.handed_over(equation, dead):
                 yield f"{self.bind('given', 'given', None)} = {given}"
-                yield f"del {', '.join(name for name in dead if name not in map(str, equation.outputs))}"
+                yield (
+                    f"del {', '.join(name for name in dead if name not in map(str, equation.outputs))}"  # noqa: E501
+                )
                 dead = [name for name in dead if name in map(str, equation.outputs)]
             yield self.line(position, equation, bool(given))
             yield from self.bindings(equation.outputs) if made_by(equation) else ()
@@ -213,7 +248,9 @@ class _Emitter:
         if equation.op.kind != "composite" or self.claimed.claim_of(equation).region is None:
             return ""
         last = {var for var in equation.operands if str(var) in dead}
-        return f"[{', '.join(self.arguments(equation, None))}]" if is_worth_handing_over(last) else ""
+        return (
+            f"[{', '.join(self.arguments(equation, None))}]" if is_worth_handing_over(last) else ""
+        )
 
     def line(self, position: int, equation: Equation, given: bool = False) -> str:
         comment = ", ".join(str(var.type) for var in equation.outputs)
@@ -257,13 +294,21 @@ class _Emitter:
         return self.assign(equation, f"{self.function(spelling)}({operand}, {name})")
 
     def claim(self, equation: Equation, given: bool, donated: tuple[int, ...]) -> tuple[str, str]:
-        """A call of an executor's function, with arguments in a list or one by one, and the executor's name."""
+        """A call of an executor's function, with arguments in a list or one by one, and the
+        executor's name.
+        """
         claim = self.claimed.claim_of(equation)
         run = donating(claim.run or compiled_region(claim), donated)
         name = self.bind((claim.executor, claim.name, id(run)), claim.name, run)
-        call = f"{name}({', '.join(self.arguments(equation, Spelling(name, claim.executor.name, run)))})"
-        call = f"{self.bind('take', 'take', take)}({name}, {self.bind('given', 'given', None)})" if given else call
-        by = f" by {claim.executor.name}" + "".join(f", over {equation.operands[place]}" for place in donated)
+        call = f"{name}({', '.join(self.arguments(equation, Spelling(name, claim.executor.name, run)))})"  # noqa: E501
+        call = (
+            f"{self.bind('take', 'take', take)}({name}, {self.bind('given', 'given', None)})"
+            if given
+            else call
+        )
+        by = f" by {claim.executor.name}" + "".join(
+            f", over {equation.operands[place]}" for place in donated
+        )
         return f"{tuple_text(list(map(str, equation.outputs)))} = {call}", by
 
     def arguments(self, equation: Equation, own: Spelling | None) -> list[str]:
@@ -273,14 +318,24 @@ class _Emitter:
         return [*parts, *map(str, self.claimed.claim_of(equation).numbers)]
 
     def structured(self, equation: Equation) -> str:
-        """A structured op: a function that has its bodies, or its evaluation rule, called with them."""
+        """A structured op: a function that has its bodies, or its evaluation rule, called with
+        them.
+        """
         write = function_of(equation)
         if write is not None:
             numbers = numbers_read(equation)
-            name, parts = self.written(write, equation, numbers), [*numbers, *map(str, equation.operands)]
+            name, parts = (
+                self.written(write, equation, numbers),
+                [
+                    *numbers,
+                    *map(str, equation.operands),
+                ],
+            )
         else:
             rule, bodies = EVALUATE.of(equation), equation.bodies
-            numbers = tuple(dict.fromkeys(symbol for body in bodies for symbol in unbound_symbols(body)))
+            numbers = tuple(
+                dict.fromkeys(symbol for body in bodies for symbol in unbound_symbols(body))
+            )
             run = run_compiled(rule, bodies, numbers, self.executors, self.below_autograd)
             name = self.bind((equation.op, bodies), equation.op.name, run)
             own = Spelling(name, "torch.ops", rule)
@@ -288,12 +343,20 @@ class _Emitter:
             parts += [self.arg(arg, own) for arg in equation.args]
             parts += [f"{key}={self.arg(arg, own)}" for key, arg in equation.kwargs]
         call = f"{name}({', '.join(parts)})"
-        return f"{tuple_text([str(var) for var in equation.outputs])} = {call}" if equation.outputs else call
+        return (
+            f"{tuple_text([str(var) for var in equation.outputs])} = {call}"
+            if equation.outputs
+            else call
+        )
 
     def written(
-        self, write: Callable[[FunctionWriter, Equation], Function], equation: Equation, numbers: tuple[str, ...]
+        self,
+        write: Callable[[FunctionWriter, Equation], Function],
+        equation: Equation,
+        numbers: tuple[str, ...],
     ) -> str:
-        """The name of the function of a structured equation, which is written where it is first needed.
+        """The name of the function of a structured equation, which is written where it is first
+        needed.
 
         Its first parameters are the symbols that it computes with.
         """
@@ -316,11 +379,17 @@ class _Emitter:
         if lists == (False,):
             return f"{names[0]} = {call}"
         if lists == (True,) or not any(lists):
-            return f"{tuple_text(names)} = {call}" if len(names) == 1 else f"{', '.join(names)} = {call}"
+            return (
+                f"{tuple_text(names)} = {call}"
+                if len(names) == 1
+                else f"{', '.join(names)} = {call}"
+            )
         return f"{tuple_text(names)} = {self.bind('flat', 'flat', ops.flatten_result)}({call})"
 
     def dead_after(self, position: int, equation: Equation) -> list[str]:
-        """The variables that are the program's to keep and that nothing after this equation reads."""
+        """The variables that are the program's to keep and that nothing after this equation
+        reads.
+        """
         last = {var.index for var in equation.operands if self.last[var.index] == position}
         first, given = len(self.trace.inputs) + len(self.trace.constants), len(self.trace.inputs)
         read = {index for index in last if index >= first or (self.taken and index < given)}
@@ -328,23 +397,29 @@ class _Emitter:
         return [f"v{index}" for index in sorted(read | unused)]
 
     def output(self, atom: Atom) -> str:
-        """Write an output; a value in the trace's own memory, or in memory about to be overwritten, is handed out as
-        a copy.
+        """Write an output; a value in the trace's own memory, or in memory about to be overwritten,
+        is handed out as a copy.
         """
         if isinstance(atom, Var) and atom.index in self.private:
             return f"{self.bind('clone', 'clone', torch.clone)}({atom})"
         return self.arg(atom, None)
 
     def find_private(self, writes: Iterable[int]) -> set[int]:
-        """The variables that may lie in the memory of an owned constant or of the old value of a written variable."""
-        roots = {constant.var.index for constant in self.trace.constants if constant.owned} | set(writes)
+        """The variables that may lie in the memory of an owned constant or of the old value of a
+        written variable.
+        """
+        roots = {constant.var.index for constant in self.trace.constants if constant.owned} | set(
+            writes
+        )
         if not roots:
             return set()
         buffers = find_aliases(self.trace, self.claimed.region_of).buffers
         return {index for index, mine in enumerate(buffers) if mine & roots}
 
     def arg(self, arg: Arg, spelling: Spelling | None) -> str:
-        """An argument. C functions take tuples for lists, which Python folds; overloads are given lists."""
+        """An argument. C functions take tuples for lists, which Python folds; overloads are
+        given lists.
+        """
         match arg:
             case Var():
                 return str(arg)
@@ -354,7 +429,11 @@ class _Emitter:
                 return literal_text(arg.value, self.name_object)
             case tuple():
                 parts = [self.arg(item, spelling) for item in arg]
-                return f"[{', '.join(parts)}]" if spelling and spelling.is_overload else tuple_text(parts)
+                return (
+                    f"[{', '.join(parts)}]"
+                    if spelling and spelling.is_overload
+                    else tuple_text(parts)
+                )
 
     def name_object(self, value: Any) -> str:
         return self.bind(Literal(value), object_name(value), value)
@@ -362,7 +441,9 @@ class _Emitter:
     def function(self, spelling: Spelling) -> str:
         key = (spelling.home, spelling.name)
         if key not in self.names.names:
-            self.names.homes.setdefault(spelling.home, []).append(self.bind(key, spelling.name, spelling.function))
+            self.names.homes.setdefault(spelling.home, []).append(
+                self.bind(key, spelling.name, spelling.function)
+            )
         return self.names.names[key]
 
     def bind(self, key: Any, wanted: str, value: Any) -> str:
@@ -396,7 +477,9 @@ class FunctionWriter:
         body = replace(body, trace=body.trace.renamed(called))
         emitter = _Emitter(body, self.executors, (), (), self.below_autograd)
         parameters = [*self.numbers, *map(str, body.trace.inputs)]
-        text, self.names.context[called] = emitter.names.function(called, parameters, list(emitter.body()))
+        text, self.names.context[called] = emitter.names.function(
+            called, parameters, list(emitter.body())
+        )
         self.names.functions.append(text)
         return called
 

@@ -1,9 +1,10 @@
-"""Updates in place: what overwrites some elements of a tensor that the program writes to stays out of regions.
+"""Updates in place: what overwrites some elements of a tensor that the program writes to stays out
+of regions.
 
     v5 = index_copy(v0, 2, v3, v4)      # will be written to the input v0: a cache gets one row more
 
-The torch executor writes that row where v0 lies (`reuse.py`), however large v0 is. A region would make all of it anew, and all of
-it would be copied.
+The torch executor writes that row where v0 lies (`reuse.py`), however large v0 is. A region would
+make all of it anew, and all of it would be copied.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from thunder_fn.ir import facts, ops
 from thunder_fn.ir.trace import Atom, Equation, TensorType, Trace, Var
 
 Written = tuple[tuple[int, int], ...]
-"""An input, and the output that will be written to it, by position, for each input that is written to."""
+"""An input, and the output that will be written to it, by position, for each input that is
+written to.
+"""
 
 IN_PLACE = "it overwrites some elements of a tensor, where that lies"
 """The reason why a region has no such equation."""
@@ -27,8 +30,9 @@ WORTH_BYTES = 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class Updates:
-    """The equations that overwrite elements of written inputs, by position; for composites in which others do, what is
-    written of their operands."""
+    """The equations that overwrite elements of written inputs, by position; for composites in
+    which others do, what is written of their operands.
+    """
 
     equations: frozenset[int]
     inside: Mapping[int, Written]
@@ -36,17 +40,25 @@ class Updates:
 
 @dataclass(slots=True)
 class _Path:
-    """The input that a value is, but for elements that were overwritten on the way, and the equations on the way."""
+    """The input that a value is, but for elements that were overwritten on the way, and the
+    equations on the way.
+    """
 
     home: int = -1
     equations: list[int] = field(default_factory=list[int])
-    inside: list[tuple[int, tuple[int, int]]] = field(default_factory=list[tuple[int, tuple[int, int]]])
+    inside: list[tuple[int, tuple[int, int]]] = field(
+        default_factory=list[tuple[int, tuple[int, int]]]
+    )
 
 
 def written_by(trace: Trace, writes: Sequence[int | None]) -> Written:
-    """Find what a program writes; its last outputs are written to the inputs `writes`, or elsewhere where it is None."""
+    """Find what a program writes; its last outputs are written to the inputs `writes`, or
+    elsewhere where it is None.
+    """
     first = len(trace.outputs) - len(writes)
-    return tuple((target, first + place) for place, target in enumerate(writes) if target is not None)
+    return tuple(
+        (target, first + place) for place, target in enumerate(writes) if target is not None
+    )
 
 
 def updates(trace: Trace, written: Written) -> Updates:
@@ -63,7 +75,11 @@ def updates(trace: Trace, written: Written) -> Updates:
 
 
 def _makers(trace: Trace) -> dict[int, int]:
-    return {var.index: place for place, equation in enumerate(trace.equations) for var in equation.outputs}
+    return {
+        var.index: place
+        for place, equation in enumerate(trace.equations)
+        for var in equation.outputs
+    }
 
 
 def _path_to(trace: Trace, atom: Atom, makers: Mapping[int, int]) -> _Path | None:
@@ -91,7 +107,9 @@ def _path_to(trace: Trace, atom: Atom, makers: Mapping[int, int]) -> _Path | Non
 
 
 def _overwrites(equation: Equation) -> bool:
-    """Test whether the equation gives its first operand with other elements here and there, and that is large."""
+    """Test whether the equation gives its first operand with other elements here and there, and
+    that is large.
+    """
     if equation.op not in facts.SOME_OVERWRITTEN:
         return False
     type = equation.outputs[0].type

@@ -1,20 +1,23 @@
-"""verify: a program that runs beside `evaluate`, and names the first equation that is farther off than it may be.
+"""verify: a program that runs beside `evaluate`, and names the first equation that is farther off
+than it may be.
 
-Each call of an executor is given the values that the program has there, and so is `evaluate` of its meaning. The same
-holds for each call in a step of a loop or in a branch, and then for the loop or choice as a whole, as the program
-runs it. Only the equation that is wrong is named, not those that follow from it.
+Each call of an executor is given the values that the program has there, and so is `evaluate` of its
+meaning. The same holds for each call in a step of a loop or in a branch. Then it holds for the loop
+or choice as a whole, as the program runs it. Only the equation that is wrong is named, not those
+that follow from it.
 
-The tolerance, by the label and by the dtype of a result, relative to the element or to the mean of all:
+The tolerance, by the label and by the dtype of a result, relative to the element or to the mean of
+all:
 
                           float64   float32   float16   bfloat16
     bitwise               0         0         0         0
     reassociating         1e-12     1e-5      5e-3      4e-2
     precision-changing    1e-5      1e-2      1e-2      4e-2
 
-An executor may know better than its label (`Executor.numerics_of`): compilers change the precision of halves only. A
-result may hang on the last bits of its operands, as a difference of nearly equal numbers does. No order of computing
-it is right then, so it may also be off by some times what the last bit of each operand does to it, 16 times, of
-halves twice.
+An executor may know better than its label (`Executor.numerics_of`): compilers change the precision
+of halves only. A result may hang on the last bits of its operands, as a difference of nearly equal
+numbers does. No order of computing it is right then. So it may also be off by 16 times what the
+last bit of each operand does to it, of halves twice that.
 """
 
 from __future__ import annotations
@@ -46,8 +49,18 @@ Run = Callable[..., tuple[Any, ...]]
 
 _UNITS: dict[Numerics, dict[torch.dtype, float]] = {
     "bitwise": {},
-    "reassociating": {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2},
-    "precision-changing": {torch.float64: 1e-5, torch.float32: 1e-2, torch.float16: 1e-2, torch.bfloat16: 4e-2},
+    "reassociating": {
+        torch.float64: 1e-12,
+        torch.float32: 1e-5,
+        torch.float16: 5e-3,
+        torch.bfloat16: 4e-2,
+    },
+    "precision-changing": {
+        torch.float64: 1e-5,
+        torch.float32: 1e-2,
+        torch.float16: 1e-2,
+        torch.bfloat16: 4e-2,
+    },
 }
 _LAST_BITS = {torch.float16: 2, torch.bfloat16: 2}
 
@@ -60,7 +73,10 @@ class Verifier(Executor):
         checking, claimed = _Checking(program.claimed.asked), program.claimed
 
         def run(*inputs: Any) -> tuple[Any, ...]:
-            kept = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in inputs]
+            kept = [
+                value.detach().clone() if isinstance(value, torch.Tensor) else value
+                for value in inputs
+            ]
             meaning = program.meaning or claimed.trace
             expected = _from_here((meaning,), lambda: checking.claims(claimed, meaning, kept))
             moved = lambda: sensitivity(meaning, kept)
@@ -71,8 +87,8 @@ class Verifier(Executor):
                 difference = divergence(found, wanted, label, _at(position, moved))
                 if difference is not None and position not in chance:
                     raise VerificationError(
-                        f"verify: output {position} of the program {claimed.trace.name} differs from what its equations give "
-                        f"one by one: {difference}"
+                        f"verify: output {position} of the program {claimed.trace.name} differs"
+                        f" from what its equations give one by one: {difference}"
                     )
             return results
 
@@ -83,7 +99,9 @@ VERIFIER = Verifier("verify", numerics="bitwise")
 
 
 def _from_here(traces: Sequence[Trace], run: Callable[[], Any]) -> Any:
-    """Run a function that evaluates traces with the random numbers that come next; they still come next afterwards."""
+    """Run a function that evaluates traces with the random numbers that come next; they still
+    come next afterwards.
+    """
     restore = random_state(tuple(one for trace in traces for one in generators_of(trace)))
     with drawing_from(restore, restore):
         return run()
@@ -102,8 +120,8 @@ def loosest(labels: Sequence[Numerics]) -> Numerics:
 
 @dataclass(frozen=True)
 class _Checking:
-    """A run of claimed traces equation by equation. `executors` are asked about bodies; `programs` are those of loops
-    and choices.
+    """A run of claimed traces equation by equation. `executors` are asked about bodies; `programs`
+    are those of loops and choices.
     """
 
     executors: tuple[Executor, ...]
@@ -114,9 +132,12 @@ class _Checking:
         """Run a claimed trace, each claim beside what it stands for; the outputs.
 
         Raises:
-            VerificationError: an executor's results are farther off than its label says; names the equation.
+            VerificationError: an executor's results are farther off than its label says; names the
+                equation.
         """
-        if unbound_symbols(claimed.trace):  # sizes that are found in data: there is no equation by equation
+        if unbound_symbols(
+            claimed.trace
+        ):  # sizes that are found in data: there is no equation by equation
             return _meant(meaning, inputs)
         if claimed.replaced:
             _check_transforms(claimed, meaning, inputs)
@@ -132,22 +153,35 @@ class _Checking:
                         env.extend(self.structured(equation, operands, known))
                     case "composite":
                         claim = claimed.claim_of(equation)
-                        found = _from_here(equation.bodies, lambda: _run(claim, equation, env, known))
+                        found = _from_here(
+                            equation.bodies, lambda: _run(claim, equation, env, known)
+                        )
                         label = claim.executor.numerics_of(claim.region or equation.body)
                         who = f"{claim.name}, which {claim.executor.name} runs,"
-                        _check(equation, *_closed(equation.body, operands, known), found, label, who)
+                        _check(
+                            equation, *_closed(equation.body, operands, known), found, label, who
+                        )
                         env.extend(found)
-        outputs = (env[atom.index] if isinstance(atom, Var) else atom.value for atom in claimed.trace.outputs)
-        return tuple(replaced(value, known) if isinstance(value, Expr) else value for value in outputs)
+        outputs = (
+            env[atom.index] if isinstance(atom, Var) else atom.value
+            for atom in claimed.trace.outputs
+        )
+        return tuple(
+            replaced(value, known) if isinstance(value, Expr) else value for value in outputs
+        )
 
-    def structured(self, equation: Equation, operands: Sequence[Any], known: dict[Any, Any]) -> tuple[Any, ...]:
+    def structured(
+        self, equation: Equation, operands: Sequence[Any], known: dict[Any, Any]
+    ) -> tuple[Any, ...]:
         """A loop or a choice: step by step, then as the program runs it."""
         single, operands = _closed(alone(equation), operands, known)
         if not equation.bodies or any(map(unbound_symbols, equation.bodies)):
             return evaluate(single, operands)
 
         def by_steps() -> tuple[Any, ...]:
-            with bodies_compiled_by(lambda body: lambda *inputs: self.claims(self.body(body), body, inputs)):
+            with bodies_compiled_by(
+                lambda body: lambda *inputs: self.claims(self.body(body), body, inputs)
+            ):
                 return evaluate(single, operands)
 
         expected = _from_here((single,), by_steps)
@@ -155,7 +189,15 @@ class _Checking:
             self.programs[single] = lower(single, executors=self.executors, below_autograd=True).run
         found = self.programs[single](*operands)
         label = loosest(self.labels_inside(equation))
-        _check(equation, single, operands, found, label, f"{equation.op.name}, as the program runs it,", expected)
+        _check(
+            equation,
+            single,
+            operands,
+            found,
+            label,
+            f"{equation.op.name}, as the program runs it,",
+            expected,
+        )
         return found
 
     def body(self, body: Trace) -> Claimed:
@@ -181,7 +223,9 @@ class _Checking:
         return found + [label for body in equation.bodies for label in self.labels(self.body(body))]
 
 
-def _closed(trace: Trace, operands: Sequence[Any], known: dict[Any, Any]) -> tuple[Trace, Sequence[Any]]:
+def _closed(
+    trace: Trace, operands: Sequence[Any], known: dict[Any, Any]
+) -> tuple[Trace, Sequence[Any]]:
     """A trace that may read symbols from around it with these as further inputs, and its inputs."""
     closed, numbers = close_symbols(trace)
     return closed, [*operands, *(replaced(number, known) for number in numbers)]
@@ -199,9 +243,14 @@ def _check(
     wanted = expected if expected is not None else _meant(meaning, operands)
     chance = unwritten_outputs(meaning)
     for position, (one, other) in enumerate(zip(found, wanted, strict=True)):
-        difference = divergence(one, other, label, _at(position, lambda: sensitivity(meaning, operands)))
+        difference = divergence(
+            one, other, label, _at(position, lambda: sensitivity(meaning, operands))
+        )
         if difference is not None and position not in chance:
-            what = f"verify: output {position} of {who} is farther from its meaning than {label!r} allows: {difference}"
+            what = (
+                f"verify: output {position} of {who} is farther from its meaning than {label!r}"
+                f" allows: {difference}"
+            )
             raise VerificationError(located_in(what, equation))
 
 
@@ -209,27 +258,42 @@ def _at(position: int, moved: Callable[[], Sequence[Sequence[Any]]]) -> Callable
     return lambda: [sample[position] for sample in moved()]
 
 
-def _run(claim: Claim, equation: Equation, env: Sequence[Any], numbers: dict[Any, Any]) -> tuple[Any, ...]:
+def _run(
+    claim: Claim, equation: Equation, env: Sequence[Any], numbers: dict[Any, Any]
+) -> tuple[Any, ...]:
     args = tuple(python_value(arg, lambda var: env[var.index]) for arg in equation.args)
     kwargs = {key: python_value(arg, lambda var: env[var.index]) for key, arg in equation.kwargs}
     if isinstance(claim.run, Runner):
         return claim.run.run(args, kwargs, [var.type for var in equation.outputs], equation.source)
     run = claim.run or compiled_region(claim)
-    return getattr(run, "on_its_own", run)(*args, *(replaced(number, numbers) for number in claim.numbers), **kwargs)
+    return getattr(run, "on_its_own", run)(
+        *args, *(replaced(number, numbers) for number in claim.numbers), **kwargs
+    )
 
 
 def _check_transforms(claimed: Claimed, meaning: Trace, inputs: Sequence[Any]) -> None:
-    """Check that a claimed trace means what the trace meant, up to the loosest of the executors' labels."""
-    found, meant = (_from_here((trace,), lambda: _meant(trace, inputs)) for trace in (claimed.trace, meaning))
-    label = loosest([claimed.executors[one.taken_by].numerics for one in claimed.replaced if one.taken_by])
+    """Check that a claimed trace means what the trace meant, up to the loosest of the executors'
+    labels.
+    """
+    found, meant = (
+        _from_here((trace,), lambda: _meant(trace, inputs)) for trace in (claimed.trace, meaning)
+    )
+    label = loosest(
+        [claimed.executors[one.taken_by].numerics for one in claimed.replaced if one.taken_by]
+    )
     chance = unwritten_outputs(meaning)
     for position, (one, wanted) in enumerate(zip(found, meant, strict=True)):
-        difference = divergence(one, wanted, label, _at(position, lambda: sensitivity(meaning, inputs)))
+        difference = divergence(
+            one, wanted, label, _at(position, lambda: sensitivity(meaning, inputs))
+        )
         if difference is not None and position not in chance:
-            names = dict.fromkeys(f"{decision.taken_by} for {decision.op}" for decision in claimed.replaced)
+            names = dict.fromkeys(
+                f"{decision.taken_by} for {decision.op}" for decision in claimed.replaced
+            )
             raise VerificationError(
-                f"verify: output {position} of the program {claimed.trace.name} is farther from its meaning than {label!r} "
-                f"allows: {difference}\nEach call is right, so an execution transform computes something else: {', '.join(names)}"
+                f"verify: output {position} of the program {claimed.trace.name} is farther from its"
+                f" meaning than {label!r} allows: {difference}\nEach call is right, so an execution"
+                f" transform computes something else: {', '.join(names)}"
             )
 
 
@@ -237,18 +301,25 @@ def _check_transforms(claimed: Claimed, meaning: Trace, inputs: Sequence[Any]) -
 
 
 def unwritten_outputs(trace: Trace, given: Collection[int] = ()) -> set[int]:
-    """The outputs, by position, that hold or hang on values of memory that nobody wrote: two runs may differ in them.
+    """The outputs, by position, that hold or hang on values of memory that nobody wrote: two runs
+    may differ in them.
 
     `given` are inputs, by position, that do.
     """
     found = {trace.inputs[place].index for place in given}
     for equation in trace.equations:
         found.update(var.index for var in _unwritten(equation, found))
-    return {place for place, atom in enumerate(trace.outputs) if isinstance(atom, Var) and atom.index in found}
+    return {
+        place
+        for place, atom in enumerate(trace.outputs)
+        if isinstance(atom, Var) and atom.index in found
+    }
 
 
 def _unwritten(equation: Equation, found: Collection[int]) -> Sequence[Var]:
-    """The results of an equation that hang on memory that nobody wrote, such as the variables in `found`."""
+    """The results of an equation that hang on memory that nobody wrote, such as the variables in
+    `found`.
+    """
     read = [place for place, var in enumerate(equation.operands) if var.index in found]
     if equation.op.kind == "composite":
         return [equation.outputs[place] for place in unwritten_outputs(equation.body, read)]
@@ -258,7 +329,11 @@ def _unwritten(equation: Equation, found: Collection[int]) -> Sequence[Var]:
         return equation.outputs
     if equation.op in facts.OVERWRITES and equation.args and isinstance(equation.args[0], Var):
         first = equation.args[0]
-        read = [place for place, var in enumerate(equation.operands) if var.index in found and var != first]
+        read = [
+            place
+            for place, var in enumerate(equation.operands)
+            if var.index in found and var != first
+        ]
     return equation.outputs if read else ()
 
 
@@ -266,7 +341,9 @@ def _unwritten(equation: Equation, found: Collection[int]) -> Sequence[Var]:
 
 
 def sensitivity(meaning: Trace, inputs: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Evaluate a trace with the last bit of each operand changed, in two ways; nothing where that is an error."""
+    """Evaluate a trace with the last bit of each operand changed, in two ways; nothing where
+    that is an error.
+    """
     generator = torch.Generator().manual_seed(0)
 
     def moved(value: Any) -> Any:
@@ -279,25 +356,43 @@ def sensitivity(meaning: Trace, inputs: Sequence[Any]) -> list[tuple[Any, ...]]:
     for _ in range(2):
         try:
             with torch.no_grad():
-                samples.append(_from_here((meaning,), lambda: _meant(meaning, [moved(value) for value in inputs])))
+                samples.append(
+                    _from_here(
+                        (meaning,), lambda: _meant(meaning, [moved(value) for value in inputs])
+                    )
+                )
         except Exception:  # noqa: BLE001  an index that is computed with may be out of range then
             return []
     return samples
 
 
-def divergence(found: Any, wanted: Any, numerics: Numerics, moved: Callable[[], Sequence[Any]]) -> str | None:
-    """The distance of a value from another, if it exceeds what a label allows. `moved` are values that are as right."""
+def divergence(
+    found: Any, wanted: Any, numerics: Numerics, moved: Callable[[], Sequence[Any]]
+) -> str | None:
+    """The distance of a value from another, if it exceeds what a label allows. `moved` are
+    values that are as right.
+    """
     if not isinstance(wanted, torch.Tensor) or not isinstance(found, torch.Tensor):
         return None if Literal(found) == Literal(wanted) else f"{found!r}, not {wanted!r}"
     if found.dtype != wanted.dtype or found.shape != wanted.shape:
         return f"{found.dtype} {tuple(found.shape)}, not {wanted.dtype} {tuple(wanted.shape)}"
-    if torch.equal(torch.nan_to_num(found, 1.5), torch.nan_to_num(wanted, 1.5)) and _same_nans(found, wanted):
+    if torch.equal(torch.nan_to_num(found, 1.5), torch.nan_to_num(wanted, 1.5)) and _same_nans(
+        found, wanted
+    ):
         return None
-    samples = [] if numerics == "bitwise" else [sample for sample in moved() if isinstance(sample, torch.Tensor)]
+    samples = (
+        []
+        if numerics == "bitwise"
+        else [sample for sample in moved() if isinstance(sample, torch.Tensor)]
+    )
     if not (wanted.is_floating_point() or wanted.is_complex()):
-        unsure = sum(((sample != wanted) for sample in samples), torch.zeros_like(wanted, dtype=torch.bool))
+        unsure = sum(
+            ((sample != wanted) for sample in samples), torch.zeros_like(wanted, dtype=torch.bool)
+        )
         wrong = (found != wanted) & ~unsure.bool()
-        return f"{int(wrong.sum())} of {wanted.numel()} elements differ" if bool(wrong.any()) else None
+        return (
+            f"{int(wrong.sum())} of {wanted.numel()} elements differ" if bool(wrong.any()) else None
+        )
     if not _same_nans(found, wanted):
         return "NaN in other places"
     error, scale = _distance(found, wanted), _distance(wanted, torch.zeros_like(wanted))
@@ -320,4 +415,6 @@ def _real(dtype: torch.dtype) -> torch.dtype:
 
 
 def _same_nans(found: torch.Tensor, wanted: torch.Tensor) -> bool:
-    return torch.equal(torch.isnan(found), torch.isnan(wanted)) if wanted.is_floating_point() else True
+    return (
+        torch.equal(torch.isnan(found), torch.isnan(wanted)) if wanted.is_floating_point() else True
+    )

@@ -1,7 +1,8 @@
 """The interface for executors that compile regions or loops, as torchinductor and nvfuser do.
 
-It adds to `thunder_fn.extend`: the reference semantics of a region, the program for what a compiler refuses, the
-aliases and layouts of memory, and the parts of loops. Traces themselves are in `thunder_fn.ir`.
+It adds to `thunder_fn.extend` the reference semantics of a region and the program for what a
+compiler refuses. It also has the aliases and layouts of memory, and the parts of loops. Traces
+themselves are in `thunder_fn.ir`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Reports on a function: its traces step by step, its memory and its cost.
 
-Each report is a frozen value: `print` gives plain text, `rich.print` colours it, notebooks draw those with a picture.
-`chains.py` collects the traces as they are made; nothing is rebuilt for show. `page.py` writes the HTML page, whose
-JavaScript is in `inspector/`. A new report is one file that reads a `Chain`.
+Each report is a frozen value: `print` gives plain text, `rich.print` colours it, notebooks draw
+those with a picture. `chains.py` collects the traces as they are made; nothing is rebuilt for show.
+`page.py` writes the HTML page, whose JavaScript is in `inspector/`. A new report is one file that
+reads a `Chain`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The chain of traces from capture through every transform to the programs that run.
 
-Nothing is rebuilt for show: the chain has the traces of a `jit` call, told by `capture.watching` as they are made.
+Nothing is rebuilt for show: the chain has the traces of a `jit` call, told by `capture.watching` as
+they are made.
 """
 
 from __future__ import annotations
@@ -39,9 +40,10 @@ class Step:
     Attributes:
         name: "capture loss", "grad_loss", "forward", ...
         seconds: what it took to make, since the step that was made before it.
-        before: the position of the step that it is compared with; None for one that starts from nothing.
-        inputs: pairs of values (see `flatten`) of that step and of this one that are equal; None for those of the same
-            position.
+        before: the position of the step that it is compared with; None for one that starts from
+            nothing.
+        inputs: pairs of values (see `flatten`) of that step and of this one that are equal; None
+            for those of the same position.
         program: what runs, if the step is one.
     """
 
@@ -66,7 +68,8 @@ class Chain(Shown):
     Attributes:
         name: of the function.
         steps: the traces.
-        arguments: how one writes the call's tensors, `args[0]['w']`, in the order of the inputs of `trace`.
+        arguments: how one writes the call's tensors, `args[0]['w']`, in the order of the inputs of
+            `trace`.
         trace: what was captured of the whole function, after all transforms.
         split: forward and backward, where an argument requires a gradient.
         decisions: which executor takes what and why others do not, as `explain_claims` has them.
@@ -90,7 +93,11 @@ class Chain(Shown):
     @cached_property
     def _diffs(self) -> tuple[Diff | None, ...]:
         return tuple(
-            None if step.before is None else diff_flat(self.steps[step.before].flat, step.flat, step.inputs)
+            (
+                None
+                if step.before is None
+                else diff_flat(self.steps[step.before].flat, step.flat, step.inputs)
+            )
             for step in self.steps
         )
 
@@ -100,15 +107,17 @@ class Chain(Shown):
 
     @cached_property
     def saved(self) -> tuple[tuple[int, int], ...]:
-        """The values that the forward keeps for the backward: pairs of the value in the one and in the other (see
-        `flatten`).
+        """The values that the forward keeps for the backward: pairs of the value in the one and in
+        the other (see `flatten`).
         """
         if self.split is None:
             return ()
         forward, backward = (flatten(half) for half in (self.split.forward, self.split.backward))
         values = self.split.residual_values(forward.roots, forward.outputs)
         return tuple(
-            (value, root) for value, root in zip(values, backward.roots, strict=False) if isinstance(value, int)
+            (value, root)
+            for value, root in zip(values, backward.roots, strict=False)
+            if isinstance(value, int)
         )
 
     @property
@@ -119,7 +128,11 @@ class Chain(Shown):
     def rows(self) -> Iterator[tuple[str, ...]]:
         """The table: name, equations (unfolded), added, removed, changed, milliseconds."""
         for step, found in zip(self.steps, self._diffs, strict=True):
-            counts = ("", "", "") if found is None else tuple(f"{found.counts[k] or ''}" for k in _COUNTS)
+            counts = (
+                ("", "", "")
+                if found is None
+                else tuple(f"{found.counts[k] or ''}" for k in _COUNTS)
+            )
             yield step.name, str(len(step.flat.leaves)), *counts, f"{step.seconds * 1e3:.1f}"
 
     def __str__(self) -> str:
@@ -141,12 +154,15 @@ _COUNTS = ("added", "removed", "changed")
 
 
 def chain(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Chain:
-    """The traces of `jit(f)(*args, **kwargs)`, from capture through every transform to the programs. Nothing is run.
+    """The traces of `jit(f)(*args, **kwargs)`, from capture through every transform to the
+    programs. Nothing is run.
 
-    If an argument requires a gradient, the forward and the backward of the split are steps, and both programs.
+    If an argument requires a gradient, the forward and the backward of the split are steps, and
+    both programs.
 
     Args:
-        f: any PyTorch callable: a function, a module, a jitted or transformed function. `jit`'s options are its own.
+        f: any PyTorch callable: a function, a module, a jitted or transformed function. `jit`'s
+            options are its own.
         args, kwargs: as of the call, or `TensorType`s in the place of tensors.
 
     Example:
@@ -162,7 +178,9 @@ def chain(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Chain:
     args, kwargs = without_values((args, kwargs))
     call = read_call(jitted.options, args, kwargs)
     events = [_Event("start", None, None, time.perf_counter())]
-    with watched_by(lambda how, trace, of: events.append(_Event(how, trace, of, time.perf_counter()))):
+    with watched_by(
+        lambda how, trace, of: events.append(_Event(how, trace, of, time.perf_counter()))
+    ):
         built = Jitted(jitted.fn, jitted.options)
         entry = build_for(jitted.fn, jitted.options, built.programs, call, call_key(call), ())
         if entry.bridge is not None:
@@ -174,7 +192,9 @@ def chain(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Chain:
     executors = jitted.options.executors_of(halves[0])
     decisions = tuple(one for trace in halves for one in decisions_of(trace, executors))
     whole = _Assembly(events, entry).chain(name, arguments)
-    return replace(whole, decisions=decisions, left_out=left_out(jitted.options, halves[0]), jitted=built)
+    return replace(
+        whole, decisions=decisions, left_out=left_out(jitted.options, halves[0]), jitted=built
+    )
 
 
 def _lowered(entry: Entry) -> tuple[Trace, ...]:
@@ -185,7 +205,9 @@ def _lowered(entry: Entry) -> tuple[Trace, ...]:
 
 
 def _tensors_of(f: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """A module's parameters and buffers by name; a jitted module passes them as further arguments."""
+    """A module's parameters and buffers by name; a jitted module passes them as further
+    arguments.
+    """
     if isinstance(f, torch.nn.Module):
         yield from f.named_parameters()
         yield from f.named_buffers()
@@ -213,7 +235,11 @@ class _Assembly:
         traces = [stage for stage in self.entry.stages if isinstance(stage, Trace)]
         transforms = {id(trace) for trace in traces[1:]}
         for event in self.events:
-            if event.trace is not None and event.of is not None and event.how not in ("split", "program"):
+            if (
+                event.trace is not None
+                and event.of is not None
+                and event.how not in ("split", "program")
+            ):
                 if id(event.trace) in transforms and id(event.of) == id(traces[0]):
                     self.captured(traces[0])
                 self.captured(event.of)
@@ -239,8 +265,14 @@ class _Assembly:
             self.add(f"capture {trace.name}", "capture", trace, at)
             return
         known = self.steps[found].flat
-        is_wrapper = all(mine == theirs for mine, theirs in pairs) and len(flat.leaves) == len(known.leaves)
-        if is_wrapper and len(flat.roots) == len(known.roots) and diff_flat(known, flat, pairs).is_empty:
+        is_wrapper = all(mine == theirs for mine, theirs in pairs) and len(flat.leaves) == len(
+            known.leaves
+        )
+        if (
+            is_wrapper
+            and len(flat.roots) == len(known.roots)
+            and diff_flat(known, flat, pairs).is_empty
+        ):
             self.places[id(trace)] = found
             return
         self.add(f"capture {trace.name}", "capture", trace, at, before=found, inputs=pairs)
@@ -248,7 +280,8 @@ class _Assembly:
     def origin(self, flat: Flat) -> tuple[int | None, tuple[tuple[int, int], ...]]:
         """The latest step whose trace is called in this one, and which of their values are equal.
 
-        A trace that was replayed op by op has no call; then a transform's of the same inputs is the replayed one.
+        A trace that was replayed op by op has no call; then a transform's of the same inputs is the
+        replayed one.
         """
         for position in reversed(range(len(self.steps))):
             known = self.steps[position]
@@ -267,23 +300,51 @@ class _Assembly:
     def transformed(self, event: _Event) -> None:
         assert event.trace is not None, "only the start has no trace"
         if id(event.trace) not in self.places:
-            self.add(event.how, "transform", event.trace, event.at, before=self.places[id(event.of)])
+            self.add(
+                event.how, "transform", event.trace, event.at, before=self.places[id(event.of)]
+            )
 
     def lowered(self, trace: Trace) -> None:
-        """Add the programs, and the two halves that they are made of where there is a gradient to ask for."""
+        """Add the programs, and the two halves that they are made of where there is a gradient
+        to ask for.
+        """
         last, bridge = self.places[id(trace)], self.entry.bridge
         program = self.entry.stages[-1]
         assert isinstance(program, Program), "the last stage"
         inputs = _closed(trace)
         if bridge is None:
-            self.add("program", "program", program.trace, self.at(program), before=last, inputs=inputs, program=program)
+            self.add(
+                "program",
+                "program",
+                program.trace,
+                self.at(program),
+                before=last,
+                inputs=inputs,
+                program=program,
+            )
             return
         split = bridge.split
-        forward = self.add("forward", "split", split.forward, self.time_of(split.forward), before=last, inputs=inputs)
-        self.add("forward program", "program", program.trace, self.at(program), before=forward, program=program)
+        forward = self.add(
+            "forward",
+            "split",
+            split.forward,
+            self.time_of(split.forward),
+            before=last,
+            inputs=inputs,
+        )
+        self.add(
+            "forward program",
+            "program",
+            program.trace,
+            self.at(program),
+            before=forward,
+            program=program,
+        )
         backward = self.add("backward", "split", split.backward, self.clock)
         ran = bridge.backward
-        self.add("backward program", "program", ran.trace, self.at(ran), before=backward, program=ran)
+        self.add(
+            "backward program", "program", ran.trace, self.at(ran), before=backward, program=ran
+        )
 
     def at(self, program: Program) -> float:
         return self.time_of(program.trace)
@@ -298,9 +359,15 @@ def _pairs(known: Flat, operands: tuple[Value, ...]) -> tuple[tuple[int, int], .
 
 
 def _closed(trace: Trace) -> tuple[tuple[int, int], ...]:
-    """Match the inputs of a trace that was closed over (`jit.program.close_over`) to values of the trace."""
+    """Match the inputs of a trace that was closed over (`jit.program.close_over`) to values of
+    the trace.
+    """
     count = len(trace.inputs)
     places = range(count, count + len(trace.constants))
-    moved = [place for place, constant in zip(places, trace.constants, strict=True) if not constant.owned]
-    kept = [place for place, constant in zip(places, trace.constants, strict=True) if constant.owned]
+    moved = [
+        place for place, constant in zip(places, trace.constants, strict=True) if not constant.owned
+    ]
+    kept = [
+        place for place, constant in zip(places, trace.constants, strict=True) if constant.owned
+    ]
     return tuple((mine, theirs) for theirs, mine in enumerate((*range(count), *moved, *kept)))

@@ -1,6 +1,7 @@
 """A run of a program as a Chrome trace, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
-Three tracks: how the program was made, step by step; what runs, modules around their equations; the bytes that live.
+Three tracks: how the program was made, step by step; what runs, modules around their equations; the
+bytes that live.
 
 Source: the Trace Event Format of the Chromium project.
 """
@@ -28,8 +29,9 @@ MAKING, RUNNING = 1, 2
 def chrome_trace(path: str | Path, f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Path:
     """Write how `f(*args, **kwargs)` is made and run, as Perfetto opens it.
 
-    The captured trace is run twice, equation by equation, without gradients; the second run is timed. Composites are
-    slices around their equations, and a counter has the bytes of the results that live.
+    The captured trace is run twice, equation by equation, without gradients; the second run is
+    timed. Composites are slices around their equations, and a counter has the bytes of the results
+    that live.
 
     Returns:
         The path.
@@ -50,7 +52,14 @@ def _names(found: Chain) -> Iterator[dict[str, Any]]:
 
 
 def _slice(name: str, start: float, seconds: float, process: int, **args: Any) -> dict[str, Any]:
-    event = {"ph": "X", "name": name, "ts": start * 1e6, "dur": seconds * 1e6, "pid": process, "tid": 1}
+    event = {
+        "ph": "X",
+        "name": name,
+        "ts": start * 1e6,
+        "dur": seconds * 1e6,
+        "pid": process,
+        "tid": 1,
+    }
     return {**event, "cat": "thunder_fn", "args": args}
 
 
@@ -78,7 +87,13 @@ def _running(found: Chain, tensors: Sequence[Any]) -> Iterator[dict[str, Any]]:
         times, live = _timed(flat.leaves, dict(values), last)
     yield from _frames(flat.leaves, times)
     for (start, seconds), count in zip(times, live, strict=True):
-        yield {"ph": "C", "name": "live bytes", "ts": (start + seconds) * 1e6, "pid": RUNNING, "args": {"bytes": count}}
+        yield {
+            "ph": "C",
+            "name": "live bytes",
+            "ts": (start + seconds) * 1e6,
+            "pid": RUNNING,
+            "args": {"bytes": count},
+        }
 
 
 def _timed(
@@ -101,7 +116,10 @@ def _timed(
         values.update(zip(leaf.outputs, results, strict=True))
         total += sum(_bytes(value) for value in results)
         live.append(total)
-        for value in {*leaf.outputs, *(one for one in leaf.operands if isinstance(one, int))} - held:
+        for value in {
+            *leaf.outputs,
+            *(one for one in leaf.operands if isinstance(one, int)),
+        } - held:
             if last.get(value, position) == position and value in values:
                 total -= _bytes(values.pop(value))
     return times, live
@@ -111,13 +129,20 @@ def _bytes(value: Any) -> int:
     return value.nbytes if isinstance(value, torch.Tensor) else 0
 
 
-def _frames(leaves: Sequence[Leaf], times: Sequence[tuple[float, float]]) -> Iterator[dict[str, Any]]:
-    """A slice for each equation, and one for each composite around those that follow each other in it."""
+def _frames(
+    leaves: Sequence[Leaf], times: Sequence[tuple[float, float]]
+) -> Iterator[dict[str, Any]]:
+    """A slice for each equation, and one for each composite around those that follow each other
+    in it.
+    """
     open_frames: list[tuple[int, str, float, str]] = []
     end = 0.0
     for leaf, (start, seconds) in zip(leaves, times, strict=True):
         depth = 0
-        while depth < min(len(open_frames), len(leaf.within)) and open_frames[depth][0] == leaf.path[depth]:
+        while (
+            depth < min(len(open_frames), len(leaf.within))
+            and open_frames[depth][0] == leaf.path[depth]
+        ):
             depth += 1
         yield from _closed(open_frames[depth:], end)
         del open_frames[depth:]
@@ -125,7 +150,12 @@ def _frames(leaves: Sequence[Leaf], times: Sequence[tuple[float, float]]) -> Ite
             open_frames.append((position, op.name, start, leaf.module))
         cost = cost_of(leaf.equation)
         types = ", ".join(str(var.type) for var in leaf.equation.outputs)
-        more = {"types": types, "module": leaf.module, "line": str(leaf.source or ""), "flops": cost.flops}
+        more = {
+            "types": types,
+            "module": leaf.module,
+            "line": str(leaf.source or ""),
+            "flops": cost.flops,
+        }
         yield _slice(leaf.equation.op.name, start, seconds, RUNNING, **more, bytes=cost.num_bytes)
         end = start + seconds
     yield from _closed(open_frames, end)

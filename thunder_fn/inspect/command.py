@@ -1,7 +1,8 @@
-"""`python -m thunder_fn inspect FILE:FUNCTION`: the inspector's page of a function, or a report in the terminal.
+"""`python -m thunder_fn inspect FILE:FUNCTION`: the inspector's page of a function, or a report in
+the terminal.
 
-FUNCTION takes no argument and returns what to look at: `(f, args)`, `(f, args, kwargs)`, or a callable that needs none.
-FILE is a Python file or the name of a module.
+FUNCTION takes no argument and returns what to look at: `(f, args)`, `(f, args, kwargs)`, or a
+callable that needs none. FILE is a Python file or the name of a module.
 """
 
 from __future__ import annotations
@@ -26,18 +27,33 @@ from thunder_fn.inspect.memory_use import memory
 from thunder_fn.inspect.page import show
 from thunder_fn.inspect.residual_tables import residuals
 
-REPORTS: dict[str, Callable[..., Any]] = {"chain": chain, "memory": memory, "residuals": residuals, "cost": cost}
+REPORTS: dict[str, Callable[..., Any]] = {
+    "chain": chain,
+    "memory": memory,
+    "residuals": residuals,
+    "cost": cost,
+}
 
 
 def main(argv: Sequence[str]) -> int:
     """Parse the command line and write the report. The exit code."""
     parser = argparse.ArgumentParser(prog="python -m thunder_fn inspect", description=__doc__)
-    parser.add_argument("function", metavar="FILE:FUNCTION", help="returns (f, args) or (f, args, kwargs)")
-    parser.add_argument("--out", type=Path, metavar="PAGE", help="where the page goes; NAME.html if left out")
+    parser.add_argument(
+        "function", metavar="FILE:FUNCTION", help="returns (f, args) or (f, args, kwargs)"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="PAGE", help="where the page goes; NAME.html if left out"
+    )
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
-    parser.add_argument("--report", choices=sorted(REPORTS), help="print a report and write no page")
-    parser.add_argument("--chrome-trace", type=Path, metavar="JSON", help="run it, and write a trace for Perfetto")
-    parser.add_argument("--measure", action="store_true", help="measure this machine's peaks for the roofline")
+    parser.add_argument(
+        "--report", choices=sorted(REPORTS), help="print a report and write no page"
+    )
+    parser.add_argument(
+        "--chrome-trace", type=Path, metavar="JSON", help="run it, and write a trace for Perfetto"
+    )
+    parser.add_argument(
+        "--measure", action="store_true", help="measure this machine's peaks for the roofline"
+    )
     options = parser.parse_args(argv)
     try:
         f, args, kwargs = load(options.function)
@@ -57,7 +73,10 @@ def main(argv: Sequence[str]) -> int:
         page = show(f, *args, machine=machine, **kwargs)
         path = page.save(options.out or Path(f"{_file_name(page.name)}.html"))
     except OSError as error:
-        print(f"thunder_fn inspect: {error.filename} cannot be written: {error.strerror}", file=sys.stderr)
+        print(
+            f"thunder_fn inspect: {error.filename} cannot be written: {error.strerror}",
+            file=sys.stderr,
+        )
         return 1
     except ThunderError as error:
         print(f"thunder_fn inspect: {error}", file=sys.stderr)
@@ -87,13 +106,17 @@ def load(where: str) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any
     """The function and arguments that FILE:FUNCTION names.
 
     Raises:
-        InspectError: there is no such file, module or function, or it returns something else; says which.
+        InspectError: there is no such file, module or function, or it returns something else; says
+            which.
         UserError: the user's code raises.
     """
     place, colon, name = where.rpartition(":")
     if not colon or not place:
         raise InspectError(
-            located(f"{where!r} names no function", fix="Write FILE:FUNCTION, such as `model.py:example`.")
+            located(
+                f"{where!r} names no function",
+                fix="Write FILE:FUNCTION, such as `model.py:example`.",
+            )
         )
     module = _module(place)
     function = getattr(module, name, None)
@@ -101,9 +124,15 @@ def load(where: str) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any
         known = [
             key
             for key, value in vars(module).items()
-            if callable(value) and not key.startswith("_") and getattr(value, "__module__", "") == module.__name__
+            if callable(value)
+            and not key.startswith("_")
+            and getattr(value, "__module__", "") == module.__name__
         ]
-        raise InspectError(located(f"{place} has no function {name!r}", fix=f"It has {', '.join(known) or 'none'}."))
+        raise InspectError(
+            located(
+                f"{place} has no function {name!r}", fix=f"It has {', '.join(known) or 'none'}."
+            )
+        )
     return _call(where, function)
 
 
@@ -111,7 +140,9 @@ def _module(place: str) -> Any:
     path = Path(place)
     if path.suffix == ".py":
         if not path.is_file():
-            raise InspectError(located(f"there is no file {place}", fix="Give the path of a Python file."))
+            raise InspectError(
+                located(f"there is no file {place}", fix="Give the path of a Python file.")
+            )
         sys.path.insert(0, str(path.parent.resolve()))
         spec = importlib.util.spec_from_file_location(path.stem, path)
         assert spec is not None and spec.loader is not None, "a Python file has a loader"
@@ -122,17 +153,23 @@ def _module(place: str) -> Any:
         return module
     sys.path.insert(0, "")
     if importlib.util.find_spec(place.partition(".")[0]) is None:
-        raise InspectError(located(f"there is no module {place}", fix="Or give a path that ends in .py."))
+        raise InspectError(
+            located(f"there is no module {place}", fix="Or give a path that ends in .py.")
+        )
     with users_code():
         return importlib.import_module(place)
 
 
-def _call(where: str, function: Callable[..., Any]) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+def _call(
+    where: str, function: Callable[..., Any]
+) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
     try:
         signature(function).bind()
     except TypeError as error:
         fix = "It takes no argument and returns (f, args), the function and what it is called with."
-        raise InspectError(located(f"{where} cannot be called without arguments: {error}", fix=fix)) from None
+        raise InspectError(
+            located(f"{where} cannot be called without arguments: {error}", fix=fix)
+        ) from None
     with users_code():
         found: Any = function()
     match found:

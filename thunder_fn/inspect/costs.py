@@ -1,4 +1,6 @@
-"""The cost of equations: operations, bytes, and their place under the roofline. Estimates from types."""
+"""The cost of equations: operations, bytes, and their place under the roofline. Estimates from
+types.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ class Cost:
     sent: int = 0
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(self.flops + other.flops, self.num_bytes + other.num_bytes, self.sent + other.sent)
+        return Cost(
+            self.flops + other.flops, self.num_bytes + other.num_bytes, self.sent + other.sent
+        )
 
     def __mul__(self, times: int) -> Cost:
         return Cost(self.flops * times, self.num_bytes * times, self.sent * times)
@@ -57,7 +61,8 @@ def is_collective(name: str) -> bool:
 
 
 def cost_of(equation: Equation) -> Cost:
-    """The cost of an equation. Views are free; a pointwise op or a sum is one operation for each element.
+    """The cost of an equation. Views are free; a pointwise op or a sum is one operation for each
+    element.
 
     A composite costs its body, a loop its body for each known step, a choice the dearest branch.
     """
@@ -78,7 +83,11 @@ def _elements(equation: Equation) -> int:
     types = [var.type for var in values if isinstance(var.type, TensorType)]
     floating = [type for type in types if type.dtype.is_floating_point or type.dtype.is_complex]
     is_copy = equation.op in _COPIES or not equation.operands
-    return 0 if is_copy else max((bytes_of(type) // type.dtype.itemsize for type in floating), default=0)
+    return (
+        0
+        if is_copy
+        else max((bytes_of(type) // type.dtype.itemsize for type in floating), default=0)
+    )
 
 
 def _cost_of_bodies(equation: Equation) -> Cost:
@@ -89,7 +98,8 @@ def _cost_of_bodies(equation: Equation) -> Cost:
         return found[0]
     largest = max(found, key=lambda cost: (cost.flops, cost.num_bytes))
     return largest * next(
-        (arg.value for key, arg in equation.kwargs if key == "length" and isinstance(arg, Literal)), 1
+        (arg.value for key, arg in equation.kwargs if key == "length" and isinstance(arg, Literal)),
+        1,
     )
 
 
@@ -137,7 +147,10 @@ class CostReport(Shown):
     def summary(self) -> str:
         """The report in one line."""
         total = self.total
-        text = f"cost of {self.function}: {count_text(total.flops)} FLOP, {bytes_text(total.num_bytes)} moved"
+        text = (
+            f"cost of {self.function}: {count_text(total.flops)} FLOP,"
+            f" {bytes_text(total.num_bytes)} moved"
+        )
         if total.sent:
             text += f", {bytes_text(total.sent)} sent"
         if self.machine is not None:
@@ -146,7 +159,9 @@ class CostReport(Shown):
         return escaped(text)
 
     def rows(self, limit: int = 20) -> list[tuple[str, ...]]:
-        """The table: op, times, FLOP, bytes, FLOP/byte, and the limiting peak where peaks are known."""
+        """The table: op, times, FLOP, bytes, FLOP/byte, and the limiting peak where peaks are
+        known.
+        """
         return [
             (
                 name,
@@ -154,14 +169,24 @@ class CostReport(Shown):
                 count_text(cost.flops),
                 bytes_text(cost.num_bytes),
                 f"{cost.intensity:.1f}",
-                *([] if self.machine is None else [f"{cost.seconds(self.machine) * 1e6:.1f}", self._limit(cost)]),
+                *(
+                    []
+                    if self.machine is None
+                    else [f"{cost.seconds(self.machine) * 1e6:.1f}", self._limit(cost)]
+                ),
             )
             for name, (times, cost) in list(self.by_op.items())[:limit]
         ]
 
     def _limit(self, cost: Cost) -> str:
         assert self.machine is not None, "the caller has looked"
-        return "" if not cost.num_bytes else "compute" if cost.intensity >= self.machine.ridge else "memory"
+        return (
+            ""
+            if not cost.num_bytes
+            else "compute"
+            if cost.intensity >= self.machine.ridge
+            else "memory"
+        )
 
     @property
     def _header(self) -> tuple[str, ...]:
@@ -178,12 +203,14 @@ class CostReport(Shown):
         return Group(Text(self.summary, style="bold"), rich_table(self._header, self.rows()))
 
 
-def cost(f: Callable[..., Any], /, *args: Any, machine: Machine | None = None, **kwargs: Any) -> CostReport:
+def cost(
+    f: Callable[..., Any], /, *args: Any, machine: Machine | None = None, **kwargs: Any
+) -> CostReport:
     """Estimate the operations and bytes of `jit(f)(*args, **kwargs)`, op by op. Nothing is run.
 
     Args:
-        machine: whose peaks give least times and what limits each op. Left out, the device's where they are known; see
-            `measured_machine`.
+        machine: whose peaks give least times and what limits each op. Left out, the device's where
+            they are known; see `measured_machine`.
 
     Example:
         >>> report = cost(lambda x: x @ x.t(), torch.ones(64, 64))
@@ -195,7 +222,9 @@ def cost(f: Callable[..., Any], /, *args: Any, machine: Machine | None = None, *
 
 def cost_of_chain(found: Chain, machine: Machine | None = None) -> CostReport:
     """The cost of the programs of a chain."""
-    equations = [equation for step in found.programs for equation in dce(inline(step.trace)).equations]
+    equations = [
+        equation for step in found.programs for equation in dce(inline(step.trace)).equations
+    ]
     costs = tuple((equation, cost_of(equation)) for equation in equations)
     return CostReport(found.name, costs, machine or machine_of(found))
 
@@ -203,9 +232,14 @@ def cost_of_chain(found: Chain, machine: Machine | None = None) -> CostReport:
 def machine_of(found: Chain) -> Machine | None:
     """The machine that a chain's values are on, where its peaks are known."""
     types = (var.type for var in _variables(found))
-    device = next((type.device for type in types if isinstance(type, TensorType)), torch.device("cpu"))
+    device = next(
+        (type.device for type in types if isinstance(type, TensorType)), torch.device("cpu")
+    )
     return known_machine(device)
 
 
 def _variables(found: Chain) -> list[Var]:
-    return [*found.trace.inputs, *(var for equation in found.trace.equations for var in equation.outputs)]
+    return [
+        *found.trace.inputs,
+        *(var for equation in found.trace.equations for var in equation.outputs),
+    ]

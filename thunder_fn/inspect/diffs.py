@@ -1,9 +1,9 @@
 """The difference of two traces, equation by equation, whatever composites they are folded into.
 
-Both traces are unfolded. Equations that compute the same expression of the same inputs are the same (value
-numbering). The rest is paired by its looks: op, arguments and user's line first, then op and line, then op and
-operands. So a change near the inputs leaves everything that follows from it paired, and says which of it has changed
-itself.
+Both traces are unfolded. Equations that compute the same expression of the same inputs are the same
+(value numbering). The rest is paired by its looks: op, arguments and user's line first, then op and
+line, then op and operands. So a change near the inputs leaves everything that follows from it
+paired, and says which of it has changed itself.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ Pairs: TypeAlias = Sequence[tuple[int, int]]
 class Diff(Shown):
     """Two traces, unfolded and compared.
 
-    `matches` has for each leaf of `after` the position of its partner in `before`, None for one that is new; `status` says
-    "same", "changed" or "added", and `whys` what has changed. `removed` are the leaves of `before` without a partner.
+    `matches` has for each leaf of `after` the position of its partner in `before`, None for a new
+    one. `status` says "same", "changed" or "added", and `whys` what has changed. `removed` are the
+    leaves of `before` without a partner.
     """
 
     before: Flat
@@ -65,7 +66,9 @@ class Diff(Shown):
     def __str__(self) -> str:
         counts = ", ".join(f"{count} {name}" for name, count in self.counts.items())
         names = f"{self.before.trace.name} -> {self.after.trace.name}"
-        return program_text([f"{names}: {counts}", *(f"{mark} {text}" for mark, text in self.lines())])
+        return program_text(
+            [f"{names}: {counts}", *(f"{mark} {text}" for mark, text in self.lines())]
+        )
 
     def __rich__(self) -> Any:
         from rich.text import Text
@@ -73,19 +76,23 @@ class Diff(Shown):
         styles = {"+": "green", "-": "red", "~": "yellow", "@": "dim cyan"}
         lines = str(self).split("\n")
         parts = [Text(lines[0] + "\n", style="bold")]
-        parts += [Text(escaped(f"{mark} {text}") + "\n", style=styles.get(mark, "dim")) for mark, text in self.lines()]
+        parts += [
+            Text(escaped(f"{mark} {text}") + "\n", style=styles.get(mark, "dim"))
+            for mark, text in self.lines()
+        ]
         return Text.assemble(*parts, end="")
 
 
 def diff(before: Trace, after: Trace, inputs: Pairs | None = None) -> Diff:
     """Compare two traces.
 
-    Laws: ``diff(t, t)`` is empty, also where one of the two is folded otherwise; each leaf of either trace is in exactly
+    Laws: ``diff(t, t)`` is empty, also where one of the two is folded otherwise; each leaf of
+        either trace is in exactly
     one of matched, added and removed.
 
     Args:
-        inputs: pairs of values (see `flatten`) of the two that are equal. Left out, inputs and constants are paired by
-            position.
+        inputs: pairs of values (see `flatten`) of the two that are equal. Left out, inputs and
+            constants are paired by position.
 
     Example:
         >>> import torch
@@ -122,28 +129,42 @@ class _Matching:
         return self.numbers.setdefault(key, len(self.numbers))
 
     def numbered(self, flat: Flat, seeds: dict[int, tuple[str, int]]) -> list[Hashable]:
-        """Number the computation of each leaf; numbers are equal in both traces exactly if the expressions are equal."""
+        """Number the computation of each leaf; numbers are equal in both traces exactly if the
+        expressions are equal.
+        """
         known: dict[int, int] = {}
         for value in (*flat.roots, *flat.constants):
             known[value] = self.number(seeds.get(value, ("own", id(flat), value)))
         found: list[Hashable] = []
         draws = Counter[Hashable]()
         for leaf in flat.leaves:
-            operands = tuple(known[one] if isinstance(one, int) else ("literal", one) for one in leaf.operands)
+            operands = tuple(
+                known[one] if isinstance(one, int) else ("literal", one) for one in leaf.operands
+            )
             key: Hashable = (_shape(leaf), operands)
             if ops.has_random(leaf.equation) or ops.is_effectful(leaf.equation.op):
                 draws[key] += 1
                 key = (key, draws[key])
             number = self.number(key)
-            known.update((out, self.number((number, place))) for place, out in enumerate(leaf.outputs))
+            known.update(
+                (out, self.number((number, place))) for place, out in enumerate(leaf.outputs)
+            )
             found.append(number)
         return found
 
     def diff(self) -> Diff:
         self.pair(*self.keys)
-        self.pair(*(list(map(_look, flat.leaves)) for flat in (self.before, self.after)), follow=True)
-        self.pair(*(list(map(_place, flat.leaves)) for flat in (self.before, self.after)), follow=True)
-        self.pair(*(list(map(_name, flat.leaves)) for flat in (self.before, self.after)), follow=True, strict=True)
+        self.pair(
+            *(list(map(_look, flat.leaves)) for flat in (self.before, self.after)), follow=True
+        )
+        self.pair(
+            *(list(map(_place, flat.leaves)) for flat in (self.before, self.after)), follow=True
+        )
+        self.pair(
+            *(list(map(_name, flat.leaves)) for flat in (self.before, self.after)),
+            follow=True,
+            strict=True,
+        )
         status: list[Status] = []
         whys: list[str] = []
         for leaf, match in zip(self.after.leaves, self.partner, strict=True):
@@ -151,12 +172,21 @@ class _Matching:
             status.append("added" if why is None else "changed" if why else "same")
             whys.append(why or "")
         removed = tuple(position for position, free in enumerate(self.free) if free)
-        return Diff(self.before, self.after, tuple(self.partner), tuple(status), tuple(whys), removed)
+        return Diff(
+            self.before, self.after, tuple(self.partner), tuple(status), tuple(whys), removed
+        )
 
     def pair(
-        self, mine: Sequence[Hashable], its: Sequence[Hashable], *, follow: bool = False, strict: bool = False
+        self,
+        mine: Sequence[Hashable],
+        its: Sequence[Hashable],
+        *,
+        follow: bool = False,
+        strict: bool = False,
     ) -> None:
-        """Pair free leaves with equal keys in order; `follow` prefers the one whose operands are paired, `strict` insists."""
+        """Pair free leaves with equal keys in order; `follow` prefers the one whose operands are
+        paired, `strict` insists.
+        """
         queues: defaultdict[Hashable, deque[int]] = defaultdict(deque)
         for position, key in enumerate(mine):
             if self.free[position]:
@@ -166,7 +196,11 @@ class _Matching:
                 continue
             queue = queues[key]
             leaf = self.after.leaves[position]
-            known = next((one for one in _first(queue, 8) if self.agree(one, leaf)), None) if follow else None
+            known = (
+                next((one for one in _first(queue, 8) if self.agree(one, leaf)), None)
+                if follow
+                else None
+            )
             if strict and (known is None or not leaf.operands):
                 continue
             chosen = queue[0] if known is None else known
@@ -181,7 +215,9 @@ class _Matching:
 
     def join(self, before: int, after: int) -> None:
         self.partner[after], self.free[before] = before, False
-        outputs = zip(self.after.leaves[after].outputs, self.before.leaves[before].outputs, strict=False)
+        outputs = zip(
+            self.after.leaves[after].outputs, self.before.leaves[before].outputs, strict=False
+        )
         self.values.update(outputs)
 
     def why(self, before: Leaf, after: Leaf) -> str:
@@ -201,7 +237,9 @@ class _Matching:
 
 
 def paired(before: Flat, after: Flat) -> list[tuple[int, int]]:
-    """Inputs by position, and closed-over tensors by identity, which another trace may have as inputs."""
+    """Inputs by position, and closed-over tensors by identity, which another trace may have as
+    inputs.
+    """
     pairs = dict(zip(after.roots, before.roots, strict=False))
     known = held(before)
     pairs.update((value, known[key]) for key, value in held(after).items() if key in known)
@@ -271,7 +309,9 @@ def _lines(found: Diff, context: int) -> list[tuple[str, str]]:
     lines: list[tuple[str, str]] = []
     gone = iter(found.removed)
     waiting = next(gone, None)
-    for leaf, match, status, why in zip(found.after.leaves, found.matches, found.status, found.whys, strict=True):
+    for leaf, match, status, why in zip(
+        found.after.leaves, found.matches, found.status, found.whys, strict=True
+    ):
         while match is not None and waiting is not None and waiting < match:
             lines.append(("-", leaf_text(found.before.leaves[waiting])))
             waiting = next(gone, None)
@@ -313,5 +353,7 @@ def leaf_text(leaf: Leaf) -> str:
     equation = leaf.equation
     args = tuple(map_arg(read, arg) for arg in equation.args)
     kwargs = tuple((key, map_arg(read, arg)) for key, arg in equation.kwargs)
-    outputs = tuple(Var(value, var.type) for value, var in zip(leaf.outputs, equation.outputs, strict=True))
+    outputs = tuple(
+        Var(value, var.type) for value, var in zip(leaf.outputs, equation.outputs, strict=True)
+    )
     return format_equation(replace(equation, args=args, kwargs=kwargs, outputs=outputs))

@@ -1,8 +1,8 @@
 """A chain as the compact data that the page reads.
 
-Everything that repeats is in a table and has a number there: types, ops, sources, modules, costs, claims and bodies.
-Bodies are as shared in the data as they are in the traces. The page unfolds them the way `flat.py` does, so leaves
-and values have the same numbers on both sides.
+Everything that repeats is in a table and has a number there: types, ops, sources, modules, costs,
+claims and bodies. Bodies are as shared in the data as they are in the traces. The page unfolds them
+the way `flat.py` does, so leaves and values have the same numbers on both sides.
 """
 
 from __future__ import annotations
@@ -73,10 +73,17 @@ class _Encoding:
         return self.sources.number(entry, list(entry))
 
     def claim(self, equation: Equation) -> int:
-        decision = self.decisions.get((equation.op.name, equation.source.place if equation.source else ""))
+        decision = self.decisions.get(
+            (equation.op.name, equation.source.place if equation.source else "")
+        )
         if decision is None:
             return -1
-        entry = [decision.taken_by, decision.how, list(map(list, decision.refusals)), decision.times]
+        entry = [
+            decision.taken_by,
+            decision.how,
+            list(map(list, decision.refusals)),
+            decision.times,
+        ]
         return self.claims.number(decision, entry)
 
     def body(self, trace: Trace) -> int:
@@ -84,7 +91,8 @@ class _Encoding:
         if key not in self.known:
             equations = [self.equation(equation) for equation in trace.equations]
             constants = [
-                [self.type(one.var.type), self.tensors.number(id(one.tensor), None)] for one in trace.constants
+                [self.type(one.var.type), self.tensors.number(id(one.tensor), None)]
+                for one in trace.constants
             ]
             inputs = [self.type(var.type) for var in trace.inputs]
             outputs = [_arg(atom) for atom in trace.outputs]
@@ -95,7 +103,9 @@ class _Encoding:
     def equation(self, equation: Equation) -> list[Any]:
         body = unfolded(equation)
         own = (
-            [] if body is not None and equation.op.kind == "composite" else [self.body(one) for one in equation.bodies]
+            []
+            if body is not None and equation.op.kind == "composite"
+            else [self.body(one) for one in equation.bodies]
         )
         spent = cost_of(equation)
         return [
@@ -136,7 +146,9 @@ class _Encoding:
             "matches": [-1 if at is None else at for at in diff.matches],
             "status": "".join(LETTERS[status] for status in diff.status),
             "whys": {position: why for position, why in enumerate(diff.whys) if why},
-            "removed": [[leaf, place] for leaf, place in zip(diff.removed, _anchors(diff), strict=True)],
+            "removed": [
+                [leaf, place] for leaf, place in zip(diff.removed, _anchors(diff), strict=True)
+            ],
             "inputs": [list(pair) for pair in pairs],
             "counts": diff.counts,
         }
@@ -148,7 +160,10 @@ class _Encoding:
             wanted.setdefault(file, set()).update(range(max(1, line - CONTEXT), line + CONTEXT + 1))
         found: dict[str, dict[str, str]] = {}
         for file, numbers in wanted.items():
-            texts = {str(line): linecache.getline(self.files.entries[file], line).rstrip() for line in sorted(numbers)}
+            texts = {
+                str(line): linecache.getline(self.files.entries[file], line).rstrip()
+                for line in sorted(numbers)
+            }
             found[str(file)] = {line: text for line, text in texts.items() if text}
         return found
 
@@ -167,7 +182,12 @@ class _Encoding:
             "buffers": [
                 [
                     *(one.born, one.dies, one.num_bytes, kinds.number(one.kind, one.kind)),
-                    *(names.number(one.what, one.what), self.module(one.module), one.program, one.var),
+                    *(
+                        names.number(one.what, one.what),
+                        self.module(one.module),
+                        one.program,
+                        one.var,
+                    ),
                 ]
                 for one in memory.buffers
             ],
@@ -231,7 +251,9 @@ def _decisions(found: Chain) -> Iterator[tuple[tuple[str, str], Decision]]:
 
 def _anchors(diff: Diff) -> list[int]:
     """The leaf of the new trace before which each removed leaf would be."""
-    pairs = sorted((match, position) for position, match in enumerate(diff.matches) if match is not None)
+    pairs = sorted(
+        (match, position) for position, match in enumerate(diff.matches) if match is not None
+    )
     places = [match for match, _ in pairs]
     found: list[int] = []
     for leaf in diff.removed:

@@ -1,6 +1,8 @@
-"""A trace with its composites unfolded: the equations in the order in which they run, and where each one stands.
+"""A trace with its composites unfolded: the equations in the order in which they run, and where
+each one stands.
 
-Values are numbered through all bodies: a composite's results are its body's, so nothing has two numbers.
+Values are numbered through all bodies: a composite's results are its body's, so nothing has two
+numbers.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ Value = int | Literal
 class Leaf:
     """An equation of the flat trace.
 
-    `operands` and `outputs` are values. `path` are the positions of the equations around it, outermost first, and its
-    own; `within` are the names of those around it. `source` names modules as the outermost call knows them.
+    `operands` and `outputs` are values. `path` are the positions of the equations around it,
+    outermost first, and its own; `within` are the names of those around it. `source` names modules
+    as the outermost call knows them.
     """
 
     equation: Equation
@@ -40,7 +43,9 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Flat:
-    """A trace, unfolded. `roots` are the values of its inputs and constants, `types` those of all values."""
+    """A trace, unfolded. `roots` are the values of its inputs and constants, `types` those of
+    all values.
+    """
 
     trace: Trace
     leaves: tuple[Leaf, ...]
@@ -59,7 +64,9 @@ def held(flat: Flat) -> dict[int, int]:
 
 
 def unfolded(equation: Equation) -> Trace | None:
-    """The trace for which an equation stands, over its operands; None for one that runs as it is."""
+    """The trace for which an equation stands, over its operands; None for one that runs as it
+    is.
+    """
     return lowered(equation)
 
 
@@ -86,15 +93,21 @@ class _Flattening:
         env = self.bound(trace, inputs)
         roots = (*inputs, *(_number(env[constant.var.index]) for constant in trace.constants))
         self.walk(trace, env, (), (), None)
-        outputs = tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in trace.outputs)
-        return Flat(trace, tuple(self.leaves), roots, outputs, tuple(self.types), self.constants, self.calls)
+        outputs = tuple(
+            env[atom.index] if isinstance(atom, Var) else atom for atom in trace.outputs
+        )
+        return Flat(
+            trace, tuple(self.leaves), roots, outputs, tuple(self.types), self.constants, self.calls
+        )
 
     def fresh(self, type: Type) -> int:
         self.types.append(type)
         return len(self.types) - 1
 
     def bound(self, trace: Trace, inputs: Sequence[Value]) -> list[Value]:
-        """Bind the inputs and constants of a body; the list grows as its equations bind variables."""
+        """Bind the inputs and constants of a body; the list grows as its equations bind
+        variables.
+        """
         env = list(inputs)
         for constant in trace.constants:
             known = self.held.get(id(constant.tensor))
@@ -118,13 +131,17 @@ class _Flattening:
             body = unfolded(equation)
             if body is None:
                 outputs = tuple(self.fresh(var.type) for var in equation.outputs)
-                self.leaves.append(Leaf(equation, operands, outputs, (*path, position), within, source))
+                self.leaves.append(
+                    Leaf(equation, operands, outputs, (*path, position), within, source)
+                )
                 env.extend(outputs)
             else:
                 self.calls.setdefault(body, operands)
                 inner = self.bound(body, operands)
                 self.walk(body, inner, (*path, position), (*within, equation.op), source)
-                env.extend(inner[atom.index] if isinstance(atom, Var) else atom for atom in body.outputs)
+                env.extend(
+                    inner[atom.index] if isinstance(atom, Var) else atom for atom in body.outputs
+                )
 
 
 def _number(value: Value) -> int:

@@ -21,7 +21,13 @@ from thunder_fn.ir.trace import Equation, Trace, Var
 Point = tuple[float, float]
 MAX_BOXES = 2000
 ROW, GAP, CHAR = 58, 24, 6.6
-FILLS = {"composite": "#e8eef6", "structured": "#f3e9dc", "leaf": "#ffffff", "input": "#eef3ea", "output": "#eef3ea"}
+FILLS = {
+    "composite": "#e8eef6",
+    "structured": "#f3e9dc",
+    "leaf": "#ffffff",
+    "input": "#eef3ea",
+    "output": "#eef3ea",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +59,8 @@ class _Box:
 def graph(f: Trace | Callable[..., Any], /, *args: Any, **kwargs: Any) -> Picture:
     """A trace, or that of `f(*args, **kwargs)`, as a picture; composites are boxes.
 
-    In a trace of more than 2,000 equations, consecutive equations of a module are one box, at a depth that gives at
-    most so many. Without modules, equal runs of equations are boxes.
+    In a trace of more than 2,000 equations, consecutive equations of a module are one box, at a
+    depth that gives at most so many. Without modules, equal runs of equations are boxes.
 
     Raises:
         MissingExtra: igraph is not installed.
@@ -87,7 +93,10 @@ def _boxes(trace: Trace, runs: Sequence[Sequence[Equation]]) -> Iterator[_Box]:
     read = {var.index for equation in trace.equations for var in equation.operands}
     for var in (*trace.inputs, *(constant.var for constant in trace.constants)):
         yield _Box(
-            str(var) if var.index in read else f"{var} (unused)", str(var.type), "input", f"input {var}: {var.type}"
+            str(var) if var.index in read else f"{var} (unused)",
+            str(var.type),
+            "input",
+            f"input {var}: {var.type}",
         )
     yield from map(_box, runs)
     yield _Box("return", f"{len(trace.outputs)} values", "output", "what the trace returns")
@@ -100,7 +109,9 @@ def _box(run: Sequence[Equation]) -> _Box:
         tip = "\n".join(f"{count} {name}" for name, count in ops_of.most_common(12))
         return _Box(shared or "…", f"{len(run)} equations", "composite", tip)
     (equation,) = run
-    note = ", ".join(str(var.type) for var in equation.outputs[:2]) + (", …" if len(equation.outputs) > 2 else "")
+    note = ", ".join(str(var.type) for var in equation.outputs[:2]) + (
+        ", …" if len(equation.outputs) > 2 else ""
+    )
     return _Box(_title(equation), note, equation.op.kind, f"{equation.op}\n{equation.source or ''}")
 
 
@@ -110,7 +121,11 @@ def _title(equation: Equation) -> str:
 
 
 def _name(equation: Equation) -> str:
-    return ops.short_name(equation.op) if equation.op.kind != "leaf" else equation.op.name.split(".")[1]
+    return (
+        ops.short_name(equation.op)
+        if equation.op.kind != "leaf"
+        else equation.op.name.split(".")[1]
+    )
 
 
 def _edges(trace: Trace, runs: Sequence[Sequence[Equation]]) -> list[tuple[int, int]]:
@@ -120,7 +135,11 @@ def _edges(trace: Trace, runs: Sequence[Sequence[Equation]]) -> list[tuple[int, 
     found: dict[tuple[int, int], None] = {}
     for box, run in enumerate(runs, count):
         for equation in run:
-            found.update(((maker[var.index], box), None) for var in equation.operands if maker[var.index] != box)
+            found.update(
+                ((maker[var.index], box), None)
+                for var in equation.operands
+                if maker[var.index] != box
+            )
             maker += [box] * len(equation.outputs)
     end = count + len(runs)
     for atom in trace.outputs:
@@ -147,27 +166,40 @@ def _svg(trace: Trace, runs: Sequence[Sequence[Equation]]) -> str:
     points: list[Point] = [(x, y) for x, y in layout.coords]
     ways = [[(x, y) for x, y in way] for way in layout.edge_routing]
     bends = [x for way in ways for x, _ in way]
-    low = min(*(x - width / 2 for (x, _), width in zip(points, widths, strict=True)), *bends, 0.0) - 12
-    high = max(*(x + width / 2 for (x, _), width in zip(points, widths, strict=True)), *bends, 0.0) + 12
+    low = (
+        min(*(x - width / 2 for (x, _), width in zip(points, widths, strict=True)), *bends, 0.0)
+        - 12
+    )
+    high = (
+        max(*(x + width / 2 for (x, _), width in zip(points, widths, strict=True)), *bends, 0.0)
+        + 12
+    )
     height = max(y for _, y in points) + ROW
     body = [_arrow(points[a], way, points[b]) for (a, b), way in zip(edges, ways, strict=True)]
     body += [_rect(box, points[i], widths[i]) for i, box in enumerate(boxes)]
     size = f'viewBox="{low:.0f} {-ROW / 2:.0f} {high - low:.0f} {height + ROW / 2:.0f}"'
     return "\n".join(
-        [f'<svg xmlns="http://www.w3.org/2000/svg" {size} width="{high - low:.0f}">', _STYLE, *body, "</svg>\n"]
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size} width="{high - low:.0f}">',
+            _STYLE,
+            *body,
+            "</svg>\n",
+        ]
     )
 
 
 _STYLE = (
-    "<style>text{font:11px ui-monospace,SFMono-Regular,Menlo,monospace;text-anchor:middle;fill:#1b1f24}"
-    ".n{fill:#6a737d;font-size:10px}path{fill:none;stroke:#9aa4af}</style>"
-    '<defs><marker id="a" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="6" markerHeight="6" orient="auto">'
-    '<path d="M0 0L8 4L0 8z" style="fill:#9aa4af;stroke:none"/></marker></defs>'
+    "<style>text{font:11px"
+    " ui-monospace,SFMono-Regular,Menlo,monospace;text-anchor:middle;fill:#1b1f24}.n{fill:#6a737d;font-size:10px}path{fill:none;stroke:#9aa4af}</style><defs><marker"  # noqa: E501
+    ' id="a" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="6" markerHeight="6"'
+    ' orient="auto"><path d="M0 0L8 4L0 8z" style="fill:#9aa4af;stroke:none"/></marker></defs>'
 )
 
 
 def _arrow(start: Point, way: list[Point], end: Point) -> str:
-    """A curve from the bottom of a box through the points between the layers to the top of another."""
+    """A curve from the bottom of a box through the points between the layers to the top of
+    another.
+    """
     stops = [(start[0], start[1] + 17), *way, (end[0], end[1] - 17)]
     curves = [f"M{stops[0][0]:.0f} {stops[0][1]:.0f}"]
     for (x, y), (u, v) in pairwise(stops):
@@ -183,8 +215,8 @@ def _text(text: str) -> str:
 def _rect(box: _Box, point: Point, width: float) -> str:
     x, y = point
     return (
-        f'<g><title>{_text(box.tip)}</title><rect x="{x - width / 2:.0f}" y="{y - 17:.0f}" width="{width:.0f}" '
-        f'height="34" rx="4" fill="{FILLS[box.kind]}" stroke="#9aa4af"/>'
-        f'<text x="{x:.0f}" y="{y - 3:.0f}">{_text(box.title)}</text>'
-        f'<text class="n" x="{x:.0f}" y="{y + 10:.0f}">{_text(box.note)}</text></g>'
+        f'<g><title>{_text(box.tip)}</title><rect x="{x - width / 2:.0f}" y="{y - 17:.0f}"'
+        f' width="{width:.0f}" height="34" rx="4" fill="{FILLS[box.kind]}" stroke="#9aa4af"/><text'
+        f' x="{x:.0f}" y="{y - 3:.0f}">{_text(box.title)}</text><text class="n" x="{x:.0f}"'
+        f' y="{y + 10:.0f}">{_text(box.note)}</text></g>'
     )

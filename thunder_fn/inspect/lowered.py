@@ -1,4 +1,6 @@
-"""The programs of one call ahead of time: their text, cost and memory, and a function that runs them."""
+"""The programs of one call ahead of time: their text, cost and memory, and a function that runs
+them.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class Lowered:
     is_module: bool = False
 
     def text(self) -> str:
-        """The text of the programs: one, or the forward and the backward where an argument requires a gradient."""
+        """The text of the programs: one, or the forward and the backward where an argument
+        requires a gradient.
+        """
         return "\n".join(str(step.program) for step in self.chain.programs)
 
     def cost(self, machine: Machine | None = None) -> CostReport:
@@ -45,8 +49,10 @@ class Lowered:
     def compile(self) -> Compiled:
         """Return the function with these programs, compiled. It never traces.
 
-        Law: ``jit(f).lower(*args).compile()(*args)`` is ``f(*args)``. Called with arguments of other types, numbers or
-        structure it is a TraceTypeError. With `jit(f, dynamic={...})` it serves all sizes within the bounds.
+        Law: ``jit(f).lower(*args).compile()(*args)`` is ``f(*args)``. Called with arguments of
+            other types, numbers or
+        structure it is a TraceTypeError. With `jit(f, dynamic={...})` it serves all sizes within
+            the bounds.
 
         Raises:
             JitError: a module was jitted.
@@ -56,7 +62,10 @@ class Lowered:
         if self.is_module:
             what = "lower: a compiled program has the tensors of a module as arguments"
             raise JitError(
-                located(what, fix="Jit a function that calls the module: `jit(lambda x: model(x)).lower(x)`.")
+                located(
+                    what,
+                    fix="Jit a function that calls the module: `jit(lambda x: model(x)).lower(x)`.",
+                )
             )
         wait()
         return Compiled(jitted.fn, jitted.options, jitted.programs)
@@ -65,6 +74,8 @@ class Lowered:
         return self.text()
 
 
-def lower(jitted: Jitted | torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowered:
+def lower(
+    jitted: Jitted | torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Lowered:
     """Make the programs of a call of a jitted function or module. Nothing is run."""
     return Lowered(chain(jitted, *args, **kwargs), isinstance(jitted, torch.nn.Module))

@@ -40,7 +40,9 @@ KNOWN = {
     "L4": ("NVIDIA L4", 121e12, 0.3e12),
     "T4": ("Tesla T4", 65e12, 0.32e12),
 }
-"""Dense bfloat16 (T4: float16) tensor-core peaks from NVIDIA's data sheets, by the name that PyTorch gives the device."""
+"""Dense bfloat16 (T4: float16) tensor-core peaks from NVIDIA's data sheets, by the name that
+PyTorch gives the device.
+"""
 
 
 def known_machine(device: torch.device) -> Machine | None:
@@ -48,7 +50,14 @@ def known_machine(device: torch.device) -> Machine | None:
     if device.type != "cuda" or not torch.cuda.is_available():
         return None
     name = torch.cuda.get_device_name(device)
-    return next((Machine(short, flops, rate) for short, (long, flops, rate) in KNOWN.items() if long == name), None)
+    return next(
+        (
+            Machine(short, flops, rate)
+            for short, (long, flops, rate) in KNOWN.items()
+            if long == name
+        ),
+        None,
+    )
 
 
 def machine_named(name: str) -> Machine:
@@ -61,7 +70,9 @@ def machine_named(name: str) -> Machine:
     return Machine(name, flops, rate)
 
 
-def measured_machine(dtype: torch.dtype = torch.float32, device: str = "cpu", seconds: float = 0.1) -> Machine:
+def measured_machine(
+    dtype: torch.dtype = torch.float32, device: str = "cpu", seconds: float = 0.1
+) -> Machine:
     """Measure this machine by the fastest of some matrix products and copies."""
     size = 512 if device == "cpu" else 8192
     a, b = (torch.randn(size, size, dtype=dtype, device=device) for _ in range(2))

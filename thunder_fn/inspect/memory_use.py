@@ -1,15 +1,17 @@
 """Memory over a program: what lives when, computed from the trace.
 
-A program is run on tensors without values, which share storages as real ones do, so views and copies are told apart
-by PyTorch itself. A storage lives from the equation that makes it to the last one that reads it, which is where the
-program deletes it. Equations in place make none. Inputs are the caller's and are counted apart.
+A program is run on tensors without values, which share storages as real ones do, so views and
+copies are told apart by PyTorch itself. A storage lives from the equation that makes it to the last
+one that reads it, which is where the program deletes it. Equations in place make none. Inputs are
+the caller's and are counted apart.
 
-    memory of step: peak 17.6 MiB at equation 146 of 452 (aten.gelu_backward.default in blocks.0); residuals ...
+    memory of step: peak 17.6 MiB at equation 146 of 452 (aten.gelu_backward.default in blocks.0);
+    residuals ...
 
-Memory allocated and given back inside an equation is its scratch: that of oneDNN, of a loop's step, and of a compiled
-region, found by running its code without kernels (`scratch.py`). Of code that does not say, a user's operator among
-it, nobody knows; the summary says how often. A test compares the computed peak with the measured one
-(`tests/unit/test_inspect_memory.py`).
+Memory allocated and given back inside an equation is its scratch: oneDNN's, that of a loop's step,
+and that of a compiled region. The last is found by running its code without kernels (`scratch.py`).
+Of code that does not say, a user's operator among it, nobody knows; the summary says how often. A
+test compares the computed peak with the measured one (`tests/unit/test_inspect_memory.py`).
 """
 
 from __future__ import annotations
@@ -32,14 +34,18 @@ from thunder_fn.ir.trace import Source
 
 @dataclass(frozen=True)
 class Memory(Shown):
-    """The lifetimes of buffers. Positions count the equations of the forward program, then those of the backward.
+    """The lifetimes of buffers. Positions count the equations of the forward program, then those of
+    the backward.
 
     Attributes:
         buffers: all memory, in the order in which it is made.
-        starts: where each program begins; programs are the forward and the backward where there are two.
+        starts: where each program begins; programs are the forward and the backward where there are
+            two.
         names: what runs at each position.
-        unknown: how many buffers have a size that depends on data, each unknown dim of which is counted as 1.
-        unseen: how many equations run in code that does not say what it allocates while it runs, which is not counted.
+        unknown: how many buffers have a size that depends on data, each unknown dim of which is
+            counted as 1.
+        unseen: how many equations run in code that does not say what it allocates while it runs,
+            which is not counted.
     """
 
     function: str
@@ -97,7 +103,11 @@ class Memory(Shown):
 
     def at_peak(self) -> list[Buffer]:
         """The buffers that live at the peak, largest first."""
-        found = [one for one in self.buffers if one.kind != "input" and one.born <= self.peak_at <= one.dies]
+        found = [
+            one
+            for one in self.buffers
+            if one.kind != "input" and one.born <= self.peak_at <= one.dies
+        ]
         return sorted(found, key=lambda buffer: -buffer.num_bytes)
 
     def by_module(self, depth: int = 2) -> dict[str, int]:
@@ -115,22 +125,34 @@ class Memory(Shown):
         at = self.peak_at
         where = f" in {self.modules[at]}" if self.modules[at] else ""
         return escaped(
-            f"memory of {self.function}: peak {bytes_text(self.peak)} at equation {at} of {len(self.names)} "
-            f"({self.names[at]}{where}); residuals {bytes_text(self.residual_bytes)}, "
-            f"outputs {bytes_text(self.output_bytes)}, held by the caller {bytes_text(self.input_bytes)}"
-            + (f"; {self.unknown} sizes depend on data, a dim of those counted as 1" if self.unknown else "")
-            + (f"; without what {_calls(self.unseen)} inside, which is unknown" if self.unseen else "")
+            f"memory of {self.function}: peak {bytes_text(self.peak)} at equation {at} of"
+            f" {len(self.names)} ({self.names[at]}{where}); residuals"
+            f" {bytes_text(self.residual_bytes)}, outputs {bytes_text(self.output_bytes)}, held by"
+            f" the caller {bytes_text(self.input_bytes)}"
+            + (
+                f"; {self.unknown} sizes depend on data, a dim of those counted as 1"
+                if self.unknown
+                else ""
+            )
+            + (
+                f"; without what {_calls(self.unseen)} inside, which is unknown"
+                if self.unseen
+                else ""
+            )
         )
 
     def rows(self, limit: int = 12) -> list[tuple[str, ...]]:
         """The buffers at the peak: bytes, kind, maker, module, the user's line."""
         known = self.at_peak()
         found = [
-            (bytes_text(one.num_bytes), one.kind, one.what, one.module, _line(one.source)) for one in known[:limit]
+            (bytes_text(one.num_bytes), one.kind, one.what, one.module, _line(one.source))
+            for one in known[:limit]
         ]
         rest = known[limit:]
         if rest:
-            found.append((bytes_text(sum(one.num_bytes for one in rest)), "", f"{len(rest)} more", "", ""))
+            found.append(
+                (bytes_text(sum(one.num_bytes for one in rest)), "", f"{len(rest)} more", "", "")
+            )
         return found
 
     def __str__(self) -> str:
@@ -140,7 +162,9 @@ class Memory(Shown):
         from rich.console import Group
         from rich.text import Text
 
-        return Group(Text(self.summary, style="bold"), rich_table(_HEADER, self.rows(), "at the peak"))
+        return Group(
+            Text(self.summary, style="bold"), rich_table(_HEADER, self.rows(), "at the peak")
+        )
 
     def save(self, path: str | Path) -> Path:
         """Write the timeline as a picture, PNG or what else matplotlib knows by the path's ending.
@@ -162,7 +186,9 @@ _HEADER = ("live", "kind", "made by", "module", "line")
 
 
 def _calls(count: int) -> str:
-    return "1 call of an executor allocates" if count == 1 else f"{count} calls of executors allocate"
+    return (
+        "1 call of an executor allocates" if count == 1 else f"{count} calls of executors allocate"
+    )
 
 
 def _line(source: Source | None) -> str:
@@ -226,7 +252,9 @@ def common_module(modules: Sequence[str]) -> str:
 
 
 def _joined(forward: Run, backward: Run, found: Chain) -> list[Buffer]:
-    """Join both programs on one axis: a residual lives until the backward has read it last, and is no input of that."""
+    """Join both programs on one axis: a residual lives until the backward has read it last, and
+    is no input of that.
+    """
     assert found.split is not None, "two programs are two halves"
     end = backward.start + len(backward.trace.equations)
     results = len(found.split.forward.outputs)

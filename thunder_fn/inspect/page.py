@@ -1,6 +1,7 @@
 """The inspector: one HTML page with everything in it, no server and no network.
 
-The page's code and style are built from `inspector/` and lie in `assets/`; the data is deflated JSON beside them.
+The page's code and style are built from `inspector/` and lie in `assets/`; the data is deflated
+JSON beside them.
 """
 
 from __future__ import annotations
@@ -39,20 +40,30 @@ class Page:
         return Path(path)
 
     def __repr__(self) -> str:
-        return f"<inspector page of {self.name}, {len(self.html) / 1024:.0f} KiB; `.save(path)` writes it>"
+        return (
+            f"<inspector page of {self.name}, {len(self.html) / 1024:.0f} KiB; `.save(path)`"
+            " writes it>"
+        )
 
     def _repr_html_(self) -> str:
         """The page in a frame of its own, so that neither it nor the notebook changes the other."""
         text = html.escape(self.html, quote=True)
-        return f'<iframe srcdoc="{text}" style="width:100%;height:{HEIGHT}px;border:1px solid #8884;border-radius:6px"></iframe>'
+        return (
+            f'<iframe srcdoc="{text}" style="width:100%;height:{HEIGHT}px;border:1px solid'
+            ' #8884;border-radius:6px"></iframe>'
+        )
 
 
-def show(f: Callable[..., Any], /, *args: Any, machine: Machine | None = None, **kwargs: Any) -> Page:
+def show(
+    f: Callable[..., Any], /, *args: Any, machine: Machine | None = None, **kwargs: Any
+) -> Page:
     """The inspector's page of `jit(f)(*args, **kwargs)`. Nothing is run.
 
     Args:
-        f: any PyTorch callable: a function, a module, a jitted or transformed function. `jit`'s options are its own.
-        machine: whose peaks draw the roofline; see `measured_machine`. Left out, the device's where they are known.
+        f: any PyTorch callable: a function, a module, a jitted or transformed function. `jit`'s
+            options are its own.
+        machine: whose peaks draw the roofline; see `measured_machine`. Left out, the device's where
+            they are known.
 
     Returns:
         A page: `.save("page.html")` writes it, notebooks show it.
@@ -70,17 +81,22 @@ def show(f: Callable[..., Any], /, *args: Any, machine: Machine | None = None, *
 
 def page_of(name: str, data: dict[str, Any]) -> str:
     """The page around some data."""
-    packed = base64.b64encode(zlib.compress(json.dumps(data, separators=(",", ":")).encode(), 9)).decode()
+    packed = base64.b64encode(
+        zlib.compress(json.dumps(data, separators=(",", ":")).encode(), 9)
+    ).decode()
     style, code = asset("inspector.css"), asset("inspector.js")
     return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
-        f"<title>{html.escape(escaped(name))} · inspector</title>\n<style>{style}</style>\n</head>\n<body>\n"
-        '<div id="app"><noscript>This page needs JavaScript, which it brings itself.</noscript></div>\n'
-        f'<script type="application/octet-stream" id="data">{packed}</script>\n<script>{code}</script>\n</body>\n</html>\n'
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta name="viewport"'
+        f' content="width=device-width,initial-scale=1">\n<title>{html.escape(escaped(name))} ·'
+        f' inspector</title>\n<style>{style}</style>\n</head>\n<body>\n<div id="app"><noscript>This'
+        " page needs JavaScript, which it brings itself.</noscript></div>\n<script"
+        ' type="application/octet-stream"'
+        f' id="data">{packed}</script>\n<script>{code}</script>\n</body>\n</html>\n'
     )
 
 
 def asset(name: str) -> str:
     """A file of the bundle."""
-    return resources.files("thunder_fn.inspect").joinpath("assets", name).read_text(encoding="utf-8")
+    return (
+        resources.files("thunder_fn.inspect").joinpath("assets", name).read_text(encoding="utf-8")
+    )

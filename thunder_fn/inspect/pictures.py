@@ -31,16 +31,29 @@ def memory_png(found: Memory) -> bytes:
 
 
 def _figure(found: Memory) -> Any:
-    figure = extra("matplotlib.figure", "a picture of memory").Figure(figsize=(9, 4), layout="constrained")
+    figure = extra("matplotlib.figure", "a picture of memory").Figure(
+        figsize=(9, 4), layout="constrained"
+    )
     axes = figure.subplots()
     parts = stacks(found)
-    colors = [RESIDUALS if name == "residuals" else OTHER if name == "other" else None for name, _ in parts]
+    colors = [
+        RESIDUALS if name == "residuals" else OTHER if name == "other" else None
+        for name, _ in parts
+    ]
     palette = iter(COLORS)
     colors = [color or next(palette) for color in colors]
     heights = [[value / MiB for value in live] for _, live in parts]
-    axes.stackplot(range(len(found.names)), *heights, labels=[name for name, _ in parts], colors=colors, step="post")
+    axes.stackplot(
+        range(len(found.names)),
+        *heights,
+        labels=[name for name, _ in parts],
+        colors=colors,
+        step="post",
+    )
     whole = [value / MiB for value in found.live]
-    axes.plot(range(len(found.names)), whole, color="#1b1f24", linewidth=0.8, drawstyle="steps-post")
+    axes.plot(
+        range(len(found.names)), whole, color="#1b1f24", linewidth=0.8, drawstyle="steps-post"
+    )
     for start in found.starts[1:]:
         axes.axvline(start, color="#1b1f24", linewidth=0.8, linestyle=":")
         axes.annotate("backward", (start, 0), xytext=(4, 4), textcoords="offset points", fontsize=8)
@@ -59,7 +72,9 @@ def _figure(found: Memory) -> Any:
 
 
 def stacks(found: Memory, largest: int = 5) -> list[tuple[str, tuple[int, ...]]]:
-    """The live bytes in parts: residuals, the modules that have most of them at the peak, and the rest."""
+    """The live bytes in parts: residuals, the modules that have most of them at the peak, and
+    the rest.
+    """
 
     def module(buffer: Buffer) -> str:
         return ".".join(buffer.module.split(".")[:2])
@@ -68,8 +83,12 @@ def stacks(found: Memory, largest: int = 5) -> list[tuple[str, tuple[int, ...]]]
     parts: list[tuple[str, Any]] = []
     if found.residual_bytes:
         parts.append(("residuals", lambda one: one.kind == "residual"))
-    parts += [(name, lambda one, name=name: one.kind != "residual" and module(one) == name) for name in kept]
+    parts += [
+        (name, lambda one, name=name: one.kind != "residual" and module(one) == name)
+        for name in kept
+    ]
     parts.append(("other", lambda one: one.kind != "residual" and module(one) not in kept))
     return [
-        (name, found.live_of(lambda one, wanted=wanted: one.kind != "input" and wanted(one))) for name, wanted in parts
+        (name, found.live_of(lambda one, wanted=wanted: one.kind != "input" and wanted(one)))
+        for name, wanted in parts
     ]

@@ -33,12 +33,16 @@ class Residuals(Shown):
     def summary(self) -> str:
         """The report in one line."""
         size = bytes_text(self.num_bytes)
-        return escaped(f"residuals of {self.function}: {len(self.residuals)}, {size} beside the arguments")
+        return escaped(
+            f"residuals of {self.function}: {len(self.residuals)}, {size} beside the arguments"
+        )
 
     def rows(self, limit: int = 40) -> list[tuple[str, ...]]:
         """The table, largest first: size, and memory of its own."""
         ordered = sorted(self.residuals, key=lambda one: -one.num_bytes)
-        rows = [(*_sizes([one]), str(one.type), one.reason, *_where(one)) for one in ordered[:limit]]
+        rows = [
+            (*_sizes([one]), str(one.type), one.reason, *_where(one)) for one in ordered[:limit]
+        ]
         rest = ordered[limit:]
         more = (*_sizes(rest), "", f"{len(rest)} more", "", "")
         return [*rows, more] if rest else rows
@@ -55,17 +59,23 @@ class Residuals(Shown):
 
 def _sizes(residuals: Sequence[SavedResidual]) -> tuple[str, str]:
     """The bytes of some residuals, and those of their own."""
-    return bytes_text(sum(one.num_bytes for one in residuals)), bytes_text(sum(one.own_bytes for one in residuals))
+    return bytes_text(sum(one.num_bytes for one in residuals)), bytes_text(
+        sum(one.own_bytes for one in residuals)
+    )
 
 
 def _where(residual: SavedResidual) -> tuple[str, str]:
     source = residual.source
-    return (f"{Path(source.file).name}:{source.line}", source.module) if source is not None else ("", "")
+    return (
+        (f"{Path(source.file).name}:{source.line}", source.module)
+        if source is not None
+        else ("", "")
+    )
 
 
 def residuals(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Residuals:
-    """Report the values of the forward that the gradient of f, and of a module's parameters, keeps. See
-    `saved_residuals`.
+    """Report the values of the forward that the gradient of f, and of a module's parameters, keeps.
+    See `saved_residuals`.
 
     Example:
         >>> print(residuals(lambda x: x.sin().exp().sum(), torch.ones(3)).summary)

@@ -73,10 +73,12 @@ TWO_VJPS = "two vjps"
 
 
 def explain_rule(op: Callable[..., Any], /, *args: Any, **kwargs: Any) -> RuleReport:
-    """Report which rule vjp, jvp and vmap derive for an op, and why the attempts before it had none.
+    """Report which rule vjp, jvp and vmap derive for an op, and why the attempts before it had
+    none.
 
     Args:
-        op: an op such as `torch.cumsum` or `torch.ops.aten.cumsum.default`, or any function: then each op in it.
+        op: an op such as `torch.cumsum` or `torch.ops.aten.cumsum.default`, or any function: then
+            each op in it.
         args, kwargs: arguments of a call, since the rule depends on dtypes and on static arguments.
 
     Raises:
@@ -94,7 +96,9 @@ def explain_rule(op: Callable[..., Any], /, *args: Any, **kwargs: Any) -> RuleRe
         what = f"explain_rule: expected an op or a function, given {kind_of(op)}"
         raise CaptureError(located(what, fix="Write `explain_rule(torch.sin, x)`."))
     trace = inline(capture(op, args, kwargs).trace)
-    leaves = dict.fromkeys(alone(one) for one in trace.equations if one.op.kind == "leaf" and one.outputs)
+    leaves = dict.fromkeys(
+        alone(one) for one in trace.equations if one.op.kind == "leaf" and one.outputs
+    )
     return RuleReport(tuple(row for single in leaves for row in _rows(single)))
 
 
@@ -111,7 +115,9 @@ def _rows(single: Trace) -> Iterator[RuleRow]:
         if outcome is not None:
             declined = tuple((name, one.why) for name, one in outcome.declined)
             default = TWO_VJPS if transform == "jvp" else "none"
-            yield RuleRow(op, transform, outcome.found_by if outcome.rule is not None else default, declined)
+            yield RuleRow(
+                op, transform, outcome.found_by if outcome.rule is not None else default, declined
+            )
 
 
 def _vjp(single: Trace) -> Outcome[Any] | None:

@@ -1,4 +1,6 @@
-"""Scratch memory, allocated and given back while something runs: by PyTorch's kernels, by loops, by compiled code."""
+"""Scratch memory, allocated and given back while something runs: by PyTorch's kernels, by loops,
+by compiled code.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ def scratch_of(equation: Equation, *, has_lists: bool = True) -> int:
     """The bytes that an equation needs while it runs, beside its results, as far as that is known.
 
     Args:
-        has_lists: a scan keeps what its steps give in lists, and stacks them in the end; compiled ones do not.
+        has_lists: a scan keeps what its steps give in lists, and stacks them in the end; compiled
+            ones do not.
     """
     match equation.op.kind:
         case "leaf":
@@ -41,17 +44,25 @@ def scratch_of(equation: Equation, *, has_lists: bool = True) -> int:
 
 
 def _inner_peak(equation: Equation, has_lists: bool) -> int:
-    """The bytes that a step of a loop needs beside its carries, or the branch of a choice beside its results."""
+    """The bytes that a step of a loop needs beside its carries, or the branch of a choice beside
+    its results.
+    """
     if equation.op == SCAN:
         loop = Loop.of(equation)
-        kept = sum(bytes_of(var.type) for var in equation.outputs[loop.num_carry :]) if has_lists else 0
+        kept = (
+            sum(bytes_of(var.type) for var in equation.outputs[loop.num_carry :])
+            if has_lists
+            else 0
+        )
         return kept + peak_of(equation.body, loop.num_consts, loop.num_carry)
     if equation.op == WHILE:
         test, body = equation.bodies
         num_consts = While.of(equation).num_consts
         return max(peak_of(test), peak_of(body, num_consts, len(equation.outputs)))
     inside = max(map(peak_of, equation.bodies), default=0)
-    results = sum(bytes_of(var.type) for var in equation.outputs) if equation.op in (COND, SWITCH) else 0
+    results = (
+        sum(bytes_of(var.type) for var in equation.outputs) if equation.op in (COND, SWITCH) else 0
+    )
     return max(0, inside - results)
 
 
@@ -60,8 +71,8 @@ def _plain(arg: Any) -> Any:
 
 
 def on_tensors(name: str, args: tuple[Any, ...], results: Sequence[torch.Tensor]) -> int:
-    """Compute `kernel_scratch` of a call with tensors, whose layout is known: images that are channels last are not
-    copied.
+    """Compute `kernel_scratch` of a call with tensors, whose layout is known: images that are
+    channels last are not copied.
     """
     if name in _CONVOLUTIONS and all(map(_is_channels_last, args[:2])):
         weight, times = _CONVOLUTIONS[name]
@@ -71,7 +82,9 @@ def on_tensors(name: str, args: tuple[Any, ...], results: Sequence[torch.Tensor]
 
 
 _CONVOLUTIONS = {"aten.convolution.default": (1, 1), "aten.convolution_backward.default": (2, 2)}
-"""The position of the weight, and how often oneDNN makes it anew for images that are channels last."""
+"""The position of the weight, and how often oneDNN makes it anew for images that are channels
+last.
+"""
 
 
 def _is_channels_last(image: torch.Tensor) -> bool:
@@ -80,9 +93,11 @@ def _is_channels_last(image: torch.Tensor) -> bool:
 
 
 def kernel_scratch(name: str, args: tuple[Any, ...], results: Sequence[Type]) -> int:
-    """The bytes that PyTorch's CPU kernels allocate beside their results, and give back; zero where nothing is known.
+    """The bytes that PyTorch's CPU kernels allocate beside their results, and give back; zero where
+    nothing is known.
 
-    oneDNN computes convolutions in layouts of its own: operands and results are there twice for a while.
+    oneDNN computes convolutions in layouts of its own: operands and results are there twice for a
+    while.
 
     Args:
         args: types in place of tensors.
@@ -105,7 +120,9 @@ def kernel_scratch(name: str, args: tuple[Any, ...], results: Sequence[Type]) ->
 
 
 def _lstm_scratch(x: TensorType, w: TensorType, r: TensorType) -> int:
-    """oneDNN's copies of an LSTM layer's weights and the gates of all steps, whose rows it pads, and a workspace."""
+    """oneDNN's copies of an LSTM layer's weights and the gates of all steps, whose rows it pads,
+    and a workspace.
+    """
     steps, batch, width, gates, hidden = map(hint_of, (*x.shape, w.shape[0], r.shape[1]))
     row = math.ceil(gates / 16) * 16
     row += 16 if row % 256 == 0 else 0
@@ -113,8 +130,12 @@ def _lstm_scratch(x: TensorType, w: TensorType, r: TensorType) -> int:
 
 
 def _reordered(type: Type) -> int:
-    """The bytes of oneDNN's copy of an image; none for a few channels, which it reads as they are."""
-    is_blocked = isinstance(type, TensorType) and len(type.shape) > 1 and type.shape[1] not in range(1, 8)
+    """The bytes of oneDNN's copy of an image; none for a few channels, which it reads as they
+    are.
+    """
+    is_blocked = (
+        isinstance(type, TensorType) and len(type.shape) > 1 and type.shape[1] not in range(1, 8)
+    )
     return bytes_of(type) if is_blocked else 0
 
 
@@ -158,7 +179,8 @@ def peak_of(trace: Trace, num_consts: int = 0, num_carry: int = 0) -> int:
 def taken_on_fakes(
     mode: Any, claimed: Claimed, equation: Equation, inputs: Sequence[Any], given: tuple[int, ...]
 ) -> tuple[tuple[Any, ...], int] | None:
-    """The results of an executor for an equation, on tensors without values, and its allocations beside them.
+    """The results of an executor for an equation, on tensors without values, and its allocations
+    beside them.
 
     It may write to the inputs that are `given`, by place. None if nobody knows without running it.
     """
@@ -169,6 +191,8 @@ def taken_on_fakes(
         results, peak = internals.footprint(mode, run, inputs, on_tensors)
         kept = {internals.storage_id(value): value.untyped_storage().nbytes() for value in results}
         known = {internals.storage_id(value) for value in inputs}
-        return results, max(0, peak - sum(size for storage, size in kept.items() if storage not in known))
+        return results, max(
+            0, peak - sum(size for storage, size in kept.items() if storage not in known)
+        )
     except Exception:  # noqa: BLE001  # it takes values, or what compiles it does not take the region
         return None

@@ -1,5 +1,5 @@
-"""Storages of a program's variables: the program runs on tensors without values, which share storages as real ones
-do.
+"""Storages of a program's variables: the program runs on tensors without values, which share
+storages as real ones do.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ WAIT = Op("leaf", "_c10d_functional.wait_tensor.default")
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A piece of memory: made at an equation, freed after another one (one past the last if it outlives the program).
+    """A piece of memory: made at an equation, freed after another one (one past the last if it
+    outlives the program).
 
-    `what` names the maker of its content: an op's name, or "argument x". `kind` is "input" for what the caller holds,
-    "residual" for what is kept for the backward, "output" for what is returned, "scratch" for what an equation needs
-    while it runs, "intermediate" for the rest.
+    `what` names the maker of its content: an op's name, or "argument x". `kind` is "input" for what
+    the caller holds, "residual" for what is kept for the backward, and "output" for what is
+    returned. It is "scratch" for what an equation needs while it runs, and "intermediate" for the
+    rest.
     """
 
     born: int
@@ -66,12 +68,18 @@ class Run:
         mode = internals.fake_mode()
         self.env: list[Any] = []
         for position, var in enumerate(self.trace.inputs):
-            name = self.arguments[position] if position < len(self.arguments) else f"input {position}"
+            name = (
+                self.arguments[position] if position < len(self.arguments) else f"input {position}"
+            )
             self.bind(var, fake_of(mode, var), self.start, "input", name)
         for constant in self.trace.constants:
             kind = "intermediate" if constant.owned else "input"
             self.bind(
-                constant.var, internals.fake_like(mode, constant.tensor), self.start, kind, "a closed-over tensor"
+                constant.var,
+                internals.fake_like(mode, constant.tensor),
+                self.start,
+                kind,
+                "a closed-over tensor",
             )
         for position, equation in enumerate(self.trace.equations):
             self.step(mode, position, equation)
@@ -87,7 +95,9 @@ class Run:
         found = (self.storage.get(atom.index) for atom in atoms if isinstance(atom, Var))
         return {storage for storage in found if storage is not None}
 
-    def bind(self, var: Var, value: Any, at: int, kind: str, what: str, equation: Equation | None = None) -> None:
+    def bind(
+        self, var: Var, value: Any, at: int, kind: str, what: str, equation: Equation | None = None
+    ) -> None:
         """Bind a variable's value, and its storage if that is new."""
         self.env.append(value)
         if not isinstance(value, torch.Tensor):
@@ -100,7 +110,9 @@ class Run:
                 size, self.unknown = bytes_of(var.type), self.unknown + 1
             source = equation.source if equation is not None else None
             module = self.modules[at - self.start] if equation is not None else ""
-            self.made[storage] = Buffer(at, at, size, kind, what, module, source, self.number, var.index)
+            self.made[storage] = Buffer(
+                at, at, size, kind, what, module, source, self.number, var.index
+            )
 
     def step(self, mode: Any, position: int, equation: Equation) -> None:
         """Run one equation."""
@@ -129,7 +141,9 @@ class Run:
                 )
             )
 
-    def taken(self, mode: Any, equation: Equation, given: tuple[int, ...]) -> tuple[Sequence[Any], int]:
+    def taken(
+        self, mode: Any, equation: Equation, given: tuple[int, ...]
+    ) -> tuple[Sequence[Any], int]:
         """The results of an executor, and its allocations beside them where they are known."""
         operands = [self.env[var.index] for var in equation.operands]
         found = taken_on_fakes(mode, self.program.claimed, equation, operands, given)
@@ -139,8 +153,8 @@ class Run:
         return found
 
     def results(self, mode: Any, equation: Equation) -> Sequence[Any]:
-        """The results of an equation, by PyTorch's rules for views and layouts, or by its types where that takes
-        values.
+        """The results of an equation, by PyTorch's rules for views and layouts, or by its types
+        where that takes values.
         """
         if equation.op == WAIT:
             return (self.env[equation.operands[0].index],)

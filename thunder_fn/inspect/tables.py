@@ -17,7 +17,9 @@ def plain(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     for row in table:
         cells = zip(row, widths, right, strict=True)
         lines.append(
-            "  ".join(cell.rjust(width) if flag else cell.ljust(width) for cell, width, flag in cells).rstrip()
+            "  ".join(
+                cell.rjust(width) if flag else cell.ljust(width) for cell, width, flag in cells
+            ).rstrip()
         )
     return "\n".join(lines)
 
@@ -30,7 +32,10 @@ def rich_table(header: Sequence[str], rows: Iterable[Sequence[str]], title: str 
 
     known = [tuple(map(escaped, row)) for row in rows]
     table = Table(
-        title=Text(escaped(title)) if title else None, title_justify="left", box=box.SIMPLE_HEAD, header_style="bold"
+        title=Text(escaped(title)) if title else None,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        header_style="bold",
     )
     for name, column in zip(header, zip(header, *known, strict=True), strict=True):
         table.add_column(name, justify="right" if _is_numeric(column) else "left", overflow="fold")
@@ -41,7 +46,9 @@ def rich_table(header: Sequence[str], rows: Iterable[Sequence[str]], title: str 
 
 def _is_numeric(column: Sequence[str]) -> bool:
     """Test that the column has numbers below its name and nothing else."""
-    return all(not cell or cell[0].isdigit() or cell[0] in "-." for cell in column[1:]) and any(column[1:])
+    return all(not cell or cell[0].isdigit() or cell[0] in "-." for cell in column[1:]) and any(
+        column[1:]
+    )
 
 
 def bytes_text(count: float) -> str:

@@ -1,14 +1,16 @@
 """autocast: a trace whose ops run in lower precision where a policy says so.
 
-The policy is asked about each equation, about a composite before its body. Its answer casts the arguments; the body
-of a composite with an answer is not asked about. Everything else takes its arguments as they come, so types change
-along the way: ops promote as PyTorch's do.
+The policy is asked about each equation, about a composite before its body. Its answer casts the
+arguments; the body of a composite with an answer is not asked about. Everything else takes its
+arguments as they come, so types change along the way: ops promote as PyTorch's do.
 
-A `torch.autocast` region, or the result of an autocast inside, stays as it is: the innermost decides. Values that
-enter and leave a loop or a custom rule keep their types, and bodies are cast inside.
+A `torch.autocast` region, or the result of an autocast inside, stays as it is: the innermost
+decides. Values that enter and leave a loop or a custom rule keep their types, and bodies are cast
+inside.
 
-This interpreter serves policies of users and transforms of traces. Under PyTorch's own policy `api/autocast.py`
-traces the function with autocast on, because only the dispatcher knows how functions made of other ops are cast.
+This interpreter serves policies of users and transforms of traces. Under PyTorch's own policy
+`api/autocast.py` traces the function with autocast on, because only the dispatcher knows how
+functions made of other ops are cast.
 """
 
 from __future__ import annotations
@@ -37,7 +39,18 @@ from thunder_fn.ir import facts, ops
 from thunder_fn.ir.check import fake_result_types
 from thunder_fn.ir.pretty import format_equation
 from thunder_fn.ir.rules import FREE_TYPES, memo
-from thunder_fn.ir.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Type, Var, map_arg, type_of
+from thunder_fn.ir.trace import (
+    Atom,
+    Equation,
+    Literal,
+    TensorType,
+    Trace,
+    TraceBuilder,
+    Type,
+    Var,
+    map_arg,
+    type_of,
+)
 from thunder_fn.ir.walking import inline_into, walk
 
 Policy = Callable[[Equation], Any]
@@ -47,12 +60,13 @@ Policy = Callable[[Equation], Any]
 def autocast(trace: Trace, dtype: torch.dtype, policy: Policy) -> Trace:
     """Cast the arguments of ops as a policy says.
 
-    Law: with a policy that always answers None the trace computes what it did, bitwise. The inputs keep their types.
+    Law: with a policy that always answers None the trace computes what it did, bitwise. The inputs
+        keep their types.
 
     Args:
         dtype: the lower precision.
-        policy: answers "lower", "float32", "promote" (the widest of the arguments) or None for each equation. None
-            for a composite asks about its body.
+        policy: answers "lower", "float32", "promote" (the widest of the arguments) or None for each
+            equation. None for a composite asks about its body.
 
     Raises:
         AutocastError: the policy answers something else.
@@ -63,7 +77,9 @@ def autocast(trace: Trace, dtype: torch.dtype, policy: Policy) -> Trace:
 
 
 @memo(16384)
-def _retyped(trace: Trace, types: tuple[Type, ...], dtype: torch.dtype, policy: Policy | None) -> Trace:
+def _retyped(
+    trace: Trace, types: tuple[Type, ...], dtype: torch.dtype, policy: Policy | None
+) -> Trace:
     """The trace for inputs of other types; casts where there is a policy."""
     builder = TraceBuilder(trace.name)
     arguments: tuple[Atom, ...] = tuple(builder.input(type) for type in types)
@@ -96,17 +112,35 @@ class _Casting:
             case "structured":
                 return self._with_free_types(equation, operands, inner)
 
-    def _answered(self, equation: Equation, operands: tuple[Atom, ...], answer: Answer) -> tuple[Atom, ...]:
+    def _answered(
+        self, equation: Equation, operands: tuple[Atom, ...], answer: Answer
+    ) -> tuple[Atom, ...]:
         device = device_of(equation)
         if device is None:
             return operands
         flags = cast_operands(equation)
-        found = [type_of(atom) if flag else None for atom, flag in zip(operands, flags, strict=True)]
-        floats = [type.dtype for type in found if isinstance(type, TensorType) and is_eligible(type, device)]
-        widest = torch.float32 if torch.float32 in floats or len(set(floats)) > 1 else next(iter(floats), None)
-        target = {"lower": self.dtype, "float32": torch.float32, "promote": widest}[answer or "promote"]
+        found = [
+            type_of(atom) if flag else None for atom, flag in zip(operands, flags, strict=True)
+        ]
+        floats = [
+            type.dtype
+            for type in found
+            if isinstance(type, TensorType) and is_eligible(type, device)
+        ]
+        widest = (
+            torch.float32
+            if torch.float32 in floats or len(set(floats)) > 1
+            else next(iter(floats), None)
+        )
+        target = {"lower": self.dtype, "float32": torch.float32, "promote": widest}[
+            answer or "promote"
+        ]
         return tuple(
-            self.cast(atom, target) if target is not None and type is not None and is_eligible(type, device) else atom
+            (
+                self.cast(atom, target)
+                if target is not None and type is not None and is_eligible(type, device)
+                else atom
+            )
             for atom, type in zip(operands, found, strict=True)
         )
 
@@ -122,8 +156,12 @@ class _Casting:
     def _leaf(self, equation: Equation, operands: tuple[Atom, ...]) -> tuple[Atom, ...]:
         if _same_types(equation, operands):
             return self._add(equation, operands, tuple(var.type for var in equation.outputs))
-        is_backward = "_backward." in equation.op.name  # its kernel takes one precision, whatever its types promise
-        if equation.op not in facts.PARAMETERS_MAY_BE_WIDER and (is_backward or not ops.is_pointwise(equation.op)):
+        is_backward = (
+            "_backward." in equation.op.name
+        )  # its kernel takes one precision, whatever its types promise
+        if equation.op not in facts.PARAMETERS_MAY_BE_WIDER and (
+            is_backward or not ops.is_pointwise(equation.op)
+        ):
             operands = self._answered(equation, operands, "promote")
         types = None if is_backward and _is_mixed(operands) else _result_types(equation, operands)
         if types is None:  # the op does not take these types: it gets those that it had
@@ -137,7 +175,9 @@ class _Casting:
             for atom, var in zip(operands, equation.operands, strict=True)
         )
 
-    def _composite(self, equation: Equation, operands: tuple[Atom, ...], inner: Policy | None) -> tuple[Atom, ...]:
+    def _composite(
+        self, equation: Equation, operands: tuple[Atom, ...], inner: Policy | None
+    ) -> tuple[Atom, ...]:
         is_known = ops.is_call(equation.op) or equation.op.name in LAYERS
         if inner is None and is_known and not _same_types(equation, operands):
             body = body_of_call(alone(_on(equation, operands)))
@@ -147,11 +187,16 @@ class _Casting:
         if body == equation.body or inner is None:  # it is still the call that its name says
             return self._add(equation, operands, body.output_types, (body,))
         op = ops.composite(ops.short_name(equation.op))
-        return self.builder.add(op, operands, body.output_types, bodies=(body,), source=equation.source)
+        return self.builder.add(
+            op, operands, body.output_types, bodies=(body,), source=equation.source
+        )
 
-    def _keeping_types(self, equation: Equation, operands: tuple[Atom, ...], inner: Policy | None) -> tuple[Atom, ...]:
+    def _keeping_types(
+        self, equation: Equation, operands: tuple[Atom, ...], inner: Policy | None
+    ) -> tuple[Atom, ...]:
         bodies = tuple(
-            ending_in(_retyped(b, b.input_types, self.dtype, inner), b.output_types) for b in equation.bodies
+            ending_in(_retyped(b, b.input_types, self.dtype, inner), b.output_types)
+            for b in equation.bodies
         )
         types = tuple(var.type for var in equation.outputs)
         return self._add(equation, self._as_before(equation, operands), types, bodies)
@@ -165,13 +210,21 @@ class _Casting:
         bodies = [_retyped(body, given, self.dtype, inner) for body in equation.bodies]
         columns = zip(equation.outputs, *(body.output_types for body in bodies), strict=True)
         types = tuple(_widest(var.type, column) for var, *column in columns)
-        return self._add(equation, operands, types, tuple(ending_in(body, types) for body in bodies))
+        return self._add(
+            equation, operands, types, tuple(ending_in(body, types) for body in bodies)
+        )
 
     def _add(
-        self, equation: Equation, operands: tuple[Atom, ...], types: tuple[Type, ...], bodies: tuple[Trace, ...] = ()
+        self,
+        equation: Equation,
+        operands: tuple[Atom, ...],
+        types: tuple[Type, ...],
+        bodies: tuple[Trace, ...] = (),
     ) -> tuple[Atom, ...]:
         new = _on(equation, operands)
-        return self.builder.add(new.op, new.args, types, kwargs=new.kwargs, bodies=bodies, source=new.source)
+        return self.builder.add(
+            new.op, new.args, types, kwargs=new.kwargs, bodies=bodies, source=new.source
+        )
 
 
 def ask(policy: Policy, equation: Equation) -> Answer:
@@ -186,7 +239,8 @@ def ask(policy: Policy, equation: Equation) -> Answer:
         case other:
             raise AutocastError(
                 located(
-                    f"autocast: the policy {getattr(policy, '__name__', type(policy).__name__)} answered {other!r}",
+                    f"autocast: the policy {getattr(policy, '__name__', type(policy).__name__)}"
+                    f" answered {other!r}",
                     equation=format_equation(equation),
                     source=equation.source,
                     fix='Answer "lower", "float32", "promote" or None.',
@@ -197,11 +251,22 @@ def ask(policy: Policy, equation: Equation) -> Answer:
 def _is_mixed(operands: tuple[Atom, ...]) -> bool:
     """Test for float64, which autocast lets be, beside a lower precision."""
     types = (type_of(atom) for atom in operands)
-    return len({type.dtype for type in types if isinstance(type, TensorType) and type.dtype.is_floating_point}) > 1
+    return (
+        len(
+            {
+                type.dtype
+                for type in types
+                if isinstance(type, TensorType) and type.dtype.is_floating_point
+            }
+        )
+        > 1
+    )
 
 
 def _same_types(equation: Equation, operands: tuple[Atom, ...]) -> bool:
-    return all(type_of(atom) == var.type for atom, var in zip(operands, equation.operands, strict=True))
+    return all(
+        type_of(atom) == var.type for atom, var in zip(operands, equation.operands, strict=True)
+    )
 
 
 def _result_types(equation: Equation, operands: tuple[Atom, ...]) -> tuple[Type, ...] | None:
@@ -224,7 +289,11 @@ def _on(equation: Equation, operands: tuple[Atom, ...]) -> Equation:
 def _widest(type: Type, types: Sequence[Type]) -> Type:
     """The type of a result, whose dtype is the one that those of the branches are cast to."""
     dtypes = [branch.dtype for branch in types if isinstance(branch, TensorType)]
-    return replace(type, dtype=reduce(torch.promote_types, dtypes)) if isinstance(type, TensorType) else type
+    return (
+        replace(type, dtype=reduce(torch.promote_types, dtypes))
+        if isinstance(type, TensorType)
+        else type
+    )
 
 
 def ending_in(body: Trace, types: tuple[Type, ...]) -> Trace:
@@ -243,7 +312,11 @@ def ending_in(body: Trace, types: tuple[Type, ...]) -> Trace:
 
 def cast(builder: TraceBuilder, atom: Atom, dtype: torch.dtype) -> Atom:
     """The value in this dtype."""
-    if not isinstance(atom, Var) or not isinstance(atom.type, TensorType) or atom.type.dtype == dtype:
+    if (
+        not isinstance(atom, Var)
+        or not isinstance(atom.type, TensorType)
+        or atom.type.dtype == dtype
+    ):
         return atom
     type = TensorType(dtype, atom.type.shape, atom.type.device)
     return builder.add(TO_COPY, (atom,), (type,), kwargs=(("dtype", Literal(dtype)),))[0]

@@ -8,14 +8,29 @@ import torch
 
 from thunder_fn.ir.rules import Residual, Split
 from thunder_fn.ir.symbols import finders, unbound_symbols
-from thunder_fn.ir.trace import Equation, Expr, Literal, NumberType, Op, TensorType, Trace, Var, cut, num_vars
+from thunder_fn.ir.trace import (
+    Equation,
+    Expr,
+    Literal,
+    NumberType,
+    Op,
+    TensorType,
+    Trace,
+    Var,
+    cut,
+    num_vars,
+)
 
-_AS_TENSOR, _AS_NUMBER = Op("leaf", "aten.scalar_tensor.default"), Op("leaf", "aten._local_scalar_dense.default")
+_AS_TENSOR, _AS_NUMBER = (
+    Op("leaf", "aten.scalar_tensor.default"),
+    Op("leaf", "aten._local_scalar_dense.default"),
+)
 _DTYPES: dict[type, torch.dtype] = {int: torch.int64, float: torch.float64, bool: torch.bool}
 
 
 def self_contained(split: Split) -> Split:
-    """The split with a residual for each number from data that its backward uses and that no size tells it.
+    """The split with a residual for each number from data that its backward uses and that no size
+    tells it.
 
     Law: forward and backward compute the same as those of the split, wherever the backward runs.
     """
@@ -28,7 +43,10 @@ def self_contained(split: Split) -> Split:
         split,
         forward=_giving(split, numbers, kinds),
         backward=_taking(split, numbers, kinds),
-        residuals=(*split.residuals, *(Residual("extra", split.num_extra + i) for i in range(len(numbers)))),
+        residuals=(
+            *split.residuals,
+            *(Residual("extra", split.num_extra + i) for i in range(len(numbers))),
+        ),
     )
 
 
@@ -46,7 +64,12 @@ def _giving(split: Split, numbers: list[Expr], kinds: list[TensorType]) -> Trace
 def _taking(split: Split, numbers: list[Expr], kinds: list[TensorType]) -> Trace:
     trace, first, count = split.backward, num_vars(split.backward), len(split.residuals)
     taken = [Var(first + i, kind) for i, kind in enumerate(kinds)]
-    names = [Var(first + len(taken) + i, NumberType(number.kind, number)) for i, number in enumerate(numbers)]
-    found = [Equation(_AS_NUMBER, (var,), (), (name,)) for var, name in zip(taken, names, strict=True)]
+    names = [
+        Var(first + len(taken) + i, NumberType(number.kind, number))
+        for i, number in enumerate(numbers)
+    ]
+    found = [
+        Equation(_AS_NUMBER, (var,), (), (name,)) for var, name in zip(taken, names, strict=True)
+    ]
     inputs = (*trace.inputs[:count], *taken, *trace.inputs[count:])
     return cut(trace, inputs=inputs, equations=(*found, *trace.equations))

@@ -1,10 +1,12 @@
 """Residuals that a backward computes again because that is cheaper than reading them.
 
-If an executor fuses pointwise ops, a value that such ops compute from values read anyway is cheaper to compute again
-than to write and read. A GELU that is written out keeps its input, and not the cube, the sums and the tanh inside.
-Values that another op reads, such as a matrix product, are kept.
+An executor may fuse pointwise ops. Then a value that such ops compute from values read anyway is
+cheaper to compute again than to write and read. A GELU that is written out keeps its input, and not
+the cube, the sums and the tanh inside. Values that another op reads, such as a matrix product, are
+kept.
 
-Source: min_cut_rematerialization_partition of functorch, which recomputes and keeps by the same two questions.
+Source: min_cut_rematerialization_partition of functorch, which recomputes and keeps by the same two
+questions.
 """
 
 from __future__ import annotations
@@ -19,8 +21,11 @@ from thunder_fn.ir.rules import Mask, Split, memo
 from thunder_fn.ir.trace import Equation, Op, Trace, TraceBuilder, Var
 
 
-def recomputable(trace: TraceBuilder, late: Collection[int], halves: Split, carried: Sequence[Var]) -> set[int]:
-    """Choose variables of the first half that the second computes again: those that follow cheaply from kept values.
+def recomputable(
+    trace: TraceBuilder, late: Collection[int], halves: Split, carried: Sequence[Var]
+) -> set[int]:
+    """Choose variables of the first half that the second computes again: those that follow cheaply
+    from kept values.
 
     Law: the same gradients, bitwise; the residuals are some of those before.
     """
@@ -30,7 +35,12 @@ def recomputable(trace: TraceBuilder, late: Collection[int], halves: Split, carr
         for var, residual, flag in zip(carried, halves.residuals, whole, strict=False)
         if flag or residual.kind != "extra"
     }
-    makers = {var.index: equation for equation in trace.equations for var in equation.outputs if var.index not in late}
+    makers = {
+        var.index: equation
+        for equation in trace.equations
+        for var in equation.outputs
+        if var.index not in late
+    }
     again = set[int]()
     for index in sorted({var.index for var in carried} - known):
         cone = _cone(index, known, makers)
@@ -39,8 +49,12 @@ def recomputable(trace: TraceBuilder, late: Collection[int], halves: Split, carr
     return again
 
 
-def _cone(index: int, known: Collection[int], makers: Mapping[int, Equation]) -> list[Equation] | None:
-    """The equations that compute a variable from known ones, in order; None if one of them is not cheap."""
+def _cone(
+    index: int, known: Collection[int], makers: Mapping[int, Equation]
+) -> list[Equation] | None:
+    """The equations that compute a variable from known ones, in order; None if one of them is
+    not cheap.
+    """
     pending, found = [index], dict[int, Equation]()
     while pending:
         index = pending.pop()
@@ -81,7 +95,11 @@ def _is_cheap_op(op: Op) -> bool:
 
 def _read_whole(equation: Equation, results: Mask) -> Mask:
     is_leaf = equation.op.kind == "leaf"
-    flag = any(results) if is_leaf and ops.is_view(equation.op) else not (is_leaf and _is_fused(equation.op))
+    flag = (
+        any(results)
+        if is_leaf and ops.is_view(equation.op)
+        else not (is_leaf and _is_fused(equation.op))
+    )
     return (flag,) * len(equation.operands)
 
 

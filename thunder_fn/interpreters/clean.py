@@ -1,4 +1,6 @@
-"""simplify: every interpreter that keeps a trace's values and makes it smaller, until nothing changes."""
+"""simplify: every interpreter that keeps a trace's values and makes it smaller, until nothing
+changes.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from thunder_fn.ir.trace import Trace
 def simplify(trace: Trace) -> Trace:
     """Drop dead equations, compute equal ones once, fold constants, drop copies and other no-ops.
 
-    Law: same values, bitwise; idempotent; never more equations. Checkpoints still compute again, random numbers are
+    Law: same values, bitwise; idempotent; never more equations. Checkpoints still compute again,
+        random numbers are
     drawn as before, and outputs share no memory that they did not share.
 
     Example:
@@ -21,7 +24,7 @@ def simplify(trace: Trace) -> Trace:
         >>> from thunder_fn import trace
         >>> len(simplify(trace(lambda x: (x.clone() * 1).view(3) + x.sin() + x.sin(), torch.ones(3))).equations)
         3
-    """
+    """  # noqa: E501
     while True:
         new = dce(cse(fold_constants(drop_noops(dce(trace)))))
         if new == trace:

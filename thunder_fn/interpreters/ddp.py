@@ -39,9 +39,13 @@ class Ddp:
 
 
 def apart(steps: Sequence[Any], frozen: Iterable[str]) -> tuple[Any, ...]:
-    """The steps, which let frozen parameters travel apart from others: nobody computes or sends gradients of them."""
+    """The steps, which let frozen parameters travel apart from others: nobody computes or sends
+    gradients of them.
+    """
     names = frozenset(frozen)
-    return tuple(replace(step, frozen=names) if isinstance(step, Fsdp | Ddp) else step for step in steps)
+    return tuple(
+        replace(step, frozen=names) if isinstance(step, Fsdp | Ddp) else step for step in steps
+    )
 
 
 @memo(4096)
@@ -49,10 +53,14 @@ def replicated(step: Ddp, type: TensorType, company: Company) -> Representation:
     """A parameter of this type that every rank keeps, its gradient the reduction of all ranks'."""
     same = traced(lambda w: w, type)
     decoded = traced(lambda w: reduced(step, (type,), (w,))[0], type)
-    return Representation("ddp", type, ("",), same, decoded, restore=same, rule=InUnits(step, reduced, company))
+    return Representation(
+        "ddp", type, ("",), same, decoded, restore=same, rule=InUnits(step, reduced, company)
+    )
 
 
-def reduced(step: Ddp, types: Sequence[TensorType], params: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def reduced(
+    step: Ddp, types: Sequence[TensorType], params: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
     """The parameters, with gradients that are reduced over the ranks in one collective."""
     group, widths = step.group, [math.prod(static_shape(type)) for type in types]
 
@@ -65,7 +73,10 @@ def reduced(step: Ddp, types: Sequence[TensorType], params: Sequence[torch.Tenso
         if step.reduction == "mean" and group.size > 1:
             flat = flat * (1 / group.size)  # before they are added up, as DDP does
         whole = added_up(flat, group)
-        return tuple(column.reshape(ct.shape) for column, ct in zip(whole.split(widths), cotangents, strict=True))
+        return tuple(
+            column.reshape(ct.shape)
+            for column, ct in zip(whole.split(widths), cotangents, strict=True)
+        )
 
     reduce_gradients.defvjp(lambda *xs: (tuple(x.view_as(x) for x in xs), None), backward)
     return list(reduce_gradients(*params))

@@ -1,8 +1,10 @@
-"""Evaluate a trace: the reference semantics, against which every other interpreter and executor is tested.
+"""Evaluate a trace: the reference semantics, against which every other interpreter and executor is
+tested.
 
-It runs plain PyTorch ops, so autograd, `torch.func` and outer tracers see them as they see any PyTorch code. An op that
-autograd cannot differentiate is a node with the rule that transforms use. Casts are those of the trace: autocast is off.
-Variables are numbered in binding order, so the environment is a list that grows: `env[i]` is the value of `vi`.
+It runs plain PyTorch ops, so autograd, `torch.func` and outer tracers see them as they see any
+PyTorch code. An op that autograd cannot differentiate is a node with the rule that transforms use.
+Casts are those of the trace: autocast is off. Variables are numbered in binding order, so the
+environment is a list that grows: `env[i]` is the value of `vi`.
 
 Source: autodidax part 1 (`eval_jaxpr`).
 """
@@ -20,7 +22,13 @@ from thunder_fn.distributed.heartbeat import WAIT, run_collective
 from thunder_fn.errors import DistributedError, MissingRule, TraceTypeError, has_note, located
 from thunder_fn.ir import ops
 from thunder_fn.ir.rules import EVALUATE
-from thunder_fn.ir.symbols import bind, is_symbolic, specialize, specialize_atom, specialize_equation
+from thunder_fn.ir.symbols import (
+    bind,
+    is_symbolic,
+    specialize,
+    specialize_atom,
+    specialize_equation,
+)
 from thunder_fn.ir.trace import Equation, TensorType, Trace, Type, Var, python_arg, short_dtype
 
 EvaluateRule = Callable[..., Sequence[Any]]
@@ -39,7 +47,8 @@ def evaluate(trace: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
         One value for each of the trace's outputs.
 
     Raises:
-        TraceTypeError: the number of inputs, or an input's dtype or shape, is not what the trace takes.
+        TraceTypeError: the number of inputs, or an input's dtype or shape, is not what the trace
+            takes.
         MissingRule: a structured op has no rule; names it and the user's line.
         Exception: what an op raises, with a note that names the equation and the user's line.
     """
@@ -62,7 +71,9 @@ def _evaluate(trace: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _evaluate_symbolic(trace: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """Put the inputs' sizes in place of the symbols; then do the same with each unbacked size that an equation finds."""
+    """Put the inputs' sizes in place of the symbols; then do the same with each unbacked size
+    that an equation finds.
+    """
     trace = specialize(trace, bind(trace.inputs, inputs))
     _check_inputs(trace, inputs)
     env: list[Any] = [
@@ -82,8 +93,8 @@ def _evaluate_symbolic(trace: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _rules(trace: Trace, values: Sequence[Any]) -> Sequence[bool]:
-    """Tell for each equation whether it is to be a node with its own rule, since autograd or torch.func follows the
-    values.
+    """Tell for each equation whether it is to be a node with its own rule, since autograd or
+    torch.func follows the values.
     """
     tensors = (value for value in values if isinstance(value, torch.Tensor))
     if not torch.is_grad_enabled() or not any(map(internals.is_followed, tensors)):
@@ -94,7 +105,9 @@ def _rules(trace: Trace, values: Sequence[Any]) -> Sequence[bool]:
 def _apply(
     equation: Equation, env: list[Any], args: list[Any], kwargs: dict[str, Any], has_rule: bool
 ) -> Sequence[Any]:
-    """The values of the equation's outputs. Errors get a note, once, that names the innermost equation."""
+    """The values of the equation's outputs. Errors get a note, once, that names the innermost
+    equation.
+    """
     try:
         match equation.op.kind:
             case "leaf" if ops.is_collective(equation.op):
@@ -112,12 +125,20 @@ def _apply(
         raise
     except Exception as error:
         if not has_note(error):
-            error.add_note(located("while thunder_fn evaluated", equation=_text(equation), source=equation.source))
+            error.add_note(
+                located(
+                    "while thunder_fn evaluated", equation=_text(equation), source=equation.source
+                )
+            )
         raise
 
 
-def _evaluate_collective(equation: Equation, env: list[Any], args: list[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
-    """Run a collective, and its backward, where that sends anything, as equations that are watched too."""
+def _evaluate_collective(
+    equation: Equation, env: list[Any], args: list[Any], kwargs: dict[str, Any]
+) -> Sequence[Any]:
+    """Run a collective, and its backward, where that sends anything, as equations that are
+    watched too.
+    """
     from thunder_fn.interpreters.under_autograd import follow  # evaluates
 
     operands = [env[var.index] for var in equation.operands]
@@ -128,7 +149,9 @@ def _evaluate_collective(equation: Equation, env: list[Any], args: list[Any], kw
     return follow(equation, operands, plain)
 
 
-def _evaluate_ruled(equation: Equation, env: list[Any], args: list[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
+def _evaluate_ruled(
+    equation: Equation, env: list[Any], args: list[Any], kwargs: dict[str, Any]
+) -> Sequence[Any]:
     """Run a leaf as one node where a derivative may be taken."""
     from thunder_fn.interpreters.under_autograd import follow  # evaluates
 
@@ -136,30 +159,45 @@ def _evaluate_ruled(equation: Equation, env: list[Any], args: list[Any], kwargs:
     return follow(equation, operands, lambda: evaluate_leaf(equation, args, kwargs))
 
 
-def evaluate_leaf(equation: Equation, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+def evaluate_leaf(
+    equation: Equation, args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[Any, ...]:
     """Call a leaf's overload; its results in the order of the equation's outputs."""
     result = internals.runnable(ops.overload(equation.op))(*args, **kwargs)
     return () if ops.returns_nothing(equation.op) else ops.flatten_result(result)
 
 
 def evaluate_rule(equation: Equation) -> EvaluateRule:
-    """The rule of a structured op: `rule(bodies, *args, **kwargs)` gives the values of the equation's outputs."""
+    """The rule of a structured op: `rule(bodies, *args, **kwargs)` gives the values of the
+    equation's outputs.
+    """
     return EVALUATE.of(equation)
 
 
 def _check_inputs(trace: Trace, inputs: Sequence[Any]) -> None:
     if len(inputs) != len(trace.inputs):
-        raise TraceTypeError(f"{trace.name}: expected {len(trace.inputs)} inputs, given {len(inputs)}")
+        raise TraceTypeError(
+            f"{trace.name}: expected {len(trace.inputs)} inputs, given {len(inputs)}"
+        )
     for position, (var, value) in enumerate(zip(trace.inputs, inputs, strict=True)):
         if not _fits(var.type, value):
-            raise TraceTypeError(f"{trace.name}: input {position} ({var}) must be {var.type}, given {_describe(value)}")
+            raise TraceTypeError(
+                f"{trace.name}: input {position} ({var}) must be {var.type}, given"
+                f" {_describe(value)}"
+            )
 
 
 def _fits(type_: Type, value: Any) -> bool:
-    """Test that a tensor has the dtype and the static sizes of the type; symbolic sizes fit whatever they meet."""
+    """Test that a tensor has the dtype and the static sizes of the type; symbolic sizes fit
+    whatever they meet.
+    """
     if not isinstance(type_, TensorType):
         return not isinstance(value, torch.Tensor)
-    if not isinstance(value, torch.Tensor) or value.dtype != type_.dtype or value.dim() != len(type_.shape):
+    if (
+        not isinstance(value, torch.Tensor)
+        or value.dtype != type_.dtype
+        or value.dim() != len(type_.shape)
+    ):
         return False
     sizes = zip(type_.shape, value.shape, strict=True)
     return all(want == have for want, have in sizes if isinstance(want, int) and type(have) is int)

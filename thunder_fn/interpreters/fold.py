@@ -1,4 +1,6 @@
-"""Constant folding: equations that depend on nothing but the trace's own small constants are computed once, now."""
+"""Constant folding: equations that depend on nothing but the trace's own small constants are
+computed once, now.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +22,27 @@ LIMIT_BYTES = 1 << 16
 def fold_constants(trace: Trace, limit_bytes: int = LIMIT_BYTES) -> Trace:
     """Replace equations on owned constants and literals by their results, in bodies too.
 
-    Law: same values, bitwise; idempotent. Closed-over tensors of the user's are never read, as they may change;
-    random numbers are never drawn. Results are computed each time, so that nobody can write to a constant.
+    Law: same values, bitwise; idempotent. Closed-over tensors of the user's are never read, as they
+        may change;
+    random numbers are never drawn. Results are computed each time, so that nobody can write to a
+        constant.
     """
     foldable = _foldable(trace, limit_bytes)
-    kept = [_with_folded_bodies(e, limit_bytes) for e in trace.equations if not _is_folded(e, foldable)]
+    kept = [
+        _with_folded_bodies(e, limit_bytes) for e in trace.equations if not _is_folded(e, foldable)
+    ]
     read = {var.index for equation in kept for var in equation.operands}
-    frontier = [var for e in trace.equations if _is_folded(e, foldable) for var in e.outputs if var.index in read]
+    frontier = [
+        var
+        for e in trace.equations
+        if _is_folded(e, foldable)
+        for var in e.outputs
+        if var.index in read
+    ]
     values = _compute(trace, frontier)
-    found = tuple(Constant(var, value, owned=True) for var, value in zip(frontier, values, strict=True))
+    found = tuple(
+        Constant(var, value, owned=True) for var, value in zip(frontier, values, strict=True)
+    )
     return cut(trace, equations=kept, constants=(*trace.constants, *found))
 
 
@@ -36,7 +50,9 @@ def _with_folded_bodies(equation: Equation, limit_bytes: int) -> Equation:
     if not equation.bodies:
         return equation
     bodies = tuple(fold_constants(body, limit_bytes) for body in equation.bodies)
-    return Equation(equation.op, equation.args, equation.kwargs, equation.outputs, bodies, equation.source)
+    return Equation(
+        equation.op, equation.args, equation.kwargs, equation.outputs, bodies, equation.source
+    )
 
 
 def _is_folded(equation: Equation, foldable: set[int]) -> bool:
@@ -44,14 +60,18 @@ def _is_folded(equation: Equation, foldable: set[int]) -> bool:
 
 
 def _foldable(trace: Trace, limit_bytes: int) -> set[int]:
-    """The variables that are known now. Factories such as `arange` are where something is computed from them."""
+    """The variables that are known now. Factories such as `arange` are where something is
+    computed from them.
+    """
     leaving = leaving_variables(trace)
     known = {constant.var.index for constant in trace.constants if constant.owned}
     found: set[int] = set()
     computed: set[int] = set()
     for equation in trace.equations:
         operands = {var.index for var in equation.operands}
-        small = all(_bytes(var) <= limit_bytes and var.index not in leaving for var in equation.outputs)
+        small = all(
+            _bytes(var) <= limit_bytes and var.index not in leaving for var in equation.outputs
+        )
         if equation.op.kind == "leaf" and operands <= known and small and not is_kept(equation):
             outputs = {var.index for var in equation.outputs}
             known |= outputs
@@ -61,7 +81,9 @@ def _foldable(trace: Trace, limit_bytes: int) -> set[int]:
 
 
 def _bytes(var: Var) -> int:
-    if not isinstance(var.type, TensorType) or not all(isinstance(dim, int) for dim in var.type.shape):
+    if not isinstance(var.type, TensorType) or not all(
+        isinstance(dim, int) for dim in var.type.shape
+    ):
         return 1 << 62
     count = var.type.dtype.itemsize
     for dim in var.type.shape:
@@ -79,6 +101,8 @@ def _compute(trace: Trace, wanted: list[Var]) -> tuple[Any, ...]:
         if any(var.index in need for var in equation.outputs):
             equations.append(equation)
             need.update(var.index for var in equation.operands)
-    program = cut(trace, inputs=(), equations=tuple(reversed(equations)), outputs=wanted, name="program")
+    program = cut(
+        trace, inputs=(), equations=tuple(reversed(equations)), outputs=wanted, name="program"
+    )
     with torch.no_grad():
         return evaluate(program, ())

@@ -1,10 +1,13 @@
-"""Reverse mode: a trace is split into a forward that leaves residuals and a backward that uses them.
+"""Reverse mode: a trace is split into a forward that leaves residuals and a backward that uses
+them.
 
-Leaf rules are derived (`derived/leaf_vjp.py`). A composite is split by splitting its body, once for each distinct body and
-question, so the work grows with distinct code. Cotangents that are zero are absent, never tensors of zeros.
+Leaf rules are derived (`derived/leaf_vjp.py`). A composite is split by splitting its body, once for
+each distinct body and question, so the work grows with distinct code. Cotangents that are zero are
+absent, never tensors of zeros.
 
-Inputs and outputs of a body are passed to its backward rather than saved, and reshapes of inputs are repeated there
-(`shapes.py`). So the forward of a `linear` stays the user's call, which executors know by its name.
+Inputs and outputs of a body are passed to its backward rather than saved, and reshapes of inputs
+are repeated there (`shapes.py`). So the forward of a `linear` stays the user's call, which
+executors know by its name.
 """
 
 from __future__ import annotations
@@ -27,18 +30,25 @@ aten = ops.aten
 
 @memo(16384)
 def forward_backward(
-    trace: Trace, wanted_inputs: Mask, wanted_outputs: Mask, seeded: Mask = (), *, fused: bool = False
+    trace: Trace,
+    wanted_inputs: Mask,
+    wanted_outputs: Mask,
+    seeded: Mask = (),
+    *,
+    fused: bool = False,
 ) -> Split:
     """Split a trace for reverse mode.
 
     Args:
         trace: closed and checked.
-        wanted_inputs: one per input; True where a gradient is wanted. Only floating and complex inputs have one.
+        wanted_inputs: one per input; True where a gradient is wanted. Only floating and complex
+            inputs have one.
         wanted_outputs: one per output; True where a cotangent will be given.
-        seeded: one per input, none for no input; True where the backward is given, last, what the gradient is added
-            to. Autograd adds up one cotangent after the other, whatever modules they come from, and so must we if
-            sums are to round as eager's do.
-        fused: what works element by element will be fused, so the backward computes again what is cheap (`cheap_residuals.py`).
+        seeded: one per input, none for no input; True where the backward is given, last, what the
+            gradient is added to. Autograd adds up one cotangent after the other, whatever modules
+            they come from, and so must we if sums are to round as eager's do.
+        fused: what works element by element will be fused, so the backward computes again what is
+            cheap (`cheap_residuals.py`).
 
     Returns:
         The split: `forward` has the trace's inputs and its outputs followed by the extra residuals.
@@ -62,7 +72,9 @@ def forward_backward(
         steps.append(_Step(equation, found, asked, given, found.residual_values(operands, results)))
         return results[: len(equation.outputs)]
 
-    outputs = walk(builder, trace, tuple([builder.input(var.type) for var in trace.inputs]), forward)
+    outputs = walk(
+        builder, trace, tuple([builder.input(var.type) for var in trace.inputs]), forward
+    )
     reshaped, first = reshaped_inputs(builder), builder.num_vars
     backward = _Backward(builder, fused)
     for atom, wanted in zip(trace.outputs, wanted_outputs, strict=True):
@@ -85,7 +97,10 @@ def forward_backward(
         again |= recomputable(builder, late, halves, tuple(carried.values()))
         halves = split(builder, late, (outputs, found), again=is_again)
     places = iter(range(len(found)))
-    return replace(halves, gradients=tuple([None if gradient is None else next(places) for gradient in gradients]))
+    return replace(
+        halves,
+        gradients=tuple([None if gradient is None else next(places) for gradient in gradients]),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +122,18 @@ def split_of(
     *,
     fused: bool = False,
 ) -> Split:
-    """The split of an equation: a composite's is its body's, a leaf's is derived or comes from its decomposition."""
+    """The split of an equation: a composite's is its body's, a leaf's is derived or comes from
+    its decomposition.
+    """
     if equation.op.kind == "composite":
         return forward_backward(equation.body, operands, outputs, fused=fused)
     if equation.op.kind == "structured":
         return VJP.of(equation)(equation, operands, outputs)
     layouts = tuple(var.index in transposed for var in equation.operands)
     rule = vjp_rule(alone(equation), operands, outputs, layouts if any(layouts) else ())
-    return rule if isinstance(rule, Split) else forward_backward(rule, operands, outputs, fused=fused)
+    return (
+        rule if isinstance(rule, Split) else forward_backward(rule, operands, outputs, fused=fused)
+    )
 
 
 def _put_forward(
@@ -136,12 +155,16 @@ def _computes_the_same(equation: Equation, forward: Trace) -> bool:
 
 def type_of_cotangent(atom: Atom) -> TensorType:
     """The type of a value's cotangent, which is its own."""
-    assert isinstance(atom, Var) and isinstance(atom.type, TensorType), "only tensors have cotangents"
+    assert isinstance(atom, Var) and isinstance(atom.type, TensorType), (
+        "only tensors have cotangents"
+    )
     return atom.type
 
 
 class _Backward:
-    """The backward, appended to the builder that holds the forward; cotangents by variable of the original."""
+    """The backward, appended to the builder that holds the forward; cotangents by variable of
+    the original.
+    """
 
     def __init__(self, builder: TraceBuilder, fused: bool) -> None:
         self.builder, self.fused = builder, fused
@@ -173,12 +196,16 @@ class _Backward:
         if equation.op.kind == "composite":
             seeded = _seeded(step, self.cotangents)
             if any(seeded):
-                split = forward_backward(equation.body, step.operands, step.outputs, seeded, fused=self.fused)
+                split = forward_backward(
+                    equation.body, step.operands, step.outputs, seeded, fused=self.fused
+                )
             seeds = [var for var, flag in zip(equation.operands, seeded, strict=True) if flag]
             op = ops.composite(f"{ops.short_name(equation.op)}_backward")
             arguments += tuple(self.cotangents.pop(var.index) for var in seeds)
             types = split.backward.output_types
-            results = builder.add(op, arguments, types, bodies=(split.backward,), source=equation.source)
+            results = builder.add(
+                op, arguments, types, bodies=(split.backward,), source=equation.source
+            )
         else:
             results = inline_into(builder, split.backward, arguments, equation.source)
         asked = [var for var, flag in zip(equation.operands, step.operands, strict=True) if flag]
@@ -188,7 +215,9 @@ class _Backward:
 
 
 def _seeded(step: _Step, cotangents: dict[int, Atom]) -> Mask:
-    """The operands of a composite to whose cotangent, known so far, its body adds more than once."""
+    """The operands of a composite to whose cotangent, known so far, its body adds more than
+    once.
+    """
     counts = contributions(step.equation.body, step.operands, step.outputs)
     operands = step.equation.operands
     return tuple(
@@ -217,7 +246,9 @@ def full(builder: TraceBuilder, type: TensorType, value: float) -> Var:
     """A tensor that holds one number everywhere."""
     kwargs = (("dtype", Literal(type.dtype)), ("device", Literal(type.device)))
     shape = tuple(Literal(size) for size in type.shape)
-    (result,) = builder.add(ops.leaf(aten.full.default), (shape, Literal(value)), (type,), kwargs=kwargs)
+    (result,) = builder.add(
+        ops.leaf(aten.full.default), (shape, Literal(value)), (type,), kwargs=kwargs
+    )
     return result
 
 
@@ -228,7 +259,8 @@ def vjp(trace: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> Trace:
     Law: for every tangent v and cotangent ct, ``<ct, jvp(v)> == <vjp(ct), v>``.
 
     Returns:
-        The trace from the inputs, then one cotangent for each wanted output, to the outputs, then one gradient for
+        The trace from the inputs, then one cotangent for each wanted output, to the outputs, then
+            one gradient for
         each wanted input, zeros where the outputs do not depend on it.
     """
     split = forward_backward(trace, wanted_inputs, wanted_outputs)
@@ -253,7 +285,9 @@ def pull_back(
     given: tuple[Atom, ...],
     wanted_inputs: Mask,
 ) -> tuple[Atom, ...]:
-    """Append the backward of a split whose forward has been appended; one gradient for each wanted input."""
+    """Append the backward of a split whose forward has been appended; one gradient for each
+    wanted input.
+    """
     found = inline_into(builder, split.backward, (*split.residual_values(inputs, results), *given))
     asked = [var for var, wanted in zip(trace.inputs, wanted_inputs, strict=True) if wanted]
     return tuple(

@@ -1,7 +1,7 @@
 """Forward mode: a trace on primals becomes a trace on primals and tangents.
 
-Leaf rules are derived (`derived/leaf_jvp.py`); a composite's jvp is its body's, once for each distinct body and question.
-Tangents that are zero are absent, never tensors of zeros.
+Leaf rules are derived (`derived/leaf_jvp.py`); a composite's jvp is its body's, once for each
+distinct body and question. Tangents that are zero are absent, never tensors of zeros.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def jvp_trace(trace: Trace, active: Mask) -> JvpRule:
         active: one per input; True where a tangent is given.
 
     Returns:
-        A rule whose trace maps the inputs, then the tangents of the active inputs, to the outputs, then the tangents
+        A rule whose trace maps the inputs, then the tangents of the active inputs, to the outputs,
+            then the tangents
         of those outputs that `active_outputs` marks; the others' tangents are zero.
     """
     for op, stand_in in _STAND_INS.items():
@@ -45,8 +46,13 @@ def jvp_trace(trace: Trace, active: Mask) -> JvpRule:
             return JvpRule(_with_op(rule.trace, stand_in, op), rule.active_outputs)
     builder = TraceBuilder(f"{trace.name}_jvp")
     primals = [builder.input(var.type) for var in trace.inputs]
-    given = [flag and is_differentiable(var.type) for var, flag in zip(trace.inputs, active, strict=True)]
-    tangents = [builder.input(var.type) if flag else None for var, flag in zip(trace.inputs, given, strict=True)]
+    given = [
+        flag and is_differentiable(var.type) for var, flag in zip(trace.inputs, active, strict=True)
+    ]
+    tangents = [
+        builder.input(var.type) if flag else None
+        for var, flag in zip(trace.inputs, given, strict=True)
+    ]
     duals = _push_all(builder, trace, list(zip(primals, tangents, strict=True)))
     found = (tangent for _, tangent in duals if tangent is not None)
     moved = tuple(tangent is not None for _, tangent in duals)
@@ -62,9 +68,12 @@ _STAND_INS = {ops.NO_GRAD: _MOVES, ops.NO_GRAD_WRITE: ops.PUSHED_WRITE}
 def _has_op(trace: Trace, op: Op) -> bool:
     """Tell whether an equation of the trace, or of a body in it, has this op.
 
-    Identity of a trace with what a memo answered tells nothing: the answer is that of an equal trace.
+    Identity of a trace with what a memo answered tells nothing: the answer is that of an equal
+    trace.
     """
-    return any(eq.op == op or any(_has_op(body, op) for body in eq.bodies) for eq in trace.equations)
+    return any(
+        eq.op == op or any(_has_op(body, op) for body in eq.bodies) for eq in trace.equations
+    )
 
 
 @memo(16384)
@@ -72,7 +81,9 @@ def _with_op(trace: Trace, old: Op, new: Op) -> Trace:
     """The trace with one op in place of another, in bodies too."""
     if not _has_op(trace, old):
         return trace
-    return replace(trace, equations=tuple(_renamed(equation, old, new) for equation in trace.equations))
+    return replace(
+        trace, equations=tuple(_renamed(equation, old, new) for equation in trace.equations)
+    )
 
 
 def _renamed(equation: Equation, old: Op, new: Op) -> Equation:
@@ -87,7 +98,10 @@ def _no_grad_rule(equation: Equation) -> JvpRule:
     builder = TraceBuilder("no_grad")
     type = equation.outputs[0].type
     pair = (builder.input(type), builder.input(type))
-    return JvpRule(builder.build(tuple(builder.add(ops.NO_GRAD, (value,), (type,))[0] for value in pair)), (True,))
+    return JvpRule(
+        builder.build(tuple(builder.add(ops.NO_GRAD, (value,), (type,))[0] for value in pair)),
+        (True,),
+    )
 
 
 Dual: TypeAlias = tuple[Atom, Atom | None]
@@ -97,10 +111,16 @@ Dual: TypeAlias = tuple[Atom, Atom | None]
 def _push(builder: TraceBuilder, equation: Equation, operands: tuple[Dual, ...]) -> list[Dual]:
     primals = tuple(primal for primal, _ in operands)
     tangents = tuple(tangent for _, tangent in operands if tangent is not None)
-    if not tangents or ops.is_constant(equation.op) or not any(is_differentiable(v.type) for v in equation.outputs):
+    if (
+        not tangents
+        or ops.is_constant(equation.op)
+        or not any(is_differentiable(v.type) for v in equation.outputs)
+    ):
         return [(value, None) for value in put(builder, equation, primals)]
     if equation.op.kind == "structured" and JVP.find(equation.op) is None:
-        slots = [(primal,) if tangent is None else (primal, tangent) for primal, tangent in operands]
+        slots = [
+            (primal,) if tangent is None else (primal, tangent) for primal, tangent in operands
+        ]
         found = through_bodies(builder, equation, slots, TANGENTS)
         return [(one[0], one[1] if len(one) > 1 else None) for one in found]
     rule = rule_of(equation, tuple(tangent is not None for _, tangent in operands))
@@ -113,7 +133,10 @@ def _push(builder: TraceBuilder, equation: Equation, operands: tuple[Dual, ...])
     else:
         results = inline_into(builder, rule.trace, (*primals, *tangents), equation.source)
     found = iter(results[len(equation.outputs) :])
-    return [(value, next(found) if flag else None) for value, flag in zip(results, rule.active_outputs, strict=False)]
+    return [
+        (value, next(found) if flag else None)
+        for value, flag in zip(results, rule.active_outputs, strict=False)
+    ]
 
 
 def _push_all(builder: TraceBuilder, trace: Trace, arguments: Sequence[Dual]) -> tuple[Dual, ...]:
@@ -122,7 +145,9 @@ def _push_all(builder: TraceBuilder, trace: Trace, arguments: Sequence[Dual]) ->
 
 @memo(16384)
 def _on_slots(trace: Trace, active: Mask, wanted: Mask) -> Trace:
-    """Return the jvp of a body, each tangent behind its primal; zeros where an output that must have one has none."""
+    """Return the jvp of a body, each tangent behind its primal; zeros where an output that must
+    have one has none.
+    """
     builder = TraceBuilder(f"{trace.name}_jvp")
     arguments: list[Dual] = []
     for var, flag in zip(trace.inputs, active, strict=True):
@@ -141,9 +166,14 @@ def _zero_tangent(builder: TraceBuilder, atom: Atom) -> tuple[Atom, ...]:
 
 
 TANGENTS = Companion(
-    ACTIVE, lambda trace, active, wanted: _on_slots(trace, active, wanted), _zero_tangent, lambda type: (type,)
+    ACTIVE,
+    lambda trace, active, wanted: _on_slots(trace, active, wanted),
+    _zero_tangent,
+    lambda type: (type,),
 )
-"""Forward mode through structured ops: a tangent of the primal's own type beside each active value."""
+"""Forward mode through structured ops: a tangent of the primal's own type beside each active
+value.
+"""
 
 
 def rule_of(equation: Equation, active: Mask) -> JvpRule:
@@ -172,8 +202,8 @@ def rule_of(equation: Equation, active: Mask) -> JvpRule:
 
 
 def _saves_for_constants(single: Trace) -> bool:
-    """Test whether the parts of a backward take saved values for constants; PyTorch's formula, which does not, wants
-    numbers.
+    """Test whether the parts of a backward take saved values for constants; PyTorch's formula,
+    which does not, wants numbers.
     """
     return "_backward." in single.equations[0].op.name and finds_numbers(single)
 
@@ -192,7 +222,8 @@ def _beside(single: Trace, parts: Trace, active: Mask) -> JvpRule:
 
 @memo(4096)
 def transposed_twice(trace: Trace, active: Mask) -> JvpRule:
-    """The jvp from two vjps: the backward is linear in the cotangents, and its vjp with respect to them is the jvp.
+    """The jvp from two vjps: the backward is linear in the cotangents, and its vjp with respect to
+    them is the jvp.
 
     Source: J. Townsend, "A new trick for calculating Jacobian vector products", 2017.
     """
@@ -204,12 +235,20 @@ def transposed_twice(trace: Trace, active: Mask) -> JvpRule:
     tangents = [builder.input(var.type) for var in asked]
     results = inline_into(builder, split.forward, primals)
     residuals = split.residual_values(primals, results)
-    given = [zeros(builder, type_of_cotangent(atom)) for atom, flag in zip(trace.outputs, wanted, strict=True) if flag]
+    given = [
+        zeros(builder, type_of_cotangent(atom))
+        for atom, flag in zip(trace.outputs, wanted, strict=True)
+        if flag
+    ]
     linear = (False,) * len(residuals) + (True,) * len(given)
     back = forward_backward(split.backward, linear, (True,) * len(split.backward.outputs))
     linearized = inline_into(builder, back.forward, (*residuals, *given))
     saved = back.residual_values((*residuals, *given), linearized)
-    used = [tangent for tangent, place in zip(tangents, split.gradients, strict=True) if place is not None]
+    used = [
+        tangent
+        for tangent, place in zip(tangents, split.gradients, strict=True)
+        if place is not None
+    ]
     found = inline_into(builder, back.backward, (*saved, *used))
     places_out = iter(back.gradients)
     moved = tuple(flag and next(places_out) is not None for flag in wanted)
@@ -223,10 +262,12 @@ def jvp(trace: Trace, active: Mask) -> Trace:
     Law: its tangents are the derivative of the outputs along the given tangents; linear in them.
 
     Args:
-        active: one per input; True where a tangent is given. Only floating and complex inputs have one.
+        active: one per input; True where a tangent is given. Only floating and complex inputs have
+            one.
 
     Returns:
-        The trace from the inputs, then one tangent for each active input, to the outputs, then one tangent for each
+        The trace from the inputs, then one tangent for each active input, to the outputs, then one
+            tangent for each
         floating or complex output, zeros where it does not depend on the active inputs.
     """
     rule = jvp_trace(trace, active)

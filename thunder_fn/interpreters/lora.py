@@ -21,7 +21,9 @@ from thunder_fn.ir.trace import TensorType, static_shape
 
 @dataclass(frozen=True)
 class Lora:
-    """The step of `lora`: beside a matrix w, `lora_b @ lora_a` of low rank, scaled by alpha / rank."""
+    """The step of `lora`: beside a matrix w, `lora_b @ lora_a` of low rank, scaled by alpha /
+    rank.
+    """
 
     rank: int
     alpha: float
@@ -45,7 +47,9 @@ class Lora:
 
 @memo(4096)
 def adapted(rank: int, scale: float, type: TensorType) -> Representation:
-    """A matrix with an adapter, which begins at zero: its second factor is zero, its first is drawn."""
+    """A matrix with an adapter, which begins at zero: its second factor is zero, its first is
+    drawn.
+    """
     rows, columns = static_shape(type)
 
     def encode(w: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -59,9 +63,14 @@ def adapted(rank: int, scale: float, type: TensorType) -> Representation:
         x = given["input"]
         own, a, b = (parts[suffix].to(x.dtype) for suffix in ("", *ADAPTERS))
         low = torch.nn.functional.linear(x, a)
-        return torch.nn.functional.linear(x, own, given.get("bias")) + torch.nn.functional.linear(low, b) * scale
+        return (
+            torch.nn.functional.linear(x, own, given.get("bias"))
+            + torch.nn.functional.linear(low, b) * scale
+        )
 
     suffixes, encoded = ("", *ADAPTERS), traced(encode, type)
     parts = tuple(part for part in encoded.output_types if isinstance(part, TensorType))
     rule = Calls(((LINEAR, linear),), suffixes, parts)
-    return Representation("lora", type, suffixes, encoded, traced(decode, *parts), rule=rule, in_bodies=True)
+    return Representation(
+        "lora", type, suffixes, encoded, traced(decode, *parts), rule=rule, in_bodies=True
+    )

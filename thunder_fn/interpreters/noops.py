@@ -1,8 +1,8 @@
-"""Drop equations that compute one of their operands: copies of values that nobody can write to, reshapes to the same
-shape, casts to the same dtype, products with one.
+"""Drop equations that compute one of their operands. These are copies of values that nobody can
+write to, reshapes to the same shape, casts to the same dtype, and products with one.
 
-A trace is pure, so a copy matters only where it leaves the trace: results in memory of their own stay so. Only
-rewrites that keep every bit are here: `x + 0` is none, as it turns -0.0 into 0.0.
+A trace is pure, so a copy matters only where it leaves the trace: results in memory of their own
+stay so. Only rewrites that keep every bit are here: `x + 0` is none, as it turns -0.0 into 0.0.
 """
 
 from __future__ import annotations
@@ -16,7 +16,18 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.rules import memo
-from thunder_fn.ir.trace import Arg, Atom, Equation, Literal, Op, TensorType, Trace, Var, cut, map_arg
+from thunder_fn.ir.trace import (
+    Arg,
+    Atom,
+    Equation,
+    Literal,
+    Op,
+    TensorType,
+    Trace,
+    Var,
+    cut,
+    map_arg,
+)
 
 Makers = dict[int, Equation]
 """The equation that binds each variable."""
@@ -42,7 +53,9 @@ def drop_noops(trace: Trace) -> Trace:
         bodies = tuple(map(drop_noops, equation.bodies))
         new = Equation(equation.op, args, kwargs, equation.outputs, bodies, equation.source)
         same = same_as(new, makers)
-        if same is not None and (is_alias(new.op) or _may_go(new.outputs[0], same, leaving, makers)):
+        if same is not None and (
+            is_alias(new.op) or _may_go(new.outputs[0], same, leaving, makers)
+        ):
             names[new.outputs[0].index] = same
             continue
         kept.append(new)
@@ -52,7 +65,9 @@ def drop_noops(trace: Trace) -> Trace:
 
 
 def _may_go(copy: Var, source: Var, leaving: set[int], makers: Makers) -> bool:
-    """Test that a copy is not needed: it stays inside, or its source is memory that nothing else leaves with."""
+    """Test that a copy is not needed: it stays inside, or its source is memory that nothing else
+    leaves with.
+    """
     if copy.index not in leaving:
         return True
     maker = makers.get(source.index)
@@ -91,7 +106,9 @@ def same_as(equation: Equation, makers: Makers) -> Var | None:
 
 
 def _first(equation: Equation, makers: Makers) -> Var | None:
-    """Return the first operand: where the type stays, so does the value (reshape, expand, squeeze)."""
+    """Return the first operand: where the type stays, so does the value (reshape, expand,
+    squeeze).
+    """
     first = equation.args[0]
     return first if isinstance(first, Var) else None
 
@@ -116,7 +133,12 @@ def _with(neutral: Callable[[Any, TensorType], bool]) -> Callable[[Equation, Mak
 
     def rule(equation: Equation, makers: Makers) -> Var | None:
         first, second = equation.args[0], equation.args[1]
-        if not isinstance(first, Var) or not isinstance(second, Literal) or len(equation.args) > 2 or equation.kwargs:
+        if (
+            not isinstance(first, Var)
+            or not isinstance(second, Literal)
+            or len(equation.args) > 2
+            or equation.kwargs
+        ):
             return None
         if not isinstance(first.type, TensorType) or not isinstance(second.value, int | float):
             return None
@@ -160,28 +182,41 @@ def _unmoved(equation: Equation, makers: Makers) -> Var | None:
     if isinstance(order, tuple):
         numbers = [arg.value % rank for arg in order if isinstance(arg, Literal)]
         return source if numbers == list(range(len(source.type.shape))) else None
-    values = [arg.value % rank for arg in _dims(equation) if isinstance(arg, Literal) and isinstance(arg.value, int)]
+    values = [
+        arg.value % rank
+        for arg in _dims(equation)
+        if isinstance(arg, Literal) and isinstance(arg.value, int)
+    ]
     return source if len(values) == 2 and values[0] == values[1] else _back_again(equation, makers)
 
 
 def _whole(equation: Equation, makers: Makers) -> Var | None:
-    """A slice that is everything: its type is its operand's, and so are its elements unless the step is negative."""
+    """A slice that is everything: its type is its operand's, and so are its elements unless the
+    step is negative.
+    """
     return _first(equation, makers)
 
 
 RULES: dict[str, Callable[[Equation, Makers], Var | None]] = {
-    **dict.fromkeys(("aten.reshape.default", "aten.view.default", "aten._unsafe_view.default"), _first),
-    **dict.fromkeys(("aten.expand.default", "aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims"), _first),
+    **dict.fromkeys(
+        ("aten.reshape.default", "aten.view.default", "aten._unsafe_view.default"), _first
+    ),
+    **dict.fromkeys(
+        ("aten.expand.default", "aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims"),
+        _first,
+    ),
     **dict.fromkeys(("aten.clone.default", "aten._to_copy.default"), _copied),
     "aten.copy.default": _written_over,
     "aten.slice.Tensor": _whole,
     "aten.t.default": _back_again,
     **dict.fromkeys(("aten.transpose.int", "aten.permute.default", "aten.movedim.int"), _unmoved),
-    **dict.fromkeys(("aten.mul.Tensor", "aten.mul.Scalar", "aten.div.Tensor", "aten.div.Scalar"), _with(_is_one)),
+    **dict.fromkeys(
+        ("aten.mul.Tensor", "aten.mul.Scalar", "aten.div.Tensor", "aten.div.Scalar"), _with(_is_one)
+    ),
     "aten.pow.Tensor_Scalar": _with(_is_one),
     **dict.fromkeys(("aten.sub.Tensor", "aten.sub.Scalar"), _with(_is_zero)),
     **dict.fromkeys(("aten.add.Tensor", "aten.add.Scalar"), _with(_is_integer_zero)),
 }
-"""The rules by op. `is_alias` ops may go wherever the rule holds; the others make new memory, which must not leave
-the trace.
+"""The rules by op. `is_alias` ops may go wherever the rule holds; the others make new memory, which
+must not leave the trace.
 """

@@ -19,7 +19,8 @@ from thunder_fn.ir.trace import Equation, Trace, Var, num_vars
 def partial_eval(trace: Trace, known_inputs: Mask, known_outputs: Mask) -> tuple[Trace, Trace]:
     """Split a trace into a part on the known inputs and a part on residuals and the unknown inputs.
 
-    Law: running `first` on the known inputs and `second`, wherever it runs, on its residuals and the unknown inputs
+    Law: running `first` on the known inputs and `second`, wherever it runs, on its residuals and
+        the unknown inputs
     gives the outputs.
 
     Args:
@@ -27,7 +28,8 @@ def partial_eval(trace: Trace, known_inputs: Mask, known_outputs: Mask) -> tuple
         known_outputs: one per output; a known output depends on known inputs only.
 
     Returns:
-        `first`: known inputs to known outputs, then residuals. `second`: residuals, then unknown inputs, to the other
+        `first`: known inputs to known outputs, then residuals. `second`: residuals, then unknown
+            inputs, to the other
         outputs. Random equations that are known run in `first` only.
 
     Source: autodidax part 4.
@@ -50,12 +52,17 @@ def partial_split(trace: Trace, known_inputs: Mask, known_outputs: Mask) -> Spli
             first, second = _halves(equation, known, fresh)
         equations += (*first, *second)
         known.update(var.index for half in first for var in half.outputs)
-    late = {var.index for var in (*flat.inputs, *(v for eq in equations for v in eq.outputs))} - known
+    late = {
+        var.index for var in (*flat.inputs, *(v for eq in equations for v in eq.outputs))
+    } - known
     outputs = tuple(
-        tuple(a for a, flag in zip(flat.outputs, known_outputs, strict=True) if flag is k) for k in (True, False)
+        tuple(a for a, flag in zip(flat.outputs, known_outputs, strict=True) if flag is k)
+        for k in (True, False)
     )
     numbers = tuple(var for var in finders(flat).values() if var.index in late)
-    needed = _needed(equations, late, {a.index for a in (*outputs[1], *numbers) if isinstance(a, Var)})
+    needed = _needed(
+        equations, late, {a.index for a in (*outputs[1], *numbers) if isinstance(a, Var)}
+    )
     names = (f"{trace.name}_known", f"{trace.name}_rest")
     return self_contained(split(flat, late, outputs, equations=needed, names=names))
 
@@ -65,7 +72,9 @@ def follows_from(trace: Trace, known_inputs: Mask) -> set[int]:
     return set(range(num_vars(trace))) - dependent(trace, tuple(not flag for flag in known_inputs))
 
 
-def _halves(equation: Equation, known: set[int], fresh: Iterator[int]) -> tuple[list[Equation], list[Equation]]:
+def _halves(
+    equation: Equation, known: set[int], fresh: Iterator[int]
+) -> tuple[list[Equation], list[Equation]]:
     """A structured equation on some unknown operands: cut down to its known part, and to the rest.
 
     The rest computes its operands of the first half again, unless the op says how to divide it.
@@ -76,26 +85,37 @@ def _halves(equation: Equation, known: set[int], fresh: Iterator[int]) -> tuple[
     divide = PARTIAL_EVAL.find(equation.op)
     if divide is not None:
         known_operands = tuple(var.index in known for var in equation.operands)
-        return _divided(equation, divide(equation, known_operands, flags), known_operands, flags, fresh)
+        return _divided(
+            equation, divide(equation, known_operands, flags), known_operands, flags, fresh
+        )
     if not any(flags):
         return [], [equation]
     if is_kept(equation):
         raise MissingRule(
             located(
-                f"partial_eval: {equation.op} draws random numbers or has effects, and cannot be run in two halves",
+                f"partial_eval: {equation.op} draws random numbers or has effects, and cannot be"
+                " run in two halves",
                 source=equation.source,
                 fix="Use jvp instead of linearize, or draw the random numbers before it.",
             )
         )
     dce = DCE.of(equation)
     first, second = dce(equation, flags)[0], dce(equation, tuple(not flag for flag in flags))[0]
-    own = {var.index for var in first.outputs}  # a loop keeps the carries that it needs in both halves
-    outputs = tuple(Var(next(fresh), var.type) if var.index in own else var for var in second.outputs)
+    own = {
+        var.index for var in first.outputs
+    }  # a loop keeps the carries that it needs in both halves
+    outputs = tuple(
+        Var(next(fresh), var.type) if var.index in own else var for var in second.outputs
+    )
     return [first], [replace(second, outputs=outputs)]
 
 
 def _divided(
-    equation: Equation, parts: tuple[Trace, Trace], known_operands: Mask, flags: Mask, fresh: Iterator[int]
+    equation: Equation,
+    parts: tuple[Trace, Trace],
+    known_operands: Mask,
+    flags: Mask,
+    fresh: Iterator[int],
 ) -> tuple[list[Equation], list[Equation]]:
     """One equation for each part of the body; residuals are new variables."""
     count = sum(flags)

@@ -1,4 +1,6 @@
-"""Tensors of a trace that are another one in another shape, as the transposed weight in `linear` is."""
+"""Tensors of a trace that are another one in another shape, as the transposed weight in `linear`
+is.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,19 @@ def transposed_matrices(trace: Trace) -> frozenset[int]:
     found: set[int] = set()
     for equation in trace.equations:
         type = equation.outputs[0].type if equation.op == TRANSPOSE else None
-        if isinstance(type, TensorType) and len(type.shape) == 2 and equation.operands[0].index not in found:
+        if (
+            isinstance(type, TensorType)
+            and len(type.shape) == 2
+            and equation.operands[0].index not in found
+        ):
             found.add(equation.outputs[0].index)
     return frozenset(found)
 
 
 def reshaped_inputs(forward: TraceBuilder) -> dict[int, Equation]:
-    """The equations that give an input another shape, by result: the backward does it again, rather than be handed both."""
+    """The equations that give an input another shape, by result: the backward does it again,
+    rather than be handed both.
+    """
     known, found = {var.index for var in forward.inputs}, dict[int, Equation]()
     for equation in forward.equations:
         if (equation.op in facts.RESHAPES or equation.op == EXPAND) and all(

@@ -50,7 +50,9 @@ def dce_to(trace: Trace, wanted: Mask) -> tuple[Trace, Mask]:
 
 
 def cut_to(trace: Trace, outputs: tuple[Atom, ...]) -> Trace:
-    """Keep the equations that some variables need and nothing else; effects that they do not need go too."""
+    """Keep the equations that some variables need and nothing else; effects that they do not
+    need go too.
+    """
     need = {atom.index for atom in outputs if isinstance(atom, Var)}
     kept: list[Equation] = []
     for equation in reversed(trace.equations):
@@ -78,8 +80,8 @@ def _dce_equation(equation: Equation, flags: Mask) -> tuple[Equation, tuple[Var,
 def _dce_composite(equation: Equation, flags: Mask) -> tuple[Equation, tuple[Var, ...]]:
     """The composite without the results and operands that are not needed.
 
-    One that is still the user's own call keeps its arguments: `torch.nn.functional.linear(x, w, b)` stays as written.
-    An executor's operator is computed as a whole.
+    One that is still the user's own call keeps its arguments: `torch.nn.functional.linear(x, w, b)`
+    stays as written. An executor's operator is computed as a whole.
     """
     if ops.is_operator(equation.op):
         return equation, equation.operands
@@ -87,7 +89,9 @@ def _dce_composite(equation: Equation, flags: Mask) -> tuple[Equation, tuple[Var
     if all(flags) and (all(reads) or ops.is_call(equation.op)):
         if body is equation.body:
             return equation, equation.operands
-        new = Equation(equation.op, equation.args, equation.kwargs, equation.outputs, (body,), equation.source)
+        new = Equation(
+            equation.op, equation.args, equation.kwargs, equation.outputs, (body,), equation.source
+        )
         return new, new.operands
     operands = tuple(var for var, read in zip(equation.operands, reads, strict=True) if read)
     outputs = tuple(var for var, flag in zip(equation.outputs, flags, strict=True) if flag)
@@ -103,7 +107,9 @@ def _body_is_kept(trace: Trace) -> bool:
 
 
 def is_kept(equation: Equation) -> bool:
-    """Test for an equation with an effect, which dce keeps: it draws random numbers or has a side effect."""
+    """Test for an equation with an effect, which dce keeps: it draws random numbers or has a
+    side effect.
+    """
     if equation.op.kind == "leaf":
         return ops.draws(equation) or ops.is_effectful(equation.op)
     return any(_body_is_kept(body) for body in equation.bodies)
@@ -124,7 +130,9 @@ def cse(trace: Trace) -> Trace:
     Law: same values; idempotent. Random equations are never merged.
     """
     names: dict[int, Atom] = {}
-    seen: dict[tuple[Op, tuple[Arg, ...], tuple[tuple[str, Arg], ...], tuple[Trace, ...]], tuple[Var, ...]] = {}
+    seen: dict[
+        tuple[Op, tuple[Arg, ...], tuple[tuple[str, Arg], ...], tuple[Trace, ...]], tuple[Var, ...]
+    ] = {}
     kept: list[Equation] = []
 
     def read(var: Var) -> Atom:
@@ -136,7 +144,9 @@ def cse(trace: Trace) -> Trace:
         bodies = tuple(cse(body) for body in equation.bodies)
         key = (equation.op, args, kwargs, bodies)
         if key in seen and not is_kept(equation) and not makes_symbols(equation):
-            names.update((var.index, known) for var, known in zip(equation.outputs, seen[key], strict=True))
+            names.update(
+                (var.index, known) for var, known in zip(equation.outputs, seen[key], strict=True)
+            )
             continue
         seen[key] = equation.outputs
         kept.append(Equation(equation.op, args, kwargs, equation.outputs, bodies, equation.source))
@@ -156,7 +166,11 @@ def inline(trace: Trace) -> Trace:
     return rewritten(trace, _unfold)
 
 
-def _unfold(builder: TraceBuilder, equation: Equation, operands: tuple[Atom, ...]) -> tuple[Atom, ...]:
+def _unfold(
+    builder: TraceBuilder, equation: Equation, operands: tuple[Atom, ...]
+) -> tuple[Atom, ...]:
     if equation.op.kind == "composite":
-        return walk(builder, equation.body, operands, partial(_unfold, builder), call=equation.source)
+        return walk(
+            builder, equation.body, operands, partial(_unfold, builder), call=equation.source
+        )
     return put(builder, equation, operands, bodies=tuple(map(inline, equation.bodies)))

@@ -1,4 +1,6 @@
-"""Storages of a trace's values: the trace runs on tensors without values, which share storages as real ones do."""
+"""Storages of a trace's values: the trace runs on tensors without values, which share storages
+as real ones do.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ WRAPPERS = ("call", "checkpoint")
 
 
 def values_without_numbers(mode: Any, trace: Trace, inputs: Sequence[Any]) -> list[Any]:
-    """The variables of a trace, by index, as fake tensors of the mode; those of bodies are kept alive in the end.
+    """The variables of a trace, by index, as fake tensors of the mode; those of bodies are kept
+    alive in the end.
 
     An op that takes values, or that has no rule for fake tensors, gives new memory for each result.
     """
@@ -25,17 +28,22 @@ def values_without_numbers(mode: Any, trace: Trace, inputs: Sequence[Any]) -> li
         env.append(internals.fake_like(mode, constant.tensor))
     for equation in trace.equations:
         if equation.op.kind == "composite" or equation.op.name in WRAPPERS:
-            body = values_without_numbers(mode, equation.body, [env[var.index] for var in equation.operands])
+            body = values_without_numbers(
+                mode, equation.body, [env[var.index] for var in equation.operands]
+            )
             inside += body
-            env += [None if isinstance(atom, Literal) else body[atom.index] for atom in equation.body.outputs]
+            env += [
+                None if isinstance(atom, Literal) else body[atom.index]
+                for atom in equation.body.outputs
+            ]
         else:
             env += results_on_fakes(mode, equation, env)
     return env + inside
 
 
 def results_on_fakes(mode: Any, equation: Equation, env: Sequence[Any]) -> tuple[Any, ...]:
-    """Compute an equation's results by PyTorch's rules for views and layouts, or by its types where that takes
-    values.
+    """Compute an equation's results by PyTorch's rules for views and layouts, or by its types where
+    that takes values.
     """
     if equation.op.kind == "leaf":
         try:

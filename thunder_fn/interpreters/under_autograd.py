@@ -1,8 +1,10 @@
-"""Evaluating an equation where PyTorch's autograd or torch.func looks on: its rule is the derivative.
+"""Evaluating an equation where PyTorch's autograd or torch.func looks on: its rule is the
+derivative.
 
-Autograd would not find a custom rule by looking at the body. So the equation runs as one node whose forward and
-backward are its split. If a derivative of that backward may be taken, the residuals that no operand and no output
-holds are computed again from the operands, with the same random numbers. So autograd sees where they come from.
+Autograd would not find a custom rule by looking at the body. So the equation runs as one node whose
+forward and backward are its split. If a derivative of that backward may be taken, some residuals
+are computed again from the operands, with the same random numbers. These are the ones that no
+operand and no output holds. So autograd sees where they come from.
 
 Collectives run so, too: their backward sends by an equation, which an error can name.
 """
@@ -32,17 +34,25 @@ from thunder_fn.ir.trace import Equation, Literal, Op, Trace, Var, type_of_value
 
 
 def evaluate_followed(
-    op: Op, bodies: tuple[Trace, ...], operands: Sequence[Any], options: dict[str, Any], plain: Callable[[], Any]
+    op: Op,
+    bodies: tuple[Trace, ...],
+    operands: Sequence[Any],
+    options: dict[str, Any],
+    plain: Callable[[], Any],
 ) -> tuple[Any, ...]:
     """Run an equation on values: as one node where a derivative may be taken, else plainly."""
     inputs = tuple(Var(index, type_of_value(value)) for index, value in enumerate(operands))
-    outputs = tuple(Var(len(inputs) + index, type) for index, type in enumerate(bodies[0].output_types))
+    outputs = tuple(
+        Var(len(inputs) + index, type) for index, type in enumerate(bodies[0].output_types)
+    )
     kwargs = tuple((key, Literal(value)) for key, value in options.items())
     return tuple(follow(Equation(op, inputs, kwargs, outputs, bodies), operands, plain))
 
 
 def follow(equation: Equation, operands: Sequence[Any], plain: Callable[[], Any]) -> Sequence[Any]:
-    """Run an equation on the values of its operands: as one node where a derivative may be taken, else plainly."""
+    """Run an equation on the values of its operands: as one node where a derivative may be
+    taken, else plainly.
+    """
     tensors = [value for value in operands if isinstance(value, torch.Tensor)]
     sends = ops.is_collective(equation.op) and any(map(internals.is_wrapped, tensors))
     if not sends and (not torch.is_grad_enabled() or not any(map(internals.is_followed, tensors))):
@@ -61,9 +71,15 @@ def follow(equation: Equation, operands: Sequence[Any], plain: Callable[[], Any]
     return results[: len(single.outputs)]
 
 
-def _same_random_numbers(tensors: Sequence[torch.Tensor], trace: Trace) -> Callable[[], AbstractContextManager[None]]:
+def _same_random_numbers(
+    tensors: Sequence[torch.Tensor], trace: Trace
+) -> Callable[[], AbstractContextManager[None]]:
     """Contexts in which the generators of a trace and of tensors' devices are as they are now."""
-    devices = tuple(dict.fromkeys(tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")))
+    devices = tuple(
+        dict.fromkeys(
+            tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")
+        )
+    )
     note = lambda: random_state(generators_of(trace), devices)
     state = note()
     return lambda: drawing_from(state, note())
@@ -71,7 +87,9 @@ def _same_random_numbers(tensors: Sequence[torch.Tensor], trace: Trace) -> Calla
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """An equation, its split, the operands that may have gradients, and the outputs that may have cotangents."""
+    """An equation, its split, the operands that may have gradients, and the outputs that may
+    have cotangents.
+    """
 
     equation: Equation
     split: Split
@@ -81,7 +99,9 @@ class _Rule:
 
     @property
     def sees_absent(self) -> bool:
-        """Test whether the rule tells a cotangent that is absent from zeros (`set_materialize_grads(False)`)."""
+        """Test whether the rule tells a cotangent that is absent from zeros
+        (`set_materialize_grads(False)`).
+        """
         literals = (arg.value for _, arg in self.equation.kwargs if isinstance(arg, Literal))
         return any("absent" in getattr(value, "asks", ()) for value in literals)
 
@@ -122,11 +142,16 @@ class _Ruled(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
         rule: _Rule = ctx.rule
-        operands, results = ctx.saved_tensors[: len(rule.flags)], ctx.saved_tensors[len(rule.flags) :]
+        operands, results = (
+            ctx.saved_tensors[: len(rule.flags)],
+            ctx.saved_tensors[len(rule.flags) :],
+        )
         split, active = rule.split, rule.active
         absent = any(value is None for value, flag in zip(cotangents, active, strict=False) if flag)
         if absent:
-            active = tuple(flag and value is not None for value, flag in zip(cotangents, active, strict=False))
+            active = tuple(
+                flag and value is not None for value, flag in zip(cotangents, active, strict=False)
+            )
             split = forward_backward(alone(rule.equation), rule.flags, active)
         if absent or (torch.is_grad_enabled() and split.num_extra):
             with rule.again():
@@ -144,7 +169,11 @@ class _Ruled(torch.autograd.Function):
         operands = ctx.saved_tensors[: len(rule.flags)]
         found = rule_of(rule.equation, rule.flags)
         pairs = zip(operands, given[1:], rule.flags, strict=True)
-        tangents = [torch.zeros_like(x) if tangent is None else tangent for x, tangent, flag in pairs if flag]
+        tangents = [
+            torch.zeros_like(x) if tangent is None else tangent
+            for x, tangent, flag in pairs
+            if flag
+        ]
         with rule.again():
             results = evaluate(found.trace, (*operands, *tangents))
         moved = iter(results[len(rule.active) :])
@@ -153,7 +182,9 @@ class _Ruled(torch.autograd.Function):
 
 
 class _Sending(_Ruled):
-    """The node of a collective. functorch would send each example's alone, and not wait for what comes."""
+    """The node of a collective. functorch would send each example's alone, and not wait for what
+    comes.
+    """
 
     generate_vmap_rule = False
 
@@ -161,6 +192,8 @@ class _Sending(_Ruled):
     def vmap(info: Any, in_dims: Any, rule: _Rule, *operands: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Send those of all examples together, by our batching rule."""
         pairs = list(zip(operands, in_dims[1:], strict=True))
-        trace, flags = batch(rule.split.forward, tuple(dim is not None for _, dim in pairs), info.batch_size)
+        trace, flags = batch(
+            rule.split.forward, tuple(dim is not None for _, dim in pairs), info.batch_size
+        )
         given = [value if dim is None else value.movedim(dim, 0) for value, dim in pairs]
         return tuple(evaluate(trace, given)), tuple(0 if flag else None for flag in flags)

@@ -1,7 +1,8 @@
 """Batching: a trace on examples becomes a trace on batches.
 
-Leaf rules are derived from functorch's (`derived/leaf_vmap.py`); a composite's is its body's, once for each distinct body
-and question. Inside, a batched value has its batch dim first; values that do not depend on the batch stay unbatched.
+Leaf rules are derived from functorch's (`derived/leaf_vmap.py`); a composite's is its body's, once
+for each distinct body and question. Inside, a batched value has its batch dim first; values that do
+not depend on the batch stay unbatched.
 """
 
 from __future__ import annotations
@@ -23,13 +24,16 @@ from thunder_fn.ir.walking import inline_into, put, walk
 
 MOVEDIM = ops.leaf(torch.ops.aten.movedim.int)
 ROWS: dict[str, str] = {"torch.nn.functional.linear": "input"}
-"""Calls that work on the rows of their first argument, whatever dims it has: a batch of that alone is the same call on more rows.
-The names of these calls, and of the argument."""
+"""Calls that work on the rows of their first argument, whatever dims it has. A batch of that
+alone is the same call on more rows. The names of these calls, and of the argument.
+"""
 
 
 @memo(16384)
 def batch(trace: Trace, batched: Mask, size: Dim, randomness: str = "error") -> tuple[Trace, Mask]:
-    """Batch a trace whose batched inputs have a leading batch dim; also which outputs are batched."""
+    """Batch a trace whose batched inputs have a leading batch dim; also which outputs are
+    batched.
+    """
     builder = TraceBuilder(f"vmap_{trace.name}")
     arguments = [
         (builder.input(batched_type(var.type, size) if flag else var.type), flag)
@@ -41,26 +45,41 @@ def batch(trace: Trace, batched: Mask, size: Dim, randomness: str = "error") -> 
 
 
 def _batch_equation(
-    builder: TraceBuilder, equation: Equation, operands: tuple[tuple[Atom, bool], ...], size: Dim, randomness: str
+    builder: TraceBuilder,
+    equation: Equation,
+    operands: tuple[tuple[Atom, bool], ...],
+    size: Dim,
+    randomness: str,
 ) -> list[tuple[Atom, bool]]:
     arguments, batched = tuple(atom for atom, _ in operands), tuple(flag for _, flag in operands)
     if not any(batched) and not (ops.has_random(equation) and randomness != "same"):
         return [(value, False) for value in put(builder, equation, arguments)]
     new, flags = rule_of(equation, batched, size, randomness)
     if is_on_rows(equation, batched):
-        results: tuple[Atom, ...] = put(builder, equation, arguments, bodies=(new,), types=new.output_types)
+        results: tuple[Atom, ...] = put(
+            builder, equation, arguments, bodies=(new,), types=new.output_types
+        )
     elif equation.op.kind == "composite":
         op = ops.composite(f"vmap_{ops.short_name(equation.op).removeprefix('vmap_')}")
-        results = builder.add(op, arguments, new.output_types, bodies=(new,), source=equation.source)
+        results = builder.add(
+            op, arguments, new.output_types, bodies=(new,), source=equation.source
+        )
     else:
         results = inline_into(builder, new, arguments, equation.source)
     are_tensors = (isinstance(var.type, TensorType) for var in equation.outputs)
-    return [(value, flag and is_tensor) for value, flag, is_tensor in zip(results, flags, are_tensors, strict=True)]
+    return [
+        (value, flag and is_tensor)
+        for value, flag, is_tensor in zip(results, flags, are_tensors, strict=True)
+    ]
 
 
 def is_on_rows(equation: Equation, batched: Mask) -> bool:
     """Test whether the equation is one of `ROWS`, and nothing but the rows is batched."""
-    first = equation.args[0] if equation.args else dict(equation.kwargs).get(ROWS.get(equation.op.name, ""))
+    first = (
+        equation.args[0]
+        if equation.args
+        else dict(equation.kwargs).get(ROWS.get(equation.op.name, ""))
+    )
     return equation.op.name in ROWS and batched == tuple(var == first for var in equation.operands)
 
 
@@ -75,21 +94,32 @@ def rule_of(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tu
     if isinstance(rule, Trace):
         return batch(rule, batched, size, randomness)
     own = own_statistics(single) if equation.op.name in STATISTICS else None
-    trace = rule.trace if own is None else _differentiated_as(rule.trace, batch(own, batched, size, randomness), size)
+    trace = (
+        rule.trace
+        if own is None
+        else _differentiated_as(rule.trace, batch(own, batched, size, randomness), size)
+    )
     return trace, (True,) * len(equation.outputs)
 
 
 def _differentiated_as(computed: Trace, other: tuple[Trace, Mask], size: Dim) -> Trace:
-    """A batch that is computed by functorch's rule, which reads saved statistics, and differentiated by another."""
+    """A batch that is computed by functorch's rule, which reads saved statistics, and
+    differentiated by another.
+    """
     trace, own = other
     builder = TraceBuilder(computed.name)
     inputs = tuple(builder.input(type) for type in computed.input_types)
     places = [place for place, atom in enumerate(computed.outputs) if isinstance(atom, Var)]
     flags = tuple(own[place] for place in places)
-    cut = [replace(body, outputs=tuple(body.outputs[place] for place in places)) for body in (computed, trace)]
+    cut = [
+        replace(body, outputs=tuple(body.outputs[place] for place in places))
+        for body in (computed, trace)
+    ]
     bodies = (cut[0], batched_outputs(cut[1], flags, (True,) * len(flags), size))
     found = iter(builder.add(ops.DIFFERENTIATED_AS, inputs, cut[0].output_types, bodies=bodies))
-    return builder.build(tuple(next(found) if isinstance(atom, Var) else atom for atom in computed.outputs))
+    return builder.build(
+        tuple(next(found) if isinstance(atom, Var) else atom for atom in computed.outputs)
+    )
 
 
 def expand(builder: TraceBuilder, value: Atom, size: Dim) -> Var:
@@ -130,7 +160,8 @@ def vmap(
 ) -> tuple[Trace, tuple[int | None, ...]]:
     """Batch a trace over a new axis.
 
-    Law: ``evaluate(vmap(t, d, n)[0], xs)[k]`` at index i of its batch dim is ``evaluate(t, take(xs, d, i))[k]``, for
+    Law: ``evaluate(vmap(t, d, n)[0], xs)[k]`` at index i of its batch dim is ``evaluate(t, take(xs,
+        d, i))[k]``, for
     every ``i < n``.
 
     Args:
@@ -140,7 +171,8 @@ def vmap(
         randomness: "error", "different" or "same": what random ops do.
 
     Returns:
-        The batched trace, and the batch dim of each output, None where it does not depend on the batch. Input i of
+        The batched trace, and the batch dim of each output, None where it does not depend on the
+            batch. Input i of
         shape s becomes s with n inserted at in_dims[i].
 
     Raises:

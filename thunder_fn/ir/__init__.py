@@ -1,4 +1,5 @@
-"""The trace: its data, its text, its checker, its tables of rules, and the only ways to make a trace from a trace.
+"""The trace: its data, its text, its checker, its tables of rules, and the only ways to make a
+trace from a trace.
 
     trace, ops, symbols, constraints, facts    the data
     pretty, fx, check                          its text, its FX graph, its grammar
@@ -7,8 +8,9 @@
     splitting   `split` cuts a trace into a first and a second half, with residuals between them
     flow        `Flow` answers a boolean question about every variable, forward or backward
 
-Constants, constraints, sources and names of unbacked sizes are carried by walk, cut and split, so no interpreter can
-forget them. These three know no op by its name. Change them only with the law `carries facts` in view.
+Constants, constraints, sources and names of unbacked sizes are carried by walk, cut and split, so
+no interpreter can forget them. These three know no op by its name. Change them only with the law
+`carries facts` in view.
 
 An interpreter of a user's own imports what it needs from here: the names below.
 """

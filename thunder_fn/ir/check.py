@@ -1,11 +1,12 @@
 """Check that a trace keeps the rules of its grammar. All tests run this after every interpreter.
 
-Variables are bound once and before use, with one type. Bodies are closed and agree with their equations. The types of
-a leaf's outputs are those that PyTorch's own meta functions give on fake tensors. Constants agree with their
-variables. Constraints are over symbols that the trace binds.
+Variables are bound once and before use, with one type. Bodies are closed and agree with their
+equations. The types of a leaf's outputs are those that PyTorch's own meta functions give on fake
+tensors. Constants agree with their variables. Constraints are over symbols that the trace binds.
 
-Types with symbols agree if they are equal for all numbers that the trace's constraints allow. Relations of sizes that
-an op takes for granted, such as equality, have to follow from the constraints too.
+Types with symbols agree if they are equal for all numbers that the trace's constraints allow.
+Relations of sizes that an op takes for granted, such as equality, have to follow from the
+constraints too.
 """
 
 from __future__ import annotations
@@ -137,7 +138,11 @@ def _check_leaf(equation: Equation) -> None:
         raise InvalidTrace(_at(what, equation))
     fix = "Take the types of outputs from the op: `check.fake_result_types(equation)` gives them."
     try:
-        types, decided = _fake_result_types(equation.op, *types_in(equation)) if _has_types(equation) else (None, ())
+        types, decided = (
+            _fake_result_types(equation.op, *types_in(equation))
+            if _has_types(equation)
+            else (None, ())
+        )
     except Exception as error:
         what = f"{equation.op}: the op rejects its operands: {error}"
         raise TraceTypeError(_at(what, equation, "Look at the types of the operands.")) from error
@@ -147,12 +152,21 @@ def _check_leaf(equation: Equation) -> None:
 
 
 def _check_decisions(equation: Equation, decided: tuple[Expr, ...]) -> None:
-    """Check that a constraint states each relation of symbolic sizes that the op takes for granted."""
+    """Check that a constraint states each relation of symbolic sizes that the op takes for
+    granted.
+    """
     for relation in decided:
         broken = counterexample(relation, _premises.get())
         if broken is not None:
-            what = f"{equation.op}: the op gives these types where {relation}, which no constraint says{_where(broken)}"
-            raise TraceTypeError(_at(what, equation, "Require it: `builder.require` takes the constraints of a rule."))
+            what = (
+                f"{equation.op}: the op gives these types where {relation}, which no constraint"
+                f" says{_where(broken)}"
+            )
+            raise TraceTypeError(
+                _at(
+                    what, equation, "Require it: `builder.require` takes the constraints of a rule."
+                )
+            )
 
 
 def _check_composite(equation: Equation) -> None:
@@ -168,38 +182,62 @@ def check_operands(equation: Equation, operands: tuple[Var, ...], body: Trace) -
     """Raise unless a body takes exactly these operands."""
     fix = "A body has one input for each operand, in order, with repeats."
     if len(operands) != len(body.inputs):
-        what = f"{equation.op}: the body takes {len(body.inputs)} inputs, but there are {len(operands)} operands"
+        what = (
+            f"{equation.op}: the body takes {len(body.inputs)} inputs, but there are"
+            f" {len(operands)} operands"
+        )
         raise InvalidTrace(_at(what, equation, fix))
     for var, parameter in zip(operands, body.inputs, strict=True):
         difference = _difference(var.type, parameter.type, ())
         if difference is not None:
-            what = f"{equation.op}: the body takes {parameter}: {parameter.type}, but the operand {var} is {var.type}{difference}"
+            what = (
+                f"{equation.op}: the body takes {parameter}: {parameter.type}, but the operand"
+                f" {var} is {var.type}{difference}"
+            )
             raise TraceTypeError(_at(what, equation, fix))
 
 
-def check_types(equation: Equation, types: tuple[Type, ...], giver: str, fix: str | None = None) -> None:
+def check_types(
+    equation: Equation, types: tuple[Type, ...], giver: str, fix: str | None = None
+) -> None:
     """Raise unless the outputs of an equation have these types."""
     if len(types) != len(equation.outputs):
-        what = f"{equation.op}: the equation has {len(equation.outputs)} outputs, but {giver} {len(types)}"
+        what = (
+            f"{equation.op}: the equation has {len(equation.outputs)} outputs, but {giver}"
+            f" {len(types)}"
+        )
         raise InvalidTrace(_at(what, equation, fix))
     made = made_by(equation)
     for position, (var, type) in enumerate(zip(equation.outputs, types, strict=True)):
         difference = _difference(var.type, type, made)
         if difference is not None:
-            what = f"{equation.op}: output {position} ({var}) is {var.type}, but {giver} {type}{difference}"
+            what = (
+                f"{equation.op}: output {position} ({var}) is {var.type}, but {giver}"
+                f" {type}{difference}"
+            )
             raise TraceTypeError(_at(what, equation, fix))
 
 
 def _difference(a: Type, b: Type, made: Collection[Any]) -> str | None:
-    """None for types that are equal wherever the constraints hold; otherwise numbers for which they are not, if any are.
+    """None for types that are equal wherever the constraints hold; otherwise numbers for which they
+    are not, if any are.
 
     Only data says the value of a size that the equation itself finds.
     """
     if a == b:
         return None
-    if isinstance(a, NumberType) and isinstance(b, NumberType) and a.kind is b.kind and a.value is not None:
+    if (
+        isinstance(a, NumberType)
+        and isinstance(b, NumberType)
+        and a.kind is b.kind
+        and a.value is not None
+    ):
         return None if a.value.value in made else ""
-    if not isinstance(a, TensorType) or not isinstance(b, TensorType) or replace(a, shape=b.shape) != b:
+    if (
+        not isinstance(a, TensorType)
+        or not isinstance(b, TensorType)
+        or replace(a, shape=b.shape) != b
+    ):
         return ""
     if len(a.shape) != len(b.shape):
         return ""
@@ -220,10 +258,11 @@ def _where(point: dict[str, int]) -> str:
 
 
 def fake_result_types(equation: Equation) -> tuple[Type, ...] | None:
-    """The types that a leaf gives for the types of its operands, or None where types alone do not tell.
+    """The types that a leaf gives for the types of its operands, or None where types alone do not
+    tell.
 
-    They do not where an operand is a number, where the result depends on data or on strides,
-    and for custom ops without a fake implementation.
+    They do not where an operand is a number, or where the result depends on data or on strides. Nor
+    do custom ops without a fake implementation.
     """
     return _fake_result_types(equation.op, *types_in(equation))[0] if _has_types(equation) else None
 
@@ -266,15 +305,27 @@ def _fake_result_types(
 
 
 def fake_result(
-    op: Op, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...], mode: RecordingMode | None = None
+    op: Op,
+    args: tuple[Any, ...],
+    kwargs: tuple[tuple[str, Any], ...],
+    mode: RecordingMode | None = None,
 ) -> Any:
     """Run a leaf on fake tensors, untouched by the modes and torch.func levels that are on.
 
     In the arguments, types stand for variables, as `types_in` gives them.
     """
     mode, symbolic = mode or RecordingMode(), next(symbols_in((args, kwargs)), None) is not None
-    with isolated(), no_torch_function(), no_autocast(), symbolic_dispatch() if symbolic else nullcontext(), mode:
-        operands, options = [_fake(mode, arg) for arg in args], {key: _fake(mode, arg) for key, arg in kwargs}
+    with (
+        isolated(),
+        no_torch_function(),
+        no_autocast(),
+        symbolic_dispatch() if symbolic else nullcontext(),
+        mode,
+    ):
+        operands, options = (
+            [_fake(mode, arg) for arg in args],
+            {key: _fake(mode, arg) for key, arg in kwargs},
+        )
         return call_on_fakes(ops.overload(op), *operands, **options)
 
 

@@ -50,22 +50,32 @@ def constraints_of(trace: Trace) -> tuple[Expr, ...]:
     """The constraints of a trace and of all bodies in it, over symbols of the trace."""
     known = symbols_of(trace)
     found = (constraint for inner in subtraces(trace) for constraint in inner.constraints)
-    return tuple(dict.fromkeys(constraint for constraint in found if constraint.value.free_symbols <= known))
+    return tuple(
+        dict.fromkeys(constraint for constraint in found if constraint.value.free_symbols <= known)
+    )
 
 
 def premises_of(trace: Trace) -> tuple[Expr, ...]:
-    """Return what holds wherever a trace does: its constraints, those of its bodies, and facts about unbacked sizes."""
+    """Return what holds wherever a trace does: its constraints, those of its bodies, and facts
+    about unbacked sizes.
+    """
     found: dict[Expr, None] = {}
     for inner in subtraces(trace):
         found.update(dict.fromkeys(inner.constraints))
-        found.update((known, None) for equation in inner.equations for known in _known_of_data(equation))
+        found.update(
+            (known, None) for equation in inner.equations for known in _known_of_data(equation)
+        )
     return tuple(found)
 
 
 def _known_of_data(equation: Equation) -> Iterator[Expr]:
     """The assertions of an equation, and the bounds of the sizes that it finds."""
     first = equation.args[0] if equation.args else None
-    if equation.op in facts.ASSERTS and isinstance(first, Literal) and isinstance(first.value, Expr):
+    if (
+        equation.op in facts.ASSERTS
+        and isinstance(first, Literal)
+        and isinstance(first.value, Expr)
+    ):
         yield first.value
     if equation.op in facts.FINDS and isinstance(first, Var) and isinstance(first.type, TensorType):
         count = sympy.prod([_sympy(size) for size in first.type.shape])
@@ -82,14 +92,18 @@ def _sympy(dim: Dim) -> Any:
 
 
 def equations_between(types: Sequence[Type], others: Sequence[Type]) -> tuple[Expr, ...] | None:
-    """Return the equations that make two types equal, given that they are equal for the hints; None where they are
-    not.
+    """Return the equations that make two types equal, given that they are equal for the hints; None
+    where they are not.
     """
     found: list[Expr] = []
     for one, other in zip(types, others, strict=True):
         if one == other:
             continue
-        if not isinstance(one, TensorType) or not isinstance(other, TensorType) or len(one.shape) != len(other.shape):
+        if (
+            not isinstance(one, TensorType)
+            or not isinstance(other, TensorType)
+            or len(one.shape) != len(other.shape)
+        ):
             return None
         if replace(one, shape=other.shape) != other or _is_unknown(one) or _is_unknown(other):
             return None
@@ -107,12 +121,23 @@ def _is_unknown(type: Type) -> bool:
 
 
 def names_of(types: Sequence[Type], wanted: Sequence[Type]) -> dict[sympy.Basic, Expr]:
-    """Map the unbacked sizes of these types to their names in the wanted types of the same results."""
+    """Map the unbacked sizes of these types to their names in the wanted types of the same
+    results.
+    """
     found: dict[sympy.Basic, Expr] = {}
     for one, other in zip(types, wanted, strict=False):
-        if isinstance(one, TensorType) and isinstance(other, TensorType) and len(one.shape) == len(other.shape):
+        if (
+            isinstance(one, TensorType)
+            and isinstance(other, TensorType)
+            and len(one.shape) == len(other.shape)
+        ):
             for size, its in zip(one.shape, other.shape, strict=True):
-                if size != its and isinstance(size, Expr) and isinstance(its, Expr) and not is_hinted(size):
+                if (
+                    size != its
+                    and isinstance(size, Expr)
+                    and isinstance(its, Expr)
+                    and not is_hinted(size)
+                ):
                     found[size.value] = its
     return found
 
@@ -120,11 +145,14 @@ def names_of(types: Sequence[Type], wanted: Sequence[Type]) -> dict[sympy.Basic,
 def renamed(names: Mapping[sympy.Basic, Expr]) -> Callable[[Trace], Trace]:
     """A function that gives unbacked sizes other names.
 
-    If a name stands for an expression, as `u1` for `min(3, u0)`, the equation that binds it keeps the expression.
+    If a name stands for an expression, as `u1` for `min(3, u0)`, the equation that binds it keeps
+    the expression.
     """
     exact = {size: name.value for size, name in names.items()}
     bare = {size: name for size, name in exact.items() if size.is_Symbol}
-    rename, keep = (Substitution(lambda expr, to=to: Expr(expr.value.xreplace(to))) for to in (exact, bare))
+    rename, keep = (
+        Substitution(lambda expr, to=to: Expr(expr.value.xreplace(to))) for to in (exact, bare)
+    )
     compound = {name for size, name in exact.items() if size not in bare}
 
     def equations(trace: Trace) -> Iterator[Equation]:
@@ -149,20 +177,26 @@ def is_hinted(expr: Expr) -> bool:
 
 def finds_numbers(trace: Trace) -> bool:
     """Test whether sizes or numbers in the trace are unbacked."""
-    return any(not isinstance(symbol, Symbol) for equation in trace.equations for symbol in symbols_in(equation))
+    return any(
+        not isinstance(symbol, Symbol)
+        for equation in trace.equations
+        for symbol in symbols_in(equation)
+    )
 
 
 def fixes_numbers(trace: Trace) -> bool:
-    """Test whether a rule holds for one number only, because its derivation took a symbol for the number of the
-    moment.
+    """Test whether a rule holds for one number only, because its derivation took a symbol for the
+    number of the moment.
     """
     return any(isinstance(constraint.value, sympy.Eq) for constraint in trace.constraints)
 
 
 def pinned(single: Trace) -> Trace | None:
-    """The equation with the numbers of the moment for symbols among its scalars, which holds for these only.
+    """The equation with the numbers of the moment for symbols among its scalars, which holds for
+    these only.
 
-    For the few formulas of PyTorch's that look at a number, such as the derivative of `x ** n`. None if there are none.
+    For the few formulas of PyTorch's that look at a number, such as the derivative of `x ** n`.
+    None if there are none.
     """
     (equation,) = single.equations
     scalars: list[Any] = [*equation.args, *(arg for _, arg in equation.kwargs)]
@@ -173,7 +207,10 @@ def pinned(single: Trace) -> Trace | None:
     def number(arg: Any) -> Any:
         return Literal(hint_of(arg.value)) if _is_symbol(arg) else arg
 
-    args, kwargs = tuple(map(number, equation.args)), tuple((key, number(arg)) for key, arg in equation.kwargs)
+    args, kwargs = (
+        tuple(map(number, equation.args)),
+        tuple((key, number(arg)) for key, arg in equation.kwargs),
+    )
     new = Equation(equation.op, args, kwargs, equation.outputs, source=equation.source)
     constraints = tuple(map(equals_hint, found))
     return Trace(single.inputs, (new,), single.outputs, (), constraints)
@@ -189,11 +226,17 @@ def is_positive(size: Expr) -> bool:
 
 
 def close_symbols(trace: Trace) -> tuple[Trace, tuple[Expr, ...]]:
-    """The trace with a further input for each symbol that it takes from around it, and these symbols."""
+    """The trace with a further input for each symbol that it takes from around it, and these
+    symbols.
+    """
     unbound = unbound_symbols(trace)
     if not unbound:
         return trace, ()
-    bound = len(trace.inputs) + len(trace.constants) + sum(len(equation.outputs) for equation in trace.equations)
+    bound = (
+        len(trace.inputs)
+        + len(trace.constants)
+        + sum(len(equation.outputs) for equation in trace.equations)
+    )
     numbers = tuple(Expr(symbol) for symbol in unbound)
     extra = tuple(
         Var(bound + i, NumberType(int if number.value.is_integer else float, number))
@@ -212,10 +255,11 @@ _TRIES = 200
 
 @lru_cache(maxsize=16384)
 def counterexample(relation: Expr, premises: tuple[Expr, ...]) -> dict[str, int] | None:
-    """Sizes and numbers that keep the premises and break the relation; None if there are none, or none is found.
+    """Sizes and numbers that keep the premises and break the relation; None if there are none, or
+    none is found.
 
-    A relation that follows by algebra has none. Of anything else the hints are tried first, then numbers near them
-    and multiples.
+    A relation that follows by algebra has none. Of anything else the hints are tried first, then
+    numbers near them and multiples.
     """
     known = _equalities(premises)
     value = _given(relation.value, known)
@@ -229,7 +273,9 @@ def counterexample(relation: Expr, premises: tuple[Expr, ...]) -> dict[str, int]
 
 
 def _equalities(premises: Iterable[Expr]) -> dict[sympy.Basic, sympy.Basic]:
-    """Return what premises such as `s1 == 2*s0` say of single symbols; no right side mentions a replaced symbol."""
+    """Return what premises such as `s1 == 2*s0` say of single symbols; no right side mentions a
+    replaced symbol.
+    """
     known: dict[sympy.Basic, sympy.Basic] = {}
     for premise in premises:
         if not isinstance(premise.value, sympy.Eq):
@@ -237,7 +283,9 @@ def _equalities(premises: Iterable[Expr]) -> dict[sympy.Basic, sympy.Basic]:
         left, right = (_given(side, known) for side in premise.value.args)
         for symbol, other in ((left, right), (right, left)):
             if symbol.is_Symbol and symbol not in other.free_symbols:
-                known = {name: said.xreplace({symbol: other}) for name, said in known.items()} | {symbol: other}
+                known = {name: said.xreplace({symbol: other}) for name, said in known.items()} | {
+                    symbol: other
+                }
                 break
     return known
 
@@ -270,7 +318,9 @@ def _points(symbols: Sequence[Any], known: Mapping[Any, Any]) -> Iterator[dict[A
         try:
             for symbol, said in known.items():
                 if said.free_symbols <= point.keys():
-                    point[symbol] = compute(Expr(said), point) if said.free_symbols else as_number(said)
+                    point[symbol] = (
+                        compute(Expr(said), point) if said.free_symbols else as_number(said)
+                    )
         except (ArithmeticError, ValueError):
             continue
         if all(_is_possible(symbol, number) for symbol, number in point.items()):
@@ -284,14 +334,25 @@ def _number_for(symbol: Any, draw: random.Random | None) -> Any:
     if isinstance(hint, float):
         return draw.choice((hint, hint + 1.5, -hint, hint * 0.5, 3.25))
     return draw.choice(
-        (hint, hint + 1, hint - 1, 2 * hint, 3 * hint, 4 * hint, draw.randint(2, 9), draw.randint(2, 99))
+        (
+            hint,
+            hint + 1,
+            hint - 1,
+            2 * hint,
+            3 * hint,
+            4 * hint,
+            draw.randint(2, 9),
+            draw.randint(2, 99),
+        )
     )
 
 
 def _is_possible(symbol: Any, number: Any) -> bool:
     low, high = getattr(symbol, "bounds", UNBOUND)
     least = (
-        (2 if isinstance(symbol, Symbol) else 0) if symbol.is_positive or not isinstance(symbol, Symbol) else -math.inf
+        (2 if isinstance(symbol, Symbol) else 0)
+        if symbol.is_positive or not isinstance(symbol, Symbol)
+        else -math.inf
     )
     return number >= least and (low is None or number >= low) and (high is None or number <= high)
 

@@ -2,9 +2,10 @@
 
     op in facts.RESHAPES
 
-Sets of ATen's ops stand here, so that two interpreters cannot disagree about one; `tests/unit/test_facts.py` lists the
-files that may have others, with reasons. Facts that PyTorch knows (views, effects, random numbers, pointwise ops) are
-asked of it in `thunder_fn.ir.ops`. Rules are no facts: a table from an op to a function stands with its interpreter.
+Sets of ATen's ops stand here, so that two interpreters cannot disagree about one;
+`tests/unit/test_facts.py` lists the files that may have others, with reasons. Facts that PyTorch
+knows (views, effects, random numbers, pointwise ops) are asked of it in `thunder_fn.ir.ops`. Rules
+are no facts: a table from an op to a function stands with its interpreter.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from thunder_fn.ir.trace import Op
 class Leaves:
     """A set of leaf ops. `add` names every overload of ATen's `add`, `add.Tensor` one of them.
 
-    Names of `prims` and of our own ops are written with their namespace: `thunder_fn.key_normal`. Ops of other libraries
-    have no facts here.
+    Names of `prims` and of our own ops are written with their namespace: `thunder_fn.key_normal`.
+    Ops of other libraries have no facts here.
     """
 
     def __init__(self, *names: str) -> None:
-        self._names = frozenset(name if _has_namespace(name) else f"aten.{name}" for name in " ".join(names).split())
+        self._names = frozenset(
+            name if _has_namespace(name) else f"aten.{name}" for name in " ".join(names).split()
+        )
 
     def __contains__(self, op: object) -> bool:
         """The set names the op: an `Op`, or the full name of a leaf such as `aten.add.Tensor`."""
@@ -75,21 +78,29 @@ OVERWRITES = FILLS | EMPTY | LIKE | Leaves("copy fill zero bernoulli.Tensor")
 """Ops that take no values from their first operand, only its type and layout."""
 
 SOME_OVERWRITTEN = Leaves("index_put index_add scatter scatter_add index_copy index_fill")
-"""Ops that give their first operand with some elements overwritten, and have a form that overwrites them in place."""
+"""Ops that give their first operand with some elements overwritten, and have a form that
+overwrites them in place.
+"""
 
 WRITES_INTO_FIRST = SOME_OVERWRITTEN | Leaves(
     "scatter_reduce masked_scatter index_reduce",
     "select_scatter slice_scatter diagonal_scatter as_strided_scatter _unsafe_index_put",
 )
-"""Ops that give their first operand with some elements overwritten, as `SOME_OVERWRITTEN`, in place or not."""
+"""Ops that give their first operand with some elements overwritten, as `SOME_OVERWRITTEN`, in
+place or not.
+"""
 
 FINDS = Leaves("nonzero index masked_select _unique2 unique_dim unique_consecutive")
-"""Ops that find some of the elements of their first operand: a size of the result may depend on data."""
+"""Ops that find some of the elements of their first operand: a size of the result may depend on
+data.
+"""
 
 ASSERTS = Leaves("_assert_scalar")
 """Ops that say that a relation of numbers holds."""
 
-MOVES = Leaves("clone copy _to_copy contiguous cat stack constant_pad_nd _unsafe_view slice_scatter")
+MOVES = Leaves(
+    "clone copy _to_copy contiguous cat stack constant_pad_nd _unsafe_view slice_scatter"
+)
 """Ops that move all elements and compute none, besides views."""
 
 GATHERS = Leaves("embedding index gather index_select index_put")
@@ -102,7 +113,9 @@ REDUCES = Leaves(
 )
 """Ops that reduce, or are made of ops that do."""
 
-MATMULS = Leaves("mm bmm addmm baddbmm addbmm mv addmv dot vdot linear matmul _scaled_mm _grouped_mm")
+MATMULS = Leaves(
+    "mm bmm addmm baddbmm addbmm mv addmv dot vdot linear matmul _scaled_mm _grouped_mm"
+)
 """Matrix products."""
 
 CONVOLUTIONS = Leaves("convolution convolution_backward")
@@ -129,10 +142,14 @@ ADDRESSES = Leaves("as_strided as_strided_copy as_strided_scatter")
 """Ops that address the storage of their first operand, which a type does not describe."""
 
 FACTORS = Leaves("_linalg_det _linalg_slogdet _linalg_solve_ex")
-"""Ops that factor a matrix or its transpose, whichever is contiguous; their derivatives ask again which it was."""
+"""Ops that factor a matrix or its transpose, whichever is contiguous; their derivatives ask
+again which it was.
+"""
 
 SHAPED_BY_STRIDES = Leaves("_embedding_bag _embedding_bag_forward_only")
-"""Ops with results, read by their derivatives only, whose shapes depend on the strides of operands."""
+"""Ops with results, read by their derivatives only, whose shapes depend on the strides of
+operands.
+"""
 
 READ_AS_CONTIGUOUS: dict[str, tuple[int, ...]] = {
     "aten._embedding_bag.default": (1, 2),
@@ -146,8 +163,10 @@ READ_AS_CONTIGUOUS: dict[str, tuple[int, ...]] = {
 """Ops that read arguments as if they were contiguous, and the positions of those."""
 
 READS_BEFORE_WRITES = Leaves(
-    "copy_ where cumsum cumsum_ cumprod cumprod_ logcumsumexp softmax log_softmax _softmax _log_softmax",
-    "tril tril_ triu triu_ renorm renorm_ addmv addmv_ addr addr_ addbmm addbmm_ cholesky msort sort",
+    "copy_ where cumsum cumsum_ cumprod cumprod_ logcumsumexp softmax log_softmax _softmax"
+    " _log_softmax",
+    "tril tril_ triu triu_ renorm renorm_ addmv addmv_ addr addr_ addbmm addbmm_ cholesky msort"
+    " sort",
 )
 """Ops, besides pointwise ones, that may write over an operand in its own place."""
 
@@ -164,11 +183,15 @@ ALLOCATES = (
         "nll_loss_forward nll_loss_backward slice_backward select_backward",
     )
 )
-"""Ops, besides pointwise ones, whose results are dense memory that they have just allocated, each its own."""
+"""Ops, besides pointwise ones, whose results are dense memory that they have just allocated,
+each its own.
+"""
 
 SPARSE_GRADIENT: dict[str, tuple[int | None, str]] = {
     "aten.embedding.default": (4, "sparse"),
     "aten._embedding_bag.default": (5, "sparse"),
     "aten.gather.default": (None, "sparse_grad"),
 }
-"""Ops with an argument that makes the gradient of their first operand sparse: its position and its name."""
+"""Ops with an argument that makes the gradient of their first operand sparse: its position and
+its name.
+"""

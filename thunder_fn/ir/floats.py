@@ -1,7 +1,8 @@
 """Float arithmetic in expressions, computed as Python computes it.
 
-sympy's sums and products are those of the real numbers: `(a + b) - b` is `a` there, and `a + 0.1 + 0.2` is `a + 0.3`.
-Floats round after each step, so each step is a function here that sympy leaves alone: `(zf0 + 0.1) + 0.2`.
+sympy's sums and products are those of the real numbers. There `(a + b) - b` is `a`, and `a + 0.1 +
+0.2` is `a + 0.3`. Floats round after each step, so each step is a function here that sympy leaves
+alone: `(zf0 + 0.1) + 0.2`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from sympy.printing.precedence import PRECEDENCE
 
 
 class FloatStepBase(sympy.Function):
-    """One step of float arithmetic on two operands. sympy prints functions by the name of a base that ends so."""
+    """One step of float arithmetic on two operands. sympy prints functions by the name of a base
+    that ends so.
+    """
 
     nargs = 2
     is_extended_real = True
@@ -27,7 +30,11 @@ class FloatStepBase(sympy.Function):
     @classmethod
     def eval(cls, *args: Any) -> Any:
         """The number, where both operands are numbers."""
-        return sympy.Float(cls.compute(*map(float, args))) if all(arg.is_number for arg in args) else None
+        return (
+            sympy.Float(cls.compute(*map(float, args)))
+            if all(arg.is_number for arg in args)
+            else None
+        )
 
     def text(self, printer: Any) -> str:
         """The step as Python, by a printer for expressions."""
@@ -37,7 +44,9 @@ class FloatStepBase(sympy.Function):
         return f"{first}{self.sign}{printer.parenthesize(right, self.precedence, strict=False)}"
 
 
-def _step(name: str, sign: str, compute: Callable[[Any, Any], Any], level: str) -> type[FloatStepBase]:
+def _step(
+    name: str, sign: str, compute: Callable[[Any, Any], Any], level: str
+) -> type[FloatStepBase]:
     members: dict[str, Any] = {
         "sign": sign,
         "compute": staticmethod(compute),
@@ -57,7 +66,9 @@ FloatPower = _step("FloatPower", "**", operator.pow, "Pow")
 
 
 class IntDivision(FloatStepBase):
-    """`a / b` of ints, rounded once. PyTorch knows a division too, whose integral part it takes to be `a // b`."""
+    """`a / b` of ints, rounded once. PyTorch knows a division too, whose integral part it takes
+    to be `a // b`.
+    """
 
     sign = "/"
     precedence = PRECEDENCE["Mul"]
@@ -65,7 +76,9 @@ class IntDivision(FloatStepBase):
     @classmethod
     def eval(cls, *args: Any) -> Any:
         """The number, where both operands are numbers."""
-        return sympy.Float(int(args[0]) / int(args[1])) if all(arg.is_number for arg in args) else None
+        return (
+            sympy.Float(int(args[0]) / int(args[1])) if all(arg.is_number for arg in args) else None
+        )
 
 
 STEPS = {

@@ -10,12 +10,15 @@ from thunder_fn.ir.rules import Mask, Rules, memo
 from thunder_fn.ir.trace import Equation, Trace, Var, num_vars
 
 Port: TypeAlias = tuple[str, int] | tuple[str, int, int]
-"""A place where values enter or leave: ("operand", i), ("result", i), ("in", body, i) or ("out", body, i)."""
+"""A place where values enter or leave: ("operand", i), ("result", i), ("in", body, i) or ("out",
+body, i).
+"""
 
 
 @dataclass(frozen=True)
 class Wiring:
-    """The ways of values through the bodies of a structured equation: one row for each op, for every flow.
+    """The ways of values through the bodies of a structured equation: one row for each op, for
+    every flow.
 
     Args:
         values: pairs of ports; the value at the first may be the value at the second.
@@ -47,13 +50,15 @@ class Flow:
     """A boolean question about every variable of a trace, answered by the least fixpoint.
 
     Args:
-        leaf: forward, flags of the operands to flags of the results; backward, the other way. It must be monotone.
+        leaf: forward, flags of the operands to flags of the results; backward, the other way. It
+            must be monotone.
         rules: answers of single ops, by name, before everything else.
-        opens: whether a composite or a structured op answers by its bodies; otherwise `leaf` answers.
+        opens: whether a composite or a structured op answers by its bodies; otherwise `leaf`
+            answers.
         only: which variables may have the flag at all.
         from_nothing: whether a leaf may set flags on one side without any on the other.
-        control: whether control counts. Forward, what chooses has the flag: so have all results. Backward, a result has
-            it: so has what chooses.
+        control: whether control counts. Forward, what chooses has the flag: so have all results.
+            Backward, a result has it: so has what chooses.
     """
 
     direction: Choice["forward", "backward"]
@@ -64,8 +69,10 @@ class Flow:
     from_nothing: bool = False
     control: bool = False
     everywhere: Callable[..., Mask] = field(init=False)
-    """(trace, flags, among) -> one flag for each variable, by index. `flags` are those of the inputs, or backward those of
-    the outputs. `among` says which variables may have the flag at all, in place of `only`."""
+    """(trace, flags, among) -> one flag for each variable, by index. `flags` are those of the
+    inputs, or backward those of the outputs. `among` says which variables may have the flag at
+    all, in place of `only`.
+    """
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "everywhere", memo(16384)(self._everywhere))
@@ -120,7 +127,9 @@ class Flow:
         return tuple([(sink, i) in marked for i in range(len(ends))])
 
     def ports(self, equation: Equation, wires: Wiring, flags: Mask) -> set[Port]:
-        """Find the ports that have the flag: a carry takes it from an output of a body to an input, until nothing is new."""
+        """Find the ports that have the flag: a carry takes it from an output of a body to an
+        input, until nothing is new.
+        """
         is_forward = self.direction == "forward"
         source = "operand" if is_forward else "result"
         enters, leaves = ("in", "out") if is_forward else ("out", "in")
@@ -136,6 +145,8 @@ class Flow:
             for place, body in enumerate(equation.bodies):
                 ends = body.inputs if is_forward else body.outputs
                 given = tuple([(enters, place, i) in marked for i in range(len(ends))])
-                marked.update((leaves, place, i) for i, flag in enumerate(self.over(body, given)) if flag)
+                marked.update(
+                    (leaves, place, i) for i, flag in enumerate(self.over(body, given)) if flag
+                )
             if len(marked) == before:
                 return marked

@@ -1,8 +1,10 @@
-"""Traces to and from `torch.fx`, where FX tools, `torch.compile` backends and `torch.export` meet them.
+"""Traces to and from `torch.fx`, where FX tools, `torch.compile` backends and `torch.export` meet
+them.
 
 The FX form is flat: composites are inlined down to their leaves. Each node keeps its type in
-`meta["thunder_fn_type"]`: a tuple of types if it has several results, nested as the op nests them. Its equation's
-source is in `meta["thunder_fn_source"]`, and the user's line in `stack_trace`, as FX expects it.
+`meta["thunder_fn_type"]`: a tuple of types if it has several results, nested as the op nests them.
+Its equation's source is in `meta["thunder_fn_source"]`, and the user's line in `stack_trace`, as FX
+expects it.
 """
 
 from __future__ import annotations
@@ -43,18 +45,31 @@ from thunder_fn.torch_internals import FakeTensorMode, OpOverload, detect_fake_m
 
 _Path: TypeAlias = tuple[int, ...]
 _Env: TypeAlias = dict[torch.fx.Node, Any]
-_LITERALS = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+_LITERALS = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    type(None),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+)
 
 
 def to_fx(trace: Trace) -> torch.fx.GraphModule:
-    """The trace as an FX graph module: a placeholder for each input, a call for each leaf, a tuple of outputs.
+    """The trace as an FX graph module: a placeholder for each input, a call for each leaf, a tuple
+    of outputs.
 
     Closed-over tensors become its buffers and parameters, by reference.
 
     Law: ``to_fx(t)(*xs)`` is bitwise ``evaluate(t, xs)``.
 
     Raises:
-        MissingRule: the trace has a structured op, which has no ATen overload, or a number that is not known yet.
+        MissingRule: the trace has a structured op, which has no ATen overload, or a number that is
+            not known yet.
     """
     graph = torch.fx.Graph()
     inputs = [_placeholder(graph, var) for var in trace.inputs]
@@ -70,13 +85,17 @@ def _placeholder(graph: torch.fx.Graph, var: Var) -> torch.fx.Node:
     return node
 
 
-def _inline(graph: torch.fx.Graph, trace: Trace, inputs: list[Any], constants: dict[int, Any]) -> tuple[Any, ...]:
+def _inline(
+    graph: torch.fx.Graph, trace: Trace, inputs: list[Any], constants: dict[int, Any]
+) -> tuple[Any, ...]:
     """Append the leaves of a trace, as evaluate does with nodes for values. Returns its outputs."""
     env = [*inputs, *(_attribute(graph, c.tensor, c.owned, constants) for c in trace.constants)]
     for equation in trace.equations:
         body = lowered(equation)
         if body is not None:
-            env.extend(_inline(graph, body, [env[var.index] for var in equation.operands], constants))
+            env.extend(
+                _inline(graph, body, [env[var.index] for var in equation.operands], constants)
+            )
         elif equation.op.kind == "leaf":
             if _symbols_of_numbers(equation):
                 raise _not_a_number(equation)
@@ -91,9 +110,14 @@ def _not_a_call(equation: Equation) -> MissingRule:
     what = f"{equation.op}: to_fx cannot express a structured op as ATen calls"
     fix = "Run the trace with an executor, or apply to_fx to the bodies of the equation."
     if equation.op.name == "carry_at":
-        what = "carry_at: reverse mode of a while_loop without max_steps keeps a buffer that grows, which no graph has"
+        what = (
+            "carry_at: reverse mode of a while_loop without max_steps keeps a buffer that grows,"
+            " which no graph has"
+        )
         fix = "Give the loop max_steps=, or run the trace with the torch executor."
-    return MissingRule(located(what, equation=format_equation(equation), source=equation.source, fix=fix))
+    return MissingRule(
+        located(what, equation=format_equation(equation), source=equation.source, fix=fix)
+    )
 
 
 def _symbols_of_numbers(equation: Equation) -> set[Any]:
@@ -102,11 +126,18 @@ def _symbols_of_numbers(equation: Equation) -> set[Any]:
 
 
 def _not_a_number(equation: Equation) -> MissingRule:
-    """The error for an argument that is an expression over symbols, which a graph of calls does not know."""
+    """The error for an argument that is an expression over symbols, which a graph of calls does
+    not know.
+    """
     names = ", ".join(sorted(map(str, _symbols_of_numbers(equation))))
     what = f"{equation.op}: to_fx cannot express a number that depends on {names}"
-    fix = "Run the trace with an executor; or trace the function with static sizes and numbers, and keep `.item()` out of it."
-    return MissingRule(located(what, equation=format_equation(equation), source=equation.source, fix=fix))
+    fix = (
+        "Run the trace with an executor; or trace the function with static sizes and numbers, and"
+        " keep `.item()` out of it."
+    )
+    return MissingRule(
+        located(what, equation=format_equation(equation), source=equation.source, fix=fix)
+    )
 
 
 def _read(graph: torch.fx.Graph, env: list[Any], arg: Arg) -> Any:
@@ -122,13 +153,15 @@ def _read(graph: torch.fx.Graph, env: list[Any], arg: Arg) -> Any:
 
 
 def _is_exact(value: complex) -> bool:
-    """Test for a literal that its repr holds, as which FX writes it: not for infinities, NaNs and signed zeros in a
-    complex number.
+    """Test for a literal that its repr holds, as which FX writes it: not for infinities, NaNs and
+    signed zeros in a complex number.
     """
     return cmath.isfinite(value) and "-0.0" not in (repr(value.real), repr(value.imag))
 
 
-def _attribute(graph: torch.fx.Graph, tensor: torch.Tensor, owned: bool, constants: dict[int, Any]) -> torch.fx.Node:
+def _attribute(
+    graph: torch.fx.Graph, tensor: torch.Tensor, owned: bool, constants: dict[int, Any]
+) -> torch.fx.Node:
     """The node of a closed-over tensor: one for each tensor, whichever bodies close over it."""
     if id(tensor) not in constants:
         node = graph.create_node("get_attr", f"constant_{len(constants)}")
@@ -147,10 +180,15 @@ def _call(graph: torch.fx.Graph, equation: Equation, env: list[Any]) -> list[Any
     call.meta["thunder_fn_type"] = types[0] if paths == [()] else _nest(paths, types)
     _locate(call, equation.source)
     items: dict[_Path, torch.fx.Node] = {(): call}
-    return [None if isinstance(t, NoneType) else _item(graph, items, p, t) for p, t in zip(paths, types, strict=True)]
+    return [
+        None if isinstance(t, NoneType) else _item(graph, items, p, t)
+        for p, t in zip(paths, types, strict=True)
+    ]
 
 
-def _item(graph: torch.fx.Graph, items: dict[_Path, torch.fx.Node], path: _Path, type: Any) -> torch.fx.Node:
+def _item(
+    graph: torch.fx.Graph, items: dict[_Path, torch.fx.Node], path: _Path, type: Any
+) -> torch.fx.Node:
     """The node of one result, `call[0][1]` for the path (0, 1)."""
     if path not in items:
         parent = _item(graph, items, path[:-1], None)
@@ -169,7 +207,9 @@ def _nest(paths: list[_Path], values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _result_paths(equation: Equation) -> list[_Path]:
-    """The path of each output of a leaf in the op's result: `()` for the result itself, `(1, 0)` for `result[1][0]`."""
+    """The path of each output of a leaf in the op's result: `()` for the result itself, `(1, 0)`
+    for `result[1][0]`.
+    """
     lists = ops.lists_returned(equation.op)
     if len(lists) == 1:
         return [(i,) for i in range(len(equation.outputs))] if lists[0] else [()]
@@ -177,7 +217,9 @@ def _result_paths(equation: Equation) -> list[_Path]:
         length = len(equation.outputs) - lists.count(False)
         return _paths([length if is_list else None for is_list in lists])
     result = fake_result(equation.op, *types_in(equation))
-    return _paths([len(item) if is_list else None for item, is_list in zip(result, lists, strict=True)])
+    return _paths(
+        [len(item) if is_list else None for item, is_list in zip(result, lists, strict=True)]
+    )
 
 
 def _paths(lengths: list[int | None]) -> list[_Path]:
@@ -191,21 +233,27 @@ def _paths(lengths: list[int | None]) -> list[_Path]:
 def _locate(node: torch.fx.Node, source: Source | None) -> None:
     if source is not None:
         node.meta["thunder_fn_source"] = source
-        node.stack_trace = escaped(f'  File "{source.file}", line {source.line}, in {source.function}') + "\n"
+        node.stack_trace = (
+            escaped(f'  File "{source.file}", line {source.line}, in {source.function}') + "\n"
+        )
 
 
-def from_fx(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any] | None = None) -> Trace:
-    """A trace of the ATen calls of an FX graph module, as make_fx, torch.export, AOTAutograd or `to_fx` give it.
+def from_fx(
+    graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any] | None = None
+) -> Trace:
+    """A trace of the ATen calls of an FX graph module, as make_fx, torch.export, AOTAutograd or
+    `to_fx` give it.
 
     Law: ``evaluate(from_fx(to_fx(t)), xs)`` is bitwise ``evaluate(t, xs)``.
 
     Args:
         graph_module: calls of functional overloads. Its attributes become constants, by reference.
-        example_inputs: real or fake; the types come from running on their fakes. Without them the types come from
-            each node's `meta["val"]` or `meta["thunder_fn_type"]`.
+        example_inputs: real or fake; the types come from running on their fakes. Without them the
+            types come from each node's `meta["val"]` or `meta["thunder_fn_type"]`.
 
     Raises:
-        CaptureError: a node is not a functional ATen call, or has no type; names the node and the user's line.
+        CaptureError: a node is not a functional ATen call, or has no type; names the node and the
+            user's line.
     """
     types = {} if example_inputs is None else _run_fakes(graph_module, example_inputs)
     builder = TraceBuilder()
@@ -227,13 +275,18 @@ def from_fx(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any] | 
                 atoms = (_leaves(_arg(env, leaf, node)) for leaf in tree_leaves(node.args[0]))
                 return builder.build(tuple(itertools.chain.from_iterable(atoms)))
             case _:
-                fix = "Pass a graph of ATen calls, such as make_fx, torch.export and AOTAutograd give."
+                fix = (
+                    "Pass a graph of ATen calls, such as make_fx, torch.export and AOTAutograd"
+                    " give."
+                )
                 _fail(node, f"{node.op} of {node.target} is no call of an ATen overload", fix)
     raise CaptureError("from_fx: the graph has no output")
 
 
 def _fail(node: torch.fx.Node, what: str, fix: str | None = None) -> NoReturn:
-    raise CaptureError(located(f"from_fx: node '{node.name}': {what}", source=_source(node), fix=fix))
+    raise CaptureError(
+        located(f"from_fx: node '{node.name}': {what}", source=_source(node), fix=fix)
+    )
 
 
 def _source(node: torch.fx.Node) -> Source | None:
@@ -274,7 +327,9 @@ def _types_of(value: Any) -> Any:
             items: list[Any] = list(value)  # pyright: ignore[reportUnknownArgumentType]
             return tuple(map(_types_of, items))
         case torch.SymInt() | torch.SymFloat() | torch.SymBool():
-            return NumberType({torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)])
+            return NumberType(
+                {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)]
+            )
         case torch.Tensor():
             return TensorType(value.dtype, tuple(map(_dim, value.shape)), value.device)
         case _:
@@ -294,13 +349,18 @@ def _node_types(node: torch.fx.Node, types: _Env) -> Any:
         return _types_of(node.meta["val"])
     if "thunder_fn_type" in node.meta:
         return node.meta["thunder_fn_type"]
-    return _fail(node, "its type is not known", "Pass example_inputs, from which types are computed.")
+    return _fail(
+        node, "its type is not known", "Pass example_inputs, from which types are computed."
+    )
 
 
 def _tensor(graph_module: torch.fx.GraphModule, node: torch.fx.Node) -> torch.Tensor:
     value = operator.attrgetter(str(node.target))(graph_module)
     if not isinstance(value, torch.Tensor):
-        _fail(node, f"the attribute {node.target} is {kind_of(value)}, and only tensors can be constants")
+        _fail(
+            node,
+            f"the attribute {node.target} is {kind_of(value)}, and only tensors can be constants",
+        )
     return value
 
 
@@ -315,11 +375,17 @@ def _equation(builder: TraceBuilder, env: _Env, node: torch.fx.Node, types: _Env
     """Append a call; its variables, nested as the op nests its results."""
     op = ops.leaf(node.target)  # pyright: ignore[reportArgumentType]
     if ops.overload(op)._schema.is_mutable:  # pyright: ignore[reportPrivateUsage]
-        _fail(node, f"{op} writes to its inputs", "Functionalize the graph first (torch.func.functionalize).")
+        _fail(
+            node,
+            f"{op} writes to its inputs",
+            "Functionalize the graph first (torch.func.functionalize).",
+        )
     args = tuple(_arg(env, arg, node) for arg in node.args)
     kwargs = tuple((key, _arg(env, arg, node)) for key, arg in node.kwargs.items())
     nested = () if ops.returns_nothing(op) else _node_types(node, types)
-    outputs = iter(builder.add(op, args, tuple(_leaves(nested)), kwargs=kwargs, source=_source(node)))
+    outputs = iter(
+        builder.add(op, args, tuple(_leaves(nested)), kwargs=kwargs, source=_source(node))
+    )
     return _fill(nested, outputs)
 
 
@@ -333,7 +399,9 @@ def _leaves(nested: Any) -> Iterator[Any]:
 
 def _fill(nested: Any, values: Iterator[Any]) -> Any:
     """The values, in order, in the places of the nested structure."""
-    return tuple(_fill(item, values) for item in nested) if isinstance(nested, tuple) else next(values)
+    return (
+        tuple(_fill(item, values) for item in nested) if isinstance(nested, tuple) else next(values)
+    )
 
 
 def _arg(env: _Env, value: Any, node: torch.fx.Node) -> Any:
@@ -345,4 +413,6 @@ def _arg(env: _Env, value: Any, node: torch.fx.Node) -> Any:
         case _ if isinstance(value, _LITERALS):
             return Literal(value)
         case _:
-            return _fail(node, f"an argument of type {type(value).__name__} has no place in a trace")
+            return _fail(
+                node, f"an argument of type {type(value).__name__} has no place in a trace"
+            )

@@ -1,9 +1,9 @@
 """Python's limit of nested calls, and programs that are nested deeper than it allows.
 
-A walk over a trace calls itself for each body, and capture calls itself for each module, composite and structured op
-inside another one. Python allows 1,000 calls inside each other, which is 25 to 100 such levels. So whoever makes a
-level asks for room for it. The limit rises and never falls: a trace is walked wherever it goes, also by `==`, `print`
-and `pickle`.
+A walk over a trace calls itself for each body, and capture calls itself for each module, composite
+and structured op inside another one. Python allows 1,000 calls inside each other, which is 25 to
+100 such levels. So whoever makes a level asks for room for it. The limit rises and never falls: a
+trace is walked wherever it goes, also by `==`, `print` and `pickle`.
 
 The limit is the process's. Other threads notice nothing but that an endless recursion ends later.
 """

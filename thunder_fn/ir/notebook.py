@@ -1,7 +1,8 @@
-"""Programs and reports as the last line of a notebook's cell: their text, highlighted, every piece of it escaped.
+"""Programs and reports as the last line of a notebook's cell: their text, highlighted, every piece
+of it escaped.
 
-Names in a text come from users, so a piece is escaped before it gets a colour. Nothing in the result is a script,
-a link or a style sheet.
+Names in a text come from users, so a piece is escaped before it gets a colour. Nothing in the
+result is a script, a link or a style sheet.
 """
 
 from __future__ import annotations
@@ -9,7 +10,13 @@ from __future__ import annotations
 import html
 import re
 
-COLOURS = {"comment": "#7d8590", "word": "#8250df", "op": "#0969da", "text": "#1a7f37", "type": "#b35900"}
+COLOURS = {
+    "comment": "#7d8590",
+    "word": "#8250df",
+    "op": "#0969da",
+    "text": "#1a7f37",
+    "type": "#b35900",
+}
 """Colours with contrast on light and on dark pages."""
 
 PIECES = re.compile(
@@ -51,6 +58,8 @@ def highlighted(text: str) -> str:
     parts, end = list[str](), 0
     for found in PIECES.finditer(text):
         parts.append(html.escape(text[end : found.start()]))
-        parts.append(f'<span style="color:{COLOURS[str(found.lastgroup)]}">{html.escape(found[0])}</span>')
+        parts.append(
+            f'<span style="color:{COLOURS[str(found.lastgroup)]}">{html.escape(found[0])}</span>'
+        )
         end = found.end()
     return "".join([*parts, html.escape(text[end:])])

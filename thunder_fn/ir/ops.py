@@ -1,7 +1,8 @@
 """The vocabulary: the ops, and facts about each.
 
 A leaf is a functional `OpOverload` of ATen or of a custom library, named `namespace.op.overload`.
-Facts about leaves come from PyTorch's own schemas and tags; nothing here is written by hand that PyTorch knows.
+Facts about leaves come from PyTorch's own schemas and tags; nothing here is written by hand that
+PyTorch knows.
 """
 
 from __future__ import annotations
@@ -19,18 +20,25 @@ from thunder_fn.torch_internals.pure_twins import PREFIX, twin_of
 
 STOP_GRADIENT = Op("leaf", "aten.detach.default")
 NO_GRAD = Op("leaf", "aten.alias.default")
-"""Marks a value that was computed under `no_grad` and is read where gradients are on. It is constant to reverse mode
-and not to forward mode, as in torch.func. Nothing else in a trace is an `alias`.
+"""Marks a value that was computed under `no_grad` and is read where gradients are on. It is
+constant to reverse mode and not to forward mode, as in torch.func. Nothing else in a trace is an
+`alias`.
 """
 RESHAPE = Op("leaf", "aten.reshape.default")
 CONTIGUOUS = Op("leaf", "aten.contiguous.default")
 ASSERT = Op("leaf", "aten._assert_scalar.default")
 STRAIGHT_THROUGH = Op("structured", "straight_through")
-"""The value of one tensor with the derivatives of another: what a write to `x.detach()` leaves in x."""
+"""The value of one tensor with the derivatives of another: what a write to `x.detach()` leaves
+in x.
+"""
 NO_GRAD_WRITE = Op("structured", "no_grad_write")
-"""The same in reverse mode; in forward mode the tangent is the value's: what a write under `no_grad` leaves in x."""
+"""The same in reverse mode; in forward mode the tangent is the value's: what a write under
+`no_grad` leaves in x.
+"""
 PUSHED_WRITE = Op("structured", "pushed_write")
-"""Stand-in for `NO_GRAD_WRITE` while a trace is pushed forward, where what is written has derivatives."""
+"""Stand-in for `NO_GRAD_WRITE` while a trace is pushed forward, where what is written has
+derivatives.
+"""
 DIFFERENTIATED_AS = Op("structured", "differentiated_as")
 
 
@@ -51,7 +59,9 @@ def overload(op: Op) -> OpOverload:
     try:
         return getattr(getattr(getattr(torch.ops, namespace), name), variant)
     except AttributeError:
-        raise InvalidTrace(f"PyTorch has no op {op.name}; is the library that defines it imported?") from None
+        raise InvalidTrace(
+            f"PyTorch has no op {op.name}; is the library that defines it imported?"
+        ) from None
 
 
 def overload_named(name: str) -> OpOverload:
@@ -71,7 +81,9 @@ def is_random(op: Op) -> bool:
 
 
 class Applied(Protocol):
-    """The common part of equations and of records that become one: an op, its arguments and bodies."""
+    """The common part of equations and of records that become one: an op, its arguments and
+    bodies.
+    """
 
     @property
     def op(self) -> Op:
@@ -95,14 +107,16 @@ class Applied(Protocol):
 
 
 def draws(equation: Applied) -> bool:
-    """Test whether the equation, its bodies apart, draws random numbers: its op does, and drops with a probability
-    other than 0.
+    """Test whether the equation, its bodies apart, draws random numbers: its op does, and drops
+    with a probability other than 0.
     """
     return is_random(equation.op) and not _drops_nothing(equation)
 
 
 def draws_within(trace: Any) -> bool:
-    """Test whether some equation of a trace, however deep, draws random numbers or has another effect."""
+    """Test whether some equation of a trace, however deep, draws random numbers or has another
+    effect.
+    """
     return any(
         draws(equation)
         or (equation.op.kind == "leaf" and is_effectful(equation.op))
@@ -116,7 +130,11 @@ def _drops_nothing(equation: Applied) -> bool:
     position = _dropout_position(equation.op)
     if position is None:
         return False
-    given = equation.args[position] if position < len(equation.args) else dict(equation.kwargs).get("dropout_p")
+    given = (
+        equation.args[position]
+        if position < len(equation.args)
+        else dict(equation.kwargs).get("dropout_p")
+    )
     return given is None or (isinstance(given, Literal) and given.value == 0)
 
 
@@ -128,7 +146,9 @@ def _dropout_position(op: Op) -> int | None:
 
 @cache
 def is_constant(op: Op) -> bool:
-    """Test whether no derivative goes back through the op: it draws numbers, or makes a tensor like another."""
+    """Test whether no derivative goes back through the op: it draws numbers, or makes a tensor
+    like another.
+    """
     return op in (STOP_GRADIENT, NO_GRAD) or op in facts.DRAWS or op in facts.LIKE
 
 
@@ -142,7 +162,9 @@ def is_effectful(op: Op) -> bool:
 
 
 def calls_back(trace: Any) -> bool:
-    """Test whether some equation of a trace, however deep, prints or calls Python (`thunder_fn.debug`)."""
+    """Test whether some equation of a trace, however deep, prints or calls Python
+    (`thunder_fn.debug`).
+    """
     return any(
         equation.op.name == "thunder_fn.debug.default" or any(map(calls_back, equation.bodies))
         for equation in trace.equations
@@ -160,28 +182,36 @@ def is_view(op: Op) -> bool:
 
 @cache
 def is_pointwise(op: Op) -> bool:
-    """Test for an op that computes each element of its output from those at the same place, so it promotes operands
-    of several dtypes.
+    """Test for an op that computes each element of its output from those at the same place, so it
+    promotes operands of several dtypes.
     """
     return op.kind == "leaf" and torch.Tag.pointwise in overload(op).tags
 
 
 @cache
 def is_factory(op: Op) -> bool:
-    """Test whether the op makes a tensor from nothing: where no dtype and device are given, the defaults of the
-    moment decide.
+    """Test whether the op makes a tensor from nothing: where no dtype and device are given, the
+    defaults of the moment decide.
     """
     if op.kind != "leaf":
         return False
     arguments = schema_of(overload(op)).arguments
     tensors = any("Tensor" in str(argument.type) for argument in arguments)
-    return not tensors and {"dtype", "device"} <= {argument.name for argument in arguments if argument.kwarg_only}
+    return not tensors and {"dtype", "device"} <= {
+        argument.name for argument in arguments if argument.kwarg_only
+    }
 
 
 def flatten_result(result: Any) -> tuple[Any, ...]:
-    """The results of a leaf in the order of its equation's outputs: lists and tuples are spread, None stays."""
+    """The results of a leaf in the order of its equation's outputs: lists and tuples are spread,
+    None stays.
+    """
     if isinstance(result, (list, tuple)):
-        return tuple(leaf for item in result for leaf in (item if isinstance(item, (list, tuple)) else (item,)))
+        return tuple(
+            leaf
+            for item in result
+            for leaf in (item if isinstance(item, (list, tuple)) else (item,))
+        )
     return (result,)
 
 
@@ -194,12 +224,16 @@ def returns_nothing(op: Op) -> bool:
 @cache
 def lists_returned(op: Op) -> tuple[bool, ...]:
     """Tell for each result in a leaf's schema whether it is a list."""
-    return tuple(isinstance(result.type, torch.ListType) for result in schema_of(overload(op)).returns)
+    return tuple(
+        isinstance(result.type, torch.ListType) for result in schema_of(overload(op)).returns
+    )
 
 
 def has_random(equation: Applied) -> bool:
     """Test whether the equation or anything in its bodies draws random numbers."""
-    return draws(equation) or any(has_random(inner) for body in equation.bodies for inner in body.equations)
+    return draws(equation) or any(
+        has_random(inner) for body in equation.bodies for inner in body.equations
+    )
 
 
 def has_side_effect(equation: Applied) -> bool:
@@ -235,14 +269,16 @@ def is_call(op: Op) -> bool:
 
 
 def is_operator(op: Op) -> bool:
-    """Test for a composite that an executor brings, such as `myex::multimul`: its body says what it computes, all or
-    nothing.
+    """Test for a composite that an executor brings, such as `myex::multimul`: its body says what it
+    computes, all or nothing.
     """
     return op.kind == "composite" and "::" in op.name
 
 
 def short_name(op: Op) -> str:
-    """The last part of a composite's name: `linear` of `torch.nn.functional.linear`, `mul` of `myex::mul`."""
+    """The last part of a composite's name: `linear` of `torch.nn.functional.linear`, `mul` of
+    `myex::mul`.
+    """
     return op.name.rsplit("::", 1)[-1].rsplit(".", 1)[-1]
 
 

@@ -1,7 +1,9 @@
-"""Structured ops for interpreters whose values are pairs: a primal, and a companion where there is one.
+"""Structured ops for interpreters whose values are pairs: a primal, and a companion where there is
+one.
 
-A tangent is such a companion, and so are an error bound, an interval or a moment. One function takes any structured op
-with a wiring through such an interpreter; the op's author writes nothing for it.
+A tangent is such a companion, and so are an error bound, an interval or a moment. One function
+takes any structured op with a wiring through such an interpreter; the op's author writes nothing
+for it.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ class Companion:
 
     Args:
         flow: which values have a companion.
-        body: (trace, which inputs have one, which outputs must) -> the trace on slots, one after the other.
+        body: (trace, which inputs have one, which outputs must) -> the trace on slots, one after
+            the other.
         zero: the companion of a primal that has none, where a carry or another branch has one.
         types: types of the companion of a primal of this type.
     """
@@ -36,8 +39,9 @@ class Companion:
 
 
 COUNTS: Rules[Callable[[Equation, Sequence[int]], dict[str, int]]] = Rules("counts of operands")
-"""`rule(equation, sizes)`, for ops that count their operands in keyword arguments, gives the new counts. `sizes` says how
-many atoms each operand became."""
+"""`rule(equation, sizes)`, for ops that count their operands in keyword arguments, gives the new
+counts. `sizes` says how many atoms each operand became.
+"""
 
 
 def through_bodies(
@@ -47,14 +51,16 @@ def through_bodies(
 
     Before: operands: primal_0 [companion_0], primal_1 [companion_1], ...
     After:  every carry that becomes one with a companion starts with one, and all branches give the same slots.
-    """
+    """  # noqa: E501
     wires = WIRINGS.of(equation)(equation)
     marked = companion.flow.ports(equation, wires, tuple([len(slots) > 1 for slots in operands]))
     wanted = {first for first, second in wires.values if second in marked}
     given: list[Slots] = []
     for i, slots in enumerate(operands):
         has_one = ("operand", i) in wanted
-        given.append((slots[0], *(slots[1:] or companion.zero(builder, slots[0]))) if has_one else slots[:1])
+        given.append(
+            (slots[0], *(slots[1:] or companion.zero(builder, slots[0]))) if has_one else slots[:1]
+        )
     bodies = tuple(
         companion.body(
             body,
@@ -65,11 +71,18 @@ def through_bodies(
     )
     count = COUNTS.find(equation.op)
     counts = count(equation, list(map(len, given))) if count is not None else {}
-    kwargs = tuple((key, Literal(counts[key]) if key in counts else value) for key, value in equation.kwargs)
+    kwargs = tuple(
+        (key, Literal(counts[key]) if key in counts else value) for key, value in equation.kwargs
+    )
     types = [
         (var.type, *(companion.types(var.type) if ("result", i) in marked else ()))
         for i, var in enumerate(equation.outputs)
     ]
-    args, flat = tuple(a for slots in given for a in slots), tuple(type for group in types for type in group)
-    supply = iter(builder.add(equation.op, args, flat, kwargs=kwargs, bodies=bodies, source=equation.source))
+    args, flat = (
+        tuple(a for slots in given for a in slots),
+        tuple(type for group in types for type in group),
+    )
+    supply = iter(
+        builder.add(equation.op, args, flat, kwargs=kwargs, bodies=bodies, source=equation.source)
+    )
     return [tuple(next(supply) for _ in group) for group in types]

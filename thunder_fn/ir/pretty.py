@@ -9,9 +9,10 @@
             #   return (v2,)
         return (v2,)
 
-Bodies are comments under the call, in their own numbering: a body's parameters are the variables of the call, in
-order. Each distinct body is printed in full once, so the text grows with distinct code. Equal traces have equal texts.
-"""
+Bodies are comments under the call, in their own numbering: a body's parameters are the variables of
+the call, in order. Each distinct body is printed in full once, so the text grows with distinct
+code. Equal traces have equal texts.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -78,7 +79,9 @@ def format_equation(equation: Equation) -> str:
 
 
 def binding_lines(variables: Sequence[Var], known: Collection[str] = ()) -> Iterator[str]:
-    """The lines that give symbols their values, `s0 = v0.shape[1]`, but for those that are known."""
+    """The lines that give symbols their values, `s0 = v0.shape[1]`, but for those that are
+    known.
+    """
     for symbol, (var, dim) in binders(variables).items():
         if str(symbol) not in known:
             yield binding_line(symbol, var, dim)
@@ -112,7 +115,9 @@ def _call_text(name: str, equation: Equation, name_object: Callable[[Any], str])
 
 
 def _leaf_text(op: Op) -> str:
-    """The expression that gives the overload: `aten.add.Tensor`, or `getattr(aten.random, "from")`."""
+    """The expression that gives the overload: `aten.add.Tensor`, or `getattr(aten.random,
+    "from")`.
+    """
     path, _, variant = op.name.rpartition(".")
     if path.partition(".")[0] in _BUILTINS:
         path = f"torch.ops.{path}"
@@ -120,7 +125,9 @@ def _leaf_text(op: Op) -> str:
 
 
 def _lists_returned(equation: Equation) -> tuple[bool, ...]:
-    """Tell for each result of a leaf whether it is a list. Empty where PyTorch does not know the op, and for bodies."""
+    """Tell for each result of a leaf whether it is a list. Empty where PyTorch does not know the
+    op, and for bodies.
+    """
     try:
         return ops.lists_returned(equation.op) if equation.op.kind == "leaf" else ()
     except InvalidTrace:
@@ -187,7 +194,11 @@ class _Printer:
 
     def program(self, trace: Trace, name: str, level: int, module: str) -> Iterator[str]:
         """The lines of a trace. Those of a body are comments, indented by its depth."""
-        start, inner = ("", "    ") if level == 0 else (f"{'    ' * (level + 1)}# ", f"{'    ' * (level + 1)}#   ")
+        start, inner = (
+            ("", "    ")
+            if level == 0
+            else (f"{'    ' * (level + 1)}# ", f"{'    ' * (level + 1)}#   ")
+        )
         yield f"{start}def {name}({', '.join(map(str, trace.inputs))}):"
         note = inner if level else f"{inner}# "
         for constant in trace.constants:
@@ -200,7 +211,10 @@ class _Printer:
             if level == 0 and made_by(equation):
                 yield from (inner + line for line in binding_lines(equation.outputs, self.known))
             yield from bodies
-        yield f"{inner}return {tuple_text([_arg_text(atom, self.name_object) for atom in trace.outputs])}"
+        yield (
+            f"{inner}return"
+            f" {tuple_text([_arg_text(atom, self.name_object) for atom in trace.outputs])}"
+        )
 
     def equation(self, equation: Equation, level: int, module: str) -> Iterator[str]:
         """The line of an equation, then those of its bodies that were not printed yet."""
@@ -216,7 +230,9 @@ class _Printer:
         for position, body in enumerate(equation.bodies):
             if body not in self.shown:
                 self.shown[body] = name if single else f"body {position} of {name}"
-                yield from self.program(body, name if single else f"body_{position}", level + 1, path or module)
+                yield from self.program(
+                    body, name if single else f"body_{position}", level + 1, path or module
+                )
             elif not single:
                 yield f"{'    ' * (level + 2)}# body_{position}: {self.reference(body, name)}"
 
@@ -225,14 +241,18 @@ class _Printer:
         return "as above" if label == name else f"as {label} above"
 
     def function(self, equation: Equation) -> str:
-        """The name of the function that computes a composite or structured equation: one for each op and bodies."""
+        """The name of the function that computes a composite or structured equation: one for
+        each op and bodies.
+        """
         mask = _operand_mask(equation)
         key = (equation.op, equation.bodies, mask)
         return self.bind(key, equation.op.name, lambda: _function(equation, mask))
 
 
 def _operand_mask(equation: Equation) -> tuple[bool, ...] | None:
-    """Tell for each value in a call whether it is an operand. None if the operands are just its tensors."""
+    """Tell for each value in a call whether it is an operand. None if the operands are just its
+    tensors.
+    """
     if all(isinstance(var.type, TensorType) for var in equation.operands):
         return None
     return tuple(_mask((equation.args, tuple(arg for _, arg in equation.kwargs))))

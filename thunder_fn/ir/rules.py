@@ -1,8 +1,9 @@
 """The tables: what interpreters know of structured ops, and the data that rules return.
 
-A structured op owns bodies and has one rule in each table, all registered in its own file under `structured/`. A rule
-takes an equation and a question and returns a trace over the equation's operands. So an interpreter treats it as it
-treats the derived rule of a leaf. Leaf rules are derived (`derive*.py`), composites are their bodies.
+A structured op owns bodies and has one rule in each table, all registered in its own file under
+`structured/`. A rule takes an equation and a question and returns a trace over the equation's
+operands. So an interpreter treats it as it treats the derived rule of a leaf. Leaf rules are
+derived (`derive*.py`), composites are their bodies.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ Mask = tuple[bool, ...]
 def memo(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Remember what a pure function of traces returns.
 
-    Two traces that are equal but for names and sources have answers of their own. Names in print and lines in errors
-    are those of the trace that was asked about. A trace that closes over tensors of the user is not remembered, since
-    that would keep them alive; its bodies, where the work is, are closed.
+    Two traces that are equal but for names and sources have answers of their own. Names in print
+    and lines in errors are those of the trace that was asked about. A trace that closes over
+    tensors of the user is not remembered, since that would keep them alive. Its bodies, where the
+    work is, are closed.
     """
 
     def decorate(f: Callable[P, R]) -> Callable[P, R]:
@@ -51,7 +53,9 @@ def memo(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 @dataclass(frozen=True, slots=True)
 class Residual:
-    """The place of a residual: an input or an output of the forward, which is passed again, or an extra output."""
+    """The place of a residual: an input or an output of the forward, which is passed again, or
+    an extra output.
+    """
 
     kind: Choice["input", "output", "extra"]
     index: int
@@ -61,8 +65,9 @@ class Residual:
 class Split:
     """A trace in two: what runs forward, and what runs backward on residuals and cotangents.
 
-    `forward` maps the inputs to the outputs and the extra residuals. `backward` maps the residuals, then one cotangent
-    for each wanted output, to gradients; `gradients` says for each wanted input which one is its own, None for zero.
+    `forward` maps the inputs to the outputs and the extra residuals. `backward` maps the residuals,
+    then one cotangent for each wanted output, to gradients. `gradients` says for each wanted input
+    which one is its own, None for zero.
     """
 
     forward: Trace
@@ -84,7 +89,9 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class JvpRule:
-    """A trace from inputs, then tangents of the active inputs, to outputs, then tangents of the active outputs."""
+    """A trace from inputs, then tangents of the active inputs, to outputs, then tangents of the
+    active outputs.
+    """
 
     trace: Trace
     active_outputs: Mask
@@ -93,7 +100,8 @@ class JvpRule:
 class Rules(Generic[T]):
     """The rules of one interpreter, by op: one line registers one rule.
 
-    Anyone may register a rule for an op of their own, or make a table for an interpreter of their own.
+    Anyone may register a rule for an op of their own, or make a table for an interpreter of their
+    own.
 
     Example:
         >>> from thunder_fn.ir.rules import Rules
@@ -121,7 +129,9 @@ class Rules(Generic[T]):
         """Register a rule for ops, by name; each op once."""
         for op in ops:
             if op in self.by_name:
-                raise MissingRule(f"{self.interpreter}: {op} has a rule already; one op has one rule")
+                raise MissingRule(
+                    f"{self.interpreter}: {op} has a rule already; one op has one rule"
+                )
             self.by_name[op] = rule
 
     def find(self, op: Op) -> T | None:
@@ -139,9 +149,13 @@ class Rules(Generic[T]):
         except KeyError:
             raise MissingRule(
                 located(
-                    f"{self.interpreter}: there is no rule for the {equation.op.kind} op {equation.op}",
+                    f"{self.interpreter}: there is no rule for the {equation.op.kind} op"
+                    f" {equation.op}",
                     source=equation.source,
-                    fix="Import the module that defines the op, or register a rule for it (`thunder_fn.ir.rules`).",
+                    fix=(
+                        "Import the module that defines the op, or register a rule for it"
+                        " (`thunder_fn.ir.rules`)."
+                    ),
                 )
             ) from None
 
@@ -151,27 +165,40 @@ CHECK: Rules[Callable[[Equation], None]] = Rules("check")
 EVALUATE: Rules[Callable[..., Sequence[Any]]] = Rules("evaluate")
 """`rule(bodies, *args, **kwargs)` gives the values of the outputs; args are runtime values."""
 VJP: Rules[Callable[[Equation, Mask, Mask], Split]] = Rules("vjp")
-"""`rule(equation, wanted_inputs, wanted_outputs)` gives the forward with residuals, and the backward."""
+"""`rule(equation, wanted_inputs, wanted_outputs)` gives the forward with residuals, and the
+backward.
+"""
 JVP: Rules[Callable[[Equation, Mask], JvpRule]] = Rules("jvp")
-"""`rule(equation, active)` gives the trace on primals and tangents. An op with a wiring needs none (`ir/pairs.py`)."""
+"""`rule(equation, active)` gives the trace on primals and tangents. An op with a wiring needs
+none (`ir/pairs.py`).
+"""
 VMAP: Rules[Callable[[Equation, Mask, Dim, str], tuple[Trace, Mask]]] = Rules("vmap")
-"""`rule(equation, batched, size, randomness)` gives the trace on batches, batch dim first, and which outputs are batched."""
+"""`rule(equation, batched, size, randomness)` gives the trace on batches, batch dim first, and
+which outputs are batched.
+"""
 DCE: Rules[Callable[[Equation, Mask], tuple[Equation, tuple[Var, ...]]]] = Rules("dce")
-"""`rule(equation, wanted)` gives the equation cut down to the wanted outputs, and the operands that it reads."""
+"""`rule(equation, wanted)` gives the equation cut down to the wanted outputs, and the operands
+that it reads.
+"""
 LOWER: Rules[Callable[[Equation], Trace | None]] = Rules("lower")
-"""`rule(equation)` gives the trace over its operands that an op stands for once no transform follows. Without a rule, or
-where it answers None, executors run the op itself."""
+"""`rule(equation)` gives the trace over its operands that an op stands for once no transform
+follows. Without a rule, or where it answers None, executors run the op itself.
+"""
 PARTIAL_EVAL: Rules[Callable[[Equation, Mask, Mask], tuple[Trace, Trace]]] = Rules("partial_eval")
-"""`rule(equation, known, flags)`, for ops around one body on their operands, divides the body: from the known operands to
-the outputs that the flags mark and residuals, then from residuals and the other operands to the rest."""
+"""`rule(equation, known, flags)` divides the body of an op with one body on its operands. The
+first part goes from the known operands to the outputs that the flags mark and to residuals. The
+second goes from residuals and the other operands to the rest.
+"""
 INVARIANT: Rules[Callable[[Equation], Mask]] = Rules("invariant operands")
-"""`rule(equation)` marks the operands that all steps and branches take as they are. The last operands are the bodies'
-inputs; a loop counts the invariant ones in `num_consts`."""
+"""`rule(equation)` marks the operands that all steps and branches take as they are. The last
+operands are the bodies' inputs; a loop counts the invariant ones in `num_consts`.
+"""
 SLICED: Rules[Callable[[Equation], Mask]] = Rules("sliced operands")
 """`rule(equation)` marks the operands of a loop of which each step takes a slice along dim 0."""
 FREE_TYPES: Rules[bool] = Rules("free types")
-"""Ops whose outputs have the types that their bodies give, or without bodies those of the operands. The types of other
-ops are tied, as a carry's are."""
+"""Ops whose outputs have the types that their bodies give, or without bodies those of the
+operands. The types of other ops are tied, as a carry's are.
+"""
 TABLES: tuple[Rules[Any], ...] = (
     *(CHECK, EVALUATE, VJP, JVP, VMAP, DCE, LOWER, PARTIAL_EVAL),
     *(INVARIANT, SLICED, FREE_TYPES),
@@ -180,8 +207,8 @@ TABLES: tuple[Rules[Any], ...] = (
 
 
 def lowered(equation: Equation) -> Trace | None:
-    """Return the trace for which an equation stands once no transform follows; None for leaves and ops that run by
-    themselves.
+    """Return the trace for which an equation stands once no transform follows; None for leaves and
+    ops that run by themselves.
     """
     match equation.op.kind:
         case "leaf":

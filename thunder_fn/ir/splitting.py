@@ -1,7 +1,7 @@
 """Split: cut a trace into a first and a second half, with residuals between them.
 
-Reverse mode, partial evaluation, custom rules and the grad transforms of executors are all this function. They differ in
-which variables are late.
+Reverse mode, partial evaluation, custom rules and the grad transforms of executors are all this
+function. They differ in which variables are late.
 """
 
 from __future__ import annotations
@@ -33,18 +33,23 @@ def split(
     Args:
         late: indices of variables, closed under "is computed from".
         outputs: of the forward and of the backward, as atoms of the trace.
-        equations: those of the trace by default; or the same, with some divided into an early and a late one.
-        again: early equations that the second half computes again, in place of residuals. Each stands before its
-            first reader.
+        equations: those of the trace by default; or the same, with some divided into an early and a
+            late one.
+        again: early equations that the second half computes again, in place of residuals. Each
+            stands before its first reader.
         names: of both halves.
-    """
+    """  # noqa: E501
     early_outputs, late_outputs = tuple(outputs[0]), tuple(outputs[1])
     whole = trace.equations if equations is None else equations
     early_inputs = tuple(var for var in trace.inputs if var.index not in late)
     early = [equation for equation in whole if not _is_late(equation, late)]
     second, carried = late_half(trace, whole, late, late_outputs, again)
     inputs = {var.index: i for i, var in reversed(list(enumerate(early_inputs)))}
-    results = {atom.index: i for i, atom in reversed(list(enumerate(early_outputs))) if isinstance(atom, Var)}
+    results = {
+        atom.index: i
+        for i, atom in reversed(list(enumerate(early_outputs)))
+        if isinstance(atom, Var)
+    }
     extras = [var for index, var in carried.items() if index not in inputs and index not in results]
     places = {
         **{var.index: Residual("extra", i) for i, var in enumerate(extras)},
@@ -54,21 +59,42 @@ def split(
     late_inputs = tuple(var for var in trace.inputs if var.index in late)
     first_name, second_name = names or (f"{trace.name}_forward", f"{trace.name}_backward")
     return Split(
-        cut(trace, inputs=early_inputs, equations=early, outputs=(*early_outputs, *extras), name=first_name),
-        cut(trace, inputs=(*carried.values(), *late_inputs), equations=second, outputs=late_outputs, name=second_name),
+        cut(
+            trace,
+            inputs=early_inputs,
+            equations=early,
+            outputs=(*early_outputs, *extras),
+            name=first_name,
+        ),
+        cut(
+            trace,
+            inputs=(*carried.values(), *late_inputs),
+            equations=second,
+            outputs=late_outputs,
+            name=second_name,
+        ),
         tuple(places[index] for index in carried),
         (),
     )
 
 
 def handing_on(halves: Split) -> Trace:
-    """Return the first half with every residual as an output, after its own: for a second half that sees nothing else."""
+    """Return the first half with every residual as an output, after its own: for a second half
+    that sees nothing else.
+    """
     first = halves.forward
     count = len(first.outputs) - halves.num_extra
-    return cut(first, outputs=(*first.outputs[:count], *halves.residual_values(first.inputs, first.outputs)))
+    return cut(
+        first,
+        outputs=(*first.outputs[:count], *halves.residual_values(first.inputs, first.outputs)),
+    )
 
 
-DEPENDS = Flow("forward", lambda equation, flags: (any(flags),) * len(equation.outputs), opens=lambda equation: False)
+DEPENDS = Flow(
+    "forward",
+    lambda equation, flags: (any(flags),) * len(equation.outputs),
+    opens=lambda equation: False,
+)
 """The flow of dependence: a variable depends on the marked inputs. Composites are taken whole."""
 
 
@@ -84,7 +110,8 @@ def late_half(
     outputs: Sequence[Atom],
     again: Callable[[Equation], bool],
 ) -> tuple[list[Equation], dict[int, Var]]:
-    """Return the late equations behind what they compute again, and what they read of the first half, by index.
+    """Return the late equations behind what they compute again, and what they read of the first
+    half, by index.
 
     Both are in the order of first reading.
     """
@@ -103,7 +130,9 @@ def late_half(
 
 @dataclass
 class _LateHalf:
-    """A second half while it grows: `own` are the variables that it computes again, `carried` its residuals."""
+    """A second half while it grows: `own` are the variables that it computes again, `carried`
+    its residuals.
+    """
 
     late: Collection[int]
     again: Callable[[Equation], bool]
@@ -134,5 +163,7 @@ class _LateHalf:
 
 
 def _is_late(equation: Equation, late: Collection[int]) -> bool:
-    """Tell whether an equation belongs to the second half. Effects, without results, are early unless an operand is late."""
+    """Tell whether an equation belongs to the second half. Effects, without results, are early
+    unless an operand is late.
+    """
     return any(var.index in late for var in equation.outputs or equation.operands)

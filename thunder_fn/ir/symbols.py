@@ -4,19 +4,21 @@
     aten.expand.default(v0, (s0, 4))          an argument
     where s0 > 5           a constraint
 
-**The types of a trace's inputs bind its symbols**: the first input that has a bare `s0` among its sizes, or is the
-number `s0` itself, binds it. An equation whose result has a size that depends on data binds a symbol of its own,
-`u0`. Symbols are in scope in the bodies of equations, as type variables of a function are in functions inside it. So
-no interpreter has to hand numbers from trace to trace.
+**The types of a trace's inputs bind its symbols.** The first input that has a bare `s0` among its
+sizes, or is the number `s0` itself, binds it. An equation whose result has a size that depends on
+data binds a symbol of its own, `u0`. Symbols are in scope in the bodies of equations, as type
+variables of a function are in functions inside it. So no interpreter has to hand numbers from trace
+to trace.
 
-A symbol knows the number that it stood for when its trace was made, its `hint`. When a rule is derived and PyTorch
-asks whether `s0 > 2`, the hint answers and the answer becomes a constraint of the trace. Traces that were made of
-other numbers have other symbols, so nothing that is remembered of one is taken for the other.
+A symbol knows the number that it stood for when its trace was made, its `hint`. When a rule is
+derived and PyTorch asks whether `s0 > 2`, the hint answers and the answer becomes a constraint of
+the trace. Traces that were made of other numbers have other symbols, so nothing that is remembered
+of one is taken for the other.
 
-An equation that finds a size in data stays while anything may read the symbol, and is never merged. It stands at the
-top of its trace, so scopes around it dissolve. Rules take such a size to be two or more, as PyTorch does. A body that
-is written out twice finds two numbers (`u0`, `u0_1`). A capture that meets one starts again with symbols on, so
-static captures pay nothing.
+An equation that finds a size in data stays while anything may read the symbol, and is never merged.
+It stands at the top of its trace, so scopes around it dissolve. Rules take such a size to be two or
+more, as PyTorch does. A body that is written out twice finds two numbers (`u0`, `u0_1`). A capture
+that meets one starts again with symbols on, so static captures pay nothing.
 """
 
 from __future__ import annotations
@@ -58,13 +60,17 @@ UNBOUND: Bounds = (None, None)
 
 
 class Symbol(sympy.Symbol):
-    """A number that a trace takes, its value when the trace was made, and its bounds. Two are equal if all are."""
+    """A number that a trace takes, its value when the trace was made, and its bounds. Two are
+    equal if all are.
+    """
 
     __slots__ = ("bounds", "hint")
     hint: Number
     bounds: Bounds
 
-    def __new__(cls, name: str, hint: Number, bounds: Bounds = UNBOUND, **assumptions: bool) -> Symbol:
+    def __new__(
+        cls, name: str, hint: Number, bounds: Bounds = UNBOUND, **assumptions: bool
+    ) -> Symbol:
         """Assumptions are sympy's."""
         self = sympy.Symbol.__xnew__(cls, name, **assumptions)
         self.hint, self.bounds = hint, bounds
@@ -98,7 +104,7 @@ def _remembered(f: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(f)
     def asked(*args: P.args, **kwargs: P.kwargs) -> R:
-        (trace, *_) = args
+        trace, *_ = args
         assert isinstance(trace, Trace), "the first argument is a trace"
         known = all(constant.owned for constant in trace.constants)
         return cached(*args, **kwargs) if known else f(*args, **kwargs)  # pyright: ignore[reportArgumentType]
@@ -131,7 +137,9 @@ def compute(expr: Expr, values: Values) -> Number:
 
 
 def symbols_in(value: Any) -> Iterator[sympy.Basic]:
-    """The symbols in types, arguments, equations and traces, with repeats; in bodies, those from outside."""
+    """The symbols in types, arguments, equations and traces, with repeats; in bodies, those from
+    outside.
+    """
     match value:
         case Expr():
             yield from value.value.free_symbols
@@ -145,7 +153,9 @@ def symbols_in(value: Any) -> Iterator[sympy.Basic]:
             for item in value:
                 yield from symbols_in(item)
         case Equation():
-            yield from symbols_in((value.args, tuple(arg for _, arg in value.kwargs), value.outputs))
+            yield from symbols_in(
+                (value.args, tuple(arg for _, arg in value.kwargs), value.outputs)
+            )
             for body in value.bodies:
                 yield from symbols_of(body)
         case _:
@@ -165,7 +175,12 @@ def made_by(equation: Any) -> tuple[sympy.Basic, ...]:
 
     They stand bare in its results, have no hint, and nothing that it is given mentions them.
     """
-    found = [symbol for var in equation.outputs for _, symbol in _bare(var.type) if not isinstance(symbol, Symbol)]
+    found = [
+        symbol
+        for var in equation.outputs
+        for _, symbol in _bare(var.type)
+        if not isinstance(symbol, Symbol)
+    ]
     if not found:
         return ()
     given = set(symbols_in((equation.args, tuple(arg for _, arg in equation.kwargs))))
@@ -185,7 +200,9 @@ def finders(trace: Trace) -> dict[sympy.Basic, Var]:
     known = set(symbols_in(trace.inputs))
     for equation in trace.equations:
         bound = binders(equation.outputs)
-        found.update((symbol, bound[symbol][0]) for symbol in made_by(equation) if symbol not in known)
+        found.update(
+            (symbol, bound[symbol][0]) for symbol in made_by(equation) if symbol not in known
+        )
         known.update(symbols_in(equation))
     return found
 
@@ -209,7 +226,8 @@ def symbols_read(trace: Trace) -> frozenset[sympy.Basic]:
 
 
 def symbols_of_options(equation: Equation) -> Iterator[sympy.Basic]:
-    """The symbols in an equation's keyword arguments; a loop of so many steps also needs to know the sizes of its results.
+    """The symbols in an equation's keyword arguments; a loop of so many steps also needs to know
+    the sizes of its results.
 
     It may make none, and then it makes empty stacks.
     """
@@ -227,14 +245,18 @@ def without_vars(arg: Any) -> Any:
 
 
 def _bare(type: Type) -> Iterator[tuple[int | None, sympy.Basic]]:
-    """The places of a type where a symbol stands alone: a dim, or None where a number is the symbol."""
+    """The places of a type where a symbol stands alone: a dim, or None where a number is the
+    symbol.
+    """
     if isinstance(type, TensorType):
         for dim, size in enumerate(type.shape):
             if isinstance(size, Expr) and size.value.is_Symbol:
                 yield dim, size.value
     elif isinstance(type, NumberType) and isinstance(type.value, Expr):
         value = type.value.value
-        if type.kind is bool and isinstance(value, sympy.Eq) and value.rhs == 1:  # PyTorch's form of a flag
+        if (
+            type.kind is bool and isinstance(value, sympy.Eq) and value.rhs == 1
+        ):  # PyTorch's form of a flag
             value = value.lhs
         if value.is_Symbol:
             yield None, value
@@ -267,7 +289,9 @@ def bind(variables: Sequence[Var], values: Sequence[Any]) -> dict[sympy.Basic, N
 
 
 class Substitution:
-    """A substitution of numbers or expressions for symbols, wherever they stand. Equal bodies stay one object."""
+    """A substitution of numbers or expressions for symbols, wherever they stand. Equal bodies
+    stay one object.
+    """
 
     def __init__(self, change: Callable[[Expr], Expr | Number]) -> None:
         self.change = change
@@ -322,7 +346,11 @@ class Substitution:
                 tuple(map(self.equation, trace.equations)),
                 tuple(map(self.arg, trace.outputs)),
                 trace.constants,
-                tuple(dict.fromkeys(constraint for constraint in changed if isinstance(constraint, Expr))),
+                tuple(
+                    dict.fromkeys(
+                        constraint for constraint in changed if isinstance(constraint, Expr)
+                    )
+                ),
                 trace.name,
             )
         return self._bodies[trace]
@@ -352,7 +380,12 @@ def specialize_atom(atom: Any, values: Values) -> Any:
 
 
 def _items(values: Values) -> tuple[tuple[sympy.Basic, Any], ...]:
-    return tuple(sorted(((symbol, as_dim(value)) for symbol, value in values.items()), key=lambda item: str(item[0])))
+    return tuple(
+        sorted(
+            ((symbol, as_dim(value)) for symbol, value in values.items()),
+            key=lambda item: str(item[0]),
+        )
+    )
 
 
 @_remembered
@@ -361,19 +394,32 @@ def _specialize(trace: Trace, items: tuple[tuple[sympy.Basic, Any], ...]) -> Tra
     for symbol, value in items:
         if symbol.is_positive and isinstance(value, int) and value < 2:
             raise TraceTypeError(f"{trace.name}: the size {symbol} is at least 2, given {value}")
-    for constraint in (constraint for inner in subtraces(trace) for constraint in inner.constraints):
+    for constraint in (
+        constraint for inner in subtraces(trace) for constraint in inner.constraints
+    ):
         if replaced(constraint, values) is False:
             given = ", ".join(f"{symbol} = {value}" for symbol, value in items)
-            raise TraceTypeError(f"{trace.name}: the trace holds where {constraint}, and not where {given}")
+            raise TraceTypeError(
+                f"{trace.name}: the trace holds where {constraint}, and not where {given}"
+            )
     return Substitution(lambda expr: replaced(expr, values)).trace(trace)
 
 
 def replaced(expr: Expr, values: Values) -> Any:
-    """The expression with values, numbers or expressions, in place of symbols: a number where no symbol is left."""
-    used = {symbol: as_dim(values[symbol]) for symbol in expr.value.free_symbols if symbol in values}
-    if len(used) == len(expr.value.free_symbols) and not any(isinstance(value, Expr) for value in used.values()):
+    """The expression with values, numbers or expressions, in place of symbols: a number where no
+    symbol is left.
+    """
+    used = {
+        symbol: as_dim(values[symbol]) for symbol in expr.value.free_symbols if symbol in values
+    }
+    if len(used) == len(expr.value.free_symbols) and not any(
+        isinstance(value, Expr) for value in used.values()
+    ):
         return compute(expr, used)
-    exact = {symbol: value.value if isinstance(value, Expr) else sympy.sympify(value) for symbol, value in used.items()}
+    exact = {
+        symbol: value.value if isinstance(value, Expr) else sympy.sympify(value)
+        for symbol, value in used.items()
+    }
     value = expr.value.xreplace(exact)
     return Expr(value) if value.free_symbols else as_number(value)
 
@@ -382,7 +428,8 @@ def replaced(expr: Expr, values: Values) -> Any:
 def is_symbolic(trace: Trace) -> bool:
     """Test whether the trace mentions a symbol somewhere."""
     return any(
-        next(symbols_in((inner.inputs, inner.outputs, inner.equations)), None) is not None for inner in subtraces(trace)
+        next(symbols_in((inner.inputs, inner.outputs, inner.equations)), None) is not None
+        for inner in subtraces(trace)
     )
 
 

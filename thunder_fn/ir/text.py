@@ -1,8 +1,10 @@
-"""Text that is generated: the only way in which names and values enter a program, a comment or a line that people read.
+"""Text that is generated: the only way in which names and values enter a program, a comment or a
+line that people read.
 
-Names come from users: paths of modules, names of functions, ops and arguments, keys of dicts. Any of them may hold
-quotes, line breaks or code. A name in a program is an `identifier`. A value is a `literal_text`, or a program gets it by
-name. Every line passes `program_text`, where nothing can begin another line.
+Names come from users: paths of modules, names of functions, ops and arguments, keys of dicts. Any
+of them may hold quotes, line breaks or code. A name in a program is an `identifier`. A value is a
+`literal_text`, or a program gets it by name. Every line passes `program_text`, where nothing can
+begin another line.
 """
 
 from __future__ import annotations
@@ -38,8 +40,8 @@ def run_text(text: str, name: str, context: dict[str, Any]) -> None:
 
 
 def is_usable(name: str) -> bool:
-    """Test whether generated code may call something so: an identifier as Python itself reads it, and none of its own
-    names.
+    """Test whether generated code may call something so: an identifier as Python itself reads it,
+    and none of its own names.
     """
     return (
         name.isidentifier()
@@ -51,17 +53,26 @@ def is_usable(name: str) -> bool:
 
 
 def identifier(name: str) -> str:
-    """A Python identifier from the last components of a name: `torch.relu` gives `relu`, `h.0` `h_0`, `my::mul` `mul`.
+    """A Python identifier from the last components of a name: `torch.relu` gives `relu`, `h.0`
+    `h_0`, `my::mul` `mul`.
 
     Law: ``is_usable(identifier(name))`` for every string.
     """
-    parts = [re.sub(r"\W", "_", part) for part in re.split(r"\.|::", unicodedata.normalize("NFKC", name)) if part]
+    parts = [
+        re.sub(r"\W", "_", part)
+        for part in re.split(r"\.|::", unicodedata.normalize("NFKC", name))
+        if part
+    ]
     text = parts.pop() if parts else "_"
     while parts and text[0].isdigit():
         text = f"{parts.pop()}_{text}"
     text = (text.strip("_") or "unnamed")[:LONGEST]
     if not text.isidentifier():
-        text = f"_{text}" if f"_{text}".isidentifier() else f"_{text.encode('ascii', 'ignore').decode()}"
+        text = (
+            f"_{text}"
+            if f"_{text}".isidentifier()
+            else f"_{text.encode('ascii', 'ignore').decode()}"
+        )
     while not is_usable(text):
         text = f"{text[: LONGEST - 1]}_"
     return text
@@ -69,21 +80,35 @@ def identifier(name: str) -> str:
 
 def is_keyword_name(name: str) -> bool:
     """Test whether `name=value` may stand in a call."""
-    return name.isidentifier() and not keyword.iskeyword(name) and unicodedata.normalize("NFKC", name) == name
+    return (
+        name.isidentifier()
+        and not keyword.iskeyword(name)
+        and unicodedata.normalize("NFKC", name) == name
+    )
 
 
 def literal_text(value: Any, name_object: Callable[[Any], str]) -> str:
-    """A Python expression for a literal; objects that Python cannot spell go through `name_object`."""
+    """A Python expression for a literal; objects that Python cannot spell go through
+    `name_object`.
+    """
     match value:
         case float():
             value = float.__pos__(value)
             return repr(value) if value - value == 0 else f'float("{value}")'
         case complex():
             value = complex.__pos__(value)
-            return f"complex({literal_text(value.real, name_object)}, {literal_text(value.imag, name_object)})"
+            return (
+                f"complex({literal_text(value.real, name_object)},"
+                f" {literal_text(value.imag, name_object)})"
+            )
         case int() if type(value) is int and value.bit_length() > _LONG_INT:
             return hex(value)
-        case None | bool() | int() | str() | bytes() if value is None or type(value) in (bool, int, str, bytes):
+        case None | bool() | int() | str() | bytes() if value is None or type(value) in (
+            bool,
+            int,
+            str,
+            bytes,
+        ):
             return repr(value)
         case torch.dtype() | torch.layout() | torch.memory_format():
             return str(value)
@@ -100,11 +125,15 @@ def literal_text(value: Any, name_object: Callable[[Any], str]) -> str:
 
 
 _LONG_INT = 4096
-"""Python writes and reads decimal ints up to some thousand digits; longer ones are written as hexadecimal."""
+"""Python writes and reads decimal ints up to some thousand digits; longer ones are written as
+hexadecimal.
+"""
 
 
 def object_name(value: Any) -> str:
-    """A name for an object that Python cannot spell: a function's own, or that of the object's class."""
+    """A name for an object that Python cannot spell: a function's own, or that of the object's
+    class.
+    """
     try:
         name = getattr(value, "__name__", None)
     except Exception:  # noqa: BLE001  the user's attribute
@@ -113,7 +142,9 @@ def object_name(value: Any) -> str:
 
 
 def shown(value: Any, length: int = 10_000) -> str:
-    """The `repr` of a user's value in a message: in one line, cut, and whatever the value's own code does."""
+    """The `repr` of a user's value in a message: in one line, cut, and whatever the value's own
+    code does.
+    """
     try:
         text = repr(value)
     except Exception as error:  # noqa: BLE001  the user's code

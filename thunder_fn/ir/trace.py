@@ -8,15 +8,17 @@
     Dim       ::= int | Expr
     Op        ::= leaf (an ATen or custom OpOverload) | composite (a name) | structured (cond, scan, ...)
 
-Everything is frozen. Variables are numbered densely in binding order (inputs, constants, then the outputs of each
-equation). So `==` is equality up to renaming and the hash is structural. Bodies are closed: values that a body uses
-from outside are among its inputs. The operands of an equation are the variables in its args and kwargs, in order,
-with repeats. A composite's body has exactly one input for each operand.
+Everything is frozen. Variables are numbered densely in binding order (inputs, constants, then the
+outputs of each equation). So `==` is equality up to renaming and the hash is structural. Bodies are
+closed: values that a body uses from outside are among its inputs. The operands of an equation are
+the variables in its args and kwargs, in order, with repeats. A composite's body has exactly one
+input for each operand.
 
-Expressions are over symbols, which the types of the outermost trace's inputs bind; see `symbols.py`.
+Expressions are over symbols, which the types of the outermost trace's inputs bind; see
+`symbols.py`.
 
 Sources, names and spans are for people: they take no part in equality.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ Kind: TypeAlias = Choice["leaf", "composite", "structured"]
 
 @dataclass(frozen=True, slots=True)
 class Expr:
-    """An expression over the trace's symbols, such as `s0 + 1` or `s0 > 5`. The algebra is sympy's."""
+    """An expression over the trace's symbols, such as `s0 + 1` or `s0 > 5`. The algebra is
+    sympy's.
+    """
 
     value: sympy.Basic
 
@@ -75,7 +79,9 @@ class TensorType:
 
 @dataclass(frozen=True, slots=True)
 class NumberType:
-    """The type of a Python number: bool, int, float or complex, and which number it is, where symbols say that."""
+    """The type of a Python number: bool, int, float or complex, and which number it is, where
+    symbols say that.
+    """
 
     kind: type[bool] | type[int] | type[float] | type[complex]
     value: Expr | None = None
@@ -96,8 +102,8 @@ Type: TypeAlias = TensorType | NumberType | NoneType
 
 
 def as_dim(value: Any) -> Any:
-    """A number of PyTorch's while it traces (`torch.SymInt` and its like) as an expression, or as the number that it
-    is known to be.
+    """A number of PyTorch's while it traces (`torch.SymInt` and its like) as an expression, or as
+    the number that it is known to be.
     """
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         expr, kind = value.node.expr, value.node.pytype
@@ -150,7 +156,9 @@ class Var:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Literal:
-    """A value written into the trace. Equal only if the types are equal too: 1, 1.0 and True are three literals."""
+    """A value written into the trace. Equal only if the types are equal too: 1, 1.0 and True are
+    three literals.
+    """
 
     value: Any
 
@@ -193,8 +201,8 @@ Arg: TypeAlias = "Var | Literal | tuple[Arg, ...]"
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """The operation of an equation. `name` is `aten.add.Tensor` for a leaf, else the name of a function or a module
-    class.
+    """The operation of an equation. `name` is `aten.add.Tensor` for a leaf, else the name of a
+    function or a module class.
     """
 
     kind: Kind
@@ -208,10 +216,11 @@ class Op:
 class Source:
     """The user's line that an equation comes from, and the module that was running.
 
-    Calls with equal bodies share them. So in a body a module is known from the call on: `inside` is its path from
-    there, and `around` that of the call which was captured first, no part of what makes sources equal. `around` is
-    None where no call is around: `inside` is the whole path then. `first` has the values of the two before bodies
-    were unfolded, as the bodies of the equation know them.
+    Calls with equal bodies share them. So in a body a module is known from the call on. `inside` is
+    its path from there, and `around` that of the call which was captured first, which is no part of
+    what makes sources equal. `around` is None where no call is around: `inside` is the whole path
+    then. `first` has the values of the two before bodies were unfolded, as the bodies of the
+    equation know them.
     """
 
     file: str
@@ -238,12 +247,15 @@ class Source:
         """The source in a body of the call of this module."""
         if around is None or around == self.around or not _is_in(self.module, around):
             return self
-        return Source(self.file, self.line, self.function, self.module[len(around) :].lstrip("."), around)
+        return Source(
+            self.file, self.line, self.function, self.module[len(around) :].lstrip("."), around
+        )
 
     def called_from(self, call: Source | None) -> Source:
         """The source where a body is unfolded in place of its call.
 
-        In a body that was made of the call itself, as that of a checkpoint around it, modules are known as the call's is.
+        In a body that was made of the call itself, as that of a checkpoint around it, modules are
+        known as the call's is.
         """
         if call is None or (self.around is None and self.inside):
             return self
@@ -252,7 +264,9 @@ class Source:
         if self.around == around:  # beside the call
             base = base.removesuffix(inside).rstrip(".")
         first = self.first or (self.around, self.inside)
-        return Source(self.file, self.line, self.function, _joined(base, self.inside), call.around, first)
+        return Source(
+            self.file, self.line, self.function, _joined(base, self.inside), call.around, first
+        )
 
 
 def _joined(around: str | None, inside: str) -> str:
@@ -267,8 +281,9 @@ def _is_in(module: str, around: str) -> bool:
 class Constant:
     """A closed-over tensor, by reference: never copied, never inlined.
 
-    `owned` tensors were made by the traced function from Python data (`torch.tensor([1, 2])`); nobody else holds
-    them, so two of them are equal if their contents are. The others are equal only if they are the same tensor.
+    `owned` tensors were made by the traced function from Python data (`torch.tensor([1, 2])`).
+    Nobody else holds them, so two of them are equal if their contents are. The others are equal
+    only if they are the same tensor.
     """
 
     var: Var
@@ -281,7 +296,9 @@ class Constant:
         return self.tensor is other.tensor or (self.owned and _same_bits(self.tensor, other.tensor))
 
     def __hash__(self) -> int:
-        return hash((self.var.index, self.owned) if self.owned else (self.var.index, id(self.tensor)))
+        return hash(
+            (self.var.index, self.owned) if self.owned else (self.var.index, id(self.tensor))
+        )
 
 
 def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -291,7 +308,10 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     from thunder_fn.torch_internals import isolated, no_torch_function
 
     with isolated(), no_torch_function():  # traces are compared during captures too
-        return torch.equal(a.contiguous().reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8))
+        return torch.equal(
+            a.contiguous().reshape(-1).view(torch.uint8),
+            b.contiguous().reshape(-1).view(torch.uint8),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +330,9 @@ class Equation:
     def operands(self) -> tuple[Var, ...]:
         """The variables in args and kwargs, in order, with repeats."""
         if self._operands is None:
-            found = vars_in((self.args, tuple(value for _, value in self.kwargs)) if self.kwargs else self.args)
+            found = vars_in(
+                (self.args, tuple(value for _, value in self.kwargs)) if self.kwargs else self.args
+            )
             object.__setattr__(self, "_operands", tuple(found))
             return tuple(found)
         return self._operands
@@ -336,18 +358,24 @@ class Trace(Shown):
     constraints: tuple[Expr, ...]
     name: str = "program"
     origin: int = field(default=0, init=False, repr=False)
-    """A hash of what equality leaves out: names and sources. Memos of interpreters tell traces apart by it."""
+    """A hash of what equality leaves out: names and sources. Memos of interpreters tell traces
+    apart by it.
+    """
     depth: int = field(default=0, init=False, repr=False)
     """The number of levels of bodies inside each other."""
     _hash: int = field(default=0, init=False, repr=False)
     _kind: object = field(default=None, init=False, repr=False)
-    """A mark that traces share which were found equal, so that no two of them are compared twice."""
+    """A mark that traces share which were found equal, so that no two of them are compared
+    twice.
+    """
 
     def __post_init__(self) -> None:
         _check_numbering(self)
         parts = (self.inputs, self.equations, self.outputs, self.constants, self.constraints)
         object.__setattr__(self, "_hash", hash(parts))
-        depth = max((body.depth + 1 for equation in self.equations for body in equation.bodies), default=0)
+        depth = max(
+            (body.depth + 1 for equation in self.equations for body in equation.bodies), default=0
+        )
         object.__setattr__(self, "depth", depth)
         make_room(depth)
         inside = tuple(body.origin for equation in self.equations for body in equation.bodies)
@@ -379,7 +407,14 @@ class Trace(Shown):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Rebuild through the constructor: hashes differ from process to process."""
-        return Trace, (self.inputs, self.equations, self.outputs, self.constants, self.constraints, self.name)
+        return Trace, (
+            self.inputs,
+            self.equations,
+            self.outputs,
+            self.constants,
+            self.constraints,
+            self.name,
+        )
 
     def __str__(self) -> str:
         from thunder_fn.ir.pretty import to_text
@@ -387,7 +422,10 @@ class Trace(Shown):
         return to_text(self)
 
     def __repr__(self) -> str:
-        return f"<Trace {self.name}: {len(self.inputs)} inputs, {len(self.equations)} equations, {len(self.outputs)} outputs>"
+        return (
+            f"<Trace {self.name}: {len(self.inputs)} inputs, {len(self.equations)} equations,"
+            f" {len(self.outputs)} outputs>"
+        )
 
     def python_callable(self) -> Callable[..., tuple[Any, ...]]:
         """The printed program, compiled by Python. Law: it computes the same as `evaluate`."""
@@ -436,7 +474,8 @@ def type_of(atom: Atom) -> Type:
             return NumberType(atom.value.kind, atom.value)
         case other:
             raise InvalidTrace(
-                f"a literal of type {type(other).__name__} has no type in a trace; only numbers and None do"
+                f"a literal of type {type(other).__name__} has no type in a trace; only numbers and"
+                " None do"
             )
 
 
@@ -472,7 +511,11 @@ def _static_size(dim: Dim) -> int:
 
 def num_vars(trace: Trace) -> int:
     """The number of variables that a trace binds; they are numbered from zero."""
-    return len(trace.inputs) + len(trace.constants) + sum(len(equation.outputs) for equation in trace.equations)
+    return (
+        len(trace.inputs)
+        + len(trace.constants)
+        + sum(len(equation.outputs) for equation in trace.equations)
+    )
 
 
 def vars_in(arg: Any) -> list[Var]:
@@ -518,14 +561,16 @@ def _check_numbering(trace: Trace) -> None:
     for var in (*trace.inputs, *(constant.var for constant in trace.constants)):
         if var.index != bound:
             raise InvalidTrace(
-                f"variables are numbered densely in binding order, but {var} is bound where v{bound} is due"
+                f"variables are numbered densely in binding order, but {var} is bound where"
+                f" v{bound} is due"
             )
         bound += 1
     for equation in trace.equations:
         for var in equation.outputs:
             if var.index != bound:
                 raise InvalidTrace(
-                    f"variables are numbered densely in binding order, but {var} is bound by {equation.op} where v{bound} is due"
+                    f"variables are numbered densely in binding order, but {var} is bound by"
+                    f" {equation.op} where v{bound} is due"
                 )
             bound += 1
 
@@ -533,8 +578,8 @@ def _check_numbering(trace: Trace) -> None:
 class TraceBuilder:
     """Appends equations and numbers their variables; `build` gives the frozen trace.
 
-    The one mutable thing here, and it never leaves the interpreter that makes it. Vars that it hands out are
-    provisional: `build` numbers them in binding order.
+    The one mutable thing here, and it never leaves the interpreter that makes it. Vars that it
+    hands out are provisional: `build` numbers them in binding order.
     """
 
     def __init__(self, name: str = "program") -> None:
@@ -563,7 +608,9 @@ class TraceBuilder:
         self.inputs.append(var)
         return var
 
-    def constant(self, tensor: torch.Tensor, type: Type | None = None, *, owned: bool = False) -> Var:
+    def constant(
+        self, tensor: torch.Tensor, type: Type | None = None, *, owned: bool = False
+    ) -> Var:
         """The variable of a closed-over tensor: the same one each time."""
         known = self._constant_vars.get(id(tensor))
         if known is not None:
@@ -601,12 +648,16 @@ class TraceBuilder:
         types: tuple[Type, ...] | None = None,
         source: Source | None = None,
     ) -> tuple[Var, ...]:
-        """Append an equation of another trace, its operands read through `read`; other bodies, types and source if given."""
+        """Append an equation of another trace, its operands read through `read`; other bodies,
+        types and source if given.
+        """
         args = tuple(map_arg(read, arg) for arg in equation.args)
         kwargs = tuple((key, map_arg(read, arg)) for key, arg in equation.kwargs)
         bodies = equation.bodies if bodies is None else bodies
         types = tuple(var.type for var in equation.outputs) if types is None else types
-        return self.add(equation.op, args, types, kwargs=kwargs, bodies=bodies, source=source or equation.source)
+        return self.add(
+            equation.op, args, types, kwargs=kwargs, bodies=bodies, source=source or equation.source
+        )
 
     def build(self, outputs: tuple[Atom, ...]) -> Trace:
         """Freeze: number the variables in binding order."""
@@ -631,8 +682,9 @@ def cut(
 ) -> Trace:
     """Return the trace with other inputs, equations or outputs over the same variables.
 
-    All constraints stay, and so do the constants that are still read. With `walk` (`walking.py`) this is the way to make
-    a trace from a trace, so that no author has to remember what else a trace carries.
+    All constraints stay, and so do the constants that are still read. With `walk` (`walking.py`)
+    this is the way to make a trace from a trace. So no author has to remember what else a trace
+    carries.
 
     Args:
         outputs: must be given for a builder, which has none of its own.
@@ -659,7 +711,8 @@ def canonical(
     constraints: tuple[Expr, ...],
     name: str = "program",
 ) -> Trace:
-    """Return the trace of recorded parts, its variables renumbered in binding order. Unused constants are left out.
+    """Return the trace of recorded parts, its variables renumbered in binding order. Unused
+    constants are left out.
 
     For what makes a trace from nothing. A trace that is made from a trace is `cut` or walked.
     """
@@ -681,7 +734,9 @@ def canonical(
             raise InvalidTrace(f"{var}: {var.type} is used before it is bound") from None
 
     new_inputs = tuple(bind(var) for var in inputs)
-    new_constants = tuple(Constant(bind(constant.var), constant.tensor, constant.owned) for constant in constants)
+    new_constants = tuple(
+        Constant(bind(constant.var), constant.tensor, constant.owned) for constant in constants
+    )
     new_equations = tuple(_rebind(equation, read, bind) for equation in equations)
     new_outputs = tuple(map_arg(read, atom) for atom in outputs)
     return Trace(new_inputs, new_equations, new_outputs, new_constants, constraints, name)
@@ -690,7 +745,14 @@ def canonical(
 def _rebind(equation: Equation, read: Callable[[Var], Var], bind: Callable[[Var], Var]) -> Equation:
     args = tuple(map_arg(read, arg) for arg in equation.args)
     kwargs = tuple((key, map_arg(read, arg)) for key, arg in equation.kwargs)
-    return Equation(equation.op, args, kwargs, tuple(map(bind, equation.outputs)), equation.bodies, equation.source)
+    return Equation(
+        equation.op,
+        args,
+        kwargs,
+        tuple(map(bind, equation.outputs)),
+        equation.bodies,
+        equation.source,
+    )
 
 
 def subtraces(trace: Trace) -> Iterator[Trace]:
@@ -702,4 +764,8 @@ def subtraces(trace: Trace) -> Iterator[Trace]:
         if current not in seen:
             seen.add(current)
             yield current
-            pending.extend(body for equation in reversed(current.equations) for body in reversed(equation.bodies))
+            pending.extend(
+                body
+                for equation in reversed(current.equations)
+                for body in reversed(equation.bodies)
+            )

@@ -11,7 +11,17 @@ import sympy
 
 from thunder_fn.ir.constraints import renamed
 from thunder_fn.ir.symbols import finders, symbols_in
-from thunder_fn.ir.trace import Atom, Equation, Expr, Source, Trace, TraceBuilder, Type, Var, map_arg
+from thunder_fn.ir.trace import (
+    Atom,
+    Equation,
+    Expr,
+    Source,
+    Trace,
+    TraceBuilder,
+    Type,
+    Var,
+    map_arg,
+)
 
 V = TypeVar("V")
 Step: TypeAlias = Callable[[Equation, tuple[V, ...]], Sequence[V]]
@@ -30,26 +40,33 @@ def walk(
     """Run an interpreter over a trace, into a builder.
 
     Before: `arguments` holds one value for each input of the trace.
-    After: returns one value for each output. The builder holds the constants and the constraints of the trace.
+    After: returns one value for each output. The builder holds the constants and the constraints of
+        the trace.
 
     Args:
-        step: gives one value for each output of an equation. It reads types from the equation it is given, since
-            unbacked sizes are renamed where the builder has a size of that name.
+        step: gives one value for each output of an equation. It reads types from the equation it is
+            given, since unbacked sizes are renamed where the builder has a size of that name.
         lift: gives the value of a constant or a literal.
         call: the source of the call whose body the trace is.
     """
     trace = _with_own_names(builder, trace)
     builder.require(trace.constraints)
-    env: dict[int, V] = {var.index: value for var, value in zip(trace.inputs, arguments, strict=True)}
+    env: dict[int, V] = {
+        var.index: value for var, value in zip(trace.inputs, arguments, strict=True)
+    }
     for constant in trace.constants:
-        env[constant.var.index] = lift(builder.constant(constant.tensor, constant.var.type, owned=constant.owned))
+        env[constant.var.index] = lift(
+            builder.constant(constant.tensor, constant.var.type, owned=constant.owned)
+        )
     for equation in trace.equations:
         if call is not None:
             equation = at(equation, call)
         results = step(equation, tuple([env[var.index] for var in equation.operands]))
         for var, value in zip(equation.outputs, results, strict=True):
             env[var.index] = value
-    return tuple([env[atom.index] if isinstance(atom, Var) else lift(atom) for atom in trace.outputs])
+    return tuple(
+        [env[atom.index] if isinstance(atom, Var) else lift(atom) for atom in trace.outputs]
+    )
 
 
 def put(
@@ -63,11 +80,15 @@ def put(
     """Append an equation on other operands, one for each of its own, in order: the default step."""
     supply = iter(operands)
     read = lambda _: next(supply)
-    args = tuple([next(supply) if type(arg) is Var else map_arg(read, arg) for arg in equation.args])
+    args = tuple(
+        [next(supply) if type(arg) is Var else map_arg(read, arg) for arg in equation.args]
+    )
     kwargs = tuple([(key, map_arg(read, arg)) for key, arg in equation.kwargs])
     types = tuple([var.type for var in equation.outputs]) if types is None else types
     bodies = equation.bodies if bodies is None else bodies
-    return builder.add(equation.op, args, types, kwargs=kwargs, bodies=bodies, source=equation.source)
+    return builder.add(
+        equation.op, args, types, kwargs=kwargs, bodies=bodies, source=equation.source
+    )
 
 
 def inline_into(
@@ -75,8 +96,8 @@ def inline_into(
 ) -> tuple[Atom, ...]:
     """Append a trace's equations and return the atoms of its outputs.
 
-    The source is that of the call whose body the trace is. Modules are named as seen from there, and equations without
-    a source get it.
+    The source is that of the call whose body the trace is. Modules are named as seen from there,
+    and equations without a source get it.
     """
     return walk(builder, trace, arguments, partial(put, builder), call=source)
 
@@ -91,7 +112,8 @@ def rewritten(
     """Return the trace with something else in place of its equations.
 
     Args:
-        step: (builder, equation, operands) -> one atom for each output. `put` leaves the equation as it is.
+        step: (builder, equation, operands) -> one atom for each output. `put` leaves the equation
+            as it is.
         types: those of the new inputs; the trace's own by default.
         name: of the new trace; the trace's own by default.
     """
@@ -105,21 +127,27 @@ def at(equation: Equation, call: Source) -> Equation:
     where = equation.source.called_from(call) if equation.source else call
     if where is equation.source:
         return equation
-    return Equation(equation.op, equation.args, equation.kwargs, equation.outputs, equation.bodies, where)
+    return Equation(
+        equation.op, equation.args, equation.kwargs, equation.outputs, equation.bodies, where
+    )
 
 
 def _with_own_names(builder: TraceBuilder, trace: Trace) -> Trace:
     """Rename the unbacked sizes that the builder has already.
 
-    A body that is unfolded twice finds two numbers. Names that its inputs or outputs show stay, as the types around it
-    mention them.
+    A body that is unfolded twice finds two numbers. Names that its inputs or outputs show stay, as
+    the types around it mention them.
     """
     found = finders(trace)
     if not found:
         return trace
     taken = set(symbols_in((builder.inputs, builder.equations)))
     shown = set(symbols_in((trace.inputs, trace.outputs)))
-    names = {symbol: Expr(_copy_of(symbol, taken)) for symbol in found if symbol in taken and symbol not in shown}
+    names = {
+        symbol: Expr(_copy_of(symbol, taken))
+        for symbol in found
+        if symbol in taken and symbol not in shown
+    }
     return renamed(names)(trace) if names else trace
 
 

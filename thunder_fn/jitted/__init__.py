@@ -1,9 +1,11 @@
-"""jit: a function is traced when it is called with a new kind of arguments, and runs as a program from then on.
+"""jit: a function is traced when it is called with a new kind of arguments, and runs as a program
+from then on.
 
-`call.py` takes a call apart, `prologue.py` says which calls a program serves, `guards.py` lowers that, `program.py`
-makes the program, `families.py` finds one among many sizes. `outside.py` guards what was read from
-outside. `modules/` jits modules, `autograd/` is the bridge to `loss.backward()`. A warm call costs two microseconds:
-add nothing to `callpath.py` and `guards.py` that is not measured.
+`call.py` takes a call apart, `prologue.py` says which calls a program serves, `guards.py` lowers
+that, `program.py` makes the program, `families.py` finds one among many sizes. `outside.py` guards
+what was read from outside. `modules/` jits modules, `autograd/` is the bridge to `loss.backward()`.
+A warm call costs two microseconds: add nothing to `callpath.py` and `guards.py` that is not
+measured.
 """
 
 from __future__ import annotations
@@ -120,7 +122,8 @@ class Jitted:
             args, kwargs: as of the call, or `TensorType`s in the place of tensors.
 
         Returns:
-            An object with `text()`, `cost()`, `memory()` and `compile()`, which gives a function that never traces.
+            An object with `text()`, `cost()`, `memory()` and `compile()`, which gives a function
+                that never traces.
 
         Raises:
             CaptureError: f cannot be traced.
@@ -156,43 +159,50 @@ def jit(**options: Any) -> Callable[[Callable[..., Any]], Jitted]:
 
 
 def jit(f: Callable[..., Any] | None = None, **options: Any) -> Any:
-    """Trace a function when it is called with a new kind of arguments; call its program from then on.
+    """Trace a function when it is called with a new kind of arguments; call its program from then
+    on.
 
     Law: ``jit(f)(*args)`` is ``f(*args)``, and ``jit(jit(f))`` is ``jit(f)``.
 
-    Tensors are told apart by class, dtype, shape, strides, device and requires_grad, and by whether one is passed
-    twice; other arguments by type and value. A size or number that changes between calls becomes a symbol of the
-    program. Tensors that f closes over are used by reference. If a value that f reads from outside changes, such as a
-    global number or a module's `training`, f is traced again. Both programs are kept. `constant(value)` bakes a value
-    in. Side effects on Python's own objects, such as `print` or an attribute that f sets, happen once, while tracing.
-    `jit(f).lower(*args)` makes the programs of a call ahead of time: `text()`, `cost()`, `memory()`, `compile()`.
-    Lists and dicts among the arguments get what f puts into them or takes out. f has copies of other containers, such
-    as dataclasses, and to change one is an error.
+    Tensors are told apart by class, dtype, shape, strides, device and requires_grad, and by whether
+    one is passed twice; other arguments by type and value. A size or number that changes between
+    calls becomes a symbol of the program. Tensors that f closes over are used by reference. If a
+    value that f reads from outside changes, such as a global number or a module's `training`, f is
+    traced again. Both programs are kept. `constant(value)` bakes a value in. Side effects on
+    Python's own objects, such as `print` or an attribute that f sets, happen once, while tracing.
+    `jit(f).lower(*args)` makes the programs of a call ahead of time: `text()`, `cost()`,
+    `memory()`, `compile()`. Lists and dicts among the arguments get what f puts into them or takes
+    out. f has copies of other containers, such as dataclasses; to change one is an error.
 
     Args:
         f: any PyTorch callable. Left out, `jit` gives a decorator: `@jit(static_argnums=1)`.
-        executors: what runs the program, in order of priority: values such as `OperatorExecutor("mine")` or names of
-            registered ones. The torch executor runs the rest.
-        numerics: how far results may be from eager's: executors labelled otherwise are left out, transforms refused,
-            in jitted functions that f calls too. `"bitwise"`, `"reassociating"` (sums and products in another order)
-            or `"precision-changing"`, which allows all.
-        verify: run every program beside `evaluate`, and raise a VerificationError that names the first equation whose
-            executor is farther off than its label says. Slow.
+        executors: what runs the program, in order of priority: values such as
+            `OperatorExecutor("mine")` or names of registered ones. The torch executor runs the
+            rest.
+        numerics: how far results may be from eager's: executors labelled otherwise are left out,
+            transforms refused, in jitted functions that f calls too. `"bitwise"`, `"reassociating"`
+            (sums and products in another order) or `"precision-changing"`, which allows all.
+        verify: run every program beside `evaluate`, and raise a VerificationError that names the
+            first equation whose executor is farther off than its label says. Slow.
         transforms: functions from Trace to Trace, applied in order to what was traced.
-        lookasides: `Lookaside(fn, replace_with)`: while f is traced, calls of `fn` go to `replace_with`.
-        cache: `"constant values"` traces for the sizes and numbers at hand, and when some of them change, once more
-            for all values of these; `"symbolic values"` traces for all sizes and numbers at once. Decisions of f that
-            depend on them are checked, and f is traced again where they come out otherwise. `"same input"` checks
-            nothing after the first call, the caller promises that all arguments are alike; `"no caching"` traces
+        lookasides: `Lookaside(fn, replace_with)`: while f is traced, calls of `fn` go to
+            `replace_with`.
+        cache: `"constant values"` traces for the sizes and numbers at hand. When some of them
+            change, it traces once more, for all values of these. `"symbolic values"` traces for all
+            sizes and numbers at once. Decisions of f that depend on them are checked, and f is
+            traced again where they come out otherwise. `"same input"` checks nothing after the
+            first call, the caller promises that all arguments are alike; `"no caching"` traces
             every call.
-        dynamic: False traces `"constant values"` anew for every size and number. A dict says it by argument, which is
-            a position or a name: `{"x": {0: (2, 512), 1: True}, "n": False}` makes the first dim of x a symbol from
-            the first call on, between bounds, the second without, and n never. Programs are made knowing the bounds,
-            `x.shape[0] < 1000` is no question then; a call outside them gets a program of its own.
-        static_argnums: arguments that are baked in, by hash and equality. They can be any hashable value. If f names
-            its arguments, they are static when they are passed by name, too.
+        dynamic: False traces `"constant values"` anew for every size and number. A dict says it by
+            argument, which is a position or a name: `{"x": {0: (2, 512), 1: True}, "n": False}`.
+            The first dim of x is a symbol from the first call on, between bounds, the second
+            without, and n never is. Programs are made knowing the bounds, `x.shape[0] < 1000` is no
+            question then; a call outside them gets a program of its own.
+        static_argnums: arguments that are baked in, by hash and equality. They can be any hashable
+            value. If f names its arguments, they are static when they are passed by name, too.
         static_argnames: the same by name, keyword-only arguments among them.
-        donate_argnums: positional arguments whose tensors the program may overwrite. They cannot be used afterwards.
+        donate_argnums: positional arguments whose tensors the program may overwrite. They cannot be
+            used afterwards.
 
     Raises:
         UnknownOption: jit has no such option, executor or cache mode.
@@ -233,7 +243,8 @@ def _modules() -> Any:
 
 
 def call_inside_capture(jitted: Jitted, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A jitted function that is called while another one is traced becomes one `call` equation of that trace.
+    """A jitted function that is called while another one is traced becomes one `call` equation of
+    that trace.
 
     Its transforms have been applied to the body, which it owns, and its executors will run it.
     """
@@ -252,11 +263,15 @@ def call_inside_capture(jitted: Jitted, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _call_slowly(jitted: Jitted, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A call that no call path serves: look its program up or build it, and make a path for calls like it."""
+    """A call that no call path serves: look its program up or build it, and make a path for
+    calls like it.
+    """
     if internals.inside_torch_func():
         return jitted.fn(*args, **kwargs)
     cache, call = jitted.programs, read_call(jitted.options, args, kwargs)
-    if any(isinstance(leaf, torch.fx.Proxy) for leaf in call.leaves):  # FX records the function, as it is written
+    if any(
+        isinstance(leaf, torch.fx.Proxy) for leaf in call.leaves
+    ):  # FX records the function, as it is written
         return jitted.fn(*args, **kwargs)
     key, generation = call_key(call), cache.generation
     if jitted.options.cache == "no caching":
@@ -284,14 +299,18 @@ def _never(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _path(jitted: Jitted, entry: Entry, call: Call, key: Any) -> CallPath:
-    """The call path for calls like this one: the one that was made before, if it is in use or near."""
+    """The call path for calls like this one: the one that was made before, if it is in use or
+    near.
+    """
     kind = id(entry), key if entry.symbolic is None else family_key(call, key)
     cache, where = jitted.programs, (kind, torch.get_num_threads())
     known = cache.get_path(where)
     if known is not None and known.entry is entry:
         return known
     trusting = jitted.options.cache == "same input"
-    return cache.put_path(where, CallPath(call_path(entry, call, cache.count_hit, trusting=trusting), entry))
+    return cache.put_path(
+        where, CallPath(call_path(entry, call, cache.count_hit, trusting=trusting), entry)
+    )
 
 
 def _execute(entry: Entry, call: Call) -> Any:
@@ -308,9 +327,11 @@ def _execute(entry: Entry, call: Call) -> Any:
 
 
 def _jitted_of(f: Any) -> Jitted | None:
-    """The jitted function behind what `jit` or a transform of it made; None for a module that has not been called.
+    """The jitted function behind what `jit` or a transform of it made; None for a module that has
+    not been called.
 
-    A function that keeps its own, as rewritten functions and modules do, has it as the attribute `jitted`.
+    A function that keeps its own, as rewritten functions and modules do, has it as the attribute
+    `jitted`.
     """
     if _modules().is_jitted(f):
         return _modules().latest_of(f)
@@ -329,7 +350,9 @@ def _last(f: Any) -> Entry:
 
 
 def last_traces(f: Callable[..., Any]) -> list[Trace | Program]:
-    """The traces of the latest call of a jitted function: as traced, after each transform, the program."""
+    """The traces of the latest call of a jitted function: as traced, after each transform, the
+    program.
+    """
     return list(_last(f).stages)
 
 
@@ -339,14 +362,20 @@ def last_prologue_traces(f: Callable[..., Any]) -> list[Trace]:
 
 
 def last_backward_traces(f: Callable[..., Any]) -> list[Trace | Program]:
-    """The backward of the latest call, and its programs, one for each node of autograd's graph; empty without a gradient."""
+    """The backward of the latest call, and its programs, one for each node of autograd's graph;
+    empty without a gradient.
+    """
     bridge = _last(f).bridge
-    return [] if bridge is None else [bridge.split.backward, *(node.program for node in reversed(bridge.nodes))]
+    return (
+        []
+        if bridge is None
+        else [bridge.split.backward, *(node.program for node in reversed(bridge.nodes))]
+    )
 
 
 def explain_misses(f: Callable[..., Any]) -> list[Miss]:
-    """Explain why a jitted function was traced again, the latest time last: the condition that failed, and the line
-    that asked for it.
+    """Explain why a jitted function was traced again, the latest time last: the condition that
+    failed, and the line that asked for it.
 
     Example:
         >>> import torch
@@ -369,7 +398,8 @@ def cache_info(f: Callable[..., Any]) -> CacheInfo:
 
 
 def explain_claims(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> ClaimReport:
-    """Report which executor takes which part of `f(*args, **kwargs)`, and why those that were asked before do not.
+    """Report which executor takes which part of `f(*args, **kwargs)`, and why those that were asked
+    before do not.
 
     Nothing is run. If an argument requires a gradient, the backward is part of the report.
 
@@ -381,7 +411,7 @@ def explain_claims(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Claim
         >>> report = explain_claims(jit(lambda x: x.sin().sin().cos(), executors=[ex]), torch.ones(2))
         >>> [(claim.op, claim.taken_by) for claim in report.forward]
         [('aten.sin.default', 'slow'), ('aten.cos.default', 'torch')]
-    """
+    """  # noqa: E501
     jitted = f if isinstance(f, Jitted) else jit(f)
     if isinstance(jitted, torch.nn.Module):
         jitted, kwargs = _modules().as_function(jitted, kwargs)

@@ -11,7 +11,8 @@ from thunder_fn.jitted.dynamic import find, reason
 
 
 class Compiled(Jitted):
-    """A jitted function with the programs that were made for it. A call that none of them serves is an error.
+    """A jitted function with the programs that were made for it. A call that none of them serves is
+    an error.
 
     Made by `jit(f).lower(*args).compile()`.
     """

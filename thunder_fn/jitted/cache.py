@@ -24,12 +24,14 @@ _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
 def sketch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
-    """Describe a call so that most calls of a function are told apart at a glance: types, sizes, plain values.
+    """Describe a call so that most calls of a function are told apart at a glance: types, sizes,
+    plain values.
 
     Calls with equal sketches may need different programs; whether one serves a call, its path says.
     """
     found: list[Any] = [
-        arg.shape if (kind := type(arg)) in _TENSORS else arg if kind in _PLAIN else kind for arg in args
+        arg.shape if (kind := type(arg)) in _TENSORS else arg if kind in _PLAIN else kind
+        for arg in args
     ]
     found += map(type, args)
     if kwargs:
@@ -39,7 +41,9 @@ def sketch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
 
 
 class CacheInfo(NamedTuple):
-    """Calls that found a program, calls that had to build one, programs kept, and the most that are kept."""
+    """Calls that found a program, calls that had to build one, programs kept, and the most that
+    are kept.
+    """
 
     hits: int
     misses: int
@@ -56,10 +60,11 @@ class CallPath:
 
 
 class Cache:
-    """Programs by key, least recently looked up first, and their call paths: the latest ones, and all by `sketch`.
+    """Programs by key, least recently looked up first, and their call paths: the latest ones, and
+    all by `sketch`.
 
-    Call paths are read without a lock: the tuple of them is replaced, never changed. Building happens outside the
-    lock too; where two threads build the same program, the first one is kept.
+    Call paths are read without a lock: the tuple of them is replaced, never changed. Building
+    happens outside the lock too; where two threads build the same program, the first one is kept.
     """
 
     def __init__(self, maxsize: int = MAXSIZE) -> None:
@@ -67,7 +72,9 @@ class Cache:
         self.paths: tuple[CallPath, ...] = ()
         self.near: dict[Hashable, CallPath] = {}
         self.wanders = False
-        """The last calls were served by one call path after another, so that the last one is not tried first."""
+        """The last calls were served by one call path after another, so that the last one is not
+        tried first.
+        """
         self.families = Families()
         self.misses: deque[Any] = deque(maxlen=maxsize)
         self.count_hit = itertools.count(1).__next__
@@ -78,7 +85,9 @@ class Cache:
         self.generation = 0
 
     def get(self, key: Hashable) -> tuple[Any, ...]:
-        """The programs for a key, one for each state of the function's reads from outside, the latest first."""
+        """The programs for a key, one for each state of the function's reads from outside, the
+        latest first.
+        """
         with self._lock:
             entries = self._entries.get(key, ())
             if entries:
@@ -86,7 +95,9 @@ class Cache:
             return entries
 
     def put(self, key: Hashable, entry: Any, *, known: tuple[Any, ...] = ()) -> Any:
-        """Keep a program beside those that were known; the one that is kept, which is another thread's if that was faster."""
+        """Keep a program beside those that were known; the one that is kept, which is another
+        thread's if that was faster.
+        """
         with self._lock:
             self._misses += 1
             current = self._entries.get(key, ())
@@ -112,7 +123,9 @@ class Cache:
         """Keep a call path, so that functions called in many ways do not make it anew each time."""
         with self._lock:
             self._known_paths[key] = path
-            while len(self._known_paths) > self.maxsize + self.families.size:  # each program with symbols has one
+            while (
+                len(self._known_paths) > self.maxsize + self.families.size
+            ):  # each program with symbols has one
                 self._known_paths.popitem(last=False)
             return path
 

@@ -1,4 +1,6 @@
-"""A call as jit sees it: its static and donated arguments, its leaves, and the key under which its program is kept."""
+"""A call as jit sees it: its static and donated arguments, its leaves, and the key under which
+its program is kept.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,11 @@ from thunder_fn.jitted.prologue import Key, Repeated, argument_name, leaf_key
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The arguments of a call: the static ones by position or name, and the leaves and structure of the others.
+    """The arguments of a call: the static ones by position or name, and the leaves and structure of
+    the others.
 
-    A tensor is a leaf once; where it is passed again, `leaves` say so. `orders` are the keys of dicts, as `orders_of` has them.
+    A tensor is a leaf once; where it is passed again, `leaves` say so. `orders` are the keys of
+    dicts, as `orders_of` has them.
     """
 
     count: int
@@ -41,7 +45,9 @@ class Call:
     @property
     def tensors(self) -> tuple[tuple[int, torch.Tensor], ...]:
         """The tensor leaves, by position."""
-        return tuple((i, leaf) for i, leaf in enumerate(self.leaves) if isinstance(leaf, torch.Tensor))
+        return tuple(
+            (i, leaf) for i, leaf in enumerate(self.leaves) if isinstance(leaf, torch.Tensor)
+        )
 
 
 def read_call(options: Options, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -63,17 +69,33 @@ def read_call(options: Options, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     leaves, spec = pytree.flatten((dynamic, kwargs))
     given = {argnum % count for argnum in options.donate_argnums if -count <= argnum < count}
     donated = tuple(_donated_leaves(spec, [i in given for i in range(count) if i not in static]))
-    _check_donation(leaves, [i for i in donated if isinstance(leaves[i], torch.Tensor)], (dynamic, kwargs))
+    _check_donation(
+        leaves, [i for i in donated if isinstance(leaves[i], torch.Tensor)], (dynamic, kwargs)
+    )
     tree = dynamic, kwargs
-    return Call(count, statics, dynamic, kwargs, _each_once(leaves, tree), spec, pytree.orders_of(tree), donated)
+    return Call(
+        count,
+        statics,
+        dynamic,
+        kwargs,
+        _each_once(leaves, tree),
+        spec,
+        pytree.orders_of(tree),
+        donated,
+    )
 
 
 def _each_once(leaves: Sequence[Any], tree: Any) -> tuple[Any, ...]:
     """The leaves, with a `Repeated` for a tensor that is there already."""
     first: dict[int, int] = {}
-    same = [first.setdefault(id(leaf), i) if isinstance(leaf, torch.Tensor) else i for i, leaf in enumerate(leaves)]
+    same = [
+        first.setdefault(id(leaf), i) if isinstance(leaf, torch.Tensor) else i
+        for i, leaf in enumerate(leaves)
+    ]
     pairs = enumerate(zip(leaves, same, strict=True))
-    return tuple(leaf if i == at else Repeated(argument_name(tree, at), at) for i, (leaf, at) in pairs)
+    return tuple(
+        leaf if i == at else Repeated(argument_name(tree, at), at) for i, (leaf, at) in pairs
+    )
 
 
 def _check_hashable(place: int | str, value: Any) -> None:
@@ -83,7 +105,10 @@ def _check_hashable(place: int | str, value: Any) -> None:
         raise UnhashableStatic(
             located(
                 f"jit: static argument {place!r} is {kind_of(value)}, which has no hash: {error}",
-                fix="Make it a tuple or a frozen dataclass, or leave it out of static_argnums and static_argnames.",
+                fix=(
+                    "Make it a tuple or a frozen dataclass, or leave it out of static_argnums and"
+                    " static_argnames."
+                ),
             )
         ) from None
 
@@ -99,7 +124,10 @@ def _donated_leaves(spec: pytree.PyTreeSpec, flags: Sequence[bool]) -> Iterator[
 def _check_donation(leaves: Sequence[Any], donated: Sequence[int], tree: Any) -> None:
     for position, leaf in enumerate(leaves):
         if isinstance(leaf, DonatedTensor):
-            what = f"jit: {argument_name(tree, position)} was donated to an earlier call and its memory is taken"
+            what = (
+                f"jit: {argument_name(tree, position)} was donated to an earlier call and its"
+                " memory is taken"
+            )
             fix = "Pass the result of that call, or leave the argument out of donate_argnums."
             raise DonatedTensorError(located(what, fix=fix))
     places: dict[int, list[int]] = {}
@@ -110,14 +138,17 @@ def _check_donation(leaves: Sequence[Any], donated: Sequence[int], tree: Any) ->
         if other is not None:
             raise DonatedTensorError(
                 located(
-                    f"jit: {argument_name(tree, position)} is donated, but it is {argument_name(tree, other)} as well",
+                    f"jit: {argument_name(tree, position)} is donated, but it is"
+                    f" {argument_name(tree, other)} as well",
                     fix="Donate a tensor once, or pass a clone.",
                 )
             )
 
 
 def call_key(call: Call) -> Key:
-    """The key of the program that serves a call: structure, metadata and values of leaves, statics, and global state."""
+    """The key of the program that serves a call: structure, metadata and values of leaves,
+    statics, and global state.
+    """
     tree = (call.args, call.kwargs)
     leaves = tuple(leaf_key(leaf, i, tree) for i, leaf in enumerate(call.leaves))
     statics = tuple((place, type(value), Literal(value)) for place, value in call.statics)

@@ -1,4 +1,5 @@
-"""The call path: Python text that takes a call apart, guards it, runs the program and puts the result together.
+"""The call path: Python text that takes a call apart, guards it, runs the program and puts the
+result together.
 
     def call(args, kwargs):             # guards.py
         ...
@@ -8,8 +9,8 @@
         r0, = program(l0, l1)
         return r0
 
-PyTorch's C++ guards check the prologue trace where they reach, generated Python does elsewhere. A generic flatten of
-a hundred tensors takes twice as long as all their checks.
+PyTorch's C++ guards check the prologue trace where they reach, generated Python does elsewhere. A
+generic flatten of a hundred tensors takes twice as long as all their checks.
 """
 
 from __future__ import annotations
@@ -88,21 +89,29 @@ def is_plain(structure: Structure) -> bool:
     return type(structure) in (tuple, list) and all(map(is_plain, structure))
 
 
-def take_apart(structure: Structure, name: str, names: Namespace, *, checked: bool = True) -> Iterator[str]:
+def take_apart(
+    structure: Structure, name: str, names: Namespace, *, checked: bool = True
+) -> Iterator[str]:
     """Lines that bind the leaves of the value called `name` to `l0, l1, ...`, or return MISS.
 
     `checked` says that the type of the value has been seen to already.
     """
     kind = type(structure)
     parts = list(structure.values()) if kind is dict else list(structure)
-    targets = [f"l{part.index}" if isinstance(part, Leaf) else f"{name}_{i}" for i, part in enumerate(parts)]
+    targets = [
+        f"l{part.index}" if isinstance(part, Leaf) else f"{name}_{i}"
+        for i, part in enumerate(parts)
+    ]
     if not checked:
         yield f"    if type({name}) is not {kind.__name__}: return MISS"
     yield f"    if len({name}) != {len(parts)}: return MISS"
     if kind is dict and parts:
         yield f"    if (*{name},) != {names.bind((*structure,), 'keys')}: return MISS"
         if name != "kwargs":
-            yield f"    if (*map(type, {name}),) != {names.bind((*map(type, structure),), 'types')}: return MISS"
+            yield (
+                f"    if (*map(type, {name}),) != {names.bind((*map(type, structure),), 'types')}:"
+                " return MISS"
+            )
         yield f"    {', '.join(targets)}, = {name}.values()"
     elif parts:
         yield f"    {', '.join(targets)}, = {name}"
@@ -133,7 +142,9 @@ def static_check(target: str, value: Any, names: Namespace) -> str:
 # ---- putting results together ----
 
 
-def put_together(structure: Structure, values: Sequence[str], names: Namespace, spec: pytree.PyTreeSpec) -> str:
+def put_together(
+    structure: Structure, values: Sequence[str], names: Namespace, spec: pytree.PyTreeSpec
+) -> str:
     """An expression for the structure with these values as leaves."""
     if is_plain(structure):
         return _expression(structure, values, names)
@@ -147,7 +158,10 @@ def _expression(structure: Structure, values: Sequence[str], names: Namespace) -
     if isinstance(structure, Leaf):
         return values[structure.index]
     if isinstance(structure, dict):
-        items = [f"{names.literal(key)}: {_expression(value, values, names)}" for key, value in structure.items()]
+        items = [
+            f"{names.literal(key)}: {_expression(value, values, names)}"
+            for key, value in structure.items()
+        ]
         return f"{{{', '.join(items)}}}"
     parts = [_expression(part, values, names) for part in structure]
     if isinstance(structure, list):

@@ -1,4 +1,6 @@
-"""explain_claims: the claims of each executor on a function, and the reasons of the others to refuse."""
+"""explain_claims: the claims of each executor on a function, and the reasons of the others to
+refuse.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ class ClaimReport(Shown):
     """Claims by executor. `str` of it is the same as a text.
 
     Attributes:
-        forward: the decisions about the function's own trace, or about the forward where a gradient may be asked for.
+        forward: the decisions about the function's own trace, or about the forward where a gradient
+            may be asked for.
         backward: those about the backward; empty if no argument requires a gradient.
         left_out: executors that were not asked, and why.
     """
@@ -52,13 +55,23 @@ class ClaimReport(Shown):
 
 def _line(decision: Decision) -> str:
     times = f"{decision.times} x " if decision.times > 1 else ""
-    who = f"{decision.taken_by}{f' {decision.how}' if decision.how else ''}" if decision.taken_by else "unfolded"
-    why = f" ({'; '.join(f'{name}: {reason}' for name, reason in decision.refusals)})" if decision.refusals else ""
+    who = (
+        f"{decision.taken_by}{f' {decision.how}' if decision.how else ''}"
+        if decision.taken_by
+        else "unfolded"
+    )
+    why = (
+        f" ({'; '.join(f'{name}: {reason}' for name, reason in decision.refusals)})"
+        if decision.refusals
+        else ""
+    )
     where = f" from {decision.source}" if decision.source else ""
     return f"  {'  ' * decision.depth}{times}{decision.op}: {who}{why}{where}"
 
 
-def explain(fn: Callable[..., Any], options: Options, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ClaimReport:
+def explain(
+    fn: Callable[..., Any], options: Options, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> ClaimReport:
     """The report of one call. Nothing is run."""
     call = read_call(options, args, kwargs)
     captured, traces = capture_call(fn, options, call)
@@ -66,7 +79,11 @@ def explain(fn: Callable[..., Any], options: Options, args: tuple[Any, ...], kwa
     executors = options.executors_of(closed)
     tensors = (*(tensor for _, tensor in call.tensors), *constants)
     writes = places_of([write.target for write in captured.writes], len(call.tensors), constants)
-    bridged = bridge(closed, tensors, (None,) * len(writes), executors) if torch.is_grad_enabled() else None
+    bridged = (
+        bridge(closed, tensors, (None,) * len(writes), executors)
+        if torch.is_grad_enabled()
+        else None
+    )
     forward = closed if bridged is None else bridged.split.forward
     return ClaimReport(
         closed.name,
@@ -88,7 +105,9 @@ def left_out(options: Options, trace: Trace) -> tuple[tuple[str, str], ...]:
 def decisions_of(
     trace: Trace, executors: Sequence[Executor], writes: Sequence[int | None] = (), depth: int = 0
 ) -> tuple[Decision, ...]:
-    """The log of a claiming, then those of the bodies of structured ops, which are programs of their own."""
+    """The log of a claiming, then those of the bodies of structured ops, which are programs of
+    their own.
+    """
     claimed = claim(dce(trace), executors, writes, below_autograd=True)
     found = [replace(decision, depth=decision.depth + depth) for decision in claimed.log]
     for equation in claimed.trace.equations:

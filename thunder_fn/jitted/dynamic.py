@@ -1,4 +1,6 @@
-"""The choice of a call's program where sizes and numbers may differ from call to call, and reasons for a new trace."""
+"""The choice of a call's program where sizes and numbers may differ from call to call, and
+reasons for a new trace.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from thunder_fn.jitted.prologue import argument_name
 _log = logging.getLogger("thunder_fn.jit")
 
 RETRACES = 32
-"""The number of traces of calls that differ in sizes and numbers only after which a warning says why."""
+"""The number of traces of calls that differ in sizes and numbers only after which a warning says
+why.
+"""
 
 
 class RetraceWarning(UserWarning):
@@ -33,8 +37,8 @@ class RetraceWarning(UserWarning):
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """The reason why a call was traced: the failed condition, the user's line that asked for it, and the old and new
-    value.
+    """The reason why a call was traced: the failed condition, the user's line that asked for it,
+    and the old and new value.
 
     `refused` says why no symbol could stand for the number.
     """
@@ -46,7 +50,11 @@ class Miss:
     refused: str = ""
 
     def __str__(self) -> str:
-        change = "" if self.old is None and self.new is None else f": it was {self.old}, and is {self.new} now"
+        change = (
+            ""
+            if self.old is None and self.new is None
+            else f": it was {self.old}, and is {self.new} now"
+        )
         where = f" (asked at {self.source})" if self.source is not None else ""
         return f"{self.what}{change}{where}" + (f"; {self.refused}" if self.refused else "")
 
@@ -61,9 +69,16 @@ def find(cache: Cache, call: Call, key: Any) -> tuple[Entry, ...]:
 
 
 def build_for(
-    f: Callable[..., Any], options: Options, cache: Cache, call: Call, key: Any, known: tuple[Entry, ...]
+    f: Callable[..., Any],
+    options: Options,
+    cache: Cache,
+    call: Call,
+    key: Any,
+    known: tuple[Entry, ...],
 ) -> Entry:
-    """A new program for a call, for calls with other sizes and numbers too where those have changed between calls."""
+    """A new program for a call, for calls with other sizes and numbers too where those have
+    changed between calls.
+    """
     family = cache.families.of(call, key)
     miss = reason(cache, family, call, key, known)
     entry = _with_symbols(f, options, family, call) if options.is_dynamic else None
@@ -77,14 +92,21 @@ def build_for(
     return entry
 
 
-def _with_symbols(f: Callable[..., Any], options: Options, family: Family, call: Call) -> Entry | None:
+def _with_symbols(
+    f: Callable[..., Any], options: Options, family: Family, call: Call
+) -> Entry | None:
     """A program with symbols; None where nothing is dynamic.
 
-    If f cannot be traced with symbols for numbers, it is traced without, and then without symbols for sizes.
+    If f cannot be traced with symbols for numbers, it is traced without, and then without symbols
+    for sizes.
     """
     marks = marked(f, options.dynamic, call) if isinstance(options.dynamic, tuple) else Marked()
     every = options.cache == "symbolic values"
-    wanted = frozenset(places_of(call)) if every else family.dynamic | family.changed(call) | marks.always
+    wanted = (
+        frozenset(places_of(call))
+        if every
+        else family.dynamic | family.changed(call) | marks.always
+    )
     wanted -= family.refused | marks.never
     symbolic = symbolic_leaves(call.leaves, wanted, dict(marks.bounds))
     if not symbolic.places:
@@ -95,7 +117,9 @@ def _with_symbols(f: Callable[..., Any], options: Options, family: Family, call:
         numbers = frozenset(place for place in wanted if place[1] is None)
         family.refused |= numbers or wanted
         family.refusal = f"no symbol stands for it, since then: {str(error).splitlines()[0]}"
-        _log.info("%s is traced for constant %s: %s", _name(f), "numbers" if numbers else "sizes", error)
+        _log.info(
+            "%s is traced for constant %s: %s", _name(f), "numbers" if numbers else "sizes", error
+        )
         return _with_symbols(f, options, family, call)
     family.insert(call, symbolic, wanted, entry.decisions, entry)
     return entry
@@ -108,14 +132,23 @@ def _name(f: Callable[..., Any]) -> str:
 # ---- why ----
 
 
-def reason(cache: Cache, family: Family, call: Call, key: Any, known: tuple[Entry, ...]) -> Miss | None:
+def reason(
+    cache: Cache, family: Family, call: Call, key: Any, known: tuple[Entry, ...]
+) -> Miss | None:
     """The reason why a call finds no program; None for the first one."""
-    if known and (outside := known[0].outside) is not None and (change := outside.change()) is not None:
+    if (
+        known
+        and (outside := known[0].outside) is not None
+        and (change := outside.change()) is not None
+    ):
         return Miss(*change)
     if known and known[0].is_current():
         return GRAD_READ
     if known:
-        return Miss("a tensor that the function closes over has another dtype, shape, layout or requires_grad")
+        return Miss(
+            "a tensor that the function closes over has another dtype, shape, layout or"
+            " requires_grad"
+        )
     if family.count:
         return _number_reason(family, call)
     latest = cache.families.latest
@@ -126,7 +159,10 @@ def _number_reason(family: Family, call: Call) -> Miss:
     asked = family.unanswered(call)
     if isinstance(asked, Question):
         return Miss(
-            _with_names(call, family, asked.text), ", ".join(map(str, asked.answers)), asked.answer, asked.source
+            _with_names(call, family, asked.text),
+            ", ".join(map(str, asked.answers)),
+            asked.answer,
+            asked.source,
         )
     for place, value in places_of(call).items():
         if value != family.latest[place]:
@@ -159,7 +195,9 @@ def _kind_text(key: Any) -> str:
     if isinstance(key, tuple) and len(key) == 6 and isinstance(key[1], torch.dtype):
         kind, dtype, dims, device, bits, requires_grad = key
         asks = "".join(f", {bit}" for bit in bits) + (", requires_grad" if requires_grad else "")
-        return f"{kind.__name__} of {dims} dims, {str(dtype).removeprefix('torch.')} on {device}{asks}"
+        return (
+            f"{kind.__name__} of {dims} dims, {str(dtype).removeprefix('torch.')} on {device}{asks}"
+        )
     if isinstance(key, tuple) and key:
         return " ".join(str(getattr(part, "__name__", part)) for part in key)
     return getattr(key, "__name__", str(key))
@@ -168,13 +206,17 @@ def _kind_text(key: Any) -> str:
 def _place_text(call: Call, place: tuple[int, int | None]) -> str:
     name = argument_name((call.args, call.kwargs), place[0])
     return (
-        name if place[1] is None else f"{name}.{f'shape[{place[1]}]' if place[1] >= 0 else f'stride({-1 - place[1]})'}"
+        name
+        if place[1] is None
+        else f"{name}.{f'shape[{place[1]}]' if place[1] >= 0 else f'stride({-1 - place[1]})'}"
     )
 
 
 def _with_names(call: Call, family: Family, text: str) -> str:
     where = family.places(call)
-    used = [f"{name} is {_place_text(call, place)}" for name, place in where.items() if name in text]
+    used = [
+        f"{name} is {_place_text(call, place)}" for name, place in where.items() if name in text
+    ]
     return f"{text} ({', '.join(used)})" if used else text
 
 
@@ -184,12 +226,20 @@ def _tell(f: Callable[..., Any], cache: Cache, family: Family, miss: Miss | None
     cache.misses.append(miss)
     _log.info("%s is traced again: %s", _name(f), miss)
     if family.count == RETRACES:
-        what = f"jit: {_name(f)} has been traced {RETRACES} times for calls that differ in sizes and numbers only; "
+        what = (
+            f"jit: {_name(f)} has been traced {RETRACES} times for calls that differ in sizes and"
+            " numbers only; "
+        )
         fix = (
-            "Pad to a few sizes, pass numbers that are computed with as tensors, or put the decision inside the "
-            "program with `cond`. `explain_misses` shows every reason."
+            "Pad to a few sizes, pass numbers that are computed with as tensors, or put the"
+            " decision inside the program with `cond`. `explain_misses` shows every reason."
         )
         if miss is GRAD_READ:
             what = f"jit: {_name(f)} has been traced {RETRACES} times for calls of one kind; "
-            fix = "Pass the gradient as an argument, or keep it in place: `zero_grad(set_to_none=False)`."
-        warnings.warn(located(f"{what}the latest reason: {miss}", fix=fix), RetraceWarning, stacklevel=3)
+            fix = (
+                "Pass the gradient as an argument, or keep it in place:"
+                " `zero_grad(set_to_none=False)`."
+            )
+        warnings.warn(
+            located(f"{what}the latest reason: {miss}", fix=fix), RetraceWarning, stacklevel=3
+        )

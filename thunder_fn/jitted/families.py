@@ -1,8 +1,10 @@
-"""Programs for many sizes and numbers: which places of a call are dynamic, and how the right program is found.
+"""Programs for many sizes and numbers: which places of a call are dynamic, and how the right
+program is found.
 
-A *family* is all calls of a function that differ in sizes and numbers only. It knows which *places* (a dim of a tensor,
-a number) are dynamic: those that have changed between calls, that the user marked, or all of them. Calls of a family
-whose other places agree form a *class*, and its programs are the leaves of a tree of questions:
+A *family* is all calls of a function that differ in sizes and numbers only. It knows which *places*
+(a dim of a tensor, a number) are dynamic. These are the ones that have changed between calls, those
+that the user marked, or all of them. Calls of a family whose other places agree form a *class*, and
+its programs are the leaves of a tree of questions:
 
     s0 > 5 ?
       True:  program 1
@@ -10,9 +12,9 @@ whose other places agree form a *class*, and its programs are the leaves of a tr
                0: program 2
                1: program 3
 
-A traced function asks the same first question whatever the numbers are, the same second one after the same answer,
-and so on. So the decisions of its traces make a tree. Finding a program takes one look for each question on its way,
-however many programs there are.
+A traced function asks the same first question whatever the numbers are, the same second one after
+the same answer, and so on. So the decisions of its traces make a tree. Finding a program takes one
+look for each question on its way, however many programs there are.
 """
 
 from __future__ import annotations
@@ -29,7 +31,13 @@ from typing import Any
 import torch
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.capture.numbers.arguments import Place, Symbolic, is_number, stride_pattern, value_at
+from thunder_fn.capture.numbers.arguments import (
+    Place,
+    Symbolic,
+    is_number,
+    stride_pattern,
+    value_at,
+)
 from thunder_fn.capture.recorded import Decision
 from thunder_fn.ir.trace import Literal, Source
 from thunder_fn.jitted.call import Call
@@ -38,12 +46,14 @@ MAX_PROGRAMS = 1024
 """The number of programs that a class keeps."""
 
 MAX_STATES = 8
-"""The number of programs kept that differ only in what the function read from outside, such as train and eval."""
+"""The number of programs kept that differ only in what the function read from outside, such as
+train and eval.
+"""
 
 
 def beside(program: Any, known: Sequence[Any]) -> tuple[Any, ...]:
-    """A new program in front of those that are for other values from outside, or other properties of tensors; it
-    replaces the others.
+    """A new program in front of those that are for other values from outside, or other properties
+    of tensors; it replaces the others.
     """
     kept = (other for other in known if not other.is_inside() or other.reads_match is not None)
     return program, *[*kept][: MAX_STATES - 1]
@@ -53,9 +63,11 @@ def beside(program: Any, known: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def places_of(call: Call) -> dict[Place, Any]:
-    """Every place of a call that can be dynamic, and its value: sizes of arguments, ints and floats.
+    """Every place of a call that can be dynamic, and its value: sizes of arguments, ints and
+    floats.
 
-    Parameters of modules keep their sizes, and a bool has two values: a program for each is what a question would give.
+    Parameters of modules keep their sizes, and a bool has two values: a program for each is what a
+    question would give.
     """
     found: dict[Place, Any] = {}
     for index, leaf in enumerate(call.leaves):
@@ -89,14 +101,21 @@ def _leaf_family(leaf: Any, key: Any) -> Any:
 
 
 def class_key(call: Call, dynamic: frozenset[Place]) -> tuple[Any, ...]:
-    """The key that calls of one class agree in: sizes and numbers that are not dynamic, and the kinds of layout."""
-    return dynamic, tuple(_leaf_class(index, leaf, dynamic) for index, leaf in enumerate(call.leaves))
+    """The key that calls of one class agree in: sizes and numbers that are not dynamic, and the
+    kinds of layout.
+    """
+    return dynamic, tuple(
+        _leaf_class(index, leaf, dynamic) for index, leaf in enumerate(call.leaves)
+    )
 
 
 def _leaf_class(index: int, leaf: Any, dynamic: frozenset[Place]) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return None if (index, None) in dynamic else Literal(leaf)
-    sizes = tuple(None if (index, dim) in dynamic and size > 1 else size for dim, size in enumerate(leaf.shape))
+    sizes = tuple(
+        None if (index, dim) in dynamic and size > 1 else size
+        for dim, size in enumerate(leaf.shape)
+    )
     if None not in sizes:
         return sizes, leaf.stride()
     return sizes, stride_pattern(leaf.shape, leaf.stride())
@@ -140,7 +159,8 @@ class Holder:
 class Class:
     """The programs of calls that differ in the values of their symbols only.
 
-    A function asks other questions where it read other values from outside: there is a tree for each such state.
+    A function asks other questions where it read other values from outside: there is a tree for
+    each such state.
     """
 
     places: tuple[Place, ...]
@@ -149,7 +169,9 @@ class Class:
     size: int = 0
 
     def find(self, leaves: Sequence[Any]) -> Any:
-        """The programs for these leaves of a call; a question that has no such answer; None if there is nothing."""
+        """The programs for these leaves of a call; a question that has no such answer; None if
+        there is nothing.
+        """
         values = [value_at(leaves, place) for place in self.places]
         found = [followed(root, values) for root in self.roots]
         programs = tuple(program for one in found if isinstance(one, tuple) for program in one)
@@ -177,7 +199,9 @@ class Class:
 
 
 def followed(node: Any, values: Sequence[Any]) -> Any:
-    """Follow the answers in a tree: to programs, to a question that has no such answer, or to None."""
+    """Follow the answers in a tree: to programs, to a question that has no such answer, or to
+    None.
+    """
     while isinstance(node, Node):
         try:
             answer = node.ask(*values)
@@ -185,7 +209,9 @@ def followed(node: Any, values: Sequence[Any]) -> Any:
             answer = repr(error)
         known, node = node, node.children.get((type(answer), answer))
         if node is None:
-            return Question(known.text, tuple(value for _, value in known.children), answer, known.source)
+            return Question(
+                known.text, tuple(value for _, value in known.children), answer, known.source
+            )
     return node
 
 
@@ -243,16 +269,25 @@ class Family:
 
     def changed(self, call: Call) -> frozenset[Place]:
         """The places whose values differ from those of the family's first call."""
-        return frozenset(place for place, value in places_of(call).items() if value != self.first[place])
+        return frozenset(
+            place for place, value in places_of(call).items() if value != self.first[place]
+        )
 
     def insert(
-        self, call: Call, symbolic: Symbolic, dynamic: frozenset[Place], decisions: Sequence[Decision], program: Any
+        self,
+        call: Call,
+        symbolic: Symbolic,
+        dynamic: frozenset[Place],
+        decisions: Sequence[Decision],
+        program: Any,
     ) -> None:
         """Keep a program that was made for a call with these places dynamic."""
         self.dynamic = dynamic
         key = class_key(call, self.dynamic)
         if key not in self.classes:
-            self.classes[key] = Class(tuple(symbolic.places.values()), tuple(map(str, symbolic.places)))
+            self.classes[key] = Class(
+                tuple(symbolic.places.values()), tuple(map(str, symbolic.places))
+            )
         self.classes[key].insert(decisions, program)
         while len(self.classes) > MAX_PROGRAMS:
             self.classes.popitem(last=False)
@@ -279,7 +314,9 @@ class Families:
     @property
     def size(self) -> int:
         """The number of programs."""
-        return sum(known.size for family in self._known.values() for known in family.classes.values())
+        return sum(
+            known.size for family in self._known.values() for known in family.classes.values()
+        )
 
     def clear(self) -> None:
         """Forget every program."""

@@ -8,7 +8,8 @@
         count_hit()
         return execute(l0, l1)
 
-Law: a call path answers exactly the calls whose key and number of threads are those of the call that it was made from.
+Law: a call path answers exactly the calls whose key and number of threads are those of the call
+that it was made from.
 """
 
 from __future__ import annotations
@@ -25,25 +26,43 @@ from thunder_fn.capture.numbers.arguments import Symbolic, is_number
 from thunder_fn.ir.rules import memo
 from thunder_fn.ir.trace import Literal, Trace
 from thunder_fn.jitted.call import Call
-from thunder_fn.jitted.callpath import MISS, Leaf, Namespace, is_plain, skeleton, static_check, take_apart
+from thunder_fn.jitted.callpath import (
+    MISS,
+    Leaf,
+    Namespace,
+    is_plain,
+    skeleton,
+    static_check,
+    take_apart,
+)
 from thunder_fn.jitted.modules.containers import finish
 from thunder_fn.jitted.outside import FAILURES
 from thunder_fn.jitted.program import Entry
 from thunder_fn.jitted.prologue import Repeated
 
 
-def call_path(entry: Entry, call: Call, count_hit: Callable[[], Any], *, trusting: bool = False) -> Callable[..., Any]:
+def call_path(
+    entry: Entry, call: Call, count_hit: Callable[[], Any], *, trusting: bool = False
+) -> Callable[..., Any]:
     """A function of `(args, kwargs)` that gives the result of a call like this one, or MISS.
 
-    `trusting` leaves out every check of leaves: the caller of the jitted function promises that they hold.
+    `trusting` leaves out every check of leaves: the caller of the jitted function promises that
+    they hold.
     """
-    names = Namespace(MISS=MISS, is_number=is_number, Literal=Literal, execute=entry.execute, count_hit=count_hit)
+    names = Namespace(
+        MISS=MISS, is_number=is_number, Literal=Literal, execute=entry.execute, count_hit=count_hit
+    )
     lines = ["def call(args, kwargs):", *_unpack(call, names)]
     if not trusting:
-        lines += [f"    if not ({condition}): return MISS" for condition in _conditions(entry, call, names)]
+        lines += [
+            f"    if not ({condition}): return MISS"
+            for condition in _conditions(entry, call, names)
+        ]
         lines += _outside(entry, names)
     extra = entry.symbolic.inputs if entry.symbolic is not None else ()
-    tensors = ", ".join((*(f"l{position}" for position, _ in call.tensors), *(str(symbol) for symbol, _ in extra)))
+    tensors = ", ".join(
+        (*(f"l{position}" for position, _ in call.tensors), *(str(symbol) for symbol, _ in extra))
+    )
     if entry.symbolic is not None:
         lines += _symbols(entry, entry.symbolic, names)
     if entry.clash is not None:
@@ -73,7 +92,10 @@ def _outside(entry: Entry, names: Namespace) -> Iterator[str]:
 @memo(4096)
 def has_attention(trace: Trace) -> bool:
     """Test whether some equation is attention, whose kernel was chosen when it was traced."""
-    return any("dot_product_attention" in one.op.name or any(map(has_attention, one.bodies)) for one in trace.equations)
+    return any(
+        "dot_product_attention" in one.op.name or any(map(has_attention, one.bodies))
+        for one in trace.equations
+    )
 
 
 def _unpack(call: Call, names: Namespace) -> Iterator[str]:
@@ -84,7 +106,11 @@ def _unpack(call: Call, names: Namespace) -> Iterator[str]:
     plain = is_plain((structure_args, structure_kwargs))
     targets = [f"a{i}" for i in range(call.count)]
     if plain:
-        leaves = {i: part.index for i, part in zip(dynamic, structure_args, strict=True) if isinstance(part, Leaf)}
+        leaves = {
+            i: part.index
+            for i, part in zip(dynamic, structure_args, strict=True)
+            if isinstance(part, Leaf)
+        }
         targets = [f"l{leaves[i]}" if i in leaves else target for i, target in enumerate(targets)]
     yield f"    if len(args) != {call.count}: return MISS"
     if targets:
@@ -125,8 +151,12 @@ def _symbols(entry: Entry, symbolic: Symbolic, names: Namespace) -> Iterator[str
         if dim is None:
             yield f"    {symbol} = l{index}"
         else:
-            yield f"    {symbol} = l{index}.{f'shape[{dim}]' if dim >= 0 else f'stride({-1 - dim})'}"
-    conditions = [f"{symbol} > 1" for symbol, (_, dim) in symbolic.places.items() if dim is not None]
+            yield (
+                f"    {symbol} = l{index}.{f'shape[{dim}]' if dim >= 0 else f'stride({-1 - dim})'}"
+            )
+    conditions = [
+        f"{symbol} > 1" for symbol, (_, dim) in symbolic.places.items() if dim is not None
+    ]
     for index, layout in symbolic.layouts.items():
         conditions.append(f"l{index}.stride() == ({', '.join(map(str, layout.stride))},)")
     conditions += [str(decision.relation) for decision in entry.decisions]
@@ -136,7 +166,9 @@ def _symbols(entry: Entry, symbolic: Symbolic, names: Namespace) -> Iterator[str
 
 def _conditions(entry: Entry, call: Call, names: Namespace) -> Iterator[str]:
     """Static leaves, repeated tensors, then what C++ checks."""
-    dynamic = frozenset(entry.symbolic.places.values()) if entry.symbolic is not None else frozenset()
+    dynamic = (
+        frozenset(entry.symbolic.places.values()) if entry.symbolic is not None else frozenset()
+    )
     for position, leaf in enumerate(call.leaves):
         if (position, None) in dynamic:
             yield f"type(l{position}) is {type(leaf).__name__}"
@@ -146,13 +178,17 @@ def _conditions(entry: Entry, call: Call, names: Namespace) -> Iterator[str]:
         elif not isinstance(leaf, torch.Tensor):
             yield static_check(f"l{position}", leaf, names)
     if internals.count_function_modes():
-        yield "False"  # a call under a torch function mode is looked up by its key, which knows the modes
+        yield (  # a call under a torch function mode is looked up by its key, which knows the modes
+            "False"
+        )
     yield from _tensor_checks(entry, call, names)
     yield f"{names.bind(internals.global_state_guard(), 'state_matches')}()"
     yield f"not {names.bind(internals.count_function_modes, 'function_modes')}()"
     captured = entry.stages[0]
     if isinstance(captured, Trace) and has_attention(captured):
-        names.values.update(kernels=internals.attention_kernels(), attention_kernels=internals.attention_kernels)
+        names.values.update(
+            kernels=internals.attention_kernels(), attention_kernels=internals.attention_kernels
+        )
         yield "attention_kernels() == kernels"
     given = ", ".join(f"l{position}" for position, _ in call.tensors)
     for match, name in ((entry.grads_match, "grads_match"), (entry.reads_match, "reads_match")):
@@ -168,5 +204,7 @@ def _tensor_checks(entry: Entry, call: Call, names: Namespace) -> Iterator[str]:
         return
     layouts = entry.symbolic.layouts if entry.symbolic is not None else {}
     loose = [layouts.get(position) for position, _ in call.tensors]
-    guard = names.bind(internals.tensor_guard([tensor for _, tensor in call.tensors], loose), "tensors_match")
+    guard = names.bind(
+        internals.tensor_guard([tensor for _, tensor in call.tensors], loose), "tensors_match"
+    )
     yield f"{guard}({', '.join(f'l{position}' for position, _ in call.tensors)})"

@@ -1,10 +1,12 @@
-"""`jit(f, dynamic={...})`: which sizes and numbers of which argument are symbols, and between which bounds.
+"""`jit(f, dynamic={...})`: which sizes and numbers of which argument are symbols, and between which
+bounds.
 
     jit(f, dynamic={"x": {0: (2, 512)}, 1: True, "n": False})
 
-says that the first dim of x is a symbol from the first call on, that everything in the second argument is, and that n
-never is. A bound is the first question that is asked of a symbol. Programs for calls within it know this, and decide
-nothing that follows from it. A call outside it is a miss and gets a program of its own.
+says that the first dim of x is a symbol from the first call on. So is everything in the second
+argument, and n never is. A bound is the first question that is asked of a symbol. Programs for
+calls within it know this, and decide nothing that follows from it. A call outside it is a miss and
+gets a program of its own.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ if TYPE_CHECKING:
 
 Mark = bool | Bounds | tuple[tuple[int, bool | Bounds], ...]
 Marks = tuple[tuple[int | str, Mark], ...]
-"""The mark of each argument, for all of it or for some dims of its tensors: dynamic, never, or within bounds."""
+"""The mark of each argument, for all of it or for some dims of its tensors: dynamic, never, or
+within bounds.
+"""
 
 _FIX = "Write `{'x': {0: True, 1: (2, 512)}, 'n': False}`: by argument, by dim, a flag or bounds."
 
@@ -52,7 +56,12 @@ def read_marks(value: Any) -> Marks:
 
 def _key(key: Any) -> int | str:
     if isinstance(key, bool) or not isinstance(key, (int, str)):
-        raise JitError(located(f"jit: dynamic names arguments by position or name, given {shown(key, 60)}", fix=_FIX))
+        raise JitError(
+            located(
+                f"jit: dynamic names arguments by position or name, given {shown(key, 60)}",
+                fix=_FIX,
+            )
+        )
     return key
 
 
@@ -66,7 +75,9 @@ def _read(mark: Any) -> Mark:
 
 def _dim(dim: Any) -> int:
     if isinstance(dim, bool) or not isinstance(dim, int):
-        raise JitError(located(f"jit: dynamic has a dim that is no int: {shown(dim, 60)}", fix=_FIX))
+        raise JitError(
+            located(f"jit: dynamic has a dim that is no int: {shown(dim, 60)}", fix=_FIX)
+        )
     return dim
 
 
@@ -77,7 +88,10 @@ def _read_leaf(mark: Any) -> bool | Bounds:
 def _read_bounds(mark: Any) -> Bounds:
     pair = tuple(mark) if isinstance(mark, (tuple, list)) else ()
     if len(pair) != 2 or not all(bound is None or type(bound) in (int, float) for bound in pair):
-        text = f"jit: a mark is a flag or bounds (least, greatest), where None is no bound; given {shown(mark, 60)}"
+        text = (
+            "jit: a mark is a flag or bounds (least, greatest), where None is no bound; given"
+            f" {shown(mark, 60)}"
+        )
         raise JitError(located(text, fix=_FIX))
     low, high = pair
     if low is not None and high is not None and low > high:
@@ -134,7 +148,9 @@ def _arguments(names: Sequence[str], call: Call) -> Iterator[tuple[int | str, ra
         start = leaves.stop
 
 
-def _places(leaves: Sequence[Any], chosen: range, mark: Mark, key: int | str) -> Iterator[tuple[Place, bool | Bounds]]:
+def _places(
+    leaves: Sequence[Any], chosen: range, mark: Mark, key: int | str
+) -> Iterator[tuple[Place, bool | Bounds]]:
     for index in chosen:
         leaf = leaves[index]
         if not isinstance(leaf, torch.Tensor):
@@ -144,7 +160,10 @@ def _places(leaves: Sequence[Any], chosen: range, mark: Mark, key: int | str) ->
         dims = [(dim, mark) for dim in range(leaf.dim())] if _is_whole(mark) else mark
         for dim, given in dims:  # type: ignore[misc, union-attr]
             if not -leaf.dim() <= dim < leaf.dim():
-                raise ArgnumError(f"jit: dynamic has dim {dim} of {key!r}, which has a tensor of {leaf.dim()} dims")
+                raise ArgnumError(
+                    f"jit: dynamic has dim {dim} of {key!r}, which has a tensor of {leaf.dim()}"
+                    " dims"
+                )
             yield (index, dim % leaf.dim()), given
 
 

@@ -1,4 +1,6 @@
-"""Donated and mutated tensors: memory that a program may write to, and the fate of donated tensors."""
+"""Donated and mutated tensors: memory that a program may write to, and the fate of donated
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,13 @@ class DonatedTensor(torch.Tensor):
     """The class that a donated tensor gets: every use of it is an error."""
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> NoReturn:
         raise DonatedTensorError(
             located(
-                "a tensor was used after it was donated to a jitted function; its memory belongs to the results now",
+                "a tensor was used after it was donated to a jitted function; its memory belongs to"
+                " the results now",
                 fix="Use the function's result, or leave the argument out of donate_argnums.",
             )
         )
@@ -34,7 +39,8 @@ class DonatedTensor(torch.Tensor):
 def give_away(*tensors: torch.Tensor) -> None:
     """Turn donated tensors into values that say so when used, and let go of their memory.
 
-    Autograd learns of it through the version counter: a graph that saved the tensor raises when it is run.
+    Autograd learns of it through the version counter: a graph that saved the tensor raises when it
+    is run.
     """
     for tensor in tensors:
         if not tensor.is_inference():
@@ -44,14 +50,24 @@ def give_away(*tensors: torch.Tensor) -> None:
 
 
 def own(value: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
-    """Return a value in memory of its own: a copy, if it lies in the memory of one of the others."""
+    """Return a value in memory of its own: a copy, if it lies in the memory of one of the
+    others.
+    """
     memory = internals.storage_id(value)
-    return value.clone() if any(internals.storage_id(other) == memory for other in others) else value
+    return (
+        value.clone() if any(internals.storage_id(other) == memory for other in others) else value
+    )
 
 
 def is_chosen(trace: Trace, atom: Atom) -> bool:
-    """Tell whether a choice or a loop makes an output of a trace, which may then lie in the memory of an operand."""
-    makers = {var.index: (equation, i) for equation in trace.equations for i, var in enumerate(equation.outputs)}
+    """Tell whether a choice or a loop makes an output of a trace, which may then lie in the
+    memory of an operand.
+    """
+    makers = {
+        var.index: (equation, i)
+        for equation in trace.equations
+        for i, var in enumerate(equation.outputs)
+    }
     while isinstance(atom, Var) and atom.index in makers:
         equation, index = makers[atom.index]
         if equation.op.kind == "leaf" and is_view(equation.op):
@@ -59,7 +75,12 @@ def is_chosen(trace: Trace, atom: Atom) -> bool:
         elif equation.op.kind == "composite" or equation.op == CALL:
             return is_chosen(equation.body, equation.body.outputs[index])
         else:
-            return equation.op.kind == "structured" and equation.op.name in ("cond", "switch", "scan", "while_loop")
+            return equation.op.kind == "structured" and equation.op.name in (
+                "cond",
+                "switch",
+                "scan",
+                "while_loop",
+            )
     return False
 
 
@@ -69,7 +90,9 @@ def _nothing(device: torch.device) -> torch.Tensor:
 
 
 def all_exclusive(*tensors: torch.Tensor) -> bool:
-    """Test that nobody else sees the memory of any of these tensors, so that it may be overwritten."""
+    """Test that nobody else sees the memory of any of these tensors, so that it may be
+    overwritten.
+    """
     return all(map(internals.is_exclusive, tensors))
 
 
@@ -77,20 +100,30 @@ def extent(tensor: torch.Tensor) -> int:
     """The number of bytes between the first and the last element, both included."""
     if tensor.numel() == 0:
         return 0
-    steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    steps = sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
     return (steps + 1) * tensor.element_size()
 
 
 def clash_check(
-    trace: Trace, inputs: Sequence[torch.Tensor], targets: Sequence[int | torch.Tensor], *, symbolic: bool = False
+    trace: Trace,
+    inputs: Sequence[torch.Tensor],
+    targets: Sequence[int | torch.Tensor],
+    *,
+    symbolic: bool = False,
 ) -> Callable[..., bool]:
-    """A check on tensors like these inputs: does one that is written to share memory with another, or with a constant?
+    """A check on tensors like these inputs: does one that is written to share memory with another,
+    or with a constant?
 
-    Targets are inputs, by position, or closed-over tensors. `symbolic` says that sizes differ from call to call.
+    Targets are inputs, by position, or closed-over tensors. `symbolic` says that sizes differ from
+    call to call.
     """
     read = (constant.tensor for constant in trace.constants if not constant.owned)
     written = {id(target) for target in targets}
-    outside = tuple({id(one): one for one in (*read, *targets) if isinstance(one, torch.Tensor)}.values())
+    outside = tuple(
+        {id(one): one for one in (*read, *targets) if isinstance(one, torch.Tensor)}.values()
+    )
     marks = {target for target in targets if isinstance(target, int)}
     marks |= {len(inputs) + i for i, tensor in enumerate(outside) if id(tensor) in written}
     known = None if symbolic else tuple(map(extent, (*inputs, *outside)))
@@ -100,7 +133,9 @@ def clash_check(
         sizes = known or tuple(map(extent, (*tensors, *outside)))
         starts = [tensor.data_ptr() for tensor in (*tensors, *outside)]
         spans = sorted(
-            (start, start + size, i) for i, (start, size) in enumerate(zip(starts, sizes, strict=True)) if size
+            (start, start + size, i)
+            for i, (start, size) in enumerate(zip(starts, sizes, strict=True))
+            if size
         )
         end, last = -1, -1
         for start, stop, index in spans:

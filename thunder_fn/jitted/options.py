@@ -33,7 +33,9 @@ _limit: ContextVar[Numerics] = ContextVar("thunder_fn_numerics", default="precis
 
 @contextmanager
 def calls_within(numerics: Numerics) -> Generator[None]:
-    """Jitted functions that are called inside keep within this limit too, whatever they were jitted with."""
+    """Jitted functions that are called inside keep within this limit too, whatever they were
+    jitted with.
+    """
     token = _limit.set(numerics)
     try:
         yield
@@ -59,26 +61,38 @@ class Options:
     @property
     def is_dynamic(self) -> bool:
         """Test whether a program may serve calls with other sizes and numbers."""
-        return self.cache == "symbolic values" or (self.cache == "constant values" and self.dynamic is not False)
+        return self.cache == "symbolic values" or (
+            self.cache == "constant values" and self.dynamic is not False
+        )
 
     def executors_of(self, trace: Trace) -> tuple[Executor, ...]:
-        """The executors of a program of this trace, those that it brings among them, as they are now."""
+        """The executors of a program of this trace, those that it brings among them, as they are
+        now.
+        """
         return self._allowed(with_executors_of(self.executors, trace))
 
     def chosen_executors(self) -> tuple[Executor, ...]:
-        """The executors as they are now, without those whose results may be farther off than `numerics` allows."""
+        """The executors as they are now, without those whose results may be farther off than
+        `numerics` allows.
+        """
         return self._allowed(self.executors)
 
     def _allowed(self, executors: Iterable[Executor]) -> tuple[Executor, ...]:
-        allowed = (executor for executor in executors if is_within(executor.numerics, self.numerics))
+        allowed = (
+            executor for executor in executors if is_within(executor.numerics, self.numerics)
+        )
         chosen = tuple(executor.frozen() for executor in allowed)
         return (VERIFIER.frozen(), *chosen) if self.verify else chosen
 
     def rewrite(self) -> GradTransforms | None:
-        """The grad transforms of the executors; None if no executors were given, so that those around apply."""
+        """The grad transforms of the executors; None if no executors were given, so that those
+        around apply.
+        """
         if not self.executors:
             return None
-        return GradTransforms(tuple(one for one in self.chosen_executors() if isinstance(one, OperatorExecutor)))
+        return GradTransforms(
+            tuple(one for one in self.chosen_executors() if isinstance(one, OperatorExecutor))
+        )
 
     def changed(self, given: dict[str, Any]) -> Options:
         """Replace some options; transforms and lookasides are added after those that are there.
@@ -107,8 +121,8 @@ class Options:
         return new
 
     def of_arguments(self, f: Callable[..., Any]) -> Options:
-        """Adapt the options to a function, whose arguments are static by position and by name, however they were
-        given.
+        """Adapt the options to a function, whose arguments are static by position and by name,
+        however they were given.
 
         Raises:
             ArgnumError: it has no such argument, or one is both static and donated.
@@ -121,11 +135,15 @@ class Options:
         count = len(positional)
         given = {num % count for num in nums if -count <= num < count}
         for position, parameter in enumerate(positional):
-            if parameter.kind is not parameter.POSITIONAL_ONLY and (position in given or parameter.name in names):
+            if parameter.kind is not parameter.POSITIONAL_ONLY and (
+                position in given or parameter.name in names
+            ):
                 names.add(parameter.name)
                 if position not in given:
                     nums.add(position)
-        new = dataclasses.replace(self, static_argnums=tuple(sorted(nums)), static_argnames=tuple(sorted(names)))
+        new = dataclasses.replace(
+            self, static_argnums=tuple(sorted(nums)), static_argnames=tuple(sorted(names))
+        )
         new.check_donated()
         return new
 
@@ -133,10 +151,13 @@ class Options:
         """Raise if an argument is both static and donated."""
         both = set(self.static_argnums) & set(self.donate_argnums)
         if both:
-            raise ArgnumError(f"jit: argument {min(both)} is both static and donated; only tensors can be donated")
+            raise ArgnumError(
+                f"jit: argument {min(both)} is both static and donated; only tensors can be donated"
+            )
 
     def as_called(self) -> Options:
-        """The options of a function that is called while another one is traced: results are no farther off than it allows.
+        """The options of a function that is called while another one is traced: results are no
+        farther off than it allows.
 
         Raises:
             JitError: a transform may change results farther.
@@ -152,18 +173,28 @@ class Options:
         """Raise if a transform may change results farther than `numerics` allows."""
         for transform in self.transforms:
             if not is_within(transform.numerics, self.numerics):
-                what = f"jit: the transform {transform.name!r} is {transform.numerics}, and numerics={self.numerics!r}"
-                raise JitError(located(what, fix="Leave it out, or allow what it does with `numerics=`."))
+                what = (
+                    f"jit: the transform {transform.name!r} is {transform.numerics}, and"
+                    f" numerics={self.numerics!r}"
+                )
+                raise JitError(
+                    located(what, fix="Leave it out, or allow what it does with `numerics=`.")
+                )
 
 
 _ELSEWHERE = {
     "backend": 'Write `executors=["inductor"]` for the compiler of `torch.compile`.',
-    "fullgraph": "Leave it out: a jitted function is one graph. `tfn.compile` runs in pieces what cannot be traced.",
+    "fullgraph": (
+        "Leave it out: a jitted function is one graph. `tfn.compile` runs in pieces what cannot be"
+        " traced."
+    ),
     "mode": 'Write `executors=["inductor"]` or `executors=["cudagraphs", "inductor"]`.',
     "options": 'Write `executors=["inductor"]`.',
     "donate_argnames": "donate_argnums",
     "keep_unused": "Leave it out: arguments that nothing reads cost nothing.",
-    "inline": "Leave it out: a jitted function that is called in another one is part of its program.",
+    "inline": (
+        "Leave it out: a jitted function that is called in another one is part of its program."
+    ),
     "device": "Move the arguments to the device.",
 }
 """Options of `torch.compile` and `jax.jit`, and how they are written here."""
@@ -172,11 +203,17 @@ _ELSEWHERE = {
 def check_argnums(options: Options, f: Callable[..., Any]) -> None:
     """Raise if an argnum points past the positional parameters of f, or a name is none of them."""
     parameters = _parameters(f)
-    if not parameters or any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+    if not parameters or any(
+        parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters
+    ):
         return
     names = [parameter.name for parameter in parameters]
     catches = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    marked = [key for key, _ in options.dynamic if isinstance(key, str)] if isinstance(options.dynamic, tuple) else []
+    marked = (
+        [key for key, _ in options.dynamic if isinstance(key, str)]
+        if isinstance(options.dynamic, tuple)
+        else []
+    )
     for what, given in (("dynamic", marked), ("static_argnames", options.static_argnames)):
         for name in given:
             if name not in names and not catches:
@@ -186,7 +223,9 @@ def check_argnums(options: Options, f: Callable[..., Any]) -> None:
         for argnum in getattr(options, name):
             if not -count <= argnum < count:
                 function = getattr(f, "__name__", type(f).__name__)
-                raise ArgnumError(f"jit: {name} has {argnum}, but {function} takes {count} positional arguments")
+                raise ArgnumError(
+                    f"jit: {name} has {argnum}, but {function} takes {count} positional arguments"
+                )
 
 
 def _parameters(f: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
@@ -202,7 +241,9 @@ def unknown(what: str, kind: str, given: Any, known: Iterable[str]) -> str:
     choices = list(known)
     near = difflib.get_close_matches(str(given), choices, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    return located(f"{what}: unknown {kind} {given!r}{hint}", fix=f"There are {', '.join(choices)}.")
+    return located(
+        f"{what}: unknown {kind} {given!r}{hint}", fix=f"There are {', '.join(choices)}."
+    )
 
 
 def _several(value: Any, name: str, is_one: bool) -> tuple[Any, ...]:
@@ -217,23 +258,38 @@ def _read_transforms(value: Any) -> tuple[Transform, ...]:
     given = _several(value, "transforms", callable(value))
     for transform in given:
         if not callable(transform):
-            raise JitError(f"jit: a transform is a function from Trace to Trace, given {kind_of(transform)}")
+            raise JitError(
+                f"jit: a transform is a function from Trace to Trace, given {kind_of(transform)}"
+            )
         if isinstance(transform, Transform) and transform.on != "trace":
             fix = "Apply it to the model, or give it to a recipe and call `compile`."
-            raise JitError(located(f"jit: {transform.name!r} transforms models, not traces", fix=fix))
+            raise JitError(
+                located(f"jit: {transform.name!r} transforms models, not traces", fix=fix)
+            )
     return tuple(map(as_transform, given))
 
 
 def _read_lookasides(value: Any) -> tuple[Lookaside, ...]:
-    given, seen = _several(value, "lookasides", isinstance(value, Lookaside)), dict[Any, Lookaside]()
+    given, seen = (
+        _several(value, "lookasides", isinstance(value, Lookaside)),
+        dict[Any, Lookaside](),
+    )
     for lookaside in given:
         if not isinstance(lookaside, Lookaside):
-            raise JitError(f"jit: a lookaside is a `Lookaside(fn, replace_with)`, given {kind_of(lookaside)}")
+            raise JitError(
+                f"jit: a lookaside is a `Lookaside(fn, replace_with)`, given {kind_of(lookaside)}"
+            )
         other = seen.setdefault(lookaside.fn, lookaside).replace_with
         if same_function(other) != same_function(lookaside.replace_with):
-            both = " and ".join(getattr(one, "__qualname__", repr(one)) for one in (other, lookaside.replace_with))
+            both = " and ".join(
+                getattr(one, "__qualname__", repr(one)) for one in (other, lookaside.replace_with)
+            )
             name = getattr(lookaside.fn, "__qualname__", repr(lookaside.fn))
-            raise JitError(located(f"jit: two lookasides divert {name}, to {both}", fix="Leave one of them out."))
+            raise JitError(
+                located(
+                    f"jit: two lookasides divert {name}, to {both}", fix="Leave one of them out."
+                )
+            )
     return given
 
 
@@ -272,7 +328,9 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "verify": lambda value: _read_flag(value, "verify"),
     "numerics": lambda value: check_numerics(value, "jit"),
     "cache": _read_cache,
-    "dynamic": lambda value: read_marks(value) if isinstance(value, Mapping) else _read_flag(value, "dynamic"),
+    "dynamic": lambda value: (
+        read_marks(value) if isinstance(value, Mapping) else _read_flag(value, "dynamic")
+    ),
     "static_argnums": _read_argnums,
     "static_argnames": _read_argnames,
     "donate_argnums": _read_argnums,

@@ -1,8 +1,10 @@
-"""The guard of a traced function's reads from outside: the edges of its trace, as conditions of a call path.
+"""The guard of a traced function's reads from outside: the edges of its trace, as conditions of a
+call path.
 
     if not (get1("LR") is v2 and cell3.cell_contents is w4 and "k" not in dict5): return MISS
 
-A module from outside is checked as a whole: its layout, its very tensors, its hooks, and the attributes that were read.
+A module from outside is checked as a whole: its layout, its very tensors, its hooks, and the
+attributes that were read.
 """
 
 from __future__ import annotations
@@ -21,7 +23,14 @@ from thunder_fn.capture.failures import source_of
 from thunder_fn.capture.generators import state_error
 from thunder_fn.capture.outside.frames import observed_by
 from thunder_fn.capture.outside.reads import ABSENT, PLAIN, Reads, is_a, parts_of, seen, tracked
-from thunder_fn.capture.outside.values import MAX_ARRAY_BYTES, Edge, Watch, is_same, look, progress_of
+from thunder_fn.capture.outside.values import (
+    MAX_ARRAY_BYTES,
+    Edge,
+    Watch,
+    is_same,
+    look,
+    progress_of,
+)
 from thunder_fn.errors import OutsideWarning, UnsupportedCall, kind_of, located
 from thunder_fn.ir.text import escaped
 from thunder_fn.ir.trace import Literal
@@ -100,7 +109,9 @@ def _conditions(edge: Edge, names: Namespace) -> Iterator[str]:
         case "index":
             yield _equal(f"{names.bind(holder, 'list')}[{key}]", edge.value, names)
         case "cell" if edge.value is ABSENT:
-            yield f"{names.bind(look, 'look')}('cell', {names.bind(holder, 'cell')}, None) is ABSENT"
+            yield (
+                f"{names.bind(look, 'look')}('cell', {names.bind(holder, 'cell')}, None) is ABSENT"
+            )
         case "cell":
             yield _equal(f"{names.bind(holder, 'cell')}.cell_contents", edge.value, names)
         case "attr" if edge.value is not ABSENT and edge.key.isidentifier():
@@ -130,12 +141,16 @@ def _equal(found: str, value: Any, names: Namespace) -> str:
         return f"{found} is {value}"
     known = names.bind(value, "v")
     if is_a(value, (tuple, frozenset)):
-        return f"(v := {found}) is {known} or type(v) is type({known}) and seen(v) == {names.bind(seen(value), 'seen')}"
+        return (
+            f"(v := {found}) is {known} or type(v) is type({known}) and seen(v) =="
+            f" {names.bind(seen(value), 'seen')}"
+        )
     if not is_a(value, PLAIN):
         return f"{found} is {known}"
     if is_a(value, (float, complex)) and (value != value or value == 0):
         return (
-            f"(v := {found}) is {known} or type(v) is type({known}) and Literal(v) == {names.bind(Literal(value), 'v')}"
+            f"(v := {found}) is {known} or type(v) is type({known}) and Literal(v) =="
+            f" {names.bind(Literal(value), 'v')}"
         )
     return f"(v := {found}) is {known} or type(v) is type({known}) and v == {known}"
 
@@ -150,11 +165,14 @@ def _quick(value: Any) -> Callable[[], bool]:
     if not parts:
         return lambda: False
     same, every = operator.is_, all
-    return lambda: every(len(part) == len(items) and every(map(same, part, items)) for part, items in parts)
+    return lambda: every(
+        len(part) == len(items) and every(map(same, part, items)) for part, items in parts
+    )
 
 
 class ModuleCheck:
-    """A check of a module from outside. A change of something else in its dicts renews the quick check.
+    """A check of a module from outside. A change of something else in its dicts renews the quick
+    check.
 
     The content of objects among its attributes is found in the frames that read it.
     """
@@ -201,19 +219,28 @@ class ModuleCheck:
 
 @contextmanager
 def watching(f: Callable[..., Any]) -> Generator[list[Outside]]:
-    """Watch f while it is traced inside. Afterwards the list has its reads from outside, if there are any.
+    """Watch f while it is traced inside. Afterwards the list has its reads from outside, if there
+    are any.
 
     Raises:
-        UnsupportedCall: it reads what can be neither guarded nor baked in: an iterator, a large array.
+        UnsupportedCall: it reads what can be neither guarded nor baked in: an iterator, a large
+            array.
     """
     own = getattr(f, "module", None)
-    parts = frozenset(map(id, own.modules())) if isinstance(own, torch.nn.Module) else frozenset[int]()
+    parts = (
+        frozenset(map(id, own.modules())) if isinstance(own, torch.nn.Module) else frozenset[int]()
+    )
     watch, found = Watch(f, parts), list[Outside]()
     with tracked(0) as attributes, observed_by(watch):
         yield found
     watch.finish()
     _refuse(f, watch)
-    inner = {id(part) for module in watch.modules.values() for part in module.modules() if part is not module}
+    inner = {
+        id(part)
+        for module in watch.modules.values()
+        for part in module.modules()
+        if part is not module
+    }
     roots = [module for key, module in watch.modules.items() if key not in inner]
     reads = {key: value for key, value in attributes.reads.items() if id(key[0]) not in parts}
     edges = tuple(edge for edge in watch.edges.values() if not _is_settled(edge))
@@ -236,20 +263,29 @@ def _refuse(f: Callable[..., Any], watch: Watch) -> None:
         if progress is None or progress_of(value) != progress:
             raise UnsupportedCall(
                 located(
-                    f"{_name(f)} draws from {path}, {kind_of(value)} from outside, which gives something else in each call",
+                    f"{_name(f)} draws from {path}, {kind_of(value)} from outside, which gives"
+                    " something else in each call",
                     source=source_of(f),
-                    fix="Draw from it outside of the function, and pass what it gives as an argument.",
+                    fix=(
+                        "Draw from it outside of the function, and pass what it gives as an"
+                        " argument."
+                    ),
                 )
             )
     for path, name in watch.states.items():
-        raise state_error(f"{_name(f)} calls `{name}` of {path}, a generator from outside,", source_of(f))
+        raise state_error(
+            f"{_name(f)} calls `{name}` of {path}, a generator from outside,", source_of(f)
+        )
     for value, path in watch.arrays.values():
         raise UnsupportedCall(
             located(
                 f"{_name(f)} reads {path}, an array of NumPy of {value.nbytes} bytes from outside, "
                 f"which is too large to be compared in each call (the limit is {MAX_ARRAY_BYTES})",
                 source=source_of(f),
-                fix=f"Pass `torch.from_numpy({path})` as an argument, or write `tfn.constant({path})` if it never changes.",
+                fix=(
+                    f"Pass `torch.from_numpy({path})` as an argument, or write"
+                    f" `tfn.constant({path})` if it never changes."
+                ),
             )
         )
 

@@ -49,12 +49,13 @@ from thunder_fn.jitted.prologue import prologue_trace, structure_text
 class Entry:
     """A program for one kind of call.
 
-    `execute` takes the tensor leaves and gives the function's result. `stages` are the traces on the way and the
-    program. `grads_match` says of the tensors whether the gradients are those that the function read, None if it read
-    none; `reads_match` says so of other properties. `outside` guards what it read from outside. `clash` says whether
-    a tensor that is written to may share memory with another, None if nothing is written; `check_clash` raises if it
-    does. If places of the call are symbols, `symbolic` says which one each place has, and the program serves all
-    calls with these answers to `decisions`. `fills`: `execute` returns a `Filling`.
+    `execute` takes the tensor leaves and gives the function's result. `stages` are the traces on
+    the way and the program. `grads_match` says of the tensors whether the gradients are those that
+    the function read, None if it read none; `reads_match` says so of other properties. `outside`
+    guards what it read from outside. `clash` says whether a tensor that is written to may share
+    memory with another, None if nothing is written; `check_clash` raises if it does. If places of
+    the call are symbols, `symbolic` says which one each place has, and the program serves all calls
+    with these answers to `decisions`. `fills`: `execute` returns a `Filling`.
     """
 
     execute: Callable[..., Any]
@@ -73,13 +74,18 @@ class Entry:
     outside: Outside | None = None
 
     def arguments(self, call: Call) -> list[Any]:
-        """The arguments of `execute` for a call: its tensors, then the numbers and strides that are symbols."""
+        """The arguments of `execute` for a call: its tensors, then the numbers and strides that
+        are symbols.
+        """
         extra = self.symbolic.inputs if self.symbolic is not None else ()
-        return [*(tensor for _, tensor in call.tensors), *(value_at(call.leaves, place) for _, place in extra)]
+        return [
+            *(tensor for _, tensor in call.tensors),
+            *(value_at(call.leaves, place) for _, place in extra),
+        ]
 
     def is_current(self) -> bool:
-        """Test whether the closed-over tensors still have the dtype, shape and requires_grad that they were traced
-        with.
+        """Test whether the closed-over tensors still have the dtype, shape and requires_grad that
+        they were traced with.
         """
         return self.constants_match(*self.constants)
 
@@ -88,14 +94,22 @@ class Entry:
         return self.outside is None or self.outside.matches()
 
     def serves(self, call: Call) -> bool:
-        """Test whether a program that was found for a call is right for it: its other conditions hold."""
+        """Test whether a program that was found for a call is right for it: its other conditions
+        hold.
+        """
         tensors = [tensor for _, tensor in call.tensors]
         matches = (self.grads_match, self.reads_match)
-        return self.is_inside() and self.is_current() and all(match(*tensors) for match in matches if match is not None)
+        return (
+            self.is_inside()
+            and self.is_current()
+            and all(match(*tensors) for match in matches if match is not None)
+        )
 
 
 @no_collections()
-def build(f: Callable[..., Any], options: Options, call: Call, symbolic: Symbolic | None = None) -> Entry:
+def build(
+    f: Callable[..., Any], options: Options, call: Call, symbolic: Symbolic | None = None
+) -> Entry:
     """Trace f for a call, or for all calls with other numbers in its symbols, and lower the trace.
 
     Raises:
@@ -106,35 +120,50 @@ def build(f: Callable[..., Any], options: Options, call: Call, symbolic: Symboli
     numbers = symbolic.inputs if symbolic is not None else ()
 
     def as_far_as_it_got(captured: Captured) -> None:
-        """f raised: its changes until then are made, and random numbers are drawn, as in eager mode."""
+        """f raised: its changes until then are made, and random numbers are drawn, as in eager
+        mode.
+        """
         values = (*tensors, *(value_at(call.leaves, place) for _, place in numbers))
         write_back(captured, tensors, evaluate(captured.trace, values))  # of no results
 
     before = host_random.state()
     with watching(f) as read:
         is_final = symbolic is None  # else f is traced again, without symbols
-        captured, traces = capture_call(f, options, call, symbolic, as_far_as_it_got if is_final else None)
+        captured, traces = capture_call(
+            f, options, call, symbolic, as_far_as_it_got if is_final else None
+        )
     if (generator := host_random.drawn_since(before)) is not None:
         _warn_of_constants(f, captured.trace.name, generator)
     closed, constants = close_over(traces[-1])
     targets = [write.target for write in captured.writes]
     writes = places_of(targets, len(tensors) + len(numbers), constants)
-    executors, values = options.executors_of(closed), (*map(internals.plain, (*tensors, *numbers, *constants)),)
+    executors, values = (
+        options.executors_of(closed),
+        (*map(internals.plain, (*tensors, *numbers, *constants)),),
+    )
     followed = torch.is_grad_enabled() or is_followed(captured)
     bridged = bridge(closed, values, writes, executors) if followed else None
     execution = _Execution(captured, closed, constants, writes, call, bridged, executors, symbolic)
     decisions = _decisions(captured, traces[-1], bridged) if symbolic is not None else ()
-    watched = _distinct((*constants, *(target for target in targets if isinstance(target, torch.Tensor))))
+    watched = _distinct(
+        (*constants, *(target for target in targets if isinstance(target, torch.Tensor)))
+    )
     return Entry(
         execute=execution.function(),
-        prologue=prologue_trace(call.leaves, structure_text(call.leaves, call.spec), call.statics, symbolic, decisions),
+        prologue=prologue_trace(
+            call.leaves, structure_text(call.leaves, call.spec), call.statics, symbolic, decisions
+        ),
         stages=(*traces, execution.program),
         bridge=bridged,
         constants=watched,
         constants_match=internals.tensor_guard(watched),
         grads_match=grads_guard(captured.grads) if captured.grads else None,
         reads_match=reads_guard(captured.reads) if captured.reads else None,
-        clash=clash_check(captured.trace, tensors, targets, symbolic=symbolic is not None) if targets else None,
+        clash=(
+            clash_check(captured.trace, tensors, targets, symbolic=symbolic is not None)
+            if targets
+            else None
+        ),
         check_clash=partial(_check_clash, captured, source_of(f)),
         symbolic=symbolic,
         decisions=decisions,
@@ -144,8 +173,13 @@ def build(f: Callable[..., Any], options: Options, call: Call, symbolic: Symboli
 
 
 def grads_guard(grads: Sequence[GradRead]) -> Callable[..., bool]:
-    """A check of a call's tensors: the gradients that were read are the very ones. It keeps none of them alive."""
-    expected = [(read.tensor, None if read.grad is None else internals.weak_tensor(read.grad)) for read in grads]
+    """A check of a call's tensors: the gradients that were read are the very ones. It keeps none
+    of them alive.
+    """
+    expected = [
+        (read.tensor, None if read.grad is None else internals.weak_tensor(read.grad))
+        for read in grads
+    ]
 
     def match(*tensors: torch.Tensor) -> bool:
         for tensor, known in expected:
@@ -172,7 +206,10 @@ def reads_guard(reads: Sequence[Read]) -> Callable[..., bool]:
 
 
 def _warn_of_constants(f: Callable[..., Any], name: str, generator: str) -> None:
-    what = f"jit: {name} drew numbers from `{generator}` while it was traced; its program has them as constants"
+    what = (
+        f"jit: {name} drew numbers from `{generator}` while it was traced; its program has them as"
+        " constants"
+    )
     fix = "Draw them with PyTorch, such as `torch.rand(())`, or outside the function and pass them."
     warnings.warn(located(what, source=source_of(f), fix=fix), HostRandomWarning, stacklevel=2)
 
@@ -182,8 +219,13 @@ def _decisions(captured: Captured, trace: Trace, bridged: Bridge | None) -> tupl
     traces = [trace] if bridged is None else [trace, bridged.split.forward, bridged.split.backward]
     asked = {str(decision.question) for decision in captured.decisions}
     known = set(captured.trace.constraints)
-    further = dict.fromkeys(item for one in traces for item in constraints_of(one) if item not in known)
-    return (*captured.decisions, *(Decision(item, True) for item in further if str(item) not in asked))
+    further = dict.fromkeys(
+        item for one in traces for item in constraints_of(one) if item not in known
+    )
+    return (
+        *captured.decisions,
+        *(Decision(item, True) for item in further if str(item) not in asked),
+    )
 
 
 def capture_call(
@@ -193,28 +235,42 @@ def capture_call(
     symbolic: Symbolic | None = None,
     on_raise: Callable[[Captured], None] | None = None,
 ) -> tuple[Captured, list[Trace]]:
-    """Capture a call: its trace, and the trace after each of the transforms. `on_raise` as for `capture`."""
+    """Capture a call: its trace, and the trace after each of the transforms. `on_raise` as for
+    `capture`.
+    """
     with lookasides(options.lookasides), calls_within(options.numerics), ExitStack() as stack:
         if (rewrite := options.rewrite()) is not None:
             stack.enter_context(rewritten_by(rewrite))
             stack.enter_context(to_be_fused(any_fuses(options.chosen_executors())))
         function = with_statics(f, call)
-        options_of_capture: dict[str, Any] = {"symbolic": symbolic, "on_raise": on_raise, "shares": True}
+        options_of_capture: dict[str, Any] = {
+            "symbolic": symbolic,
+            "on_raise": on_raise,
+            "shares": True,
+        }
         if not getattr(f, "fills_arguments", False):
             options_of_capture["returning"] = filling
         captured = capture(function, call.args, call.kwargs, **options_of_capture)
-        if is_followed(captured):  # again, with what is computed where gradients are off as constants
+        if is_followed(
+            captured
+        ):  # again, with what is computed where gradients are off as constants
             with torch.enable_grad():
-                captured = capture(function, call.args, call.kwargs, grad_off=True, **options_of_capture)
+                captured = capture(
+                    function, call.args, call.kwargs, grad_off=True, **options_of_capture
+                )
     return captured, transformed(captured.trace, options)
 
 
 def is_followed(captured: Captured) -> bool:
-    """Test whether autograd follows results, though gradients are off: the function turns them on, and no transform
-    ignores `no_grad`.
+    """Test whether autograd follows results, though gradients are off: the function turns them on,
+    and no transform ignores `no_grad`.
     """
     outer = current()
-    return captured.follows and not torch.is_inference_mode_enabled() and (outer is None or outer.history.base_grad)
+    return (
+        captured.follows
+        and not torch.is_inference_mode_enabled()
+        and (outer is None or outer.history.base_grad)
+    )
 
 
 def transformed(trace: Trace, options: Options) -> list[Trace]:
@@ -245,14 +301,18 @@ def places_of(
 ) -> tuple[int | None, ...]:
     """The input that is each written tensor, None if the program does not read it."""
     places = {id(tensor): count + i for i, tensor in enumerate(constants)}
-    return tuple(target if isinstance(target, int) else places.get(id(target)) for target in targets)
+    return tuple(
+        target if isinstance(target, int) else places.get(id(target)) for target in targets
+    )
 
 
 def _distinct(tensors: Iterable[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     return tuple({id(tensor): tensor for tensor in tensors}.values())
 
 
-def _check_clash(captured: Captured, source: Source | None, tensors: Sequence[torch.Tensor]) -> None:
+def _check_clash(
+    captured: Captured, source: Source | None, tensors: Sequence[torch.Tensor]
+) -> None:
     targets = [write.target for write in captured.writes]
     check_aliases(captured.trace, tensors, targets, source, captured.trace.name)
 
@@ -266,7 +326,11 @@ def with_statics(f: Callable[..., Any], call: Call) -> Callable[..., Any]:
 
     def function(*args: Any, **kwargs: Any) -> Any:
         rest = iter(args)
-        return f(*(values[i] if i in values else next(rest) for i in range(call.count)), **kwargs, **named)
+        return f(
+            *(values[i] if i in values else next(rest) for i in range(call.count)),
+            **kwargs,
+            **named,
+        )
 
     function.__name__ = getattr(f, "__name__", type(f).__name__)
     return function
@@ -280,16 +344,27 @@ def _transformed(transform: Callable[[Trace], Trace], trace: Trace) -> Trace:
     for what in ("input", "output"):
         before, after = getattr(trace, f"{what}_types"), getattr(new, f"{what}_types")
         if before != after:
-            texts = f"  before: {', '.join(map(str, before))}\n  after:  {', '.join(map(str, after))}"
-            fix = "Write a function transform, such as grad or vmap, for what changes a function's signature."
-            raise JitError(located(f"jit: the transform {name} changes the trace's {what} types\n{texts}", fix=fix))
+            texts = (
+                f"  before: {', '.join(map(str, before))}\n  after:  {', '.join(map(str, after))}"
+            )
+            fix = (
+                "Write a function transform, such as grad or vmap, for what changes a function's"
+                " signature."
+            )
+            raise JitError(
+                located(
+                    f"jit: the transform {name} changes the trace's {what} types\n{texts}", fix=fix
+                )
+            )
     return new
 
 
 class _Execution:
-    """The writer of the function that runs a program on tensor leaves and hands its results out. Holds no argument."""
+    """The writer of the function that runs a program on tensor leaves and hands its results out.
+    Holds no argument.
+    """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a part of the answer each
         self,
         captured: Captured,
         trace: Trace,
@@ -305,21 +380,32 @@ class _Execution:
         self.names = Namespace(all_exclusive=all_exclusive, give_away=give_away, write=write)
         tensors, donated = call.tensors, set(call.donated)
         self.leaves = [f"l{position}" for position, _ in tensors]
-        self.leaves += [str(symbol) for symbol, _ in (symbolic.inputs if symbolic is not None else ())]
+        self.leaves += [
+            str(symbol) for symbol, _ in (symbolic.inputs if symbolic is not None else ())
+        ]
         self.inputs = [*self.leaves, *(self.names.bind(tensor, "constant") for tensor in constants)]
         values = (*(tensor for _, tensor in tensors), *constants)
         names = (*self.leaves[: len(tensors)], *self.inputs[len(self.leaves) :])
         pairs = zip(names, values, strict=True)
-        self.with_bits = {name: f"plain_{name}" for name, value in pairs if internals.bits_in_memory(value)}
-        followed = (tensor.requires_grad for tensor in (*constants, *(tensor for _, tensor in tensors)))
+        self.with_bits = {
+            name: f"plain_{name}" for name, value in pairs if internals.bits_in_memory(value)
+        }
+        followed = (
+            tensor.requires_grad for tensor in (*constants, *(tensor for _, tensor in tensors))
+        )
         self.stopped = bridged is None and torch.is_grad_enabled() and any(followed)
         self.donated = [i for i, (position, _) in enumerate(tensors) if position in donated]
-        self.writable = [i for i in self.donated if is_dense(tensors[i][1]) and self.leaves[i] not in self.with_bits]
+        self.writable = [
+            i
+            for i in self.donated
+            if is_dense(tensors[i][1]) and self.leaves[i] not in self.with_bits
+        ]
         self.writable = self.writable if bridged is None else []
         pairs = zip(captured.writes, writes, strict=True)
         self.given = {self.leaves[i] for i in self.donated}
         self.targets = [
-            self.names.bind(write.target, "target") if place is None else self.inputs[place] for write, place in pairs
+            self.names.bind(write.target, "target") if place is None else self.inputs[place]
+            for write, place in pairs
         ]
 
     @cached_property
@@ -328,7 +414,9 @@ class _Execution:
         return self.lowered(self.writable) if self.bridge is None else self.bridge.forward
 
     def lowered(self, donated: Sequence[int]) -> Program:
-        return lower(self.trace, donated, self.writes, below_autograd=True, executors=self.executors)
+        return lower(
+            self.trace, donated, self.writes, below_autograd=True, executors=self.executors
+        )
 
     def function(self) -> Callable[..., Any]:
         values = [f"r{i}" for i in range(len(self.trace.outputs))]
@@ -348,21 +436,31 @@ class _Execution:
             lines.append(f"    with {self.names.bind(torch.no_grad, 'no_grad')}():")
             line = f"    {line}"
         indent = line[: len(line) - len(line.lstrip())]
-        for name, new in self.with_bits.items():  # values in a trace have no conjugate or negative bit
+        for (
+            name,
+            new,
+        ) in self.with_bits.items():  # values in a trace have no conjugate or negative bit
             lines.append(f"    {indent}{new} = {self.names.bind(internals.plain, 'plain')}({name})")
         lines.append(f"    {line}")
         lines += self.own_leaves(values)
         if self.bridge is not None:
-            active = [values[place] for place in self.captured.retained if self.bridge.active[place]]
+            active = [
+                values[place] for place in self.captured.retained if self.bridge.active[place]
+            ]
             lines += [f"    {value}.retain_grad()" for value in active]
         for one, target in zip(self.captured.writes, self.targets, strict=True):
             if one.strides is not None:
-                lines.append(f"    {self.names.bind(restride, 'restride')}({target}, {one.strides})")
+                lines.append(
+                    f"    {self.names.bind(restride, 'restride')}({target}, {one.strides})"
+                )
         for value, target in zip(values[self.captured.num_results :], self.targets, strict=True):
             lines.append(f"    if {value} is not {target}: write({target}, {value})")
         result = self.result(values)
         if self.donated:
-            lines += [f"    result = {result}", f"    give_away({', '.join(self.leaves[i] for i in self.donated)})"]
+            lines += [
+                f"    result = {result}",
+                f"    give_away({', '.join(self.leaves[i] for i in self.donated)})",
+            ]
             result = "result"
         return self.names.function("execute", [*lines, f"    return {result}", ""])
 
@@ -383,10 +481,14 @@ class _Execution:
             self.value(next(supply), values) if leaf is TENSOR else self.names.literal(leaf)
             for leaf in self.captured.out_leaves
         ]
-        return put_together(skeleton(self.captured.out_spec), leaves, self.names, self.captured.out_spec)
+        return put_together(
+            skeleton(self.captured.out_spec), leaves, self.names, self.captured.out_spec
+        )
 
     def value(self, position: int, values: Sequence[str]) -> str:
-        """An output: a written tensor itself where it holds it, and never the donated tensor, which is given away."""
+        """An output: a written tensor itself where it holds it, and never the donated tensor,
+        which is given away.
+        """
         atom = self.trace.outputs[position]
         written = self.trace.outputs[self.captured.num_results :]
         alias = next((one for one in self.captured.aliases if one.result == position), None)
@@ -399,9 +501,17 @@ class _Execution:
         if isinstance(atom, Var) and atom in written:
             target = self.targets[written.index(atom)]
             return f"{target}.detach()" if target in self.given else target
-        if isinstance(atom, Var) and atom.index < len(self.leaves) and self.leaves[atom.index] in self.given:
+        if (
+            isinstance(atom, Var)
+            and atom.index < len(self.leaves)
+            and self.leaves[atom.index] in self.given
+        ):
             return f"{values[position]}.detach()"
-        if isinstance(atom, Var) and atom.index < len(self.inputs) and self.inputs[atom.index] in self.with_bits:
+        if (
+            isinstance(atom, Var)
+            and atom.index < len(self.inputs)
+            and self.inputs[atom.index] in self.with_bits
+        ):
             return self.inputs[atom.index]
         if isinstance(atom, Var) and is_chosen(self.trace, atom):
             roots = sorted(find_aliases(self.trace).buffers[atom.index])

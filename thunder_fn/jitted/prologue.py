@@ -1,16 +1,12 @@
 """The prologue: what must hold of a call for a cached program to serve it, as a trace and as a key.
 
-    def prologue(v0, v1):
-        # v0: f32[2, 2]
-        # v1: int
-        thunder_fn_prologue.check_state.default('..., grad_mode=True, ...')
-        thunder_fn_prologue.check_structure.default('(args, kwargs)', "((*, *, 'relu'), {})")
-        thunder_fn_prologue.check_tensor.default(v0, torch.float32, (2, 2), (2, 1), torch.device("cpu"), False)
-        thunder_fn_prologue.check_number.default(v1, 3)
-        return ()
+    def prologue(v0, v1): # v0: f32[2, 2] # v1: int thunder_fn_prologue.check_state.default('...,
+        grad_mode=True, ...') thunder_fn_prologue.check_structure.default('(args, kwargs)', "((*, *,
+        'relu'), {})") thunder_fn_prologue.check_tensor.default(v0, torch.float32, (2, 2), (2, 1),
+        torch.device("cpu"), False) thunder_fn_prologue.check_number.default(v1, 3) return ()
 
-Its ops are defined with `torch.library`, so the prologue evaluates like any trace and raises where a check fails.
-`guards.py` lowers it to PyTorch's C++ guards, with Python for the rest.
+Its ops are defined with `torch.library`, so the prologue evaluates like any trace and raises where
+a check fails. `guards.py` lowers it to PyTorch's C++ guards, with Python for the rest.
 """
 
 from __future__ import annotations
@@ -32,16 +28,28 @@ from thunder_fn.capture.supported import check_supported
 from thunder_fn.errors import JitError, UnsupportedInput, kind_of, located
 from thunder_fn.ir import ops
 from thunder_fn.ir.text import shown
-from thunder_fn.ir.trace import Arg, Expr, Literal, NumberType, TensorType, Trace, TraceBuilder, Type, type_of_value
+from thunder_fn.ir.trace import (
+    Arg,
+    Expr,
+    Literal,
+    NumberType,
+    TensorType,
+    Trace,
+    TraceBuilder,
+    Type,
+    type_of_value,
+)
 
 Key = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """Stand-in for a leaf that is the same tensor as another leaf, so that both are one input of the program.
+    """Stand-in for a leaf that is the same tensor as another leaf, so that both are one input of
+    the program.
 
-    Sameness of arguments is part of the key. Transforms take arguments for different tensors, as torch.func does.
+    Sameness of arguments is part of the key. Transforms take arguments for different tensors, as
+    torch.func does.
     """
 
     name: str
@@ -55,7 +63,10 @@ _LIBRARY = torch.library.Library("thunder_fn_prologue", "DEF")
 _SCHEMAS = (
     "check_state(str flags) -> ()",
     "check_structure(str what, str structure) -> ()",
-    "check_tensor(Tensor x, ScalarType dtype, int[] shape, int[] stride, Device device, bool requires_grad) -> ()",
+    (
+        "check_tensor(Tensor x, ScalarType dtype, int[] shape, int[] stride, Device device, bool"
+        " requires_grad) -> ()"
+    ),
     "check_number(Scalar x, Scalar value) -> ()",
 )
 
@@ -111,7 +122,9 @@ for _name, _check in _CHECKS.items():
 _STATIC_TYPES = (bool, int, float, complex, str, bytes, range, type(Ellipsis), slice, np.generic)
 _STATIC_TORCH_TYPES = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
 _BY_IDENTITY = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, torch.Generator)
-"""Functions and generators are compared by identity: another one, be it of the same code or state, is another program."""
+"""Functions and generators are compared by identity: another one, be it of the same code or
+state, is another program.
+"""
 
 
 def leaf_key(leaf: Any, position: int, tree: Any) -> Any:
@@ -120,7 +133,8 @@ def leaf_key(leaf: Any, position: int, tree: Any) -> Any:
     A tensor that was passed before is that one.
 
     Raises:
-        UnsupportedInput: the leaf is neither a tensor that can be traced nor a value that can be baked in.
+        UnsupportedInput: the leaf is neither a tensor that can be traced nor a value that can be
+            baked in.
     """
     if isinstance(leaf, torch.Tensor):
         check_supported(leaf, lambda: argument_name(tree, position))
@@ -178,13 +192,22 @@ def prologue_trace(
     builder = TraceBuilder("prologue")
     layouts, numbers = (symbolic.layouts, symbolic.numbers) if symbolic is not None else ({}, {})
     checked: list[tuple[int, Any]] = [
-        (i, leaf) for i, leaf in enumerate(leaves) if isinstance(leaf, (torch.Tensor, bool, int, float, complex))
+        (i, leaf)
+        for i, leaf in enumerate(leaves)
+        if isinstance(leaf, (torch.Tensor, bool, int, float, complex))
     ]
-    inputs = [builder.input(_leaf_type(leaf, layouts.get(i), numbers.get(i))) for i, leaf in checked]
+    inputs = [
+        builder.input(_leaf_type(leaf, layouts.get(i), numbers.get(i))) for i, leaf in checked
+    ]
     _add(builder, "check_state", Literal(internals.global_state()[0]))
     _add(builder, "check_structure", Literal("(args, kwargs)"), Literal(structure))
     for place, value in statics:
-        _add(builder, "check_structure", Literal(f"static argument {place!r}"), Literal(shown(value, 200)))
+        _add(
+            builder,
+            "check_structure",
+            Literal(f"static argument {place!r}"),
+            Literal(shown(value, 200)),
+        )
     for var, (index, leaf) in zip(inputs, checked, strict=True):
         if isinstance(var.type, NumberType):
             _add(builder, "check_number", var, Literal(numbers.get(index, _plain(leaf))))
@@ -200,7 +223,11 @@ def prologue_trace(
 def _leaf_type(leaf: Any, layout: Layout | None, number: Expr | None) -> Type:
     if number is not None:
         return NumberType(type(leaf), number)
-    return type_of_value(_plain(leaf)) if layout is None else TensorType(leaf.dtype, layout.shape, leaf.device)
+    return (
+        type_of_value(_plain(leaf))
+        if layout is None
+        else TensorType(leaf.dtype, layout.shape, leaf.device)
+    )
 
 
 def _plain(leaf: Any) -> Any:
@@ -216,7 +243,10 @@ def _add(builder: TraceBuilder, name: str, *args: Arg) -> None:
 
 def structure_text(leaves: Sequence[Any], spec: pytree.PyTreeSpec) -> str:
     """The structure as one writes it: `*` for tensors and numbers, other values as they are."""
-    marks = [_Mark("*") if isinstance(leaf, (torch.Tensor, int, float, complex)) else leaf for leaf in leaves]
+    marks = [
+        _Mark("*") if isinstance(leaf, (torch.Tensor, int, float, complex)) else leaf
+        for leaf in leaves
+    ]
     return shown(pytree.unflatten(spec, marks))
 
 

@@ -2,8 +2,8 @@
 
     Transform(fuse_norms, name="fuse_norms", after=("quantize",), conflicts=("keep_norms",))
 
-Executors have the same traits. Transforms of the model come before those of the trace. Things that no trait relates
-keep the order given.
+Executors have the same traits. Transforms of the model come before those of the trace. Things that
+no trait relates keep the order given.
 """
 
 from __future__ import annotations
@@ -50,19 +50,23 @@ class HasTraits(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """A function from trace to trace, or from model to model, that says where it stands among others.
+    """A function from trace to trace, or from model to model, that says where it stands among
+    others.
 
     Law: applying it is applying `fn`.
 
     Args:
-        fn: from a Trace to a Trace of the same inputs and outputs; with ``on="model"``, from a module or function to one.
+        fn: from a Trace to a Trace of the same inputs and outputs; with ``on="model"``, from a
+            module or function to one.
         name: what traits of others call it.
         after: names of transforms that come before this one, where they are there.
         before: names of transforms that come after this one, where they are there.
         conflicts: names of transforms that it cannot be used with.
         idempotent: applying it twice is applying it once, so it is applied once.
-        numerics: how far results may be from those without it: "bitwise", "reassociating" or "precision-changing".
-        on: what it is applied to, each "trace", the "model" before it is traced, or what `compile` returns, the "compiled" model.
+        numerics: how far results may be from those without it: "bitwise", "reassociating" or
+            "precision-changing".
+        on: what it is applied to, each "trace", the "model" before it is traced, or what `compile`
+            returns, the "compiled" model.
 
     Example:
         >>> from thunder_fn import jit, simplify
@@ -80,7 +84,7 @@ class Transform:
     numerics: Numerics = "bitwise"
     on: Subject = "trace"
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - options, by keyword
         self,
         fn: Callable[..., Any],
         *,
@@ -93,18 +97,28 @@ class Transform:
         on: Subject = "trace",
     ) -> None:
         if not callable(fn):
-            raise TraitError(f"Transform {name!r}: expected a function, given {kind_of(fn)}: {shown(fn, 60)}")
+            raise TraitError(
+                f"Transform {name!r}: expected a function, given {kind_of(fn)}: {shown(fn, 60)}"
+            )
         given: tuple[Any, Any] = (name, idempotent)
         if not (isinstance(given[0], str) and name):
-            raise TraitError(f"a Transform's name is what the traits of others call it, given {shown(name, 60)}")
+            raise TraitError(
+                f"a Transform's name is what the traits of others call it, given {shown(name, 60)}"
+            )
         if not isinstance(given[1], bool):
-            raise TraitError(f"Transform {name!r}: idempotent is True or False, given {shown(idempotent, 60)}")
+            raise TraitError(
+                f"Transform {name!r}: idempotent is True or False, given {shown(idempotent, 60)}"
+            )
         if on not in _WHEN:
-            raise TraitError(f"Transform {name!r}: on is 'trace', 'model' or 'compiled', given {on!r}")
+            raise TraitError(
+                f"Transform {name!r}: on is 'trace', 'model' or 'compiled', given {on!r}"
+            )
         values = {"after": after, "before": before, "conflicts": conflicts}
         for trait, names in values.items():
             if isinstance(names, str) or not all(isinstance(one, str) for one in names):
-                raise TraitError(f"Transform {name!r}: {trait} is a sequence of names, given {names!r}")
+                raise TraitError(
+                    f"Transform {name!r}: {trait} is a sequence of names, given {names!r}"
+                )
             if name in names:
                 raise TraitError(f"Transform {name!r}: {trait} names itself")
             object.__setattr__(self, trait, tuple(names))
@@ -122,16 +136,22 @@ class Transform:
         return self.fn(subject)
 
     def is_again(self, other: object) -> bool:
-        """Test whether the other is this transform, perhaps made anew: its function is the same, and so is all that
-        is said of it.
+        """Test whether the other is this transform, perhaps made anew: its function is the same,
+        and so is all that is said of it.
         """
         if not isinstance(other, Transform) or same_function(self.fn) != same_function(other.fn):
             return False
-        return all(getattr(self, trait) == getattr(other, trait) for trait in self.__slots__ if trait != "fn")
+        return all(
+            getattr(self, trait) == getattr(other, trait)
+            for trait in self.__slots__
+            if trait != "fn"
+        )
 
 
 def as_transform(given: Callable[..., Any]) -> Transform:
-    """A function as a transform without traits, an interpreter with its label; a Transform as it is."""
+    """A function as a transform without traits, an interpreter with its label; a Transform as it
+    is.
+    """
     if isinstance(given, Transform):
         return given
     own = given
@@ -146,7 +166,9 @@ def name_of(function: Any) -> str:
 
 
 LABELS: dict[Any, Numerics] = {autocast: "precision-changing"}
-"""Interpreters that change results. All others from trace to trace with the same inputs and outputs are bitwise."""
+"""Interpreters that change results. All others from trace to trace with the same inputs and
+outputs are bitwise.
+"""
 
 
 T = TypeVar("T", bound=HasTraits)
@@ -155,27 +177,37 @@ T = TypeVar("T", bound=HasTraits)
 def in_order(given: Sequence[T], what: str = "transform") -> tuple[T, ...]:
     """Sort things by their traits; unrelated ones keep the order given.
 
-    Laws: the result is a permutation of `given` without repeats of idempotent ones, and `in_order` of it is itself.
+    Laws: the result is a permutation of `given` without repeats of idempotent ones, and `in_order`
+        of it is itself.
 
     Raises:
         TraitError: two conflict, or traits contradict each other; names both.
     """
     left = list[T]()
     for one in given:
-        if not (isinstance(one, Transform) and one.idempotent and any(one.is_again(other) for other in left)):
+        if not (
+            isinstance(one, Transform)
+            and one.idempotent
+            and any(one.is_again(other) for other in left)
+        ):
             left.append(one)
     for one in left:
-        rival = next((other for other in left if other.name in one.conflicts and other is not one), None)
+        rival = next(
+            (other for other in left if other.name in one.conflicts and other is not one), None
+        )
         if rival is not None:
             raise TraitError(
                 located(
-                    f"the {what}s {one.name!r} and {rival.name!r} conflict: {one.name} says that it cannot be used with it",
+                    f"the {what}s {one.name!r} and {rival.name!r} conflict: {one.name} says that it"
+                    " cannot be used with it",
                     fix="Leave one of them out.",
                 )
             )
     placed = list[T]()
     while left:
-        ready = next((one for one in left if not any(_comes_first(other, one) for other in left)), None)
+        ready = next(
+            (one for one in left if not any(_comes_first(other, one) for other in left)), None
+        )
         if ready is None:
             raise _contradiction(left, what)
         left.remove(ready)
@@ -185,11 +217,15 @@ def in_order(given: Sequence[T], what: str = "transform") -> tuple[T, ...]:
 
 def _comes_first(first: HasTraits, second: HasTraits) -> bool:
     """Test whether the traits of either, or their targets, say that `first` is before `second`."""
-    return first is not second and (reason(first, second) is not None or _when(first) < _when(second))
+    return first is not second and (
+        reason(first, second) is not None or _when(first) < _when(second)
+    )
 
 
 def _when(one: HasTraits) -> int:
-    """Models are changed before they are traced, and compiled ones after that. Executors run traces."""
+    """Models are changed before they are traced, and compiled ones after that. Executors run
+    traces.
+    """
     return _WHEN[getattr(one, "on", "trace")]
 
 
@@ -207,12 +243,21 @@ def _contradiction(left: Sequence[HasTraits], what: str) -> TraitError:
         first = next(other for other in left if _comes_first(other, chain[-1]))
         if first in chain:
             cycle = [*chain[chain.index(first) :], first]
-            lines = [f"  {after.name}: {_why(before, after)}" for after, before in itertools.pairwise(cycle)]
+            lines = [
+                f"  {after.name}: {_why(before, after)}"
+                for after, before in itertools.pairwise(cycle)
+            ]
             names = " and ".join(repr(one.name) for one in cycle[:-1])
             text = f"the {what}s {names} each want to come after the other\n" + "\n".join(lines)
-            return TraitError(located(text, fix="Leave one of them out, or change the traits of one that is yours."))
+            return TraitError(
+                located(
+                    text, fix="Leave one of them out, or change the traits of one that is yours."
+                )
+            )
         chain.append(first)
 
 
 def _why(first: HasTraits, second: HasTraits) -> str:
-    return reason(first, second) or f"after {first.name}, which changes the model before it is traced"
+    return (
+        reason(first, second) or f"after {first.name}, which changes the model before it is traced"
+    )

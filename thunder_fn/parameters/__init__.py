@@ -1,8 +1,10 @@
-"""Parameters in another form: quantize, lora, fsdp, ddp and tensor_parallel of functions and modules.
+"""Parameters in another form: quantize, lora, fsdp, ddp and tensor_parallel of functions and
+modules.
 
-`functions.py` has the functions for users, `rewritten.py` and `modules.py` what they return. Each transform is an
-interpreter: `interpreters/quantize/`, `lora.py`, `fsdp.py`, `ddp.py`, `tensor_parallel/`, on `interpreters/rewriting/`.
-Kernels for codes are executors (`executors/quantized/`).
+`functions.py` has the functions for users, `rewritten.py` and `modules.py` what they return. Each
+transform is an interpreter: `interpreters/quantize/`, `lora.py`, `fsdp.py`, `ddp.py`,
+`tensor_parallel/`, on `interpreters/rewriting/`. Kernels for codes are executors
+(`executors/quantized/`).
 """
 
 from __future__ import annotations

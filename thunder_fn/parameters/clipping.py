@@ -31,8 +31,11 @@ def global_norm(gradients: Prepared, norm_type: float = 2.0) -> torch.Tensor:
     return norm_over_ranks(gradients.layout, gradients, norm_type)
 
 
-def clip_by_global_norm(gradients: Prepared, max_norm: float, norm_type: float = 2.0) -> tuple[Prepared, torch.Tensor]:
-    """The gradients scaled down, where their global norm is greater, to that norm; and the norm before.
+def clip_by_global_norm(
+    gradients: Prepared, max_norm: float, norm_type: float = 2.0
+) -> tuple[Prepared, torch.Tensor]:
+    """The gradients scaled down, where their global norm is greater, to that norm; and the norm
+    before.
 
     Law: as `torch.nn.utils.clip_grad_norm_` of one rank that sees all batches.
     """
@@ -53,7 +56,9 @@ def norm_over_ranks(layout: Layout, gradients: Mapping[str, Any], norm_type: flo
     total = _power([g for name, g in known.items() if name not in _split_names(layout)], norm_type)
     for step in layout.steps:
         if isinstance(step, TensorParallel):  # others lie whole on all ranks of the group
-            own = _power([g for name, g in known.items() if name in _split_names(layout)], norm_type)
+            own = _power(
+                [g for name, g in known.items() if name in _split_names(layout)], norm_type
+            )
             own = _over(step.group, own, norm_type)
             total = torch.maximum(total, own) if norm_type == math.inf else total + own
     for step in layout.steps:
@@ -63,14 +68,21 @@ def norm_over_ranks(layout: Layout, gradients: Mapping[str, Any], norm_type: flo
 
 
 def _counts(gradient: Any) -> bool:
-    return isinstance(gradient, torch.Tensor) and (gradient.is_floating_point() or gradient.is_complex())
+    return isinstance(gradient, torch.Tensor) and (
+        gradient.is_floating_point() or gradient.is_complex()
+    )
 
 
 def _split_names(layout: Layout) -> frozenset[str]:
     """The parameters of which ranks of tensor parallelism have different shares."""
     steps = [step for step in layout.steps if isinstance(step, TensorParallel)]
     named = list(zip(layout.names, layout.types, strict=True))
-    return frozenset(name for step in steps for name, type in named if step.style(name, type) not in (None, "sequence"))
+    return frozenset(
+        name
+        for step in steps
+        for name, type in named
+        if step.style(name, type) not in (None, "sequence")
+    )
 
 
 def _power(gradients: list[torch.Tensor], norm_type: float) -> torch.Tensor:
@@ -93,6 +105,8 @@ def _over(group: Group, value: torch.Tensor, norm_type: float) -> torch.Tensor:
 @cache
 def _reduction(group: Group, reduction: str, dtype: torch.dtype, device: torch.device) -> Trace:
     def over_ranks(value: torch.Tensor) -> torch.Tensor:
-        return collectives.wait_tensor(collectives.all_reduce(value.reshape(1), reduction, group.name)).reshape(())
+        return collectives.wait_tensor(
+            collectives.all_reduce(value.reshape(1), reduction, group.name)
+        ).reshape(())
 
     return traced(over_ranks, TensorType(dtype, (), device))

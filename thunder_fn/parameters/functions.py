@@ -23,29 +23,45 @@ from thunder_fn.parameters.schemes import scheme_named
 
 
 def quantize(
-    f: Any, scheme: str | Scheme = "int8", *, filter: Any = None, training: bool = False, stacked: Any = ()
+    f: Any,
+    scheme: str | Scheme = "int8",
+    *,
+    filter: Any = None,
+    training: bool = False,
+    stacked: Any = (),
 ) -> Any:
     """Store weights as numbers of few bits.
 
-    Law: ``q(q.prepare(params), *xs)`` is ``f(q.prepare(params).restore(), *xs)`` up to rounding, and `restore` gives
-    each parameter back within the scheme's bound. Schemes that round activations too (`int8_dynamic`, `fp8_dynamic`)
-    are off by half a step of each row of them besides. Jitted functions run linear layers on codes with PyTorch's
-    kernels where it has fast ones (the executor `quantized`). On CPUs with a C++ compiler they run our own (`codes`),
-    compiled once and kept on disk. `jit(executors=["torch"])` and `numerics="bitwise"` do without either.
+    Law: ``q(q.prepare(params), *xs)`` is ``f(q.prepare(params).restore(), *xs)`` up to rounding,
+        and `restore` gives
+    each parameter back within the scheme's bound. Schemes that round activations too
+        (`int8_dynamic`, `fp8_dynamic`)
+    are off by half a step of each row of them besides. Jitted functions run linear layers on codes
+        with PyTorch's
+    kernels where it has fast ones (the executor `quantized`). On CPUs with a C++ compiler they run
+        our own (`codes`),
+    compiled once and kept on disk. `jit(executors=["torch"])` and `numerics="bitwise"` do without
+        either.
 
     Args:
-        f: a function of `(params, *inputs)`, jitted or not, already rewritten or not; a module; or a `Rewrite`.
+        f: a function of `(params, *inputs)`, jitted or not, already rewritten or not; a module; or
+            a `Rewrite`.
         scheme: `"int8"` (one scale a row), `"int8_dynamic"` (activations too), `"int8_static"`
-            (activations too, calibrated from samples: `calibrate`), `"int4"` (groups of 256), `"nf4"` (blocks
-            of 64, scales quantised again), `"fp8"` (one scale a row), `"fp8_tensor"`, `"fp8_dynamic"`; or a `Scheme`.
-        filter: which weights: patterns on names such as `"layers.*.weight"`, or a predicate on (name, shape). Left out,
-            all floating parameters of two or more dims. Parameters without dims, or of eight bits already, stay.
-        training: keep the weights and let computations see them rounded (quantisation-aware training).
-        stacked: which weights are layers on top of each other along dim 0, as `scan` takes them: patterns or a predicate. Each
-            layer is stored by itself, and a step of the loop works on its codes. The filter sees the shape of a layer.
+            (activations too, calibrated from samples: `calibrate`), `"int4"` (groups of 256),
+            `"nf4"` (blocks of 64, scales quantised again), `"fp8"` (one scale a row),
+            `"fp8_tensor"`, `"fp8_dynamic"`; or a `Scheme`.
+        filter: which weights: patterns on names such as `"layers.*.weight"`, or a predicate on
+            (name, shape). Left out, all floating parameters of two or more dims. Parameters without
+            dims, or of eight bits already, stay.
+        training: keep the weights and let computations see them rounded (quantisation-aware
+            training).
+        stacked: which weights are layers on top of each other along dim 0, as `scan` takes them:
+            patterns or a predicate. Each layer is stored by itself, and a step of the loop works on
+            its codes. The filter sees the shape of a layer.
 
     Returns:
-        What was given, on other parameters: a `Rewritten` function with `prepare`, a `RewrittenModule`, or a `Rewrite`.
+        What was given, on other parameters: a `Rewritten` function with `prepare`, a
+            `RewrittenModule`, or a `Rewrite`.
 
     Raises:
         RewriteError: there is no such scheme, or f is none of these.
@@ -59,16 +75,26 @@ def quantize(
     Source: the papers that `thunder_fn.parameters.schemes` names.
     """
     return rewritten(
-        f, Quantize(scheme_named(scheme), read_filter(filter, "quantize"), training, read_stacked(stacked, "quantize"))
+        f,
+        Quantize(
+            scheme_named(scheme),
+            read_filter(filter, "quantize"),
+            training,
+            read_stacked(stacked, "quantize"),
+        ),
     )
 
 
-def lora(f: Any, rank: int = 8, *, alpha: float | None = None, filter: Any = None, stacked: Any = ()) -> Any:
+def lora(
+    f: Any, rank: int = 8, *, alpha: float | None = None, filter: Any = None, stacked: Any = ()
+) -> Any:
     """Put a trainable low-rank adapter beside each matrix: ``w + alpha / rank * lora_b @ lora_a``.
 
-    Law: before training, ``q(q.prepare(params), *xs)`` is ``f(params, *xs)``; `restore` merges the adapters.
+    Law: before training, ``q(q.prepare(params), *xs)`` is ``f(params, *xs)``; `restore` merges the
+        adapters.
 
-    Composes with `quantize` in either order (QLoRA): the matrices are stored as codes, the adapters are not.
+    Composes with `quantize` in either order (QLoRA): the matrices are stored as codes, the adapters
+    are not.
 
     Args:
         f: as for `quantize`.
@@ -88,11 +114,16 @@ def lora(f: Any, rank: int = 8, *, alpha: float | None = None, filter: Any = Non
         raise RewriteError(f"lora: alpha is a finite number, given {alpha!r}")
     return rewritten(
         f,
-        Lora(rank, float(rank if alpha is None else alpha), read_filter(filter, "lora"), read_stacked(stacked, "lora")),
+        Lora(
+            rank,
+            float(rank if alpha is None else alpha),
+            read_filter(filter, "lora"),
+            read_stacked(stacked, "lora"),
+        ),
     )
 
 
-def fsdp(
+def fsdp(  # noqa: PLR0913 - options, by keyword
     f: Any,
     mesh: Any,
     *,
@@ -105,33 +136,38 @@ def fsdp(
 ) -> Any:
     """Shard parameters over the ranks of a mesh, by rows; gather them where they are used.
 
-    Law: on N ranks with a batch each, loss and gradients are those of one rank that sees all batches: the mean over ranks,
+    Law: on N ranks with a batch each, loss and gradients are those of one rank that sees all
+        batches: the mean over ranks,
     however many examples each has. Buffers and random numbers are each rank's own.
     Composes with `quantize` and `lora` in either order.
 
     Args:
         f: as for `quantize`. Every rank calls it, on its own batch.
-        mesh: a DeviceMesh of one dim; or of two, whose second dim shards and whose first replicates (hybrid sharding).
+        mesh: a DeviceMesh of one dim; or of two, whose second dim shards and whose first replicates
+            (hybrid sharding).
         zero: 3 gathers parameters again for the backward; 2 keeps them from the forward.
-        bucket: "block" gathers the parameters of a module in a list of modules (`layers.3`) in one collective, and the
-            others where a torch function uses them; a number gathers at most so many bytes in one, of parameters in the order of
-            their first use; None or "each" gathers for each use.
+        bucket: "block" gathers the parameters of a module in a list of modules (`layers.3`) in one
+            collective, and the others where a torch function uses them. A number gathers at most so
+            many bytes in one, of parameters in the order of their first use. None or "each" gathers
+            for each use.
         reduction: "mean" or "sum" of the ranks' gradients.
-        precision: the dtype in which floating parameters and their gradients travel. Shards stay as they are (mixed
-            precision); `autocast` says in which precision is computed.
+        precision: the dtype in which floating parameters and their gradients travel. Shards stay as
+            they are (mixed precision); `autocast` says in which precision is computed.
         offload: keep shards in the CPU's memory.
-        prefetch: how many buckets are gathered ahead of the one that computes, forward and, with `zero=3`, backward, and how
-            many reductions travel while the backward goes on. One more than so many are whole at once (two, as with PyTorch's
-            FSDP), and the function is unfolded: equal layers are not compiled once. None leaves collectives where their
-            results are used, where one bucket is whole. See `thunder_fn.distributed.schedule`.
+        prefetch: how many buckets are gathered ahead of the one that computes, forward and, with
+            `zero=3`, backward. As many reductions travel while the backward goes on. One more than
+            so many are whole at once (two, as with PyTorch's FSDP), and the function is unfolded:
+            equal layers are not compiled once. None leaves collectives where their results are
+            used, where one bucket is whole. See `thunder_fn.distributed.schedule`.
 
     Returns:
-        What was given, on shards: `prepare` takes whole parameters, the same on all ranks, and keeps this rank's rows;
+        What was given, on shards: `prepare` takes whole parameters, the same on all ranks, and
+            keeps this rank's rows;
         `restore` and `state_dict` gather, so all ranks call them.
 
     Raises:
-        RewriteError: mesh is no mesh of one or two dims, its ranks have shares of the parameters already, or an option is none of
-            the choices.
+        RewriteError: mesh is no mesh of one or two dims, or its ranks have shares of the parameters
+            already. Or an option is none of the choices.
         DistributedError: ranks were given different parameters or options.
 
     Source: ZeRO (arXiv:1910.02054), PyTorch FSDP (arXiv:2304.11277).
@@ -141,8 +177,12 @@ def fsdp(
     _check_choice("fsdp", "reduction", reduction, ("mean", "sum"))
     _check_choice("fsdp", "offload", offload, (True, False))
     if precision is not None and precision not in FLOATS:
-        raise RewriteError(f"fsdp: precision is a floating dtype of 16 bits or more, given {precision!r}")
-    if prefetch is not None and (isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0):
+        raise RewriteError(
+            f"fsdp: precision is a floating dtype of 16 bits or more, given {precision!r}"
+        )
+    if prefetch is not None and (
+        isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0
+    ):
         raise RewriteError(f"fsdp: prefetch is a number of buckets from 0 on, given {prefetch!r}")
     *replicas, shards = groups_of(mesh)
     sharded = rewritten(f, Fsdp(shards, zero, bucket, reduction, precision, offload, prefetch))
@@ -152,19 +192,22 @@ def fsdp(
 def tensor_parallel(f: Any, mesh: Any, plan: Any) -> Any:
     """Let the ranks of a mesh work on one batch together, each with its share of weights.
 
-    Law: on every rank, values and gradients of whole parameters are those of one rank; gradients of shares are the shares.
-    Composes with `quantize`, `lora` and, over another dim of a mesh, `fsdp` and `ddp`, in any order.
+    Law: on every rank, values and gradients of whole parameters are those of one rank; gradients of
+        shares are the shares.
+    Composes with `quantize`, `lora` and, over another dim of a mesh, `fsdp` and `ddp`, in any
+        order.
 
     Args:
         f: as for `quantize`. Every rank calls it, on the same batch.
         mesh: a DeviceMesh of one dim, such as `mesh["tp"]`.
-        plan: for patterns on parameters' names how they are split: `"column"` (a linear layer's results; its
-            bias too where the plan names it, otherwise every rank has the whole), `"row"` (its
-            sums), `"embedding"` (the words), `"sequence"` (layer_norm and rms_norm: positions, dim -2 of activations).
+        plan: the way to split each parameter, by pattern on names. `"column"` splits a linear
+            layer's results; its bias too where the plan names it, otherwise every rank has the
+            whole. `"row"` splits its sums, `"embedding"` the words. `"sequence"` splits the
+            positions (dim -2 of activations) of layer_norm and rms_norm.
 
     Raises:
-        RewriteError: mesh is no mesh of one dim, there is no such way to split, or, when parameters are prepared, a pattern
-            matches none of them.
+        RewriteError: mesh is no mesh of one dim, or there is no such way to split. Or, when
+            parameters are prepared, a pattern matches none of them.
 
     Source: Megatron-LM (arXiv:1909.08053), sequence parallelism (arXiv:2205.05198).
     """
@@ -178,8 +221,8 @@ def ddp(f: Any, mesh: Any, *, bucket: str | int | None = "block", reduction: str
 
     Args:
         f, mesh, reduction: as for `fsdp`.
-        bucket: "block" reduces the gradients of a block in one collective; a number at most so many bytes of them in one; None or
-            "each" those of each use.
+        bucket: "block" reduces the gradients of a block in one collective. A number reduces at most
+            so many bytes of them in one; None or "each" those of each use.
 
     Raises:
         RewriteError: as for `fsdp`.
@@ -191,7 +234,9 @@ def ddp(f: Any, mesh: Any, *, bucket: str | int | None = "block", reduction: str
 
 def _check_choice(name: str, option: str, given: Any, choices: tuple[Any, ...]) -> None:
     if given not in choices:
-        raise RewriteError(f"{name}: {option} is {' or '.join(map(repr, choices))}, given {given!r}")
+        raise RewriteError(
+            f"{name}: {option} is {' or '.join(map(repr, choices))}, given {given!r}"
+        )
 
 
 def _read_bucket(name: str, given: Any) -> Bucket:

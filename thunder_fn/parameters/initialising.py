@@ -1,4 +1,6 @@
-"""Modules that were made on the meta device: their parameters begin to exist one module at a time, as parts at once."""
+"""Modules that were made on the meta device: their parameters begin to exist one module at a
+time, as parts at once.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def reset(name: str, module: torch.nn.Module) -> None:
     own: Any = getattr(module, "reset_parameters", None)
     if own is None:
         what = f"initialise: {name!r}, {kind_of(module)}, has parameters and no reset_parameters"
-        fix = "Pass `init=`, a function that fills the parameters and buffers of one module in place."
+        fix = (
+            "Pass `init=`, a function that fills the parameters and buffers of one module in place."
+        )
         raise RewriteError(located(what, fix=fix))
     own()
 
@@ -30,9 +34,11 @@ def reset(name: str, module: torch.nn.Module) -> None:
 def initialised(
     module: torch.nn.Module, device: Any, init: Init | None
 ) -> Iterator[tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]]:
-    """Yield the first values, by name, of each module that has parameters or buffers of its own, in order.
+    """Yield the first values, by name, of each module that has parameters or buffers of its own, in
+    order.
 
-    Law: drawn from the same generator, they are the values of `reset_parameters` of each module in order.
+    Law: drawn from the same generator, they are the values of `reset_parameters` of each module in
+        order.
     """
     for path, child in module.named_modules():
         if not any(True for _ in (*child.parameters(recurse=False), *child.buffers(recurse=False))):

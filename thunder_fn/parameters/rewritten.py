@@ -38,22 +38,24 @@ from thunder_fn.jitted import Jitted, Options
 
 PullBack = Callable[[Mapping[str, torch.Tensor | None]], dict[str, torch.Tensor]]
 ORDER: tuple[type, ...] = (Lora, TensorParallel, Quantize, Fsdp, Ddp)
-"""The order of steps, whatever order they were asked for in: an adapter is added to a matrix, not to its codes, and a
-whole weight is quantised, not a rank's rows of it.
+"""The order of steps, whatever order they were asked for in. An adapter is added to a matrix, not
+to its codes, and a whole weight is quantised, not a rank's rows of it.
 """
 
 
 @dataclass(frozen=True, eq=False)
 class Rewritten(Transformed):
-    """A function of `(params, *inputs)` on parameters that are stored in another way. Made by `quantize` and its kin."""
+    """A function of `(params, *inputs)` on parameters that are stored in another way. Made by
+    `quantize` and its kin.
+    """
 
     fn: Callable[..., Any]
     steps: tuple[Step, ...]
     options: Options | None = None
 
     def prepare(self, params: Any) -> Prepared:
-        """The parameters as this function takes them. No gradient flows back through it: parts are trained, which
-        with `quantize(training=True)` are the parameters as they were.
+        """The parameters as this function takes them. No gradient flows back through it: parts are
+        trained, which with `quantize(training=True)` are the parameters as they were.
 
         Args:
             params: a pytree of tensors, as the original function takes them first.
@@ -90,45 +92,63 @@ class Rewritten(Transformed):
         return replace(self, steps=in_order((*self.steps, step)))
 
     def rewrite(self, params: Any, *inputs: Any, **kwargs: Any) -> Rewrite:
-        """The three traces, for parameters in their original form or prepared, and example inputs."""
+        """The three traces, for parameters in their original form or prepared, and example
+        inputs.
+        """
         layout = params.layout if isinstance(params, Prepared) else layout_of(params, self.steps)
         return layout.rewritten(self._captured(layout, inputs, kwargs).trace)
 
     def whole(self, params: Prepared) -> Any:
-        """Decode the parameters, in their original structure, as computations see them; differentiable.
+        """Decode the parameters, in their original structure, as computations see them;
+        differentiable.
 
-        So gradients of many batches are reduced once: ``whole, pull = vjp(q.whole, new)``, add the gradients of `q.fn` at
-        `whole`, and ``pull(total)``.
+        So gradients of many batches are reduced once: ``whole, pull = vjp(q.whole, new)``, add the
+        gradients of `q.fn` at `whole`, and ``pull(total)``.
         """
         decode = params.layout.decode
-        return pytree.unflatten(params.layout.spec, list(apply("whole", decode, list(params.values()), decode)))
+        return pytree.unflatten(
+            params.layout.spec, list(apply("whole", decode, list(params.values()), decode))
+        )
 
-    def pulled_back(self, params: Prepared) -> tuple[dict[str, torch.Tensor], tuple[str, ...], PullBack]:
-        """Decode a dict of parameters. Returns them, the names of those whose parts require grad, and a function from
-        their gradients (None for zero) to gradients of the parts.
+    def pulled_back(
+        self, params: Prepared
+    ) -> tuple[dict[str, torch.Tensor], tuple[str, ...], PullBack]:
+        """Decode a dict of parameters. Returns them, the names of those whose parts require grad,
+        and a function from their gradients (None for zero) to gradients of the parts.
         """
         own = {name: value.detach() for name, value in params.items() if value.requires_grad}
-        trained = tuple(name for name in params.layout.names if any(f"{part}.".startswith(f"{name}.") for part in own))
+        trained = tuple(
+            name
+            for name in params.layout.names
+            if any(f"{part}.".startswith(f"{name}.") for part in own)
+        )
 
-        def seen(own: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        def seen(
+            own: dict[str, torch.Tensor],
+        ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
             whole = self.whole(params.replaced(own))
             return {name: whole[name] for name in trained}, whole
 
         some, pull, every = vjp(seen, own, has_aux=True)
 
         def gradients(found: Mapping[str, torch.Tensor | None]) -> dict[str, torch.Tensor]:
-            filled = {name: torch.zeros_like(some[name]) if g is None else g for name, g in found.items()}
+            filled = {
+                name: torch.zeros_like(some[name]) if g is None else g for name, g in found.items()
+            }
             return pull(filled)[0] if filled else {}
 
         return every, trained, gradients
 
     def calibrate(self, params: Prepared, samples: Iterable[tuple[Any, ...]]) -> Prepared:
-        """The parameters with steps of activations, as a scheme such as `int8_static` has them, from sample inputs.
+        """The parameters with steps of activations, as a scheme such as `int8_static` has them,
+        from sample inputs.
 
-        Law: on the samples themselves, those of all ranks that share the parameters, no activation is clipped.
+        Law: on the samples themselves, those of all ranks that share the parameters, no activation
+            is clipped.
 
         Args:
-            params: prepared; all ranks call this. A weight that no sample reaches in a linear layer keeps the step NaN.
+            params: prepared; all ranks call this. A weight that no sample reaches in a linear layer
+                keeps the step NaN.
             samples: the inputs of some calls: `[(x,), (y,)]`.
         """
         self._check(params)
@@ -136,7 +156,10 @@ class Rewritten(Transformed):
         def runs(layout: Layout) -> Iterator[tuple[Trace, list[Any]]]:
             for inputs in checked(samples):
                 compute = layout.rewritten(self._captured(params.layout, inputs, {}).trace).compute
-                yield compute, [leaf for leaf in pytree.flatten(inputs)[0] if isinstance(leaf, torch.Tensor)]
+                yield (
+                    compute,
+                    [leaf for leaf in pytree.flatten(inputs)[0] if isinstance(leaf, torch.Tensor)],
+                )
 
         return calibrated(params, runs)
 
@@ -145,21 +168,31 @@ class Rewritten(Transformed):
         captured = self._captured(params.layout, inputs, kwargs)
         count = len(params.layout.names)
         self._check_writes(captured, params.layout)
-        tensors = [leaf for leaf in pytree.flatten((inputs, kwargs))[0] if isinstance(leaf, torch.Tensor)]
+        tensors = [
+            leaf for leaf in pytree.flatten((inputs, kwargs))[0] if isinstance(leaf, torch.Tensor)
+        ]
         compute = params.layout.rewritten(captured.trace).compute
-        written = {write.target - count for write in captured.writes if isinstance(write.target, int)}
-        # autograd may save a tensor that is written to below, such as the running mean of a batch norm
+        written = {
+            write.target - count for write in captured.writes if isinstance(write.target, int)
+        }
+        # autograd may save a tensor that is written to below, such as the running mean of a batch
+        # norm
         given = [tensor.clone() if i in written else tensor for i, tensor in enumerate(tensors)]
         outputs = apply(self.__name__, compute, [*params.values(), *given], captured.trace)
         with torch.no_grad():
             for write, value in zip(captured.writes, outputs[captured.num_results :], strict=True):
-                target = tensors[write.target - count] if isinstance(write.target, int) else write.target
+                target = (
+                    tensors[write.target - count] if isinstance(write.target, int) else write.target
+                )
                 target.copy_(value)
         return captured.result(outputs)
 
-    def _captured(self, layout: Layout, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
-        """The original function, captured on parameters of the original types. Those of a module require grad: for others PyTorch
-        has ops that autograd does not follow."""
+    def _captured(
+        self, layout: Layout, inputs: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Captured:
+        """The original function, captured on parameters of the original types. Those of a module
+        require grad: for others PyTorch has ops that autograd does not follow.
+        """
         examples = list(map(example, layout.types))
         if getattr(self.fn, "of_parameters", False):
             examples = [
@@ -181,8 +214,9 @@ class Rewritten(Transformed):
         if params.layout.steps is not self.steps and params.layout.steps != self.steps:
             raise RewriteError(
                 located(
-                    f"{name} was given parameters that another transform prepared\n"
-                    f"  prepared by: {_steps_text(params.layout.steps)}\n  taken:       {_steps_text(self.steps)}",
+                    f"{name} was given parameters that another transform prepared\n  prepared by:"
+                    f" {_steps_text(params.layout.steps)}\n  taken:      "
+                    f" {_steps_text(self.steps)}",
                     fix="Use the `prepare` of the function that you call.",
                 )
             )
@@ -193,7 +227,8 @@ class Rewritten(Transformed):
                 name = layout.names[write.target]
                 raise RewriteError(
                     located(
-                        f"the function changes its parameter {name!r} in place, which has no place once it is rewritten",
+                        f"the function changes its parameter {name!r} in place, which has no place"
+                        " once it is rewritten",
                         fix="Return the new parameters, and prepare those.",
                     )
                 )
@@ -241,12 +276,21 @@ def rewritten(f: Any, step: Step) -> Any:
 
         return rewritten_module(f, step)
     if not callable(f):
-        what = f"expected a function of (params, *inputs), a module or a Rewrite, given {kind_of(f)}: {shown(f, 60)}"
+        what = (
+            f"expected a function of (params, *inputs), a module or a Rewrite, given {kind_of(f)}:"
+            f" {shown(f, 60)}"
+        )
         fix = "Use `rewrites.identity(trace, names)` for a trace whose first inputs are parameters."
         raise RewriteError(located(what, fix=fix if isinstance(f, Trace) else None))
     return Rewritten(f, (step,))
 
 
 def in_order(steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    """The steps in the order in which they work on each other's results. A stable sort: others keep their places."""
-    return tuple(sorted(steps, key=lambda step: ORDER.index(type(step)) if type(step) in ORDER else len(ORDER)))
+    """The steps in the order in which they work on each other's results. A stable sort: others
+    keep their places.
+    """
+    return tuple(
+        sorted(
+            steps, key=lambda step: ORDER.index(type(step)) if type(step) in ORDER else len(ORDER)
+        )
+    )

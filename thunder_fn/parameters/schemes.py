@@ -37,5 +37,7 @@ def scheme_named(scheme: Any) -> Scheme:
     if not isinstance(scheme, str) or scheme not in SCHEMES:
         near = difflib.get_close_matches(str(scheme), SCHEMES, n=1, cutoff=0.0)[0]
         what = f"quantize: unknown scheme {scheme!r}; did you mean {near!r}?"
-        raise RewriteError(located(what, fix=f"There are {', '.join(SCHEMES)}; or pass a `Scheme` of your own."))
+        raise RewriteError(
+            located(what, fix=f"There are {', '.join(SCHEMES)}; or pass a `Scheme` of your own.")
+        )
     return SCHEMES[scheme]

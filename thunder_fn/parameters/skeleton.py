@@ -18,7 +18,9 @@ from thunder_fn.parameters.rewritten import Rewritten
 EXTRA_STATE = "_extra_state"
 
 
-def with_tensors(module: torch.nn.Module, make: Callable[[str, torch.Tensor], torch.Tensor]) -> torch.nn.Module:
+def with_tensors(
+    module: torch.nn.Module, make: Callable[[str, torch.Tensor], torch.Tensor]
+) -> torch.nn.Module:
     """A copy of a module on other tensors, made from names and old ones. Tied tensors stay tied."""
     memo: dict[int, Any] = {}
     for child in module.modules():  # a pruned weight, say, which a hook computes anew in each call
@@ -26,7 +28,9 @@ def with_tensors(module: torch.nn.Module, make: Callable[[str, torch.Tensor], to
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         new = make(name, tensor)
         is_parameter = isinstance(tensor, torch.nn.Parameter)
-        memo[id(tensor)] = torch.nn.Parameter(new, requires_grad=tensor.requires_grad) if is_parameter else new
+        memo[id(tensor)] = (
+            torch.nn.Parameter(new, requires_grad=tensor.requires_grad) if is_parameter else new
+        )
     return copy.deepcopy(module, memo)
 
 
@@ -36,7 +40,9 @@ def is_computed(value: Any) -> bool:
 
 
 def is_extra(name: str) -> bool:
-    """Test for the name, in a module's state, of extra state that is no tensor: `get_extra_state`."""
+    """Test for the name, in a module's state, of extra state that is no tensor:
+    `get_extra_state`.
+    """
     return name.rpartition(".")[2] == EXTRA_STATE
 
 
@@ -47,7 +53,9 @@ def check_initialised(module: torch.nn.Module) -> None:
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if is_lazy(tensor):
             what = f"the parameter {name!r} of the {type(module).__name__} has no shape yet"
-            raise RewriteError(located(what, fix="Call the module once, which gives it one, and rewrite it then."))
+            raise RewriteError(
+                located(what, fix="Call the module once, which gives it one, and rewrite it then.")
+            )
 
 
 def check_inside(module: torch.nn.Module) -> None:
@@ -59,16 +67,23 @@ def check_inside(module: torch.nn.Module) -> None:
     for path, child in module.named_modules():
         if isinstance(vars(child).get("_skeleton"), Skeleton):
             what = f"the module {path!r} of the {type(module).__name__} was rewritten by itself"
-            fix = f"Rewrite the whole, with a filter such as `filter='{path}.*'`; or begin with `restored()` of that module."
+            fix = (
+                f"Rewrite the whole, with a filter such as `filter='{path}.*'`; or begin with"
+                " `restored()` of that module."
+            )
             raise RewriteError(located(what, fix=fix))
 
 
 def places_of(module: torch.nn.Module) -> Iterator[tuple[str, str]]:
-    """One name for each place where a module holds a tensor, and the name under which that is listed.
+    """One name for each place where a module holds a tensor, and the name under which that is
+    listed.
 
-    A module that is there twice has its places once: `functional_call` would put a tensor there twice, and leave it there.
+    A module that is there twice has its places once: `functional_call` would put a tensor there
+    twice, and leave it there.
     """
-    listed = {id(tensor): name for name, tensor in (*module.named_parameters(), *module.named_buffers())}
+    listed = {
+        id(tensor): name for name, tensor in (*module.named_parameters(), *module.named_buffers())
+    }
     for path, child in module.named_modules():
         params = child.named_parameters(recurse=False, remove_duplicate=False)
         buffers = child.named_buffers(recurse=False, remove_duplicate=False)
@@ -77,15 +92,24 @@ def places_of(module: torch.nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def state_names(module: torch.nn.Module) -> tuple[tuple[str, str], ...]:
-    """The names in a module's state, and for each the one under which its tensor is listed: tied ones have one."""
+    """The names in a module's state, and for each the one under which its tensor is listed: tied
+    ones have one.
+    """
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     listed = {id(tensor): name for name, tensor in tensors.items()}
-    every = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+    every = (
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    )
     own = {name: listed[id(tensor)] for name, tensor in every}
-    return tuple((name, own.get(name, name)) for name in module.state_dict() if name in own or is_extra(name))
+    return tuple(
+        (name, own.get(name, name)) for name in module.state_dict() if name in own or is_extra(name)
+    )
 
 
-def named_parts(names: Iterable[tuple[str, str]], parts: Iterable[str]) -> Iterator[tuple[str, str]]:
+def named_parts(
+    names: Iterable[tuple[str, str]], parts: Iterable[str]
+) -> Iterator[tuple[str, str]]:
     """Parts of parameters, tied ones under each of their names."""
     parts = tuple(parts)
     for name, canonical in names:
@@ -102,7 +126,9 @@ class Skeleton:
     def __init__(self, module: torch.nn.Module) -> None:
         check_initialised(module)
         check_inside(module)
-        self.module = with_tensors(module, lambda _, tensor: torch.empty_like(tensor, device="meta"))
+        self.module = with_tensors(
+            module, lambda _, tensor: torch.empty_like(tensor, device="meta")
+        )
         self.__name__ = type(module).__name__
         self.places = tuple(places_of(self.module))
 
@@ -118,7 +144,11 @@ class Skeleton:
         return bool(names)
 
     def __call__(
-        self, params: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor], *args: Any, **kwargs: Any
+        self,
+        params: Mapping[str, torch.Tensor],
+        buffers: Mapping[str, torch.Tensor],
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         given = {**params, **buffers}
         tensors = {place: given[name] for place, name in self.places if name in given}
@@ -127,8 +157,10 @@ class Skeleton:
 
 
 class OnState:
-    """A rewritten function of a module, as one of plain tensors: the parts, then the buffers. Calls take those apart
-    faster than `Prepared`, and arguments keep the numbers that they have for the user."""
+    """A rewritten function of a module, as one of plain tensors: the parts, then the buffers.
+    Calls take those apart faster than `Prepared`, and arguments keep the numbers that they have
+    for the user.
+    """
 
     def __init__(self, function: Rewritten, layout: Layout, buffer_names: tuple[str, ...]) -> None:
         self.function, self.layout, self.buffer_names = function, layout, buffer_names

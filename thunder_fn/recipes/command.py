@@ -1,7 +1,8 @@
-"""`python -m thunder_fn compile MODEL`: the report of a recipe on a model, with its ops, claims, memory and time.
+"""`python -m thunder_fn compile MODEL`: the report of a recipe on a model, with its ops, claims,
+memory and time.
 
-MODEL is a folder or JSON file with a configuration of transformers, for which a model with random weights is made, or
-`module:function`, a function that returns `(model, kwargs)`.
+MODEL is a folder or JSON file with a configuration of transformers, for which a model with random
+weights is made. Or it is `module:function`, a function that returns `(model, kwargs)`.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from thunder_fn.recipes.entry import chosen, compile
 
 ROUNDS = 5
 COPIES = 4
-"""Room for so many times a model's parameters is asked for: gradients, and intermediates. A larger model is captured
-only.
+"""Room for so many times a model's parameters is asked for: gradients, and intermediates. A larger
+model is captured only.
 """
 SAMPLES = 16_000
 """The number of samples of sound: a second."""
@@ -56,14 +57,23 @@ def main(argv: Sequence[str]) -> int:
         description="Report the ops, claims, memory and time of a model under a recipe. "
         + (__doc__ or "").partition("\n\n")[2],
     )
-    parser.add_argument("model", metavar="MODEL", help="a configuration of transformers, or module:function")
     parser.add_argument(
-        "--recipe", action="append", help="a recipe's name, or auto (the default); several are added up"
+        "model", metavar="MODEL", help="a configuration of transformers, or module:function"
     )
     parser.add_argument(
-        "--report", type=output_folder, metavar="FOLDER", help="write report.txt, report.json and trace.py there"
+        "--recipe",
+        action="append",
+        help="a recipe's name, or auto (the default); several are added up",
     )
-    parser.add_argument("--train", action="store_true", help="time forward and backward, not forward alone")
+    parser.add_argument(
+        "--report",
+        type=output_folder,
+        metavar="FOLDER",
+        help="write report.txt, report.json and trace.py there",
+    )
+    parser.add_argument(
+        "--train", action="store_true", help="time forward and backward, not forward alone"
+    )
     parser.add_argument(
         "--torch-compile",
         action=argparse.BooleanOptionalAction,
@@ -135,7 +145,11 @@ def _from_config(name: str) -> tuple[Any, dict[str, Any]]:
         architectures = config.architectures or []
         if architectures and not hasattr(transformers, architectures[0]):
             raise ValueError(f"this release of transformers has no {architectures[0]}")
-        cls = getattr(transformers, architectures[0]) if architectures else transformers.AutoModel.from_config
+        cls = (
+            getattr(transformers, architectures[0])
+            if architectures
+            else transformers.AutoModel.from_config
+        )
         with torch.device("meta"):
             made: Any = cls(config)
         if bytes_of(made) <= memory() // COPIES:
@@ -161,7 +175,8 @@ def memory() -> int:
 
 
 def example_inputs(model: Any, batch: int = 2, length: int = 32) -> dict[str, Any]:
-    """Random inputs for a model of transformers: text, images or sound, by the name of its main input.
+    """Random inputs for a model of transformers: text, images or sound, by the name of its main
+    input.
 
     Raises:
         ValueError: it takes something else.
@@ -172,8 +187,13 @@ def example_inputs(model: Any, batch: int = 2, length: int = 32) -> dict[str, An
         case "input_ids":
             found = ids()
         case "pixel_values":
-            size, channels = _of_images(config, "image_size", IMAGE), _of_images(config, "num_channels", 3)
-            found = torch.randn(batch, channels, *(size if isinstance(size, list | tuple) else (size, size)))
+            size, channels = (
+                _of_images(config, "image_size", IMAGE),
+                _of_images(config, "num_channels", 3),
+            )
+            found = torch.randn(
+                batch, channels, *(size if isinstance(size, list | tuple) else (size, size))
+            )
         case "input_values":
             found = torch.randn(batch, SAMPLES)
         case "input_features" if hasattr(config, "num_mel_bins"):
@@ -186,26 +206,41 @@ def example_inputs(model: Any, batch: int = 2, length: int = 32) -> dict[str, An
 
 
 def _of_images(config: Any, name: str, otherwise: int) -> Any:
-    """A number of a configuration, or of its part for images; some models take images of any size, and say none."""
-    parts = (config, *(getattr(config, part, None) for part in ("vision_config", "backbone_config")))
-    return next((value for part in parts if (value := getattr(part, name, None)) is not None), otherwise)
+    """A number of a configuration, or of its part for images; some models take images of any
+    size, and say none.
+    """
+    parts = (
+        config,
+        *(getattr(config, part, None) for part in ("vision_config", "backbone_config")),
+    )
+    return next(
+        (value for part in parts if (value := getattr(part, name, None)) is not None), otherwise
+    )
 
 
 def report(
     model: Any, inputs: dict[str, Any], recipe: Sequence[str], train: bool, torch_compile: bool
 ) -> dict[str, Any]:
-    """Report the parts of the recipe, the ops, the claims, memory and time, as values and as text."""
+    """Report the parts of the recipe, the ops, the claims, memory and time, as values and as
+    text.
+    """
     seen = list[Trace]()
     options = Options().changed(chosen(model, recipe).assemble(model).options)
     start = time.perf_counter()
-    compiled = compile(model, recipe, transforms=Transform(lambda trace: seen.append(trace) or trace, name="reported"))
+    compiled = compile(
+        model,
+        recipe,
+        transforms=Transform(lambda trace: seen.append(trace) or trace, name="reported"),
+    )
     step = (lambda f: _train_step(f, inputs)) if train else (lambda f: lambda: _no_grad(f, inputs))
     run = step(compiled)
     run()
     first = time.perf_counter() - start
     traces = list(dict.fromkeys(seen))
     seconds = {} if _is_meta(model) else _times(run, step, model, torch_compile)
-    ops = collections.Counter(equation.op.name for trace in traces for equation in dce(inline(trace)).equations)
+    ops = collections.Counter(
+        equation.op.name for trace in traces for equation in dce(inline(trace)).equations
+    )
     found: dict[str, Any] = {
         "recipe": chosen(model, recipe).explain(model),
         "first_call_seconds": first,
@@ -220,7 +255,12 @@ def report(
     return {**found, "text": _text(found)}
 
 
-def _times(run: Callable[[], None], step: Callable[[Any], Callable[[], None]], model: Any, torch_compile: bool) -> Any:
+def _times(
+    run: Callable[[], None],
+    step: Callable[[Any], Callable[[], None]],
+    model: Any,
+    torch_compile: bool,
+) -> Any:
     """Seconds of a step once all is compiled; None for torch.compile if it fails."""
     wait()
     times: dict[str, float | None] = {"thunder_fn": _seconds(run), "eager": _seconds(step(model))}
@@ -233,7 +273,9 @@ def _times(run: Callable[[], None], step: Callable[[Any], Callable[[], None]], m
 
 
 def _is_meta(model: Any) -> bool:
-    return isinstance(model, torch.nn.Module) and any(tensor.is_meta for tensor in model.parameters())
+    return isinstance(model, torch.nn.Module) and any(
+        tensor.is_meta for tensor in model.parameters()
+    )
 
 
 def _claims(
@@ -245,14 +287,18 @@ def _claims(
             yield explain_claims(compiled, **inputs)
     except CaptureError:
         for trace in traces:
-            yield ClaimReport(trace.name, decisions_of(close_over(trace)[0], options.executors_of(trace)))
+            yield ClaimReport(
+                trace.name, decisions_of(close_over(trace)[0], options.executors_of(trace))
+            )
 
 
 def _train_step(f: Callable[..., Any], inputs: dict[str, Any]) -> Callable[[], None]:
     def step() -> None:
         result = f(**inputs)
         values = result.values() if isinstance(result, dict) else [result]
-        loss: Any = sum(value.float().pow(2).mean() for value in values if isinstance(value, torch.Tensor))
+        loss: Any = sum(
+            value.float().pow(2).mean() for value in values if isinstance(value, torch.Tensor)
+        )
         loss.backward()
 
     return step
@@ -274,7 +320,9 @@ def _seconds(run: Callable[[], None]) -> float:
 
 
 def _text(found: dict[str, Any]) -> str:
-    ops = ", ".join(f"{count} {name.removeprefix('aten.')}" for name, count in list(found["ops"].items())[:12])
+    ops = ", ".join(
+        f"{count} {name.removeprefix('aten.')}" for name, count in list(found["ops"].items())[:12]
+    )
     shown = lambda value: "fails" if value is None else f"{value * 1e3:.1f} ms"
     times = ", ".join(f"{name} {shown(value)}" for name, value in found["seconds"].items()) or (
         f"nothing is run, on the meta device: the machine has {memory() / 2**30:.1f} GiB of memory"
@@ -284,8 +332,10 @@ def _text(found: dict[str, Any]) -> str:
         [
             found["recipe"],
             f"ops        {sum(found['ops'].values())}: {ops}{in_graphs}",
-            f"memory     {found['parameter_bytes'] / 2**20:.1f} MiB of parameters, at most "
-            f"{found['forward_peak_bytes'] / 2**20:.1f} MiB of results at a time",
+            (
+                f"memory     {found['parameter_bytes'] / 2**20:.1f} MiB of parameters, at most "
+                f"{found['forward_peak_bytes'] / 2**20:.1f} MiB of results at a time"
+            ),
             f"time       first call {found['first_call_seconds']:.2f} s; then {times}",
             "claims",
             found["claims"],

@@ -1,15 +1,17 @@
-"""The backend "thunder_fn" of `torch.compile`: each graph that Dynamo finds becomes a jitted function.
+"""The backend "thunder_fn" of `torch.compile`: each graph that Dynamo finds becomes a jitted
+function.
 
-Dynamo runs the bytecode, breaks graphs where it must and guards what it baked in. Its graphs consist of torch functions, so
-they are traced as any function is, composites included, and get the transforms and executors that were asked for.
+Dynamo runs the bytecode, breaks graphs where it must and guards what it baked in. Its graphs
+consist of torch functions. So they are traced as any function is, composites included, and get the
+transforms and executors that were asked for.
 
-A model or function whose recipe wants no frontend is captured directly, as one trace. If it is no single trace,
-because it decides on values, draws Python's random numbers or makes calls that no trace can have, it goes through
-Dynamo from then on, with a warning.
+A model or function whose recipe wants no frontend is captured directly, as one trace. It may be no
+single trace, because it decides on values, draws Python's random numbers or makes calls that no
+trace can have. Then it goes through Dynamo from then on, with a warning.
 
-Dynamo can take over within the same call, because a capture that fails has changed no tensor and drawn no random
-number. Graphs enter through capture rather than `from_fx`: they consist of torch functions and so keep their
-composites.
+Dynamo can take over within the same call, because a capture that fails has changed no tensor and
+drawn no random number. Graphs enter through capture rather than `from_fx`: they consist of torch
+functions and so keep their composites.
 """
 
 from __future__ import annotations
@@ -66,19 +68,23 @@ def backend(**options: Any) -> Callable[[torch.fx.GraphModule, Sequence[Any]], C
 
 @dataclass(frozen=True)
 class _Backend:
-    """The backend that Dynamo hands its graphs to. Those of equal options are equal, so that models of one class
-    share programs.
+    """The backend that Dynamo hands its graphs to. Those of equal options are equal, so that models
+    of one class share programs.
     """
 
     options: Options
     __name__: ClassVar[str] = "thunder_fn"
 
-    def __call__(self, graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
+    def __call__(
+        self, graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]
+    ) -> Compiled:
         places = _floats_of(graph_module, example_inputs)
         jitted = Jitted(graph_module.forward, self.options)
         if not places:
             return jitted
-        return lambda *given: jitted(*(one.item() if place in places else one for place, one in enumerate(given)))
+        return lambda *given: jitted(
+            *(one.item() if place in places else one for place, one in enumerate(given))
+        )
 
 
 def _floats_of(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> frozenset[int]:
@@ -90,7 +96,11 @@ def _floats_of(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]
     placeholders = graph_module.graph.find_nodes(op="placeholder")
     for place, (given, value) in enumerate(zip(placeholders, example_inputs, strict=True)):
         is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
-        if is_float and given.users and all((one.op, one.target) == ("call_method", "item") for one in given.users):
+        if (
+            is_float
+            and given.users
+            and all((one.op, one.target) == ("call_method", "item") for one in given.users)
+        ):
             found.add(place)
             for read in tuple(given.users):
                 read.replace_all_uses_with(given)
@@ -102,12 +112,16 @@ def _floats_of(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]
 
 @dataclass(frozen=True, eq=False)
 class DynamoForward:
-    """A module's `forward`, compiled by Dynamo with our backend. Pickled and copied by its options."""
+    """A module's `forward`, compiled by Dynamo with our backend. Pickled and copied by its
+    options.
+    """
 
     module: torch.nn.Module
     options: Options
     made: dict[Any, Compiled] = field(default_factory=dict[Any, Compiled], repr=False)
-    """Dynamo's function for each `forward` that was assigned to the module; under None for that of its class."""
+    """Dynamo's function for each `forward` that was assigned to the module; under None for that
+    of its class.
+    """
 
     @property
     def again(self) -> Callable[[torch.nn.Module], DynamoForward]:
@@ -125,7 +139,9 @@ def _compiled(f: Compiled, options: Options) -> Compiled:
     """Compile a function through Dynamo."""
     compiled: Compiled = torch.compile(f, backend=_Backend(options))
     in_python = [one for one in options.lookasides if isinstance(one.fn, types.FunctionType)]
-    diverted = functools.partial(diverted_in_parts, in_python) if in_python else contextlib.nullcontext
+    diverted = (
+        functools.partial(diverted_in_parts, in_python) if in_python else contextlib.nullcontext
+    )
 
     @functools.wraps(f)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -134,10 +150,13 @@ def _compiled(f: Compiled, options: Options) -> Compiled:
                 return compiled(*args, **kwargs)
         except internals.TooManyPrograms as error:
             what = (
-                f"{error}, and a call of this function needs another one: models of one class run the same code, each with "
-                "programs of its own, and so do arguments of other kinds"
+                f"{error}, and a call of this function needs another one: models of one class run"
+                " the same code, each with programs of its own, and so do arguments of other kinds"
             )
-            fix = "Delete models that are no longer used, or all programs with `torch.compiler.reset()`."
+            fix = (
+                "Delete models that are no longer used, or all programs with"
+                " `torch.compiler.reset()`."
+            )
             raise RecipeError(located(what, source=source_of(f), fix=fix)) from error
 
     return call
@@ -163,17 +182,25 @@ class _UnchangingForward(TracedForward):
 
 
 def _breaks(error: CaptureError, options: Options) -> bool:
-    """Test whether a capture failed because the code is no single trace, so that Dynamo may be asked."""
+    """Test whether a capture failed because the code is no single trace, so that Dynamo may be
+    asked.
+    """
     raised_itself = isinstance(error, TracedFunctionError)
-    return not (raised_itself or current() is not None or _numbers_arguments(options) or _out_of_reach(options))
+    return not (
+        raised_itself
+        or current() is not None
+        or _numbers_arguments(options)
+        or _out_of_reach(options)
+    )
 
 
 @dataclass(slots=True, eq=False)
 class BreakingJit(ModuleJit):
-    """A jitted module that goes through Dynamo from the first call on in which it is found to be no single trace.
+    """A jitted module that goes through Dynamo from the first call on in which it is found to be no
+    single trace.
 
-    By then no tensor has been changed and no random number drawn; other side effects of the function have happened
-    once.
+    By then no tensor has been changed and no random number drawn; other side effects of the
+    function have happened once.
     """
 
     broken: DynamoForward | None = None
@@ -190,16 +217,24 @@ class BreakingJit(ModuleJit):
             except CaptureError as error:
                 if not _breaks(error, self.options):
                     raise
-                warnings.warn(_says_why(type(self.module).__name__, error), GraphBreakWarning, stacklevel=2)
+                warnings.warn(
+                    _says_why(type(self.module).__name__, error), GraphBreakWarning, stacklevel=2
+                )
                 self.broken = DynamoForward(self.module, self.options)
         return self.broken(*args, **kwargs)
 
     def counts(self, name: str) -> None:
-        """Note that the traced code changed a plain attribute that it had read; if that goes on, Dynamo takes over."""
+        """Note that the traced code changed a plain attribute that it had read; if that goes on,
+        Dynamo takes over.
+        """
         if self.counting == PATIENCE and not _numbers_arguments(self.options):
             what = f"{type(self.module).__name__} changes its attribute {name!r} in each call"
-            error = UnsupportedCall(located(what, source=source_of(self.module.forward), fix=COUNT_OUTSIDE))
-            warnings.warn(_says_why(type(self.module).__name__, error), GraphBreakWarning, stacklevel=2)
+            error = UnsupportedCall(
+                located(what, source=source_of(self.module.forward), fix=COUNT_OUTSIDE)
+            )
+            warnings.warn(
+                _says_why(type(self.module).__name__, error), GraphBreakWarning, stacklevel=2
+            )
             self.broken = DynamoForward(self.module, self.options)
 
     def traced(self, on_reads: OnReads, layout: Layout) -> TracedForward:
@@ -208,7 +243,8 @@ class BreakingJit(ModuleJit):
 
 
 class BreakingFunction(Jitted):
-    """A jitted function that asks Dynamo for the calls that no program serves, once one of them was found to be no single trace.
+    """A jitted function that asks Dynamo for the calls that no program serves, once one of them was
+    found to be no single trace.
 
     As with a module, no tensor has been changed by then and no random number drawn.
     """
@@ -249,7 +285,10 @@ class BreakingFunction(Jitted):
 
 def _says_why(name: str, error: Exception) -> str:
     what = f"{name} is no single trace, and goes through Dynamo, in parts:\n  "
-    fix = 'Say `frontend="dynamo"` to have it so without this warning, or `frontend="direct"` to have this as an error.'
+    fix = (
+        'Say `frontend="dynamo"` to have it so without this warning, or `frontend="direct"` to have'
+        " this as an error."
+    )
     return what + "\n  ".join(str(error).splitlines()) + f"\n{fix}"
 
 
@@ -263,13 +302,17 @@ def with_breaks(model: Compiled, options: dict[str, Any]) -> Any:
 
 
 def _numbers_arguments(options: Options) -> bool:
-    """Test for options about the arguments of the function, which those of Dynamo's graphs are not."""
+    """Test for options about the arguments of the function, which those of Dynamo's graphs are
+    not.
+    """
     static = options.static_argnums or options.static_argnames
     return bool(static or options.donate_argnums or isinstance(options.dynamic, tuple))
 
 
 def _out_of_reach(options: Options) -> str | None:
-    """A lookaside that Dynamo cannot follow: it knows builtins by identity, and generators only as they run."""
+    """A lookaside that Dynamo cannot follow: it knows builtins by identity, and generators only
+    as they run.
+    """
     for one in options.lookasides:
         if isinstance(one.fn, types.BuiltinFunctionType) and is_by_name(one.fn):
             return f"a lookaside of the builtin {one.fn.__name__}"
@@ -281,21 +324,30 @@ def _out_of_reach(options: Options) -> str | None:
 
 
 def through_dynamo(model: Compiled, options: dict[str, Any]) -> Any:
-    """A function or module whose graphs are found by Dynamo; a module stays one of its class, on the same state.
+    """A function or module whose graphs are found by Dynamo; a module stays one of its class, on
+    the same state.
 
     Raises:
-        RecipeError: parameters are stored in another way, an option counts arguments, or a lookaside cannot be followed.
+        RecipeError: parameters are stored in another way, an option counts arguments, or a
+            lookaside cannot be followed.
     """
     given = Options().changed(options)
     if isinstance(model, RewrittenModule):
         what = (
-            "the frontend 'dynamo' cannot trace what a rewrite such as quantize or fsdp made: it is captured directly"
+            "the frontend 'dynamo' cannot trace what a rewrite such as quantize or fsdp made: it is"
+            " captured directly"
         )
         raise RecipeError(located(what, fix='Leave `frontend="dynamo"` out, or that recipe.'))
     if _numbers_arguments(given):
-        what = "static and donated arguments and marks in dynamic are of a function's arguments, not of its graphs'"
+        what = (
+            "static and donated arguments and marks in dynamic are of a function's arguments, not"
+            " of its graphs'"
+        )
         raise RecipeError(
-            located(f"the frontend 'dynamo': {what}", fix="Leave them out: Dynamo finds out what is static.")
+            located(
+                f"the frontend 'dynamo': {what}",
+                fix="Leave them out: Dynamo finds out what is static.",
+            )
         )
     if (lookaside := _out_of_reach(given)) is not None:
         fix = "Give a Python function of yours and another that returns what it computes."
@@ -306,7 +358,12 @@ def through_dynamo(model: Compiled, options: dict[str, Any]) -> Any:
 
 
 def thunder_fn(
-    graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any], *, options: dict[str, Any] | None = None
+    graph_module: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: dict[str, Any] | None = None,
 ) -> Compiled:
-    """The backend that `torch.compile(f, backend="thunder_fn", options={...})` calls. The options are those of `jit`."""
+    """The backend that `torch.compile(f, backend="thunder_fn", options={...})` calls. The
+    options are those of `jit`.
+    """
     return backend(**(options or {}))(graph_module, example_inputs)

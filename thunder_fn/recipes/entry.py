@@ -23,13 +23,16 @@ Choice = None | str | Recipe | Sequence["Recipe | str"]
 def compile(model: Model, recipe: Choice = None, **options: Any) -> Any:
     """Make a model or function fast, with this machine's executors and the recipe for the model.
 
-    Law: ``compile(f)(*xs)`` is ``f(*xs)``, as exactly as the transforms and executors say that were chosen.
+    Law: ``compile(f)(*xs)`` is ``f(*xs)``, as exactly as the transforms and executors say that were
+        chosen.
 
     Args:
         model: a module or any PyTorch callable.
-        recipe: None for what suits every model; "auto" for the recipe of the model's class; a name, a `Recipe`, or a
-            list of them, which is their sum. The machine's executors come after those of the recipe.
-        options: as in `Recipe.with_`: `transforms`, `executors`, `lookasides`, `frontend`, and options of `jit`.
+        recipe: None for what suits every model, or "auto" for the recipe of the model's class. Or a
+            name, a `Recipe`, or a list of them, which is their sum. The machine's executors come
+            after those of the recipe.
+        options: as in `Recipe.with_`: `transforms`, `executors`, `lookasides`, `frontend`, and
+            options of `jit`.
 
     Returns:
         A module of the same class on the same state, or a function.
@@ -63,7 +66,10 @@ def _compiled(model: Model, assembly: Assembly) -> Any:
 def _transformed(model: Model, transform: Transform) -> Model:
     made = transform(model)
     if not callable(made):
-        what = f"the transform {transform.name!r} of the model returned {kind_of(made)}, not a module or function"
+        what = (
+            f"the transform {transform.name!r} of the model returned {kind_of(made)}, not a module"
+            " or function"
+        )
         raise RecipeError(located(what, fix="Return the model, also where it is changed in place."))
     return made
 
@@ -75,12 +81,18 @@ def chosen(model: Model, recipe: Choice) -> Recipe:
         RecipeError: it is none.
     """
     if not callable(model):
-        raise RecipeError(f"compile: expected a module or function, given {kind_of(model)}: {shown(model, 60)}")
+        raise RecipeError(
+            f"compile: expected a module or function, given {kind_of(model)}: {shown(model, 60)}"
+        )
     if isinstance(model, type) and issubclass(model, torch.nn.Module):
-        raise RecipeError(f"compile: expected a module, given the class {model.__name__}; make an instance of it")
+        raise RecipeError(
+            f"compile: expected a module, given the class {model.__name__}; make an instance of it"
+        )
     if recipe is None:
         return Default()
-    given: Sequence[Any] = [recipe] if isinstance(recipe, str | Recipe) or not isinstance(recipe, Sequence) else recipe
+    given: Sequence[Any] = (
+        [recipe] if isinstance(recipe, str | Recipe) or not isinstance(recipe, Sequence) else recipe
+    )
     parts = [_read(model, one) for one in given]
     whole = parts[0] if parts else Default()
     for part in parts[1:]:
@@ -94,7 +106,9 @@ def _made(recipe: type[Recipe]) -> Recipe:
         inspect.signature(recipe.__init__).bind(None)
     except TypeError as error:
         what = f"compile: the recipe {recipe.name!r} cannot be made without arguments: {error}"
-        raise RecipeError(located(what, fix=f"Give the recipe itself, `{recipe.__name__}(...)`.")) from error
+        raise RecipeError(
+            located(what, fix=f"Give the recipe itself, `{recipe.__name__}(...)`.")
+        ) from error
     return recipe()
 
 

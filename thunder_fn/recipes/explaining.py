@@ -23,25 +23,45 @@ def explain(assembly: Assembly) -> str:
         f"frontend   {assembly.frontend or OPEN}",
     ]
     lines += _listed(
-        "transforms", assembly.transforms, assembly.origins, lambda one: f"on the {one.on}, {one.numerics}"
+        "transforms",
+        assembly.transforms,
+        assembly.origins,
+        lambda one: f"on the {one.on}, {one.numerics}",
     )
     numerics = dict(assembly.config).get("numerics", Options().numerics)
     chosen = [one for one in assembly.executors if is_within(one.numerics, numerics)]
     lines += _listed("executors", chosen, assembly.origins, lambda one: one.numerics)
     left_out = [one for one in assembly.executors if one not in chosen]
-    lines += [f"  without {one.name}, which is {one.numerics}, as numerics={numerics!r}" for one in left_out]
-    lines += [] if TORCH in assembly.executors else ["  then PyTorch's own ops, for whatever is left"]
-    lines += [f"lookaside  {name_of(one.fn)} -> {name_of(one.replace_with)}" for one in assembly.lookasides]
+    lines += [
+        f"  without {one.name}, which is {one.numerics}, as numerics={numerics!r}"
+        for one in left_out
+    ]
+    lines += (
+        [] if TORCH in assembly.executors else ["  then PyTorch's own ops, for whatever is left"]
+    )
+    lines += [
+        f"lookaside  {name_of(one.fn)} -> {name_of(one.replace_with)}"
+        for one in assembly.lookasides
+    ]
     lines += [f"option     {name}={value!r}" for name, value in assembly.config]
     return "\n".join(lines)
 
 
-def _listed(what: str, things: Sequence[Any], origins: Mapping[Any, str], describe: Callable[[Any], str]) -> list[str]:
+def _listed(
+    what: str, things: Sequence[Any], origins: Mapping[Any, str], describe: Callable[[Any], str]
+) -> list[str]:
     lines = [f"{what:<10} {'none' if not things else ''}".rstrip()]
     for number, one in enumerate(things, 1):
-        why = [text for before in things[: number - 1] if (text := reason(_traits(before), _traits(one)))]
+        why = [
+            text
+            for before in things[: number - 1]
+            if (text := reason(_traits(before), _traits(one)))
+        ]
         origin = origins.get(id(one), "what the machine has")
-        lines.append(f"  {number}. {one.name} ({describe(one)}), from {origin}{''.join(f'; {text}' for text in why)}")
+        lines.append(
+            f"  {number}. {one.name} ({describe(one)}), from"
+            f" {origin}{''.join(f'; {text}' for text in why)}"
+        )
     return lines
 
 
@@ -51,4 +71,6 @@ def _traits(value: Any) -> HasTraits:
 
 def name_of(fn: Any) -> str:
     """A function by its module and name."""
-    return f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', repr(fn))}".removeprefix(".")
+    return f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', repr(fn))}".removeprefix(
+        "."
+    )

@@ -1,4 +1,5 @@
-"""Recipes for Hugging Face's transformers: the needs of each family, as a third party would write them.
+"""Recipes for Hugging Face's transformers: the needs of each family, as a third party would write
+them.
 
 transformers is imported when a recipe is used, never by `import thunder_fn`.
 """
@@ -41,19 +42,28 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 def _take_caches_apart(model: Any) -> Any:
     """Caches of keys and values are arguments that models change."""
     names = ("Cache", "CacheLayerMixin", "LinearAttentionCacheLayerMixin")
-    pytree.register_object(*filter(None, (_in_transformers(f"cache_utils.{name}") for name in names)))
+    pytree.register_object(
+        *filter(None, (_in_transformers(f"cache_utils.{name}") for name in names))
+    )
     return model
 
 
 DRAFTS = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")
-"""Options of `generate` by which tokens are drafted and taken back, which keys and values of fixed size cannot be."""
+"""Options of `generate` by which tokens are drafted and taken back, which keys and values of
+fixed size cannot be.
+"""
 
 
 def _generate(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """`generate` with keys and values of fixed size, unless the call or a configuration says otherwise."""
+    """`generate` with keys and values of fixed size, unless the call or a configuration says
+    otherwise.
+    """
     given = args[1] if len(args) > 1 else kwargs.get("generation_config")
     config = self.generation_config if given is None else given
-    is_said = config.cache_implementation is not None or {"cache_implementation", "past_key_values"} & set(kwargs)
+    is_said = config.cache_implementation is not None or {
+        "cache_implementation",
+        "past_key_values",
+    } & set(kwargs)
     drafts = any(kwargs.get(name, getattr(config, name, None)) is not None for name in DRAFTS)
     if not is_said and not drafts and kwargs.get("use_cache", config.use_cache) is not False:
         if given is None:
@@ -70,8 +80,14 @@ def _generate(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _generate_with_static_cache(compiled: Any) -> Any:
-    """`generate` decodes with keys and values of fixed size, so that one program serves every token."""
-    return with_methods(compiled, generate=_generate) if getattr(compiled, "generation_config", None) else compiled
+    """`generate` decodes with keys and values of fixed size, so that one program serves every
+    token.
+    """
+    return (
+        with_methods(compiled, generate=_generate)
+        if getattr(compiled, "generation_config", None)
+        else compiled
+    )
 
 
 _beneath: WeakKeyDictionary[torch.nn.Module, Any] = WeakKeyDictionary()
@@ -79,12 +95,16 @@ _beneath: WeakKeyDictionary[torch.nn.Module, Any] = WeakKeyDictionary()
 
 
 def _generate_beneath(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """`generate` of a model with adapters: the model beneath them, which generates, is compiled as this one is."""
+    """`generate` of a model with adapters: the model beneath them, which generates, is compiled
+    as this one is.
+    """
     inner, base = jit_of(self), self.get_base_model()
     beneath = _beneath.get(self)
     if beneath is None or jit_of(beneath).module is not base:
         beneath = with_forward(base, inner.again)
-        if not self.active_peft_config.is_prompt_learning:  # PEFT puts prompts into caches that grow
+        if (
+            not self.active_peft_config.is_prompt_learning
+        ):  # PEFT puts prompts into caches that grow
             beneath = _generate_with_static_cache(beneath)
         _beneath[self] = beneath
     cls: Any = type(inner.module)
@@ -94,13 +114,17 @@ def _generate_beneath(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _generate_with_adapters(compiled: Any) -> Any:
     return (
-        with_methods(compiled, generate=_generate_beneath) if getattr(compiled, "generation_config", None) else compiled
+        with_methods(compiled, generate=_generate_beneath)
+        if getattr(compiled, "generation_config", None)
+        else compiled
     )
 
 
 CACHES = Transform(_take_caches_apart, name="caches_as_arguments", on="model", idempotent=True)
 STATIC = Transform(_generate_with_static_cache, name="static_cache", on="compiled", idempotent=True)
-ADAPTED = Transform(_generate_with_adapters, name="adapted_generate", on="compiled", idempotent=True)
+ADAPTED = Transform(
+    _generate_with_adapters, name="adapted_generate", on="compiled", idempotent=True
+)
 
 
 @register
@@ -108,24 +132,30 @@ class HuggingFace(Recipe):
     """Every model of transformers.
 
     Args:
-        as_eager: compute as transformers does when nothing is compiled, to the last bit, where it has another way for
-            compilers.
+        as_eager: compute as transformers does when nothing is compiled, to the last bit, where it
+            has another way for compilers.
     """
 
     name = "hf-transformers"
     models = ("transformers.PreTrainedModel",)
     ways: ClassVar[tuple[tuple[str, Callable[..., Any]], ...]] = ()
-    """Functions of transformers that look whether they are compiled, and their forms in eager PyTorch."""
+    """Functions of transformers that look whether they are compiled, and their forms in eager
+    PyTorch.
+    """
 
     def __init__(self, as_eager: bool = False) -> None:
         self.as_eager = as_eager
 
     def validate(self, model: Any) -> None:
         """Check that the model is of the family."""
-        known = {f"{cls.__module__.partition('.')[0]}.{cls.__name__}" for cls in type(model).__mro__}
+        known = {
+            f"{cls.__module__.partition('.')[0]}.{cls.__name__}" for cls in type(model).__mro__
+        }
         if not known & set(self.models):
             wanted = " or ".join(self.models)
-            raise ValueError(f"the recipe {self.name} is for {with_article(wanted)}, given {kind_of(model)}")
+            raise ValueError(
+                f"the recipe {self.name} is for {with_article(wanted)}, given {kind_of(model)}"
+            )
 
     def setup_lookasides(self) -> Sequence[Lookaside]:
         """The warning about padding looks at values."""
@@ -147,8 +177,12 @@ class Decoder(HuggingFace):
         return (*super().setup_transforms(), STATIC)
 
 
-def _family(cls: str, about: str, *prefixes: str, of: type[HuggingFace] = Decoder) -> type[HuggingFace]:
-    """A recipe that has nothing to add to `of` but the models it is for, whose base classes begin with the prefixes."""
+def _family(
+    cls: str, about: str, *prefixes: str, of: type[HuggingFace] = Decoder
+) -> type[HuggingFace]:
+    """A recipe that has nothing to add to `of` but the models it is for, whose base classes
+    begin with the prefixes.
+    """
     models = tuple(f"transformers.{prefix}PreTrainedModel" for prefix in prefixes or (cls,))
     body = {"__doc__": about, "__module__": __name__, "name": f"hf-{cls.lower()}", "models": models}
     return register(types.new_class(cls, (of,), exec_body=lambda namespace: namespace.update(body)))
@@ -193,7 +227,8 @@ class Mamba(Decoder):
 
 
 def _with_mask(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A stack of layers that is given the mask of ones which eager transformers makes where it is given none.
+    """A stack of layers that is given the mask of ones which eager transformers makes where it is
+    given none.
 
     If transformers takes itself for compiled, these encoders forget to make it, and fail.
     """

@@ -1,5 +1,5 @@
-"""Small recipes that are added to others: ``compile(model, ["auto", "quantize_int8"])``. A plugin that cannot apply
-raises.
+"""Small recipes that are added to others: ``compile(model, ["auto", "quantize_int8"])``. A plugin
+that cannot apply raises.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ def parameters_of(recipe: Recipe, model: Any) -> list[torch.nn.Parameter]:
         rewrite = recipe.name.partition("_")[0]
         what = f"{recipe.name}: {kind_of(model)} has no parameters of its own"
         raise RecipeError(
-            located(what, fix=f"Give `compile` the module, or call `{rewrite}` on a function of parameters.")
+            located(
+                what,
+                fix=f"Give `compile` the module, or call `{rewrite}` on a function of parameters.",
+            )
         )
     return list(model.parameters())
 
@@ -44,7 +47,8 @@ class Quantize(Recipe):
     """Weights as numbers of few bits, decoded where they are used. See `quantize`.
 
     Args:
-        filter: which weights, as `quantize` takes it. Left out, all floating parameters of two or more dims.
+        filter: which weights, as `quantize` takes it. Left out, all floating parameters of two or
+            more dims.
     """
 
     scheme: ClassVar[str] = ""
@@ -65,7 +69,9 @@ class Quantize(Recipe):
         parameters = parameters_of(self, model)
         found = [param for param in parameters if param.is_floating_point() and param.dim() >= 2]
         if not found:
-            raise RecipeError(f"{self.name}: {kind_of(model)} has no floating parameter of two or more dims")
+            raise RecipeError(
+                f"{self.name}: {kind_of(model)} has no floating parameter of two or more dims"
+            )
         return found
 
     def setup_transforms(self) -> Sequence[Transform]:
@@ -114,23 +120,37 @@ class Fp8(Quantize):
     name, scheme = "fp8", "fp8_dynamic"
 
     def validate(self, model: Any) -> None:
-        """Check that the hardware multiplies e4m3 numbers with a scale for each row, and that PyTorch's kernel takes
-        a weight.
+        """Check that the hardware multiplies e4m3 numbers with a scale for each row, and that
+        PyTorch's kernel takes a weight.
         """
         fix = 'Quantise without: `quantize(model, "fp8")` stores eight bits on any machine.'
         matrices = self.matrices_of(model)
         device = matrices[0].device
         if device.type != "cuda":
-            raise RecipeError(located(f"fp8: the model is on a {device.type}, which has no fp8 arithmetic", fix=fix))
+            raise RecipeError(
+                located(
+                    f"fp8: the model is on a {device.type}, which has no fp8 arithmetic", fix=fix
+                )
+            )
         capability = torch.cuda.get_device_capability(device)
         if capability < (9, 0):
             has = f"{device} has compute capability {capability[0]}.{capability[1]}"
-            raise RecipeError(located(f"fp8: {has}, and fp8 arithmetic with a scale for each row takes 9.0", fix=fix))
+            raise RecipeError(
+                located(
+                    f"fp8: {has}, and fp8 arithmetic with a scale for each row takes 9.0", fix=fix
+                )
+            )
         if not any(
-            w.dtype == torch.bfloat16 and w.dim() == 2 and all(size % 16 == 0 for size in w.shape) for w in matrices
+            w.dtype == torch.bfloat16 and w.dim() == 2 and all(size % 16 == 0 for size in w.shape)
+            for w in matrices
         ):
-            what = "fp8: no matrix of the model is in bfloat16 with both sizes multiples of 16, as PyTorch's kernel takes it"
-            raise RecipeError(located(what, fix="Use `model.to(torch.bfloat16)`, or leave fp8 out."))
+            what = (
+                "fp8: no matrix of the model is in bfloat16 with both sizes multiples of 16, as"
+                " PyTorch's kernel takes it"
+            )
+            raise RecipeError(
+                located(what, fix="Use `model.to(torch.bfloat16)`, or leave fp8 out.")
+            )
 
 
 # ---- many ranks ----
@@ -140,7 +160,8 @@ class Distributed(Recipe):
     """A model over many ranks, each of which calls it on its own batch.
 
     Args:
-        mesh: a DeviceMesh of one dim. Left out, all ranks of the process group that is there, on the model's device.
+        mesh: a DeviceMesh of one dim. Left out, all ranks of the process group that is there, on
+            the model's device.
         options: of `fsdp` or `ddp`.
     """
 
@@ -154,9 +175,16 @@ class Distributed(Recipe):
         """Check that there are parameters, and ranks."""
         if not parameters_of(self, model):
             raise RecipeError(f"{self.name}: {kind_of(model)} has no parameters")
-        if self.mesh is None and not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-            fix = f'Start under torchrun and call `torch.distributed.init_process_group`, or pass `get("{self.name}")(mesh)`.'
-            raise RecipeError(located(f"{self.name}: there is no process group, and no mesh was given", fix=fix))
+        if self.mesh is None and not (
+            torch.distributed.is_available() and torch.distributed.is_initialized()
+        ):
+            fix = (
+                "Start under torchrun and call `torch.distributed.init_process_group`, or pass"
+                f' `get("{self.name}")(mesh)`.'
+            )
+            raise RecipeError(
+                located(f"{self.name}: there is no process group, and no mesh was given", fix=fix)
+            )
 
     def spread(self, model: torch.nn.Module) -> Any:
         """The model over the mesh."""
@@ -165,10 +193,17 @@ class Distributed(Recipe):
         return type(self).rewrite(model, mesh, **self.options)
 
     def setup_transforms(self) -> Sequence[Transform]:
-        """The transform of the model that gives it other parameters. Sums over ranks come in another order."""
+        """The transform of the model that gives it other parameters. Sums over ranks come in
+        another order.
+        """
         numerics: Numerics = "reassociating"
         spread = Transform(
-            self.spread, name=self.name, conflicts=(self.rival,), idempotent=True, numerics=numerics, on="model"
+            self.spread,
+            name=self.name,
+            conflicts=(self.rival,),
+            idempotent=True,
+            numerics=numerics,
+            on="model",
         )
         return (spread,)
 
@@ -208,10 +243,17 @@ class ReduceOverhead(Recipe):
         fix = "Leave reduce_overhead out on this machine."
         if (missing := self.executor.recording.missing()) is not None:
             raise RecipeError(located(f"reduce_overhead: {missing}", fix=fix))
-        tensors = [*model.parameters(), *model.buffers()] if isinstance(model, torch.nn.Module) else []
-        other = next((tensor for tensor in tensors if not self.executor.recording.takes(tensor)), None)
+        tensors = (
+            [*model.parameters(), *model.buffers()] if isinstance(model, torch.nn.Module) else []
+        )
+        other = next(
+            (tensor for tensor in tensors if not self.executor.recording.takes(tensor)), None
+        )
         if other is not None:
-            what = f"reduce_overhead: the model is on a {other.device.type}, where programs cannot be recorded"
+            what = (
+                f"reduce_overhead: the model is on a {other.device.type}, where programs cannot be"
+                " recorded"
+            )
             raise RecipeError(located(what, fix="Move it to the device first."))
 
     def setup_executors(self) -> Sequence[Executor]:

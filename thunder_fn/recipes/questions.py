@@ -1,4 +1,6 @@
-"""The questions to recipes: their names, the options that may be set, and the reading of an answer."""
+"""The questions to recipes: their names, the options that may be set, and the reading of an
+answer.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def check_names(cls: type) -> None:
             raise RecipeError(located(f"{cls.__name__}: `{name}` is not to be overridden", fix=fix))
         near = difflib.get_close_matches(name, QUESTIONS, n=1, cutoff=0.9)
         if near and name not in QUESTIONS:
-            raise RecipeError(f"{cls.__name__}: there is no question `{name}`; did you mean `{near[0]}`?")
+            raise RecipeError(
+                f"{cls.__name__}: there is no question `{name}`; did you mean `{near[0]}`?"
+            )
 
 
 def answer(recipe: Any, question: str) -> Any:
@@ -51,7 +55,10 @@ def answer(recipe: Any, question: str) -> Any:
     """
     method = getattr(recipe, question)
     if not callable(method):
-        what = f"{recipe!r}: {question} is a method that returns what is asked for, not {kind_of(method)}"
+        what = (
+            f"{recipe!r}: {question} is a method that returns what is asked for, not"
+            f" {kind_of(method)}"
+        )
         raise RecipeError(located(what, fix=f"Write `def {question}(self): return ...`."))
     return method()
 
@@ -66,5 +73,8 @@ def sequence(recipe: Any, question: str) -> Sequence[Any]:
     if said is None:  # by a method without `return`
         return ()
     if isinstance(said, str) or not isinstance(said, Sequence):
-        raise RecipeError(f"{recipe!r}: {question} returns a sequence, not {kind_of(said)}\nReturn `()` for nothing.")
+        raise RecipeError(
+            f"{recipe!r}: {question} returns a sequence, not {kind_of(said)}\nReturn `()` for"
+            " nothing."
+        )
     return said

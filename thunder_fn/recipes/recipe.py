@@ -1,4 +1,5 @@
-"""Recipes: the needs of a model, to be traced and run well, in one value that works for many models.
+"""Recipes: the needs of a model, to be traced and run well, in one value that works for many
+models.
 
     class Mine(Recipe):
         def __init__(self, fast: bool = False):
@@ -11,11 +12,12 @@
         def setup_executors(self):
             return ("inductor",) if self.fast else ()
 
-A recipe answers questions and changes nothing. Recipes add up: ``a + b`` answers with the parts of a and then those
-of b. Order among transforms and executors follows from their traits (`thunder_fn.jitted.transforms`).
+A recipe answers questions and changes nothing. Recipes add up: ``a + b`` answers with the parts of
+a and then those of b. Order among transforms and executors follows from their traits
+(`thunder_fn.jitted.transforms`).
 
-`a + b` is a flat tuple of parts, which makes addition associative. Recipes are frozen after `__init__`, so one object
-serves many models.
+`a + b` is a flat tuple of parts, which makes addition associative. Recipes are frozen after
+`__init__`, so one object serves many models.
 """
 
 from __future__ import annotations
@@ -37,7 +39,13 @@ from thunder_fn.jitted import Options
 from thunder_fn.jitted.options import unknown
 from thunder_fn.jitted.transforms import Transform, as_transform, in_order
 from thunder_fn.recipes.explaining import explain, name_of
-from thunder_fn.recipes.questions import Config as Config, Frontend as Frontend, answer, check_names, sequence
+from thunder_fn.recipes.questions import (
+    Config as Config,
+    Frontend as Frontend,
+    answer,
+    check_names,
+    sequence,
+)
 
 Model = Callable[..., Any]
 ADDED = ("transforms", "executors", "operators", "lookasides", "frontend")
@@ -45,7 +53,9 @@ ADDED = ("transforms", "executors", "operators", "lookasides", "frontend")
 
 
 class _MadeOnce(ABCMeta):
-    """Instances do not change once their `__init__` is done. Of ABCMeta, so that a recipe may be abstract or generic."""
+    """Instances do not change once their `__init__` is done. Of ABCMeta, so that a recipe may be
+    abstract or generic.
+    """
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         made = super().__call__(*args, **kwargs)
@@ -54,17 +64,22 @@ class _MadeOnce(ABCMeta):
 
 
 class Recipe(metaclass=_MadeOnce):
-    """The needs of a model. Override the questions that have an answer; attributes set in `__init__` configure them.
+    """The needs of a model. Override the questions that have an answer; attributes set in
+    `__init__` configure them.
 
-    Laws: addition is associative, and `Recipe()` is neutral. A recipe is equal to one of its class with equal attributes.
+    Laws: addition is associative, and `Recipe()` is neutral. A recipe is equal to one of its class
+        with equal attributes.
     """
 
     name: ClassVar[str] = ""
     """The name for `compile(model, recipe="...")` and `recipes.list()`."""
     models: ClassVar[tuple[str, ...]] = ()
-    """Classes that `recipe="auto"` chooses it for, as "package.Class", or "package.*"; subclasses are meant too."""
+    """Classes that `recipe="auto"` chooses it for, as "package.Class", or "package.*";
+    subclasses are meant too.
+    """
     frontend: Frontend | None = None
-    """The way from a model to traces: "direct" capture, as one trace, or "dynamo", which breaks graphs where it must.
+    """The way from a model to traces: "direct" capture, as one trace, or "dynamo", which breaks
+    graphs where it must.
 
     None leaves it open: direct, and dynamo for what turns out to be no single trace.
     """
@@ -119,7 +134,7 @@ class Recipe(metaclass=_MadeOnce):
 
     def __repr__(self) -> str:
         own = {name: value for name, value in vars(self).items() if not name.startswith("_")}
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in own.items())})"
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in own.items())})"  # noqa: E501
 
     def __add__(self, other: Any) -> Recipe:
         if not isinstance(other, Recipe):
@@ -137,14 +152,17 @@ class Recipe(metaclass=_MadeOnce):
         frontend: Frontend | None = None,
         **config: Any,
     ) -> Recipe:
-        """Add to this recipe without a class of its own. `config` and `frontend` given here overrule the recipe's.
+        """Add to this recipe without a class of its own. `config` and `frontend` given here
+        overrule the recipe's.
 
         Raises:
             UnknownOption: there is no such option; names the nearest one.
         """
         for name in config:
             if name not in Config.__annotations__:
-                raise UnknownOption(unknown("compile", "option", name, (*ADDED, *Config.__annotations__)))
+                raise UnknownOption(
+                    unknown("compile", "option", name, (*ADDED, *Config.__annotations__))
+                )
         given = map(_several, (transforms, executors, operators, lookasides))
         return self + Addition(*given, frontend, tuple(config.items()))
 
@@ -154,7 +172,8 @@ class Recipe(metaclass=_MadeOnce):
 
         Raises:
             TraitError: transforms or executors contradict each other; names both.
-            RecipeError: two recipes want different frontends or options, or one returns what it should not.
+            RecipeError: two recipes want different frontends or options, or one returns what it
+                should not.
             UnknownOption: `setup_config` has a flag that there is not.
         """
         return assemble(self, model)
@@ -187,7 +206,12 @@ class Addition(Recipe):
         frontend: Frontend | None,
         config: tuple[tuple[str, Any], ...],
     ) -> None:
-        self.transforms, self.executors, self.operators, self.lookasides = transforms, executors, operators, lookasides
+        self.transforms, self.executors, self.operators, self.lookasides = (
+            transforms,
+            executors,
+            operators,
+            lookasides,
+        )
         self.frontend, self.config = frontend, config
 
     def setup_operators(self) -> Sequence[Executor]:
@@ -211,8 +235,14 @@ class Addition(Recipe):
         return dict(self.config)  # type: ignore[return-value]
 
     def __repr__(self) -> str:
-        fields = {key: value for key, value in vars(self).items() if isinstance(value, tuple) and value}
-        texts = [f"{key}=[{', '.join(map(_short, value))}]" for key, value in fields.items() if key != "config"]
+        fields = {
+            key: value for key, value in vars(self).items() if isinstance(value, tuple) and value
+        }
+        texts = [
+            f"{key}=[{', '.join(map(_short, value))}]"
+            for key, value in fields.items()
+            if key != "config"
+        ]
         texts += [f"frontend={self.frontend!r}"] if self.frontend else []
         return f"with_({', '.join([*texts, *(f'{key}={value!r}' for key, value in self.config)])})"
 
@@ -247,7 +277,8 @@ def _said(addition: Addition) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """The work of `compile`: transforms of the model, then the frontend, then jit with these options.
+    """The work of `compile`: transforms of the model, then the frontend, then jit with these
+    options.
 
     `origins` says which recipe each part is from.
     """
@@ -300,7 +331,9 @@ def assemble(recipe: Recipe, model: Model) -> Assembly:
         said: Any = part.validate(model)
         if said is False:
             fix = "Let it raise an error that says why."
-            raise RecipeError(located(f"{part!r}: validate returned False for {kind_of(model)}", fix=fix))
+            raise RecipeError(
+                located(f"{part!r}: validate returned False for {kind_of(model)}", fix=fix)
+            )
 
     def asked(question: str, read: Callable[[Sequence[Any]], Sequence[Any]] = tuple) -> list[Any]:
         found = list[Any]()
@@ -313,7 +346,9 @@ def assemble(recipe: Recipe, model: Model) -> Assembly:
     transforms = asked("setup_transforms", lambda given: [as_transform(one) for one in given])
     read = lambda given: resolve_executors(tuple(given), "recipe") if given else ()
     executors = [*asked("setup_operators", read), *asked("setup_executors", read)]
-    executors += [one for one in machine_executors() if one.name not in {other.name for other in executors}]
+    executors += [
+        one for one in machine_executors() if one.name not in {other.name for other in executors}
+    ]
     assembly = Assembly(
         in_order(transforms),
         in_order(resolve_executors(executors), "executor"),
@@ -333,7 +368,9 @@ def _lookasides(parts: Sequence[Recipe]) -> tuple[Lookaside, ...]:
     for part in parts:
         for one in sequence(part, "setup_lookasides"):
             if not isinstance(one, Lookaside):
-                raise RecipeError(f"{part!r}: setup_lookasides returns `Lookaside`s, not {kind_of(one)}")
+                raise RecipeError(
+                    f"{part!r}: setup_lookasides returns `Lookaside`s, not {kind_of(one)}"
+                )
             said.setdefault(one.fn, []).append((part, one))
     return tuple(
         _settled(
@@ -352,7 +389,9 @@ def _frontend(parts: Sequence[Recipe]) -> Frontend | None:
         if frontend not in get_args(Frontend):
             raise RecipeError(f"{part!r}: the frontend is 'direct' or 'dynamo', not {frontend!r}")
     fix = "Say which one: `(a + b).with_(frontend=...)`."
-    return _settled(said, lambda frontend: f"wants the frontend {frontend!r}", fix) if said else None
+    return (
+        _settled(said, lambda frontend: f"wants the frontend {frontend!r}", fix) if said else None
+    )
 
 
 def _config(parts: Sequence[Recipe]) -> dict[str, Any]:
@@ -361,10 +400,14 @@ def _config(parts: Sequence[Recipe]) -> dict[str, Any]:
     for part in parts:
         options: Any = answer(part, "setup_config") or {}
         if not isinstance(options, Mapping):
-            raise RecipeError(f"{part!r}: setup_config returns a dict of options, not {kind_of(options)}")
+            raise RecipeError(
+                f"{part!r}: setup_config returns a dict of options, not {kind_of(options)}"
+            )
         for name, value in options.items():
             if name not in known:
-                raise UnknownOption(f"{part!r}: setup_config has {name!r}; a recipe may set {', '.join(known)}")
+                raise UnknownOption(
+                    f"{part!r}: setup_config has {name!r}; a recipe may set {', '.join(known)}"
+                )
             said.setdefault(name, []).append((part, value))
     return {
         name: _settled(
@@ -382,10 +425,14 @@ def _settled(
     fix: str,
     key: Callable[[Any], Any] = lambda value: value,
 ) -> Any:
-    """Reconcile what several recipes say of one thing: all the same by its key, or the last one said with `with_`."""
+    """Reconcile what several recipes say of one thing: all the same by its key, or the last one
+    said with `with_`.
+    """
     last = max((i for i, (part, _) in enumerate(said) if isinstance(part, Addition)), default=0)
     (first, value), *others = said[last:]
     for other, differs in others:
         if key(differs) != key(value):
-            raise RecipeError(located(f"{first!r} {describe(value)}, {other!r} {describe(differs)}", fix=fix))
+            raise RecipeError(
+                located(f"{first!r} {describe(value)}, {other!r} {describe(differs)}", fix=fix)
+            )
     return value

@@ -27,8 +27,14 @@ def register(recipe: R) -> R:
     if not recipe.name:
         raise RecipeError(f"{recipe.__name__} has no `name` to be registered under")
     known = _recipes.get(recipe.name)
-    if known is not None and (known.__module__, known.__qualname__) != (recipe.__module__, recipe.__qualname__):
-        raise RecipeError(f"another recipe is registered as {recipe.name!r}: {known.__module__}.{known.__qualname__}")
+    if known is not None and (known.__module__, known.__qualname__) != (
+        recipe.__module__,
+        recipe.__qualname__,
+    ):
+        raise RecipeError(
+            f"another recipe is registered as {recipe.name!r}:"
+            f" {known.__module__}.{known.__qualname__}"
+        )
     _recipes[recipe.name] = recipe
     return recipe
 
@@ -50,12 +56,16 @@ def get(name: str) -> type[Recipe]:
     if name not in _recipes:
         near = difflib.get_close_matches(name, _recipes, n=1, cutoff=0.0)
         fix = f"There are {', '.join(list_recipes())}; `recipes.register` adds others."
-        raise RecipeError(located(f"there is no recipe {name!r}; did you mean {near[0]!r}?", fix=fix))
+        raise RecipeError(
+            located(f"there is no recipe {name!r}; did you mean {near[0]!r}?", fix=fix)
+        )
     return _recipes[name]
 
 
 def for_model(model: Any) -> type[Recipe] | None:
-    """The recipe for the model's class, or for the nearest class that it is derived from; None if there is none."""
+    """The recipe for the model's class, or for the nearest class that it is derived from; None
+    if there is none.
+    """
     by_class = {target: recipe for recipe in _recipes.values() for target in recipe.models}
     for cls in type(model).__mro__:
         package = cls.__module__.partition(".")[0]

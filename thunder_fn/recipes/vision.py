@@ -1,6 +1,7 @@
 """Recipes for diffusers' and timm's models: convolutions and attention on images.
 
-Neither library is imported here, nor by `import thunder_fn`: models are known by the names of their classes.
+Neither library is imported here, nor by `import thunder_fn`: models are known by the names of their
+classes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from thunder_fn.recipes.registry import register
 
 
 def _channels_last(model: Any) -> Any:
-    """Weights of convolutions in the order in which convolutions are computed fastest, in the same parameters."""
+    """Weights of convolutions in the order in which convolutions are computed fastest, in the
+    same parameters.
+    """
     if isinstance(model, torch.nn.Module):
         module: Any = model
         module.to(memory_format=torch.channels_last)
@@ -25,7 +28,12 @@ def _channels_last(model: Any) -> Any:
 
 
 CHANNELS_LAST = Transform(
-    _channels_last, name="channels_last", on="model", idempotent=True, numerics="reassociating", before=("fsdp", "ddp")
+    _channels_last,
+    name="channels_last",
+    on="model",
+    idempotent=True,
+    numerics="reassociating",
+    before=("fsdp", "ddp"),
 )
 
 
@@ -44,7 +52,9 @@ class Images(Recipe):
     def validate(self, model: Any) -> None:
         """Check that the model is of the library, or derived from one that is."""
         if not any(cls.__module__.partition(".")[0] == self.package for cls in type(model).__mro__):
-            raise ValueError(f"the recipe {self.name} is for models of {self.package}, given {kind_of(model)}")
+            raise ValueError(
+                f"the recipe {self.name} is for models of {self.package}, given {kind_of(model)}"
+            )
 
     def setup_transforms(self) -> Sequence[Transform]:
         """The order of weights, if asked for."""
@@ -53,7 +63,9 @@ class Images(Recipe):
 
 @register
 class Diffusers(Images):
-    """Diffusion models: UNets, transformers and autoencoders. Pass the time step as a tensor, so that one program serves all."""
+    """Diffusion models: UNets, transformers and autoencoders. Pass the time step as a tensor, so
+    that one program serves all.
+    """
 
     name, package = "diffusers", "diffusers"
     models = ("diffusers.ModelMixin",)

@@ -22,7 +22,9 @@ class Context:
 
     @property
     def needs_input_grad(self) -> Mask:
-        """Tell for each argument whether it requires grad. A rule made of that holds for the same question only."""
+        """Tell for each argument whether it requires grad. A rule made of that holds for the
+        same question only.
+        """
         self._seen.add("needs")
         return self._needs
 
@@ -57,8 +59,8 @@ class Context:
         self.dirty = inputs
 
     def set_materialize_grads(self, value: bool) -> None:
-        """Choose whether `backward` and `jvp` get zeros or None for outputs without a cotangent and tensors without a
-        tangent.
+        """Choose whether `backward` and `jvp` get zeros or None for outputs without a cotangent and
+        tensors without a tangent.
         """
         self._materialize = value
         if not value:

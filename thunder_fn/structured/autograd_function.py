@@ -1,14 +1,15 @@
-"""`torch.autograd.Function` inside a traced function: a custom_vjp equation whose rule is the user's class.
+"""`torch.autograd.Function` inside a traced function: a custom_vjp equation whose rule is the
+user's class.
 
-The primal body is `forward`; fwd is `forward` with what it leaves in the context as residuals (saved tensors and
-tensors among the context's attributes; other attributes stay Python values); bwd is `backward`. Gradients are cast
-and summed to the type of their input, as PyTorch does. A class with a `vmap` staticmethod is batched by it, others by
-batching all bodies. A class with a `jvp` staticmethod is pushed forward by it, for others jvp differentiates
-`forward`.
+The primal body is `forward`; bwd is `backward`. fwd is `forward` with what it leaves in the context
+as residuals: saved tensors and tensors among the context's attributes; other attributes stay Python
+values. Gradients are cast and summed to the type of their input, as PyTorch does. A class with a
+`vmap` staticmethod is batched by it, others by batching all bodies. A class with a `jvp`
+staticmethod is pushed forward by it, for others jvp differentiates `forward`.
 
-A function that changes arguments in place, and says so (`mark_dirty`), becomes a custom_vjp of copies of these, whose
-new values are then written to the arguments. A call that cannot be a custom_vjp, because it changes more than it
-says, is left to PyTorch.
+A function that changes arguments in place, and says so (`mark_dirty`), becomes a custom_vjp of
+copies of these. Their new values are then written to the arguments. A call that cannot be a
+custom_vjp, because it changes more than it says, is left to PyTorch.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ from thunder_fn.structured.shared.custom_calls import Call
 
 
 class ChangesInputs(CaptureError):
-    """An autograd function changes its inputs in place: which tensors, and which outputs their new values are."""
+    """An autograd function changes its inputs in place: which tensors, and which outputs their
+    new values are.
+    """
 
     def __init__(self, places: tuple[tuple[int, int], ...]) -> None:
         super().__init__("an autograd function changes its input in place")
@@ -48,12 +51,14 @@ class ChangesInputs(CaptureError):
 
 @dataclass(frozen=True)
 class FunctionCall(Call):
-    """A call of an autograd function. `function` is its class, whose arguments are those of `forward` without ctx.
+    """A call of an autograd function. `function` is its class, whose arguments are those of
+    `forward` without ctx.
 
-    `copied` are the tensors that it changes in place, by number; it gets copies of them. `required` says which tensors
-    require grad, and `given` which outputs have a cotangent, where its methods ask. `constant` are the outputs that it marks
-    as non-differentiable. `dims` are the batch dims of the tensors for its own `vmap`, none for 0. `seen` is what its methods
-    ask, found while they run.
+    `copied` are the tensors that it changes in place, by number; it gets copies of them. `required`
+    says which tensors require grad, and `given` which outputs have a cotangent, where its methods
+    ask. `constant` are the outputs that it marks as non-differentiable. `dims` are the batch dims
+    of the tensors for its own `vmap`, none for 0. `seen` is what its methods ask, found while they
+    run.
     """
 
     copied: tuple[int, ...] = ()
@@ -102,17 +107,25 @@ class FunctionCall(Call):
     def context(self, types: Sequence[Type]) -> Context:
         """A context that says which arguments require grad."""
         required = self.required or (True,) * len(types)
-        flags = [flag and is_differentiable(type) for flag, type in zip(required, types, strict=True)]
-        return Context(tuple(flag is True for flag in self.tree(flags, lambda leaf: None)), self.seen)
+        flags = [
+            flag and is_differentiable(type) for flag, type in zip(required, types, strict=True)
+        ]
+        return Context(
+            tuple(flag is True for flag in self.tree(flags, lambda leaf: None)), self.seen
+        )
 
     def settled(self) -> FunctionCall:
-        """Return the call with the question that its methods ask, and the outputs that it marks as constant."""
+        """Return the call with the question that its methods ask, and the outputs that it marks
+        as constant.
+        """
         asks = self.seen if len(self.marked) > 1 else self.seen - {"absent"}
         required = self.required if "needs" in asks else ()
         return replace(self, required=required, asks=frozenset(asks), constant=tuple(self.marked))
 
     def asked(self, wanted_inputs: Mask, wanted_outputs: Mask) -> FunctionCall:
-        """Return the call with the wanted tensors among those that require grad, and the cotangents that there are."""
+        """Return the call with the wanted tensors among those that require grad, and the
+        cotangents that there are.
+        """
         call = self
         if "needs" in self.asks and self.required:
             required = tuple(a or b for a, b in zip(self.required, wanted_inputs, strict=False))
@@ -129,8 +142,14 @@ class FunctionCall(Call):
         Raises:
             ChangesInputs: it has changed a tensor in place.
         """
-        given = [tensor.clone() if index in self.copied else tensor for index, tensor in enumerate(tensors)]
-        context, args = self.context([type_of_value(tensor) for tensor in tensors]), self.args(given)
+        given = [
+            tensor.clone() if index in self.copied else tensor
+            for index, tensor in enumerate(tensors)
+        ]
+        context, args = (
+            self.context([type_of_value(tensor) for tensor in tensors]),
+            self.args(given),
+        )
         if self.has_setup:
             output = self.function.forward(*args)
             self.function.setup_context(context, tuple(args), output)
@@ -138,11 +157,19 @@ class FunctionCall(Call):
             output = self.function.forward(context, *args)
         if context.dirty and not self.copied:
             outputs = enumerate(output if isinstance(output, tuple) else (output,))
-            changed = [index for index, tensor in enumerate(given) if any(tensor is x for x in context.dirty)]
-            raise ChangesInputs(tuple((i, k) for k, value in outputs for i in changed if value is given[i]))
+            changed = [
+                index
+                for index, tensor in enumerate(given)
+                if any(tensor is x for x in context.dirty)
+            ]
+            raise ChangesInputs(
+                tuple((i, k) for k, value in outputs for i in changed if value is given[i])
+            )
         outputs = output if isinstance(output, tuple) else (output,)
         pairs = zip(outputs, context.constants_among(outputs), strict=True)
-        self.marked[:] = [flag for value, flag in pairs for leaf in pytree.flatten(value)[0] if _is_tensor(leaf)]
+        self.marked[:] = [
+            flag for value, flag in pairs for leaf in pytree.flatten(value)[0] if _is_tensor(leaf)
+        ]
         return output, context
 
     def primal(self, *tensors: Any) -> Any:
@@ -153,13 +180,18 @@ class FunctionCall(Call):
     def push(self, tensors: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """The tensors of the result, and for each its tangent by the class's `jvp` or None.
 
-        The result is that of a call with this rule, so that what differentiates it in turn uses the rule.
+        The result is that of a call with this rule, so that what differentiates it in turn uses the
+        rule.
         """
         run, types = self.start(), [type_of_value(tensor) for tensor in tensors]
         output, others, kept = run.again(tensors, forward=True)
         context = run.context(types, kept)
         given = [
-            torch.zeros_like(x) if t is None and context.materializes and is_differentiable(type) else t
+            (
+                torch.zeros_like(x)
+                if t is None and context.materializes and is_differentiable(type)
+                else t
+            )
             for x, t, type in zip(tensors, tangents, types, strict=True)
         ]
         found = self.function.jvp(context, *self.tree(given, lambda leaf: None))
@@ -167,27 +199,42 @@ class FunctionCall(Call):
         moved = found if isinstance(found, tuple) else (found,)
         if len(moved) != len(outputs):
             raise CustomRuleError(
-                f"{self.name}.jvp must return one tangent for each output, {len(outputs)} of them, but it returned {len(moved)}"
+                f"{self.name}.jvp must return one tangent for each output, {len(outputs)} of them,"
+                f" but it returned {len(moved)}"
             )
-        pairs = [(value, t) for value, t in zip(outputs, moved, strict=True) if isinstance(value, torch.Tensor)]
+        pairs = [
+            (value, t)
+            for value, t in zip(outputs, moved, strict=True)
+            if isinstance(value, torch.Tensor)
+        ]
         for index, (value, tangent) in enumerate(pairs):
             if tangent is not None:
                 calls.check_like(tangent, type_of_value(value), f"out[{index}]", f"{self.name}.jvp")
         extra = others if isinstance(self, ExtendedCall) else ()
-        return [*(value for value, _ in pairs), *extra], [*(tangent for _, tangent in pairs), *(None for _ in extra)]
+        return [*(value for value, _ in pairs), *extra], [
+            *(tangent for _, tangent in pairs),
+            *(None for _ in extra),
+        ]
 
     def start(self) -> _Run:
         """A run of the rule."""
         return _Run(self)
 
-    def vmap(self, size: Dim, randomness: str, batched: Mask, tensors: Sequence[Any]) -> tuple[Any, Any]:
+    def vmap(
+        self, size: Dim, randomness: str, batched: Mask, tensors: Sequence[Any]
+    ) -> tuple[Any, Any]:
         """The class's own batching rule, on tensors whose batch dim is the first."""
         places = [
-            (dim or 0) if flag else None for flag, dim in zip(batched, self.dims or (0,) * len(batched), strict=True)
+            (dim or 0) if flag else None
+            for flag, dim in zip(batched, self.dims or (0,) * len(batched), strict=True)
         ]
-        given = [x.movedim(0, place) if place else x for x, place in zip(tensors, places, strict=True)]
+        given = [
+            x.movedim(0, place) if place else x for x, place in zip(tensors, places, strict=True)
+        ]
         dims = self.tree(places, lambda leaf: None)
-        return self.function.vmap(internals.vmap_info(running(size), randomness), dims, *self.args(given))
+        return self.function.vmap(
+            internals.vmap_info(running(size), randomness), dims, *self.args(given)
+        )
 
 
 def _is_tensor(leaf: Any) -> bool:
@@ -197,7 +244,9 @@ def _is_tensor(leaf: Any) -> bool:
 def _map_outputs(output: Any, context: Context) -> Any:
     outputs = output if isinstance(output, tuple) else (output,)
     flags = context.constants_among(outputs)
-    new = tuple(value.detach() if flag else value for value, flag in zip(outputs, flags, strict=True))
+    new = tuple(
+        value.detach() if flag else value for value, flag in zip(outputs, flags, strict=True)
+    )
     return new if isinstance(output, tuple) else new[0]
 
 
@@ -207,15 +256,18 @@ Place: TypeAlias = tuple[str, int]
 
 @dataclass(frozen=True)
 class ExtendedCall(FunctionCall):
-    """A call that also returns the tensors which `forward` leaves in the context besides its arguments and results.
+    """A call that also returns the tensors which `forward` leaves in the context besides its
+    arguments and results.
 
-    fwd is such a call, with the same rule: so a derivative of the backward goes through results as the rule says, and
-    sees what else `forward` computed as constant, as in PyTorch. `notes` gets the rest of the context, which is that for
-    `jvp` if it is for forward mode.
+    fwd is such a call, with the same rule. So a derivative of the backward goes through results as
+    the rule says, and sees what else `forward` computed as constant, as in PyTorch. `notes` gets
+    the rest of the context, which is that for `jvp` if it is for forward mode.
     """
 
     forward: bool = False
-    notes: list[tuple[pytree.PyTreeSpec, list[Any], list[Place]]] = field(default_factory=list, compare=False)
+    notes: list[tuple[pytree.PyTreeSpec, list[Any], list[Place]]] = field(
+        default_factory=list, compare=False
+    )
 
     def __hash__(self) -> int:
         return super().__hash__()
@@ -260,15 +312,25 @@ class _Run:
         self.call, self.name = call, call.name
         self.notes: tuple[pytree.PyTreeSpec, list[Any], list[Place]] | None = None
 
-    def again(self, tensors: Sequence[Any], *, forward: bool = False) -> tuple[Any, Any, tuple[Any, ...]]:
-        """`forward` again as a call with this rule: its result, further tensors in the context, and all in the context."""
+    def again(
+        self, tensors: Sequence[Any], *, forward: bool = False
+    ) -> tuple[Any, Any, tuple[Any, ...]]:
+        """`forward` again as a call with this rule: its result, further tensors in the context,
+        and all in the context.
+        """
         call, recorder = self.call, current()
-        again = ExtendedCall(**{one.name: getattr(call, one.name) for one in fields(FunctionCall)}, forward=forward)
+        again = ExtendedCall(
+            **{one.name: getattr(call, one.name) for one in fields(FunctionCall)}, forward=forward
+        )
         if recorder is None:
             raise CustomRuleError(f"{self.name}: rules are captured inside a capture")
         output, others = bind_call(recorder, again, tensors)
         (self.notes,) = again.notes
-        values = {"argument": tensors, "result": output if isinstance(output, tuple) else (output,), "other": others}
+        values = {
+            "argument": tensors,
+            "result": output if isinstance(output, tuple) else (output,),
+            "other": others,
+        }
         return output, others, tuple(values[kind][index] for kind, index in self.notes[2])
 
     def fwd(self, *tensors: Any) -> Any:
@@ -291,36 +353,49 @@ class _Run:
         """`forward` is the same each time."""
         calls.check_same_result(primal, fwd, f"{self.name}.forward, run again,")
 
-    def bwd(self, primal: Captured, fwd: Captured, kept: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+    def bwd(
+        self, primal: Captured, fwd: Captured, kept: Sequence[Any], cotangents: Sequence[Any]
+    ) -> list[Any]:
         """One gradient or None for each tensor of the arguments, from `backward`."""
         context = self.context(primal.trace.input_types, kept)
         result = primal.result(tuple(TENSOR for _ in range(primal.num_results)))
         output = result[0] if isinstance(self.call, ExtendedCall) else result
-        given = _cotangents(output, iter(cotangents), iter(primal.trace.output_types), self._absent(context))
+        given = _cotangents(
+            output, iter(cotangents), iter(primal.trace.output_types), self._absent(context)
+        )
         found = self._backward(context, given)
         return self._gradients(primal, found if isinstance(found, tuple) else (found,))
 
     def _absent(self, context: Context) -> Iterator[bool]:
-        """Tell for each tensor of the result whether `backward` gets None instead of a cotangent."""
+        """Tell for each tensor of the result whether `backward` gets None instead of a
+        cotangent.
+        """
         if context.materializes:
             return itertools.repeat(False)
         given = self.call.given or itertools.repeat(True)
-        return (is_constant or not flag for is_constant, flag in zip(self.call.marked, given, strict=False))
+        return (
+            is_constant or not flag
+            for is_constant, flag in zip(self.call.marked, given, strict=False)
+        )
 
     def _backward(self, context: Context, given: Sequence[Any]) -> Any:
-        """Call `backward`; a `once_differentiable` one gives values that nobody can differentiate."""
+        """Call `backward`; a `once_differentiable` one gives values that nobody can
+        differentiate.
+        """
         backward = self.call.function.backward
         if getattr(backward, "__code__", None) is not _ONCE:
             return backward(context, *given)
         found = inspect.unwrap(backward)(context, *given)
-        return pytree.tree_map(lambda x: once(x, self.name) if isinstance(x, torch.Tensor) else x, found)
+        return pytree.tree_map(
+            lambda x: once(x, self.name) if isinstance(x, torch.Tensor) else x, found
+        )
 
     def _gradients(self, primal: Captured, found: tuple[Any, ...]) -> list[Any]:
         needs = self.call.floating(primal.trace.input_types)
         if len(found) < len(needs) or any(value is not None for value in found[len(needs) :]):
             raise CustomRuleError(
-                f"{self.name}.backward must return one gradient for each argument of forward, {len(needs)} of them, "
-                f"but it returned {len(found)}"
+                f"{self.name}.backward must return one gradient for each argument of forward,"
+                f" {len(needs)} of them, but it returned {len(found)}"
             )
         tree = tuple(value if need else None for value, need in zip(found, needs, strict=False))
         arguments = self.call.tree([TENSOR] * sum(self.call.is_tensor))
@@ -329,7 +404,9 @@ class _Run:
         return [_fitted(value, type, path, where) for value, type, path in typed]
 
 
-def _cotangents(output: Any, given: Iterator[Any], types: Iterator[Type], absent: Iterator[bool]) -> list[Any]:
+def _cotangents(
+    output: Any, given: Iterator[Any], types: Iterator[Type], absent: Iterator[bool]
+) -> list[Any]:
     """One for each output: zeros, or None, for what has none, and None for what is no tensor."""
     found: list[Any] = []
     for value in output if isinstance(output, tuple) else (output,):
@@ -356,7 +433,9 @@ def _fitted(value: Any, type: Type, path: str, where: str) -> Any:
     if value is None or not isinstance(type, TensorType) or not is_differentiable(type):
         return None
     if not isinstance(value, torch.Tensor):
-        raise CustomRuleError(f"{where} returned {calls.described(value)} for {path}, which is {type}")
+        raise CustomRuleError(
+            f"{where} returned {calls.described(value)} for {path}, which is {type}"
+        )
     shape = running_shape(type)
     if tuple(value.shape) != shape and torch.broadcast_shapes(value.shape, shape) == value.shape:
         value = value.sum_to_size(shape)
@@ -364,12 +443,15 @@ def _fitted(value: Any, type: Type, path: str, where: str) -> Any:
 
 
 def with_batch_dims(trace: Trace, dims: Sequence[int | None]) -> Trace:
-    """The trace whose inputs are batched along these dims, which `vmap` of an autograd function called on an input is told."""
+    """The trace whose inputs are batched along these dims, which `vmap` of an autograd function
+    called on an input is told.
+    """
     if not any(dims):
         return trace
     known = {var.index: dim for var, dim in zip(trace.inputs, dims, strict=True)}
     equations = tuple(
-        _with_dims(equation, [known.get(var.index) for var in equation.operands]) for equation in trace.equations
+        _with_dims(equation, [known.get(var.index) for var in equation.operands])
+        for equation in trace.equations
     )
     return trace if equations == trace.equations else replace(trace, equations=equations)
 
@@ -383,15 +465,18 @@ def _with_dims(equation: Equation, dims: Sequence[int | None]) -> Equation:
     if not isinstance(call, FunctionCall) or not call.has_vmap or not any(dims):
         return equation
     told = Literal(replace(call, dims=tuple(dims[: sum(call.is_tensor)])))
-    return replace(equation, kwargs=tuple((key, told if key == "rule" else arg) for key, arg in equation.kwargs))
+    return replace(
+        equation,
+        kwargs=tuple((key, told if key == "rule" else arg) for key, arg in equation.kwargs),
+    )
 
 
 # ---- the lookaside ----
 
 
 def is_internal(cls: Any) -> bool:
-    """Test for a part of autograd's own machinery or of ours, whose derivative is what it records; not one that
-    torch.vmap has batched.
+    """Test for a part of autograd's own machinery or of ours, whose derivative is what it records;
+    not one that torch.vmap has batched.
     """
     internal = ("thunder_fn.", *internals.OF_AUTOGRAD)
     return cls.__module__.startswith(internal) and not cls.__name__.startswith("Vmapped")
@@ -406,7 +491,9 @@ def apply_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
     return _apply(recorder, cls, original, args, kwargs)
 
 
-def _apply(recorder: Recorder, cls: Any, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _apply(
+    recorder: Recorder, cls: Any, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """A call as an equation; where it can be none, what `original` records."""
     signature = inspect.signature(cls.forward) if internals.has_setup_context(cls) else None
     call, tensors = calls.make_call(FunctionCall, cls, signature, (), args, kwargs)
@@ -421,8 +508,8 @@ def _apply(recorder: Recorder, cls: Any, original: Any, args: tuple[Any, ...], k
 
 
 def _changes(call: FunctionCall, tensors: Sequence[torch.Tensor]) -> tuple[tuple[int, int], ...]:
-    """Find the arguments that a call changes in place, on tensors that autograd does not follow: it refuses changes
-    of others.
+    """Find the arguments that a call changes in place, on tensors that autograd does not follow: it
+    refuses changes of others.
     """
     examples = calls.examples_of([type_of_value(tensor) for tensor in tensors])
     try:
@@ -435,9 +522,14 @@ def _changes(call: FunctionCall, tensors: Sequence[torch.Tensor]) -> tuple[tuple
 
 
 def _apply_in_place(
-    recorder: Recorder, call: FunctionCall, tensors: Sequence[torch.Tensor], places: tuple[tuple[int, int], ...]
+    recorder: Recorder,
+    call: FunctionCall,
+    tensors: Sequence[torch.Tensor],
+    places: tuple[tuple[int, int], ...],
 ) -> Any:
-    """The call on copies of what it changes; these get their new values, and are what it returns."""
+    """The call on copies of what it changes; these get their new values, and are what it
+    returns.
+    """
     result = bind_call(recorder, replace(call, copied=tuple(index for index, _ in places)), tensors)
     outputs = list(result) if isinstance(result, tuple) else [result]
     for index, place in places:
@@ -451,10 +543,13 @@ divert("autograd function", apply_function)
 def apply_graphs(operator: Any, fwd: Any, bwd: Any, *args: Any, **options: Any) -> Any:
     """An autograd function in a graph of Dynamo's, where `forward` and `backward` are graphs.
 
-    Law: the gradient is that of `bwd`. PyTorch's class hands over what `fwd` saved by a variable around its methods.
+    Law: the gradient is that of `bwd`. PyTorch's class hands over what `fwd` saved by a variable
+        around its methods.
     """
     recorder = current()
-    original = functools.partial(original_of(type(operator).__call__), operator, fwd, bwd, **options)
+    original = functools.partial(
+        original_of(type(operator).__call__), operator, fwd, bwd, **options
+    )
     if recorder is None or internals.inside_torch_func():
         return original(*args)
 
@@ -463,7 +558,9 @@ def apply_graphs(operator: Any, fwd: Any, bwd: Any, *args: Any, **options: Any) 
         def forward(ctx: Any, *args: Any) -> Any:
             output, ctx.kept = fwd(*args)
             outputs = output if isinstance(output, tuple) else (output,)
-            ctx.mark_non_differentiable(*(outputs[i] for i in options.get("non_differentiable_idx", ())))
+            ctx.mark_non_differentiable(
+                *(outputs[i] for i in options.get("non_differentiable_idx", ()))
+            )
             if dirty := options.get("dirty_idx", ()):
                 ctx.mark_dirty(*(outputs[i] for i in dirty))
             return output

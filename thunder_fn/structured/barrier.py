@@ -2,9 +2,9 @@
 
     y = thunder_fn.barrier.default(x, "f_backward")
 
-The operands of a lowered checkpoint pass through it. So no cse, here or in a compiler of FX graphs, can merge the
-recomputation of a checkpoint with the forward. The name tells apart the sides; in a program it is another name for
-the same tensor.
+The operands of a lowered checkpoint pass through it. So no cse, here or in a compiler of FX graphs,
+can merge the recomputation of a checkpoint with the forward. The name tells apart the sides; in a
+program it is another name for the same tensor.
 
 Source: XLA's optimization-barrier, with which jax.checkpoint does the same.
 """
@@ -51,7 +51,11 @@ def behind_barrier(body: Trace) -> Trace:
     builder = TraceBuilder(body.name)
     inputs = tuple(builder.input(type) for type in body.input_types)
     passed = tuple(
-        builder.add(BARRIER, (var, Literal(body.name)), (var.type,))[0] if isinstance(var.type, TensorType) else var
+        (
+            builder.add(BARRIER, (var, Literal(body.name)), (var.type,))[0]
+            if isinstance(var.type, TensorType)
+            else var
+        )
         for var in inputs
     )
     return builder.build(inline_into(builder, body, passed))

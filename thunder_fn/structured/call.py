@@ -2,12 +2,12 @@
 
     outputs = call(*operands, name=..., options=...)      one body, on the operands
 
-The body is what the inner `jit` traced, its own transforms applied, closed. `options` are the inner function's, and
-nothing here looks at them. An executor that meets the equation reads the inner function's executors, and unfolds the
-body if they are its own.
+The body is what the inner `jit` traced, its own transforms applied, closed. `options` are the inner
+function's, and nothing here looks at them. An executor that meets the equation reads the inner
+function's executors, and unfolds the body if they are its own.
 
-Law: a call computes its body, and every transform of it is a call, with the same name and options, of the transformed
-body.
+Law: a call computes its body, and every transform of it is a call, with the same name and options,
+of the transformed body.
 
 Source: JAX's `jit` primitive.
 """
@@ -23,7 +23,18 @@ from thunder_fn.errors import InvalidTrace, located
 from thunder_fn.interpreters.carried import self_contained
 from thunder_fn.interpreters.grad import forward_backward
 from thunder_fn.interpreters.partial_eval import partial_eval
-from thunder_fn.ir.rules import CHECK, DCE, EVALUATE, FREE_TYPES, LOWER, PARTIAL_EVAL, VJP, VMAP, Mask, Split
+from thunder_fn.ir.rules import (
+    CHECK,
+    DCE,
+    EVALUATE,
+    FREE_TYPES,
+    LOWER,
+    PARTIAL_EVAL,
+    VJP,
+    VMAP,
+    Mask,
+    Split,
+)
 from thunder_fn.ir.trace import Equation, Literal, Op, Trace
 from thunder_fn.structured.shared.bind import bind
 from thunder_fn.structured.shared.running import body_function
@@ -59,7 +70,9 @@ def call_check_rule(equation: Equation) -> None:
 
 
 @EVALUATE.rule("call")
-def call_evaluate_rule(bodies: Sequence[Trace], *operands: Any, name: str, options: Hashable) -> tuple[Any, ...]:
+def call_evaluate_rule(
+    bodies: Sequence[Trace], *operands: Any, name: str, options: Hashable
+) -> tuple[Any, ...]:
     """Run the body; inside a capture, record the equation."""
     recorder, (body,) = current(), bodies
     if recorder is None:

@@ -1,11 +1,14 @@
-"""carry_at: the carry of a loop after a number of steps, what the backward of an unbounded while_loop asks for.
+"""carry_at: the carry of a loop after a number of steps, what the backward of an unbounded
+while_loop asks for.
 
     carry... = carry_at(index, consts..., carry...)      body: consts, carry -> carry
 
-With an index for each example (a vector as long as the first dim of every carry), each gets its own carry.
+With an index for each example (a vector as long as the first dim of every carry), each gets its own
+carry.
 
-While a while_loop runs, the carries that were computed for it are kept in a buffer that grows as needed. A backward,
-which asks for the last step first, so takes time and memory in proportion to the number of steps, and one more forward.
+While a while_loop runs, the carries that were computed for it are kept in a buffer that grows as
+needed. A backward, which asks for the last step first, so takes time and memory in proportion to
+the number of steps, and one more forward.
 """
 
 from __future__ import annotations
@@ -64,7 +67,9 @@ def add_carry_at(
     """Append the carry after `index` steps of the body."""
     kwargs = (("num_consts", Literal(len(consts))),)
     args = (index, *consts, *carry)
-    return builder.add(CARRY_AT, args, body.output_types, kwargs=kwargs, bodies=(body,), source=source)
+    return builder.add(
+        CARRY_AT, args, body.output_types, kwargs=kwargs, bodies=(body,), source=source
+    )
 
 
 # ---- check ----
@@ -72,8 +77,8 @@ def add_carry_at(
 
 @CHECK.rule("carry_at")
 def carry_at_check_rule(equation: Equation) -> None:
-    """Check that the body takes consts and carry and gives the carry's types, and that the index is an int64, or one
-    for each example.
+    """Check that the body takes consts and carry and gives the carry's types, and that the index is
+    an int64, or one for each example.
     """
     index, *operands = equation.operands
     check_operands(equation, tuple(operands), equation.body)
@@ -114,7 +119,9 @@ class History:
         del self.carries[max(index, 0) + 1 :]
 
 
-_histories: ContextVar[dict[Trace, History] | None] = ContextVar("thunder_fn_histories", default=None)
+_histories: ContextVar[dict[Trace, History] | None] = ContextVar(
+    "thunder_fn_histories", default=None
+)
 
 
 @contextmanager
@@ -128,11 +135,22 @@ def histories() -> Generator[None]:
 
 
 @EVALUATE.rule("carry_at")
-def carry_at_evaluate_rule(bodies: Sequence[Trace], index: Any, *operands: Any, num_consts: int) -> tuple[Any, ...]:
-    """Look the carry up, or run the body from the last one that is known; inside a capture, record the equation."""
+def carry_at_evaluate_rule(
+    bodies: Sequence[Trace], index: Any, *operands: Any, num_consts: int
+) -> tuple[Any, ...]:
+    """Look the carry up, or run the body from the last one that is known; inside a capture,
+    record the equation.
+    """
     recorder, (body,) = current(), bodies
     if recorder is not None:
-        return bind(recorder, CARRY_AT, (index, *operands), (body,), body.output_types, num_consts=num_consts)
+        return bind(
+            recorder,
+            CARRY_AT,
+            (index, *operands),
+            (body,),
+            body.output_types,
+            num_consts=num_consts,
+        )
     known = _histories.get()
     history = known.get(body) if known is not None else None
     if history is None or not history.is_of(operands):
@@ -181,7 +199,9 @@ def as_while(equation: Equation) -> Trace:
     if tensor_type(index.type).shape:
         mask = TensorType(torch.bool, tensor_type(index.type).shape, tensor_type(index.type).device)
         (goes_on,) = step.add(ops.leaf(aten.lt.Tensor), (count, inputs[0]), (mask,))
-        results = tuple(where(step, goes_on, new, old) for new, old in zip(results, own, strict=True))
+        results = tuple(
+            where(step, goes_on, new, old) for new, old in zip(results, own, strict=True)
+        )
     (next_count,) = step.add(ops.leaf(aten.add.Scalar), (count, Literal(1)), (COUNT,))
     bodies = (condition.build(left), step.build((next_count, *results)))
     return builder.build(add_while(builder, bodies, *values, None, equation.source)[1:])
@@ -196,14 +216,18 @@ def _inputs(name: str, types: tuple[tuple[Type, ...], ...]) -> tuple[TraceBuilde
 
 
 @VMAP.rule("carry_at")
-def carry_at_batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
+def carry_at_batch_rule(
+    equation: Equation, batched: Mask, size: Dim, randomness: str
+) -> tuple[Trace, Mask]:
     """The carry of the batched loop; with an index for each example, each takes its own."""
     index_is_batched, *rest = batched
     if index_is_batched and tensor_type(equation.operands[0].type).shape:
         return batch(as_while(equation), batched, size, randomness)
     loop = While.of(equation)
     consts, given = loop.parts(tuple(rest))
-    carry = carry_fixpoint(lambda mask: batch(equation.body, (*consts, *mask), size, randomness)[1], given)
+    carry = carry_fixpoint(
+        lambda mask: batch(equation.body, (*consts, *mask), size, randomness)[1], given
+    )
     if index_is_batched:
         carry = (True,) * len(carry)
     body = expanded_carry(*batch(equation.body, (*consts, *carry), size, randomness), carry, size)
@@ -217,7 +241,10 @@ def carry_at_batch_rule(equation: Equation, batched: Mask, size: Dim, randomness
         expand(builder, var, size) if flag and not had else var
         for var, flag, had in zip(own_carry, carry, given, strict=True)
     ]
-    return builder.build(add_carry_at(builder, body, index, own_consts, start, equation.source)), carry
+    return (
+        builder.build(add_carry_at(builder, body, index, own_consts, start, equation.source)),
+        carry,
+    )
 
 
 # ---- simplify ----
@@ -237,7 +264,12 @@ def carry_at_dce_rule(equation: Equation, wanted: Mask) -> tuple[Equation, tuple
     operands = (index, *(var for var, flag in zip(rest, kept, strict=True) if flag))
     outputs = tuple(var for var, flag in zip(equation.outputs, live, strict=True) if flag)
     kwargs = (("num_consts", Literal(sum(consts))),)
-    return Equation(CARRY_AT, operands, kwargs, outputs, (without_inputs(new, kept),), equation.source), operands
+    return (
+        Equation(
+            CARRY_AT, operands, kwargs, outputs, (without_inputs(new, kept),), equation.source
+        ),
+        operands,
+    )
 
 
 @wiring("carry_at")

@@ -2,11 +2,12 @@
 
     outputs = checkpoint(*operands, policy=policy)      one body, on the operands
 
-The equation survives every transform, its body transformed, until lowering. Its backward is a `checkpoint` too. The
-body of that first computes the residuals again, from the operands and the values that the policy keeps, and then
-pulls back. Bodies are closed and cse works on each by itself, so nothing can merge the recomputation with the
-forward. dce cannot drop it, as the gradients need it. Random equations never run again: the policy's choice is
-completed by the fewest bytes that make that so (`remat.py`).
+The equation survives every transform, its body transformed, until lowering. Its backward is a
+`checkpoint` too. The body of that first computes the residuals again, from the operands and the
+values that the policy keeps, and then pulls back. Bodies are closed and cse works on each by
+itself, so nothing can merge the recomputation with the forward. As the gradients need it, dce
+cannot drop it. Random equations never run again: the policy's choice is completed by the fewest
+bytes that make that so (`remat.py`).
 
 Source: jax.checkpoint for the semantics; JAX.
 """
@@ -31,23 +32,57 @@ from thunder_fn.capture.generators import drawing_from, random_state
 from thunder_fn.capture.replaced.lookasides import divert
 from thunder_fn.errors import CheckpointError, kind_of
 from thunder_fn.interpreters.checkpoint.answers import Answers, is_marked, mark, unmark
-from thunder_fn.interpreters.checkpoint.policies import AllBut, Budget, Policy, check_policy, everything_saveable
-from thunder_fn.interpreters.checkpoint.recomputed import Kept, backward_computing, forward_keeping, places_of
-from thunder_fn.interpreters.checkpoint.remat import keep_random, numbers_read, recompute, variables, within_budget
+from thunder_fn.interpreters.checkpoint.policies import (
+    AllBut,
+    Budget,
+    Policy,
+    check_policy,
+    everything_saveable,
+)
+from thunder_fn.interpreters.checkpoint.recomputed import (
+    Kept,
+    backward_computing,
+    forward_keeping,
+    places_of,
+)
+from thunder_fn.interpreters.checkpoint.remat import (
+    keep_random,
+    numbers_read,
+    recompute,
+    variables,
+    within_budget,
+)
 from thunder_fn.interpreters.checkpoint.selective import Selective, policy_of_contexts
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.grad import forward_backward
 from thunder_fn.interpreters.partial_eval import partial_eval
 from thunder_fn.interpreters.simplify import inline, is_kept
 from thunder_fn.interpreters.under_autograd import evaluate_followed
-from thunder_fn.ir.rules import CHECK, DCE, EVALUATE, FREE_TYPES, LOWER, PARTIAL_EVAL, VJP, VMAP, Mask, Residual, Split
+from thunder_fn.ir.rules import (
+    CHECK,
+    DCE,
+    EVALUATE,
+    FREE_TYPES,
+    LOWER,
+    PARTIAL_EVAL,
+    VJP,
+    VMAP,
+    Mask,
+    Residual,
+    Split,
+)
 from thunder_fn.ir.symbols import finders
 from thunder_fn.ir.text import shown
 from thunder_fn.ir.trace import Atom, Equation, Literal, Op, Trace, cut, identity_of
 from thunder_fn.structured.barrier import behind_barrier
 from thunder_fn.structured.shared.bind import bind
 from thunder_fn.structured.shared.bodies import capture_bodies, tensor_leaves
-from thunder_fn.structured.shared.wrapping import wrapped, wrapper_batch_rule, wrapper_check_rule, wrapper_dce_rule
+from thunder_fn.structured.shared.wrapping import (
+    wrapped,
+    wrapper_batch_rule,
+    wrapper_check_rule,
+    wrapper_dce_rule,
+)
 
 CHECKPOINT = Op("structured", "checkpoint")
 
@@ -73,8 +108,12 @@ def policy_of(equation: Equation) -> Policy:
 
 
 @EVALUATE.rule("checkpoint")
-def checkpoint_evaluate_rule(bodies: Sequence[Trace], *operands: Any, policy: Any) -> tuple[Any, ...]:
-    """Run the body; inside a capture, record the equation. If values are cheap to have again, autograd is told so."""
+def checkpoint_evaluate_rule(
+    bodies: Sequence[Trace], *operands: Any, policy: Any
+) -> tuple[Any, ...]:
+    """Run the body; inside a capture, record the equation. If values are cheap to have again,
+    autograd is told so.
+    """
     recorder, (body,) = current(), bodies
     if recorder is None and isinstance(policy, AllBut):
         plain = lambda: evaluate(body, operands)
@@ -94,12 +133,16 @@ def alone(body: Trace, policy: Policy) -> Trace:
 
 @VJP.rule("checkpoint")
 def checkpoint_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
-    """The forward keeps the values that the policy chooses; the backward computes the rest again."""
+    """The forward keeps the values that the policy chooses; the backward computes the rest
+    again.
+    """
     return split_checkpoint(equation.body, policy_of(equation), wanted_inputs, wanted_outputs)
 
 
 @lru_cache(maxsize=4096)
-def split_checkpoint(body: Trace, policy: Policy, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
+def split_checkpoint(
+    body: Trace, policy: Policy, wanted_inputs: Mask, wanted_outputs: Mask
+) -> Split:
     """Split a body for reverse mode, once for each distinct body, policy and question.
 
     If values are to be chosen, the body is unfolded first; otherwise it keeps its structure.
@@ -111,8 +154,8 @@ def split_checkpoint(body: Trace, policy: Policy, wanted_inputs: Mask, wanted_ou
 
 
 def _marked(body: Trace, policy: Policy) -> Trace:
-    """The body, unfolded and with marks on the values that the policy keeps, where it is asked about single
-    equations.
+    """The body, unfolded and with marks on the values that the policy keeps, where it is asked
+    about single equations.
     """
     if isinstance(policy, (Budget, AllBut)) or policy is everything_saveable:
         return inline(body)
@@ -127,13 +170,17 @@ def _choose(policy: Policy, flat: Trace, needed: Sequence[Atom], answers: Answer
     elif isinstance(policy, Budget):
         kept = within_budget(flat, needed, policy.budget_bytes)
     elif isinstance(policy, AllBut):
-        kept = frozenset(var.index for var in variables(needed)) - policy.computed_from(flat.equations)
+        kept = frozenset(var.index for var in variables(needed)) - policy.computed_from(
+            flat.equations
+        )
     else:
         kept = keep_random(flat, needed, answers)
     return {index: answers.get(index, "save") for index in kept if index not in inputs}
 
 
-def _assemble(body: Trace, policy: Policy, split: Split, flat: Trace, needed: Sequence[Atom], kept: Answers) -> Split:
+def _assemble(
+    body: Trace, policy: Policy, split: Split, flat: Trace, needed: Sequence[Atom], kept: Answers
+) -> Split:
     plan = recompute(flat, (*needed, *numbers_read(split.backward, finders(flat))), kept)
     held: Kept = [(var, kept[var.index]) for var in plan.kept]
     stored, residuals = places_of(plan, held, flat, len(body.outputs))
@@ -159,8 +206,8 @@ def checkpoint_lower_rule(equation: Equation) -> Trace:
 
 @PARTIAL_EVAL.rule("checkpoint")
 def checkpoint_divide_rule(equation: Equation, known: Mask, flags: Mask) -> tuple[Trace, Trace]:
-    """The first half keeps the values that the policy chooses; the second computes the rest again, from the known
-    operands.
+    """The first half keeps the values that the policy chooses; the second computes the rest again,
+    from the known operands.
     """
     policy, count = policy_of(equation), sum(flags)
     first, second = partial_eval(_marked(equation.body, policy), known, flags)
@@ -170,7 +217,9 @@ def checkpoint_divide_rule(equation: Equation, known: Mask, flags: Mask) -> tupl
     plan = recompute(flat, (*needed, *numbers_read(second, finders(flat))), kept)
     stored: Kept = [(var, kept[var.index]) for var in plan.kept]
     forward = forward_keeping(flat, count, stored)
-    handed_on = tuple(forward.inputs[index] for index, var in enumerate(flat.inputs) if var in plan.inputs)
+    handed_on = tuple(
+        forward.inputs[index] for index, var in enumerate(flat.inputs) if var in plan.inputs
+    )
     outputs = (*forward.outputs[:count], *handed_on, *forward.outputs[count:])
     whole = cut(forward, outputs=outputs)
     parts = Split(first, second, tuple(Residual("extra", i) for i in range(len(needed))), ())
@@ -188,7 +237,9 @@ FREE_TYPES.enter(True, "checkpoint")
 def checkpoint(f: Callable[..., Any], policy: Any = None) -> Callable[..., Any]:
     """f as one checkpoint equation in a trace. See `thunder_fn.checkpoint`."""
     if not callable(f):
-        raise CheckpointError(f"checkpoint: expected a function, given {kind_of(f)}: {shown(f, 60)}")
+        raise CheckpointError(
+            f"checkpoint: expected a function, given {kind_of(f)}: {shown(f, 60)}"
+        )
     chosen = check_policy(policy)
 
     @functools.wraps(f)
@@ -215,17 +266,23 @@ def _called(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _eager(f: Callable[..., Any], policy: Policy, args: Any, kwargs: Any) -> Any:
-    """Outside a trace there is nothing to transform: PyTorch's own checkpoint, where autograd is all that looks."""
+    """Outside a trace there is nothing to transform: PyTorch's own checkpoint, where autograd is
+    all that looks.
+    """
     follows = torch.is_grad_enabled() and not internals.inside_torch_func()
     if policy is everything_saveable or not follows:
         return f(*args, **kwargs)
     if torch.compiler.is_compiling():  # Dynamo knows the contexts of selective checkpoints only
         return torch.utils.checkpoint.checkpoint(f, *args, use_reentrant=False, **kwargs)
-    return torch.utils.checkpoint.checkpoint(f, *args, use_reentrant=False, context_fn=_same_numbers, **kwargs)
+    return torch.utils.checkpoint.checkpoint(
+        f, *args, use_reentrant=False, context_fn=_same_numbers, **kwargs
+    )
 
 
 class _Noting(TorchFunctionMode):
-    """Notes the generators that ops are given, with their states before. PyTorch sets back the default ones only."""
+    """Notes the generators that ops are given, with their states before. PyTorch sets back the
+    default ones only.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -235,7 +292,9 @@ class _Noting(TorchFunctionMode):
 
     def __enter__(self) -> _Noting:
         """Take the place of the one around it, which notes what this one does."""
-        self.outer = next((mode for mode in reversed(internals.function_modes()) if type(mode) is _Noting), None)
+        self.outer = next(
+            (mode for mode in reversed(internals.function_modes()) if type(mode) is _Noting), None
+        )
         self.inside.enter_context(internals.without_function_modes(_Noting))
         return super().__enter__()
 
@@ -255,7 +314,9 @@ class _Noting(TorchFunctionMode):
 
 
 class _Again:
-    """The context of each time that the function is computed again: it draws the numbers that it drew."""
+    """The context of each time that the function is computed again: it draws the numbers that it
+    drew.
+    """
 
     def __init__(self, noting: _Noting) -> None:
         self.noting, self.entered = noting, list[AbstractContextManager[None]]()
@@ -293,8 +354,8 @@ def torch_checkpoint(
     """`torch.utils.checkpoint.checkpoint` inside a traced function: a checkpoint equation.
 
     Random numbers are never drawn again, whatever `preserve_rng_state` says. A `context_fn` of
-    `create_selective_checkpoint_contexts` gives its policy; of another the first context is entered, around the
-    function, and the second never is, since Python does not run the function again.
+    `create_selective_checkpoint_contexts` gives its policy. Of another, the first context is
+    entered, around the function. The second never is, since Python does not run the function again.
     """
     if context_fn is None:
         return checkpoint(function)(*args, **kwargs)

@@ -2,8 +2,8 @@
 
     y = checkpoint_name(x, name="attention")
 
-Inside `checkpoint`, a value that a policy has chosen carries its answer with it: `checkpoint_name(x, answer="save")`.
-Tangents and cotangents pass by.
+Inside `checkpoint`, a value that a policy has chosen carries its answer with it:
+`checkpoint_name(x, answer="save")`. Tangents and cotangents pass by.
 """
 
 from __future__ import annotations
@@ -18,8 +18,31 @@ from thunder_fn.derived.activity import ACTIVE
 from thunder_fn.errors import CheckpointError, kind_of
 from thunder_fn.interpreters.vmap import batched_type
 from thunder_fn.ir.check import check_types
-from thunder_fn.ir.rules import CHECK, DCE, EVALUATE, FREE_TYPES, JVP, LOWER, VJP, VMAP, JvpRule, Mask, Residual, Split
-from thunder_fn.ir.trace import Dim, Equation, Literal, Op, Trace, TraceBuilder, Type, Var, type_of_value
+from thunder_fn.ir.rules import (
+    CHECK,
+    DCE,
+    EVALUATE,
+    FREE_TYPES,
+    JVP,
+    LOWER,
+    VJP,
+    VMAP,
+    JvpRule,
+    Mask,
+    Residual,
+    Split,
+)
+from thunder_fn.ir.trace import (
+    Dim,
+    Equation,
+    Literal,
+    Op,
+    Trace,
+    TraceBuilder,
+    Type,
+    Var,
+    type_of_value,
+)
 from thunder_fn.structured.shared.bind import bind
 
 NAME = Op("structured", "checkpoint_name")
@@ -29,7 +52,10 @@ def name_of(equation: Equation) -> str | None:
     """The name that an equation gives, None if it gives none."""
     if equation.op != NAME:
         return None
-    return next((arg.value for key, arg in equation.kwargs if key == "name" and isinstance(arg, Literal)), None)
+    return next(
+        (arg.value for key, arg in equation.kwargs if key == "name" and isinstance(arg, Literal)),
+        None,
+    )
 
 
 @CHECK.rule("checkpoint_name")
@@ -68,11 +94,15 @@ def name_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mas
     identity = TraceBuilder("checkpoint_name_backward")
     cotangent = identity.input(equation.operands[0].type)
     residuals: tuple[Residual, ...] = ()
-    return Split(_alone(equation, equation.operands[0].type), identity.build((cotangent,)), residuals, (0,))
+    return Split(
+        _alone(equation, equation.operands[0].type), identity.build((cotangent,)), residuals, (0,)
+    )
 
 
 @VMAP.rule("checkpoint_name")
-def name_batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
+def name_batch_rule(
+    equation: Equation, batched: Mask, size: Dim, randomness: str
+) -> tuple[Trace, Mask]:
     """Name the batch."""
     return _alone(equation, batched_type(equation.operands[0].type, size)), (True,)
 
@@ -91,7 +121,9 @@ def name_lower_rule(equation: Equation) -> Trace:
 
 
 def _named(builder: TraceBuilder, equation: Equation, value: Var) -> tuple[Var, ...]:
-    return builder.add(NAME, (value,), (value.type,), kwargs=equation.kwargs, source=equation.source)
+    return builder.add(
+        NAME, (value,), (value.type,), kwargs=equation.kwargs, source=equation.source
+    )
 
 
 def _alone(equation: Equation, type: Type) -> Trace:

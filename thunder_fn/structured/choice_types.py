@@ -2,8 +2,9 @@
 
     v5: f32[u2] = cond(v4, v0)      true gives f32[u0], false f32[u1]
 
-A size that is unbacked in one branch at least is a size of its own for the equation, which binds it. Results whose
-sizes are the same ones in every branch share it, so that sums in a branch may go on behind it.
+A size that is unbacked in one branch at least is a size of its own for the equation, which binds
+it. Results whose sizes are the same ones in every branch share it, so that sums in a branch may go
+on behind it.
 """
 
 from __future__ import annotations
@@ -34,14 +35,17 @@ def types_of_choice(bodies: Sequence[Trace], name: Name) -> tuple[Type, ...]:
     has_name = _has_name(bodies)
     columns = zip(*(body.output_types for body in bodies), strict=True)
     return tuple(
-        _with_sizes(column[0], [name(sizes, column[0]) if has_name(sizes) else sizes[0] for sizes in _sizes(column)])
+        _with_sizes(
+            column[0],
+            [name(sizes, column[0]) if has_name(sizes) else sizes[0] for sizes in _sizes(column)],
+        )
         for column in columns
     )
 
 
 def agree(column: Sequence[Type], bodies: Sequence[Trace]) -> bool:
-    """Test whether the results of the branches in one place can be results of a choice: they differ in unbacked sizes
-    and numbers only.
+    """Test whether the results of the branches in one place can be results of a choice: they differ
+    in unbacked sizes and numbers only.
     """
     has_name, first = _has_name(bodies), column[0]
     if any(_kind(type) != _kind(first) for type in column):
@@ -50,7 +54,9 @@ def agree(column: Sequence[Type], bodies: Sequence[Trace]) -> bool:
 
 
 def _kind(type: Type) -> object:
-    """A type without its sizes. The choice between two flags is no number that a symbol could be."""
+    """A type without its sizes. The choice between two flags is no number that a symbol could
+    be.
+    """
     match type:
         case TensorType():
             return type.dtype, type.device, len(type.shape)
@@ -61,15 +67,17 @@ def _kind(type: Type) -> object:
 
 
 def _has_name(bodies: Sequence[Trace]) -> Callable[[Sizes], bool]:
-    """Test whether sizes, one per body, get a symbol of the choice's own: a body finds one in data, or data says
-    which holds.
+    """Test whether sizes, one per body, get a symbol of the choice's own: a body finds one in data,
+    or data says which holds.
     """
     outer = [symbols_of(body) for body in bodies]
 
     def has_name(sizes: Sizes) -> bool:
         found = [size for size in sizes if isinstance(size, Expr) and not is_hinted(size)]
         pairs = zip(sizes, outer, strict=True)
-        is_inner = any(isinstance(size, Expr) and not size.value.free_symbols <= known for size, known in pairs)
+        is_inner = any(
+            isinstance(size, Expr) and not size.value.free_symbols <= known for size, known in pairs
+        )
         return is_inner or (len(set(sizes)) > 1 and bool(found))
 
     return has_name
@@ -78,7 +86,9 @@ def _has_name(bodies: Sequence[Trace]) -> Callable[[Sizes], bool]:
 def _sizes(column: Sequence[Type]) -> Iterator[Sizes]:
     """The sizes of one result in all branches, dim by dim; of a number the number."""
     if isinstance(column[0], TensorType):
-        yield from zip(*(type.shape for type in column if isinstance(type, TensorType)), strict=True)
+        yield from zip(
+            *(type.shape for type in column if isinstance(type, TensorType)), strict=True
+        )
     elif isinstance(column[0], NumberType):
         yield tuple(type.value for type in column if isinstance(type, NumberType))
 
@@ -97,7 +107,9 @@ def _with_sizes(type: Type, sizes: Sequence[Dim | None]) -> Type:
 
 
 def check_branches(op: Op, functions: Sequence[Callable[..., Any]], bodies: Bodies) -> None:
-    """Check that the branches return the same structure with the same types and equal static values."""
+    """Check that the branches return the same structure with the same types and equal static
+    values.
+    """
     first = bodies.captured[0]
     for function, other in zip(functions[1:], bodies.captured[1:], strict=True):
         names = f"{described_function(functions[0])} and {described_function(function)}"
@@ -109,21 +121,33 @@ def check_branches(op: Op, functions: Sequence[Callable[..., Any]], bodies: Bodi
                 located(
                     f"{what}\nbranches:     {names}",
                     source=user_source(),
-                    fix="Return the same tuples, lists and dicts from both; None stands for nothing.",
+                    fix=(
+                        "Return the same tuples, lists and dicts from both; None stands for"
+                        " nothing."
+                    ),
                 )
             )
         paths = pytree.paths(first.result(tuple(range(first.num_results))), "out")
         both = first.trace, other.trace
         different = [
-            f"  {path}: {mine} from {function_name(functions[0])}, {theirs} from {function_name(function)}"
-            for path, mine, theirs in zip(paths, _leaf_types(first), _leaf_types(other), strict=True)
-            if mine != theirs and (isinstance(mine, str) or isinstance(theirs, str) or not agree((mine, theirs), both))
+            f"  {path}: {mine} from {function_name(functions[0])}, {theirs} from"
+            f" {function_name(function)}"
+            for path, mine, theirs in zip(
+                paths, _leaf_types(first), _leaf_types(other), strict=True
+            )
+            if mine != theirs
+            and (
+                isinstance(mine, str) or isinstance(theirs, str) or not agree((mine, theirs), both)
+            )
         ]
         if different:
             fix = (
                 "Return equal numbers, or tensors such as `torch.tensor(1)`."
                 if all("the value" in line for line in different)
-                else "Cast or reshape one branch's result, e.g. `.to(torch.float32)`, so that both have the same type."
+                else (
+                    "Cast or reshape one branch's result, e.g. `.to(torch.float32)`, so that both"
+                    " have the same type."
+                )
             )
             raise TraceTypeError(
                 located(
@@ -138,7 +162,9 @@ def check_branches(op: Op, functions: Sequence[Callable[..., Any]], bodies: Bodi
 
 def _leaf_types(captured: Any) -> list[Type | str]:
     types = iter(captured.trace.output_types)
-    return [next(types) if leaf is TENSOR else f"the value {leaf!r}" for leaf in captured.out_leaves]
+    return [
+        next(types) if leaf is TENSOR else f"the value {leaf!r}" for leaf in captured.out_leaves
+    ]
 
 
 # ---- names ----
@@ -151,19 +177,25 @@ def new_names(recorder: Recorder) -> Name:
     def name(sizes: Sizes, type: Type) -> Expr:
         if sizes not in known:
             numbers = recorder.mode.numbers
-            known[sizes] = numbers.found(type.kind) if isinstance(type, NumberType) else numbers.found_size()
+            known[sizes] = (
+                numbers.found(type.kind) if isinstance(type, NumberType) else numbers.found_size()
+            )
         return known[sizes]
 
     return name
 
 
 def names_in(equation: Equation, bodies: Sequence[Trace]) -> Name:
-    """The equation's names, where new branches give its results first. A batch dim may stand before a result's dims."""
+    """The equation's names, where new branches give its results first. A batch dim may stand
+    before a result's dims.
+    """
     known: dict[Sizes, Expr] = {}
     columns = zip(*(body.output_types for body in bodies), strict=True)
     for var, column in zip(equation.outputs, columns, strict=False):
         if _rank(var.type) <= _rank(column[0]):
-            pairs = zip(reversed(list(_sizes((var.type,)))), reversed(list(_sizes(column))), strict=False)
+            pairs = zip(
+                reversed(list(_sizes((var.type,)))), reversed(list(_sizes(column))), strict=False
+            )
             known.update((sizes, size) for (size,), sizes in pairs if isinstance(size, Expr))
     return lambda sizes, _: known[sizes]
 
@@ -183,8 +215,15 @@ def check_names(equation: Equation) -> None:
     columns = zip(*(body.output_types for body in equation.bodies), strict=True)
     for var, column in zip(equation.outputs, columns, strict=True):
         for (size,), sizes in zip(_sizes((var.type,)), _sizes(column), strict=True):
-            if isinstance(size, Expr) and size.value in made and known.setdefault(size.value, sizes) != sizes:
-                what = f"{equation.op}: {size} would be {_text(known[size.value])} and {_text(sizes)} in the branches"
+            if (
+                isinstance(size, Expr)
+                and size.value in made
+                and known.setdefault(size.value, sizes) != sizes
+            ):
+                what = (
+                    f"{equation.op}: {size} would be {_text(known[size.value])} and {_text(sizes)}"
+                    " in the branches"
+                )
                 raise TraceTypeError(located(what, source=equation.source))
 
 

@@ -3,12 +3,12 @@
     outputs = cond(pred, *operands)      bodies: true, false      on the operands
     outputs = switch(index, *operands)   bodies: one per branch   on the operands
 
-Semantics: JAX; the signature of `cond` is torch.cond's. Results share no memory with
-operands. Both are one op with a chosen branch: cond's number
-is 0 for true and 1 for false.
+Semantics: JAX; the signature of `cond` is torch.cond's. Results share no memory with operands. Both
+are one op with a chosen branch: cond's number is 0 for true and 1 for false.
 
-Reverse mode is in `cond_split.py`. vmap with a batched choice runs every branch and selects. A branch reads zeros for
-the examples that do not take it, so that no NaN of theirs reaches a gradient.
+Reverse mode is in `cond_split.py`. vmap with a batched choice runs every branch and selects. A
+branch reads zeros for the examples that do not take it, so that no NaN of theirs reaches a
+gradient.
 """
 
 from __future__ import annotations
@@ -31,9 +31,24 @@ from thunder_fn.ir.check import check_operands, check_types
 from thunder_fn.ir.flow import Wiring, body_ports, wiring
 from thunder_fn.ir.rules import CHECK, DCE, EVALUATE, FREE_TYPES, INVARIANT, VJP, VMAP, Mask
 from thunder_fn.ir.symbols import made_by
-from thunder_fn.ir.trace import Atom, Dim, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Var
+from thunder_fn.ir.trace import (
+    Atom,
+    Dim,
+    Equation,
+    Literal,
+    Op,
+    TensorType,
+    Trace,
+    TraceBuilder,
+    Var,
+)
 from thunder_fn.ir.walking import inline_into
-from thunder_fn.structured.choice_types import check_branches, check_names, new_names, types_of_choice
+from thunder_fn.structured.choice_types import (
+    check_branches,
+    check_names,
+    new_names,
+    types_of_choice,
+)
 from thunder_fn.structured.cond_split import cond_split_rule, one_choice, union
 from thunder_fn.structured.shared.bind import bind
 from thunder_fn.structured.shared.bodies import (
@@ -71,7 +86,10 @@ def cond_check_rule(equation: Equation) -> None:
     choice, *operands = equation.operands
     if not isinstance(choice.type, TensorType) or choice.type.shape != ():
         raise TraceTypeError(
-            located(f"{equation.op}: the choice must be a scalar tensor, not {choice.type}", source=equation.source)
+            located(
+                f"{equation.op}: the choice must be a scalar tensor, not {choice.type}",
+                source=equation.source,
+            )
         )
     for body in equation.bodies:
         check_operands(equation, tuple(operands), body)
@@ -83,7 +101,9 @@ def cond_check_rule(equation: Equation) -> None:
 
 
 @EVALUATE.rule("cond")
-def cond_evaluate_rule(bodies: Sequence[Trace], pred: Any, *operands: Any, **options: Any) -> tuple[Any, ...]:
+def cond_evaluate_rule(
+    bodies: Sequence[Trace], pred: Any, *operands: Any, **options: Any
+) -> tuple[Any, ...]:
     """Run the chosen body; inside a capture, record the choice."""
     recorder = current()
     if recorder is not None and isinstance(pred, torch.Tensor):
@@ -92,7 +112,9 @@ def cond_evaluate_rule(bodies: Sequence[Trace], pred: Any, *operands: Any, **opt
 
 
 @EVALUATE.rule("switch")
-def switch_evaluate_rule(bodies: Sequence[Trace], index: Any, *operands: Any, **options: Any) -> tuple[Any, ...]:
+def switch_evaluate_rule(
+    bodies: Sequence[Trace], index: Any, *operands: Any, **options: Any
+) -> tuple[Any, ...]:
     """Run the chosen body, the index clamped; inside a capture, record the choice."""
     recorder = current()
     if recorder is not None and isinstance(index, torch.Tensor):
@@ -100,8 +122,12 @@ def switch_evaluate_rule(bodies: Sequence[Trace], index: Any, *operands: Any, **
     return body_function(bodies[min(max(int(index), 0), len(bodies) - 1)])(*operands)
 
 
-def _bind(recorder: Any, op: Op, values: Sequence[Any], bodies: tuple[Trace, ...], options: dict[str, Any]) -> Any:
-    return bind(recorder, op, values, bodies, types_of_choice(bodies, new_names(recorder)), **options)
+def _bind(
+    recorder: Any, op: Op, values: Sequence[Any], bodies: tuple[Trace, ...], options: dict[str, Any]
+) -> Any:
+    return bind(
+        recorder, op, values, bodies, types_of_choice(bodies, new_names(recorder)), **options
+    )
 
 
 @INVARIANT.rule("cond", "switch")
@@ -114,18 +140,27 @@ def cond_constants_rule(equation: Equation) -> Mask:
 
 
 @VMAP.rule("cond", "switch")
-def cond_batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
-    """One choice for all examples stays a choice; a choice for each example becomes a select, or a loop if asked."""
+def cond_batch_rule(
+    equation: Equation, batched: Mask, size: Dim, randomness: str
+) -> tuple[Trace, Mask]:
+    """One choice for all examples stays a choice; a choice for each example becomes a select, or
+    a loop if asked.
+    """
     if batched[0] and made_by(equation):
         raise_size(equation)
     if batched[0]:
-        by = _loop if equation.kwargs == LOOP or any(map(ops.calls_back, equation.bodies)) else _select
+        by = (
+            _loop
+            if equation.kwargs == LOOP or any(map(ops.calls_back, equation.bodies))
+            else _select
+        )
         return by(equation, batched, size, randomness)
     done = [batch(body, batched[1:], size, randomness) for body in equation.bodies]
     flags = union([mask for _, mask in done])
     bodies = tuple(_expanded(trace, mask, flags, size) for trace, mask in done)
     types = [
-        batched_type(var.type, size) if flag else var.type for var, flag in zip(equation.operands, batched, strict=True)
+        batched_type(var.type, size) if flag else var.type
+        for var, flag in zip(equation.operands, batched, strict=True)
     ]
     return one_choice(equation, bodies, types), flags
 
@@ -146,33 +181,45 @@ def _select(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tu
     """Run every branch on safe operands and select each example's outputs."""
     builder = TraceBuilder(f"select_{equation.op.name}")
     types = [
-        batched_type(var.type, size) if flag else var.type for var, flag in zip(equation.operands, batched, strict=True)
+        batched_type(var.type, size) if flag else var.type
+        for var, flag in zip(equation.operands, batched, strict=True)
     ]
     choice, *operands = (builder.input(type) for type in types)
     taken = _taken(builder, equation, choice, size)
     columns: list[list[Atom]] = []
     for body, mask in zip(equation.bodies, taken, strict=True):
         safe = tuple(
-            where(builder, mask, operand if flag else expand(builder, operand, size), None)
-            if isinstance(operand.type, TensorType) and is_differentiable(operand.type)
-            else (operand if flag else expand(builder, operand, size))
+            (
+                where(builder, mask, operand if flag else expand(builder, operand, size), None)
+                if isinstance(operand.type, TensorType) and is_differentiable(operand.type)
+                else (operand if flag else expand(builder, operand, size))
+            )
             for operand, flag in zip(operands, batched[1:], strict=True)
         )
         new, flags = batch(body, (True,) * len(safe), size, randomness)
         results = inline_into(builder, new, safe, equation.source)
         columns.append(
-            [value if flag else expand(builder, value, size) for value, flag in zip(results, flags, strict=True)]
+            [
+                value if flag else expand(builder, value, size)
+                for value, flag in zip(results, flags, strict=True)
+            ]
         )
     outputs = list(columns[-1])
     for mask, column in zip(taken[-2::-1], columns[-2::-1], strict=True):
-        outputs = [where(builder, mask, value, other) for value, other in zip(column, outputs, strict=True)]
+        outputs = [
+            where(builder, mask, value, other) for value, other in zip(column, outputs, strict=True)
+        ]
     passed = [_passed_through(equation, index) for index in range(len(outputs))]
-    kept = tuple(value if i is None else operands[i] for value, i in zip(outputs, passed, strict=True))
+    kept = tuple(
+        value if i is None else operands[i] for value, i in zip(outputs, passed, strict=True)
+    )
     return dce(builder.build(kept)), tuple(i is None or batched[i + 1] for i in passed)
 
 
 def _passed_through(equation: Equation, index: int) -> int | None:
-    """Return the position of the operand that every branch gives back as this output; None where they differ."""
+    """Return the position of the operand that every branch gives back as this output; None where
+    they differ.
+    """
     found = {
         body.inputs.index(atom) if atom in body.inputs else None
         for body in equation.bodies
@@ -184,12 +231,16 @@ def _passed_through(equation: Equation, index: int) -> int | None:
 def _loop(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
     """A scan over the examples, each of which runs the one branch that it takes."""
     for body in equation.bodies:
-        batch(body, batched[1:], size, randomness)  # refuses random numbers where they are not allowed
+        batch(
+            body, batched[1:], size, randomness
+        )  # refuses random numbers where they are not allowed
         if randomness == "same" and is_kept(equation):
             return _select(equation, batched, size, randomness)
     builder, step = TraceBuilder(f"loop_{equation.op.name}"), TraceBuilder(equation.op.name)
     types = [var.type for var in equation.operands]
-    order = sorted(range(len(types)), key=lambda i: batched[i])  # consts, then what each example has of its own
+    order = sorted(
+        range(len(types)), key=lambda i: batched[i]
+    )  # consts, then what each example has of its own
     inner = {i: step.input(types[i]) for i in order}
     results = step.add(
         equation.op,
@@ -200,31 +251,45 @@ def _loop(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tupl
         source=equation.source,
     )
     operands = [
-        builder.input(batched_type(type, size) if flag else type) for type, flag in zip(types, batched, strict=True)
+        builder.input(batched_type(type, size) if flag else type)
+        for type, flag in zip(types, batched, strict=True)
     ]
     consts = tuple(var for var, flag in zip(operands, batched, strict=True) if not flag)
     xs = tuple(var for var, flag in zip(operands, batched, strict=True) if flag)
-    found = add_scan(builder, Loop(0, 0, size), step.build(results), (consts, (), xs), equation.source)
+    found = add_scan(
+        builder, Loop(0, 0, size), step.build(results), (consts, (), xs), equation.source
+    )
     return builder.build(found), (True,) * len(equation.outputs)
 
 
 def _taken(builder: TraceBuilder, equation: Equation, choice: Var, size: Dim) -> list[Var]:
     """Tell for each branch which examples take it."""
     mask = TensorType(
-        torch.bool, (size,), choice.type.device if isinstance(choice.type, TensorType) else torch.device("cpu")
+        torch.bool,
+        (size,),
+        choice.type.device if isinstance(choice.type, TensorType) else torch.device("cpu"),
     )
     if equation.op == COND:
         (true,) = builder.add(ops.leaf(aten.ne.Scalar), (choice, Literal(0)), (mask,))
         (false,) = builder.add(ops.leaf(aten.logical_not.default), (true,), (mask,))
         return [true, false]
     last = len(equation.bodies) - 1
-    (clamped,) = builder.add(ops.leaf(aten.clamp.default), (choice, Literal(0), Literal(last)), (choice.type,))
-    return [builder.add(ops.leaf(aten.eq.Scalar), (clamped, Literal(i)), (mask,))[0] for i in range(last + 1)]
+    (clamped,) = builder.add(
+        ops.leaf(aten.clamp.default), (choice, Literal(0), Literal(last)), (choice.type,)
+    )
+    return [
+        builder.add(ops.leaf(aten.eq.Scalar), (clamped, Literal(i)), (mask,))[0]
+        for i in range(last + 1)
+    ]
 
 
 def where(builder: TraceBuilder, mask: Var, value: Atom, other: Atom | None) -> Var:
     """value where the mask is true, else other, or zeros."""
-    assert isinstance(value, Var) and isinstance(value.type, TensorType) and isinstance(mask.type, TensorType)
+    assert (
+        isinstance(value, Var)
+        and isinstance(value.type, TensorType)
+        and isinstance(mask.type, TensorType)
+    )
     shape = (*mask.type.shape, *(1 for _ in value.type.shape[1:]))
     wide = TensorType(torch.bool, shape, mask.type.device)
     literal = tuple(Literal(dim) for dim in shape)
@@ -244,9 +309,15 @@ def cond_dce_rule(equation: Equation, wanted: Mask) -> tuple[Equation, tuple[Var
     done = [dce_to(body, wanted) for body in equation.bodies]
     reads = union([mask for _, mask in done]) if equation.operands[1:] else ()
     bodies = tuple(without_inputs(trace, reads) for trace, _ in done)
-    operands = (equation.operands[0], *(var for var, flag in zip(equation.operands[1:], reads, strict=True) if flag))
+    operands = (
+        equation.operands[0],
+        *(var for var, flag in zip(equation.operands[1:], reads, strict=True) if flag),
+    )
     outputs = tuple(var for var, flag in zip(equation.outputs, wanted, strict=True) if flag)
-    return Equation(equation.op, operands, equation.kwargs, outputs, bodies, equation.source), operands
+    return (
+        Equation(equation.op, operands, equation.kwargs, outputs, bodies, equation.source),
+        operands,
+    )
 
 
 VJP.enter(cond_split_rule, "cond", "switch")
@@ -258,36 +329,54 @@ FREE_TYPES.enter(True, "cond", "switch")
 
 @spelled(true_fun="true_fn", false_fun="false_fn", operand="operands", linear="Leave it out.")
 def cond(
-    pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any = (), *, batched: str = "select"
+    pred: Any,
+    true_fn: Callable[..., Any],
+    false_fn: Callable[..., Any],
+    operands: Any = (),
+    *,
+    batched: str = "select",
 ) -> Any:
     """Run `true_fn(*operands)` where pred is true, `false_fn(*operands)` where it is not.
 
-    Law: ``cond(True, f, g, xs) == f(*xs)``; under vmap with a batched pred it is a select, without NaN gradients from
+    Law: ``cond(True, f, g, xs) == f(*xs)``; under vmap with a batched pred it is a select, without
+        NaN gradients from
     the branch that is not taken.
 
     Args:
         pred: a bool, symbolic or not, or a tensor of one bool.
-        true_fn, false_fn: functions of the operands that return the same pytree of tensors of equal types, sizes that a
-            branch finds in data aside. They may close over tensors, return their inputs and call anything traceable.
+        true_fn, false_fn: functions of the operands that return the same pytree of tensors of equal
+            types, sizes that a branch finds in data aside. They may close over tensors, return
+            their inputs and call anything traceable.
         operands: a tuple or a list of pytrees.
-        batched: what vmap makes of a pred for each example: "select" runs both branches on the batch and selects, "loop"
-            goes from example to example and runs the one branch that each takes.
+        batched: the way in which vmap takes a pred for each example. "select" runs both branches on
+            the batch and selects. "loop" goes from example to example and runs the one branch that
+            each takes.
 
     Raises:
-        TraceTypeError: the branches' results differ; lists every leaf that does. Or pred is no bool, or operands no tuple.
+        TraceTypeError: the branches' results differ; lists every leaf that does. Or pred is no
+            bool, or operands no tuple.
         CaptureError: a branch writes to a tensor from outside.
 
     Source: torch.cond for the signature, jax.lax.cond for the semantics.
     """
     recorder, options = current(), _options("cond", batched)
     check_functions("cond", true_fn=true_fn, false_fn=false_fn)
-    operands, pred = operand_tuple("cond", "operands", operands), predicate("cond", pred, "predicate")
+    operands, pred = (
+        operand_tuple("cond", "operands", operands),
+        predicate("cond", pred, "predicate"),
+    )
     if recorder is None or not isinstance(pred, torch.Tensor):
         return own_memory((true_fn if decided("cond", pred, bool) else false_fn)(*operands))
     return _choose(recorder, COND, pred, (true_fn, false_fn), operands, options)
 
 
-def switch(index: Any, branches: Sequence[Callable[..., Any]], operands: Any = (), *, batched: str = "select") -> Any:
+def switch(
+    index: Any,
+    branches: Sequence[Callable[..., Any]],
+    operands: Any = (),
+    *,
+    batched: str = "select",
+) -> Any:
     """Run `branches[index](*operands)`, with the index clamped into range.
 
     Law: ``switch(i, fs, xs) == fs[min(max(i, 0), len(fs) - 1)](*xs)``. Otherwise as `cond`.
@@ -296,14 +385,21 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], operands: Any = (
     """
     recorder, options = current(), _options("switch", batched)
     if not isinstance(branches, (Sequence, torch.nn.ModuleList)) or isinstance(branches, str):
-        raise misuse("switch", f"branches must be a tuple or a list of functions, not {described(branches)}")
+        raise misuse(
+            "switch", f"branches must be a tuple or a list of functions, not {described(branches)}"
+        )
     functions = tuple(branches)
     if not functions:
         raise misuse("switch", "needs at least one branch")
     check_functions("switch", **{f"branches[{i}]": branch for i, branch in enumerate(functions)})
-    operands, choice = operand_tuple("switch", "operands", operands), chosen_index("switch", index, "index")
+    operands, choice = (
+        operand_tuple("switch", "operands", operands),
+        chosen_index("switch", index, "index"),
+    )
     if recorder is None or not isinstance(choice, torch.Tensor):
-        return own_memory(functions[min(max(decided("switch", choice, int), 0), len(functions) - 1)](*operands))
+        return own_memory(
+            functions[min(max(decided("switch", choice, int), 0), len(functions) - 1)](*operands)
+        )
     return _choose(recorder, SWITCH, choice, functions, operands, options)
 
 
@@ -337,4 +433,6 @@ divert("cond", cond)
 def cond_wiring(equation: Equation) -> Wiring:
     """Wire every branch to the operands behind the choice, which is control."""
     bodies = range(len(equation.bodies))
-    return Wiring(tuple(pair for body in bodies for pair in body_ports(equation, body, 1)), (("operand", 0),))
+    return Wiring(
+        tuple(pair for body in bodies for pair in body_ports(equation, body, 1)), (("operand", 0),)
+    )

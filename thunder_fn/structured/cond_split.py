@@ -1,7 +1,7 @@
 """Reverse mode of cond and switch, and what their rules share.
 
-Each branch is split. A branch's residuals go into slots that branches share by type, and slots that a branch does not
-own hold zeros. The backward makes the same choice.
+Each branch is split. A branch's residuals go into slots that branches share by type, and slots that
+a branch does not own hold zeros. The backward makes the same choice.
 """
 
 from __future__ import annotations
@@ -37,17 +37,27 @@ def one_choice(equation: Equation, bodies: tuple[Trace, ...], input_types: Seque
     operands = tuple(builder.input(type) for type in input_types)
     types = types_of_choice(bodies, names_in(equation, bodies))
     return builder.build(
-        builder.add(equation.op, operands, types, kwargs=equation.kwargs, bodies=bodies, source=equation.source)
+        builder.add(
+            equation.op,
+            operands,
+            types,
+            kwargs=equation.kwargs,
+            bodies=bodies,
+            source=equation.source,
+        )
     )
 
 
 def cond_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     """Split every branch; the backward makes the same choice."""
-    splits = [_split_branch(equation, body, wanted_inputs[1:], wanted_outputs) for body in equation.bodies]
+    splits = [
+        _split_branch(equation, body, wanted_inputs[1:], wanted_outputs) for body in equation.bodies
+    ]
     count = len(equation.outputs)
     slots, owned = _share_slots([split.forward.output_types[count:] for split in splits])
     forward_bodies = tuple(
-        _fill_slots(split.forward, count, slots, own) for split, own in zip(splits, owned, strict=True)
+        _fill_slots(split.forward, count, slots, own)
+        for split, own in zip(splits, owned, strict=True)
     )
     forward = one_choice(equation, forward_bodies, [var.type for var in equation.operands])
     inputs, outputs = _forwarded(splits)
@@ -59,7 +69,9 @@ def cond_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mas
     )
     gradients = union([tuple(place is not None for place in split.gradients) for split in splits])
     operand_types = [var.type for var in equation.operands[1:]]
-    wanted_types = [type for type, flag in zip(operand_types, wanted_inputs[1:], strict=True) if flag]
+    wanted_types = [
+        type for type, flag in zip(operand_types, wanted_inputs[1:], strict=True) if flag
+    ]
     given = [
         *(operand_types[index] for index in inputs),
         *(equation.outputs[index].type for index in outputs),
@@ -77,24 +89,34 @@ def cond_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mas
     return Split(forward, backward, residuals, (*skipped, *found))
 
 
-def _split_branch(equation: Equation, body: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
-    """The split of a branch, its backward on values of the equation's types, whose sizes have names of their own."""
+def _split_branch(
+    equation: Equation, body: Trace, wanted_inputs: Mask, wanted_outputs: Mask
+) -> Split:
+    """The split of a branch, its backward on values of the equation's types, whose sizes have
+    names of their own.
+    """
     split = forward_backward(body, wanted_inputs, wanted_outputs)
     results, count = [var.type for var in equation.outputs], len(split.residuals)
     wanted = [type for type, flag in zip(results, wanted_outputs, strict=True) if flag]
     found = names_of(split.backward.input_types[count:], wanted)
     outside = symbols_of(body)
-    rename = renamed({size: name for size, name in found.items() if size.is_Symbol and size not in outside})
+    rename = renamed(
+        {size: name for size, name in found.items() if size.is_Symbol and size not in outside}
+    )
     backward = rename(split.backward)
     backward = _on_types(backward, [*backward.input_types[:count], *wanted])
-    split = found_again(replace(split, forward=rename(split.forward), backward=backward), equation.op.name)
+    split = found_again(
+        replace(split, forward=rename(split.forward), backward=backward), equation.op.name
+    )
     held = zip(split.residuals, split.backward.input_types, strict=False)
     given = [results[place.index] if place.kind == "output" else type for place, type in held]
     return replace(split, backward=_on_types(split.backward, [*given, *wanted]))
 
 
 def _on_types(trace: Trace, types: Sequence[Type]) -> Trace:
-    """The trace on inputs of other types, whose sizes are the same numbers: `f32[u2]` where it takes `f32[u0 + 1]`."""
+    """The trace on inputs of other types, whose sizes are the same numbers: `f32[u2]` where it
+    takes `f32[u0 + 1]`.
+    """
     if trace.input_types == tuple(types):
         return trace
     builder = TraceBuilder(trace.name)
@@ -108,16 +130,22 @@ def _on_types(trace: Trace, types: Sequence[Type]) -> Trace:
 
 def _resized(builder: TraceBuilder, value: Var, type: Type) -> Var:
     """A value whose sizes are those of the type, which is asserted."""
-    assert isinstance(value.type, TensorType) and isinstance(type, TensorType), "only tensors have gradients"
+    assert isinstance(value.type, TensorType) and isinstance(type, TensorType), (
+        "only tensors have gradients"
+    )
     for known, size in zip(value.type.shape, type.shape, strict=True):
         if known != size:
             relation = equality(known, size)
-            builder.add(ops.ASSERT, (Literal(relation), Literal(f"cond: {relation} does not hold")), ())
+            builder.add(
+                ops.ASSERT, (Literal(relation), Literal(f"cond: {relation} does not hold")), ()
+            )
     return builder.add(ops.RESHAPE, (value, tuple(map(Literal, type.shape))), (type,))[0]
 
 
 def _share_slots(types: Sequence[Sequence[Type]]) -> tuple[list[Type], list[list[int]]]:
-    """Slots for the branches' residuals, shared by type: [x], [x], [x, x] need two. Also each branch's own slots."""
+    """Slots for the branches' residuals, shared by type: [x], [x], [x, x] need two. Also each
+    branch's own slots.
+    """
     slots: list[Type] = []
     owned: list[list[int]] = []
     for branch in types:
@@ -140,7 +168,10 @@ def _fill_slots(forward: Trace, count: int, slots: list[Type], own: list[int]) -
     arguments = tuple(builder.input(type) for type in forward.input_types)
     results = inline_into(builder, forward, arguments)
     mine = dict(zip(own, results[count:], strict=True))
-    filled = tuple(mine[index] if index in mine else zeros_of(builder, type) for index, type in enumerate(slots))
+    filled = tuple(
+        mine[index] if index in mine else zeros_of(builder, type)
+        for index, type in enumerate(slots)
+    )
     return builder.build((*results[:count], *filled))
 
 

@@ -7,12 +7,13 @@ The operands are the tensors of the arguments, then what the functions close ove
     primal: operands                      -> outputs
     jvp:    arguments, tangents, closures -> outputs, tangents of the outputs
 
-with one tangent for each differentiable tensor of the arguments and one for each differentiable output. As with
-custom_vjp, the second body is there if it could be captured with the call; a rule that calls the function itself is
-captured when a derivative asks for it.
+with one tangent for each differentiable tensor of the arguments and one for each differentiable
+output. As with custom_vjp, the second body is there if it could be captured with the call. A rule
+that calls the function itself is captured when a derivative asks for it.
 
-Reverse mode transposes the rule, which is linear in the tangents. The rule is split into a part without tangents,
-which runs forward, and a linear rest, whose vjp is the backward. vmap batches both bodies.
+Reverse mode transposes the rule, which is linear in the tangents. The rule is split into a part
+without tangents, which runs forward, and a linear rest, whose vjp is the backward. vmap batches
+both bodies.
 
 Source: jax.custom_jvp for the semantics.
 """
@@ -41,7 +42,19 @@ from thunder_fn.interpreters.simplify import dce
 from thunder_fn.interpreters.under_autograd import evaluate_followed
 from thunder_fn.interpreters.vmap import batch
 from thunder_fn.ir.check import check_operands, check_types
-from thunder_fn.ir.rules import CHECK, DCE, EVALUATE, JVP, LOWER, VJP, VMAP, JvpRule, Mask, Split, keep_all
+from thunder_fn.ir.rules import (
+    CHECK,
+    DCE,
+    EVALUATE,
+    JVP,
+    LOWER,
+    VJP,
+    VMAP,
+    JvpRule,
+    Mask,
+    Split,
+    keep_all,
+)
 from thunder_fn.ir.trace import Dim, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Type
 from thunder_fn.ir.walking import inline_into
 from thunder_fn.structured.custom_jvp_split import transposed
@@ -67,10 +80,14 @@ def custom_jvp_check_rule(equation: Equation) -> None:
     types = [var.type for var in equation.operands]
     tangents = [type for type in types[:count] if is_differentiable(type)]
     if rule.input_types != (*types[:count], *tangents, *types[count:]):
-        raise InvalidTrace(f"custom_jvp: the rule takes {rule.input_types}, not arguments, tangents and closures")
+        raise InvalidTrace(
+            f"custom_jvp: the rule takes {rule.input_types}, not arguments, tangents and closures"
+        )
     results = [var.type for var in equation.outputs]
     if rule.output_types != (*results, *(type for type in results if is_differentiable(type))):
-        raise InvalidTrace(f"custom_jvp: the rule gives {rule.output_types}, not outputs and their tangents")
+        raise InvalidTrace(
+            f"custom_jvp: the rule gives {rule.output_types}, not outputs and their tangents"
+        )
 
 
 def num_args(equation: Equation) -> int:
@@ -90,12 +107,18 @@ def call_of(equation: Equation) -> Any:
 
 
 @EVALUATE.rule("custom_jvp")
-def custom_jvp_evaluate_rule(bodies: Sequence[Trace], *operands: Any, **options: Any) -> tuple[Any, ...]:
-    """Run the primal function, where autograd looks with the rule; inside a capture, record the call."""
+def custom_jvp_evaluate_rule(
+    bodies: Sequence[Trace], *operands: Any, **options: Any
+) -> tuple[Any, ...]:
+    """Run the primal function, where autograd looks with the rule; inside a capture, record the
+    call.
+    """
     recorder, primal = current(), bodies[0]
     if recorder is not None:
         return bind(recorder, CUSTOM_JVP, operands, tuple(bodies), primal.output_types, **options)
-    return evaluate_followed(CUSTOM_JVP, tuple(bodies), operands, options, lambda: evaluate(primal, operands))
+    return evaluate_followed(
+        CUSTOM_JVP, tuple(bodies), operands, options, lambda: evaluate(primal, operands)
+    )
 
 
 # ---- jvp ----
@@ -116,13 +139,18 @@ def custom_jvp_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
     equation, count = expanded(equation), num_args(equation)
     builder = TraceBuilder("custom_jvp_jvp")
     primals = [builder.input(var.type) for var in equation.operands]
-    given = [builder.input(var.type) if flag else None for var, flag in zip(equation.operands, active, strict=True)]
+    given = [
+        builder.input(var.type) if flag else None
+        for var, flag in zip(equation.operands, active, strict=True)
+    ]
     tangents = [
         zeros(builder, primal.type) if tangent is None else tangent
         for primal, tangent in zip(primals[:count], given[:count], strict=True)
         if isinstance(primal.type, TensorType) and is_differentiable(primal.type)
     ]
-    results = inline_into(builder, equation.bodies[1], (*primals[:count], *tangents, *primals[count:]))
+    results = inline_into(
+        builder, equation.bodies[1], (*primals[:count], *tangents, *primals[count:])
+    )
     outputs = custom_jvp_activity_rule(equation, active)
     kept = results if any(outputs) else results[: len(equation.outputs)]
     return JvpRule(dce(builder.build(kept)), outputs)
@@ -134,7 +162,9 @@ def expanded(equation: Equation) -> Equation:
         return equation
     types = tuple(var.type for var in equation.operands)
     bodies = (equation.bodies[0], capture_rule(call_of(equation), equation.bodies[0], types))
-    return Equation(equation.op, equation.args, equation.kwargs, equation.outputs, bodies, equation.source)
+    return Equation(
+        equation.op, equation.args, equation.kwargs, equation.outputs, bodies, equation.source
+    )
 
 
 @remembered_in_context(4096)
@@ -157,7 +187,9 @@ def capture_rule(call: Any, primal: Trace, types: tuple[Type, ...]) -> Trace:
     return builder.build(inline_into(builder, rule, inputs))
 
 
-_being_captured: ContextVar[tuple[Any, ...]] = ContextVar("thunder_fn_jvps_being_captured", default=())
+_being_captured: ContextVar[tuple[Any, ...]] = ContextVar(
+    "thunder_fn_jvps_being_captured", default=()
+)
 
 
 def capture_jvp(call: Any, primal: Captured, tensors: Sequence[Any]) -> Captured:
@@ -187,7 +219,11 @@ def custom_jvp_split_rule(equation: Equation, wanted_inputs: Mask, wanted_output
     rule = custom_jvp_jvp_rule(equation, wanted)
     split = transposed(rule, wanted, wanted_outputs, len(equation.outputs))
     found = iter(split.gradients)
-    asked = tuple(next(found) if own else None for own, flag in zip(wanted, wanted_inputs, strict=True) if flag)
+    asked = tuple(
+        next(found) if own else None
+        for own, flag in zip(wanted, wanted_inputs, strict=True)
+        if flag
+    )
     return Split(split.forward, split.backward, split.residuals, asked)
 
 
@@ -195,27 +231,47 @@ def custom_jvp_split_rule(equation: Equation, wanted_inputs: Mask, wanted_output
 
 
 @VMAP.rule("custom_jvp")
-def custom_jvp_batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
+def custom_jvp_batch_rule(
+    equation: Equation, batched: Mask, size: Dim, randomness: str
+) -> tuple[Trace, Mask]:
     """Batch both bodies; every output counts as batched."""
     primal, flags = batch(equation.bodies[0], batched, size, randomness)
-    call, wanted = call_of(equation), tuple(isinstance(var.type, TensorType) for var in equation.outputs)
+    call, wanted = (
+        call_of(equation),
+        tuple(isinstance(var.type, TensorType) for var in equation.outputs),
+    )
     types = tuple(var.type for var in equation.operands)
     if len(equation.bodies) == 1:
         call, rest = BatchedCall(call, equation.bodies[0], types, batched, size, randomness), ()
     else:
-        rest = (_batched_jvp(equation.bodies[1], types[: num_args(equation)], batched, size, randomness),)
+        rest = (
+            _batched_jvp(
+                equation.bodies[1], types[: num_args(equation)], batched, size, randomness
+            ),
+        )
     bodies = (batched_outputs(primal, flags, wanted, size), *rest)
     builder = TraceBuilder("custom_jvp")
     inputs = tuple(builder.input(type) for type in primal.input_types)
     kwargs = (("rule", Literal(call)),)
-    return builder.build(builder.add(CUSTOM_JVP, inputs, bodies[0].output_types, kwargs=kwargs, bodies=bodies)), wanted
+    return (
+        builder.build(
+            builder.add(CUSTOM_JVP, inputs, bodies[0].output_types, kwargs=kwargs, bodies=bodies)
+        ),
+        wanted,
+    )
 
 
-def _batched_jvp(rule: Trace, types: Sequence[Type], batched: Mask, size: Dim, randomness: str) -> Trace:
+def _batched_jvp(
+    rule: Trace, types: Sequence[Type], batched: Mask, size: Dim, randomness: str
+) -> Trace:
     count = len(types)
-    tangents = [flag for flag, type in zip(batched[:count], types, strict=True) if is_differentiable(type)]
+    tangents = [
+        flag for flag, type in zip(batched[:count], types, strict=True) if is_differentiable(type)
+    ]
     trace, flags = batch(rule, (*batched[:count], *tangents, *batched[count:]), size, randomness)
-    return batched_outputs(trace, flags, tuple(isinstance(type, TensorType) for type in rule.output_types), size)
+    return batched_outputs(
+        trace, flags, tuple(isinstance(type, TensorType) for type in rule.output_types), size
+    )
 
 
 @dataclass(frozen=True)
@@ -241,7 +297,9 @@ class BatchedCall:
     def capture(self) -> Trace:
         """The rule of the call of one example, in batches."""
         rule = capture_rule(self.call, self.primal, self.types)
-        return _batched_jvp(rule, self.types[: sum(self.is_tensor)], self.batched, self.size, self.randomness)
+        return _batched_jvp(
+            rule, self.types[: sum(self.is_tensor)], self.batched, self.size, self.randomness
+        )
 
 
 # ---- lower ----
@@ -270,16 +328,26 @@ class JvpCall(Call):
         """The outputs and the tangents of the differentiable ones, from the user's rule."""
         where = f"custom_jvp: the rule of {self.name}"
         supply = iter(tangents)
-        directions = [next(supply) if is_differentiable(type) else None for type in primal.trace.input_types]
-        found = self.function.rule(*self.static_args, self.tree(tensors), self.tree(directions, lambda leaf: None))
+        directions = [
+            next(supply) if is_differentiable(type) else None for type in primal.trace.input_types
+        ]
+        found = self.function.rule(
+            *self.static_args, self.tree(tensors), self.tree(directions, lambda leaf: None)
+        )
         if not isinstance(found, tuple) or len(found) != 2:
-            raise CustomRuleError(f"{where} must return (output, tangent), but it returned {calls.described(found)}")
+            raise CustomRuleError(
+                f"{where} must return (output, tangent), but it returned {calls.described(found)}"
+            )
         result = primal.result(tuple(TENSOR for _ in range(primal.num_results)))
         outputs = calls.tensors_like(found[0], result, primal, "out", where)
         moved = calls.tensors_like(found[1], result, primal, "tangent", where, or_none=True)
         types = [type for type in primal.trace.output_types if isinstance(type, TensorType)]
         filled = [
-            torch.zeros(running_shape(type), dtype=type.dtype, device=type.device) if value is None else value
+            (
+                torch.zeros(running_shape(type), dtype=type.dtype, device=type.device)
+                if value is None
+                else value
+            )
             for value, type in zip(moved, types, strict=True)
             if is_differentiable(type)
         ]
@@ -293,15 +361,17 @@ class custom_jvp:
 
     Args:
         f: any PyTorch callable.
-        nondiff_argnums: arguments that are static, such as numbers and functions. They come first in the rule.
+        nondiff_argnums: arguments that are static, such as numbers and functions. They come first
+            in the rule.
 
-    Then `f.defjvp(rule)`: `rule(primals, tangents)` returns `(output, tangent)`. Both arguments are tuples with one
-    entry for each argument of f. The tangents of values that are no floating tensors are None, and so may be the
-    rule's result for a zero tangent. The rule must be linear in the tangents.
+    Then `f.defjvp(rule)`: `rule(primals, tangents)` returns `(output, tangent)`. Both arguments are
+    tuples with one entry for each argument of f. The tangents of values that are no floating
+    tensors are None, and so may be the rule's result for a zero tangent. The rule must be linear in
+    the tangents.
 
     Raises:
-        CustomRuleError: f has no rule where one is needed, the rule returns something that does not fit f, or f closes
-            over a tensor that is differentiated.
+        CustomRuleError: f has no rule where one is needed, the rule returns something that does not
+            fit f, or f closes over a tensor that is differentiated.
 
     Example:
         >>> from thunder_fn import grad
@@ -341,12 +411,15 @@ class custom_jvp:
         """The rule."""
         if self._rule is None:
             raise CustomRuleError(
-                f"custom_jvp: {self.__name__} has no rule\nCall `{self.__name__}.defjvp(rule)` before differentiating."
+                f"custom_jvp: {self.__name__} has no rule\nCall `{self.__name__}.defjvp(rule)`"
+                " before differentiating."
             )
         return self._rule
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        call, tensors = calls.make_call(JvpCall, self, self._signature, self.nondiff_argnums, args, kwargs)
+        call, tensors = calls.make_call(
+            JvpCall, self, self._signature, self.nondiff_argnums, args, kwargs
+        )
         recorder = current()
         if recorder is not None:
             return _bind(recorder, call, tensors)
@@ -357,9 +430,15 @@ class custom_jvp:
 
 def _bind(recorder: Recorder, call: JvpCall, tensors: Sequence[torch.Tensor]) -> Any:
     captured = calls.captured_bodies("custom_jvp", (call.primal,), (tensors,))
-    if call.function.has_rule and all(call.function is not function for function in _being_captured.get()):
-        with contextlib.suppress(CaptureError):  # it is tried again, and fails, where a derivative asks for it
+    if call.function.has_rule and all(
+        call.function is not function for function in _being_captured.get()
+    ):
+        with contextlib.suppress(
+            CaptureError
+        ):  # it is tried again, and fails, where a derivative asks for it
             captured.append(capture_jvp(call, captured[0], tensors))
     bodies, closures = close_bodies(captured)
-    results = bind(recorder, CUSTOM_JVP, (*tensors, *closures), bodies, bodies[0].output_types, rule=call)
+    results = bind(
+        recorder, CUSTOM_JVP, (*tensors, *closures), bodies, bodies[0].output_types, rule=call
+    )
     return calls.result_of(call, recorder, captured[0], tensors, results)

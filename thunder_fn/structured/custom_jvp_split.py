@@ -24,9 +24,13 @@ def transposed(rule: JvpRule, active: Mask, wanted_outputs: Mask, count: int) ->
     """
     num_primals, num_tangents = len(active), sum(active)
     known_outputs = (True,) * count + (False,) * (len(rule.trace.outputs) - count)
-    halves = partial_split(rule.trace, (True,) * num_primals + (False,) * num_tangents, known_outputs)
+    halves = partial_split(
+        rule.trace, (True,) * num_primals + (False,) * num_tangents, known_outputs
+    )
     linear, num_kept = halves.backward, len(halves.residuals)
-    moved = (wanted for wanted, flag in zip(wanted_outputs, rule.active_outputs, strict=True) if flag)
+    moved = (
+        wanted for wanted, flag in zip(wanted_outputs, rule.active_outputs, strict=True) if flag
+    )
     back = forward_backward(linear, (False,) * num_kept + (True,) * num_tangents, tuple(moved))
     builder = TraceBuilder(f"{rule.trace.name}_transposed")
     kept = [builder.input(type) for type in linear.input_types[:num_kept]]
@@ -35,8 +39,14 @@ def transposed(rule: JvpRule, active: Mask, wanted_outputs: Mask, count: int) ->
         for type, wanted in zip(rule.trace.output_types[:count], wanted_outputs, strict=True)
         if wanted
     ]
-    nothing = [zeros(builder, var.type) for var in linear.inputs[num_kept:] if isinstance(var.type, TensorType)]
+    nothing = [
+        zeros(builder, var.type)
+        for var in linear.inputs[num_kept:]
+        if isinstance(var.type, TensorType)
+    ]
     results = inline_into(builder, back.forward, (*kept, *nothing))
     residuals = back.residual_values((*kept, *nothing), results)
     gradients = inline_into(builder, back.backward, (*residuals, *given))
-    return Split(dce(halves.forward), dce(builder.build(gradients)), halves.residuals, back.gradients)
+    return Split(
+        dce(halves.forward), dce(builder.build(gradients)), halves.residuals, back.gradients
+    )

@@ -8,13 +8,14 @@ The operands are the tensors of the arguments, then what the functions close ove
     fwd:    operands                       -> outputs, residuals
     bwd:    residuals, cotangents, closures -> gradients
 
-with one cotangent for each differentiable output; `gradients` says for each tensor of the arguments which gradient is
-its own, None for zero. fwd and bwd are captured with the call where they can be. If they cannot (fwd calls the
-function itself, as fwd usually does, or one of them fails to trace), only the primal body is there, and they are
-captured when a derivative asks for them.
+with one cotangent for each differentiable output. `gradients` says for each tensor of the arguments
+which gradient is its own, None for zero. fwd and bwd are captured with the call where they can be.
+fwd may call the function itself, as it usually does, or one of them may fail to trace. Then only
+the primal body is there, and they are captured when a derivative asks for them.
 
-vjp is fwd and bwd; jvp differentiates the primal function; vmap batches all bodies. fwd and bwd may close over tensors,
-which are constants for the rule; that f closes over what is differentiated is an error, as in JAX.
+vjp is fwd and bwd; jvp differentiates the primal function; vmap batches all bodies. fwd and bwd may
+close over tensors, which are constants for the rule. That f closes over what is differentiated is
+an error, as in JAX.
 
 Source: jax.custom_vjp for the semantics.
 """
@@ -56,7 +57,18 @@ from thunder_fn.ir.rules import (
     keep_all,
     memo,
 )
-from thunder_fn.ir.trace import Atom, Dim, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Type, cut
+from thunder_fn.ir.trace import (
+    Atom,
+    Dim,
+    Equation,
+    Literal,
+    Op,
+    TensorType,
+    Trace,
+    TraceBuilder,
+    Type,
+    cut,
+)
 from thunder_fn.ir.walking import inline_into
 from thunder_fn.structured.custom_vjp_rules import (
     BatchedCall,
@@ -81,7 +93,9 @@ CUSTOM_VJP = Op("structured", "custom_vjp")
 
 @CHECK.rule("custom_vjp")
 def custom_vjp_check_rule(equation: Equation) -> None:
-    """Check the primal body on the operands, and that fwd and bwd, where they are there, fit it and each other."""
+    """Check the primal body on the operands, and that fwd and bwd, where they are there, fit it
+    and each other.
+    """
     primal, *rest = equation.bodies
     check_operands(equation, equation.operands, primal)
     check_types(equation, primal.output_types, "the body gives")
@@ -92,21 +106,29 @@ def custom_vjp_check_rule(equation: Equation) -> None:
     check_operands(equation, equation.operands, fwd)
     check_types(equation, fwd.output_types[:count], "fwd gives")
     if bwd.input_types != _backward_types(equation, fwd, places):
-        raise InvalidTrace(f"custom_vjp: bwd takes {bwd.input_types}, not residuals, cotangents and closures")
+        raise InvalidTrace(
+            f"custom_vjp: bwd takes {bwd.input_types}, not residuals, cotangents and closures"
+        )
     for var, place in zip(equation.operands, places, strict=False):
         if place is not None and bwd.output_types[place] != var.type:
-            raise InvalidTrace(f"custom_vjp: the gradient of {var} is {bwd.output_types[place]}, not {var.type}")
+            raise InvalidTrace(
+                f"custom_vjp: the gradient of {var} is {bwd.output_types[place]}, not {var.type}"
+            )
 
 
 def gradients_of(equation: Equation) -> Places:
     """Map each tensor of the arguments to its gradient."""
-    (places,) = (arg.value for key, arg in equation.kwargs if key == "gradients" and isinstance(arg, Literal))
+    (places,) = (
+        arg.value for key, arg in equation.kwargs if key == "gradients" and isinstance(arg, Literal)
+    )
     return places
 
 
 def call_of(equation: Equation) -> Any:
     """The call that a custom equation records."""
-    (call,) = (arg.value for key, arg in equation.kwargs if key == "rule" and isinstance(arg, Literal))
+    (call,) = (
+        arg.value for key, arg in equation.kwargs if key == "rule" and isinstance(arg, Literal)
+    )
     return call
 
 
@@ -120,12 +142,18 @@ def _backward_types(equation: Equation, fwd: Trace, places: Places) -> tuple[Typ
 
 
 @EVALUATE.rule("custom_vjp")
-def custom_vjp_evaluate_rule(bodies: Sequence[Trace], *operands: Any, **options: Any) -> tuple[Any, ...]:
-    """Run the primal function, where autograd looks with the rule; inside a capture, record the call."""
+def custom_vjp_evaluate_rule(
+    bodies: Sequence[Trace], *operands: Any, **options: Any
+) -> tuple[Any, ...]:
+    """Run the primal function, where autograd looks with the rule; inside a capture, record the
+    call.
+    """
     recorder, primal = current(), bodies[0]
     if recorder is not None:
         return bind(recorder, CUSTOM_VJP, operands, tuple(bodies), primal.output_types, **options)
-    return evaluate_followed(CUSTOM_VJP, tuple(bodies), operands, options, lambda: evaluate(primal, operands))
+    return evaluate_followed(
+        CUSTOM_VJP, tuple(bodies), operands, options, lambda: evaluate(primal, operands)
+    )
 
 
 # ---- jvp ----
@@ -133,10 +161,15 @@ def custom_vjp_evaluate_rule(bodies: Sequence[Trace], *operands: Any, **options:
 
 @ACTIVE.rules.rule("custom_vjp")
 def custom_vjp_activity_rule(equation: Equation, active: Mask) -> Mask:
-    """Every differentiable output depends on every tensor of the arguments, unless the rule marks it as constant."""
+    """Every differentiable output depends on every tensor of the arguments, unless the rule
+    marks it as constant.
+    """
     count, call = len(gradients_of(equation)), call_of(equation)
     calls.check_closures(equation, call, count, active)
-    any_active, constant = any(active[:count]), itertools.chain(getattr(call, "constant", ()), itertools.repeat(False))
+    any_active, constant = (
+        any(active[:count]),
+        itertools.chain(getattr(call, "constant", ()), itertools.repeat(False)),
+    )
     pairs = zip(equation.outputs, constant, strict=False)
     return tuple(any_active and is_differentiable(var.type) and not flag for var, flag in pairs)
 
@@ -149,7 +182,9 @@ def custom_vjp_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
         return capture_jvp(call, tuple(var.type for var in equation.operands), active)
     count = len(gradients_of(equation))
     calls.check_closures(equation, call, count, active)
-    rule = jvp_trace(equation.bodies[0], tuple(flag and index < count for index, flag in enumerate(active)))
+    rule = jvp_trace(
+        equation.bodies[0], tuple(flag and index < count for index, flag in enumerate(active))
+    )
     return _with_all_tangents(rule, active, count, equation)
 
 
@@ -159,9 +194,14 @@ def _with_all_tangents(rule: JvpRule, active: Mask, count: int, equation: Equati
         return rule
     builder = TraceBuilder(rule.trace.name)
     primals = [builder.input(var.type) for var in equation.operands]
-    tangents = [builder.input(var.type) if flag else None for var, flag in zip(equation.operands, active, strict=True)]
+    tangents = [
+        builder.input(var.type) if flag else None
+        for var, flag in zip(equation.operands, active, strict=True)
+    ]
     used = [tangent for tangent in tangents[:count] if tangent is not None]
-    return JvpRule(builder.build(inline_into(builder, rule.trace, (*primals, *used))), rule.active_outputs)
+    return JvpRule(
+        builder.build(inline_into(builder, rule.trace, (*primals, *used))), rule.active_outputs
+    )
 
 
 # ---- split ----
@@ -203,7 +243,8 @@ def _backward(
     kept = [builder.input(type) for type in fwd.output_types[count:]]
     closures = [builder.input(var.type) for var in equation.operands[len(places) :]]
     given = [
-        builder.input(var.type) if flag else None for var, flag in zip(equation.outputs, wanted_outputs, strict=True)
+        builder.input(var.type) if flag else None
+        for var, flag in zip(equation.outputs, wanted_outputs, strict=True)
     ]
     cotangents = [
         zeros(builder, var.type) if value is None else value
@@ -220,7 +261,9 @@ def _backward(
 
 
 def expanded(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Equation:
-    """The equation with fwd and bwd, captured now if they were not with the call, or for another question."""
+    """The equation with fwd and bwd, captured now if they were not with the call, or for another
+    question.
+    """
     call = call_of(equation)
     asked = call.asked(wanted_inputs, wanted_outputs) if getattr(call, "asks", ()) else call
     if len(equation.bodies) == 3 and asked is call:
@@ -249,11 +292,15 @@ def sees_absent_cotangents(trace: Trace) -> bool:
 
 
 @VMAP.rule("custom_vjp")
-def custom_vjp_batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
-    """All bodies in batches. The gradient of an operand that all examples share is the sum of theirs.
+def custom_vjp_batch_rule(
+    equation: Equation, batched: Mask, size: Dim, randomness: str
+) -> tuple[Trace, Mask]:
+    """All bodies in batches. The gradient of an operand that all examples share is the sum of
+    theirs.
 
-    Every output is batched, also one that all examples share: then each example has a cotangent of its own for each
-    output, and what `bwd` makes of them may be summed. Bodies that are not there yet will be batched when they are.
+    Every output is batched, also one that all examples share. Then each example has a cotangent of
+    its own for each output, and what `bwd` makes of them may be summed. Bodies that are not there
+    yet will be batched when they are.
     """
     if getattr(call_of(equation), "has_vmap", False):
         types = tuple(var.type for var in equation.operands)
@@ -262,8 +309,14 @@ def custom_vjp_batch_rule(equation: Equation, batched: Mask, size: Dim, randomne
     wanted = tuple(isinstance(var.type, TensorType) for var in equation.outputs)
     kwargs = equation.kwargs
     call = call_of(equation)
-    if len(equation.bodies) == 3 and not getattr(call, "has_jvp", False) and not getattr(call, "asks", ()):
-        rest = batched_rule(*equation.bodies[1:], gradients_of(equation), batched, wanted, size, randomness)
+    if (
+        len(equation.bodies) == 3
+        and not getattr(call, "has_jvp", False)
+        and not getattr(call, "asks", ())
+    ):
+        rest = batched_rule(
+            *equation.bodies[1:], gradients_of(equation), batched, wanted, size, randomness
+        )
     else:
         types = tuple(var.type for var in equation.operands)
         call = BatchedCall(call, equation.bodies[0], types, batched, wanted, size, randomness)
@@ -271,7 +324,12 @@ def custom_vjp_batch_rule(equation: Equation, batched: Mask, size: Dim, randomne
     bodies = (batched_outputs(primal, flags, wanted, size), *rest)
     builder = TraceBuilder("custom_vjp")
     inputs = tuple(builder.input(type) for type in primal.input_types)
-    return builder.build(builder.add(CUSTOM_VJP, inputs, bodies[0].output_types, kwargs=kwargs, bodies=bodies)), wanted
+    return (
+        builder.build(
+            builder.add(CUSTOM_VJP, inputs, bodies[0].output_types, kwargs=kwargs, bodies=bodies)
+        ),
+        wanted,
+    )
 
 
 # ---- lower ----
@@ -296,14 +354,16 @@ class custom_vjp:
 
     Args:
         f: any PyTorch callable.
-        nondiff_argnums: arguments that are static, such as numbers and functions. They come first in `bwd`.
+        nondiff_argnums: arguments that are static, such as numbers and functions. They come first
+            in `bwd`.
 
-    Then `f.defvjp(fwd, bwd)`: `fwd` takes what f takes and returns `(output, residuals)`, residuals being any pytree;
-    `bwd(residuals, cotangent)` returns a tuple with the gradient of each argument, None standing for zero.
+    Then `f.defvjp(fwd, bwd)`. `fwd` takes what f takes and returns `(output, residuals)`, residuals
+    being any pytree. `bwd(residuals, cotangent)` returns a tuple with the gradient of each
+    argument, None standing for zero.
 
     Raises:
-        CustomRuleError: f has no rule where one is needed, `fwd` or `bwd` returns something that does not fit f, or f
-            closes over a tensor that is differentiated.
+        CustomRuleError: f has no rule where one is needed, `fwd` or `bwd` returns something that
+            does not fit f, or f closes over a tensor that is differentiated.
 
     Example:
         >>> from thunder_fn import grad
@@ -345,7 +405,9 @@ class custom_vjp:
         return self._rule
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        call, tensors = calls.make_call(VjpCall, self, self._signature, self.nondiff_argnums, args, kwargs)
+        call, tensors = calls.make_call(
+            VjpCall, self, self._signature, self.nondiff_argnums, args, kwargs
+        )
         recorder = current()
         if recorder is not None:
             return bind_call(recorder, call, tensors)
@@ -359,10 +421,14 @@ def bind_call(recorder: Recorder, call: Any, tensors: Sequence[torch.Tensor]) ->
     captured = calls.captured_bodies("custom_vjp", (call.primal,), (tensors,))
     places: Places = (None,) * len(tensors)
     if call.has_rule and not is_being_captured(call.function):
-        with contextlib.suppress(CaptureError):  # it is tried again, and fails, where a derivative asks for it
+        with contextlib.suppress(
+            CaptureError
+        ):  # it is tried again, and fails, where a derivative asks for it
             fwd, bwd, places = capture_forward_and_backward(call, captured[0], tensors)
             captured += [fwd, bwd]
     bodies, closures = close_bodies(captured)
     options = {"rule": call.settled(), "gradients": places}
-    results = bind(recorder, CUSTOM_VJP, (*tensors, *closures), bodies, bodies[0].output_types, **options)
+    results = bind(
+        recorder, CUSTOM_VJP, (*tensors, *closures), bodies, bodies[0].output_types, **options
+    )
     return calls.result_of(call, recorder, captured[0], tensors, results)

@@ -1,4 +1,6 @@
-"""The rules of custom_vjp functions: how a call's fwd and bwd become bodies, and how bodies become batched ones."""
+"""The rules of custom_vjp functions: how a call's fwd and bwd become bodies, and how bodies
+become batched ones.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,18 @@ from thunder_fn.errors import CustomRuleError, InvalidTrace
 from thunder_fn.interpreters.vmap import batch
 from thunder_fn.ir import ops
 from thunder_fn.ir.rules import JvpRule, Mask
-from thunder_fn.ir.trace import Atom, Dim, Equation, Literal, TensorType, Trace, TraceBuilder, Type, Var, type_of_value
+from thunder_fn.ir.trace import (
+    Atom,
+    Dim,
+    Equation,
+    Literal,
+    TensorType,
+    Trace,
+    TraceBuilder,
+    Type,
+    Var,
+    type_of_value,
+)
 from thunder_fn.ir.walking import inline_into
 from thunder_fn.structured.shared import custom_calls as calls
 from thunder_fn.structured.shared.bodies import batched_outputs, expand
@@ -26,11 +39,15 @@ from thunder_fn.structured.shared.custom_calls import Call
 Places: TypeAlias = tuple[int | None, ...]
 """The gradient of each tensor of the arguments, by number; None for zero."""
 
-_being_captured: ContextVar[tuple[Any, ...]] = ContextVar("thunder_fn_rules_being_captured", default=())
+_being_captured: ContextVar[tuple[Any, ...]] = ContextVar(
+    "thunder_fn_rules_being_captured", default=()
+)
 
 
 def is_being_captured(function: Any) -> bool:
-    """Test whether the rule of this function is being captured: a call of the function in it gets its rule later."""
+    """Test whether the rule of this function is being captured: a call of the function in it
+    gets its rule later.
+    """
     return any(function is other for other in _being_captured.get())
 
 
@@ -92,7 +109,9 @@ def _capture_forward_and_backward(
         return tuple(gradient for gradient in found if gradient is not None)
 
     bwd.__name__ = call.backward_name
-    (captured,) = calls.captured_bodies("custom_vjp", (bwd,), (calls.examples_of((*kept, *cotangents)),))
+    (captured,) = calls.captured_bodies(
+        "custom_vjp", (bwd,), (calls.examples_of((*kept, *cotangents)),)
+    )
     return fwd, captured, tuple(places)
 
 
@@ -100,17 +119,25 @@ def _capture_forward_and_backward(
 
 
 @remembered_in_context(4096)
-def capture_vmap(call: Any, types: tuple[Type, ...], batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
+def capture_vmap(
+    call: Any, types: tuple[Type, ...], batched: Mask, size: Dim, randomness: str
+) -> tuple[Trace, Mask]:
     """Capture a function's own batching rule; what it closes over become constants."""
     count = sum(call.is_tensor)
-    wide = tuple(batched_type(type, size) if flag else type for type, flag in zip(types, batched, strict=True))
+    wide = tuple(
+        batched_type(type, size) if flag else type
+        for type, flag in zip(types, batched, strict=True)
+    )
     dims: list[int | None] = []
 
     def rule(*tensors: Any) -> Any:
         outputs, out_dims = call.vmap(size, randomness, batched[:count], tensors)
         values = outputs if isinstance(outputs, tuple) else (outputs,)
         dims[:] = out_dims if isinstance(out_dims, tuple) else (out_dims,) * len(values)
-        return tuple(value if dim is None else value.movedim(dim, 0) for value, dim in zip(values, dims, strict=True))
+        return tuple(
+            value if dim is None else value.movedim(dim, 0)
+            for value, dim in zip(values, dims, strict=True)
+        )
 
     rule.__name__ = f"{call.name}_vmap"
     (captured,) = calls.inside_capture(
@@ -132,9 +159,13 @@ def capture_jvp(call: Any, types: tuple[Type, ...], active: Mask) -> JvpRule:
     moved: list[bool] = []
 
     def rule(*values: Any) -> Any:
-        tangents = dict(zip((index for index in moving if index < count), values[count:], strict=True))
+        tangents = dict(
+            zip((index for index in moving if index < count), values[count:], strict=True)
+        )
         outputs, found = call.push(values[:count], [tangents.get(index) for index in range(count)])
-        moved[:] = [tangent is not None and is_differentiable(type_of_value(tangent)) for tangent in found]
+        moved[:] = [
+            tangent is not None and is_differentiable(type_of_value(tangent)) for tangent in found
+        ]
         return (*outputs, *(tangent for tangent, flag in zip(found, moved, strict=True) if flag))
 
     rule.__name__ = f"{call.name}_jvp"
@@ -196,8 +227,12 @@ class BatchedCall:
         one = capture_jvp(self.call, self.types, active)
         tangents = tuple(flag for flag, moving in zip(self.batched, active, strict=True) if moving)
         trace, own = batch(one.trace, (*self.batched, *tangents), self.size, self.randomness)
-        moved = tuple(flag for flag, moves in zip(self.outputs, one.active_outputs, strict=True) if moves)
-        return JvpRule(batched_outputs(trace, own, (*self.outputs, *moved), self.size), one.active_outputs)
+        moved = tuple(
+            flag for flag, moves in zip(self.outputs, one.active_outputs, strict=True) if moves
+        )
+        return JvpRule(
+            batched_outputs(trace, own, (*self.outputs, *moved), self.size), one.active_outputs
+        )
 
     def check_wanted(self, inputs: Mask, outputs: Mask, equation: Equation) -> None:
         """Check as for the call of one example."""
@@ -208,20 +243,26 @@ class BatchedCall:
     def capture(self) -> tuple[Trace, Trace, Places]:
         """The rule of the call of one example, in batches."""
         fwd, bwd, places = capture_rule(self.call, self.primal, self.types)
-        rule = batched_rule(fwd, bwd, places, self.batched, self.outputs, self.size, self.randomness)
+        rule = batched_rule(
+            fwd, bwd, places, self.batched, self.outputs, self.size, self.randomness
+        )
         return (*rule, places)
 
 
 def batched_rule(
     fwd: Trace, bwd: Trace, places: Places, batched: Mask, outputs: Mask, size: Dim, randomness: str
 ) -> tuple[Trace, Trace]:
-    """The forward and the backward of a rule on batches; gradients of unbatched inputs are summed over the batch."""
+    """The forward and the backward of a rule on batches; gradients of unbatched inputs are
+    summed over the batch.
+    """
     differentiable = [is_differentiable(type) for type in fwd.output_types[: len(outputs)]]
     fwd, flags = batch(fwd, batched, size, randomness)
     kept = flags[len(outputs) :]
     cotangents = [flag for flag, wanted in zip(outputs, differentiable, strict=True) if wanted]
     bwd, found = batch(bwd, (*kept, *cotangents, *batched[len(places) :]), size, randomness)
-    owners = {place: flag for place, flag in zip(places, batched, strict=False) if place is not None}
+    owners = {
+        place: flag for place, flag in zip(places, batched, strict=False) if place is not None
+    }
     bwd = _gradients_for(bwd, found, [owners[index] for index in range(len(bwd.outputs))], size)
     return batched_outputs(fwd, flags, outputs, size), bwd
 
@@ -276,16 +317,23 @@ class VjpCall(Call):
         where = f"custom_vjp: fwd of {self.name}"
         result = fwd.result(fwd.trace.output_types)
         if not isinstance(result, tuple) or len(result) != 2:
-            raise CustomRuleError(f"{where} must return (output, residuals), but it returned {calls.described(result)}")
+            raise CustomRuleError(
+                f"{where} must return (output, residuals), but it returned"
+                f" {calls.described(result)}"
+            )
         calls.check_same_result(primal, fwd, where)
 
-    def bwd(self, primal: Captured, fwd: Captured, kept: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+    def bwd(
+        self, primal: Captured, fwd: Captured, kept: Sequence[Any], cotangents: Sequence[Any]
+    ) -> list[Any]:
         """One gradient or None for each tensor of the arguments, from the user's bwd."""
         supply = iter(kept)
         statics = fwd.out_leaves[primal.out_spec.num_leaves :]
         leaves = [next(supply) if leaf is TENSOR else leaf for leaf in statics]
         residuals = pytree.unflatten(fwd.out_spec.children()[1], leaves)
-        found = self.function.rule[1](*self.static_args, residuals, cotangent_tree(primal, cotangents))
+        found = self.function.rule[1](
+            *self.static_args, residuals, cotangent_tree(primal, cotangents)
+        )
         return self.gradients(primal, found)
 
     def gradients(self, primal: Captured, found: Any) -> list[Any]:
@@ -294,17 +342,22 @@ class VjpCall(Call):
         arguments = self.tree([TENSOR] * sum(self.is_tensor))
         if not isinstance(found, (tuple, list)) or len(found) != len(arguments):
             raise CustomRuleError(
-                f"{where} must return a tuple with one gradient for each argument, {len(arguments)} of them, "
-                f"but it returned {calls.described(found)}"
+                f"{where} must return a tuple with one gradient for each argument, {len(arguments)}"
+                f" of them, but it returned {calls.described(found)}"
             )
         return [
             value if value is None else calls.check_gradient(value, type, path, where)
-            for value, type, path in self.typed_leaves(found, arguments, primal.trace.input_types, where)
+            for value, type, path in self.typed_leaves(
+                found, arguments, primal.trace.input_types, where
+            )
         ]
 
 
 def cotangent_tree(primal: Captured, cotangents: Sequence[Any]) -> Any:
     """Cotangents in the structure of the output; None where there is none."""
     supply, types = iter(cotangents), iter(primal.trace.output_types)
-    leaves = [next(supply) if leaf is TENSOR and is_differentiable(next(types)) else None for leaf in primal.out_leaves]
+    leaves = [
+        next(supply) if leaf is TENSOR and is_differentiable(next(types)) else None
+        for leaf in primal.out_leaves
+    ]
     return pytree.unflatten(primal.out_spec, leaves)

@@ -2,12 +2,12 @@
 
     outputs = custom_vmap(*operands, rule=call)       one body, on the operands
 
-The operands are the tensors of the arguments, then what the function closes over. vmap captures the rule for the
-operands that are batched; what it closes over become constants. A batch of batches asks the rule once, for the inner
-vmap, and batches its result.
+The operands are the tensors of the arguments, then what the function closes over. vmap captures the
+rule for the operands that are batched. Values that the rule closes over become constants. A batch
+of batches asks the rule once, for the inner vmap, and batches its result.
 
-Derivatives are those of the function, so that vmap of a gradient batches the gradient's own ops; the gradient of a vmap
-differentiates the rule.
+Derivatives are those of the function, so that vmap of a gradient batches the gradient's own ops;
+the gradient of a vmap differentiates the rule.
 
 Source: jax.custom_batching.custom_vmap for the semantics.
 """
@@ -27,7 +27,19 @@ from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.grad import forward_backward
 from thunder_fn.interpreters.jvp import jvp_trace
 from thunder_fn.ir.check import check_operands, check_types
-from thunder_fn.ir.rules import CHECK, DCE, EVALUATE, JVP, LOWER, VJP, VMAP, JvpRule, Mask, Split, keep_all
+from thunder_fn.ir.rules import (
+    CHECK,
+    DCE,
+    EVALUATE,
+    JVP,
+    LOWER,
+    VJP,
+    VMAP,
+    JvpRule,
+    Mask,
+    Split,
+    keep_all,
+)
 from thunder_fn.ir.trace import Dim, Equation, Op, Trace, TraceBuilder, Type
 from thunder_fn.ir.walking import inline_into
 from thunder_fn.structured.custom_jvp import call_of
@@ -53,7 +65,9 @@ def custom_vmap_check_rule(equation: Equation) -> None:
 
 
 @EVALUATE.rule("custom_vmap")
-def custom_vmap_evaluate_rule(bodies: Sequence[Trace], *operands: Any, **options: Any) -> tuple[Any, ...]:
+def custom_vmap_evaluate_rule(
+    bodies: Sequence[Trace], *operands: Any, **options: Any
+) -> tuple[Any, ...]:
     """Run the function; inside a capture, record the call."""
     recorder, (body,) = current(), bodies
     if recorder is None:
@@ -80,26 +94,36 @@ def custom_vmap_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outpu
 
 
 @VMAP.rule("custom_vmap")
-def custom_vmap_batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
+def custom_vmap_batch_rule(
+    equation: Equation, batched: Mask, size: Dim, randomness: str
+) -> tuple[Trace, Mask]:
     """The user's rule. Closed-over tensors have no batch dim in it."""
     call, types = call_of(equation), tuple(var.type for var in equation.operands)
     count = sum(call.is_tensor)
     if any(batched[count:]):
         raise CustomRuleError(
-            f"custom_vmap: {call.name} closes over a tensor that differs between examples\nPass it as an argument."
+            f"custom_vmap: {call.name} closes over a tensor that differs between examples\nPass it"
+            " as an argument."
         )
     return capture_rule(call, types, batched, size)
 
 
 @remembered_in_context(4096)
-def capture_rule(call: Any, types: tuple[Type, ...], batched: Mask, size: Dim) -> tuple[Trace, Mask]:
+def capture_rule(
+    call: Any, types: tuple[Type, ...], batched: Mask, size: Dim
+) -> tuple[Trace, Mask]:
     """Capture the user's rule for operands of which some are batched."""
     count = sum(call.is_tensor)
-    wide = tuple(batched_type(type, size) if flag else type for type, flag in zip(types, batched, strict=True))
+    wide = tuple(
+        batched_type(type, size) if flag else type
+        for type, flag in zip(types, batched, strict=True)
+    )
     flags: list[bool] = []
 
     def run() -> Captured:
-        (captured,) = calls.captured_bodies("custom_vmap", (call.primal,), (calls.examples_of(types[:count]),))
+        (captured,) = calls.captured_bodies(
+            "custom_vmap", (call.primal,), (calls.examples_of(types[:count]),)
+        )
 
         def rule(*tensors: Any) -> Any:
             outputs, flags[:] = call.vmap(captured, size, batched[:count], tensors)
@@ -145,14 +169,19 @@ class VmapCall(Call):
         found = self.function.rule(running(size), in_batched, *self.args(tensors))
         if not isinstance(found, tuple) or len(found) != 2:
             raise CustomRuleError(
-                f"{where} must return (output, out_batched), but it returned {calls.described(found)}"
+                f"{where} must return (output, out_batched), but it returned"
+                f" {calls.described(found)}"
             )
         result = primal.result(tuple(TENSOR for _ in range(primal.num_results)))
-        spread = zip(calls.spread(found[1], result, "out_batched", where), primal.out_leaves, strict=True)
+        spread = zip(
+            calls.spread(found[1], result, "out_batched", where), primal.out_leaves, strict=True
+        )
         flags = [flag for flag, leaf in spread if leaf is TENSOR]
         for flag, path in zip(flags, primal.paths("out_batched"), strict=True):
             if not isinstance(flag, bool):
-                raise CustomRuleError(f"{where} returned {calls.described(flag)} for {path}, which is a bool")
+                raise CustomRuleError(
+                    f"{where} returned {calls.described(flag)} for {path}, which is a bool"
+                )
         types = [
             batched_type(type, size) if flag else type
             for type, flag in zip(primal.trace.output_types, flags, strict=True)
@@ -168,12 +197,13 @@ class custom_vmap:
     Args:
         f: any PyTorch callable.
 
-    Then `f.def_vmap(rule)`: `rule(axis_size, in_batched, *args)` returns `(output, out_batched)`. Batched tensors have
-    their batch dim first. `in_batched` is a tuple with the structure of the arguments, `out_batched` has the structure
-    of the output, or is one bool for all of it.
+    Then `f.def_vmap(rule)`: `rule(axis_size, in_batched, *args)` returns `(output, out_batched)`.
+    Batched tensors have their batch dim first. `in_batched` is a tuple with the structure of the
+    arguments, `out_batched` has the structure of the output, or is one bool for all of it.
 
     Raises:
-        CustomRuleError: f has no rule when it is batched, or the rule returns something that does not fit f.
+        CustomRuleError: f has no rule when it is batched, or the rule returns something that does
+            not fit f.
 
     Example:
         >>> import torch
@@ -207,7 +237,8 @@ class custom_vmap:
         """The rule."""
         if self._rule is None:
             raise CustomRuleError(
-                f"custom_vmap: {self.__name__} has no rule\nCall `{self.__name__}.def_vmap(rule)` before batching it."
+                f"custom_vmap: {self.__name__} has no rule\nCall `{self.__name__}.def_vmap(rule)`"
+                " before batching it."
             )
         return self._rule
 

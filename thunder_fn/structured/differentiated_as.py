@@ -2,10 +2,11 @@
 
     outputs = differentiated_as(*operands)      bodies: computed, differentiated      on the operands
 
-Both bodies give the same values. PyTorch's first derivative of some ops reads saved values, such as the factors of a
-matrix, of which no derivative is known. So it cannot be differentiated again. With `create_graph=True` PyTorch
-computes it from the arguments. A rule that `derived/leaf_vjp.py` makes of such an op has both ways.
-"""
+Both bodies give the same values. PyTorch's first derivative of some ops reads saved values, such as
+the factors of a matrix, of which no derivative is known. So it cannot be differentiated again. With
+`create_graph=True` PyTorch computes it from the arguments. A rule that `derived/leaf_vjp.py` makes
+of such an op has both ways.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -40,12 +41,16 @@ def check_rule(equation: Equation) -> None:
 
 @EVALUATE.rule("differentiated_as")
 def evaluate_rule(bodies: Sequence[Trace], *operands: Any) -> tuple[Any, ...]:
-    """Compute, where autograd or torch.func looks in the way that they can differentiate; inside a capture, record."""
+    """Compute, where autograd or torch.func looks in the way that they can differentiate; inside
+    a capture, record.
+    """
     recorder, (computed, differentiated) = current(), bodies
     if recorder is not None:
         return bind(recorder, ops.DIFFERENTIATED_AS, operands, tuple(bodies), computed.output_types)
     followed = torch.is_grad_enabled() and any(map(internals.is_followed, operands))
-    return evaluate(differentiated if followed or internals.inside_torch_func() else computed, operands)
+    return evaluate(
+        differentiated if followed or internals.inside_torch_func() else computed, operands
+    )
 
 
 @JVP.rule("differentiated_as")
@@ -68,7 +73,10 @@ def batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: str) ->
     bodies = tuple(batched_outputs(trace, own, flags, size) for trace, own in done)
     builder = TraceBuilder(equation.op.name)
     inputs = tuple(builder.input(type) for type in bodies[0].input_types)
-    return builder.build(builder.add(equation.op, inputs, bodies[0].output_types, bodies=bodies)), flags
+    return (
+        builder.build(builder.add(equation.op, inputs, bodies[0].output_types, bodies=bodies)),
+        flags,
+    )
 
 
 @DCE.rule("differentiated_as")
@@ -76,7 +84,11 @@ def dce_rule(equation: Equation, wanted: Mask) -> tuple[Equation, tuple[Var, ...
     """Drop the outputs that are not needed, and the operands that neither body needs."""
     cut = [dce_to(body, wanted) for body in equation.bodies]
     reads = tuple(any(column) for column in zip(*(flags for _, flags in cut), strict=True))
-    if all(wanted) and all(reads) and all(new is old for (new, _), old in zip(cut, equation.bodies, strict=True)):
+    if (
+        all(wanted)
+        and all(reads)
+        and all(new is old for (new, _), old in zip(cut, equation.bodies, strict=True))
+    ):
         return equation, equation.operands
     operands = tuple(var for var, read in zip(equation.operands, reads, strict=True) if read)
     outputs = tuple(var for var, flag in zip(equation.outputs, wanted, strict=True) if flag)

@@ -1,7 +1,8 @@
-"""scan, fori_loop and map for users: from PyTorch callables to the scan equation, or plainly in Python.
+"""scan, fori_loop and map for users: from PyTorch callables to the scan equation, or plainly in
+Python.
 
-Outside a trace they run the user's function step by step. Inside one the function is captured once, whatever the number
-of steps.
+Outside a trace they run the user's function step by step. Inside one the function is captured once,
+whatever the number of steps.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ R = TypeVar("R")
 
 
 @spelled(f="combine_fn", axis="dim", _split_transpose="Leave it out.")
-def scan(
+def scan(  # noqa: PLR0913 - options, by keyword
     combine_fn: Callable[[Any, Any], tuple[Any, Any]],
     init: Any,
     xs: Any = None,
@@ -55,17 +56,20 @@ def scan(
     Law: equals the Python loop that collects the ys, under every transform.
 
     Args:
-        combine_fn: takes the carry and a slice, returns the next carry and a slice of ys. The carry keeps its
-            structure and types. It may close over tensors; ys may be None.
-        init: the first carry, a pytree. A number in it that a step changes is a scalar tensor from there on in a trace.
-        xs: a pytree of tensors with equal sizes in dim; None loops `length` times with None. Without any tensor and
-            without a length, as `[]`, there is no step, and the ys are `[]`.
+        combine_fn: takes the carry and a slice, returns the next carry and a slice of ys. The carry
+            keeps its structure and types. It may close over tensors; ys may be None.
+        init: the first carry, a pytree. A number in it that a step changes is a scalar tensor from
+            there on in a trace.
+        xs: a pytree of tensors with equal sizes in dim; None loops `length` times with None.
+            Without any tensor and without a length, as `[]`, there is no step, and the ys are `[]`.
         dim: where xs are sliced and ys stacked.
         reverse: from the last slice to the first; ys[t] still belongs to xs[t].
         length: the number of steps; needed where xs has no tensor.
-        unroll: how many steps an executor writes out in one turn of the loop; True or the number of steps leaves no loop.
-        checkpoint: "sqrt" keeps the carry of about every sqrt(length)-th step for the backward, which computes the
-            steps between anew: the memory of 2 sqrt(length) steps for one more forward.
+        unroll: how many steps an executor writes out in one turn of the loop; True or the number of
+            steps leaves no loop.
+        checkpoint: "sqrt" keeps the carry of about every sqrt(length)-th step for the backward,
+            which computes the steps between anew. That is the memory of 2 sqrt(length) steps for
+            one more forward.
 
     Returns:
         The last carry and the stacked ys.
@@ -108,7 +112,9 @@ def number_of_steps(
     xs: Any, dim: Any, length: int | None = None, unroll: int | bool = 1, op: str = "scan"
 ) -> tuple[int, int]:
     """The number of steps, and dim counted from the front."""
-    if unroll is not True and (isinstance(unroll, bool) or not isinstance(unroll, int) or unroll < 1):
+    if unroll is not True and (
+        isinstance(unroll, bool) or not isinstance(unroll, int) or unroll < 1
+    ):
         raise TraceTypeError(f"{op}: unroll is True or a positive int, given {unroll!r}")
     if isinstance(dim, bool) or not isinstance(dim, int):
         raise TraceTypeError(f"{op}: dim is an int, given {dim!r}")
@@ -116,18 +122,28 @@ def number_of_steps(
     named = list(zip(pytree.paths(xs, "xs"), leaves, strict=True))
     for path, leaf in named:
         if not isinstance(leaf, Tensor):
-            raise TraceTypeError(f"{op}: {path} is of type {type(leaf).__name__}, and only tensors can be sliced")
+            raise TraceTypeError(
+                f"{op}: {path} is of type {type(leaf).__name__}, and only tensors can be sliced"
+            )
         if not -leaf.ndim <= dim < leaf.ndim:
             raise TraceTypeError(f"{op}: {path} is {type_of_value(leaf)} and has no dim {dim}")
     dim = dim % leaves[0].ndim if leaves else max(dim, 0)
-    sizes = [(path, leaf.shape[dim]) for path, leaf in named] + ([("length", length)] if length is not None else [])
+    sizes = [(path, leaf.shape[dim]) for path, leaf in named] + (
+        [("length", length)] if length is not None else []
+    )
     if not sizes:
-        what = "there are no xs, so length is needed" if op == "scan" else "xs has no tensor to be sliced"
+        what = (
+            "there are no xs, so length is needed"
+            if op == "scan"
+            else "xs has no tensor to be sliced"
+        )
         raise TraceTypeError(located(f"{op}: {what}", source=user_source()))
     if any(size != sizes[0][1] for _, size in sizes):
         listed = "\n".join(f"  {path}: {size}" for path, size in sizes)
         raise TraceTypeError(
-            located(f"{op}: the number of steps must be the same, but\n{listed}", source=user_source())
+            located(
+                f"{op}: the number of steps must be the same, but\n{listed}", source=user_source()
+            )
         )
     return sizes[0][1], dim
 
@@ -135,7 +151,9 @@ def number_of_steps(
 # ---- in Python ----
 
 
-def _run(combine_fn: Callable[..., Any], carry: Any, xs: Any, dim: int, reverse: bool, size: int) -> tuple[Any, Any]:
+def _run(
+    combine_fn: Callable[..., Any], carry: Any, xs: Any, dim: int, reverse: bool, size: int
+) -> tuple[Any, Any]:
     leaves, spec = pytree.flatten(xs)
     slices = [leaf.unbind(dim) for leaf in leaves]
     columns: list[list[Tensor]] = []
@@ -151,7 +169,8 @@ def _run(combine_fn: Callable[..., Any], carry: Any, xs: Any, dim: int, reverse:
             column.append(leaf)
     assert ys_spec is not None, "there was a step"
     stacks = [
-        torch.stack(column[::-1] if reverse else column, dim if dim <= column[0].ndim else 0) for column in columns
+        torch.stack(column[::-1] if reverse else column, dim if dim <= column[0].ndim else 0)
+        for column in columns
     ]
     return own_memory(carry), pytree.unflatten(ys_spec, stacks)
 
@@ -161,7 +180,9 @@ def _pair(combine_fn: Callable[..., Any], result: Any) -> tuple[Any, Any]:
         kind = "a Tensor" if isinstance(result, Tensor) else kind_of(result)
         what = f"{len(result)} values" if isinstance(result, (tuple, list)) else kind
         what = f"scan: {described_function(combine_fn)} must return (carry, y), not {what}"
-        raise TraceTypeError(located(what, source=user_source(), fix="Return `(carry, None)` if there is no y."))
+        raise TraceTypeError(
+            located(what, source=user_source(), fix="Return `(carry, None)` if there is no y.")
+        )
     return result[0], result[1]
 
 
@@ -169,7 +190,9 @@ def _check_ys(combine_fn: Callable[..., Any], y: Any) -> None:
     check_stackable("scan", combine_fn, y, "y", "Return a tensor, or None for no ys.")
 
 
-def check_stackable(op: str, function: Callable[..., Any], result: Any, name: str, fix: str) -> None:
+def check_stackable(
+    op: str, function: Callable[..., Any], result: Any, name: str, fix: str
+) -> None:
     """Raise unless all leaves of a result are tensors; names the first other leaf."""
     for path, leaf in zip(pytree.paths(result, name), pytree.flatten(result)[0], strict=True):
         if not isinstance(leaf, (Tensor, TypeText)):
@@ -178,8 +201,11 @@ def check_stackable(op: str, function: Callable[..., Any], result: Any, name: st
             raise TraceTypeError(located(what, source=user_source(), fix=fix))
 
 
-def check_carry(op: str, function: Callable[..., Any], before: Any, after: Any, name: str = "carry") -> None:
-    """Raise unless a carry keeps its structure and the types of its leaves; names the leaf that does not.
+def check_carry(
+    op: str, function: Callable[..., Any], before: Any, after: Any, name: str = "carry"
+) -> None:
+    """Raise unless a carry keeps its structure and the types of its leaves; names the leaf that
+    does not.
 
     A number may become another of its type, or a scalar tensor.
     """
@@ -201,7 +227,10 @@ def check_carry(op: str, function: Callable[..., Any], before: Any, after: Any, 
         fix = (
             "Make numbers in the first carry tensors, e.g. `torch.tensor(0.0)`."
             if not all(isinstance(old, Tensor) for old, _ in different)
-            else f"Cast or reshape it, e.g. `.to(torch.float32)`, in the function or in the first {name}."
+            else (
+                "Cast or reshape it, e.g. `.to(torch.float32)`, in the function or in the first"
+                f" {name}."
+            )
         )
         what = f"{op}: the {name} must keep its types, but\n{lines}\n{where}"
         raise TraceTypeError(located(what, source=user_source(), fix=fix))
@@ -209,7 +238,9 @@ def check_carry(op: str, function: Callable[..., Any], before: Any, after: Any, 
 
 def _is_moved(old: Any, new: Any) -> bool:
     """Test for a number that is another of its type, or a scalar tensor, after a step."""
-    is_scalar = (isinstance(new, Tensor) and new.ndim == 0) or (isinstance(new, TypeText) and new.endswith("[]"))
+    is_scalar = (isinstance(new, Tensor) and new.ndim == 0) or (
+        isinstance(new, TypeText) and new.endswith("[]")
+    )
     return isinstance(old, (bool, int, float)) and (is_scalar or type(new) is type(old))
 
 
@@ -217,7 +248,8 @@ def with_moving_numbers(init: Any, capture: Callable[[Any], tuple[R, Any]]) -> t
     """The first carry with tensors for the numbers that a step changes, and its capture.
 
     Args:
-        capture: from a first carry to a result, and the carry after a step, with `TypeText` for tensors.
+        capture: from a first carry to a result, and the carry after a step, with `TypeText` for
+            tensors.
     """
     leaves, spec = pytree.flatten(init)
     while True:
@@ -226,18 +258,26 @@ def with_moving_numbers(init: Any, capture: Callable[[Any], tuple[R, Any]]) -> t
         if spec != new_spec:
             return init, result
         moved = [
-            i for i, (old, leaf) in enumerate(zip(leaves, new, strict=True)) if old != leaf and _is_moved(old, leaf)
+            i
+            for i, (old, leaf) in enumerate(zip(leaves, new, strict=True))
+            if old != leaf and _is_moved(old, leaf)
         ]
         if not moved:
             return pytree.unflatten(spec, leaves), result
         for i in moved:
-            leaves[i] = torch.tensor(leaves[i], dtype=new[i].dtype if isinstance(new[i], TypeText) else None)
+            leaves[i] = torch.tensor(
+                leaves[i], dtype=new[i].dtype if isinstance(new[i], TypeText) else None
+            )
 
 
 def _leaf_text(leaf: Any) -> str:
     if isinstance(leaf, TypeText):
         return str(leaf)
-    return str(type_of_value(leaf)) if isinstance(leaf, Tensor) else f"the {type(leaf).__name__} {leaf!r}"
+    return (
+        str(type_of_value(leaf))
+        if isinstance(leaf, Tensor)
+        else f"the {type(leaf).__name__} {leaf!r}"
+    )
 
 
 # ---- in a trace ----
@@ -311,13 +351,23 @@ def _fix_carries(body: Trace, num_consts: int, num_carry: int) -> tuple[Trace, t
 
 
 def _run_in_blocks(
-    combine_fn: Callable[..., Any], init: Any, xs: Any, dim: int, reverse: bool, size: int, unroll: int
+    combine_fn: Callable[..., Any],
+    init: Any,
+    xs: Any,
+    dim: int,
+    reverse: bool,
+    size: int,
+    unroll: int,
 ) -> tuple[Any, Any]:
-    """Blocks of about sqrt(size) steps, each under a checkpoint, and the steps that are left over as one more."""
+    """Blocks of about sqrt(size) steps, each under a checkpoint, and the steps that are left
+    over as one more.
+    """
     steps = math.isqrt(size)
     count = size - size % steps
     moved = pytree.tree_map(lambda x: x.movedim(dim, 0) if dim else x, xs)
-    blocks = pytree.tree_map(lambda x: x[:count].reshape(count // steps, steps, *x.shape[1:]), moved)
+    blocks = pytree.tree_map(
+        lambda x: x[:count].reshape(count // steps, steps, *x.shape[1:]), moved
+    )
     rest = pytree.tree_map(lambda x: x[count:], moved)
 
     def block(length: int) -> Callable[[Any, Any], Any]:
@@ -344,23 +394,33 @@ def _run_in_blocks(
 
 
 @spelled(lower="lo", upper="hi", body_fun="body", init_val="init")
-def fori_loop(lo: Any, hi: Any, body: Callable[[Tensor, Any], Any], init: Any, *, unroll: int | bool = 1) -> Any:
+def fori_loop(
+    lo: Any, hi: Any, body: Callable[[Tensor, Any], Any], init: Any, *, unroll: int | bool = 1
+) -> Any:
     """Run `for i in range(lo, hi): value = body(i, value)`, where i is an int64 scalar tensor.
 
     Law: equals the Python loop, under every transform.
 
     Args:
-        lo, hi: ints, which give a `scan`, or what data says, as scalar tensors or items, which give a `while_loop`.
+        lo, hi: ints, which give a `scan`, or what data says, as scalar tensors or items, which give
+            a `while_loop`.
         unroll: as in `scan`; where lo and hi are ints.
 
     Source: jax.lax.fori_loop.
     """
     for name, bound in (("lo", lo), ("hi", hi)):
-        is_scalar = isinstance(bound, Tensor) and bound.numel() == 1 and not bound.is_floating_point()
-        if not is_scalar and (isinstance(bound, bool) or not isinstance(bound, (int, torch.SymInt))):
+        is_scalar = (
+            isinstance(bound, Tensor) and bound.numel() == 1 and not bound.is_floating_point()
+        )
+        if not is_scalar and (
+            isinstance(bound, bool) or not isinstance(bound, (int, torch.SymInt))
+        ):
             given = type_of_value(bound) if isinstance(bound, Tensor) else type(bound).__name__
             raise TraceTypeError(
-                located(f"fori_loop: {name} is an int or a scalar tensor of ints, not {given}", source=user_source())
+                located(
+                    f"fori_loop: {name} is an int or a scalar tensor of ints, not {given}",
+                    source=user_source(),
+                )
             )
     if any(isinstance(bound, Tensor) or is_found_in_data(bound) for bound in (lo, hi)):
         return _while_counted(lo, hi, body, init)
@@ -388,7 +448,9 @@ def _while_counted(lo: Any, hi: Any, body: Callable[[Tensor, Any], Any], init: A
 
 
 def map(f: Callable[..., Any], xs: Any, *args: Any, dim: int = 0) -> Any:
-    """`f` on each slice of xs along dim, one after the other; the results are stacked along dim. See `thunder_fn.map`."""
+    """`f` on each slice of xs along dim, one after the other; the results are stacked along dim.
+    See `thunder_fn.map`.
+    """
     if xs is None or pytree.flatten(xs)[0]:
         number_of_steps(xs, dim, op="map")
     mapped = mapped_function(f, args)
@@ -408,13 +470,21 @@ def mapped_function(f: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[A
     @standing_for(f)
     def mapped(x: Any) -> Any:
         result = f(x, *args)
-        check_stackable("map", f, result, "the result", "Return a tensor (`torch.tensor(1.0)`), or None for nothing.")
+        check_stackable(
+            "map",
+            f,
+            result,
+            "the result",
+            "Return a tensor (`torch.tensor(1.0)`), or None for nothing.",
+        )
         return result
 
     return mapped
 
 
-def _torch_scan(combine_fn: Callable[..., Any], init: Any, xs: Any, *, dim: int = 0, reverse: bool = False) -> Any:
+def _torch_scan(
+    combine_fn: Callable[..., Any], init: Any, xs: Any, *, dim: int = 0, reverse: bool = False
+) -> Any:
     """PyTorch's scan: without xs there is no step."""
     if not pytree.flatten(xs)[0]:
         return own_memory(init), []

@@ -2,8 +2,9 @@
 
     outputs = opaque(*operands, call=call)      no body
 
-`call` is hashable; `call.run(*operands)` gives the outputs, `call.name` says in errors whose function it is. It has no
-derivative, and vmap runs it in a loop, with a warning: what knows better wraps it in a custom rule.
+`call` is hashable; `call.run(*operands)` gives the outputs, `call.name` says in errors whose
+function it is. It has no derivative, and vmap runs it in a loop, with a warning: what knows better
+wraps it in a custom rule.
 
 Source: jax.pure_callback.
 """
@@ -25,7 +26,18 @@ from thunder_fn.ir import ops
 from thunder_fn.ir.constraints import equals_hint
 from thunder_fn.ir.rules import CHECK, DCE, EVALUATE, JVP, VJP, VMAP, JvpRule, Mask, Split, keep_all
 from thunder_fn.ir.symbols import hint_of
-from thunder_fn.ir.trace import Atom, Dim, Equation, Expr, Literal, Op, TensorType, Trace, TraceBuilder, Type
+from thunder_fn.ir.trace import (
+    Atom,
+    Dim,
+    Equation,
+    Expr,
+    Literal,
+    Op,
+    TensorType,
+    Trace,
+    TraceBuilder,
+    Type,
+)
 from thunder_fn.structured.shared import custom_calls as calls
 from thunder_fn.structured.shared.bind import bind
 
@@ -52,7 +64,9 @@ class OpaqueCall(Protocol):
 
 def call_of(equation: Equation) -> OpaqueCall:
     """The call that the equation records."""
-    (call,) = (arg.value for key, arg in equation.kwargs if key == "call" and isinstance(arg, Literal))
+    (call,) = (
+        arg.value for key, arg in equation.kwargs if key == "call" and isinstance(arg, Literal)
+    )
     return call
 
 
@@ -60,11 +74,15 @@ def call_of(equation: Equation) -> OpaqueCall:
 def opaque_check_rule(equation: Equation) -> None:
     """Check that the outputs have the call's types."""
     if tuple(var.type for var in equation.outputs) != call_of(equation).types:
-        raise InvalidTrace(located(f"opaque: the results of {call_of(equation).name} have other types"))
+        raise InvalidTrace(
+            located(f"opaque: the results of {call_of(equation).name} have other types")
+        )
 
 
 @EVALUATE.rule("opaque")
-def opaque_evaluate_rule(bodies: Sequence[Trace], *operands: Any, call: OpaqueCall) -> tuple[Any, ...]:
+def opaque_evaluate_rule(
+    bodies: Sequence[Trace], *operands: Any, call: OpaqueCall
+) -> tuple[Any, ...]:
     """Run the function; inside a capture, record the call."""
     recorder = current()
     if recorder is not None:
@@ -78,9 +96,13 @@ def missing(interpreter: str, call: OpaqueCall, equation: Equation | None = None
     """The error for a derivative that nobody has given."""
     return MissingRule(
         located(
-            f"{interpreter}: {call.name} has no derivative: only the types of its results are known",
+            f"{interpreter}: {call.name} has no derivative: only the types of its results are"
+            " known",
             source=equation.source if equation is not None else None,
-            fix="Register it with `like=`, with a `grad_transform=` for reverse mode, or with `jvp=`, which serves both.",
+            fix=(
+                "Register it with `like=`, with a `grad_transform=` for reverse mode, or with"
+                " `jvp=`, which serves both."
+            ),
         )
     )
 
@@ -104,10 +126,16 @@ def opaque_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: M
 
 
 @VMAP.rule("opaque")
-def opaque_batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
+def opaque_batch_rule(
+    equation: Equation, batched: Mask, size: Dim, randomness: str
+) -> tuple[Trace, Mask]:
     """One call for each example, and a stack of their results."""
     name = call_of(equation).name
-    warnings.warn(f"vmap: {name} has no batching rule, so it runs in a loop over {size} examples", LoopWarning, 2)
+    warnings.warn(
+        f"vmap: {name} has no batching rule, so it runs in a loop over {size} examples",
+        LoopWarning,
+        2,
+    )
     builder = TraceBuilder(f"vmap_{name}")
     inputs = [
         builder.input(batched_type(var.type, size) if flag else var.type)
@@ -127,15 +155,21 @@ def _example(
     for var, value, flag in zip(equation.operands, inputs, batched, strict=True):
         if flag:
             args = (value, Literal(0), Literal(i))
-            (value,) = builder.add(ops.leaf(ops.aten.select.int), args, (var.type,), source=equation.source)
+            (value,) = builder.add(
+                ops.leaf(ops.aten.select.int), args, (var.type,), source=equation.source
+            )
         operands.append(value)
     types = tuple(var.type for var in equation.outputs)
-    return builder.add(OPAQUE, tuple(operands), types, kwargs=equation.kwargs, source=equation.source)
+    return builder.add(
+        OPAQUE, tuple(operands), types, kwargs=equation.kwargs, source=equation.source
+    )
 
 
 def _stacked(builder: TraceBuilder, column: Sequence[Atom]) -> Atom:
     first = column[0]
-    assert not isinstance(first, Literal) and isinstance(first.type, TensorType), "results are tensors"
+    assert not isinstance(first, Literal) and isinstance(first.type, TensorType), (
+        "results are tensors"
+    )
     type = batched_type(first.type, len(column))
     return builder.add(ops.leaf(ops.aten.stack.default), (tuple(column),), (type,))[0]
 

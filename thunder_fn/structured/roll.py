@@ -1,13 +1,14 @@
-"""roll and unroll: equal layers in sequence become one scan over their stacked parameters, and back.
+"""roll and unroll: equal layers in sequence become one scan over their stacked parameters, and
+back.
 
     v3 = Block(w0, v2)                        w = stack((w0, w1, w2))
     v4 = Block(w1, v3)        roll ->         v5 = scan(v2, w, ...)      body: Block
     v5 = Block(w2, v4)      <- unroll
 
-A run is a sequence of composites with one body, each of which reads the results of the one before, in the same
-places. An operand that is the same everywhere is a const of the scan, one that the step before gives is a carry, the
-others are stacked. A result that is read outside the run is a ys. So the forward and the backward of a model of any
-depth become two scans.
+A run is a sequence of composites with one body, each of which reads the results of the one before,
+in the same places. An operand that is the same everywhere is a const of the scan. One that the step
+before gives is a carry; the others are stacked. A result that is read outside the run is a ys. So
+the forward and the backward of a model of any depth become two scans.
 
 Source: the scan over layers that JAX users write by hand, flax's `nn.scan`.
 """
@@ -23,20 +24,34 @@ import torch
 from thunder_fn.interpreters.simplify import dce, is_kept
 from thunder_fn.ir import ops
 from thunder_fn.ir.rules import memo
-from thunder_fn.ir.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Var, map_arg
+from thunder_fn.ir.trace import (
+    Atom,
+    Equation,
+    Literal,
+    TensorType,
+    Trace,
+    TraceBuilder,
+    Var,
+    map_arg,
+)
 from thunder_fn.ir.walking import inline_into, put, rewritten
 from thunder_fn.structured.shared.bodies import tensor_type
 from thunder_fn.structured.shared.scan_parts import SCAN, Loop, add_scan, slice_of, stacked
 
 aten = torch.ops.aten
-STACK, UNBIND, SELECT = ops.leaf(aten.stack.default), ops.leaf(aten.unbind.int), ops.leaf(aten.select.int)
+STACK, UNBIND, SELECT = (
+    ops.leaf(aten.stack.default),
+    ops.leaf(aten.unbind.int),
+    ops.leaf(aten.select.int),
+)
 
 
 @memo(1024)
 def roll(trace: Trace) -> Trace:
     """Turn each run of equal composites in sequence, also inside bodies, into one scan.
 
-    Law: same values, bitwise; random numbers are drawn in the same order. ``unroll(roll(t))`` computes the same as t.
+    Law: same values, bitwise; random numbers are drawn in the same order. ``unroll(roll(t))``
+        computes the same as t.
 
     Example:
         >>> import torch
@@ -48,7 +63,9 @@ def roll(trace: Trace) -> Trace:
         ['aten.stack.default', 'aten.stack.default', 'scan']
     """
     bodies = (tuple(map(roll, equation.bodies)) for equation in trace.equations)
-    equations = tuple(replace(e, bodies=new) for e, new in zip(trace.equations, bodies, strict=True))
+    equations = tuple(
+        replace(e, bodies=new) for e, new in zip(trace.equations, bodies, strict=True)
+    )
     trace = replace(trace, equations=equations)
     while (run := _find_run(trace)) is not None:
         trace = dce(_rolled(trace, run))
@@ -60,7 +77,9 @@ def roll(trace: Trace) -> Trace:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Positions of equations; for each operand that is carried, by place, the output of the step before that it is."""
+    """Positions of equations; for each operand that is carried, by place, the output of the step
+    before that it is.
+    """
 
     positions: tuple[int, ...]
     carried: tuple[tuple[int, int], ...]
@@ -106,11 +125,14 @@ def _run_from(trace: Trace, positions: Sequence[int]) -> _Run | None:
 
 def _carried(before: Equation, equation: Equation) -> tuple[tuple[int, int], ...]:
     given = {var.index: k for k, var in enumerate(before.outputs)}
-    return tuple((p, given[var.index]) for p, var in enumerate(equation.operands) if var.index in given)
+    return tuple(
+        (p, given[var.index]) for p, var in enumerate(equation.operands) if var.index in given
+    )
 
 
 def _is_possible(trace: Trace, run: _Run) -> bool:
-    """Test that the run's operands from outside can be computed in front of it, and that differing ones are tensors.
+    """Test that the run's operands from outside can be computed in front of it, and that differing
+    ones are tensors.
 
     Nothing between its equations has an effect, whose place would change.
     """
@@ -145,7 +167,9 @@ def _dependent(trace: Trace, run: _Run) -> set[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """The operands of a run by place: carried ones, equal ones, different ones; and the results read."""
+    """The operands of a run by place: carried ones, equal ones, different ones; and the results
+    read.
+    """
 
     carried: tuple[tuple[int, int], ...]
     fixed: tuple[int, ...]
@@ -174,7 +198,9 @@ def _rolled(trace: Trace, run: _Run) -> Trace:
     builder = TraceBuilder(trace.name)
     env: dict[int, Atom] = {var.index: builder.input(var.type) for var in trace.inputs}
     for constant in trace.constants:
-        env[constant.var.index] = builder.constant(constant.tensor, constant.var.type, owned=constant.owned)
+        env[constant.var.index] = builder.constant(
+            constant.tensor, constant.var.type, owned=constant.owned
+        )
     builder.constraints.extend(trace.constraints)
     own, dependent = set(run.positions), _dependent(trace, run)
     outside = [equation for position, equation in enumerate(trace.equations) if position not in own]
@@ -185,13 +211,17 @@ def _rolled(trace: Trace, run: _Run) -> Trace:
             env.update((var.index, new) for var, new in zip(equation.outputs, results, strict=True))
 
     def is_late(equation: Equation, position: int) -> bool:
-        return position > run.positions[-1] or any(var.index in dependent for var in equation.operands)
+        return position > run.positions[-1] or any(
+            var.index in dependent for var in equation.operands
+        )
 
     flags = [is_late(e, at) for at, e in enumerate(trace.equations) if at not in own]
     copy([equation for equation, late in zip(outside, flags, strict=True) if not late])
     _add_rolled(builder, env, trace, run)
     copy([equation for equation, late in zip(outside, flags, strict=True) if late])
-    return builder.build(tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in trace.outputs))
+    return builder.build(
+        tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in trace.outputs)
+    )
 
 
 def _add_rolled(builder: TraceBuilder, env: dict[int, Atom], trace: Trace, run: _Run) -> None:
@@ -212,7 +242,9 @@ def _add_rolled(builder: TraceBuilder, env: dict[int, Atom], trace: Trace, run: 
     consts = tuple(env[steps[0].operands[p].index] for p in columns.fixed)
     carry = tuple(env[steps[0].operands[p].index] for p, _ in columns.carried)
     loop = Loop(len(consts), len(carry), length, reverse)
-    results = add_scan(builder, loop, _body(steps[0], columns), (consts, carry, tuple(xs)), steps[0].source)
+    results = add_scan(
+        builder, loop, _body(steps[0], columns), (consts, carry, tuple(xs)), steps[0].source
+    )
     for (_, k), value in zip(columns.carried, results, strict=False):
         env[steps[-1].outputs[k].index] = value
     for k, stack in zip(columns.ys, results[len(carry) :], strict=True):
@@ -230,13 +262,24 @@ def _body(step: Equation, columns: _Columns) -> Trace:
     args = tuple(map_arg(lambda var: next(supply), arg) for arg in step.args)
     kwargs = tuple((key, map_arg(lambda var: next(supply), arg)) for key, arg in step.kwargs)
     types = tuple(var.type for var in step.outputs)
-    outputs = builder.add(step.op, args, types, kwargs=kwargs, bodies=step.bodies, source=step.source)
-    return builder.build((*(outputs[k] for _, k in columns.carried), *(outputs[k] for k in columns.ys)))
+    outputs = builder.add(
+        step.op, args, types, kwargs=kwargs, bodies=step.bodies, source=step.source
+    )
+    return builder.build(
+        (*(outputs[k] for _, k in columns.carried), *(outputs[k] for k in columns.ys))
+    )
 
 
 def _whole(trace: Trace, column: Sequence[Var]) -> tuple[Var, bool] | None:
-    """The tensor whose slices these are, all of them in order or (True) in reverse; None if there is none."""
-    makers = {var.index: e for e in trace.equations if e.op == UNBIND and len(e.args) == 1 for var in e.outputs}
+    """The tensor whose slices these are, all of them in order or (True) in reverse; None if
+    there is none.
+    """
+    makers = {
+        var.index: e
+        for e in trace.equations
+        if e.op == UNBIND and len(e.args) == 1
+        for var in e.outputs
+    }
     maker = makers.get(column[0].index)
     if maker is None or not isinstance(maker.args[0], Var) or len(maker.outputs) != len(column):
         return None
@@ -252,14 +295,21 @@ def _whole(trace: Trace, column: Sequence[Var]) -> tuple[Var, bool] | None:
 def unroll(trace: Trace) -> Trace:
     """Turn each scan, also inside bodies, into its steps one after the other.
 
-    Law: same values, bitwise. The inverse of `roll`: values that were stacked for a scan only are not stacked any
+    Law: same values, bitwise. The inverse of `roll`: values that were stacked for a scan only are
+        not stacked any
     more.
     """
     parts: dict[int, tuple[Atom, ...]] = {}
 
-    def step(builder: TraceBuilder, equation: Equation, operands: tuple[Atom, ...]) -> tuple[Atom, ...]:
+    def step(
+        builder: TraceBuilder, equation: Equation, operands: tuple[Atom, ...]
+    ) -> tuple[Atom, ...]:
         equation = replace(equation, bodies=tuple(map(unroll, equation.bodies)))
-        whole = parts.get(operands[0].index) if equation.op == UNBIND and isinstance(operands[0], Var) else None
+        whole = (
+            parts.get(operands[0].index)
+            if equation.op == UNBIND and isinstance(operands[0], Var)
+            else None
+        )
         if equation.op == SCAN:
             return add_steps(builder, equation, operands, parts)
         if whole is not None and len(equation.args) == 1:
@@ -273,15 +323,22 @@ def unroll(trace: Trace) -> Trace:
 
 
 def add_steps(
-    builder: TraceBuilder, equation: Equation, operands: tuple[Atom, ...], parts: dict[int, tuple[Atom, ...]]
+    builder: TraceBuilder,
+    equation: Equation,
+    operands: tuple[Atom, ...],
+    parts: dict[int, tuple[Atom, ...]],
 ) -> tuple[Atom, ...]:
-    """The steps of a scan one after the other. `parts` knows the elements of stacks, and learns of the ys."""
+    """The steps of a scan one after the other. `parts` knows the elements of stacks, and learns
+    of the ys.
+    """
     loop = Loop.of(equation)
     consts, carry, xs = loop.parts(operands)
     columns: list[list[Atom]] = [[] for _ in equation.outputs[loop.num_carry :]]
     for place in reversed(range(loop.steps)) if loop.reverse else range(loop.steps):
         slices = tuple(_slice(builder, x, place, parts) for x in xs)
-        carry, ys = loop.results(inline_into(builder, equation.body, (*consts, *carry, *slices), equation.source))
+        carry, ys = loop.results(
+            inline_into(builder, equation.body, (*consts, *carry, *slices), equation.source)
+        )
         for column, y in zip(columns, ys, strict=True):
             column.append(y)
     stacks: list[Atom] = []
@@ -310,7 +367,9 @@ def _stack(builder: TraceBuilder, column: tuple[Atom, ...], type: TensorType) ->
 
 
 def in_blocks(equation: Equation) -> Trace:
-    """A scan with `unroll` steps in the body of each step of a shorter scan, and the steps left over after it."""
+    """A scan with `unroll` steps in the body of each step of a shorter scan, and the steps left
+    over after it.
+    """
     loop = Loop.of(equation)
     count = min(loop.unroll, loop.steps)
     builder = TraceBuilder("unrolled")
@@ -322,24 +381,40 @@ def in_blocks(equation: Equation) -> Trace:
     start, stop = (rest, loop.steps) if loop.reverse else (0, loop.steps - rest)
     body = _block(equation, loop, count)
     main = tuple(_reshaped(builder, _cut(builder, x, start, stop), (blocks, count)) for x in xs)
-    found = add_scan(builder, replace(loop, length=blocks, unroll=1), body, (consts, carry, main), equation.source)
+    found = add_scan(
+        builder,
+        replace(loop, length=blocks, unroll=1),
+        body,
+        (consts, carry, main),
+        equation.source,
+    )
     carry, ys = found[: loop.num_carry], [_flattened(builder, y) for y in found[loop.num_carry :]]
     if rest:
-        left = tuple(_cut(builder, x, 0 if loop.reverse else stop, start if loop.reverse else loop.steps) for x in xs)
+        left = tuple(
+            _cut(builder, x, 0 if loop.reverse else stop, start if loop.reverse else loop.steps)
+            for x in xs
+        )
         short = _alone(equation, rest)
         results = add_steps(builder, short, (*consts, *carry, *left), {})
         carry, more = results[: loop.num_carry], results[loop.num_carry :]
         pairs = [(b, a) if loop.reverse else (a, b) for a, b in zip(ys, more, strict=True)]
         types = [tensor_type(var.type) for var in equation.outputs[loop.num_carry :]]
-        ys = [builder.add(ops.leaf(aten.cat.default), (pair,), (t,))[0] for pair, t in zip(pairs, types, strict=True)]
+        ys = [
+            builder.add(ops.leaf(aten.cat.default), (pair,), (t,))[0]
+            for pair, t in zip(pairs, types, strict=True)
+        ]
     return builder.build((*carry, *ys))
 
 
 def _alone(equation: Equation, length: int) -> Equation:
     """The scan for another number of steps; its operands do not matter."""
     loop = Loop.of(equation)
-    kwargs = tuple((k, Literal(v)) for k, v in replace(loop, length=length, unroll=1).literals().items())
-    ys = tuple(Var(v.index, stacked(slice_of(v.type), length)) for v in equation.outputs[loop.num_carry :])
+    kwargs = tuple(
+        (k, Literal(v)) for k, v in replace(loop, length=length, unroll=1).literals().items()
+    )
+    ys = tuple(
+        Var(v.index, stacked(slice_of(v.type), length)) for v in equation.outputs[loop.num_carry :]
+    )
     return replace(equation, kwargs=kwargs, outputs=(*equation.outputs[: loop.num_carry], *ys))
 
 
@@ -347,26 +422,34 @@ def _block(equation: Equation, loop: Loop, count: int) -> Trace:
     """Write so many steps as one body."""
     builder = TraceBuilder(equation.body.name)
     consts, carry, xs = loop.parts(equation.body.input_types)
-    inputs = tuple(builder.input(type) for type in (*consts, *carry, *(stacked(type, count) for type in xs)))
+    inputs = tuple(
+        builder.input(type) for type in (*consts, *carry, *(stacked(type, count) for type in xs))
+    )
     return builder.build(add_steps(builder, _alone(equation, count), inputs, {}))
 
 
 def _cut(builder: TraceBuilder, x: Atom, start: int, stop: int) -> Var:
     assert isinstance(x, Var), "only tensors are sliced"
     type = stacked(slice_of(x.type), stop - start)
-    return builder.add(ops.leaf(aten.slice.Tensor), (x, Literal(0), Literal(start), Literal(stop)), (type,))[0]
+    return builder.add(
+        ops.leaf(aten.slice.Tensor), (x, Literal(0), Literal(start), Literal(stop)), (type,)
+    )[0]
 
 
 def _reshaped(builder: TraceBuilder, x: Var, sizes: tuple[int, int]) -> Var:
     type = tensor_type(x.type)
     new = TensorType(type.dtype, (*sizes, *type.shape[1:]), type.device)
-    return builder.add(ops.leaf(aten.reshape.default), (x, tuple(map(Literal, new.shape))), (new,))[0]
+    return builder.add(ops.leaf(aten.reshape.default), (x, tuple(map(Literal, new.shape))), (new,))[
+        0
+    ]
 
 
 def _flattened(builder: TraceBuilder, y: Var) -> Var:
-    return builder.add(ops.leaf(aten.flatten.using_ints), (y, Literal(0), Literal(1)), (_joined(tensor_type(y.type)),))[
-        0
-    ]
+    return builder.add(
+        ops.leaf(aten.flatten.using_ints),
+        (y, Literal(0), Literal(1)),
+        (_joined(tensor_type(y.type)),),
+    )[0]
 
 
 def _joined(type: TensorType) -> TensorType:

@@ -1,11 +1,13 @@
-"""scan: a loop of known length whose steps hand on a carry, read a slice of xs and give a slice of ys.
+"""scan: a loop of known length whose steps hand on a carry, read a slice of xs and give a slice of
+ys.
 
     carry..., ys... = scan(consts..., carry..., xs...)    body: consts, carry, x -> carry, y
 
 Inside, xs and ys are stacked along dim 0. The signature is torch's, the semantics are in JAX.
 
-Every rule asks the same question first, which carries are active, batched or used, and answers it with
-`carry_fixpoint`. The split, which decides memory, is in `scan_split.py`; the functions for users are in `loops.py`.
+Every rule asks the same question first, which carries are active, batched or used, and answers it
+with `carry_fixpoint`. The split, which decides memory, is in `scan_split.py`; the functions for
+users are in `loops.py`.
 """
 
 from __future__ import annotations
@@ -40,11 +42,15 @@ from thunder_fn.structured.shared.scan_parts import SCAN, Loop, add_scan, slice_
 
 @CHECK.rule("scan")
 def scan_check_rule(equation: Equation) -> None:
-    """Check that the body takes consts, carry and slices of xs, and gives the carry's types and slices of ys."""
+    """Check that the body takes consts, carry and slices of xs, and gives the carry's types and
+    slices of ys.
+    """
     loop = Loop.of(equation)
     numbers = (loop.num_consts, loop.num_carry, loop.length)
     if any(isinstance(number, int) and number < 0 for number in numbers):
-        raise InvalidTrace(located(f"scan: its numbers are not negative, given {loop}", source=equation.source))
+        raise InvalidTrace(
+            located(f"scan: its numbers are not negative, given {loop}", source=equation.source)
+        )
     consts, carry, xs = loop.parts(equation.operands)
     for var in xs:
         if tensor_type(var.type).shape[:1] != (loop.length,):
@@ -53,7 +59,9 @@ def scan_check_rule(equation: Equation) -> None:
     slices = (Var(var.index, slice_of(var.type)) for var in xs)
     check_operands(equation, (*consts, *carry, *slices), equation.body)
     own_carry, ys = loop.results(equation.body.output_types)
-    check_types(equation, (*own_carry, *(stacked(type, loop.length) for type in ys)), "the body gives")
+    check_types(
+        equation, (*own_carry, *(stacked(type, loop.length) for type in ys)), "the body gives"
+    )
     check_types(
         equation,
         (*(var.type for var in carry), *(var.type for var in equation.outputs[loop.num_carry :])),
@@ -89,7 +97,10 @@ def scan_evaluate_rule(
         carry, ys = loop.results(outputs)
         for column, y in zip(columns, ys, strict=True):
             column.append(y)
-    return (*carry, *(_stack(column, type, reverse) for column, type in zip(columns, own_ys, strict=True)))
+    return (
+        *carry,
+        *(_stack(column, type, reverse) for column, type in zip(columns, own_ys, strict=True)),
+    )
 
 
 def _stack(column: list[Any], type: Type, reverse: bool) -> Any:
@@ -116,12 +127,15 @@ def scan_slices_rule(equation: Equation) -> Mask:
 
 
 @VMAP.rule("scan")
-def scan_batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
+def scan_batch_rule(
+    equation: Equation, batched: Mask, size: Dim, randomness: str
+) -> tuple[Trace, Mask]:
     """A scan of the batched body. A carry that becomes batched on the way starts expanded."""
     loop, body = Loop.of(equation), equation.body
     consts, given, xs = loop.parts(batched)
     carry = carry_fixpoint(
-        lambda mask: batch(body, (*consts, *mask, *xs), size, randomness)[1][: loop.num_carry], given
+        lambda mask: batch(body, (*consts, *mask, *xs), size, randomness)[1][: loop.num_carry],
+        given,
     )
     new, flags = batch(body, (*consts, *carry, *xs), size, randomness)
     builder = TraceBuilder("vmap_scan")
@@ -136,12 +150,19 @@ def scan_batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: st
             expand(builder, var, size) if flag and not had else var
             for var, flag, had in zip(own_carry, carry, given, strict=True)
         ),
-        tuple(move_dim(builder, var, 0, 1) if flag else var for var, flag in zip(own_xs, xs, strict=True)),
+        tuple(
+            move_dim(builder, var, 0, 1) if flag else var
+            for var, flag in zip(own_xs, xs, strict=True)
+        ),
     )
-    results = add_scan(builder, loop, _expanded_carry(loop, new, flags, carry, size), parts, equation.source)
+    results = add_scan(
+        builder, loop, _expanded_carry(loop, new, flags, carry, size), parts, equation.source
+    )
     final, ys = loop.results(results)
     ys_flags = flags[loop.num_carry :]
-    moved = tuple(move_dim(builder, y, 1, 0) if flag else y for y, flag in zip(ys, ys_flags, strict=True))
+    moved = tuple(
+        move_dim(builder, y, 1, 0) if flag else y for y, flag in zip(ys, ys_flags, strict=True)
+    )
     return builder.build((*final, *moved)), (*carry, *ys_flags)
 
 
@@ -177,10 +198,15 @@ def scan_dce_rule(equation: Equation, wanted: Mask) -> tuple[Equation, tuple[Var
     if body is equation.body and all(kept):
         return equation, equation.operands
     operands = tuple(var for var, flag in zip(equation.operands, kept, strict=True) if flag)
-    outputs = tuple(var for var, flag in zip(equation.outputs, (*live, *wanted_ys), strict=True) if flag)
+    outputs = tuple(
+        var for var, flag in zip(equation.outputs, (*live, *wanted_ys), strict=True) if flag
+    )
     new = replace(loop, num_consts=sum(consts), num_carry=sum(live))
     kwargs = tuple((key, Literal(value)) for key, value in new.literals().items())
-    return Equation(SCAN, operands, kwargs, outputs, (without_inputs(body, kept),), equation.source), operands
+    return (
+        Equation(SCAN, operands, kwargs, outputs, (without_inputs(body, kept),), equation.source),
+        operands,
+    )
 
 
 # ---- lower ----

@@ -2,7 +2,8 @@
 
 The place of each residual of the body decides how much memory the loop takes:
 
-- a const, or what depends on consts only, is not stacked: it is passed again, or computed once in front of the loop;
+- a const, or what depends on consts only, is not stacked: it is passed again, or computed once in
+  front of the loop;
 - an x, and a y, are there already;
 - the rest, each once, is stacked as further ys.
 
@@ -24,7 +25,14 @@ from thunder_fn.ir.trace import Atom, Equation, Trace, TraceBuilder, Type, Var, 
 from thunder_fn.ir.walking import inline_into
 from thunder_fn.structured.shared.bodies import invariant_atoms, tensor_type
 from thunder_fn.structured.shared.fixpoint import carry_fixpoint
-from thunder_fn.structured.shared.scan_parts import Loop, Parts, active_carry, add_scan, slice_of, stacked
+from thunder_fn.structured.shared.scan_parts import (
+    Loop,
+    Parts,
+    active_carry,
+    add_scan,
+    slice_of,
+    stacked,
+)
 
 
 def scan_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
@@ -45,13 +53,21 @@ def scan_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mas
     placed = _place_residuals(loop, split, len(equation.outputs))
     return Split(
         _forward(equation, loop, placed),
-        *_backward(equation, loop, split, placed, _Question(asked, wanted_inputs, wanted_carry, live, wanted_ys)),
+        *_backward(
+            equation,
+            loop,
+            split,
+            placed,
+            _Question(asked, wanted_inputs, wanted_carry, live, wanted_ys),
+        ),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """The question of a split: the body's wanted inputs, the loop's, and the outputs with cotangents."""
+    """The question of a split: the body's wanted inputs, the loop's, and the outputs with
+    cotangents.
+    """
 
     asked: Mask
     wanted_inputs: Mask
@@ -64,8 +80,9 @@ class _Question:
 class _Placed:
     """The places where the backward body finds its residuals.
 
-    `body` gives the outputs of the loop's body and then the residuals that are stacked; `hoisted` maps the operands to
-    those that are computed once; `places` says for each residual of the body which residual of the loop it is.
+    `body` gives the outputs of the loop's body and then the residuals that are stacked. `hoisted`
+    maps the operands to those that are computed once. `places` says for each residual of the body
+    which residual of the loop it is.
     """
 
     body: Trace
@@ -78,15 +95,24 @@ def _place_residuals(loop: Loop, split: Split, num_outputs: int) -> _Placed:
     extra = forward.outputs[len(forward.outputs) - split.num_extra :]
     sources = {"input": forward.inputs, "output": forward.outputs, "extra": extra}
     inputs = {var.index: position for position, var in enumerate(forward.inputs)}
-    ys = {atom: position for position, atom in enumerate(forward.outputs[:num_outputs]) if position >= loop.num_carry}
-    fixed = invariant_atoms(forward, tuple(position < loop.num_consts for position in range(len(forward.inputs))))
+    ys = {
+        atom: position
+        for position, atom in enumerate(forward.outputs[:num_outputs])
+        if position >= loop.num_carry
+    }
+    fixed = invariant_atoms(
+        forward, tuple(position < loop.num_consts for position in range(len(forward.inputs)))
+    )
     stacks: dict[Atom, int] = {}
     once: dict[Atom, int] = {}
     found: list[Residual | int] = []  # an int is the place of one that is hoisted
     for residual in split.residuals:
         atom = sources[residual.kind][residual.index]
         position = inputs.get(atom.index) if isinstance(atom, Var) else None
-        if position is not None and not loop.num_consts <= position < loop.num_consts + loop.num_carry:
+        if (
+            position is not None
+            and not loop.num_consts <= position < loop.num_consts + loop.num_carry
+        ):
             found.append(Residual("input", position))
         elif not isinstance(atom, Var) or fixed[atom.index]:
             found.append(once.setdefault(atom, len(once)))
@@ -131,15 +157,21 @@ def _backward(
         for var, flag, live in zip(carry, question.wanted_carry, question.live, strict=True)
         if live
     ]
-    ys_cts = [builder.input(var.type) for var, flag in zip(ys, question.wanted_ys, strict=True) if flag]
+    ys_cts = [
+        builder.input(var.type) for var, flag in zip(ys, question.wanted_ys, strict=True) if flag
+    ]
     sums = [zeros(builder, tensor_type(equation.operands[i].type)) for i in summed]
-    body = _backward_body(equation, loop, split, placed, question, residuals, is_const, gradients, summed)
+    body = _backward_body(
+        equation, loop, split, placed, question, residuals, is_const, gradients, summed
+    )
     parts = (
         tuple(var for var, flag in zip(given, is_const, strict=True) if flag),
         (*carry_cts, *sums),
         (*(var for var, flag in zip(given, is_const, strict=True) if not flag), *ys_cts),
     )
-    results = add_scan(builder, replace(loop, reverse=not loop.reverse), body, parts, equation.source)
+    results = add_scan(
+        builder, replace(loop, reverse=not loop.reverse), body, parts, equation.source
+    )
     live = [i for i, flag in enumerate(question.live) if flag]
     wanted_carry = loop.parts(question.wanted_inputs)[1]
     stacks = iter(range(len(carry_cts) + len(sums), len(results)))
@@ -169,11 +201,13 @@ def _residual_type(place: Residual, equation: Equation, placed: _Placed) -> Type
             return equation.outputs[place.index].type
         case "extra":
             count = len(equation.outputs)
-            stacks = [stacked(type, Loop.of(equation).length) for type in placed.body.output_types[count:]]
+            stacks = [
+                stacked(type, Loop.of(equation).length) for type in placed.body.output_types[count:]
+            ]
             return (*stacks, *placed.hoisted.output_types)[place.index]
 
 
-def _backward_body(
+def _backward_body(  # noqa: PLR0913 - a part of the answer each
     equation: Equation,
     loop: Loop,
     split: Split,
@@ -184,19 +218,27 @@ def _backward_body(
     gradients: Parts[int | None],
     summed: list[int],
 ) -> Trace:
-    """One step back: residuals and cotangents to cotangents of the carry, sums for the consts, gradients of the xs."""
+    """One step back: residuals and cotangents to cotangents of the carry, sums for the consts,
+    gradients of the xs.
+    """
     builder = TraceBuilder(split.backward.name)
     values: dict[Residual, Atom] = {}
     for place, const in zip(residuals, is_const, strict=True):
         if const:
             values[place] = builder.input(_residual_type(place, equation, placed))
     carry, ys = loop.results(equation.outputs)
-    carry_cts = [builder.input(var.type) for var, flag in zip(carry, question.live, strict=True) if flag]
+    carry_cts = [
+        builder.input(var.type) for var, flag in zip(carry, question.live, strict=True) if flag
+    ]
     sums = [builder.input(equation.operands[i].type) for i in summed]
     for place, const in zip(residuals, is_const, strict=True):
         if not const:
             values[place] = builder.input(slice_of(_residual_type(place, equation, placed)))
-    ys_cts = [builder.input(slice_of(var.type)) for var, flag in zip(ys, question.wanted_ys, strict=True) if flag]
+    ys_cts = [
+        builder.input(slice_of(var.type))
+        for var, flag in zip(ys, question.wanted_ys, strict=True)
+        if flag
+    ]
     arguments = (*(values[place] for place in placed.places), *carry_cts, *ys_cts)
     found = inline_into(builder, split.backward, arguments)
     new_cts = [
@@ -204,7 +246,10 @@ def _backward_body(
         for var, place, flag in zip(carry, gradients[1], question.live, strict=True)
         if flag
     ]
-    new_sums = [add(builder, total, found[place]) for total, place in zip(sums, _some(gradients[0]), strict=True)]
+    new_sums = [
+        add(builder, total, found[place])
+        for total, place in zip(sums, _some(gradients[0]), strict=True)
+    ]
     return builder.build((*new_cts, *new_sums, *(found[place] for place in _some(gradients[2]))))
 
 

@@ -1,11 +1,11 @@
 """straight_through and no_grad_write: the value of one tensor with the derivatives of another.
 
-    output = straight_through(value, history)
-    output = no_grad_write(value, history)
+    output = straight_through(value, history) output = no_grad_write(value, history)
 
-Both stand for an in-place change that autograd does not follow. Gradients of later uses flow to the earlier value,
-unchanged. Where `x.detach()` is written to, tangents do so too. Where x is written to under `no_grad`, which does not
-turn forward mode off, the tangent is that of the new value, as in torch.func.
+Both stand for an in-place change that autograd does not follow. Gradients of later uses flow to the
+earlier value, unchanged. Where `x.detach()` is written to, tangents do so too. Where x is written
+to under `no_grad`, which does not turn forward mode off, the tangent is that of the new value, as
+in torch.func.
 """
 
 from __future__ import annotations
@@ -24,7 +24,19 @@ from thunder_fn.errors import InvalidTrace, located
 from thunder_fn.interpreters.grad import zeros
 from thunder_fn.ir import ops
 from thunder_fn.ir.check import check_types
-from thunder_fn.ir.rules import CHECK, DCE, EVALUATE, JVP, LOWER, VJP, VMAP, JvpRule, Mask, Split, keep_all
+from thunder_fn.ir.rules import (
+    CHECK,
+    DCE,
+    EVALUATE,
+    JVP,
+    LOWER,
+    VJP,
+    VMAP,
+    JvpRule,
+    Mask,
+    Split,
+    keep_all,
+)
 from thunder_fn.ir.trace import Dim, Equation, Op, Trace, TraceBuilder, Var, type_of_value
 from thunder_fn.structured.shared.bodies import expand, tensor_type
 
@@ -60,13 +72,18 @@ def straight_through_check_rule(equation: Equation) -> None:
     """Check for two tensors of one type, which is the output's."""
     operands = equation.operands
     if len(operands) != 2 or equation.bodies:
-        what = f"{equation.op} takes two tensors, the value and the one that gets the gradient, and no bodies"
+        what = (
+            f"{equation.op} takes two tensors, the value and the one that gets the gradient, and no"
+            " bodies"
+        )
         raise InvalidTrace(located(what, source=equation.source))
     for var in operands:
         check_types(equation, (var.type,), "an operand is")
 
 
-def _evaluate(op: Op, function: type[_StraightThrough], value: Any, history: Any) -> tuple[Any, ...]:
+def _evaluate(
+    op: Op, function: type[_StraightThrough], value: Any, history: Any
+) -> tuple[Any, ...]:
     recorder = current()
     args = operands_of(recorder, (value, history)) if recorder is not None else None
     if recorder is not None and args is not None:
@@ -75,13 +92,17 @@ def _evaluate(op: Op, function: type[_StraightThrough], value: Any, history: Any
 
 
 @EVALUATE.rule("straight_through")
-def straight_through_evaluate_rule(bodies: Sequence[Trace], value: Any, history: Any) -> tuple[Any, ...]:
+def straight_through_evaluate_rule(
+    bodies: Sequence[Trace], value: Any, history: Any
+) -> tuple[Any, ...]:
     """The value; autograd and torch.func see the other's derivatives."""
     return _evaluate(ops.STRAIGHT_THROUGH, _StraightThrough, value, history)
 
 
 @EVALUATE.rule("no_grad_write")
-def no_grad_write_evaluate_rule(bodies: Sequence[Trace], value: Any, history: Any) -> tuple[Any, ...]:
+def no_grad_write_evaluate_rule(
+    bodies: Sequence[Trace], value: Any, history: Any
+) -> tuple[Any, ...]:
     """The value; autograd sees the other's gradient."""
     return _evaluate(ops.NO_GRAD_WRITE, _NoGradWrite, value, history)
 
@@ -107,22 +128,33 @@ def pushed_write_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
     given = [builder.input(type) if flag else None for flag in active]
     tangents = tuple(zeros(builder, type) if tangent is None else tangent for tangent in given)
     return JvpRule(
-        builder.build(tuple(builder.add(equation.op, pair, (type,))[0] for pair in (primals, tangents))), (True,)
+        builder.build(
+            tuple(builder.add(equation.op, pair, (type,))[0] for pair in (primals, tangents))
+        ),
+        (True,),
     )
 
 
 @JVP.rule("straight_through")
 def straight_through_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
-    """The op, whose derivatives of every order are the history's, with the tangent of the history."""
+    """The op, whose derivatives of every order are the history's, with the tangent of the
+    history.
+    """
     builder = TraceBuilder("straight_through")
     primals = tuple(builder.input(var.type) for var in equation.operands)
-    tangents = [builder.input(var.type) for var, flag in zip(equation.operands, active, strict=True) if flag]
+    tangents = [
+        builder.input(var.type) for var, flag in zip(equation.operands, active, strict=True) if flag
+    ]
     results = builder.add(equation.op, primals, (equation.outputs[0].type,))
-    return JvpRule(builder.build((*results, *tangents[-1:]) if active[1] else results), (active[1],))
+    return JvpRule(
+        builder.build((*results, *tangents[-1:]) if active[1] else results), (active[1],)
+    )
 
 
 @VJP.rule("straight_through", "no_grad_write")
-def straight_through_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
+def straight_through_split_rule(
+    equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask
+) -> Split:
     """Forward is the op; backward hands the cotangent to the history."""
     value, history = (Var(i, var.type) for i, var in enumerate(equation.operands))
     output = Var(2, value.type)
@@ -131,11 +163,18 @@ def straight_through_split_rule(equation: Equation, wanted_inputs: Mask, wanted_
     cotangent = Var(0, value.type)
     backward = Trace((cotangent,), (), (cotangent,), (), (), "backward")
     places: tuple[int | None, ...] = (None, 0)
-    return Split(forward, backward, (), tuple(place for place, flag in zip(places, wanted_inputs, strict=True) if flag))
+    return Split(
+        forward,
+        backward,
+        (),
+        tuple(place for place, flag in zip(places, wanted_inputs, strict=True) if flag),
+    )
 
 
 @VMAP.rule("straight_through", "no_grad_write")
-def straight_through_batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
+def straight_through_batch_rule(
+    equation: Equation, batched: Mask, size: Dim, randomness: str
+) -> tuple[Trace, Mask]:
     """Return the op on batches; operands that are not batched are expanded."""
     builder = TraceBuilder("straight_through")
     operands: list[Var] = []
@@ -151,7 +190,9 @@ def straight_through_batch_rule(equation: Equation, batched: Mask, size: Dim, ra
 
 @LOWER.rule("straight_through", "no_grad_write")
 def straight_through_lower_rule(equation: Equation) -> Trace:
-    """The value, as a tensor of its own: with one history or without, it is no result that another one is."""
+    """The value, as a tensor of its own: with one history or without, it is no result that
+    another one is.
+    """
     value, history = (Var(i, var.type) for i, var in enumerate(equation.operands))
     output = Var(2, value.type)
     alias = Equation(ops.STOP_GRADIENT, (value,), (), (output,), source=equation.source)

@@ -4,10 +4,11 @@
 
 The signature is torch's with `max_steps` added. Reverse mode is in `while_split.py`.
 
-vmap with a condition for each example runs until all are done. An example that is done keeps its carry. The body runs
-for it on its last carry before the end, or, if it never ran, on the first carry of an example that did. So the body
-runs on values of real steps only, and no NaN of a step that is not taken reaches a gradient.
-"""
+vmap with a condition for each example runs until all are done. An example that is done keeps its
+carry. The body runs for it on its last carry before the end. If it never ran, it runs on the first
+carry of an example that did. So the body runs on values of real steps only, and no NaN of a step
+that is not taken reaches a gradient.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -32,7 +33,12 @@ from thunder_fn.ir.trace import Atom, Dim, Equation, Literal, TensorType, Trace,
 from thunder_fn.ir.walking import inline_into
 from thunder_fn.structured.carry_at import histories
 from thunder_fn.structured.cond import expand, where
-from thunder_fn.structured.loop_functions import check_carry, consts_first, result_types, with_moving_numbers
+from thunder_fn.structured.loop_functions import (
+    check_carry,
+    consts_first,
+    result_types,
+    with_moving_numbers,
+)
 from thunder_fn.structured.shared.bind import bind
 from thunder_fn.structured.shared.bodies import (
     Bodies,
@@ -65,14 +71,19 @@ aten = torch.ops.aten
 
 @CHECK.rule("while_loop")
 def while_check_rule(equation: Equation) -> None:
-    """Check that both bodies take consts and carry, and that one gives a bool, the other the carry's types."""
+    """Check that both bodies take consts and carry, and that one gives a bool, the other the
+    carry's types.
+    """
     condition, body = equation.bodies
     for trace in equation.bodies:
         check_operands(equation, equation.operands, trace)
-    if condition.output_types != (BOOL,) and [getattr(t, "dtype", None) for t in condition.output_types] != [
-        torch.bool
-    ]:
-        what = f"while_loop: the condition gives {', '.join(map(str, condition.output_types))}, not one bool"
+    if condition.output_types != (BOOL,) and [
+        getattr(t, "dtype", None) for t in condition.output_types
+    ] != [torch.bool]:
+        what = (
+            f"while_loop: the condition gives {', '.join(map(str, condition.output_types))}, not"
+            " one bool"
+        )
         raise TraceTypeError(located(what, source=equation.source))
     check_types(equation, body.output_types, "the body gives")
     _, carry = While.of(equation).parts(equation.operands)
@@ -110,21 +121,27 @@ def while_constants_rule(equation: Equation) -> Mask:
 
 
 @VMAP.rule("while_loop")
-def while_batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
+def while_batch_rule(
+    equation: Equation, batched: Mask, size: Dim, randomness: str
+) -> tuple[Trace, Mask]:
     """One condition for all examples stays one; a condition for each runs until all are done."""
     loop, (condition, body) = While.of(equation), equation.bodies
     consts, given = loop.parts(batched)
     carry = carry_fixpoint(lambda mask: batch(body, (*consts, *mask), size, randomness)[1], given)
     own, (is_batched,) = batch(condition, (*consts, *carry), size, randomness)
     if is_batched and any(map(ops.calls_back, equation.bodies)):
-        what = "vmap: a while_loop whose condition differs between examples runs its steps for all, and these print or call back"
+        what = (
+            "vmap: a while_loop whose condition differs between examples runs its steps for all,"
+            " and these print or call back"
+        )
         fix = "Use `tfn.map`, which runs a loop for each example, or print after the loop."
         raise VmapError(located(what, source=equation.source, fix=fix))
     if is_batched:
         carry = (True,) * len(carry)
     builder = TraceBuilder("vmap_while")
     types = [
-        batched_type(var.type, size) if flag else var.type for var, flag in zip(equation.operands, batched, strict=True)
+        batched_type(var.type, size) if flag else var.type
+        for var, flag in zip(equation.operands, batched, strict=True)
     ]
     own_consts, own_carry = loop.parts([builder.input(type) for type in types])
     start = tuple(
@@ -132,7 +149,9 @@ def while_batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: s
         for var, flag, had in zip(own_carry, carry, given, strict=True)
     )
     if is_batched:
-        results = _add_masked(builder, equation, own_consts, start, (consts, carry), size, randomness)
+        results = _add_masked(
+            builder, equation, own_consts, start, (consts, carry), size, randomness
+        )
     else:
         new = expanded_carry(*batch(body, (*consts, *carry), size, randomness), carry, size)
         results = add_while(builder, (own, new), own_consts, start, loop.max_steps, equation.source)
@@ -159,7 +178,9 @@ def _add_masked(
     inputs = (*const_types, masks, *carry_types, *carry_types)
     outer = TraceBuilder("any_alive")
     values = [outer.input(type) for type in inputs]
-    some = outer.add(ops.leaf(aten.any.default), (values[len(consts)],), (TensorType(torch.bool, (), device),))
+    some = outer.add(
+        ops.leaf(aten.any.default), (values[len(consts)],), (TensorType(torch.bool, (), device),)
+    )
     inner = TraceBuilder(body.name)
     values = [inner.input(type) for type in inputs]
     own_consts, mask = values[: len(consts)], values[len(consts)]
@@ -173,11 +194,17 @@ def _add_masked(
     (first,) = inline_into(builder, alive, (*consts, *start))
     assert isinstance(first, Var), "a condition for each example is a variable"
     own = tuple(
-        _of_some_alive(builder, first, value) if flag else value for value, flag in zip(consts, flags[0], strict=True)
+        _of_some_alive(builder, first, value) if flag else value
+        for value, flag in zip(consts, flags[0], strict=True)
     )
     safe_start = tuple(_of_some_alive(builder, first, value) for value in start)
     results = add_while(
-        builder, bodies, own, (first, *start, *safe_start), While.of(equation).max_steps, equation.source
+        builder,
+        bodies,
+        own,
+        (first, *start, *safe_start),
+        While.of(equation).max_steps,
+        equation.source,
     )
     return results[1 : 1 + len(start)]
 
@@ -190,8 +217,12 @@ def _of_some_alive(builder: TraceBuilder, alive: Var, value: Atom) -> Atom:
         return value
     one = TensorType(torch.int64, (1,), tensor_type(alive.type).device)
     dtype = (("dtype", Literal(torch.int64)),)
-    (numbers,) = builder.add(ops.leaf(aten._to_copy.default), (alive,), (replace(one, shape=(size,)),), kwargs=dtype)
-    (index,) = builder.add(ops.leaf(aten.argmax.default), (numbers, Literal(0), Literal(True)), (one,))
+    (numbers,) = builder.add(
+        ops.leaf(aten._to_copy.default), (alive,), (replace(one, shape=(size,)),), kwargs=dtype
+    )
+    (index,) = builder.add(
+        ops.leaf(aten.argmax.default), (numbers, Literal(0), Literal(True)), (one,)
+    )
     type = replace(tensor_type(value.type), shape=(1, *shape))
     (other,) = builder.add(ops.leaf(aten.index_select.default), (value, Literal(0), index), (type,))
     return where(builder, alive, value, other)
@@ -202,7 +233,9 @@ def _of_some_alive(builder: TraceBuilder, alive: Var, value: Atom) -> Atom:
 
 @DCE.rule("while_loop")
 def while_dce_rule(equation: Equation, wanted: Mask) -> tuple[Equation, tuple[Var, ...]]:
-    """Drop carries that neither the condition nor a wanted carry ever reads, and consts that nothing reads."""
+    """Drop carries that neither the condition nor a wanted carry ever reads, and consts that
+    nothing reads.
+    """
     loop, (condition, body) = While.of(equation), equation.bodies
     asks = dce_to(condition, (True,))[1]
 
@@ -230,21 +263,30 @@ VJP.enter(while_split_rule, "while_loop")
 # ---- for users ----
 
 
-@spelled(cond_fun="cond_fn", body_fun="body_fn", init_val="carried_inputs", max_trip_count="max_steps")
+@spelled(
+    cond_fun="cond_fn", body_fun="body_fn", init_val="carried_inputs", max_trip_count="max_steps"
+)
 def while_loop(
-    cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carried_inputs: Any, *, max_steps: int | None = None
+    cond_fn: Callable[..., Any],
+    body_fn: Callable[..., Any],
+    carried_inputs: Any,
+    *,
+    max_steps: int | None = None,
 ) -> Any:
     """Run `while cond_fn(*carry): carry = body_fn(*carry)`, for at most `max_steps` steps.
 
-    Law: equals the Python loop, under every transform; under vmap each example takes its own number of steps.
+    Law: equals the Python loop, under every transform; under vmap each example takes its own number
+        of steps.
 
     Args:
         cond_fn: takes the carries, returns a bool or a tensor of one bool.
-        body_fn: takes the carries, returns a tuple of the next ones, or the only one. Each keeps its structure and types.
+        body_fn: takes the carries, returns a tuple of the next ones, or the only one. Each keeps
+            its structure and types.
         carried_inputs: a tuple or a list of pytrees. A number in it that a step changes is a
             scalar tensor from there on in a trace.
-        max_steps: the loop ends after so many steps in any case. Reverse mode then takes time and memory of that many;
-            without it, it keeps the carries of the steps taken, in a buffer that grows, and runs the loop once more.
+        max_steps: the loop ends after so many steps in any case. Reverse mode then takes time and
+            memory of that many. Without it, it keeps the carries of the steps taken, in a buffer
+            that grows, and runs the loop once more.
 
     Raises:
         TraceTypeError: a carry changes its structure or types, or the condition is no bool.
@@ -254,9 +296,13 @@ def while_loop(
         (tensor(5), tensor(243))
 
     Source: torch.while_loop for the signature, jax.lax.while_loop for the semantics.
-    """
-    if max_steps is not None and (isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 0):
-        raise TraceTypeError(f"while_loop: max_steps is None or an int that is not negative, given {max_steps!r}")
+    """  # noqa: E501
+    if max_steps is not None and (
+        isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 0
+    ):
+        raise TraceTypeError(
+            f"while_loop: max_steps is None or an int that is not negative, given {max_steps!r}"
+        )
     check_functions("while_loop", cond_fn=cond_fn, body_fn=body_fn)
     carry, is_bare = operand_tuple("while_loop", "carried_inputs", carried_inputs), False
 
@@ -278,20 +324,32 @@ def while_loop(
     return result[0] if is_bare else result
 
 
-def _run(condition: Callable[..., Any], body: Callable[..., Any], carry: tuple[Any, ...], max_steps: int | None) -> Any:
+def _run(
+    condition: Callable[..., Any],
+    body: Callable[..., Any],
+    carry: tuple[Any, ...],
+    max_steps: int | None,
+) -> Any:
     first, steps = carry, 0
-    while (max_steps is None or steps < max_steps) and decided("while_loop", condition(*carry), bool):
+    while (max_steps is None or steps < max_steps) and decided(
+        "while_loop", condition(*carry), bool
+    ):
         carry, steps = body(*carry), steps + 1
         if steps == 1:
             check_carry("while_loop", body, first, carry)
-    if steps == 0 and len(carry) == 1:  # only the body tells whether its one carry stands in a tuple
+    if (
+        steps == 0 and len(carry) == 1
+    ):  # only the body tells whether its one carry stands in a tuple
         with suppress(CaptureError):
             return own_memory(_record(condition, body, carry, max_steps))
     return own_memory(carry)
 
 
 def _record(
-    cond_fn: Callable[..., Any], body: Callable[..., Any], carry: tuple[Any, ...], max_steps: int | None
+    cond_fn: Callable[..., Any],
+    body: Callable[..., Any],
+    carry: tuple[Any, ...],
+    max_steps: int | None,
 ) -> Any:
     @standing_for(cond_fn)
     def condition(*values: Any) -> torch.Tensor:
@@ -309,7 +367,9 @@ def _record(
     num_consts = len(bodies.closures)
     traces = tuple(consts_first(trace, num_consts) for trace in bodies.bodies)
     values = (*bodies.closures, *tensor_leaves(carry))
-    return captured.result(while_evaluate_rule(traces, *values, num_consts=num_consts, max_steps=max_steps))
+    return captured.result(
+        while_evaluate_rule(traces, *values, num_consts=num_consts, max_steps=max_steps)
+    )
 
 
 divert("while_loop", while_loop)
@@ -317,7 +377,9 @@ divert("while_loop", while_loop)
 
 @wiring("while_loop")
 def while_wiring(equation: Equation) -> Wiring:
-    """Wire a carry from each step to the next, to the condition, which is control, and to the result without a step."""
+    """Wire a carry from each step to the next, to the condition, which is control, and to the
+    result without a step.
+    """
     first, carries = While.of(equation).num_consts, range(len(equation.outputs))
     return Wiring(
         (

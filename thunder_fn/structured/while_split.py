@@ -1,11 +1,12 @@
 """Reverse mode of while_loop.
 
-With `max_steps` the loop is a scan of that length whose steps do nothing once the condition has failed. Its split is
-the scan's, and takes time and memory of `max_steps` steps.
+With `max_steps` the loop is a scan of that length whose steps do nothing once the condition has
+failed. Its split is the scan's, and takes time and memory of `max_steps` steps.
 
-Without it nobody knows how long a stack of residuals would be, and the type of a tensor has its sizes. So the forward
-counts its steps, and the backward asks `carry_at` for the carry before each step. That is a buffer which grows where
-the loop runs, filled by one more forward. Random numbers are never drawn again, so such a loop may draw none.
+Without it nobody knows how long a stack of residuals would be, and the type of a tensor has its
+sizes. So the forward counts its steps, and the backward asks `carry_at` for the carry before each
+step. That is a buffer which grows where the loop runs, filled by one more forward. Random numbers
+are never drawn again, so such a loop may draw none.
 """
 
 from __future__ import annotations
@@ -65,12 +66,18 @@ def _guarded_step(equation: Equation, consts: tuple[Type, ...], carry: tuple[Typ
     stay = TraceBuilder("stay")
     kept = tuple(stay.input(type) for type in (*consts, *carry))
     bodies = (body, stay.build(kept[len(consts) :]))
-    new = builder.add(COND, (again, *operands), body.output_types, bodies=bodies, source=equation.source)
+    new = builder.add(
+        COND, (again, *operands), body.output_types, bodies=bodies, source=equation.source
+    )
     return builder.build((again, *new))
 
 
-def _asked_while_alive(builder: TraceBuilder, condition: Trace, alive: Var, operands: tuple[Atom, ...]) -> Atom:
-    """Test whether the loop goes on. A condition that draws random numbers is not asked again after the end."""
+def _asked_while_alive(
+    builder: TraceBuilder, condition: Trace, alive: Var, operands: tuple[Atom, ...]
+) -> Atom:
+    """Test whether the loop goes on. A condition that draws random numbers is not asked again
+    after the end.
+    """
     if any(map(is_kept, condition.equations)):
         never = TraceBuilder("never")
         for type in condition.input_types:
@@ -98,21 +105,31 @@ class _Step:
 def _split_unbounded(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     loop = While.of(equation)
     if any(_draws(body) or ops.calls_back(body) for body in equation.bodies):
-        what = "while_loop: reverse mode without max_steps runs the steps again, and these draw random numbers or call back"
+        what = (
+            "while_loop: reverse mode without max_steps runs the steps again, and these draw random"
+            " numbers or call back"
+        )
         fix = "Give the loop max_steps=, which keeps what they gave."
         raise MissingRule(located(what, source=equation.source, fix=fix))
     step = _split_step(equation, loop, wanted_inputs, wanted_outputs)
     builder = TraceBuilder("while_backward")
     operands = [builder.input(var.type) for var in equation.operands]
     steps = builder.input(COUNT)
-    given = {i: builder.input(equation.outputs[i].type) for i, flag in enumerate(wanted_outputs) if flag}
+    given = {
+        i: builder.input(equation.outputs[i].type) for i, flag in enumerate(wanted_outputs) if flag
+    }
     consts, carry = loop.parts(operands)
-    start = [given[i] if i in given else zeros(builder, tensor_type(carry[i].type)) for i in step.live]
+    start = [
+        given[i] if i in given else zeros(builder, tensor_type(carry[i].type)) for i in step.live
+    ]
     sums = [zeros(builder, tensor_type(consts[i].type)) for i in step.summed]
     bodies = _backward_bodies(equation, loop, step)
-    results = add_while(builder, bodies, operands, (steps, *start, *sums), None, equation.source)[1:]
+    results = add_while(builder, bodies, operands, (steps, *start, *sums), None, equation.source)[
+        1:
+    ]
     found: list[Atom | None] = [
-        results[len(start) + step.summed.index(i)] if i in step.summed else None for i in range(len(consts))
+        results[len(start) + step.summed.index(i)] if i in step.summed else None
+        for i in range(len(consts))
     ]
     found += [results[step.live.index(i)] if i in step.live else None for i in range(len(carry))]
     asked = [atom for atom, flag in zip(found, wanted_inputs, strict=True) if flag]
@@ -125,11 +142,18 @@ def _split_unbounded(equation: Equation, wanted_inputs: Mask, wanted_outputs: Ma
 
 def _draws(body: Trace) -> bool:
     """Test whether it draws random numbers."""
-    leaves = (equation.op for trace in subtraces(body) for equation in trace.equations if equation.op.kind == "leaf")
+    leaves = (
+        equation.op
+        for trace in subtraces(body)
+        for equation in trace.equations
+        if equation.op.kind == "leaf"
+    )
     return any(map(ops.is_random, leaves))
 
 
-def _split_step(equation: Equation, loop: While, wanted_inputs: Mask, wanted_outputs: Mask) -> _Step:
+def _split_step(
+    equation: Equation, loop: While, wanted_inputs: Mask, wanted_outputs: Mask
+) -> _Step:
     body = equation.bodies[1]
     consts, _ = loop.parts(wanted_inputs)
     asked = (*consts, *active_carry(loop, body, wanted_inputs))
@@ -139,7 +163,8 @@ def _split_step(equation: Equation, loop: While, wanted_inputs: Mask, wanted_out
         return tuple(next(places) if flag else None for flag in asked)
 
     live = carry_fixpoint(
-        lambda mask: tuple(place is not None for place in loop.parts(places_of(mask))[1]), wanted_outputs
+        lambda mask: tuple(place is not None for place in loop.parts(places_of(mask))[1]),
+        wanted_outputs,
     )
     consts_places, carry_places = loop.parts(places_of(live))
     summed = tuple(i for i, place in enumerate(consts_places) if place is not None)
@@ -158,7 +183,9 @@ def _counting(equation: Equation, loop: While) -> Trace:
     operands = [builder.input(var.type) for var in equation.operands]
     consts, carry = loop.parts(operands)
     bodies = _counting_bodies(equation, loop)
-    count, *results = add_while(builder, bodies, consts, (full(builder, COUNT, 0), *carry), None, equation.source)
+    count, *results = add_while(
+        builder, bodies, consts, (full(builder, COUNT, 0), *carry), None, equation.source
+    )
     return builder.build((*results, count))
 
 
@@ -166,7 +193,9 @@ def _counting_bodies(equation: Equation, loop: While) -> tuple[Trace, Trace]:
     """Condition and body with a counter before the carry."""
     consts, carry = loop.parts(tuple(var.type for var in equation.operands))
     condition, body = (TraceBuilder(trace.name) for trace in equation.bodies)
-    inputs = [[builder.input(type) for type in (*consts, COUNT, *carry)] for builder in (condition, body)]
+    inputs = [
+        [builder.input(type) for type in (*consts, COUNT, *carry)] for builder in (condition, body)
+    ]
     more, results = (
         inline_into(builder, trace, (*own[: len(consts)], *own[len(consts) + 1 :]))
         for builder, trace, own in zip((condition, body), equation.bodies, inputs, strict=True)
@@ -177,10 +206,11 @@ def _counting_bodies(equation: Equation, loop: While) -> tuple[Trace, Trace]:
 
 
 def _backward_bodies(equation: Equation, loop: While, step: _Step) -> tuple[Trace, Trace]:
-    """The bodies of the loop from the last step to the first: the carry before the step, then one step of the body
-    backwards.
+    """The bodies of the loop from the last step to the first: the carry before the step, then one
+    step of the body backwards.
 
-    Consts are the operands of the loop; carries are the number of steps left, cotangents, and sums for the consts.
+    Consts are the operands of the loop; carries are the number of steps left, cotangents, and sums
+    for the consts.
     """
     types = tuple(var.type for var in equation.operands)
     consts, carry = loop.parts(types)

@@ -1,8 +1,9 @@
 """Laws of traces and interpreters, and Hypothesis strategies that draw traces.
 
-`pip install thunder_fn[testing]` brings Hypothesis, which they need. `programs.py` says how programs are data,
-`strategies.py` draws them, `laws/` states the laws, `mutations/` plants bugs that the laws must catch, `user.py` has
-`check_transform`. A new kind of equation needs a step in `steps/`, so that it is drawn.
+`pip install thunder_fn[testing]` brings Hypothesis, which they need. `programs.py` says how
+programs are data, `strategies.py` draws them, `laws/` states the laws, `mutations/` plants bugs
+that the laws must catch, `user.py` has `check_transform`. A new kind of equation needs a step in
+`steps/`, so that it is drawn.
 """
 
 from thunder_fn.testing import steps as steps

@@ -3,14 +3,16 @@
     Program ::= inputs: TensorType*  steps: Step*  outputs: pick*
     Step    ::= op  picks: pick*  bodies: Program*
 
-A step names no variable. It has picks, small numbers that count back from the newest variable that suits the place,
-so 0 is the latest result; missing picks are 0, and a step that nothing suits does nothing. Hence every Program builds
-a valid trace, whatever its numbers are, and still does when a step, a pick or an input is deleted. So Hypothesis can
-shrink it to the few equations that break a law. A body is a Program without inputs of its own: it takes the types of
-the operands that it is called with. If a body must return certain types, as a branch or the step of a loop must, its
-outputs are picked among the variables that have them.
+A step names no variable. It has picks, small numbers that count back from the newest variable that
+suits the place, so 0 is the latest result. Missing picks are 0, and a step that nothing suits does
+nothing. Hence every Program builds a valid trace, whatever its numbers are, and still does when a
+step, a pick or an input is deleted. So Hypothesis can shrink it to the few equations that break a
+law. A body is a Program without inputs of its own: it takes the types of the operands that it is
+called with. A branch or the step of a loop must return certain types. The outputs of such a body
+are picked among the variables that have them.
 
-A new leaf is one more function with `@step`, a new structured op one with `@structured` (see `steps/`).
+A new leaf is one more function with `@step`, a new structured op one with `@structured` (see
+`steps/`).
 """
 
 from __future__ import annotations
@@ -23,7 +25,17 @@ import torch
 
 from thunder_fn.ir import ops
 from thunder_fn.ir.check import fake_result_types
-from thunder_fn.ir.trace import Arg, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Type, Var
+from thunder_fn.ir.trace import (
+    Arg,
+    Equation,
+    Literal,
+    Op,
+    TensorType,
+    Trace,
+    TraceBuilder,
+    Type,
+    Var,
+)
 
 aten = torch.ops.aten
 MAX_ELEMENTS = 100
@@ -31,7 +43,9 @@ MAX_ELEMENTS = 100
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of a program: an op of `STEPS`, the picks that say on what, and the bodies of a composite or structured op."""
+    """One step of a program: an op of `STEPS`, the picks that say on what, and the bodies of a
+    composite or structured op.
+    """
 
     op: str
     picks: tuple[int, ...] = ()
@@ -72,8 +86,11 @@ def source_of(program: Program) -> str:
 
 def _step_source(step: Step) -> str:
     bodies = _tuple_source(map(source_of, step.bodies))
-    parts = {"picks": str(step.picks), "bodies": bodies if any(map(Program().__ne__, step.bodies)) else "()"}
-    return f"Step({', '.join([repr(step.op), *(f'{key}={text}' for key, text in parts.items() if text != '()')])})"
+    parts = {
+        "picks": str(step.picks),
+        "bodies": bodies if any(map(Program().__ne__, step.bodies)) else "()",
+    }
+    return f"Step({', '.join([repr(step.op), *(f'{key}={text}' for key, text in parts.items() if text != '()')])})"  # noqa: E501
 
 
 def _tuple_source(parts: Iterable[str]) -> str:
@@ -82,9 +99,13 @@ def _tuple_source(parts: Iterable[str]) -> str:
 
 
 def example_inputs(trace: Trace, seed: int = 0) -> tuple[torch.Tensor, ...]:
-    """Values for the inputs of a trace: finite, small, away from 0 and the other kinks. Some are not contiguous."""
+    """Values for the inputs of a trace: finite, small, away from 0 and the other kinks. Some are
+    not contiguous.
+    """
     generator = torch.Generator().manual_seed(seed)
-    return tuple(random_tensor(type, generator) for type in trace.input_types if isinstance(type, TensorType))
+    return tuple(
+        random_tensor(type, generator) for type in trace.input_types if isinstance(type, TensorType)
+    )
 
 
 def random_tensor(type: TensorType, generator: torch.Generator) -> torch.Tensor:
@@ -108,7 +129,9 @@ def random_tensor(type: TensorType, generator: torch.Generator) -> torch.Tensor:
 
 Rule: TypeAlias = "Callable[[Draft, Step], None]"
 STEPS: dict[str, Rule] = {}
-"""Each step by name: what it appends to a draft. `steps/` fills the tables, simple ones first for shrinking."""
+"""Each step by name: what it appends to a draft. `steps/` fills the tables, simple ones first
+for shrinking.
+"""
 
 FAMILIES: dict[str, list[str]] = {}
 """The steps by family. A large family is drawn no more often than a small one."""
@@ -170,7 +193,9 @@ class Draft:
         name: str,
         outputs: Callable[[Draft], tuple[Var, ...]] | None = None,
     ) -> Trace:
-        """The trace of a program that takes inputs of these types; `outputs` picks what it returns, if given."""
+        """The trace of a program that takes inputs of these types; `outputs` picks what it
+        returns, if given.
+        """
         builder = TraceBuilder(name)
         draft = Draft(builder, [builder.input(type) for type in types])
         for step in program.steps:
@@ -180,7 +205,9 @@ class Draft:
             return builder.build(outputs(draft))
         if not program.outputs:
             return builder.build(draft.unused())
-        return builder.build(tuple(draft.env[-1 - pick % len(draft.env)] for pick in program.outputs if draft.env))
+        return builder.build(
+            tuple(draft.env[-1 - pick % len(draft.env)] for pick in program.outputs if draft.env)
+        )
 
     def take(self, step: Step) -> None:
         """Append the equations of a step, or nothing if nothing suits it."""
@@ -210,12 +237,16 @@ class Draft:
         return found[self.number(len(found))]
 
     def of_type(self, type: TensorType) -> Var:
-        """One of the variables of a type; halves everywhere, or what the dtype makes of them, where there is none."""
+        """One of the variables of a type; halves everywhere, or what the dtype makes of them,
+        where there is none.
+        """
         if any(var.type == type for var in self.env):
             return self.var(lambda var: var.type == type)
         value = 0.5 if type.dtype.is_floating_point or type.dtype.is_complex else 0
         shape = list(static_shape(type))
-        return self.leaf(torch.ops.aten.full.default, shape, value, dtype=type.dtype, device=type.device)[0]
+        return self.leaf(
+            torch.ops.aten.full.default, shape, value, dtype=type.dtype, device=type.device
+        )[0]
 
     def dim(self, var: Var) -> int:
         """A dim of a variable."""
@@ -226,7 +257,10 @@ class Draft:
     def leaf(self, overload: Any, *args: Any, **kwargs: Any) -> tuple[Var, ...]:
         """Append a leaf; its tensor results join the environment."""
         op = ops.leaf(overload)
-        new_args, new_kwargs = tuple(map(as_arg, args)), tuple((key, as_arg(value)) for key, value in kwargs.items())
+        new_args, new_kwargs = (
+            tuple(map(as_arg, args)),
+            tuple((key, as_arg(value)) for key, value in kwargs.items()),
+        )
         try:
             types = fake_result_types(Equation(op, new_args, new_kwargs, ()))
         except (RuntimeError, IndexError, TypeError, ValueError):
@@ -235,12 +269,16 @@ class Draft:
             raise Skip
         return self.bind(self.builder.add(op, new_args, types, kwargs=new_kwargs))
 
-    def call(self, op: Op, args: tuple[Arg, ...], body: Trace, kwargs: tuple[tuple[str, Arg], ...] = ()) -> None:
+    def call(
+        self, op: Op, args: tuple[Arg, ...], body: Trace, kwargs: tuple[tuple[str, Arg], ...] = ()
+    ) -> None:
         """Append a composite."""
         self.bind(self.builder.add(op, args, body.output_types, kwargs=kwargs, bodies=(body,)))
         self.calls.append(self.builder.equations[-1])
 
-    def structured(self, op: Op, args: Sequence[Arg], types: Sequence[Type], *bodies: Trace, **literals: Any) -> None:
+    def structured(
+        self, op: Op, args: Sequence[Arg], types: Sequence[Type], *bodies: Trace, **literals: Any
+    ) -> None:
         """Append a structured op."""
         if any(elements(type) > MAX_ELEMENTS for type in types):
             raise Skip

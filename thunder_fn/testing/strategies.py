@@ -1,11 +1,12 @@
-"""Hypothesis strategies that draw traces as data. See `programs.py` for why what they draw shrinks well.
+"""Hypothesis strategies that draw traces as data. See `programs.py` for why what they draw shrinks
+well.
 
 @given(cases())
 def test_my_interpreter(case):
     laws.law_keeps_values(my_interpreter, case.trace, case.inputs)
 
-A body that must return certain types, as a branch or a step of a loop must, picks its outputs among the variables
-that have them.
+A branch or a step of a loop must return certain types. Such a body picks its outputs among the
+variables that have them.
 """
 
 from __future__ import annotations
@@ -19,14 +20,30 @@ import torch
 
 from thunder_fn.extras import missing
 from thunder_fn.ir.trace import TensorType, Trace
-from thunder_fn.testing.drawn_programs import BODIES, FAMILIES, FREQUENT, Program, Step, build, example_inputs
+from thunder_fn.testing.drawn_programs import (
+    BODIES,
+    FAMILIES,
+    FREQUENT,
+    Program,
+    Step,
+    build,
+    example_inputs,
+)
 
 try:
     from hypothesis import strategies as st
 except ImportError as error:
     raise missing("hypothesis", "thunder_fn.testing", error) from error
 
-DTYPES = (torch.float64, torch.float64, torch.float64, torch.int64, torch.bool, torch.complex128, torch.float32)
+DTYPES = (
+    torch.float64,
+    torch.float64,
+    torch.float64,
+    torch.int64,
+    torch.bool,
+    torch.complex128,
+    torch.float32,
+)
 SINGLE = (torch.float32, torch.float32, torch.int64, torch.bool)
 """Dtypes of inputs for laws of autocast, which lets float64 be."""
 
@@ -34,7 +51,9 @@ SHAPES = ((2,), (), (2, 3), (3,), (2, 2), (3, 3), (2, 1), (1, 3), (2, 3, 2), (1,
 MAX_PICK = 11
 
 SMOOTH = ("unary", "binary", "loop", "choice", "rule")
-"""Families of steps for short programs in which structured ops and their derivatives are what there is."""
+"""Families of steps for short programs in which structured ops and their derivatives are what
+there is.
+"""
 
 
 @dataclass(frozen=True)
@@ -71,8 +90,10 @@ def programs(
     """Programs as data.
 
     Args:
-        families: which of `programs.FAMILIES` to draw steps from; without "random" a program is deterministic.
-        max_inputs, max_steps: how large the program is; bodies have half as many steps at each level.
+        families: which of `programs.FAMILIES` to draw steps from; without "random" a program is
+            deterministic.
+        max_inputs, max_steps: how large the program is; bodies have half as many steps at each
+            level.
         depth: how deep composites and structured ops nest.
         dtypes: those of the inputs; the first input has the first of them.
     """
@@ -81,13 +102,21 @@ def programs(
 
 @cache
 def _programs(
-    families: tuple[str, ...], max_inputs: int, max_steps: int, depth: int, dtypes: tuple[torch.dtype, ...]
+    families: tuple[str, ...],
+    max_inputs: int,
+    max_steps: int,
+    depth: int,
+    dtypes: tuple[torch.dtype, ...],
 ) -> st.SearchStrategy[Program]:
-    """Make and validate a strategy once for all tests that draw alike: that takes as long as drawing some programs."""
+    """Make and validate a strategy once for all tests that draw alike: that takes as long as
+    drawing some programs.
+    """
     first = types(dtypes[:1])
     inputs = st.builds(_join, first, st.lists(types(dtypes), max_size=max_inputs - 1))
     rarely_none = _rarely(st.just(()), inputs)
-    return st.builds(Program, rarely_none, _steps(families, max_steps, depth, min_steps=1), _outputs(4))
+    return st.builds(
+        Program, rarely_none, _steps(families, max_steps, depth, min_steps=1), _outputs(4)
+    )
 
 
 def _join(first: TensorType, rest: list[TensorType]) -> tuple[TensorType, ...]:
@@ -113,13 +142,20 @@ def _steps(
     families: tuple[str, ...], max_steps: int, depth: int, min_steps: int = 0
 ) -> st.SearchStrategy[tuple[Step, ...]]:
     """Steps of the families, those with bodies as deep as `depth` allows."""
-    body = st.builds(Program, st.just(()), _steps(families, max_steps // 2, depth - 1), _outputs(3)) if depth else None
+    body = (
+        st.builds(Program, st.just(()), _steps(families, max_steps // 2, depth - 1), _outputs(3))
+        if depth
+        else None
+    )
 
     def step(name: str) -> st.SearchStrategy[Step]:
         bodies = st.just(()) if body is None else st.tuples(*[body] * BODIES.get(name, 0))
         return st.builds(Step, st.just(name), _picks(10 if name in BODIES else 4), bodies)
 
-    known = {family: [step(name) for name in FAMILIES[family] if depth or name not in BODIES] for family in families}
+    known = {
+        family: [step(name) for name in FAMILIES[family] if depth or name not in BODIES]
+        for family in families
+    }
     by_family = {family: st.one_of(*steps) for family, steps in known.items() if steps}
     names = [name for name in (*families, *FREQUENT) if name in by_family]
     any_step = st.sampled_from(names).flatmap(by_family.__getitem__)
@@ -141,17 +177,22 @@ def cases(**options: Any) -> st.SearchStrategy[Case]:
 
 
 def in_dims(trace: Trace) -> st.SearchStrategy[tuple[int | None, ...]]:
-    """Draw the `in_dims` of a `vmap`: for each input a batch dim, or None; at least one is batched, if there is one.
+    """Draw the `in_dims` of a `vmap`: for each input a batch dim, or None; at least one is batched,
+    if there is one.
 
     Law: ``vmap(trace, dims, size)`` is a loop, for each dims drawn.
     """
     ranks = [len(type.shape) if isinstance(type, TensorType) else 0 for type in trace.input_types]
     one_each = st.tuples(*(st.sampled_from((*range(rank + 1), None)) for rank in ranks))
-    return one_each.map(lambda dims: dims if not dims or any(dim is not None for dim in dims) else (0, *dims[1:]))
+    return one_each.map(
+        lambda dims: dims if not dims or any(dim is not None for dim in dims) else (0, *dims[1:])
+    )
 
 
 def smooth_cases(**options: Any) -> st.SearchStrategy[Case]:
-    """Short traces of loops, choices and calls around smooth functions. Options as for `programs`."""
+    """Short traces of loops, choices and calls around smooth functions. Options as for
+    `programs`.
+    """
     return cases(**{"families": SMOOTH, "max_inputs": 2, "max_steps": 6, **options})
 
 
@@ -179,9 +220,13 @@ class Box:
 
 
 def pytrees(leaves: st.SearchStrategy[Any] | None = None) -> st.SearchStrategy[Any]:
-    """Trees of tuples, lists, dicts, namedtuples, dataclasses and None; the leaves are tensors, numbers and text."""
+    """Trees of tuples, lists, dicts, namedtuples, dataclasses and None; the leaves are tensors,
+    numbers and text.
+    """
     if leaves is None:
-        tensors = types().flatmap(lambda type: inputs_for(_identity(type))).map(lambda values: values[0])
+        tensors = (
+            types().flatmap(lambda type: inputs_for(_identity(type))).map(lambda values: values[0])
+        )
         leaves = st.one_of(tensors, st.integers(-2, 2), st.just("text"))
     return st.recursive(st.one_of(leaves, st.none()), _nodes, max_leaves=6)
 

@@ -42,20 +42,30 @@ QUIETLY = settings(
     database=None,
     deadline=None,
     report_multiple_bugs=False,
-    suppress_health_check=(HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much),
+    suppress_health_check=(
+        HealthCheck.too_slow,
+        HealthCheck.data_too_large,
+        HealthCheck.filter_too_much,
+    ),
     print_blob=False,
 )
 
 
 def check_transform(
-    transform: Callable[[Trace], Trace], *, keeps: Keeps = "values", idempotent: bool = False, max_examples: int = 50
+    transform: Callable[[Trace], Trace],
+    *,
+    keeps: Keeps = "values",
+    idempotent: bool = False,
+    max_examples: int = 50,
 ) -> None:
-    """Test a function from trace to trace on a trace for each kind of equation, and on random traces without random numbers.
+    """Test a function from trace to trace on a trace for each kind of equation, and on random
+    traces without random numbers.
 
     Args:
-        keeps: "values" promises the same types and values, and then the transform must also commute with vjp, jvp,
-            vmap, checkpoint and the simplifying transforms, and read closed-over tensors when the trace runs;
-            "nothing" promises a checked trace, the same for equal traces and with their constraints, and nothing else.
+        keeps: "values" promises the same types and values. Then the transform must also commute
+            with vjp, jvp, vmap, checkpoint and the simplifying transforms, and read closed-over
+            tensors when the trace runs. "nothing" promises a checked trace, the same for equal
+            traces and with their constraints, and nothing else.
         idempotent: promises that a second application changes nothing.
         max_examples: how many random traces to try.
 
@@ -65,7 +75,11 @@ def check_transform(
     laws = _laws(transform, keeps, idempotent)
     for name, law in laws.items():
         for step in STEPS:  # so that no op is left to chance
-            errors = [(case, error) for case in _cases_of(step) if (error := _error(law, case)) is not None]
+            errors = [
+                (case, error)
+                for case in _cases_of(step)
+                if (error := _error(law, case)) is not None
+            ]
             if errors:
                 case, error = errors[-1]
                 raise _described(transform, name, case, error) from error
@@ -129,9 +143,13 @@ def _error(law: Law, case: Case) -> Exception | None:
     return None
 
 
-def _described(transform: Callable[[Trace], Trace], law: str, case: Case, error: Exception) -> LawBroken:
+def _described(
+    transform: Callable[[Trace], Trace], law: str, case: Case, error: Exception
+) -> LawBroken:
     """Describe a broken law: the trace, the transform's result, and how to see it again."""
-    name = getattr(transform, "__name__", type(transform).__name__).replace("<lambda>", "the transform")
+    name = getattr(transform, "__name__", type(transform).__name__).replace(
+        "<lambda>", "the transform"
+    )
     what = error.what if isinstance(error, LawBroken) else f"{type(error).__name__}: {error}"
     parts = [f'{name} breaks the law "{law}". The smallest trace found:', str(case.trace).rstrip()]
     try:
@@ -157,7 +175,9 @@ def _laws(transform: Callable[[Trace], Trace], keeps: Keeps, idempotent: bool) -
         laws["is idempotent"] = interpreter_is_idempotent(alone)
     if keeps == "values":
         laws["carries facts"] = interpreter_carries_facts(alone, whole=False)
-        laws |= {f"commutes with {name}": commute(transform, other) for name, other in TRANSFORMS.items()}
+        laws |= {
+            f"commutes with {name}": commute(transform, other) for name, other in TRANSFORMS.items()
+        }
     return laws
 
 
@@ -173,7 +193,9 @@ def _is_pure(transform: Callable[[Trace], Trace]) -> Law:
 
 def others(values: Values) -> Values:
     """The values that are neither floating nor complex: compared exactly."""
-    return tuple(value for value in values if not isinstance(value, torch.Tensor) or not is_inexact(value))
+    return tuple(
+        value for value in values if not isinstance(value, torch.Tensor) or not is_inexact(value)
+    )
 
 
 def _keeps_values(transform: Callable[[Trace], Trace]) -> Law:

@@ -1,8 +1,9 @@
 """Private names of PyTorch that thunder_fn uses, behind names of our own.
 
-A new PyTorch release should break this package and nothing else; a test refuses private names elsewhere. `inductor.py`
-is imported when it is first used. `patches.py` has the patches, each of which works only in threads that capture. Add a name to
-the file of its kind, with the reason why no public name does it.
+A new PyTorch release should break this package and nothing else; a test refuses private names
+elsewhere. `inductor.py` is imported when it is first used. `patches.py` has the patches, each of
+which works only in threads that capture. Add a name to the file of its kind, with the reason why no
+public name does it.
 """
 
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false

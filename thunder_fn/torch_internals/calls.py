@@ -21,32 +21,41 @@ aten = torch.ops.aten
 
 
 def custom_op_name(op: Any) -> str | None:
-    """The name of the overload of an op that `torch.library.custom_op` made; None for anything else."""
+    """The name of the overload of an op that `torch.library.custom_op` made; None for anything
+    else.
+    """
     return str(op._opoverload) if isinstance(op, torch.library.CustomOpDef) else None
 
 
 @functools.cache
 def load_forward_decompositions() -> None:
-    """Import PyTorch's decompositions for forward AD, which it scripts with a function that it deprecates."""
+    """Import PyTorch's decompositions for forward AD, which it scripts with a function that it
+    deprecates.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         importlib.import_module("torch._decomp.decompositions_for_jvp")
 
 
 def decomposition_of(overload: OpOverload) -> Callable[..., Any] | None:
-    """PyTorch's decomposition of an op: from its Python tables, or the C++ one of a composite op."""
+    """PyTorch's decomposition of an op: from its Python tables, or the C++ one of a composite
+    op.
+    """
     from torch._decomp import decomposition_table
 
     if overload in decomposition_table:
         return decomposition_table[overload]
-    if torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), torch._C.DispatchKey.CompositeImplicitAutograd):
+    if torch._C._dispatch_has_kernel_for_dispatch_key(
+        overload.name(), torch._C.DispatchKey.CompositeImplicitAutograd
+    ):
         return overload.decompose
     return None
 
 
 def runnable(overload: OpOverload) -> Callable[..., Any]:
-    """The overload as a program calls it: a kernel that saves what its backward needs is asked to save it, and one that refuses
-    layouts gets one that it takes."""
+    """The overload as a program calls it. A kernel that saves what its backward needs is asked
+    to save it, and one that refuses layouts gets one that it takes.
+    """
     if overload in _ONE_LAYOUT:
         return functools.partial(_in_one_layout, overload, _ONE_LAYOUT[overload])
     if overload is not torch.ops.aten.mkldnn_rnn_layer.default:
@@ -65,13 +74,17 @@ _ONE_LAYOUT = {
     torch.ops.aten.native_group_norm.default: (0,),
     torch.ops.aten.native_group_norm_backward.default: (1, 0),
 }
-"""Kernels that refuse a layout which they would compute as another one, and the operands that have to have it."""
+"""Kernels that refuse a layout which they would compute as another one, and the operands that
+have to have it.
+"""
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def _in_one_layout(overload: OpOverload, positions: tuple[int, ...], *args: Any) -> Any:
-    """The call with operands that are contiguous, or in the order of channels last if the first one is."""
+    """The call with operands that are contiguous, or in the order of channels last if the first
+    one is.
+    """
     first = args[positions[0]]
     if all(args[position].is_contiguous() for position in positions) or _is_stand_in(first):
         return overload(*args)
@@ -86,7 +99,10 @@ def _in_one_layout(overload: OpOverload, positions: tuple[int, ...], *args: Any)
 
 def _is_stand_in(x: torch.Tensor) -> bool:
     """Test for a tensor that is not plain: nobody asks for its strides."""
-    return type(x) not in (torch.Tensor, torch.nn.Parameter) or torch._C._functorch.is_functorch_wrapped_tensor(x)
+    return type(x) not in (
+        torch.Tensor,
+        torch.nn.Parameter,
+    ) or torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 def _in_format(x: torch.Tensor, format: torch.memory_format) -> torch.Tensor:
@@ -108,10 +124,15 @@ _C_MODULES = (
 
 
 def c_functions(name: str) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """PyTorch's C-bound functions of this name, with where they are from. They are called faster than overloads."""
+    """PyTorch's C-bound functions of this name, with where they are from. They are called faster
+    than overloads.
+    """
     for label, module in _C_MODULES:
         function = getattr(module, name, None)
-        if function is not None and type(function).__name__ in ("builtin_function_or_method", "method_descriptor"):
+        if function is not None and type(function).__name__ in (
+            "builtin_function_or_method",
+            "method_descriptor",
+        ):
             yield label, function
 
 
@@ -122,7 +143,9 @@ def has_kernel(name: str, device: str) -> bool:
 
 
 def is_decomposed(overload: OpOverload) -> bool:
-    """Test whether the op has no kernel: PyTorch runs it as other ops, and may return an input as it is."""
+    """Test whether the op has no kernel: PyTorch runs it as other ops, and may return an input
+    as it is.
+    """
     return torch._C._dispatch_has_kernel_for_dispatch_key(
         overload.name(), torch._C.DispatchKey.CompositeImplicitAutograd
     )
@@ -134,7 +157,9 @@ def is_pytorchs_own(overload: OpOverload) -> bool:
 
 
 def schema_of(overload: OpOverload) -> Any:
-    """The op's schema: `arguments`, each with `name`, `type`, `kwarg_only` and `alias_info`, `returns`, `is_mutable`."""
+    """The op's schema: `arguments`, each with `name`, `type`, `kwarg_only` and `alias_info`,
+    `returns`, `is_mutable`.
+    """
     return overload._schema
 
 
@@ -160,7 +185,9 @@ class _FirstOpMode(TorchDispatchMode):
 def first_op(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]] | None:
-    """The overload and the arguments with which a call first reaches the dispatcher, None if it fails before."""
+    """The overload and the arguments with which a call first reaches the dispatcher, None if it
+    fails before.
+    """
     with isolated(), torch._C.DisableTorchFunction(), torch.no_grad(), _FirstOpMode():
         try:
             function(*args, **kwargs)

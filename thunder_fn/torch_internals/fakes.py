@@ -1,4 +1,6 @@
-"""Fake tensors, and the fake tensor mode that reports every op below autograd and functionalization."""
+"""Fake tensors, and the fake tensor mode that reports every op below autograd and
+functionalization.
+"""
 
 # Private names are what this package is about, and PyTorch's stubs leave many of them out.
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false, reportAttributeAccessIssue=false
@@ -29,7 +31,13 @@ from thunder_fn.errors import InvalidTrace
 from thunder_fn.ir.trace import Dim, Expr, TensorType
 from thunder_fn.torch_internals.calls import aten, runnable
 from thunder_fn.torch_internals.known_results import answer, question, remember
-from thunder_fn.torch_internals.modes import FAKE, get_dispatch_mode, isolated, no_torch_function, only_memory
+from thunder_fn.torch_internals.modes import (
+    FAKE,
+    get_dispatch_mode,
+    isolated,
+    no_torch_function,
+    only_memory,
+)
 from thunder_fn.torch_internals.numbers import Numbers, OnDecision
 
 DATA_DEPENDENT_VALUE = DataDependentOutputException
@@ -57,7 +65,9 @@ _looks_for_nan: Callable[[], bool] = torch.is_anomaly_check_nan_enabled
 
 
 class _NoTraceback:
-    """Stand-in for `traceback`: the stack is as deep as captures are nested, and nobody reads it."""
+    """Stand-in for `traceback`: the stack is as deep as captures are nested, and nobody reads
+    it.
+    """
 
     @staticmethod
     def extract_stack() -> None:
@@ -66,21 +76,27 @@ class _NoTraceback:
 
 _made = FakeTensorMode.__init__
 _names = {**_made.__globals__, "traceback": _NoTraceback}
-_make_mode: Any = types.FunctionType(_made.__code__, _names, _made.__name__, _made.__defaults__, _made.__closure__)
+_make_mode: Any = types.FunctionType(
+    _made.__code__, _names, _made.__name__, _made.__defaults__, _made.__closure__
+)
 _make_mode.__kwdefaults__ = _made.__kwdefaults__
 
 
 class RecordingMode(FakeTensorMode):
-    """FakeTensorMode that calls `on_op(overload, args, kwargs, result)` for every op that reaches it.
+    """FakeTensorMode that calls `on_op(overload, args, kwargs, result)` for every op that reaches
+    it.
 
-    It sits where FakeTensorMode always sits, at the bottom of the dispatcher's modes. So it sees functional ops,
-    after differentiation, batching and autocast.
+    It sits where FakeTensorMode always sits, at the bottom of the dispatcher's modes. So it sees
+    functional ops, after differentiation, batching and autocast.
     """
 
     supports_higher_order_operators = True
 
     def __init__(
-        self, on_op: OnOp = _ignore_op, on_decision: OnDecision | None = None, on_question: OnQuestion | None = None
+        self,
+        on_op: OnOp = _ignore_op,
+        on_decision: OnDecision | None = None,
+        on_question: OnQuestion | None = None,
     ) -> None:
         _make_mode(self, allow_non_fake_inputs=True)
         self._on_question = on_question
@@ -94,7 +110,7 @@ class RecordingMode(FakeTensorMode):
         """The error for an op on its tensors in another thread."""
         self._assumption: tuple[bool, str | None] | None = None
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: C901 - a branch for each kind of question
         if func is DEVICE and type(args[0]) is FakeTensor:
             return args[0].fake_device
         kwargs = kwargs or {}
@@ -126,10 +142,12 @@ class RecordingMode(FakeTensorMode):
     def _result_of(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Compute an op's result, from memory where it has been asked before.
 
-        A value that was written to may lie otherwise than the tensor that it is the value of, so a view of it may
-        copy. TracerMode asks the tensor whether eager PyTorch has the view.
+        A value that was written to may lie otherwise than the tensor that it is the value of, so a
+        view of it may copy. TracerMode asks the tensor whether eager PyTorch has the view.
         """
-        if kwargs.get("generator") is not None:  # nothing is drawn, and PyTorch's rules do not know it
+        if (
+            kwargs.get("generator") is not None
+        ):  # nothing is drawn, and PyTorch's rules do not know it
             kwargs = {**kwargs, "generator": None}
         asked = question(func, args, kwargs) if self.shape_env is None else None
         if asked is not None and (known := answer(self, asked)) is not None:
@@ -159,10 +177,14 @@ class RecordingMode(FakeTensorMode):
         """Compute with the symbols of the capture around this one."""
         self.shape_env, self._shared = outer.shape_env, outer.shape_env is not None
 
-    def allow_data_dependent_sizes(self, on_assertion: Callable[[Expr], None], *, is_rule: bool) -> None:
-        """Unbacked sizes and numbers of PyTorch are symbols from now on; told of what is demanded of them.
+    def allow_data_dependent_sizes(
+        self, on_assertion: Callable[[Expr], None], *, is_rule: bool
+    ) -> None:
+        """Unbacked sizes and numbers of PyTorch are symbols from now on; told of what is demanded
+        of them.
 
-        In a rule they count as two or more, as PyTorch itself takes them where nothing depends on it.
+        In a rule they count as two or more, as PyTorch itself takes them where nothing depends on
+        it.
         """
         self.numbers.on_assertion, self.numbers.least_size = on_assertion, 2 if is_rule else 0
 
@@ -181,20 +203,30 @@ class RecordingMode(FakeTensorMode):
         with self:
             return rule(*args, **kwargs)
 
-    def _assume(self, question: Callable[..., Any], args: Any, kwargs: Any, answer: bool, message: str | None) -> bool:
+    def _assume(
+        self,
+        question: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        answer: bool,
+        message: str | None,
+    ) -> bool:
         """Answer a question about values, and record an assertion that the answer is right."""
         if message is not None:
             with self:
                 condition = question(*args, **kwargs)
-                aten._assert_async.msg(condition if answer else aten.logical_not(condition), message)
+                aten._assert_async.msg(
+                    condition if answer else aten.logical_not(condition), message
+                )
         return answer
 
     @contextlib.contextmanager
     def assuming(self, answer: bool, message: str | None = None) -> Generator[None]:
-        """Assume inside that a tensor of which PyTorch asks whether it is true is so, or is not; without a message
-        unchecked.
+        """Assume inside that a tensor of which PyTorch asks whether it is true is so, or is not;
+        without a message unchecked.
 
-        For functions that look at values only to check them, so that one answer means that all is well.
+        For functions that look at values only to check them, so that one answer means that all is
+        well.
         """
         before, self._assumption = self._assumption, (answer, message)
         try:
@@ -231,8 +263,12 @@ WITH_LOG_SUMS = (
 """Kernels that give the log-sum-exp if they are asked for it, by their fifth argument."""
 
 
-def asking_log_sums(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of such a kernel, asking for what its backward reads: a trace may be differentiated later."""
+def asking_log_sums(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of such a kernel, asking for what its backward reads: a trace may be
+    differentiated later.
+    """
     if "compute_log_sumexp" in kwargs:
         return args, {**kwargs, "compute_log_sumexp": True}
     return (*args[:4], True, *args[5:]), kwargs
@@ -246,8 +282,12 @@ QUESTIONS: dict[Any, Callable[..., Any]] = {
 """Ops with which PyTorch asks whether something is true, and the answer as a tensor."""
 
 
-def _lstsq(a: torch.Tensor, b: torch.Tensor, rcond: float | None = None, *, driver: str | None = None) -> Any:
-    """Residuals are computed for more equations than unknowns, by gels always, by gelsd and gelss if the rank is full."""
+def _lstsq(
+    a: torch.Tensor, b: torch.Tensor, rcond: float | None = None, *, driver: str | None = None
+) -> Any:
+    """Residuals are computed for more equations than unknowns, by gels always, by gelsd and
+    gelss if the rank is full.
+    """
     driver = driver or ("gelsy" if a.device.type == "cpu" else "gels")
     (m, n), batch = a.shape[-2:], list(a.shape[:-2])
     if m > n and driver in ("gelsd", "gelss"):
@@ -266,7 +306,12 @@ def _lstsq(a: torch.Tensor, b: torch.Tensor, rcond: float | None = None, *, driv
 
 
 def _ctc_loss(
-    log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: Any, target_lengths: Any, *args: Any, **kwargs: Any
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     batch = len(target_lengths)
     longest = max(target_lengths, default=0)
@@ -274,30 +319,47 @@ def _ctc_loss(
     return log_probs.new_empty([batch] if log_probs.dim() == 3 else []), alpha
 
 
-def _ctc_loss_of_tensors(log_probs: FakeTensor, targets: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+def _ctc_loss_of_tensors(
+    log_probs: FakeTensor, targets: torch.Tensor, *args: Any, **kwargs: Any
+) -> Any:
     """Compute the loss as above, where data says how long the longest target is."""
     numbers = log_probs.fake_mode.shape_env
     if numbers is None or not numbers.allow_dynamic_output_shape_ops:
         return NotImplemented
     lengths = args[0]
-    alpha = log_probs.new_empty([lengths.numel(), log_probs.shape[0], numbers.create_unbacked_symint()])
+    alpha = log_probs.new_empty(
+        [lengths.numel(), log_probs.shape[0], numbers.create_unbacked_symint()]
+    )
     return log_probs.new_empty([lengths.numel()] if log_probs.dim() == 3 else []), alpha
 
 
-def _ctc_loss_backward(grad: torch.Tensor, log_probs: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+def _ctc_loss_backward(
+    grad: torch.Tensor, log_probs: torch.Tensor, *args: Any, **kwargs: Any
+) -> Any:
     return torch.empty_like(log_probs)
 
 
-def _cdist_backward(grad: torch.Tensor, x1: torch.Tensor, x2: torch.Tensor, p: float, cdist: torch.Tensor) -> Any:
-    """One gradient for each pair of batches, which autograd sums; without any pair or number, zeros like x1."""
+def _cdist_backward(
+    grad: torch.Tensor, x1: torch.Tensor, x2: torch.Tensor, p: float, cdist: torch.Tensor
+) -> Any:
+    """One gradient for each pair of batches, which autograd sums; without any pair or number,
+    zeros like x1.
+    """
     batches = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
-    is_empty = any(isinstance(size, int) and size == 0 for size in (*batches, *x1.shape[-2:], x2.shape[-2]))
+    is_empty = any(
+        isinstance(size, int) and size == 0 for size in (*batches, *x1.shape[-2:], x2.shape[-2])
+    )
     return x1.new_empty(x1.shape if is_empty else [*batches, *x1.shape[-2:]])
 
 
 def _rnn_layer(*args: Any) -> Any:
-    """Run with the workspace that its backward needs, whose size oneDNN decides: PyTorch says that it is empty."""
-    asked = tuple((tuple(arg.shape), arg.dtype) if isinstance(arg, torch.Tensor) else _frozen(arg) for arg in args)
+    """Run with the workspace that its backward needs, whose size oneDNN decides: PyTorch says
+    that it is empty.
+    """
+    asked = tuple(
+        (tuple(arg.shape), arg.dtype) if isinstance(arg, torch.Tensor) else _frozen(arg)
+        for arg in args
+    )
     *results, workspace = torch._meta_registrations.mkldnn_rnn_layer(*args)
     return *results, workspace.new_empty(_workspace_bytes(asked))
 
@@ -327,17 +389,27 @@ def _bincount(x: torch.Tensor, weights: torch.Tensor | None = None, minlength: i
 
 
 def _attention(q: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """The logarithms are of the precision that is computed in: PyTorch 2.11 says float32 of float64 too."""
+    """The logarithms are of the precision that is computed in: PyTorch 2.11 says float32 of
+    float64 too.
+    """
     out, logs = aten._scaled_dot_product_flash_attention_for_cpu(q, *args, **kwargs)
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    return out, logs if logs.dtype == dtype else torch.empty_strided(logs.shape, logs.stride(), dtype=dtype)
+    return out, (
+        logs if logs.dtype == dtype else torch.empty_strided(logs.shape, logs.stride(), dtype=dtype)
+    )
 
 
-def _loss_backward(grad: torch.Tensor, input: torch.Tensor, target: torch.Tensor, *args: Any) -> Any:
+def _loss_backward(
+    grad: torch.Tensor, input: torch.Tensor, target: torch.Tensor, *args: Any
+) -> Any:
     """Differentiate a loss of no elements: PyTorch divides by their number in Python."""
     shape = torch.broadcast_shapes(input.shape, target.shape)
     is_empty = any(isinstance(size, int) and size == 0 for size in shape)
-    return input.new_empty(shape, dtype=torch.result_type(input, target)) if is_empty else NotImplemented
+    return (
+        input.new_empty(shape, dtype=torch.result_type(input, target))
+        if is_empty
+        else NotImplemented
+    )
 
 
 def _nearest(x: torch.Tensor, output_size: Any, *scales: Any, **named: Any) -> Any:
@@ -347,7 +419,7 @@ def _nearest(x: torch.Tensor, output_size: Any, *scales: Any, **named: Any) -> A
     return x.new_empty([*x.shape[:2], *output_size])
 
 
-def _group_norm_backward(
+def _group_norm_backward(  # noqa: PLR0913 - PyTorch's signature
     cotangent: torch.Tensor,
     x: torch.Tensor,
     mean: Any,
@@ -385,7 +457,9 @@ FAKE_RESULTS: dict[Any, Callable[..., Any]] = {
         for dims in (1, 2, 3)
     },
 }
-"""Results of ops that PyTorch says depend on data and whose shape does not, or whose shape it says wrongly."""
+"""Results of ops that PyTorch says depend on data and whose shape does not, or whose shape it
+says wrongly.
+"""
 
 
 def call_on_fakes(overload: OpOverload, *args: Any, **kwargs: Any) -> Any:
@@ -404,15 +478,23 @@ def only_mode(mode: RecordingMode) -> Generator[None]:
 
 
 def fake_like(mode: RecordingMode, tensor: torch.Tensor) -> torch.Tensor:
-    """A fake tensor of mode with the dtype, sizes, strides and device of `tensor`, unrelated to it otherwise."""
+    """A fake tensor of mode with the dtype, sizes, strides and device of `tensor`, unrelated to
+    it otherwise.
+    """
     with no_torch_function():
         shape, stride, offset = tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset()
     with only_memory():
-        is_found = isinstance(offset, torch.SymInt) and not offset.node.has_hint()  # in data, as a size before it is
+        is_found = (
+            isinstance(offset, torch.SymInt) and not offset.node.has_hint()
+        )  # in data, as a size before it is
         if is_found or not offset:
             elem = torch.empty_strided(shape, stride, dtype=tensor.dtype, device="meta")
         else:
-            extent = 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+            extent = (
+                0
+                if 0 in shape
+                else 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+            )
             memory = torch.empty(offset + extent, dtype=tensor.dtype, device="meta")
             elem = torch.as_strided(memory, shape, stride, offset)
         return FakeTensor(mode, elem, tensor.device)
@@ -427,7 +509,9 @@ def symbolic_like(
         return torch.empty_strided(sizes, steps, dtype=tensor.dtype, device=tensor.device)
 
 
-def fake_of_type(mode: RecordingMode, type: TensorType, *, is_transposed: bool = False) -> torch.Tensor:
+def fake_of_type(
+    mode: RecordingMode, type: TensorType, *, is_transposed: bool = False
+) -> torch.Tensor:
     """A contiguous fake tensor of mode, or the transpose of a contiguous matrix."""
     shape = tuple(map(mode.size, type.shape))
     with only_memory():
@@ -463,7 +547,9 @@ def class_of(tensor: torch.Tensor) -> type:
 
 
 def allocations(run: Callable[[], object]) -> list[int]:
-    """The bytes that PyTorch's allocator hands out while something runs, in order; returned ones are negative."""
+    """The bytes that PyTorch's allocator hands out while something runs, in order; returned ones
+    are negative.
+    """
     with torch.autograd.profiler.profile(profile_memory=True) as profiled:
         run()
     results: Any = profiled

@@ -1,5 +1,5 @@
-"""Allocations of a function, seen on tensors without values: each storage from the op that makes it to its last
-tensor.
+"""Allocations of a function, seen on tensors without values: each storage from the op that makes it
+to its last tensor.
 """
 
 # pyright: reportPrivateUsage=false
@@ -21,7 +21,9 @@ Scratch = Callable[[str, tuple[Any, ...], Sequence[torch.Tensor]], int]
 
 
 class _Footprint(TorchDispatchMode):
-    """A count of the bytes of storages that are alive; those of `given` tensors are their owner's."""
+    """A count of the bytes of storages that are alive; those of `given` tensors are their
+    owner's.
+    """
 
     def __init__(self, given: Iterable[torch.Tensor], scratch: Scratch) -> None:
         super().__init__()
@@ -32,7 +34,11 @@ class _Footprint(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        found = [one for one in (result if isinstance(result, tuple | list) else (result,)) if _is_tensor(one)]
+        found = [
+            one
+            for one in (result if isinstance(result, tuple | list) else (result,))
+            if _is_tensor(one)
+        ]
         for tensor in found:
             self.note(tensor)
         self.peak = max(self.peak, self.live + self.scratch(str(func), tuple(args), found))
@@ -67,6 +73,8 @@ def _is_tensor(value: object) -> bool:
 def footprint(
     mode: RecordingMode, run: Callable[..., Any], inputs: Sequence[torch.Tensor], scratch: Scratch
 ) -> tuple[tuple[Any, ...], int]:
-    """Run a function on fakes of the mode. Returns its results, and the most bytes that it holds at a time."""
+    """Run a function on fakes of the mode. Returns its results, and the most bytes that it holds
+    at a time.
+    """
     with only_mode(mode), torch.no_grad(), _Footprint(inputs, scratch) as found:
         return tuple(run(*inputs)), found.peak

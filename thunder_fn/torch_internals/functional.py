@@ -1,4 +1,6 @@
-"""Functionalization of one op, as FunctionalTensorMode does it, without asking again what depends on the op alone."""
+"""Functionalization of one op, as FunctionalTensorMode does it, without asking again what
+depends on the op alone.
+"""
 
 # Private names are what this package is about, and PyTorch's stubs leave many of them out.
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false, reportAttributeAccessIssue=false
@@ -24,7 +26,8 @@ _LIFT_FRESH = torch.ops.aten.lift_fresh.default
 class Traits:
     """The properties of an op that functionalization needs.
 
-    `is_simple`: the kernel does it all. `has_aliases`: results are arguments, or views of them. `written` are the positions and
+    `is_simple`: the kernel does it all. `has_aliases`: results are arguments, or views of them.
+        `written` are the positions and
     the names of the arguments that it changes in place.
     """
 
@@ -40,11 +43,20 @@ def traits_of(op: Any) -> Traits:
     if not isinstance(op, OpOverload):
         return Traits(False, True, has_effects(op), frozenset())
     arguments = op._schema.arguments
-    written = frozenset(key for i, item in enumerate(arguments) if item.is_write for key in (i, item.name))
-    if op.namespace not in ("aten", "prims") or op in FunctionalTensor.metadata_fns or op is _LIFT_FRESH:
+    written = frozenset(
+        key for i, item in enumerate(arguments) if item.is_write for key in (i, item.name)
+    )
+    if (
+        op.namespace not in ("aten", "prims")
+        or op in FunctionalTensor.metadata_fns
+        or op is _LIFT_FRESH
+    ):
         return Traits(False, True, has_effects(op), written)
-    is_composite = _KEYS.CompositeImplicitAutograd in op.py_kernels or torch._C._dispatch_has_kernel_for_dispatch_key(
-        op.name(), _KEYS.CompositeImplicitAutograd
+    is_composite = (
+        _KEYS.CompositeImplicitAutograd in op.py_kernels
+        or torch._C._dispatch_has_kernel_for_dispatch_key(
+            op.name(), _KEYS.CompositeImplicitAutograd
+        )
     )
     info = get_alias_info(op)
     is_simple = not is_composite and not info.is_inplace_view_op and not has_effects(op)
@@ -52,12 +64,16 @@ def traits_of(op: Any) -> Traits:
     return Traits(is_simple, has_aliases, has_effects(op), written)
 
 
-def functionalized(mode: FunctionalTensorMode, op: Any, args: Any, kwargs: Any, *, has_aliases: bool) -> Any:
+def functionalized(
+    mode: FunctionalTensorMode, op: Any, args: Any, kwargs: Any, *, has_aliases: bool
+) -> Any:
     """A simple op on functional tensors: the C++ kernel on what they wrap, wrapped again."""
     inner, named = _unwrapped(args), {key: _unwrapped_one(value) for key, value in kwargs.items()}
     included = torch._C._dispatch_tls_local_include_set() | _FUNCTIONALIZE
     excluded = torch._C._dispatch_tls_local_exclude_set().remove(_KEYS.Functionalize)
-    with torch._C._ForceDispatchKeyGuard(included, excluded - FunctionalTensor._extra_dispatch_keys):
+    with torch._C._ForceDispatchKeyGuard(
+        included, excluded - FunctionalTensor._extra_dispatch_keys
+    ):
         before = torch._functionalize_enable_reapply_views(True)
         try:
             result = op._op_dk(_KEYS.Functionalize, *inner, **named)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 if torch.distributed.is_available():
-    import torch.distributed.nn.functional  # imported later, its default arguments keep the process group that is there then
+    import torch.distributed.nn.functional  # imported later, its default arguments keep the process group that is there then  # noqa: E501
 
 
 def default_store() -> Any:
@@ -24,11 +24,11 @@ def default_store() -> Any:
 
 @dataclass(frozen=True)
 class MeshDim:
-    """A dim of a DeviceMesh as a value: the data to make the mesh again, of the process groups that are registered
-    under these names.
+    """A dim of a DeviceMesh as a value: the data to make the mesh again, of the process groups that
+    are registered under these names.
 
-    It keeps no mesh, whose process groups would live as long as anything that remembers the dim: PyTorch aborts processes
-    whose threads of a group are there when Python ends.
+    It keeps no mesh, whose process groups would live as long as anything that remembers the dim.
+    PyTorch aborts processes whose threads of a group are there when Python ends.
     """
 
     device_type: str
@@ -45,7 +45,9 @@ class MeshDim:
     def of(mesh: Any) -> MeshDim:
         """The dim that a DeviceMesh of one dim is."""
         root = mesh._get_root_mesh()
-        if root.mesh_dim_names is None or mesh.mesh_dim_names[0] not in root.mesh_dim_names:  # flattened from several
+        if (
+            root.mesh_dim_names is None or mesh.mesh_dim_names[0] not in root.mesh_dim_names
+        ):  # flattened from several
             root = mesh
         return MeshDim(
             root.device_type,
@@ -68,7 +70,9 @@ class MeshDim:
 
     def group(self) -> Any:
         """The process group."""
-        return _named_group(self.groups[self.names.index(self.name) if self.names and self.name else 0])
+        return _named_group(
+            self.groups[self.names.index(self.name) if self.names and self.name else 0]
+        )
 
     def mesh(self) -> Any:
         """The DeviceMesh of this dim, equal to the one it is of."""
@@ -77,9 +81,9 @@ class MeshDim:
         if len(self.groups) == 1:
             return DeviceMesh.from_group(self.group(), self.device_type, mesh_dim_names=self.names)
         groups = list(map(_named_group, self.groups))
-        return DeviceMesh.from_group(groups, self.device_type, self.all_ranks(), mesh_dim_names=self.names)[
-            self.name or ""
-        ]
+        return DeviceMesh.from_group(
+            groups, self.device_type, self.all_ranks(), mesh_dim_names=self.names
+        )[self.name or ""]
 
 
 def _named_group(name: str) -> Any:
@@ -107,7 +111,12 @@ def joint_mesh(dims: Sequence[MeshDim]) -> Any:
     names = [dim.name or "" for dim in dims]
     if first.names is None or any(dim.root != first.root for dim in dims):
         return None
-    own = tuple(slice(None) if name in names else at for name, at in zip(first.names, first.place, strict=True))
+    own = tuple(
+        slice(None) if name in names else at
+        for name, at in zip(first.names, first.place, strict=True)
+    )
     left = [name for name in first.names if name in names]
     ranks = first.all_ranks()[own].permute(*map(left.index, names)).contiguous()
-    return DeviceMesh.from_group([dim.group() for dim in dims], first.device_type, ranks, mesh_dim_names=tuple(names))
+    return DeviceMesh.from_group(
+        [dim.group() for dim in dims], first.device_type, ranks, mesh_dim_names=tuple(names)
+    )

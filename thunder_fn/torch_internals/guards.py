@@ -18,16 +18,23 @@ from torch._C._dynamo.guards import GlobalStateGuard, TensorGuards, dict_version
 from thunder_fn.torch_internals.modes import function_modes
 
 
-def tensor_guard(tensors: Sequence[torch.Tensor], layouts: Sequence[Any] = ()) -> Callable[..., bool]:
-    """A C++ check that tensors are like these in class, dtype, sizes, strides, device and requires_grad.
+def tensor_guard(
+    tensors: Sequence[torch.Tensor], layouts: Sequence[Any] = ()
+) -> Callable[..., bool]:
+    """A C++ check that tensors are like these in class, dtype, sizes, strides, device and
+    requires_grad.
 
-    It holds no reference to them. It is False where one tensor is passed twice. If a layout is given, with a `shape`
-    that has symbols in it, these sizes are free, and so are the tensor's strides.
+    It holds no reference to them. It is False where one tensor is passed twice. If a layout is
+    given, with a `shape` that has symbols in it, these sizes are free, and so are the tensor's
+    strides.
     """
     if not any(layouts):
         return TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
     sizes: Any = [
-        [size if isinstance(size, int) else None for size in (tensor.shape if layout is None else layout.shape)]
+        [
+            size if isinstance(size, int) else None
+            for size in (tensor.shape if layout is None else layout.shape)
+        ]
         for tensor, layout in zip(tensors, layouts, strict=True)
     ]
     strides: Any = [
@@ -38,11 +45,16 @@ def tensor_guard(tensors: Sequence[torch.Tensor], layouts: Sequence[Any] = ()) -
 
 
 _OBJECTS_HAVE_VERSIONS = sys.version_info[:3] != (3, 13, 0)
-"""Python 3.13.0 writes attributes into the object itself, and the version of its `__dict__` stays (cpython#125608)."""
+"""Python 3.13.0 writes attributes into the object itself, and the version of its `__dict__`
+stays (cpython#125608).
+"""
 
 
-def dict_guard(dicts: Sequence[dict[Any, Any]], of_objects: Sequence[dict[Any, Any]] = ()) -> Callable[[], bool]:
-    """A check that nobody has changed any of these dicts. To assign the value that is there already is no change.
+def dict_guard(
+    dicts: Sequence[dict[Any, Any]], of_objects: Sequence[dict[Any, Any]] = ()
+) -> Callable[[], bool]:
+    """A check that nobody has changed any of these dicts. To assign the value that is there already
+    is no change.
 
     Args:
         dicts: dicts that are no object's `__dict__`.
@@ -60,22 +72,31 @@ def dict_guard(dicts: Sequence[dict[Any, Any]], of_objects: Sequence[dict[Any, A
     def match() -> bool:
         if any(empty) or [*map(dict_version, filled)] != versions:
             return False
-        return all([*value] == names and all(map(same, value.values(), values)) for value, names, values in held)
+        return all(
+            [*value] == names and all(map(same, value.values(), values))
+            for value, names, values in held
+        )
 
     return match
 
 
 def global_state_guard() -> Callable[[], bool]:
-    """A C++ check that grad mode, autocast, default dtype, determinism and thread count are as they are now."""
+    """A C++ check that grad mode, autocast, default dtype, determinism and thread count are as
+    they are now.
+    """
     return GlobalStateGuard().check
 
 
 def attention_kernels() -> tuple[Any, ...]:
-    """The kernels that `scaled_dot_product_attention` may use, as `sdpa_kernel` says, in the order in which it asks
-    them.
+    """The kernels that `scaled_dot_product_attention` may use, as `sdpa_kernel` says, in the order
+    in which it asks them.
     """
     of = torch._C
-    enabled = of._get_flash_sdp_enabled(), of._get_mem_efficient_sdp_enabled(), of._get_math_sdp_enabled()
+    enabled = (
+        of._get_flash_sdp_enabled(),
+        of._get_mem_efficient_sdp_enabled(),
+        of._get_math_sdp_enabled(),
+    )
     return (*enabled, of._get_cudnn_sdp_enabled(), *of._get_sdp_priority_order())
 
 
@@ -83,8 +104,8 @@ _KERNELS = attention_kernels()
 
 
 def global_state() -> tuple[str, tuple[Any, ...]]:
-    """The state that changes the meaning of a PyTorch program: flags as text (all that the guard checks but threads),
-    and modes.
+    """The state that changes the meaning of a PyTorch program: flags as text (all that the guard
+    checks but threads), and modes.
     """
     flags = _flags(str(GlobalStateGuard().__getstate__()))
     if (kernels := attention_kernels()) != _KERNELS:

@@ -47,7 +47,10 @@ HIGHER_ORDER = {
     "strict_mode operator": ("torch._higher_order_ops.strict_mode", "StrictMode.__call__"),
     "checkpoint": ("torch.utils.checkpoint", "checkpoint"),
     "autograd function": ("torch.autograd.function", "Function.apply.__func__"),
-    "autograd function operator": ("torch._functorch.autograd_function", "AutogradFunctionApply.__call__"),
+    "autograd function operator": (
+        "torch._functorch.autograd_function",
+        "AutogradFunctionApply.__call__",
+    ),
     "adafactor": ("torch.optim._adafactor", "_single_tensor_adafactor"),
     "optimizer scalar dtype": ("torch.optim.optimizer", "_get_scalar_dtype"),
     "backward engine": ("torch.autograd.graph", "_engine_run_backward"),
@@ -57,7 +60,10 @@ HIGHER_ORDER = {
     "autocast exit": ("torch.amp.autocast_mode", "autocast.__exit__"),
     "flex_attention device": ("torch.nn.attention.flex_attention", "_validate_device"),
     "flex_attention warning": ("torch.nn.attention.flex_attention", "_warn_once"),
-    "flex_attention index": ("torch._dynamo._trace_wrapped_higher_order_op", "ModIndex.apply.__func__"),
+    "flex_attention index": (
+        "torch._dynamo._trace_wrapped_higher_order_op",
+        "ModIndex.apply.__func__",
+    ),
     "batch norm": ("torch.nn.modules.batchnorm", "_BatchNorm.forward"),
     "positive definite": ("torch.distributions.constraints", "_PositiveDefinite.check"),
     "positive semidefinite": ("torch.distributions.constraints", "_PositiveSemidefinite.check"),
@@ -65,11 +71,15 @@ HIGHER_ORDER = {
     "recurrent arguments": ("torch.nn.modules.rnn", "RNNBase.check_forward_args"),
     "flex_attention": ("torch._higher_order_ops.flex_attention", "FlexAttentionHOP.__call__"),
 }
-"""The functions and their modules. A user may have imported them from elsewhere, but they are these objects."""
+"""The functions and their modules. A user may have imported them from elsewhere, but they are
+these objects.
+"""
 
 
 def higher_order_function(name: str) -> types.FunctionType | None:
-    """One of these functions; None while nobody has imported its module, or where this PyTorch has none."""
+    """One of these functions; None while nobody has imported its module, or where this PyTorch
+    has none.
+    """
     module, path = HIGHER_ORDER[name]
     found: Any = sys.modules.get(module)
     for part in path.split("."):
@@ -78,7 +88,9 @@ def higher_order_function(name: str) -> types.FunctionType | None:
 
 
 class _ImportWatcher(importlib.abc.MetaPathFinder):
-    """Tells when a module has been imported. First in `sys.meta_path`, it leaves finding to the others."""
+    """Tells when a module has been imported. First in `sys.meta_path`, it leaves finding to the
+    others.
+    """
 
     def __init__(self, modules: dict[str, list[str]], told: Callable[[str], object]) -> None:
         self.modules, self.told = modules, told
@@ -116,7 +128,10 @@ def on_import(names: Iterable[str], told: Callable[[str], object]) -> Generator[
 FUNCTION_APPLY: Any = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
 """`torch.autograd.Function.apply`, as a function of the class and the arguments."""
 
-OF_AUTOGRAD = ("torch._", *(f"torch.{name}." for name in ("autograd", "cuda", "distributed", "nested", "utils")))
+OF_AUTOGRAD = (
+    "torch._",
+    *(f"torch.{name}." for name in ("autograd", "cuda", "distributed", "nested", "utils")),
+)
 """Prefixes of modules whose autograd functions are machinery: PyTorch records what they do."""
 
 
@@ -126,7 +141,9 @@ def forward_pre_hooks(module: torch.nn.Module) -> list[Callable[..., Any]]:
 
 
 def is_caching() -> bool:
-    """Test whether `parametrize.cached` is active: what parametrizations compute is kept until its end."""
+    """Test whether `parametrize.cached` is active: what parametrizations compute is kept until
+    its end.
+    """
     return parametrize._cache_enabled > 0
 
 
@@ -150,7 +167,9 @@ def vmap_info(size: int, randomness: str) -> Any:
 
 
 def math_attention(*args: Any) -> Any:
-    """PyTorch's eager flex_attention: attention as its definition has it, the user's functions batched by vmap."""
+    """PyTorch's eager flex_attention: attention as its definition has it, the user's functions
+    batched by vmap.
+    """
     from torch._higher_order_ops.flex_attention import math_attention
 
     return math_attention(*args)
@@ -171,4 +190,8 @@ GLOBAL_HOOKS: tuple[dict[Any, Any], ...] = tuple(
 """The hooks that PyTorch runs for every module."""
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-HOOK_FLAGS = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")
+HOOK_FLAGS = (
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks_with_kwargs",
+)

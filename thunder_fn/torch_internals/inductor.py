@@ -1,4 +1,5 @@
-"""Inductor without Dynamo and AOTAutograd: an FX graph in, the text of a wrapper and of its kernels out.
+"""Inductor without Dynamo and AOTAutograd: an FX graph in, the text of a wrapper and of its kernels
+out.
 
 Inductor is imported when it is first used: that takes seconds.
 """
@@ -21,7 +22,13 @@ import torch.fx
 from torch._subclasses.fake_tensor import FakeTensor
 
 from thunder_fn.ir.trace import Expr
-from thunder_fn.torch_internals import FakeTensorMode, Numbers, detect_fake_mode, isolated, symbolic_dispatch
+from thunder_fn.torch_internals import (
+    FakeTensorMode,
+    Numbers,
+    detect_fake_mode,
+    isolated,
+    symbolic_dispatch,
+)
 
 _LOCK = threading.RLock()
 """Inductor keeps state of a compilation in globals: one at a time."""
@@ -35,7 +42,9 @@ _CONFIG: Mapping[str, Any] = {
     "freezing": False,
     "fx_graph_cache": False,
     "cpp.dynamic_threads": False,
-    "cpp.vec_isa_ok": True,  # the processor's abilities come from PyTorch, not from compiling programs
+    "cpp.vec_isa_ok": (
+        True
+    ),  # the processor's abilities come from PyTorch, not from compiling programs
 }
 
 
@@ -45,8 +54,8 @@ REINTERPRET = "import torch\nreinterpret_tensor = torch._C._dynamo.guards._reint
 
 @dataclass(frozen=True, slots=True)
 class WrapperCode:
-    """Inductor's output: a module with kernels and a function `call(args)`, and its matrix products by the buffers
-    they fill.
+    """Inductor's output: a module with kernels and a function `call(args)`, and its matrix products
+    by the buffers they fill.
     """
 
     text: str
@@ -74,17 +83,22 @@ class ProductCall:
     out: Dense
 
 
-def strided_fakes(layouts: Sequence[tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]]) -> list[Any]:
+def strided_fakes(
+    layouts: Sequence[tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]],
+) -> list[Any]:
     """Fake tensors, in one mode, of (shape, strides, dtype, device)."""
     mode = FakeTensorMode()
     with isolated(), mode:
         return [
-            torch.empty_strided(shape, strides, dtype=dtype, device=device) for shape, strides, dtype, device in layouts
+            torch.empty_strided(shape, strides, dtype=dtype, device=device)
+            for shape, strides, dtype, device in layouts
         ]
 
 
 def symbolic_fakes(layouts: Sequence[Any]) -> tuple[list[Any], Numbers]:
-    """Inputs, in one mode, of (sizes, strides, dtype, device) with expressions in them, and numbers; what knows of these."""
+    """Inputs, in one mode, of (sizes, strides, dtype, device) with expressions in them, and
+    numbers; what knows of these.
+    """
     numbers = Numbers()
     mode = FakeTensorMode(shape_env=numbers)
     size: Callable[[Any], Any] = lambda dim: numbers.number(dim) if isinstance(dim, Expr) else dim
@@ -96,7 +110,9 @@ def symbolic_fakes(layouts: Sequence[Any]) -> tuple[list[Any], Numbers]:
                 continue
             shape, strides, dtype, device = layout
             fakes.append(
-                torch.empty_strided(tuple(map(size, shape)), tuple(map(size, strides)), dtype=dtype, device=device)
+                torch.empty_strided(
+                    tuple(map(size, shape)), tuple(map(size, strides)), dtype=dtype, device=device
+                )
             )
     return fakes, numbers
 
@@ -109,7 +125,8 @@ def wrapper_code(
     improve: Callable[[torch.fx.Graph], None] = lambda graph: None,
     donated: Collection[int] = (),
 ) -> WrapperCode:
-    """Lower a graph of functional ATen calls to Inductor's code for inputs like these fakes. Compiles nothing.
+    """Lower a graph of functional ATen calls to Inductor's code for inputs like these fakes.
+    Compiles nothing.
 
     Args:
         graph: a graph module, or a function that calls ATen.
@@ -117,7 +134,9 @@ def wrapper_code(
         improve: changes the graph after it was decomposed.
         donated: inputs, by place, whose memory the code may write results to.
     """
-    with warnings.catch_warnings(action="ignore"):  # PyTorch's own deprecations are no user's business
+    with warnings.catch_warnings(
+        action="ignore"
+    ):  # PyTorch's own deprecations are no user's business
         from torch._inductor.graph import GraphLowering
         from torch._inductor.ir import DonatedBuffer, InputBuffer, TensorBox
         from torch._inductor.virtualized import V
@@ -128,7 +147,9 @@ def wrapper_code(
         def placeholder(self, target: str, args: Any, kwargs: Any) -> Any:
             result: Any = super().placeholder(target, args, kwargs)
             name = self.graph_input_names[-1]
-            if self.placeholder_idx in donated and isinstance(self.graph_inputs_original.get(name), InputBuffer):
+            if self.placeholder_idx in donated and isinstance(
+                self.graph_inputs_original.get(name), InputBuffer
+            ):
                 box: Any = TensorBox.create(DonatedBuffer(name=name, layout=result.get_layout()))
                 self.graph_inputs[name], self.graph_inputs_original[name] = box, box.data.data
                 return box
@@ -141,7 +162,9 @@ def wrapper_code(
         graph_module = _decomposed(graph, fakes, mode)
         improve(graph_module.graph)
         _passes(graph_module, fakes, strides)
-        lowering = Lowering(graph_module, example_inputs=list(fakes), shape_env=mode.shape_env, is_inference=True)
+        lowering = Lowering(
+            graph_module, example_inputs=list(fakes), shape_env=mode.shape_env, is_inference=True
+        )
         lowering.freeze_runtime_asserts()
         with V.set_graph_handler(lowering), V.set_extern_kernel_nodes([]):
             lowering.run(*fakes)
@@ -154,9 +177,9 @@ def wrapper_code(
 def _scheduler() -> Any:
     """PyTorch's scheduler, which keeps in mind what a scatter overwrites.
 
-    A scatter writes into a copy of its target, and readers of the result depend on that write. PyTorch 2.13 forgets
-    this for a kernel whose loops it rewrites to be like another kernel's (`recompute_size_and_body`), and may run it
-    before the scatter. torch.compile is wrong alike:
+    A scatter writes into a copy of its target, and readers of the result depend on that write.
+    PyTorch 2.13 forgets this for a kernel whose loops it rewrites to be like another kernel's
+    (`recompute_size_and_body`). It may run it before the scatter; torch.compile is wrong alike:
 
         def f(x, e, z, i, s):
             y = x * (e * e).sum(1, keepdim=True)
@@ -165,7 +188,7 @@ def _scheduler() -> Any:
         args = (torch.randn(4, 1, 8), torch.randn(4, 3, 8), torch.zeros(4, 1, 8), torch.tensor([0, 1, 2, 3, 0, 2]),
                 torch.randn(6, 1, 8))
         torch.testing.assert_close(torch.compile(f)(*args), f(*args))  # fails on the CPU
-    """
+    """  # noqa: E501
     from torch._inductor.scheduler import Scheduler, SchedulerNode
 
     class Node(SchedulerNode):
@@ -188,10 +211,15 @@ def _products(operations: Sequence[Any]) -> dict[str, ProductCall]:
     found = dict[str, ProductCall]()
     for operation in operations:
         name = getattr(operation, "python_kernel_name", None)
-        if not isinstance(operation, ExternKernelOut) or name not in ("extern_kernels.mm", "extern_kernels.addmm"):
+        if not isinstance(operation, ExternKernelOut) or name not in (
+            "extern_kernels.mm",
+            "extern_kernels.addmm",
+        ):
             continue
         layouts = [_dense(value) for value in (*operation.inputs, operation)]
-        if None not in layouts and all(operation.kwargs.get(key, 1) == 1 for key in ("alpha", "beta")):
+        if None not in layouts and all(
+            operation.kwargs.get(key, 1) == 1 for key in ("alpha", "beta")
+        ):
             *start, left, right, out = layouts
             found[operation.get_name()] = ProductCall(start[0] if start else None, left, right, out)  # type: ignore[arg-type]
     return found
@@ -212,7 +240,9 @@ def _is_number(value: Any) -> bool:
     return bool(getattr(value, "is_Integer", isinstance(value, int)))
 
 
-def _decomposed(graph: Callable[..., Any], fakes: Sequence[Any], mode: FakeTensorMode) -> torch.fx.GraphModule:
+def _decomposed(
+    graph: Callable[..., Any], fakes: Sequence[Any], mode: FakeTensorMode
+) -> torch.fx.GraphModule:
     """The graph in the ops that Inductor lowers."""
     from torch._inductor.decomposition import select_decomp_table
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -225,13 +255,21 @@ def _decomposed(graph: Callable[..., Any], fakes: Sequence[Any], mode: FakeTenso
 def _strides(value: Any) -> tuple[Any, ...] | None:
     """The strides that Inductor decided on for one of its values."""
     found = value.maybe_get_stride() if hasattr(value, "maybe_get_stride") else None
-    return None if found is None else tuple(int(one) if _is_number(one) else Expr(one) for one in found)
+    return (
+        None
+        if found is None
+        else tuple(int(one) if _is_number(one) else Expr(one) for one in found)
+    )
 
 
 def _passes(
-    graph_module: torch.fx.GraphModule, fakes: Sequence[Any], strides: Sequence[tuple[Any, ...] | None]
+    graph_module: torch.fx.GraphModule,
+    fakes: Sequence[Any],
+    strides: Sequence[tuple[Any, ...] | None],
 ) -> None:
-    """Inductor's passes after autograd, told of the layout that eager gives every output: a decomposition may differ."""
+    """Inductor's passes after autograd, told of the layout that eager gives every output: a
+    decomposition may differ.
+    """
     from torch._inductor import compile_fx
 
     compile_fx.view_to_reshape(graph_module)
@@ -251,7 +289,10 @@ def _compiling(fakes: Sequence[Any], threads: int) -> Generator[FakeTensorMode]:
     from torch._inductor.debug import DebugContext
     from torch._inductor.virtualized import V
 
-    mode = next((fake.fake_mode for fake in fakes if isinstance(fake, FakeTensor)), None) or FakeTensorMode()
+    mode = (
+        next((fake.fake_mode for fake in fakes if isinstance(fake, FakeTensor)), None)
+        or FakeTensorMode()
+    )
     with (
         isolated(),
         torch.no_grad(),
@@ -266,10 +307,15 @@ def _compiling(fakes: Sequence[Any], threads: int) -> Generator[FakeTensorMode]:
 
 
 def _configured(threads: int) -> Any:
-    """Inductor's options as they are used here; those that this release does not know are left out."""
+    """Inductor's options as they are used here; those that this release does not know are left
+    out.
+    """
     from torch._inductor import config
 
-    return config.patch({key: value for key, value in _CONFIG.items() if _has(config, key)} | {"cpp.threads": threads})
+    return config.patch(
+        {key: value for key, value in _CONFIG.items() if _has(config, key)}
+        | {"cpp.threads": threads}
+    )
 
 
 def _has(config: Any, key: str) -> bool:
@@ -305,15 +351,23 @@ def extern_kernel(name: str) -> Any:
 
 
 def build_command(source: Path, target: Path) -> str:
-    """The command line that compiles a file of kernels to a shared library for this machine, with Inductor's options."""
+    """The command line that compiles a file of kernels to a shared library for this machine,
+    with Inductor's options.
+    """
     from torch._inductor import cpp_builder, cpu_vec_isa
 
     with _LOCK, _configured(torch.get_num_threads()):
         options = cpp_builder.CppTorchDeviceOptions(
-            vec_isa=cpu_vec_isa.pick_vec_isa(), device_type="cpu", include_pytorch=False, shared=True
+            vec_isa=cpu_vec_isa.pick_vec_isa(),
+            device_type="cpu",
+            include_pytorch=False,
+            shared=True,
         )
         builder = cpp_builder.CppBuilder(
-            name=target.stem, sources=str(source), BuildOption=options, output_dir=str(target.parent)
+            name=target.stem,
+            sources=str(source),
+            BuildOption=options,
+            output_dir=str(target.parent),
         )
         return builder.get_command_line()
 
@@ -323,7 +377,11 @@ def compilers() -> tuple[str, ...]:
     from torch._inductor import config
 
     given = config.cpp.cxx
-    return tuple(name for name in (given if isinstance(given, (list, tuple)) else (given,)) if isinstance(name, str))
+    return tuple(
+        name
+        for name in (given if isinstance(given, (list, tuple)) else (given,))
+        if isinstance(name, str)
+    )
 
 
 def data_pointer_function() -> int:
@@ -333,7 +391,9 @@ def data_pointer_function() -> int:
 
 @functools.cache
 def gemm_address(dtype: torch.dtype) -> int:
-    """The address of the BLAS function `sgemm_` or `dgemm_` that PyTorch's own products call; 0 where it has none."""
+    """The address of the BLAS function `sgemm_` or `dgemm_` that PyTorch's own products call; 0
+    where it has none.
+    """
     try:
         library = ctypes.CDLL(str(next(Path(torch.__file__).parent.glob("lib/libtorch_cpu.*"))))
         function = getattr(library, {torch.float32: "sgemm_", torch.float64: "dgemm_"}[dtype])
@@ -354,8 +414,8 @@ def cpu_capability() -> str:
 
 
 def multiplies_integers() -> bool:
-    """Test whether the processor multiplies and adds bytes in vectors of 64 (AVX-512 VNNI), and PyTorch may use
-    these.
+    """Test whether the processor multiplies and adds bytes in vectors of 64 (AVX-512 VNNI), and
+    PyTorch may use these.
     """
     return cpu_capability() == "AVX512" and torch.cpu._is_vnni_supported()
 
@@ -366,16 +426,22 @@ def fakes_of(values: Sequence[Any]) -> Generator[list[Any]]:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with isolated(), torch.no_grad(), torch._C._DisableAutocast(), mode:
         yield [
-            torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-            if isinstance(value, torch.Tensor)
-            else value
+            (
+                torch.empty_strided(
+                    value.shape, value.stride(), dtype=value.dtype, device=value.device
+                )
+                if isinstance(value, torch.Tensor)
+                else value
+            )
             for value in values
         ]
 
 
 @contextlib.contextmanager
 def running(fakes: Sequence[Any], numbers: Numbers | None) -> Generator[None]:
-    """Run ops inside on no data for tensors of `strided_fakes` or `symbolic_fakes`; ops that make tensors make such."""
+    """Run ops inside on no data for tensors of `strided_fakes` or `symbolic_fakes`; ops that
+    make tensors make such.
+    """
     modes = (fake.fake_mode for fake in fakes if isinstance(fake, FakeTensor))
     mode = next(modes, None) or FakeTensorMode(shape_env=numbers)
     composed = contextlib.nullcontext() if numbers is None else symbolic_dispatch()
@@ -386,7 +452,10 @@ def running(fakes: Sequence[Any], numbers: Numbers | None) -> Generator[None]:
 def are_fake(values: Sequence[Any]) -> bool:
     """Test whether the values are tensors without values, or none at all inside `fakes_of`."""
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    return all(isinstance(tensor, FakeTensor) for tensor in tensors) and detect_fake_mode(tensors) is not None
+    return (
+        all(isinstance(tensor, FakeTensor) for tensor in tensors)
+        and detect_fake_mode(tensors) is not None
+    )
 
 
 def list_backends() -> list[str]:

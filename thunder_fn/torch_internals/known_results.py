@@ -1,7 +1,8 @@
-"""Remembered results of ops on fake tensors: a fake tensor is no more than its dtype, sizes, strides and device.
+"""Remembered results of ops on fake tensors: a fake tensor is no more than its dtype, sizes,
+strides and device.
 
-PyTorch remembers it too (`FakeTensorMode.cache`), but looks at each tensor anew to ask, which took a third of a capture's time.
-Here a tensor is looked at once, and has a `Layout` from then on.
+PyTorch remembers it too (`FakeTensorMode.cache`), but looks at each tensor anew to ask, which took
+a third of a capture's time. Here a tensor is looked at once, and has a `Layout` from then on.
 """
 
 # Private names are what this package is about, and PyTorch's stubs leave many of them out.
@@ -28,7 +29,9 @@ _PLAIN = (*_NUMBERS, str, type(None), torch.dtype, torch.device, torch.layout, t
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """All that there is to a fake tensor. The same object for the same layout, so that it is compared by identity."""
+    """All that there is to a fake tensor. The same object for the same layout, so that it is
+    compared by identity.
+    """
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -39,7 +42,9 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """One tensor that an op gives: its layout, and which one of the op's tensors it is a view of, if it is one."""
+    """One tensor that an op gives: its layout, and which one of the op's tensors it is a view
+    of, if it is one.
+    """
 
     layout: Layout
     viewed: int | None
@@ -73,7 +78,9 @@ def forget() -> None:
 
 
 def question(op: Any, args: Any, kwargs: Any) -> Question | None:
-    """The question to an op; None if there is no tensor, or if it has symbols or tensors whose values are known."""
+    """The question to an op; None if there is no tensor, or if it has symbols or tensors whose
+    values are known.
+    """
     if not isinstance(op, OpOverload) or op.namespace != "aten" or traits_of(op).written:
         return None
     tensors: list[FakeTensor] = []
@@ -109,7 +116,13 @@ def _layout_of(fake: FakeTensor) -> Layout:
         raise _Unknown
     if fake.is_conj() or fake.is_neg() or fake._is_zerotensor() or fake._has_symbolic_sizes_strides:
         raise _Unknown
-    parts = (fake.dtype, tuple(fake.shape), fake.stride(), int(fake.storage_offset()), fake.fake_device)
+    parts = (
+        fake.dtype,
+        tuple(fake.shape),
+        fake.stride(),
+        int(fake.storage_offset()),
+        fake.fake_device,
+    )
     found = _layouts.setdefault(parts, Layout(*parts))
     setattr(fake, _ATTRIBUTE, found)
     return found
@@ -129,7 +142,9 @@ def _made(mode: FakeTensorMode, result: _Result, tensors: list[FakeTensor]) -> F
     layout = result.layout
     elem = torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype, device="meta")
     if result.viewed is not None:
-        elem.set_(tensors[result.viewed].untyped_storage(), layout.offset, layout.shape, layout.stride)
+        elem.set_(
+            tensors[result.viewed].untyped_storage(), layout.offset, layout.shape, layout.stride
+        )
     made = FakeTensor(mode, elem, layout.device)
     setattr(made, _ATTRIBUTE, layout)
     return made
@@ -148,7 +163,9 @@ def remember(asked: Question, given: Any) -> None:
     storages = [tensor.untyped_storage()._cdata for tensor in asked.tensors]
     made_in = [value.untyped_storage()._cdata for value in values]
     new = [storage for storage in made_in if storage not in storages]
-    if len(set(new)) < len(new) or any(value is tensor for value in values for tensor in asked.tensors):
+    if len(set(new)) < len(new) or any(
+        value is tensor for value in values for tensor in asked.tensors
+    ):
         return
     viewed = [storages.index(storage) if storage in storages else None for storage in made_in]
     if any(layout.offset for layout, source in zip(layouts, viewed, strict=True) if source is None):

@@ -35,8 +35,8 @@ levels_outside: ContextVar[int] = ContextVar("thunder_fn_levels_outside", defaul
 
 @contextlib.contextmanager
 def isolated() -> Generator[None]:
-    """Leave all modes and torch.func levels: a capture starts from nothing but the grad mode, whatever runs around
-    it.
+    """Leave all modes and torch.func levels: a capture starts from nothing but the grad mode,
+    whatever runs around it.
     """
     depth = torch._C._functorch.get_dynamic_layer_stack_depth()
     token = levels_outside.set(depth + levels_outside.get())
@@ -56,7 +56,9 @@ def isolated() -> Generator[None]:
 
 @contextlib.contextmanager
 def outside_saved_tensors_hooks() -> Generator[None]:
-    """Hooks of `saved_tensors_hooks` that run around a capture, as those of a checkpoint do, are not told of tracers."""
+    """Hooks of `saved_tensors_hooks` that run around a capture, as those of a checkpoint do, are
+    not told of tracers.
+    """
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
         yield
         return
@@ -80,7 +82,9 @@ def enter_saved_tensors_hooks(hooks: Any) -> None:
 
 @contextlib.contextmanager
 def outside_inference_mode() -> Generator[None]:
-    """Inference mode off, gradients on or off as they were: functional tensors look for memory in inference mode."""
+    """Inference mode off, gradients on or off as they were: functional tensors look for memory
+    in inference mode.
+    """
     if not torch.is_inference_mode_enabled():
         yield
         return
@@ -98,7 +102,9 @@ def outside_torch_func() -> Generator[None]:
 
 @contextlib.contextmanager
 def no_autocast_cache() -> Generator[None]:
-    """Weights cast by autocast are cast anew, so that no cast made in one capture is used in another."""
+    """Weights cast by autocast are cast anew, so that no cast made in one capture is used in
+    another.
+    """
     before = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:
@@ -113,7 +119,9 @@ no_torch_function = torch._C.DisableTorchFunction
 
 @contextlib.contextmanager
 def symbolic_dispatch() -> Generator[None]:
-    """Compose ops, which PyTorch composes of others, by Python code, which computes with symbolic numbers."""
+    """Compose ops, which PyTorch composes of others, by Python code, which computes with
+    symbolic numbers.
+    """
     with torch._C._EnablePythonDispatcher():  # begins where it is made, so it is made no earlier
         yield
 
@@ -152,7 +160,9 @@ def is_autocast_on() -> bool:
 @contextlib.contextmanager
 def autocast_on(dtype: torch.dtype, devices: Sequence[str] = _AUTOCAST_DEVICES) -> Generator[None]:
     """Turn autocast to this dtype on inside, whether or not this machine has the devices."""
-    before = [(torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in devices]
+    before = [
+        (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in devices
+    ]
     for device in devices:
         torch.set_autocast_enabled(device, True)
         torch.set_autocast_dtype(device, dtype)
@@ -164,7 +174,9 @@ def autocast_on(dtype: torch.dtype, devices: Sequence[str] = _AUTOCAST_DEVICES) 
             torch.set_autocast_dtype(device, old)
 
 
-def without_autocast(run: Callable[..., Any], take: Callable[[list[Any]], Any] | None = None) -> Callable[..., Any]:
+def without_autocast(
+    run: Callable[..., Any], take: Callable[[list[Any]], Any] | None = None
+) -> Callable[..., Any]:
     """The function with autocast off, and so its attribute `take`."""
 
     def run_without_autocast(*args: Any) -> Any:
@@ -181,13 +193,22 @@ def without_autocast(run: Callable[..., Any], take: Callable[[list[Any]], Any] |
 @functools.cache
 def autocast_ops(device: str) -> frozenset[str]:
     """The names of the ATen ops for which autocast has a rule on a type of device."""
-    key = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA", "xpu": "AutocastXPU", "mps": "AutocastMPS"}.get(device)
+    key = {
+        "cpu": "AutocastCPU",
+        "cuda": "AutocastCUDA",
+        "xpu": "AutocastXPU",
+        "mps": "AutocastMPS",
+    }.get(device)
     names = torch._C._dispatch_get_registrations_for_dispatch_key(key) if key else []
-    return frozenset(name.removeprefix("aten::").split(".")[0] for name in names if name.startswith("aten::"))
+    return frozenset(
+        name.removeprefix("aten::").split(".")[0] for name in names if name.startswith("aten::")
+    )
 
 
 below_autograd = torch._C._AutoDispatchBelowAutograd
-"""Context: ops skip autograd's part of the dispatcher. Half a microsecond to enter, a tenth saved on each op."""
+"""Context: ops skip autograd's part of the dispatcher. Half a microsecond to enter, a tenth
+saved on each op.
+"""
 
 
 def _keys_of_autograd() -> Any:
@@ -205,18 +226,26 @@ def autograd_as_usual() -> Generator[None]:
     if not torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradOther):
         yield
         return
-    included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    included, excluded = (
+        torch._C._dispatch_tls_local_include_set(),
+        torch._C._dispatch_tls_local_exclude_set(),
+    )
     with torch._C._ForceDispatchKeyGuard(included, excluded - _AUTOGRAD_KEYS):
         yield
 
 
 def release_guards(error: BaseException | None) -> None:
-    """Free what an exception holds of PyTorch's printing of tensors, and leave the dispatcher as it is.
+    """Free what an exception holds of PyTorch's printing of tensors, and leave the dispatcher as it
+    is.
 
-    A printing that fails keeps a guard in its frame. When the exception goes, the guard would give the thread the state that
-    the dispatcher had inside: every op after that would run without autograd and without modes.
+    A printing that fails keeps a guard in its frame. When the exception goes, the guard would give
+    the thread the state that the dispatcher had inside. Every op after that would run without
+    autograd and without modes.
     """
-    included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    included, excluded = (
+        torch._C._dispatch_tls_local_include_set(),
+        torch._C._dispatch_tls_local_exclude_set(),
+    )
     seen = set[int]()
     with torch._C._ForceDispatchKeyGuard(included, excluded):  # which puts back what is so now
         while error is not None and id(error) not in seen:
@@ -237,8 +266,9 @@ _AUTOGRAD = torch._C.DispatchKey.AutogradOther
 
 
 def call_as_usual(fn: Callable[..., Any], args: Iterable[Any], kwargs: dict[str, Any]) -> Any:
-    """Call code of users without a graph of autograd's: `autograd_as_usual` and `torch.no_grad`, whose objects take longer to
-    make than a small op to run."""
+    """Call code of users without a graph of autograd's: `autograd_as_usual` and `torch.no_grad`,
+    whose objects take longer to make than a small op to run.
+    """
     before = torch.is_grad_enabled()
     _set_grad_enabled(False)
     try:
@@ -284,7 +314,9 @@ count_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 
 def inside_torch_func() -> bool:
     """Test whether a transform of torch.func is running, or a dual level of forward mode."""
-    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    return (
+        torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    )
 
 
 @contextlib.contextmanager

@@ -14,7 +14,12 @@ import sympy
 import torch
 from sympy.printing.precedence import PRECEDENCE, precedence
 from torch.fx.experimental.sym_node import SymNode
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv, SLoc, ValueRangesSLoc
+from torch.fx.experimental.symbolic_shapes import (
+    GuardOnDataDependentSymNode,
+    ShapeEnv,
+    SLoc,
+    ValueRangesSLoc,
+)
 from torch.utils._sympy.functions import ToFloat
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.printers import PythonPrinter
@@ -30,10 +35,11 @@ _NOWHERE = SLoc("", None)
 
 
 class Numbers(ShapeEnv):
-    """PyTorch's ShapeEnv over symbols of ours: it does the algebra, and tells of each decision that depends on hints.
+    """PyTorch's ShapeEnv over symbols of ours: it does the algebra, and tells of each decision that
+    depends on hints.
 
-    `on_decision(question, answer)` is told of `s0 > 5` and what the hints say, or of `s0` and the number that it is
-    taken for from now on.
+    `on_decision(question, answer)` is told of `s0 > 5` and what the hints say. Or it is told of
+    `s0` and the number that it is taken for from now on.
     """
 
     def __init__(self, on_decision: OnDecision | None = None) -> None:
@@ -52,22 +58,30 @@ class Numbers(ShapeEnv):
             self.on_assertion(Expr(orig_expr))
         return result
 
-    def _get_stack_summary(self, is_debug: bool = False, framework_loc: str | None = None) -> tuple[Any, str]:
-        """Return no stack: the place in PyTorch's code is never shown, and finding it imports `torch.export`."""
+    def _get_stack_summary(
+        self, is_debug: bool = False, framework_loc: str | None = None
+    ) -> tuple[Any, str]:
+        """Return no stack: the place in PyTorch's code is never shown, and finding it imports
+        `torch.export`.
+        """
         return _NOWHERE, ""
 
     def _log_create_unbacked_symbol(self, *args: Any, **kwargs: Any) -> None:
         """Logs for tools of Dynamo, which import `torch.export` too."""
 
     def number(self, expr: Expr) -> Any:
-        """An expression as PyTorch computes with it. Symbols become known when they are first seen."""
+        """An expression as PyTorch computes with it. Symbols become known when they are first
+        seen.
+        """
         for symbol in sorted(expr.value.free_symbols, key=str):
             self._know(symbol)
         kind: Any = {int: torch.SymInt, float: torch.SymFloat, bool: torch.SymBool}[expr.kind]
         return kind(SymNode(expr.value, self, expr.kind, None))
 
     def computed(self, value: Any, hint: float | None) -> Any:
-        """A float that an expression over known symbols computes, and what it is for their hints."""
+        """A float that an expression over known symbols computes, and what it is for their
+        hints.
+        """
         return torch.SymFloat(SymNode(value, self, float, hint))
 
     def _know(self, symbol: Any) -> None:
@@ -76,13 +90,19 @@ class Numbers(ShapeEnv):
         hint = getattr(symbol, "hint", None)
         if hint is None:
             self._know_made(symbol)
-            limits = ValueRanges(self.least_size, int_oo) if symbol.is_integer else ValueRanges(-sympy.oo, sympy.oo)
+            limits = (
+                ValueRanges(self.least_size, int_oo)
+                if symbol.is_integer
+                else ValueRanges(-sympy.oo, sympy.oo)
+            )
         elif isinstance(hint, float):
             self.backed_var_to_val[symbol] = sympy.Float(hint)  # pyright: ignore[reportArgumentType]
             limits = _between(symbol.bounds, -sympy.oo, sympy.oo, sympy.Float)
         else:
             self.backed_var_to_val[symbol] = sympy.Integer(hint)
-            limits = _between(symbol.bounds, 2 if symbol.is_positive else -int_oo, int_oo, sympy.Integer)
+            limits = _between(
+                symbol.bounds, 2 if symbol.is_positive else -int_oo, int_oo, sympy.Integer
+            )
         self.var_to_range[symbol] = limits
         here = self._get_sloc()
         self.var_to_range_sloc[symbol] = ValueRangesSLoc(here, here)
@@ -98,7 +118,9 @@ class Numbers(ShapeEnv):
     def found(self, kind: type) -> Expr:
         """A new symbol for an unbacked number."""
         with self.ignore_fresh_unbacked_symbols():
-            number = self.create_unbacked_symfloat() if kind is float else self.create_unbacked_symint()
+            number = (
+                self.create_unbacked_symfloat() if kind is float else self.create_unbacked_symint()
+            )
         return Expr(number.node.expr)
 
     def found_size(self) -> Expr:
@@ -107,9 +129,13 @@ class Numbers(ShapeEnv):
         self.var_to_range[size.value] = ValueRanges(self.least_size, int_oo)  # pyright: ignore[reportArgumentType]
         return size
 
-    def _constrain_range_for_size(self, a: Any, min: int | None = None, max: int | None = None) -> None:
+    def _constrain_range_for_size(
+        self, a: Any, min: int | None = None, max: int | None = None
+    ) -> None:
         """Bound a size; a rule is derived as if it were two or more, whatever there is room for."""
-        super()._constrain_range_for_size(a, min, None if max is not None and max < self.least_size else max)
+        super()._constrain_range_for_size(
+            a, min, None if max is not None and max < self.least_size else max
+        )
 
     def _know_made(self, symbol: Any) -> None:
         """New symbols get other names than one that depends on data."""
@@ -133,14 +159,20 @@ class Numbers(ShapeEnv):
         return tuple(dict.fromkeys(Expr(guard.expr) for guard in self.guards))
 
     def simplified(self, expr: Expr) -> Any:
-        """The expression, or the number that it is known to be, by everything that has been decided."""
+        """The expression, or the number that it is known to be, by everything that has been
+        decided.
+        """
         value = self.simplify(expr.value)
         if value.free_symbols:
             return Expr(value)
         if expr.kind is not float:
             return as_number(value)
-        known = {str(symbol): as_number(self.simplify(symbol)) for symbol in expr.value.free_symbols}
-        return eval(expression_text(expr.value), {"math": math}, known)  # sympy has no zero with a sign
+        known = {
+            str(symbol): as_number(self.simplify(symbol)) for symbol in expr.value.free_symbols
+        }
+        return eval(
+            expression_text(expr.value), {"math": math}, known
+        )  # sympy has no zero with a sign
 
     def holds(self, relation: Any) -> bool:
         """Test whether a relation follows from the decisions."""
@@ -150,7 +182,9 @@ class Numbers(ShapeEnv):
 def _between(bounds: Any, least: Any, greatest: Any, kind: Callable[[Any], Any]) -> Any:
     """The range of a symbol with these bounds."""
     low, high = (None if bound is None else kind(bound) for bound in bounds)
-    return ValueRanges(least if low is None else max(low, least), greatest if high is None else high)
+    return ValueRanges(
+        least if low is None else max(low, least), greatest if high is None else high
+    )
 
 
 def as_number(value: Any) -> bool | int | float:
@@ -161,12 +195,14 @@ def as_number(value: Any) -> bool | int | float:
 
 
 def number_said(value: Any) -> Any:
-    """The number for which a symbol stands where the number that binds it has this value. A flag of PyTorch's while
-    it traces is `u0 == 1`.
+    """The number for which a symbol stands where the number that binds it has this value. A flag of
+    PyTorch's while it traces is `u0 == 1`.
     """
     if isinstance(value, torch.SymBool):
         relation = value.node.expr
-        return Expr(relation.lhs if isinstance(relation, sympy.Eq) and relation.rhs == 1 else relation)
+        return Expr(
+            relation.lhs if isinstance(relation, sympy.Eq) and relation.rhs == 1 else relation
+        )
     return int(value) if isinstance(value, bool) else value
 
 
@@ -180,8 +216,12 @@ class ExpressionPrinter(PythonPrinter):
 
     def _print_Add(self, expr: Any, order: Any = None) -> str:
         terms = ((term, self._print(term)) for term in expr.as_ordered_terms())
-        first, *rest = (f"({text})" if precedence(term) < PRECEDENCE["Add"] else text for term, text in terms)
-        return first + "".join(f" - {term[1:]}" if term.startswith("-") else f" + {term}" for term in rest)
+        first, *rest = (
+            f"({text})" if precedence(term) < PRECEDENCE["Add"] else text for term, text in terms
+        )
+        return first + "".join(
+            f" - {term[1:]}" if term.startswith("-") else f" + {term}" for term in rest
+        )
 
     def _print_Mul(self, expr: Any) -> str:
         if expr.as_coeff_Mul()[0].is_negative:
@@ -195,10 +235,16 @@ class ExpressionPrinter(PythonPrinter):
         return expr.text(self)
 
     def _print_FloatTrueDiv(self, expr: Any) -> str:
-        """A division that PyTorch's C++ made: of a divisor of zero it makes an infinity or NaN, where Python raises."""
+        """A division that PyTorch's C++ made: of a divisor of zero it makes an infinity or NaN,
+        where Python raises.
+        """
         above, below = (self.parenthesize(arg, PRECEDENCE["Atom"] - 0.5) for arg in expr.args)
         quotient = f"{above} / {below}"
-        return f"({quotient})" if expr.args[1].is_zero is False else f"({quotient} if {below} else {above}*math.inf)"
+        return (
+            f"({quotient})"
+            if expr.args[1].is_zero is False
+            else f"({quotient} if {below} else {above}*math.inf)"
+        )
 
     def _print_ToFloat(self, expr: Any) -> str:
         return f"float({self._print(expr.args[0])})"

@@ -12,7 +12,9 @@ import torch
 
 
 def make_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
-    """Make the state that the first step makes before it updates anything, for gradients of the parameters' types."""
+    """Make the state that the first step makes before it updates anything, for gradients of the
+    parameters' types.
+    """
     initialise: Any = optimizer._init_group
     lists = len(inspect.signature(initialise).parameters) - 1
     for group in optimizer.param_groups:

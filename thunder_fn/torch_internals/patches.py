@@ -1,4 +1,6 @@
-"""Patches of a capture, in the threads that capture and only there, and torch functions written in Python."""
+"""Patches of a capture, in the threads that capture and only there, and torch functions written
+in Python.
+"""
 
 # Private names are what this package is about, and PyTorch's stubs leave many of them out.
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false, reportAttributeAccessIssue=false
@@ -26,7 +28,8 @@ from torch._C._dynamo.eval_frame import (
 
 
 class _Place:
-    """An attribute that patches replace: the original, and the replacements, each made of the one inside of it.
+    """An attribute that patches replace: the original, and the replacements, each made of the one
+    inside of it.
 
     A method, and a function of `math`, is the original in threads that no patch is applied in.
     """
@@ -61,7 +64,9 @@ class _Place:
         self.show()
 
     def remove(self, layer: tuple[bool, Callable[[Any], Any]]) -> None:
-        """Remove a replacement, wherever it is among them; the original comes back with the last."""
+        """Remove a replacement, wherever it is among them; the original comes back with the
+        last.
+        """
         self.layers = [one for one in self.layers if one is not layer]
         if not self.is_current():
             self.is_left = not self.layers
@@ -135,9 +140,13 @@ class _View(types.ModuleType):
 
 _lock = threading.RLock()
 _places: dict[tuple[int, str], list[_Place]] = {}
-"""Attributes that are replaced now. There are two for one attribute where somebody else has replaced it in between."""
+"""Attributes that are replaced now. There are two for one attribute where somebody else has
+replaced it in between.
+"""
 _left: dict[tuple[int, str], deque[_Place]] = {}
-"""Places whose last patch went while somebody else's value was there, who may put back our replacement."""
+"""Places whose last patch went while somebody else's value was there, who may put back our
+replacement.
+"""
 
 
 def _place(owner: Any, name: str) -> _Place:
@@ -162,30 +171,39 @@ def _forget(place: _Place) -> None:
 def patched_places(original: Any) -> list[tuple[Any, str]]:
     """The attributes that are this object but for the patches that are applied now."""
     with _lock:
-        return [(known[0].owner, known[0].name) for known in _places.values() if known[0].original is original]
+        return [
+            (known[0].owner, known[0].name)
+            for known in _places.values()
+            if known[0].original is original
+        ]
 
 
 def unpatched(value: Any) -> Any:
     """The original behind a patch's replacement; anything else itself."""
     with _lock:
-        found = (place.original for known in _places.values() for place in known if place.shown is value)
+        found = (
+            place.original for known in _places.values() for place in known if place.shown is value
+        )
         return next(found, value)
 
 
 class Patch:
     """Replaces attributes of PyTorch's while at least one thread needs it.
 
-    Methods, and functions of `math`, are replaced in the threads that need it alone. Other functions of modules do in
-    other threads what the original does.
+    Methods, and functions of `math`, are replaced in the threads that need it alone. Other
+    functions of modules do in other threads what the original does.
 
-    `make` gives the replacements, each from what it replaces. With the last user, the original comes back, unless
-    somebody else has replaced it meanwhile. Patches of one attribute come and go in any order.
+    `make` gives the replacements, each from what it replaces. With the last user, the original
+    comes back, unless somebody else has replaced it meanwhile. Patches of one attribute come and go
+    in any order.
 
     Args:
         outermost: around what other patches put in the same place, whenever they are applied.
     """
 
-    def __init__(self, *replacements: tuple[Any, str, Callable[[Any], Any]], outermost: bool = False) -> None:
+    def __init__(
+        self, *replacements: tuple[Any, str, Callable[[Any], Any]], outermost: bool = False
+    ) -> None:
         self._replacements, self._outermost = replacements, outermost
         self._users = 0
         self._done: list[tuple[_Place, tuple[bool, Callable[[Any], Any]]]] = []
@@ -232,7 +250,9 @@ _capturing = _Depth()
 
 
 class _CompilingFlag:
-    """Stand-in for `torch.compiler._is_compiling_flag`: true in threads that capture, elsewhere the old value."""
+    """Stand-in for `torch.compiler._is_compiling_flag`: true in threads that capture, elsewhere
+    the old value.
+    """
 
     def __init__(self, before: Any) -> None:
         self.before = False if isinstance(before, _CompilingFlag) else before
@@ -256,16 +276,20 @@ class _CompilingFlag:
 
 
 def _compile_nothing(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Replace Dynamo's setting of its callback, so that `torch.compile`d functions run as they are in threads that
-    capture.
+    """Replace Dynamo's setting of its callback, so that `torch.compile`d functions run as they are
+    in threads that capture.
     """
 
     def callback_from_stance(callback: Any) -> Any:
         if not _capturing.value:
             return original(callback)
-        count_frames = getattr(torch._C._dynamo.eval_frame, "set_fullgraph_compiled_frame_count", None)
+        count_frames = getattr(
+            torch._C._dynamo.eval_frame, "set_fullgraph_compiled_frame_count", None
+        )
         if count_frames is not None:
-            count_frames(-1)  # with fullgraph=True it asks afterwards whether something was compiled
+            count_frames(
+                -1
+            )  # with fullgraph=True it asks afterwards whether something was compiled
         return None
 
     return callback_from_stance
@@ -273,7 +297,9 @@ def _compile_nothing(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def _no_meta_log(record: logging.LogRecord) -> bool:
     """Keep a wrong shape, while capturing, an exception for the user and no news for the log."""
-    return _capturing.value == 0 or not str(record.msg).startswith("failed while attempting to run meta")
+    return _capturing.value == 0 or not str(record.msg).startswith(
+        "failed while attempting to run meta"
+    )
 
 
 logging.getLogger("torch._subclasses.fake_tensor").addFilter(_no_meta_log)
@@ -285,7 +311,8 @@ _dynamo: list[Patch] = []
 
 @contextlib.contextmanager
 def compiling() -> Generator[None]:
-    """`torch.compiler.is_compiling()` is true in this thread, and `torch.compile`d functions run as they are.
+    """`torch.compiler.is_compiling()` is true in this thread, and `torch.compile`d functions run as
+    they are.
 
     Libraries then skip their data-dependent checks.
     """
@@ -337,13 +364,16 @@ def no_compilation() -> contextlib.AbstractContextManager[Any]:
 
 def constant_of_dynamo(fn: Any) -> Callable[[], Any]:
     """A function that Dynamo calls while it compiles, whose result it takes for a constant."""
-    fn._dynamo_marked_constant = True  # as `torch._dynamo.assume_constant_result`, without importing Dynamo
+    fn._dynamo_marked_constant = (
+        True  # as `torch._dynamo.assume_constant_result`, without importing Dynamo
+    )
     return fn
 
 
 def outside_dynamo(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, of which Dynamo compiles nothing, neither its own code nor what it calls: `torch.compiler.disable`, which
-    would import Dynamo."""
+    """The function, of which Dynamo compiles nothing, neither its own code nor what it calls:
+    `torch.compiler.disable`, which would import Dynamo.
+    """
 
     @functools.wraps(fn)
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -353,19 +383,26 @@ def outside_dynamo(fn: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             set_eval_frame(before)
 
-    set_code_exec_strategy(called.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))
+    set_code_exec_strategy(
+        called.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT)
+    )
     called._torchdynamo_disable = True  # pyright: ignore[reportFunctionMemberAccess]
     return called
 
 
 def is_op(fn: Any) -> bool:
-    """Test for an operator of a library, all of its overloads or one, or what `torch.library.custom_op` makes."""
-    return isinstance(fn, torch._ops.OpOverload | torch._ops.OpOverloadPacket | torch._library.custom_ops.CustomOpDef)
+    """Test for an operator of a library, all of its overloads or one, or what
+    `torch.library.custom_op` makes.
+    """
+    return isinstance(
+        fn,
+        torch._ops.OpOverload | torch._ops.OpOverloadPacket | torch._library.custom_ops.CustomOpDef,
+    )
 
 
 def arrives_as(fn: Any) -> tuple[Any, ...]:
-    """The functions that modes see where `fn` is called: `x + y` arrives as `Tensor.add`, an operator as one of its
-    overloads.
+    """The functions that modes see where `fn` is called: `x + y` arrives as `Tensor.add`, an
+    operator as one of its overloads.
     """
     if isinstance(fn, torch._library.custom_ops.CustomOpDef):
         fn = fn._opoverload
@@ -385,7 +422,9 @@ def arrives_as(fn: Any) -> tuple[Any, ...]:
 
 
 PROGRAMS = 256
-"""The number of programs of one code object that Dynamo keeps: models of one class run the same code."""
+"""The number of programs of one code object that Dynamo keeps: models of one class run the same
+code.
+"""
 
 
 class TooManyPrograms(Exception):
@@ -394,19 +433,25 @@ class TooManyPrograms(Exception):
 
 @contextlib.contextmanager
 def in_dynamo() -> Generator[None]:
-    """Let code that Dynamo compiles meanwhile draw `numpy.random`'s numbers from NumPy's generator, outside of
-    graphs.
+    """Let code that Dynamo compiles meanwhile draw `numpy.random`'s numbers from NumPy's generator,
+    outside of graphs.
 
-    Models of one class may be many: Dynamo's own limits are 8 and, of all that ever were, 256. If there are too many
-    it would run the code as it is, and only log that. Its configuration is that of the thread.
+    Models of one class may be many: Dynamo's own limits are 8 and, of all that ever were, 256. If
+    there are too many it would run the code as it is, and only log that. Its configuration is that
+    of the thread.
 
     Raises:
         TooManyPrograms: there are `PROGRAMS` programs of the code already.
     """
     from torch._dynamo import config, exc
 
-    limits: dict[str, Any] = {"recompile_limit": PROGRAMS, "accumulated_recompile_limit": sys.maxsize}
-    with config.patch({**limits, "use_numpy_random_stream": True, "fail_on_recompile_limit_hit": True}):
+    limits: dict[str, Any] = {
+        "recompile_limit": PROGRAMS,
+        "accumulated_recompile_limit": sys.maxsize,
+    }
+    with config.patch(
+        {**limits, "use_numpy_random_stream": True, "fail_on_recompile_limit_hit": True}
+    ):
         try:
             yield
         except exc.FailOnRecompileLimitHit as error:
@@ -426,16 +471,18 @@ def calls_patch(
 ) -> Patch:
     """The replacements of a capture in calls: each is made of what it replaces.
 
-    `module_call` is `nn.Module.__call__`, `function_inputs` what `autograd.Function.apply` does to its inputs, `wrapped` how
-    torch.func's transforms wrap a tensor in a level, `random` are functions of `torch.random`, and `generator_class` is
-    `torch.Generator`.
+    `module_call` is `nn.Module.__call__`, and `function_inputs` what `autograd.Function.apply` does
+    to its inputs. `wrapped` is how torch.func's transforms wrap a tensor in a level. `random` are
+    functions of `torch.random`, and `generator_class` is `torch.Generator`.
     """
     utils = torch._functorch.utils
     levels = (
         (torch._functorch.vmap, "_add_batch_dim", wrapped),
         (torch._functorch.eager_transforms, "_wrap_for_grad", wrapped),
     )
-    generator = [(owner, name, make) for name, make in random.items() for owner in (torch, torch.random)]
+    generator = [
+        (owner, name, make) for name, make in random.items() for owner in (torch, torch.random)
+    ]
     return Patch(
         (torch.nn.Module, "__call__", module_call),
         (utils, "unwrap_dead_wrappers", function_inputs),
@@ -446,8 +493,15 @@ def calls_patch(
 
 
 STATE = (
-    *("_get_blas_preferred_backend", "_get_linalg_preferred_backend", "_get_rocm_fa_preferred_backend"),
-    *("_get_cpu_allow_fp16_reduced_precision_reduction", "_get_cublas_allow_bf16_reduced_precision_reduction"),
+    *(
+        "_get_blas_preferred_backend",
+        "_get_linalg_preferred_backend",
+        "_get_rocm_fa_preferred_backend",
+    ),
+    *(
+        "_get_cpu_allow_fp16_reduced_precision_reduction",
+        "_get_cublas_allow_bf16_reduced_precision_reduction",
+    ),
     *(
         "_get_cublas_allow_fp16_accumulation",
         "_get_cublas_allow_fp16_reduced_precision_reduction",
@@ -461,8 +515,17 @@ STATE = (
         "_get_cudnn_sdp_enabled",
     ),
     *("_get_flash_sdp_enabled", "_get_math_sdp_allow_fp16_bf16_reduction", "_get_math_sdp_enabled"),
-    *("_get_mem_efficient_sdp_enabled", "_get_overrideable_sdp_enabled", "_get_float32_matmul_precision"),
-    *("_get_fp32_precision_getter", "_get_mkldnn_deterministic", "_get_mkldnn_enabled", "_get_onednn_allow_tf32"),
+    *(
+        "_get_mem_efficient_sdp_enabled",
+        "_get_overrideable_sdp_enabled",
+        "_get_float32_matmul_precision",
+    ),
+    *(
+        "_get_fp32_precision_getter",
+        "_get_mkldnn_deterministic",
+        "_get_mkldnn_enabled",
+        "_get_onednn_allow_tf32",
+    ),
     *(
         "_get_miopen_immediate",
         "_get_nnpack_enabled",
@@ -470,7 +533,11 @@ STATE = (
         "_get_sm_carveout_experimental",
         "_get_warnAlways",
     ),
-    *("_get_deterministic_fill_uninitialized_memory", "_is_xnnpack_enabled", "_get_sdp_priority_order"),
+    *(
+        "_get_deterministic_fill_uninitialized_memory",
+        "_is_xnnpack_enabled",
+        "_get_sdp_priority_order",
+    ),
 )
 """Functions of `torch._C` by which `torch.backends` and others ask for flags of the process."""
 
@@ -482,11 +549,23 @@ def process_patch(
     inference: dict[str, Callable[[Any], Any]],
 ) -> Patch:
     """Functions that say how PyTorch's process is configured, as ours."""
-    flags = [(torch._C, name, functools.partial(flag, name)) for name in STATE if hasattr(torch._C, name)]
+    flags = [
+        (torch._C, name, functools.partial(flag, name)) for name in STATE if hasattr(torch._C, name)
+    ]
     functions = [(torch, name, make) for name, make in of_torch.items()]
-    fast = (torch.backends.mha, "get_fastpath_enabled", functools.partial(flag, "get_fastpath_enabled"))
+    fast = (
+        torch.backends.mha,
+        "get_fastpath_enabled",
+        functools.partial(flag, "get_fastpath_enabled"),
+    )
     regions = [(torch.inference_mode, name, make) for name, make in inference.items()]
-    return Patch(*functions, *flags, fast, (torch.backends.ContextProp, "__get__", property_of_backends), *regions)
+    return Patch(
+        *functions,
+        *flags,
+        fast,
+        (torch.backends.ContextProp, "__get__", property_of_backends),
+        *regions,
+    )
 
 
 _CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
@@ -499,13 +578,15 @@ def _no_torch_function(*args: Any) -> bool:
 def without_torch_function_checks(function: Callable[..., Any]) -> Callable[..., Any]:
     """A copy of a Python torch function that skips its own `has_torch_function` check.
 
-    Run under a TorchFunctionMode, the copy's body is seen by the mode though the function itself has been already.
-    The original is not touched.
+    Run under a TorchFunctionMode, the copy's body is seen by the mode though the function itself
+    has been already. The original is not touched.
     """
     code, names = function.__code__, function.__globals__
     if not any(name in names for name in _CHECKS):
         return function
     patched = {**names, **{name: _no_torch_function for name in _CHECKS if name in names}}
-    copy = types.FunctionType(code, patched, function.__name__, function.__defaults__, function.__closure__)
+    copy = types.FunctionType(
+        code, patched, function.__name__, function.__defaults__, function.__closure__
+    )
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy

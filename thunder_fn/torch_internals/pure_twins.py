@@ -1,11 +1,12 @@
 """Pure twins of custom ops that write to their arguments.
 
-    mylib::scale_(Tensor(a!) x, float by) -> ()
-    thunder_fn_pure_mylib::scale_(Tensor x, float by) -> Tensor
+    mylib::scale_(Tensor(a!) x, float by) -> () thunder_fn_pure_mylib::scale_(Tensor x, float by) ->
+    Tensor
 
-The twin copies what the op would change, calls the op and returns its results followed by the copies. It is an op
-like any other. A call of `mylib::scale_` in a traced function becomes an equation of the twin and a copy to x. Twins
-are defined when they are first needed, from PyTorch's schema, in a library whose name says which op is meant.
+The twin copies what the op would change, calls the op and returns its results followed by the
+copies. It is an op like any other. A call of `mylib::scale_` in a traced function becomes an
+equation of the twin and a copy to x. Twins are defined when they are first needed, from PyTorch's
+schema, in a library whose name says which op is meant.
 
 PyTorch's `auto_functionalized` is a higher-order op, which no interpreter would know.
 """
@@ -29,9 +30,15 @@ _libraries: list[torch.library.Library] = []
 
 @cache
 def pure_call(overload: OpOverload) -> Callable[..., Any] | None:
-    """Write a call of a custom op that changes its arguments with its twin; None for all other ops."""
+    """Write a call of a custom op that changes its arguments with its twin; None for all other
+    ops.
+    """
     schema = schema_of(overload)
-    if not schema.is_mutable or overload.namespace in ("aten", "prims") or has_own_functionalization(overload):
+    if (
+        not schema.is_mutable
+        or overload.namespace in ("aten", "prims")
+        or has_own_functionalization(overload)
+    ):
         return None
     return partial(_call_twin, overload)
 
@@ -47,7 +54,8 @@ def _call_twin(overload: OpOverload, *args: Any, **kwargs: Any) -> Any:
             target.copy_(value)
     fresh = iter(values)
     returned = tuple(
-        next(fresh) if item.alias_info is None else given[_position_of(item, schema)] for item in schema.returns
+        next(fresh) if item.alias_info is None else given[_position_of(item, schema)]
+        for item in schema.returns
     )
     return returned if len(returned) > 1 else returned[0] if returned else None
 
@@ -61,7 +69,10 @@ def twin_of(overload: OpOverload) -> OpOverload:
     arguments = re.sub(r"\(\w+!?\)|\*, ", "", str(schema).split("(", 1)[1].rsplit(") -> ", 1)[0])
     library = torch.library.Library(PREFIX + namespace, "FRAGMENT")
     _libraries.append(library)
-    library.define(f"{full}({arguments}) -> ({', '.join(map(_type_text, _results(schema)))})", tags=overload.tags)
+    library.define(
+        f"{full}({arguments}) -> ({', '.join(map(_type_text, _results(schema)))})",
+        tags=overload.tags,
+    )
 
     def run(*args: Any) -> Any:
         given = _complete(schema, args, {})
@@ -72,12 +83,18 @@ def twin_of(overload: OpOverload) -> OpOverload:
         named = {item.name: value for item, value in call if item.kwarg_only}
         returned = overload(*(value for item, value in call if not item.kwarg_only), **named)
         values = returned if len(schema.returns) > 1 else [returned] * len(schema.returns)
-        fresh = [value for item, value in zip(schema.returns, values, strict=True) if item.alias_info is None]
+        fresh = [
+            value
+            for item, value in zip(schema.returns, values, strict=True)
+            if item.alias_info is None
+        ]
         results = [*fresh, *copies]
         return tuple(results) if len(results) > 1 else results[0]
 
     def refuse(*args: Any) -> Any:
-        raise MissingRule(f"{overload} writes to its arguments, and PyTorch has no derivative for such custom ops")
+        raise MissingRule(
+            f"{overload} writes to its arguments, and PyTorch has no derivative for such custom ops"
+        )
 
     qualified = f"{PREFIX}{namespace}::{full}"
     library.impl(full, run, "CompositeExplicitAutograd")
@@ -94,11 +111,17 @@ def _complete(schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> lis
 
 def _written(schema: Any) -> list[int]:
     """The positions of the arguments that are changed in place."""
-    return [i for i, item in enumerate(schema.arguments) if item.alias_info is not None and item.alias_info.is_write]
+    return [
+        i
+        for i, item in enumerate(schema.arguments)
+        if item.alias_info is not None and item.alias_info.is_write
+    ]
 
 
 def _results(schema: Any) -> list[Any]:
-    """The results of the twin: those of the op that are no arguments, then the changed arguments."""
+    """The results of the twin: those of the op that are no arguments, then the changed
+    arguments.
+    """
     fresh = [item for item in schema.returns if item.alias_info is None]
     return [*fresh, *(schema.arguments[position] for position in _written(schema))]
 
@@ -119,4 +142,8 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value and [tensor.clone() for tensor in value]
+    return (
+        value.clone()
+        if isinstance(value, torch.Tensor)
+        else value and [tensor.clone() for tensor in value]
+    )

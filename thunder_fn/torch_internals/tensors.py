@@ -49,7 +49,10 @@ PROPERTIES: dict[str, Callable[[torch.Tensor], Any]] = {
         name: getattr(torch.Tensor, name)
         for name in ("storage_offset", "is_pinned", "is_shared", "is_inference", "_is_view")
     },
-    **{name: getattr(torch.Tensor, name).__get__ for name in ("is_leaf", "output_nr", "retains_grad")},
+    **{
+        name: getattr(torch.Tensor, name).__get__
+        for name in ("is_leaf", "output_nr", "retains_grad")
+    },
     "grad_fn": lambda tensor: None if tensor.grad_fn is None else tensor.grad_fn.name(),
     "grad_dtype": lambda tensor: getattr(tensor, "grad_dtype", None),
     "_backward_hooks": lambda tensor: not tensor._backward_hooks,
@@ -64,19 +67,29 @@ GRAD_FNS: tuple[Any, ...] = torch.Tensor.grad_fn, torch.Tensor._grad_fn
 
 OF_IMPLEMENTATION: tuple[Any, ...] = (
     *(getattr(torch.Tensor, name).__get__ for name in ("_version", "_cdata")),
-    *(getattr(torch.Tensor, name) for name in ("const_data_ptr", "_typed_storage") if hasattr(torch.Tensor, name)),
+    *(
+        getattr(torch.Tensor, name)
+        for name in ("const_data_ptr", "_typed_storage")
+        if hasattr(torch.Tensor, name)
+    ),
 )
 """Properties of a tensor's memory: its place, and the number of writes to it."""
 
 
 def bits_of(tensor: torch.Tensor) -> tuple[str, ...]:
     """The dispatcher's keys of a tensor that are no part of its type."""
-    asked = (("conj", tensor.is_conj()), ("neg", tensor.is_neg()), ("inference", tensor.is_inference()))
+    asked = (
+        ("conj", tensor.is_conj()),
+        ("neg", tensor.is_neg()),
+        ("inference", tensor.is_inference()),
+    )
     return tuple(name for name, is_so in (*asked, ("zero", tensor._is_zerotensor())) if is_so)
 
 
 def bits_in_memory(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """The ops that make the tensor of what lies in its memory, or the other way around, by setting bits."""
+    """The ops that make the tensor of what lies in its memory, or the other way around, by
+    setting bits.
+    """
     aten = torch.ops.aten
     bits = (aten._neg_view.default, tensor.is_neg()), (aten._conj.default, tensor.is_conj())
     return tuple(view for view, is_set in bits if is_set)
@@ -86,7 +99,9 @@ def bits_between(tensor: torch.Tensor, other: torch.Tensor) -> tuple[Any, ...]:
     """The ops that give a tensor the bits of another."""
     with no_torch_function():
         ours, others = bits_in_memory(tensor), bits_in_memory(other)
-    return *(view for view in ours if view not in others), *(view for view in others if view not in ours)
+    return *(view for view in ours if view not in others), *(
+        view for view in others if view not in ours
+    )
 
 
 def shares_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -99,7 +114,9 @@ def shares_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 weak_tensor: Callable[[torch.Tensor], Callable[[], torch.Tensor | None]] = TensorWeakRef
-"""A reference to a tensor that does not keep it alive. PyTorch's, since Python's own ends when C++ alone holds the tensor."""
+"""A reference to a tensor that does not keep it alive. PyTorch's, since Python's own ends when
+C++ alone holds the tensor.
+"""
 
 
 class _Result(torch.autograd.Function):
@@ -116,22 +133,28 @@ class _Result(torch.autograd.Function):
 
 
 def become_results(tensors: Iterable[torch.Tensor]) -> None:
-    """Make the floating and complex tensors among these require grad and be no leaves: they may be changed in place."""
+    """Make the floating and complex tensors among these require grad and be no leaves: they may
+    be changed in place.
+    """
     with torch.enable_grad(), torch._C.DisableTorchFunction(), _disable_current_modes():
-        chosen = [x for x in tensors if not x.requires_grad and (x.is_floating_point() or x.is_complex())]
+        chosen = [
+            x for x in tensors if not x.requires_grad and (x.is_floating_point() or x.is_complex())
+        ]
         if chosen:
             _Result.apply(torch.empty(0, requires_grad=True), *chosen)
 
 
 def is_write_to_leaf(error: BaseException | None) -> bool:
     """Tell whether autograd refuses a write to a leaf that requires grad, or to a view of one."""
-    return isinstance(error, RuntimeError) and "leaf Variable that requires grad is being used in an in-place" in str(
-        error
-    )
+    return isinstance(
+        error, RuntimeError
+    ) and "leaf Variable that requires grad is being used in an in-place" in str(error)
 
 
 def nodes_behind(roots: Iterable[Any]) -> set[Any]:
-    """The nodes of autograd's graph that a backward from these reaches: themselves where something else leads to them."""
+    """The nodes of autograd's graph that a backward from these reaches: themselves where
+    something else leads to them.
+    """
     pending, seen = [node for node in roots if node is not None], set[Any]()
     while pending:
         following = {edge for edge, _ in pending.pop().next_functions if edge is not None} - seen
@@ -152,7 +175,9 @@ def leaf_of(node: Any) -> torch.Tensor | None:
 
 
 def is_result_from_outside(node: Any) -> bool:
-    """Test for a node of autograd's graph where the history of a tensor from `become_results` begins."""
+    """Test for a node of autograd's graph where the history of a tensor from `become_results`
+    begins.
+    """
     return isinstance(node, _Result._backward_cls)  # type: ignore[attr-defined]
 
 
@@ -166,7 +191,9 @@ def storage_id(tensor: torch.Tensor) -> int:
 
 
 def memory_watch(tensor: torch.Tensor) -> Callable[[], bool]:
-    """A question: does any tensor still have the memory of this one? It does not keep the memory alive."""
+    """A question: does any tensor still have the memory of this one? It does not keep the memory
+    alive.
+    """
     with torch._C.DisableTorchFunction():
         reference = StorageWeakRef(tensor.untyped_storage())
     return lambda: not reference.expired()
@@ -175,7 +202,9 @@ def memory_watch(tensor: torch.Tensor) -> Callable[[], bool]:
 def _range(tensor: torch.Tensor) -> tuple[Any, Any]:
     """The first byte in the storage, and the one after the last."""
     first = tensor.storage_offset() * tensor.itemsize
-    steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    steps = sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
     return first, first + (steps + 1) * tensor.itemsize
 
 
@@ -195,16 +224,20 @@ def is_batched(value: Any) -> bool:
 
 
 def version_probe(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor without data whose `_version` is that of `tensor` for ever: a detached alias that let go of the memory."""
+    """A tensor without data whose `_version` is that of `tensor` for ever: a detached alias that
+    let go of the memory.
+    """
     probe = tensor.detach()
     probe.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return probe
 
 
 def is_followed(tensor: torch.Tensor) -> bool:
-    """Test whether autograd, or a transform of torch.func at some level, records computations with the tensor.
+    """Test whether autograd, or a transform of torch.func at some level, records computations with
+    the tensor.
 
-    In forward mode each tensor of a level counts: whether it has a tangent at a level further out cannot be asked.
+    In forward mode each tensor of a level counts: whether it has a tangent at a level further out
+    cannot be asked.
     """
     if forward_ad._current_level >= 0:
         is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
@@ -223,25 +256,34 @@ def is_wrapped(tensor: torch.Tensor) -> bool:
 
 
 def is_kept_by_autograd(tensor: torch.Tensor) -> bool:
-    """Test whether something besides Python holds the very tensor, as a graph does that saved it."""
+    """Test whether something besides Python holds the very tensor, as a graph does that saved
+    it.
+    """
     return tensor._use_count() != 1
 
 
 def is_exclusive(tensor: torch.Tensor) -> bool:
-    """Test whether no other tensor, array or view shares the tensor's memory, as far as PyTorch knows."""
+    """Test whether no other tensor, array or view shares the tensor's memory, as far as PyTorch
+    knows.
+    """
     storage = tensor.untyped_storage()
-    return torch._C._storage_Use_Count(storage._cdata) == 2 and storage.resizable()  # its own, and `storage` here
+    return (
+        torch._C._storage_Use_Count(storage._cdata) == 2 and storage.resizable()
+    )  # its own, and `storage` here
 
 
 def mark_non_differentiable(ctx: Any, tensors: Iterable[torch.Tensor]) -> None:
-    """Mark results of a node so, under torch.func too: its batching rule hands over what stands for one example of a result, and
-    autograd would look for that among the results."""
+    """Mark results of a node so, under torch.func too. Its batching rule hands over what stands
+    for one example of a result, and autograd would look for that among the results.
+    """
     from torch._functorch.autograd_function import CtxCustomSave
 
     marked = tuple(tensors)
     while isinstance(ctx, CtxCustomSave):
         level: int = ctx._pt_current_level
         is_batched = torch._C._functorch.is_batchedtensor
-        marked = tuple(torch._C._functorch._unwrap_batched(x, level)[0] if is_batched(x) else x for x in marked)
+        marked = tuple(
+            torch._C._functorch._unwrap_batched(x, level)[0] if is_batched(x) else x for x in marked
+        )
         ctx = ctx._pt_inner_ctx
     ctx.mark_non_differentiable(*marked)

@@ -24,7 +24,14 @@ from thunder_fn.ir.trace import type_of_value
 from thunder_fn.torch_internals.calls import aten
 from thunder_fn.torch_internals.fakes import DEVICE, RecordingMode
 from thunder_fn.torch_internals.functional import functionalized, traits_of
-from thunder_fn.torch_internals.modes import FAKE, FUNCTIONAL, PROXY, get_dispatch_mode, levels_outside, only_memory
+from thunder_fn.torch_internals.modes import (
+    FAKE,
+    FUNCTIONAL,
+    PROXY,
+    get_dispatch_mode,
+    levels_outside,
+    only_memory,
+)
 from thunder_fn.torch_internals.tensors import bits_between, innermost, storage_id
 
 _DETACH = torch.ops.aten.detach.default
@@ -35,7 +42,8 @@ _BITS = torch.ops.aten._conj.default, torch.ops.aten._neg_view.default
 
 
 class Tracer(FunctionalTensor):
-    """A tensor without values, in a function that is being traced. It has a dtype, a shape and a device.
+    """A tensor without values, in a function that is being traced. It has a dtype, a shape and a
+    device.
 
     `is_own_view`: it is a view of its old self, since its shape was changed in place.
     """
@@ -46,7 +54,11 @@ class Tracer(FunctionalTensor):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         mode = fake_mode_of(self)
-        if isinstance(mode, RecordingMode) and mode.elsewhere is not None and mode.thread != threading.get_ident():
+        if (
+            isinstance(mode, RecordingMode)
+            and mode.elsewhere is not None
+            and mode.thread != threading.get_ident()
+        ):
             raise mode.elsewhere(func)
         return super().__torch_dispatch__(func, _without_tracers(types), args, kwargs)
 
@@ -58,7 +70,9 @@ class Tracer(FunctionalTensor):
 
     @property
     def __class__(self) -> type:  # type: ignore[override]
-        """The class of the tensor that it stands for: `type(x)` alone can tell that it is a tracer."""
+        """The class of the tensor that it stands for: `type(x)` alone can tell that it is a
+        tracer.
+        """
         return self.__dict__.get("outside_class", torch.Tensor)
 
     def __repr__(self, **options: Any) -> str:
@@ -73,16 +87,40 @@ class Tracer(FunctionalTensor):
         return self.detach().requires_grad_(self.requires_grad)
 
 
-_OWN_ATTRIBUTES = ("elem", "outside_class", "is_own_view", "_is_param")  # a result that is a Parameter is one again
+_OWN_ATTRIBUTES = (
+    "elem",
+    "outside_class",
+    "is_own_view",
+    "_is_param",
+)  # a result that is a Parameter is one again
 
 
 def attributes_set(tracer: torch.Tensor) -> list[str]:
-    """The attributes that the traced function has set on a tracer. Dynamo's marks of tensors mean nothing here."""
-    return [name for name in vars(tracer) if name not in _OWN_ATTRIBUTES and not name.startswith("_dynamo")]
+    """The attributes that the traced function has set on a tracer. Dynamo's marks of tensors
+    mean nothing here.
+    """
+    return [
+        name
+        for name in vars(tracer)
+        if name not in _OWN_ATTRIBUTES and not name.startswith("_dynamo")
+    ]
 
 
 _SPECIAL_IN_FUNCTIONAL = (
-    *("__bool__", "tolist", "to", "cuda", "char", "cpu", "bfloat16", "byte", "double", "float", "bool", "half"),
+    *(
+        "__bool__",
+        "tolist",
+        "to",
+        "cuda",
+        "char",
+        "cpu",
+        "bfloat16",
+        "byte",
+        "double",
+        "float",
+        "bool",
+        "half",
+    ),
     *("int", "long", "to_dense", "layout"),
 )
 
@@ -92,7 +130,9 @@ for _name in _SPECIAL_IN_FUNCTIONAL:
 
 
 def _with_tensor_for_number(name: str) -> Callable[..., Any]:
-    """A method that takes a tensor that requires grad for a number, which PyTorch's parser refuses: it would read the value."""
+    """A method that takes a tensor that requires grad for a number, which PyTorch's parser
+    refuses: it would read the value.
+    """
     original = getattr(torch.Tensor, name)
 
     @functools.wraps(original)
@@ -119,7 +159,9 @@ def _ignore_tensor(tensor: torch.Tensor) -> None:
 
 
 class SymbolicTracing(Exception):
-    """`make_fx` runs inside a capture. It would see the insides of tracers, and return wrong results."""
+    """`make_fx` runs inside a capture. It would see the insides of tracers, and return wrong
+    results.
+    """
 
 
 _library = torch.library.Library("thunder_fn", "FRAGMENT")
@@ -132,7 +174,9 @@ _library.define(
 def _normal_one_by_one(
     like: torch.Tensor, mean: float, std: float, *, generator: torch.Generator | None = None
 ) -> torch.Tensor:
-    """Normal numbers as PyTorch draws them for a tensor with gaps: one after the other, not in blocks."""
+    """Normal numbers as PyTorch draws them for a tensor with gaps: one after the other, not in
+    blocks.
+    """
     with_gaps = like.new_empty((*like.shape, 2)).select(-1, 0)
     return with_gaps.normal_(mean, std, generator=generator).contiguous()
 
@@ -147,19 +191,21 @@ torch.library.register_fake(
 
 @functools.cache
 def _draws_in_place(func: Any) -> bool:
-    """Test for an op that fills a tensor with random numbers in the order of its memory; `rrelu` takes the order of
-    the dims.
+    """Test for an op that fills a tensor with random numbers in the order of its memory; `rrelu`
+    takes the order of the dims.
     """
     if func is aten.rrelu_with_noise_.default:
         return False
     return (
-        torch.Tag.nondeterministic_seeded in func.tags and func._schema.is_mutable and func._schema.name.endswith("_")
+        torch.Tag.nondeterministic_seeded in func.tags
+        and func._schema.is_mutable
+        and func._schema.name.endswith("_")
     )
 
 
 def is_strided_draw(func: Any, args: Any) -> bool:
-    """Test whether random numbers are written into a tensor whose memory is not filled from its first dim to its
-    last.
+    """Test whether random numbers are written into a tensor whose memory is not filled from its
+    first dim to its last.
     """
     if not isinstance(func, OpOverload) or not _draws_in_place(func) or args[0].is_contiguous():
         return False
@@ -167,7 +213,9 @@ def is_strided_draw(func: Any, args: Any) -> bool:
 
 
 def _is_one_by_one(func: Any, target: torch.Tensor) -> bool:
-    """Test whether PyTorch draws one by one: it draws in blocks for contiguous tensors on the CPU."""
+    """Test whether PyTorch draws one by one: it draws in blocks for contiguous tensors on the
+    CPU.
+    """
     return func is aten.normal_.default and target.device.type == "cpu"
 
 
@@ -177,15 +225,27 @@ def _memory_order(tensor: torch.Tensor) -> list[int]:
 
 
 def _draw_in_memory_order(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Draw in the order of memory, as eager does: strides are no part of a trace, so that order becomes an equation."""
+    """Draw in the order of memory, as eager does: strides are no part of a trace, so that order
+    becomes an equation.
+    """
     target, *rest = args
     order = _memory_order(target)
     if _is_one_by_one(func, target):
-        mean, std = (*rest, *(kwargs.get(key, value) for key, value in (("mean", 0.0), ("std", 1.0))[len(rest) :]))
-        given = {"generator": kwargs.get("generator")} if kwargs.get("generator") is not None else {}
-        drawn = torch.ops.thunder_fn.normal_one_by_one.default(target.permute(order), mean, std, **given)
+        mean, std = (
+            *rest,
+            *(kwargs.get(key, value) for key, value in (("mean", 0.0), ("std", 1.0))[len(rest) :]),
+        )
+        given = (
+            {"generator": kwargs.get("generator")} if kwargs.get("generator") is not None else {}
+        )
+        drawn = torch.ops.thunder_fn.normal_one_by_one.default(
+            target.permute(order), mean, std, **given
+        )
         return target.copy_(drawn.permute([order.index(dim) for dim in range(target.dim())]))
-    rest = [item.expand_as(target).permute(order) if isinstance(item, torch.Tensor) else item for item in rest]
+    rest = [
+        item.expand_as(target).permute(order) if isinstance(item, torch.Tensor) else item
+        for item in rest
+    ]
     func(target.permute(order), *rest, **kwargs)
     return target
 
@@ -235,12 +295,16 @@ _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 OUT_OF_PLACE: dict[Any, Callable[..., Any]] = {
     aten.polygamma_.default: lambda x, n: aten.polygamma.default(n, x),
     **{
-        getattr(getattr(aten, f"{name}_"), overload): _as_number(getattr(getattr(aten, name), overload))
+        getattr(getattr(aten, f"{name}_"), overload): _as_number(
+            getattr(getattr(aten, name), overload)
+        )
         for name in _COMPARISONS
         for overload in ("Scalar", "Tensor")
     },
 }
-"""In-place ops that functionalization does not know, and comparisons, whose results have a gradient to autograd: zero."""
+"""In-place ops that functionalization does not know, and comparisons, whose results have a
+gradient to autograd: zero.
+"""
 
 
 _WITHOUT_GENERATOR: dict[Any, Callable[..., Any]] = {
@@ -253,7 +317,9 @@ _WITHOUT_GENERATOR: dict[Any, Callable[..., Any]] = {
 def changed_tensors(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """The tracers among the arguments that an op changes in place, `out=` among them, and the other ones."""
+    """The tracers among the arguments that an op changes in place, `out=` among them, and the
+    other ones.
+    """
     written = traits_of(func).written
     if not written:
         return [], []
@@ -265,7 +331,8 @@ def changed_tensors(
 
 
 def _unfold_by_views(tensor: torch.Tensor, dim: int, size: int, step: int) -> torch.Tensor | None:
-    """An `unfold` that leaves elements out, by views that write to no others; None where PyTorch's own does.
+    """An `unfold` that leaves elements out, by views that write to no others; None where PyTorch's
+    own does.
 
     A write by PyTorch through an `unfold` makes zeros of the elements that it leaves out.
     """
@@ -282,20 +349,33 @@ def _unfold_by_views(tensor: torch.Tensor, dim: int, size: int, step: int) -> to
     if count == 1:
         return tensor.narrow(dim, 0, size).unsqueeze(dim).movedim(dim + 1, -1)
     shape = [*tensor.shape[:dim], count, *tensor.shape[dim + 1 :], size]
-    strides = [*tensor.stride()[:dim], step * tensor.stride(dim), *tensor.stride()[dim + 1 :], tensor.stride(dim)]
+    strides = [
+        *tensor.stride()[:dim],
+        step * tensor.stride(dim),
+        *tensor.stride()[dim + 1 :],
+        tensor.stride(dim),
+    ]
     return tensor.as_strided(shape, strides)
 
 
 def _check_view(tensor: torch.Tensor, size: Sequence[Any]) -> None:
-    """Raise as eager does where the strides of a tensor do not allow a view; those of its value may be others."""
-    if tensor.is_contiguous() or not all(type(item) is int for item in (*tensor.shape, *tensor.stride(), *size)):
+    """Raise as eager does where the strides of a tensor do not allow a view; those of its value
+    may be others.
+    """
+    if tensor.is_contiguous() or not all(
+        type(item) is int for item in (*tensor.shape, *tensor.stride(), *size)
+    ):
         return
     with torch._C.DisableTorchFunction(), _disable_current_modes():
-        torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta").view(size)
+        torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta").view(
+            size
+        )
 
 
 def on_meta(func: Any, args: Any, kwargs: Any) -> Any:
-    """The result of a function on tensors without values, of the sizes of this call; None where that cannot be told."""
+    """The result of a function on tensors without values, of the sizes of this call; None where
+    that cannot be told.
+    """
 
     def stand_in(tensor: torch.Tensor) -> torch.Tensor:
         sizes = [size if type(size) is int else size.node.hint for size in tensor.shape]
@@ -309,9 +389,9 @@ def on_meta(func: Any, args: Any, kwargs: Any) -> Any:
 class TracerMode(FunctionalTensorMode):
     """FunctionalTensorMode whose tensors are tracers; `on_new` is told of each.
 
-    `on_higher_order` is called instead of PyTorch's ops that take functions; `pure_call` gives what to call instead of an
-    op that changes tensors in place and that functionalization does not know; `on_attribute` gives an attribute that a tracer
-    does not have.
+    `on_higher_order` is called instead of PyTorch's ops that take functions. `pure_call` gives what
+    to call instead of an op that changes tensors in place and that functionalization does not know.
+    `on_attribute` gives an attribute that a tracer does not have.
     """
 
     supports_higher_order_operators = True
@@ -362,32 +442,15 @@ class TracerMode(FunctionalTensorMode):
 
     def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if isinstance(func, HigherOrderOperator) and self.on_higher_order is not None:
-            return self.on_higher_order(func, args, kwargs or {})
-        if is_strided_draw(func, args):
-            with self:
-                return _draw_in_memory_order(func, args, kwargs or {})
-        if func in _WITHOUT_GENERATOR and kwargs.get("generator") is not None:
-            with self:
-                return args[0].copy_(_WITHOUT_GENERATOR[func](*args, **kwargs))
-        if func in _BITS and type(args[0]) is Tracer:
-            self.under_bits.append(memory_in(args[0]))
-        if func is _VIEW and type(args[0]) is Tracer:
-            _check_view(*args)
-        is_given = self.history is not None and func is _SET and self.history.is_given(args[0])
-        if is_given or (func is _SET and any(type(arg) is torch.Tensor for arg in args)):
-            what = "`set_` of a tensor from outside was called, whose memory a trace does not have"
-            raise UnsupportedCall(located(what, fix="Write `x.copy_(y)`, or return the new tensor."))
-        if func is _SET and type(args[1]) is Tracer:  # it takes a tensor's memory, and not its bits
-            with self:
-                for view in bits_between(args[1], args[0]):
-                    args = args[0], view(args[1])
-        if func is _UNFOLD and type(args[0]) is Tracer:
-            with self:
-                if (found := _unfold_by_views(*args)) is not None:
-                    return found
+            return self.on_higher_order(func, args, kwargs)
+        if func is _SET:
+            args = self._args_of_set(*args)
+        done = self._in_other_ops(func, args, kwargs)
+        if done is not NotImplemented:
+            return done
         traits = traits_of(func)
         if traits.has_effects:
-            return self._run_effect(func, args, kwargs or {})
+            return self._run_effect(func, args, kwargs)
         pure = self.pure_call(func) if isinstance(func, OpOverload) else None
         if pure is not None:
             with self:
@@ -397,30 +460,68 @@ class TracerMode(FunctionalTensorMode):
                 result = functionalized(self, func, args, kwargs, has_aliases=traits.has_aliases)
             else:
                 result = super().__torch_dispatch__(func, _without_tracers(types), args, kwargs)  # pyright: ignore[reportArgumentType]
-        if type(result) is FunctionalTensor:
-            self.adopt(result)
-        elif type(result) is FakeTensor and not any(isinstance(arg, torch.Tensor) for arg in args):
+        if type(result) is FakeTensor and not any(isinstance(arg, torch.Tensor) for arg in args):
             return functionalize(result, self)  # of two numbers, as in `torch.add(1, 2)`
-        elif isinstance(result, (list, tuple)):
-            for item in result:
-                if type(item) is FunctionalTensor:
-                    self.adopt(item)
+        for item in result if isinstance(result, (list, tuple)) else (result,):
+            if type(item) is FunctionalTensor:
+                self.adopt(item)
         return result
 
+    def _in_other_ops(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an op in terms of others if functionalization has it wrong; else NotImplemented."""
+        if is_strided_draw(func, args):
+            with self:
+                return _draw_in_memory_order(func, args, kwargs)
+        if func in _WITHOUT_GENERATOR and kwargs.get("generator") is not None:
+            with self:
+                return args[0].copy_(_WITHOUT_GENERATOR[func](*args, **kwargs))
+        if not args or type(args[0]) is not Tracer:
+            return NotImplemented
+        if func in _BITS:
+            self.under_bits.append(memory_in(args[0]))
+        if func is _VIEW:
+            _check_view(*args)
+        if func is not _UNFOLD:
+            return NotImplemented
+        with self:
+            found = _unfold_by_views(*args)
+        return NotImplemented if found is None else found
+
+    def _args_of_set(self, target: Any, *source: Any) -> tuple[Any, ...]:
+        """Check a `set_`, and give its source the bits of the target: it takes memory, not bits."""
+        is_given = self.history is not None and self.history.is_given(target)
+        if is_given or any(type(arg) is torch.Tensor for arg in (target, *source)):
+            what = "`set_` of a tensor from outside was called, whose memory a trace does not have"
+            fix = "Write `x.copy_(y)`, or return the new tensor."
+            raise UnsupportedCall(located(what, fix=fix))
+        if type(source[0]) is not Tracer:
+            return (target, *source)
+        memory = source[0]
+        with self:
+            for view in bits_between(memory, target):
+                memory = view(memory)
+        return target, memory
+
     def _settle(self, changed: list[torch.Tensor]) -> None:
-        """Give memory without bits a value without them: a write through a conjugate or negative view leaves its bit there."""
+        """Give memory without bits a value without them: a write through a conjugate or negative
+        view leaves its bit there.
+        """
         places = {storage_id(memory_in(tensor)) for tensor in changed}
         for memory in self.under_bits:
             if storage_id(memory) in places:
                 value = read_memory(memory)
-                if [memory.is_conj(), memory.is_neg()] == [False, False] and (value.is_conj() or value.is_neg()):
+                if [memory.is_conj(), memory.is_neg()] == [False, False] and (
+                    value.is_conj() or value.is_neg()
+                ):
                     write_memory(memory, value.resolve_conj().resolve_neg())
 
     def _run_effect(self, func: Any, args: Any, kwargs: Any) -> Any:
         """An op with an effect as it is: the order of the equations is order enough."""
         args, kwargs = torch_pytree.tree_map_only(FunctionalTensor, inner_fake, (args, kwargs))
         result = func(*args, **kwargs)
-        return torch_pytree.tree_map_only(torch.Tensor, lambda fake: functionalize(fake, self), result)
+        return torch_pytree.tree_map_only(
+            torch.Tensor, lambda fake: functionalize(fake, self), result
+        )
 
     def forget(self) -> None:
         """Drop what refers to the recorder, and with it every cycle."""
@@ -442,7 +543,9 @@ set_class: Callable[[torch.Tensor, type], None] = object.__dict__["__class__"]._
 
 
 def functionalize(fake: torch.Tensor, mode: TracerMode) -> torch.Tensor:
-    """Wrap a fake tensor so that in-place code and views on it come out pure. It is of no torch.func level."""
+    """Wrap a fake tensor so that in-place code and views on it come out pure. It is of no
+    torch.func level.
+    """
     with temporarily_clear_interpreter_stack(), mode:
         return mode.adopt(FunctionalTensor.to_functional(fake))
 
@@ -466,8 +569,8 @@ def memory_in(tracer: torch.Tensor) -> torch.Tensor:
 
 
 def is_laid_out_anew(tracer: torch.Tensor) -> bool:
-    """Test whether the value of a tracer lies otherwise in memory than its tensor: a write to a tensor with gaps
-    leaves a value without.
+    """Test whether the value of a tracer lies otherwise in memory than its tensor: a write to a
+    tensor with gaps leaves a value without.
     """
     with torch._C.DisableTorchFunction():
         inner = inner_fake(tracer)
@@ -483,7 +586,9 @@ def have_one_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def give_memory(tracer: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
-    """Memory of its own for a tracer, with a fake tensor in it. Views of its old self do not follow."""
+    """Memory of its own for a tracer, with a fake tensor in it. Views of its old self do not
+    follow.
+    """
     with only_memory():
         tracer.elem = torch._to_functional_tensor(fake)  # type: ignore[attr-defined]
     return memory_in(tracer)
@@ -524,8 +629,8 @@ def inner_fake(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_below_tracers(tensor: torch.Tensor, mode: RecordingMode) -> bool:
-    """Test whether the tensor is what a tracer is made of: PyTorch's own machinery is at work, not the traced
-    function.
+    """Test whether the tensor is what a tracer is made of: PyTorch's own machinery is at work, not
+    the traced function.
     """
     if isinstance(tensor, FakeTensor):
         return tensor.fake_mode is mode
@@ -533,9 +638,11 @@ def is_below_tracers(tensor: torch.Tensor, mode: RecordingMode) -> bool:
 
 
 def is_from_outside(wrapped: torch.Tensor) -> bool | None:
-    """Test whether a torch.func wrapper was made by a transform around the capture; None where that cannot be told.
+    """Test whether a torch.func wrapper was made by a transform around the capture; None where that
+    cannot be told.
 
-    Inside a capture the transforms are numbered anew, so a wrapper of a level that is not running is from outside.
+    Inside a capture the transforms are numbered anew, so a wrapper of a level that is not running
+    is from outside.
     """
     functorch = torch._C._functorch
     if not levels_outside.get():
@@ -545,10 +652,18 @@ def is_from_outside(wrapped: torch.Tensor) -> bool | None:
         inner = functorch.get_unwrapped(inner)
     if isinstance(inner, Tracer) and get_dispatch_mode(FAKE) is fake_mode_of(inner):
         return False
-    return True if functorch.maybe_get_level(wrapped) > functorch.get_dynamic_layer_stack_depth() else None
+    return (
+        True
+        if functorch.maybe_get_level(wrapped) > functorch.get_dynamic_layer_stack_depth()
+        else None
+    )
 
 
-_PLAIN_DISPATCH = {torch.Tensor.__torch_dispatch__, FakeTensor.__torch_dispatch__, Tracer.__torch_dispatch__}
+_PLAIN_DISPATCH = {
+    torch.Tensor.__torch_dispatch__,
+    FakeTensor.__torch_dispatch__,
+    Tracer.__torch_dispatch__,
+}
 
 _PLAIN_FUNCTION = {torch.Tensor.__torch_function__.__func__, torch._C._disabled_torch_function_impl}
 

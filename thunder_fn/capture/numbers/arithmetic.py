@@ -1,8 +1,9 @@
 """Arithmetic, comparisons and `math` on symbolic numbers, as Python has them.
 
-Errors of Python are raised, and their absence is a decision: `a // b` asks whether `b == 0`, and `math.sqrt(a)`
-whether `a < 0`. Floats are computed step by step (`thunder_fn.ir.floats`). No algebra is known of infinities, NaN and
-the negative zero, so the symbols beside such an operand stand for their numbers.
+Errors of Python are raised, and their absence is a decision: `a // b` asks whether `b == 0`, and
+`math.sqrt(a)` whether `a < 0`. Floats are computed step by step (`thunder_fn.ir.floats`). No
+algebra is known of infinities, NaN and the negative zero, so the symbols beside such an operand
+stand for their numbers.
 """
 
 from __future__ import annotations
@@ -21,10 +22,24 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.ir.floats import STEPS, IntDivision
 
 Sym = (torch.SymInt, torch.SymFloat)
-ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lshift", "rshift", "and", "or", "xor")
+ARITHMETIC = (
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "lshift",
+    "rshift",
+    "and",
+    "or",
+    "xor",
+)
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 _PYTHON: dict[str, Callable[[Any, Any], Any]] = {
-    name: getattr(operator, f"{name}_" if name in ("and", "or") else name) for name in (*ARITHMETIC, *COMPARISONS)
+    name: getattr(operator, f"{name}_" if name in ("and", "or") else name)
+    for name in (*ARITHMETIC, *COMPARISONS)
 }
 _DIVISIONS = ("truediv", "floordiv", "mod")
 _OTHER = (complex, Decimal, np.generic, np.ndarray)
@@ -35,7 +50,9 @@ _EXPONENT = 1000.0
 
 
 def arithmetic(name: str, a: Any, b: Any) -> Any:
-    """`a + b` and its like, one of which is symbolic. NotImplemented where Python's numbers are not all there is."""
+    """`a + b` and its like, one of which is symbolic. NotImplemented where Python's numbers are
+    not all there is.
+    """
     if isinstance(a, _OTHER) or isinstance(b, _OTHER):
         return _PYTHON[name](concrete(a), concrete(b))
     a, b = _number(a), _number(b)
@@ -49,7 +66,12 @@ def arithmetic(name: str, a: Any, b: Any) -> Any:
         return _PYTHON[name](type(concrete(a))(1), concrete(b))  # raises
     if name in ("lshift", "rshift") and _holds(b, lambda: b < 0):
         return _PYTHON[name](1, -1)
-    if name == "truediv" and not _is_float(a) and not _is_float(b) and not (_is_natural(a) and _is_natural(b)):
+    if (
+        name == "truediv"
+        and not _is_float(a)
+        and not _is_float(b)
+        and not (_is_natural(a) and _is_natural(b))
+    ):
         return _computed(IntDivision(_exact(a), _exact(b)), name, a, b)
     if not _is_float(a) and not _is_float(b) and not (name == "pow" and _holds(b, lambda: b < 0)):
         return _of_torch(name, a, b)
@@ -68,7 +90,9 @@ def _class(value: Any) -> type:
 
 
 def _of_floats(name: str, a: Any, b: Any) -> Any:
-    """A step of float arithmetic; symbols stand for their numbers where it could leave the floats."""
+    """A step of float arithmetic; symbols stand for their numbers where it could leave the
+    floats.
+    """
     if name not in STEPS:
         return _PYTHON[name](concrete(a), concrete(b))  # raises
     if name == "pow":
@@ -98,12 +122,16 @@ def _exact(value: Any) -> Any:
 
 
 def _power_operands(a: Any, b: Any) -> tuple[Any, Any]:
-    """The operands of a power of floats, made numbers where no decision says that the power is a finite float."""
+    """The operands of a power of floats, made numbers where no decision says that the power is a
+    finite float.
+    """
     if isinstance(a, Sym) and isinstance(b, Sym):
         b = concrete(b)
     if isinstance(b, Sym):
         growth = abs(math.log2(a)) if a > 0 else math.inf
-        is_safe = growth == 0 or (growth < math.inf and _is_between(b, -_EXPONENT / growth, _EXPONENT / growth))
+        is_safe = growth == 0 or (
+            growth < math.inf and _is_between(b, -_EXPONENT / growth, _EXPONENT / growth)
+        )
         return (a, b) if is_safe else (a, concrete(b))
     is_whole = b >= 0 and b == int(b)
     if isinstance(a, torch.SymInt):
@@ -152,13 +180,20 @@ def _is_singular(value: Any) -> bool:
 
 
 def is_plain(value: float) -> bool:
-    """Test for a float that a symbol can stand for: finite, and not the zero with a sign, which equals the other one."""
+    """Test for a float that a symbol can stand for: finite, and not the zero with a sign, which
+    equals the other one.
+    """
     return math.isfinite(value) and (value != 0 or math.copysign(1, value) > 0)
 
 
 def _is_inexact(a: Any, b: Any) -> bool:
     """Test for an int that no float is, beside a symbolic float."""
-    return isinstance(b, torch.SymFloat) and not isinstance(a, Sym) and isinstance(a, int) and abs(a) >= 2**53
+    return (
+        isinstance(b, torch.SymFloat)
+        and not isinstance(a, Sym)
+        and isinstance(a, int)
+        and abs(a) >= 2**53
+    )
 
 
 def _hint(value: Any) -> Any:
@@ -171,7 +206,9 @@ def is_found_in_data(value: Any) -> bool:
 
 
 def _holds(value: Any, question: Callable[[], Any]) -> bool:
-    """Answer a question; an unbacked one is not asked, and the program raises where it does not hold."""
+    """Answer a question; an unbacked one is not asked, and the program raises where it does not
+    hold.
+    """
     return False if _hint(value) is None else bool(question())
 
 

@@ -1,4 +1,6 @@
-"""Decisions about symbolic numbers while tracing: questions of Python and PyTorch, and demands on unbacked sizes."""
+"""Decisions about symbolic numbers while tracing: questions of Python and PyTorch, and demands
+on unbacked sizes.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ if TYPE_CHECKING:
 
 
 class Decisions:
-    """The decisions of one recorder, by question; a recorder inside another has the other's numbers."""
+    """The decisions of one recorder, by question; a recorder inside another has the other's
+    numbers.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -34,14 +38,19 @@ class Decisions:
             self.by_question[question] = Decision(question, answer, self._asked_at())
 
     def on_assertion(self, relation: Expr) -> None:
-        """Note a demand of PyTorch or `torch._check` on sizes that depend on data: the program checks it.
+        """Note a demand of PyTorch or `torch._check` on sizes that depend on data: the program
+        checks it.
 
         PyTorch's knowledge of a size that the op at hand finds is true of the op.
         """
-        if not all(isinstance(symbol, Symbol) or symbol in self._made for symbol in relation.value.free_symbols):
+        if not all(
+            isinstance(symbol, Symbol) or symbol in self._made
+            for symbol in relation.value.free_symbols
+        ):
             return
         message = located(
-            f"{relation} does not hold, where u stands for sizes that depend on data", source=self._asked_at()
+            f"{relation} does not hold, where u stands for sizes that depend on data",
+            source=self._asked_at(),
         )
         self._recorder.emit(ops.ASSERT, (Literal(relation), Literal(message)), (), ())
 
@@ -55,8 +64,12 @@ class Decisions:
         return self._mode.numbers.constraints if self._mode.shape_env is not None else ()
 
     def settled(self, trace: Trace) -> Trace:
-        """The trace with as few symbols as the decisions leave: where `s1 == s0`, there is only `s0`."""
-        if self._mode.shape_env is None or (self._around is not None and self._around.shape_env is not None):
+        """The trace with as few symbols as the decisions leave: where `s1 == s0`, there is only
+        `s0`.
+        """
+        if self._mode.shape_env is None or (
+            self._around is not None and self._around.shape_env is not None
+        ):
             return trace
         for constraint in constraints_of(trace):
             if isinstance(constraint.value, sympy.Eq):  # of a rule that holds for one number only
@@ -71,7 +84,9 @@ class Decisions:
         given = {symbol for symbol in expr.value.free_symbols if isinstance(symbol, Symbol)}
         if given == expr.value.free_symbols:
             return self._mode.numbers.simplified(expr)
-        return replaced(expr, {symbol: self._mode.numbers.simplified(Expr(symbol)) for symbol in given})
+        return replaced(
+            expr, {symbol: self._mode.numbers.simplified(Expr(symbol)) for symbol in given}
+        )
 
     def _asked_at(self) -> Source | None:
         where = self._recorder.where

@@ -1,8 +1,8 @@
-"""Values that depend on nothing from outside: a function makes them of sizes and numbers alone, such as a mask of
-ones.
+"""Values that depend on nothing from outside: a function makes them of sizes and numbers alone,
+such as a mask of ones.
 
-Python may ask for them while it is traced, as eager code does: they are the same in every call. Such a value is computed when
-it is asked for, from the equations recorded so far.
+Python may ask for them while it is traced, as eager code does: they are the same in every call.
+Such a value is computed when it is asked for, from the equations recorded so far.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 
 def known_answer(recorder: Recorder, question: Any, args: Any, kwargs: Any) -> Any:
-    """Answer a FakeTensor value query, or return NotImplemented if the value depends on an input."""
+    """Answer a FakeTensor value query, or return NotImplemented if the value depends on an
+    input.
+    """
     tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
     try:
         values = _values(recorder, [recorder.known(tensor) for tensor in tensors])
@@ -32,12 +34,20 @@ def known_answer(recorder: Recorder, question: Any, args: Any, kwargs: Any) -> A
         return NotImplemented
     supply = iter(values)
     with internals.isolated(), internals.no_torch_function():
-        return question(*(next(supply) if isinstance(arg, torch.Tensor) else arg for arg in args), **kwargs)
+        return question(
+            *(next(supply) if isinstance(arg, torch.Tensor) else arg for arg in args), **kwargs
+        )
 
 
 def _values(recorder: Recorder, wanted: list[Var]) -> list[torch.Tensor] | None:
-    """The values of variables; None if one depends on an input, on a tensor from outside or on random numbers."""
-    made = [constant for constant in recorder.constants if constant.owned and not constant.tensor.is_meta]
+    """The values of variables; None if one depends on an input, on a tensor from outside or on
+    random numbers.
+    """
+    made = [
+        constant
+        for constant in recorder.constants
+        if constant.owned and not constant.tensor.is_meta
+    ]
     own = {constant.var.index: constant.tensor for constant in made}
     needed, found = {var.index for var in wanted}, list[Leaf]()
     for leaf in reversed([leaf for leaf, _ in leaves_of(recorder.root)]):
@@ -46,7 +56,9 @@ def _values(recorder: Recorder, wanted: list[Var]) -> list[torch.Tensor] | None:
                 return None
             found.append(leaf)
             needed -= {var.index for var in leaf.outputs}
-            needed.update(var.index for var in vars_in((leaf.args, tuple(value for _, value in leaf.kwargs))))
+            needed.update(
+                var.index for var in vars_in((leaf.args, tuple(value for _, value in leaf.kwargs)))
+            )
     if not needed <= set(own):
         return None
     with internals.isolated(), internals.no_torch_function(), torch.no_grad():

@@ -1,10 +1,11 @@
 """Symbols as the numbers that user code takes them for.
 
-PyTorch's symbolic numbers are no ints to Python. `isinstance(n, int)` is false, `f"{n}"` is the name of a symbol, and
-a dict does not take them as keys. Code that asks such things would silently do something else than it does with the
-number. `Int`, `Float` and `Bool` answer as ints, floats and bools do. If only a number can answer, such as for a
-hash, they stand for it from then on. That is a decision of the trace like any other. PyTorch's own code sees what it
-knows. Their arithmetic is in `arithmetic.py`.
+PyTorch's symbolic numbers are no ints to Python. `isinstance(n, int)` is false, `f"{n}"` is the
+name of a symbol, and a dict does not take them as keys. Code that asks such things would silently
+do something else than it does with the number. `Int`, `Float` and `Bool` answer as ints, floats and
+bools do. If only a number can answer, such as for a hash, they stand for it from then on. That is a
+decision of the trace like any other. PyTorch's own code sees what it knows. Their arithmetic is in
+`arithmetic.py`.
 """
 
 from __future__ import annotations
@@ -128,7 +129,11 @@ def _unary(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _binary(
-    compute: Callable[[str, Any, Any], Any], name: str, otherwise: Callable[..., Any] | None, *, is_mirrored: bool
+    compute: Callable[[str, Any, Any], Any],
+    name: str,
+    otherwise: Callable[..., Any] | None,
+    *,
+    is_mirrored: bool,
 ) -> Callable[..., Any]:
     """An operator of a class; other operands than numbers are up to the class before it."""
 
@@ -170,7 +175,9 @@ def _part(name: str, number: type) -> Any:
     """A part of a number: the number itself, or a constant for all of them."""
     value = getattr(number(1), name)
     own = name in ("real", "numerator")
-    return property(lambda self: (int(bool(self)) if number is bool else self) if own else type(value)(value))
+    return property(
+        lambda self: (int(bool(self)) if number is bool else self) if own else type(value)(value)
+    )
 
 
 def _on_arrays(self: Any, function: Any, method: str, *inputs: Any, **options: Any) -> Any:
@@ -205,7 +212,11 @@ _complete(Int, torch.SymInt, int)
 _complete(Float, torch.SymFloat, float)
 _complete(Bool, torch.SymBool, bool)
 for _name in ("neg", "pos", "abs", "invert", "round", "floor", "ceil", "trunc"):
-    setattr(Bool, f"__{_name}__", lambda self, *args, name=f"__{_name}__": getattr(int(bool(self)), name)(*args))
+    setattr(
+        Bool,
+        f"__{_name}__",
+        lambda self, *args, name=f"__{_name}__": getattr(int(bool(self)), name)(*args),
+    )
 for _name in ("and_", "or_", "xor"):
     _method = _of_flags(_name)
     setattr(Bool, f"__{_name.strip('_')}__", _method)

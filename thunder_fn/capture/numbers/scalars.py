@@ -1,8 +1,8 @@
 """Numbers that PyTorch would read out of a tensor.
 
-Eager PyTorch takes a tensor of one element where an op wants a number, `p.addcdiv_(m, v, value=step_size)`, by
-reading it. Other functions look at values to check them or on the way to a result of a known shape. A tracer has no
-value to read; the same formula without reading needs none.
+Eager PyTorch takes a tensor of one element where an op wants a number, `p.addcdiv_(m, v,
+value=step_size)`, by reading it. Other functions look at values to check them or on the way to a
+result of a known shape. A tracer has no value to read; the same formula without reading needs none.
 """
 
 from __future__ import annotations
@@ -32,7 +32,12 @@ def _sub(x: Tensor, a: Tensor, *, alpha: Tensor) -> Tensor:
     return x - a * alpha.to(x.dtype)
 
 
-FORMULAS: dict[str, Callable[..., Tensor]] = {"addcdiv": _addcdiv, "addcmul": _addcmul, "add": _add, "sub": _sub}
+FORMULAS: dict[str, Callable[..., Tensor]] = {
+    "addcdiv": _addcdiv,
+    "addcmul": _addcmul,
+    "add": _add,
+    "sub": _sub,
+}
 
 
 def _narrow(input: Tensor, dim: int, start: Tensor | int, length: int) -> Tensor:
@@ -46,7 +51,9 @@ def _combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> 
     choose = itertools.combinations_with_replacement if with_replacement else itertools.combinations
     if r == 0 or input.dim() != 1:
         return torch.combinations(input, r, with_replacement)
-    chosen = torch.tensor(list(choose(range(input.numel()), r)), dtype=torch.int64, device=input.device).view(-1, r)
+    chosen = torch.tensor(
+        list(choose(range(input.numel()), r)), dtype=torch.int64, device=input.device
+    ).view(-1, r)
     return input.index_select(0, chosen.reshape(-1)).reshape(chosen.shape)
 
 
@@ -57,14 +64,24 @@ def _check(condition: Tensor, message: str) -> None:
 def _check_weights(name: str, given: Tensor, count: int) -> None:
     """Check weights as `torch.cov` does before it looks at their values."""
     kind = "integral" if name == "fweights" else "floating point"
-    fits = (given.dtype.is_floating_point, given.dtype == torch.bool) == (kind == "floating point", False)
+    fits = (given.dtype.is_floating_point, given.dtype == torch.bool) == (
+        kind == "floating point",
+        False,
+    )
     if given.dim() > 1 or not fits or given.numel() != count:
         what = f"{given.dtype} of shape {tuple(given.shape)}"
-        raise RuntimeError(f"cov(): expected {name} to be {kind}, one for each of {count} observations, but got {what}")
+        raise RuntimeError(
+            f"cov(): expected {name} to be {kind}, one for each of {count} observations, but got"
+            f" {what}"
+        )
 
 
 def _cov(
-    input: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None
+    input: Tensor,
+    *,
+    correction: int = 1,
+    fweights: Tensor | None = None,
+    aweights: Tensor | None = None,
 ) -> Tensor:
     if input.dim() > 2:
         return torch.cov(input)
@@ -75,7 +92,11 @@ def _cov(
             _check_weights(name, given, x.size(1))
             _check((given >= 0).all(), f"cov(): {name} cannot be negative")
             weights = given if weights is None else weights * given
-    total = torch.scalar_tensor(x.size(1), dtype=torch.int64, device=x.device) if weights is None else weights.sum()
+    total = (
+        torch.scalar_tensor(x.size(1), dtype=torch.int64, device=x.device)
+        if weights is None
+        else weights.sum()
+    )
     if weights is not None:
         _check(total != 0, "cov(): weights sum to zero, can't be normalized")
     mean = (x if weights is None else x * weights).sum(1) / total
@@ -94,7 +115,9 @@ def _corrcoef(input: Tensor) -> Tensor:
     d = c.diag()
     deviation = torch.sqrt(torch.real(d) if d.is_complex() else d)
     c = c / deviation.unsqueeze(1) / deviation.unsqueeze(0)
-    return torch.complex(c.real.clip(-1, 1), c.imag.clip(-1, 1)) if c.is_complex() else c.clip(-1, 1)
+    return (
+        torch.complex(c.real.clip(-1, 1), c.imag.clip(-1, 1)) if c.is_complex() else c.clip(-1, 1)
+    )
 
 
 WITHOUT_VALUES: dict[str, Callable[..., Tensor]] = {
@@ -103,11 +126,15 @@ WITHOUT_VALUES: dict[str, Callable[..., Tensor]] = {
     "cov": _cov,
     "corrcoef": _corrcoef,
 }
-"""Stand-ins, by name, for functions that read values though the shape of their result does not depend on them."""
+"""Stand-ins, by name, for functions that read values though the shape of their result does not
+depend on them.
+"""
 
 
 def with_tensor_scalars(func: Any, kwargs: dict[str, Any]) -> Callable[..., Any] | None:
-    """A function that computes `func` without reading values; None if this call does not read any."""
+    """A function that computes `func` without reading values; None if this call does not read
+    any.
+    """
     name = getattr(func, "__name__", "")
     if name in WITHOUT_VALUES and func in (getattr(torch, name), getattr(Tensor, name, None)):
         return WITHOUT_VALUES[name]

@@ -3,11 +3,12 @@
     def f(x):
         return x * cfg.lr + box["w"]
 
-    reading(f.__code__).uses
-    # ("global", "cfg"), ("attr", ("global", "cfg"), ("const", "lr")), ("item", ("global", "box"), ("const", "w")), ...
+    reading(f.__code__).uses # ("global", "cfg"), ("attr", ("global", "cfg"), ("const", "lr")),
+    ("item", ("global", "box"), ("const", "w")), ...
 
-One straight walk with a symbolic stack reads a code object. An unknown instruction pops and pushes as `dis.stack_effect` says,
-and its result is unknown (None): a new Python costs precision and nothing else. Locals have all sources assigned to them.
+One straight walk with a symbolic stack reads a code object. An unknown instruction pops and pushes
+as `dis.stack_effect` says, and its result is unknown (None): a new Python costs precision and
+nothing else. Locals have all sources assigned to them.
 """
 
 from __future__ import annotations
@@ -60,26 +61,49 @@ _KINDS = frozenset(("isinstance", "issubclass", "type", "id", "callable"))
 """Builtins that look at no content."""
 _NO_CONTENT = frozenset(("const", "code", "before"))
 _OPERATOR: Source = ("call", ("const", None), ())  # the result of a method such as `__or__`
-_ONLY_POP = ("POP_JUMP", "STORE_", "JUMP", "LIST_APPEND", "SET_ADD", "MAP_ADD", "LIST_EXTEND", "SET_UPDATE", "DICT_")
+_ONLY_POP = (
+    "POP_JUMP",
+    "STORE_",
+    "JUMP",
+    "LIST_APPEND",
+    "SET_ADD",
+    "MAP_ADD",
+    "LIST_EXTEND",
+    "SET_UPDATE",
+    "DICT_",
+)
 _NOTHING = frozenset(
-    ("PRECALL", "KW_NAMES", "NOP", "RESUME", "CACHE", "EXTENDED_ARG", "MAKE_CELL", "COPY_FREE_VARS", "NOT_TAKEN")
+    (
+        "PRECALL",
+        "KW_NAMES",
+        "NOP",
+        "RESUME",
+        "CACHE",
+        "EXTENDED_ARG",
+        "MAKE_CELL",
+        "COPY_FREE_VARS",
+        "NOT_TAKEN",
+    )
 )
 _BUILD = frozenset(("BUILD_LIST", "BUILD_TUPLE", "BUILD_SET"))
 
 
 @dataclass(slots=True)
 class Reading:
-    """A code object: its expressions and their lines, the sources of locals and comprehensions, and the locals that are keys.
+    """A code object: its expressions and their lines, the sources of locals and comprehensions, and
+    the locals that are keys.
 
-    `settled` are the expressions that depend on globals alone, and `open` all others. Those in `moving` may give other
-    values at the end of a frame.
+    `settled` are the expressions that depend on globals alone, and `open` all others. Those in
+    `moving` may give other values at the end of a frame.
     """
 
     settled: dict[Source, int] = field(default_factory=dict[Source, int])
     open: dict[Source, int] = field(default_factory=dict[Source, int])
     moving: dict[Source, int] = field(default_factory=dict[Source, int])
     assigned: dict[str, set[Source]] = field(default_factory=dict[str, set[Source]])
-    comprehensions: dict[types.CodeType, Source] = field(default_factory=dict[types.CodeType, Source])
+    comprehensions: dict[types.CodeType, Source] = field(
+        default_factory=dict[types.CodeType, Source]
+    )
     keys: set[str] = field(default_factory=set[str])
     known: dict[Any, dict[Source, int]] = field(default_factory=dict[Any, dict[Source, int]])
 
@@ -99,13 +123,16 @@ class Reading:
                 found.update(
                     name
                     for name, sources in self.assigned.items()
-                    if name not in found and any(_is_live(source, found, gives) for source in sources)
+                    if name not in found
+                    and any(_is_live(source, found, gives) for source in sources)
                 )
             of = self.moving if is_moving else self.open
             self.known[key] = {
                 source: line
                 for source, line in of.items()
-                if _is_live(source if source is None or source[0] != "call" else source[1], found, gives)
+                if _is_live(
+                    source if source is None or source[0] != "call" else source[1], found, gives
+                )
             }
         return self.known[key]
 
@@ -117,12 +144,22 @@ def reading(code: types.CodeType) -> Reading:
     for one in dis.get_instructions(code):
         reader.step(one)
     known: dict[Source, Node] = {}
-    uses = {_node(source, known): reader.lines[source] for source, count in reader.uses.items() if count > 0}
+    uses = {
+        _node(source, known): reader.lines[source]
+        for source, count in reader.uses.items()
+        if count > 0
+    }
     assigned = {
-        name: {_node(source, known) for source in sources if source is not None and source[0] != "const"}
+        name: {
+            _node(source, known)
+            for source in sources
+            if source is not None and source[0] != "const"
+        }
         for name, sources in reader.assigned.items()
     }
-    comprehensions = {inner: _node(source, known) for inner, source in reader.comprehensions.items()}
+    comprehensions = {
+        inner: _node(source, known) for inner, source in reader.comprehensions.items()
+    }
     given = code.co_argcount + code.co_kwonlyargcount
     fixed = frozenset(code.co_varnames[:given]) - assigned.keys()
     settled = {source: line for source, line in uses.items() if _is_settled(source)}
@@ -203,7 +240,7 @@ class _Reader:
 
     # ---- instructions ----
 
-    def step(self, one: dis.Instruction) -> None:
+    def step(self, one: dis.Instruction) -> None:  # noqa: C901 - a branch for each kind of instruction
         if one.positions is not None and one.positions.lineno is not None:
             self.line = one.positions.lineno
         if one.is_jump_target or self.is_dead:
@@ -225,7 +262,9 @@ class _Reader:
                 self.end(*self.stack[-1:])
             case "FOR_ITER":
                 self.at.setdefault(arg, [*self.stack, None] if _NEW_LOOP else self.stack[:-1])
-                self.push(("each", self.stack[-1]) if self.stack and self.stack[-1] is not None else None)
+                self.push(
+                    ("each", self.stack[-1]) if self.stack and self.stack[-1] is not None else None
+                )
             case "UNPACK_SEQUENCE":
                 (of,) = self.pop()
                 self.end(of)
@@ -242,7 +281,10 @@ class _Reader:
                 self.stack.append(("code", of[1]) if of is not None and of[0] == "const" else None)
             case "CALL" | "CALL_KW":
                 self.pop(op == "CALL_KW")
-                arguments, callee = self.pop(number), [source for source in self.pop(2) if source is not None]
+                arguments, callee = (
+                    self.pop(number),
+                    [source for source in self.pop(2) if source is not None],
+                )
                 self.call(callee[0] if callee else None, [*callee[1:], *arguments])
             case "CALL_FUNCTION_EX":
                 arguments = self.pop(1 + (number & 1))
@@ -255,7 +297,11 @@ class _Reader:
             case "SET_FUNCTION_ATTRIBUTE":
                 del self.stack[-2:-1]
             case "BUILD_MAP" | "BUILD_CONST_KEY_MAP":
-                items = [source for source in self.pop(2 * number if op == "BUILD_MAP" else number + 1) if source]
+                items = [
+                    source
+                    for source in self.pop(2 * number if op == "BUILD_MAP" else number + 1)
+                    if source
+                ]
                 self.stack.append(("any", tuple(items)) if items else None)
             case "IS_OP":
                 self.pop(2)
@@ -277,10 +323,12 @@ class _Reader:
                 self.stack.append(("any", tuple(items)) if items else None)
             case _:
                 self.other(one)
-        if op in ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE") or op.startswith("JUMP_"):
+        if op in ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE") or op.startswith(
+            "JUMP_"
+        ):
             self.is_dead = op not in ("JUMP_IF_FALSE_OR_POP", "JUMP_IF_TRUE_OR_POP")
 
-    def moved(self, op: str, arg: Any, number: int) -> bool:
+    def moved(self, op: str, arg: Any, number: int) -> bool:  # noqa: C901 - a branch for each kind of instruction
         """Read loads and stores; False for instructions that are not known."""
         match op:
             case "LOAD_GLOBAL" | "LOAD_NAME":
@@ -343,11 +391,15 @@ class _Reader:
             self.keys.add(key[1])
         return None if of is None else ("item", of, key)
 
-    def call(self, target: Source, arguments: list[Source], *, is_spread: bool = False) -> None:
+    def call(self, target: Source, arguments: list[Source], *, is_spread: bool = False) -> None:  # noqa: C901 - a branch for each kind of instruction
         """Read a call: builtins that read, those that hand their arguments on, and all others."""
         name = target[1] if target is not None and target[0] == "global" else None
         known = [source for source in arguments if source is not None]
-        method = target[2][1] if target is not None and target[0] == "attr" and target[2] is not None else None
+        method = (
+            target[2][1]
+            if target is not None and target[0] == "attr" and target[2] is not None
+            else None
+        )
         if target is not None and target[0] == "code":
             if known:
                 self.comprehensions[target[1]] = known[0]
@@ -371,7 +423,9 @@ class _Reader:
                     self.use(("attr", source, ("const", "__class__")))
             self.stack.append(None)
         elif "constant" in (name, method):
-            for source in {part: None for one in known for part in _parts(one) if self.uses[part] > 0}:
+            for source in {
+                part: None for one in known for part in _parts(one) if self.uses[part] > 0
+            }:
                 self.uses[source] -= 1
                 self.use(("unless", target, source))
             for source in known:
@@ -400,7 +454,9 @@ class _Reader:
         effect = dis.stack_effect(one.opcode, one.arg, jump=False)
         if jumps:
             after = dis.stack_effect(one.opcode, one.arg, jump=True)
-            self.at.setdefault(one.argval, [*self.stack, *[None] * after] if after >= 0 else self.stack[:after])
+            self.at.setdefault(
+                one.argval, [*self.stack, *[None] * after] if after >= 0 else self.stack[:after]
+            )
         if one.opname in ("POP_TOP", "RETURN_VALUE") or one.opname.startswith(_ONLY_POP):
             if effect < 0:
                 self.end(*self.pop(-effect))
@@ -421,8 +477,8 @@ def _either(a: Source, b: Source) -> Source:
 
 
 def _is_moving(source: Any, fixed: frozenset[str]) -> bool:
-    """Test whether an expression may give another value at the end of a frame: it depends on calls, or on bound
-    locals.
+    """Test whether an expression may give another value at the end of a frame: it depends on calls,
+    or on bound locals.
     """
     if not isinstance(source, tuple) or not source or source[0] == "const":
         return False
@@ -439,7 +495,9 @@ def _is_settled(source: Any) -> bool:
 
 
 def _is_live(source: Any, names: set[str], gives: bool) -> bool:
-    """Test whether an expression may lead to more than plain data and tensors, where of all locals these do."""
+    """Test whether an expression may lead to more than plain data and tensors, where of all
+    locals these do.
+    """
     match source:
         case None | ("const" | "code", *_):
             return False

@@ -1,11 +1,11 @@
 """The frames of a user's code that run in a thread, as an observer sees them begin and end.
 
-Python 3.12 has `sys.monitoring`, in which code that is passed over costs nothing. Before that there is the profile
-hook of a thread, which sees all Python frames and all calls of C. It is off (`pause`) while PyTorch's and our own
-code run.
+Python 3.12 has `sys.monitoring`, in which code that is passed over costs nothing. Before that there
+is the profile hook of a thread, which sees all Python frames and all calls of C. It is off
+(`pause`) while PyTorch's and our own code run.
 
-Frames of PyTorch, of ours and of the standard library are passed over, and all that runs below an import. Other packages are the
-user's code, and so is `torch.optim`.
+Frames of PyTorch, of ours and of the standard library are passed over, and all that runs below an
+import. Other packages are the user's code, and so is `torch.optim`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ class Observer(Protocol):
     """Hears of the frames of a capture."""
 
     def started(self, frame: types.FrameType) -> None:
-        """Note that a frame of the user's code begins, a generator goes on, or an import begins (`is_import`)."""
+        """Note that a frame of the user's code begins, a generator goes on, or an import begins
+        (`is_import`).
+        """
 
     def ended(self, frame: types.FrameType, value: Any) -> None:
         """Note the end of a frame: it returns or yields a value, or raises, which is None."""
@@ -90,11 +92,15 @@ def is_user_file(file: str) -> bool:
     """Test for a file whose functions are the user's, or of a package that is not machinery."""
     if file.startswith((_TORCH, ROOT)):
         return file.startswith((_OPTIM, *(ROOT + name.partition(".")[2] for name in OWN_PROGRAMS)))
-    return not file.startswith("<frozen") and ("site-packages" in file or not file.startswith(_STDLIB))
+    return not file.startswith("<frozen") and (
+        "site-packages" in file or not file.startswith(_STDLIB)
+    )
 
 
 def is_watched(code: types.CodeType, module: Any) -> bool:
-    """Test whether the frames of this code, whose globals belong to a module of that name, are the user's."""
+    """Test whether the frames of this code, whose globals belong to a module of that name, are
+    the user's.
+    """
     return is_user_file(code.co_filename) and not (isinstance(module, str) and is_machinery(module))
 
 
@@ -124,7 +130,9 @@ def observed_by(observer: Observer) -> Generator[None]:
         _observer.reset(token)
 
 
-def _noting_threads(original: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
+def _noting_threads(
+    original: Callable[[threading.Thread], None],
+) -> Callable[[threading.Thread], None]:
     def start(self: threading.Thread) -> None:
         if (observer := _told.get()) is not None:
             observer.thread_started(self.name)
@@ -188,7 +196,9 @@ def _hook(observer: Observer) -> Callable[[types.FrameType, str, Any], None]:
 
 
 def pause() -> Any:
-    """Mark the start of machinery in this thread. Returns an argument for `resume`; None if nothing was watched."""
+    """Mark the start of machinery in this thread. Returns an argument for `resume`; None if
+    nothing was watched.
+    """
     hook = sys.getprofile()
     if hook is None or not hasattr(hook, "is_ours"):
         return None
@@ -206,7 +216,9 @@ def resume(hook: Any) -> None:
 
 
 class _Monitor:
-    """The process's use of `sys.monitoring`, while at least one thread captures. Other threads' frames are told to nobody."""
+    """The process's use of `sys.monitoring`, while at least one thread captures. Other threads'
+    frames are told to nobody.
+    """
 
     def __init__(self) -> None:
         self.lock, self.users, self.tool = threading.Lock(), 0, -1
@@ -225,7 +237,13 @@ class _Monitor:
             for event in (events.PY_RETURN, events.PY_YIELD):
                 monitoring.register_callback(self.tool, event, _ended)
             monitoring.register_callback(self.tool, events.PY_UNWIND, _unwound)
-            every = events.PY_START | events.PY_RESUME | events.PY_RETURN | events.PY_YIELD | events.PY_UNWIND
+            every = (
+                events.PY_START
+                | events.PY_RESUME
+                | events.PY_RETURN
+                | events.PY_YIELD
+                | events.PY_UNWIND
+            )
             monitoring.set_events(self.tool, every)
 
     def stop(self) -> None:

@@ -1,10 +1,11 @@
-"""The state of PyTorch in this process that no call is checked for, unless a traced function asks for it.
+"""The state of PyTorch in this process that no call is checked for, unless a traced function asks
+for it.
 
 Grad mode, autocast, the default dtype, determinism and function modes are looked at in every call
-(`torch_internals/guards.py`). The number of threads, inference mode and the flags of backends are state too. A
-function that asks for one of them is traced for the answer. A question by a name bound before, as by `from torch
-import get_num_threads`, is not seen. A lookaside of such a function answers in its place: the state is not asked, and
-nothing is noted.
+(`torch_internals/guards.py`). The number of threads, inference mode and the flags of backends are
+state too. A function that asks for one of them is traced for the answer. A question by a name bound
+before, as by `from torch import get_num_threads`, is not seen. A lookaside of such a function
+answers in its place: the state is not asked, and nothing is noted.
 """
 
 from __future__ import annotations
@@ -23,9 +24,16 @@ from thunder_fn.capture.scopes import is_internal
 
 ASKED = (
     *("get_num_threads", "get_num_interop_threads", "get_autocast_dtype"),
-    *("get_autocast_cpu_dtype", "get_autocast_gpu_dtype", "get_autocast_ipu_dtype", "get_autocast_xla_dtype"),
+    *(
+        "get_autocast_cpu_dtype",
+        "get_autocast_gpu_dtype",
+        "get_autocast_ipu_dtype",
+        "get_autocast_xla_dtype",
+    ),
 )
-"""Functions of `torch` whose answers are noted. `torch.autocast` itself asks for a dtype where it is given none."""
+"""Functions of `torch` whose answers are noted. `torch.autocast` itself asks for a dtype where
+it is given none.
+"""
 
 
 def _noting(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -34,7 +42,9 @@ def _noting(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         recorder = current()
         if recorder is None:
             return original(*args)
-        return recorder.properties.look_at_process(f"{name}{args or ''}", functools.partial(original, *args))
+        return recorder.properties.look_at_process(
+            f"{name}{args or ''}", functools.partial(original, *args)
+        )
 
     return asked
 
@@ -67,7 +77,9 @@ def _noting_flags(original: Callable[[Any, Any, Any], Any]) -> Callable[[Any, An
 
 
 def _entering_inference(original: Callable[[Any], None]) -> Callable[[Any], None]:
-    """`torch.inference_mode.__enter__`: gradients go off, as under `no_grad`. Functional tensors have no inference mode."""
+    """`torch.inference_mode.__enter__`: gradients go off, as under `no_grad`. Functional tensors
+    have no inference mode.
+    """
 
     def __enter__(self: Any) -> None:
         recorder = current()

@@ -1,9 +1,10 @@
-"""Properties of tensors that are no part of a type: a traced function that reads one is traced for what it found.
+"""Properties of tensors that are no part of a type: a traced function that reads one is traced for
+what it found.
 
-Types, strides and `requires_grad` are looked at in every call, so reading them costs nothing (`CONSTANT`). Other
-properties, such as `is_leaf`, the storage offset or attributes, are looked at only in calls of programs whose
-function asked for them. A read is a condition of the trace (`Read`). Questions that cannot be answered while tracing
-are refused.
+Types, strides and `requires_grad` are looked at in every call, so reading them costs nothing
+(`CONSTANT`). Other properties, such as `is_leaf`, the storage offset or attributes, are looked at
+only in calls of programs whose function asked for them. A read is a condition of the trace
+(`Read`). Questions that cannot be answered while tracing are refused.
 
 `tests/unit/test_cache_properties.py` has a row for everything that PyTorch's tensors have.
 """
@@ -29,8 +30,8 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """The traced function read a property of an input of the trace, by index, of a closed-over tensor, or, where that is None,
-    of the process, and found this.
+    """The traced function read a property and found this. The property is an input's, by index, a
+    closed-over tensor's, or, if that is None, the process's.
 
     `find` reads it now, for comparison with `found`.
     """
@@ -57,13 +58,16 @@ OF_MEMORY = frozenset(("storage_offset", "is_pinned", "is_shared", "is_inference
 
 @dataclass(slots=True, eq=False)
 class Properties:
-    """The properties that one recorder has read. `given` are the tensors from outside by their tracers, and whether
-    the tracer is the very tensor to the function, as it is not to what a transform calls. `found` are the reads.
+    """The properties that one recorder has read. `given` maps tracers to the tensors from outside.
+    It says whether the tracer is the very tensor to the function, as it is not to what a transform
+    calls. `found` are the reads.
     """
 
     recorder: Recorder
     given: dict[int, tuple[Tensor, Tensor, bool]] = field(default_factory=dict)
-    found: dict[tuple[int, str], tuple[Tensor, str, Callable[[Tensor], Any], Any]] = field(default_factory=dict)
+    found: dict[tuple[int, str], tuple[Tensor, str, Callable[[Tensor], Any], Any]] = field(
+        default_factory=dict
+    )
     found_in_process: dict[str, tuple[Callable[[], Any], Any]] = field(default_factory=dict)
 
     def take(self, tensor: Tensor, tracer: Tensor, *, is_same: bool) -> None:
@@ -73,13 +77,18 @@ class Properties:
             internals.attributes(tracer)["outside_class"] = tensor.__class__
 
     def outside_of(self, tracer: Tensor) -> tuple[Tensor, bool] | None:
-        """The tensor from outside that a tracer stands for, and whether it is that to the function."""
+        """The tensor from outside that a tracer stands for, and whether it is that to the
+        function.
+        """
         known = self.given.get(id(tracer))
         return None if known is None else known[1:]
 
     def owner_of(self, tracer: Tensor) -> Tensor | None:
         """The tracer of a tensor from outside whose memory a tracer shows."""
-        return next((own for own, _, _ in self.given.values() if internals.have_one_memory(own, tracer)), None)
+        return next(
+            (own for own, _, _ in self.given.values() if internals.have_one_memory(own, tracer)),
+            None,
+        )
 
     def look_at(self, tensor: Tensor, name: str, find: Callable[[Tensor], Any]) -> Any:
         """Read a property of a tensor from outside, on which the trace depends from now on.
@@ -93,15 +102,19 @@ class Properties:
         if isinstance(tensor, internals.Tracer):
             with internals.outside_torch_func():
                 natural: Callable[[], Any] = lambda: find(tensor)
-                return _of_memory(self.recorder, name, tensor, natural) if name in OF_MEMORY else natural()
+                return (
+                    _of_memory(self.recorder, name, tensor, natural)
+                    if name in OF_MEMORY
+                    else natural()
+                )
         if (id(tensor), name) not in self.found:
             with internals.isolated(), internals.no_torch_function():
                 self.found[id(tensor), name] = tensor, name, find, find(tensor)
         return self.found[id(tensor), name][-1]
 
     def look_at_process(self, name: str, find: Callable[[], Any], *around: Any) -> Any:
-        """Read a part of the process's state, on which the trace depends from now on. `around` is its value around
-        the capture, where the capture changes it.
+        """Read a part of the process's state, on which the trace depends from now on. `around` is
+        its value around the capture, where the capture changes it.
         """
         if self.recorder.outer is not None:
             return self.recorder.outer.properties.look_at_process(name, find, *around)
@@ -115,9 +128,15 @@ class Properties:
             return ()
         for tensor, name, *_ in list(self.found.values()):
             if name == "type" and (id(tensor) in positions or self.recorder.knows(tensor)):
-                del self.found[id(tensor), name]  # calls are checked for it anyway: the trace computes with it
-        of_tensors = (Read(positions.get(id(one[0]), one[0]), *one[1:]) for one in self.found.values())
-        of_process = (Read(None, name, find, found) for name, (find, found) in self.found_in_process.items())
+                del self.found[
+                    id(tensor), name
+                ]  # calls are checked for it anyway: the trace computes with it
+        of_tensors = (
+            Read(positions.get(id(one[0]), one[0]), *one[1:]) for one in self.found.values()
+        )
+        of_process = (
+            Read(None, name, find, found) for name, (find, found) in self.found_in_process.items()
+        )
         return *of_tensors, *of_process
 
     def forget(self) -> None:
@@ -132,7 +151,9 @@ class Properties:
 
 
 def answer(recorder: Recorder, name: str, tensor: Tensor, natural: Callable[[], Any]) -> Any:
-    """Answer the function's question about a property of a tensor; `natural` is the tracer's own answer."""
+    """Answer the function's question about a property of a tensor; `natural` is the tracer's own
+    answer.
+    """
     recorder = _owner(recorder, tensor)
     properties = recorder.properties
     if not isinstance(tensor, internals.Tracer):
@@ -152,16 +173,22 @@ def answer(recorder: Recorder, name: str, tensor: Tensor, natural: Callable[[], 
     if name == "_base":
         return _base(recorder, tensor, None)
     if not is_same and recorder.inside:
-        return natural()  # of what a transform calls, autograd knows another tensor than of its argument
+        return (
+            natural()
+        )  # of what a transform calls, autograd knows another tensor than of its argument
     found = properties.look_at(outside, name, FOUND[name])
     result = natural()
     if not is_same:
-        return _agreed(recorder, name, found, result if name != "grad_fn" else FOUND["grad_fn"](tensor), result)
+        return _agreed(
+            recorder, name, found, result if name != "grad_fn" else FOUND["grad_fn"](tensor), result
+        )
     return ANSWERS.get(name, _as_found)(recorder, outside, found, result)
 
 
 def check_type(recorder: Recorder, tensor: Any) -> None:
-    """Note that the function asks for a part of the type of a tensor from outside, with which it may never compute."""
+    """Note that the function asks for a part of the type of a tensor from outside, with which it
+    may never compute.
+    """
     if not isinstance(tensor, Tensor) or isinstance(tensor, internals.Tracer) or is_wrapped(tensor):
         return
     if not internals.is_below_tracers(tensor, recorder.mode):
@@ -173,14 +200,22 @@ def _as_found(recorder: Recorder, tensor: Tensor, found: Any, natural: Any) -> A
 
 
 def _node(recorder: Recorder, tensor: Tensor, found: Any, natural: Any) -> Any:
-    if natural is None or not internals.is_result_from_outside(natural) or isinstance(tensor, internals.Tracer):
+    if (
+        natural is None
+        or not internals.is_result_from_outside(natural)
+        or isinstance(tensor, internals.Tracer)
+    ):
         return natural
     with internals.outside_torch_func():
         return tensor.grad_fn
 
 
 def _hooks(recorder: Recorder, tensor: Tensor, found: Any, natural: Any) -> Any:
-    return natural if found else _refuse(recorder, "the hooks of a tensor from outside", "Ask outside of the function.")
+    return (
+        natural
+        if found
+        else _refuse(recorder, "the hooks of a tensor from outside", "Ask outside of the function.")
+    )
 
 
 ANSWERS: dict[str, Callable[[Recorder, Tensor, Any, Any], Any]] = {
@@ -191,12 +226,18 @@ ANSWERS: dict[str, Callable[[Recorder, Tensor, Any, Any], Any]] = {
     "_backward_hooks": _hooks,
     "_post_accumulate_grad_hooks": _hooks,
 }
-"""The answer for each property, made from the finding about the tensor and the tracer's own answer."""
+"""The answer for each property, made from the finding about the tensor and the tracer's own
+answer.
+"""
 
 
 def _owner(recorder: Recorder, tensor: Tensor) -> Recorder:
     """The recorder around that made a tracer."""
-    while isinstance(tensor, internals.Tracer) and recorder.outer is not None and not recorder.owns(tensor):
+    while (
+        isinstance(tensor, internals.Tracer)
+        and recorder.outer is not None
+        and not recorder.owns(tensor)
+    ):
         recorder = recorder.outer
     return recorder
 
@@ -205,14 +246,20 @@ def _of_memory(recorder: Recorder, name: str, tensor: Tensor, natural: Callable[
     own = recorder.properties.owner_of(tensor)
     known = None if own is None else recorder.properties.outside_of(own)
     if own is None or known is None:
-        return natural() if name == "storage_offset" else name == "is_inference" and _is_inference_mode(recorder)
+        return (
+            natural()
+            if name == "storage_offset"
+            else name == "is_inference" and _is_inference_mode(recorder)
+        )
     outside, is_same = known
     found = recorder.properties.look_at(outside, name, FOUND[name])
     if name != "storage_offset":
         return found
     with internals.no_torch_function():
         begins = own.storage_offset()
-    return natural() - begins + found if is_same else _agreed(recorder, name, found, begins, natural())
+    return (
+        natural() - begins + found if is_same else _agreed(recorder, name, found, begins, natural())
+    )
 
 
 def _of_wrapped(recorder: Recorder, name: str, tensor: Tensor, natural: Callable[[], Any]) -> Any:
@@ -232,7 +279,9 @@ def _base(recorder: Recorder, tensor: Tensor, natural: Tensor | None) -> Tensor 
 
 
 def _agreed(recorder: Recorder, name: str, found: Any, here: Any, result: Any) -> Any:
-    """Answer inside a transform or a body, where the tensor asked about is another one than outside."""
+    """Answer inside a transform or a body, where the tensor asked about is another one than
+    outside.
+    """
     if found != here:
         _refuse(
             recorder,
@@ -246,25 +295,34 @@ def _is_inference_mode(recorder: Recorder) -> bool:
     name = "is_inference_mode_enabled"
     if recorder.inference:
         return recorder.inference[-1]
-    return recorder.properties.look_at_process(name, torch.is_inference_mode_enabled, recorder.around[name])
+    return recorder.properties.look_at_process(
+        name, torch.is_inference_mode_enabled, recorder.around[name]
+    )
 
 
 def _is_inference(recorder: Recorder, tensor: Tensor) -> bool:
     """Test for inference mode or a tensor made in it: nobody keeps track of views there."""
     own = recorder.properties.owner_of(tensor)
-    return _is_inference_mode(recorder) if own is None else _of_memory(recorder, "is_inference", own, bool)
+    return (
+        _is_inference_mode(recorder)
+        if own is None
+        else _of_memory(recorder, "is_inference", own, bool)
+    )
 
 
 def _refuse(recorder: Recorder, what: str, fix: str) -> Any:
     source = recorder.where() if recorder.where is not None else None
-    raise UnsupportedCall(located(f"the function reads {what}, which a trace does not have", source=source, fix=fix))
+    raise UnsupportedCall(
+        located(f"the function reads {what}, which a trace does not have", source=source, fix=fix)
+    )
 
 
 # ---- attributes that Python code gave a tensor ----
 
 
 def attribute(recorder: Recorder, tracer: Tensor, name: str) -> Any:
-    """An attribute that the tracer does not have: the one of the tensor from outside that it stands for.
+    """An attribute that the tracer does not have: the one of the tensor from outside that it stands
+    for.
 
     Raises:
         AttributeError: there is none.
@@ -279,7 +337,9 @@ def attribute(recorder: Recorder, tracer: Tensor, name: str) -> Any:
         if is_same:
             return _held(recorder, outside, name)
         _refuse(
-            recorder, f"the attribute `{name}` of a tensor inside of a transform or a body", "Read it outside of it."
+            recorder,
+            f"the attribute `{name}` of a tensor inside of a transform or a body",
+            "Read it outside of it.",
         )
     cls = _class_of(recorder, outside)
     for base in cls.__mro__:

@@ -1,7 +1,8 @@
 """Reads of module attributes by a capture.
 
-A program depends on the plain attributes that the traced code asked for (`training`, `self.p`, `self.config`), and on
-no others. A counter that a training loop keeps on its model is not a reason to trace again.
+A program depends on the plain attributes that the traced code asked for (`training`, `self.p`,
+`self.config`), and on no others. A counter that a training loop keeps on its model is not a reason
+to trace again.
 """
 
 from __future__ import annotations
@@ -27,22 +28,46 @@ Reads = dict[tuple[torch.nn.Module, str], Any]
 
 ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "ABSENT"})()
 
-_OWN = frozenset(torch.nn.Module().__dict__) - {"training"}  # hooks and sections, which are no plain attributes
-_reads: ContextVar[tuple[dict[tuple[torch.nn.Module, str], tuple[Any, Any]], int] | None] = ContextVar(
-    "thunder_fn_reads", default=None
+_OWN = frozenset(torch.nn.Module().__dict__) - {
+    "training"
+}  # hooks and sections, which are no plain attributes
+_reads: ContextVar[tuple[dict[tuple[torch.nn.Module, str], tuple[Any, Any]], int] | None] = (
+    ContextVar("thunder_fn_reads", default=None)
 )
-_written: ContextVar[set[tuple[torch.nn.Module, str]] | None] = ContextVar("thunder_fn_written", default=None)
-_SCALARS = (bool, int, float, complex, str, bytes, type(None), enum.Enum, range, slice, type(Ellipsis))
+_written: ContextVar[set[tuple[torch.nn.Module, str]] | None] = ContextVar(
+    "thunder_fn_written", default=None
+)
+_SCALARS = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(None),
+    enum.Enum,
+    range,
+    slice,
+    type(Ellipsis),
+)
 _TORCH_SCALARS = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
 PLAIN = (*_SCALARS, *_TORCH_SCALARS)
 """Plain data, which is compared by value."""
-_FUNCTIONS = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)
+_FUNCTIONS = (
+    type,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    types.ModuleType,
+)
 CONTAINERS = (list, tuple, set, frozenset, dict, deque)
 DEPTH, LONG = 4, 256
 
 
 def is_a(value: Any, kinds: type[T] | tuple[type[T], ...]) -> TypeGuard[T]:
-    """Test the type of an object. `isinstance` would ask the object for its class: code of the user may answer."""
+    """Test the type of an object. `isinstance` would ask the object for its class: code of the
+    user may answer.
+    """
     return issubclass(type(value), kinds)
 
 
@@ -68,20 +93,23 @@ def of_class(cls: type, name: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Tracked:
-    """Uses of module attributes: the values found where code read, filled in at the end, and the places where it
-    wrote.
+    """Uses of module attributes: the values found where code read, filled in at the end, and the
+    places where it wrote.
     """
 
     reads: Reads = field(default_factory=dict[tuple[torch.nn.Module, str], Any])
-    written: set[tuple[torch.nn.Module, str]] = field(default_factory=set[tuple[torch.nn.Module, str]])
+    written: set[tuple[torch.nn.Module, str]] = field(
+        default_factory=set[tuple[torch.nn.Module, str]]
+    )
 
 
 @contextmanager
 def tracked(depth: int = DEPTH) -> Generator[Tracked]:
     """Track the attributes, other than tensors, that are read and written inside, in this thread.
 
-    An attribute that the code inside reads and then changes differs in the next call: no call matches its note.
-    Values are described to a depth: 0 leaves what objects and containers hold to others.
+    An attribute that the code inside reads and then changes differs in the next call: no call
+    matches its note. Values are described to a depth: 0 leaves what objects and containers hold to
+    others.
     """
     found: dict[tuple[torch.nn.Module, str], tuple[Any, Any]] = {}
     result = Tracked()
@@ -124,7 +152,8 @@ def _tracking_writes(original: Callable[[Any, str, Any], None]) -> Callable[[Any
 
 
 _patch = internals.Patch(
-    (torch.nn.Module, "__getattribute__", _tracking), (torch.nn.Module, "__setattr__", _tracking_writes)
+    (torch.nn.Module, "__getattribute__", _tracking),
+    (torch.nn.Module, "__setattr__", _tracking_writes),
 )
 
 
@@ -146,14 +175,17 @@ class Same:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Changed:
-    """Mark of an attribute that the traced code itself changed after it had read it. Equal to nothing that is seen."""
+    """Mark of an attribute that the traced code itself changed after it had read it. Equal to
+    nothing that is seen.
+    """
 
     name: str
 
 
 def seen(value: Any, depth: int = DEPTH) -> Any:
-    """A value as a program may depend on it: numbers by value and type, containers by content, objects by identity and
-    by the plain values that they hold."""
+    """A value as a program may depend on it. Numbers count by value and type, containers by
+    content, objects by identity and by the plain values that they hold.
+    """
     if is_a(value, PLAIN):
         return type(value), Literal(value)
     if is_a(value, (torch.Tensor, torch.nn.Module, *_FUNCTIONS)) or depth == 0:
@@ -166,17 +198,26 @@ def seen(value: Any, depth: int = DEPTH) -> Any:
             )
         return type(value), tuple(seen(item, depth - 1) for item in items)
     if type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
-        return type(value), value.shape, value.dtype, value.tobytes() if value.nbytes <= 4096 else Same(value)
+        return (
+            type(value),
+            value.shape,
+            value.dtype,
+            value.tobytes() if value.nbytes <= 4096 else Same(value),
+        )
     fields = fields_of(value)
     if fields is None:
         return Same(value)
-    found = ((name, seen(item, depth - 1)) for name, item in fields.items() if not holds_tensor(item, depth - 1))
+    found = (
+        (name, seen(item, depth - 1))
+        for name, item in fields.items()
+        if not holds_tensor(item, depth - 1)
+    )
     return Same(value), tuple(found)
 
 
 def holds_tensor(value: Any, depth: int) -> bool:
-    """Test whether the value is a tensor or a container of some: data of a computation, and nothing that decides on
-    it.
+    """Test whether the value is a tensor or a container of some: data of a computation, and nothing
+    that decides on it.
     """
     if is_a(value, torch.Tensor):
         return True
@@ -186,22 +227,28 @@ def holds_tensor(value: Any, depth: int) -> bool:
 
 
 def content_of(value: Any) -> list[Any]:
-    """The content of a container, pairs of a dict, by the methods of its builtin class: a subclass may override its
-    own.
+    """The content of a container, pairs of a dict, by the methods of its builtin class: a subclass
+    may override its own.
     """
     kind: Any = next(kind for kind in (OrderedDict, *CONTAINERS) if is_a(value, kind))
     return list(kind.items(value) if is_a(value, dict) else kind.__iter__(value))
 
 
 def fields_of(value: Any) -> dict[str, Any] | None:
-    """The attributes of an object by name, those in slots too; None if it has none, or very many."""
+    """The attributes of an object by name, those in slots too; None if it has none, or very
+    many.
+    """
     fields = dict_of(value)
     names = [name for cls in type(value).__mro__ for name in _slots(cls)]
     if type(fields) is not dict:
         fields = {} if names else None
     if fields is None or len(fields) > LONG:
         return None
-    return {**fields, **{name: getattr(value, name) for name in names if hasattr(value, name)}} if names else fields
+    return (
+        {**fields, **{name: getattr(value, name) for name in names if hasattr(value, name)}}
+        if names
+        else fields
+    )
 
 
 def _slots(cls: type) -> tuple[str, ...]:

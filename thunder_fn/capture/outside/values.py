@@ -1,13 +1,14 @@
 """The values from outside of its arguments that a traced function reads, found while it is traced.
 
-`frames` shows the frames that run, `expressions` reads their code. Here the expressions are evaluated on a frame's globals,
-cells and locals, at its start and at its end, without running any code of the user. Each read is an edge:
+`frames` shows the frames that run, `expressions` reads their code. Here the expressions are
+evaluated on a frame's globals, cells and locals, at its start and at its end. No code of the user
+runs. Each read is an edge:
 
     (kind, holder, key) -> value
 
-If all edges that a trace crossed give the same values, the function reaches the same objects again, by induction. So a guard
-checks edges, and paths such as `cfg.lr` are kept for messages only. An edge's value is the one before the function itself wrote
-there.
+If all edges that a trace crossed give the same values, the function reaches the same objects again,
+by induction. So a guard checks edges, and paths such as `cfg.lr` are kept for messages only. An
+edge's value is the one before the function itself wrote there.
 
 Objects that the function makes are looked through, and are no holders of edges.
 """
@@ -34,8 +35,24 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture.garbage import referrers
 from thunder_fn.capture.generators import STATE_METHODS
 from thunder_fn.capture.outside.expressions import Reading, Source, reading, text
-from thunder_fn.capture.outside.frames import is_import, is_library, is_machinery, is_user_file, is_watched
-from thunder_fn.capture.outside.reads import ABSENT, CONTAINERS, LONG, PLAIN, content_of, dict_of, fields_of, is_a, seen
+from thunder_fn.capture.outside.frames import (
+    is_import,
+    is_library,
+    is_machinery,
+    is_user_file,
+    is_watched,
+)
+from thunder_fn.capture.outside.reads import (
+    ABSENT,
+    CONTAINERS,
+    LONG,
+    PLAIN,
+    content_of,
+    dict_of,
+    fields_of,
+    is_a,
+    seen,
+)
 from thunder_fn.capture.replaced.lookasides import is_diverted
 from thunder_fn.ir.text import escaped
 
@@ -45,11 +62,33 @@ MAX_ARRAY_BYTES = 4096
 _WRITES = frozenset(("append", "add", "extend", "appendleft", "get", "clear"))
 """Methods of containers that do not look at the content, and `get`, which is an item."""
 
-_NO_READS = frozenset(("torch", "thunder_fn", "functools", "logging", "warnings", "time", "typing", "abc"))
-"""Modules whose functions look at no attributes of an object that they are given, or call its methods, whose frames are seen."""
+_NO_READS = frozenset(
+    ("torch", "thunder_fn", "functools", "logging", "warnings", "time", "typing", "abc")
+)
+"""Modules whose functions look at no attributes of an object that they are given, or call its
+methods, whose frames are seen.
+"""
 
 _HARMLESS = frozenset(
-    map(id, (len, isinstance, issubclass, id, type, callable, print, hash, repr, getattr, hasattr, setattr, iter, str))
+    map(
+        id,
+        (
+            len,
+            isinstance,
+            issubclass,
+            id,
+            type,
+            callable,
+            print,
+            hash,
+            repr,
+            getattr,
+            hasattr,
+            setattr,
+            iter,
+            str,
+        ),
+    )
 )
 _DEEP = 6
 _Memo: TypeAlias = dict[Source, Sequence[Any]]
@@ -81,9 +120,9 @@ class Constant:
 def constant(value: Any) -> Any:
     """Bake a value into the program of the traced function in which this is called.
 
-    A jitted function is traced again when a value that it reads from outside changes. A value in `constant(...)` is
-    not looked at: the function keeps the value of the trace. It may be what cannot be guarded, such as a large NumPy
-    array.
+    A jitted function is traced again when a value that it reads from outside changes. A value in
+    `constant(...)` is not looked at: the function keeps the value of the trace. It may be what
+    cannot be guarded, such as a large NumPy array.
 
     Law: ``constant(value) is value``.
 
@@ -116,7 +155,9 @@ def look(kind: str, holder: Any, key: Any) -> Any:
             case "attr":
                 return getattr(holder, key)
             case "class":
-                return next((base.__dict__[key] for base in holder.__mro__ if key in base.__dict__), ABSENT)
+                return next(
+                    (base.__dict__[key] for base in holder.__mro__ if key in base.__dict__), ABSENT
+                )
             case "context":
                 return holder.get(ABSENT)
             case _:
@@ -126,7 +167,9 @@ def look(kind: str, holder: Any, key: Any) -> Any:
 
 
 def is_same(now: Any, then: Any, kind: str = "") -> bool:
-    """Test whether an edge's value is the old one: an object by identity, plain data by value and type."""
+    """Test whether an edge's value is the old one: an object by identity, plain data by value
+    and type.
+    """
     if now is then:
         return True
     if kind == "content":
@@ -159,11 +202,19 @@ class Frame:
     )
 
     def __init__(self, frame: types.FrameType, back: Frame | None, known: Reading) -> None:
-        self.code, self.globals, self.back, self.reading = frame.f_code, frame.f_globals, back, known
+        self.code, self.globals, self.back, self.reading = (
+            frame.f_code,
+            frame.f_globals,
+            back,
+            known,
+        )
         self.locals: list[dict[str, Any]] = [dict(frame.f_locals)]
         self.returned: dict[int, tuple[Any, types.CodeType]] = {}
         self.cells: dict[str, types.CellType] = {}
-        self.is_library, self.line = is_library(frame.f_code.co_filename), frame.f_code.co_firstlineno
+        self.is_library, self.line = (
+            is_library(frame.f_code.co_filename),
+            frame.f_code.co_firstlineno,
+        )
         self.over: tuple[Source, Frame] | None = None
         self.stored: dict[str, dict[int, Any]] = {}
         self.touched: set[int] = set()
@@ -174,7 +225,9 @@ class Frame:
 
 @dataclass(slots=True, eq=False)
 class _Settled:
-    """The values of a code object's expressions that depend on its globals alone, and the holders that were looked at."""
+    """The values of a code object's expressions that depend on its globals alone, and the
+    holders that were looked at.
+    """
 
     names: dict[str, Any]
     memo: _Memo
@@ -182,7 +235,9 @@ class _Settled:
 
 
 class Watch:
-    """The edges of one capture. `own` are modules whose state is guarded elsewhere, as those of a jitted module."""
+    """The edges of one capture. `own` are modules whose state is guarded elsewhere, as those of
+    a jitted module.
+    """
 
     def __init__(self, f: Callable[..., Any], own: frozenset[int] = frozenset()) -> None:
         self.own = own
@@ -195,14 +250,18 @@ class Watch:
         """Arrays that are too large to be compared."""
         self.constants: dict[str, Constant] = {}
         self.states: dict[str, str] = {}
-        """Methods that look at or set the state of a generator of random numbers, by how the generator is written."""
+        """Methods that look at or set the state of a generator of random numbers, by how the
+        generator is written.
+        """
         self.functions: dict[int, list[types.FunctionType]] = {}
         self.readings: dict[int, tuple[types.CodeType, Reading]] = {}
         self.stack: list[Frame] = []
         self.importing: types.FrameType | None = None
         self.before: dict[tuple[str, int, Any], tuple[Any, Any]] = {}
         self.done: dict[Any, tuple[set[int], bool]] = {}
-        """Frames that have been looked at, by their names' values: the holders, and whether they wait for callees."""
+        """Frames that have been looked at, by their names' values: the holders, and whether they
+        wait for callees.
+        """
         self.settled: dict[tuple[int, int], _Settled] = {}
         self.written: set[int] = set()
         """Holders that the function writes to: what was found there before may have changed."""
@@ -223,8 +282,8 @@ class Watch:
     # ---- what the frames tell ----
 
     def started(self, frame: types.FrameType) -> None:
-        """Look at what a frame can reach, before it changes anything. Code that an import runs is no part of the
-        function.
+        """Look at what a frame can reach, before it changes anything. Code that an import runs is
+        no part of the function.
         """
         code = frame.f_code
         if self.importing is None and is_import(frame):
@@ -262,11 +321,13 @@ class Watch:
             while frame.f_back is not None and frame.f_code is not self.stack[-1].code:
                 frame = frame.f_back
             written = f"the work of the thread {name!r}"
-            self.constants.setdefault(written, Constant(written, frame.f_code.co_filename, frame.f_lineno))
+            self.constants.setdefault(
+                written, Constant(written, frame.f_code.co_filename, frame.f_lineno)
+            )
 
     # ---- what is outside ----
 
-    def reach(self, value: Any, path: str, depth: int = _DEEP) -> Any:
+    def reach(self, value: Any, path: str, depth: int = _DEEP) -> Any:  # noqa: C901 - a branch for each kind of holder
         """A value is outside. Functions that it leads to are known by their code from now on."""
         if id(value) in self.outside or self.is_data(value) or is_a(value, types.ModuleType):
             return value
@@ -314,7 +375,9 @@ class Watch:
                     self.content(found, f"{path}.{name}")
         for cell in function.__closure__ or ():
             inner = look("cell", cell, None)
-            if not is_user_file(file) or is_a(inner, (types.FunctionType, functools.partial, types.MethodType)):
+            if not is_user_file(file) or is_a(
+                inner, (types.FunctionType, functools.partial, types.MethodType)
+            ):
                 self.reach(inner, path, depth - 1)
         self.reach(getattr(function, "__wrapped__", None), path, depth - 1)
 
@@ -338,12 +401,18 @@ class Watch:
         """The text of a value's path, as it was reached."""
         return self.outside[id(value)][1] if id(value) in self.outside else otherwise
 
-    def edge(self, kind: str, holder: Any, key: Any, path: str, *, is_by_value: bool = False) -> Any:
+    def edge(
+        self, kind: str, holder: Any, key: Any, path: str, *, is_by_value: bool = False
+    ) -> Any:
         """Cross an edge, from a holder that is outside."""
         place, value = (kind, id(holder), key), look(kind, holder, key)
         self.touched.add(id(type) if kind == "class" else id(holder))
-        if place not in self.edges and not (is_a(value, torch.Tensor) and internals.is_tracer(value)):
-            self.edges[place] = Edge(kind, holder, key, self.before.get(place, (None, value))[1], path)
+        if place not in self.edges and not (
+            is_a(value, torch.Tensor) and internals.is_tracer(value)
+        ):
+            self.edges[place] = Edge(
+                kind, holder, key, self.before.get(place, (None, value))[1], path
+            )
         if not is_by_value:
             self.array(value, path)
         return value
@@ -378,13 +447,20 @@ class Watch:
             self.outside.setdefault(id(value), (value, path))
             if value.nbytes <= MAX_ARRAY_BYTES:
                 place = ("content", id(value), None)
-                self.edges.setdefault(place, Edge("content", value, None, look("content", value, None), path))
+                self.edges.setdefault(
+                    place, Edge("content", value, None, look("content", value, None), path)
+                )
             else:
                 self.arrays.setdefault(id(value), (value, path))
 
     def iterator(self, value: Any, path: str, *, is_used: bool) -> None:
-        """Note the position of an iterator from outside. One that does not tell it is drawn from where it is used."""
-        if not is_a(value, _NO_FIELDS) and (step := getattr(type(value), "__next__", None)) is not None:
+        """Note the position of an iterator from outside. One that does not tell it is drawn from
+        where it is used.
+        """
+        if (
+            not is_a(value, _NO_FIELDS)
+            and (step := getattr(type(value), "__next__", None)) is not None
+        ):
             if is_a(step, types.FunctionType) and is_watched(step.__code__, step.__module__):
                 return  # its frames are seen
             progress = progress_of(value)
@@ -394,13 +470,18 @@ class Watch:
     # ---- evaluating ----
 
     def evaluate(self, frame: Frame, *, is_moving: bool = False) -> None:
-        """Cross all edges that the code of a frame can cross, with the present values of its locals.
+        """Cross all edges that the code of a frame can cross, with the present values of its
+        locals.
 
         Args:
             is_moving: only those that may be others than they were at the start of the frame.
         """
         key = self.relevant(frame)
-        if key is not None and (known := self.done.get(key)) is not None and known[0].isdisjoint(self.written):
+        if (
+            key is not None
+            and (known := self.done.get(key)) is not None
+            and known[0].isdisjoint(self.written)
+        ):
             frame.touched |= known[0]  # a frame like one that has been looked at
             frame.waits = frame.waits or known[1]
             return
@@ -411,7 +492,12 @@ class Watch:
             for code, source in frame.reading.comprehensions.items():
                 self.over[id(code)] = source, frame
         settled = self.settled_values(frame)
-        names = frozenset(name for given in frame.locals for name, value in given.items() if not self.is_data(value))
+        names = frozenset(
+            name
+            for given in frame.locals
+            for name, value in given.items()
+            if not self.is_data(value)
+        )
         uses = frame.reading.live(names, gives=bool(frame.returned), is_moving=is_moving)
         for _ in range(_PASSES):
             memo = settled.copy()
@@ -427,7 +513,9 @@ class Watch:
             self.done[key] = frame.touched, frame.waits
 
     def settled_values(self, frame: Frame) -> _Memo:
-        """The values of what depends on globals alone: once for a code object, if the function does not write there."""
+        """The values of what depends on globals alone: once for a code object, if the function
+        does not write there.
+        """
         key = id(frame.code), id(frame.globals)
         known = self.settled.get(key)
         if known is None or not known.touched.isdisjoint(self.written):
@@ -445,9 +533,11 @@ class Watch:
         return known.memo
 
     def relevant(self, frame: Frame) -> Any:
-        """The key of a frame's edges: its locals but for tensors, by identity, and the keys among them by value.
+        """The key of a frame's edges: its locals but for tensors, by identity, and the keys among
+        them by value.
 
-        None where there is an object that the function made: another one may have its identity later.
+        None where there is an object that the function made: another one may have its identity
+        later.
         """
         found: set[Any] = {frame.code.co_name}
         for given in frame.locals:
@@ -474,13 +564,18 @@ class Watch:
         return found
 
     def cells_of(self, frame: Frame) -> dict[str, types.CellType]:
-        """The cells of a frame, which does not know its function: those of a function of this code with such values."""
+        """The cells of a frame, which does not know its function: those of a function of this
+        code with such values.
+        """
         code = frame.code
         found: dict[str, types.CellType] = {}
         if code.co_freevars:
             for function in self.functions.get(id(code), ()):
                 cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
-                if all(look("cell", cell, None) is frame.locals[0].get(name, ABSENT) for name, cell in cells.items()):
+                if all(
+                    look("cell", cell, None) is frame.locals[0].get(name, ABSENT)
+                    for name, cell in cells.items()
+                ):
                     found = cells
             if not found and id(code) in self.inner:
                 found = self.inner[id(code)][1]
@@ -488,23 +583,34 @@ class Watch:
                 self.lost.setdefault(id(code), []).append(frame)
         for const in code.co_consts:
             if is_a(const, types.CodeType):
-                self.inner[id(const)] = const, {name: found[name] for name in const.co_freevars if name in found}
+                self.inner[id(const)] = (
+                    const,
+                    {name: found[name] for name in const.co_freevars if name in found},
+                )
         return found
 
     def method(self, frame: Frame) -> None:
-        """Note that the frame runs a method of an object from outside, which its class has to keep."""
+        """Note that the frame runs a method of an object from outside, which its class has to
+        keep.
+        """
         names = frame.code.co_varnames
         if not frame.code.co_argcount or not names:
             return
         value: Any = frame.locals[0].get(names[0])
         cls = value if is_a(value, type) else type(value)
-        if (cls, frame.code) in self.methods or self.is_data(value) or is_a(value, types.ModuleType):
+        if (
+            (cls, frame.code) in self.methods
+            or self.is_data(value)
+            or is_a(value, types.ModuleType)
+        ):
             return
         if not self.is_outside(value):
             return
         self.methods.add((cls, frame.code))
         name = frame.code.co_name
-        owner = next((base for base in cls.__mro__ if _code_of(base.__dict__.get(name)) is frame.code), None)
+        owner = next(
+            (base for base in cls.__mro__ if _code_of(base.__dict__.get(name)) is frame.code), None
+        )
         if owner is not None:
             # `super()` passes the first one over
             of = cls if look("class", cls, name) is owner.__dict__[name] else owner
@@ -571,7 +677,9 @@ class Watch:
     def each_values(self, source: tuple[Any, ...], frame: Frame, memo: _Memo) -> Sequence[Any]:
         """The values that a loop over a value gives."""
         path = f"{text(source[1])}[...]"
-        return [item for value in self.value(source[1], frame, memo) for item in self.items(value, path)]
+        return [
+            item for value in self.value(source[1], frame, memo) for item in self.items(value, path)
+        ]
 
     def attribute_values(self, source: tuple[Any, ...], frame: Frame, memo: _Memo) -> Sequence[Any]:
         """An attribute, by any of its names."""
@@ -626,7 +734,9 @@ class Watch:
         name = source[1]
         if name not in frame.globals:
             builtins: Any = frame.globals.get("__builtins__")
-            held: dict[str, Any] = builtins if is_a(builtins, dict) else vars(builtins) if builtins is not None else {}
+            held: dict[str, Any] = (
+                builtins if is_a(builtins, dict) else vars(builtins) if builtins is not None else {}
+            )
             return (held[name],) if name in held else ()
         value = frame.globals[name]
         if not frame.is_library or is_a(value, (*PLAIN, *CONTAINERS)):
@@ -651,14 +761,18 @@ class Watch:
         return list(found.values())
 
     def call_values(self, source: tuple[Any, ...], frame: Frame, memo: _Memo) -> Sequence[Any]:
-        """The possible results of a call: those of this frame's Python callees. A new object of a class is not
-        outside.
+        """The possible results of a call: those of this frame's Python callees. A new object of a
+        class is not outside.
         """
         target = source[1]
         callees = self.value(target, frame, memo)
         found = _given_back(frame, callees) if frame.returned else []
         for callee in callees:
-            if is_a(callee, types.MethodType) and self.is_outside(callee.__self__) and _is_unseen(callee):
+            if (
+                is_a(callee, types.MethodType)
+                and self.is_outside(callee.__self__)
+                and _is_unseen(callee)
+            ):
                 self.unseen(callee.__self__, self.path(callee.__self__, text(target)), frame)
             if is_a(callee, weakref.ref) and (value := callee()) is not None:
                 found.append(self.reach(value, f"{text(target)}()"))
@@ -674,8 +788,8 @@ class Watch:
             self.edge("class", cls, name, f"{cls.__name__}.{name}")
 
     def unseen(self, value: Any, path: str, frame: Frame) -> None:
-        """Reach an object that unseen code reads. One that has no attributes for Python to see is taken as a
-        constant.
+        """Reach an object that unseen code reads. One that has no attributes for Python to see is
+        taken as a constant.
         """
         self.fields(value, path)
         if is_opaque(value):
@@ -707,7 +821,9 @@ class Watch:
     # ---- attributes and items ----
 
     def keys(self, source: Source, frame: Frame, memo: _Memo) -> Sequence[Any] | None:
-        """The possible keys: a constant, plain data from outside, or an argument; None if they are not known."""
+        """The possible keys: a constant, plain data from outside, or an argument; None if they
+        are not known.
+        """
         if source is None:
             return None
         if source[0] == "const":
@@ -721,7 +837,7 @@ class Watch:
             found = self.value(source, frame, memo)
         return [key for key in found if is_a(key, _KEYS)] or None
 
-    def item(self, value: Any, key: Source, path: str, frame: Frame, memo: _Memo) -> Sequence[Any]:
+    def item(self, value: Any, key: Source, path: str, frame: Frame, memo: _Memo) -> Sequence[Any]:  # noqa: C901 - a branch for each kind of holder
         """The value of a key, and the edge to it."""
         if is_a(value, contextvars.ContextVar):
             return (self.reach(self.edge("context", value, None, path), path),)
@@ -731,7 +847,9 @@ class Watch:
                 self.edge("content", _environment(), None, "os.environ")
             for name in keys or ():
                 if is_a(name, str):
-                    self.edge("key", _environment(), os.environ.encodekey(name), f"os.environ[{name!r}]")  # type: ignore[attr-defined]
+                    self.edge(
+                        "key", _environment(), os.environ.encodekey(name), f"os.environ[{name!r}]"
+                    )  # type: ignore[attr-defined]
             return ()
         if is_a(value, (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)):
             return list(value._modules.values())  # pyright: ignore[reportPrivateUsage]
@@ -754,7 +872,9 @@ class Watch:
         return found
 
     def waited(self, frame: Frame, callees: list[Any]) -> Sequence[Any]:
-        """The results of the callees behind an attribute or item, which are known at the end of the frame."""
+        """The results of the callees behind an attribute or item, which are known at the end of
+        the frame.
+        """
         frame.waits = True
         return _given_back(frame, callees)
 
@@ -779,17 +899,21 @@ class Watch:
             return (self.reach(getattr(found, "__func__", found), path),)
         return self.object_attribute(value, name, path, frame)
 
-    def object_attribute(self, value: Any, name: str, path: str, frame: Frame) -> Sequence[Any]:
+    def object_attribute(self, value: Any, name: str, path: str, frame: Frame) -> Sequence[Any]:  # noqa: C901 - a branch for each kind of holder
         """An attribute of an object, of its own or of its class."""
         of_class, held = look("class", type(value), name), dict_of(value)
-        if is_a(value, CONTAINERS) and (held is None or (name not in held and not _is_python(of_class))):
+        if is_a(value, CONTAINERS) and (
+            held is None or (name not in held and not _is_python(of_class))
+        ):
             if is_a(value, tuple) and hasattr(type(value), "_fields") and of_class is not ABSENT:
                 return (self.reach(getattr(value, name, None), path),)
             if name not in _WRITES:
                 self.content(value, path.rpartition(".")[0])
             return ()
         self.iterator(value, path.rpartition(".")[0], is_used=True)
-        if is_a(of_class, (types.MemberDescriptorType, types.GetSetDescriptorType)) and not callable(value):
+        if is_a(
+            of_class, (types.MemberDescriptorType, types.GetSetDescriptorType)
+        ) and not callable(value):
             return (self.reach(self.edge("attr", value, name, path, is_by_value=True), path),)
         if type(held) is not dict:
             if is_a(value, torch.Generator) and name in STATE_METHODS:
@@ -811,7 +935,11 @@ class Watch:
         self.reach(of_class, path)
         if is_a(of_class, types.FunctionType):
             return (types.MethodType(of_class, value),)
-        return self.waited(frame, [_code_of(of_class)]) if hasattr(of_class, "__get__") else (of_class,)
+        return (
+            self.waited(frame, [_code_of(of_class)])
+            if hasattr(of_class, "__get__")
+            else (of_class,)
+        )
 
     def module_attribute(self, value: torch.nn.Module, name: str, path: str) -> Sequence[Any]:
         """The state of a module is guarded as a whole; an attribute of its class is an edge."""
@@ -838,30 +966,38 @@ class Watch:
                 self.edge("key", held, name, path)
             return (self.reach(held[name], path),)
         if type(module) is not types.ModuleType and is_machinery(module.__name__):
-            self.edge("attr", module, name, path, is_by_value=True)  # such as torch.backends.cudnn.enabled
+            self.edge(
+                "attr", module, name, path, is_by_value=True
+            )  # such as torch.backends.cudnn.enabled
         return ()
 
     # ---- the end ----
 
     def finish(self) -> None:
-        """Look for the functions of frames whose cells no known path led to. Forget everything but the findings."""
+        """Look for the functions of frames whose cells no known path led to. Forget everything
+        but the findings.
+        """
         for held, name, path in self.late:
             self.edge("key", held, name, path)
         lost = {key: frames for key, frames in self.lost.items() if key not in self.inner}
-        codes = [frames[0].code for frames in lost.values() if any(map(self.has_values_in_cells, frames))]
+        codes = [
+            frames[0].code for frames in lost.values() if any(map(self.has_values_in_cells, frames))
+        ]
         for function in referrers(*codes) if codes else ():
             if is_a(function, types.FunctionType) and id(function.__code__) in lost:
                 self.functions.setdefault(id(function.__code__), []).append(function)
         self.done.clear()
         for code in codes:
-            for frame in tuple(lost[id(code)]):  # a frame that stays without its function is appended again
+            for frame in tuple(
+                lost[id(code)]
+            ):  # a frame that stays without its function is appended again
                 del frame.locals[1:]
                 self.evaluate(frame)
         self.lost.clear()
 
     def has_values_in_cells(self, frame: Frame) -> bool:
-        """Test whether some free variable is bound to plain data or to an outside value: a cell that somebody may
-        bind anew.
+        """Test whether some free variable is bound to plain data or to an outside value: a cell
+        that somebody may bind anew.
         """
         given = (frame.locals[0].get(name) for name in frame.code.co_freevars)
         return any(not is_a(value, (torch.Tensor, type(None), *_FUNCTIONS)) for value in given)
@@ -889,7 +1025,14 @@ RULES: dict[str, Callable[..., Sequence[Any]]] = {
 # ---- kinds of values ----
 
 _NO_FIELDS = (type, types.ModuleType, torch.nn.Module, torch.Tensor, *PLAIN)
-_FUNCTIONS = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial, torch.nn.Module)
+_FUNCTIONS = (
+    type,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    functools.partial,
+    torch.nn.Module,
+)
 _EXACT = frozenset((list, tuple, dict, set, frozenset, collections.deque))
 _KEYS = (str, int, float, bytes, type(None), tuple, torch.dtype, torch.device)
 _SETTLED = frozenset(
@@ -916,14 +1059,22 @@ _RUNNING: list[Any] = []
 """Stand-in for the values of an expression that is being evaluated."""
 
 _PASSES = 64
-"""The number of times that a frame is looked at again where a local leads to itself, as along a linked list."""
+"""The number of times that a frame is looked at again where a local leads to itself, as along a
+linked list.
+"""
 
 
 def _given_back(frame: Frame, callees: Sequence[Any]) -> list[Any]:
-    """The results of a frame's Python callees; only those that are meant, where all of them are known."""
+    """The results of a frame's Python callees; only those that are meant, where all of them are
+    known.
+    """
     codes = [callee if is_a(callee, types.CodeType) else _code_of(callee) for callee in callees]
     is_any = not codes or None in codes
-    return [value for value, code in frame.returned.values() if is_any or code in codes or code.co_flags & _GENERATOR]
+    return [
+        value
+        for value, code in frame.returned.values()
+        if is_any or code in codes or code.co_flags & _GENERATOR
+    ]
 
 
 def _is_lasting(value: Any) -> bool:
@@ -938,7 +1089,11 @@ def _items(value: Any) -> list[Any]:
 
 def _is_ours(module: Any) -> bool:
     """Test for a class of PyTorch's or ours, whose objects are machinery."""
-    return is_a(module, str) and module.partition(".")[0] in ("thunder_fn", "torch", "logging") and is_machinery(module)
+    return (
+        is_a(module, str)
+        and module.partition(".")[0] in ("thunder_fn", "torch", "logging")
+        and is_machinery(module)
+    )
 
 
 def _is_library_module(module: types.ModuleType) -> bool:
@@ -952,7 +1107,9 @@ def _is_python(found: Any) -> bool:
 
 def _is_seen(found: Any) -> bool:
     """Test whether frames of a method are seen."""
-    return is_a(found, types.FunctionType) and is_watched(found.__code__, found.__globals__.get("__name__"))
+    return is_a(found, types.FunctionType) and is_watched(
+        found.__code__, found.__globals__.get("__name__")
+    )
 
 
 def _code_of(found: Any) -> Any:
@@ -960,7 +1117,11 @@ def _code_of(found: Any) -> Any:
         return found.__code__
     if is_a(found, (type, types.BuiltinFunctionType, types.MethodDescriptorType, types.ModuleType)):
         return None
-    function = getattr(found, "__func__", None) or getattr(found, "fget", None) or getattr(found, "func", None)
+    function = (
+        getattr(found, "__func__", None)
+        or getattr(found, "fget", None)
+        or getattr(found, "func", None)
+    )
     return getattr(function, "__code__", None)
 
 
@@ -980,7 +1141,9 @@ def _found(value: Any, name: str) -> Any:
 
 
 def _is_unseen(callee: Any) -> bool:
-    """Test whether a call goes to code whose frames are not seen, and that may read its arguments."""
+    """Test whether a call goes to code whose frames are not seen, and that may read its
+    arguments.
+    """
     while is_a(callee, (types.MethodType, functools.partial)):
         callee = getattr(callee, "func" if is_a(callee, functools.partial) else "__func__")
     if id(callee) in _HARMLESS or callee is constant:
@@ -1004,7 +1167,9 @@ def is_opaque(value: Any) -> bool:
         return False
     module = type(value).__module__
     return not (
-        module.partition(".")[0] in _SETTLED or hasattr(type(value), "__next__") or fields_of(value) is not None
+        module.partition(".")[0] in _SETTLED
+        or hasattr(type(value), "__next__")
+        or fields_of(value) is not None
     )
 
 

@@ -1,5 +1,5 @@
 """Functions of PyTorch and Python that behave otherwise while a thread captures.
 
-`lookasides.py` and `patches.py` put the replacements in; they are entered in the one registry of patches,
-`torch_internals/patches.py`. In other threads every replacement does what it replaces.
+`lookasides.py` and `patches.py` put the replacements in; they are entered in the one registry of
+patches, `torch_internals/patches.py`. In other threads every replacement does what it replaces.
 """

@@ -1,7 +1,8 @@
 """`torch.autocast` regions inside a traced function.
 
-The ops of a region become a composite, `autocast_region`, with the casts of the region in it, or none where it turns
-autocast off. The autocast interpreter leaves it as it is: in PyTorch the innermost region decides.
+The ops of a region become a composite, `autocast_region`, with the casts of the region in it, or
+none where it turns autocast off. The autocast interpreter leaves it as it is: in PyTorch the
+innermost region decides.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ REGION = "autocast_region"
 
 
 def is_region(op: Op) -> bool:
-    """Test for a composite whose precision is settled: a region, or what a transform made of one and named after it."""
+    """Test for a composite whose precision is settled: a region, or what a transform made of one
+    and named after it.
+    """
     return op.kind == "composite" and REGION in op.name
 
 
@@ -29,14 +32,18 @@ def enter(region: Any) -> Any:
     result, recorder = original_of(torch.autocast.__enter__)(region), current()
     if recorder is not None:
         outer = recorder.scope
-        scope = Scope(REGION, "composite", outer, outer.depth + 1, user_source(recorder), outer.module)
+        scope = Scope(
+            REGION, "composite", outer, outer.depth + 1, user_source(recorder), outer.module
+        )
         outer.items.append(scope)
         recorder.scope = scope
     return result
 
 
 def leave(region: Any, *error: Any) -> Any:
-    """`torch.autocast.__exit__`: the scope ends, unless it ended with a call that it was entered in."""
+    """`torch.autocast.__exit__`: the scope ends, unless it ended with a call that it was entered
+    in.
+    """
     recorder = current()
     if recorder is not None and recorder.scope.name == REGION and recorder.scope.parent is not None:
         recorder.scope = recorder.scope.parent

@@ -1,9 +1,10 @@
 """`torch.autograd.Function` inside a traced function.
 
-A trace has the equations of `forward`. PyTorch runs `forward` with gradients off, and the user's `backward` is not
-part of what it records. So the results of `forward` pass through `thunder_fn::autograd_function`, a copy that nobody
-can differentiate. PyTorch's own autograd inside the traced function does not meet it: it calls `backward`. The
-results of a `once_differentiable` `backward` pass through `thunder_fn::once_differentiable`.
+A trace has the equations of `forward`. PyTorch runs `forward` with gradients off, and the user's
+`backward` is not part of what it records. So the results of `forward` pass through
+`thunder_fn::autograd_function`, a copy that nobody can differentiate. PyTorch's own autograd inside
+the traced function does not meet it: it calls `backward`. The results of a `once_differentiable`
+`backward` pass through `thunder_fn::once_differentiable`.
 """
 
 from __future__ import annotations
@@ -22,14 +23,18 @@ def _without_derivative(op: str, why: str, fix: str) -> Any:
     def copy(x: torch.Tensor, name: str) -> torch.Tensor:
         return x.clone()
 
-    def batched(info: Any, in_dims: tuple[int | None, None], x: torch.Tensor, name: str) -> tuple[Any, int | None]:
+    def batched(
+        info: Any, in_dims: tuple[int | None, None], x: torch.Tensor, name: str
+    ) -> tuple[Any, int | None]:
         return copied(x, name), in_dims[0]
 
     def keep_name(ctx: Any, inputs: tuple[torch.Tensor, str], output: torch.Tensor) -> None:
         ctx.name = inputs[1]
 
     def refuse(ctx: Any, cotangent: torch.Tensor) -> Any:
-        raise MissingRule(located(f"the backward of the autograd function {ctx.name} {why}", fix=fix))
+        raise MissingRule(
+            located(f"the backward of the autograd function {ctx.name} {why}", fix=fix)
+        )
 
     copied: Any = torch.library.custom_op(f"thunder_fn::{op}", copy, mutates_args=())
     copied.register_fake(lambda x, name: torch.empty_like(x))
@@ -41,7 +46,8 @@ def _without_derivative(op: str, why: str, fix: str) -> Any:
 autograd_function = _without_derivative(
     "autograd_function",
     "is not part of the trace, so nothing can be differentiated through it",
-    "Write its forward as a plain function, or use `torch.autograd.grad` inside the traced function.",
+    "Write its forward as a plain function, or use `torch.autograd.grad` inside the traced"
+    " function.",
 )
 once = _without_derivative(
     "once_differentiable",

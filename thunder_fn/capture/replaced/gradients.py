@@ -1,4 +1,6 @@
-"""The `.grad` of leaves from outside: which tensors they are while a function is traced, and whether anybody looked."""
+"""The `.grad` of leaves from outside: which tensors they are while a function is traced, and
+whether anybody looked.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,18 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Gradients:
-    """The gradients that one recorder knows. `taken` are leaves: (tensor, its tracer, the gradient that it had).
+    """The gradients that one recorder knows. `taken` are leaves: (tensor, its tracer, the gradient
+    that it had).
 
-    `read` are those whose gradient was read or changed, which the trace depends on: (tensor, the gradient). A function that was
-    called `follows` if it turns gradients on where they are off, and some result of it requires grad.
+    `read` are those whose gradient was read or changed, which the trace depends on: (tensor, the
+    gradient). A function that was called `follows` if it turns gradients on where they are off, and
+    some result of it requires grad.
     """
 
     recorder: Recorder
-    taken: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = field(default_factory=list)
+    taken: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = field(
+        default_factory=list
+    )
     read: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = field(default_factory=dict)
     follows: bool = False
 
@@ -38,8 +44,8 @@ class Gradients:
         self.taken.append((tensor, tracer, before))
 
     def look_at(self, tensor: torch.Tensor) -> None:
-        """Record that the trace depends on the `.grad` of a tensor from outside, or of its tracer: on which tensor it
-        is.
+        """Record that the trace depends on the `.grad` of a tensor from outside, or of its tracer:
+        on which tensor it is.
         """
         for given, tracer, before in self.taken:
             if tensor is tracer or tensor is given:
@@ -54,7 +60,9 @@ class Gradients:
     def is_changed(self, grad: torch.Tensor) -> bool:
         """Test whether a gradient that was closed over has other values than it had."""
         of = self.recorder
-        return any(tensor is grad and of.var_of(tracer) != before for tensor, tracer, before in of.lifted())
+        return any(
+            tensor is grad and of.var_of(tracer) != before for tensor, tracer, before in of.lifted()
+        )
 
     def forget(self) -> None:
         """Hold nothing any more."""

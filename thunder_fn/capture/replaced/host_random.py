@@ -1,4 +1,6 @@
-"""Random numbers of Python and NumPy, drawn by code while it is traced: a trace has them as constants."""
+"""Random numbers of Python and NumPy, drawn by code while it is traced: a trace has them as
+constants.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,8 @@ def drawn_since(before: State) -> str | None:
 
 @contextmanager
 def untouched_by_refusals() -> Generator[None]:
-    """Set the generators back if the code inside cannot be traced; if it raised itself, leave them where it left
-    them.
+    """Set the generators back if the code inside cannot be traced; if it raised itself, leave them
+    where it left them.
     """
     before = state()
     try:

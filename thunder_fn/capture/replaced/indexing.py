@@ -1,7 +1,8 @@
 """`x[i]` with a scalar tensor i, as the counter of a loop is, or with a number that is a symbol.
 
-Eager PyTorch reads the number of a tensor and takes a slice. A tracer has no number to read; indexing with a tensor of
-one element gives the same values. So does it with a number that data says. Any other symbol selects after the rest.
+Eager PyTorch reads the number of a tensor and takes a slice. A tracer has no number to read;
+indexing with a tensor of one element gives the same values. So does it with a number that data
+says. Any other symbol selects after the rest.
 """
 
 from __future__ import annotations
@@ -41,12 +42,18 @@ def setitem(x: Tensor, index: Any, value: Any) -> None:
             Tensor.__setitem__(selected, Ellipsis, value)
         return
     view, scalars = placed
-    new = value.to(x.dtype) if isinstance(value, Tensor) else torch.full((), value, dtype=x.dtype, device=x.device)
+    new = (
+        value.to(x.dtype)
+        if isinstance(value, Tensor)
+        else torch.full((), value, dtype=x.dtype, device=x.device)
+    )
     torch.ops.aten.index_put_.default(view, scalars, new)
 
 
 def _selected(x: Tensor, index: Any) -> Tensor | None:
-    """The view where some of the index are symbols; None where there are none, or tensors and lists beside them."""
+    """The view where some of the index are symbols; None where there are none, or tensors and
+    lists beside them.
+    """
     parts = index if isinstance(index, tuple) else (index,)
     if not any(isinstance(part, torch.SymInt) for part in parts) or not all(map(_is_basic, parts)):
         return None
@@ -62,7 +69,10 @@ def _selected(x: Tensor, index: Any) -> Tensor | None:
 def _with_numbers(index: Any) -> Any:
     """The index with numbers for tensors in slices, which eager PyTorch reads."""
     parts = index if isinstance(index, tuple) else (index,)
-    new = tuple(_slice_of_numbers(part) if isinstance(part, slice) else _scalar_of_data(part) for part in parts)
+    new = tuple(
+        _slice_of_numbers(part) if isinstance(part, slice) else _scalar_of_data(part)
+        for part in parts
+    )
     return new if isinstance(index, tuple) else new[0]
 
 
@@ -72,7 +82,9 @@ def _slice_of_numbers(part: slice) -> slice:
 
 
 def _scalar_of_data(part: Any) -> Any:
-    """A number that data says as a scalar tensor; a mask of bytes, which fake tensors do not index by, as one of bools."""
+    """A number that data says as a scalar tensor; a mask of bytes, which fake tensors do not
+    index by, as one of bools.
+    """
     if isinstance(part, Tensor) and part.dtype == torch.uint8:
         return part.bool()
     return tensor(part) if isinstance(part, torch.SymInt) and is_found_in_data(part) else part

@@ -1,8 +1,8 @@
 """Explicit random keys, `torch.func._random`, as equations.
 
-A key says which numbers are drawn, so these equations are pure. Equal ones are merged, a checkpoint may run them
-again, and a batch of keys draws what each key draws alone. PyTorch fills a tensor in place; in a trace the numbers
-are a new one.
+A key says which numbers are drawn, so these equations are pure. Equal ones are merged, a checkpoint
+may run them again, and a batch of keys draws what each key draws alone. PyTorch fills a tensor in
+place; in a trace the numbers are a new one.
 
 PyTorch has keys since 2.12, and kernels for them on CUDA devices.
 """
@@ -33,14 +33,20 @@ def check_kernel(kernel: str, key: Tensor) -> None:
     if not internals.has_kernel(f"aten::{kernel}", key.device.type):
         raise UnsupportedCall(
             located(
-                f"PyTorch {torch.__version__} has no random keys on {key.device.type}: there is no kernel for {kernel}",
+                f"PyTorch {torch.__version__} has no random keys on {key.device.type}: there is no"
+                f" kernel for {kernel}",
                 source=user_source(),
-                fix="Make the key on a CUDA device, `torch.func._random.key(seed, device='cuda')`, or draw from a generator.",
+                fix=(
+                    "Make the key on a CUDA device, `torch.func._random.key(seed, device='cuda')`,"
+                    " or draw from a generator."
+                ),
             )
         )
 
 
-def _batched_key(info: Any, in_dims: Any, key: Tensor, number: int, kernel: Any) -> tuple[Tensor, int]:
+def _batched_key(
+    info: Any, in_dims: Any, key: Tensor, number: int, kernel: Any
+) -> tuple[Tensor, int]:
     found = kernel(key.movedim(in_dims[0], 0), number)
     return found, found.dim() - key.dim()
 
@@ -61,7 +67,9 @@ def _define(name: str, kernel: str) -> None:
     overload: Any = getattr(aten, kernel).default
     own: Any = getattr(torch.ops.thunder_fn, name).default
     _library.impl(name, lambda key, number: overload(key, number), "CompositeExplicitAutograd")
-    torch.library.register_fake(f"thunder_fn::{name}", lambda key, number: overload(key, number), lib=_library)
+    torch.library.register_fake(
+        f"thunder_fn::{name}", lambda key, number: overload(key, number), lib=_library
+    )
     batched = lambda info, dims, key, number: _batched_key(info, dims, key, number, own)
     torch.library.register_vmap(f"thunder_fn::{name}", batched, lib=_library)
 
@@ -72,13 +80,17 @@ def _define(name: str, kernel: str) -> None:
     SAME[f"aten.{kernel}.default"] = same
 
 
-def _define_draw(name: str, kernel: str, first: str, second: str, defaults: tuple[float, float]) -> None:
+def _define_draw(
+    name: str, kernel: str, first: str, second: str, defaults: tuple[float, float]
+) -> None:
     """Numbers in a new tensor."""
     overload: Any = getattr(aten, kernel).default
     own: Any = getattr(torch.ops.thunder_fn, name).default
     fill = lambda like, key, a, b: overload(like.new_empty(like.shape), key, a, b)
     _library.impl(name, fill, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"thunder_fn::{name}", lambda like, key, a, b: like.new_empty(like.shape), lib=_library)
+    torch.library.register_fake(
+        f"thunder_fn::{name}", lambda like, key, a, b: like.new_empty(like.shape), lib=_library
+    )
     batched = lambda info, dims, like, key, a, b: _batched_draw(info, dims, like, key, a, b, own)
     torch.library.register_vmap(f"thunder_fn::{name}", batched, lib=_library)
 

@@ -1,14 +1,17 @@
 """Ops that look at memory layout, recorded so that the trace does not depend on it.
 
-Strides are not part of a type: a trace runs on tensors of any layout, and rules are derived on contiguous ones. The few
-ops whose result or derivative depends on strides are recorded behind a contiguous `clone`.
+Strides are not part of a type: a trace runs on tensors of any layout, and rules are derived on
+contiguous ones. The few ops whose result or derivative depends on strides are recorded behind a
+contiguous `clone`.
 
-- `as_strided` and `as_strided_scatter` address memory. The strides at hand when they are recorded say which element
-  lies where, so they become the same op on a flat contiguous clone, or a gather where the tensor has gaps.
-- `linalg.det`, `slogdet` and `solve` factor the matrix or its transpose, whichever is contiguous, and their derivatives
-  ask again which it was.
+- `as_strided` and `as_strided_scatter` address memory. The strides at hand when they are recorded
+  say which element lies where. So they become the same op on a flat contiguous clone, or a gather
+  if the tensor has gaps.
+- `linalg.det`, `slogdet` and `solve` factor the matrix or its transpose, whichever is contiguous,
+  and their derivatives ask again which it was.
 - `view_as_complex` takes pairs of neighbours.
-- The backward of efficient attention reads the output as its forward lays it out, whatever its strides (halves on a GPU).
+- The backward of efficient attention reads the output as its forward lays it out, whatever its
+  strides (halves on a GPU).
 """
 
 from __future__ import annotations
@@ -37,7 +40,9 @@ CONTIGUOUS = (("memory_format", Literal(torch.contiguous_format)),)
 def with_plain_layout(
     recorder: Recorder, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 ) -> tuple[Var, ...] | None:
-    """Record an op that looks at layout; the variables of its results. None if it can be recorded as it is."""
+    """Record an op that looks at layout; the variables of its results. None if it can be
+    recorded as it is.
+    """
     if name in facts.FACTORS:
         return _factor(recorder, name, args, kwargs, result)
     if name in facts.READ_AS_CONTIGUOUS:
@@ -54,7 +59,12 @@ def with_plain_layout(
 
 
 def _emit(
-    recorder: Recorder, overload: Any, args: tuple[Any, ...], shape: Any, like: torch.Tensor, kwargs: Any = ()
+    recorder: Recorder,
+    overload: Any,
+    args: tuple[Any, ...],
+    shape: Any,
+    like: torch.Tensor,
+    kwargs: Any = (),
 ) -> Var:
     type = TensorType(like.dtype, tuple(shape), like.device)
     return recorder.emit(ops.leaf(overload), tuple(map(_arg, args)), (type,), kwargs)[0]
@@ -75,15 +85,25 @@ def _clone(recorder: Recorder, var: Var, shape: Any, like: torch.Tensor) -> Var:
     return new
 
 
-def _record_as_is(recorder: Recorder, args: tuple[Any, ...], result: torch.Tensor) -> tuple[Var, ...]:
-    """An op that reads memory beyond the elements of a tensor from outside: it runs, but nothing can be derived from it.
+def _record_as_is(
+    recorder: Recorder, args: tuple[Any, ...], result: torch.Tensor
+) -> tuple[Var, ...]:
+    """An op that reads memory beyond the elements of a tensor from outside: it runs, but nothing
+    can be derived from it.
 
-    A computed value has no memory but its elements, and neither has what an argument with a bit stands for.
+    A computed value has no memory but its elements, and neither has what an argument with a bit
+    stands for.
     """
     tensor, var = args[0], recorder.read(args[0])
-    outside = (*recorder.inputs, *(constant.var for constant in recorder.constants if not constant.owned))
+    outside = (
+        *recorder.inputs,
+        *(constant.var for constant in recorder.constants if not constant.owned),
+    )
     if recorder.outer is not None or tensor.is_conj() or tensor.is_neg() or var not in outside:
-        what = "as_strided reads memory that its tensor does not hold, beside the elements of a computed tensor"
+        what = (
+            "as_strided reads memory that its tensor does not hold, beside the elements of a"
+            " computed tensor"
+        )
         fix = "Call as_strided on the tensor that has this memory, outside of the traced function."
         raise UnsupportedCall(located(what, source=recorder.source, fix=fix))
     return recorder.emit(HIDDEN, tuple(map(recorder.encode, args)), (type_of_value(result),), ())
@@ -92,11 +112,15 @@ def _record_as_is(recorder: Recorder, args: tuple[Any, ...], result: torch.Tenso
 def _with_output_as_computed(
     recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 ) -> tuple[Var, ...]:
-    """Efficient attention's backward on an output whose heads lie side by side: a copy where the forward's was moved."""
+    """Efficient attention's backward on an output whose heads lie side by side: a copy where the
+    forward's was moved.
+    """
     new, place = [recorder.encode(arg) for arg in args], 5
     out = args[place]
     batch, heads, length, size = out.shape
-    turned = _emit(recorder, aten.transpose.int, (new[place], 1, 2), (batch, length, heads, size), out)
+    turned = _emit(
+        recorder, aten.transpose.int, (new[place], 1, 2), (batch, length, heads, size), out
+    )
     (laid,) = recorder.emit(ops.CONTIGUOUS, (turned,), (turned.type,), ())
     new[place] = _emit(recorder, aten.transpose.int, (laid, 1, 2), out.shape, out)
     types = tuple(type_of_value(value) for value in ops.flatten_result(result))
@@ -107,7 +131,9 @@ def _with_output_as_computed(
 def _on_clones(
     recorder: Recorder, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 ) -> tuple[Var, ...]:
-    """An op that reads some arguments as memory: PyTorch's callers make them contiguous, and a trace does it always."""
+    """An op that reads some arguments as memory: PyTorch's callers make them contiguous, and a
+    trace does it always.
+    """
     new = [recorder.encode(arg) for arg in args]
     for position in facts.READ_AS_CONTIGUOUS[name]:
         var = new[position]
@@ -129,13 +155,16 @@ def _factor(
     if matrix.is_complex() or var.index in recorder.contiguous:
         return None
     if not matrix.is_contiguous() and "solve" not in name:
-        # eager factors the matrix itself, not its transpose: the same numbers as for a transposed contiguous one
+        # eager factors the matrix itself, not its transpose: the same numbers as for a transposed
+        # contiguous one
         matrix = matrix.mT
         var = _emit(recorder, aten.transpose.int, (var, -2, -1), matrix.shape, matrix)
     var = _clone(recorder, var, matrix.shape, matrix)
     types = tuple(type_of_value(value) for value in result)
     options = tuple((key, recorder.encode(value)) for key, value in kwargs.items())
-    return recorder.emit(ops.leaf(ops.overload_named(name)), (var, *map(recorder.encode, rest)), types, options)
+    return recorder.emit(
+        ops.leaf(ops.overload_named(name)), (var, *map(recorder.encode, rest)), types, options
+    )
 
 
 # ---- addresses ----
@@ -143,7 +172,11 @@ def _factor(
 
 def _is_plain(recorder: Recorder, args: tuple[Any, ...]) -> bool:
     tensor = args[0]
-    return tensor.dim() == 1 and tensor.storage_offset() == 0 and recorder.read(tensor).index in recorder.contiguous
+    return (
+        tensor.dim() == 1
+        and tensor.storage_offset() == 0
+        and recorder.read(tensor).index in recorder.contiguous
+    )
 
 
 def _places(shape: Any, stride: Any, offset: int) -> torch.Tensor:
@@ -159,7 +192,9 @@ def _offset(tensor: torch.Tensor) -> int:
 
 
 def _order(tensor: torch.Tensor) -> list[int] | None:
-    """The dims from the outermost in memory to the innermost; None if the tensor has gaps or overlaps."""
+    """The dims from the outermost in memory to the innermost; None if the tensor has gaps or
+    overlaps.
+    """
     order = sorted(range(tensor.dim()), key=lambda dim: (tensor.size(dim) > 1, -tensor.stride(dim)))
     expected = 1
     for dim in reversed(order):
@@ -177,7 +212,9 @@ def _flat(recorder: Recorder, tensor: torch.Tensor, var: Var, order: list[int]) 
         var = _emit(recorder, aten.permute.default, (var, order), shape, tensor)
     var = _clone(recorder, var, shape, tensor)
     if tensor.dim() != 1:
-        var = _emit(recorder, aten.reshape.default, (var, [tensor.numel()]), [tensor.numel()], tensor)
+        var = _emit(
+            recorder, aten.reshape.default, (var, [tensor.numel()]), [tensor.numel()], tensor
+        )
         recorder.contiguous.add(var.index)
     return var
 
@@ -190,7 +227,11 @@ def _memory_of(recorder: Recorder, tensor: torch.Tensor) -> torch.Tensor:
         seen.add(var.index)
         var = recorder.viewed.get(var.index)
     for fake, var in recorder.fakes():
-        if var.index in seen and fake.dtype == tensor.dtype and internals.storage_id(fake) == memory:
+        if (
+            var.index in seen
+            and fake.dtype == tensor.dtype
+            and internals.storage_id(fake) == memory
+        ):
             return fake
     return tensor
 
@@ -207,25 +248,49 @@ def _gather(
     last = first + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     if order is not None and start <= first and last < start + tensor.numel():
         flat = _flat(recorder, tensor, var, order)
-        return (_emit(recorder, aten.as_strided.default, (flat, size, stride, first - start), size, tensor),)
+        return (
+            _emit(
+                recorder, aten.as_strided.default, (flat, size, stride, first - start), size, tensor
+            ),
+        )
     with internals.isolated(), internals.no_torch_function():
-        known = {place: i for i, place in enumerate(_places(tensor.shape, tensor.stride(), start).flatten().tolist())}
+        known = {
+            place: i
+            for i, place in enumerate(
+                _places(tensor.shape, tensor.stride(), start).flatten().tolist()
+            )
+        }
         wanted = _places(size, stride, first).flatten().tolist()
         if not all(place in known for place in wanted):
             return None
-        index = torch.tensor([known[place] for place in wanted], dtype=torch.int64, device=tensor.device)
+        index = torch.tensor(
+            [known[place] for place in wanted], dtype=torch.int64, device=tensor.device
+        )
     flat = _emit(recorder, aten.reshape.default, (var, [-1]), [tensor.numel()], tensor)
     taken = _emit(
-        recorder, aten.index_select.default, (flat, 0, recorder.constant(index, owned=True)), [len(wanted)], tensor
+        recorder,
+        aten.index_select.default,
+        (flat, 0, recorder.constant(index, owned=True)),
+        [len(wanted)],
+        tensor,
     )
     return (_emit(recorder, aten.reshape.default, (taken, size), size, tensor),)
 
 
 def _scatter(
-    recorder: Recorder, tensor: torch.Tensor, source: torch.Tensor, size: Any, stride: Any, offset: int | None = None
+    recorder: Recorder,
+    tensor: torch.Tensor,
+    source: torch.Tensor,
+    size: Any,
+    stride: Any,
+    offset: int | None = None,
 ) -> tuple[Var, ...]:
-    expanded = any(n > 1 and step == 0 for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-    laid = torch.empty_like(tensor, memory_format=torch.contiguous_format) if expanded else tensor  # eager's own copy
+    expanded = any(
+        n > 1 and step == 0 for n, step in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    laid = (
+        torch.empty_like(tensor, memory_format=torch.contiguous_format) if expanded else tensor
+    )  # eager's own copy
     start = _offset(laid)
     first = start if offset is None else offset
     order, shape = _order(laid), tuple(tensor.shape)
@@ -242,17 +307,27 @@ def _scatter(
     end = start + sum((n - 1) * step for n, step in zip(shape, laid.stride(), strict=True))
     if last > end and source.numel():
         raise RuntimeError(
-            f"as_strided_scatter: sizes {list(size)}, strides {list(stride)} and storage offset {first} are out of bounds for "
-            f"{end + 1} elements"
+            f"as_strided_scatter: sizes {list(size)}, strides {list(stride)} and storage offset"
+            f" {first} are out of bounds for {end + 1} elements"
         )
     with internals.isolated(), internals.no_torch_function():
-        given = {place: i for i, place in enumerate(_places(size, stride, first).flatten().tolist())}
+        given = {
+            place: i for i, place in enumerate(_places(size, stride, first).flatten().tolist())
+        }
         places = _places(shape, laid.stride(), start).flatten().tolist()
-        index = torch.tensor([given.get(place, 0) for place in places], dtype=torch.int64, device=tensor.device)
-        mask = torch.tensor([place in given for place in places], device=tensor.device).reshape(shape)
+        index = torch.tensor(
+            [given.get(place, 0) for place in places], dtype=torch.int64, device=tensor.device
+        )
+        mask = torch.tensor([place in given for place in places], device=tensor.device).reshape(
+            shape
+        )
     flat = _emit(recorder, aten.reshape.default, (new, [-1]), [source.numel()], source)
     taken = _emit(
-        recorder, aten.index_select.default, (flat, 0, recorder.constant(index, owned=True)), [len(places)], tensor
+        recorder,
+        aten.index_select.default,
+        (flat, 0, recorder.constant(index, owned=True)),
+        [len(places)],
+        tensor,
     )
     taken = _emit(recorder, aten.reshape.default, (taken, shape), shape, tensor)
     return (

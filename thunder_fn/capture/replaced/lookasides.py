@@ -1,14 +1,16 @@
 """Lookasides: inside a capture, calls of a function go to another one.
 
-A Python function may have been imported under any name, so its code is replaced. While some capture runs, the
-function is a short trampoline to a dispatcher. The dispatcher calls the replacement in threads that capture, and a
-copy of the original in all others. Calls that were under way go on undisturbed. With the last capture the code comes
-back.
+A Python function may have been imported under any name, so its code is replaced. While some capture
+runs, the function is a short trampoline to a dispatcher. The dispatcher calls the replacement in
+threads that capture, and a copy of the original in all others. Calls that were under way go on
+undisturbed. With the last capture the code comes back.
 
-Functions of C that compute with tensors, such as `torch.sin`, reach the recorder by themselves (`scopes.py`) and are diverted
-there. Other functions of C, such as `math.sqrt` and `print`, what `functools.cache` and `functools.partial` make, and cached
-properties are replaced where modules and classes have them, for as long as a capture runs. So is what a capture itself replaces
-(`torch.get_num_threads`, `torch.initial_seed`): the lookaside is around the capture's own replacement.
+Functions of C that compute with tensors, such as `torch.sin`, reach the recorder by themselves
+(`scopes.py`) and are diverted there. Other functions of C, such as `math.sqrt` and `print`, are
+replaced where modules and classes have them, for as long as a capture runs. So are results of
+`functools.cache` and `functools.partial`, and cached properties. So is what a capture itself
+replaces (`torch.get_num_threads`, `torch.initial_seed`): the lookaside is around the capture's own
+replacement.
 """
 
 from __future__ import annotations
@@ -35,19 +37,19 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Lookaside:
-    """A replacement of a function: inside the captures that are given it, calls of `fn` go to `replace_with`; nowhere
-    else.
+    """A replacement of a function: inside the captures that are given it, calls of `fn` go to
+    `replace_with`; nowhere else.
 
     Law: outside a capture, and in other threads, `fn` is what it was.
 
     Args:
-        fn: a Python function, however it was imported; a function or method of PyTorch's, to which `x + y` is
-            `x.add(y)`; an operator such as `torch.ops.aten.sin` or a custom one; a property, `Class.name`; or a
-            builtin, a function with a cache or a `functools.partial` that modules or classes have by name, as
-            `math.sqrt` and `print`: calls that look it up there are diverted, in users' code, not in libraries.
-            Values in a cache are neither read nor changed.
-        replace_with: takes the same arguments, after `self` or the class where `fn` is a method. A call of `fn`
-            inside it goes to the original, in a generator's steps too.
+        fn: a Python function, however it was imported. Or a function or method of PyTorch's, to
+            which `x + y` is `x.add(y)`. Or an operator such as `torch.ops.aten.sin`, or a property,
+            `Class.name`. Or a builtin, a cached function or a `functools.partial` that modules or
+            classes have by name, such as `math.sqrt`: calls that look it up there are diverted, in
+            users' code and not in libraries. Values in a cache are neither read nor changed.
+        replace_with: takes the same arguments, after `self` or the class where `fn` is a method. A
+            call of `fn` inside it goes to the original, in a generator's steps too.
     """
 
     fn: Any
@@ -55,7 +57,9 @@ class Lookaside:
 
     def __post_init__(self) -> None:
         if not callable(self.replace_with):
-            raise LookasideError(f"Lookaside: replace_with is a function, given {kind_of(self.replace_with)}")
+            raise LookasideError(
+                f"Lookaside: replace_with is a function, given {kind_of(self.replace_with)}"
+            )
         given: Any = self.fn
         of_class = isinstance(given, types.MethodType) and isinstance(given.__self__, type)
         if of_class or isinstance(given, staticmethod | classmethod):
@@ -63,16 +67,18 @@ class Lookaside:
         if isinstance(given, property):
             object.__setattr__(self, "fn", given.fget)
         object.__setattr__(self, "fn", internals.unpatched(self.fn))
-        known = isinstance(self.fn, types.FunctionType | types.BuiltinFunctionType) or is_by_name(self.fn)
+        known = isinstance(self.fn, types.FunctionType | types.BuiltinFunctionType) or is_by_name(
+            self.fn
+        )
         if not known and not _is_method(self.fn) and not internals.is_op(self.fn):
             raise LookasideError(
-                f"Lookaside: fn must be a function, given {shown(self.fn, 60)}\n"
-                "For a method give the function in its class, `Class.method`; for a module its class's `forward`."
+                f"Lookaside: fn must be a function, given {shown(self.fn, 60)}\nFor a method give"
+                " the function in its class, `Class.method`; for a module its class's `forward`."
             )
         if is_by_name(self.fn) and not _places(self.fn):
             raise LookasideError(
-                f"Lookaside: no module or class has {shown(self.fn, 60)} by name, so calls of it cannot be reached\n"
-                "Call it in a Python function of yours, and give that one."
+                f"Lookaside: no module or class has {shown(self.fn, 60)} by name, so calls of it"
+                " cannot be reached\nCall it in a Python function of yours, and give that one."
             )
 
 
@@ -81,8 +87,8 @@ _CACHED = type(functools.cache(lambda: None))
 
 
 def is_by_name(fn: Any) -> bool:
-    """Test for a function that the recorder does not see and that has no code to replace: of C, or made by
-    `functools`.
+    """Test for a function that the recorder does not see and that has no code to replace: of C, or
+    made by `functools`.
     """
     if isinstance(fn, types.BuiltinFunctionType):
         return not internals.is_told_to_modes(fn)
@@ -98,12 +104,19 @@ def _is_method(fn: Any) -> bool:
 def _places(fn: Any) -> list[tuple[Any, str]]:
     """The modules and classes that have it, and the names."""
     modules = {
-        id(vars(module)): module for module in list(sys.modules.values()) if isinstance(module, types.ModuleType)
+        id(vars(module)): module
+        for module in list(sys.modules.values())
+        if isinstance(module, types.ModuleType)
     }
     found = internals.patched_places(fn)
     for holder in referrers(fn):
         owners = [modules[id(holder)]] if id(holder) in modules else _classes(holder)
-        found += [(owner, name) for owner in owners for name, value in list(vars(owner).items()) if value is fn]
+        found += [
+            (owner, name)
+            for owner in owners
+            for name, value in list(vars(owner).items())
+            if value is fn
+        ]
     return found
 
 
@@ -115,14 +128,20 @@ def _classes(holder: Any) -> list[Any]:
 
 
 def same_function(fn: Function) -> object:
-    """Equal for functions that one expression makes anew in each call, as a method may, and that close over the same."""
+    """Equal for functions that one expression makes anew in each call, as a method may, and that
+    close over the same.
+    """
     if isinstance(fn, functools.partial):
         return same_function(fn.func), fn.args, fn.keywords
     if isinstance(fn, types.MethodType):
         return same_function(fn.__func__), fn.__self__
     if not isinstance(fn, types.FunctionType):
         return fn
-    values = (*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values(), *(fn.__closure__ or ()))
+    values = (
+        *(fn.__defaults__ or ()),
+        *(fn.__kwdefaults__ or {}).values(),
+        *(fn.__closure__ or ()),
+    )
     return id(fn.__code__), tuple(id(_content(value)) for value in values)
 
 
@@ -134,14 +153,18 @@ def _content(value: Any) -> Any:
         return value
 
 
-_chosen: ContextVar[Mapping[Any, Lookaside]] = ContextVar("thunder_fn_lookasides", default=types.MappingProxyType({}))
+_chosen: ContextVar[Mapping[Any, Lookaside]] = ContextVar(
+    "thunder_fn_lookasides", default=types.MappingProxyType({})
+)
 _running: ContextVar[tuple[Any, ...]] = ContextVar("thunder_fn_lookasides_running", default=())
 _in_parts: ContextVar[bool] = ContextVar("thunder_fn_lookasides_in_parts", default=False)
 _always: dict[str, Function] = {}
 
 
 def divert(name: str, replace_with: Function) -> None:
-    """Divert one of PyTorch's higher-order functions (`torch_internals.HIGHER_ORDER`) in every capture."""
+    """Divert one of PyTorch's higher-order functions (`torch_internals.HIGHER_ORDER`) in every
+    capture.
+    """
     _always[name] = replace_with
 
 
@@ -153,13 +176,19 @@ def chosen_lookasides() -> frozenset[Lookaside]:
 def replacement(fn: Any) -> Function | None:
     """The function to which a call of fn goes in this thread; None for fn itself."""
     lookaside = _chosen.get().get(fn)
-    if lookaside is None or lookaside.fn in _running.get() or not (_in_parts.get() or current() is not None):
+    if (
+        lookaside is None
+        or lookaside.fn in _running.get()
+        or not (_in_parts.get() or current() is not None)
+    ):
         return None
 
     def replaced(*args: Any, **kwargs: Any) -> Any:
         with _inside(lookaside.fn):
             result = lookaside.replace_with(*args, **kwargs)
-        return _stepwise(result, lookaside.fn) if isinstance(result, types.GeneratorType) else result
+        return (
+            _stepwise(result, lookaside.fn) if isinstance(result, types.GeneratorType) else result
+        )
 
     return replaced
 
@@ -196,7 +225,9 @@ def _stepwise(generator: Generator[Any, Any, Any], fn: Any) -> Generator[Any, An
 @contextmanager
 def lookasides(given: Sequence[Lookaside]) -> Generator[None]:
     """Use these lookasides in the captures inside, in this thread."""
-    token = _chosen.set({**_chosen.get(), **{name: one for one in given for name in internals.arrives_as(one.fn)}})
+    token = _chosen.set(
+        {**_chosen.get(), **{name: one for one in given for name in internals.arrives_as(one.fn)}}
+    )
     try:
         yield
     finally:
@@ -220,10 +251,11 @@ def diverted() -> Generator[None]:
 
 @contextmanager
 def diverted_in_parts(given: Sequence[Lookaside]) -> Generator[None]:
-    """Lead Python functions to the dispatcher while something runs that Dynamo compiles, in its graphs and between
-    them.
+    """Lead Python functions to the dispatcher while something runs that Dynamo compiles, in its
+    graphs and between them.
 
-    Code is exchanged while no thread compiles: Dynamo guards the code of each function that it inlines.
+    Code is exchanged while no thread compiles: Dynamo guards the code of each function that it
+    inlines.
     """
     token, stack = _in_parts.set(True), ExitStack()
     try:
@@ -240,7 +272,9 @@ def diverted_in_parts(given: Sequence[Lookaside]) -> Generator[None]:
 
 
 def _divert(stack: ExitStack, name: str) -> bool:
-    """Divert one of PyTorch's functions until the stack unwinds; False while nobody has imported it."""
+    """Divert one of PyTorch's functions until the stack unwinds; False while nobody has imported
+    it.
+    """
     fn = internals.higher_order_function(name)
     if fn is not None:
         stack.enter_context(_trampoline(fn).applied(_always[name]))
@@ -256,28 +290,45 @@ def original_of(fn: Any) -> Any:
 # ---- by name ----
 
 _LIBRARIES = frozenset(
-    ("thunder_fn", "torch", "optree", "sympy", "mpmath", "networkx", "numpy", *sys.stdlib_module_names)
+    (
+        "thunder_fn",
+        "torch",
+        "optree",
+        "sympy",
+        "mpmath",
+        "networkx",
+        "numpy",
+        *sys.stdlib_module_names,
+    )
 )
-"""Libraries whose calls of a builtin are not the user's: machinery of tracing is written in them."""
+"""Libraries whose calls of a builtin are not the user's: machinery of tracing is written in
+them.
+"""
 _patches: dict[Any, internals.Patch] = {}
 
 
 def _by_name(fn: Any) -> internals.Patch:
-    """The modules and classes that have it have a dispatcher in its place, around what a capture itself puts there.
+    """The modules and classes that have it have a dispatcher in its place, around what a capture
+    itself puts there.
 
-    A Python function has its trampoline, but where a capture puts something else, its code is not called.
+    A Python function has its trampoline, but where a capture puts something else, its code is not
+    called.
     """
 
     def make(place: Any, before: Any) -> Any:
         if isinstance(fn, functools.cached_property):
             return _Property(fn)
         dispatch: Any = _dispatching(fn, before)
-        is_unbound = isinstance(fn, functools.partial) and isinstance(place, type)  # it has no `self`
+        is_unbound = isinstance(fn, functools.partial) and isinstance(
+            place, type
+        )  # it has no `self`
         return staticmethod(dispatch) if is_unbound else dispatch
 
     with _lock:
         if fn not in _patches or not _patches[fn].users:
-            places = internals.patched_places(fn) if isinstance(fn, types.FunctionType) else _places(fn)
+            places = (
+                internals.patched_places(fn) if isinstance(fn, types.FunctionType) else _places(fn)
+            )
             made = ((place, name, functools.partial(make, place)) for place, name in places)
             _patches[fn] = internals.Patch(*made, outermost=True)
         return _patches[fn]
@@ -307,7 +358,9 @@ def _of_user(fn: Any) -> Function | None:
 
 
 class _Property:
-    """Stand-in for a cached property. It has a `__set__`, so it is asked before what the instance holds."""
+    """Stand-in for a cached property. It has a `__set__`, so it is asked before what the
+    instance holds.
+    """
 
     def __init__(self, given: functools.cached_property[Any]) -> None:
         self.given, self.name = given, given.attrname
@@ -372,7 +425,9 @@ class _Trampoline:
             return self.replacements.index(lookaside.replace_with)
 
     def in_dynamo(self, *args: Any, **kwargs: Any) -> Any:
-        """The call as Dynamo inlines it, which knows no context variables: nested calls are counted."""
+        """The call as Dynamo inlines it, which knows no context variables: nested calls are
+        counted.
+        """
         place = self.place()
         if place < 0 or self.depth[0]:
             return self.copy(*args, **kwargs)

@@ -1,4 +1,6 @@
-"""Replacements in PyTorch while a thread captures. In other threads, every replacement does what it replaces."""
+"""Replacements in PyTorch while a thread captures. In other threads, every replacement does what
+it replaces.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture.history import Inputs
 from thunder_fn.capture.outside import frames
 from thunder_fn.capture.recorder import Recorder, current
-from thunder_fn.capture.replaced import keys as _keys  # noqa: F401  # pyright: ignore[reportUnusedImport]  # its ops
+from thunder_fn.capture.replaced import keys as _keys  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from thunder_fn.capture.replaced.refusals import script_error
 from thunder_fn.capture.replaced.seeds import FUNCTIONS as SEEDS, generator_class
 from thunder_fn.capture.scopes import in_scope, lift_call, user_source
@@ -48,7 +50,13 @@ def _scoped_calls(original: Callable[..., Any]) -> Callable[..., Any]:
             recorder.source = user_source(recorder) or _definition(type(self).forward)
         finally:
             frames.resume(watching)
-        return in_scope(recorder, type(self).__name__, "module", lambda: original(self, *args, **kwargs), module=path)
+        return in_scope(
+            recorder,
+            type(self).__name__,
+            "module",
+            lambda: original(self, *args, **kwargs),
+            module=path,
+        )
 
     return __call__
 
@@ -63,7 +71,8 @@ def _refuse_backward_hooks(module: torch.nn.Module) -> None:
     if internals.has_backward_hooks(module):
         raise UnsupportedCall(
             located(
-                f"{kind_of(module)} has backward hooks, which autograd runs and a trace does not have",
+                f"{kind_of(module)} has backward hooks, which autograd runs and a trace does not"
+                " have",
                 source=user_source(),
                 fix="Remove them, or write what they do to the gradient with `custom_vjp`.",
             )
@@ -71,8 +80,8 @@ def _refuse_backward_hooks(module: torch.nn.Module) -> None:
 
 
 def _lifted_inputs(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the preparation of inputs by `autograd.Function.apply`: in captures closed-over tensors become tracers
-    there.
+    """Wrap the preparation of inputs by `autograd.Function.apply`: in captures closed-over tensors
+    become tracers there.
     """
 
     def unwrap_dead_wrappers(args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -91,7 +100,9 @@ def _lifted_inputs(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _lifted_first(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap torch.func's wrapping of a tensor in a level: in captures a closed-over tensor becomes a tracer before."""
+    """Wrap torch.func's wrapping of a tensor in a level: in captures a closed-over tensor
+    becomes a tracer before.
+    """
 
     def wrap(tensor: Tensor, *args: Any) -> Any:
         recorder = current()
@@ -104,7 +115,11 @@ def module_path(recorder: Recorder, module: torch.nn.Module) -> str:
     """The path of the module in the outermost module that is being called."""
     if module not in recorder.module_paths:
         recorder.module_paths.update(
-            {child: path for path, child in module.named_modules() if child not in recorder.module_paths}
+            {
+                child: path
+                for path, child in module.named_modules()
+                if child not in recorder.module_paths
+            }
         )
     return recorder.module_paths[module]
 
@@ -113,7 +128,9 @@ _calls = internals.calls_patch(_scoped_calls, _lifted_inputs, _lifted_first, SEE
 
 
 def module_scopes() -> AbstractContextManager[None]:
-    """Make calls of modules scopes, in captures; other threads see no difference. Undone with the last capture."""
+    """Make calls of modules scopes, in captures; other threads see no difference. Undone with
+    the last capture.
+    """
     return _calls.applied()
 
 
@@ -131,9 +148,13 @@ def _refuse_outside_state(optimizer: torch.optim.Optimizer, args: Any, kwargs: A
     name = type(optimizer).__name__
     raise UnsupportedCall(
         located(
-            f"the step of {with_article(name)} that was made outside the traced function would store traced tensors in its state",
+            f"the step of {with_article(name)} that was made outside the traced function would"
+            " store traced tensors in its state",
             source=user_source(),
-            fix=f"Use `functional_optimizer(torch.optim.{name}, ...)`, which takes the state and returns it.",
+            fix=(
+                f"Use `functional_optimizer(torch.optim.{name}, ...)`, which takes the state and"
+                " returns it."
+            ),
         )
     )
 

@@ -1,4 +1,6 @@
-"""Refusals of torch functions while tracing: errors for values, shapes and memory that tracers do not have."""
+"""Refusals of torch functions while tracing: errors for values, shapes and memory that tracers
+do not have.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,21 @@ from thunder_fn.ir.trace import Expr, Source
 
 Tensor = torch.Tensor
 
-DATA_DEPENDENT = (internals.DATA_DEPENDENT_VALUE, internals.DATA_DEPENDENT_SHAPE, internals.NEEDS_A_NUMBER)
+DATA_DEPENDENT = (
+    internals.DATA_DEPENDENT_VALUE,
+    internals.DATA_DEPENDENT_SHAPE,
+    internals.NEEDS_A_NUMBER,
+)
 """Exceptions of PyTorch for a question about the values in a tensor."""
-PYTHON_NUMBERS = {"__bool__", "__int__", "__float__", "__index__", "__complex__", "is_nonzero", "__contains__"}
+PYTHON_NUMBERS = {
+    "__bool__",
+    "__int__",
+    "__float__",
+    "__index__",
+    "__complex__",
+    "is_nonzero",
+    "__contains__",
+}
 """Methods of tensors that give a number of Python's, which cannot be a symbol."""
 BRANCHES = {"__bool__", "is_nonzero", "__contains__", "equal", "allclose"}
 
@@ -30,10 +44,14 @@ _OUTSIDE = "Do this outside the traced function."
 _IN_TORCH = "Use the function of torch that does the same."
 MEMORY: dict[Any, str] = {
     **dict.fromkeys((Tensor.numpy, Tensor.__array__, Tensor.__dlpack__), _IN_TORCH),
-    **dict.fromkeys((Tensor.data_ptr, Tensor.untyped_storage, Tensor.storage, Tensor.share_memory_), _OUTSIDE),
+    **dict.fromkeys(
+        (Tensor.data_ptr, Tensor.untyped_storage, Tensor.storage, Tensor.share_memory_), _OUTSIDE
+    ),
     **dict.fromkeys((Tensor.__reduce_ex__, Tensor.pin_memory, Tensor.to_mkldnn), _OUTSIDE),
     **dict.fromkeys((*internals.OF_IMPLEMENTATION, Tensor.is_set_to), _OUTSIDE),
-    **dict.fromkeys((Tensor.to_sparse, Tensor.to_sparse_csr, Tensor.to_sparse_coo), "Keep it dense."),
+    **dict.fromkeys(
+        (Tensor.to_sparse, Tensor.to_sparse_csr, Tensor.to_sparse_coo), "Keep it dense."
+    ),
 }
 """Functions that need a tensor's memory or another layout, and what to do instead."""
 
@@ -45,22 +63,33 @@ def data_dependent_error(func: Any, error: Exception | None, source: Source | No
         return decision_error(error, source)
     if isinstance(error, internals.DATA_DEPENDENT_SHAPE):
         text = (
-            f"`{name}` has a result whose shape depends on the values in its input, which are not known while tracing"
+            f"`{name}` has a result whose shape depends on the values in its input, which are not"
+            " known while tracing"
         )
-        fix = "Use an op with a fixed shape, such as `torch.where(mask, x, 0)`, or do this step outside the traced function."
+        fix = (
+            "Use an op with a fixed shape, such as `torch.where(mask, x, 0)`, or do this step"
+            " outside the traced function."
+        )
         return DataDependentShape(located(text, source=source, fix=fix))
     if name in BRANCHES:
         text = (
             "Python asked whether a traced tensor is true (`if`, `while`, `and`, `bool`), "
             "but its values are not known while tracing"
         )
-        fix = "Use `torch.where(condition, a, b)` or `torch.cond`, or move the decision outside the traced function."
+        fix = (
+            "Use `torch.where(condition, a, b)` or `torch.cond`, or move the decision outside the"
+            " traced function."
+        )
         return DataDependentBranch(located(text, source=source, fix=fix))
-    text = f"`{name}` asked for the values in a traced tensor as Python numbers, but they are not known while tracing"
+    text = (
+        f"`{name}` asked for the values in a traced tensor as Python numbers, but they are not"
+        " known while tracing"
+    )
     fix = "Keep it a tensor, or pass the number as an argument (see `static_argnames`)."
     if name in ("__int__", "__float__"):
         fix = (
-            "Write `x.item()`, which is a number while tracing too, and `math.trunc(x.item())` for the int of a float."
+            "Write `x.item()`, which is a number while tracing too, and `math.trunc(x.item())` for"
+            " the int of a float."
         )
     return DataDependentValue(located(text, source=source, fix=fix))
 
@@ -69,13 +98,19 @@ def decision_error(error: Any, source: Source | None) -> DataDependentBranch:
     """The error for Python code that asks about an unbacked size or number."""
     asked = Expr(error.cond)
     what = f"whether {asked}" if asked.kind is bool else f"which number {asked} is"
-    fix = "Put the decision into the program with `torch.cond` or `torch.where`, or say what holds with `torch._check`."
+    fix = (
+        "Put the decision into the program with `torch.cond` or `torch.where`, or say what holds"
+        " with `torch._check`."
+    )
     if asked.kind is not bool:
-        fix += " An item is a number already: leave `int()` and `float()` out, and write `math.trunc` for the int of a float."
+        fix += (
+            " An item is a number already: leave `int()` and `float()` out, and write `math.trunc`"
+            " for the int of a float."
+        )
     return DataDependentBranch(
         located(
-            f"Python asked {what}, where {', '.join(sorted(map(str, error.cond.free_symbols)))} is found in a tensor's "
-            "values, which are not known while tracing",
+            f"Python asked {what}, where {', '.join(sorted(map(str, error.cond.free_symbols)))} is"
+            " found in a tensor's values, which are not known while tracing",
             source=source,
             fix=fix,
         )
@@ -93,7 +128,10 @@ def memory_error(func: Any, source: Source | None) -> UnsupportedCall:
 def no_fake_error(op: internals.OpOverload, source: Source | None) -> CaptureError:
     """The error for a user's op of which nobody has said what its results look like."""
     name = internals.schema_of(op).name
-    text = f"the custom op `{name}` has no fake kernel, which says what its results look like without their values"
+    text = (
+        f"the custom op `{name}` has no fake kernel, which says what its results look like without"
+        " their values"
+    )
     fix = f'Register one: `@torch.library.register_fake("{name}")`'
     if torch.Tag.dynamic_output_shape not in op.tags:
         return UnsupportedCall(located(text, source=source, fix=f"{fix}."))
@@ -106,12 +144,20 @@ def no_fake_error(op: internals.OpOverload, source: Source | None) -> CaptureErr
 
 def listing_error(source: Source | None, count: Any) -> DataDependentValue:
     """The error for `tolist` of more numbers than can be symbols."""
-    text = f"`tolist` asked for {count} numbers in a traced tensor, and at most {MAX_LISTED} ints and floats can be symbols"
-    fix = "Keep it a tensor, take the few numbers that are needed before (`x[:3].tolist()`), or pass the list as an argument."
+    text = (
+        f"`tolist` asked for {count} numbers in a traced tensor, and at most {MAX_LISTED} ints and"
+        " floats can be symbols"
+    )
+    fix = (
+        "Keep it a tensor, take the few numbers that are needed before (`x[:3].tolist()`), or pass"
+        " the list as an argument."
+    )
     return DataDependentValue(located(text, source=source, fix=fix))
 
 
 def script_error(what: str, source: Source | None) -> UnsupportedCall:
     """The error for TorchScript, whose code runs in C++."""
     fix = "Call the module or function that it was made from."
-    return UnsupportedCall(located(f"{what}; what TorchScript has compiled cannot be traced", source=source, fix=fix))
+    return UnsupportedCall(
+        located(f"{what}; what TorchScript has compiled cannot be traced", source=source, fix=fix)
+    )

@@ -1,10 +1,12 @@
 """The states of random number generators as equations.
 
-`torch.manual_seed(42)` inside a traced function seeds the generator when the trace runs, at that place among the
-random ops. `get_rng_state` and `set_rng_state` are recorded where a state is set back after numbers have been drawn,
-as `torch.random.fork_rng` does it. If none have been drawn there is nothing to set back.
+`torch.manual_seed(42)` inside a traced function seeds the generator when the trace runs, at that
+place among the random ops. `get_rng_state` and `set_rng_state` are recorded where a state is set
+back after numbers have been drawn, as `torch.random.fork_rng` does it. If none have been drawn
+there is nothing to set back.
 
-A `torch.Generator` that is made inside, or is an argument, is a `TracedGenerator` there. Making and seeding it are equations.
+A `torch.Generator` that is made inside, or is an argument, is a `TracedGenerator` there. Making and
+seeding it are equations.
 """
 
 from __future__ import annotations
@@ -34,14 +36,22 @@ _library.impl(
     lambda generator, seed: _Generator.manual_seed(generator, seed) and None,
     "CompositeExplicitAutograd",
 )
-torch.library.register_fake("thunder_fn::seed_generator", lambda generator, seed: None, lib=_library)
-_library.impl("manual_seed", lambda seed: torch.manual_seed(seed) and None, "CompositeExplicitAutograd")
+torch.library.register_fake(
+    "thunder_fn::seed_generator", lambda generator, seed: None, lib=_library
+)
+_library.impl(
+    "manual_seed", lambda seed: torch.manual_seed(seed) and None, "CompositeExplicitAutograd"
+)
 _library.impl("get_rng_state", lambda: torch.get_rng_state(), "CompositeExplicitAutograd")
-_library.impl("set_rng_state", lambda state: torch.set_rng_state(state), "CompositeExplicitAutograd")
+_library.impl(
+    "set_rng_state", lambda state: torch.set_rng_state(state), "CompositeExplicitAutograd"
+)
 torch.library.register_fake("thunder_fn::manual_seed", lambda seed: None, lib=_library)
 torch.library.register_fake("thunder_fn::set_rng_state", lambda state: None, lib=_library)
 SIZE = torch.get_rng_state().numel()
-torch.library.register_fake("thunder_fn::get_rng_state", lambda: torch.empty(SIZE, dtype=torch.uint8), lib=_library)
+torch.library.register_fake(
+    "thunder_fn::get_rng_state", lambda: torch.empty(SIZE, dtype=torch.uint8), lib=_library
+)
 
 
 MANUAL_SEED = ops.leaf(torch.ops.thunder_fn.manual_seed.default)
@@ -51,7 +61,8 @@ SEED_GENERATOR = ops.leaf(torch.ops.thunder_fn.seed_generator.default)
 
 
 class TracedGenerator(_Generator):
-    """A generator inside a capture: the stand-in of an argument, or one that was made there, which is its own.
+    """A generator inside a capture: the stand-in of an argument, or one that was made there, which
+    is its own.
 
     When the capture has ended it is a plain generator.
     """
@@ -110,7 +121,9 @@ def stand_in(recorder: Recorder, generator: torch.Generator) -> torch.Generator:
 
 
 class _Class(type(_Generator)):
-    """The class of the class that takes the place of `torch.Generator`: what is a generator stays one."""
+    """The class of the class that takes the place of `torch.Generator`: what is a generator
+    stays one.
+    """
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, _Generator)
@@ -159,7 +172,9 @@ def _set(original: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], N
         for state, draws, place in recorder.states:
             if new_state is state:
                 if recorder.draws != draws:
-                    place.outputs = place.outputs or (recorder.fresh(TensorType(torch.uint8, (SIZE,))),)
+                    place.outputs = place.outputs or (
+                        recorder.fresh(TensorType(torch.uint8, (SIZE,))),
+                    )
                     recorder.emit(SET_STATE, place.outputs, (), ())
                     recorder.draws += 1
                 return None
@@ -183,7 +198,9 @@ def _seed(original: Callable[[int], Any]) -> Callable[[int], Any]:
 
 
 def _refused(name: str, original: Callable[[], int]) -> Callable[[], int]:
-    """`torch.seed`, whose number nobody knows, and `torch.initial_seed`, which is another one in another call."""
+    """`torch.seed`, whose number nobody knows, and `torch.initial_seed`, which is another one in
+    another call.
+    """
 
     def seed() -> int:
         if current() is not None:
@@ -196,9 +213,13 @@ def _refused(name: str, original: Callable[[], int]) -> Callable[[], int]:
 def _refusal(name: str) -> UnsupportedCall:
     return UnsupportedCall(
         located(
-            f"`torch.{name}` was called while tracing, but a trace draws its random numbers when it runs",
+            f"`torch.{name}` was called while tracing, but a trace draws its random numbers when it"
+            " runs",
             source=user_source(),
-            fix="Use `torch.manual_seed`, set back a state from `torch.get_rng_state`, or seed outside the function.",
+            fix=(
+                "Use `torch.manual_seed`, set back a state from `torch.get_rng_state`, or seed"
+                " outside the function."
+            ),
         )
     )
 

@@ -1,4 +1,6 @@
-"""Stand-ins for functions of PyTorch that write to memory of their own or read values, which tracers do not have."""
+"""Stand-ins for functions of PyTorch that write to memory of their own or read values, which
+tracers do not have.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,13 @@ from thunder_fn.capture.numbers.arithmetic import Sym
 from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.replaced.lookasides import divert, original_of
 from thunder_fn.capture.supported import is_wrapped
-from thunder_fn.derived.quirks.packed import CELLS, is_packed, pack_padded_sequence, packed_rnn, pad_packed_sequence
+from thunder_fn.derived.quirks.packed import (
+    CELLS,
+    is_packed,
+    pack_padded_sequence,
+    packed_rnn,
+    pad_packed_sequence,
+)
 from thunder_fn.errors import UnsupportedCall, located
 
 
@@ -37,12 +45,18 @@ def ctc_loss(
     reduction: int = 1,
     zero_infinity: bool = False,
 ) -> Tensor:
-    """PyTorch's, which writes lengths that are numbers into memory of its own. Reduction: 0 none, 1 mean, 2 sum."""
+    """PyTorch's, which writes lengths that are numbers into memory of its own. Reduction: 0
+    none, 1 mean, 2 sum.
+    """
     if isinstance(input_lengths, Tensor) or isinstance(target_lengths, Tensor):
-        return torch.ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity)
+        return torch.ctc_loss(
+            log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity
+        )
     batch = log_probs if log_probs.dim() == 3 else log_probs.unsqueeze(1)
     labels = targets.to(batch.device, torch.int64)
-    loss, _ = torch.ops.aten._ctc_loss(batch, labels, input_lengths, target_lengths, blank, zero_infinity)
+    loss, _ = torch.ops.aten._ctc_loss(
+        batch, labels, input_lengths, target_lengths, blank, zero_infinity
+    )
     if zero_infinity:
         loss = torch.where(loss == float("inf"), 0.0, loss)
     if reduction == 1:
@@ -54,13 +68,15 @@ def ctc_loss(
 
 
 def dropout(x: Tensor, p: Any, train: bool) -> Tensor:
-    """PyTorch's; where it drops nothing it is its argument, of which PyTorch's rule for symbolic sizes makes a copy."""
+    """PyTorch's; where it drops nothing it is its argument, of which PyTorch's rule for symbolic
+    sizes makes a copy.
+    """
     return torch.dropout(x, p, train) if train and p != 0 else x
 
 
 def one_hot(x: Tensor, num_classes: Any = -1) -> Tensor:
-    """Compute by a scatter, which refuses classes that there are not; PyTorch's own looks at values, or gives rows of
-    zeros.
+    """Compute by a scatter, which refuses classes that there are not; PyTorch's own looks at
+    values, or gives rows of zeros.
     """
     if (isinstance(num_classes, int) and num_classes <= 0) or x.dtype != torch.int64:
         return torch.nn.functional.one_hot(x, num_classes)
@@ -69,20 +85,31 @@ def one_hot(x: Tensor, num_classes: Any = -1) -> Tensor:
 
 
 def tensor(
-    data: Any, *, dtype: torch.dtype | None = None, device: Any = None, requires_grad: bool = False, **options: Any
+    data: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    **options: Any,
 ) -> Tensor:
-    """`torch.tensor`; where some of the numbers are symbols or in tensors, of one equation for each."""
+    """`torch.tensor`; where some of the numbers are symbols or in tensors, of one equation for
+    each.
+    """
     shape, numbers = _nested(data)
     if not _are_traced(data, numbers):
-        return torch.tensor(data, dtype=dtype, device=device, requires_grad=requires_grad, **options)
+        return torch.tensor(
+            data, dtype=dtype, device=device, requires_grad=requires_grad, **options
+        )
     if dtype is None:
         dtype = functools.reduce(torch.promote_types, map(_dtype_of, numbers))
     place = torch.get_default_device() if device is None else device
     with torch.no_grad():
         parts = [
-            number.to(dtype=dtype, device=place)
-            if isinstance(number, Tensor)
-            else torch.full((), number, dtype=dtype, device=device)
+            (
+                number.to(dtype=dtype, device=place)
+                if isinstance(number, Tensor)
+                else torch.full((), number, dtype=dtype, device=device)
+            )
             for number in numbers
         ]
         made = torch.stack(parts).reshape(shape)
@@ -110,7 +137,9 @@ def _dtype_of(number: Any) -> torch.dtype:
 
 
 def _nested(data: Any) -> tuple[tuple[int, ...], list[Any]]:
-    """The shape and the numbers of nested lists; no numbers where they are not nested evenly, or are no numbers."""
+    """The shape and the numbers of nested lists; no numbers where they are not nested evenly, or
+    are no numbers.
+    """
     if isinstance(data, (bool, int, float, *Sym)):
         return (), [data]
     if isinstance(data, Tensor):
@@ -146,7 +175,9 @@ def tolist(x: Tensor) -> Any:
 
 
 def as_strided(x: Tensor, size: Any, stride: Any, storage_offset: int | None = None) -> Tensor:
-    """Take a view of a view from the tensor that has the memory, so that it can be changed. The bits are the view's."""
+    """Take a view of a view from the tensor that has the memory, so that it can be changed. The
+    bits are the view's.
+    """
     recorder, base = current(), None if is_wrapped(x) else internals.base_of(x)
     if recorder is None or is_wrapped(x):
         return torch.as_strided(x, size, stride, storage_offset)
@@ -159,18 +190,27 @@ def as_strided(x: Tensor, size: Any, stride: Any, storage_offset: int | None = N
         _check_layout(recorder, x)
         return torch.as_strided(x, size, stride, storage_offset)
     _check_layout(recorder, base)
-    found = torch.as_strided(base, size, stride, x.storage_offset() if storage_offset is None else storage_offset)
+    found = torch.as_strided(
+        base, size, stride, x.storage_offset() if storage_offset is None else storage_offset
+    )
     for view in internals.bits_between(base, x):
         found = view(found)
     return found
 
 
 def _check_layout(recorder: Recorder, x: Tensor) -> None:
-    """Refuse addresses in the memory of a tensor with gaps that was written to, whose value in the trace has none."""
+    """Refuse addresses in the memory of a tensor with gaps that was written to, whose value in
+    the trace has none.
+    """
     if recorder.var_of(x) is not None and internals.is_laid_out_anew(x):
-        what = "as_strided was called on a tensor with gaps between its elements that the function wrote to"
+        what = (
+            "as_strided was called on a tensor with gaps between its elements that the function"
+            " wrote to"
+        )
         fix = "Call as_strided before the write, or write to the tensor that has the memory."
-        raise UnsupportedCall(located(what, source=recorder.where() if recorder.where is not None else None, fix=fix))
+        raise UnsupportedCall(
+            located(what, source=recorder.where() if recorder.where is not None else None, fix=fix)
+        )
 
 
 def _have_other_histories(recorder: Recorder, view: Tensor, base: Tensor) -> bool:
@@ -182,7 +222,8 @@ def _have_other_histories(recorder: Recorder, view: Tensor, base: Tensor) -> boo
 
 
 def register_hook(x: Tensor, hook: Callable[[Tensor], Any]) -> Any:
-    """Register for a backward inside the traced function. A later backward runs a program, which has no hooks.
+    """Register for a backward inside the traced function. A later backward runs a program, which
+    has no hooks.
 
     Raises:
         UnsupportedCall: the tensor's gradient would be asked for outside the traced function.
@@ -191,22 +232,32 @@ def register_hook(x: Tensor, hook: Callable[[Tensor], Any]) -> Any:
     if recorder is not None and not is_wrapped(x) and _is_differentiated_outside(recorder, x):
         raise UnsupportedCall(
             located(
-                "`register_hook` was called on a tensor whose gradient is computed after the traced function has ended",
+                "`register_hook` was called on a tensor whose gradient is computed after the traced"
+                " function has ended",
                 source=recorder.source,
-                fix="Change the gradient with `custom_vjp` of the identity, or a `torch.autograd.Function`.",
+                fix=(
+                    "Change the gradient with `custom_vjp` of the identity, or a"
+                    " `torch.autograd.Function`."
+                ),
             )
         )
     return Tensor.register_hook(x, hook)
 
 
 def _is_differentiated_outside(recorder: Recorder, x: Tensor) -> bool:
-    """Test whether autograd goes from the tensor on to one that the traced function got from outside."""
-    given = {var.index for var in recorder.inputs} | {constant.var.index for constant in recorder.constants}
+    """Test whether autograd goes from the tensor on to one that the traced function got from
+    outside.
+    """
+    given = {var.index for var in recorder.inputs} | {
+        constant.var.index for constant in recorder.constants
+    }
     root = internals.node_of(x)
     nodes = internals.nodes_behind([root]) | {root}
     leaves = [x if root is None else None, *map(internals.leaf_of, nodes)]
     found = (recorder.var_of(leaf) for leaf in leaves if leaf is not None)
-    return any(map(internals.is_result_from_outside, nodes)) or any(var and var.index in given for var in found)
+    return any(map(internals.is_result_from_outside, nodes)) or any(
+        var and var.index in given for var in found
+    )
 
 
 def _engine(*args: Any, **options: Any) -> Any:
@@ -214,7 +265,8 @@ def _engine(*args: Any, **options: Any) -> Any:
 
 
 def _run_backward(outputs: Any, *args: Any, **options: Any) -> Any:
-    """Autograd inside the traced function. Its graph ends at tensors from outside, which may have a graph of their own.
+    """Autograd inside the traced function. Its graph ends at tensors from outside, which may have a
+    graph of their own.
 
     An outermost transform may ask for gradients through such a graph: it is a linear map.
 
@@ -233,10 +285,18 @@ def _run_backward(outputs: Any, *args: Any, **options: Any) -> Any:
     if not any(crossing) and (asked or not leaves):
         return _engine(outputs, *args, **options)
     fits = asked and len(asked) == len(inputs) and all(recorder.lift(x) is not x for _, x in ends)
-    if recorder.outer is not None or not recorder.inside or create or not fits or options.get("accumulate_grad"):
+    if (
+        recorder.outer is not None
+        or not recorder.inside
+        or create
+        or not fits
+        or options.get("accumulate_grad")
+    ):
         _refuse_graph(recorder)
     tracers = [tracer for tracer, _ in ends]
-    found = list(_engine(outputs, cotangents, True, False, (*inputs, *tracers), True, accumulate_grad=False))
+    found = list(
+        _engine(outputs, cotangents, True, False, (*inputs, *tracers), True, accumulate_grad=False)
+    )
     results = found[: len(asked)]
     for place, (x, flag) in enumerate(zip(asked, crossing, strict=True)):
         for (_, y), cotangent in zip(ends, found[len(asked) :], strict=True):
@@ -246,18 +306,25 @@ def _run_backward(outputs: Any, *args: Any, **options: Any) -> Any:
                 further = torch.tensordot(cotangent.reshape(-1), jacobian, 1)
                 results[place] = further if results[place] is None else results[place] + further
     if not (unused and unused[0]) and any(result is None for result in results):
-        raise RuntimeError("One of the differentiated Tensors appears to not have been used in the graph.")
+        raise RuntimeError(
+            "One of the differentiated Tensors appears to not have been used in the graph."
+        )
     return tuple(results)
 
 
 def _ends(recorder: Recorder, outputs: Any) -> list[tuple[Tensor, Tensor]]:
-    """The ends of a backward at tensors from outside that have a graph: their tracers, and the tensors."""
+    """The ends of a backward at tensors from outside that have a graph: their tracers, and the
+    tensors.
+    """
     tensors = [x for x in outputs if isinstance(x, Tensor) and not is_wrapped(x)]
     own = [x for x in tensors if isinstance(x, internals.Tracer) and recorder.owns(x)]
     found = [(x, x) for x in tensors if not any(x is one for one in own)]
     roots = [internals.node_of(x) for x in own]
     reached = internals.nodes_behind(roots).union(roots)
-    return [*found, *((tracer, x) for tracer, node, x in recorder.results_from_outside if node in reached)]
+    return [
+        *found,
+        *((tracer, x) for tracer, node, x in recorder.results_from_outside if node in reached),
+    ]
 
 
 MAX_JACOBIAN = 2**20
@@ -265,21 +332,30 @@ MAX_JACOBIAN = 2**20
 
 
 def _jacobian(recorder: Recorder, y: Tensor, x: Tensor) -> Tensor | None:
-    """The Jacobian of a tensor from outside by another, as autograd recorded it; one row for each number in y."""
+    """The Jacobian of a tensor from outside by another, as autograd recorded it; one row for
+    each number in y.
+    """
     if y.is_complex() or x.is_complex() or y.numel() * x.numel() > MAX_JACOBIAN:
         _refuse_graph(recorder)
     with internals.isolated(), internals.no_torch_function():
         basis = torch.eye(y.numel(), dtype=y.dtype, device=y.device).reshape(-1, *y.shape)
-        rows = [_engine((y,), (row,), True, False, (x,), True, accumulate_grad=False)[0] for row in basis]
+        rows = [
+            _engine((y,), (row,), True, False, (x,), True, accumulate_grad=False)[0]
+            for row in basis
+        ]
         return None if not rows or rows[0] is None else torch.stack(rows)
 
 
 def _refuse_graph(recorder: Recorder) -> NoReturn:
     raise UnsupportedCall(
         located(
-            "autograd is asked for gradients through a graph that was recorded outside the traced function",
+            "autograd is asked for gradients through a graph that was recorded outside the traced"
+            " function",
             source=recorder.where() if recorder.where is not None else None,
-            fix="Compute what is differentiated inside the function; for many cotangents use `vjp` and `vmap`.",
+            fix=(
+                "Compute what is differentiated inside the function; for many cotangents use `vjp`"
+                " and `vmap`."
+            ),
         )
     )
 
@@ -291,8 +367,8 @@ def _recurrent(cell: str) -> Callable[..., Any]:
     original = CELLS[cell]
 
     def instead(*args: Any) -> Any:
-        """Run on packed sequences as ops that read their lengths when they run. Autocast casts inside of PyTorch's
-        only.
+        """Run on packed sequences as ops that read their lengths when they run. Autocast casts
+        inside of PyTorch's only.
         """
         recorder = current()
         if is_packed(cell, args):
@@ -305,7 +381,7 @@ def _recurrent(cell: str) -> Callable[..., Any]:
     return instead
 
 
-def _layer_by_layer(
+def _layer_by_layer(  # noqa: PLR0913 - PyTorch's signature
     original: Callable[..., Any],
     x: Tensor,
     state: Any,
@@ -317,9 +393,13 @@ def _layer_by_layer(
     bidirectional: bool,
     batch_first: bool,
 ) -> Any:
-    """Run a recurrent function layer by layer. PyTorch's Python code for symbolic sizes forgets to drop."""
+    """Run a recurrent function layer by layer. PyTorch's Python code for symbolic sizes forgets
+    to drop.
+    """
     if num_layers == 1 or not train or dropout == 0:
-        return original(x, state, weights, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+        return original(
+            x, state, weights, has_biases, num_layers, dropout, train, bidirectional, batch_first
+        )
     states, count, width = tuple(state), len(weights) // num_layers, 2 if bidirectional else 1
     if isinstance(state, Tensor):
         states = (state,)
@@ -336,7 +416,9 @@ def _layer_by_layer(
 
 
 def _shaped(state: Any, x: Tensor, *finals: Tensor) -> tuple[Tensor, ...]:
-    """The final states have the dims of the first: those of an LSTM come with one more out of PyTorch 2.11's Python code."""
+    """The final states have the dims of the first: those of an LSTM come with one more out of
+    PyTorch 2.11's Python code.
+    """
     ndim = (state if isinstance(state, Tensor) else state[0]).ndim
     return (x, *(final if final.ndim == ndim else final.squeeze(1) for final in finals))
 
@@ -370,7 +452,8 @@ VIEWS_IN_PLACE: dict[Any, Callable[..., Any]] = {
 }
 """`x.transpose_(0, 1)` and its like: x becomes a view of its old tensor, which others may view too.
 
-A plain tensor's views are told by strides. Those of a tracer are made again by their ops, which want it as it was.
+A plain tensor's views are told by strides. Those of a tracer are made again by their ops, which
+want it as it was.
 """
 
 
@@ -380,10 +463,12 @@ def _is_definite(constraint: Any, value: Tensor) -> Tensor:
 
 
 def _saved_tensors_hooks(self: Any) -> None:
-    """Hooks on what autograd saves: they run for a backward inside the traced function. `save_on_cpu` changes no value.
+    """Hooks on what autograd saves: they run for a backward inside the traced function.
+    `save_on_cpu` changes no value.
 
     Raises:
-        UnsupportedCall: something from outside requires grad. A later backward, by the trace's rules, would not run them.
+        UnsupportedCall: something from outside requires grad. A later backward, by the trace's
+            rules, would not run them.
     """
     recorder = current()
     if recorder is None or not any(tracer.requires_grad for tracer in recorder.given):
@@ -393,9 +478,13 @@ def _saved_tensors_hooks(self: Any) -> None:
     else:
         raise UnsupportedCall(
             located(
-                "`saved_tensors_hooks` are used in a traced function that is differentiated; its backward would not run them",
+                "`saved_tensors_hooks` are used in a traced function that is differentiated; its"
+                " backward would not run them",
                 source=recorder.where() if recorder.where is not None else None,
-                fix="Use `checkpoint` to save memory, `custom_vjp` to change a gradient, or hooks around the traced function.",
+                fix=(
+                    "Use `checkpoint` to save memory, `custom_vjp` to change a gradient, or hooks"
+                    " around the traced function."
+                ),
             )
         )
 

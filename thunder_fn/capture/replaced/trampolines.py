@@ -9,7 +9,9 @@ from typing import Any
 
 def copy_of(fn: types.FunctionType) -> types.FunctionType:
     """Copy a function, so that its code stays when that of the first is exchanged."""
-    copy = types.FunctionType(fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
+    copy = types.FunctionType(
+        fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__
+    )
     copy.__kwdefaults__ = fn.__kwdefaults__
     copy.__qualname__, copy.__module__ = fn.__qualname__, fn.__module__
     copy.__dict__.update(fn.__dict__)
@@ -19,8 +21,8 @@ def copy_of(fn: types.FunctionType) -> types.FunctionType:
 def trampoline_code(code: types.CodeType, module: str, number: int) -> types.CodeType:
     """Code that calls the `dispatcher` of a module.
 
-    It has as many free variables as `code`, as Python asks of a function's new code. The dispatcher is
-    imported there: the function's globals and closure stay as they are, and Dynamo can follow.
+    It has as many free variables as `code`, as Python asks of a function's new code. The dispatcher
+    is imported there: the function's globals and closure stay as they are, and Dynamo can follow.
     """
     cells = [f"cell_{i}" for i in range(len(code.co_freevars))]
     text = "\n".join(
@@ -37,7 +39,9 @@ def trampoline_code(code: types.CodeType, module: str, number: int) -> types.Cod
     exec(compile(text, code.co_filename, "exec"), names)
     made: types.CodeType = names["outer"](*cells).__code__
     kind = code.co_flags & _KINDS  # a mark only: the function's own code makes the generator
-    return made.replace(co_name=code.co_name, co_firstlineno=code.co_firstlineno, co_flags=made.co_flags | kind)
+    return made.replace(
+        co_name=code.co_name, co_firstlineno=code.co_firstlineno, co_flags=made.co_flags | kind
+    )
 
 
 _KINDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR

@@ -1,13 +1,15 @@
 """Attention of every order, whatever kernel PyTorch chose for it.
 
-The kernels (flash, efficient, cuDNN, and the one for CPUs) come in pairs, a forward and a backward. PyTorch differentiates
-neither the backward nor, in forward mode, either. Here a first derivative in reverse mode is PyTorch's own pair. All others
-follow from the definition, softmax(q k' + mask) v, written with plain ops on queries, keys and values. Values stay those of
-the kernels, and a second derivative is computed when it is asked for.
+The kernels (flash, efficient, cuDNN, and the one for CPUs) come in pairs, a forward and a backward.
+PyTorch differentiates neither the backward nor, in forward mode, either. Here a first derivative in
+reverse mode is PyTorch's own pair. All others follow from the definition, softmax(q k' + mask) v,
+written with plain ops on queries, keys and values. Values stay those of the kernels, and a second
+derivative is computed when it is asked for.
 
-A traced forward is always asked for the log-sum-exp, which its backward reads (`RecordingMode`). PyTorch leaves it out if no
-argument requires grad; a backward that reads it then gives wrong numbers (cuDNN) or fails (efficient). A program in which
-nothing reads it leaves it out again (`executors/pruning.py`).
+A traced forward is always asked for the log-sum-exp, which its backward reads (`RecordingMode`).
+PyTorch leaves it out if no argument requires grad; a backward that reads it then gives wrong
+numbers (cuDNN) or fails (efficient). A program in which nothing reads it leaves it out again
+(`executors/pruning.py`).
 """
 
 from __future__ import annotations
@@ -29,11 +31,21 @@ BACKWARDS = frozenset(f"aten._scaled_dot_product_{kernel}_backward.default" for 
 KERNELS = FORWARDS | BACKWARDS
 """The names of the ops."""
 
-OPTIONAL_LOG_SUMS = frozenset(f"aten._scaled_dot_product_{kernel}.default" for kernel in _KERNELS[1:3])
+OPTIONAL_LOG_SUMS = frozenset(
+    f"aten._scaled_dot_product_{kernel}.default" for kernel in _KERNELS[1:3]
+)
 """The forwards that give the log-sum-exp if their fifth argument asks for it."""
 
 OF_ALL_EXAMPLES = frozenset(
-    ("philox_seed", "philox_offset", "rng_state", "unused", "debug_attn_mask", "cum_seq_q", "cum_seq_k")
+    (
+        "philox_seed",
+        "philox_offset",
+        "rng_state",
+        "unused",
+        "debug_attn_mask",
+        "cum_seq_q",
+        "cum_seq_k",
+    )
 )
 """Arguments and results of the ops that have no batch dim."""
 
@@ -45,9 +57,16 @@ def without_log_sums(equation: Equation, read: Container[int]) -> Equation:
     return replace(equation, args=(*equation.args[:4], Literal(False), *equation.args[5:]))
 
 
-def named_arguments(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def named_arguments(
+    op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
     """The arguments of a call by the names in the op's schema."""
-    return {**{argument.name: arg for argument, arg in zip(schema_of(op).arguments, args, strict=False)}, **kwargs}
+    return {
+        **{
+            argument.name: arg for argument, arg in zip(schema_of(op).arguments, args, strict=False)
+        },
+        **kwargs,
+    }
 
 
 def meaning(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -74,9 +93,16 @@ def meaning(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> A
 
 
 def attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    is_causal: bool,
+    scale: float | None,
 ) -> Tensor:
-    """Softmax attention. Halves are computed with in float32, as kernels and PyTorch's own definition do."""
+    """Softmax attention. Halves are computed with in float32, as kernels and PyTorch's own
+    definition do.
+    """
     weights, _ = _weights(query, key, mask, is_causal, scale)
     return (weights @ _of_each_head(_wide(value), query)).to(query.dtype)
 
@@ -90,7 +116,9 @@ def attention_backward(
     is_causal: bool,
     scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """The gradients of the queries, keys, values and mask, from these alone so that they can be differentiated."""
+    """The gradients of the queries, keys, values and mask, from these alone so that they can be
+    differentiated.
+    """
     weights, factor = _weights(query, key, mask, is_causal, scale)
     wide = _wide(grad)
     of_weights = wide @ _of_each_head(_wide(value), query).transpose(-2, -1)
@@ -105,7 +133,9 @@ def attention_backward(
 def _weights(
     query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
 ) -> tuple[Tensor, float]:
-    """The weight of each value for each query, and the scale. If a mask hides all keys from a query, its weights are zero."""
+    """The weight of each value for each query, and the scale. If a mask hides all keys from a
+    query, its weights are zero.
+    """
     factor: Any = query.shape[-1] ** -0.5 if scale is None else scale
     scores = _wide(query) @ _of_each_head(_wide(key), query).transpose(-2, -1) * factor
     if is_causal:
@@ -113,7 +143,11 @@ def _weights(
         scores = scores.masked_fill(ahead, float("-inf"))
     if mask is None:
         return scores.softmax(-1), factor
-    scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype is torch.bool else scores + _wide(mask)
+    scores = (
+        scores.masked_fill(~mask, float("-inf"))
+        if mask.dtype is torch.bool
+        else scores + _wide(mask)
+    )
     alone = (scores == float("-inf")).all(-1, keepdim=True)
     return scores.masked_fill(alone, 0.0).softmax(-1).masked_fill(alone, 0.0), factor
 
@@ -123,11 +157,15 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _of_each_head(x: Tensor, query: Tensor) -> Tensor:
-    """Keys or values, one for each head of the queries. If there are fewer, neighbours share one."""
+    """Keys or values, one for each head of the queries. If there are fewer, neighbours share
+    one.
+    """
     heads, own = query.shape[-3], x.shape[-3]
     return x if own == heads else x.repeat_interleave(heads // own, -3)
 
 
 def _of_shared_heads(grad: Tensor, x: Tensor) -> Tensor:
     own = x.shape[-3]
-    return grad if grad.shape[-3] == own else grad.unflatten(-3, (own, grad.shape[-3] // own)).sum(-3)
+    return (
+        grad if grad.shape[-3] == own else grad.unflatten(-3, (own, grad.shape[-3] // own)).sum(-3)
+    )

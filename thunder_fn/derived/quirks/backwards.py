@@ -1,7 +1,7 @@
 """Backwards of fused ops that PyTorch has no derivative of, in terms of other ops.
 
-Most are derivatives of the op of which they are the backward, written with plain ops. `decompositions.py` has the
-table.
+Most are derivatives of the op of which they are the backward, written with plain ops.
+`decompositions.py` has the table.
 """
 
 from __future__ import annotations
@@ -21,12 +21,16 @@ def pulled(f: Callable[..., Tensor], x: Tensor, grad: Tensor) -> Tensor:
 
 
 def distances(a: Tensor, b: Tensor, p: float) -> Tensor:
-    """The distances between the rows of a and those of b; where two are equal the gradient is zero."""
+    """The distances between the rows of a and those of b; where two are equal the gradient is
+    zero.
+    """
     return torch.linalg.vector_norm(a.unsqueeze(-2) - b.unsqueeze(-3), p, dim=-1)
 
 
 def cdist_backward(grad: Tensor, x1: Tensor, x2: Tensor, p: float, cdist: Tensor) -> Tensor:
-    """The gradient of the distances between two sets of points in the first, one for each pair of batches."""
+    """The gradient of the distances between two sets of points in the first, one for each pair
+    of batches.
+    """
     batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
     if any(isinstance(size, int) and size == 0 for size in (*batch, *x1.shape[-2:], x2.shape[-2])):
         return torch.zeros_like(x1)  # as the op, which then sees no batches
@@ -45,7 +49,13 @@ def reduced(losses: Tensor, reduction: int) -> Tensor:
 
 
 def multi_margin_loss_backward(
-    grad: Tensor, self: Tensor, target: Tensor, p: int, margin: float, weight: Tensor | None = None, reduction: int = 1
+    grad: Tensor,
+    self: Tensor,
+    target: Tensor,
+    p: int,
+    margin: float,
+    weight: Tensor | None = None,
+    reduction: int = 1,
 ) -> Tensor:
     """The gradient of the hinge of each wrong class's distance to the right one."""
 
@@ -61,7 +71,9 @@ def multi_margin_loss_backward(
 
 
 def _multilabel_margins(x: Tensor, target: Tensor, is_target: Tensor, reduction: int) -> Tensor:
-    """The hinges between every right class and every wrong one. Labels end at the first negative one."""
+    """The hinges between every right class and every wrong one. Labels end at the first negative
+    one.
+    """
     rows, labels = torch.atleast_2d(x), torch.atleast_2d(target)
     right = rows.gather(1, labels.clamp_min(0)).unsqueeze(2)
     hinge = (1 - right + rows.unsqueeze(1)).clamp_min(0)
@@ -74,7 +86,9 @@ def _given(labels: Tensor) -> Tensor:
     return (labels >= 0).int().cumprod(1).bool()
 
 
-def multilabel_margin_loss_forward(self: Tensor, target: Tensor, reduction: int) -> tuple[Tensor, Tensor]:
+def multilabel_margin_loss_forward(
+    self: Tensor, target: Tensor, reduction: int
+) -> tuple[Tensor, Tensor]:
     """PyTorch's decomposition is wrong where labels differ in number."""
     labels = torch.atleast_2d(target)
     classes = torch.arange(labels.shape[1], device=labels.device)
@@ -112,7 +126,9 @@ def glu_jvp(glu: Tensor, x: Tensor, dx: Tensor, dim: int) -> Tensor:
     return da * gate + a * gate * (1 - gate) * db
 
 
-def glu_backward_jvp(grad_x: Tensor, grad: Tensor, x: Tensor, dgrad: Tensor, dx: Tensor, dim: int) -> Tensor:
+def glu_backward_jvp(
+    grad_x: Tensor, grad: Tensor, x: Tensor, dgrad: Tensor, dx: Tensor, dim: int
+) -> Tensor:
     """The derivative of its gradient, `grad * gate` and `grad * a * gate'`, along dgrad and dx."""
     a, b = x.chunk(2, dim)
     da, db = dx.chunk(2, dim)
@@ -143,7 +159,9 @@ def embedding_bag_backward(
     zeros = grad.new_zeros((num_weights, grad.shape[1]))
     if mode == 2:
         empty = (bag_size == 0).unsqueeze(1)
-        return zeros.scatter_add(0, torch.where(empty, 0, maximum_indices), grad.masked_fill(empty, 0))
+        return zeros.scatter_add(
+            0, torch.where(empty, 0, maximum_indices), grad.masked_fill(empty, 0)
+        )
     rows = grad[_bags(indices, offsets)]
     if mode == 1:
         rows = rows / bag_size[_bags(indices, offsets)].clamp_min(1).unsqueeze(1)
@@ -162,7 +180,13 @@ def _bags(indices: Tensor, offsets: Tensor) -> Tensor:
 
 
 def per_sample_weights_backward(
-    grad: Tensor, weight: Tensor, indices: Tensor, offsets: Tensor, offset2bag: Tensor, mode: int, padding_idx: int = -1
+    grad: Tensor,
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    offset2bag: Tensor,
+    mode: int,
+    padding_idx: int = -1,
 ) -> Tensor:
     """The gradient of sums of rows in their weights."""
     found = (grad[_bags(indices, offsets)] * weight[indices]).sum(1)
@@ -180,7 +204,9 @@ def segment_reduce_backward(
     axis: int = 0,
     initial: Any = None,
 ) -> Any:
-    """The gradient of reductions of runs along an axis; the extreme ones share it where they are equal."""
+    """The gradient of reductions of runs along an axis; the extreme ones share it where they are
+    equal.
+    """
     if lengths is not None:
         ends = lengths.cumsum(-1)
         starts = ends - lengths
@@ -189,19 +215,29 @@ def segment_reduce_backward(
     else:
         return NotImplemented
     positions = torch.arange(data.shape[axis], device=data.device)
-    inside = (positions >= starts.unsqueeze(-1)) & (positions < ends.unsqueeze(-1))  # (*before, segments, length)
+    inside = (positions >= starts.unsqueeze(-1)) & (
+        positions < ends.unsqueeze(-1)
+    )  # (*before, segments, length)
     inside = inside.reshape(*inside.shape, *[1] * (data.dim() - axis - 1))
-    start = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "max": float("-inf"), "min": float("inf")}[reduce]
+    start = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "max": float("-inf"), "min": float("inf")}[
+        reduce
+    ]
     start = start if initial is None else float(initial)
 
     def segments(x: Tensor) -> Tensor:
-        parts = torch.where(inside, x.unsqueeze(axis), start if reduce in ("max", "min") else float(reduce == "prod"))
+        parts = torch.where(
+            inside,
+            x.unsqueeze(axis),
+            start if reduce in ("max", "min") else float(reduce == "prod"),
+        )
         match reduce:
             case "sum":
                 return parts.sum(axis + 1) + start
             case "mean":
                 count = inside.sum(axis + 1)
-                return torch.where(count > 0, (parts.sum(axis + 1) + start) / count.clamp_min(1), start)
+                return torch.where(
+                    count > 0, (parts.sum(axis + 1) + start) / count.clamp_min(1), start
+                )
             case "prod":
                 return parts.prod(axis + 1) * start
             case "max":

@@ -1,7 +1,8 @@
-"""Batching rules of ops where functorch's take symbolic sizes for numbers; and of ops for which it has none, such as collectives.
+"""Batching rules of ops where functorch's take symbolic sizes for numbers; and of ops for which it
+has none, such as collectives.
 
-Each is the op itself on operands in another shape. A pool of a batch of images is a pool of more images. A
-convolution with a weight for each example is one with more groups.
+Each is the op itself on operands in another shape. A pool of a batch of images is a pool of more
+images. A convolution with a weight for each example is one with more groups.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from thunder_fn.torch_internals import OpOverload
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """An op, how many examples there are, and which operands have a leading batch dim, by identity."""
+    """An op, how many examples there are, and which operands have a leading batch dim, by
+    identity.
+    """
 
     op: OpOverload
     size: Any
@@ -76,11 +79,15 @@ def attention_of_all(batch: Batch, *args: Any, **kwargs: Any) -> tuple[Any, ...]
     results = ops.flatten_result(batch.op(**folded))
     returns = attention.schema_of(batch.op).returns
     return tuple(
-        result
-        if not isinstance(result, Tensor)
-        else result.expand(batch.size, *result.shape)
-        if returned.name in attention.OF_ALL_EXAMPLES
-        else result.unflatten(0, (batch.size, count))
+        (
+            result
+            if not isinstance(result, Tensor)
+            else (
+                result.expand(batch.size, *result.shape)
+                if returned.name in attention.OF_ALL_EXAMPLES
+                else result.unflatten(0, (batch.size, count))
+            )
+        )
         for returned, result in zip(returns, results, strict=True)
     )
 
@@ -102,46 +109,73 @@ def _folded(batch: Batch, name: str, value: Tensor, count: Any) -> Tensor:
 
 
 def _draws_alike(equation: Equation, operands: Sequence[Tensor], batch: Batch) -> bool:
-    """Test whether one call draws the numbers of a backward: none, or those of a forward that was one call too."""
+    """Test whether one call draws the numbers of a backward: none, or those of a forward that
+    was one call too.
+    """
     given = attention.named_arguments(batch.op, equation.args, dict(equation.kwargs))
     dropped = given.get("dropout_p", Literal(0.0))
     if equation.op.name in attention.FORWARDS or dropped == Literal(0.0):
         return True
-    seeds = [arg for name, arg in given.items() if name in attention.OF_ALL_EXAMPLES and isinstance(arg, Var)]
+    seeds = [
+        arg
+        for name, arg in given.items()
+        if name in attention.OF_ALL_EXAMPLES and isinstance(arg, Var)
+    ]
     return any(batch.has(operands[seed.index]) for seed in seeds)
 
 
 def of_an_image_each(batch: Batch, *args: Any, **kwargs: Any) -> Any:
     """Pools of one image in each example: the examples are the images."""
-    return batch.op(*(batch.wide(arg) if isinstance(arg, Tensor) else arg for arg in args), **kwargs)
+    return batch.op(
+        *(batch.wide(arg) if isinstance(arg, Tensor) else arg for arg in args), **kwargs
+    )
 
 
 def convolution(batch: Batch, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Any:
     """A weight for all examples sees more images; one for each is a group of its own."""
     if not batch.has(weight) and not batch.has(bias):
         wide = batch.wide(x)
-        return batch.op(wide.flatten(0, 1), weight, bias, *rest).unflatten(0, (batch.size, wide.shape[1]))
+        return batch.op(wide.flatten(0, 1), weight, bias, *rest).unflatten(
+            0, (batch.size, wide.shape[1])
+        )
     biases = None if bias is None else batch.wide(bias).flatten()
     *settings, groups = rest
-    y = batch.op(_in_channels(batch, x), batch.wide(weight).flatten(0, 1), biases, *settings, groups * batch.size)
+    y = batch.op(
+        _in_channels(batch, x),
+        batch.wide(weight).flatten(0, 1),
+        biases,
+        *settings,
+        groups * batch.size,
+    )
     return _out_of_channels(batch, y)
 
 
 def convolution_backward(
-    batch: Batch, grad: Tensor, x: Tensor, weight: Tensor, bias_sizes: Sequence[Any] | None, *rest: Any
+    batch: Batch,
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias_sizes: Sequence[Any] | None,
+    *rest: Any,
 ) -> Any:
     """Batch the gradients of the input, the weight and the bias."""
     *settings, groups, wanted = rest
     if not batch.has(weight) and list(wanted) == [True, False, False]:
         wide = batch.wide(x)
-        gradient, *_ = batch.op(batch.wide(grad).flatten(0, 1), wide.flatten(0, 1), weight, bias_sizes, *rest)
+        gradient, *_ = batch.op(
+            batch.wide(grad).flatten(0, 1), wide.flatten(0, 1), weight, bias_sizes, *rest
+        )
         return gradient.unflatten(0, (batch.size, wide.shape[1])), None, None
     sizes = None if bias_sizes is None else [size * batch.size for size in bias_sizes]
     operands = _in_channels(batch, grad), _in_channels(batch, x), batch.wide(weight).flatten(0, 1)
     of_x, of_weight, of_bias = batch.op(*operands, sizes, *settings, groups * batch.size, wanted)
     return (
         _out_of_channels(batch, of_x) if wanted[0] else None,
-        of_weight.unflatten(0, (batch.size, of_weight.shape[0] // batch.size)) if wanted[1] else None,
+        (
+            of_weight.unflatten(0, (batch.size, of_weight.shape[0] // batch.size))
+            if wanted[1]
+            else None
+        ),
         of_bias.unflatten(0, (batch.size, of_bias.shape[0] // batch.size)) if wanted[2] else None,
     )
 
@@ -155,7 +189,9 @@ def _out_of_channels(batch: Batch, y: Tensor) -> Tensor:
 
 
 def index(batch: Batch, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
-    """An index for each example, or one for all; beside indices of their own, examples are an index themselves."""
+    """An index for each example, or one for all; beside indices of their own, examples are an
+    index themselves.
+    """
     before, rank, adjacent = _indexed_dims(batch, indices)
     if not any(map(batch.has, indices)):
         y = batch.op(x, [None, *indices])
@@ -165,25 +201,39 @@ def index(batch: Batch, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
         y = batch.op(x, wide)
         return y.movedim(before, 0) if adjacent else y
     y = batch.op(x, [_examples(batch, x, rank), *wide])
-    return y.movedim(list(range(1, rank + 1)), list(range(before + 1, before + rank + 1))) if adjacent else y
+    return (
+        y.movedim(list(range(1, rank + 1)), list(range(before + 1, before + rank + 1)))
+        if adjacent
+        else y
+    )
 
 
 def index_put(
-    batch: Batch, x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
+    batch: Batch,
+    x: Tensor,
+    indices: Sequence[Tensor | None],
+    values: Tensor,
+    accumulate: bool = False,
 ) -> Tensor:
     """The examples are an index beside the others."""
     before, rank, adjacent = _indexed_dims(batch, indices)
     wide = [value if value is None else _right_aligned(batch, value, rank) for value in indices]
     total = batch.rank(x) - sum(value is not None for value in indices) + rank
     values = _right_aligned(batch, values, total)
-    if adjacent and before:  # the indices' dims come first where there is an index before a whole dim
+    if (
+        adjacent and before
+    ):  # the indices' dims come first where there is an index before a whole dim
         first = values.dim() - total
-        values = values.movedim([first + before + i for i in range(rank)], [first + i for i in range(rank)])
+        values = values.movedim(
+            [first + before + i for i in range(rank)], [first + i for i in range(rank)]
+        )
     return batch.op(batch.wide(x), [_examples(batch, x, rank), *wide], values, accumulate)
 
 
 def _indexed_dims(batch: Batch, indices: Sequence[Tensor | None]) -> tuple[int, int, bool]:
-    """The number of whole dims in front, the rank of the indices, and whether the indexed dims stand side by side."""
+    """The number of whole dims in front, the rank of the indices, and whether the indexed dims
+    stand side by side.
+    """
     places = [place for place, value in enumerate(indices) if value is not None]
     rank = max(batch.rank(value) for value in indices if value is not None)
     return places[0], rank, places[-1] - places[0] + 1 == len(places)
@@ -193,12 +243,16 @@ def _right_aligned(batch: Batch, value: Tensor, rank: int) -> Tensor:
     """The operand, if it is batched with this rank in each example."""
     if not batch.has(value):
         return value.reshape((*(1 for _ in range(rank - value.dim())), *value.shape))
-    return value.reshape((value.shape[0], *(1 for _ in range(rank - batch.rank(value))), *value.shape[1:]))
+    return value.reshape(
+        (value.shape[0], *(1 for _ in range(rank - batch.rank(value))), *value.shape[1:])
+    )
 
 
 def _examples(batch: Batch, x: Tensor, rank: int) -> Tensor:
     """The number of each example, for indices of this rank."""
-    return torch.arange(batch.size, device=x.device).reshape((batch.size, *(1 for _ in range(rank))))
+    return torch.arange(batch.size, device=x.device).reshape(
+        (batch.size, *(1 for _ in range(rank)))
+    )
 
 
 def _is_mask(var: Var) -> bool:
@@ -216,7 +270,13 @@ _INDEXED = {
     "aten.index_put.default": index_put,
     "aten._unsafe_index_put.default": index_put,
 }
-_SCATTERS = ("scatter.src", "scatter.value", "scatter.reduce", "scatter_add.default", "scatter_reduce.two")
+_SCATTERS = (
+    "scatter.src",
+    "scatter.value",
+    "scatter.reduce",
+    "scatter_add.default",
+    "scatter_reduce.two",
+)
 
 _COLLECTIVES = {
     f"{ops.COLLECTIVES}{name}.default": rule
@@ -240,7 +300,9 @@ KNOWN = frozenset(
 """The ops that have rules here, some of them for some operands only."""
 
 
-def rule_of(equation: Equation, operands: Sequence[Tensor], batch: Batch) -> Callable[..., Any] | None:
+def rule_of(
+    equation: Equation, operands: Sequence[Tensor], batch: Batch
+) -> Callable[..., Any] | None:
     """The rule for an equation with these operands, if there is one."""
     name, first = equation.op.name, operands[0] if operands else None
     if first is None:
@@ -255,6 +317,7 @@ def rule_of(equation: Equation, operands: Sequence[Tensor], batch: Batch) -> Cal
         return None if any(map(_is_mask, vars_in(equation.args[1]))) else _INDEXED[name]
     if name == "aten.gather.default" or name.removeprefix("aten.") in _SCATTERS:
         return along_a_dim if batch.rank(first) > 0 else None
-    return {"aten.convolution.default": convolution, "aten.convolution_backward.default": convolution_backward}.get(
-        name
-    )
+    return {
+        "aten.convolution.default": convolution,
+        "aten.convolution_backward.default": convolution_backward,
+    }.get(name)

@@ -24,7 +24,8 @@ def ctc_loss(
 ) -> tuple[Tensor, Tensor]:
     """The negative log likelihood of each target, and the logs of the forward variables.
 
-    PyTorch's derivative takes `log_probs` for normalised, as `log_softmax` makes them: it has `exp(log_probs)` in it.
+    PyTorch's derivative takes `log_probs` for normalised, as `log_softmax` makes them: it has
+    `exp(log_probs)` in it.
 
     Args:
         log_probs: `[T, N, C]`.
@@ -32,7 +33,10 @@ def ctc_loss(
     """
     steps, batch, _ = log_probs.shape
     device, longest = log_probs.device, max(target_lengths, default=0)
-    inputs, lengths = torch.tensor(input_lengths, device=device), torch.tensor(target_lengths, device=device)
+    inputs, lengths = (
+        torch.tensor(input_lengths, device=device),
+        torch.tensor(target_lengths, device=device),
+    )
     states = _states(targets, target_lengths, longest, blank)
     emitted = log_probs.gather(2, states.expand(steps, batch, 2 * longest + 1))
     place = torch.arange(2 * longest + 1, device=device)
@@ -45,7 +49,9 @@ def ctc_loss(
         before = torch.where(place >= 1, alpha.roll(1, 1), never)
         skipped = torch.where(skips, alpha.roll(2, 1), never)
         ways = torch.stack([alpha, before, skipped]).logsumexp(0)
-        alpha = torch.where((step < inputs).unsqueeze(1), (ways + emitted[step]).clamp_min(_NEVER), alpha)
+        alpha = torch.where(
+            (step < inputs).unsqueeze(1), (ways + emitted[step]).clamp_min(_NEVER), alpha
+        )
         alphas.append(alpha)
     ends = (place == 2 * lengths.unsqueeze(1)) | (place == 2 * lengths.unsqueeze(1) - 1)
     loss = -torch.where(ends, alpha, never).logsumexp(1)
@@ -87,4 +93,6 @@ def ctc_loss_backward(
     """The gradient of the loss in `log_probs`, which can be differentiated again."""
     if zero_infinity:
         grad = torch.where(neg_log_likelihood == float("inf"), 0.0, grad)
-    return pulled(lambda x: ctc_loss(x, targets, input_lengths, target_lengths, blank)[0], log_probs, grad)
+    return pulled(
+        lambda x: ctc_loss(x, targets, input_lengths, target_lengths, blank)[0], log_probs, grad
+    )

@@ -1,8 +1,8 @@
 """Packed sequences: recurrent layers and padding, of unbacked lengths.
 
-PyTorch's recurrent ops read `batch_sizes`, how many sequences there are in each step, while they run. Here a layer is an op,
-which calls PyTorch's when it runs, so one trace serves sequences of any lengths. So are its derivatives, which run the layer
-again under autograd.
+PyTorch's recurrent ops read `batch_sizes`, how many sequences there are in each step, while they
+run. Here a layer is an op, which calls PyTorch's when it runs, so one trace serves sequences of any
+lengths. So are its derivatives, which run the layer again under autograd.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from torch import Tensor
 
 from thunder_fn import torch_internals as internals
 
-CELLS: dict[str, Callable[..., Any]] = {name: getattr(torch, name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")}
+CELLS: dict[str, Callable[..., Any]] = {
+    name: getattr(torch, name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
+}
 
 
 def is_packed(cell: str, args: Sequence[Any]) -> bool:
-    """Test whether the arguments of a recurrent function of torch are data, batch sizes and a state, and not data and
-    a state.
+    """Test whether the arguments of a recurrent function of torch are data, batch sizes and a
+    state, and not data and a state.
     """
     return len(args) > 2 and isinstance(args[1 if cell == "lstm" else 2], Tensor)
 
@@ -47,21 +49,29 @@ def packed_rnn(
         if layer and dropout and train:
             x = torch.dropout(x, dropout, True)
         tensors = [x, *given, *own]
-        x, *after = LAYER(cell, tensors, batch_sizes, len(given), has_biases, bidirectional, len(tensors), 0, "")
+        x, *after = LAYER(
+            cell, tensors, batch_sizes, len(given), has_biases, bidirectional, len(tensors), 0, ""
+        )
         last.append(after)
     return x, *(torch.cat(parts) for parts in zip(*last, strict=True))
 
 
 def pack_padded_sequence(x: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
-    """Pack sequences by plain ops: the rows of all sequences step by step, and the number of rows in each step."""
+    """Pack sequences by plain ops: the rows of all sequences step by step, and the number of
+    rows in each step.
+    """
     steps_first = x.transpose(0, 1) if batch_first else x
     is_falling, all_positive = (lengths[1:] <= lengths[:-1]).all(), (lengths > 0).all()
     torch.ops.aten._assert_async.msg(
-        is_falling, "`lengths` array must be sorted in decreasing order when `enforce_sorted` is True"
+        is_falling,
+        "`lengths` array must be sorted in decreasing order when `enforce_sorted` is True",
     )
     torch.ops.aten._assert_async.msg(all_positive, "Length of all samples has to be greater than 0")
     longest: Any = lengths[0].item()
-    internals.demand(longest <= steps_first.shape[0], f"Expected at most {steps_first.shape[0]} steps, got {longest}")
+    internals.demand(
+        longest <= steps_first.shape[0],
+        f"Expected at most {steps_first.shape[0]} steps, got {longest}",
+    )
     is_there = torch.arange(steps_first.shape[0]).unsqueeze(1) < lengths
     return steps_first[is_there.to(x.device)], is_there.sum(1).narrow(0, 0, longest)
 
@@ -75,7 +85,9 @@ def pad_packed_sequence(
     is_there = places < sizes
     rows = (sizes.cumsum(0) - sizes + places).masked_fill(~is_there, 0)
     there = is_there.reshape(*is_there.shape, *(1 for _ in x.shape[1:]))
-    padded = torch.where(there, x[rows], torch.as_tensor(padding_value, dtype=x.dtype, device=x.device))
+    padded = torch.where(
+        there, x[rows], torch.as_tensor(padding_value, dtype=x.dtype, device=x.device)
+    )
     steps = batch_sizes.shape[0]
     if total_length is not steps:
         missing = (total_length - steps, *padded.shape[1:])
@@ -87,8 +99,8 @@ def pad_packed_sequence(
 
 _library = torch.library.Library("thunder_fn", "FRAGMENT")
 _library.define(
-    "packed_layer(str cell, Tensor[] tensors, Tensor batch_sizes, int states, bool has_biases, bool bidirectional, "
-    "int inputs, int order, str followed) -> Tensor[]"
+    "packed_layer(str cell, Tensor[] tensors, Tensor batch_sizes, int states, bool has_biases, bool"
+    " bidirectional, int inputs, int order, str followed) -> Tensor[]"
 )
 
 
@@ -103,24 +115,38 @@ def _layer(
     order: int,
     followed: str,
 ) -> list[Tensor]:
-    """A layer of `[x, *states, *weights]`; of an order above 0, the vjp of one order less, of its inputs and its cotangents.
+    """A layer of `[x, *states, *weights]`; of an order above 0, the vjp of one order less, of its
+    inputs and its cotangents.
 
-    Gradients are for the inputs that are `followed` ("1", and "0" for others, whose are zeros): PyTorch rounds otherwise
-    where it computes more.
+    Gradients are for the inputs that are `followed` ("1", and "0" for others, whose are zeros):
+    PyTorch rounds otherwise where it computes more.
     """
 
     def pulled(given: list[Tensor], level: int) -> list[Tensor]:
         if level == 0:
             state = given[1 : 1 + states] if cell == "lstm" else given[1]
             weights = given[1 + states :]
-            return list(CELLS[cell](given[0], batch_sizes, state, weights, has_biases, 1, 0.0, False, bidirectional))
+            return list(
+                CELLS[cell](
+                    given[0], batch_sizes, state, weights, has_biases, 1, 0.0, False, bidirectional
+                )
+            )
         count = _count(states, inputs, level - 1)
         pairs = zip(pulled(given[:count], level - 1), given[count:], strict=True)
-        values, cotangents = zip(*((value, one) for value, one in pairs if value.requires_grad), strict=True)
+        values, cotangents = zip(
+            *((value, one) for value, one in pairs if value.requires_grad), strict=True
+        )
         wanted = [value for value in given[:count] if value.requires_grad]
         again = level < order
-        found = iter(torch.autograd.grad(values, wanted, cotangents, create_graph=again, materialize_grads=True))
-        return [next(found) if value.requires_grad else torch.zeros_like(value) for value in given[:count]]
+        found = iter(
+            torch.autograd.grad(
+                values, wanted, cotangents, create_graph=again, materialize_grads=True
+            )
+        )
+        return [
+            next(found) if value.requires_grad else torch.zeros_like(value)
+            for value in given[:count]
+        ]
 
     if order == 0:
         return pulled(tensors, 0)
@@ -139,12 +165,19 @@ def _count(states: int, inputs: int, order: int) -> int:
     return inputs
 
 
-def _fake(cell: str, tensors: list[Tensor], batch_sizes: Tensor, states: int, *flags: Any) -> list[Tensor]:
+def _fake(
+    cell: str, tensors: list[Tensor], batch_sizes: Tensor, states: int, *flags: Any
+) -> list[Tensor]:
     *_, inputs, order, _ = flags
     if order:
-        return [value.new_empty(value.shape) for value in tensors[: _count(states, inputs, order - 1)]]
+        return [
+            value.new_empty(value.shape) for value in tensors[: _count(states, inputs, order - 1)]
+        ]
     x, first, *_ = tensors
-    return [x.new_empty(x.shape[0], first.shape[0] * first.shape[2]), *map(torch.empty_like, tensors[1 : 1 + states])]
+    return [
+        x.new_empty(x.shape[0], first.shape[0] * first.shape[2]),
+        *map(torch.empty_like, tensors[1 : 1 + states]),
+    ]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -161,7 +194,9 @@ def _pull(ctx: Any, cotangents: list[Tensor | None]) -> tuple[Any, ...]:
     tensors, results = saved[:count], saved[count:]
     pairs = zip(cotangents, results, strict=True)
     given = [torch.zeros_like(value) if one is None else one for one, value in pairs]
-    found = LAYER(ctx.cell, [*tensors, *given], batch_sizes, *ctx.flags, ctx.order + 1, ctx.followed)
+    found = LAYER(
+        ctx.cell, [*tensors, *given], batch_sizes, *ctx.flags, ctx.order + 1, ctx.followed
+    )
     gradients = [value if flag else None for value, flag in zip(found, ctx.wanted, strict=True)]
     return None, gradients, None, None, None, None, None, None, None
 
@@ -169,4 +204,6 @@ def _pull(ctx: Any, cotangents: list[Tensor | None]) -> tuple[Any, ...]:
 LAYER: Any = torch.ops.thunder_fn.packed_layer.default
 _library.impl("packed_layer", _layer, "CompositeExplicitAutograd")
 torch.library.register_fake("thunder_fn::packed_layer", _fake, lib=_library)
-torch.library.register_autograd("thunder_fn::packed_layer", _pull, setup_context=_save, lib=_library)
+torch.library.register_autograd(
+    "thunder_fn::packed_layer", _pull, setup_context=_save, lib=_library
+)

@@ -1,11 +1,12 @@
 """Backwards of normalizations with the statistics computed anew, for derivatives of any order.
 
-PyTorch's formulas read the mean and the scale that the forward saved, and count them as constants. The second
-derivative is right, since its formula is written by hand. Derivatives of that are wrong without a word, in eager
-PyTorch too. Here the statistics follow from the input. The forward's epsilon, where it is not handed over, follows
-from the saved values.
+PyTorch's formulas read the mean and the scale that the forward saved, and count them as constants.
+The second derivative is right, since its formula is written by hand. Derivatives of that are wrong
+without a word, in eager PyTorch too. Here the statistics follow from the input. The forward's
+epsilon, where it is not handed over, follows from the saved values.
 
-Each function has its op's signature, behind `constant`, which gives a tensor that no derivative goes through.
+Each function has its op's signature, behind `constant`, which gives a tensor that no derivative
+goes through.
 """
 
 from __future__ import annotations
@@ -112,8 +113,12 @@ STATISTICS: dict[str, Callable[..., Any]] = {
 """The functions by the name of the op."""
 
 
-def with_own_statistics(recorder: Recorder, equation: Equation, read: Callable[[Var], Any]) -> tuple[Any, ...] | None:
-    """The backward of a normalization, which computes again what the forward saved; None if nothing depends on that."""
+def with_own_statistics(
+    recorder: Recorder, equation: Equation, read: Callable[[Var], Any]
+) -> tuple[Any, ...] | None:
+    """The backward of a normalization, which computes again what the forward saved; None if
+    nothing depends on that.
+    """
 
     def constant(value: torch.Tensor) -> torch.Tensor:
         var = recorder.var_of(value)
@@ -123,5 +128,7 @@ def with_own_statistics(recorder: Recorder, equation: Equation, read: Callable[[
         assert tracer is not None, "of a tensor's type"
         return tracer
 
-    result = STATISTICS[equation.op.name](constant, *(python_arg(arg, read) for arg in equation.args))
+    result = STATISTICS[equation.op.name](
+        constant, *(python_arg(arg, read) for arg in equation.args)
+    )
     return None if result is NotImplemented else ops.flatten_result(result)

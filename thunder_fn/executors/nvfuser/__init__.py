@@ -1,21 +1,24 @@
-"""The nvfuser executor: regions of a trace as definitions of NVIDIA's nvFuser, which compiles them to CUDA kernels.
+"""The nvfuser executor: regions of a trace as definitions of NVIDIA's nvFuser, which compiles them
+to CUDA kernels.
 
     jit(f, executors=["nvfuser"])
 
-It takes pointwise ops, reductions, and ops that move elements, on CUDA tensors. Other ops, such as softmax, norms and
-activations, go through PyTorch's decompositions. Sizes may be symbols: a region is defined once for all of them
-(`sized.py`). Matrix products, random numbers, complex numbers and integers of 8 and 16 bits are left to others.
-nvFuser would draw other numbers than eager does, and its Python module has no such integers. `explain_claims` lists
-the claims and refusals on any machine; a run takes the package `nvfuser_direct`, 0.2.34 or later.
+It takes pointwise ops, reductions, and ops that move elements, on CUDA tensors. Other ops, such as
+softmax, norms and activations, go through PyTorch's decompositions. Sizes may be symbols: a region
+is defined once for all of them (`sized.py`). Matrix products, random numbers, complex numbers and
+integers of 8 and 16 bits are left to others. nvFuser would draw other numbers than eager; its
+Python module has no such integers. `explain_claims` lists the claims and refusals on any machine; a
+run takes the package `nvfuser_direct`, 0.2.34 or later.
 
-Half precision is computed in float32, each result rounded to the dtype of the trace; nvFuser reorders sums.
+Half precision is computed in float32, each result rounded to the dtype of the trace; nvFuser
+reorders sums.
 
-Tested: the translation, on CPU, with a stand-in for the package that checks every call against nvFuser's signatures
-and computes with PyTorch (`tests/executors/nvfuser_stand_in.py`). nvFuser itself has not run it, and nothing of it
-has run on a GPU yet.
+Tested: the translation, on CPU, with a stand-in for the package
+(`tests/executors/nvfuser_stand_in.py`). It checks every call against nvFuser's signatures and
+computes with PyTorch. nvFuser itself has not run it, and nothing of it has run on a GPU.
 
-`pointwise.py` and `dims.py` are the tables of emitters; `definitions.py` builds and keeps definitions. A new op is
-one emitter.
+`pointwise.py` and `dims.py` are the tables of emitters; `definitions.py` builds and keeps
+definitions. A new op is one emitter.
 """
 
 from __future__ import annotations
@@ -46,11 +49,15 @@ def find_library() -> Library:
     Raises:
         ExecutorError: it is not installed, or too old.
     """
-    fix = "Install a wheel of nvFuser for this PyTorch and CUDA, or leave the executor 'nvfuser' out."
+    fix = (
+        "Install a wheel of nvFuser for this PyTorch and CUDA, or leave the executor 'nvfuser' out."
+    )
     try:
         module: Any = importlib.import_module(MODULE)
     except ImportError as error:
-        raise ExecutorError(f"nvfuser: the package {MODULE} cannot be imported: {error}\n{fix}") from error
+        raise ExecutorError(
+            f"nvfuser: the package {MODULE} cannot be imported: {error}\n{fix}"
+        ) from error
     found = str(module.version()) if hasattr(module, "version") else "too old to say its version"
     if not hasattr(module, "version") or module.version() < OLDEST:
         raise ExecutorError(f"nvfuser: {MODULE} is {found}, and {OLDEST} or later is needed\n{fix}")
@@ -66,7 +73,9 @@ class NvFuser(RegionCompiler):
         fuel: so many regions are compiled, see `bisect`.
     """
 
-    def __init__(self, *, library: Library | None = None, device: str = "cuda", fuel: int | None = None) -> None:
+    def __init__(
+        self, *, library: Library | None = None, device: str = "cuda", fuel: int | None = None
+    ) -> None:
         super().__init__("nvfuser", min_shared=6, fuel=fuel, takes_symbols=True)
         self.library, self.device = library, device
         self.definitions = Definitions()
@@ -77,7 +86,10 @@ class NvFuser(RegionCompiler):
         reason = super().supports(equation)
         if reason is not None:
             return reason
-        if any(isinstance(var.type, TensorType) and var.type.device.type != self.device for var in equation.outputs):
+        if any(
+            isinstance(var.type, TensorType) and var.type.device.type != self.device
+            for var in equation.outputs
+        ):
             return f"a result that is not on {self.device}"
         single = alone(equation)
         if single not in self._reasons:
@@ -95,10 +107,14 @@ class NvFuser(RegionCompiler):
             parts = None
         if parts is None or parts.constants or not parts.equations:
             return UNKNOWN
-        return next((why for inner in parts.equations if (why := self.supports(inner)) is not None), None)
+        return next(
+            (why for inner in parts.equations if (why := self.supports(inner)) is not None), None
+        )
 
     def refused(self, var: Var) -> str | None:
-        """Regions have tensors on the device, and scalars on the CPU, of dtypes that nvFuser knows."""
+        """Regions have tensors on the device, and scalars on the CPU, of dtypes that nvFuser
+        knows.
+        """
         reason = super().refused(var)
         if reason is not None or not isinstance(var.type, TensorType):
             return reason

@@ -1,4 +1,6 @@
-"""Emitters of reductions, of ops that move elements, and of those that make tensors from nothing."""
+"""Emitters of reductions, of ops that move elements, and of those that make tensors from
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -8,28 +10,63 @@ from typing import Any
 
 import torch
 
-from thunder_fn.executors.nvfuser.writer import Number, Operand, Refused, Writer, computed_in, dims_of, emits, number
+from thunder_fn.executors.nvfuser.writer import (
+    Number,
+    Operand,
+    Refused,
+    Writer,
+    computed_in,
+    dims_of,
+    emits,
+    number,
+)
 from thunder_fn.ir.trace import TensorType
 
 # ---- reductions ----
 
 
 @emits("aten.sum.default", "aten.sum.dim_IntList")
-def _sum(w: Writer, out: TensorType, x: Operand, dims: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+def _sum(
+    w: Writer,
+    out: TensorType,
+    x: Operand,
+    dims: Any = None,
+    keepdim: bool = False,
+    *,
+    dtype: Any = None,
+) -> Any:
     val = w.value(x, computed_in(out.dtype))
     return w.ops.sum(val, dims_of(dims, x.rank), keepdim) if x.rank else val
 
 
 @emits("aten.mean.default", "aten.mean.dim")
-def _mean(w: Writer, out: TensorType, x: Operand, dims: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+def _mean(
+    w: Writer,
+    out: TensorType,
+    x: Operand,
+    dims: Any = None,
+    keepdim: bool = False,
+    *,
+    dtype: Any = None,
+) -> Any:
     count = math.prod(x.shape[dim] for dim in dims_of(dims, x.rank))
     return w.ops.div(_sum(w, out, x, dims, keepdim), number(count, torch.float64))
 
 
 @emits("aten.prod.default", "aten.prod.dim_int")
-def _prod(w: Writer, out: TensorType, x: Operand, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+def _prod(
+    w: Writer,
+    out: TensorType,
+    x: Operand,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    dtype: Any = None,
+) -> Any:
     val = w.value(x, computed_in(out.dtype))
-    return w.ops.prod(val, dims_of(dim if dim is None else [dim], x.rank), keepdim) if x.rank else val
+    return (
+        w.ops.prod(val, dims_of(dim if dim is None else [dim], x.rank), keepdim) if x.rank else val
+    )
 
 
 def _extreme(w: Writer, name: str, x: Operand, dims: Any, keepdim: bool) -> Any:
@@ -81,7 +118,13 @@ def _spread(x: Operand, dims: Any, correction: Any) -> tuple[list[int], int]:
 
 @emits("aten.var.correction")
 def _var(
-    w: Writer, out: TensorType, x: Operand, dims: Any = None, *, correction: Any = None, keepdim: bool = False
+    w: Writer,
+    out: TensorType,
+    x: Operand,
+    dims: Any = None,
+    *,
+    correction: Any = None,
+    keepdim: bool = False,
 ) -> Any:
     dims, correction = _spread(x, dims, correction)
     return w.ops.var(w.value(x, computed_in(out.dtype)), dims, correction, keepdim)
@@ -89,7 +132,13 @@ def _var(
 
 @emits("aten.std.correction")
 def _std(
-    w: Writer, out: TensorType, x: Operand, dims: Any = None, *, correction: Any = None, keepdim: bool = False
+    w: Writer,
+    out: TensorType,
+    x: Operand,
+    dims: Any = None,
+    *,
+    correction: Any = None,
+    keepdim: bool = False,
 ) -> Any:
     return w.ops.sqrt(_var(w, out, x, dims, correction=correction, keepdim=keepdim))
 
@@ -142,7 +191,11 @@ def _unsqueeze(w: Writer, out: TensorType, x: Operand, dim: int) -> Any:
 
 @emits("aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims")
 def _squeeze(w: Writer, out: TensorType, x: Operand, dims: Any = None) -> Any:
-    gone = [dim for dim in dims_of(range(x.rank) if dims is None else dims, x.rank) if dims != [] and x.rank]
+    gone = [
+        dim
+        for dim in dims_of(range(x.rank) if dims is None else dims, x.rank)
+        if dims != [] and x.rank
+    ]
     gone = [dim for dim in gone if x.shape[dim] == 1]
     return w.ops.squeeze(x.val, gone) if gone else x.val
 
@@ -155,7 +208,9 @@ def _expand(w: Writer, out: TensorType, x: Operand, shape: Any, *, implicit: boo
 def _span(start: Any, end: Any, size: Any) -> tuple[Any, Any]:
     """The start and end of a slice, as `slice.indices` computes them for numbers."""
     begin = 0 if start is None else _place(start, size)
-    return begin, size if end is None or (isinstance(end, int) and end >= sys.maxsize) else _place(end, size)
+    return begin, (
+        size if end is None or (isinstance(end, int) and end >= sys.maxsize) else _place(end, size)
+    )
 
 
 def _place(index: Any, size: Any) -> Any:
@@ -196,7 +251,10 @@ def _select(w: Writer, out: TensorType, x: Operand, dim: int, index: int) -> Any
 
 def _cut(w: Writer, x: Operand, dim: int, lengths: list[int]) -> list[Any]:
     ends = [sum(lengths[: place + 1]) for place in range(len(lengths))]
-    return [_part(w, x, dim % x.rank, end - length, end) for end, length in zip(ends, lengths, strict=True)]
+    return [
+        _part(w, x, dim % x.rank, end - length, end)
+        for end, length in zip(ends, lengths, strict=True)
+    ]
 
 
 @emits("aten.split.Tensor", "aten.split_with_sizes.default")
@@ -231,8 +289,12 @@ def _stack(w: Writer, out: TensorType, tensors: list[Operand], dim: int = 0) -> 
     return w.ops.cat(vals, dim % rank) if len(vals) > 1 else vals[0]
 
 
-def _padded(w: Writer, val: Any, rank: int, around: dict[int, tuple[int, int]], value: Number) -> Any:
-    """Elements put around a tensor: so many before and after, by dim. nvFuser takes the last dim first."""
+def _padded(
+    w: Writer, val: Any, rank: int, around: dict[int, tuple[int, int]], value: Number
+) -> Any:
+    """Elements put around a tensor: so many before and after, by dim. nvFuser takes the last dim
+    first.
+    """
     widths = [width for dim in reversed(range(rank)) for width in around.get(dim, (0, 0))]
     if any(width < 0 for width in widths):
         raise Refused("negative padding")
@@ -241,13 +303,22 @@ def _padded(w: Writer, val: Any, rank: int, around: dict[int, tuple[int, int]], 
 
 @emits("aten.constant_pad_nd.default")
 def _pad(w: Writer, out: TensorType, x: Operand, pad: list[int], value: Number = 0) -> Any:
-    around = {x.rank - 1 - place: (pad[2 * place], pad[2 * place + 1]) for place in range(len(pad) // 2)}
+    around = {
+        x.rank - 1 - place: (pad[2 * place], pad[2 * place + 1]) for place in range(len(pad) // 2)
+    }
     return _padded(w, x.val, x.rank, around, number(value, out.dtype))
 
 
 @emits("aten.slice_backward.default")
 def _slice_backward(
-    w: Writer, out: TensorType, grad: Operand, sizes: list[int], dim: int, start: int, end: int, step: int
+    w: Writer,
+    out: TensorType,
+    grad: Operand,
+    sizes: list[int],
+    dim: int,
+    start: int,
+    end: int,
+    step: int,
 ) -> Any:
     if step != 1:
         raise Refused("nvFuser slices in steps of one")
@@ -257,7 +328,9 @@ def _slice_backward(
 
 
 @emits("aten.select_backward.default")
-def _select_backward(w: Writer, out: TensorType, grad: Operand, sizes: list[int], dim: int, index: int) -> Any:
+def _select_backward(
+    w: Writer, out: TensorType, grad: Operand, sizes: list[int], dim: int, index: int
+) -> Any:
     rank, size = len(out.shape), w.shape(out)[dim]
     dim, index = dim % rank, _place(index, size)
     val = w.ops.broadcast(grad.val, [place == dim for place in range(rank)])
@@ -281,7 +354,9 @@ def _index_select(w: Writer, out: TensorType, x: Operand, dim: int, index: Opera
 
 
 @emits("aten.gather.default")
-def _gather(w: Writer, out: TensorType, x: Operand, dim: int, index: Operand, *, sparse_grad: bool = False) -> Any:
+def _gather(
+    w: Writer, out: TensorType, x: Operand, dim: int, index: Operand, *, sparse_grad: bool = False
+) -> Any:
     _check_index(index)
     if x.rank == 0 or index.rank != x.rank:
         raise Refused("the ranks differ")
@@ -289,7 +364,9 @@ def _gather(w: Writer, out: TensorType, x: Operand, dim: int, index: Operand, *,
 
 
 @emits("aten.embedding.default")
-def _embedding(w: Writer, out: TensorType, weight: Operand, index: Operand, *options: Any, **more: Any) -> Any:
+def _embedding(
+    w: Writer, out: TensorType, weight: Operand, index: Operand, *options: Any, **more: Any
+) -> Any:
     _check_index(index)
     if index.rank == 1:
         return w.ops.index_select(weight.val, index.val, 0)

@@ -27,8 +27,8 @@ Value = Operand | Number
 
 # fmt: off
 _FLOATS = (
-    "acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "erf", "erfc", "erfinv", "exp", "exp2", "expm1",
-    "frac", "lgamma", "log", "log10", "log1p", "log2", "reciprocal", "rsqrt", "sigmoid", "sin", "sinh", "sqrt", "tan", "tanh",
+    "acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "erf", "erfc", "erfinv", "exp", "exp2", "expm1",  # noqa: E501
+    "frac", "lgamma", "log", "log10", "log1p", "log2", "reciprocal", "rsqrt", "sigmoid", "sin", "sinh", "sqrt", "tan", "tanh",  # noqa: E501
 )
 # fmt: on
 _NUMBERS = ["abs", "neg", "sign", "relu"]
@@ -101,7 +101,9 @@ def _convert(w: Writer, out: TensorType, x: Operand, dtype: torch.dtype) -> Any:
 
 
 @emits("aten.copy.default")
-def _copy(w: Writer, out: TensorType, x: Operand, source: Operand, non_blocking: bool = False) -> Any:
+def _copy(
+    w: Writer, out: TensorType, x: Operand, source: Operand, non_blocking: bool = False
+) -> Any:
     return w.value(source, out.dtype, out)
 
 
@@ -124,7 +126,9 @@ def _binary(name: str) -> Emitter:
 def _comparison(name: str) -> Emitter:
     def emit(w: Writer, out: TensorType, a: Value, b: Value) -> Any:
         dtype = promoted((a, b))
-        return getattr(w.ops, name)(*_values(w, out, torch.int32 if dtype is torch.bool else dtype, a, b))
+        return getattr(w.ops, name)(
+            *_values(w, out, torch.int32 if dtype is torch.bool else dtype, a, b)
+        )
 
     return emit
 
@@ -165,7 +169,9 @@ def _sum(name: str) -> Emitter:
         if alpha == 1:
             return getattr(w.ops, name)(a, b)
         factor: Any = number(alpha, dtype)
-        return getattr(w.ops, name)(a, b * factor if isinstance(b, Number) else w.ops.mul(b, factor))
+        return getattr(w.ops, name)(
+            a, b * factor if isinstance(b, Number) else w.ops.mul(b, factor)
+        )
 
     return emit
 
@@ -230,9 +236,13 @@ def _masked_fill(w: Writer, out: TensorType, x: Operand, mask: Operand, value: V
 
 
 @emits("aten.clamp.default", "aten.clamp.Tensor")
-def _clamp(w: Writer, out: TensorType, x: Operand, low: Value | None = None, high: Value | None = None) -> Any:
+def _clamp(
+    w: Writer, out: TensorType, x: Operand, low: Value | None = None, high: Value | None = None
+) -> Any:
     """`clamp` of nvFuser is not said to keep NaN, `maximum` and `minimum` are."""
-    if out.dtype is torch.bool or any(isinstance(bound, float) and math.isnan(bound) for bound in (low, high)):
+    if out.dtype is torch.bool or any(
+        isinstance(bound, float) and math.isnan(bound) for bound in (low, high)
+    ):
         raise Refused("bounds that are no numbers")
     dtype = computed_in(out.dtype)
     val = w.value(x, dtype, out)

@@ -1,9 +1,11 @@
-"""Regions of programs with symbols: one definition for all sizes, for inputs of each layout that they meet.
+"""Regions of programs with symbols: one definition for all sizes, for inputs of each layout that
+they meet.
 
-A definition of such a region has inputs of any size (-1). Sizes inside it are those of its inputs, and expressions of
-them, such as `2*s0 + 1`, are scalar inputs. Decisions made while the definition was written, about sizes and by the
-ops that eager would run, are checked at each call. A call for which they do not hold runs on the torch executor. So
-does one with a size of 1, which nvFuser would take for a dim to broadcast.
+A definition of such a region has inputs of any size (-1). Sizes inside it are those of its inputs,
+and expressions of them, such as `2*s0 + 1`, are scalar inputs. Decisions made while the definition
+was written, about sizes and by the ops that eager would run, are checked at each call. A call for
+which they do not hold runs on the torch executor. So does one with a size of 1, which nvFuser would
+take for a dim to broadcast.
 """
 
 from __future__ import annotations
@@ -62,10 +64,17 @@ def define_for_all_sizes(library: Library, job: Job, device: str) -> Sized:
     names = ", ".join(map(str, job.symbols))
     conditions = [f"{size} > 1" for size in dict.fromkeys(_sizes(job.region))]
     conditions += [
-        f"({item})" for item in dict.fromkeys((*map(str, numbers.constraints), *map(str, job.region.constraints)))
+        f"({item})"
+        for item in dict.fromkeys(
+            (*map(str, numbers.constraints), *map(str, job.region.constraints))
+        )
     ]
-    shapes = [var.type.shape if isinstance(var.type, TensorType) else () for var in job.region.inputs]
-    unexplained = [position for position in definition.used if any(map(is_unexplained, job.strides[position]))]
+    shapes = [
+        var.type.shape if isinstance(var.type, TensorType) else () for var in job.region.inputs
+    ]
+    unexplained = [
+        position for position in definition.used if any(map(is_unexplained, job.strides[position]))
+    ]
     return Sized(
         definition,
         _values(job),
@@ -73,7 +82,12 @@ def define_for_all_sizes(library: Library, job: Job, device: str) -> Sized:
         _function(names, _tuple_text(definition.scalars)),
         _function(names, _tuple_text(map(_tuple_text, definition.strides))),
         tuple(
-            (position, library.compute_tensor_descriptor(hint_of(shapes[position]), hint_of(job.strides[position])))
+            (
+                position,
+                library.compute_tensor_descriptor(
+                    hint_of(shapes[position]), hint_of(job.strides[position])
+                ),
+            )
             for position in unexplained
         ),
         library.compute_tensor_descriptor,
@@ -90,7 +104,10 @@ def _on_fakes(job: Job) -> tuple[list[tuple[Dim, ...]], Numbers]:
 
 def _sizes(region: Trace) -> Iterator[Expr]:
     """The sizes of everything in the region that are symbols."""
-    for var in (*region.inputs, *(var for equation in region.equations for var in equation.outputs)):
+    for var in (
+        *region.inputs,
+        *(var for equation in region.equations for var in equation.outputs),
+    ):
         if isinstance(var.type, TensorType):
             yield from (size for size in var.type.shape if isinstance(size, Expr))
 
@@ -102,7 +119,9 @@ def _values(job: Job) -> Callable[[Sequence[Any], Sequence[Any]], tuple[Any, ...
         for position, var in enumerate(job.region.inputs)
         if isinstance(var.type, NumberType) and isinstance(var.type.value, Expr)
     }
-    places.update((symbol, f"extra[{position}]") for position, symbol in enumerate(job.extra_symbols))
+    places.update(
+        (symbol, f"extra[{position}]") for position, symbol in enumerate(job.extra_symbols)
+    )
     return _function("inputs, extra", _tuple_text(places[symbol] for symbol in job.symbols))
 
 
@@ -117,7 +136,9 @@ def _function(names: str, text: str) -> Callable[..., Any]:
 class SizedRegion(Region):
     """A region with symbols as a program calls it: defined once for each layout of its inputs."""
 
-    def __init__(self, library: Library, definitions: Definitions, trace: Trace, device: str) -> None:
+    def __init__(
+        self, library: Library, definitions: Definitions, trace: Trace, device: str
+    ) -> None:
         super().__init__(library, definitions, trace, device)
         self.variants = Variants(trace, {}, self.job, self.on_torch, self.defined)
 
@@ -126,11 +147,16 @@ class SizedRegion(Region):
 
     def job(self, layout: Layout) -> Job:
         """The kernel, for inputs of this layout."""
-        strides = (*strides_for(self.trace, layout), *(constant.stride() for constant in self.constants))
+        strides = (
+            *strides_for(self.trace, layout),
+            *(constant.stride() for constant in self.constants),
+        )
         return Job(self.kernel, strides, torch.get_num_threads())
 
     def defined(self, layout: Layout) -> Callable[..., tuple[Any, ...] | None]:
-        """A function of the region's inputs and of the symbols that are no inputs; None where it is for other sizes."""
+        """A function of the region's inputs and of the symbols that are no inputs; None where it
+        is for other sizes.
+        """
         job, count = self.job(layout), len(self.trace.inputs)
         kept = self.definitions.find(
             self.kernel, job.strides, lambda: define_for_all_sizes(self.library, job, self.device)

@@ -1,22 +1,23 @@
 """Writing an nvFuser definition, one equation at a time.
 
-An emitter is a function of a Writer, the type of what the equation computes, and the op's own arguments, in which each
-tensor is an `Operand`. It calls nvFuser's ops and returns what they give:
+An emitter is a function of a Writer, the type of the result, and the op's own arguments. Each
+tensor among these is an `Operand`. It calls nvFuser's ops and returns what they give:
 
     @emits("aten.sub.Tensor", "aten.sub.Scalar")
     def _sub(w, out, a, b, *, alpha=1):
         return w.ops.sub(...)
 
-An emitter refuses ops that nvFuser cannot do, or does otherwise than PyTorch, with `Refused`. To find out whether an
-equation can be translated, its emitter runs on a writer that writes nothing. So there is one function for each op,
-and no second one that says when it holds.
+An emitter refuses ops that nvFuser cannot do, or does otherwise than PyTorch, with `Refused`. To
+find out whether an equation can be translated, its emitter runs on a writer that writes nothing. So
+there is one function for each op, and no second one that says when it holds.
 
-nvFuser's treatment of dtypes is not relied upon: operands are cast to the dtype that PyTorch computes in (float32 for
-half precision), and results to the dtype of the trace. Nor is its broadcasting: operands get the result's shape.
+nvFuser's treatment of dtypes is not relied upon. Operands are cast to the dtype that PyTorch
+computes in (float32 for half precision), results to the dtype of the trace. Nor is its
+broadcasting: operands get the result's shape.
 
-Sizes and numbers that are symbols are PyTorch's symbolic numbers to an emitter. So its decisions about them are
-known, as those of PyTorch's own kernels are. One that reaches nvFuser is the size of an input, or a scalar input that
-is computed in Python: nvFuser does no arithmetic on sizes.
+Sizes and numbers that are symbols are PyTorch's symbolic numbers to an emitter. So its decisions
+about them are known, as those of PyTorch's own kernels are. One that reaches nvFuser is the size of
+an input, or a scalar input that is computed in Python: nvFuser does no arithmetic on sizes.
 
 Source: NVIDIA/Fuser 0.2.36, `python/python_direct/ops.cpp`, `csrc/type_promotion.cpp`.
 """
@@ -32,7 +33,17 @@ import torch
 
 from thunder_fn.errors import kind_of
 from thunder_fn.extend.regions import NOT_REGISTERED
-from thunder_fn.ir.trace import Dim, Equation, Expr, Literal, NoneType, TensorType, Type, Var, as_dim
+from thunder_fn.ir.trace import (
+    Dim,
+    Equation,
+    Expr,
+    Literal,
+    NoneType,
+    TensorType,
+    Type,
+    Var,
+    as_dim,
+)
 from thunder_fn.torch_internals import Numbers
 
 DTYPES = {
@@ -44,7 +55,9 @@ DTYPES = {
     torch.int32: "Int32",
     torch.bool: "Bool",
 }
-"""The names in nvFuser's Python module of the dtypes that regions may have. It has no integers of 8 or 16 bits."""
+"""The names in nvFuser's Python module of the dtypes that regions may have. It has no integers
+of 8 or 16 bits.
+"""
 
 HALF = (torch.float16, torch.bfloat16)
 Symbolic = torch.SymInt | torch.SymFloat
@@ -68,7 +81,9 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A tensor: what the definition calls it, its type in the trace, and its sizes as numbers to compute with."""
+    """A tensor: what the definition calls it, its type in the trace, and its sizes as numbers to
+    compute with.
+    """
 
     val: Any
     type: TensorType
@@ -133,14 +148,18 @@ class Writer:
         return val if val.dtype() == wanted else self.ops.cast(val, wanted)
 
     def value(self, x: Operand | Number, dtype: torch.dtype, out: TensorType | None = None) -> Any:
-        """An operand in the dtype in which it is computed with, and in the shape of the result; numbers stay numbers."""
+        """An operand in the dtype in which it is computed with, and in the shape of the result;
+        numbers stay numbers.
+        """
         if not isinstance(x, Operand):
             return number(x, dtype)
         val = self.cast(x.val, dtype)
         if out is None or x.type.shape == out.shape:
             return val
         rank = len(out.shape)
-        return self.ops.broadcast_in_dim(val, list(self.shape(out)), list(range(rank - x.rank, rank)))
+        return self.ops.broadcast_in_dim(
+            val, list(self.shape(out)), list(range(rank - x.rank, rank))
+        )
 
     # ---- sizes ----
 
@@ -181,7 +200,8 @@ class Writer:
         return Operand(val, type, self.shape(type))
 
     def equation(self, equation: Equation, read: Callable[[Var], Any]) -> tuple[Any, ...]:
-        """Write an equation. Returns the names of its outputs, None for those that it does not compute.
+        """Write an equation. Returns the names of its outputs, None for those that it does not
+        compute.
 
         Raises:
             Refused: nvFuser cannot compute it as PyTorch does.
@@ -241,7 +261,9 @@ def number(x: Number, dtype: torch.dtype) -> Number:
 
 
 def dims_of(dims: Any, rank: int) -> list[int]:
-    """The dims of a reduction as nvFuser takes them: each from zero; all of them where PyTorch is given none."""
+    """The dims of a reduction as nvFuser takes them: each from zero; all of them where PyTorch
+    is given none.
+    """
     if isinstance(dims, int):
         dims = [dims]
     return sorted(dim % max(rank, 1) for dim in dims) if dims else list(range(rank))

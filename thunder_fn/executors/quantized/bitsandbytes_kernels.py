@@ -1,11 +1,12 @@
 """bitsandbytes: nf4 linear layers by the kernels of that package, where it is installed.
 
-    import thunder_fn as tfn
-    q = tfn.quantize(tfn.jit(model, executors=["bitsandbytes"]), "nf4")
+    import thunder_fn as tfn q = tfn.quantize(tfn.jit(model, executors=["bitsandbytes"]), "nf4")
 
-Its kernel decodes, which is most of the time; on CPUs its product of a row and codes wants them in bytes of its own.
+Its kernel decodes, which is most of the time; on CPUs its product of a row and codes wants them in
+bytes of its own.
 
-Source: https://github.com/bitsandbytes-foundation/bitsandbytes, whose nf4 has the same sixteen values, blocks and bytes.
+Source: https://github.com/bitsandbytes-foundation/bitsandbytes, whose nf4 has the same sixteen
+values, blocks and bytes.
 """
 
 from __future__ import annotations
@@ -74,5 +75,7 @@ def _nf4(
     rows: int,
 ) -> torch.Tensor:
     amax, packed = nf4_scales(scales, steps, mean), values.reshape(-1, 1)
-    w = torch.ops.bitsandbytes.dequantize_4bit(packed, amax, NF4_BLOCK, "nf4", [rows, x.shape[-1]], x.dtype)
+    w = torch.ops.bitsandbytes.dequantize_4bit(
+        packed, amax, NF4_BLOCK, "nf4", [rows, x.shape[-1]], x.dtype
+    )
     return linear(x, w, bias)

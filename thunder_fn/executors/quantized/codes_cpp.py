@@ -1,16 +1,18 @@
 """The C++ of the executor codes: products with codes, and codes as floats.
 
-A codec decodes sixty-four codes at a time into four vectors of sixteen floats. If two codes lie in a byte, the first
-vector of thirty-two has the even columns and the second the odd ones: they come apart by a shift. Three functions are
-made of a codec:
+A codec decodes sixty-four codes at a time into four vectors of sixteen floats. If two codes lie in
+a byte, the first vector of thirty-two has the even columns and the second the odd ones. A shift
+separates them. Three functions are made of a codec:
 
-- `few` multiplies some rows of activations with codes that it decodes in registers, and writes nothing but results.
-- `many` decodes sixteen rows of weights into the processor's cache and multiplies all rows of activations with these; in
-  bf16, where the processor does.
+- `few` multiplies some rows of activations with codes that it decodes in registers, and writes
+  nothing but results.
+- `many` decodes sixteen rows of weights into the processor's cache and multiplies all rows of
+  activations with these; in bf16, where the processor does.
 - `weights` writes the weights.
 
-int8 and int4 codes are multiplied as integers where the processor has instructions for that (`codes_integers.py`). Nothing here
-needs PyTorch's headers, whose reading would take the compiler longer than all the rest.
+int8 and int4 codes are multiplied as integers where the processor has instructions for that
+(`codes_integers.py`). Nothing here needs PyTorch's headers, whose reading would take the compiler
+longer than all the rest.
 """
 
 from __future__ import annotations
@@ -301,11 +303,25 @@ template <typename T> static void write(const Codec& codec, T* y, int64_t thread
 
 _SIZES = ("int64_t", "int64_t")
 _HALVES = "const uint16_t*"
-_SCALE = ("const void*", "int64_t", "int64_t")  # the members of `Scales`, whose braces may be left out
+_SCALE = (
+    "const void*",
+    "int64_t",
+    "int64_t",
+)  # the members of `Scales`, whose braces may be left out
 CODECS = {
     "int8": (_SCALES + _INT8, ("const int8_t*", *_SCALE, *_SIZES)),
     "fp8": (_SCALES + _FP8, ("const int8_t*", *_SCALE, *_SIZES)),
-    "nf4": (_NF4, ("const uint8_t*", "const int8_t*", "const float*", "const float*", "const float*", *_SIZES)),
+    "nf4": (
+        _NF4,
+        (
+            "const uint8_t*",
+            "const int8_t*",
+            "const float*",
+            "const float*",
+            "const float*",
+            *_SIZES,
+        ),
+    ),
     "int4": (_INT4, ("const uint8_t*", _HALVES, "int64_t", *_SIZES)),
 }
 """The codecs, and the types of their members."""
@@ -313,32 +329,54 @@ NUMBERS = {"float32": "float", "bfloat16": "BFloat16"}
 
 
 def product(codec: str, numbers: str, portable: bool = False) -> Kernel:
-    """A linear layer on codes: the members of the codec, then activations, a bias (or anything), whether there is one, results,
-    how many rows there are of activations, and threads."""
+    """A linear layer on codes. Its arguments are the members of the codec, activations, a bias
+    (or anything), whether there is one, results, the number of rows of activations, and threads.
+    """
     source, members = CODECS[codec]
     type = NUMBERS[numbers]
     pointers = f"(const {type}*)x, has_bias ? (const {type}*)bias : nullptr, ({type}*)y"
     body = f"multiply<{type}>({_made(members)}, {pointers}, count, threads);"
-    others = ("const void* x", "const void* bias", "int64_t has_bias", "void* y", "int64_t count", "int64_t threads")
+    others = (
+        "const void* x",
+        "const void* bias",
+        "int64_t has_bias",
+        "void* y",
+        "int64_t count",
+        "int64_t threads",
+    )
     parts = (_BAND, source, _FEW, _WEIGHTS, _MANY, codes_integers.SOURCE, _MULTIPLY)
     return _kernel(members, others, "".join(parts), body, portable)
 
 
 def weights(codec: str, numbers: str, portable: bool = False) -> Kernel:
-    """Codes as floats, times the scales of groups within a row: the members of the codec, then the results and threads."""
+    """Codes as floats, times the scales of groups within a row: the members of the codec, then
+    the results and threads.
+    """
     source, members = CODECS[codec]
     type = NUMBERS[numbers]
     body = f"write<{type}>({_made(members)}, ({type}*)y, threads);"
-    return _kernel(members, ("void* y", "int64_t threads"), _BAND + source + _WEIGHTS + _ALL_WEIGHTS, body, portable)
+    return _kernel(
+        members,
+        ("void* y", "int64_t threads"),
+        _BAND + source + _WEIGHTS + _ALL_WEIGHTS,
+        body,
+        portable,
+    )
 
 
 def _made(members: tuple[str, ...]) -> str:
-    """A codec of the parameters m0, m1, ..., the pointers to bf16 numbers among them as what they are."""
-    names = (f"(const BFloat16*)m{i}" if type == _HALVES else f"m{i}" for i, type in enumerate(members))
+    """A codec of the parameters m0, m1, ..., the pointers to bf16 numbers among them as what
+    they are.
+    """
+    names = (
+        f"(const BFloat16*)m{i}" if type == _HALVES else f"m{i}" for i, type in enumerate(members)
+    )
     return f"Codec{{{', '.join(names)}}}"
 
 
-def _kernel(members: tuple[str, ...], others: tuple[str, ...], source: str, body: str, portable: bool) -> Kernel:
+def _kernel(
+    members: tuple[str, ...], others: tuple[str, ...], source: str, body: str, portable: bool
+) -> Kernel:
     parameters = ", ".join((*(f"{type} m{i}" for i, type in enumerate(members)), *others))
     entry = f'extern "C" void kernel({parameters}) {{\n    {body}\n}}\n'
     front = "#define PORTABLE\n" if portable else "#undef PORTABLE\n"

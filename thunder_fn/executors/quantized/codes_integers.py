@@ -1,13 +1,16 @@
-"""The C++ of the executor codes: sums of products of integers, where the processor has instructions for these.
+"""The C++ of the executor codes: sums of products of integers, where the processor has instructions
+for these.
 
-A row of activations becomes integers of 22 or 30 bits, in steps of a power of two that its greatest number chooses,
-and those become digits from -128 to 127, three for bf16 and four for float32. Sums of products of digits and codes
-are exact within a stretch of columns that has one scale. Beside the rounding of float32 all that is lost are places
-of activations below 2 ** -22, or 2 ** -30, of the greatest. One instruction multiplies 64 pairs (AVX-512 VNNI), so
-three or four digits cost less than the conversion of codes to floats.
+A row of activations becomes integers of 22 or 30 bits, in steps of a power of two that its greatest
+number chooses. Those become digits from -128 to 127, three for bf16 and four for float32. Sums of
+products of digits and codes are exact within a stretch of columns that has one scale. Beside the
+rounding of float32 all that is lost are places of activations below 2 ** -22, or 2 ** -30, of the
+greatest. One instruction multiplies 64 pairs (AVX-512 VNNI), so three or four digits cost less than
+the conversion of codes to floats.
 
-A codec says how its codes lie: `codes` are 64 numbers from 0 on, too great by OFFSET; PARTS times as many columns lie in 64
-bytes; a `stretch` of columns has the scales `steps`; what is added to all codes of a group of columns counts in `rests`.
+A codec says how its codes lie. `codes` are 64 numbers from 0 on, too great by OFFSET. PARTS times
+as many columns lie in 64 bytes. A `stretch` of columns has the scales `steps`. `rests` holds what
+is added to all codes of a group of columns.
 
 Rows with infinities or NaN are left to floats.
 """

@@ -2,13 +2,15 @@
 
     q = tfn.quantize(tfn.jit(model), "nf4")        # this executor is one of q's
 
-Decoding in PyTorch's ops writes whole weights and reads them again, and has no fast way to look codes up on CPUs. The
-kernels (`codes_cpp.py`) read codes once. Few rows of activations are multiplied with codes that are decoded in
-registers, more rows with a few rows of weights in the processor's cache. For many rows weights are written, and
-PyTorch multiplies. Sums are those of float32; weights are in the dtype of the activations, as the composites mean.
+Decoding in PyTorch's ops writes whole weights and reads them again, and has no fast way to look
+codes up on CPUs. The kernels (`codes_cpp.py`) read codes once. Few rows of activations are
+multiplied with codes that are decoded in registers, more rows with a few rows of weights in the
+processor's cache. For many rows weights are written, and PyTorch multiplies. Sums are those of
+float32; weights are in the dtype of the activations, as the composites mean.
 
-The kernels are compiled when the first program is made that has a use for them, in a second or two, and kept on disk
-(`thunder_fn.executors.torchinductor`). Without a compiler this executor takes nothing.
+The kernels are compiled when the first program that uses them is made. That takes a second or two;
+they are kept on disk (`thunder_fn.executors.torchinductor`). Without a compiler this executor takes
+nothing.
 """
 
 from __future__ import annotations
@@ -26,8 +28,20 @@ from thunder_fn.executors.quantized.kernels import row_count, suits_int8
 from thunder_fn.executors.torchinductor.codegen import Kernel
 from thunder_fn.executors.torchinductor.compiling import Failed, functions_of_kernels
 from thunder_fn.extend import OperatorExecutor
-from thunder_fn.interpreters.quantize.eight_bits import FP8, floats, fp8_linear, int8_linear, scaled_product
-from thunder_fn.interpreters.quantize.four_bits import NF4_BLOCK, int4_linear, int4_weights, nf4_linear, nf4_weights
+from thunder_fn.interpreters.quantize.eight_bits import (
+    FP8,
+    floats,
+    fp8_linear,
+    int8_linear,
+    scaled_product,
+)
+from thunder_fn.interpreters.quantize.four_bits import (
+    NF4_BLOCK,
+    int4_linear,
+    int4_weights,
+    nf4_linear,
+    nf4_weights,
+)
 from thunder_fn.interpreters.quantize.scheme import Bias, in_dtype, plus
 from thunder_fn.torch_internals.inductor import multiplies_integers
 
@@ -36,7 +50,9 @@ NUMBERS = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 """The dtypes that kernels compute with; others are cast."""
 FLOATS = (*NUMBERS, torch.float16)
 SOME_ROWS = 32
-"""The number of rows of activations beyond which writing weights costs less than PyTorch's product gains."""
+"""The number of rows of activations beyond which writing weights costs less than PyTorch's
+product gains.
+"""
 
 
 @cache
@@ -65,21 +81,42 @@ def _found(codec: str, dtype: torch.dtype) -> tuple[Any, Any]:
     return found
 
 
-def multiplied(codec: str, members: tuple[Any, ...], rows: int, x: torch.Tensor, bias: Bias) -> torch.Tensor:
+def multiplied(
+    codec: str, members: tuple[Any, ...], rows: int, x: torch.Tensor, bias: Bias
+) -> torch.Tensor:
     """A linear layer by a kernel, for some rows of activations."""
-    own = (x if x.dtype in NUMBERS else x.float()).contiguous()  # `to` the same dtype takes longer than asking
+    own = (
+        x if x.dtype in NUMBERS else x.float()
+    ).contiguous()  # `to` the same dtype takes longer than asking
     columns = x.shape[-1]
     y = own.new_empty((*x.shape[:-1], rows))
-    inside = bias is not None and bias.dtype == own.dtype and bias.shape == (rows,) and bias.is_contiguous()
+    inside = (
+        bias is not None
+        and bias.dtype == own.dtype
+        and bias.shape == (rows,)
+        and bias.is_contiguous()
+    )
     if not isinstance(y, internals.FakeTensor):  # an executor asks for layouts
         run, _ = _found(codec, own.dtype)
         shown = bias if inside else own
-        run(*members, rows, columns, own, shown, inside, y, x.numel() // columns, torch.get_num_threads())
+        run(
+            *members,
+            rows,
+            columns,
+            own,
+            shown,
+            inside,
+            y,
+            x.numel() // columns,
+            torch.get_num_threads(),
+        )
     result = y if own.dtype == x.dtype else y.to(x.dtype)
     return result if inside else plus(result, bias)
 
 
-def decoded(codec: str, members: tuple[Any, ...], rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+def decoded(
+    codec: str, members: tuple[Any, ...], rows: int, columns: int, dtype: torch.dtype
+) -> torch.Tensor:
     """Weights by a kernel."""
     y = torch.empty(rows, columns, dtype=computed_in(dtype))
     if not isinstance(y, internals.FakeTensor):
@@ -95,7 +132,9 @@ def _codec(values: torch.Tensor) -> str:
     return "fp8" if values.dtype == FP8 else "int8"
 
 
-def _eight_bits(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bias: Bias = None) -> torch.Tensor:
+def _eight_bits(
+    x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bias: Bias = None
+) -> torch.Tensor:
     if row_count(x) > SOME_ROWS:
         return scaled_product(x, values, scales, bias, _floats)
     if scales.dtype not in NUMBERS:
@@ -106,7 +145,12 @@ def _eight_bits(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bia
 
 
 def _floats(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    members = (values.contiguous(), torch.empty(0), 0, 0)  # codes alone, which scales have no part in
+    members = (
+        values.contiguous(),
+        torch.empty(0),
+        0,
+        0,
+    )  # codes alone, which scales have no part in
     return decoded(_codec(values), members, values.numel() // 64, 64, dtype).reshape(values.shape)
 
 
@@ -146,16 +190,31 @@ def _nf4_weights(
 
 def _nf4_members(values: torch.Tensor, *others: torch.Tensor) -> tuple[torch.Tensor, ...]:
     scales, *floating = others
-    return (values.contiguous(), scales.contiguous(), *(part.float().contiguous() for part in floating))
+    return (
+        values.contiguous(),
+        scales.contiguous(),
+        *(part.float().contiguous() for part in floating),
+    )
 
 
 def _int4(
-    x: torch.Tensor, values: torch.Tensor, scales_and_zeros: torch.Tensor, bias: Bias = None, *, columns: int
+    x: torch.Tensor,
+    values: torch.Tensor,
+    scales_and_zeros: torch.Tensor,
+    bias: Bias = None,
+    *,
+    columns: int,
 ) -> torch.Tensor:
     groups, rows, _ = scales_and_zeros.shape
     if row_count(x) > SOME_ROWS:
         return linear(x, _int4_weights(values, scales_and_zeros, columns, x.dtype), bias)
-    return multiplied("int4", (values.contiguous(), scales_and_zeros.contiguous(), columns // groups), rows, x, bias)
+    return multiplied(
+        "int4",
+        (values.contiguous(), scales_and_zeros.contiguous(), columns // groups),
+        rows,
+        x,
+        bias,
+    )
 
 
 def _int4_weights(
@@ -174,15 +233,24 @@ def _runs(codec: str, device: torch.device, dtype: torch.dtype) -> bool:
     return device.type == "cpu" and dtype in FLOATS and functions(codec, dtype) is not None
 
 
-def _suits_int8(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bias: Bias = None) -> bool:
-    """Test for whole steps of columns and, where PyTorch's kernel suits, for integer instructions, which that does
-    not use.
+def _suits_int8(
+    x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bias: Bias = None
+) -> bool:
+    """Test for whole steps of columns and, where PyTorch's kernel suits, for integer instructions,
+    which that does not use.
     """
     is_own = multiplies_integers() or not suits_int8(x, values, scales, bias)
-    return is_own and values.dtype == torch.int8 and x.shape[-1] % 64 == 0 and _runs("int8", x.device, x.dtype)
+    return (
+        is_own
+        and values.dtype == torch.int8
+        and x.shape[-1] % 64 == 0
+        and _runs("int8", x.device, x.dtype)
+    )
 
 
-def _suits_fp8(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bias: Bias = None) -> bool:
+def _suits_fp8(
+    x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bias: Bias = None
+) -> bool:
     return values.dtype == FP8 and x.shape[-1] % 64 == 0 and _runs("fp8", x.device, x.dtype)
 
 
@@ -219,12 +287,19 @@ def _suits_nf4_weights(
 
 
 def _suits_int4(
-    x: torch.Tensor, values: torch.Tensor, scales_and_zeros: torch.Tensor, bias: Bias = None, *, columns: int
+    x: torch.Tensor,
+    values: torch.Tensor,
+    scales_and_zeros: torch.Tensor,
+    bias: Bias = None,
+    *,
+    columns: int,
 ) -> bool:
     return _suits_int4_weights(values, scales_and_zeros, columns, x.dtype)
 
 
-def _suits_int4_weights(values: torch.Tensor, scales_and_zeros: torch.Tensor, columns: int, dtype: torch.dtype) -> bool:
+def _suits_int4_weights(
+    values: torch.Tensor, scales_and_zeros: torch.Tensor, columns: int, dtype: torch.dtype
+) -> bool:
     """Test for whole steps of columns, and groups of half ones, that nothing pads."""
     groups = scales_and_zeros.shape[0]
     fits = columns % 64 == 0 and columns % groups == 0 and columns // groups % 32 == 0

@@ -1,4 +1,6 @@
-"""The C++ of the executor codes: sixteen floats, sixteen codes, and bf16 numbers; by AVX-512, or by loops for any processor."""
+"""The C++ of the executor codes: sixteen floats, sixteen codes, and bf16 numbers; by AVX-512, or
+by loops for any processor.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""torchao: linear layers of int8 weights and activations by the integer product of that package, where it is installed.
+"""torchao: linear layers of int8 weights and activations by the integer product of that package,
+where it is installed.
 
-    import thunder_fn as tfn
-    q = tfn.quantize(tfn.jit(model, executors=["torchao"]), "int8_dynamic")
+    import thunder_fn as tfn q = tfn.quantize(tfn.jit(model, executors=["torchao"]), "int8_dynamic")
 
-On GPUs its product is a Triton kernel that it tunes (`TORCHAO_AUTOTUNER_ENABLE=1`), on CPUs PyTorch's, of the kind of integers
-that the processor multiplies fastest.
+On GPUs its product is a Triton kernel that it tunes (`TORCHAO_AUTOTUNER_ENABLE=1`), on CPUs
+PyTorch's, of the kind of integers that the processor multiplies fastest.
 
 Source: https://github.com/pytorch/ao, `torchao.kernel.int_scaled_matmul`.
 """
@@ -30,7 +30,9 @@ def _executor() -> OperatorExecutor:
     multiply = imported(PACKAGE, "torchao.kernel.intmm").int_scaled_matmul
     executor = executor_of(PACKAGE)
 
-    def linear(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bias: Bias = None) -> torch.Tensor:
+    def linear(
+        x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bias: Bias = None
+    ) -> torch.Tensor:
         return int_mm_linear(x, values, scales, bias, multiply)
 
     operator = executor.register_operator("int8_dynamic", like=int8_dynamic_linear, fn=linear)

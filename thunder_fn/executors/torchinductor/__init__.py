@@ -1,18 +1,20 @@
-"""The inductor executor: regions of a trace become C++ or, on CUDA, Triton through Inductor, without Dynamo and AOTAutograd.
+"""The inductor executor: regions of a trace become C++ or, on CUDA, Triton through Inductor,
+without Dynamo and AOTAutograd.
 
     jit(f, executors=[inductor()])                  compiled before the first call is answered
     jit(f, executors=[inductor(tiered=True)])       runs at once on the torch executor, and compiled when that is ready
 
-Compilation is fast. Equal regions are compiled once, however often the program calls them. All kernels of a program
-are compiled by one or two runs of the C++ compiler. Compiled code is on disk for the next process, which does not
-even import Inductor. Calls are fast: a region is one Python function that calls kernels, with no guard of its own.
+Compilation is fast. Equal regions are compiled once, however often the program calls them. All
+kernels of a program are compiled by one or two runs of the C++ compiler. Compiled code is on disk
+for the next process, which does not even import Inductor. Calls are fast: a region is one Python
+function that calls kernels, with no guard of its own.
 
 Random numbers stay with the torch executor, which draws those that eager would.
 
-A job (`codegen.Job`) is a region with the strides of its inputs. `codegen.py` turns it into text and `native.py` into
-modules. `store.py` keeps these on disk, under a digest that covers the files here. Each step is a function of the one
-before.
-"""
+A job (`codegen.Job`) is a region with the strides of its inputs. `codegen.py` turns it into text
+and `native.py` into modules. `store.py` keeps these on disk, under a digest that covers the files
+here. Each step is a function of the one before.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -29,7 +31,16 @@ from thunder_fn.extend.regions import Program, RunFunction
 from thunder_fn.ir.trace import Equation, TensorType, Trace, Var
 from thunder_fn.torch_internals import inductor as internals
 
-__all__ = ["EXECUTOR", "Backend", "Inductor", "RegionCompiler", "backend", "bisect", "inductor", "wait"]
+__all__ = [
+    "EXECUTOR",
+    "Backend",
+    "Inductor",
+    "RegionCompiler",
+    "backend",
+    "bisect",
+    "inductor",
+    "wait",
+]
 
 
 class Inductor(RegionCompiler):
@@ -52,7 +63,10 @@ class Inductor(RegionCompiler):
         if isinstance(var.type, TensorType) and var.type.dtype.is_complex:
             return "Inductor does not compile complex numbers"
         if isinstance(var.type, TensorType) and 0 in var.type.shape:
-            return "an empty tensor: there is nothing to compute, and Inductor takes the mean of nothing for 0"
+            return (
+                "an empty tensor: there is nothing to compute, and Inductor takes the mean of"
+                " nothing for 0"
+            )
         return super().refused(var)
 
     def is_worth(self, region: Trace) -> bool:
@@ -92,13 +106,15 @@ class Inductor(RegionCompiler):
         return replace(program, run=Staged(run, tiered=self.tiered, settled=settled))
 
     def settles(self, trace: Trace) -> bool:
-        """Test that everything in the program is PyTorch's or compiled, and gives results in the layouts that it
-        says.
+        """Test that everything in the program is PyTorch's or compiled, and gives results in the
+        layouts that it says.
         """
         return all(
-            all(map(self.settles, equation.bodies))
-            if equation.op.kind == "structured"
-            else equation.op.name.startswith((f"{self.name}::", "aten.", "prims."))
+            (
+                all(map(self.settles, equation.bodies))
+                if equation.op.kind == "structured"
+                else equation.op.name.startswith((f"{self.name}::", "aten.", "prims."))
+            )
             for equation in trace.equations
         )
 
@@ -106,7 +122,9 @@ class Inductor(RegionCompiler):
 def _is_on_cpu(trace: Trace) -> bool:
     """Test whether all tensors of the trace are on the CPU, those inside of bodies aside."""
     variables = (*trace.inputs, *(var for equation in trace.equations for var in equation.outputs))
-    return all(var.type.device.type == "cpu" for var in variables if isinstance(var.type, TensorType))
+    return all(
+        var.type.device.type == "cpu" for var in variables if isinstance(var.type, TensorType)
+    )
 
 
 def _chooses(trace: Trace) -> bool:
@@ -120,7 +138,8 @@ def inductor(*, tiered: bool = False, fuel: int | None = None) -> Inductor:
     Law: results are those of the torch executor, up to rounding.
 
     Args:
-        tiered: run on the torch executor at once, and compile in another process meanwhile. `wait` waits for that.
+        tiered: run on the torch executor at once, and compile in another process meanwhile. `wait`
+            waits for that.
         fuel: so many regions are compiled, see `bisect`.
 
     Example:

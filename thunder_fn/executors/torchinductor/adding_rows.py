@@ -1,11 +1,13 @@
-"""A gradient that touches some rows of a matrix, added to one that touches all: row by row, in place if nobody sees it.
+"""A gradient that touches some rows of a matrix, added to one that touches all: row by row, in
+place if nobody sees it.
 
     v2 = embedding_dense_backward(v0, v1, 50257, -1, False)     zeros, and a row for each index added to them
     v4 = add(v3, v2)
 
-That is the gradient of an embedding which is tied to a head. Written so, it takes three matrices of the embedding's
-size, two of them for a few rows. Such a pair is a region of its own, which is no compiler's.
-"""
+That is the gradient of an embedding which is tied to a head. Written so, it takes three matrices of
+the embedding's size, two of them for a few rows. Such a pair is a region of its own, which is no
+compiler's.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -25,13 +27,17 @@ ADD = ops.leaf(torch.ops.aten.add.Tensor)
 
 
 def added_rows(trace: Trace) -> tuple[Group, ...]:
-    """The pairs of equations: the rows, which nothing else reads, and the sum with another matrix."""
+    """The pairs of equations: the rows, which nothing else reads, and the sum with another
+    matrix.
+    """
     reads = Counter(var.index for equation in trace.equations for var in equation.operands)
     reads.update(atom.index for atom in trace.outputs if isinstance(atom, Var))
     rows = {
         equation.outputs[0].index: position
         for position, equation in enumerate(trace.equations)
-        if equation.op == EMBEDDING and _is_plain(equation) and reads[equation.outputs[0].index] == 1
+        if equation.op == EMBEDDING
+        and _is_plain(equation)
+        and reads[equation.outputs[0].index] == 1
     }
     found = list[Group]()
     for position, equation in enumerate(trace.equations):
@@ -49,7 +55,11 @@ def is_added_rows(region: Trace) -> bool:
     match region.equations:
         case (rows, total) if rows.op == EMBEDDING and _is_plain(rows):
             operands = total.operands
-            return total.op == ADD and not total.kwargs and operands.count(rows.outputs[0]) == 1 == len(operands) - 1
+            return (
+                total.op == ADD
+                and not total.kwargs
+                and operands.count(rows.outputs[0]) == 1 == len(operands) - 1
+            )
         case _:
             return False
 
@@ -57,7 +67,11 @@ def is_added_rows(region: Trace) -> bool:
 def _is_plain(equation: Equation) -> bool:
     """Test whether the rows are not divided by how often they occur, and sizes are numbers."""
     numbers = [arg.value for arg in equation.args if isinstance(arg, Literal)]
-    return len(numbers) == 3 and numbers[2] is False and not any(isinstance(number, Expr) for number in numbers)
+    return (
+        len(numbers) == 3
+        and numbers[2] is False
+        and not any(isinstance(number, Expr) for number in numbers)
+    )
 
 
 class AddedRows:
@@ -71,7 +85,11 @@ class AddedRows:
         places = {var.index: place for place, var in enumerate(region.inputs)}
         gradient, indices = rows.operands
         (known,) = (var for var in total.operands if var != rows.outputs[0])
-        self.gradient, self.indices, self.known = places[gradient.index], places[indices.index], places[known.index]
+        self.gradient, self.indices, self.known = (
+            places[gradient.index],
+            places[indices.index],
+            places[known.index],
+        )
         padding = rows.args[3]
         assert isinstance(padding, Literal), "as `added_rows` says"
         self.padding: int = padding.value
@@ -80,7 +98,9 @@ class AddedRows:
         return self._add(inputs[self.gradient], inputs[self.indices], inputs[self.known].clone())
 
     def take(self, box: list[Any]) -> tuple[Any, ...]:
-        """Run on values that only the box holds, in the memory of the matrix if nobody else sees it."""
+        """Run on values that only the box holds, in the memory of the matrix if nobody else sees
+        it.
+        """
         known = box[self.known]
         alone = is_exclusive(known) and not is_kept_by_autograd(known)
         del known
@@ -91,7 +111,9 @@ class AddedRows:
 
     dry_run = __call__
 
-    def _add(self, gradient: torch.Tensor, indices: torch.Tensor, known: torch.Tensor) -> tuple[Any, ...]:
+    def _add(
+        self, gradient: torch.Tensor, indices: torch.Tensor, known: torch.Tensor
+    ) -> tuple[Any, ...]:
         indices, rows = indices.reshape(-1), gradient.reshape(-1, gradient.shape[-1])
         if self.padding >= 0:
             rows = rows.masked_fill((indices == self.padding).unsqueeze(-1), 0)

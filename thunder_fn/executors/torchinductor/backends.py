@@ -17,7 +17,8 @@ from thunder_fn.ir.trace import Trace
 from thunder_fn.torch_internals import inductor as internals
 
 Compiler = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
-"""A backend in torch.compile's sense: a function of a graph and of its inputs that returns a function of such inputs.
+"""A backend in torch.compile's sense: a function of a graph and of its inputs that returns a
+function of such inputs.
 """
 
 
@@ -58,8 +59,9 @@ def backend(compiler: str | Compiler, *, fuel: int | None = None) -> Backend:
     Law: results are those of the torch executor, up to the backend's rounding.
 
     Args:
-        compiler: as in ``torch.compile(backend=compiler)``: a function of a graph module and its inputs that returns a
-            function, or the name of one: "inductor", "aot_eager", or what was registered with PyTorch's `register_backend`.
+        compiler: as in ``torch.compile(backend=compiler)``. A function of a graph module and its
+            inputs that returns a function, or the name of one: "inductor", "aot_eager", or one
+            registered with PyTorch's `register_backend`.
         fuel: so many regions are compiled, see `bisect`.
 
     Raises:
@@ -73,7 +75,7 @@ def backend(compiler: str | Compiler, *, fuel: int | None = None) -> Backend:
         tensor([1., 1.])
         >>> jit(lambda x: x.cos() + 1, executors=[backend(lambda graph, inputs: graph.forward)])(torch.zeros(2))
         tensor([2., 2.])
-    """
+    """  # noqa: E501
     if isinstance(compiler, str):
         known = internals.list_backends()
         if compiler not in known:
@@ -82,7 +84,8 @@ def backend(compiler: str | Compiler, *, fuel: int | None = None) -> Backend:
         return Backend(compiler, internals.lookup_backend(compiler), fuel=fuel)
     if not callable(compiler):
         what = (
-            f"backend: a backend is a function of a graph and its inputs, or the name of one, given {kind_of(compiler)}"
+            "backend: a backend is a function of a graph and its inputs, or the name of one, given"
+            f" {kind_of(compiler)}"
         )
         raise ExecutorError(f"{what}: {shown(compiler, 60)}")
     return Backend(_name_of(compiler), compiler, fuel=fuel)

@@ -5,9 +5,9 @@
         cpp_fused_0(arg0_1, arg1_1, buf0)
         return (buf0,)
 
-Inductor writes a module that compiles its kernels one by one when it is imported. The needed parts of it are cut out
-here: the function, the few names that it uses, and the sources of the kernels. `native.py` compiles many of these at
-a time.
+Inductor writes a module that compiles its kernels one by one when it is imported. The needed parts
+of it are cut out here: the function, the few names that it uses, and the sources of the kernels.
+`native.py` compiles many of these at a time.
 """
 
 from __future__ import annotations
@@ -22,10 +22,28 @@ from typing import Any, cast
 import torch
 
 from thunder_fn.executors.torchinductor.outputs import Plan, RegionError, plan_outputs, returned
-from thunder_fn.executors.torchinductor.products import NAME, SOURCE, TYPES, Products, arguments_of, is_faster_here
+from thunder_fn.executors.torchinductor.products import (
+    NAME,
+    SOURCE,
+    TYPES,
+    Products,
+    arguments_of,
+    is_faster_here,
+)
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.symbols import Symbol, compute, symbols_in, symbols_of
-from thunder_fn.ir.trace import Dim, Equation, Expr, Literal, NumberType, TensorType, Trace, Var, cut, static_shape
+from thunder_fn.ir.trace import (
+    Dim,
+    Equation,
+    Expr,
+    Literal,
+    NumberType,
+    TensorType,
+    Trace,
+    Var,
+    cut,
+    static_shape,
+)
 from thunder_fn.torch_internals import Numbers, OpOverload, inductor as internals
 from thunder_fn.torch_internals.inductor import WrapperCode
 
@@ -34,10 +52,11 @@ Strides = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A region to compile: a trace without constants, for inputs with these strides, on so many threads.
+    """A region to compile: a trace without constants, for inputs with these strides, on so many
+    threads.
 
-    The compiled form of a region with symbols takes their values behind its inputs, see `extra_symbols`. It may write
-    results over the inputs that are `donated`, by place.
+    The compiled form of a region with symbols takes their values behind its inputs, see
+    `extra_symbols`. It may write results over the inputs that are `donated`, by place.
     """
 
     region: Trace
@@ -65,7 +84,9 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A C++ function `kernel` and the types of its parameters. One that many regions call has a module of its own."""
+    """A C++ function `kernel` and the types of its parameters. One that many regions call has a
+    module of its own.
+    """
 
     types: tuple[str, ...]
     source: str
@@ -79,7 +100,9 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """The text of a module that defines `region`, the kernels by the names that it has for them, and its tensors."""
+    """The text of a module that defines `region`, the kernels by the names that it has for them,
+    and its tensors.
+    """
 
     text: str
     kernels: tuple[tuple[str, Kernel], ...]
@@ -105,10 +128,12 @@ def _explicit(equation: Equation) -> Equation:
 
 
 def generate(job: Job, *, own_products: bool = False) -> Code:
-    """Inductor's code for a region; if so, with a kernel of our own for matrix products, where that is faster.
+    """Inductor's code for a region; if so, with a kernel of our own for matrix products, where that
+    is faster.
 
     Raises:
-        RegionError: Inductor's code is not in the form that is known here, or its outputs lie otherwise than eager's.
+        RegionError: Inductor's code is not in the form that is known here, or its outputs lie
+            otherwise than eager's.
         Exception: whatever Inductor raises.
     """
     if job.symbols:
@@ -119,14 +144,20 @@ def generate(job: Job, *, own_products: bool = False) -> Code:
         return _only_views(job, plan)
     donated = tuple(place for place in job.donated if place not in plan.inputs_shown)
     strides = [layout and layout.strides for layout in plan.layouts]
-    wrapper = internals.wrapper_code(plan.region.to_fx(), fakes, job.threads, strides, copy_expanded_targets, donated)
+    wrapper = internals.wrapper_code(
+        plan.region.to_fx(), fakes, job.threads, strides, copy_expanded_targets, donated
+    )
     found = wrapper.products if own_products and is_faster_here() else {}
-    products = {name: given for name, call in found.items() if (given := arguments_of(call, job.threads))}
+    products = {
+        name: given for name, call in found.items() if (given := arguments_of(call, job.threads))
+    }
     return cut_out(wrapper, plan, products, donated)
 
 
 def output_strides(job: Job) -> tuple[Any, ...]:
-    """The strides of the outputs of a region without symbols; None for an output that is no tensor."""
+    """The strides of the outputs of a region without symbols; None for an output that is no
+    tensor.
+    """
     outputs = _planned(job, _static_fakes(job), None).outputs
     return tuple(None if output.layout is None else output.layout.strides for output in outputs)
 
@@ -149,14 +180,20 @@ def _static_fakes(job: Job) -> list[Any]:
 
 
 def _symbolic_code(job: Job) -> Code:
-    """The code for all sizes for which Inductor's decisions hold; for others its function gives None."""
+    """The code for all sizes for which Inductor's decisions hold; for others its function gives
+    None.
+    """
     fakes, numbers = fakes_of_job(job)
     plan = _planned(job, fakes, numbers)
     if plan.layouts:
-        dim: Callable[[Any], Any] = lambda one: numbers.number(one) if isinstance(one, Expr) else one
+        dim: Callable[[Any], Any] = lambda one: (
+            numbers.number(one) if isinstance(one, Expr) else one
+        )
         strides = [layout and tuple(map(dim, layout.strides)) for layout in plan.layouts]
         asked = replace(job, region=plan.region)
-        wrapper = internals.wrapper_code(calls(asked), fakes, job.threads, strides, copy_expanded_targets)
+        wrapper = internals.wrapper_code(
+            calls(asked), fakes, job.threads, strides, copy_expanded_targets
+        )
         code = cut_out(wrapper, plan, symbols=_places_of_symbols(job))
     else:
         code = _only_views(job, plan)
@@ -173,16 +210,27 @@ def _only_views(job: Job, plan: Plan) -> Code:
     """The code of a region that shows its inputs."""
     symbols = _places_of_symbols(job)
     names = [f"arg{place}" for place in range(len(job.region.inputs) + len(job.extra_symbols))]
-    body = returned(ast.parse("return ()").body, names, plan, (), (), {key: names[at] for key, at in symbols.items()})
+    body = returned(
+        ast.parse("return ()").body,
+        names,
+        plan,
+        (),
+        (),
+        {key: names[at] for key, at in symbols.items()},
+    )
     return Code(f"{internals.REINTERPRET}{ast.unparse(_function(names, body, []))}\n", (), ())
 
 
 def fakes_of_job(job: Job) -> tuple[list[Any], Numbers]:
-    """Inputs without values for a job with symbols, the extra symbols last; what knows of the symbols."""
+    """Inputs without values for a job with symbols, the extra symbols last; what knows of the
+    symbols.
+    """
     layouts: list[Any] = [
-        (type.shape, strides, type.dtype, type.device)
-        if isinstance(type, TensorType)
-        else cast("NumberType", type).value
+        (
+            (type.shape, strides, type.dtype, type.device)
+            if isinstance(type, TensorType)
+            else cast("NumberType", type).value
+        )
         for type, strides in zip(job.region.input_types, job.strides, strict=True)
     ]
     return internals.symbolic_fakes([*layouts, *map(Expr, job.extra_symbols)])
@@ -194,13 +242,18 @@ def calls(job: Job) -> Callable[..., tuple[Any, ...]]:
 
     def results(*given: Any) -> tuple[Any, ...]:
         values = run(*given)
-        return tuple(values[atom.index] if isinstance(atom, Var) else atom.value for atom in job.region.outputs)
+        return tuple(
+            values[atom.index] if isinstance(atom, Var) else atom.value
+            for atom in job.region.outputs
+        )
 
     return results
 
 
 def values_of(job: Job) -> Callable[..., list[Any]]:
-    """A function that calls ATen for the value of every variable, given the region's inputs and the extra symbols."""
+    """A function that calls ATen for the value of every variable, given the region's inputs and
+    the extra symbols.
+    """
 
     def run(*values: Any) -> list[Any]:
         given = values[: len(job.region.inputs)]
@@ -227,7 +280,9 @@ def values_of(job: Job) -> Callable[..., list[Any]]:
 
         for equation in job.region.equations:
             kwargs = {key: read(arg) for key, arg in equation.kwargs}
-            env.extend(ops.flatten_result(ops.overload(equation.op)(*map(read, equation.args), **kwargs)))
+            env.extend(
+                ops.flatten_result(ops.overload(equation.op)(*map(read, equation.args), **kwargs))
+            )
         return env
 
     return run
@@ -237,7 +292,10 @@ def _checked(job: Job, conditions: tuple[str, ...]) -> str:
     """Write the check that makes the function return None where a condition does not hold."""
     if not conditions:
         return ""
-    values = "".join(f"    {symbol} = values[{position}]\n" for symbol, position in _places_of_symbols(job).items())
+    values = "".join(
+        f"    {symbol} = values[{position}]\n"
+        for symbol, position in _places_of_symbols(job).items()
+    )
     holds = " and ".join(f"({condition})" for condition in conditions)
     return (
         f"import math\ndef checked(*values, region=region):\n{values}"
@@ -252,7 +310,9 @@ def _places_of_symbols(job: Job) -> dict[str, int]:
         for place, var in enumerate(job.region.inputs)
         if isinstance(var.type, NumberType) and isinstance(var.type.value, Expr)
     )
-    extra = ((str(symbol), len(job.region.inputs) + i) for i, symbol in enumerate(job.extra_symbols))
+    extra = (
+        (str(symbol), len(job.region.inputs) + i) for i, symbol in enumerate(job.extra_symbols)
+    )
     return dict((*numbers, *extra))
 
 
@@ -260,10 +320,11 @@ def _places_of_symbols(job: Job) -> dict[str, int]:
 
 
 def copy_expanded_targets(graph: torch.fx.Graph) -> None:
-    """Put a copy in front of every op that writes into a tensor some elements of which share memory.
+    """Put a copy in front of every op that writes into a tensor some elements of which share
+    memory.
 
-    Inductor runs these ops in place of their first operand; where that is the `expand` of an intermediate, one element's
-    memory is written for all of them (pytorch#183986, #190855).
+    Inductor runs these ops in place of their first operand. If that is the `expand` of an
+    intermediate, one element's memory is written for all of them (pytorch#183986, #190855).
     """
     for node in tuple(graph.nodes):
         target = node.target
@@ -273,20 +334,30 @@ def copy_expanded_targets(graph: torch.fx.Graph) -> None:
             continue
         with graph.inserting_before(node):
             copy = graph.call_function(
-                torch.ops.aten.clone.default, (node.args[0],), {"memory_format": torch.contiguous_format}
+                torch.ops.aten.clone.default,
+                (node.args[0],),
+                {"memory_format": torch.contiguous_format},
             )
             copy.meta["val"] = node.args[0].meta["val"].contiguous()
         node.replace_input_with(node.args[0], copy)
 
 
 def _is_expanded(value: object) -> bool:
-    """Test whether elements of the tensor may share memory: a view along the way has a stride of zero."""
+    """Test whether elements of the tensor may share memory: a view along the way has a stride of
+    zero.
+    """
     while isinstance(value, torch.fx.Node) and isinstance(value.meta.get("val"), torch.Tensor):
         fake = value.meta["val"]
-        if any(size > 1 and stride == 0 for size, stride in zip(fake.shape, fake.stride(), strict=True)):
+        if any(
+            size > 1 and stride == 0 for size, stride in zip(fake.shape, fake.stride(), strict=True)
+        ):
             return True
         target = value.target
-        if value.op != "call_function" or not isinstance(target, OpOverload) or not _is_view(target):
+        if (
+            value.op != "call_function"
+            or not isinstance(target, OpOverload)
+            or not _is_view(target)
+        ):
             return False
         value = value.args[0]
     return False
@@ -320,12 +391,21 @@ def cut_out(
     text, constants = wrapper.text, wrapper.constants
     module = ast.parse(text)
     kernels = dict(_kernels(module)) | {NAME: Kernel(TYPES, SOURCE, alone=True)}
-    call = next((node for node in ast.walk(module) if isinstance(node, ast.FunctionDef) and node.name == "call"), None)
+    call = next(
+        (
+            node
+            for node in ast.walk(module)
+            if isinstance(node, ast.FunctionDef) and node.name == "call"
+        ),
+        None,
+    )
     if call is None:
         raise RegionError("Inductor's module has no function `call`")
     names, body, device = _spread(Products(products).visit(call))
     given = {symbol: names[place] for symbol, place in symbols.items()}
-    function = _function(names, returned(body, names, plan, wrapper.strides, donated, given), device)
+    function = _function(
+        names, returned(body, names, plan, wrapper.strides, donated, given), device
+    )
     used = _names(function)
     defined: list[ast.stmt] = []
     for node in reversed(module.body):
@@ -337,10 +417,16 @@ def cut_out(
     body = ast.Module([*reversed(defined), function], [])
     plain = _Plain()
     new = ast.unparse(ast.fix_missing_locations(plain.visit(body)))
-    if "async_compile" in new:  # kernels that are not C++: all that the text names are compiled at once
+    if (
+        "async_compile" in new
+    ):  # kernels that are not C++: all that the text names are compiled at once
         new += "\nasync_compile.wait(globals())"
-    if "extern_kernels" not in {node.id for node in ast.walk(ast.parse(new)) if isinstance(node, ast.Name)}:
-        new = "\n".join(line for line in new.splitlines() if not line.endswith(" import extern_kernels"))
+    if "extern_kernels" not in {
+        node.id for node in ast.walk(ast.parse(new)) if isinstance(node, ast.Name)
+    }:
+        new = "\n".join(
+            line for line in new.splitlines() if not line.endswith(" import extern_kernels")
+        )
     return Code(
         f"{new}\n",
         tuple((name, kernel) for name, kernel in kernels.items() if name in used),
@@ -362,15 +448,21 @@ def _kernels(module: ast.Module) -> Iterator[tuple[str, Kernel]]:
 
 
 def _spread(call: ast.FunctionDef) -> tuple[list[str], list[ast.stmt], list[ast.withitem]]:
-    """`def call(args): a, b = args; args.clear(); ...` as its parameters, `a, b`, the rest, and the device that it is on."""
+    """`def call(args): a, b = args; args.clear(); ...` as its parameters, `a, b`, the rest, and
+    the device that it is on.
+    """
     names, rest, device = list[str](), list[ast.stmt](), list[ast.withitem]()
     for statement in call.body:
         match statement:
             case ast.Assign(targets=[ast.Tuple(elts=elements)], value=ast.Name(id="args")):
                 names = [element.id for element in elements if isinstance(element, ast.Name)]
-            case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id="args"), attr="clear"))):
+            case ast.Expr(
+                value=ast.Call(func=ast.Attribute(value=ast.Name(id="args"), attr="clear"))
+            ):
                 pass
-            case ast.With(items=items, body=inside) if not device:  # the return stands inside or behind
+            case ast.With(items=items, body=inside) if (
+                not device
+            ):  # the return stands inside or behind
                 rest += inside
                 device = items
             case ast.With():
@@ -382,14 +474,18 @@ def _spread(call: ast.FunctionDef) -> tuple[list[str], list[ast.stmt], list[ast.
     return names, rest, device
 
 
-def _function(names: Sequence[str], body: list[ast.stmt], device: list[ast.withitem]) -> ast.FunctionDef:
+def _function(
+    names: Sequence[str], body: list[ast.stmt], device: list[ast.withitem]
+) -> ast.FunctionDef:
     parameters = ast.arguments([], [ast.arg(name) for name in names], None, [], [], None, [])
     body = [ast.With(device, body)] if device else body
     return ast.fix_missing_locations(ast.FunctionDef("region", parameters, body, [], None))
 
 
 class _Plain(ast.NodeTransformer):
-    """`extern_kernels.mm` as `torch.mm`, where it is that: importing the former imports all of Inductor."""
+    """`extern_kernels.mm` as `torch.mm`, where it is that: importing the former imports all of
+    Inductor.
+    """
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         self.generic_visit(node)

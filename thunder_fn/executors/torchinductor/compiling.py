@@ -1,4 +1,6 @@
-"""Jobs become functions: from memory, from disk, or by compiling them, all that are missing at once."""
+"""Jobs become functions: from memory, from disk, or by compiling them, all that are missing at
+once.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from thunder_fn.executors.torchinductor import store
-from thunder_fn.executors.torchinductor.codegen import Code, Job, Kernel, RegionError, output_strides
+from thunder_fn.executors.torchinductor.codegen import (
+    Code,
+    Job,
+    Kernel,
+    RegionError,
+    output_strides,
+)
 from thunder_fn.executors.torchinductor.loop_plan import is_loop
 from thunder_fn.executors.torchinductor.loops import generate
 from thunder_fn.executors.torchinductor.native import build, build_module, check_compiler, load
@@ -43,7 +51,9 @@ def forget() -> None:
 
 
 def find(jobs: Iterable[Job]) -> dict[Job, Function]:
-    """Find the jobs that need no compiler: they have been compiled by this process, or are on disk."""
+    """Find the jobs that need no compiler: they have been compiled by this process, or are on
+    disk.
+    """
     found = dict[Job, Function]()
     with _lock:
         for job in jobs:
@@ -78,7 +88,9 @@ def compile_jobs(jobs: Iterable[Job]) -> dict[Job, Function | Failed]:
 
 
 def functions_of_kernels(kernels: tuple[Kernel, ...]) -> Functions | Failed:
-    """Kernels that Inductor has not written, as functions by their keys: from memory, from disk, or compiled in one module."""
+    """Kernels that Inductor has not written, as functions by their keys: from memory, from disk,
+    or compiled in one module.
+    """
     with _lock:
         if kernels not in _written:
             _written[kernels] = store.read_kernels(kernels) or _functions_of(kernels)
@@ -87,7 +99,9 @@ def functions_of_kernels(kernels: tuple[Kernel, ...]) -> Functions | Failed:
 
 def _functions_of(kernels: tuple[Kernel, ...]) -> Functions | Failed:
     try:
-        with tempfile.TemporaryDirectory(prefix="thunder_fn_", ignore_cleanup_errors=True) as folder:
+        with tempfile.TemporaryDirectory(
+            prefix="thunder_fn_", ignore_cleanup_errors=True
+        ) as folder:
             path = build_module(kernels, Path(folder))
             store.write_kernels(kernels, path)
             return load(path.read_bytes(), path.stem)
@@ -129,14 +143,20 @@ def _built(codes: dict[Job, Code]) -> dict[Job, Function | Failed]:
     """
     kernels: list[Kernel] = [kernel for code in codes.values() for _, kernel in code.kernels]
     try:
-        with tempfile.TemporaryDirectory(prefix="thunder_fn_", ignore_cleanup_errors=True) as folder:
+        with tempfile.TemporaryDirectory(
+            prefix="thunder_fn_", ignore_cleanup_errors=True
+        ) as folder:
             alone = (kernel for kernel in kernels if kernel.alone)
-            places = {kernel.key: path for kernel in alone if (path := store.kept((kernel,))) is not None}
+            places = {
+                kernel.key: path for kernel in alone if (path := store.kept((kernel,))) is not None
+            }
             missing = {kernel: None for kernel in kernels if kernel.key not in places}
             places |= build(tuple(missing), Path(folder)) if missing else {}
             for path in sorted(set(places.values())):
                 functions = load(path.read_bytes(), path.stem)
-                _kernels.update({key: functions[key] for key, place in places.items() if place == path})
+                _kernels.update(
+                    {key: functions[key] for key, place in places.items() if place == path}
+                )
             for kernel in missing:
                 if kernel.alone:
                     store.write_kernels((kernel,), places[kernel.key])

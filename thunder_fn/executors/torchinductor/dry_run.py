@@ -1,4 +1,6 @@
-"""Compiled regions on tensors without values: their code with kernels that do nothing, which shows what it allocates."""
+"""Compiled regions on tensors without values: their code with kernels that do nothing, which
+shows what it allocates.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def _empty(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> 
     return torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
 
 
-def _reinterpreted(tensor: torch.Tensor, shape: Sequence[int], strides: Sequence[int], offset: int = 0) -> torch.Tensor:
+def _reinterpreted(
+    tensor: torch.Tensor, shape: Sequence[int], strides: Sequence[int], offset: int = 0
+) -> torch.Tensor:
     return torch.as_strided(tensor, shape, strides, int(tensor.storage_offset()) + offset)
 
 

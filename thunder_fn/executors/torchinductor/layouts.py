@@ -1,4 +1,5 @@
-"""Regions of programs with symbols: compiled once for all sizes, for inputs of each layout that they meet.
+"""Regions of programs with symbols: compiled once for all sizes, for inputs of each layout that
+they meet.
 
     def region(v0, v1, s2):
         s0 = v0.shape[0]
@@ -7,8 +8,8 @@
             if result is not None: return result
         return otherwise(v0, v1, s2)
 
-The layout of an input is its strides as expressions of its sizes. Compiled code gives None for sizes that Inductor
-decided otherwise for; those run on the torch executor.
+The layout of an input is its strides as expressions of its sizes. Compiled code gives None for
+sizes that Inductor decided otherwise for; those run on the torch executor.
 """
 
 from __future__ import annotations
@@ -40,16 +41,21 @@ _STRIDE = 1_000_000
 def layout_of(inputs: Sequence[Any]) -> Layout:
     """The layout of these inputs."""
     return tuple(
-        stride_pattern(value.shape, value.stride()) if isinstance(value, torch.Tensor) else () for value in inputs
+        stride_pattern(value.shape, value.stride()) if isinstance(value, torch.Tensor) else ()
+        for value in inputs
     )
 
 
 def strides_for(region: Trace, layout: Layout) -> tuple[tuple[Dim, ...], ...]:
-    """The strides of the inputs as expressions; those that sizes do not explain are symbols of their own."""
+    """The strides of the inputs as expressions; those that sizes do not explain are symbols of
+    their own.
+    """
     return tuple(
-        strides_of(pattern, type.shape, lambda dim: _stride_symbol(position, dim, type))
-        if isinstance(type, TensorType)
-        else ()
+        (
+            strides_of(pattern, type.shape, lambda dim: _stride_symbol(position, dim, type))
+            if isinstance(type, TensorType)
+            else ()
+        )
         for position, (type, pattern) in enumerate(zip(region.input_types, layout, strict=True))
     )
 
@@ -72,7 +78,13 @@ class Variants:
         on_torch: Function,
         more: Callable[[Layout], Function | None],
     ) -> None:
-        self.region, self.functions, self.jobs, self.on_torch, self.more = region, functions, jobs, on_torch, more
+        self.region, self.functions, self.jobs, self.on_torch, self.more = (
+            region,
+            functions,
+            jobs,
+            on_torch,
+            more,
+        )
         self.lock = threading.Lock()
         self.run = self.written()
 
@@ -99,9 +111,14 @@ class Variants:
                         for dim, stride in enumerate(strides)
                         if is_unexplained(stride)
                     ]
-                    checks.append(f"{name}.stride() == ({''.join(f'{stride}, ' for stride in strides)})")
+                    checks.append(
+                        f"{name}.stride() == ({''.join(f'{stride}, ' for stride in strides)})"
+                    )
             given = ", ".join([*names, *map(str, job.extra_symbols)])
-            lines += [f"    if {' and '.join(checks) or True}:", f"        result = variant{number}({given})"]
+            lines += [
+                f"    if {' and '.join(checks) or True}:",
+                f"        result = variant{number}({given})",
+            ]
             lines.append("        if result is not None: return result")
         lines.append(f"    return otherwise({', '.join(names)})")
         run_text(program_text(lines), "inductor region", context)

@@ -9,13 +9,14 @@
         in1 = buf0;
     }
 
-Inductor writes the step as Python that calls kernels and matrix products (`codegen.py`). That text is translated
-here, statement by statement. Buffers become offsets into one piece of memory, or places in the outputs. Kernels are
-called with pointers, and matrix products go to the BLAS that PyTorch brings. A step of a loop allocates nothing and
-copies nothing that its kernels do not. A step that calls something else is refused.
+Inductor writes the step as Python that calls kernels and matrix products (`codegen.py`). That text
+is translated here, statement by statement. Buffers become offsets into one piece of memory, or
+places in the outputs. Kernels are called with pointers, and matrix products go to the BLAS that
+PyTorch brings. A step of a loop allocates nothing and copies nothing that its kernels do not. A
+step that calls something else is refused.
 
-Inductor's own C++ wrapper is not used: it would allocate and dispatch in each step. The loop releases the GIL and
-looks for Ctrl-C.
+Inductor's own C++ wrapper is not used: it would allocate and dispatch in each step. The loop
+releases the GIL and looks for Ctrl-C.
 """
 
 from __future__ import annotations
@@ -83,16 +84,27 @@ def in_cpp(plan: Plan, codes: Sequence[Code]) -> Code:
         raise NotCpp("tensors of its own")
     writer = _CppWriter(plan, codes)
     source = writer.source()
-    arguments = [*map(str, plan.equation.operands[: plan.num_consts]), *(f"c{i}" for i in plan.kept)]
+    arguments = [
+        *map(str, plan.equation.operands[: plan.num_consts]),
+        *(f"c{i}" for i in plan.kept),
+    ]
     arguments += list(map(str, plan.xs))
     outputs = [f"o{i}" for i in range(len(plan.equation.outputs))]
-    lines = ["import torch", "from thunder_fn.torch_internals.inductor import gemm_address", header_line(plan)]
+    lines = [
+        "import torch",
+        "from thunder_fn.torch_internals.inductor import gemm_address",
+        header_line(plan),
+    ]
     lines += [f"    c{i} = {plan.carry[i]}.contiguous()" for i in plan.kept]
     for name, var in zip(outputs, plan.equation.outputs, strict=True):
         type = tensor_type(var)
-        lines.append(f"    {name} = torch.empty({static_shape(type)}, dtype={type.dtype}, device='cpu')")
+        lines.append(
+            f"    {name} = torch.empty({static_shape(type)}, dtype={type.dtype}, device='cpu')"
+        )
     lines += [f"    o{i}.copy_({plan.carry[i]})" for i, _ in plan.sums]
-    lines.append(f"    scratch = torch.empty({max(writer.size, 1)}, dtype=torch.uint8, device='cpu')")
+    lines.append(
+        f"    scratch = torch.empty({max(writer.size, 1)}, dtype=torch.uint8, device='cpu')"
+    )
     gemm = f"gemm_address({next(iter(writer.gemms))})" if writer.gemms else "0"
     lines.append(f"    loop({', '.join([*arguments, *outputs, 'scratch'])}, {gemm})")
     lines += end_lines(plan, outputs[: plan.num_carry])
@@ -137,7 +149,10 @@ class _CppWriter:
             if number >= plan.num_carry and self.homes.get(place) != (f"y{number}", size):
                 lines.append(f"std::memcpy(y{number} + i * {size}, result{place}, {size});")
         lines += self.sums()
-        lines += [f"in{plan.num_consts + at} = result{plan.body.places[at]};" for at in range(len(plan.kept))]
+        lines += [
+            f"in{plan.num_consts + at} = result{plan.body.places[at]};"
+            for at in range(len(plan.kept))
+        ]
         lines += ["if (running.interrupted(n)) return;", "}"]
         for at, number in enumerate(plan.kept):
             type = tensor_type(plan.carry[number])
@@ -156,16 +171,25 @@ class _CppWriter:
         if not plan.sums:
             return
         loop = Loop.of(plan.equation)
-        yield f"if ({'i' if loop.reverse else '(i + 1)'} % {self.block} == 0 || n == {loop.steps - 1}) {{"
+        yield (
+            f"if ({'i' if loop.reverse else '(i + 1)'} % {self.block} == 0 || n =="
+            f" {loop.steps - 1}) {{"
+        )
         yield f"const int64_t first = i - i % {self.block};"
-        yield f"const int64_t steps = std::min<int64_t>({self.block}, {loop.steps if loop.reverse else 'i + 1'} - first);"
+        yield (
+            f"const int64_t steps = std::min<int64_t>({self.block},"
+            f" {loop.steps if loop.reverse else 'i + 1'} - first);"
+        )
         for number, products in plan.sums:
             dtype = tensor_type(plan.carry[number]).dtype
             c = self.gemm_type(dtype)
             for left, right in products:
                 (k, m), (_, n) = left.shape, right.shape
                 a, b = (f"(const {c}*)({self.rows(rows, dtype)})" for rows in (left, right))
-                yield f"multiply<{c}>(gemm, {m}, {n}, steps * {k}, 1, {a}, 1, {m}, {b}, {n}, 1, 1, ({c}*)(y{number}), {n});"
+                yield (
+                    f"multiply<{c}>(gemm, {m}, {n}, steps * {k}, 1, {a}, 1, {m}, {b}, {n}, 1, 1,"
+                    f" ({c}*)(y{number}), {n});"
+                )
         yield "}"
 
     def rows(self, rows: Rows, dtype: torch.dtype) -> str:
@@ -180,13 +204,19 @@ class _CppWriter:
 
     def gemm_type(self, dtype: torch.dtype) -> str:
         """The type that BLAS calls it, of which a loop has one."""
-        if dtype not in _C_TYPES or not internals.gemm_address(dtype) or {dtype} | self.gemms != {dtype}:
+        if (
+            dtype not in _C_TYPES
+            or not internals.gemm_address(dtype)
+            or {dtype} | self.gemms != {dtype}
+        ):
             raise NotCpp(f"products of {dtype}")
         self.gemms.add(dtype)
         return _C_TYPES[dtype]
 
     def in_rows(self, view: View) -> View:
-        """A matrix that is the same in each step, copied in front of the loop so that its rows lie together."""
+        """A matrix that is the same in each step, copied in front of the loop so that its rows
+        lie together.
+        """
         if view not in self.packed:
             base = self.scratch(None, _bytes(view.shape, view.dtype))
             self.packed[view] = View(base, view.shape, contiguous_strides(view.shape), view.dtype)
@@ -196,7 +226,10 @@ class _CppWriter:
         """The copies in front of the loop."""
         for view, packed in self.packed.items():
             (m, n), (s0, s1), c = view.shape, view.strides, _C_TYPES[view.dtype]
-            yield f"fill<{c}>((const {c}*)({view.pointer}), {s0}, {s1}, ({c}*)({packed.base}), {n}, {m}, {n});"
+            yield (
+                f"fill<{c}>((const {c}*)({view.pointer}), {s0}, {s1}, ({c}*)({packed.base}), {n},"
+                f" {m}, {n});"
+            )
 
     def header(self) -> str:
         plan = self.plan
@@ -204,19 +237,26 @@ class _CppWriter:
             f"const uint8_t* x{i}" for i in range(len(plan.xs))
         ]
         names += [f"uint8_t* y{i}" for i in range(len(plan.equation.outputs))]
-        return f'extern "C" void kernel({", ".join([*names, "uint8_t* scratch", "int64_t gemm"])}) {{\nRunning running;'
+        return (
+            f'extern "C" void kernel({", ".join([*names, "uint8_t* scratch", "int64_t gemm"])})'
+            " {\nRunning running;"
+        )
 
     def placed(self, result: int | None, size: int) -> str:
         """The place of a buffer.
 
-        Results in their slice of what is stacked, unless they are a part of the buffer only; rows of sums one after the
-        other; carries in turns; others in the scratch memory.
+        Results lie in their slice of the stack, unless they are a part of the buffer only. Rows of
+        sums lie one after the other, carries in turns, others in the scratch memory.
         """
         if result is None:
             return self.scratch(None, size)
         plan = self.plan
         for place, number in zip(plan.body.places, self.numbers, strict=False):
-            if place == result and number >= plan.num_carry and _slice(plan.equation.outputs[number]) == size:
+            if (
+                place == result
+                and number >= plan.num_carry
+                and _slice(plan.equation.outputs[number]) == size
+            ):
                 self.homes[result] = f"y{number}", size
                 return f"y{number} + i * {size}"
         if result in plan.body.places[len(self.numbers) :]:
@@ -250,7 +290,9 @@ def _bytes(shape: Sequence[int], dtype: torch.dtype, strides: Strides | None = N
 class _Statements:
     """The statements of one step in C++."""
 
-    def __init__(self, writer: _CppWriter, number: int, place: Callable[[int | None, int], str]) -> None:
+    def __init__(
+        self, writer: _CppWriter, number: int, place: Callable[[int | None, int], str]
+    ) -> None:
         self.writer, self.number, self.place = writer, number, place
         self.code, self.step = writer.codes[number], writer.plan.steps[number]
         self.views: dict[str, View] = {}
@@ -260,14 +302,22 @@ class _Statements:
 
     def lines(self) -> list[str]:
         module = ast.parse(self.code.text)
-        function = next(node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == "region")
+        function = next(
+            node
+            for node in module.body
+            if isinstance(node, ast.FunctionDef) and node.name == "region"
+        )
         for name, kernel in self.code.kernels:
             source = kernel.source.replace(INCLUDE, "").replace('extern "C"', "static", 1)
-            self.writer.kernels.append(f"namespace step{self.number} {{ namespace {name} {{\n{source}\n}} }}")
+            self.writer.kernels.append(
+                f"namespace step{self.number} {{ namespace {name} {{\n{source}\n}} }}"
+            )
         inputs = zip(function.args.args, self.step.trace.inputs, self.step.strides, strict=True)
         for position, (argument, var, strides) in enumerate(inputs):
             type = tensor_type(var)
-            self.views[argument.arg] = View(f"in{position}", static_shape(type), strides, type.dtype)
+            self.views[argument.arg] = View(
+                f"in{position}", static_shape(type), strides, type.dtype
+            )
         for statement in function.body:
             self.statement(statement)
         return [*self.buffers(), *self.found]
@@ -289,9 +339,14 @@ class _Statements:
             case ast.Delete():
                 pass
             case ast.Assign(
-                targets=[ast.Name(id=name)], value=ast.Call(func=ast.Name(id="empty_strided_cpu"), args=args)
+                targets=[ast.Name(id=name)],
+                value=ast.Call(func=ast.Name(id="empty_strided_cpu"), args=args),
             ):
-                shape, strides, dtype = ast.literal_eval(args[0]), ast.literal_eval(args[1]), _dtype(args[2])
+                shape, strides, dtype = (
+                    ast.literal_eval(args[0]),
+                    ast.literal_eval(args[1]),
+                    _dtype(args[2]),
+                )
                 base = f"s{self.number}_{name}"
                 self.bases[base] = _bytes(shape, dtype, strides)
                 self.views[name] = View(base, shape, strides, dtype)
@@ -299,7 +354,9 @@ class _Statements:
                 self.views[name] = self.view(value)
             case ast.Expr(value=ast.Call(func=ast.Name(id=name), args=args, keywords=[])):
                 self.found.append(self.kernel(name, args))
-            case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id="torch"), attr=name)) as call):
+            case ast.Expr(
+                value=ast.Call(func=ast.Attribute(value=ast.Name(id="torch"), attr=name)) as call
+            ):
                 self.found.append(self.product(name, call))
             case ast.Return(value=ast.Tuple(elts=elements)):
                 self.results = [self.view(element) for element in elements]
@@ -310,7 +367,9 @@ class _Statements:
         match node:
             case ast.Name(id=name) if name in self.views:
                 return self.views[name]
-            case ast.Call(func=ast.Name(id="reinterpret_tensor"), args=[source, shape, strides, offset]):
+            case ast.Call(
+                func=ast.Name(id="reinterpret_tensor"), args=[source, shape, strides, offset]
+            ):
                 base = self.view(source)
                 return replace(
                     base,
@@ -325,7 +384,10 @@ class _Statements:
         kernel = dict(self.code.kernels).get(name)
         if kernel is None:
             raise NotCpp(name)
-        parts = [f"({type})({self.view(arg).pointer})" for type, arg in zip(kernel.types, args, strict=True)]
+        parts = [
+            f"({type})({self.view(arg).pointer})"
+            for type, arg in zip(kernel.types, args, strict=True)
+        ]
         return f"step{self.number}::{name}::kernel({', '.join(parts)});"
 
     def product(self, name: str, call: ast.Call) -> str:
@@ -338,29 +400,41 @@ class _Statements:
         c = self.writer.gemm_type(out.dtype)
         if not all(map(_is_matrix, (a, b, out))) or _leading(out)[1] != 1:
             raise NotCpp("a matrix of another layout")
-        alpha, beta = (ast.literal_eval(options[key]) if key in options else 1 for key in ("alpha", "beta"))
+        alpha, beta = (
+            ast.literal_eval(options[key]) if key in options else 1 for key in ("alpha", "beta")
+        )
         (m, k), n = a.shape, b.shape[1]
         lines = list[str]()
         if front:
             (start,) = front
             s0, s1 = _broadcast_strides(start, (m, n))
             lines.append(
-                f"fill<{c}>((const {c}*)({start.pointer}), {s0}, {s1}, ({c}*)({out.pointer}), {_rows(out)}, {m}, {n});"
+                f"fill<{c}>((const {c}*)({start.pointer}), {s0}, {s1}, ({c}*)({out.pointer}),"
+                f" {_rows(out)}, {m}, {n});"
             )
         (a0, a1), (b0, b1) = _leading(a), _leading(b)
         beta = float(beta) if front else 0.0
-        is_small = a1 == 1 and m * n * k <= SMALL and n % (64 // out.dtype.itemsize) == 0 and beta in (0.0, 1.0)
+        is_small = (
+            a1 == 1
+            and m * n * k <= SMALL
+            and n % (64 // out.dtype.itemsize) == 0
+            and beta in (0.0, 1.0)
+        )
         if is_small and b1 != 1 and b.base in self.fixed:
             b = self.writer.in_rows(b)
             b0, b1 = _leading(b)
         if is_small and b1 == 1:
             left, right = f"(const {c}*)({a.pointer}), {a0}", f"(const {c}*)({b.pointer}), {b0}"
-            options = f"{'true' if beta else 'false'}, {float(alpha)}, ({c}*)({out.pointer}), {_rows(out)}"
+            options = (
+                f"{'true' if beta else 'false'}, {float(alpha)}, ({c}*)({out.pointer}),"
+                f" {_rows(out)}"
+            )
             lines.append(f"multiply_small<{c}, {m}, {n}, {k}>({left}, {right}, {options});")
             return "\n".join(lines)
         lines.append(
-            f"multiply<{c}>(gemm, {m}, {n}, {k}, {float(alpha)}, (const {c}*)({a.pointer}), {a0}, {a1}, "
-            f"(const {c}*)({b.pointer}), {b0}, {b1}, {beta}, ({c}*)({out.pointer}), {_rows(out)});"
+            f"multiply<{c}>(gemm, {m}, {n}, {k}, {float(alpha)}, (const {c}*)({a.pointer}), {a0},"
+            f" {a1}, (const {c}*)({b.pointer}), {b0}, {b1}, {beta}, ({c}*)({out.pointer}),"
+            f" {_rows(out)});"
         )
         return "\n".join(lines)
 
@@ -373,7 +447,9 @@ def _is_matrix(view: View) -> bool:
 
 
 def _leading(view: View) -> Any:
-    """The strides as BLAS takes them, of which one is one; dims of size 1 have the stride that fits."""
+    """The strides as BLAS takes them, of which one is one; dims of size 1 have the stride that
+    fits.
+    """
     (m, n), (s0, s1) = view.shape, view.strides
     row, column = (s0 if m > 1 else n), (s1 if n > 1 else m)
     if (s1 == 1 or n == 1) and row >= n:
@@ -394,6 +470,8 @@ def _broadcast_strides(view: View, shape: tuple[int, int]) -> tuple[int, int]:
 
 
 def _dtype(node: ast.expr) -> torch.dtype:
-    if isinstance(node, ast.Attribute) and isinstance(dtype := getattr(torch, node.attr, None), torch.dtype):
+    if isinstance(node, ast.Attribute) and isinstance(
+        dtype := getattr(torch, node.attr, None), torch.dtype
+    ):
         return dtype
     raise NotCpp(ast.unparse(node))

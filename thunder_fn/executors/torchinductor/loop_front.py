@@ -1,4 +1,6 @@
-"""The C++ in front of a loop: leaving the interpreter alone, products by BLAS, and small ones written out."""
+"""The C++ in front of a loop: leaving the interpreter alone, products by BLAS, and small ones
+written out.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Loops as they are compiled, in whatever language: the step as a region, and how operands and results lie in memory.
+"""Loops as they are compiled, in whatever language: the step as a region, and how operands and
+results lie in memory.
 
 Carries are contiguous inside a loop; at the end they are laid out as eager's.
 """
@@ -14,7 +15,16 @@ import torch
 from thunder_fn.executors.torchinductor.codegen import Job, RegionError, Strides
 from thunder_fn.executors.torchinductor.loop_sums import Sum, sums_of, without_sums
 from thunder_fn.extend.regions import CLONE, SCAN, WHILE, Loop, While, evaluate
-from thunder_fn.ir.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Var, static_shape
+from thunder_fn.ir.trace import (
+    Atom,
+    Equation,
+    Literal,
+    TensorType,
+    Trace,
+    TraceBuilder,
+    Var,
+    static_shape,
+)
 from thunder_fn.ir.walking import inline_into
 from thunder_fn.torch_internals import inductor as internals
 
@@ -29,7 +39,9 @@ def is_loop(region: Trace) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A body as a region: every output a contiguous tensor of its own, each once. `places` says which output is which."""
+    """A body as a region: every output a contiguous tensor of its own, each once. `places` says
+    which output is which.
+    """
 
     trace: Trace
     strides: tuple[Strides, ...]
@@ -52,7 +64,9 @@ class Step:
                     memory_format = (("memory_format", Literal(torch.contiguous_format)),)
                     (atom,) = builder.add(CLONE, (atom,), (type,), kwargs=memory_format)
                 outputs.append(atom)
-        return Step(builder.build(tuple(outputs)), tuple(strides), tuple(places[atom] for atom in results))
+        return Step(
+            builder.build(tuple(outputs)), tuple(strides), tuple(places[atom] for atom in results)
+        )
 
 
 def tensor_type(atom: Atom) -> TensorType:
@@ -68,11 +82,16 @@ def is_contiguous(shape: Sequence[int], strides: Strides) -> bool:
 
 
 def _that_matter(shape: Sequence[int], strides: Strides) -> Strides:
-    """The strides; those that say nothing, of dims of size 1 or where there is nothing, are as if it were contiguous."""
+    """The strides; those that say nothing, of dims of size 1 or where there is nothing, are as
+    if it were contiguous.
+    """
     plain = contiguous_strides(shape)
     if 0 in shape:
         return plain
-    return tuple(other if size == 1 else stride for size, stride, other in zip(shape, strides, plain, strict=True))
+    return tuple(
+        other if size == 1 else stride
+        for size, stride, other in zip(shape, strides, plain, strict=True)
+    )
 
 
 def contiguous_strides(shape: Sequence[int]) -> Strides:
@@ -87,7 +106,9 @@ def contiguous_strides(shape: Sequence[int]) -> Strides:
 def _overlaps(shape: Sequence[int], strides: Strides) -> bool:
     """Test whether elements share memory otherwise than by being repeated along a dim."""
     reach = 0
-    for stride, size in sorted((stride, size) for stride, size in zip(strides, shape, strict=True) if stride):
+    for stride, size in sorted(
+        (stride, size) for stride, size in zip(strides, shape, strict=True) if stride
+    ):
         if size > 1 and stride <= reach:
             return True
         reach += (size - 1) * stride
@@ -126,11 +147,15 @@ def loop_on_fakes(region: Trace, inputs: Sequence[torch.Tensor]) -> tuple[torch.
         last, ys = carry, ()
         for _ in range(min(loop.steps, 4)):
             last = carry
-            carry, ys = loop.results(evaluate(equation.body, (*consts, *carry, *(x[0] for x in xs))))
+            carry, ys = loop.results(
+                evaluate(equation.body, (*consts, *carry, *(x[0] for x in xs)))
+            )
         if loop.steps > 4:
             _check_settled(last, carry)
         outputs = (*carry, *(y.new_empty((loop.steps, *y.shape)) for y in ys))
-    return tuple(outputs[equation.outputs.index(atom)] for atom in region.outputs if isinstance(atom, Var))
+    return tuple(
+        outputs[equation.outputs.index(atom)] for atom in region.outputs if isinstance(atom, Var)
+    )
 
 
 def _check_settled(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> None:
@@ -141,8 +166,8 @@ def _check_settled(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The factors that steps multiply for a sum: slices of an operand (`of` is "x") or a result of the step, each a
-    matrix of `shape`.
+    """The factors that steps multiply for a sum. Each is a matrix of `shape`: slices of an operand
+    (`of` is "x") or a result of the step.
     """
 
     of: str
@@ -152,7 +177,8 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A loop: its operands as the region's inputs, the steps, the strides that its carries have at the end.
+    """A loop: its operands as the region's inputs, the steps, the strides that its carries have at
+    the end.
 
     `sums` are carries that the steps do not have, by number, and the factors of each.
     """
@@ -192,11 +218,15 @@ class Plan:
             *(contiguous_strides(shape) for shape in shapes[num_consts:last]),
             *(given[1:] for given in strides[last:]),
         ]
-        final = _final_strides(body, (num_consts, num_carry), [*strides[:last], *inner[last:]], equation)
+        final = _final_strides(
+            body, (num_consts, num_carry), [*strides[:last], *inner[last:]], equation
+        )
         x_strides = tuple(given[0] for given in strides[last:])
         if has_sums and equation.op == SCAN and (sums := sums_of(equation)):
             rows, results = _rows(equation, sums, inner[last:], x_strides)
-            kept = [given for number, given in enumerate(inner) if number - num_consts not in dict(rows)]
+            kept = [
+                given for number, given in enumerate(inner) if number - num_consts not in dict(rows)
+            ]
             steps = (Step.of(without_sums(equation, sums, results), kept),)
             return Plan(equation, job.region, num_consts, num_carry, steps, x_strides, final, rows)
         steps = tuple(Step.of(one, inner) for one in equation.bodies)
@@ -238,23 +268,34 @@ def _rows(
 
     def found(var: Var) -> Rows:
         k, n = static_shape(tensor_type(var))
-        if var in xs and is_contiguous((k, n), strides[xs.index(var)]) and x_strides[xs.index(var)] == k * n:
+        if (
+            var in xs
+            and is_contiguous((k, n), strides[xs.index(var)])
+            and x_strides[xs.index(var)] == k * n
+        ):
             return Rows("x", xs.index(var), (k, n))
         if var not in results:
             results.append(var)
         return Rows("result", first + results.index(var), (k, n))
 
-    rows = tuple((one.carry, tuple((found(left), found(right)) for left, right in one.products)) for one in sums)
+    rows = tuple(
+        (one.carry, tuple((found(left), found(right)) for left, right in one.products))
+        for one in sums
+    )
     return rows, tuple(results)
 
 
 def _final_strides(
     body: Trace, numbers: tuple[int, int], strides: Sequence[Strides], equation: Equation
 ) -> tuple[Strides, ...]:
-    """The strides of eager's carries after the last step, which must be the same after any number of steps."""
+    """The strides of eager's carries after the last step, which must be the same after any
+    number of steps.
+    """
     num_consts, num_carry = numbers
     consts, xs = strides[:num_consts], strides[num_consts + num_carry :]
-    shapes = [static_shape(tensor_type(var)) for var in body.inputs[num_consts : num_consts + num_carry]]
+    shapes = [
+        static_shape(tensor_type(var)) for var in body.inputs[num_consts : num_consts + num_carry]
+    ]
 
     def plain(found: Sequence[Strides]) -> tuple[Strides, ...]:
         return tuple(_that_matter(shape, given) for shape, given in zip(shapes, found, strict=True))
@@ -275,16 +316,26 @@ def end_lines(plan: Plan, names: Sequence[str]) -> Iterator[str]:
     for name, var, strides in zip(names, plan.carry, plan.final, strict=True):
         shape = static_shape(tensor_type(var))
         if not is_contiguous(shape, strides):
-            own = tuple(size if stride else min(size, 1) for size, stride in zip(shape, strides, strict=True))
+            own = tuple(
+                size if stride else min(size, 1)
+                for size, stride in zip(shape, strides, strict=True)
+            )
             values = f"{name}[{', '.join(f':{size}' for size in own)}]"
-            yield f"    {name} = torch.empty_strided({own}, {strides}, dtype={name}.dtype, device='cpu').copy_({values})"
+            yield (
+                f"    {name} = torch.empty_strided({own}, {strides}, dtype={name}.dtype,"
+                f" device='cpu').copy_({values})"
+            )
             if own != shape:
                 yield f"    {name} = {name}.expand({shape})"
 
 
 def return_line(plan: Plan, outputs: Sequence[str]) -> str:
     """The region's outputs, in its order."""
-    wanted = [outputs[plan.equation.outputs.index(atom)] for atom in plan.region.outputs if isinstance(atom, Var)]
+    wanted = [
+        outputs[plan.equation.outputs.index(atom)]
+        for atom in plan.region.outputs
+        if isinstance(atom, Var)
+    ]
     return f"    return ({''.join(f'{name}, ' for name in wanted)})"
 
 

@@ -1,9 +1,11 @@
-"""Sums of matrix products over the steps of a loop, such as a weight's gradient: few long products for many short ones.
+"""Sums of matrix products over the steps of a loop, such as a weight's gradient: few long products
+for many short ones.
 
     total = total + a.t() @ b        in each step, where total is a carry that nothing else reads
 
-is `total + A.t() @ B` for the rows `A`, `B` of many steps, laid one under the other. A loop in C++ keeps the rows of some
-steps and multiplies them at once: `total` is read and written once for all of them. The same sum up to rounding.
+is `total + A.t() @ B` for the rows `A`, `B` of many steps, laid one under the other. A loop in C++
+keeps the rows of some steps and multiplies them at once: `total` is read and written once for all
+of them. The same sum up to rounding.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ DTYPES = (torch.float32, torch.float64)
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """A carry that is such a sum: its number among the carries, and the pairs `a`, `b`, variables of the body."""
+    """A carry that is such a sum: its number among the carries, and the pairs `a`, `b`,
+    variables of the body.
+    """
 
     carry: int
     products: tuple[tuple[Var, Var], ...]
@@ -34,7 +38,9 @@ def sums_of(equation: Equation) -> tuple[Sum, ...]:
     """The carries of a scan that are sums of products."""
     loop, body = Loop.of(equation), equation.body
     made = {var: one for one in body.equations for var in one.outputs}
-    times = Counter[Atom](var for one in body.equations for var in one.operands) + Counter[Atom](body.outputs)
+    times = Counter[Atom](var for one in body.equations for var in one.operands) + Counter[Atom](
+        body.outputs
+    )
 
     def maker(atom: object, op: Op) -> Equation | None:
         """The equation that makes a value that is read once, if it is of this op."""
@@ -55,17 +61,27 @@ def sums_of(equation: Equation) -> tuple[Sum, ...]:
         return (turned.operands[0], right) if turned is not None and turned.op == T else None
 
     sums = list[Sum]()
-    for number, (carry, output) in enumerate(zip(loop.parts(body.inputs)[1], body.outputs, strict=False)):
+    for number, (carry, output) in enumerate(
+        zip(loop.parts(body.inputs)[1], body.outputs, strict=False)
+    ):
         found = addends(output)
         products = [product(atom, carry) for atom in found if atom != carry]
         whole = tuple(pair for pair in products if pair is not None)
-        if found.count(carry) == times[carry] == 1 and 0 < len(whole) == len(products) and _is_taken(carry):
+        if (
+            found.count(carry) == times[carry] == 1
+            and 0 < len(whole) == len(products)
+            and _is_taken(carry)
+        ):
             sums.append(Sum(number, whole))
     return tuple(sums)
 
 
 def _is_taken(carry: Var) -> bool:
-    return isinstance(carry.type, TensorType) and carry.type.dtype in DTYPES and 0 not in static_shape(carry.type)
+    return (
+        isinstance(carry.type, TensorType)
+        and carry.type.dtype in DTYPES
+        and 0 not in static_shape(carry.type)
+    )
 
 
 def without_sums(equation: Equation, sums: tuple[Sum, ...], rows: tuple[Var, ...]) -> Trace:

@@ -1,10 +1,11 @@
 """Kernels as Python functions: many of them in one C++ file, compiled by one run of the compiler.
 
-Reading PyTorch's headers takes the compiler some two seconds, a kernel tenths of one. So kernels are compiled in as
-few files as there are processors.
+Reading PyTorch's headers takes the compiler some two seconds, a kernel tenths of one. So kernels
+are compiled in as few files as there are processors.
 
-`quick_tanh` stands for PyTorch's: a polynomial near zero, an exponential farther out, as in S. Moshier's cephes `tanhf.c`.
-The polynomial is the minimax one for |x| < 0.9, where cephes' ends at 0.625: the exponential's error counts less there.
+`quick_tanh` stands for PyTorch's: a polynomial near zero, an exponential farther out, as in S.
+Moshier's cephes `tanhf.c`. The polynomial is the minimax one for |x| < 0.9, where cephes' ends at
+0.625: the exponential's error counts less there.
 """
 
 from __future__ import annotations
@@ -108,17 +109,23 @@ PyMODINIT_FUNC PyInit_{name}(void) {{ return PyModule_Create(&definition); }}
 
 
 def module_source(kernels: Sequence[Kernel], name: str) -> str:
-    """The source of an extension module with these kernels as functions, each called as its key. Kernels that do not
-    include PyTorch's headers do without them."""
+    """The source of an extension module with these kernels as functions, each called as its key.
+    Kernels that do not include PyTorch's headers do without them.
+    """
     with_headers = any(_INCLUDE in kernel.source for kernel in kernels)
     parts = [_INCLUDE, _FRONT, _TANH] if with_headers else [_STANDARD, _FRONT]
     for kernel in kernels:
         arguments = ", ".join(f"argument<{type}>(args[{i}])" for i, type in enumerate(kernel.types))
         source = kernel.source.replace(_INCLUDE, "").replace('extern "C"', "static", 1)
         source = re.sub(r"\b(\w+)\.tanh\(\)", r"quick_tanh(\1)", source)
-        parts.append(_KERNEL.format(key=kernel.key, source=source, count=len(kernel.types), arguments=arguments))
+        parts.append(
+            _KERNEL.format(
+                key=kernel.key, source=source, count=len(kernel.types), arguments=arguments
+            )
+        )
     methods = "\n".join(
-        f'    {{"{kernel.key}", (PyCFunction)(void*)call_{kernel.key}, METH_FASTCALL, ""}},' for kernel in kernels
+        f'    {{"{kernel.key}", (PyCFunction)(void*)call_{kernel.key}, METH_FASTCALL, ""}},'
+        for kernel in kernels
     )
     return "".join(parts) + _BACK.format(methods=methods, name=name)
 
@@ -202,7 +209,9 @@ def _start(command: str) -> subprocess.Popen[str]:
 
 
 def _run(words: list[str]) -> subprocess.Popen[str]:
-    """Start a compiler, which starts processes of its own: in a group that can be ended as a whole."""
+    """Start a compiler, which starts processes of its own: in a group that can be ended as a
+    whole.
+    """
     pipe = subprocess.PIPE
     return subprocess.Popen(
         words,
@@ -237,19 +246,23 @@ def seconds_to_compile() -> float:
     except ValueError:
         seconds = 0.0
     if not seconds > 0:
-        raise ExecutorError(f"THUNDER_FN_COMPILE_SECONDS is a positive number of seconds, given {given!r}")
+        raise ExecutorError(
+            f"THUNDER_FN_COMPILE_SECONDS is a positive number of seconds, given {given!r}"
+        )
     return min(seconds, threading.TIMEOUT_MAX)
 
 
 def _too_long(seconds: float) -> RegionError:
     return RegionError(
-        f"the C++ compiler did not end within {seconds:g} s\nTHUNDER_FN_COMPILE_SECONDS sets how long it may take."
+        f"the C++ compiler did not end within {seconds:g} s\nTHUNDER_FN_COMPILE_SECONDS sets how"
+        " long it may take."
     )
 
 
 @cache
 def check_compiler() -> None:
-    """Run the compiler once, since Inductor asks it for its version and waits for the answer however long that takes.
+    """Run the compiler once, since Inductor asks it for its version and waits for the answer
+    however long that takes.
 
     Raises:
         RegionError: it does not answer.
@@ -282,7 +295,8 @@ def _finish(target: Path, process: subprocess.Popen[str]) -> None:
 
 
 def load(code: bytes, stem: str) -> Mapping[str, Callable[..., Any]]:
-    """The functions of a compiled module, by kernel key: of these bytes, from a file that nobody else has.
+    """The functions of a compiled module, by kernel key: of these bytes, from a file that nobody
+    else has.
 
     Raises:
         ImportError: they are not such a module, or not all of it.
@@ -306,10 +320,12 @@ def load(code: bytes, stem: str) -> Mapping[str, Callable[..., Any]]:
 
 
 def _is_whole(code: bytes) -> bool:
-    """Test for a whole library in the ELF format, which ends with the table of its sections. One that is cut would be
-    mapped, and fault when read.
+    """Test for a whole library in the ELF format, which ends with the table of its sections. One
+    that is cut would be mapped, and fault when read.
     """
-    if sys.platform != "linux" or (code[:4] == b"\x7fELF" and code[4:6] not in (b"", b"\x02", b"\x02\x01")):
+    if sys.platform != "linux" or (
+        code[:4] == b"\x7fELF" and code[4:6] not in (b"", b"\x02", b"\x02\x01")
+    ):
         return bool(code)
     if len(code) < 64:
         return False

@@ -4,11 +4,12 @@
     v2, v3 = aten.split.Tensor(v1, 32, 1)
     return (v2, v3)                                     return (reinterpret_tensor(v1, ...), reinterpret_tensor(v1, ...))
 
-Readers of an output are compiled for the strides that eager gives it. Inductor is free to make two slices of an
-intermediate dense. It may hand out one tensor for a value and its clone, or an input for a value that is equal to it.
-So it is asked only for what lies in memory of its own; views of that, and of inputs, are made of it. Outputs that
-Inductor lays out otherwise than eager are copied into eager's layout.
-"""
+Readers of an output are compiled for the strides that eager gives it. Inductor is free to make two
+slices of an intermediate dense. It may hand out one tensor for a value and its clone, or an input
+for a value that is equal to it. So it is asked only for what lies in memory of its own; views of
+that, and of inputs, are made of it. Outputs that Inductor lays out otherwise than eager are copied
+into eager's layout.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """An output: all or a view of an input, or of what the code computes, by place. No layout: it is no tensor."""
+    """An output: all or a view of an input, or of what the code computes, by place. No layout:
+    it is no tensor.
+    """
 
     place: int
     is_input: bool
@@ -51,8 +54,8 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The tensors that the code computes, each in memory of its own; their layouts; and the region's outputs in terms
-    of these.
+    """The tensors that the code computes, each in memory of its own; their layouts; and the
+    region's outputs in terms of these.
     """
 
     region: Trace
@@ -92,13 +95,17 @@ def plan_outputs(region: Trace, values: Sequence[Any]) -> Plan:
         outputs.append(Output(place, is_input, _layout(value, values[base])))
     atoms = tuple(made)
     own = (values[atom.index] if isinstance(atom, Var) else None for atom in atoms)
-    layouts = tuple(_layout(value, value) if isinstance(value, torch.Tensor) else None for value in own)
+    layouts = tuple(
+        _layout(value, value) if isinstance(value, torch.Tensor) else None for value in own
+    )
     asked = canonical(region.inputs, region.equations, atoms, (), region.constraints, region.name)
     return Plan(asked, layouts, tuple(outputs))
 
 
 def _variable(region: Trace, index: int) -> Var:
-    return next(var for equation in region.equations for var in equation.outputs if var.index == index)
+    return next(
+        var for equation in region.equations for var in equation.outputs if var.index == index
+    )
 
 
 def _storage(value: torch.Tensor) -> int:
@@ -112,13 +119,17 @@ def _layout(value: torch.Tensor, base: torch.Tensor) -> Layout:
     offset = as_dim(value.storage_offset() - begin)
     numbers = (*sizes, *strides, offset, *map(as_dim, (*base.shape, *base.stride())))
     is_known = all(isinstance(number, int) for number in numbers) and value.numel() > 0
-    if is_known and (offset < 0 or (offset + _reach(value)) * value.itemsize > _reach(base) * base.itemsize):
+    if is_known and (
+        offset < 0 or (offset + _reach(value)) * value.itemsize > _reach(base) * base.itemsize
+    ):
         raise RegionError("a view of memory beyond the tensor that it is taken of")
     return Layout(sizes, strides, value.dtype, value.device.type, offset)
 
 
 def _reach(value: torch.Tensor) -> int:
-    return 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+    return 1 + sum(
+        (size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True)
+    )
 
 
 # ---- the text ----
@@ -132,7 +143,8 @@ def returned(
     donated: Collection[int],
     symbols: Mapping[str, str],
 ) -> list[ast.stmt]:
-    """The body of Inductor's function, which returns what the plan asks for, with the region's outputs in its place.
+    """The body of Inductor's function, which returns what the plan asks for, with the region's
+    outputs in its place.
 
     Args:
         strides: of each tensor that the code computes, as Inductor lays it out.
@@ -148,18 +160,25 @@ def returned(
     homes = _Homes(front)
     taken = {name for place, name in enumerate(inputs) if place not in donated}
     lines, made = list[str](), list[_Made]()
-    for number, (value, layout, found) in enumerate(zip(last.value.elts, plan.layouts, strides, strict=True)):
+    for number, (value, layout, found) in enumerate(
+        zip(last.value.elts, plan.layouts, strides, strict=True)
+    ):
         home = homes.of(value)
         if layout is None or found is None:
             made.append(_Made(ast.unparse(value), None))
         elif home in taken or not _is_alike(layout, found):
-            lines.append(f"out{number} = empty_strided_{layout.device}({_where(layout)}, {layout.dtype})")
+            lines.append(
+                f"out{number} = empty_strided_{layout.device}({_where(layout)}, {layout.dtype})"
+            )
             lines.append(f"out{number}.copy_({ast.unparse(value)})")
             made.append(_Made(f"out{number}", layout))
         else:
             made.append(_Made.of(value, replace(layout, strides=found), home in inputs))
         taken.add(home or "")
-    given = [_Made(name, _layout_of_input(var)) for name, var in zip(inputs, plan.region.inputs, strict=False)]
+    given = [
+        _Made(name, _layout_of_input(var))
+        for name, var in zip(inputs, plan.region.inputs, strict=False)
+    ]
     shown, results = set[str](), list[str]()
     for output in plan.outputs:
         base = (given if output.is_input else made)[output.place]
@@ -167,7 +186,11 @@ def returned(
         shown.add(base.name)
     text = "\n".join((*lines, f"return ({''.join(f'{result}, ' for result in results)})"))
     used = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
-    bound = [f"{symbol} = {name}" for symbol, name in symbols.items() if symbol in used - homes.names.keys()]
+    bound = [
+        f"{symbol} = {name}"
+        for symbol, name in symbols.items()
+        if symbol in used - homes.names.keys()
+    ]
     kept = {name for name in inputs if name in used | set(symbols.values())}
     front = [statement for statement in front if not _deletes(statement, kept)]
     return [*front, *ast.parse("\n".join((*bound, text))).body]
@@ -175,7 +198,9 @@ def returned(
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """A tensor of the text; the beginning of the planned tensor in it, and its layout if it is just that."""
+    """A tensor of the text; the beginning of the planned tensor in it, and its layout if it is
+    just that.
+    """
 
     name: str
     layout: Layout | None
@@ -184,28 +209,44 @@ class _Made:
 
     @staticmethod
     def of(value: ast.expr, layout: Layout, is_given: bool) -> _Made:
-        """Return an output as Inductor is to return it: a tensor, or a view of one that need not be made twice."""
+        """Return an output as Inductor is to return it: a tensor, or a view of one that need not
+        be made twice.
+        """
         match value:
-            case ast.Call(func=ast.Name(id="reinterpret_tensor"), args=[ast.Name(id=name), _, _, begin]):
+            case ast.Call(
+                func=ast.Name(id="reinterpret_tensor"), args=[ast.Name(id=name), _, _, begin]
+            ):
                 return _Made(name, layout, ast.unparse(begin), is_all=False)
             case _:
                 return _Made(ast.unparse(value), layout, is_all=not is_given)
 
     def text(self, wanted: Layout | None, is_first: bool) -> str:
-        """An output with a layout: the tensor itself where it is that and nobody has it, else a view of it."""
-        if wanted is None or self.layout is None or (wanted == self.layout and self.is_all and is_first):
+        """An output with a layout: the tensor itself where it is that and nobody has it, else a
+        view of it.
+        """
+        if (
+            wanted is None
+            or self.layout is None
+            or (wanted == self.layout and self.is_all and is_first)
+        ):
             return self.name
         if wanted.dtype == self.layout.dtype:
             begin = str(wanted.offset) if self.begin == "0" else f"{self.begin} + {wanted.offset}"
             return f"reinterpret_tensor({self.name}, {_where(wanted)}, {begin})"
         size, other = self.layout.dtype.itemsize, wanted.dtype.itemsize
-        begin = f"({self.name}.storage_offset() + {self.begin}) * {size} // {other} + {wanted.offset}"
+        begin = (
+            f"({self.name}.storage_offset() + {self.begin}) * {size} // {other} + {wanted.offset}"
+        )
         empty = f"torch.empty(0, dtype={wanted.dtype}, device={wanted.device!r})"
         return f"{empty}.set_({self.name}.untyped_storage(), {begin}, {_where(wanted)})"
 
 
 def _layout_of_input(var: Var) -> Layout | None:
-    return Layout((), (), var.type.dtype, var.type.device.type) if isinstance(var.type, TensorType) else None
+    return (
+        Layout((), (), var.type.dtype, var.type.device.type)
+        if isinstance(var.type, TensorType)
+        else None
+    )
 
 
 def _deletes(statement: ast.stmt, names: Collection[str]) -> bool:

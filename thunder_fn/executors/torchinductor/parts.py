@@ -1,8 +1,10 @@
-"""Regions in parts that repeat: an optimizer's update of a hundred parameters is a few updates, many times.
+"""Regions in parts that repeat: an optimizer's update of a hundred parameters is a few updates,
+many times.
 
-First come the numbers: values computed from tensors without dims alone, such as an optimizer's bias corrections. The
-rest of a region falls into parts that no variable connects, inputs and numbers aside. Parts that are equal are
-compiled once; the rest of the region stays together, since equations side by side may share reads of an input.
+First come the numbers: values computed from tensors without dims alone, such as an optimizer's bias
+corrections. The rest of a region falls into parts that no variable connects, inputs and numbers
+aside. Parts that are equal are compiled once; the rest of the region stays together, since
+equations side by side may share reads of an input.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ MIN_TIMES = 3
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a region, as a trace, and the region's variables that its inputs and outputs are, by index."""
+    """A part of a region, as a trace, and the region's variables that its inputs and outputs
+    are, by index.
+    """
 
     trace: Trace
     inputs: tuple[int, ...]
@@ -30,22 +34,36 @@ class Part:
 
 
 def parts_of(region: Trace) -> tuple[Part, ...]:
-    """The region's parts in an order in which they can run: those that repeat, and one for all the rest.
+    """The region's parts in an order in which they can run: those that repeat, and one for all the
+    rest.
 
-    Law: every variable that a part reads is an input of the region or an output of a part before it; the region's
+    Law: every variable that a part reads is an input of the region or an output of a part before
+        it; the region's
     outputs are outputs of parts.
     """
     everything = range(len(region.equations))
     numbers = _numbers(region)
     first = {var.index for position in numbers for var in region.equations[position].outputs}
-    groups = _connected(region, [position for position in everything if position not in numbers], first)
+    groups = _connected(
+        region, [position for position in everything if position not in numbers], first
+    )
     readers = _readers(region)
     parts = [_part(region, group, readers) for group in groups]
     times = Counter(part.trace for part in parts)
-    alone = [len(part.trace.equations) >= MIN_EQUATIONS and times[part.trace] >= MIN_TIMES for part in parts]
-    if not any(alone) or any(atom.index < len(region.inputs) for atom in region.outputs if isinstance(atom, Var)):
+    alone = [
+        len(part.trace.equations) >= MIN_EQUATIONS and times[part.trace] >= MIN_TIMES
+        for part in parts
+    ]
+    if not any(alone) or any(
+        atom.index < len(region.inputs) for atom in region.outputs if isinstance(atom, Var)
+    ):
         return (Part(region, tuple(range(len(region.inputs))), _indices(region.outputs)),)
-    rest = sorted(position for group, apart in zip(groups, alone, strict=True) if not apart for position in group)
+    rest = sorted(
+        position
+        for group, apart in zip(groups, alone, strict=True)
+        if not apart
+        for position in group
+    )
     repeated = (part for part, apart in zip(parts, alone, strict=True) if apart)
     others = (_part(region, group, readers) for group in (sorted(numbers), rest))
     front, back = others
@@ -58,7 +76,11 @@ def _numbers(region: Trace) -> set[int]:
     found = set[int]()
     for position, equation in enumerate(region.equations):
         operands = equation.operands
-        if operands and all(var.index in plain for var in operands) and all(map(_is_number, equation.outputs)):
+        if (
+            operands
+            and all(var.index in plain for var in operands)
+            and all(map(_is_number, equation.outputs))
+        ):
             found.add(position)
             plain.update(var.index for var in equation.outputs)
     return found
@@ -69,7 +91,9 @@ def _is_number(var: Var) -> bool:
 
 
 def _connected(region: Trace, positions: Iterable[int], given: Collection[int]) -> list[list[int]]:
-    """Equations in groups that share variables, those that are `given` aside; each group in program order."""
+    """Equations in groups that share variables, those that are `given` aside; each group in
+    program order.
+    """
     leader: dict[int, int] = {}
 
     def find(position: int) -> int:
@@ -92,7 +116,9 @@ def _connected(region: Trace, positions: Iterable[int], given: Collection[int]) 
 
 
 def _readers(region: Trace) -> dict[int, list[int]]:
-    """The positions of the equations that read each variable, and one past the last where it is an output."""
+    """The positions of the equations that read each variable, and one past the last where it is
+    an output.
+    """
     found: dict[int, list[int]] = {}
     for position, equation in enumerate(region.equations):
         for var in equation.operands:
@@ -106,7 +132,12 @@ def _part(region: Trace, positions: Sequence[int], readers: Mapping[int, Sequenc
     inside = set(positions)
     equations = tuple(region.equations[position] for position in positions)
     made = {var.index for equation in equations for var in equation.outputs}
-    read = {var.index: var for equation in equations for var in equation.operands if var.index not in made}
+    read = {
+        var.index: var
+        for equation in equations
+        for var in equation.operands
+        if var.index not in made
+    }
     variables = (var for equation in equations for var in equation.outputs)
     given = tuple(var for var in variables if not inside.issuperset(readers.get(var.index, ())))
     trace = cut(region, inputs=read.values(), equations=equations, outputs=given)
@@ -117,7 +148,9 @@ def _indices(atoms: Iterable[Atom]) -> tuple[int, ...]:
     return tuple(atom.index for atom in atoms if isinstance(atom, Var))
 
 
-def join(region: Trace, parts: Sequence[Part], functions: Mapping[Part, Callable[..., Any]]) -> Callable[..., Any]:
+def join(
+    region: Trace, parts: Sequence[Part], functions: Mapping[Part, Callable[..., Any]]
+) -> Callable[..., Any]:
     """The region as one function of its inputs that calls a function for each part."""
     if len(parts) == 1:
         return functions[parts[0]]
@@ -126,7 +159,9 @@ def join(region: Trace, parts: Sequence[Part], functions: Mapping[Part, Callable
     for number, part in enumerate(parts):
         context[f"part{number}"] = functions[part]
         results = "".join(f"v{index}, " for index in part.outputs)
-        lines.append(f"    {results}= part{number}({', '.join(f'v{index}' for index in part.inputs)})")
+        lines.append(
+            f"    {results}= part{number}({', '.join(f'v{index}' for index in part.inputs)})"
+        )
     lines.append(f"    return ({''.join(f'{atom}, ' for atom in region.outputs)})")
     run_text(program_text(lines), "inductor region", context)
     return context.pop("region")

@@ -1,17 +1,21 @@
-"""Matrix products in regions by a kernel of our own, where the machine's BLAS has none that suits its processor.
+"""Matrix products in regions by a kernel of our own, where the machine's BLAS has none that suits
+its processor.
 
     product(arg0, arg1, arg2, buf3, 128, 192, 64, 64, 1, 1, 64, 0, 192, 2)        for torch.addmm(arg2, arg0, arg1, out=buf3)
 
-The BLAS in PyTorch for x86 is MKL, which gives processors that are not Intel's its kernels for AVX2. On an EPYC 9004
-core this one takes 0.9 to 1.0 of MKL's time, and 0.6 of it for many columns, as in the head of a language model. Its
-calls go past PyTorch's dispatcher, and a small product calls no team of threads.
+The BLAS in PyTorch for x86 is MKL, which gives processors that are not Intel's its kernels for
+AVX2. On an EPYC 9004 core this one takes 0.9 to 1.0 of MKL's time. For many columns, as in the head
+of a language model, it takes 0.6. Its calls go past PyTorch's dispatcher, and a small product calls
+no team of threads.
 
-Tiles of ROWS x COLS sums stay in registers while they read a panel of the right matrix, packed so that it is read in
-order. A left matrix that is stored column by column is packed too. Depth is cut into pieces, so that a panel stays in
-the cache. Up to DEPTH terms are added one after the other, which is about twice as far from the exact sum as MKL's.
+Tiles of ROWS x COLS sums stay in registers while they read a panel of the right matrix. The panel
+is packed, so it is read in order. A left matrix that is stored column by column is packed too.
+Depth is cut into pieces, so that a panel stays in the cache. Up to DEPTH terms are added one after
+the other, which is about twice as far from the exact sum as MKL's.
 
-A few rows by a matrix whose columns lie in memory one after the other, as one token by the weights of a layer, are a
-matter of reading those once. Nothing is packed; four columns at a time are multiplied with all rows.
+A few rows by a matrix whose columns lie one after the other in memory, as one token by the weights
+of a layer. The time is that of reading these once. Nothing is packed; four columns at a time are
+multiplied with all rows.
 
 Source: K. Goto, R. van de Geijn, "Anatomy of high-performance matrix multiplication", 2008.
 """
@@ -34,14 +38,18 @@ TYPES = ("const float*",) * 3 + ("float*",) + ("const int64_t",) * 10
 SMALLEST = (16, 16, 8)
 """Rows, columns and depth from which the kernel is used."""
 FEW, SMALLEST_OF_FEW = 4, (1, 16, 64)
-"""The most that are a few rows, and from which sizes on these are taken, where columns lie one after the other."""
+"""The most that are a few rows, and from which sizes on these are taken, where columns lie one
+after the other.
+"""
 WORTH_BYTES = 4 << 20
 """A product that reads so much is worth a region of its own."""
 
 
 @cache
 def is_faster_here() -> bool:
-    """Test whether the BLAS is MKL, and the processor, not Intel's, has vectors that MKL would not use."""
+    """Test whether the BLAS is MKL, and the processor, not Intel's, has vectors that MKL would
+    not use.
+    """
     return (
         torch.backends.mkl.is_available()
         and internals.cpu_capability() == "AVX512"
@@ -50,11 +58,16 @@ def is_faster_here() -> bool:
 
 
 def arguments_of(call: ProductCall, threads: int) -> tuple[int, ...] | None:
-    """The numbers that the kernel takes for a product: sizes, strides, threads; None if it does not compute it."""
+    """The numbers that the kernel takes for a product: sizes, strides, threads; None if it does
+    not compute it.
+    """
     (rows, depth), (_, cols) = call.left.sizes, call.right.sizes
     sizes = (rows, cols, depth)
     of_few = rows <= FEW and call.right.strides[0] == 1 and call.left.strides[1] == 1
-    if any(size < least for size, least in zip(sizes, SMALLEST_OF_FEW if of_few else SMALLEST, strict=True)):
+    if any(
+        size < least
+        for size, least in zip(sizes, SMALLEST_OF_FEW if of_few else SMALLEST, strict=True)
+    ):
         return None
     if 1 not in call.left.strides or 1 not in call.right.strides or call.out.strides[1] != 1:
         return None
@@ -64,22 +77,35 @@ def arguments_of(call: ProductCall, threads: int) -> tuple[int, ...] | None:
         if last != (cols, 1):
             return None
         start_row = outer[0][1] if outer and outer[0][0] > 1 else 0
-    return (*sizes, *call.left.strides, *call.right.strides, start_row, call.out.strides[0], threads)
+    return (
+        *sizes,
+        *call.left.strides,
+        *call.right.strides,
+        start_row,
+        call.out.strides[0],
+        threads,
+    )
 
 
 def is_worth_a_region(equation: Equation) -> bool:
-    """Test whether the equation is a product of so large matrices that our kernel gains more than a region's call
-    costs.
+    """Test whether the equation is a product of so large matrices that our kernel gains more than a
+    region's call costs.
     """
     if equation.op.name not in ("aten.mm.default", "aten.addmm.default") or not is_faster_here():
         return False
     types = (var.type for var in equation.operands)
-    sizes = [static_shape(type) for type in types if isinstance(type, TensorType) and type.dtype == torch.float32]
+    sizes = [
+        static_shape(type)
+        for type in types
+        if isinstance(type, TensorType) and type.dtype == torch.float32
+    ]
     return len(sizes) == len(equation.operands) and sum(map(math.prod, sizes)) * 4 >= WORTH_BYTES
 
 
 class Products(ast.NodeTransformer):
-    """Calls of the kernel in place of `extern_kernels.mm` and `addmm`, by the names of the buffers that they fill."""
+    """Calls of the kernel in place of `extern_kernels.mm` and `addmm`, by the names of the
+    buffers that they fill.
+    """
 
     def __init__(self, arguments: Mapping[str, tuple[int, ...]]) -> None:
         self.arguments = arguments

@@ -1,9 +1,11 @@
-"""Programs with compiled regions: which layouts regions are called with, and when compiled code takes over.
+"""Programs with compiled regions: which layouts regions are called with, and when compiled code
+takes over.
 
-A region is compiled for the strides of its inputs. Those follow from the strides of the program's inputs. So one run
-of the program, on tensors without values, finds them for all regions, which are then compiled together. Compiled
-regions give results in the layout that eager gives, so the findings stay true. If only values decide on a layout, as
-after a choice or a loop, or code that is not PyTorch's, regions look at the layouts of each call (`ByLayout`).
+A region is compiled for the strides of its inputs. Those follow from the strides of the program's
+inputs. So one run of the program, on tensors without values, finds them for all regions, which are
+then compiled together. Compiled regions give results in the layout that eager gives, so the
+findings stay true. Sometimes only values decide on a layout, as after a choice, a loop, or code
+that is not PyTorch's. Then regions look at the layouts of each call (`ByLayout`).
 
 Until its regions are compiled a program runs on the torch executor.
 """
@@ -42,9 +44,11 @@ Jobs = dict["Region", dict[tuple[Strides, ...], dict[Part, Job]]]
 class Staged:
     """A program whose regions are compiled when it is first called with inputs of some layout.
 
-    Law: it computes the program's results, at all times; which of its regions are compiled changes rounding only.
+    Law: it computes the program's results, at all times; which of its regions are compiled changes
+        rounding only.
 
-    `settled` says that the layouts that one run finds are those of all runs on inputs of its layout.
+    `settled` says that the layouts that one run finds are those of all runs on inputs of its
+    layout.
     """
 
     def __init__(self, run: types.FunctionType, *, tiered: bool, settled: bool) -> None:
@@ -93,7 +97,9 @@ class Staged:
         wanted = [job for found in jobs.values() for job in _all_jobs(found)]
         if self.tiered and len(find(wanted)) < len(set(wanted)):
             self.ready[key] = self.run
-            WORKER.submit(wanted).add_done_callback(lambda future: self._swap(key, jobs, future.result()))
+            WORKER.submit(wanted).add_done_callback(
+                lambda future: self._swap(key, jobs, future.result())
+            )
         else:
             self.ready[key] = self._bound(key, jobs, compile_jobs(wanted))
         return self.ready[key](*inputs) if outputs is None else outputs
@@ -118,12 +124,17 @@ class Staged:
         fast: dict[Region, Function] = {}
         failed: dict[str, list[Region]] = {}
         for region, found in jobs.items():
-            reasons = [result.reason for job in _all_jobs(found) if isinstance(result := results[job], Failed)]
+            reasons = [
+                result.reason
+                for job in _all_jobs(found)
+                if isinstance(result := results[job], Failed)
+            ]
             if reasons:
                 failed.setdefault(reasons[0], []).append(region)
             else:
                 compiled = {
-                    strides: {part: results[job] for part, job in parts.items()} for strides, parts in found.items()
+                    strides: {part: results[job] for part, job in parts.items()}
+                    for strides, parts in found.items()
                 }
                 if self.is_symbolic:
                     functions[region] = region.variants(compiled, tiered=self.tiered)  # type: ignore[arg-type]
@@ -135,7 +146,9 @@ class Staged:
         looking = rebound(self.run, functions)
         if not fast or not self.settled:
             return looking
-        return _Trial(looking, functions.values(), lambda: self._settle(key, rebound(self.run, fast)))
+        return _Trial(
+            looking, functions.values(), lambda: self._settle(key, rebound(self.run, fast))
+        )
 
     def _settle(self, key: tuple[Layout, int], fast: Callable[..., tuple[Any, ...]]) -> None:
         """Stop looking at layouts: regions met those that they were compiled for."""
@@ -147,8 +160,8 @@ class Staged:
 class _Trial:
     """A compiled program until it has run once: its regions look at the layouts of their inputs.
 
-    Those were found without values. An op of PyTorch may lay its results out otherwise than it says of tensors without
-    values: then regions go on looking.
+    Those were found without values. An op of PyTorch may lay its results out otherwise than it says
+    of tensors without values: then regions go on looking.
     """
 
     def __init__(
@@ -158,7 +171,9 @@ class _Trial:
         settle: Callable[[], None],
     ) -> None:
         self.run, self.settle = run, settle
-        self.regions = [(region, len(region.known)) for region in regions if isinstance(region, ByLayout)]
+        self.regions = [
+            (region, len(region.known)) for region in regions if isinstance(region, ByLayout)
+        ]
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         return self._then(self.run(*inputs))
@@ -191,7 +206,9 @@ def regions_of(run: types.FunctionType) -> list[Region]:
 
 
 def _is_ours(value: Any) -> bool:
-    return isinstance(value, types.FunctionType) and value.__code__.co_filename.startswith("<thunder_fn")
+    return isinstance(value, types.FunctionType) and value.__code__.co_filename.startswith(
+        "<thunder_fn"
+    )
 
 
 def has_regions(run: types.FunctionType) -> bool:
@@ -209,7 +226,8 @@ def rebound(run: types.FunctionType, functions: Mapping[Region, Function]) -> ty
         known[id(function)] = function
         context = {name: replaced(value) for name, value in function.__globals__.items()}
         if all(
-            context[name] is value and not isinstance(value, Region) for name, value in function.__globals__.items()
+            context[name] is value and not isinstance(value, Region)
+            for name, value in function.__globals__.items()
         ):
             return function
         known[id(function)] = types.FunctionType(function.__code__, context, function.__name__)
@@ -231,7 +249,10 @@ def jobs_of(program: Staged, inputs: Sequence[Any]) -> list[Job]:
 
 
 def _jobs(calls: Calls) -> Jobs:
-    return {region: {strides: region.jobs(strides) for strides in found} for region, found in calls.items()}
+    return {
+        region: {strides: region.jobs(strides) for strides in found}
+        for region, found in calls.items()
+    }
 
 
 def _all_jobs(found: dict[tuple[Strides, ...], dict[Part, Job]]) -> list[Job]:
@@ -251,7 +272,9 @@ def _layout(inputs: Sequence[Any]) -> Layout:
 
 
 def _run_on_fakes(run: Callable[..., Any], inputs: Sequence[Any], calls: Calls) -> bool:
-    """Run a program on tensors without values. False where it needs values, or something in it does not know fakes."""
+    """Run a program on tensors without values. False where it needs values, or something in it
+    does not know fakes.
+    """
     try:
         with inductor_internals.fakes_of(inputs) as fakes, recording(calls):
             run(*fakes)

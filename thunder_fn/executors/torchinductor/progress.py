@@ -12,14 +12,18 @@ PATIENCE_SECONDS = 1.0
 
 
 class Progress:
-    """Shows how many of the jobs are done, from the first second on, where standard error is a terminal."""
+    """Shows how many of the jobs are done, from the first second on, where standard error is a
+    terminal.
+    """
 
     def __init__(self, jobs: Sequence[Any], stream: TextIO | None = None) -> None:
         self.total, self.done = len(jobs), 0
         self.stream = stream or sys.stderr
         self.over = threading.Event()
         self.start = time.monotonic()
-        self.thread = threading.Thread(target=self._show, daemon=True) if self.stream.isatty() else None
+        self.thread = (
+            threading.Thread(target=self._show, daemon=True) if self.stream.isatty() else None
+        )
 
     def __enter__(self) -> Progress:
         if self.thread is not None:
@@ -42,7 +46,9 @@ class Progress:
         what = "running the C++ compiler" if self.done == self.total else "generating code"
         seconds = time.monotonic() - self.start
         bar = "#" * filled + "." * (width - filled)
-        return f"thunder_fn: compiling regions [{bar}] {self.done}/{self.total} {what} {seconds:.0f} s"
+        return (
+            f"thunder_fn: compiling regions [{bar}] {self.done}/{self.total} {what} {seconds:.0f} s"
+        )
 
     def _show(self) -> None:
         shown = ""

@@ -1,4 +1,6 @@
-"""A region as programs call it: on the torch executor until it is compiled, then compiled for the layouts that it meets."""
+"""A region as programs call it: on the torch executor until it is compiled, then compiled for
+the layouts that it meets.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ Calls = dict["Region", dict[tuple[Strides, ...], tuple[Any, ...]]]
 """The layouts with which each region was called, and its results then."""
 
 MAX_LAYOUTS = 8
-"""A program or region is compiled for so many layouts of its inputs; calls with others run on the torch executor."""
+"""A program or region is compiled for so many layouts of its inputs; calls with others run on
+the torch executor.
+"""
 
 RECORDING: ContextVar[Calls | None] = ContextVar("thunder_fn_region_calls", default=None)
 
@@ -60,11 +64,17 @@ class Region:
         self.known: WeakValueDictionary[tuple[int, ...], Region] = WeakValueDictionary()
         self.closed, self.constants = closed_region(trace)
         self.is_symbolic = is_symbolic(trace)
-        whole = Part(self.closed, tuple(range(len(self.closed.inputs))), tuple(var.index for var in _vars(self.closed)))
+        whole = Part(
+            self.closed,
+            tuple(range(len(self.closed.inputs))),
+            tuple(var.index for var in _vars(self.closed)),
+        )
         self.parts = (whole,) if self.is_symbolic else parts_of(self.closed)
 
     def donating(self, places: tuple[int, ...]) -> Region:
-        """The region where nobody reads these inputs afterwards, nor anything that shares memory with them."""
+        """The region where nobody reads these inputs afterwards, nor anything that shares memory
+        with them.
+        """
         region = self.known.get(places)
         if region is None:
             region = self.known[places] = copy.copy(self)
@@ -78,7 +88,10 @@ class Region:
             return self.base.on_torch
         if len(self.parts) == 1:
             return lower(self.trace, below_autograd=True).run
-        known = {trace: lower(trace, below_autograd=True).run for trace in {part.trace for part in self.parts}}
+        known = {
+            trace: lower(trace, below_autograd=True).run
+            for trace in {part.trace for part in self.parts}
+        }
         return self._joined({part: known[part.trace] for part in self.parts})
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
@@ -118,16 +131,22 @@ class Region:
 
     def layout_of(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """The strides of the inputs, or how sizes explain them."""
-        return layout_of(inputs) if self.is_symbolic else tuple(tensor.stride() for tensor in inputs)
+        return (
+            layout_of(inputs) if self.is_symbolic else tuple(tensor.stride() for tensor in inputs)
+        )
 
     def jobs(self, layout: tuple[Any, ...]) -> dict[Part, Job]:
         """The jobs to compile for inputs of this layout."""
         strides = strides_for(self.trace, layout) if self.is_symbolic else layout
-        given: dict[int, Any] = dict(enumerate((*strides, *(tensor.stride() for tensor in self.constants))))
+        given: dict[int, Any] = dict(
+            enumerate((*strides, *(tensor.stride() for tensor in self.constants)))
+        )
         threads = torch.get_num_threads()
 
         def job(part: Part) -> Job:
-            strides = tuple(given.get(i, ()) for i in part.inputs)  # values between parts have no dims
+            strides = tuple(
+                given.get(i, ()) for i in part.inputs
+            )  # values between parts have no dims
             return Job(part.trace, strides, threads, self.donated_in(part, strides))
 
         return {part: job(part) for part in self.parts}
@@ -150,7 +169,9 @@ class Region:
             and is_dense_layout(static_shape(var.type), strides[place])
         )
 
-    def variants(self, functions: dict[tuple[Any, ...], dict[Part, Function]], *, tiered: bool) -> Variants:
+    def variants(
+        self, functions: dict[tuple[Any, ...], dict[Part, Function]], *, tiered: bool
+    ) -> Variants:
         """The region of a program with symbols, which chooses by the layouts of its inputs."""
         known = {layout: self._joined(found) for layout, found in functions.items()}
         more = (lambda layout: None) if tiered else self._compiled
@@ -163,7 +184,9 @@ class Region:
         """The region, compiled for one more layout."""
         jobs = self.jobs(layout)
         found = compile_jobs(jobs.values())
-        reason = next((result.reason for result in found.values() if isinstance(result, Failed)), None)
+        reason = next(
+            (result.reason for result in found.values() if isinstance(result, Failed)), None
+        )
         if reason is not None:
             warn_of_failure("a program", [self], reason)
             return None
@@ -176,34 +199,53 @@ class Region:
             return next(iter(whole.values()))
         return lambda *inputs: whole[tuple(tensor.stride() for tensor in inputs)](*inputs)
 
-    def by_layout(self, functions: dict[tuple[Strides, ...], dict[Part, Function]], *, tiered: bool) -> ByLayout:
+    def by_layout(
+        self, functions: dict[tuple[Strides, ...], dict[Part, Function]], *, tiered: bool
+    ) -> ByLayout:
         """The region where only a call knows the strides of its inputs."""
         known = {strides: self._joined(found) for strides, found in functions.items()}
         return ByLayout(known, self.on_torch, (lambda strides: None) if tiered else self._compiled)
 
     @cached_property
     def on_its_own(self) -> Callable[..., tuple[Any, ...]]:
-        """The region compiled by itself, as `verify` asks for it; on the torch executor where it has symbols."""
-        return self.on_torch if self.is_symbolic or is_loop(self.trace) else self.by_layout({}, tiered=False)
+        """The region compiled by itself, as `verify` asks for it; on the torch executor where it
+        has symbols.
+        """
+        return (
+            self.on_torch
+            if self.is_symbolic or is_loop(self.trace)
+            else self.by_layout({}, tiered=False)
+        )
 
     def _joined(self, functions: dict[Part, Function]) -> Function:
         function, constants = join(self.closed, self.parts, functions), self.constants
         count = len(self.trace.inputs)  # behind the inputs and the constants are symbols
-        return (lambda *given: function(*given[:count], *constants, *given[count:])) if constants else function
+        return (
+            (lambda *given: function(*given[:count], *constants, *given[count:]))
+            if constants
+            else function
+        )
 
     def has_private_outputs(self) -> bool:
         """Test whether an output may lie in a constant's memory, where nobody may write to it."""
         first = len(self.trace.inputs)
         own = {first + position for position in range(len(self.trace.constants))}
         buffers = find_aliases(self.trace).buffers
-        return any(isinstance(atom, Var) and buffers[atom.index] & own for atom in self.trace.outputs)
+        return any(
+            isinstance(atom, Var) and buffers[atom.index] & own for atom in self.trace.outputs
+        )
 
 
 class ByLayout:
-    """A region that is compiled for each layout that it is called with; from the ninth on it runs on the torch executor."""
+    """A region that is compiled for each layout that it is called with; from the ninth on it
+    runs on the torch executor.
+    """
 
     def __init__(
-        self, known: dict[tuple[Strides, ...], Function], on_torch: Function, more: Callable[[Any], Function | None]
+        self,
+        known: dict[tuple[Strides, ...], Function],
+        on_torch: Function,
+        more: Callable[[Any], Function | None],
     ) -> None:
         self.known, self.on_torch, self.more, self.lock = known, on_torch, more, threading.Lock()
 
@@ -232,10 +274,21 @@ def _vars(trace: Trace) -> tuple[Var, ...]:
 def warn_of_failure(program: str, regions: Sequence[Region], reason: str) -> None:
     """Say once that these regions are not compiled, and why."""
     first = regions[0].trace
-    source = next((equation.source for equation in first.equations if equation.source is not None), None)
+    source = next(
+        (equation.source for equation in first.equations if equation.source is not None), None
+    )
     names = ", ".join(dict.fromkeys(region.trace.name for region in regions))
-    what = f"inductor: {names} of {program} could not be compiled and runs on the torch executor: {reason}"
-    fix = "Install a C++ compiler and name it in the environment variable CXX, or leave the inductor executor out."
+    what = (
+        f"inductor: {names} of {program} could not be compiled and runs on the torch executor:"
+        f" {reason}"
+    )
+    fix = (
+        "Install a C++ compiler and name it in the environment variable CXX, or leave the inductor"
+        " executor out."
+    )
     if "compiler" not in reason:
-        fix = "The results are right, but slower. Leave the inductor executor out to run without this warning."
+        fix = (
+            "The results are right, but slower. Leave the inductor executor out to run without this"
+            " warning."
+        )
     warnings.warn(located(what, source=source, fix=fix), RegionWarning, stacklevel=2)

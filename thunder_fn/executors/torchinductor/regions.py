@@ -1,4 +1,6 @@
-"""The common part of executors that compile ATen regions: the ops that they take, and optimisation fuel."""
+"""The common part of executors that compile ATen regions: the ops that they take, and
+optimisation fuel.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ _EXTERN = facts.MATMULS | facts.CONVOLUTIONS
 
 
 class RegionCompiler(FusionExecutor):
-    """Base of executors that compile regions of ATen ops. Arguments are those of a FusionExecutor."""
+    """Base of executors that compile regions of ATen ops. Arguments are those of a
+    FusionExecutor.
+    """
 
     is_checked = False
 
@@ -43,23 +47,30 @@ class RegionCompiler(FusionExecutor):
         )
 
     def supports(self, equation: Equation) -> str | None:
-        """Leaves of ATen on tensors of fixed shape may be compiled, if they draw no random numbers."""
+        """Leaves of ATen on tensors of fixed shape may be compiled, if they draw no random
+        numbers.
+        """
         if equation.op.kind != "leaf":
             return NOT_REGISTERED.reason
         if not equation.op.name.startswith(("aten.", "prims.")):
             return "an op that PyTorch does not bring runs as it is"
         if ops.is_random(equation.op) or is_kept(equation):
             return "random numbers and effects stay with torch, which draws what eager draws"
-        if not all(map(_is_size, _expressions((equation.args, tuple(arg for _, arg in equation.kwargs))))):
+        if not all(
+            map(_is_size, _expressions((equation.args, tuple(arg for _, arg in equation.kwargs))))
+        ):
             return "a number that is no size, and no constant"
         reasons = (self.refused(var) for var in (*equation.operands, *equation.outputs))
         return next((reason for reason in reasons if reason is not None), None)
 
     def numerics_of(self, meaning: Trace) -> Numerics:
-        """The label by dtype: compilers keep halves in float32, which changes precision, and only reorder other
-        dtypes.
+        """The label by dtype: compilers keep halves in float32, which changes precision, and only
+        reorder other dtypes.
         """
-        variables = (*meaning.inputs, *(var for equation in meaning.equations for var in equation.outputs))
+        variables = (
+            *meaning.inputs,
+            *(var for equation in meaning.equations for var in equation.outputs),
+        )
         return self.numerics if any(map(_is_half, variables)) else "reassociating"
 
     def refused(self, var: Var) -> str | None:
@@ -76,13 +87,19 @@ class RegionCompiler(FusionExecutor):
         return None
 
     def is_worth(self, region: Trace) -> bool:
-        """Test for something to fuse: several ops that compute, and not only calls of PyTorch's kernels."""
+        """Test for something to fuse: several ops that compute, and not only calls of PyTorch's
+        kernels.
+        """
         own = [equation for equation in region.equations if equation.op not in _EXTERN]
         return super().is_worth(region) and any(not ops.is_view(equation.op) for equation in own)
 
 
 def _is_half(var: Var) -> bool:
-    return isinstance(var.type, TensorType) and var.type.dtype.is_floating_point and var.type.dtype.itemsize < 4
+    return (
+        isinstance(var.type, TensorType)
+        and var.type.dtype.is_floating_point
+        and var.type.dtype.itemsize < 4
+    )
 
 
 def _expressions(value: Any) -> Iterator[Expr]:
@@ -101,17 +118,20 @@ def _expressions(value: Any) -> Iterator[Expr]:
 
 def _is_size(expr: Expr) -> bool:
     """Test for an int that follows from sizes and numbers that a function is called with."""
-    return expr.kind is int and all(isinstance(symbol, Symbol) for symbol in expr.value.free_symbols)
+    return expr.kind is int and all(
+        isinstance(symbol, Symbol) for symbol in expr.value.free_symbols
+    )
 
 
 def bisect(check: Callable[[Any], bool], make: Callable[..., FusionExecutor]) -> Trace | None:
     """Find the region that is compiled wrongly.
 
-    Law: with all regions before it compiled and the others not, `check` holds; with it compiled too, it does not.
+    Law: with all regions before it compiled and the others not, `check` holds; with it compiled
+        too, it does not.
 
     Args:
-        check: jits and runs a program with the executor that it is given, and says whether the results are right. It
-            does the same every time.
+        check: jits and runs a program with the executor that it is given, and says whether the
+            results are right. It does the same every time.
         make: `inductor`, or another function that takes `fuel=` and makes a FusionExecutor with it.
 
     Returns:
@@ -128,12 +148,15 @@ def bisect(check: Callable[[Any], bool], make: Callable[..., FusionExecutor]) ->
         >>> def check(executor):
         ...     return torch.allclose(jit(lambda x: x.sin() + 1, executors=[executor])(x), x.sin() + 1)
         >>> bisect(check, inductor)
-    """
+    """  # noqa: E501
     full = make()
     if check(full):
         return None
     if not check(make(fuel=0)):
-        raise ExecutorError("bisect: the results are wrong with no region compiled, so no compiled region is to blame")
+        raise ExecutorError(
+            "bisect: the results are wrong with no region compiled, so no compiled region is to"
+            " blame"
+        )
     good, bad = 0, len(full.taken)
     while bad - good > 1:
         middle = (good + bad) // 2

@@ -1,13 +1,15 @@
-"""Compiled regions on disk, so that a second process starts without compiling, and without importing Inductor.
+"""Compiled regions on disk, so that a second process starts without compiling, and without
+importing Inductor.
 
     <folder>/<environment>/<region>.json             the text of a region and where its kernels are
     <folder>/<environment>/<module>-<digest>.so      kernels; the compiler makes other bits of them each time
 
-The folder is `$THUNDER_FN_CACHE_DIR`, or `~/.cache/thunder_fn`. A file there counts only if it is whole and the
-user's own (`trusted.py`). A file that is cut short, or that somebody else may have written, is ignored. So is one for
-another PyTorch, another processor or another version of this package. Files are written beside their place and moved
-there, so nobody ever sees half of one. If nothing can be written, regions are compiled again in the next process.
-"""
+The folder is `$THUNDER_FN_CACHE_DIR`, or `~/.cache/thunder_fn`. A file there counts only if it is
+whole and the user's own (`trusted.py`). A file that is cut short, or that somebody else may have
+written, is ignored. So is one for another PyTorch, another processor or another version of this
+package. Files are written beside their place and moved there, so nobody ever sees half of one. If
+nothing can be written, regions are compiled again in the next process.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -41,13 +43,21 @@ Functions = dict[str, Callable[..., Any]]
 @cache
 def environment() -> str:
     """A name for everything besides the region that compiled code depends on."""
-    facts = (_writers(), torch.__version__, torch.version.git_version, sys.version, sys.implementation.cache_tag)
+    facts = (
+        _writers(),
+        torch.__version__,
+        torch.version.git_version,
+        sys.version,
+        sys.implementation.cache_tag,
+    )
     machine = (platform.machine(), platform.system(), internals.cpu_capability(), _processor())
     return hashlib.sha256(repr((facts, machine)).encode()).hexdigest()[:20]
 
 
 def _writers() -> str:
-    """A digest of the files that write code: a region that another version of them compiled may be slower, or wrong."""
+    """A digest of the files that write code: a region that another version of them compiled may
+    be slower, or wrong.
+    """
     files = (*sorted(Path(__file__).parent.glob("*.py")), Path(internals.__file__))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
@@ -58,7 +68,9 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    return "".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))
+    return "".join(
+        sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))})
+    )
 
 
 def root() -> Path:
@@ -70,20 +82,29 @@ def root() -> Path:
 def job_key(job: Job) -> str:
     """A name for a job that is the same in every process."""
     bounds = sorted((str(symbol), str(symbol.bounds)) for symbol in job.symbols)
-    facts = (fingerprint(job.region), job.strides, job.threads, job.donated, *([bounds] if bounds else []))
+    facts = (
+        fingerprint(job.region),
+        job.strides,
+        job.threads,
+        job.donated,
+        *([bounds] if bounds else []),
+    )
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
 
 
 def fingerprint(trace: Trace) -> tuple[Any, ...]:
-    """Describe the computation of a trace as nested tuples of strings: equal for equal traces without constants, in
-    any process.
+    """Describe the computation of a trace as nested tuples of strings: equal for equal traces
+    without constants, in any process.
     """
     types = tuple(str(var.type) for var in trace.inputs)
     return types, tuple(map(_equation, trace.equations)), tuple(map(_argument, trace.outputs))
 
 
 def _equation(equation: Equation) -> tuple[Any, ...]:
-    arguments = _argument(equation.args), tuple((key, _argument(value)) for key, value in equation.kwargs)
+    arguments = (
+        _argument(equation.args),
+        tuple((key, _argument(value)) for key, value in equation.kwargs),
+    )
     types = tuple(str(var.type) for var in equation.outputs)
     return str(equation.op), arguments, types, tuple(map(fingerprint, equation.bodies))
 
@@ -104,7 +125,9 @@ def _argument(argument: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A region as it is kept: its text, its kernels with the modules that have them, and its tensors."""
+    """A region as it is kept: its text, its kernels with the modules that have them, and its
+    tensors.
+    """
 
     text: str
     kernels: tuple[tuple[str, str, str], ...]
@@ -119,7 +142,9 @@ class Entry:
 
 
 def read(job: Job, loaded: Functions) -> Callable[..., Any] | None:
-    """The region's function, if it is on disk and whole. Kernels that are in `loaded` are taken from there."""
+    """The region's function, if it is on disk and whole. Kernels that are in `loaded` are taken
+    from there.
+    """
     folder = root() / environment()
     try:
         entry = _entry(job)
@@ -139,13 +164,25 @@ def code_of(job: Job) -> Code | None:
     try:
         entry = _entry(job)
         return Code(
-            entry.text, tuple((name, Kernel((), "")) for name, *_ in entry.kernels), tuple(entry.tensors().items())
+            entry.text,
+            tuple((name, Kernel((), "")) for name, *_ in entry.kernels),
+            tuple(entry.tensors().items()),
         )
     except _NOT_WHOLE:
         return None
 
 
-_NOT_WHOLE = (Untrusted, OSError, ValueError, TypeError, KeyError, ImportError, SyntaxError, EOFError, RuntimeError)
+_NOT_WHOLE = (
+    Untrusted,
+    OSError,
+    ValueError,
+    TypeError,
+    KeyError,
+    ImportError,
+    SyntaxError,
+    EOFError,
+    RuntimeError,
+)
 
 
 def _entry(job: Job) -> Entry:
@@ -178,28 +215,38 @@ def _load_whole(path: Path, digest: str) -> Any:
     return load(code, path.stem)
 
 
-def function_of(text: str, kernels: Functions, constants: dict[str, torch.Tensor]) -> Callable[..., Any]:
+def function_of(
+    text: str, kernels: Functions, constants: dict[str, torch.Tensor]
+) -> Callable[..., Any]:
     """The function `region` of a module's text."""
     context: dict[str, Any] = {**kernels, **constants}
     exec(compile(text, "<thunder_fn inductor region>", "exec"), context)
     region = context.pop("region")
-    return taken_from(region, text) if region.__name__ == "region" else region  # not one that is checked first
+    return (
+        taken_from(region, text) if region.__name__ == "region" else region
+    )  # not one that is checked first
 
 
 def write(job: Job, code: Code, places: dict[str, Path]) -> None:
-    """Keep a region. `places` says in which file each kernel is. If the disk does not take it, nothing is kept."""
+    """Keep a region. `places` says in which file each kernel is. If the disk does not take it,
+    nothing is kept.
+    """
     folder = root() / environment()
     try:
         make_folder(root())
         make_folder(folder)
         digests = {places[kernel.key]: _digest(places[kernel.key]) for _, kernel in code.kernels}
-        names = {path: f"{path.stem}-{digest[:16]}{path.suffix}" for path, digest in digests.items()}
+        names = {
+            path: f"{path.stem}-{digest[:16]}{path.suffix}" for path, digest in digests.items()
+        }
         for path, name in names.items():
             if not (folder / name).exists() or _digest(folder / name) != digests[path]:
                 put(folder / name, lambda target, path=path: shutil.copyfile(path, target))
         constants = io.BytesIO()
         torch.save(dict(code.constants), constants)
-        kernels = tuple((name, kernel.key, names[places[kernel.key]]) for name, kernel in code.kernels)
+        kernels = tuple(
+            (name, kernel.key, names[places[kernel.key]]) for name, kernel in code.kernels
+        )
         entry = {
             "text": code.text,
             "kernels": kernels,
@@ -222,7 +269,10 @@ def read_kernels(kernels: tuple[Kernel, ...]) -> Mapping[str, Callable[..., Any]
 
 def write_kernels(kernels: tuple[Kernel, ...], compiled: Path) -> None:
     """Keep a module of these kernels. If the disk does not take it, nothing is kept."""
-    path, digest = root() / environment() / compiled.name, hashlib.sha256(compiled.read_bytes()).hexdigest()
+    path, digest = (
+        root() / environment() / compiled.name,
+        hashlib.sha256(compiled.read_bytes()).hexdigest(),
+    )
     try:
         make_folder(root())
         make_folder(path.parent)

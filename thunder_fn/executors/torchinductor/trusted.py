@@ -2,11 +2,11 @@
 
     ~/.cache/thunder_fn/key        32 random bytes, made by the first process that needs them
 
-Code that is kept on disk runs in the next process, so three things must hold of it. The folder and the file belong to
-the user, and nobody else may write to them. An entry begins with a code of authentication (HMAC) by the user's key,
-over its name and all that follows. A library is named in an entry by the digest of its bytes, and the bytes that were
-checked are the bytes that are loaded. Files that fail are ignored; a warning names, once, those that others may have
-written.
+Code that is kept on disk runs in the next process, so three things must hold of it. The folder and
+the file belong to the user, and nobody else may write to them. An entry begins with a code of
+authentication (HMAC) by the user's key, over its name and all that follows. A library is named in
+an entry by the digest of its bytes, and the bytes that were checked are the bytes that are loaded.
+Files that fail are ignored; a warning names, once, those that others may have written.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ class Untrusted(Exception):
 
 
 def key() -> bytes:
-    """The user's key. If none can be kept, it is one of this process, whose files serve itself and its children."""
+    """The user's key. If none can be kept, it is one of this process, whose files serve itself
+    and its children.
+    """
     if not _known:
         _known.append(_kept_key())
     return _known[0]
@@ -114,8 +116,8 @@ def check(path: Path, found: os.stat_result) -> None:
 @cache
 def _warn(path: str, why: str) -> None:
     warnings.warn(
-        f"{path} {why}, so compiled code in it is left alone\n"
-        "Take the right to write to it from others (`chmod go-w`), or set THUNDER_FN_CACHE_DIR to a folder of your own.",
+        f"{path} {why}, so compiled code in it is left alone\nTake the right to write to it from"
+        " others (`chmod go-w`), or set THUNDER_FN_CACHE_DIR to a folder of your own.",
         CacheWarning,
         stacklevel=2,
     )
@@ -139,7 +141,9 @@ def make_folder(path: Path) -> None:
 
 
 def put(path: Path, fill: Callable[[str], Any], *, replace: bool = True) -> None:
-    """Make a file all at once, for the user alone; where another is there already, in its place or not at all."""
+    """Make a file all at once, for the user alone; where another is there already, in its place
+    or not at all.
+    """
     handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
     os.close(handle)
     try:

@@ -2,12 +2,14 @@
 
     python -I -c "...; from thunder_fn.executors.torchinductor.worker import main; main()"
 
-It imports Python's own modules, installed ones, and the parent's thunder_fn and PyTorch. It imports nothing from the
-current folder, from that of a script, or from PYTHONPATH. It is given the key of `trusted.py`. Then it reads batches
-of jobs from standard input, and compiles them into the folder of `store.py`. It answers each batch with one line of
-JSON: for each job null, or the reason why it failed. It ends when its input does.
+It imports Python's own modules, installed ones, and the parent's thunder_fn and PyTorch. It imports
+nothing from the current folder, from that of a script, or from PYTHONPATH. It is given the key of
+`trusted.py`. Then it reads batches of jobs from standard input, and compiles them into the folder
+of `store.py`. It answers each batch with one line of JSON: for each job null, or the reason why it
+failed. It ends when its input does.
 
-It is a process and not a thread, because Inductor holds the GIL for seconds and keeps its state in globals.
+It is a process and not a thread, because Inductor holds the GIL for seconds and keeps its state in
+globals.
 """
 
 from __future__ import annotations
@@ -47,7 +49,10 @@ def main() -> None:
         if jobs is None:
             return
         results = compiler(jobs)
-        reasons = [result.reason if isinstance(result, Failed) else None for result in map(results.get, jobs)]
+        reasons = [
+            result.reason if isinstance(result, Failed) else None
+            for result in map(results.get, jobs)
+        ]
         try:
             answers.write(json.dumps(reasons) + "\n")
             answers.flush()
@@ -63,7 +68,9 @@ def _read(stream: BinaryIO) -> list[Job] | None:
 
 
 class Worker:
-    """The process as those see it who have something to compile. It is started when `start` or `submit` is called."""
+    """The process as those see it who have something to compile. It is started when `start` or
+    `submit` is called.
+    """
 
     def __init__(self) -> None:
         self.forget()
@@ -85,7 +92,9 @@ class Worker:
                 self.stop()
                 self.process = _spawn()
             if self.thread is None:
-                self.thread = threading.Thread(target=self._serve, name="thunder_fn compiler", daemon=True)
+                self.thread = threading.Thread(
+                    target=self._serve, name="thunder_fn compiler", daemon=True
+                )
                 self.thread.start()
 
     def stop(self) -> None:
@@ -135,11 +144,16 @@ class Worker:
             except OSError:
                 line = b""
             if not line:
-                died = Failed(f"the process that compiles in the background ended with code {process.wait()}")
+                died = Failed(
+                    f"the process that compiles in the background ended with code {process.wait()}"
+                )
                 return dict.fromkeys(jobs, died) | dict(find(jobs))
             reasons = dict(zip(missing, json.loads(line), strict=True))
         found = find(jobs)
-        lost = f"what was compiled in the background is not in {os.environ.get('THUNDER_FN_CACHE_DIR', 'the cache')}"
+        lost = (
+            "what was compiled in the background is not in"
+            f" {os.environ.get('THUNDER_FN_CACHE_DIR', 'the cache')}"
+        )
         return {job: found.get(job) or Failed(reasons.get(job) or lost) for job in jobs}
 
 
@@ -151,8 +165,10 @@ sys.path.insert(next(installed, len(sys.path)), own)
 sys.path += [path for path in others if path not in sys.path]
 from thunder_fn.executors.torchinductor.worker import main
 main()
+"""  # noqa: E501
+"""The folder of this package stands behind Python's own modules, so nothing beside it hides one
+of those.
 """
-"""The folder of this package stands behind Python's own modules, so nothing beside it hides one of those."""
 
 _NEEDED = (
     "torch",
@@ -166,7 +182,9 @@ _NEEDED = (
     "fsspec",
     "typing_extensions",
 )
-"""Packages that compiling imports, which may lie in a folder that an isolated Python does not look into."""
+"""Packages that compiling imports, which may lie in a folder that an isolated Python does not
+look into.
+"""
 
 
 def _spawn() -> subprocess.Popen[bytes]:

@@ -1,9 +1,11 @@
 """Triton kernels of cross entropy and RMSNorm, forward and backward. One program for each row.
 
-A row is read in blocks, so that any number of columns fits; sums are in float32. The module imports without triton;
-`AVAILABLE` says whether the kernels can run. They have run in Triton's interpreter and on an H100.
+A row is read in blocks, so that any number of columns fits; sums are in float32. The module imports
+without triton; `AVAILABLE` says whether the kernels can run. They have run in Triton's interpreter
+and on an H100.
 
-Source: the running maximum and sum is that of M. Milakov and N. Gimelshein, "Online normalizer calculation for softmax", 2018.
+Source: the running maximum and sum is that of M. Milakov and N. Gimelshein, "Online normalizer
+calculation for softmax", 2018.
 """
 
 from __future__ import annotations
@@ -32,13 +34,15 @@ def _jit(function: Any) -> Any:
 
 
 @_jit
-def _cross_entropy_forward_kernel(logits, labels, loss, lse, stride, columns, ignored, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _cross_entropy_forward_kernel(logits, labels, loss, lse, stride, columns, ignored, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: E501  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     top = float("-inf")
     total = 0.0
     for start in range(0, columns, BLOCK):
         at = start + tl.arange(0, BLOCK)
-        x = tl.load(logits + row * stride + at, mask=at < columns, other=float("-inf")).to(tl.float32)
+        x = tl.load(logits + row * stride + at, mask=at < columns, other=float("-inf")).to(
+            tl.float32
+        )
         new_top = tl.maximum(top, tl.max(x, axis=0))
         safe = tl.where(new_top == float("-inf"), 0.0, new_top)  # a block of nothing but -inf
         total = total * tl.exp(top - safe) + tl.sum(tl.exp(x - safe), axis=0)
@@ -52,14 +56,16 @@ def _cross_entropy_forward_kernel(logits, labels, loss, lse, stride, columns, ig
 
 
 @_jit
-def _cross_entropy_backward_kernel(grad, logits, labels, lse, out, stride, columns, ignored, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _cross_entropy_backward_kernel(grad, logits, labels, lse, out, stride, columns, ignored, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: E501  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(labels + row)
     scale = tl.where(label != ignored, tl.load(grad + row).to(tl.float32), 0.0)
     total = tl.load(lse + row)
     for start in range(0, columns, BLOCK):
         at = start + tl.arange(0, BLOCK)
-        x = tl.load(logits + row * stride + at, mask=at < columns, other=float("-inf")).to(tl.float32)
+        x = tl.load(logits + row * stride + at, mask=at < columns, other=float("-inf")).to(
+            tl.float32
+        )
         value = (tl.exp(x - total) - tl.where(at == label, 1.0, 0.0)) * scale
         tl.store(out + row * columns + at, value.to(out.dtype.element_ty), mask=at < columns)
 
@@ -78,7 +84,11 @@ def _rms_norm_forward_kernel(x, weight, out, rstd, columns, eps, BLOCK: tl.const
         at = start + tl.arange(0, BLOCK)
         value = tl.load(x + row * columns + at, mask=at < columns, other=0.0).to(tl.float32)
         w = tl.load(weight + at, mask=at < columns, other=0.0).to(tl.float32)
-        tl.store(out + row * columns + at, (value * scale * w).to(out.dtype.element_ty), mask=at < columns)
+        tl.store(
+            out + row * columns + at,
+            (value * scale * w).to(out.dtype.element_ty),
+            mask=at < columns,
+        )
 
 
 @_jit
@@ -120,13 +130,28 @@ def cross_entropy_backward(
     grad: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor, lse: torch.Tensor, ignored: int
 ) -> torch.Tensor:
     """The gradient of the logits, given one for each row's loss."""
-    logits, (rows, columns), out = logits.contiguous(), logits.shape, torch.empty_like(logits.contiguous())
-    arguments = (grad.contiguous(), logits, labels.contiguous(), lse, out, columns, columns, ignored)
+    logits, (rows, columns), out = (
+        logits.contiguous(),
+        logits.shape,
+        torch.empty_like(logits.contiguous()),
+    )
+    arguments = (
+        grad.contiguous(),
+        logits,
+        labels.contiguous(),
+        lse,
+        out,
+        columns,
+        columns,
+        ignored,
+    )
     _cross_entropy_backward_kernel[(rows,)](*arguments, BLOCK=BLOCK)
     return out
 
 
-def rms_norm_forward(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+def rms_norm_forward(
+    x: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The normalised rows times the weight, and one over each row's root mean square."""
     x, (rows, columns) = x.contiguous(), x.shape
     out, rstd = torch.empty_like(x), torch.empty(rows, dtype=torch.float32, device=x.device)
@@ -134,8 +159,14 @@ def rms_norm_forward(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple
     return out, rstd
 
 
-def rms_norm_backward(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor) -> torch.Tensor:
-    """The gradient of x. The weight's gradient is a matrix product's work, and is left to PyTorch."""
+def rms_norm_backward(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor
+) -> torch.Tensor:
+    """The gradient of x. The weight's gradient is a matrix product's work, and is left to
+    PyTorch.
+    """
     x, (rows, columns), out = x.contiguous(), x.shape, torch.empty_like(x.contiguous())
-    _rms_norm_backward_kernel[(rows,)](grad.contiguous(), x, weight.contiguous(), rstd, out, columns, BLOCK=BLOCK)
+    _rms_norm_backward_kernel[(rows,)](
+        grad.contiguous(), x, weight.contiguous(), rstd, out, columns, BLOCK=BLOCK
+    )
     return out

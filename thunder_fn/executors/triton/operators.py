@@ -2,8 +2,8 @@
 
 On a GPU they run the kernels of `kernels.py`; on CPU, or without triton, what they mean in PyTorch.
 
-Tested: everything on CPU, so the claims, the derivatives and the meaning of the operators, and the kernels in
-Triton's interpreter. README says what has run on a GPU.
+Tested: everything on CPU, so the claims, the derivatives and the meaning of the operators, and the
+kernels in Triton's interpreter. README says what has run on a GPU.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def _on_gpu(x: torch.Tensor) -> bool:
 # ---- cross entropy ----
 
 
-def cross_entropy_like(logits: torch.Tensor, labels: torch.Tensor, ignored: int) -> tuple[torch.Tensor, torch.Tensor]:
+def cross_entropy_like(
+    logits: torch.Tensor, labels: torch.Tensor, ignored: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The loss of each row in float32, zero where the label is ignored, and the row's logsumexp."""
     wide = logits.float()
     lse = wide.logsumexp(1)
@@ -52,12 +54,16 @@ def _cross_entropy(logits: torch.Tensor, labels: torch.Tensor, ignored: int) -> 
     return run(logits, labels, ignored)
 
 
-def _cross_entropy_backward(grad: Any, logits: torch.Tensor, labels: Any, lse: Any, ignored: int) -> Any:
+def _cross_entropy_backward(
+    grad: Any, logits: torch.Tensor, labels: Any, lse: Any, ignored: int
+) -> Any:
     run = kernels.cross_entropy_backward if _on_gpu(logits) else cross_entropy_backward_like
     return run(grad, logits, labels, lse, ignored)
 
 
-cross_entropy = EXECUTOR.register_operator("triton_cross_entropy", like=cross_entropy_like, fn=_cross_entropy)
+cross_entropy = EXECUTOR.register_operator(
+    "triton_cross_entropy", like=cross_entropy_like, fn=_cross_entropy
+)
 cross_entropy_backward = EXECUTOR.register_operator(
     "triton_cross_entropy_backward", like=cross_entropy_backward_like, fn=_cross_entropy_backward
 )
@@ -78,7 +84,9 @@ def _takes_cross_entropy(
     return plain and shapes and logits.dtype in FLOATS and labels.dtype == torch.int64
 
 
-def _reduced(loss: torch.Tensor, count: torch.Tensor, reduction: str, dtype: torch.dtype) -> torch.Tensor:
+def _reduced(
+    loss: torch.Tensor, count: torch.Tensor, reduction: str, dtype: torch.dtype
+) -> torch.Tensor:
     match reduction:
         case "mean":
             return (loss.sum() / count).to(dtype)
@@ -95,7 +103,9 @@ def _cross_entropy_transform(
     return _reduced(loss, (labels != ignore_index).sum(), reduction, logits.dtype)
 
 
-def _cross_entropy_grad(logits: Any, labels: Any, ignore_index: int = -100, reduction: str = "mean", **_: Any) -> Any:
+def _cross_entropy_grad(
+    logits: Any, labels: Any, ignore_index: int = -100, reduction: str = "mean", **_: Any
+) -> Any:
     loss, lse = cross_entropy(logits, labels, ignore_index)
     count = (labels != ignore_index).sum()
     out = _reduced(loss, count, reduction, logits.dtype)
@@ -116,8 +126,12 @@ EXECUTOR.register_implementation(
 # ---- RMSNorm ----
 
 
-def rms_norm_like(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows over their root mean square, times the weight, and one over the root mean square, in float32."""
+def rms_norm_like(
+    x: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows over their root mean square, times the weight, and one over the root mean square, in
+    float32.
+    """
     wide = x.float()
     rstd = torch.rsqrt(wide.square().mean(1) + eps)
     return (wide * rstd[:, None] * weight.float()).to(x.dtype), rstd
@@ -136,7 +150,9 @@ def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Any:
 
 
 def _rms_norm_backward(grad: Any, x: torch.Tensor, weight: Any, rstd: Any) -> Any:
-    return (kernels.rms_norm_backward if _on_gpu(x) else rms_norm_backward_like)(grad, x, weight, rstd)
+    return (kernels.rms_norm_backward if _on_gpu(x) else rms_norm_backward_like)(
+        grad, x, weight, rstd
+    )
 
 
 rms_norm = EXECUTOR.register_operator("triton_rms_norm", like=rms_norm_like, fn=_rms_norm)
@@ -145,7 +161,9 @@ rms_norm_backward = EXECUTOR.register_operator(
 )
 
 
-def _takes_rms_norm(x: torch.Tensor, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> bool:
+def _takes_rms_norm(
+    x: torch.Tensor, normalized_shape: Any, weight: Any = None, eps: float | None = None
+) -> bool:
     last = len(normalized_shape) == 1 and x.dim() >= 1 and normalized_shape[0] == x.shape[-1]
     same = weight is not None and weight.dtype == x.dtype
     return last and same and x.dtype in FLOATS and 0 not in x.shape
@@ -159,12 +177,16 @@ def _eps(x: torch.Tensor, eps: float | None) -> float:
     return torch.finfo(x.dtype).eps if eps is None else eps
 
 
-def _rms_norm_transform(x: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Any:
+def _rms_norm_transform(
+    x: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None
+) -> Any:
     out, _rstd = rms_norm(_rows(x, x.shape[-1]), weight, _eps(x, eps))
     return out.reshape(x.shape)
 
 
-def _rms_norm_grad(x: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Any:
+def _rms_norm_grad(
+    x: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None
+) -> Any:
     rows = _rows(x, x.shape[-1])
     out, rstd = rms_norm(rows, weight, _eps(x, eps))
     result = out.reshape(x.shape)
@@ -175,5 +197,8 @@ def _rms_norm_grad(x: Any, normalized_shape: Any, weight: Any = None, eps: float
 
 
 EXECUTOR.register_implementation(
-    F.rms_norm, checker=_takes_rms_norm, execution_transform=_rms_norm_transform, grad_transform=_rms_norm_grad
+    F.rms_norm,
+    checker=_takes_rms_norm,
+    execution_transform=_rms_norm_transform,
+    grad_transform=_rms_norm_grad,
 )

@@ -1,7 +1,8 @@
 """Answers of a policy about the equations of a body, as values of its split forward.
 
-A chosen value is marked with an identity, `checkpoint_name(x, answer="save")`, which `forward_backward` carries along. In
-the forward that it leaves, the marks are taken off again and say which values to keep.
+A chosen value is marked with an identity, `checkpoint_name(x, answer="save")`, which
+`forward_backward` carries along. In the forward that it leaves, the marks are taken off again and
+say which values to keep.
 """
 
 from __future__ import annotations
@@ -11,7 +12,17 @@ from typing import Any, TypeAlias
 
 from thunder_fn.interpreters.checkpoint.policies import Answer, ask
 from thunder_fn.interpreters.checkpoint.selective import Selective
-from thunder_fn.ir.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Var, cut, map_arg
+from thunder_fn.ir.trace import (
+    Atom,
+    Equation,
+    Literal,
+    TensorType,
+    Trace,
+    TraceBuilder,
+    Var,
+    cut,
+    map_arg,
+)
 from thunder_fn.ir.walking import put, walk
 from thunder_fn.structured.call import CALL
 from thunder_fn.structured.checkpoint_name import NAME
@@ -27,7 +38,9 @@ def mark(body: Trace, policy: Callable[[Equation], Any] | Selective) -> Trace:
     """
     builder = TraceBuilder(body.name)
     inputs = tuple(builder.input(type) for type in body.input_types)
-    return builder.build(_mark(builder, body, inputs, policy.walk() if isinstance(policy, Selective) else policy))
+    return builder.build(
+        _mark(builder, body, inputs, policy.walk() if isinstance(policy, Selective) else policy)
+    )
 
 
 def is_marked(trace: Trace) -> bool:
@@ -38,7 +51,10 @@ def is_marked(trace: Trace) -> bool:
 def _answer(equation: Equation) -> Answer | None:
     if equation.op != NAME:
         return None
-    return next((arg.value for key, arg in equation.kwargs if key == "answer" and isinstance(arg, Literal)), None)
+    return next(
+        (arg.value for key, arg in equation.kwargs if key == "answer" and isinstance(arg, Literal)),
+        None,
+    )
 
 
 def _mark(
@@ -50,7 +66,11 @@ def _mark(
             results = _mark(builder, equation.body, operands, policy)
         else:
             results = put(builder, equation, operands)
-        return results if answer == "recompute" else tuple(_marked(builder, value, answer) for value in results)
+        return (
+            results
+            if answer == "recompute"
+            else tuple(_marked(builder, value, answer) for value in results)
+        )
 
     return walk(builder, trace, inputs, step)
 
@@ -83,7 +103,9 @@ def unmark(flat: Trace) -> tuple[Trace, Answers]:
         else:
             kept.append(_with_operands(equation, read))
     for equation in kept:
-        chosen: list[Answer] = [answers[var.index] for var in equation.outputs if var.index in answers]
+        chosen: list[Answer] = [
+            answers[var.index] for var in equation.outputs if var.index in answers
+        ]
         if equation.op.kind == "structured" and chosen:
             for var in equation.outputs:
                 answers.setdefault(var.index, chosen[0])

@@ -1,4 +1,6 @@
-"""The cost of an equation in floating-point operations and bytes: estimates from types, by PyTorch's own formulas."""
+"""The cost of an equation in floating-point operations and bytes: estimates from types, by
+PyTorch's own formulas.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from thunder_fn.ir.check import types_in
 from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, Type
 
 _SAME_AS = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: torch.ops.aten._scaled_dot_product_flash_attention,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: (
+        torch.ops.aten._scaled_dot_product_flash_attention
+    ),
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: (
         torch.ops.aten._scaled_dot_product_flash_attention_backward
     ),
@@ -20,7 +24,9 @@ _SAME_AS = {
 """Ops for which PyTorch has no formula, and those that compute the same."""
 
 FLOPS_PER_BYTE = 16
-"""The number of operations that take as long as moving a byte: about right for a CPU core, and low for a GPU."""
+"""The number of operations that take as long as moving a byte: about right for a CPU core, and
+low for a GPU.
+"""
 
 
 def bytes_of(type: Type) -> int:
@@ -49,7 +55,9 @@ def _cost_of_body(trace: Trace) -> int:
 
 
 def flops_of(equation: Equation) -> int:
-    """The operations of a matrix product, a convolution or an attention; zero for everything else."""
+    """The operations of a matrix product, a convolution or an attention; zero for everything
+    else.
+    """
     packet = ops.overload(equation.op).overloadpacket
     packet = _SAME_AS.get(packet, packet)
     if packet not in flop_registry:
@@ -57,7 +65,11 @@ def flops_of(equation: Equation) -> int:
     args, kwargs = types_in(equation)
     shapes = [_shape(arg) for arg in args]
     try:
-        return int(flop_registry[packet](*shapes, **{key: _shape(arg) for key, arg in kwargs}, out_val=_out(equation)))
+        return int(
+            flop_registry[packet](
+                *shapes, **{key: _shape(arg) for key, arg in kwargs}, out_val=_out(equation)
+            )
+        )
     except (TypeError, ValueError, AssertionError, IndexError):
         return 0
 

@@ -1,8 +1,9 @@
 """Checkpoint policies: which values of the forward are kept for the backward.
 
-A policy is a function of an equation. It answers True or "save", False or "recompute", or "offload" (keep the value
-in the CPU's memory). It is asked about each equation of the checkpointed function: about a composite before its body.
-`budget` is another kind: it sees all equations at once and chooses.
+A policy is a function of an equation. It answers True or "save", False or "recompute", or "offload"
+(keep the value in the CPU's memory). It is asked about each equation of the checkpointed function:
+about a composite before its body. `budget` is another kind: it sees all equations at once and
+chooses.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ class Budget:
 class AllBut:
     """Keep whatever the backward reads, except values computed from the results of some ops alone.
 
-    For values that are cheap to have again, and all that follows from nothing else: a gathered weight, its transpose.
-    `arrange` reorders the body of a backward.
+    For values that are cheap to have again, and all that follows from nothing else: a gathered
+    weight, its transpose. `arrange` reorders the body of a backward.
     """
 
     ops: frozenset[str]
@@ -108,13 +109,17 @@ class checkpoint_policies:
 
     @staticmethod
     def budget(budget_bytes: int) -> Budget:
-        """Keep at most so many bytes for each checkpointed call, besides its inputs and what random numbers need.
+        """Keep at most so many bytes for each checkpointed call, besides its inputs and what random
+        numbers need.
 
-        The choice is a minimum cut between kept and recomputed values, at the price of memory that meets the budget.
-        The rest of the budget goes to the values that save most computation for their bytes.
+        The choice is a minimum cut between kept and recomputed values, at the price of memory that
+        meets the budget. The rest of the budget goes to the values that save most computation for
+        their bytes.
         """
         if isinstance(budget_bytes, bool) or not isinstance(budget_bytes, int) or budget_bytes < 0:
-            raise CheckpointError(f"checkpoint_policies.budget: a number of bytes, not {budget_bytes!r}")
+            raise CheckpointError(
+                f"checkpoint_policies.budget: a number of bytes, not {budget_bytes!r}"
+            )
         return Budget(budget_bytes)
 
 
@@ -131,13 +136,16 @@ def check_policy(policy: Any) -> Any:
         return nothing_saveable
     if not isinstance(policy, (Budget, AllBut, Selective)) and not callable(policy):
         raise CheckpointError(
-            f"checkpoint: a policy is a function of an equation or one of `checkpoint_policies`, not {policy!r}\n"
-            "Arguments go to the function that checkpoint returns: `checkpoint(f)(x)`."
+            "checkpoint: a policy is a function of an equation or one of `checkpoint_policies`,"
+            f" not {policy!r}\nArguments go to the function that checkpoint returns:"
+            " `checkpoint(f)(x)`."
         )
     try:
         hash(policy)
     except TypeError:
-        raise CheckpointError(f"checkpoint: a policy has a hash, but {kind_of(policy)} has none") from None
+        raise CheckpointError(
+            f"checkpoint: a policy has a hash, but {kind_of(policy)} has none"
+        ) from None
     return policy
 
 

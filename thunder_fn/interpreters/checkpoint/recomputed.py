@@ -1,8 +1,9 @@
-"""Halves of a split whose backward computes some residuals again, from kept values: a checkpoint's, and a loop's.
+"""Halves of a split whose backward computes some residuals again, from kept values: a checkpoint's,
+and a loop's.
 
-The policy of a checkpoint says what is computed again. A loop stacks the residuals of its steps, and a choice keeps
-them in slots that its branches share. So neither has a place for values of another size in each step, or for numbers:
-`found_again`.
+The policy of a checkpoint says what is computed again. A loop stacks the residuals of its steps,
+and a choice keeps them in slots that its branches share. So neither has a place for values of
+another size in each step, or for numbers: `found_again`.
 """
 
 from __future__ import annotations
@@ -17,12 +18,28 @@ import torch
 from thunder_fn.errors import MissingRule, located
 from thunder_fn.interpreters.checkpoint.cost import FLOPS_PER_BYTE, bytes_of, cost_of
 from thunder_fn.interpreters.checkpoint.policies import Answer
-from thunder_fn.interpreters.checkpoint.remat import Recomputation, cheapest_cut, numbers_read, recompute, variables
+from thunder_fn.interpreters.checkpoint.remat import (
+    Recomputation,
+    cheapest_cut,
+    numbers_read,
+    recompute,
+    variables,
+)
 from thunder_fn.interpreters.simplify import dce, inline, is_kept
 from thunder_fn.ir import ops
 from thunder_fn.ir.rules import Residual, Split
 from thunder_fn.ir.symbols import finders
-from thunder_fn.ir.trace import Atom, Literal, TensorType, Trace, TraceBuilder, Type, Var, cut, symbols_of_type
+from thunder_fn.ir.trace import (
+    Atom,
+    Literal,
+    TensorType,
+    Trace,
+    TraceBuilder,
+    Type,
+    Var,
+    cut,
+    symbols_of_type,
+)
 from thunder_fn.ir.walking import inline_into
 
 COPY_TO = ops.leaf(torch.ops.aten._to_copy.default)
@@ -32,17 +49,27 @@ Kept: TypeAlias = "Sequence[tuple[Var, Answer]]"
 """The kept values, and their places."""
 
 
-def places_of(plan: Recomputation, kept: Kept, flat: Trace, count: int) -> tuple[Kept, tuple[Residual, ...]]:
-    """List the values kept beside the forward's first `count` outputs, and the places where the backward finds what
-    it reads.
+def places_of(
+    plan: Recomputation, kept: Kept, flat: Trace, count: int
+) -> tuple[Kept, tuple[Residual, ...]]:
+    """List the values kept beside the forward's first `count` outputs, and the places where the
+    backward finds what it reads.
     """
-    outputs = {atom.index: i for i, atom in reversed(list(enumerate(flat.outputs[:count]))) if isinstance(atom, Var)}
+    outputs = {
+        atom.index: i
+        for i, atom in reversed(list(enumerate(flat.outputs[:count])))
+        if isinstance(atom, Var)
+    }
     stored: Kept = [(var, how) for var, how in kept if var.index not in outputs or how == "offload"]
     order = {var.index: i for i, var in enumerate(flat.inputs)}
     extras = {var.index: i for i, (var, _) in enumerate(stored)}
     inputs = (Residual("input", order[var.index]) for var in plan.inputs)
     held = (
-        Residual("extra", extras[var.index]) if var.index in extras else Residual("output", outputs[var.index])
+        (
+            Residual("extra", extras[var.index])
+            if var.index in extras
+            else Residual("output", outputs[var.index])
+        )
         for var, _ in kept
     )
     return stored, (*inputs, *held)
@@ -67,8 +94,12 @@ def _moved(builder: TraceBuilder, value: Var, device: torch.device) -> Var:
     return builder.add(COPY_TO, (value,), (type,), kwargs=(("device", Literal(device)),))[0]
 
 
-def backward_computing(split: Split, flat: Trace, needed: Sequence[Atom], plan: Recomputation, kept: Kept) -> Trace:
-    """Make the backward from inputs, kept values and cotangents: compute the other residuals again, and pull back."""
+def backward_computing(
+    split: Split, flat: Trace, needed: Sequence[Atom], plan: Recomputation, kept: Kept
+) -> Trace:
+    """Make the backward from inputs, kept values and cotangents: compute the other residuals
+    again, and pull back.
+    """
     builder = TraceBuilder(split.backward.name)
     builder.require(flat.constraints)
     env: dict[int, Atom] = {var.index: builder.input(var.type) for var in plan.inputs}
@@ -77,7 +108,9 @@ def backward_computing(split: Split, flat: Trace, needed: Sequence[Atom], plan: 
     given = split.backward.inputs[len(split.residuals) :]
     cotangents = tuple(builder.input(var.type) for var in given)
     for constant in flat.constants:
-        env[constant.var.index] = builder.constant(constant.tensor, constant.var.type, owned=constant.owned)
+        env[constant.var.index] = builder.constant(
+            constant.tensor, constant.var.type, owned=constant.owned
+        )
     for var, how in kept:
         stored = env[var.index]
         if how == "offload" and isinstance(stored, Var) and isinstance(var.type, TensorType):
@@ -85,7 +118,9 @@ def backward_computing(split: Split, flat: Trace, needed: Sequence[Atom], plan: 
     for equation in plan.equations:
         results = builder.copy(equation, lambda var: env[var.index])
         env.update(
-            (var.index, value) for var, value in zip(equation.outputs, results, strict=True) if var.index not in env
+            (var.index, value)
+            for var, value in zip(equation.outputs, results, strict=True)
+            if var.index not in env
         )
     values = tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in needed)
     return dce(builder.build(inline_into(builder, split.backward, (*values, *cotangents))))
@@ -99,9 +134,11 @@ def _stored_type(type: Type) -> Type:
 
 
 def found_again(split: Split, op: str) -> Split:
-    """The split whose backward finds the unbacked sizes of its forward again, and computes the values of these sizes.
+    """The split whose backward finds the unbacked sizes of its forward again, and computes the
+    values of these sizes.
 
-    Law: forward and backward compute the same as those of the split. Every residual is a tensor whose size is known
+    Law: forward and backward compute the same as those of the split. Every residual is a tensor
+        whose size is known
     beforehand.
 
     Raises:
@@ -117,8 +154,12 @@ def found_again(split: Split, op: str) -> Split:
     if not any(var.index in loose for var in variables(needed)):
         return split
     own = {var.index for var in variables(residuals)} - loose - {var.index for var in flat.inputs}
-    _refuse_drawing_again(recompute(flat, needed, own | {var.index for var in _results(flat)} - loose), op)
-    price: Callable[[Var], float] = lambda var: math.inf if var.index in loose else FLOPS_PER_BYTE * bytes_of(var.type)
+    _refuse_drawing_again(
+        recompute(flat, needed, own | {var.index for var in _results(flat)} - loose), op
+    )
+    price: Callable[[Var], float] = lambda var: (
+        math.inf if var.index in loose else FLOPS_PER_BYTE * bytes_of(var.type)
+    )
     plan = recompute(flat, needed, own | cheapest_cut(flat, needed, own, cost_of, price))
     held: Kept = [(var, "save") for var in plan.kept]
     count = len(flat.outputs) - split.num_extra
@@ -133,13 +174,18 @@ def _results(trace: Trace) -> list[Var]:
 
 def _is_loose(type: Type, found: Collection[sympy.Basic]) -> bool:
     """Test for a value that is no tensor, or one of an unbacked size."""
-    return not isinstance(type, TensorType) or any(symbol in found for symbol in symbols_of_type(type))
+    return not isinstance(type, TensorType) or any(
+        symbol in found for symbol in symbols_of_type(type)
+    )
 
 
 def _refuse_drawing_again(least: Recomputation, op: str) -> None:
     """Raise where random numbers would be drawn again, however much is kept."""
     equation = next(filter(is_kept, least.equations), None)
     if equation is not None:
-        what = f"{op}: its backward reads {equation.op}, as many random numbers as a size found in data says"
+        what = (
+            f"{op}: its backward reads {equation.op}, as many random numbers as a size found in"
+            " data says"
+        )
         fix = "Draw as many as there may be and take some, or draw them outside."
         raise MissingRule(located(what, source=equation.source, fix=fix))

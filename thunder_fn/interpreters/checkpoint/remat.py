@@ -1,13 +1,16 @@
-"""Rematerialisation: which residuals of a forward are kept, and the trace that computes the others again.
+"""Rematerialisation: which residuals of a forward are kept, and the trace that computes the others
+again.
 
-Given the forward of a split and the values that its backward reads, everything here is a question of graphs.
-`recompute` walks back from those values to the kept ones; `cheapest_cut` chooses the values to keep.
+Given the forward of a split and the values that its backward reads, everything here is a question
+of graphs. `recompute` walks back from those values to the kept ones; `cheapest_cut` chooses the
+values to keep.
 
-A value that comes from random numbers is never drawn again. The values kept in its place are again a choice: the cut
-with the fewest bytes. These are never more than the backward reads, as keeping just that is one of the cuts.
+A value that comes from random numbers is never drawn again. The values kept in its place are again
+a choice: the cut with the fewest bytes. These are never more than the backward reads, as keeping
+just that is one of the cuts.
 
-Source: T. Chen et al., "Training deep nets with sublinear memory cost", 2016; P. Jain et al., "Checkmate", 2020;
-the minimum cut follows min_cut_rematerialization_partition of functorch.
+Source: T. Chen et al., "Training deep nets with sublinear memory cost", 2016; P. Jain et al.,
+"Checkmate", 2020; the minimum cut follows min_cut_rematerialization_partition of functorch.
 """
 
 from __future__ import annotations
@@ -51,18 +54,30 @@ def variables(atoms: Iterable[Atom]) -> list[Var]:
 
 
 def numbers_read(reader: Equation | Trace, found: dict[sympy.Basic, Var]) -> list[Var]:
-    """The variables that bind the unbacked numbers that an equation, or a trace after the forward, mentions."""
+    """The variables that bind the unbacked numbers that an equation, or a trace after the
+    forward, mentions.
+    """
     if not found:
         return []
-    own = {var.index for var in reader.outputs if isinstance(var, Var)} if isinstance(reader, Equation) else set[int]()
+    own = (
+        {var.index for var in reader.outputs if isinstance(var, Var)}
+        if isinstance(reader, Equation)
+        else set[int]()
+    )
     used = symbols_in(reader) if isinstance(reader, Equation) else unbound_symbols(reader)
-    return variables(found[symbol] for symbol in used if symbol in found and found[symbol].index not in own)
+    return variables(
+        found[symbol] for symbol in used if symbol in found and found[symbol].index not in own
+    )
 
 
 def recompute(forward: Trace, needed: Collection[Atom], kept: Collection[int]) -> Recomputation:
-    """Choose the equations that run again to get the needed values from the inputs and the kept ones."""
+    """Choose the equations that run again to get the needed values from the inputs and the kept
+    ones.
+    """
     available = (
-        {var.index for var in forward.inputs} | {constant.var.index for constant in forward.constants} | set(kept)
+        {var.index for var in forward.inputs}
+        | {constant.var.index for constant in forward.constants}
+        | set(kept)
     )
     reads = {var.index: var for var in variables(needed)}
     wanted = set(reads) - available
@@ -84,7 +99,9 @@ def keep_random(forward: Trace, needed: Collection[Atom], kept: Collection[int])
     if not any(map(is_kept, recompute(forward, needed, kept).equations)):
         return frozenset(kept)
     total = sum(map(cost_of, forward.equations)) + 1
-    return frozenset(kept) | cheapest_cut(forward, needed, kept, cost_of, lambda var: bytes_of(var.type) * total)
+    return frozenset(kept) | cheapest_cut(
+        forward, needed, kept, cost_of, lambda var: bytes_of(var.type) * total
+    )
 
 
 def cheapest_cut(
@@ -96,14 +113,17 @@ def cheapest_cut(
 ) -> frozenset[int]:
     """Choose further values to keep, so that recomputation and memory together cost least.
 
-    The graph has a node for each equation and each value. On the sink's side, an equation runs again and a value is
-    needed. Cutting source -> equation pays for running it; cutting equation -> value pays for keeping the value; an
-    equation that runs again needs its operands, which no cut avoids. Random equations cannot be run again.
+    The graph has a node for each equation and each value. On the sink's side, an equation runs
+    again and a value is needed. Cutting source -> equation pays for running it; cutting equation ->
+    value pays for keeping the value. An equation that runs again needs its operands, which no cut
+    avoids. Random equations cannot be run again.
     """
     import networkx  # takes longer to import than this package
 
     available = (
-        {var.index for var in forward.inputs} | {constant.var.index for constant in forward.constants} | set(kept)
+        {var.index for var in forward.inputs}
+        | {constant.var.index for constant in forward.constants}
+        | set(kept)
     )
     graph = networkx.DiGraph()
     graph.add_nodes_from(("source", "sink"))
@@ -119,7 +139,9 @@ def cheapest_cut(
                 graph.add_edge(node, var.index, capacity=price(var))
         read = (*equation.operands, *numbers_read(equation, found))
         graph.add_edges_from((var.index, node) for var in read if var.index not in available)
-    graph.add_edges_from((var.index, "sink") for var in variables(needed) if var.index not in available)
+    graph.add_edges_from(
+        (var.index, "sink") for var in variables(needed) if var.index not in available
+    )
     _, (_, again) = networkx.minimum_cut(graph, "source", "sink")
     return frozenset(
         var.index
@@ -131,8 +153,12 @@ def cheapest_cut(
 
 
 def within_budget(forward: Trace, needed: Collection[Atom], budget_bytes: int) -> frozenset[int]:
-    """Choose values so that recomputation costs little and the kept bytes meet the budget, or are as few as can be."""
-    everything = frozenset(var.index for var in variables(needed)) - {var.index for var in forward.inputs}
+    """Choose values so that recomputation costs little and the kept bytes meet the budget, or
+    are as few as can be.
+    """
+    everything = frozenset(var.index for var in variables(needed)) - {
+        var.index for var in forward.inputs
+    }
     if recompute(forward, needed, everything).kept_bytes <= budget_bytes:
         return everything
     low, high = 0, len(PRICES) - 1
@@ -150,16 +176,29 @@ def within_budget(forward: Trace, needed: Collection[Atom], budget_bytes: int) -
 def _at_price(forward: Trace, needed: Collection[Atom], exponent: int) -> frozenset[int]:
     scale = 1 << max(0, -exponent)
     return cheapest_cut(
-        forward, needed, (), lambda e: cost_of(e) * scale, lambda v: (bytes_of(v.type) << max(0, exponent)) + 1
+        forward,
+        needed,
+        (),
+        lambda e: cost_of(e) * scale,
+        lambda v: (bytes_of(v.type) << max(0, exponent)) + 1,
     )
 
 
-def _filled(forward: Trace, needed: Collection[Atom], kept: frozenset[int], budget_bytes: int) -> frozenset[int]:
-    """Spend the rest of the budget, each time on the value that saves most computation for its bytes."""
+def _filled(
+    forward: Trace, needed: Collection[Atom], kept: frozenset[int], budget_bytes: int
+) -> frozenset[int]:
+    """Spend the rest of the budget, each time on the value that saves most computation for its
+    bytes.
+    """
     while True:
         plan = recompute(forward, needed, kept)
         left = budget_bytes - plan.kept_bytes
-        candidates = [var for equation in plan.equations for var in equation.outputs if 0 < bytes_of(var.type) <= left]
+        candidates = [
+            var
+            for equation in plan.equations
+            for var in equation.outputs
+            if 0 < bytes_of(var.type) <= left
+        ]
         gains = [(_gain(forward, needed, kept, plan, var), var) for var in candidates]
         best = max(gains, key=lambda pair: pair[0], default=None)
         if best is None or best[0] <= 0:
@@ -167,6 +206,8 @@ def _filled(forward: Trace, needed: Collection[Atom], kept: frozenset[int], budg
         kept = kept | {best[1].index}
 
 
-def _gain(forward: Trace, needed: Collection[Atom], kept: frozenset[int], plan: Recomputation, var: Var) -> float:
+def _gain(
+    forward: Trace, needed: Collection[Atom], kept: frozenset[int], plan: Recomputation, var: Var
+) -> float:
     new = recompute(forward, needed, kept | {var.index})
     return (plan.cost - new.cost) / bytes_of(var.type) if var in new.kept else 0.0

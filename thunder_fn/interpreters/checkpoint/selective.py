@@ -1,8 +1,9 @@
 """Policies of `torch.utils.checkpoint.create_selective_checkpoint_contexts`, as policies of ours.
 
-PyTorch asks such a policy about each op that runs, with the op's arguments and results, once in a forward, so that it
-may count. Here it is asked about the leaves of a body, in order, on tensors without values. Contexts are made anew
-for each walk over a body, since there is one for each question about its derivatives.
+PyTorch asks such a policy about each op that runs, with the op's arguments and results, once in a
+forward, so that it may count. Here it is asked about the leaves of a body, in order, on tensors
+without values. Contexts are made anew for each walk over a body, since there is one for each
+question about its derivatives.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ class Selective:
             return internals.fake_in(mode, type) if isinstance(type, TensorType) else None
 
         def answer(equation: Equation) -> Any:
-            if equation.op.kind != "leaf" or ops.overload(equation.op) in torch_checkpoint.SAC_IGNORED_OPS:
+            if (
+                equation.op.kind != "leaf"
+                or ops.overload(equation.op) in torch_checkpoint.SAC_IGNORED_OPS
+            ):
                 return False
             read: Callable[[Var], Any] = lambda var: example(var.type)
             args = [python_arg(arg, read) for arg in equation.args]
@@ -54,9 +58,15 @@ class Selective:
 
 
 def policy_of_contexts(context_fn: ContextFn) -> Any:
-    """The policy of the contexts that it makes; None where they only run code around the function."""
+    """The policy of the contexts that it makes; None where they only run code around the
+    function.
+    """
     contexts = context_fn()
-    return getattr(contexts[0], "policy_fn", None) if isinstance(contexts, tuple) and contexts else None
+    return (
+        getattr(contexts[0], "policy_fn", None)
+        if isinstance(contexts, tuple) and contexts
+        else None
+    )
 
 
 def _as_ours(answer: Any) -> Any:

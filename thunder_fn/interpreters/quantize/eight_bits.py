@@ -35,15 +35,17 @@ _BITS = {
     torch.bfloat16: (torch.int16, 4, 2.0**120),
     torch.float32: (torch.int32, 20, 2.0**120),
 }
-"""The place of an e4m3 float's seven bits in a wider float, as an integer, and the factor for the other bias of
-exponents.
+"""The place of an e4m3 float's seven bits in a wider float, as an integer, and the factor for the
+other bias of exponents.
 """
 
 
 def floats_of(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Codes as floats. On CPUs PyTorch converts e4m3 one by one; shifting the bits to their places takes a fifth of that.
+    """Codes as floats. On CPUs PyTorch converts e4m3 one by one; shifting the bits to their places
+    takes a fifth of that.
 
-    Law: ``floats_of(values, dtype)`` is ``values.to(dtype)``, but for NaN, which codes of finite weights are not.
+    Law: ``floats_of(values, dtype)`` is ``values.to(dtype)``, but for NaN, which codes of finite
+        weights are not.
     """
     if values.dtype != FP8 or values.device.type != "cpu" or dtype not in _BITS:
         return values.to(dtype)
@@ -85,7 +87,9 @@ def _int8_encode(w: torch.Tensor) -> Parts:
 
 
 def _scaled_decode(parts: Parts, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
-    return narrowed(floats(parts["values"], torch.float32) * as_column(parts["scales"], len(shape)), dtype)
+    return narrowed(
+        floats(parts["values"], torch.float32) * as_column(parts["scales"], len(shape)), dtype
+    )
 
 
 def _int8_bound(w: torch.Tensor) -> torch.Tensor:
@@ -99,8 +103,9 @@ def scaled_product(
     bias: Bias,
     floats: Callable[[torch.Tensor, torch.dtype], torch.Tensor] = floats,
 ) -> torch.Tensor:
-    """The scales are applied to the few results rather than to the many weights; but in fp16, which ends before sums of codes do,
-    and begins after scales do, to the weights."""
+    """The scales are applied to the few results rather than to the many weights. In fp16 they
+    are applied to the weights: it ends before sums of codes do, and begins after scales do.
+    """
     if x.dtype == torch.float16:
         w = floats(values, torch.float32) * as_column(scales, 2)
         return linear(x, in_dtype(w, x.dtype), bias)
@@ -108,25 +113,37 @@ def scaled_product(
 
 
 @on_codes
-def int8_linear(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bias: Bias = None) -> torch.Tensor:
+def int8_linear(
+    x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bias: Bias = None
+) -> torch.Tensor:
     """Codes become floats, and are multiplied."""
     return scaled_product(x, values, scales, bias)
 
 
 @on_codes
-def int8_dynamic_linear(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bias: Bias = None) -> torch.Tensor:
-    """An integer matrix product: each row of x has a step of its own. Gradients are those of the float product."""
+def int8_dynamic_linear(
+    x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bias: Bias = None
+) -> torch.Tensor:
+    """An integer matrix product: each row of x has a step of its own. Gradients are those of the
+    float product.
+    """
     codes, steps = rounded_rows(x, INT8_LARGEST)
-    seen = (torch.round(codes).clamp(-INT8_LARGEST, INT8_LARGEST) * steps).to(x.dtype).reshape(x.shape)
+    seen = (
+        (torch.round(codes).clamp(-INT8_LARGEST, INT8_LARGEST) * steps).to(x.dtype).reshape(x.shape)
+    )
     return int8_linear(x + (seen - x).detach(), values, scales, bias)
 
 
 @on_codes
 def int8_static_linear(
-    x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, input_scale: torch.Tensor, bias: Bias = None
+    x: torch.Tensor,
+    values: torch.Tensor,
+    scales: torch.Tensor,
+    input_scale: torch.Tensor,
+    bias: Bias = None,
 ) -> torch.Tensor:
-    """Multiply like `int8_dynamic_linear`, with one step for all activations, known beforehand; what is beyond its
-    reach is clipped.
+    """Multiply like `int8_dynamic_linear`, with one step for all activations, known beforehand;
+    what is beyond its reach is clipped.
     """
     codes = torch.round(x.detach().float() / input_scale).clamp(-INT8_LARGEST, INT8_LARGEST)
     seen = (codes * input_scale).to(x.dtype)
@@ -137,7 +154,9 @@ STATIC_LINEAR = "quantized.int8_static_linear"
 
 
 def _static_encode(w: torch.Tensor) -> Parts:
-    return _int8_encode(w) | {INPUT_SCALE: torch.full((), float("nan"), dtype=torch.float32, device=w.device)}
+    return _int8_encode(w) | {
+        INPUT_SCALE: torch.full((), float("nan"), dtype=torch.float32, device=w.device)
+    }
 
 
 def _static_call(x: torch.Tensor, parts: Parts, bias: Bias, shape: Shape) -> torch.Tensor:
@@ -177,13 +196,17 @@ INT8_STATIC = replace(INT8, name="int8_static", encode=_static_encode, linear=_s
 
 
 @on_codes
-def fp8_linear(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bias: Bias = None) -> torch.Tensor:
+def fp8_linear(
+    x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bias: Bias = None
+) -> torch.Tensor:
     """Multiply like `int8_linear`."""
     return scaled_product(x, values, scales, bias)
 
 
 @on_codes
-def fp8_dynamic_linear(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bias: Bias = None) -> torch.Tensor:
+def fp8_dynamic_linear(
+    x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bias: Bias = None
+) -> torch.Tensor:
     """Multiply like `int8_dynamic_linear`, on floats of eight bits."""
     codes, steps = rounded_rows(x, FP8_LARGEST)
     seen = (rounded_to_fp8(codes) * steps).to(x.dtype).reshape(x.shape)
@@ -203,12 +226,18 @@ class _Fp8:
         return {"values": (w.float() / as_column(scales, w.dim())).to(FP8), "scales": scales}
 
     def bound(self, w: torch.Tensor) -> torch.Tensor:
-        """Half a unit in the last of three places; below the smallest normal number, half of 2 ** -9 steps."""
-        return w.abs().float() * 2.0**-4 + as_column(self.scales(w), w.dim()) * 2.0**-10 + rounding(w)
+        """Half a unit in the last of three places; below the smallest normal number, half of 2
+        ** -9 steps.
+        """
+        return (
+            w.abs().float() * 2.0**-4 + as_column(self.scales(w), w.dim()) * 2.0**-10 + rounding(w)
+        )
 
 
 def fp8(per_row: bool = True, dynamic: bool = False) -> Scheme:
-    """Eight-bit floats (e4m3) with one scale for each row, or for the whole weight; with `dynamic`, activations too."""
+    """Eight-bit floats (e4m3) with one scale for each row, or for the whole weight; with
+    `dynamic`, activations too.
+    """
     own = _Fp8(per_row)
     name, layer = ("fp8_dynamic", fp8_dynamic_linear) if dynamic else ("fp8", fp8_linear)
     return Scheme(

@@ -54,7 +54,12 @@ def int4_weights(
 
 @on_codes
 def int4_linear(
-    x: torch.Tensor, values: torch.Tensor, scales_and_zeros: torch.Tensor, bias: Bias = None, *, columns: int
+    x: torch.Tensor,
+    values: torch.Tensor,
+    scales_and_zeros: torch.Tensor,
+    bias: Bias = None,
+    *,
+    columns: int,
 ) -> torch.Tensor:
     """The weight is decoded."""
     return linear(x, int4_weights(values, scales_and_zeros, columns, x.dtype), bias)
@@ -75,10 +80,15 @@ class _Int4:
     def group_of(self, columns: int) -> int:
         """The group size for rows of this length: what divides them rather than what pads them."""
         choices = (self.group, *(size for size in GROUPS if size < self.group))
-        return next((size for size in choices if columns % size == 0), min(self.group, columns + columns % 2))
+        return next(
+            (size for size in choices if columns % size == 0),
+            min(self.group, columns + columns % 2),
+        )
 
     def ranges(self, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The weights in groups, [row, group, weight], and for each group the step and the value of code 8."""
+        """The weights in groups, [row, group, weight], and for each group the step and the value
+        of code 8.
+        """
         rows = rows_of(w).float()
         groups = padded(rows, self.group_of(rows.shape[1]))
         low, high = groups.amin(-1), groups.amax(-1)
@@ -88,7 +98,9 @@ class _Int4:
 
     def encode(self, w: torch.Tensor) -> Parts:
         groups, scales, zeros = self.ranges(w)
-        codes = torch.round((groups - zeros.float().unsqueeze(-1)) / scales.float().unsqueeze(-1)) + 8
+        codes = (
+            torch.round((groups - zeros.float().unsqueeze(-1)) / scales.float().unsqueeze(-1)) + 8
+        )
         codes = codes.clamp(0, 15).flatten(1)
         both = torch.stack((scales, zeros), -1).transpose(0, 1).contiguous()
         return {"values": packed_codes(codes), "scales_and_zeros": both}
@@ -116,7 +128,9 @@ def int4(group: int = 256) -> Scheme:
     if isinstance(group, bool) or not isinstance(group, int) or group < 2 or group % 2:
         raise RewriteError(f"int4: a group is an even number of weights, given {group!r}")
     own = _Int4(group)
-    encode, decode, bound, call = (Method(f, own) for f in (_Int4.encode, _Int4.decode, _Int4.bound, _Int4.linear))
+    encode, decode, bound, call = (
+        Method(f, own) for f in (_Int4.encode, _Int4.decode, _Int4.bound, _Int4.linear)
+    )
     return Scheme("int4", encode, decode, bound, call, bits=4 + 32 / group)
 
 
@@ -125,15 +139,26 @@ def int4(group: int = 256) -> Scheme:
 NF4_VALUES = (
     *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635),
     *(-0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725),
-    *(0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+    *(
+        0.24611230194568634,
+        0.33791524171829224,
+        0.44070982933044434,
+        0.5626170039176941,
+        0.7229568362236023,
+        1.0,
+    ),
 )
-"""Quantiles of the normal distribution, scaled to [-1, 1], with an exact zero (QLoRA, appendix E)."""
+"""Quantiles of the normal distribution, scaled to [-1, 1], with an exact zero (QLoRA, appendix
+E).
+"""
 _STEP = max(b - a for a, b in pairwise(NF4_VALUES)) / 2
 NF4_BLOCK, _OUTER = 64, 256
 
 
 def _blocks(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Weights in blocks, the greatest of each block, and the mean and the steps that those are stored with."""
+    """Weights in blocks, the greatest of each block, and the mean and the steps that those are
+    stored with.
+    """
     blocks = padded(w.float().reshape(-1), NF4_BLOCK)
     amax = blocks.abs().amax(-1)
     mean = amax.mean()
@@ -143,16 +168,29 @@ def _blocks(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, 
 def _nf4_encode(w: torch.Tensor) -> Parts:
     """Two codes lie in a byte, the first in the upper half, as bitsandbytes has it."""
     blocks, amax, mean, steps = _blocks(w)
-    inner = torch.round(padded(amax - mean, _OUTER) / steps.unsqueeze(-1)).clamp(-127, 127).to(torch.int8)
+    inner = (
+        torch.round(padded(amax - mean, _OUTER) / steps.unsqueeze(-1))
+        .clamp(-127, 127)
+        .to(torch.int8)
+    )
     table = torch.tensor(NF4_VALUES, dtype=torch.float32, device=w.device)
-    codes = torch.bucketize(blocks / torch.clamp(amax, min=1e-30).unsqueeze(-1), (table[1:] + table[:-1]) / 2)
+    codes = torch.bucketize(
+        blocks / torch.clamp(amax, min=1e-30).unsqueeze(-1), (table[1:] + table[:-1]) / 2
+    )
     swapped = codes.reshape(*codes.shape[:-1], -1, 2).flip(-1).flatten(-2)
-    return {"values": packed_codes(swapped), "scales": inner.flatten()[: amax.shape[0]], "steps": steps, "mean": mean}
+    return {
+        "values": packed_codes(swapped),
+        "scales": inner.flatten()[: amax.shape[0]],
+        "steps": steps,
+        "mean": mean,
+    }
 
 
 def nf4_scales(scales: torch.Tensor, steps: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
     """The greatest weight of each block, from its eight bits."""
-    return (padded(scales.float(), _OUTER) * steps.unsqueeze(-1)).flatten()[: scales.shape[0]] + mean
+    return (padded(scales.float(), _OUTER) * steps.unsqueeze(-1)).flatten()[
+        : scales.shape[0]
+    ] + mean
 
 
 @of_codes
@@ -165,13 +203,18 @@ def nf4_weights(
     count: int,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Decode so many weights, one after the other. The table has the sixteen values; both codes of a byte are looked
-    up at once, as one number of twice the width.
+    """Decode so many weights, one after the other. The table has the sixteen values; both codes of
+    a byte are looked up at once, as one number of twice the width.
     """
-    amax, found = nf4_scales(scales, steps, mean), dtype if dtype == torch.bfloat16 else torch.float32
+    amax, found = (
+        nf4_scales(scales, steps, mean),
+        (dtype if dtype == torch.bfloat16 else torch.float32),
+    )
     seen, twice = table.to(found), torch.int32 if found == torch.bfloat16 else torch.int64
     pairs = torch.stack((seen.repeat_interleave(16), seen.repeat(16)), -1).view(twice).flatten()
-    units = pairs.index_select(0, values.flatten().int()).view(found).reshape(amax.shape[0], NF4_BLOCK)
+    units = (
+        pairs.index_select(0, values.flatten().int()).view(found).reshape(amax.shape[0], NF4_BLOCK)
+    )
     return in_dtype((units * amax.to(found).unsqueeze(-1)).flatten()[:count], dtype)
 
 
@@ -189,7 +232,7 @@ def _nf4_bound(w: torch.Tensor) -> torch.Tensor:
 
 
 @on_codes
-def nf4_linear(
+def nf4_linear(  # noqa: PLR0913 - a part of the answer each
     x: torch.Tensor,
     values: torch.Tensor,
     scales: torch.Tensor,
@@ -212,4 +255,11 @@ def _nf4_call(x: torch.Tensor, parts: Parts, bias: Bias, shape: Shape) -> torch.
     return nf4_linear(x, parts["values"], scales, steps, mean, table, bias, rows=shape[0])
 
 
-NF4 = Scheme("nf4", _nf4_encode, _nf4_decode, _nf4_bound, _nf4_call, bits=4 + 8 / NF4_BLOCK + 32 / NF4_BLOCK / _OUTER)
+NF4 = Scheme(
+    "nf4",
+    _nf4_encode,
+    _nf4_decode,
+    _nf4_bound,
+    _nf4_call,
+    bits=4 + 8 / NF4_BLOCK + 32 / NF4_BLOCK / _OUTER,
+)

@@ -1,14 +1,15 @@
 """Quantisation schemes, and what they share.
 
-A scheme is a pair of traceable functions with a promise on the error. Codes lie along dim 0 of a weight, the output
-channels of a linear layer; all other dims are flattened. Sources: LLM.int8() (arXiv:2208.07339), GPTQ's group-wise int4
-(arXiv:2210.17323), QLoRA's nf4 with double quantisation (arXiv:2305.14314), FP8 formats (arXiv:2209.05433).
+A scheme is a pair of traceable functions with a promise on the error. Codes lie along dim 0 of a
+weight, the output channels of a linear layer; all other dims are flattened. Sources: LLM.int8()
+(arXiv:2208.07339), GPTQ's group-wise int4 (arXiv:2210.17323), QLoRA's nf4 with double quantisation
+(arXiv:2305.14314), FP8 formats (arXiv:2209.05433).
 
-A linear layer on codes is a `@composite` of the scheme's, whose body decodes and multiplies. That is what it means; an
-executor may have a kernel for it (`thunder_fn.executors.quantized.kernels`).
+A linear layer on codes is a `@composite` of the scheme's, whose body decodes and multiplies. That
+is what it means; an executor may have a kernel for it (`thunder_fn.executors.quantized.kernels`).
 
-In fp16 scales are applied to weights, because sums of raw codes overflow. The layer's body is a `checkpoint`, so its
-backward decodes again and the forward stays the call that kernels know.
+In fp16 scales are applied to weights, because sums of raw codes overflow. The layer's body is a
+`checkpoint`, so its backward decodes again and the forward stays the call that kernels know.
 """
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ Shape = tuple[int, ...]
 Bias = torch.Tensor | None
 F = TypeVar("F", bound=Callable[..., Any])
 NAMESPACE = "quantized"
-"""The namespace of composites that work on codes. They bring the executors that have kernels for them."""
+"""The namespace of composites that work on codes. They bring the executors that have kernels for
+them.
+"""
 INPUT_SCALE = "input_scale"
-"""The part that has the step of the activations that a weight is multiplied with: it comes from samples, not from the
-weight.
+"""The part that has the step of the activations that a weight is multiplied with: it comes from
+samples, not from the weight.
 """
 
 
@@ -41,7 +44,8 @@ weight.
 class Scheme:
     """The form in which a floating weight is stored.
 
-    Law: ``(decode(encode(w)) - w).abs() <= bound(w)``, element by element, where the bound is finite. NaN and infinities are
+    Law: ``(decode(encode(w)) - w).abs() <= bound(w)``, element by element, where the bound is
+        finite. NaN and infinities are
     decoded to no numbers.
 
     Args:
@@ -49,9 +53,11 @@ class Scheme:
         encode: `encode(w)` gives the parts by name. Traceable.
         decode: `decode(parts, shape, dtype)` gives the weight. Traceable.
         bound: `bound(w)` gives the greatest error of each element, in w's shape.
-        linear: `linear(x, parts, bias, shape)` in place of decoding and multiplying; differentiable in x.
+        linear: `linear(x, parts, bias, shape)` in place of decoding and multiplying; differentiable
+            in x.
         embedding: `embedding(indices, parts, dtype)` in place of decoding and looking up.
-        bits: a weight takes, its share of scales and the like included; None where nothing is promised.
+        bits: a weight takes, its share of scales and the like included; None where nothing is
+            promised.
     """
 
     name: str
@@ -59,13 +65,17 @@ class Scheme:
     decode: Callable[[Parts, Shape, torch.dtype], torch.Tensor]
     bound: Callable[[torch.Tensor], torch.Tensor]
     linear: Callable[[torch.Tensor, Parts, Bias, Shape], torch.Tensor] | None = field(default=None)
-    embedding: Callable[[torch.Tensor, Parts, torch.dtype], torch.Tensor] | None = field(default=None)
+    embedding: Callable[[torch.Tensor, Parts, torch.dtype], torch.Tensor] | None = field(
+        default=None
+    )
     bits: float | None = None
 
 
 @dataclass(frozen=True)
 class Method:
-    """A function with its first argument. Two are equal if both are, which of bound methods is true of one object's only."""
+    """A function with its first argument. Two are equal if both are, which of bound methods is
+    true of one object's only.
+    """
 
     function: Callable[..., Any]
     own: Any
@@ -85,18 +95,22 @@ def as_column(values: torch.Tensor, rank: int) -> torch.Tensor:
 
 
 def scales_of(amax: torch.Tensor, largest: float) -> torch.Tensor:
-    """Steps that map [-amax, amax] onto [-largest, largest]; rows of zeros keep a step that is not zero, those with an infinity
-    have none: NaN, which no code makes a plausible number of."""
+    """Steps that map [-amax, amax] onto [-largest, largest]. Rows of zeros keep a step that is
+    not zero. Rows with an infinity have none: NaN, which no code makes a plausible number of.
+    """
     steps = torch.clamp(amax.float() / largest, min=torch.finfo(torch.float32).tiny * 1024)
     return torch.where(steps.isinf(), float("nan"), steps)
 
 
 def scales_in_bfloat16(scales: torch.Tensor) -> torch.Tensor:
-    """Steps in the precision in which PyTorch's kernels take them, rounded up. Values out of reach are so by less
-    than a quarter of a step, and weights that were decoded have the steps that they had.
+    """Steps in the precision in which PyTorch's kernels take them, rounded up. Values out of reach
+    are so by less than a quarter of a step, and weights that were decoded have the steps that they
+    had.
     """
     bits = (scales * (1 - 2.0**-9)).view(torch.int32)
-    return torch.where(scales.isnan(), scales, ((bits + 0xFFFF) >> 16 << 16).view(torch.float32)).bfloat16()
+    return torch.where(
+        scales.isnan(), scales, ((bits + 0xFFFF) >> 16 << 16).view(torch.float32)
+    ).bfloat16()
 
 
 def rounding(w: torch.Tensor) -> torch.Tensor:
@@ -148,9 +162,10 @@ def of_codes(f: F) -> F:
 
 
 def on_codes(f: F) -> F:
-    """A linear layer on codes, `quantized.int8_linear` say. Its backward decodes the weight again: kept from the forward, it
-    would take the memory that its codes do not. Autocast lowers its activations, and its bias; a batch of activations is more of
-    them."""
+    """A linear layer on codes, `quantized.int8_linear` say. Its backward decodes the weight
+    again: kept from the forward, it would take the memory that its codes do not. Autocast lowers
+    its activations, and its bias; a batch of activations is more of them.
+    """
     found, name = of_codes(cast(F, checkpoint(f))), f"{NAMESPACE}.{f.__name__}"
     LAYERS[name], ROWS[name] = Layer(found, ("x", "bias")), "x"
     return found

@@ -22,7 +22,8 @@ from thunder_fn.ir.trace import TensorType, static_shape
 class Quantize:
     """The step of `quantize`: codes in place of the weights that a filter chooses.
 
-    With `training`, the weights stay as they are and computations see them rounded; gradients pass straight through.
+    With `training`, the weights stay as they are and computations see them rounded; gradients pass
+    straight through.
     """
 
     scheme: Scheme
@@ -37,7 +38,9 @@ class Quantize:
     def of_layer(self, name: str, type: TensorType) -> Representation | None:
         """A weight, or one of a stack."""
         shape = static_shape(type)
-        is_weight = type.dtype.is_floating_point and type.dtype.itemsize > 1 and shape and 0 not in shape
+        is_weight = (
+            type.dtype.is_floating_point and type.dtype.itemsize > 1 and shape and 0 not in shape
+        )
         if not is_weight or not self.chosen(name, shape):
             return None
         return rounded(self.scheme, type) if self.training else quantised(self.scheme, type)
@@ -51,11 +54,20 @@ def quantised(scheme: Scheme, type: TensorType) -> Representation:
     def encode(w: torch.Tensor) -> tuple[torch.Tensor, ...]:
         parts: Any = scheme.encode(w)
         is_named = isinstance(parts, Mapping) and all(isinstance(name, str) for name in parts)
-        if not is_named or not parts or not all(isinstance(part, torch.Tensor) for part in parts.values()):
+        if (
+            not is_named
+            or not parts
+            or not all(isinstance(part, torch.Tensor) for part in parts.values())
+        ):
             given = (
-                ", ".join(f"{key!r}: {kind_of(part)}" for key, part in parts.items()) if is_named else kind_of(parts)
+                ", ".join(f"{key!r}: {kind_of(part)}" for key, part in parts.items())
+                if is_named
+                else kind_of(parts)
             )
-            what = f"quantize: encode of the scheme {scheme.name} gives tensors by name, such as {{'values': ...}}"
+            what = (
+                f"quantize: encode of the scheme {scheme.name} gives tensors by name, such as"
+                " {'values': ...}"
+            )
             raise RewriteError(f"{what}, given {given or 'none'}")
         names.extend(parts)
         return tuple(parts.values())
@@ -66,19 +78,28 @@ def quantised(scheme: Scheme, type: TensorType) -> Representation:
         what = f"quantize: encode of the scheme {scheme.name} changes the weight in place"
         raise RewriteError(located(what, fix="Compute the parts from it, or from a copy."))
     parts = tuple(part for part in encoded.output_types if isinstance(part, TensorType))
-    decoded = traced(lambda *xs: scheme.decode(dict(zip(suffixes, xs, strict=True)), shape, dtype), *parts)
+    decoded = traced(
+        lambda *xs: scheme.decode(dict(zip(suffixes, xs, strict=True)), shape, dtype), *parts
+    )
     if decoded.output_types != (type,):
         given = ", ".join(map(str, decoded.output_types)) or "no tensor"
-        raise RewriteError(f"quantize: the scheme {scheme.name} decodes the parts of {with_article(type)} to {given}")
+        raise RewriteError(
+            f"quantize: the scheme {scheme.name} decodes the parts of {with_article(type)} to"
+            f" {given}"
+        )
     rule = Calls(_calls(scheme, shape, dtype), suffixes, parts)
-    return Representation(scheme.name, type, suffixes, encoded, decoded, rule=rule, codes=True, in_bodies=True)
+    return Representation(
+        scheme.name, type, suffixes, encoded, decoded, rule=rule, codes=True, in_bodies=True
+    )
 
 
 def _calls(scheme: Scheme, shape: Shape, dtype: torch.dtype) -> tuple[tuple[str, Any], ...]:
     linear, embedding = scheme.linear, scheme.embedding
     calls: list[tuple[str, Any]] = []
     if linear is not None and len(shape) == 2:
-        calls.append((LINEAR, lambda given, parts: linear(given["input"], parts, given.get("bias"), shape)))
+        calls.append(
+            (LINEAR, lambda given, parts: linear(given["input"], parts, given.get("bias"), shape))
+        )
     if embedding is not None and len(shape) == 2:
         calls.append((EMBEDDING, lambda given, parts: embedding(given["input"], parts, dtype)))
     return tuple(calls)
@@ -86,11 +107,15 @@ def _calls(scheme: Scheme, shape: Shape, dtype: torch.dtype) -> tuple[tuple[str,
 
 @memo(4096)
 def rounded(scheme: Scheme, type: TensorType) -> Representation:
-    """A weight that computations see as the scheme would store it, for training that takes rounding into account."""
+    """A weight that computations see as the scheme would store it, for training that takes
+    rounding into account.
+    """
     shape, dtype = static_shape(type), type.dtype
 
     def decode(w: torch.Tensor) -> torch.Tensor:
         return w + (scheme.decode(scheme.encode(w), shape, dtype) - w).detach()
 
     same = traced(lambda w: w, type)
-    return Representation(f"{scheme.name}_training", type, ("",), same, traced(decode, type), restore=same)
+    return Representation(
+        f"{scheme.name}_training", type, ("",), same, traced(decode, type), restore=same
+    )

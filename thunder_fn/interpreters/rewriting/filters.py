@@ -31,9 +31,13 @@ def read_filter(given: Any, what: str) -> Filter:
         return matrices
     if callable(given):
         return cast(Filter, given)
-    patterns = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else ()
+    patterns = (
+        (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else ()
+    )
     if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
-        raise RewriteError(f"{what}: a filter is a pattern on names, some of them, or a function of (name, shape)")
+        raise RewriteError(
+            f"{what}: a filter is a pattern on names, some of them, or a function of (name, shape)"
+        )
     return Patterns(patterns)
 
 
@@ -57,10 +61,17 @@ class Patterns:
     patterns: tuple[str, ...]
 
     def __call__(self, name: str, shape: Shape) -> bool:
-        return len(shape) >= 2 and any(fnmatch.fnmatchcase(name, pattern) for pattern in self.patterns)
+        return len(shape) >= 2 and any(
+            fnmatch.fnmatchcase(name, pattern) for pattern in self.patterns
+        )
 
     def check(
-        self, names: Sequence[str], types: Sequence[TensorType], what: str, most_dims: int | None, least_dims: int = 2
+        self,
+        names: Sequence[str],
+        types: Sequence[TensorType],
+        what: str,
+        most_dims: int | None,
+        least_dims: int = 2,
     ) -> None:
         """Check that every pattern chooses something that has as many dims as a step takes.
 
@@ -68,15 +79,21 @@ class Patterns:
             RewriteError: one does not, which would leave weights as they are without a word.
         """
         dims = [len(static_shape(type)) for type in types]
-        weights = [name for name, n in zip(names, dims, strict=True) if least_dims <= n <= (most_dims or n)]
+        weights = [
+            name for name, n in zip(names, dims, strict=True) if least_dims <= n <= (most_dims or n)
+        ]
         for pattern in self.patterns:
             if not fnmatch.filter(weights, pattern):
                 near = difflib.get_close_matches(pattern, weights, n=3, cutoff=0.0)
-                dims_text = f"{'two' if least_dims == 2 else 'three'}{'' if most_dims == least_dims else ' or more'}"
+                dims_text = f"{'two' if least_dims == 2 else 'three'}{'' if most_dims == least_dims else ' or more'}"  # noqa: E501
                 raise RewriteError(
                     located(
                         f"{what}: the filter {pattern!r} matches no parameter of {dims_text} dims",
-                        fix=f"There are {', '.join(near)}." if near else "There are no such parameters.",
+                        fix=(
+                            f"There are {', '.join(near)}."
+                            if near
+                            else "There are no such parameters."
+                        ),
                     )
                 )
 

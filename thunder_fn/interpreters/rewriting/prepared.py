@@ -26,7 +26,9 @@ from thunder_fn.ir.trace import TensorType, Trace, TraceBuilder, static_shape, t
 
 @dataclass(frozen=True)
 class Layout:
-    """The way in which parameters were prepared: their names, types and structure, and the steps."""
+    """The way in which parameters were prepared: their names, types and structure, and the
+    steps.
+    """
 
     names: tuple[str, ...]
     types: tuple[TensorType, ...]
@@ -40,9 +42,13 @@ class Layout:
 
     @cached_property
     def decode(self) -> Trace:
-        """The parts to the parameters as computations see them, which need not be the restored ones."""
+        """The parts to the parameters as computations see them, which need not be the restored
+        ones.
+        """
         builder = TraceBuilder("decode")
-        return self.rewritten(builder.build(tuple(builder.input(type) for type in self.types))).compute
+        return self.rewritten(
+            builder.build(tuple(builder.input(type) for type in self.types))
+        ).compute
 
     @cached_property
     def part_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -78,7 +84,11 @@ class Layout:
         Raises:
             DistributedError: ranks that share them were given others.
         """
-        check_same(self.steps, dict(zip(self.names, pytree.flatten(params)[0], strict=True)), self.rewrite.prepare)
+        check_same(
+            self.steps,
+            dict(zip(self.names, pytree.flatten(params)[0], strict=True)),
+            self.rewrite.prepare,
+        )
         return self.prepare(params)
 
     def only(self, names: Iterable[str]) -> Layout:
@@ -92,7 +102,8 @@ class Layout:
         return replace(
             self,
             types=tuple(
-                replace(old, dtype=new.dtype, device=new.device) for old, new in zip(self.types, types, strict=True)
+                replace(old, dtype=new.dtype, device=new.device)
+                for old, new in zip(self.types, types, strict=True)
             ),
         )
 
@@ -111,7 +122,9 @@ def _nothing(types: Sequence[Any]) -> Trace:
 
 
 class Prepared(Mapping[str, torch.Tensor]):
-    """Parameters as a rewrite stores them, by name. A pytree, so gradients, optimizers and jit take it as it is."""
+    """Parameters as a rewrite stores them, by name. A pytree, so gradients, optimizers and jit
+    take it as it is.
+    """
 
     def __init__(self, layout: Layout, values: Sequence[Any]) -> None:
         self.layout = layout
@@ -127,8 +140,11 @@ class Prepared(Mapping[str, torch.Tensor]):
         return len(self._values)
 
     def __repr__(self) -> str:
-        texts = (type_of_value(value) if isinstance(value, torch.Tensor) else value for value in self.values())
-        return f"Prepared({', '.join(f'{name}: {text}' for name, text in zip(self, texts, strict=True))})"
+        texts = (
+            type_of_value(value) if isinstance(value, torch.Tensor) else value
+            for value in self.values()
+        )
+        return f"Prepared({', '.join(f'{name}: {text}' for name, text in zip(self, texts, strict=True))})"  # noqa: E501
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_values": for_pickle(self._values)}
@@ -142,10 +158,16 @@ class Prepared(Mapping[str, torch.Tensor]):
         Law: preparing and restoring changes a parameter by no more than its scheme's bound.
         """
         check_there(self.layout.steps)
-        return pytree.unflatten(self.layout.spec, evaluate(self.layout.rewrite.restore, list(self.values())))
+        return pytree.unflatten(
+            self.layout.spec, evaluate(self.layout.rewrite.restore, list(self.values()))
+        )
 
-    def partition(self, chosen: Callable[[str], bool]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """The parts whose names are chosen, and the others: those to train, say, and those that stay."""
+    def partition(
+        self, chosen: Callable[[str], bool]
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """The parts whose names are chosen, and the others: those to train, say, and those that
+        stay.
+        """
         first = {name: value for name, value in self.items() if chosen(name)}
         return first, {name: value for name, value in self.items() if name not in first}
 
@@ -159,7 +181,9 @@ class Prepared(Mapping[str, torch.Tensor]):
         for given in parts:
             for name, value in given.items():
                 if name not in values:
-                    raise RewriteError(f"there is no part {name!r}; the parts are {', '.join(values)}")
+                    raise RewriteError(
+                        f"there is no part {name!r}; the parts are {', '.join(values)}"
+                    )
                 values[name] = value
         return Prepared(self.layout, list(values.values()))
 
@@ -167,7 +191,11 @@ class Prepared(Mapping[str, torch.Tensor]):
     def calibrated(self) -> dict[str, torch.Tensor]:
         """The steps of activations, which come from samples."""
         codes = self.layout.rewrite.codes
-        return {name: value for name, value in self.items() if name in codes and name.endswith(f".{INPUT_SCALE}")}
+        return {
+            name: value
+            for name, value in self.items()
+            if name in codes and name.endswith(f".{INPUT_SCALE}")
+        }
 
     def renewed(self, params: Any) -> Prepared:
         """Other values of the parameters in these steps. Steps of activations stay."""
@@ -175,7 +203,9 @@ class Prepared(Mapping[str, torch.Tensor]):
 
     def without_adapters(self) -> Prepared:
         """Replace adapters by some that add nothing."""
-        return self.replaced({name: torch.zeros_like(v) for name, v in self.items() if name.endswith(ADAPTERS[1])})
+        return self.replaced(
+            {name: torch.zeros_like(v) for name, v in self.items() if name.endswith(ADAPTERS[1])}
+        )
 
     def with_step(self, step: Step) -> Prepared:
         """Add a step, which works on these parts as they are."""
@@ -183,32 +213,46 @@ class Prepared(Mapping[str, torch.Tensor]):
         after = rewrite(_nothing(before.prepare.output_types), before.names, step, before.codes)
         check_same((step,), self, after.prepare)
         with torch.no_grad():
-            values = _in_order(after, evaluate(after.prepare, [value.detach() for value in self.values()]))
+            values = _in_order(
+                after, evaluate(after.prepare, [value.detach() for value in self.values()])
+            )
         return Prepared(replace(self.layout, steps=(*self.layout.steps, step)), values)
 
     def merge(self) -> tuple[Prepared, dict[str, torch.Tensor]]:
-        """The adapters of `lora` added to their matrices, and those adapters. The new adapters are zero.
+        """The adapters of `lora` added to their matrices, and those adapters. The new adapters are
+        zero.
 
-        Law: functions compute the same on both, up to rounding and, where matrices are codes, the scheme's bound.
+        Law: functions compute the same on both, up to rounding and, where matrices are codes, the
+            scheme's bound.
         """
         adapters, _ = self.partition(is_adapter)
         merged = self.renewed(self.restore())
-        second = {name: torch.zeros_like(value) for name, value in adapters.items() if name.endswith(ADAPTERS[1])}
+        second = {
+            name: torch.zeros_like(value)
+            for name, value in adapters.items()
+            if name.endswith(ADAPTERS[1])
+        }
         return merged.replaced(adapters, second), adapters
 
     def unmerge(self, adapters: Mapping[str, torch.Tensor]) -> Prepared:
         """Adapters taken out of the matrices that `merge` added them to.
 
-        Law: ``merged.unmerge(adapters)`` is the original, up to rounding and, where matrices are codes, twice the
+        Law: ``merged.unmerge(adapters)`` is the original, up to rounding and, where matrices are
+            codes, twice the
         scheme's bound.
         """
-        negated = {name: -value if name.endswith(ADAPTERS[1]) else value for name, value in adapters.items()}
+        negated = {
+            name: -value if name.endswith(ADAPTERS[1]) else value
+            for name, value in adapters.items()
+        }
         return self.renewed(self.replaced(negated).restore()).replaced(adapters)
 
 
 @dataclass(frozen=True)
 class Bits:
-    """A tensor of floats of eight bits as integers: `pickle` cannot read the former, only `torch.load` can."""
+    """A tensor of floats of eight bits as integers: `pickle` cannot read the former, only
+    `torch.load` can.
+    """
 
     integers: torch.Tensor
     dtype: torch.dtype
@@ -217,14 +261,20 @@ class Bits:
 def for_pickle(values: Mapping[str, Any]) -> dict[str, Any]:
     """Tensors as `pickle` takes them."""
     is_small = lambda value: (
-        isinstance(value, torch.Tensor) and value.dtype.is_floating_point and value.dtype.itemsize == 1
+        isinstance(value, torch.Tensor)
+        and value.dtype.is_floating_point
+        and value.dtype.itemsize == 1
     )
-    return {key: Bits(v.view(torch.int8), v.dtype) if is_small(v) else v for key, v in values.items()}
+    return {
+        key: Bits(v.view(torch.int8), v.dtype) if is_small(v) else v for key, v in values.items()
+    }
 
 
 def from_pickle(values: Mapping[str, Any]) -> dict[str, Any]:
     """The tensors that `for_pickle` was given."""
-    return {key: v.integers.view(v.dtype) if isinstance(v, Bits) else v for key, v in values.items()}
+    return {
+        key: v.integers.view(v.dtype) if isinstance(v, Bits) else v for key, v in values.items()
+    }
 
 
 def moved_part(part: torch.Tensor, type: Any) -> torch.Tensor:
@@ -270,18 +320,30 @@ def check_left(step: Step, done: Rewrite) -> None:
         return
     parts = zip(done.names, done.prepare.output_types, strict=True)
     left = [
-        (name, static_shape(type)) for name, type in parts if name not in done.codes and isinstance(type, TensorType)
+        (name, static_shape(type))
+        for name, type in parts
+        if name not in done.codes and isinstance(type, TensorType)
     ]
-    every = [Patterns((pattern,)) for pattern in chosen.patterns] if isinstance(chosen, Patterns) else [chosen]
+    every = (
+        [Patterns((pattern,)) for pattern in chosen.patterns]
+        if isinstance(chosen, Patterns)
+        else [chosen]
+    )
     for one in every:
         if not any(one(name, shape) for name, shape in left):
             word, codes = type(step).__name__.lower(), ", ".join(sorted(done.codes)[:3])
-            named = f"the filter {one.patterns[0]!r} chooses" if isinstance(one, Patterns) else "there is"
+            named = (
+                f"the filter {one.patterns[0]!r} chooses"
+                if isinstance(one, Patterns)
+                else "there is"
+            )
             raise RewriteError(
                 located(
                     f"{word}: {named} no weight that is not stored as codes already ({codes}, ...)",
-                    fix="A weight is quantised once, and has its adapter before that. To store it in another way, begin with "
-                    "`restored()` or the parameters.",
+                    fix=(
+                        "A weight is quantised once, and has its adapter before that. To store it"
+                        " in another way, begin with `restored()` or the parameters."
+                    ),
                 )
             )
 
@@ -289,7 +351,12 @@ def check_left(step: Step, done: Rewrite) -> None:
 def layout_of_types(types: Mapping[str, TensorType], steps: tuple[Step, ...]) -> Layout:
     """The layout of a dict of parameters."""
     names = tuple(sorted(types))
-    return Layout(names, tuple(types[name] for name in names), pytree.flatten(dict.fromkeys(names, 0))[1], steps)
+    return Layout(
+        names,
+        tuple(types[name] for name in names),
+        pytree.flatten(dict.fromkeys(names, 0))[1],
+        steps,
+    )
 
 
 def layout_of(params: Any, steps: tuple[Step, ...]) -> Layout:
@@ -299,7 +366,9 @@ def layout_of(params: Any, steps: tuple[Step, ...]) -> Layout:
         RewriteError: a leaf is not a tensor, or a filter's pattern matches no name; names it.
     """
     leaves, spec = pytree.flatten(params)
-    names = tuple(".".join(map(str, path)) for path in optree.tree_paths(params, namespace=pytree.NAMESPACE))
+    names = tuple(
+        ".".join(map(str, path)) for path in optree.tree_paths(params, namespace=pytree.NAMESPACE)
+    )
     types: list[TensorType] = []
     for name, leaf in zip(names, leaves, strict=True):
         type_ = type_of_value(leaf) if isinstance(leaf, torch.Tensor) else None
@@ -310,7 +379,9 @@ def layout_of(params: Any, steps: tuple[Step, ...]) -> Layout:
         chosen, stacked = getattr(step, "chosen", None), getattr(step, "stacked", None)
         if isinstance(chosen, Patterns):
             most = getattr(step, "most_dims", None)
-            chosen.check(names, types, type(step).__name__.lower(), most and most + (stacked is not NOTHING))
+            chosen.check(
+                names, types, type(step).__name__.lower(), most and most + (stacked is not NOTHING)
+            )
         if isinstance(stacked, Patterns):
             stacked.check(names, types, type(step).__name__.lower(), None, least_dims=3)
         if isinstance(step, TensorParallel):

@@ -1,4 +1,6 @@
-"""Representations: the form in which `rewrite` stores each parameter, and the step that decides it."""
+"""Representations: the form in which `rewrite` stores each parameter, and the step that decides
+it.
+"""
 
 from __future__ import annotations
 
@@ -23,18 +25,21 @@ class Representation:
     Args:
         label: a word that names calls on the parts, such as `int8` in `int8_linear`.
         type: of the parameter that it stands for.
-        suffixes: one per part: `values` makes the part of `fc.weight` `fc.weight.values`, an empty one `fc.weight`.
+        suffixes: one per part: `values` makes the part of `fc.weight` `fc.weight.values`, an empty
+            one `fc.weight`.
         encode: the parameter to its parts.
         decode: the parts to the value that computations see.
         restore: the parts to the parameter that the user gets back; None for `decode`.
-        rule: asked with an equation and the representation of each of its operands, None for those that are what
-            they are: a trace over its operands, parts in the parameters' places; None where there is nothing better than to
-            go into the body.
+        rule: asked with an equation and the representation of each of its operands, None for those
+            that are what they are. It gives a trace over the operands, with parts in the
+            parameters' places. None says that going into the body is best.
         codes: the parts encode a weight.
-        in_bodies: the parts go into the bodies of loops and branches. Not so where decoding or a rule asks other ranks.
-        of_results: what equations compute is stored so. It is decoded once for all that need it whole.
-        slices: of what is stored by itself at each place along dim 0, how it is stored there, in slices of the parts. The steps
-            of a loop take it so.
+        in_bodies: the parts go into the bodies of loops and branches. Not so where decoding or a
+            rule asks other ranks.
+        of_results: what equations compute is stored so. It is decoded once for all that need it
+            whole.
+        slices: of what is stored by itself at each place along dim 0, how it is stored there, in
+            slices of the parts. The steps of a loop take it so.
     """
 
     label: str
@@ -71,7 +76,8 @@ class Kept:
 
 
 Step = Callable[[str, TensorType], Representation | None]
-"""The decision of a rewriting transform for each parameter, by name and type; None leaves a parameter as it is.
+"""The decision of a rewriting transform for each parameter, by name and type; None leaves a
+parameter as it is.
 
 A step whose attribute `of_weights` is true is not asked about parts that encode a weight.
 """

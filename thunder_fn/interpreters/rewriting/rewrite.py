@@ -4,11 +4,12 @@
     prepare: old parameters -> new parameters
     restore: new parameters -> old parameters
 
-Composing rewrites composes traces, so "quantize, then shard" and "shard, then quantize" are two compositions of the
-same values. A rewrite comes from a **Representation** of some parameters: the parts of each, the way back from the
-parts, and the calls that can work on the parts as they are, such as a linear layer on int8 weights. `represent` is
-the interpreter that carries representations through a trace, into bodies, to where they are used. A rule's results
-may be represented, too (`Kept`): each rank has a share of a column layer's results, until an op needs all of them.
+Composing rewrites composes traces, so "quantize, then shard" and "shard, then quantize" are two
+compositions of the same values. A rewrite comes from a **Representation** of some parameters. That
+is the parts of each, the way back from the parts, and the calls that can work on the parts, such as
+a linear layer on int8 weights. `represent` is the interpreter that carries representations through
+a trace, into bodies, to where they are used. A rule's results may be represented, too (`Kept`):
+each rank has a share of a column layer's results, until an op needs all of them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from thunder_fn.ir.walking import inline_into
 class Rewrite:
     """A computation on parameters that are stored in another way.
 
-    Laws: ``compute(prepare(p), x)`` is the original on ``restore(prepare(p))`` and x; composition is associative, and
+    Laws: ``compute(prepare(p), x)`` is the original on ``restore(prepare(p))`` and x; composition
+        is associative, and
     `identity` is neutral.
 
     Args:
@@ -49,7 +51,9 @@ class Rewrite:
     def __post_init__(self) -> None:
         new = self.prepare.output_types
         if self.compute.input_types[: len(new)] != new or self.restore.input_types != new:
-            raise RewriteError(f"prepare gives ({_texts(new)}), which compute and restore do not take")
+            raise RewriteError(
+                f"prepare gives ({_texts(new)}), which compute and restore do not take"
+            )
         if self.restore.output_types != self.prepare.input_types:
             raise RewriteError("restore does not give back the types that prepare takes")
 
@@ -59,7 +63,9 @@ class Rewrite:
 
 
 def identity(trace: Trace, names: Sequence[str]) -> Rewrite:
-    """The rewrite that changes nothing; the first inputs of the trace are the parameters of these names."""
+    """The rewrite that changes nothing; the first inputs of the trace are the parameters of
+    these names.
+    """
     builder = TraceBuilder("identity")
     same = builder.build(tuple(builder.input(var.type) for var in trace.inputs[: len(names)]))
     return Rewrite(trace, same, same, tuple(names))
@@ -73,7 +79,9 @@ def compose(second: Rewrite, first: Rewrite) -> Rewrite:
     """
     if first.prepare.output_types != second.prepare.input_types:
         given, taken = _texts(first.prepare.output_types), _texts(second.prepare.input_types)
-        raise RewriteError(f"cannot compose: the first rewrite makes ({given}), the second takes ({taken})")
+        raise RewriteError(
+            f"cannot compose: the first rewrite makes ({given}), the second takes ({taken})"
+        )
     prepare, restore = (
         _chain("prepare", first.prepare, second.prepare),
         _chain("restore", second.restore, first.restore),
@@ -91,10 +99,13 @@ def _texts(types: Sequence[Type]) -> str:
     return ", ".join(map(str, types))
 
 
-def rewrite(trace: Trace, names: Sequence[str], step: Step, codes: frozenset[str] = frozenset()) -> Rewrite:
+def rewrite(
+    trace: Trace, names: Sequence[str], step: Step, codes: frozenset[str] = frozenset()
+) -> Rewrite:
     """Store the parameters, which are the first inputs of a trace, as a step decides.
 
-    Law: ``evaluate(r.compute, [*evaluate(r.prepare, p), *x])`` is ``evaluate(trace, [*q, *x])`` where
+    Law: ``evaluate(r.compute, [*evaluate(r.prepare, p), *x])`` is ``evaluate(trace, [*q, *x])``
+        where
     ``q = evaluate(r.restore, evaluate(r.prepare, p))``, for steps whose restore is their decode.
 
     Args:
@@ -121,15 +132,22 @@ def rewrite(trace: Trace, names: Sequence[str], step: Step, codes: frozenset[str
     if len(set(new_names)) < len(new_names):
         twice = next(name for name in new_names if new_names.count(name) > 1)
         raise RewriteError(
-            f"a step makes a part {twice!r}, which there is already; a weight is changed once in this way"
+            f"a step makes a part {twice!r}, which there is already; a weight is changed once in"
+            " this way"
         )
     types = [var.type for var in trace.inputs[: len(chosen)]]
     return Rewrite(
         represent(trace, (*chosen, *others)),
         _side_by_side(
-            "prepare", [(kept.encode if kept else None, (type,)) for kept, type in zip(chosen, types, strict=True)]
+            "prepare",
+            [
+                (kept.encode if kept else None, (type,))
+                for kept, type in zip(chosen, types, strict=True)
+            ],
         ),
-        _side_by_side("restore", [_restored(kept, type) for kept, type in zip(chosen, types, strict=True)]),
+        _side_by_side(
+            "restore", [_restored(kept, type) for kept, type in zip(chosen, types, strict=True)]
+        ),
         new_names,
         frozenset(name for name, is_code in parts if is_code),
     )
@@ -156,8 +174,8 @@ def _side_by_side(name: str, columns: list[tuple[Trace | None, tuple[Type, ...]]
 
 
 Entering = tuple[Representation | None, ...]
-"""The representation of the parts that enter the bodies of a loop or a branch, for each operand; None where no parts
-do.
+"""The representation of the parts that enter the bodies of a loop or a branch, for each operand;
+None where no parts do.
 """
 
 
@@ -177,7 +195,8 @@ def represent(trace: Trace, representations: tuple[Representation | None, ...]) 
 
     Args:
         trace: closed and checked.
-        representations: one per input; None leaves it as it is. The inputs of the new trace are the parts, in order.
+        representations: one per input; None leaves it as it is. The inputs of the new trace are the
+            parts, in order.
     """
     return _Walk(trace, representations).run(decode=True).trace
 
@@ -200,14 +219,16 @@ def _inside(equation: Equation, entering: Entering) -> list[Kept]:
 
 
 def _entering(kept: Representation, is_constant: bool, is_sliced: bool) -> Representation | None:
-    """Return the representation with which an operand enters the bodies of a loop or a branch; None for its plain
-    value.
+    """Return the representation with which an operand enters the bodies of a loop or a branch; None
+    for its plain value.
     """
     return kept.slices if is_sliced else kept if is_constant and kept.in_bodies else None
 
 
 class _Walk:
-    """The environment of one trace: atoms, and parts that become atoms where an op needs the value."""
+    """The environment of one trace: atoms, and parts that become atoms where an op needs the
+    value.
+    """
 
     def __init__(self, trace: Trace, representations: tuple[Representation | None, ...]) -> None:
         self.trace, self.builder = trace, TraceBuilder(trace.name)
@@ -227,7 +248,9 @@ class _Walk:
     def run(self, decode: bool) -> Kept:
         for equation in self.trace.equations:
             results = self.equation(equation)
-            self.env.update((var.index, value) for var, value in zip(equation.outputs, results, strict=True))
+            self.env.update(
+                (var.index, value) for var, value in zip(equation.outputs, results, strict=True)
+            )
         outputs, results = list[Atom](), list[Representation | None]()
         for atom in self.trace.outputs:
             held = self.env[atom.index] if isinstance(atom, Var) else atom
@@ -237,7 +260,10 @@ class _Walk:
             else:
                 outputs.append(self.value(atom) if isinstance(atom, Var) else atom)
                 results.append(None)
-        decoded = tuple(var.index in self.decoded or var.index in self.decoded_inside for var in self.trace.inputs)
+        decoded = tuple(
+            var.index in self.decoded or var.index in self.decoded_inside
+            for var in self.trace.inputs
+        )
         return Kept(dce(self.builder.build(tuple(outputs))), tuple(results), decoded)
 
     def equation(self, equation: Equation) -> tuple[Atom | _Parts, ...]:
@@ -260,9 +286,9 @@ class _Walk:
         return self.builder.copy(equation, self.value)
 
     def entering(self, equation: Equation, held: list[Atom | _Parts]) -> Entering:
-        """Tell which operands enter the bodies of a loop or a branch as parts, and what they stand for there. A
-        weight that each step needs whole is decoded before the loop, a slice in its step, and a weight of a branch
-        in the branch.
+        """Tell which operands enter the bodies of a loop or a branch as parts, and what they stand
+        for there. A weight that each step needs whole is decoded before the loop. A slice is
+        decoded in its step, and a weight of a branch in the branch.
         """
         invariant, sliced = INVARIANT.find(equation.op), SLICED.find(equation.op)
         if invariant is None:
@@ -276,16 +302,27 @@ class _Walk:
         if not any(found) or not _is_loop(equation):
             return found
         first = _first_of_bodies(equation)
-        needed = {first + at for kept in _inside(equation, found) for at, flag in enumerate(kept.decoded) if flag}
+        needed = {
+            first + at
+            for kept in _inside(equation, found)
+            for at, flag in enumerate(kept.decoded)
+            if flag
+        }
         places = enumerate(zip(found, constants, strict=True))
-        return tuple(None if is_constant and at in needed else one for at, (one, is_constant) in places)
+        return tuple(
+            None if is_constant and at in needed else one for at, (one, is_constant) in places
+        )
 
     def note_decoded(self, equation: Equation, first: int, kept: Kept) -> None:
-        """Note that a body decodes some of the operands, which begin with the first of its inputs."""
+        """Note that a body decodes some of the operands, which begin with the first of its
+        inputs.
+        """
         pairs = zip(equation.operands[first:], kept.decoded, strict=False)
         self.decoded_inside.update(var.index for var, flag in pairs if flag)
 
-    def entered(self, equation: Equation, held: list[Atom | _Parts], entering: Entering) -> tuple[Atom, ...]:
+    def entered(
+        self, equation: Equation, held: list[Atom | _Parts], entering: Entering
+    ) -> tuple[Atom, ...]:
         """A loop or a branch on parts."""
         operands = [
             self.value(var) if one is None else value
@@ -294,7 +331,9 @@ class _Walk:
         kwargs = dict(equation.kwargs)
         if _is_loop(equation):
             count = kwargs["num_consts"]
-            assert isinstance(count, Literal), "the operands of a loop are counted when it is traced"
+            assert isinstance(count, Literal), (
+                "the operands of a loop are counted when it is traced"
+            )
             kwargs["num_consts"] = Literal(len(_flat(operands[: count.value])))
         inside = _inside(equation, entering)
         if not _is_loop(equation):
@@ -303,11 +342,18 @@ class _Walk:
         args, bodies = _flat(operands), tuple(kept.trace for kept in inside)
         types = tuple(var.type for var in equation.outputs)
         return self.builder.add(
-            equation.op, args, types, kwargs=tuple(kwargs.items()), bodies=bodies, source=equation.source
+            equation.op,
+            args,
+            types,
+            kwargs=tuple(kwargs.items()),
+            bodies=bodies,
+            source=equation.source,
         )
 
     def needed(self, held: list[Atom | _Parts], decoded: tuple[bool, ...]) -> set[int]:
-        """The results among the operands that are needed whole inside of a body: they are decoded outside of it, once."""
+        """The results among the operands that are needed whole inside of a body: they are
+        decoded outside of it, once.
+        """
         flags = decoded or (False,) * len(held)
         return {
             at
@@ -318,7 +364,9 @@ class _Walk:
     def bound(
         self, equation: Equation, held: list[Atom | _Parts], by: Representation | None, kept: Kept
     ) -> tuple[Atom | _Parts, ...]:
-        """The results of an equation that became a trace on parts, by a rule or by what its body became."""
+        """The results of an equation that became a trace on parts, by a rule or by what its body
+        became.
+        """
         body = kept.trace
         if by is None and equation.op.kind == "structured":
             return self.wrapped(equation, held, kept)
@@ -326,13 +374,23 @@ class _Walk:
         is_one = len(body.equations) == 1
         is_named = not body.equations or (is_one and body.equations[0].op.kind == "composite")
         if by is not None and (is_named or (is_one and by.of_results)):
-            return _grouped(inline_into(self.builder, body, arguments, equation.source), kept.results)
-        word = ops.short_name(equation.op) if equation.op.kind == "composite" else equation.op.name.split(".")[1]
+            return _grouped(
+                inline_into(self.builder, body, arguments, equation.source), kept.results
+            )
+        word = (
+            ops.short_name(equation.op)
+            if equation.op.kind == "composite"
+            else equation.op.name.split(".")[1]
+        )
         op = ops.composite(word if by is None else f"{by.label}_{word}")
-        found = self.builder.add(op, arguments, body.output_types, bodies=(body,), source=equation.source)
+        found = self.builder.add(
+            op, arguments, body.output_types, bodies=(body,), source=equation.source
+        )
         return _grouped(found, kept.results)
 
-    def wrapped(self, equation: Equation, held: list[Atom | _Parts], kept: Kept) -> tuple[Atom | _Parts, ...]:
+    def wrapped(
+        self, equation: Equation, held: list[Atom | _Parts], kept: Kept
+    ) -> tuple[Atom | _Parts, ...]:
         """The op of an equation, a checkpoint say, around what its body became."""
         body = kept.trace
         found = self.builder.add(
@@ -345,9 +403,11 @@ class _Walk:
         )
         return _grouped(found, kept.results)
 
-    def body(self, equation: Equation, held: list[Atom | _Parts]) -> tuple[Representation | None, Kept] | None:
-        """Rewrite an equation on parts by a representation's rule, or through the body of a composite, a checkpoint
-        or a call.
+    def body(
+        self, equation: Equation, held: list[Atom | _Parts]
+    ) -> tuple[Representation | None, Kept] | None:
+        """Rewrite an equation on parts by a representation's rule, or through the body of a
+        composite, a checkpoint or a call.
 
         None for an op that needs the value.
         """
@@ -355,7 +415,11 @@ class _Walk:
         for by in dict.fromkeys(one for one in kept if one is not None):
             answer = by.rule(equation, kept)
             if answer is not None:
-                return by, answer if isinstance(answer, Kept) else Kept(answer, (None,) * len(answer.outputs))
+                return by, (
+                    answer
+                    if isinstance(answer, Kept)
+                    else Kept(answer, (None,) * len(answer.outputs))
+                )
         is_open = equation.op.kind == "composite" or has_one_body(equation)
         return (None, _kept(equation.body, kept)) if is_open else None
 
@@ -365,7 +429,9 @@ class _Walk:
             return held
         if var.index not in self.decoded:
             op = ops.composite(f"{held.kept.label}_decode")
-            (self.decoded[var.index],) = self.builder.add(op, held.atoms, (held.kept.type,), bodies=(held.kept.decode,))
+            (self.decoded[var.index],) = self.builder.add(
+                op, held.atoms, (held.kept.type,), bodies=(held.kept.decode,)
+            )
         return self.decoded[var.index]
 
 
@@ -379,18 +445,25 @@ def _first_of_bodies(equation: Equation) -> int:
 
 
 def has_one_body(equation: Equation) -> bool:
-    """Test whether the equation is an op around one body on its operands: a checkpoint, or a call."""
+    """Test whether the equation is an op around one body on its operands: a checkpoint, or a
+    call.
+    """
     return PARTIAL_EVAL.find(equation.op) is not None
 
 
 def _flat(held: Sequence[Atom | _Parts]) -> tuple[Atom, ...]:
     """Values, parts one by one."""
-    return tuple(atom for value in held for atom in (value.atoms if isinstance(value, _Parts) else (value,)))
+    return tuple(
+        atom for value in held for atom in (value.atoms if isinstance(value, _Parts) else (value,))
+    )
 
 
-def _grouped(atoms: tuple[Atom, ...], results: tuple[Representation | None, ...]) -> tuple[Atom | _Parts, ...]:
+def _grouped(
+    atoms: tuple[Atom, ...], results: tuple[Representation | None, ...]
+) -> tuple[Atom | _Parts, ...]:
     """Results, parts of one together."""
     supply = iter(atoms)
     return tuple(
-        next(supply) if one is None else _Parts(one, tuple(next(supply) for _ in one.part_types)) for one in results
+        next(supply) if one is None else _Parts(one, tuple(next(supply) for _ in one.part_types))
+        for one in results
     )

@@ -1,7 +1,9 @@
-"""Weights that lie on top of each other along dim 0, a layer at each place, as `scan` takes them: each layer is stored by itself.
+"""Weights that lie on top of each other along dim 0, a layer at each place, as `scan` takes them.
+Each layer is stored by itself.
 
-A part of a stack has the layers' parts along its own dim 0. So a step of a loop that takes a slice of the weight takes slices of
-the parts, and computes on them as a layer does; and so does what comes of ops that take a stack apart.
+A part of a stack has the layers' parts along its own dim 0. So a step of a loop that takes a slice
+of the weight takes slices of the parts, and computes on them as a layer does. Ops that take a stack
+apart give such slices, too.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ def stack_of(layer: Representation, type: TensorType) -> Representation:
 
     Law: the parts at a place, and their decoded value, are those of the layer alone.
     """
-    stacked = tuple(replace(part, shape=(type.shape[0], *part.shape)) for part in _tensors(layer.part_types))
+    stacked = tuple(
+        replace(part, shape=(type.shape[0], *part.shape)) for part in _tensors(layer.part_types)
+    )
     return Representation(
         layer.label,
         type,

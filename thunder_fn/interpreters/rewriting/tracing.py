@@ -1,4 +1,6 @@
-"""Traces of functions on tensors of given types, from which representations and their rules are made."""
+"""Traces of functions on tensors of given types, from which representations and their rules are
+made.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,29 @@ from thunder_fn.structured.shared.custom_calls import examples_of, inside_captur
 
 def example(type: TensorType) -> torch.Tensor:
     """A tensor of this type, to capture a function with."""
-    with internals.isolated(), internals.no_torch_function():  # no part of a capture that may be going on
+    with (
+        internals.isolated(),
+        internals.no_torch_function(),
+    ):  # no part of a capture that may be going on
         return torch.empty(static_shape(type), dtype=type.dtype, device=type.device)
 
 
 def traced(f: Callable[..., Any], *types: TensorType) -> Trace:
-    """The trace of a function on tensors of these types, whose sizes may be symbols, whatever autocast is around."""
+    """The trace of a function on tensors of these types, whose sizes may be symbols, whatever
+    autocast is around.
+    """
     with internals.autocast_off():
         return inside_capture(lambda: capture(f, tuple(examples_of(types))).trace)
 
 
-def traced_on_parts(f: Callable[..., Any], equation: Equation, kept: Sequence[Representation | None]) -> Trace:
-    """The trace of a function of an equation's operands, where a represented one is handed over as its parts."""
+def traced_on_parts(
+    f: Callable[..., Any], equation: Equation, kept: Sequence[Representation | None]
+) -> Trace:
+    """The trace of a function of an equation's operands, where a represented one is handed over
+    as its parts.
+    """
     pairs = zip(equation.operands, kept, strict=True)
-    types = (type for var, one in pairs for type in (one.part_types if one is not None else (var.type,)))
+    types = (
+        type for var, one in pairs for type in (one.part_types if one is not None else (var.type,))
+    )
     return traced(f, *(type for type in types if isinstance(type, TensorType)))

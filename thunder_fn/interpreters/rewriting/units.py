@@ -1,7 +1,7 @@
 """Units: places where sharded parameters meet, which are made whole together.
 
-A unit is a block of a model or a call of a torch function. Buckets of so many bytes are made of the parameters of the whole
-function, in the order of their first use.
+A unit is a block of a model or a call of a torch function. Buckets of so many bytes are made of the
+parameters of the whole function, in the order of their first use.
 """
 
 from __future__ import annotations
@@ -22,7 +22,16 @@ from thunder_fn.interpreters.rewriting.rewrite import Rewrite
 from thunder_fn.interpreters.rewriting.tracing import traced
 from thunder_fn.ir import ops
 from thunder_fn.ir.rules import memo
-from thunder_fn.ir.trace import Atom, Equation, Source, TensorType, Trace, TraceBuilder, Var, static_shape
+from thunder_fn.ir.trace import (
+    Atom,
+    Equation,
+    Source,
+    TensorType,
+    Trace,
+    TraceBuilder,
+    Var,
+    static_shape,
+)
 from thunder_fn.ir.walking import inline_into
 from thunder_fn.structured.checkpoint import alone
 
@@ -30,16 +39,21 @@ REGATHER = AllBut(frozenset((GATHER,)))
 FUNCTION = ops.composite("function")
 
 Bucket = str | int
-"""The content of one collective: the parameters of a "block", those of "each" use, or so many bytes of any."""
+"""The content of one collective: the parameters of a "block", those of "each" use, or so many
+bytes of any.
+"""
 
 Company = tuple[bool, bool]
-"""Parameters are made whole together that are adapters or not, and frozen or not: a collective has gradients for all or none."""
+"""Parameters are made whole together that are adapters or not, and frozen or not: a collective
+has gradients for all or none.
+"""
 
 Together = Callable[[Any, Sequence[TensorType], Sequence[torch.Tensor]], list[torch.Tensor]]
 
 
 def then(rewrite: Rewrite, step: Step) -> Rewrite:
-    """A rewrite, and then a step on it. If a step makes buckets of bytes, the whole function is the unit.
+    """A rewrite, and then a step on it. If a step makes buckets of bytes, the whole function is the
+    unit.
 
     The function is one composite then, and the step's rule is asked about that.
     """
@@ -54,8 +68,8 @@ def _called(trace: Trace) -> Trace:
 
 
 def scheduled(compute: Trace, steps: Sequence[Step]) -> Trace:
-    """Compute a function on shards, with its collectives where the steps say. With `zero=3` it is one checkpoint,
-    whose backward gathers in the order in which it computes.
+    """Compute a function on shards, with its collectives where the steps say. With `zero=3` it is
+    one checkpoint, whose backward gathers in the order in which it computes.
 
     Law: as `overlapped`; gradients are those of the trace.
     """
@@ -63,15 +77,20 @@ def scheduled(compute: Trace, steps: Sequence[Step]) -> Trace:
     if step is None:
         return compute
     ahead = overlapped(compute, step.in_flight)
-    return alone(ahead, replace(REGATHER, arrange=InFlight(step.in_flight))) if step.zero == 3 else ahead
+    return (
+        alone(ahead, replace(REGATHER, arrange=InFlight(step.in_flight)))
+        if step.zero == 3
+        else ahead
+    )
 
 
 @dataclass(frozen=True)
 class InUnits:
-    """The rule: a block of a model, or a torch function outside of blocks, has its parameters gathered together.
+    """The rule: a block of a model, or a torch function outside of blocks, has its parameters
+    gathered together.
 
-    With `zero=3` they are gathered again for the backward: the block is a checkpoint that keeps everything else, if not the
-    whole function is (`scheduled`).
+    With `zero=3` they are gathered again for the backward: the block is a checkpoint that keeps
+    everything else, if not the whole function is (`scheduled`).
     """
 
     step: Any
@@ -88,7 +107,9 @@ class InUnits:
         if not is_unit:
             return None
         body = self.whole(equation, kept)
-        return alone(body, REGATHER) if self.step.zero == 3 and self.step.in_flight is None else body
+        return (
+            alone(body, REGATHER) if self.step.zero == 3 and self.step.in_flight is None else body
+        )
 
     def whole(self, equation: Equation, kept: tuple[Representation | None, ...]) -> Trace:
         """The equation on shards: its parameters are made whole, then it runs."""
@@ -100,13 +121,17 @@ class InUnits:
         return builder.build(inline_into(builder, equation.body, tuple(given), inside))
 
     def in_buckets(self, body: Trace, kept: tuple[Representation | None, ...]) -> Trace:
-        """A function on shards: a bucket is made whole before the first equation that reads a parameter in it."""
+        """A function on shards: a bucket is made whole before the first equation that reads a
+        parameter in it.
+        """
         builder = TraceBuilder(body.name)
         given = _given(builder, body.inputs, kept)
         left = _buckets(body, kept, self.step.bucket)
         env: dict[int, Atom] = {}
         for constant in body.constants:
-            env[constant.var.index] = builder.constant(constant.tensor, constant.var.type, owned=constant.owned)
+            env[constant.var.index] = builder.constant(
+                constant.tensor, constant.var.type, owned=constant.owned
+            )
         builder.require(body.constraints)
 
         def read(var: Var) -> Atom:
@@ -121,9 +146,13 @@ class InUnits:
         for equation in body.equations:
             ready(equation.operands, equation.source)
             results = builder.copy(equation, read)
-            env.update((var.index, value) for var, value in zip(equation.outputs, results, strict=True))
+            env.update(
+                (var.index, value) for var, value in zip(equation.outputs, results, strict=True)
+            )
         ready([atom for atom in body.outputs if isinstance(atom, Var)], None)
-        return builder.build(tuple(read(atom) if isinstance(atom, Var) else atom for atom in body.outputs))
+        return builder.build(
+            tuple(read(atom) if isinstance(atom, Var) else atom for atom in body.outputs)
+        )
 
     def decode(
         self,
@@ -136,7 +165,9 @@ class InUnits:
         """Parameters, made whole together, in their places."""
         atoms = tuple(given[position] for position in positions)
         types = tuple(one.type for position in positions if (one := kept[position]) is not None)
-        parts = tuple(one.part_types[0] for position in positions if (one := kept[position]) is not None)
+        parts = tuple(
+            one.part_types[0] for position in positions if (one := kept[position]) is not None
+        )
         body = _joined(self, types, tuple(part for part in parts if isinstance(part, TensorType)))
         op = ops.composite(f"{type(self.step).__name__.lower()}_decode")
         whole = builder.add(op, atoms, body.output_types, bodies=(body,), source=source)
@@ -144,7 +175,9 @@ class InUnits:
             given[position] = value
 
 
-def _given(builder: TraceBuilder, operands: Sequence[Var], kept: Sequence[Representation | None]) -> list[Atom]:
+def _given(
+    builder: TraceBuilder, operands: Sequence[Var], kept: Sequence[Representation | None]
+) -> list[Atom]:
     """The inputs of a trace on shards."""
     pairs = zip(operands, kept, strict=True)
     return [builder.input(one.part_types[0] if one is not None else var.type) for var, one in pairs]
@@ -160,9 +193,12 @@ def _companies(kept: Sequence[Representation | None]) -> list[list[int]]:
     return list(meeting.values())
 
 
-def _buckets(body: Trace, kept: Sequence[Representation | None], most_bytes: int) -> list[list[int]]:
-    """The positions of shards that go together, in the order of first use, until whole they have more than so many
-    bytes. Parameters that nothing reads stay where they are, and have no gradient.
+def _buckets(
+    body: Trace, kept: Sequence[Representation | None], most_bytes: int
+) -> list[list[int]]:
+    """The positions of shards that go together, in the order of first use, until whole they have
+    more than so many bytes. Parameters that nothing reads stay where they are, and have no
+    gradient.
     """
     first: dict[int, int] = {}
     for at, equation in enumerate(body.equations):
@@ -174,7 +210,9 @@ def _buckets(body: Trace, kept: Sequence[Representation | None], most_bytes: int
     found: list[list[int]] = []
     for positions in _companies(kept):
         bucket, held = list[int](), 0
-        for position in sorted((position for position in positions if position in first), key=first.__getitem__):
+        for position in sorted(
+            (position for position in positions if position in first), key=first.__getitem__
+        ):
             one = kept[position]
             assert one is not None, "it is a shard"
             size = math.prod(static_shape(one.type)) * one.type.dtype.itemsize
@@ -198,5 +236,7 @@ def is_block(equation: Equation) -> bool:
 
 
 def company_of(name: str, frozen: frozenset[str]) -> Company:
-    """The company of a parameter in a bucket: adapters travel with adapters, trained parameters with trained ones."""
+    """The company of a parameter in a bucket: adapters travel with adapters, trained parameters
+    with trained ones.
+    """
     return name.endswith(ADAPTERS), name in frozen

@@ -1,8 +1,10 @@
-"""Crossings of a layer's border whose ranks work on one batch: two pairs of functions, each the adjoint of the other.
+"""Crossings of a layer's border whose ranks work on one batch: two pairs of functions, each the
+adjoint of the other.
 
-`copied` is nothing forwards and a sum backwards, `summed` a sum forwards and nothing backwards. `share` takes apart
-forwards and puts together backwards. `gathered_dim` puts together forwards and takes apart backwards; nothing is sent
-for that, since all ranks have the same gradient of a value that they all have.
+`copied` is nothing forwards and a sum backwards, `summed` a sum forwards and nothing backwards.
+`share` takes apart forwards and puts together backwards. `gathered_dim` puts together forwards and
+takes apart backwards. Nothing is sent for that, since all ranks have the same gradient of a value
+that they all have.
 
 Source: Megatron-LM, section 3 (arXiv:1909.08053).
 """
@@ -44,7 +46,9 @@ def summed(x: torch.Tensor, group: Group) -> torch.Tensor:
     return sum_over_ranks(x)
 
 
-def gathered_dim(x: torch.Tensor, rank: torch.Tensor, group: Group, dim: int, size: int) -> torch.Tensor:
+def gathered_dim(
+    x: torch.Tensor, rank: torch.Tensor, group: Group, dim: int, size: int
+) -> torch.Tensor:
     """The shares of all ranks beside each other along a dim, without padding beyond a size."""
     return _gathering(group, dim % x.dim(), size)(x, rank)
 
@@ -59,11 +63,16 @@ def _gathering(group: Group, dim: int, size: int) -> Crossing:
     @custom_vjp
     def gather_shares(x: torch.Tensor, rank: torch.Tensor) -> torch.Tensor:
         first = x.movedim(dim, 0).contiguous()
-        whole = all_gathered(first.reshape(-1), group).reshape(group.size * first.shape[0], *first.shape[1:])
-        return whole[:size].movedim(0, dim).contiguous()  # PyTorch's attention on CPUs reads any other last dim wrongly
+        whole = all_gathered(first.reshape(-1), group).reshape(
+            group.size * first.shape[0], *first.shape[1:]
+        )
+        return (
+            whole[:size].movedim(0, dim).contiguous()
+        )  # PyTorch's attention on CPUs reads any other last dim wrongly
 
     gather_shares.defvjp(
-        lambda x, rank: (gather_shares(x, rank), rank), lambda rank, ct: (_sharing(group, dim, size)(ct, rank), None)
+        lambda x, rank: (gather_shares(x, rank), rank),
+        lambda rank, ct: (_sharing(group, dim, size)(ct, rank), None),
     )
     return gather_shares
 
@@ -78,6 +87,7 @@ def _sharing(group: Group, dim: int, size: int) -> Crossing:
         return x.unflatten(dim, (group.size, each)).index_select(dim, rank.reshape(1)).squeeze(dim)
 
     take_share.defvjp(
-        lambda x, rank: (take_share(x, rank), rank), lambda rank, ct: (_gathering(group, dim, size)(ct, rank), None)
+        lambda x, rank: (take_share(x, rank), rank),
+        lambda rank, ct: (_gathering(group, dim, size)(ct, rank), None),
     )
     return take_share

@@ -1,10 +1,10 @@
 """Activations of which each rank has a share along a dim, until an op needs all of them.
 
-A column of a layer computes such a share. Ops that treat the places along the dim alike work on shares as they are.
-These are pointwise ops, views that keep the dim's ranks apart, and attention whose heads are split. So a column
-layer, an activation function and a row layer send one sum, as Megatron-LM's pairs do. Heads are split where the
-matrices before and after them are. An op that is not in the table here gets the gathered value, which is always
-right.
+A column of a layer computes such a share. Ops that treat the places along the dim alike work on
+shares as they are. These are pointwise ops, views that keep the dim's ranks apart, and attention
+whose heads are split. So a column layer, an activation function and a row layer send one sum, as
+Megatron-LM's pairs do. Heads are split where the matrices before and after them are. An op that is
+not in the table here gets the gathered value, which is always right.
 
 Shares are even: a dim that the ranks do not divide is gathered where it is computed.
 
@@ -31,7 +31,10 @@ from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, Var, pytho
 
 RANK = "rank"
 ATTENTION = "torch.nn.functional.scaled_dot_product_attention"
-_CALLS: Mapping[str, Callable[..., Any]] = {ATTENTION: F.scaled_dot_product_attention, "torch.matmul": torch.matmul}
+_CALLS: Mapping[str, Callable[..., Any]] = {
+    ATTENTION: F.scaled_dot_product_attention,
+    "torch.matmul": torch.matmul,
+}
 """Composites that have rules, and what they call: their bodies put together dims that are split."""
 Dims = Mapping[int, int]
 """The dim along which each operand is split, by the operand's index; others are whole."""
@@ -43,7 +46,8 @@ class Answer:
 
     Args:
         dim: along which its results are split.
-        align: whole operands that have this dim, counted from the end, are cut along it; others are taken as they are.
+        align: whole operands that have this dim, counted from the end, are cut along it; others are
+            taken as they are.
         changed: other values for arguments, by position.
     """
 
@@ -100,12 +104,18 @@ class OnShares:
         answer = _answer(equation, dims, self.group.size)
         if answer is None or not all(divides(self.group, type, answer.dim) for type in types):
             return None
-        results = tuple(shares(self.group, type, answer.dim) for type in types if isinstance(type, TensorType))
+        results = tuple(
+            shares(self.group, type, answer.dim) for type in types if isinstance(type, TensorType)
+        )
         trace = self.on_shares(equation, kept, answer)
-        as_expected = trace.output_types == tuple(type for one in results for type in one.part_types)
+        as_expected = trace.output_types == tuple(
+            type for one in results for type in one.part_types
+        )
         return Kept(trace, results) if as_expected else None
 
-    def on_shares(self, equation: Equation, kept: tuple[Representation | None, ...], answer: Answer) -> Trace:
+    def on_shares(
+        self, equation: Equation, kept: tuple[Representation | None, ...], answer: Answer
+    ) -> Trace:
         """The op on this rank's operands; the rank goes with each result."""
         function = _CALLS.get(equation.op.name) or ops.overload(equation.op)
         arguments = {**dict(enumerate(equation.args)), **(answer.changed or {})}
@@ -124,7 +134,9 @@ class OnShares:
                 *(python_arg(arguments[at], read) for at in range(len(equation.args))),
                 **{key: python_arg(value, read) for key, value in equation.kwargs},
             )
-            return tuple(item for result in ops.flatten_result(results) for item in (result, ranks[0]))
+            return tuple(
+                item for result in ops.flatten_result(results) for item in (result, ranks[0])
+            )
 
         return traced_on_parts(call, equation, kept)
 
@@ -148,7 +160,9 @@ def _answer(equation: Equation, dims: Dims, size: int) -> Answer | None:
     rule = _RULES.get(equation.op.name)
     if rule is not None:
         return rule(equation, dims, size)
-    is_pointwise = ops.is_pointwise(equation.op) and not ops.draws(equation) and len(equation.outputs) == 1
+    is_pointwise = (
+        ops.is_pointwise(equation.op) and not ops.draws(equation) and len(equation.outputs) == 1
+    )
     return _alike(equation, dims, size) if is_pointwise else None
 
 
@@ -158,8 +172,12 @@ def _shape(var: Any) -> tuple[int, ...]:
 
 
 def _alike(equation: Equation, dims: Dims, size: int) -> Answer | None:
-    """Pointwise ops: operands are split at the same places, counted from the end, as they are broadcast."""
-    from_end = {dims[var.index] - len(_shape(var)) for var in equation.operands if var.index in dims}
+    """Pointwise ops: operands are split at the same places, counted from the end, as they are
+    broadcast.
+    """
+    from_end = {
+        dims[var.index] - len(_shape(var)) for var in equation.operands if var.index in dims
+    }
     if len(from_end) != 1:
         return None
     (align,) = from_end
@@ -169,7 +187,9 @@ def _alike(equation: Equation, dims: Dims, size: int) -> Answer | None:
 
 
 def _first(equation: Equation, dims: Dims) -> tuple[tuple[int, ...], int] | None:
-    """The shape of the first argument and the dim along which it is split; None if that is not all that is split."""
+    """The shape of the first argument and the dim along which it is split; None if that is not
+    all that is split.
+    """
     first = equation.args[0]
     if not isinstance(first, Var) or len(dims) != 1 or first.index not in dims:
         return None
@@ -185,17 +205,25 @@ def _number(equation: Equation, position: int, default: int = 0) -> int:
 
 def _numbers(arg: Any) -> list[int] | None:
     found = python_arg(arg, lambda _: None)
-    return found if isinstance(found, list) and all(isinstance(item, int) for item in found) else None
+    return (
+        found if isinstance(found, list) and all(isinstance(item, int) for item in found) else None
+    )
 
 
 def _reshape(equation: Equation, dims: Dims, size: int) -> Answer | None:
-    """A dim that begins where the split one does, and that the ranks divide, is split as that was."""
+    """A dim that begins where the split one does, and that the ranks divide, is split as that
+    was.
+    """
     first = _first(equation, dims)
     if first is None:
         return None
     (shape, dim), new = first, _shape(equation.outputs[0])
     for at, length in enumerate(new):
-        if math.prod(new[:at]) == math.prod(shape[:dim]) and length % size == 0 and math.prod(shape):
+        if (
+            math.prod(new[:at]) == math.prod(shape[:dim])
+            and length % size == 0
+            and math.prod(shape)
+        ):
             lengths = tuple(map(Literal, _cut(new, at, size)))
             return Answer(at, changed={1: lengths})
     return None
@@ -237,7 +265,9 @@ def _expand(equation: Equation, dims: Dims, size: int) -> Answer | None:
         return None
     shape, dim = first
     dim += len(lengths) - len(shape)
-    return Answer(dim, changed={1: tuple(map(Literal, _cut(_shape(equation.outputs[0]), dim, size)))})
+    return Answer(
+        dim, changed={1: tuple(map(Literal, _cut(_shape(equation.outputs[0]), dim, size)))}
+    )
 
 
 def _along(position: int) -> Callable[[Equation, Dims, int], Answer | None]:
@@ -317,11 +347,17 @@ def _product(equation: Equation, dims: Dims, size: int) -> Answer | None:
 
 
 def _attention(equation: Equation, dims: Dims, size: int) -> Answer | None:
-    """Queries, keys and values are split by heads, a mask too, if it has any; nothing is dropped."""
-    options = dict(zip(("query", "key", "value", "attn_mask", "dropout_p"), equation.args, strict=False))
+    """Queries, keys and values are split by heads, a mask too, if it has any; nothing is
+    dropped.
+    """
+    options = dict(
+        zip(("query", "key", "value", "attn_mask", "dropout_p"), equation.args, strict=False)
+    )
     options |= dict(equation.kwargs)
     three = [options.get(name) for name in ("query", "key", "value")]
-    is_split = all(isinstance(one, Var) and dims.get(one.index) == len(_shape(one)) - 3 for one in three)
+    is_split = all(
+        isinstance(one, Var) and dims.get(one.index) == len(_shape(one)) - 3 for one in three
+    )
     dropped, mask = options.get("dropout_p"), options.get("attn_mask")
     drops = isinstance(dropped, Literal) and dropped.value != 0
     if not is_split or drops or (isinstance(mask, Var) and mask.index in dims):
@@ -329,7 +365,13 @@ def _attention(equation: Equation, dims: Dims, size: int) -> Answer | None:
     return Answer(len(_shape(equation.outputs[0])) - 3, -3)
 
 
-_SAME = ("clone.default", "detach.default", "alias.default", "_to_copy.default", "contiguous.default")
+_SAME = (
+    "clone.default",
+    "detach.default",
+    "alias.default",
+    "_to_copy.default",
+    "contiguous.default",
+)
 _VIEWS = ("reshape.default", "view.default", "_unsafe_view.default")
 _REDUCTIONS = ("sum.dim_IntList", "mean.dim", "amax.default", "amin.default")
 _RULES: dict[str, Callable[[Equation, Dims, int], Answer | None]] = {

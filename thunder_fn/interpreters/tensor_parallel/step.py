@@ -1,9 +1,11 @@
-"""Weights split over ranks that work on one batch together: by columns, rows, vocabulary or sequence.
+"""Weights split over ranks that work on one batch together: by columns, rows, vocabulary or
+sequence.
 
-Every rank computes its share of a layer. The result of a column layer stays a share (`shares.py`) through activation
-functions and heads, and a row layer takes it as it is. Such a pair sends one sum forwards and one backwards. If an op
-needs whole activations, they are gathered. The functions at the border of a layer are in `crossings.py`. The number
-of a rank's share is a part, `w.rank`, so that all ranks run the same trace.
+Every rank computes its share of a layer. The result of a column layer stays a share (`shares.py`)
+through activation functions and heads, and a row layer takes it as it is. Such a pair sends one sum
+forwards and one backwards. If an op needs whole activations, they are gathered. The functions at
+the border of a layer are in `crossings.py`. The number of a rank's share is a part, `w.rank`, so
+that all ranks run the same trace.
 
 Sources: Megatron-LM (arXiv:1909.08053), sequence parallelism (arXiv:2205.05198).
 """
@@ -30,9 +32,14 @@ from thunder_fn.interpreters.tensor_parallel.shares import RANK, OnShares, divid
 from thunder_fn.ir.rules import memo
 from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, Var, python_arg, static_shape
 
-STYLES: Mapping[str, tuple[int, ...]] = {"column": (1, 2), "row": (2,), "embedding": (2,), "sequence": (1,)}
-"""The number of dims of parameters that are split so. Biases that a plan does not call columns are whole on every
-rank.
+STYLES: Mapping[str, tuple[int, ...]] = {
+    "column": (1, 2),
+    "row": (2,),
+    "embedding": (2,),
+    "sequence": (1,),
+}
+"""The number of dims of parameters that are split so. Biases that a plan does not call columns are
+whole on every rank.
 """
 LAYER_NORM, RMS_NORM = "torch.nn.functional.layer_norm", "torch.nn.functional.rms_norm"
 
@@ -50,10 +57,18 @@ Given = Mapping[str, Any]
 Parts = tuple[torch.Tensor, torch.Tensor]
 
 
-def column_share(given: Given, group: Group, shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+def column_share(
+    given: Given, group: Group, shape: tuple[int, ...]
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The results that this rank has, and which those are."""
     (weight, rank), bias = given["weight"], given.get("bias")
-    own = bias[0] if isinstance(bias, tuple) else None if bias is None else share(bias, rank, group, 0)
+    own = (
+        bias[0]
+        if isinstance(bias, tuple)
+        else None
+        if bias is None
+        else share(bias, rank, group, 0)
+    )
     return F.linear(copied(given["input"], group), weight, own), rank
 
 
@@ -88,7 +103,9 @@ Layer = Callable[[Given, Group, tuple[int, ...]], Any]
 def _sequence(norm: Callable[..., torch.Tensor]) -> Layer:
     def sequence_norm(given: Given, group: Group, shape: tuple[int, ...]) -> torch.Tensor:
         x = given["input"]
-        kept = {name: given[name] for name in ("weight", "bias") if isinstance(given.get(name), tuple)}
+        kept = {
+            name: given[name] for name in ("weight", "bias") if isinstance(given.get(name), tuple)
+        }
         rank = next(iter(kept.values()))[1]
         options = {name: value for name, value in given.items() if name not in ("input", *kept)}
         weights = {name: copied(parts[0], group) for name, parts in kept.items()}
@@ -130,17 +147,23 @@ class TensorParallel:
             if not fnmatch.filter(names, pattern):
                 near = ", ".join(difflib.get_close_matches(pattern, names, n=3, cutoff=0.0))
                 what = f"tensor_parallel: the plan's {pattern!r} matches no parameter"
-                raise RewriteError(located(what, fix=f"There are {near}." if near else "There are no parameters."))
+                raise RewriteError(
+                    located(what, fix=f"There are {near}." if near else "There are no parameters.")
+                )
 
     def style(self, name: str, type: TensorType) -> str | None:
         """The style in which a parameter is split; None if it is not."""
-        style = next((style for pattern, style in self.plan if fnmatch.fnmatchcase(name, pattern)), None)
+        style = next(
+            (style for pattern, style in self.plan if fnmatch.fnmatchcase(name, pattern)), None
+        )
         if style is None or not type.dtype.is_floating_point or 0 in static_shape(type):
             return None
         return style if len(static_shape(type)) in STYLES[style] else None
 
     def split_dim(self, name: str, type: TensorType) -> int | None:
-        """The dim of a parameter of which each rank has a share; None if every rank has the whole."""
+        """The dim of a parameter of which each rank has a share; None if every rank has the
+        whole.
+        """
         style = self.style(name, type)
         return None if style in (None, "sequence") else _dim_of(style)
 
@@ -174,7 +197,12 @@ def split(group: Group, style: str, type: TensorType) -> Representation:
     encoded = traced(encode, type)
     parts = tuple(part for part in encoded.output_types if isinstance(part, TensorType))
     return Representation(
-        "tensor_parallel", type, ("", RANK), encoded, traced(decode, *parts), rule=_Layers(group, style)
+        "tensor_parallel",
+        type,
+        ("", RANK),
+        encoded,
+        traced(decode, *parts),
+        rule=_Layers(group, style),
     )
 
 
@@ -185,7 +213,9 @@ class _Layers:
     group: Group
     style: str
 
-    def __call__(self, equation: Equation, kept: tuple[Representation | None, ...]) -> Trace | Kept | None:
+    def __call__(
+        self, equation: Equation, kept: tuple[Representation | None, ...]
+    ) -> Trace | Kept | None:
         layer, names = _LAYERS.get((self.style, equation.op.name)), _NAMES.get(equation.op.name)
         mine = [one for one in kept if one is not None and one.rule == self]
         if layer is None or names is None or not mine:
@@ -195,8 +225,14 @@ class _Layers:
             return None
         (result,) = (var.type for var in equation.outputs)
         dim = len(static_shape(result)) - 1 if isinstance(result, TensorType) else 0
-        if layer is column_linear and isinstance(result, TensorType) and divides(self.group, result, dim):
-            trace = self.on_parts(column_share, equation, arguments, kept, static_shape(mine[0].type))
+        if (
+            layer is column_linear
+            and isinstance(result, TensorType)
+            and divides(self.group, result, dim)
+        ):
+            trace = self.on_parts(
+                column_share, equation, arguments, kept, static_shape(mine[0].type)
+            )
             return Kept(trace, (shares(self.group, result, dim),))
         return self.on_parts(layer, equation, arguments, kept, static_shape(mine[0].type))
 
@@ -214,17 +250,24 @@ class _Layers:
         def call(*values: torch.Tensor) -> Any:
             supply, found = iter(values), dict[int, Any]()
             for var, one in zip(equation.operands, kept, strict=True):
-                given = tuple(next(supply) for _ in (one.part_types if one is not None else (None,)))
+                given = tuple(
+                    next(supply) for _ in (one.part_types if one is not None else (None,))
+                )
                 given = tuple(in_precision(value, precision) for value in given)
                 found[var.index] = given if one is not None else given[0]
-            read = {name: python_arg(arg, lambda var: found[var.index]) for name, arg in arguments.items()}
+            read = {
+                name: python_arg(arg, lambda var: found[var.index])
+                for name, arg in arguments.items()
+            }
             return layer(read, self.group, shape)
 
         return traced_on_parts(call, equation, kept)
 
-    def fits(self, equation: Equation, arguments: dict[str, Any], kept: tuple[Representation | None, ...]) -> bool:
-        """Test whether the weights are where weights belong, activations are whole or the shares of a row, and an
-        embedding has no options that change its weight.
+    def fits(
+        self, equation: Equation, arguments: dict[str, Any], kept: tuple[Representation | None, ...]
+    ) -> bool:
+        """Test the places of a layer's values. Weights are where weights belong, activations are
+        whole or the shares of a row, and an embedding has no options that change its weight.
         """
         places = {arg.index: name for name, arg in arguments.items() if isinstance(arg, Var)}
         weights = list[str | None]()
@@ -241,8 +284,8 @@ class _Layers:
         return all(not isinstance(arg, Literal) or not arg.value for arg in options)
 
     def takes(self, one: Representation, name: str | None) -> bool:
-        """Test for the input of a row, of which this rank has the part that its share of the weight is multiplied
-        with.
+        """Test for the input of a row, of which this rank has the part that its share of the weight
+        is multiplied with.
         """
         last = OnShares(self.group, len(static_shape(one.type)) - 1)
         return self.style == "row" and name == "input" and one.rule == last
@@ -255,9 +298,16 @@ def read_plan(plan: Any) -> tuple[tuple[str, str], ...]:
         RewriteError: there is no such way.
     """
     if not isinstance(plan, Mapping):
-        what = f"tensor_parallel: a plan is a dict of patterns on names and how the parameters are split, given {kind_of(plan)}"
-        raise RewriteError(located(what, fix='Write `{"*.up.weight": "column", "*.down.weight": "row"}`.'))
+        what = (
+            "tensor_parallel: a plan is a dict of patterns on names and how the parameters are"
+            f" split, given {kind_of(plan)}"
+        )
+        raise RewriteError(
+            located(what, fix='Write `{"*.up.weight": "column", "*.down.weight": "row"}`.')
+        )
     for style in plan.values():
         if style not in STYLES:
-            raise RewriteError(f"tensor_parallel: a weight is split by {', '.join(STYLES)}; given {style!r}")
+            raise RewriteError(
+                f"tensor_parallel: a weight is split by {', '.join(STYLES)}; given {style!r}"
+            )
     return tuple(plan.items())

@@ -1,8 +1,10 @@
-"""The bridge to PyTorch's autograd: results of a jitted function are differentiable by `loss.backward()`.
+"""The bridge to PyTorch's autograd: results of a jitted function are differentiable by
+`loss.backward()`.
 
-A trace is split into a forward program and a backward, which is cut into one piece for each node that autograd's
-graph gets (`pieces.py`, `nodes.py`). If the backward is to be differentiated itself (`create_graph=True`), a bridged
-trace of its own computes the gradient from the inputs. So derivatives of any order are right.
+A trace is split into a forward program and a backward. The backward is cut into one piece for each
+node that autograd's graph gets (`pieces.py`, `nodes.py`). If the backward is to be differentiated
+itself (`create_graph=True`), a bridged trace of its own computes the gradient from the inputs. So
+derivatives of any order are right.
 
 That trace draws the random numbers of the forward again.
 """
@@ -28,7 +30,17 @@ from thunder_fn.interpreters.grad import forward_backward
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.constraints import close_symbols, constraints_of
 from thunder_fn.ir.rules import Split, memo
-from thunder_fn.ir.trace import Atom, Equation, Expr, Literal, TensorType, Trace, TraceBuilder, Var, type_of
+from thunder_fn.ir.trace import (
+    Atom,
+    Equation,
+    Expr,
+    Literal,
+    TensorType,
+    Trace,
+    TraceBuilder,
+    Var,
+    type_of,
+)
 from thunder_fn.ir.walking import inline_into, put, rewritten
 from thunder_fn.jitted.autograd.nodes import Following, Node, call
 from thunder_fn.jitted.autograd.pieces import Pieces, pieces_of
@@ -44,10 +56,12 @@ def bridge(
     writes: Sequence[int | None] = (),
     executors: tuple[Executor, ...] = (),
 ) -> Bridge | None:
-    """The trace as a differentiable function of these tensors; None if no output depends on what requires grad.
+    """The trace as a differentiable function of these tensors; None if no output depends on what
+    requires grad.
 
-    The last outputs will be written to the inputs `writes`, or elsewhere where it is None. If none of them has a
-    gradient, as the statistics of a batch norm, autograd is not told of them: the tensors would require grad then.
+    The last outputs will be written to the inputs `writes`, or elsewhere where it is None. If none
+    of them has a gradient, as the statistics of a batch norm, autograd is not told of them. The
+    tensors would require grad then.
 
     Law: the gradients that `backward` leaves are those of the function that was traced.
 
@@ -62,18 +76,30 @@ def bridge(
     outputs = differentiable_outputs(trace, wanted)
     first = len(outputs) - len(writes)
     written = (False,) * first + outputs[first:]
-    if any(written) and all(place is None for place in forward_backward(trace, wanted, written).gradients):
+    if any(written) and all(
+        place is None for place in forward_backward(trace, wanted, written).gradients
+    ):
         outputs = outputs[:first] + (False,) * len(writes)
     overwritten = frozenset(place for place in writes if place is not None and not wanted[place])
-    followed = {atom.index for atom, flag in zip(trace.outputs, outputs, strict=True) if flag and isinstance(atom, Var)}
+    followed = {
+        atom.index
+        for atom, flag in zip(trace.outputs, outputs, strict=True)
+        if flag and isinstance(atom, Var)
+    }
     given = [
         (place, atom)
         for place, atom in zip(writes, trace.outputs[first:], strict=True)
         if place is not None and wanted[place] and isinstance(atom, Var) and atom.index in followed
     ]
     changed = frozenset(place for place, _ in given)
-    moved = frozenset(place for place, atom in given if history_of(trace, atom) != trace.inputs[place])
-    return Bridge(trace, wanted, outputs, overwritten, executors, changed, moved) if any(outputs) else None
+    moved = frozenset(
+        place for place, atom in given if history_of(trace, atom) != trace.inputs[place]
+    )
+    return (
+        Bridge(trace, wanted, outputs, overwritten, executors, changed, moved)
+        if any(outputs)
+        else None
+    )
 
 
 def check_dense(trace: Trace, wanted: Mask) -> None:
@@ -87,13 +113,18 @@ def check_dense(trace: Trace, wanted: Mask) -> None:
         name = found.op.name.split(".")[1].strip("_")
         _, option = facts.SPARSE_GRADIENT[found.op.name]
         what = f"{name}: its gradient is sparse in eager code ({option}=True), and dense in a trace"
-        fix = "Write False for it, with an optimizer for dense gradients, or call it outside of the jitted function."
+        fix = (
+            "Write False for it, with an optimizer for dense gradients, or call it outside of the"
+            " jitted function."
+        )
         raise UnsupportedCall(located(what, source=found.source, fix=fix))
 
 
 @memo(16384)
 def sparse_gradient(trace: Trace, wanted: Mask) -> Equation | None:
-    """The first equation that has a sparse gradient in eager code, among those that depend on a wanted input."""
+    """The first equation that has a sparse gradient in eager code, among those that depend on a
+    wanted input.
+    """
     active = activity(trace, wanted)
     for equation in trace.equations:
         flags = tuple(active[var.index] for var in equation.operands)
@@ -105,21 +136,29 @@ def sparse_gradient(trace: Trace, wanted: Mask) -> Equation | None:
             if given == Literal(True):
                 return equation
         for body in equation.bodies if any(flags) else ():
-            found = sparse_gradient(body, flags if equation.op.kind == "composite" else (True,) * len(body.inputs))
+            found = sparse_gradient(
+                body, flags if equation.op.kind == "composite" else (True,) * len(body.inputs)
+            )
             if found is not None:
                 return found
     return None
 
 
 def opened(trace: Trace, wanted: Mask) -> Trace:
-    """The trace, with modules unfolded that give several results that autograd follows, and occur once.
+    """The trace, with modules unfolded that give several results that autograd follows, and occur
+    once.
 
     Computations inside that read one of the results then belong to another node than its own.
     """
-    active, times = activity(trace, wanted), Counter(equation.bodies for equation in trace.equations)
+    active, times = (
+        activity(trace, wanted),
+        Counter(equation.bodies for equation in trace.equations),
+    )
     inside = [
         equation.op.kind == "composite"
-        and not (ops.is_operator(equation.op) or "." in equation.op.name)  # executors may claim these whole
+        and not (
+            ops.is_operator(equation.op) or "." in equation.op.name
+        )  # executors may claim these whole
         and times[equation.bodies] == 1
         and sum(active[var.index] for var in equation.outputs) > 1
         for equation in trace.equations
@@ -128,7 +167,9 @@ def opened(trace: Trace, wanted: Mask) -> Trace:
         return trace
     flags = iter(inside)
 
-    def step(builder: TraceBuilder, equation: Equation, operands: tuple[Atom, ...]) -> tuple[Atom, ...]:
+    def step(
+        builder: TraceBuilder, equation: Equation, operands: tuple[Atom, ...]
+    ) -> tuple[Atom, ...]:
         if next(flags):
             return inline_into(builder, equation.body, operands, equation.source)
         return put(builder, equation, operands)
@@ -137,7 +178,9 @@ def opened(trace: Trace, wanted: Mask) -> Trace:
 
 
 def history_of(trace: Trace, atom: Atom) -> Atom:
-    """The variable that has the gradient of this one, unchanged, behind all changes made where gradients are off."""
+    """The variable that has the gradient of this one, unchanged, behind all changes made where
+    gradients are off.
+    """
     made_by = {var: equation for equation in trace.equations for var in equation.outputs}
     while isinstance(atom, Var) and (equation := made_by.get(atom)) is not None:
         if equation.op in (ops.STRAIGHT_THROUGH, ops.NO_GRAD_WRITE):
@@ -153,7 +196,9 @@ def history_of(trace: Trace, atom: Atom) -> Atom:
 
 
 def differentiable_outputs(trace: Trace, wanted: Mask) -> Mask:
-    """Tell which outputs autograd follows: those that depend on a wanted input and pass through it."""
+    """Tell which outputs autograd follows: those that depend on a wanted input and pass through
+    it.
+    """
     active = activity(trace, wanted)
     pairs = zip(trace.outputs, handed_over(trace), strict=True)
     return tuple(isinstance(atom, Var) and active[atom.index] and flag for atom, flag in pairs)
@@ -172,10 +217,10 @@ def handed_over(trace: Trace) -> Mask:
 class Bridge:
     """A trace, called under autograd.
 
-    `wanted` are the inputs that require grad, `active` the outputs that depend on them, `overwritten` the inputs that
-    will not hold their value when the backward runs. `executors` run both halves. `changed` are the inputs that
-    require grad and get a value that does: the backward reads their old values. `moved` are those of them that get
-    another history too.
+    `wanted` are the inputs that require grad, `active` the outputs that depend on them.
+    `overwritten` are the inputs that will not hold their value when the backward runs. `executors`
+    run both halves. `changed` are the inputs that require grad and get a value that does: the
+    backward reads their old values. `moved` are those of them that get another history too.
     """
 
     trace: Trace
@@ -185,10 +230,13 @@ class Bridge:
     executors: tuple[Executor, ...] = ()
     changed: frozenset[int] = frozenset()
     moved: frozenset[int] = frozenset()
-    narrower: dict[Mask, Bridge] = field(default_factory=dict[Mask, "Bridge"], repr=False, compare=False)
+    narrower: dict[Mask, Bridge] = field(
+        default_factory=dict[Mask, "Bridge"], repr=False, compare=False
+    )
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
-        """The trace's outputs. Those that are inputs come back as the very tensors, and so do repeated ones.
+        """The trace's outputs. Those that are inputs come back as the very tensors, and so do
+        repeated ones.
 
         Raises:
             RuntimeError: a leaf that requires grad is to be changed in place, as PyTorch has it.
@@ -197,17 +245,29 @@ class Bridge:
             return evaluate(self.trace, inputs)
         known: dict[int, Any] = dict(enumerate(inputs))
         if self.unreachable:
-            inputs = tuple(value.detach() if place in self.unreachable else value for place, value in enumerate(inputs))
+            inputs = tuple(
+                value.detach() if place in self.unreachable else value
+                for place, value in enumerate(inputs)
+            )
         if self.changed:
             if any(inputs[place].is_leaf for place in self.moved):
-                raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
-            inputs = tuple(value.clone() if place in self.changed else value for place, value in enumerate(inputs))
+                raise RuntimeError(
+                    "a leaf Variable that requires grad is being used in an in-place operation."
+                )
+            inputs = tuple(
+                value.clone() if place in self.changed else value
+                for place, value in enumerate(inputs)
+            )
         results = call(self, inputs)
         for atom, value in zip(self.trace.outputs, results, strict=True):
             if isinstance(atom, Var):
                 known.setdefault(atom.index, value)
-        outputs = zip(self.trace.outputs, results, strict=True)  # a number is an expression in the trace
-        return tuple(known[atom.index] if isinstance(atom, Var) else value for atom, value in outputs)
+        outputs = zip(
+            self.trace.outputs, results, strict=True
+        )  # a number is an expression in the trace
+        return tuple(
+            known[atom.index] if isinstance(atom, Var) else value for atom, value in outputs
+        )
 
     @cached_property
     def wanted_places(self) -> tuple[int, ...]:
@@ -221,15 +281,21 @@ class Bridge:
 
     @cached_property
     def unreachable(self) -> frozenset[int]:
-        """The wanted inputs that never get a gradient: autograd would go on into the graphs that they come from."""
+        """The wanted inputs that never get a gradient: autograd would go on into the graphs that
+        they come from.
+        """
         pairs = zip(self.wanted_places, self.split.gradients, strict=True)
         return frozenset(place for place, found in pairs if found is None)
 
     @cached_property
     def chosen(self) -> frozenset[int]:
-        """The active outputs that a choice or a loop makes: they may be an input, which autograd must not take for a result."""
+        """The active outputs that a choice or a loop makes: they may be an input, which autograd
+        must not take for a result.
+        """
         pairs = enumerate(zip(self.trace.outputs, self.active, strict=True))
-        return frozenset(place for place, (atom, flag) in pairs if flag and is_chosen(self.trace, atom))
+        return frozenset(
+            place for place, (atom, flag) in pairs if flag and is_chosen(self.trace, atom)
+        )
 
     @cached_property
     def handed_over(self) -> Mask:
@@ -239,7 +305,9 @@ class Bridge:
     @cached_property
     def split(self) -> Split:
         """The trace in two: forward and backward."""
-        split = forward_backward(self.trace, self.wanted, self.active, fused=any_fuses(self.executors))
+        split = forward_backward(
+            self.trace, self.wanted, self.active, fused=any_fuses(self.executors)
+        )
         made("split", split.forward, self.trace)
         return split
 
@@ -252,11 +320,15 @@ class Bridge:
     def inner_sizes(self) -> tuple[Expr, ...]:
         """The symbolic sizes of the values on a piece's edges."""
         inner = self.pieces.edges[sum(self.active) :]
-        return tuple(dict.fromkeys(size for type in inner for size in type.shape if isinstance(size, Expr)))
+        return tuple(
+            dict.fromkeys(size for type in inner for size in type.shape if isinstance(size, Expr))
+        )
 
     @cached_property
     def nodes(self) -> tuple[Node, ...]:
-        """The nodes of autograd's graph in the order in which they are made: the last to run backward is the first."""
+        """The nodes of autograd's graph in the order in which they are made: the last to run
+        backward is the first.
+        """
         nodes, start = list[Node](), 0
         for piece in self.pieces.pieces:
             nodes.append(Node(self, piece, start))
@@ -265,8 +337,8 @@ class Bridge:
 
     @cached_property
     def forward(self) -> Program:
-        """The trace from the inputs to the outputs, the residuals, numbers that the backward takes, and the sizes of
-        its inner edges.
+        """The trace from the inputs to the outputs, the residuals, numbers that the backward takes,
+        and the sizes of its inner edges.
         """
         numbers = [Literal(number) for node in reversed(self.nodes) for number in node.numbers]
         numbers += [Literal(size) for size in self.inner_sizes]
@@ -275,10 +347,12 @@ class Bridge:
 
     @cached_property
     def backward(self) -> Program:
-        """The trace from residuals, cotangents and numbers to gradients: all pieces as one program."""
+        """The trace from residuals, cotangents and numbers to gradients: all pieces as one
+        program.
+        """
         if len(self.nodes) == 1:
             return self.nodes[0].program
-        (closed, _) = close_symbols(self.split.backward)
+        closed, _ = close_symbols(self.split.backward)
         return lower(closed, below_autograd=True, executors=self.executors, taken=True)
 
     @cached_property
@@ -291,7 +365,9 @@ class Bridge:
         """The devices besides the CPU whose generators it may draw from."""
         atoms = (*self.trace.inputs, *self.trace.outputs)
         devices = {type.device for type in map(type_of, atoms) if isinstance(type, TensorType)}
-        return tuple(sorted((device for device in devices if device.type not in ("cpu", "meta")), key=str))
+        return tuple(
+            sorted((device for device in devices if device.type not in ("cpu", "meta")), key=str)
+        )
 
     def random_state(self) -> Callable[[], None]:
         """The states of all generators that it may draw from, as a function that sets them back."""
@@ -300,13 +376,15 @@ class Bridge:
     @cached_property
     def decisions(self) -> tuple[Expr, ...]:
         """The demands of the trace and of the derivative's rules on symbols."""
-        found = (constraints_of(trace) for trace in (self.trace, self.split.forward, self.split.backward))
+        found = (
+            constraints_of(trace) for trace in (self.trace, self.split.forward, self.split.backward)
+        )
         return tuple(dict.fromkeys(decision for decisions in found for decision in decisions))
 
     @cached_property
     def sees_absent(self) -> bool:
-        """Test whether a rule in the trace tells absent cotangents from zeros: the backward is one piece, made for
-        those that are given.
+        """Test whether a rule in the trace tells absent cotangents from zeros: the backward is one
+        piece, made for those that are given.
         """
         return sum(self.active) > 1 and sees_absent_cotangents(self.trace)
 
@@ -315,12 +393,16 @@ class Bridge:
         if given not in self.narrower:
             places = {place for place, flag in zip(self.active_places, given, strict=True) if flag}
             self.narrower[given] = replace(
-                self, active=tuple(place in places for place in range(len(self.active))), narrower={}
+                self,
+                active=tuple(place in places for place in range(len(self.active))),
+                narrower={},
             )
         return self.narrower[given]
 
     def following(self, trace: Trace, tensors: Sequence[Any]) -> Following:
-        """Bridge another trace on the same executors, as a function of tensors like these that autograd follows."""
+        """Bridge another trace on the same executors, as a function of tensors like these that
+        autograd follows.
+        """
         found = bridge(trace, tensors, executors=self.executors)
         if found is None:
             return lower(trace, executors=self.executors), constraints_of(trace)

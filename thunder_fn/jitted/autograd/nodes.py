@@ -1,4 +1,6 @@
-"""Nodes of autograd's graph: what a call of a bridged trace leaves behind, one for each piece of its backward."""
+"""Nodes of autograd's graph: what a call of a bridged trace leaves behind, one for each piece of
+its backward.
+"""
 
 from __future__ import annotations
 
@@ -30,27 +32,35 @@ if TYPE_CHECKING:
 
 
 Following = tuple[Callable[..., tuple[Any, ...]], tuple[Expr, ...]]
-"""A trace as a function of tensors that autograd follows, and the constraints on the trace's symbols."""
+"""A trace as a function of tensors that autograd follows, and the constraints on the trace's
+symbols.
+"""
 
 MAX_KNOWN = 16
-"""The number of derivatives of one node that are remembered: by sizes, where their rules do not hold for all."""
+"""The number of derivatives of one node that are remembered: by sizes, where their rules do not
+hold for all.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """A piece of a bridge's backward, and where the numbers that it takes begin among those of the forward."""
+    """A piece of a bridge's backward, and where the numbers that it takes begin among those of
+    the forward.
+    """
 
     bridge: Bridge
     piece: Piece
     start: int
     known: dict[Any, Following] = field(default_factory=dict[Any, "Following"], repr=False)
-    """Functions that compute `gradient` under autograd, by which inputs require grad, and by sizes where they hold
-    for these only.
+    """Functions that compute `gradient` under autograd, by which inputs require grad, and by sizes
+    where they hold for these only.
     """
 
     @cached_property
     def closed(self) -> tuple[Trace, tuple[Expr, ...]]:
-        """The piece's trace with the numbers that it takes from the forward as its last inputs, and those."""
+        """The piece's trace with the numbers that it takes from the forward as its last inputs,
+        and those.
+        """
         return close_symbols(self.piece.trace)
 
     @property
@@ -61,7 +71,9 @@ class Node:
     @cached_property
     def program(self) -> Program:
         """The program from residuals, cotangents and numbers to the results of the piece."""
-        return lower(self.closed[0], below_autograd=True, executors=self.bridge.executors, taken=True)
+        return lower(
+            self.closed[0], below_autograd=True, executors=self.bridge.executors, taken=True
+        )
 
     @cached_property
     def sources(self) -> tuple[tuple[bool, int], ...]:
@@ -80,14 +92,18 @@ class Node:
 
     @cached_property
     def kept(self) -> tuple[tuple[int, bool], ...]:
-        """The residuals that are results of the forward, and whether they are what another node returns."""
+        """The residuals that are results of the forward, and whether they are what another node
+        returns.
+        """
         count, split = len(self.bridge.trace.outputs), self.bridge.split
         edges = {place: edge for edge, place in enumerate(self.bridge.active_places)}
         found = (split.residuals[number] for number in self.piece.residuals)
         return tuple(
-            (count + one.index, False)
-            if one.kind == "extra"
-            else (one.index, one.index in edges and edges[one.index] not in self.piece.takes)
+            (
+                (count + one.index, False)
+                if one.kind == "extra"
+                else (one.index, one.index in edges and edges[one.index] not in self.piece.takes)
+            )
             for one in found
             if one.kind != "input"
         )
@@ -99,13 +115,17 @@ class Node:
 
     @cached_property
     def needed(self) -> tuple[int, ...]:
-        """The inputs that the backward reads, or its derivative does, which computes the other residuals again."""
+        """The inputs that the backward reads, or its derivative does, which computes the other
+        residuals again.
+        """
         count = len(self.bridge.split.forward.inputs)
         return tuple(place for place in range(count) if self.binds_sizes or place in self.valued)
 
     @cached_property
     def binds_sizes(self) -> bool:
-        """Test whether all inputs are kept: for their sizes, or for a backward without some of the cotangents."""
+        """Test whether all inputs are kept: for their sizes, or for a backward without some of
+        the cotangents.
+        """
         return is_symbolic(self.bridge.split.forward) or self.bridge.sees_absent
 
     @cached_property
@@ -127,7 +147,9 @@ class Node:
 
     @cached_property
     def gradient(self) -> Trace:
-        """The trace from the inputs that are needed, and the cotangents, to the results of the piece."""
+        """The trace from the inputs that are needed, and the cotangents, to the results of the
+        piece.
+        """
         split, name = self.bridge.split, self.bridge.trace.name
         builder = TraceBuilder(f"{name}_gradient")
         inputs = tuple(builder.input(var.type) for var in split.forward.inputs)
@@ -139,8 +161,12 @@ class Node:
         return cut(whole, inputs=kept)
 
     def differentiable(self, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Compute the piece from the inputs that are needed and the cotangents, so that autograd follows it."""
-        wanted = tuple(isinstance(tensor, torch.Tensor) and tensor.requires_grad for tensor in tensors)
+        """Compute the piece from the inputs that are needed and the cotangents, so that autograd
+        follows it.
+        """
+        wanted = tuple(
+            isinstance(tensor, torch.Tensor) and tensor.requires_grad for tensor in tensors
+        )
         sizes = bind(self.gradient.inputs, tensors)
         call, decisions = self.following((wanted, ()), self.gradient, tensors)
         if sizes and any(replaced(decision, sizes) is False for decision in decisions):
@@ -149,7 +175,9 @@ class Node:
         return call(*tensors)
 
     def following(self, key: Any, gradient: Trace, tensors: tuple[Any, ...]) -> Following:
-        """The gradient as a function that autograd follows, and the decisions about symbols that its rules need."""
+        """The gradient as a function that autograd follows, and the decisions about symbols that
+        its rules need.
+        """
         if key not in self.known:
             if len(self.known) >= MAX_KNOWN:
                 self.known.clear()
@@ -181,14 +209,17 @@ class _Call:
         self.state = bridge.random_state() if bridge.draws else None
         self.results = results = bridge.forward(*self.inputs)
         passing = zip(results, bridge.handed_over, bridge.trace.outputs, strict=False)
-        outputs = tuple(value if flag or isinstance(atom, Literal) else None for value, flag, atom in passing)
+        outputs = tuple(
+            value if flag or isinstance(atom, Literal) else None for value, flag, atom in passing
+        )
         if any(isinstance(value, torch.Tensor) and value._is_view() for value in outputs):
             outputs = _own_tensors(outputs, self.inputs, bridge.active)
         if bridge.chosen:
             given = [value for value in self.inputs if isinstance(value, torch.Tensor)]
             pairs = enumerate(outputs)
             outputs = tuple(
-                own(value, *given) if value is not None and place in bridge.chosen else value for place, value in pairs
+                own(value, *given) if value is not None and place in bridge.chosen else value
+                for place, value in pairs
             )
         self.outputs = outputs
         followed = (value for value, flag in zip(outputs, bridge.active, strict=True) if flag)
@@ -198,25 +229,34 @@ class _Call:
         return results
 
     def stand_in(self) -> None:
-        """Put tensors of one element in place of the values on edges: autograd asks for their types only."""
+        """Put tensors of one element in place of the values on edges: autograd asks for their
+        types only.
+        """
         edges, sizes = self.bridge.pieces.edges, self.bridge.inner_sizes
         values = dict(zip(sizes, (self.results or ())[-len(sizes) :], strict=True)) if sizes else {}
         for edge in range(len(self.edges), len(edges)):
             type = edges[edge]
             shape = [values[size] if isinstance(size, Expr) else size for size in type.shape]
             strides = (0,) * len(shape)
-            self.edges[edge] = torch.empty_strided(shape, strides, dtype=type.dtype, device=type.device)
+            self.edges[edge] = torch.empty_strided(
+                shape, strides, dtype=type.dtype, device=type.device
+            )
 
 
 def call(bridge: Bridge, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """The trace's outputs that pass through autograd, and numbers; None for the others."""
     run = _Call(bridge, inputs)
     for node in bridge.nodes:
-        tensors = [inputs[place] if is_input else run.edges[place] for is_input, place in node.sources]
+        tensors = [
+            inputs[place] if is_input else run.edges[place] for is_input, place in node.sources
+        ]
         values = _Function.apply(node, run, *tensors)  # type: ignore[no-untyped-call]
         run.edges.update(zip(node.piece.takes, values, strict=True))
     edges = iter(run.edges.values())
-    return tuple(next(edges) if flag else value for value, flag in zip(run.outputs, bridge.active, strict=True))
+    return tuple(
+        next(edges) if flag else value
+        for value, flag in zip(run.outputs, bridge.active, strict=True)
+    )
 
 
 class _Function(torch.autograd.Function):
@@ -225,7 +265,10 @@ class _Function(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, node: Node, run: _Call, *tensors: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         results, bridge = run.run(), node.bridge
-        kept = [results[place].detach() if is_others else results[place] for place, is_others in node.kept]
+        kept = [
+            results[place].detach() if is_others else results[place]
+            for place, is_others in node.kept
+        ]
         first = len(bridge.split.forward.outputs) + node.start
         ctx.node, ctx.state = node, run.state
         ctx.numbers = results[first : first + len(node.numbers)]
@@ -248,7 +291,7 @@ class _Function(torch.autograd.Function):
         saved = list[Any]()
         if followed or node.piece.residuals:
             saved += ctx.saved_tensors
-            ctx.maybe_clear_saved_tensors()  # unless the graph is retained, only this call holds them now
+            ctx.maybe_clear_saved_tensors()  # unless the graph is retained, only this call holds them now  # noqa: E501
         count = len(node.needed)
         inputs, kept = dict(zip(node.needed, saved, strict=False)), saved[count:]
         saved.clear()
@@ -260,7 +303,9 @@ class _Function(torch.autograd.Function):
         if followed:
             _check_unchanged(node, ctx.probes)
             with _drawing_again(node.bridge, ctx.state):
-                results: Sequence[Any] = node.differentiable((*(inputs[place] for place in node.needed), *given))
+                results: Sequence[Any] = node.differentiable(
+                    (*(inputs[place] for place in node.needed), *given)
+                )
         else:
             others = iter(kept)
             box = [next(others) if place is None else inputs[place] for place in node.inputs]
@@ -271,7 +316,9 @@ class _Function(torch.autograd.Function):
             results = evaluate(node.closed[0], box) if batched else node.program.take(box)
         if any(cotangent is None for cotangent in cotangents):
             reached = node.reached(tuple(cotangent is not None for cotangent in cotangents))
-            results = [result if flag else None for result, flag in zip(results, reached, strict=True)]
+            results = [
+                result if flag else None for result, flag in zip(results, reached, strict=True)
+            ]
         return None, None, *results
 
 
@@ -281,7 +328,10 @@ def _backward_of_given(ctx: Any, cotangents: Sequence[Any]) -> list[Any]:
     narrow = node.bridge.narrowed(tuple(cotangent is not None for cotangent in cotangents))
     inputs = dict(zip(node.needed, ctx.saved_tensors, strict=False)) | ctx.others
     (part,) = narrow.nodes
-    tensors = (*(inputs[place] for place in part.needed), *(one for one in cotangents if one is not None))
+    tensors = (
+        *(inputs[place] for place in part.needed),
+        *(one for one in cotangents if one is not None),
+    )
     with _drawing_again(node.bridge, ctx.state):
         if torch.is_grad_enabled():
             _check_unchanged(node, ctx.probes)
@@ -292,8 +342,12 @@ def _backward_of_given(ctx: Any, cotangents: Sequence[Any]) -> list[Any]:
     return [found.get(target) for target in node.piece.gives]
 
 
-def _drawing_again(bridge: Bridge, state: Callable[[], None] | None) -> AbstractContextManager[None]:
-    """Draw inside the numbers that were drawn from this state on; outside, nothing has been drawn."""
+def _drawing_again(
+    bridge: Bridge, state: Callable[[], None] | None
+) -> AbstractContextManager[None]:
+    """Draw inside the numbers that were drawn from this state on; outside, nothing has been
+    drawn.
+    """
     return nullcontext() if state is None else drawing_from(state, bridge.random_state())
 
 
@@ -304,10 +358,11 @@ def _zeros(node: Node, place: int, shape: torch.Size) -> torch.Tensor:
 
 
 def _own_tensors(outputs: tuple[Any, ...], inputs: Sequence[Any], active: Mask) -> tuple[Any, ...]:
-    """The outputs, those that are views of nothing else that the caller has no longer views, and constants neither.
+    """The outputs, those that are views of nothing else that the caller has no longer views, and
+    constants neither.
 
-    Autograd lets nobody change a view in place that such a function returns, since it does not know its base. A view
-    of a result that requires grad would require it too.
+    Autograd lets nobody change a view in place that such a function returns, since it does not know
+    its base. A view of a result that requires grad would require it too.
     """
     tensors = [value for value in (*outputs, *inputs) if isinstance(value, torch.Tensor)]
     owners = collections.Counter(map(internals.storage_id, tensors))
@@ -324,10 +379,11 @@ def _own_tensors(outputs: tuple[Any, ...], inputs: Sequence[Any], active: Mask) 
 def _saved_inputs(
     node: Node, inputs: Sequence[Any]
 ) -> tuple[list[torch.Tensor | None], dict[int, Any], list[tuple[torch.Tensor, int]]]:
-    """The inputs that are needed, as autograd keeps them; those that it need not keep, by place; and whose version to check.
+    """The inputs that are needed, as autograd keeps them; those that it need not keep, by place;
+    and whose version to check.
 
-    Autograd refuses a backward if a saved tensor was changed. Values that only a derivative of the backward reads may
-    change until there is one.
+    Autograd refuses a backward if a saved tensor was changed. Values that only a derivative of the
+    backward reads may change until there is one.
     """
     saved: list[torch.Tensor | None] = []
     others: dict[int, Any] = {}
@@ -342,7 +398,9 @@ def _saved_inputs(
         elif place in node.bridge.overwritten:
             saved.append(tensor.detach().clone())
             continue
-        elif place in node.read or (not (tensor.is_leaf and tensor.requires_grad) and node.bridge.wanted[place]):
+        elif place in node.read or (
+            not (tensor.is_leaf and tensor.requires_grad) and node.bridge.wanted[place]
+        ):
             saved.append(tensor)
             continue
         elif node.bridge.wanted[place]:
@@ -358,5 +416,10 @@ def _saved_inputs(
 
 def _check_unchanged(node: Node, probes: Sequence[tuple[torch.Tensor, int]]) -> None:
     if any(probe._version != version for probe, version in probes):
-        what = f"{node.bridge.trace.name}: an argument was changed in place before its gradient was differentiated"
-        raise RuntimeError(located(what, fix="Pass a clone, or change the tensor after the last derivative."))
+        what = (
+            f"{node.bridge.trace.name}: an argument was changed in place before its gradient was"
+            " differentiated"
+        )
+        raise RuntimeError(
+            located(what, fix="Pass a clone, or change the tensor after the last derivative.")
+        )

@@ -1,18 +1,19 @@
 """A backward in pieces, one for each node of autograd's graph.
 
-Eager code has a node for each op. `backward` of one result frees nothing that another one alone needs, and one can
-ask for the gradient of a result by another, or for its `grad`. Here a piece is all of the backward that depends on
-the same cotangents:
+Eager code has a node for each op. `backward` of one result frees nothing that another one alone
+needs. One can ask for the gradient of a result by another, or for its `grad`. Here a piece is all
+of the backward that depends on the same cotangents:
 
     y = f(x); z = g(y)      {y, z}: f's backward, from y's cotangent        {z}: g's backward, which adds to y's cotangent
     y = f(x); z = g(x)      {y}: f's backward       {z}: g's backward       autograd adds up the gradients of x
 
-A value that goes from one piece to another is an edge. If a piece's backward begins with sums of other pieces'
-values, autograd adds these up, with the caller's cotangents. With one cotangent there is one piece, the whole
-backward.
+A value that goes from one piece to another is an edge. If a piece's backward begins with sums of
+other pieces' values, autograd adds these up, with the caller's cotangents. With one cotangent there
+is one piece, the whole backward.
 
-A composite is cut only if it is a module that occurs once, because equal layers share one body and one derivation.
-"""
+A composite is cut only if it is a module that occurs once, because equal layers share one body and
+one derivation.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a backward. `trace` takes residuals and edges, by number, and gives one value for each of the targets."""
+    """A part of a backward. `trace` takes residuals and edges, by number, and gives one value
+    for each of the targets.
+    """
 
     trace: Trace
     residuals: tuple[int, ...]
@@ -48,7 +51,9 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """The types of the edges, of which the cotangents are the first, and the pieces in an order in which they can run."""
+    """The types of the edges, of which the cotangents are the first, and the pieces in an order
+    in which they can run.
+    """
 
     edges: tuple[TensorType, ...]
     pieces: tuple[Piece, ...]
@@ -57,7 +62,8 @@ class Pieces:
 def pieces_of(split: Split, *, whole: bool = False) -> Pieces:
     """The backward of a split in pieces; `whole`, in one.
 
-    Law: run one after the other, the pieces give the gradients of the backward; values given to one edge or gradient
+    Law: run one after the other, the pieces give the gradients of the backward; values given to one
+        edge or gradient
     are added up.
     """
     cutting = _Cutting(split)
@@ -76,22 +82,28 @@ def depends(trace: Trace, flags: Mask) -> Mask:
         operands = tuple(marked[var.index] for var in equation.operands)
         if any(operands):
             is_composite = equation.op.kind == "composite"
-            results = depends(equation.body, operands) if is_composite else (True,) * len(equation.outputs)
+            results = (
+                depends(equation.body, operands)
+                if is_composite
+                else (True,) * len(equation.outputs)
+            )
             for var, flag in zip(equation.outputs, results, strict=True):
                 marked[var.index] = flag
     return tuple(isinstance(atom, Var) and marked[atom.index] for atom in trace.outputs)
 
 
 class _Cutting:
-    """The part of a backward to which each variable belongs. A part is the set of cotangents that it depends on, as
-    bits.
+    """The part of a backward to which each variable belongs. A part is the set of cotangents that
+    it depends on, as bits.
     """
 
     def __init__(self, split: Split) -> None:
         self.trace, self.count = split.backward, len(split.residuals)
         self.cotangents = self.trace.inputs[self.count :]
         places = ((place, at) for place, at in enumerate(split.gradients) if at is not None)
-        self.gradients = tuple((self.trace.outputs[at], Target("gradient", place)) for place, at in places)
+        self.gradients = tuple(
+            (self.trace.outputs[at], Target("gradient", place)) for place, at in places
+        )
         self.edges = [var.type for var in self.cotangents if isinstance(var.type, TensorType)]
         self.takes: dict[int, list[tuple[int, Var]]] = {}
         self.gives: dict[int, list[tuple[Atom, Target]]] = {}
@@ -112,7 +124,9 @@ class _Cutting:
         self.find_sums()
         added = {var for terms in self.sums.values() for var in terms}
         for edge, var in enumerate(self.cotangents):
-            parts = {self.home[equation.outputs[0].index] for equation in self.readers.get(var.index, ())}
+            parts = {
+                self.home[equation.outputs[0].index] for equation in self.readers.get(var.index, ())
+            }
             if var not in added and len(parts) == 1 and var.index not in self.returned:
                 (self.home[var.index],) = parts
             if var not in added or self.home[var.index] == 1 << edge:
@@ -130,7 +144,9 @@ class _Cutting:
         return Pieces(tuple(self.edges), tuple(map(self.piece, parts)))
 
     def order(self, part: int) -> tuple[int, int, int]:
-        """Parts that depend on equally many cotangents run in the order in which eager code adds up what they give."""
+        """Parts that depend on equally many cotangents run in the order in which eager code adds
+        up what they give.
+        """
         end = len(self.trace.equations)
         terms = (
             self.maker.get(var.index, end)
@@ -143,7 +159,9 @@ class _Cutting:
     def find_parts(self) -> None:
         """Find the part of each equation and of each variable, its readers and its maker."""
         self.home = [0] * num_vars(self.trace)
-        self.home[self.count : len(self.trace.inputs)] = (1 << bit for bit in range(len(self.cotangents)))
+        self.home[self.count : len(self.trace.inputs)] = (
+            1 << bit for bit in range(len(self.cotangents))
+        )
         self.readers: dict[int, list[Equation]] = {}
         self.parts: list[int] = []
         self.maker: dict[int, int] = {}
@@ -161,8 +179,8 @@ class _Cutting:
         self.returned = {atom.index for atom, _ in self.gradients if isinstance(atom, Var)}
 
     def find_sums(self) -> None:
-        """Find the additions that autograd makes, by their result, with their terms; those inside of longer ones are
-        `inner`.
+        """Find the additions that autograd makes, by their result, with their terms; those inside
+        of longer ones are `inner`.
 
         They add up values of other parts, and at most one cotangent of the caller's.
         """
@@ -170,24 +188,37 @@ class _Cutting:
         for equation in self.trace.equations:
             if self.is_addition(equation):
                 found = [
-                    chains.pop(var.index, ((var,), frozenset[int]()))
-                    if self.is_read_once(var)
-                    else ((var,), frozenset[int]())
+                    (
+                        chains.pop(var.index, ((var,), frozenset[int]()))
+                        if self.is_read_once(var)
+                        else ((var,), frozenset[int]())
+                    )
                     for var in equation.operands
                 ]
                 absorbed = {
-                    var.index for var in equation.operands if var.index in self.maker and self.is_read_once(var)
+                    var.index
+                    for var in equation.operands
+                    if var.index in self.maker and self.is_read_once(var)
                 }
                 terms = tuple(var for terms, _ in found for var in terms)
-                chains[equation.outputs[0].index] = terms, frozenset(absorbed).union(*(inner for _, inner in found))
+                chains[equation.outputs[0].index] = (
+                    terms,
+                    frozenset(absorbed).union(*(inner for _, inner in found)),
+                )
         self.sums: dict[int, tuple[Var, ...]] = {}
         self.inner = set[int]()
         for index, (terms, inner) in chains.items():
             part = self.home[index]
-            given = next((var for var in terms if var in self.cotangents and self.is_read_once(var)), None)
+            given = next(
+                (var for var in terms if var in self.cotangents and self.is_read_once(var)), None
+            )
             others = [var for var in terms if var is not given]
             at_an_end = given is not None or not self.readers.get(index)
-            if at_an_end and others and all(self.home[var.index] not in (0, part) for var in others):
+            if (
+                at_an_end
+                and others
+                and all(self.home[var.index] not in (0, part) for var in others)
+            ):
                 self.sums[index] = terms
                 self.inner |= inner - {var.index for var in terms}
                 if given is not None:
@@ -206,7 +237,9 @@ class _Cutting:
     def passes(self, var: Var) -> bool:
         """Test for a sum that is an input's gradient and nothing else: its terms go there."""
         alone = not self.readers.get(var.index)
-        return alone and all(self.home[term.index] != self.home[var.index] for term in self.sums[var.index])
+        return alone and all(
+            self.home[term.index] != self.home[var.index] for term in self.sums[var.index]
+        )
 
     def add_up(self, var: Var, part: int) -> None:
         """Add an edge for a sum: that of the caller's cotangent, if it is a term."""
@@ -238,7 +271,9 @@ class _Cutting:
             for term in self.sums[atom.index]:
                 self.give(term, target)
         else:
-            self.gives.setdefault(self.home[atom.index] if isinstance(atom, Var) else 0, []).append((atom, target))
+            self.gives.setdefault(self.home[atom.index] if isinstance(atom, Var) else 0, []).append(
+                (atom, target)
+            )
 
     def piece(self, part: int) -> Piece:
         """A part, with the equations that it needs and that depend on no cotangent, as a trace."""
@@ -249,10 +284,14 @@ class _Cutting:
         equations = tuple(self.trace.equations[position] for position in positions)
         outputs, whole = tuple(atom for atom, _ in gives), self.trace
         trace = cut(whole, inputs=inputs, equations=equations, outputs=outputs)
-        return Piece(trace, residuals, tuple(edge for edge, _ in takes), tuple(target for _, target in gives))
+        return Piece(
+            trace, residuals, tuple(edge for edge, _ in takes), tuple(target for _, target in gives)
+        )
 
     def needed(self, atoms: Sequence[Atom], known: Collection[int]) -> tuple[list[int], set[int]]:
-        """The positions of the equations that compute these from known values, and the variables that are read."""
+        """The positions of the equations that compute these from known values, and the variables
+        that are read.
+        """
         pending = [atom.index for atom in atoms if isinstance(atom, Var)]
         positions, read = set[int](), set[int]()
         while pending:

@@ -1,8 +1,8 @@
 """Lists and dicts among the arguments of a jitted function or module, which it may fill.
 
-The traced function gets copies of them. The final content of a copy is a result, which the caller's own gets after
-each call. Other containers, such as dataclasses, are not written back, so to change one is an error; objects known to
-`register_object` are.
+The traced function gets copies of them. The final content of a copy is a result, which the caller's
+own gets after each call. Other containers, such as dataclasses, are not written back, so to change
+one is an error; objects known to `register_object` are.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ KINDS = (list, deque, dict, OrderedDict, defaultdict)
 
 @dataclass(frozen=True)
 class Argument:
-    """Mark, in the content of a container, for the container among the arguments that has this number."""
+    """Mark, in the content of a container, for the container among the arguments that has this
+    number.
+    """
 
     number: int
 
@@ -41,8 +43,8 @@ Filled = tuple[tuple[int, Content], ...]
 
 @dataclass(frozen=True)
 class Filling:
-    """The result of a function that fills its arguments: `states` is the content of registered objects after it,
-    `filled` that of lists and dicts.
+    """The result of a function that fills its arguments: `states` is the content of registered
+    objects after it, `filled` that of lists and dicts.
     """
 
     result: Any
@@ -62,12 +64,23 @@ def filling(arguments: Any) -> Callable[[Any], Any]:
     def made_of(result: Any) -> Any:
         for node, before in others:
             if _holds(node) != before:
-                what = f"jit: the function changes {kind_of(node)} among its arguments, which it has a copy of"
+                what = (
+                    f"jit: the function changes {kind_of(node)} among its arguments, which it has a"
+                    " copy of"
+                )
                 raise UnsupportedCall(
-                    located(what, source=user_source(), fix="Return what is new, or pass a list or a dict.")
+                    located(
+                        what,
+                        source=user_source(),
+                        fix="Return what is new, or pass a list or a dict.",
+                    )
                 )
         changed = filled(containers)
-        return Filling(result, tuple(map(pytree.attributes_of, objects)), changed) if changed or objects else result
+        return (
+            Filling(result, tuple(map(pytree.attributes_of, objects)), changed)
+            if changed or objects
+            else result
+        )
 
     return made_of
 
@@ -75,7 +88,9 @@ def filling(arguments: Any) -> Callable[[Any], Any]:
 def _may_change(node: Any) -> bool:
     """Test whether the node is a container that code can change, and no list or dict."""
     return (
-        type(node) not in (*KINDS, type(None)) and not isinstance(node, (tuple, torch.Tensor)) and pytree.is_node(node)
+        type(node) not in (*KINDS, type(None))
+        and not isinstance(node, (tuple, torch.Tensor))
+        and pytree.is_node(node)
     )
 
 
@@ -119,7 +134,9 @@ def filled(before: Held) -> Filled:
     for number, (container, then) in enumerate(before):
         now = _content(container)
         if now.keys != then.keys or [*map(id, now.values)] != [*map(id, then.values)]:
-            values = (Argument(numbers[id(one)]) if id(one) in numbers else one for one in now.values)
+            values = (
+                Argument(numbers[id(one)]) if id(one) in numbers else one for one in now.values
+            )
             changed.append((number, Content(now.keys, tuple(values))))
     return tuple(changed)
 
@@ -128,7 +145,9 @@ def fill(arguments: Any, changed: Filled) -> None:
     """Give the containers among the caller's arguments the content of those that were traced."""
     containers = containers_in(arguments) if changed else ()
     for number, content in changed:
-        values = [containers[one.number] if isinstance(one, Argument) else one for one in content.values]
+        values = [
+            containers[one.number] if isinstance(one, Argument) else one for one in content.values
+        ]
         container = containers[number]
         container.clear()
         if content.keys is None:

@@ -1,4 +1,6 @@
-"""The `forward` of a jitted module, which may be assigned another one, and wrappers around the old one."""
+"""The `forward` of a jitted module, which may be assigned another one, and wrappers around the
+old one.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,11 @@ SLOT = "_thunder_fn_jit"
 
 
 class Forward:
-    """The `forward` of a jitted module. Another one that is assigned to an instance is traced in its place.
+    """The `forward` of a jitted module. Another one that is assigned to an instance is traced in
+    its place.
 
-    The `forward` of before, which the new one may call as wrappers do, stays what it was then, and is traced with it.
+    The `forward` of before, which the new one may call as wrappers do, stays what it was then, and
+    is traced with it.
     """
 
     def __init__(self, original: Callable[..., Any]) -> None:
@@ -33,7 +37,11 @@ class Forward:
         if instance is None:
             return self.function
         assigned = _held(instance)
-        return types.MethodType(self.function, instance) if assigned is None else _assigned(instance, assigned)
+        return (
+            types.MethodType(self.function, instance)
+            if assigned is None
+            else _assigned(instance, assigned)
+        )
 
     def __set__(self, instance: Any, value: Any) -> None:
         instance.__dict__["forward"] = value
@@ -43,14 +51,16 @@ class Forward:
 
 
 def _held(module: torch.nn.Module) -> Any:
-    """The assigned `forward`. The module behind is asked, for Dynamo of PyTorch 2.11 takes `__dict__.get` for
-    `getattr`.
+    """The assigned `forward`. The module behind is asked, for Dynamo of PyTorch 2.11 takes
+    `__dict__.get` for `getattr`.
     """
     return getattr(module, SLOT).module.__dict__.get("forward")
 
 
 def _assigned(module: torch.nn.Module, assigned: Any) -> Any:
-    """The jitted module for as long as `assigned` is its forward, then the assigned one. A method if that is one."""
+    """The jitted module for as long as `assigned` is its forward, then the assigned one. A
+    method if that is one.
+    """
 
     def chosen() -> Any:
         return getattr(module, SLOT) if _held(module) is assigned else None

@@ -1,8 +1,9 @@
 """Hooks of submodules: which a trace has, which it cannot have, and what they leave outside of it.
 
-Forward hooks are traced with the module. One that records what it sees (`seen.append(output)`) or counts does so in
-every call of eager code, and in a trace once, with tracers. So objects that hooks can reach are looked at before and
-after a trace. If a hook changed one, it is put back, and the module runs as it does without jit.
+Forward hooks are traced with the module. One that records what it sees (`seen.append(output)`) or
+counts does so in every call of eager code, and in a trace once, with tracers. So objects that hooks
+can reach are looked at before and after a trace. If a hook changed one, it is put back, and the
+module runs as it does without jit.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from thunder_fn.errors import HooksWarning, ThunderError, kind_of, located
 from thunder_fn.jitted.modules.state import Layout
 
 FIX = (
-    "Until they are removed, the module runs as it does without jit. Hooks of the jitted module itself are no problem."
+    "Until they are removed, the module runs as it does without jit. Hooks of the jitted module"
+    " itself are no problem."
 )
 """The fate of the module, and the fix, for the warning."""
 
@@ -41,8 +43,8 @@ class HookEffect(ThunderError):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Objects that a hook could reach: containers and copies of them, and bound names with the way to bind them
-    again.
+    """Objects that a hook could reach: containers and copies of them, and bound names with the way
+    to bind them again.
     """
 
     hook: Callable[..., Any]
@@ -50,7 +52,9 @@ class Held:
     bindings: tuple[tuple[Callable[[], Any], Callable[[Any], None], Any], ...]
 
     def is_unchanged(self) -> bool:
-        """Test whether the containers hold the very things that they held, and the names are bound to them."""
+        """Test whether the containers hold the very things that they held, and the names are
+        bound to them.
+        """
         same = all(_items(container) == _items(before) for container, before in self.contents)
         return same and all(read() is before for read, _, before in self.bindings)
 
@@ -59,23 +63,32 @@ class Held:
         for container, before in self.contents:
             if _items(container) != _items(before):
                 container.clear()
-                (container.extend if isinstance(container, (list, deque)) else container.update)(before)
+                (container.extend if isinstance(container, (list, deque)) else container.update)(
+                    before
+                )
         for read, write, before in self.bindings:
             if read() is not before:
                 write(before)
 
 
 def held_by_hooks(module: torch.nn.Module) -> tuple[Held, ...]:
-    """Collect what the forward hooks of submodules, and those of all modules, can reach; a module's hooks are among
-    that.
+    """Collect what the forward hooks of submodules, and those of all modules, can reach; a module's
+    hooks are among that.
     """
     held: list[Held] = []
     for child in module.modules():
         own = [child.__dict__[name] for name in (*internals.HOOKS, *internals.HOOK_FLAGS)]
-        hooks = [hook for one in own for hook in one.values() if callable(hook)] if child is not module else []
+        hooks = (
+            [hook for one in own for hook in one.values() if callable(hook)]
+            if child is not module
+            else []
+        )
         held += map(_held, hooks)
         held += (Held(hook, tuple((one, one.copy()) for one in own), ()) for hook in hooks[:1])
-    return (*held, *(_held(hook) for one in internals.GLOBAL_HOOKS for hook in one.values() if callable(hook)))
+    return (
+        *held,
+        *(_held(hook) for one in internals.GLOBAL_HOOKS for hook in one.values() if callable(hook)),
+    )
 
 
 def check_unchanged(held: tuple[Held, ...]) -> None:
@@ -93,13 +106,17 @@ def check_unchanged(held: tuple[Held, ...]) -> None:
 
 @dataclass(slots=True, eq=False)
 class HooksOutside:
-    """Findings about a module's hooks: those that change objects outside of a trace, and the warnings given."""
+    """Findings about a module's hooks: those that change objects outside of a trace, and the
+    warnings given.
+    """
 
     effects: tuple[Any, ...] | None = None
     warned: bool = False
 
     def keep_from_tracing(self, layout: Layout) -> bool:
-        """Tell whether the module has hooks that no trace has. Warns once of those that autograd runs."""
+        """Tell whether the module has hooks that no trace has. Warns once of those that autograd
+        runs.
+        """
         if layout.hooks == self.effects:
             return True
         module, *children = layout.modules
@@ -107,7 +124,10 @@ class HooksOutside:
         if hooked is not None and not self.warned:
             self.warned = True
             path = next(path for path, child in module.named_modules() if child is hooked)
-            what = f"jit: {path!r} in {kind_of(module)} has backward hooks, which autograd runs where eager code is"
+            what = (
+                f"jit: {path!r} in {kind_of(module)} has backward hooks, which autograd runs where"
+                " eager code is"
+            )
             warnings.warn(located(what, fix=FIX), HooksWarning, stacklevel=6)
         return hooked is not None
 
@@ -116,9 +136,12 @@ class HooksOutside:
         self.effects = layout.hooks
         name = getattr(effect.hook, "__qualname__", type(effect.hook).__name__)
         what = (
-            f"jit: {name}, a hook of a submodule of {kind_of(layout.modules[0])}, changes what is outside of the trace"
+            f"jit: {name}, a hook of a submodule of {kind_of(layout.modules[0])}, changes what is"
+            " outside of the trace"
         )
-        warnings.warn(located(what, source=source_of(effect.hook), fix=FIX), HooksWarning, stacklevel=5)
+        warnings.warn(
+            located(what, source=source_of(effect.hook), fix=FIX), HooksWarning, stacklevel=5
+        )
 
 
 # ---- what a hook can reach ----
@@ -132,7 +155,9 @@ def _held(hook: Callable[..., Any]) -> Held:
 
 
 def _reach(value: Any, containers: dict[int, Any], bindings: list[Any], depth: int) -> None:
-    """Collect the containers that can be reached from a value, and the names that functions among them bind."""
+    """Collect the containers that can be reached from a value, and the names that functions
+    among them bind.
+    """
     if (
         depth < 0
         or id(value) in containers
@@ -158,18 +183,30 @@ def _reach(value: Any, containers: dict[int, Any], bindings: list[Any], depth: i
 
 
 def _of_function(function: types.FunctionType, bindings: list[Any]) -> Iterator[Any]:
-    """The objects that a function closes over, its defaults, and the globals that it names; cells and globals by name
-    too.
+    """The objects that a function closes over, its defaults, and the globals that it names; cells
+    and globals by name too.
     """
     for cell in function.__closure__ or ():
         if cell != types.CellType():
-            bindings.append((functools.partial(getattr, cell, "cell_contents"), _cell_setter(cell), cell.cell_contents))
+            bindings.append(
+                (
+                    functools.partial(getattr, cell, "cell_contents"),
+                    _cell_setter(cell),
+                    cell.cell_contents,
+                )
+            )
             yield cell.cell_contents
     outside = function.__globals__
     for name in function.__code__.co_names:
-        if name in outside and not isinstance(outside[name], (types.FunctionType, types.ModuleType, type)):
+        if name in outside and not isinstance(
+            outside[name], (types.FunctionType, types.ModuleType, type)
+        ):
             bindings.append(
-                (functools.partial(outside.get, name), functools.partial(outside.__setitem__, name), outside[name])
+                (
+                    functools.partial(outside.get, name),
+                    functools.partial(outside.__setitem__, name),
+                    outside[name],
+                )
             )
             yield outside[name]
     yield from function.__defaults__ or ()

@@ -1,12 +1,13 @@
 """jit of a module: a module of the same class on the same state, whose `forward` is jitted.
 
-The jitted module and the given one share their `__dict__`. So whatever an optimizer, a `load_state_dict`, a hook or
-an assignment does to one, it does to the other. Parameters and buffers enter the program as inputs. The module's own
-hooks run around the program, as they do around any `forward`; those of its submodules are traced.
+The jitted module and the given one share their `__dict__`. So whatever an optimizer, a
+`load_state_dict`, a hook or an assignment does to one, it does to the other. Parameters and buffers
+enter the program as inputs. The module's own hooks run around the program, as they do around any
+`forward`; those of its submodules are traced.
 
-While the module is traced its real parameters stay in place and are recognised by identity, so `isinstance(p,
-nn.Parameter)` holds. Code that changes the class of the jitted module, such as `register_parametrization`, changes
-that of the given one too.
+While the module is traced its real parameters stay in place and are recognised by identity, so
+`isinstance(p, nn.Parameter)` holds. Code that changes the class of the jitted module, such as
+`register_parametrization`, changes that of the given one too.
 """
 
 from __future__ import annotations
@@ -35,7 +36,14 @@ from thunder_fn.jitted.dynamic import Miss, RetraceWarning
 from thunder_fn.jitted.modules.containers import Filled, fill, filled, held_in
 from thunder_fn.jitted.modules.forward import SLOT, Forward
 from thunder_fn.jitted.modules.hooks import HookEffect, HooksOutside, check_unchanged, held_by_hooks
-from thunder_fn.jitted.modules.state import Layout, Reading, changed_attribute, matches, read, unchanged
+from thunder_fn.jitted.modules.state import (
+    Layout,
+    Reading,
+    changed_attribute,
+    matches,
+    read,
+    unchanged,
+)
 from thunder_fn.jitted.options import Options
 
 STATE = "__state__"
@@ -51,7 +59,9 @@ COUNT_OUTSIDE = "Keep what changes in a buffer, which is a tensor, or outside of
 """The fix that the warning proposes."""
 
 OnReads = Callable[[Reads, str | None], None]
-"""A listener for the attributes that a trace read, and for one of those that it changed after that, if there is one."""
+"""A listener for the attributes that a trace read, and for one of those that it changed after
+that, if there is one.
+"""
 
 
 class _Changed(ThunderError):
@@ -59,12 +69,16 @@ class _Changed(ThunderError):
 
 
 class TracedForward:
-    """A module's `forward` as a function of its tensors too: those that it uses are the inputs that were passed."""
+    """A module's `forward` as a function of its tensors too: those that it uses are the inputs
+    that were passed.
+    """
 
     fills_arguments = True
     """True: the result says which containers it filled."""
 
-    def __init__(self, module: torch.nn.Module, on_reads: OnReads, layout: Layout | None = None) -> None:
+    def __init__(
+        self, module: torch.nn.Module, on_reads: OnReads, layout: Layout | None = None
+    ) -> None:
         self.module, self.on_reads, self.layout = module, on_reads, layout
         self.__name__ = type(module).__name__
         self.__wrapped__ = module.forward
@@ -80,7 +94,9 @@ class TracedForward:
             raise _Changed("another thread changed the module between the call and its trace")
         for tensor, tracer in zip(reading.tensors, given, strict=True):
             recorder.identify(tensor, tracer)
-        args, kwargs = _with_own((args, kwargs), dict(zip(map(id, given), reading.tensors, strict=True)))
+        args, kwargs = _with_own(
+            (args, kwargs), dict(zip(map(id, given), reading.tensors, strict=True))
+        )
         places = {child: place for place, child in enumerate(self.module.modules())}
         containers = held_in((args, kwargs))
         held = held_by_hooks(self.module) if self.layout is not None else ()
@@ -89,29 +105,41 @@ class TracedForward:
             assigned = recorder.modules.take_assigned(places, found.written)
         check_unchanged(held)
         reads = found.reads
-        plain = (one for one in assigned if isinstance(one.value, PLAIN) and (one.module, one.name) in reads)
-        changed = (*(one.name for one in plain), *(one.name for one in reads.values() if isinstance(one, Changed)))
+        plain = (
+            one
+            for one in assigned
+            if isinstance(one.value, PLAIN) and (one.module, one.name) in reads
+        )
+        changed = (
+            *(one.name for one in plain),
+            *(one.name for one in reads.values() if isinstance(one, Changed)),
+        )
         self.on_reads(reads, next(iter(changed), None))
         objects, changes = pytree.objects_in((args, kwargs)), filled(containers)
         if not objects and not assigned and not changes:
             return result
-        attributes = tuple((places[one.module], one.section, one.name, one.value) for one in assigned)
+        attributes = tuple(
+            (places[one.module], one.section, one.name, one.value) for one in assigned
+        )
         return Assigning(result, tuple(map(pytree.attributes_of, objects)), attributes, changes)
 
 
 def _with_own(arguments: Any, tensors: dict[int, torch.Tensor]) -> Any:
     """The arguments with the module's own tensors as what the module knows them as."""
     own = any(id(leaf) in tensors for leaf in pytree.flatten(arguments)[0])
-    return pytree.tree_map(lambda leaf: tensors.get(id(leaf), leaf), arguments) if own else arguments
+    return (
+        pytree.tree_map(lambda leaf: tensors.get(id(leaf), leaf), arguments) if own else arguments
+    )
 
 
 @dataclass(frozen=True)
 class Assigning:
     """The result of a call that leaves something elsewhere too.
 
-    `states` are the contents of objects among its arguments after it. `attributes` are the new values of attributes
-    of the module and its submodules, plain ones too, with the submodule's number, the section of its `__dict__` and
-    the name. `filled` are the contents of lists and dicts that it filled.
+    `states` are the contents of objects among its arguments after it. `attributes` are the new
+    values of attributes of the module and its submodules, plain ones too. Each comes with the
+    submodule's number, the section of its `__dict__` and the name. `filled` are the contents of
+    lists and dicts that it filled.
     """
 
     result: Any
@@ -179,7 +207,12 @@ class ModuleJit:
         for place, section, name, value in attributes:
             module = modules[place]
             held = module.__dict__[section] if section else module.__dict__
-            if name in held and type(held[name]) is type(value) and isinstance(value, PLAIN) and held[name] == value:
+            if (
+                name in held
+                and type(held[name]) is type(value)
+                and isinstance(value, PLAIN)
+                and held[name] == value
+            ):
                 continue  # so that the module's dicts are as they were
             if recorder is not None:
                 recorder.modules.watch(module, module_path(recorder, module))
@@ -194,7 +227,9 @@ class ModuleJit:
         return jitted(*args, **kwargs, **{STATE: reading.tensors})
 
     def _programs_for(self, reading: Reading) -> Jitted | None:
-        """The programs for a call of the module as it was read; None where the module runs as it is."""
+        """The programs for a call of the module as it was read; None where the module runs as it
+        is.
+        """
         if not reading.is_ready or (reading.is_parametrized and internals.is_caching()):
             return None
         if current() is not None:
@@ -242,16 +277,30 @@ class ModuleJit:
 
     def _change(self, before: Variant, layout: Layout) -> str:
         """The difference between the module and the latest variant."""
-        if layout == before.layout and (name := changed_attribute(self.module, before.reads)) is not None:
+        if (
+            layout == before.layout
+            and (name := changed_attribute(self.module, before.reads)) is not None
+        ):
             return f"{type(self.module).__name__}.{name} has changed"
-        return f"the parameters, buffers, parts or hooks of {type(self.module).__name__} have changed"
+        return (
+            f"the parameters, buffers, parts or hooks of {type(self.module).__name__} have changed"
+        )
 
     def counts(self, name: str) -> None:
-        """Note that the traced code changed a plain attribute that it had read, so the next call is traced again."""
+        """Note that the traced code changed a plain attribute that it had read, so the next call
+        is traced again.
+        """
         if self.counting == PATIENCE:
             kind = type(self.module).__name__
-            what = f"jit: {kind} changes its attribute {name!r} in each call, and is traced again for each value"
-            warnings.warn(located(what, source=source_of(self.module.forward), fix=COUNT_OUTSIDE), RetraceWarning, 2)
+            what = (
+                f"jit: {kind} changes its attribute {name!r} in each call, and is traced again for"
+                " each value"
+            )
+            warnings.warn(
+                located(what, source=source_of(self.module.forward), fix=COUNT_OUTSIDE),
+                RetraceWarning,
+                2,
+            )
 
     def traced(self, on_reads: OnReads, layout: Layout) -> TracedForward:
         """The function that is traced."""
@@ -269,7 +318,9 @@ class ModuleJit:
 
 
 class _Slotted(torch.nn.Module):
-    """A jitted module of any class: one layout, so that a module can become one of another class."""
+    """A jitted module of any class: one layout, so that a module can become one of another
+    class.
+    """
 
     __slots__ = (SLOT,)
 
@@ -284,7 +335,9 @@ def _set_class(self: torch.nn.Module, cls: type[torch.nn.Module]) -> None:
 
 
 def _follow(self: torch.nn.Module) -> bool:
-    """Take over a class that the module behind has got since, as from `register_parametrization`."""
+    """Take over a class that the module behind has got since, as from
+    `register_parametrization`.
+    """
     cls = _class_of(type(getattr(self, SLOT).module), methods_of(self))
     changed = type(self) is not cls
     if changed:
@@ -356,7 +409,9 @@ def _class_of(cls: type[torch.nn.Module], methods: Methods = ()) -> type[torch.n
         **({} if hasattr(cls, "lower") else {"lower": _lower}),
         **dict(methods),
     }
-    return types.new_class(cls.__name__, (cls, _Slotted), exec_body=lambda body: body.update(namespace))
+    return types.new_class(
+        cls.__name__, (cls, _Slotted), exec_body=lambda body: body.update(namespace)
+    )
 
 
 def jit_of(module: torch.nn.Module) -> ModuleJit:
@@ -366,7 +421,9 @@ def jit_of(module: torch.nn.Module) -> ModuleJit:
 
 def is_jitted(module: Any) -> bool:
     """Test whether the module was made by `jit`."""
-    return isinstance(module, torch.nn.Module) and isinstance(getattr(module, SLOT, None), ModuleJit)
+    return isinstance(module, torch.nn.Module) and isinstance(
+        getattr(module, SLOT, None), ModuleJit
+    )
 
 
 def as_function(module: torch.nn.Module, kwargs: dict[str, Any]) -> tuple[Jitted, dict[str, Any]]:
@@ -389,7 +446,8 @@ def jit_module(module: torch.nn.Module, options: dict[str, Any]) -> Any:
     """
     if isinstance(module, torch.jit.ScriptModule):
         raise JitError(
-            "jit: a torch.jit.ScriptModule has no Python code to trace\nGive jit the module that it was made from."
+            "jit: a torch.jit.ScriptModule has no Python code to trace\nGive jit the module that it"
+            " was made from."
         )
     if is_jitted(module):
         inner = jit_of(module)
@@ -407,11 +465,14 @@ def _module_jit(module: torch.nn.Module, options: Options) -> ModuleJit:
     return ModuleJit(module, options)
 
 
-def with_forward(module: torch.nn.Module, make: Callable[[torch.nn.Module], Any], methods: Methods = ()) -> Any:
-    """A module of the same class, on the same state, whose `forward` is what `make` makes of the module.
+def with_forward(
+    module: torch.nn.Module, make: Callable[[torch.nn.Module], Any], methods: Methods = ()
+) -> Any:
+    """A module of the same class, on the same state, whose `forward` is what `make` makes of the
+    module.
 
-    `make` is pickled and copied: its result is made again for the copy. It has the attributes `module`, and `again`,
-    which is `make`.
+    `make` is pickled and copied: its result is made again for the copy. It has the attributes
+    `module`, and `again`, which is `make`.
     """
     cls = _class_of(type(module), methods)
     wrapped = object.__new__(cls)  # a class may have a `__new__` of its own, as fx.GraphModule has
@@ -421,6 +482,8 @@ def with_forward(module: torch.nn.Module, make: Callable[[torch.nn.Module], Any]
 
 
 def with_methods(module: torch.nn.Module, **methods: Callable[..., Any]) -> Any:
-    """A jitted module on the same state with these methods too. The module that it was made from does not have them."""
+    """A jitted module on the same state with these methods too. The module that it was made from
+    does not have them.
+    """
     inner = jit_of(module)
     return with_forward(inner.module, inner.again, (*methods_of(module), *methods.items()))

@@ -1,8 +1,9 @@
 """The state of a jitted module at a call: its tensors, and whatever else a program may depend on.
 
-A `Reading` is a walk over the module. It is good until somebody changes one of the dicts that it came from, which PyTorch
-tells in nanoseconds; then the module is read again. Programs are kept for each `Variant` of a module, such as train and
-eval: the layout of its tensors, submodules and hooks, and the attributes that were read while it was traced.
+A `Reading` is a walk over the module. It is good until somebody changes one of the dicts that it
+came from, which PyTorch tells in nanoseconds; then the module is read again. Programs are kept for
+each `Variant` of a module, such as train and eval: the layout of its tensors, submodules and hooks,
+and the attributes that were read while it was traced.
 """
 
 from __future__ import annotations
@@ -16,7 +17,15 @@ import torch
 from torch.nn.utils import parametrize
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.capture.outside.reads import ABSENT, DEPTH, Reads, attribute, of_class, parts_of, seen
+from thunder_fn.capture.outside.reads import (
+    ABSENT,
+    DEPTH,
+    Reads,
+    attribute,
+    of_class,
+    parts_of,
+    seen,
+)
 from thunder_fn.errors import JitError, kind_of, located
 
 Tensor = torch.Tensor
@@ -34,7 +43,9 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reading:
-    """A module as it is now: its layout, its distinct tensors, and the dicts that say so: sections, and `__dict__`s."""
+    """A module as it is now: its layout, its distinct tensors, and the dicts that say so:
+    sections, and `__dict__`s.
+    """
 
     layout: Layout
     tensors: tuple[Tensor, ...]
@@ -43,15 +54,17 @@ class Reading:
 
     @property
     def is_borrowed(self) -> bool:
-        """Test whether other tensors stand in for its parameters, as in `functional_call`. They are not to be kept."""
+        """Test whether other tensors stand in for its parameters, as in `functional_call`. They
+        are not to be kept.
+        """
         sections = (module.__dict__["_parameters"].values() for module in self.layout.modules)
         found = (value for section in sections for value in section if value is not None)
         return not all(isinstance(value, torch.nn.Parameter) for value in found)
 
     @property
     def is_parametrized(self) -> bool:
-        """Test whether some tensors are computed where they are read, which `parametrize.cached` does once for many
-        calls.
+        """Test whether some tensors are computed where they are read, which `parametrize.cached`
+        does once for many calls.
         """
         return any(issubclass(cls, parametrize.ParametrizationList) for cls in self.layout.classes)
 
@@ -95,10 +108,21 @@ def read(module: torch.nn.Module) -> Reading:
 
 
 def _refuse_scripts(module: torch.nn.Module) -> None:
-    path = next(path for path, child in module.named_modules() if isinstance(child, torch.jit.ScriptModule))
-    what = f"jit: {path!r} in {kind_of(module)} is a torch.jit.ScriptModule, which has no Python code to trace"
+    path = next(
+        path for path, child in module.named_modules() if isinstance(child, torch.jit.ScriptModule)
+    )
+    what = (
+        f"jit: {path!r} in {kind_of(module)} is a torch.jit.ScriptModule, which has no Python code"
+        " to trace"
+    )
     raise JitError(
-        located(what, fix="Put the module there that it was made from, or jit the modules around it one by one.")
+        located(
+            what,
+            fix=(
+                "Put the module there that it was made from, or jit the modules around it one by"
+                " one."
+            ),
+        )
     )
 
 
@@ -114,7 +138,9 @@ def matches(reads: Reads) -> bool:
 
 
 def changed_attribute(module: torch.nn.Module, reads: Reads, depth: int = DEPTH) -> str | None:
-    """The path of the first attribute that does not hold what it held, such as `0.training`; None if all do."""
+    """The path of the first attribute that does not hold what it held, such as `0.training`;
+    None if all do.
+    """
     paths = {part: path for path, part in module.named_modules()}
     for (part, name), value in reads.items():
         if part in paths and (now := seen(attribute(part, name), depth)) != value:
@@ -123,7 +149,9 @@ def changed_attribute(module: torch.nn.Module, reads: Reads, depth: int = DEPTH)
 
 
 def difference(before: Any, now: Any) -> str:
-    """The path to the first attribute or entry in which two descriptions of a value by `seen` differ; empty if it has no name."""
+    """The path to the first attribute or entry in which two descriptions of a value by `seen`
+    differ; empty if it has no name.
+    """
     match before, now:
         case (kind, tuple(old)), (other, tuple(new)) if kind == other:
             for one, two in zip(old, new, strict=False):
@@ -142,14 +170,23 @@ def unchanged(reading: Reading, reads: Reads, depth: int = DEPTH) -> Callable[[]
     """A quick check that the module is as it was read, and the attributes as they are now."""
     parts = {id(part): part for key in reads for part in parts_of(attribute(*key), depth)}
     dicts = {id(value): value for value in reading.dicts}
-    inside = (part for part in parts.values() if isinstance(part, dict))  # also the attributes of objects
-    attributes = {id(value): value for value in (*reading.attributes, *inside) if id(value) not in dicts}
+    inside = (
+        part for part in parts.values() if isinstance(part, dict)
+    )  # also the attributes of objects
+    attributes = {
+        id(value): value for value in (*reading.attributes, *inside) if id(value) not in dicts
+    }
     dicts_match = internals.dict_guard(tuple(dicts.values()), tuple(attributes.values()))
     if reading.is_parametrized:
-        versions_match, dicts_match = dicts_match, lambda: not internals.is_caching() and versions_match()
+        versions_match, dicts_match = (
+            dicts_match,
+            lambda: not internals.is_caching() and versions_match(),
+        )
     others = [(part, list(part)) for part in parts.values() if not isinstance(part, dict)]
     pairs = {(type(module), name) for module, name in reads if name not in module.__dict__}
-    of_classes = [(cls, name, value) for cls, name in pairs if (value := of_class(cls, name)) is not ABSENT]
+    of_classes = [
+        (cls, name, value) for cls, name in pairs if (value := of_class(cls, name)) is not ABSENT
+    ]
     if not others and not of_classes:
         return dicts_match
 
@@ -157,7 +194,10 @@ def unchanged(reading: Reading, reads: Reads, depth: int = DEPTH) -> Callable[[]
         return (
             dicts_match()
             and all(getattr(cls, name, ABSENT) is value for cls, name, value in of_classes)
-            and all(len(part) == len(items) and all(map(operator.is_, part, items)) for part, items in others)
+            and all(
+                len(part) == len(items) and all(map(operator.is_, part, items))
+                for part, items in others
+            )
         )
 
     return match

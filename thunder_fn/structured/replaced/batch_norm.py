@@ -1,7 +1,8 @@
-"""Batch norm with `momentum=None` inside a traced function: the mean over all batches, whose number is unbacked.
+"""Batch norm with `momentum=None` inside a traced function: the mean over all batches, whose number
+is unbacked.
 
-PyTorch's module asks for that number as a Python number, and its op takes momentum as one. Here the op gives the statistics
-of the batch, and traced ops put these into the running ones.
+PyTorch's module asks for that number as a Python number, and its op takes momentum as one. Here the
+op gives the statistics of the batch, and traced ops put these into the running ones.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from thunder_fn.capture.replaced.lookasides import divert, original_of
 
 
 def batch_norm(module: Any, input: torch.Tensor) -> torch.Tensor:
-    """The module's `forward`; running statistics are updated in double precision, as PyTorch's kernel does it."""
+    """The module's `forward`; running statistics are updated in double precision, as PyTorch's
+    kernel does it.
+    """
     averages = module.momentum is None and module.training and module.track_running_stats
     if not averages or module.num_batches_tracked is None:
         return original_of(internals.higher_order_function("batch norm"))(module, input)

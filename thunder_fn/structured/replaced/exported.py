@@ -1,4 +1,5 @@
-"""PyTorch's higher-order operators themselves, which exported graph modules call: `torch.ops.higher_order.cond(...)`.
+"""PyTorch's higher-order operators themselves, which exported graph modules call:
+`torch.ops.higher_order.cond(...)`.
 
 They take and give flat lists, and pass what a body closes over as further operands.
 """
@@ -21,14 +22,21 @@ def _cond(_: Any, pred: Any, true_fn: F, false_fn: F, operands: Sequence[Any]) -
 
 
 def _while_loop(
-    _: Any, cond_fn: F, body_fn: F, carried_inputs: Sequence[Any], additional_inputs: Sequence[Any], **options: Any
+    _: Any,
+    cond_fn: F,
+    body_fn: F,
+    carried_inputs: Sequence[Any],
+    additional_inputs: Sequence[Any],
+    **options: Any,
 ) -> Any:
     condition = lambda *carry: cond_fn(*carry, *additional_inputs)
     body = lambda *carry: tuple(body_fn(*carry, *additional_inputs))
     return while_loop(condition, body, tuple(carried_inputs))
 
 
-def _scan(_: Any, combine_fn: F, init: Sequence[Any], xs: Sequence[Any], additional_inputs: Sequence[Any]) -> Any:
+def _scan(
+    _: Any, combine_fn: F, init: Sequence[Any], xs: Sequence[Any], additional_inputs: Sequence[Any]
+) -> Any:
     def step(carry: Sequence[Any], slices: Sequence[Any]) -> Any:
         results = combine_fn(*carry, *slices, *additional_inputs)
         return list(results[: len(init)]), list(results[len(init) :])

@@ -13,9 +13,13 @@ from thunder_fn.capture.replaced.lookasides import divert, original_of
 def check_forward_args(
     module: Any, input: torch.Tensor, hidden: torch.Tensor, batch_sizes: torch.Tensor | None
 ) -> None:
-    """Check like the module, which asks for the batch size as a number of Python's; here the program checks it."""
+    """Check like the module, which asks for the batch size as a number of Python's; here the
+    program checks it.
+    """
     if batch_sizes is None:
-        original_of(internals.higher_order_function("recurrent arguments"))(module, input, hidden, batch_sizes)
+        original_of(internals.higher_order_function("recurrent arguments"))(
+            module, input, hidden, batch_sizes
+        )
         return
     module.check_input(input, batch_sizes)
     layers = module.num_layers * (2 if module.bidirectional else 1)

@@ -1,7 +1,8 @@
-"""`nn.TransformerEncoder` without gradients: eager PyTorch leaves padded places out, and fills them with zeros.
+"""`nn.TransformerEncoder` without gradients: eager PyTorch leaves padded places out, and fills them
+with zeros.
 
-It takes nested tensors then, which a trace does not have, and decides by values whether it can. Here all places are
-computed, and those that eager would have left out are set to zero.
+It takes nested tensors then, which a trace does not have, and decides by values whether it can.
+Here all places are computed, and those that eager would have left out are set to zero.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ def forward(
     """The module's `forward`, with zeros where eager has them."""
     pad = src_key_padding_mask
     if pad is None or mask is not None or is_causal or not _leaves_out(module, src):
-        return original_of(internals.higher_order_function("transformer encoder"))(module, src, mask, pad, is_causal)
+        return original_of(internals.higher_order_function("transformer encoder"))(
+            module, src, mask, pad, is_causal
+        )
     output = src
     for layer in module.layers:
         output = layer(output, src_mask=None, is_causal=False, src_key_padding_mask=pad)
@@ -38,13 +41,28 @@ def forward(
 def _leaves_out(module: Any, src: torch.Tensor) -> bool:
     """Test whether eager would take nested tensors, if the mask has no hole in it."""
     first = module.layers[0]
-    if not torch.backends.mha.get_fastpath_enabled() or not getattr(module, "use_nested_tensor", False):
+    if not torch.backends.mha.get_fastpath_enabled() or not getattr(
+        module, "use_nested_tensor", False
+    ):
         return False
     if first.training or src.dim() != 3 or torch.is_autocast_enabled():
         return False
-    attention, norms, linears = first.self_attn, (first.norm1, first.norm2), (first.linear1, first.linear2)
-    own = (attention.in_proj_weight, attention.in_proj_bias, attention.out_proj.weight, attention.out_proj.bias)
-    tensors = (src, *own, *(value for part in (*norms, *linears) for value in (part.weight, part.bias)))
+    attention, norms, linears = (
+        first.self_attn,
+        (first.norm1, first.norm2),
+        (first.linear1, first.linear2),
+    )
+    own = (
+        attention.in_proj_weight,
+        attention.in_proj_bias,
+        attention.out_proj.weight,
+        attention.out_proj.bias,
+    )
+    tensors = (
+        src,
+        *own,
+        *(value for part in (*norms, *linears) for value in (part.weight, part.bias)),
+    )
     return not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
 
 

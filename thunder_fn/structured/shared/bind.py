@@ -1,8 +1,9 @@
 """Recording a structured equation, also inside the transforms of torch.func.
 
-On tracers, followed by autograd or not, the equation is recorded as it is (`capture/apply.py`). If a torch.func
-transform has wrapped an operand, the equation becomes a `torch.autograd.Function` whose rules are the interpreters':
-backward is `vjp`, jvp is `jvp_trace`, vmap is `batch`. So torch.func inside a traced function sees through it.
+On tracers, followed by autograd or not, the equation is recorded as it is (`capture/apply.py`). If
+a torch.func transform has wrapped an operand, the equation becomes a `torch.autograd.Function`. Its
+rules are the interpreters': backward is `vjp`, jvp is `jvp_trace`, vmap is `batch`. So torch.func
+inside a traced function sees through it.
 """
 
 from __future__ import annotations
@@ -25,13 +26,27 @@ from thunder_fn.interpreters.jvp import jvp_trace
 from thunder_fn.interpreters.vmap import batch
 from thunder_fn.ir import ops
 from thunder_fn.ir.rules import Mask, Split
-from thunder_fn.ir.trace import Equation, Literal, Op, Trace, TraceBuilder, Type, as_dim, type_of_value
+from thunder_fn.ir.trace import (
+    Equation,
+    Literal,
+    Op,
+    Trace,
+    TraceBuilder,
+    Type,
+    as_dim,
+    type_of_value,
+)
 
 Values = tuple[Any, ...]
 
 
 def bind(
-    recorder: Recorder, op: Op, values: Sequence[Any], bodies: tuple[Trace, ...], types: tuple[Type, ...], **kwargs: Any
+    recorder: Recorder,
+    op: Op,
+    values: Sequence[Any],
+    bodies: tuple[Trace, ...],
+    types: tuple[Type, ...],
+    **kwargs: Any,
 ) -> Values:
     """Record one structured equation on tensors; its results are tracers."""
     if can_bind(recorder, values):
@@ -40,13 +55,17 @@ def bind(
     inputs = tuple(builder.input(type_of_value(value)) for value in values)
     literals = tuple((key, Literal(value)) for key, value in kwargs.items())
     source = user_source(recorder)
-    single = builder.build(builder.add(op, inputs, types, kwargs=literals, bodies=bodies, source=source))
+    single = builder.build(
+        builder.add(op, inputs, types, kwargs=literals, bodies=bodies, source=source)
+    )
     wrapped = [value if is_wrapped(value) else recorder.lift(value) for value in values]
     return tuple(_Wrapped.apply(single, *wrapped)) if types else ()  # type: ignore[no-untyped-call]
 
 
 def bind_composite(recorder: Recorder, name: str, body: Trace, values: Sequence[Any]) -> Values:
-    """Record a trace on tensors as one equation, one node of autograd's graph; op by op inside torch.func."""
+    """Record a trace on tensors as one equation, one node of autograd's graph; op by op inside
+    torch.func.
+    """
     return apply_inside(recorder, body, values, ops.composite(name), split_body)
 
 
@@ -83,7 +102,10 @@ class _Wrapped(torch.autograd.Function):
         if not any(given) or not any(wanted):
             return (None,) * (1 + len(wanted))
         new = vjp(trace, wanted, given)
-        arguments = (*ctx.saved_tensors, *(cotangent for cotangent in cotangents if cotangent is not None))
+        arguments = (
+            *ctx.saved_tensors,
+            *(cotangent for cotangent in cotangents if cotangent is not None),
+        )
         gradients = iter(_replayed(new, arguments)[len(trace.outputs) :])
         return (None, *(next(gradients) if flag else None for flag in wanted))
 
@@ -96,7 +118,13 @@ class _Wrapped(torch.autograd.Function):
         results = _replayed(rule.trace, arguments)
         found = iter(results[len(ctx.trace.outputs) :])
         return tuple(
-            next(found) if flag else torch.zeros_like(value) if is_differentiable(type_of_value(value)) else None
+            (
+                next(found)
+                if flag
+                else torch.zeros_like(value)
+                if is_differentiable(type_of_value(value))
+                else None
+            )
             for value, flag in zip(results, rule.active_outputs, strict=False)
         )
 
@@ -105,23 +133,30 @@ class _Wrapped(torch.autograd.Function):
         trace, *values = given
         flags = tuple(dim is not None for dim in in_dims[1:])
         moved = [
-            value if dim is None else value.movedim(dim, 0) for value, dim in zip(values, in_dims[1:], strict=True)
+            value if dim is None else value.movedim(dim, 0)
+            for value, dim in zip(values, in_dims[1:], strict=True)
         ]
         new, batched = batch(trace, flags, as_dim(info.batch_size), info.randomness)
         return _replayed(new, moved), tuple(0 if flag else None for flag in batched)
 
 
 def _replayed(trace: Trace, values: Sequence[Any]) -> Values:
-    """Run op by op: whatever is at work sees the ops, and the structured equations come here again."""
+    """Run op by op: whatever is at work sees the ops, and the structured equations come here
+    again.
+    """
     recorder = current()
     assert recorder is not None, "called inside a capture only"
     return replay(recorder, trace, values)
 
 
 def apply(name: str, new: Trace, inputs: Sequence[Any], of: Trace) -> tuple[Any, ...]:
-    """Run a trace that was made of another one on tensors, or record it where a capture is going on."""
+    """Run a trace that was made of another one on tensors, or record it where a capture is going
+    on.
+    """
     made(name, new, of)
     recorder = current()
     if recorder is None:
         return evaluate(new, inputs)
-    return with_memory(recorder, new, inputs, lambda trace: bind_composite(recorder, name, trace, inputs))
+    return with_memory(
+        recorder, new, inputs, lambda trace: bind_composite(recorder, name, trace, inputs)
+    )

@@ -17,19 +17,38 @@ from thunder_fn.capture.numbers.arithmetic import is_found_in_data
 from thunder_fn.capture.numbers.python_numbers import running
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.derived.activity import activity
-from thunder_fn.errors import CaptureError, InvalidTrace, TracedFunctionError, TraceTypeError, kind_of, located
+from thunder_fn.errors import (
+    CaptureError,
+    InvalidTrace,
+    TracedFunctionError,
+    TraceTypeError,
+    kind_of,
+    located,
+)
 from thunder_fn.interpreters.autocast import ending_in
 from thunder_fn.interpreters.simplify import is_kept
 from thunder_fn.interpreters.vmap import batched_outputs as batched_outputs, expand as expand
 from thunder_fn.ir.constraints import equations_between
 from thunder_fn.ir.rules import Mask
 from thunder_fn.ir.symbols import Substitution, finders, mentions
-from thunder_fn.ir.trace import Atom, Source, TensorType, Trace, Type, Var, cut, num_vars, type_of_value
+from thunder_fn.ir.trace import (
+    Atom,
+    Source,
+    TensorType,
+    Trace,
+    Type,
+    Var,
+    cut,
+    num_vars,
+    type_of_value,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Bodies:
-    """Functions on the same operands as closed bodies: each takes the operands, then all closed-over tensors of any."""
+    """Functions on the same operands as closed bodies: each takes the operands, then all
+    closed-over tensors of any.
+    """
 
     captured: tuple[Captured, ...]
     bodies: tuple[Trace, ...]
@@ -37,14 +56,20 @@ class Bodies:
 
 
 def capture_bodies(
-    op: str, functions: Sequence[Callable[..., Any]], args: Sequence[tuple[Any, ...]], *, writes: bool = False
+    op: str,
+    functions: Sequence[Callable[..., Any]],
+    args: Sequence[tuple[Any, ...]],
+    *,
+    writes: bool = False,
 ) -> Bodies:
     """Capture functions, each on its arguments, as bodies with shared closures.
 
-    One function on the same arguments is captured once, so conditions nested in both branches take linear work.
+    One function on the same arguments is captured once, so conditions nested in both branches take
+    linear work.
 
     Args:
-        writes: a function may write to tensors from outside: the new values are outputs, for `write_back`.
+        writes: a function may write to tensors from outside: the new values are outputs, for
+            `write_back`.
 
     Raises:
         CaptureError: a function writes to a tensor from outside, and may not.
@@ -53,14 +78,19 @@ def capture_bodies(
     for function, arguments in zip(functions, args, strict=True):
         key = id(function), id(arguments)
         known[key] = known.get(key) or _captured(op, function, arguments, writes)
-    captured = tuple(known[id(function), id(arguments)] for function, arguments in zip(functions, args, strict=True))
+    captured = tuple(
+        known[id(function), id(arguments)]
+        for function, arguments in zip(functions, args, strict=True)
+    )
     for function, one in zip(functions, captured, strict=True):
         if not writes:
             check_no_writes(op, function, one)
     return Bodies(captured, *close_bodies(captured))
 
 
-def _captured(op: str, function: Callable[..., Any], arguments: tuple[Any, ...], writes: bool) -> Captured:
+def _captured(
+    op: str, function: Callable[..., Any], arguments: tuple[Any, ...], writes: bool
+) -> Captured:
     try:
         return capture(function, arguments)
     except TracedFunctionError as error:
@@ -74,8 +104,12 @@ def _captured(op: str, function: Callable[..., Any], arguments: tuple[Any, ...],
 RETURN_IT = "Return the new value, or write to a copy made inside the body (`x = x.clone()`)."
 
 
-def close_bodies(captured: Sequence[Captured]) -> tuple[tuple[Trace, ...], tuple[torch.Tensor, ...]]:
-    """The traces with one more input for each tensor that any of them closes over, and those tensors."""
+def close_bodies(
+    captured: Sequence[Captured],
+) -> tuple[tuple[Trace, ...], tuple[torch.Tensor, ...]]:
+    """The traces with one more input for each tensor that any of them closes over, and those
+    tensors.
+    """
     closures: dict[int, torch.Tensor] = {}
     recorder = current()
     for one in captured:
@@ -86,7 +120,9 @@ def close_bodies(captured: Sequence[Captured]) -> tuple[tuple[Trace, ...], tuple
 
 
 def agreed(bodies: Bodies, types: Sequence[Type], others: Sequence[Type]) -> Bodies:
-    """The bodies where types that have to be equal are: sizes that are equal for the moment's numbers, are from now on."""
+    """The bodies where types that have to be equal are: sizes that are equal for the moment's
+    numbers, are from now on.
+    """
     recorder = current()
     if recorder is None or not recorder.symbolic:
         return bodies
@@ -107,18 +143,27 @@ def check_no_writes(op: str, function: Callable[..., Any], captured: Captured) -
     source = next((found for found in sources if found is not None), None) or user_source()
     fix = RETURN_IT
     if not all(isinstance(write.target, int) for write in captured.writes):
-        fix += "\nA module that updates buffers can be in `.eval()`, or be called by `torch.func.functional_call` on copies."
+        fix += (
+            "\nA module that updates buffers can be in `.eval()`, or be called by"
+            " `torch.func.functional_call` on copies."
+        )
     targets = ", ".join(
-        f"{f'argument {write.target}' if isinstance(write.target, int) else 'a tensor from outside'} ({value.type})"
+        f"{f'argument {write.target}' if isinstance(write.target, int) else 'a tensor from outside'}"  # noqa: E501
+        f" ({value.type})"
         for write, value in zip(captured.writes, new_values, strict=True)
         if isinstance(value, Var)
     )
-    what = f"{op}: {function_name(function)} writes in place to {targets}, but a body computes new values only"
+    what = (
+        f"{op}: {function_name(function)} writes in place to {targets}, but a body computes new"
+        " values only"
+    )
     raise CaptureError(located(what, source=source, fix=fix))
 
 
 def made_at(trace: Trace, value: Atom) -> Source | None:
-    """The user's line that an output of a trace was computed in, as deep in composites as it was."""
+    """The user's line that an output of a trace was computed in, as deep in composites as it
+    was.
+    """
     equation = next((equation for equation in trace.equations if value in equation.outputs), None)
     if equation is None or equation.op.kind != "composite":
         return equation and equation.source
@@ -127,7 +172,9 @@ def made_at(trace: Trace, value: Atom) -> Source | None:
 
 
 def as_before_autocast(before: Any, after: Any) -> Any:
-    """Return a value in the dtype of a tensor or a type, if autocast is on and has changed its floating dtype."""
+    """Return a value in the dtype of a tensor or a type, if autocast is on and has changed its
+    floating dtype.
+    """
     if not internals.is_autocast_on() or not isinstance(after, torch.Tensor):
         return after
     dtypes = (getattr(before, "dtype", None), after.dtype)
@@ -140,17 +187,25 @@ _CASTABLE = {torch.float32, torch.bfloat16, torch.float16}
 
 
 def next_carry(before: Any, after: Any) -> Any:
-    """Return a carry with the lists and tuples of the one before it, and with its dtypes where autocast changed them."""
+    """Return a carry with the lists and tuples of the one before it, and with its dtypes where
+    autocast changed them.
+    """
     after = pytree.like(before, after)
     if not internals.is_autocast_on():
         return after
     leaves, spec = pytree.flatten(before)
     new, new_spec = pytree.flatten(after)
-    return pytree.unflatten(spec, list(map(as_before_autocast, leaves, new))) if spec == new_spec else after
+    return (
+        pytree.unflatten(spec, list(map(as_before_autocast, leaves, new)))
+        if spec == new_spec
+        else after
+    )
 
 
 def widened(bodies: Bodies) -> Bodies:
-    """Return branches whose results autocast left in different floating dtypes, cast to the widest."""
+    """Return branches whose results autocast left in different floating dtypes, cast to the
+    widest.
+    """
     columns = list(zip(*(body.output_types for body in bodies.bodies), strict=False))
     if not internals.is_autocast_on() or len({len(body.outputs) for body in bodies.bodies}) > 1:
         return bodies
@@ -162,7 +217,8 @@ def widened(bodies: Bodies) -> Bodies:
         return ending_in(
             trace,
             tuple(
-                replace(type, dtype=dtype) if isinstance(type, TensorType) and dtype else type for type, dtype in types
+                replace(type, dtype=dtype) if isinstance(type, TensorType) and dtype else type
+                for type, dtype in types
             ),
         )
 
@@ -199,7 +255,9 @@ def tensor_leaves(tree: Any) -> list[torch.Tensor]:
 
 def own_memory(tree: Any) -> Any:
     """Copy the tensors of a result: a choice or a loop returns no memory of what it is given."""
-    return pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, tree)
+    return pytree.tree_map(
+        lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, tree
+    )
 
 
 def types_of_tensors(tree: Any) -> tuple[Type, ...]:
@@ -226,7 +284,8 @@ def tensor_type(type: Type) -> TensorType:
 def invariant_atoms(trace: Trace, fixed: Mask) -> Mask:
     """Tell for each variable by index whether it is the same in every step if these inputs are.
 
-    Random numbers never are, and values computed with an unbacked number of a step count as different each time.
+    Random numbers never are, and values computed with an unbacked number of a step count as
+    different each time.
     """
     flags = [*fixed, *(True for _ in trace.constants)]
     found = finders(trace)
@@ -236,7 +295,9 @@ def invariant_atoms(trace: Trace, fixed: Mask) -> Mask:
             flags += [False] * len(equation.outputs)
         elif equation.op.kind == "composite":
             inner = invariant_atoms(equation.body, operands)
-            flags += [not isinstance(atom, Var) or inner[atom.index] for atom in equation.body.outputs]
+            flags += [
+                not isinstance(atom, Var) or inner[atom.index] for atom in equation.body.outputs
+            ]
         else:
             flags += [all(operands)] * len(equation.outputs)
     return tuple(flags)
@@ -248,33 +309,54 @@ def function_name(function: Callable[..., Any]) -> str:
 
 
 def described_function(function: Callable[..., Any]) -> str:
-    """The name and line of a user's function, for errors; those of the wrapped function, if it is a wrapper."""
+    """The name and line of a user's function, for errors; those of the wrapped function, if it
+    is a wrapper.
+    """
     function = inspect.unwrap(function)
     code, name = getattr(function, "__code__", None), function_name(function)
     return f"{name} ({code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno})" if code else name
 
 
-def standing_for(function: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator: errors speak of the user's function where the decorated one is captured in its place."""
+def standing_for(
+    function: Callable[..., Any],
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator: errors speak of the user's function where the decorated one is captured in
+    its place.
+    """
     return lambda wrapper: functools.update_wrapper(wrapper, function, updated=())
 
 
 SPELLINGS = {
-    "cond": ("`thunder_fn.cond(pred, true_fn, false_fn, (x, y))`, as `torch.cond(pred, true_fn, false_fn, (x, y))`"),
+    "cond": (
+        "`thunder_fn.cond(pred, true_fn, false_fn, (x, y))`, as `torch.cond(pred, true_fn,"
+        " false_fn, (x, y))`"
+    ),
     "switch": (
-        "`thunder_fn.switch(index, (f, g), (x, y))`; PyTorch has `torch.cond(pred, f, g, (x, y))` for two branches"
+        "`thunder_fn.switch(index, (f, g), (x, y))`; PyTorch has `torch.cond(pred, f, g, (x, y))`"
+        " for two branches"
     ),
     "while_loop": (
-        "`thunder_fn.while_loop(cond_fn, body_fn, (x, y))`, as `torch.while_loop(cond_fn, body_fn, (x, y))`"
+        "`thunder_fn.while_loop(cond_fn, body_fn, (x, y))`, as `torch.while_loop(cond_fn, body_fn,"
+        " (x, y))`"
     ),
 }
 """The right way to write an op here and in PyTorch, for its errors."""
 
 
-def misuse(op: str, what: str, fix: str = "", *, function: Callable[..., Any] | None = None) -> TraceTypeError:
-    """Return the error of an op that is given something else than it takes; it shows the spellings of the op."""
-    what = f"{op}: {what}" if function is None else f"{op}: {what}\nfunction:     {described_function(function)}"
-    return TraceTypeError(located(what, source=user_source(), fix=f"{fix}\nWrite {SPELLINGS[op]}.".lstrip()))
+def misuse(
+    op: str, what: str, fix: str = "", *, function: Callable[..., Any] | None = None
+) -> TraceTypeError:
+    """Return the error of an op that is given something else than it takes; it shows the
+    spellings of the op.
+    """
+    what = (
+        f"{op}: {what}"
+        if function is None
+        else f"{op}: {what}\nfunction:     {described_function(function)}"
+    )
+    return TraceTypeError(
+        located(what, source=user_source(), fix=f"{fix}\nWrite {SPELLINGS[op]}.".lstrip())
+    )
 
 
 def described(value: Any) -> str:
@@ -287,7 +369,8 @@ def described(value: Any) -> str:
 
 
 def predicate(op: str, value: Any, name: str, function: Callable[..., Any] | None = None) -> Any:
-    """Return a predicate as a bool, or as a scalar tensor of bools; a symbolic bool that data decides is such a tensor.
+    """Return a predicate as a bool, or as a scalar tensor of bools; a symbolic bool that data
+    decides is such a tensor.
 
     Raises:
         TraceTypeError: it is neither a bool nor a tensor of one bool.
@@ -300,19 +383,29 @@ def index(op: str, value: Any, name: str) -> Any:
     return _scalar(op, value, name, (int, torch.SymInt), None)
 
 
-def _scalar(op: str, value: Any, name: str, kinds: tuple[type, type], function: Callable[..., Any] | None) -> Any:
+def _scalar(
+    op: str, value: Any, name: str, kinds: tuple[type, type], function: Callable[..., Any] | None
+) -> Any:
     """A number of these kinds, or a scalar tensor of such; an error otherwise."""
     is_bool = kinds[0] is bool
     wanted = "a bool or a tensor of one bool" if is_bool else "an int or a tensor of one integer"
-    wrong = functools.partial(misuse, op, f"the {name} must be {wanted}, not {described(value)}", function=function)
+    wrong = functools.partial(
+        misuse, op, f"the {name} must be {wanted}, not {described(value)}", function=function
+    )
     if isinstance(value, torch.Tensor):
         if value.numel() != 1:
             reduced = "Reduce it with `.all()` or `.any()`, or choose" if is_bool else "Choose"
             raise wrong(f"{reduced} for each example: `vmap`, or `torch.where`.")
-        if (value.dtype is torch.bool) != is_bool or value.is_floating_point() or value.is_complex():
+        if (
+            (value.dtype is torch.bool) != is_bool
+            or value.is_floating_point()
+            or value.is_complex()
+        ):
             raise wrong("Compare it: `x != 0`." if is_bool else "Convert it by `.to(torch.int64)`.")
         return value.reshape(()) if value.ndim else value
-    if not isinstance(value, kinds) or (isinstance(value, bool) != is_bool and not isinstance(value, kinds[1])):
+    if not isinstance(value, kinds) or (
+        isinstance(value, bool) != is_bool and not isinstance(value, kinds[1])
+    ):
         raise wrong()
     if is_found_in_data(value):
         return torch.full((), value, dtype=torch.bool if is_bool else torch.int64)
@@ -334,7 +427,9 @@ def operand_tuple(op: str, name: str, operands: Any) -> tuple[Any, ...]:
     """
     if not isinstance(operands, (tuple, list)):
         one = "Put a single operand into a tuple: `(x,)`."
-        raise misuse(op, f"{name} must be a tuple or a list of operands, not {described(operands)}", one)
+        raise misuse(
+            op, f"{name} must be a tuple or a list of operands, not {described(operands)}", one
+        )
     return tuple(operands)
 
 
@@ -345,6 +440,9 @@ def decided(op: str, choice: Any, kind: type[int]) -> int:
     except RuntimeError as error:
         if not isinstance(choice, torch.Tensor) or not internals.is_functorch_wrapped(choice):
             raise
-        what = f"{op}: examples of torch.func.vmap decide differently, and outside of a trace {op} is Python's own"
+        what = (
+            f"{op}: examples of torch.func.vmap decide differently, and outside of a trace {op} is"
+            " Python's own"
+        )
         fix = "Batch it with `thunder_fn.vmap`, which has a rule for it."
         raise TraceTypeError(located(what, source=user_source(), fix=fix)) from error

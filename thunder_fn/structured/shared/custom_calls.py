@@ -1,4 +1,6 @@
-"""Calls of custom functions: which part of a call is static, which are its tensors, and what a rule must return."""
+"""Calls of custom functions: which part of a call is static, which are its tensors, and what a
+rule must return.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,11 @@ C = TypeVar("C", bound="Call")
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a custom function. Two are equal if they are calls of one function with equal static parts.
+    """A call of a custom function. Two are equal if they are calls of one function with equal
+    static parts.
 
-    `leaves` are the leaves of the tuple of the arguments that are not in nondiff_argnums, with `TENSOR` for tensors.
+    `leaves` are the leaves of the tuple of the arguments that are not in nondiff_argnums, with
+    `TENSOR` for tensors.
     """
 
     function: Any
@@ -66,8 +70,8 @@ class Call:
 
     @property
     def asks(self) -> frozenset[str]:
-        """The parts of the question that a derivative's rule looks at: "needs" (wanted gradients), "absent" (missing
-        cotangents). Its bodies hold for one question only.
+        """The parts of the question that a derivative's rule looks at: "needs" (wanted gradients),
+        "absent" (missing cotangents). Its bodies hold for one question only.
         """
         return frozenset()
 
@@ -79,17 +83,22 @@ class Call:
         """The call whose rule answers this question: itself, where its bodies do."""
         return self
 
-    def tree(self, tensors: Sequence[Any], other: Callable[[Any], Any] = lambda leaf: leaf) -> tuple[Any, ...]:
+    def tree(
+        self, tensors: Sequence[Any], other: Callable[[Any], Any] = lambda leaf: leaf
+    ) -> tuple[Any, ...]:
         """The tuple of arguments with these tensors; static leaves go through `other`."""
         supply = iter(tensors)
         return pytree.unflatten(
-            self.spec, [next(supply) if leaf.value is TENSOR else other(leaf.value) for leaf in self.leaves]
+            self.spec,
+            [next(supply) if leaf.value is TENSOR else other(leaf.value) for leaf in self.leaves],
         )
 
     def typed_leaves(
         self, found: Sequence[Any], arguments: Sequence[Any], types: Sequence[Type], where: str
     ) -> list[tuple[Any, Type, str]]:
-        """The value that a rule returned for each tensor of the arguments, its type, and its path."""
+        """The value that a rule returned for each tensor of the arguments, its type, and its
+        path.
+        """
         skipped = {position for position, _ in self.nondiff}
         positions = [position for position in range(self.num_args) if position not in skipped]
         leaves = [
@@ -109,8 +118,8 @@ class Call:
 
 
 def check_closures(equation: Equation, call: Any, count: int, active: Mask) -> None:
-    """Check that the function closes over nothing that is differentiated: a rule speaks of the arguments, the first
-    `count` operands, only.
+    """Check that the function closes over nothing that is differentiated: a rule speaks of the
+    arguments, the first `count` operands, only.
     """
     if not any(active[count:]) or getattr(call, "ignores_closures", False):
         return
@@ -118,23 +127,37 @@ def check_closures(equation: Equation, call: Any, count: int, active: Mask) -> N
     for index in range(count, len(active)):
         only = tuple(place == index for place in range(len(active)))
         if active[index] and any(body_activity(primal, only)):
-            what = f"{call.__name__} closes over {with_article(primal.input_types[index])} that is differentiated"
+            what = (
+                f"{call.__name__} closes over {with_article(primal.input_types[index])} that is"
+                " differentiated"
+            )
             what = f"{equation.op}: {what}, and its rule says nothing of it"
-            fix = "Pass it as an argument that the rule knows; or close over `stop_gradient` of it, if it is to be constant."
+            fix = (
+                "Pass it as an argument that the rule knows; or close over `stop_gradient` of it,"
+                " if it is to be constant."
+            )
             raise CustomRuleError(located(what, source=equation.source, fix=fix))
 
 
 def make_call(
-    kind: type[C], function: Any, signature: inspect.Signature | None, nondiff: tuple[int, ...], args: Any, kwargs: Any
+    kind: type[C],
+    function: Any,
+    signature: inspect.Signature | None,
+    nondiff: tuple[int, ...],
+    args: Any,
+    kwargs: Any,
 ) -> tuple[C, list[torch.Tensor]]:
     """The call and its tensors. Keyword arguments become positional ones."""
     args = _positional(function, signature, args, kwargs)
     static: list[tuple[int, Literal]] = []
-    for position in sorted(number % len(args) for number in nondiff if -len(args) <= number < len(args)):
+    for position in sorted(
+        number % len(args) for number in nondiff if -len(args) <= number < len(args)
+    ):
         if any(isinstance(leaf, torch.Tensor) for leaf in pytree.flatten(args[position])[0]):
             raise CustomRuleError(
-                f"{function.__name__}: args[{position}] is in nondiff_argnums, so it is static, but it holds a tensor\n"
-                "Take it out of nondiff_argnums, and return None for it from the rule."
+                f"{function.__name__}: args[{position}] is in nondiff_argnums, so it is static, but"
+                " it holds a tensor\nTake it out of nondiff_argnums, and return None for it from"
+                " the rule."
             )
         static.append((position, Literal(args[position])))
     skipped = {position for position, _ in static}
@@ -142,7 +165,9 @@ def make_call(
     leaves, spec = pytree.flatten(rest)
     kept = [position for position in range(len(args)) if position not in skipped]
     paths = tuple(
-        path for position, arg in zip(kept, rest, strict=True) for path in pytree.paths(arg, f"args[{position}]")
+        path
+        for position, arg in zip(kept, rest, strict=True)
+        for path in pytree.paths(arg, f"args[{position}]")
     )
     marks = tuple(Literal(TENSOR if isinstance(leaf, torch.Tensor) else leaf) for leaf in leaves)
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -157,18 +182,23 @@ def signature_of(f: Callable[..., Any]) -> inspect.Signature | None:
         return None
 
 
-def _positional(function: Any, signature: inspect.Signature | None, args: Any, kwargs: Any) -> tuple[Any, ...]:
+def _positional(
+    function: Any, signature: inspect.Signature | None, args: Any, kwargs: Any
+) -> tuple[Any, ...]:
     """The call's arguments by position, defaults among them."""
     if signature is None:
         if kwargs:
-            raise CustomRuleError(f"{function.__name__}: has no signature, so its arguments are passed by position")
+            raise CustomRuleError(
+                f"{function.__name__}: has no signature, so its arguments are passed by position"
+            )
         return tuple(args)
     bound = signature.bind(*args, **kwargs)
     bound.apply_defaults()
     if any(bound.kwargs.values()) or any(key in kwargs for key in bound.kwargs):
         names = ", ".join(bound.kwargs)
         raise CustomRuleError(
-            f"{function.__name__}: {names} can only be passed by name, but rules take arguments by position"
+            f"{function.__name__}: {names} can only be passed by name, but rules take arguments by"
+            " position"
         )
     return bound.args
 
@@ -188,9 +218,15 @@ def captured_bodies(
 
 
 def result_of(
-    call: Call, recorder: Recorder, captured: Captured, tensors: Sequence[Any], results: tuple[Any, ...]
+    call: Call,
+    recorder: Recorder,
+    captured: Captured,
+    tensors: Sequence[Any],
+    results: tuple[Any, ...],
 ) -> Any:
-    """The result of a bound custom function. One that is an argument or a view of it cannot be changed, nor can that."""
+    """The result of a bound custom function. One that is an argument or a view of it cannot be
+    changed, nor can that.
+    """
     for shared in captured.shared:
         source = tensors[shared.source] if isinstance(shared.source, int) else shared.source
         part(recorder, source, results[shared.result], call.name)
@@ -198,7 +234,9 @@ def result_of(
 
 
 def examples_of(types: Sequence[Type]) -> list[torch.Tensor]:
-    """Tracers of these types, for capturing a function of which only the types are known. A capture is running."""
+    """Tracers of these types, for capturing a function of which only the types are known. A
+    capture is running.
+    """
     recorder = current()
     if recorder is None:
         raise CustomRuleError("examples are made inside a capture")
@@ -219,12 +257,16 @@ def _described_leaves(captured: Captured) -> list[tuple[str, str]]:
     """The leaves of a result: how one writes each, and its type or static value."""
     types = iter(captured.trace.output_types)
     paths = pytree.paths(captured.result(tuple(range(captured.num_results))), "out")
-    leaves = [str(next(types)) if leaf is TENSOR else f"the value {leaf!r}" for leaf in captured.out_leaves]
+    leaves = [
+        str(next(types)) if leaf is TENSOR else f"the value {leaf!r}"
+        for leaf in captured.out_leaves
+    ]
     return list(zip(paths, leaves, strict=True))
 
 
 def spread(tree: Any, like: Any, path: str, where: str) -> list[Any]:
-    """The leaves of a tree in the structure of another, None or a bool standing for all leaves of a subtree.
+    """The leaves of a tree in the structure of another, None or a bool standing for all leaves of a
+    subtree.
 
     Raises:
         CustomRuleError: the structures differ; names the place.
@@ -245,7 +287,11 @@ def spread(tree: Any, like: Any, path: str, where: str) -> list[Any]:
             "Return the same structure, with None for what has no gradient."
         ) from None
     entries = [accessor.codify(path) for accessor in children.accessors()]
-    return [leaf for a, b, name in zip(its, mine, entries, strict=True) for leaf in spread(a, b, name, where)]
+    return [
+        leaf
+        for a, b, name in zip(its, mine, entries, strict=True)
+        for leaf in spread(a, b, name, where)
+    ]
 
 
 def described(tree: Any) -> str:
@@ -314,19 +360,25 @@ def check_gradient(value: Any, type: Type, path: str, where: str) -> torch.Tenso
         CustomRuleError: it is something else.
     """
     if not is_differentiable(type):
-        raise CustomRuleError(f"{where} returned a gradient for {path}, which is {type}\nReturn None for it.")
+        raise CustomRuleError(
+            f"{where} returned a gradient for {path}, which is {type}\nReturn None for it."
+        )
     return check_like(as_before_autocast(type, value), type, path, where)
 
 
 def check_same_result(primal: Captured, other: Captured, where: str) -> None:
-    """Raise unless the first part of another function's result has the structure and types of the function's."""
+    """Raise unless the first part of another function's result has the structure and types of
+    the function's.
+    """
     first = other.out_spec.children()[0]
     different = pytree.difference(first, primal.out_spec, "its out", "the function's out")
     if different is not None:
         raise CustomRuleError(f"{where} returned another structure than the function: {different}")
     for (path, mine), its in zip(_described_leaves(primal), _described_leaves(other), strict=False):
         if mine != its[1]:
-            raise CustomRuleError(f"{where} returned {its[1]} for {path}, but the function returns {mine}")
+            raise CustomRuleError(
+                f"{where} returned {its[1]} for {path}, but the function returns {mine}"
+            )
 
 
 # ---- outside a capture ----

@@ -16,7 +16,8 @@ def carry_fixpoint(step: Callable[[Mask], Mask], init: Mask) -> Mask:
 
     Law: ``carry_fixpoint(s, m) == carry_fixpoint(s, m) | s(carry_fixpoint(s, m))``.
 
-    Source: the loop that JAX writes in each rule of scan and while; it ends after at most one step for each carry.
+    Source: the loop that JAX writes in each rule of scan and while; it ends after at most one step
+        for each carry.
     """
     mask = init
     while True:

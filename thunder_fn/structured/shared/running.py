@@ -1,4 +1,6 @@
-"""Bodies in evaluation rules: evaluated, or run as the program that an executor has made of each."""
+"""Bodies in evaluation rules: evaluated, or run as the program that an executor has made of
+each.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from thunder_fn.ir.trace import Trace
 
 BodyFunction = Callable[..., tuple[Any, ...]]
 
-_compile: ContextVar[Callable[[Trace], BodyFunction] | None] = ContextVar("thunder_fn_compile_body", default=None)
+_compile: ContextVar[Callable[[Trace], BodyFunction] | None] = ContextVar(
+    "thunder_fn_compile_body", default=None
+)
 
 
 def body_function(body: Trace) -> BodyFunction:

@@ -8,7 +8,19 @@ from typing import Any, TypeVar
 
 from thunder_fn.errors import InvalidTrace
 from thunder_fn.ir.rules import Mask
-from thunder_fn.ir.trace import Atom, Dim, Equation, Literal, Op, Source, TensorType, Trace, TraceBuilder, Type, Var
+from thunder_fn.ir.trace import (
+    Atom,
+    Dim,
+    Equation,
+    Literal,
+    Op,
+    Source,
+    TensorType,
+    Trace,
+    TraceBuilder,
+    Type,
+    Var,
+)
 from thunder_fn.structured.shared.bodies import body_activity, tensor_type
 from thunder_fn.structured.shared.fixpoint import carry_fixpoint
 
@@ -20,7 +32,9 @@ SCAN = Op("structured", "scan")
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """The literals of a scan: how many operands are consts and carries, how many steps, in which direction."""
+    """The literals of a scan: how many operands are consts and carries, how many steps, in which
+    direction.
+    """
 
     num_consts: int
     num_carry: int
@@ -38,12 +52,17 @@ class Loop:
     def steps(self) -> int:
         """The length of a loop that is written out, which is a number."""
         if not isinstance(self.length, int):
-            raise InvalidTrace(f"scan: the length {self.length} is symbolic, where a number is needed")
+            raise InvalidTrace(
+                f"scan: the length {self.length} is symbolic, where a number is needed"
+            )
         return self.length
 
     def literals(self) -> dict[str, Any]:
         """The keyword arguments of the equation."""
-        return {name: getattr(self, name) for name in ("num_consts", "num_carry", "length", "reverse", "unroll")}
+        return {
+            name: getattr(self, name)
+            for name in ("num_consts", "num_carry", "length", "reverse", "unroll")
+        }
 
     def parts(self, operands: Sequence[T]) -> Parts[T]:
         """Operands, or facts about each, as those of the consts, the carries and the xs."""
@@ -75,10 +94,14 @@ def add_scan(
     carry, ys = loop.results(body.output_types)
     types = (*carry, *(stacked(type, loop.length) for type in ys))
     kwargs = tuple((key, Literal(value)) for key, value in loop.literals().items())
-    return builder.add(SCAN, (*parts[0], *parts[1], *parts[2]), types, kwargs=kwargs, bodies=(body,), source=source)
+    return builder.add(
+        SCAN, (*parts[0], *parts[1], *parts[2]), types, kwargs=kwargs, bodies=(body,), source=source
+    )
 
 
 def active_carry(loop: Loop, body: Trace, active: Mask) -> Mask:
     """Tell which carries are active in some step, given the active operands."""
     consts, carry, xs = loop.parts(active)
-    return carry_fixpoint(lambda mask: body_activity(body, (*consts, *mask, *xs))[: loop.num_carry], carry)
+    return carry_fixpoint(
+        lambda mask: body_activity(body, (*consts, *mask, *xs))[: loop.num_carry], carry
+    )

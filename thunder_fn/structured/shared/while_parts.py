@@ -1,4 +1,6 @@
-"""The common part of the rules of while_loop and carry_at: literals, parts of operands, and bodies made of a body."""
+"""The common part of the rules of while_loop and carry_at: literals, parts of operands, and
+bodies made of a body.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,18 @@ from typing import TypeVar
 import torch
 
 from thunder_fn.ir.rules import Mask
-from thunder_fn.ir.trace import Atom, Dim, Equation, Literal, Op, Source, TensorType, Trace, TraceBuilder, Var
+from thunder_fn.ir.trace import (
+    Atom,
+    Dim,
+    Equation,
+    Literal,
+    Op,
+    Source,
+    TensorType,
+    Trace,
+    TraceBuilder,
+    Var,
+)
 from thunder_fn.ir.walking import inline_into
 from thunder_fn.structured.shared.bodies import body_activity, expand
 from thunder_fn.structured.shared.fixpoint import carry_fixpoint
@@ -23,7 +36,9 @@ COUNT = TensorType(torch.int64, ())
 
 @dataclass(frozen=True, slots=True)
 class While:
-    """The literals of a while_loop: how many operands are consts, and after how many steps it ends in any case."""
+    """The literals of a while_loop: how many operands are consts, and after how many steps it
+    ends in any case.
+    """
 
     num_consts: int
     max_steps: int | None = None

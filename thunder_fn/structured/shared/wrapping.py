@@ -1,4 +1,5 @@
-"""Rules of ops that own one body on their operands and keep it through every transform: checkpoint and call.
+"""Rules of ops that own one body on their operands and keep it through every transform: checkpoint
+and call.
 
     outputs = op(*operands, **options)      one body, on the operands
 
@@ -16,11 +17,15 @@ from thunder_fn.ir.trace import Arg, Dim, Equation, Op, Source, Trace, TraceBuil
 from thunder_fn.structured.shared.bodies import without_inputs
 
 
-def wrapped(op: Op, kwargs: tuple[tuple[str, Arg], ...], body: Trace, source: Source | None = None) -> Trace:
+def wrapped(
+    op: Op, kwargs: tuple[tuple[str, Arg], ...], body: Trace, source: Source | None = None
+) -> Trace:
     """A trace of one equation: the op around a body."""
     builder = TraceBuilder(op.name)
     inputs = tuple(builder.input(type) for type in body.input_types)
-    return builder.build(builder.add(op, inputs, body.output_types, kwargs=kwargs, bodies=(body,), source=source))
+    return builder.build(
+        builder.add(op, inputs, body.output_types, kwargs=kwargs, bodies=(body,), source=source)
+    )
 
 
 def wrapped_again(equation: Equation, body: Trace) -> Trace:
@@ -34,7 +39,9 @@ def wrapper_check_rule(equation: Equation) -> None:
     check_types(equation, equation.body.output_types, "the body gives")
 
 
-def wrapper_batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
+def wrapper_batch_rule(
+    equation: Equation, batched: Mask, size: Dim, randomness: str
+) -> tuple[Trace, Mask]:
     """The op around the batched body."""
     body, flags = batch(equation.body, batched, size, randomness)
     return wrapped_again(equation, body), flags
@@ -48,7 +55,10 @@ def wrapper_dce_rule(equation: Equation, wanted: Mask) -> tuple[Equation, tuple[
     operands = tuple(var for var, read in zip(equation.operands, reads, strict=True) if read)
     outputs = tuple(var for var, flag in zip(equation.outputs, wanted, strict=True) if flag)
     bodies = (without_inputs(body, reads),)
-    return Equation(equation.op, operands, equation.kwargs, outputs, bodies, equation.source), operands
+    return (
+        Equation(equation.op, operands, equation.kwargs, outputs, bodies, equation.source),
+        operands,
+    )
 
 
 def wrapper_lower_rule(equation: Equation) -> Trace:

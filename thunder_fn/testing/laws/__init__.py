@@ -1,11 +1,12 @@
 """Laws of every trace, and of every interpreter on every trace.
 
-Each law is a function of a trace and values for its inputs. It raises `LawBroken`, an AssertionError, with the trace
-printed. `INTERPRETERS` lists the functions from trace to trace; a new one is a line there, and all laws that hold for
-every interpreter hold for it.
+Each law is a function of a trace and values for its inputs. It raises `LawBroken`, an
+AssertionError, with the trace printed. `INTERPRETERS` lists the functions from trace to trace. A
+new one is a line there, and all laws that hold for every interpreter hold for it.
 
-Comparisons are bitwise where the law says so (NaN equal to NaN). Others compare with PyTorch's own differentiation,
-to a tolerance of the least precise dtype; they say nothing where PyTorch's result is not finite or very large.
+Comparisons are bitwise where the law says so (NaN equal to NaN). Others compare with PyTorch's own
+differentiation, to a tolerance of the least precise dtype. They say nothing where PyTorch's result
+is not finite or very large.
 """
 
 from __future__ import annotations

@@ -27,7 +27,9 @@ class LawBroken(AssertionError):
     """A law does not hold: the law, and the traces that show it."""
 
     def __init__(self, what: str, **traces: Trace) -> None:
-        super().__init__("\n\n".join([what, *(f"{name}:\n{trace}" for name, trace in traces.items())]))
+        super().__init__(
+            "\n\n".join([what, *(f"{name}:\n{trace}" for name, trace in traces.items())])
+        )
         self.what = what
         self.traces = traces
 
@@ -47,7 +49,9 @@ def run(trace: Trace, inputs: Sequence[Any]) -> Values:
 
 
 def state_after(trace: Trace, inputs: Sequence[Any]) -> torch.Tensor:
-    """The state of the generator of random numbers after evaluating: it shows how many were drawn."""
+    """The state of the generator of random numbers after evaluating: it shows how many were
+    drawn.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)  # `torch.manual_seed` formats a stack for CUDA, 2 ms
         evaluate(trace, inputs)
@@ -78,14 +82,18 @@ def same_bits(a: Any, b: Any) -> bool:
 
 def agree(have: Values, want: Values, what: str, **traces: Trace) -> None:
     """Check that two runs gave the same, bitwise."""
-    holds(len(have) == len(want), f"{what}: {len(have)} values, but {len(want)} are wanted", **traces)
+    holds(
+        len(have) == len(want), f"{what}: {len(have)} values, but {len(want)} are wanted", **traces
+    )
     for position, (a, b) in enumerate(zip(have, want, strict=True)):
         if not same_bits(a, b):
             raise _differs(what, position, a, b, **traces)
 
 
 def is_tame(values: Sequence[Any]) -> bool:
-    """Test that all values are finite and of moderate size, as a comparison with a tolerance needs."""
+    """Test that all values are finite and of moderate size, as a comparison with a tolerance
+    needs.
+    """
     floats = [x for x in values if isinstance(x, torch.Tensor) and is_inexact(x)]
     return all(bool(x.isfinite().all()) and largest(x) < TOO_LARGE for x in floats)
 
@@ -103,11 +111,19 @@ def is_inexact(value: torch.Tensor) -> bool:
 def tolerance(trace: Trace) -> float:
     """Relative tolerance: that of the least precise floating dtype in the trace."""
     dtypes = {
-        var.type.dtype for inner in subtraces(trace) for var in variables(inner) if isinstance(var.type, TensorType)
+        var.type.dtype
+        for inner in subtraces(trace)
+        for var in variables(inner)
+        if isinstance(var.type, TensorType)
     }
     precise = {torch.float64, torch.complex128}
     return (
-        1e-9 if all(dtype in precise or not (dtype.is_floating_point or dtype.is_complex) for dtype in dtypes) else 2e-3
+        1e-9
+        if all(
+            dtype in precise or not (dtype.is_floating_point or dtype.is_complex)
+            for dtype in dtypes
+        )
+        else 2e-3
     )
 
 
@@ -118,22 +134,36 @@ def variables(trace: Trace) -> Iterator[Var]:
     yield from (var for equation in trace.equations for var in equation.outputs)
 
 
-def close(have: Sequence[torch.Tensor], want: Sequence[torch.Tensor], rtol: float, what: str, **traces: Trace) -> None:
-    """Check that two lists of tensors agree to a tolerance, relative to the largest number among them; types are
-    equal.
+def close(
+    have: Sequence[torch.Tensor],
+    want: Sequence[torch.Tensor],
+    rtol: float,
+    what: str,
+    **traces: Trace,
+) -> None:
+    """Check that two lists of tensors agree to a tolerance, relative to the largest number among
+    them; types are equal.
     """
     if not is_tame(want):
         return
     scale = max([1.0, *map(largest, want)])
-    holds(len(have) == len(want), f"{what}: {len(have)} values, but {len(want)} are wanted", **traces)
+    holds(
+        len(have) == len(want), f"{what}: {len(have)} values, but {len(want)} are wanted", **traces
+    )
     for position, (a, b) in enumerate(zip(have, want, strict=True)):
-        same = a.dtype == b.dtype and a.shape == b.shape and torch.allclose(a, b, rtol=rtol, atol=rtol * scale)
+        same = (
+            a.dtype == b.dtype
+            and a.shape == b.shape
+            and torch.allclose(a, b, rtol=rtol, atol=rtol * scale)
+        )
         if not same:
             raise _differs(what, position, a, b, **traces)
 
 
 def _differs(what: str, position: int, have: Any, want: Any, **traces: Trace) -> LawBroken:
-    """Describe a difference, only where a law does not hold: to print tensors takes longer than to compare them."""
+    """Describe a difference, only where a law does not hold: to print tensors takes longer than
+    to compare them.
+    """
     return LawBroken(f"{what}: value {position} is\n{have}\nbut should be\n{want}", **traces)
 
 
@@ -154,7 +184,11 @@ def num_equations(trace: Trace) -> int:
 
 def is_flat(trace: Trace) -> bool:
     """Test for a trace without structured ops: an FX graph of ATen calls can hold it."""
-    return all(equation.op.kind != "structured" for inner in subtraces(trace) for equation in inner.equations)
+    return all(
+        equation.op.kind != "structured"
+        for inner in subtraces(trace)
+        for equation in inner.equations
+    )
 
 
 def leaf_counts(trace: Trace) -> Counter[str]:
@@ -181,7 +215,11 @@ def wanted_outputs(trace: Trace) -> tuple[bool, ...]:
 def random_like(trace: Trace, seed: int = 1) -> Inputs:
     """A cotangent for each differentiable output of a trace."""
     generator = torch.Generator().manual_seed(seed)
-    types = [type_of(atom) for atom, wanted in zip(trace.outputs, wanted_outputs(trace), strict=True) if wanted]
+    types = [
+        type_of(atom)
+        for atom, wanted in zip(trace.outputs, wanted_outputs(trace), strict=True)
+        if wanted
+    ]
     return tuple(random_tensor(type, generator) for type in types if isinstance(type, TensorType))
 
 

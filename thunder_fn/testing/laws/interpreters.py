@@ -16,7 +16,13 @@ from thunder_fn.capture import capture, current
 from thunder_fn.capture.apply import apply_inside, replay
 from thunder_fn.distributed.schedule import overlapped
 from thunder_fn.executors.claims import claim
-from thunder_fn.interpreters import clean, grad as reverse, jvp as forward, simplify, vmap as batching
+from thunder_fn.interpreters import (
+    clean,
+    grad as reverse,
+    jvp as forward,
+    simplify,
+    vmap as batching,
+)
 from thunder_fn.interpreters.autocast import autocast
 from thunder_fn.interpreters.checkpoint.policies import check_policy
 from thunder_fn.interpreters.fold import fold_constants
@@ -28,7 +34,17 @@ from thunder_fn.ir.check import check
 from thunder_fn.ir.flow import WIRINGS, Flow, Port
 from thunder_fn.ir.fx import from_fx, to_fx
 from thunder_fn.ir.rules import Split
-from thunder_fn.ir.trace import Equation, Expr, Literal, Source, TensorType, Trace, TraceBuilder, Var, subtraces
+from thunder_fn.ir.trace import (
+    Equation,
+    Expr,
+    Literal,
+    Source,
+    TensorType,
+    Trace,
+    TraceBuilder,
+    Var,
+    subtraces,
+)
 from thunder_fn.ir.walking import inline_into
 from thunder_fn.structured.checkpoint import alone as checkpointed
 from thunder_fn.structured.roll import roll, unroll
@@ -63,10 +79,11 @@ aten = torch.ops.aten
 class Interpreter:
     """A function from a trace to the traces that it makes.
 
-    `keeps_values` says that the only trace it makes computes what the trace did, bitwise; `idempotent` that a second
-    application changes nothing; `keeps_memory` that outputs lie in the memory of what they did; `carries` that constraints,
-    sources and ownership stay, which a text or an FX graph does not hold, nor a loop that is written out without its
-    condition; `covers` which traces it takes.
+    `keeps_values` says that the only trace it makes computes what the trace did, bitwise, and
+    `idempotent` that a second application changes nothing. `keeps_memory` says that outputs lie in
+    the memory of what they did. `carries` says that constraints, sources and ownership stay; a text
+    or an FX graph does not hold them, nor a loop that is written out without its condition.
+    `covers` says which traces it takes.
     """
 
     run: Callable[[Trace], tuple[Trace, ...]]
@@ -83,13 +100,17 @@ def recapture(trace: Trace) -> Trace:
 
 
 def recapture_nested(trace: Trace) -> Trace:
-    """The capture of a program run equation by equation, each composite a scope that capture nests anew."""
+    """The capture of a program run equation by equation, each composite a scope that capture
+    nests anew.
+    """
     return capture(lambda *xs: replay(recorder(), trace, xs), fakes(trace)).trace
 
 
 def recapture_whole(trace: Trace) -> Trace:
     """The capture of a function that applies the trace as one equation."""
-    return capture(lambda *xs: apply_inside(recorder(), trace, xs, ops.composite("Whole")), fakes(trace)).trace
+    return capture(
+        lambda *xs: apply_inside(recorder(), trace, xs, ops.composite("Whole")), fakes(trace)
+    ).trace
 
 
 def recorder() -> Any:
@@ -139,7 +160,9 @@ def batchings(trace: Trace) -> tuple[InDims, ...]:
 
 
 def batch(trace: Trace, in_dims: InDims | None = None) -> Trace:
-    """The trace on a batch, each example with random numbers of its own; every output is a batch."""
+    """The trace on a batch, each example with random numbers of its own; every output is a
+    batch.
+    """
     dims = batchings(trace)[-1] if in_dims is None else in_dims
     new, out_dims = batching.vmap(trace, dims, SIZE, "different")
     builder = TraceBuilder(new.name)
@@ -165,7 +188,8 @@ def whole_checkpoint(trace: Trace) -> Trace:
 
 
 WIDENED = frozenset(
-    f"aten.{name}" for name in ("mm.default", "addmm.default", "bmm.default", "mul.Tensor", "sin.default")
+    f"aten.{name}"
+    for name in ("mm.default", "addmm.default", "bmm.default", "mul.Tensor", "sin.default")
 )
 PROMOTED = frozenset(("aten.add.Tensor", "aten.cat.default", "aten.where.self"))
 
@@ -183,7 +207,9 @@ def silent_policy(equation: Equation) -> Any:
 
 
 def widened(trace: Trace) -> Trace:
-    """The trace under autocast to float64: autocast's changes to a trace, without rounding of its numbers."""
+    """The trace under autocast to float64: autocast's changes to a trace, without rounding of
+    its numbers.
+    """
     return autocast(trace, torch.float64, widening_policy)
 
 
@@ -192,25 +218,42 @@ def _alone(transform: Transform) -> Callable[[Trace], tuple[Trace, ...]]:
 
 
 INTERPRETERS: dict[str, Interpreter] = {
-    "dce": Interpreter(lambda t: (simplify.dce(t),), keeps_values=True, idempotent=True, keeps_memory=True),
+    "dce": Interpreter(
+        lambda t: (simplify.dce(t),), keeps_values=True, idempotent=True, keeps_memory=True
+    ),
     "cse": Interpreter(lambda t: (simplify.cse(t),), keeps_values=True, idempotent=True),
-    "inline": Interpreter(lambda t: (simplify.inline(t),), keeps_values=True, idempotent=True, keeps_memory=True),
-    "drop_noops": Interpreter(_alone(drop_noops), keeps_values=True, idempotent=True, keeps_memory=True),
-    "fold_constants": Interpreter(_alone(fold_constants), keeps_values=True, idempotent=True, keeps_memory=True),
+    "inline": Interpreter(
+        lambda t: (simplify.inline(t),), keeps_values=True, idempotent=True, keeps_memory=True
+    ),
+    "drop_noops": Interpreter(
+        _alone(drop_noops), keeps_values=True, idempotent=True, keeps_memory=True
+    ),
+    "fold_constants": Interpreter(
+        _alone(fold_constants), keeps_values=True, idempotent=True, keeps_memory=True
+    ),
     "simplify": Interpreter(_alone(clean.simplify), keeps_values=True, idempotent=True),
     "autocast": Interpreter(_alone(widened)),
     "autocast without answers": Interpreter(
-        lambda t: (autocast(t, torch.bfloat16, silent_policy),), keeps_values=True, idempotent=True, keeps_memory=True
+        lambda t: (autocast(t, torch.bfloat16, silent_policy),),
+        keeps_values=True,
+        idempotent=True,
+        keeps_memory=True,
     ),
     "unfold": Interpreter(_alone(unfolded), keeps_values=True, carries=False),
     "recapture": Interpreter(_alone(recapture), keeps_values=True, carries=False),
     "recapture nested": Interpreter(_alone(recapture_nested), keeps_values=True, carries=False),
     "recapture whole": Interpreter(_alone(recapture_whole), keeps_values=True, carries=False),
     "fx": Interpreter(
-        lambda t: (from_fx(to_fx(t)),), keeps_values=True, idempotent=True, carries=False, covers=is_flat
+        lambda t: (from_fx(to_fx(t)),),
+        keeps_values=True,
+        idempotent=True,
+        carries=False,
+        covers=is_flat,
     ),
     "forward_backward": Interpreter(lambda t: (split(t).forward, split(t).backward)),
-    "forward_backward, fused": Interpreter(lambda t: (split(t, fused=True).forward, split(t, fused=True).backward)),
+    "forward_backward, fused": Interpreter(
+        lambda t: (split(t, fused=True).forward, split(t, fused=True).backward)
+    ),
     "vjp": Interpreter(_alone(pull)),
     "grad_and_value": Interpreter(_alone(grad)),
     "jvp": Interpreter(_alone(push)),
@@ -221,7 +264,9 @@ INTERPRETERS: dict[str, Interpreter] = {
     "represent": Interpreter(lambda t: (represent(t, (None,) * len(t.inputs)),), keeps_values=True),
     "roll": Interpreter(_alone(roll), keeps_values=True),
     "unroll": Interpreter(_alone(unroll), keeps_values=True),
-    "partial_eval": Interpreter(known_and_rest, covers=lambda t: not any(map(simplify.is_kept, t.equations))),
+    "partial_eval": Interpreter(
+        known_and_rest, covers=lambda t: not any(map(simplify.is_kept, t.equations))
+    ),
     "vjp of vjp": Interpreter(lambda t: (pull(pull(t)),)),
 }
 """Every function from trace to trace, by name."""
@@ -231,8 +276,12 @@ UNFOLDING = frozenset({"inline", "unfold", "recapture", "fx", "claims", "partial
 
 
 def forget() -> None:
-    """Empty every memo of the interpreters, of `derive` and of rewrites, so that the next call works anew."""
-    packages = tuple(f"thunder_fn.{name}" for name in ("ir", "interpreters", "derive", "structured", "rewrites"))
+    """Empty every memo of the interpreters, of `derive` and of rewrites, so that the next call
+    works anew.
+    """
+    packages = tuple(
+        f"thunder_fn.{name}" for name in ("ir", "interpreters", "derive", "structured", "rewrites")
+    )
     for name, module in list(sys.modules.items()):
         if name.startswith(packages):
             for value in vars(module).values():
@@ -252,7 +301,9 @@ def interpreter_gives_checked_traces(interpreter: Interpreter) -> Law:
             try:
                 check(new)
             except Exception as error:
-                raise LawBroken(f"check fails: {error}\n\ntrace:\n{trace}\n\nmade:\n{new}") from error
+                raise LawBroken(
+                    f"check fails: {error}\n\ntrace:\n{trace}\n\nmade:\n{new}"
+                ) from error
 
     return law
 
@@ -262,7 +313,8 @@ _OPENED = frozenset(("scan", "while_loop", "cond", "switch", "checkpoint", "call
 
 
 def marked(trace: Trace) -> tuple[Trace, dict[Trace, Expr]]:
-    """Return the trace with a constraint of its own in it and in each body, and a line of its own for each equation.
+    """Return the trace with a constraint of its own in it and in each body, and a line of its own
+    for each equation.
 
     Returns:
         The marked trace, and the added constraint of it and of each body, by marked trace.
@@ -284,7 +336,9 @@ def marked(trace: Trace) -> tuple[Trace, dict[Trace, Expr]]:
                 )
                 for equation in trace.equations
             )
-            new = dataclasses.replace(trace, equations=equations, constraints=(*trace.constraints, own))
+            new = dataclasses.replace(
+                trace, equations=equations, constraints=(*trace.constraints, own)
+            )
             found[trace] = new
         return found[trace]
 
@@ -294,11 +348,15 @@ def marked(trace: Trace) -> tuple[Trace, dict[Trace, Expr]]:
 
 _READ_BY_ALL = Flow(
     "backward",
-    lambda equation, flags: (any(flags) and not _has_rules_of_its_own(equation),) * len(equation.operands),
+    lambda equation, flags: (
+        (any(flags) and not _has_rules_of_its_own(equation),) * len(equation.operands)
+    ),
     opens=lambda equation: not _has_rules_of_its_own(equation),
     control=True,
 )
-"""The values that outputs are made of under every transform: a custom rule may leave any of its operands unread."""
+"""The values that outputs are made of under every transform: a custom rule may leave any of its
+operands unread.
+"""
 
 
 def _has_rules_of_its_own(equation: Equation) -> bool:
@@ -316,7 +374,9 @@ def always_run(trace: Trace) -> set[Trace]:
         trace, flags = todo.pop()
         read = _READ_BY_ALL.everywhere(trace, flags)
         for equation in trace.equations:
-            if any(arg == Literal(0) for key, arg in equation.kwargs if key in ("length", "max_steps")):
+            if any(
+                arg == Literal(0) for key, arg in equation.kwargs if key in ("length", "max_steps")
+            ):
                 return set()
             given = tuple([read[var.index] for var in equation.outputs])
             if not any(given) or not equation.bodies or _has_rules_of_its_own(equation):
@@ -328,15 +388,18 @@ def always_run(trace: Trace) -> set[Trace]:
                 ports = _READ_BY_ALL.ports(equation, rule(equation), given)
             for place, body in enumerate(equation.bodies):
                 seen.add(body)
-                todo.append((body, tuple([("out", place, i) in ports for i in range(len(body.outputs))])))
+                todo.append(
+                    (body, tuple([("out", place, i) in ports for i in range(len(body.outputs))]))
+                )
     return seen
 
 
 def interpreter_carries_facts(interpreter: Interpreter, *, whole: bool = True) -> Law:
-    """Constraints of a trace guard every trace made of it, and a closed-over tensor stays the user's.
+    """Constraints of a trace guard every trace made of it, and a closed-over tensor stays the
+    user's.
 
-    Every trace that is made has the constraints of the trace. With `whole`, one of them has those of each body that
-    runs, and every line is one of the trace.
+    Every trace that is made has the constraints of the trace. With `whole`, one of them has those
+    of each body that runs, and every line is one of the trace.
     """
 
     def law(trace: Trace, inputs: Inputs) -> None:
@@ -347,18 +410,42 @@ def interpreter_carries_facts(interpreter: Interpreter, *, whole: bool = True) -
         mine = {id(c.tensor) for inner in subtraces(given) for c in inner.constants if not c.owned}
         known = {source for inner in subtraces(given) for source in _places(inner)}
         for new, constraints in zip(made, carried, strict=True):
-            holds(own in constraints, f"the constraint {own} is lost. {_CARRY}", trace=given, made=new)
-            wrong = [c for inner in subtraces(new) for c in inner.constants if c.owned == (id(c.tensor) in mine)]
-            holds(not wrong, f"a closed-over tensor changed its owner. {_CARRY}", trace=given, made=new)
+            holds(
+                own in constraints, f"the constraint {own} is lost. {_CARRY}", trace=given, made=new
+            )
+            wrong = [
+                c
+                for inner in subtraces(new)
+                for c in inner.constants
+                if c.owned == (id(c.tensor) in mine)
+            ]
+            holds(
+                not wrong,
+                f"a closed-over tensor changed its owner. {_CARRY}",
+                trace=given,
+                made=new,
+            )
             strange = {source for inner in subtraces(new) for source in _places(inner)} - known
-            holds(not whole or not strange, f"lines that are not of the trace: {strange}", trace=given, made=new)
+            holds(
+                not whole or not strange,
+                f"lines that are not of the trace: {strange}",
+                trace=given,
+                made=new,
+            )
         lost = inside - set[Expr]().union(*carried)
-        holds(not whole or not lost, f"constraints of bodies are lost: {sorted(map(str, lost))}", trace=given)
+        holds(
+            not whole or not lost,
+            f"constraints of bodies are lost: {sorted(map(str, lost))}",
+            trace=given,
+        )
 
     return law
 
 
-_CARRY = "Make the new trace with `walk`, `rewritten` or `cut` (thunder_fn.ir), which carry what a trace carries."
+_CARRY = (
+    "Make the new trace with `walk`, `rewritten` or `cut` (thunder_fn.ir), which carry what a trace"
+    " carries."
+)
 
 
 def _places(trace: Trace) -> set[str]:
@@ -366,29 +453,54 @@ def _places(trace: Trace) -> set[str]:
 
 
 def interpreter_is_pure(interpreter: Interpreter) -> Law:
-    """The trace is untouched, no random number is drawn, and equal traces give equal traces, remembered or not."""
+    """The trace is untouched, no random number is drawn, and equal traces give equal traces,
+    remembered or not.
+    """
 
     def law(trace: Trace, inputs: Inputs) -> None:
         text, key, generator = str(trace), hash(trace), torch.get_rng_state()
         remembered = interpreter.run(trace)
-        holds(str(trace) == text and hash(trace) == key, f"the trace was changed; it was\n{text}", trace=trace)
-        holds(torch.equal(generator, torch.get_rng_state()), "random numbers were drawn", trace=trace)
+        holds(
+            str(trace) == text and hash(trace) == key,
+            f"the trace was changed; it was\n{text}",
+            trace=trace,
+        )
+        holds(
+            torch.equal(generator, torch.get_rng_state()), "random numbers were drawn", trace=trace
+        )
         forget()
         anew = interpreter.run(trace)
-        for a, b, c in zip(remembered, anew, interpreter.run(trace.renamed(trace.name)), strict=True):
+        for a, b, c in zip(
+            remembered, anew, interpreter.run(trace.renamed(trace.name)), strict=True
+        ):
             holds(a == b, "equal traces gave different traces", trace=trace, first=a, second=b)
-            holds(b == c and str(b) == str(c), "equal traces gave different traces", trace=trace, first=b, second=c)
+            holds(
+                b == c and str(b) == str(c),
+                "equal traces gave different traces",
+                trace=trace,
+                first=b,
+                second=c,
+            )
 
     return law
 
 
 def interpreter_keeps_values(interpreter: Interpreter) -> Law:
-    """The same values, bitwise, and the same random numbers in the same order; types and inputs stay."""
+    """The same values, bitwise, and the same random numbers in the same order; types and inputs
+    stay.
+    """
 
     def law(trace: Trace, inputs: Inputs) -> None:
         (new,) = interpreter.run(trace)
-        holds(new.input_types == trace.input_types, "the inputs' types changed", trace=trace, made=new)
-        holds(new.output_types == trace.output_types, "the outputs' types changed", trace=trace, made=new)
+        holds(
+            new.input_types == trace.input_types, "the inputs' types changed", trace=trace, made=new
+        )
+        holds(
+            new.output_types == trace.output_types,
+            "the outputs' types changed",
+            trace=trace,
+            made=new,
+        )
         agree(run(new, inputs), run(trace, inputs), "the transformed trace", trace=trace, made=new)
         same = torch.equal(state_after(new, inputs), state_after(trace, inputs))
         holds(same, "more or fewer random numbers are drawn", trace=trace, made=new)
@@ -402,24 +514,40 @@ def interpreter_is_idempotent(interpreter: Interpreter) -> Law:
     def law(trace: Trace, inputs: Inputs) -> None:
         (once,) = interpreter.run(trace)
         (twice,) = interpreter.run(once)
-        holds(once == twice, "a second application changes the trace", trace=trace, once=once, twice=twice)
+        holds(
+            once == twice,
+            "a second application changes the trace",
+            trace=trace,
+            once=once,
+            twice=twice,
+        )
 
     return law
 
 
 def interpreter_leaves_closures_alone(interpreter: Interpreter) -> Law:
-    """Closed-over tensors are read when the trace runs: it sees the values that they have by then."""
+    """Closed-over tensors are read when the trace runs: it sees the values that they have by
+    then.
+    """
 
     def law(trace: Trace, inputs: Inputs) -> None:
         constants = [c for inner in subtraces(trace) for c in inner.constants if not c.owned]
-        tensors = {id(c.tensor): c.tensor for c in constants if c.tensor.is_floating_point()}.values()
+        tensors = {
+            id(c.tensor): c.tensor for c in constants if c.tensor.is_floating_point()
+        }.values()
         (new,) = interpreter.run(trace)
         with torch.no_grad():
             before = [tensor.clone() for tensor in tensors]
             try:
                 for tensor in tensors:
                     tensor.mul_(2)
-                agree(run(new, inputs), run(trace, inputs), "after a closed-over tensor changed", trace=trace, made=new)
+                agree(
+                    run(new, inputs),
+                    run(trace, inputs),
+                    "after a closed-over tensor changed",
+                    trace=trace,
+                    made=new,
+                )
             finally:
                 for tensor, old in zip(tensors, before, strict=True):
                     tensor.copy_(old)
@@ -433,7 +561,9 @@ def interpreter_keeps_memory(interpreter: Interpreter) -> Law:
     def law(trace: Trace, inputs: Inputs) -> None:
         (new,) = interpreter.run(trace)
         have, want = (_shared_memory((*inputs, *run(t, inputs))) for t in (new, trace))
-        holds(have == want, f"values share memory: {have}, but before: {want}", trace=trace, made=new)
+        holds(
+            have == want, f"values share memory: {have}, but before: {want}", trace=trace, made=new
+        )
 
     return law
 
@@ -452,24 +582,40 @@ def interpreter_keeps_gradients(interpreter: Interpreter) -> Law:
         (new,) = interpreter.run(trace)
         arguments = (*inputs, *random_like(trace))
         have, want = (run(pull(t), arguments)[len(trace.outputs) :] for t in (new, trace))
-        close(have, want, tolerance(trace), "the gradients of the transformed trace", trace=trace, made=new)
+        close(
+            have,
+            want,
+            tolerance(trace),
+            "the gradients of the transformed trace",
+            trace=trace,
+            made=new,
+        )
 
     return law
 
 
 def laws_of(interpreter: Interpreter, name: str) -> dict[str, Law]:
     """The laws that an interpreter must keep, by name."""
-    laws = {"gives checked traces": interpreter_gives_checked_traces, "is pure": interpreter_is_pure}
+    laws = {
+        "gives checked traces": interpreter_gives_checked_traces,
+        "is pure": interpreter_is_pure,
+    }
     if interpreter.carries:
         laws["carries facts"] = interpreter_carries_facts
     if interpreter.keeps_values:
-        laws |= {"keeps values": interpreter_keeps_values, "keeps gradients": interpreter_keeps_gradients}
+        laws |= {
+            "keeps values": interpreter_keeps_values,
+            "keeps gradients": interpreter_keeps_gradients,
+        }
         laws["leaves closed-over tensors alone"] = interpreter_leaves_closures_alone
     if interpreter.keeps_memory:
         laws["keeps memory apart"] = interpreter_keeps_memory
     if interpreter.idempotent:
         laws["is idempotent"] = interpreter_is_idempotent
-    return {f"{name} {law}": _where_covered(interpreter, make(interpreter)) for law, make in laws.items()}
+    return {
+        f"{name} {law}": _where_covered(interpreter, make(interpreter))
+        for law, make in laws.items()
+    }
 
 
 def _where_covered(interpreter: Interpreter, law: Law) -> Law:
@@ -480,13 +626,17 @@ def _where_covered(interpreter: Interpreter, law: Law) -> Law:
 
 
 def nested(depth: int) -> Trace:
-    """A function nested so many composites deep, each calling the next one twice: 2**depth leaves when unfolded."""
+    """A function nested so many composites deep, each calling the next one twice: 2**depth
+    leaves when unfolded.
+    """
     type = TensorType(torch.float64, (2,))
     builder = TraceBuilder("level_0")
     body = builder.build((emit(builder, aten.sin.default, builder.input(type)),))
     for level in range(1, depth + 1):
         builder = TraceBuilder(f"level_{level}")
-        (once,) = builder.add(ops.composite("Level"), (builder.input(type),), (type,), bodies=(body,))
+        (once,) = builder.add(
+            ops.composite("Level"), (builder.input(type),), (type,), bodies=(body,)
+        )
         (twice,) = builder.add(ops.composite("Level"), (once,), (type,), bodies=(body,))
         body = builder.build((twice,))
     return body
@@ -498,7 +648,11 @@ def size(trace: Trace) -> int:
 
 
 def law_work_grows_with_distinct_code(interpreter: Interpreter) -> None:
-    """The trace that an interpreter makes of `nested(depth)` grows by the same amount with each level."""
+    """The trace that an interpreter makes of `nested(depth)` grows by the same amount with each
+    level.
+    """
     sizes = [sum(size(new) for new in interpreter.run(nested(depth))) for depth in (4, 6, 8, 10)]
     steps = {b - a for a, b in itertools.pairwise(sizes)}
-    holds(len(steps) == 1, f"for depths 4, 6, 8, 10 there are {sizes} equations, which is not linear")
+    holds(
+        len(steps) == 1, f"for depths 4, 6, 8, 10 there are {sizes} equations, which is not linear"
+    )

@@ -31,8 +31,13 @@ def emit(builder: TraceBuilder, overload: Any, *args: Any, **kwargs: Any) -> Var
 def add_inner(builder: TraceBuilder, total: Var | None, a: Var, b: Var) -> Var:
     """total + the real inner product of a and b, in float64."""
     if is_complex(a):
-        a, b = emit(builder, aten.view_as_real.default, a), emit(builder, aten.view_as_real.default, b)
-    term = emit(builder, aten.sum.default, emit(builder, aten.mul.Tensor, a, b), dtype=torch.float64)
+        a, b = (
+            emit(builder, aten.view_as_real.default, a),
+            emit(builder, aten.view_as_real.default, b),
+        )
+    term = emit(
+        builder, aten.sum.default, emit(builder, aten.mul.Tensor, a, b), dtype=torch.float64
+    )
     return term if total is None else emit(builder, aten.add.Tensor, total, term)
 
 
@@ -42,9 +47,13 @@ def is_complex(var: Var) -> bool:
 
 
 def scalarised(trace: Trace) -> Trace:
-    """A loss: half the sum of the squares of the differentiable outputs, by a composite call of the trace."""
+    """A loss: half the sum of the squares of the differentiable outputs, by a composite call of
+    the trace.
+    """
     builder = TraceBuilder(f"loss_of_{trace.name}")
-    for inner in subtraces(trace):  # also where the loss depends on nothing, and the call is dropped
+    for inner in subtraces(
+        trace
+    ):  # also where the loss depends on nothing, and the call is dropped
         builder.require(inner.constraints)
     inputs = tuple(builder.input(var.type) for var in trace.inputs)
     op = ops.composite("Model")

@@ -1,11 +1,12 @@
 """The pair matrix: what must hold of two transforms, one after the other, in either order.
 
-Some transforms keep values. Each of them commutes with every transform, to a tolerance. The other three change what a
-trace takes and gives, so their laws are equations of calculus: second derivatives are symmetric, a batch of gradients is
-the gradient of a batch, summed where an input is not batched.
+Some transforms keep values. Each of them commutes with every transform, to a tolerance. The other
+three change what a trace takes and gives, so their laws are equations of calculus. Second
+derivatives are symmetric; a batch of gradients is the gradient of a batch, summed where an input is
+not batched.
 
-Laws of pairs say nothing of random numbers, and, autocast's apart, nothing of float32. Autocast, which otherwise rounds,
-is to float64 there: it changes every type that it changes and no number.
+Laws of pairs say nothing of random numbers, and, autocast's apart, nothing of float32. Autocast,
+which otherwise rounds, is to float64 there: it changes every type that it changes and no number.
 """
 
 from __future__ import annotations
@@ -37,7 +38,16 @@ from thunder_fn.testing.laws.comparing import (
     wanted_outputs,
 )
 from thunder_fn.testing.laws.forward import directions, examples, stack
-from thunder_fn.testing.laws.interpreters import SIZE, InDims, batch, batchings, pull, push, whole_checkpoint, widened
+from thunder_fn.testing.laws.interpreters import (
+    SIZE,
+    InDims,
+    batch,
+    batchings,
+    pull,
+    push,
+    whole_checkpoint,
+    widened,
+)
 from thunder_fn.testing.laws.second_order import law_second_order_is_symmetric
 from thunder_fn.testing.laws.unfolding import unfolded
 
@@ -51,9 +61,17 @@ KEEPERS: dict[str, Transform] = {
     "simplify": clean.simplify,
     "unfold": unfolded,
 }
-"""Transforms that keep values. `unfold` writes structured ops out: what every other one makes of them is judged by it."""
+"""Transforms that keep values. `unfold` writes structured ops out: what every other one makes of
+them is judged by it.
+"""
 
-TRANSFORMS: dict[str, Transform] = {"vjp": pull, "jvp": push, "vmap": batch, "autocast": widened, **KEEPERS}
+TRANSFORMS: dict[str, Transform] = {
+    "vjp": pull,
+    "jvp": push,
+    "vmap": batch,
+    "autocast": widened,
+    **KEEPERS,
+}
 """The transforms of the matrix."""
 
 
@@ -85,7 +103,14 @@ def commute(keeper: Transform, other: Transform) -> Law:
             return
         for made, order in ((first, "before"), (last, "after")):
             have = floats(run(made, arguments))
-            close(have, want, tolerance(trace), f"with the transform {order} the other", trace=trace, made=made)
+            close(
+                have,
+                want,
+                tolerance(trace),
+                f"with the transform {order} the other",
+                trace=trace,
+                made=made,
+            )
 
     return law
 
@@ -94,14 +119,20 @@ def commute(keeper: Transform, other: Transform) -> Law:
 
 
 def commute_with_autocast(other: Transform) -> Law:
-    """``other(autocast(t)) == autocast(other(t)) == other(t)`` to float32's precision, autocast being to float64."""
+    """``other(autocast(t)) == autocast(other(t)) == other(t)`` to float32's precision, autocast
+    being to float64.
+    """
 
     def law(trace: Trace, inputs: Inputs) -> None:
         if draws(trace) or not is_tame(run(trace, inputs)):
             return
         plain = other(trace)
         keeps_inputs = plain.input_types[: len(inputs)] == trace.input_types
-        arguments = (*inputs, *example_inputs(plain, 7)[len(inputs) :]) if keeps_inputs else example_inputs(plain, 7)
+        arguments = (
+            (*inputs, *example_inputs(plain, 7)[len(inputs) :])
+            if keeps_inputs
+            else example_inputs(plain, 7)
+        )
         want = doubles(run(plain, arguments))
         for made, order in ((other(widened(trace)), "before"), (widened(other(trace)), "after")):
             have = doubles(run(made, in_types_of(made, arguments)))
@@ -134,11 +165,20 @@ def law_jvp_of_jvp_is_symmetric(trace: Trace, inputs: Inputs) -> None:
     of_uv, of_vu = (run(twice, (*inputs, *a, *b, *zeros)) for a, b in ((u, v), (v, u)))
     if count and is_tame((*of_uv, *of_vu)):
         have, want = of_uv[-count:], of_vu[-count:]
-        close(have, want, 10 * tolerance(trace), "the second derivative along u and v", trace=trace, made=twice)
+        close(
+            have,
+            want,
+            10 * tolerance(trace),
+            "the second derivative along u and v",
+            trace=trace,
+            made=twice,
+        )
 
 
 def law_jvp_of_vjp_is_vjp_of_jvp(trace: Trace, inputs: Inputs) -> None:
-    """The derivative of ``vjp(ct)`` along u is the gradient of ``<ct, jvp(u)>``, whose gradient for u is ``vjp(ct)``."""
+    """The derivative of ``vjp(ct)`` along u is the gradient of ``<ct, jvp(u)>``, whose gradient
+    for u is ``vjp(ct)``.
+    """
     wanted, count = wanted_inputs(trace), len(trace.outputs)
     if not is_comparable(trace):
         return
@@ -153,7 +193,14 @@ def law_jvp_of_vjp_is_vjp_of_jvp(trace: Trace, inputs: Inputs) -> None:
     if is_tame((*left, *right)):
         gradients, second = left[count : count + len(u)], left[-len(u) :]
         what = "gradients of <ct, jvp(u)> for the inputs, then for u,"
-        close(right, (*second, *gradients), 10 * tolerance(trace), what, trace=trace, vjp_of_jvp=pull(pushed))
+        close(
+            right,
+            (*second, *gradients),
+            10 * tolerance(trace),
+            what,
+            trace=trace,
+            vjp_of_jvp=pull(pushed),
+        )
 
 
 # ---- batches of derivatives ----
@@ -168,7 +215,9 @@ def spread(values: Values, dims: InDims, size: int) -> Values:
 
 
 def law_vmap_of_vmap_has_axes_in_any_order(trace: Trace, inputs: Inputs) -> None:
-    """Batching over a and then over b gives what batching over b and then over a does, the batch dims exchanged."""
+    """Batching over a and then over b gives what batching over b and then over a does, the batch
+    dims exchanged.
+    """
     if not is_comparable(trace):
         return
     first: InDims = (0,) * len(trace.inputs)
@@ -180,11 +229,20 @@ def law_vmap_of_vmap_has_axes_in_any_order(trace: Trace, inputs: Inputs) -> None
     for dims in (first, second):
         outer, outer_dims = batching.vmap(inner, dims, SIZE)
         whole = spread(run(outer, values), outer_dims, SIZE)
-        both = tuple(x.unsqueeze(1) if dim is None else x for x, dim in zip(whole, inner_dims, strict=True))
+        both = tuple(
+            x.unsqueeze(1) if dim is None else x for x, dim in zip(whole, inner_dims, strict=True)
+        )
         both = tuple(x.expand(SIZE, SIZE, *x.shape[2:]) for x in both)
         found.append(both if dims == first else tuple(x.transpose(0, 1) for x in both))
     if is_tame((*found[0], *found[1])):
-        close(floats(found[0]), floats(found[1]), tolerance(trace), "vmap of vmap", trace=trace, made=inner)
+        close(
+            floats(found[0]),
+            floats(found[1]),
+            tolerance(trace),
+            "vmap of vmap",
+            trace=trace,
+            made=inner,
+        )
 
 
 def law_vmap_of_jvp_is_jvp_of_vmap(trace: Trace, inputs: Inputs) -> None:
@@ -203,34 +261,61 @@ def law_vmap_of_jvp_is_jvp_of_vmap(trace: Trace, inputs: Inputs) -> None:
         two_dims = (*out_dims, *chosen(out_dims, wanted_outputs(trace)))
         right = spread(run(two, arguments), two_dims, SIZE)
         if is_tame((*left, *right)):
-            close(floats(left), floats(right), tolerance(trace), f"in_dims {in_dims}", trace=trace, jvp_of_vmap=two)
+            close(
+                floats(left),
+                floats(right),
+                tolerance(trace),
+                f"in_dims {in_dims}",
+                trace=trace,
+                jvp_of_vmap=two,
+            )
 
 
 def law_vmap_of_vjp_is_vjp_of_vmap(trace: Trace, inputs: Inputs) -> None:
-    """Gradients of a batch are a batch of gradients, summed over the batch for an input that is not batched."""
+    """Gradients of a batch are a batch of gradients, summed over the batch for an input that is
+    not batched.
+    """
     if not is_comparable(trace):
         return
     wanted, count = wanted_inputs(trace), len(trace.outputs)
     for in_dims in batchings(trace):
         whole, out_dims = batching.vmap(trace, in_dims, SIZE)
-        given = tuple(torch.stack(column) for column in zip(*(random_like(trace, s) for s in range(SIZE)), strict=True))
+        given = tuple(
+            torch.stack(column)
+            for column in zip(*(random_like(trace, s) for s in range(SIZE)), strict=True)
+        )
         values = stack(examples(trace, inputs, in_dims), in_dims)
         one, one_dims = batching.vmap(pull(trace), (*in_dims, *(0 for _ in given)), SIZE)
         each = spread(run(one, (*values, *given)), one_dims, SIZE)[count:]
         dims = chosen(in_dims, wanted)
-        left = tuple(g.sum(0) if dim is None else g.movedim(0, dim) for g, dim in zip(each, dims, strict=True))
+        left = tuple(
+            g.sum(0) if dim is None else g.movedim(0, dim)
+            for g, dim in zip(each, dims, strict=True)
+        )
         flags = chosen(out_dims, wanted_outputs(trace))
-        cotangents = tuple(ct.sum(0) if dim is None else ct for ct, dim in zip(given, flags, strict=True))
+        cotangents = tuple(
+            ct.sum(0) if dim is None else ct for ct, dim in zip(given, flags, strict=True)
+        )
         right = run(pull(whole), (*values, *cotangents))[count:]
-        if is_tame((*each, *run(whole, values))):  # what one example does not take may not be NaN in the others
-            close(right, left, tolerance(trace), f"gradients with in_dims {in_dims}", trace=trace, vjp_of_vmap=whole)
+        if is_tame(
+            (*each, *run(whole, values))
+        ):  # what one example does not take may not be NaN in the others
+            close(
+                right,
+                left,
+                tolerance(trace),
+                f"gradients with in_dims {in_dims}",
+                trace=trace,
+                vjp_of_vmap=whole,
+            )
 
 
 # ---- three in a row ----
 
 
 def law_of_three(names: tuple[str, str, str]) -> Law:
-    """``a(b(c(t)))`` is the same without those of the three that keep values, and with every loop of t written out.
+    """``a(b(c(t)))`` is the same without those of the three that keep values, and with every loop
+    of t written out.
 
     Autocast, which is to float64, keeps them to float32's precision.
     """
@@ -244,10 +329,19 @@ def law_of_three(names: tuple[str, str, str]) -> Law:
             made = TRANSFORMS[name](made)
             plain = plain if name in KEEPERS or name == "autocast" else TRANSFORMS[name](plain)
         check(made)
-        arguments, values, rtol = example_inputs(plain, 7), doubles if rounds else floats, 100 * tolerance(trace)
+        arguments, values, rtol = (
+            example_inputs(plain, 7),
+            doubles if rounds else floats,
+            100 * tolerance(trace),
+        )
         have, want = run(made, in_types_of(made, arguments)), run(plain, arguments)
         close(
-            values(have), values(want), max(rtol, 2e-3) if rounds else rtol, " of ".join(names), trace=trace, made=made
+            values(have),
+            values(want),
+            max(rtol, 2e-3) if rounds else rtol,
+            " of ".join(names),
+            trace=trace,
+            made=made,
         )
 
     return law
@@ -271,7 +365,11 @@ def _movers() -> dict[tuple[str, str], Law]:
 PAIRS: dict[tuple[str, str], Law] = _movers()
 """The law of each pair. One law speaks of both orders, so the matrix is symmetric."""
 for _other in TRANSFORMS:
-    PAIRS["autocast", _other] = PAIRS[_other, "autocast"] = commute_with_autocast(TRANSFORMS[_other])
+    PAIRS["autocast", _other] = PAIRS[_other, "autocast"] = commute_with_autocast(
+        TRANSFORMS[_other]
+    )
 for _keeper in KEEPERS:
     for _other in TRANSFORMS.keys() - {"autocast"}:
-        PAIRS[_keeper, _other] = PAIRS[_other, _keeper] = commute(KEEPERS[_keeper], TRANSFORMS[_other])
+        PAIRS[_keeper, _other] = PAIRS[_other, _keeper] = commute(
+            KEEPERS[_keeper], TRANSFORMS[_other]
+        )

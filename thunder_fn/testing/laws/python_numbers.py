@@ -1,4 +1,6 @@
-"""Law of symbolic numbers: arithmetic on them is Python's, bit for bit, and so is what it raises."""
+"""Law of symbolic numbers: arithmetic on them is Python's, bit for bit, and so is what it
+raises.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ from thunder_fn.jitted import jit
 from thunder_fn.testing.laws.comparing import holds
 
 BINARY: dict[str, Callable[[Any, Any], Any]] = {
-    **{name: getattr(operator, name) for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "lt", "le", "eq")},
+    **{
+        name: getattr(operator, name)
+        for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "lt", "le", "eq")
+    },
     "min": min,
     "max": max,
     "atan2": math.atan2,
@@ -30,7 +35,10 @@ UNARY: dict[str, Callable[[Any], Any]] = {
         name: lambda a, name=name: getattr(math, name)(a)
         for name in ("sqrt", "log", "exp", "sin", "asin", "cosh", "tanh", "floor", "ceil")
     },
-    **{f"{f.__name__} of a third": lambda a, f=f: f(a / 3) for f in (math.trunc, math.floor, math.ceil)},
+    **{
+        f"{f.__name__} of a third": lambda a, f=f: f(a / 3)
+        for f in (math.trunc, math.floor, math.ceil)
+    },
     "tens": lambda a: round(a, -1),
     "tenths": lambda a: round(a, 1),
     "power modulo": lambda a: pow(a, 2, 7) if isinstance(a, int) else a,
@@ -61,7 +69,9 @@ class NumberCalls:
 
 
 def number_program(steps: Sequence[NumberStep]) -> Callable[[Any, Any], Any]:
-    """A function of two numbers that applies the steps to earlier results, and goes on where one raises."""
+    """A function of two numbers that applies the steps to earlier results, and goes on where one
+    raises.
+    """
 
     def f(a: Any, b: Any) -> Any:
         numbers: list[Any] = [a, b]
@@ -80,7 +90,9 @@ def number_program(steps: Sequence[NumberStep]) -> Callable[[Any, Any], Any]:
 
 
 def law_numbers_are_pythons(case: NumberCalls) -> None:
-    """A jitted function of numbers gives what it gives in Python, whatever numbers it was traced for."""
+    """A jitted function of numbers gives what it gives in Python, whatever numbers it was traced
+    for.
+    """
     f = number_program(case.steps)
     g = jit(f, cache="symbolic values")
     for call in case.calls:

@@ -43,14 +43,19 @@ aten = torch.ops.aten
 
 
 def partial(trace: Trace, inputs: Inputs) -> tuple[Callable[..., Values], Inputs]:
-    """The trace as a function of its differentiable inputs to its differentiable outputs, and those inputs."""
+    """The trace as a function of its differentiable inputs to its differentiable outputs, and
+    those inputs.
+    """
     mask = wanted_inputs(trace)
 
     def f(*active: torch.Tensor) -> Values:
         supply = iter(active)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            values = evaluate(trace, [next(supply) if wanted else x for x, wanted in zip(inputs, mask, strict=True)])
+            values = evaluate(
+                trace,
+                [next(supply) if wanted else x for x, wanted in zip(inputs, mask, strict=True)],
+            )
         return chosen(values, wanted_outputs(trace))
 
     return f, chosen(inputs, mask)
@@ -59,7 +64,9 @@ def partial(trace: Trace, inputs: Inputs) -> tuple[Callable[..., Values], Inputs
 def inner(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> float:
     """The real inner product of two lists of tensors."""
     pairs = zip(a, b, strict=True)
-    return functools.reduce(float.__add__, (float((x.conj() * y).real.double().sum().detach()) for x, y in pairs), 0.0)
+    return functools.reduce(
+        float.__add__, (float((x.conj() * y).real.double().sum().detach()) for x, y in pairs), 0.0
+    )
 
 
 def norm(values: Sequence[torch.Tensor]) -> float:
@@ -76,7 +83,9 @@ def jvp_by_pytorch(f: Callable[..., Values], primals: Inputs, tangents: Inputs) 
 
 
 def law_vjp_is_adjoint_of_jvp(trace: Trace, inputs: Inputs) -> None:
-    """For a tangent v and a cotangent ct, ``<ct, jvp(v)> == <vjp(ct), v>``, with PyTorch's jvp of evaluate."""
+    """For a tangent v and a cotangent ct, ``<ct, jvp(v)> == <vjp(ct), v>``, with PyTorch's jvp
+    of evaluate.
+    """
     f, primals = partial(trace, inputs)
     cotangents = random_like(trace)
     if not primals or not cotangents:
@@ -93,7 +102,9 @@ def law_vjp_is_adjoint_of_jvp(trace: Trace, inputs: Inputs) -> None:
     holds(abs(left - right) <= tolerance(trace) * scale, what, trace=trace, vjp=pull(trace))
 
 
-def autograd(f: Callable[..., Values], primals: Inputs, cotangents: Sequence[torch.Tensor]) -> Inputs:
+def autograd(
+    f: Callable[..., Values], primals: Inputs, cotangents: Sequence[torch.Tensor]
+) -> Inputs:
     """PyTorch's gradients of a function; zeros where it does not depend on an input."""
     leaves = tuple(x.detach().clone().requires_grad_() for x in primals)
     pairs = [(y, ct) for y, ct in zip(f(*leaves), cotangents, strict=True) if y.requires_grad]
@@ -101,43 +112,71 @@ def autograd(f: Callable[..., Values], primals: Inputs, cotangents: Sequence[tor
         return tuple(torch.zeros_like(x) for x in primals)
     ys, cts = zip(*pairs, strict=True)
     grads: tuple[Any, ...] = torch.autograd.grad(ys, leaves, cts, allow_unused=True)
-    return tuple(torch.zeros_like(x) if grad is None else grad for x, grad in zip(primals, grads, strict=True))
+    return tuple(
+        torch.zeros_like(x) if grad is None else grad
+        for x, grad in zip(primals, grads, strict=True)
+    )
 
 
 def law_vjp_is_autograd(trace: Trace, inputs: Inputs) -> None:
-    """The values are evaluate's, bitwise, and the gradients those of torch.autograd over evaluate."""
+    """The values are evaluate's, bitwise, and the gradients those of torch.autograd over
+    evaluate.
+    """
     new, cotangents = pull(trace), random_like(trace)
     f, primals = partial(trace, inputs)
     found = run(new, (*inputs, *cotangents))
     count = len(trace.outputs)
-    agree(found[:count], run(trace, inputs), "the values beside the gradients", trace=trace, vjp=new)
+    agree(
+        found[:count], run(trace, inputs), "the values beside the gradients", trace=trace, vjp=new
+    )
     want = autograd(f, primals, cotangents) if primals else ()
     close(found[count:], want, tolerance(trace), "the gradients", trace=trace, vjp=new)
 
 
 def law_split_is_vjp(trace: Trace, inputs: Inputs) -> None:
-    """Forward, then backward on its residuals, gives what vjp gives; an unwanted gradient changes no other."""
+    """Forward, then backward on its residuals, gives what vjp gives; an unwanted gradient
+    changes no other.
+    """
     whole, cotangents, count = split(trace), random_like(trace), len(trace.outputs)
     outputs = run(whole.forward, inputs)
     same = torch.equal(state_after(whole.forward, inputs), state_after(trace, inputs))
-    holds(same, "the forward draws more or fewer random numbers", trace=trace, forward=whole.forward)
-    holds(not draws(whole.backward), "the backward draws random numbers", trace=trace, backward=whole.backward)
+    holds(
+        same, "the forward draws more or fewer random numbers", trace=trace, forward=whole.forward
+    )
+    holds(
+        not draws(whole.backward),
+        "the backward draws random numbers",
+        trace=trace,
+        backward=whole.backward,
+    )
     places = {"input": inputs, "output": outputs, "extra": outputs[count:]}
     residuals = tuple(places[r.kind][r.index] for r in whole.residuals)
     found = run(whole.backward, (*residuals, *cotangents))
     want = run(pull(trace), (*inputs, *cotangents))[count:]
     for position, (place, tensor) in enumerate(zip(whole.gradients, want, strict=True)):
         have = torch.zeros_like(tensor) if place is None else found[place]
-        holds(same_bits(have, tensor), f"gradient {position} of the split differs from vjp's", trace=trace)
+        holds(
+            same_bits(have, tensor),
+            f"gradient {position} of the split differs from vjp's",
+            trace=trace,
+        )
     for position in (i for i, wanted in enumerate(wanted_inputs(trace)) if wanted):
         only = tuple(i == position for i in range(len(inputs)))
         alone = run(reverse.vjp(trace, only, wanted_outputs(trace)), (*inputs, *cotangents))[count:]
         rank = wanted_inputs(trace)[:position].count(True)
-        close(alone, want[rank : rank + 1], tolerance(trace), f"the gradient of input {position} alone", trace=trace)
+        close(
+            alone,
+            want[rank : rank + 1],
+            tolerance(trace),
+            f"the gradient of input {position} alone",
+            trace=trace,
+        )
 
 
 def law_fused_split_keeps_gradients(trace: Trace, inputs: Inputs) -> None:
-    """A fused backward computes again the very bits that it would have been given, and it is given no more."""
+    """A fused backward computes again the very bits that it would have been given, and it is
+    given no more.
+    """
     plain, fused = split(trace), split(trace, fused=True)
     cotangents, count = random_like(trace), len(trace.outputs)
     found, given = list[Values](), list[int]()
@@ -146,9 +185,19 @@ def law_fused_split_keeps_gradients(trace: Trace, inputs: Inputs) -> None:
         residuals = one.residual_values(inputs, outputs)
         found.append((*outputs[:count], *run(one.backward, (*residuals, *cotangents))))
         given.append(sum(value.nbytes for value in residuals if isinstance(value, torch.Tensor)))
-    agree(found[1], found[0], "the values and gradients of the fused split", trace=trace, backward=fused.backward)
+    agree(
+        found[1],
+        found[0],
+        "the values and gradients of the fused split",
+        trace=trace,
+        backward=fused.backward,
+    )
     holds(given[1] <= given[0], f"{given[1]} bytes of residuals, {given[0]} unfused", trace=trace)
-    holds(not draws(fused.backward), "the fused backward draws random numbers", backward=fused.backward)
+    holds(
+        not draws(fused.backward),
+        "the fused backward draws random numbers",
+        backward=fused.backward,
+    )
 
 
 def law_unused_inputs_get_zeros(trace: Trace, inputs: Inputs) -> None:
@@ -161,7 +210,12 @@ def law_unused_inputs_get_zeros(trace: Trace, inputs: Inputs) -> None:
     cotangents, count = random_like(trace), len(trace.outputs)
     found = run(pull(wider), (*inputs, torch.ones(2, dtype=torch.float64), *cotangents))[count:]
     want = run(pull(trace), (*inputs, *cotangents))[count:]
-    agree(found, (*want, torch.zeros(2, dtype=torch.float64)), "with an unused input the gradients", trace=wider)
+    agree(
+        found,
+        (*want, torch.zeros(2, dtype=torch.float64)),
+        "with an unused input the gradients",
+        trace=wider,
+    )
 
 
 def law_stop_gradient_stops(trace: Trace, inputs: Inputs) -> None:
@@ -175,4 +229,9 @@ def law_stop_gradient_stops(trace: Trace, inputs: Inputs) -> None:
         new = builder.build(inline_into(builder, trace, tuple(arguments)))
         found = run(pull(new), (*inputs, *cotangents))[count:]
         rank = positions.index(stopped)
-        agree((found[rank],), (torch.zeros_like(inputs[stopped]),), "behind a detach the gradient", trace=new)
+        agree(
+            (found[rank],),
+            (torch.zeros_like(inputs[stopped]),),
+            "behind a detach the gradient",
+            trace=new,
+        )

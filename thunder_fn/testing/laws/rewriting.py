@@ -1,6 +1,8 @@
-"""Laws of rewrites: stored in another way, or on many ranks, a function is still that function, under every transform.
+"""Laws of rewrites: stored in another way, or on many ranks, a function is still that function,
+under every transform.
 
-Ranks are simulated, in one process. The function itself, on one rank and whole parameters, gives the expected values.
+Ranks are simulated, in one process. The function itself, on one rank and whole parameters, gives
+the expected values.
 """
 
 from __future__ import annotations
@@ -23,7 +25,16 @@ from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.ir.check import check
 from thunder_fn.ir.rules import lowered
 from thunder_fn.ir.trace import Trace
-from thunder_fn.parameters import SCHEMES, ddp, fsdp, global_norm, lora, quantize, simulated, tensor_parallel
+from thunder_fn.parameters import (
+    SCHEMES,
+    ddp,
+    fsdp,
+    global_norm,
+    lora,
+    quantize,
+    simulated,
+    tensor_parallel,
+)
 from thunder_fn.structured.checkpoint import checkpoint
 from thunder_fn.testing.laws.comparing import LawBroken, holds, is_inexact, is_tame, largest
 from thunder_fn.testing.strategies import Case
@@ -37,7 +48,9 @@ EXAMPLES, WORDS = 2, 5
 
 
 class _Net(nn.Module):
-    """Two equal layers, a tied head, a norm, and a parameter of no dims; widths that few numbers of ranks divide."""
+    """Two equal layers, a tied head, a norm, and a parameter of no dims; widths that few numbers
+    of ranks divide.
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -56,8 +69,9 @@ class _Net(nn.Module):
 
 @functools.lru_cache(maxsize=16)
 def _of_drawn(case: Case, dtype: torch.dtype) -> tuple[Function, dict[str, torch.Tensor]]:
-    """A function that Hypothesis drew, of its floating inputs and of the weight that a table and a linear layer share; what
-    else it is given follows the tokens."""
+    """A function that Hypothesis drew. Its arguments are floating inputs and the weight that a
+    table and a linear layer share; what else it is given follows the tokens.
+    """
     trace, inputs, drawn = case.trace, case.inputs, torch.Generator().manual_seed(case.seed)
     floating = {f"p{at}": value for at, value in enumerate(inputs) if value.is_floating_point()}
     own = {"w": (WORDS, WORDS), "b": (WORDS,)}
@@ -95,7 +109,12 @@ def _tokens(count: int) -> list[torch.Tensor]:
 
 # ---- ways to rewrite, and transforms ----
 
-PLAN = {"embedding.weight": "embedding", "layers.0.weight": "column", "layers.1.weight": "row", "norm.*": "sequence"}
+PLAN = {
+    "embedding.weight": "embedding",
+    "layers.0.weight": "column",
+    "layers.1.weight": "row",
+    "norm.*": "sequence",
+}
 
 WAYS: dict[str, Callable[[Any, Any], Any]] = {
     "fsdp": lambda f, group: fsdp(f, group, prefetch=None),
@@ -108,7 +127,10 @@ WAYS: dict[str, Callable[[Any, Any], Any]] = {
     "tensor_parallel": lambda f, group: tensor_parallel(f, group, PLAN),
 }
 STORED: dict[str, Callable[[Any], Any]] = {
-    **{scheme: lambda f, scheme=scheme: quantize(f, scheme) for scheme in ("int8", "int4", "nf4", "fp8")},
+    **{
+        scheme: lambda f, scheme=scheme: quantize(f, scheme)
+        for scheme in ("int8", "int4", "nf4", "fp8")
+    },
     "int8, training": lambda f: quantize(f, "int8", training=True),
     "lora": lambda f: lora(f, 2, alpha=3.0),
     "lora and int8": lambda f: quantize(lora(f, 2), "int8"),
@@ -118,7 +140,9 @@ STORED: dict[str, Callable[[Any], Any]] = {
 def _gradient(f: Function) -> Function:
     """The gradient with respect to the floating parameters, or parts of them, by name."""
 
-    def gradient(params: Mapping[str, torch.Tensor], tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+    def gradient(
+        params: Mapping[str, torch.Tensor], tokens: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
         own, others = _partition(params)
         put: Any = getattr(params, "replaced", None)  # a dict has none
         return grad(lambda own: f(put(own) if put else {**others, **own}, tokens))(own)
@@ -126,8 +150,14 @@ def _gradient(f: Function) -> Function:
     return gradient
 
 
-def _partition(params: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    own = {name: value for name, value in params.items() if value.dtype.is_floating_point and value.dtype.itemsize > 1}
+def _partition(
+    params: Mapping[str, torch.Tensor],
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    own = {
+        name: value
+        for name, value in params.items()
+        if value.dtype.is_floating_point and value.dtype.itemsize > 1
+    }
     return own, {name: value for name, value in params.items() if name not in own}
 
 
@@ -173,9 +203,15 @@ class Rewriting:
         """The whole parameters."""
         return self.problem(self.dtype)[1]
 
-    def problem(self, dtype: torch.dtype, width: int | None = None) -> tuple[Function, dict[str, torch.Tensor]]:
+    def problem(
+        self, dtype: torch.dtype, width: int | None = None
+    ) -> tuple[Function, dict[str, torch.Tensor]]:
         """A function of parameters of this dtype, and the parameters."""
-        return _problem(width or self.width, dtype) if self.drawn is None else _of_drawn(self.drawn, dtype)
+        return (
+            _problem(width or self.width, dtype)
+            if self.drawn is None
+            else _of_drawn(self.drawn, dtype)
+        )
 
     @property
     def is_tame(self) -> bool:
@@ -191,7 +227,9 @@ class Rewriting:
 
 
 def _some(ways: Sequence[str]) -> tuple[Rewriting, ...]:
-    """Each way under two of the transforms, every third in turn, so that all come; numbers of ranks and widths in turn."""
+    """Each way under two of the transforms, every third in turn, so that all come; numbers of
+    ranks and widths in turn.
+    """
     unders = itertools.cycle([*UNDER, *UNDER, *UNDER][::3])
     ranks, widths = itertools.cycle((3, 2, 4, 1, 3)), itertools.cycle((5, 5, 1, 5, 4))
     return tuple(map(Rewriting, sorted([*ways, *ways]), unders, ranks, widths))
@@ -200,22 +238,34 @@ def _some(ways: Sequence[str]) -> tuple[Rewriting, ...]:
 RANKS = _some([*WAYS])
 PARTS = _some([*STORED])
 ORDERS = tuple(
-    Rewriting(scheme, ranks=ranks) for scheme, ranks in zip(SCHEMES, itertools.cycle((3, 2, 4, 1)), strict=False)
+    Rewriting(scheme, ranks=ranks)
+    for scheme, ranks in zip(SCHEMES, itertools.cycle((3, 2, 4, 1)), strict=False)
 )
 ADAPTERS = tuple(Rewriting(scheme, "grad") for scheme in ("int8", "nf4"))
-TRIPS = tuple(Rewriting(way, ranks=ranks, width=5) for way, ranks in zip((*WAYS, *STORED), itertools.cycle((3, 2, 4))))
+TRIPS = tuple(
+    Rewriting(way, ranks=ranks, width=5)
+    for way, ranks in zip((*WAYS, *STORED), itertools.cycle((3, 2, 4)))
+)
 GATHERED = tuple(Rewriting(way, ranks=2) for way in ("fsdp", "fsdp, prefetch=1"))
-NORMS = tuple(Rewriting(way, ranks=ranks) for way, ranks in (("fsdp", 3), ("ddp", 2), ("tensor_parallel", 2)))
+NORMS = tuple(
+    Rewriting(way, ranks=ranks) for way, ranks in (("fsdp", 3), ("ddp", 2), ("tensor_parallel", 2))
+)
 
 
 # ---- the laws ----
 
 
 def law_ranks_equal_one(case: Rewriting) -> None:
-    """A transformed function is on N ranks what it is on one. Gradients on shards are the shards of the gradient: the
-    mean of those of the ranks' batches, or that of the one batch which all have.
+    """A transformed function is on N ranks what it is on one. Gradients on shards are the shards of
+    the gradient. That is the mean of those of the ranks' batches, or that of the one batch which
+    all have.
     """
-    loss, params, transform, together = case.function, case.params, case.transform, case.way == "tensor_parallel"
+    loss, params, transform, together = (
+        case.function,
+        case.params,
+        case.transform,
+        case.way == "tensor_parallel",
+    )
     batches = _tokens(1) * case.ranks if together else _tokens(case.ranks)
     functions, shards = _on_ranks(case, loss, params)
     found = _run(transform(functions[0]), shards, batches)
@@ -226,7 +276,10 @@ def law_ranks_equal_one(case: Rewriting) -> None:
     whole = {name: torch.stack([one[name] for one in each]).mean(0) for name in params}
     for function, own in zip(functions, found, strict=True):
         if case.under == "vmap of grad":
-            shares = [_share(function, {name: value[at] for name, value in whole.items()}) for at in range(EXAMPLES)]
+            shares = [
+                _share(function, {name: value[at] for name, value in whole.items()})
+                for at in range(EXAMPLES)
+            ]
             expected = {name: torch.stack([share[name] for share in shares]) for name in own}
         else:
             expected = _share(function, whole)
@@ -234,8 +287,8 @@ def law_ranks_equal_one(case: Rewriting) -> None:
 
 
 def law_sharding_and_quantising_commute(case: Rewriting) -> None:
-    """Sharding and quantising, asked for in any order, give one program, which computes what one rank does on the
-    codes of whole weights. So do activations whose steps come from samples.
+    """Sharding and quantising, asked for in any order, give one program, which computes what one
+    rank does on the codes of whole weights. So do activations whose steps come from samples.
     """
     loss, params = case.problem(torch.float32)
     batches, alone = _tokens(case.ranks), quantize(loss, case.way)
@@ -251,31 +304,46 @@ def law_sharding_and_quantising_commute(case: Rewriting) -> None:
 
 
 def law_parts_stand_for_the_whole(case: Rewriting) -> None:
-    """A transformed function on parts, whatever calls work on them as they are, is what it is on what the parts
-    decode to.
+    """A transformed function on parts, whatever calls work on them as they are, is what it is on
+    what the parts decode to.
     """
     loss, params, transform, (batch,) = case.function, case.params, case.transform, _tokens(1)
     q = STORED[case.way](loss)
     parts = _drawn(lambda: q.prepare(params))
-    parts = parts.replaced({name: value + 0.1 for name, value in parts.items() if name.endswith("lora_b")})
-    _agree(transform(q)(parts, batch), transform(lambda parts, x: loss(q.whole(parts), x))(parts, batch), case)
+    parts = parts.replaced(
+        {name: value + 0.1 for name, value in parts.items() if name.endswith("lora_b")}
+    )
+    _agree(
+        transform(q)(parts, batch),
+        transform(lambda parts, x: loss(q.whole(parts), x))(parts, batch),
+        case,
+    )
 
 
 def law_adapters_and_codes_commute(case: Rewriting) -> None:
-    """Adapters and codes in either order are one program, and adapters that begin change nothing."""
+    """Adapters and codes in either order are one program, and adapters that begin change
+    nothing.
+    """
     loss, params = case.problem(torch.float32)
     q, (batch,) = quantize(lora(loss, 2), case.way), _tokens(1)
     one, other = (f.rewrite(params, batch) for f in (q, lora(quantize(loss, case.way), 2)))
     holds(one == other, f"{case}: the order matters", one=one.compute, other=other.compute)
     alone, parts = quantize(loss, case.way), _drawn(lambda: q.prepare(params))
     one = "layers.0.weight" if case.drawn is None else "w"
-    holds({f"{one}.lora_a", f"{one}.lora_b"} <= set(parts), f"{case}: adapters are codes in {parts}")
-    have, want = case.transform(q)(parts, batch), case.transform(alone)(alone.prepare(params), batch)
+    holds(
+        {f"{one}.lora_a", f"{one}.lora_b"} <= set(parts), f"{case}: adapters are codes in {parts}"
+    )
+    have, want = (
+        case.transform(q)(parts, batch),
+        case.transform(alone)(alone.prepare(params), batch),
+    )
     _agree({name: have[name] for name in want}, want, case)
 
 
 def law_restoring_undoes_preparing(case: Rewriting) -> None:
-    """Ranks together hold the parameter, bit by bit; codes stand for it within the scheme's bound."""
+    """Ranks together hold the parameter, bit by bit; codes stand for it within the scheme's
+    bound.
+    """
     loss, params = case.problem(torch.float32)
     if case.way in WAYS:
         functions, shards = _on_ranks(case, loss, params)
@@ -287,17 +355,23 @@ def law_restoring_undoes_preparing(case: Rewriting) -> None:
     for (name, w), found in itertools.product(params.items(), restored):
         scheme = SCHEMES.get(case.way.rpartition(" ")[2])
         bound = scheme.bound(w) if scheme is not None and w.dim() >= 2 else torch.zeros(())
-        holds(found[name].shape == w.shape, f"{case}: {name} has the shape {tuple(found[name].shape)}")
+        holds(
+            found[name].shape == w.shape, f"{case}: {name} has the shape {tuple(found[name].shape)}"
+        )
         if not bool(((found[name] - w).abs() <= bound).all()):
             raise LawBroken(f"{case}: {name} is restored as\n{found[name]}\nit was\n{w}")
 
 
 def law_zero_3_gathers_again(case: Rewriting) -> None:
-    """The backward of ZeRO-3 is given nothing that was gathered: it gathers itself what ZeRO-2 keeps."""
+    """The backward of ZeRO-3 is given nothing that was gathered: it gathers itself what ZeRO-2
+    keeps.
+    """
     loss, params = case.function, case.params
     (batch,), (group, _) = _tokens(1), simulated(2)
     again, kept = WAYS[case.way](loss, group), fsdp(loss, group, zero=2)
-    counts = [_gathers(capture(_gradient(f), (f.prepare(params), batch)).trace) for f in (again, kept)]
+    counts = [
+        _gathers(capture(_gradient(f), (f.prepare(params), batch)).trace) for f in (again, kept)
+    ]
     holds(counts[0] > counts[1], f"{case}: {counts[0]} gathers, of which none is for the backward")
 
 
@@ -357,7 +431,9 @@ def _drawn(prepare: Callable[[], Any]) -> Any:
 def _gathers(trace: Trace) -> int:
     """Count the gathers that run."""
     bodies = [body for equation in trace.equations if (body := lowered(equation)) is not None]
-    return sum(equation.op.name == GATHER for equation in trace.equations) + sum(map(_gathers, bodies))
+    return sum(equation.op.name == GATHER for equation in trace.equations) + sum(
+        map(_gathers, bodies)
+    )
 
 
 def _agree(have: Any, want: Any, case: Rewriting) -> None:
@@ -365,8 +441,12 @@ def _agree(have: Any, want: Any, case: Rewriting) -> None:
     try:
         halves = "autocast" in case.under or case.way == "int4"  # its scales are float16
         rounding = 0.02 if halves else 1e-5  # scales are float32
-        size = 1.0 if case.drawn is None else max(map(largest, pytree.flatten(want)[0]), default=1.0)
+        size = (
+            1.0 if case.drawn is None else max(map(largest, pytree.flatten(want)[0]), default=1.0)
+        )
         atol = rounding * max(1.0, size)
-        torch.testing.assert_close(have, want, check_dtype=case.under != "autocast", rtol=rounding, atol=atol)
+        torch.testing.assert_close(
+            have, want, check_dtype=case.under != "autocast", rtol=rounding, atol=atol
+        )
     except AssertionError as error:
         raise LawBroken(f"{case}: {error}") from error

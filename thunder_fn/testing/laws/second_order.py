@@ -32,7 +32,9 @@ aten = torch.ops.aten
 
 
 def directional(trace: Trace, wanted: tuple[bool, ...]) -> Trace:
-    """The derivative of a scalar trace along directions: a trace of the inputs, then a direction for each wanted."""
+    """The derivative of a scalar trace along directions: a trace of the inputs, then a direction
+    for each wanted.
+    """
     gradient = reverse.grad_and_value(trace, wanted)
     builder = TraceBuilder("directional")
     inputs = tuple(builder.input(var.type) for var in trace.inputs)
@@ -48,7 +50,9 @@ def directional(trace: Trace, wanted: tuple[bool, ...]) -> Trace:
 
 
 def law_second_order_is_symmetric(trace: Trace, inputs: Inputs) -> None:
-    """For a loss and directions u and v, ``u H v == v H u``, and ``H v`` is torch.autograd's, where it has one."""
+    """For a loss and directions u and v, ``u H v == v H u``, and ``H v`` is torch.autograd's,
+    where it has one.
+    """
     loss = scalarised(trace)
     wanted = wanted_inputs(loss)
     if not any(wanted):
@@ -57,7 +61,10 @@ def law_second_order_is_symmetric(trace: Trace, inputs: Inputs) -> None:
     hessian = reverse.grad_and_value(slope, (*wanted, *(False for wish in wanted if wish)))
     primals, count = chosen(inputs, wanted), wanted.count(True)
     generator = torch.Generator().manual_seed(3)
-    u, v = (tuple(random_tensor(TensorType(x.dtype, tuple(x.shape)), generator) for x in primals) for _ in range(2))
+    u, v = (
+        tuple(random_tensor(TensorType(x.dtype, tuple(x.shape)), generator) for x in primals)
+        for _ in range(2)
+    )
     hu, hv = (run(hessian, (*inputs, *direction))[:count] for direction in (u, v))
     f, _ = partial(loss, inputs)
     want = hessian_product_by_autograd(lambda *xs: f(*xs)[0], primals, v)
@@ -67,22 +74,34 @@ def law_second_order_is_symmetric(trace: Trace, inputs: Inputs) -> None:
         close(hv, want, 10 * tolerance(trace), "the Hessian's product with a vector", trace=trace)
     left, right = inner(u, hv), inner(v, hu)
     scale = 1 + norm(u) * norm(hv) + norm(v) * norm(hu)
-    holds(abs(left - right) <= 10 * tolerance(trace) * scale, f"u H v is {left}, but v H u is {right}", trace=trace)
+    holds(
+        abs(left - right) <= 10 * tolerance(trace) * scale,
+        f"u H v is {left}, but v H u is {right}",
+        trace=trace,
+    )
 
 
-def hessian_product_by_autograd(f: Callable[..., torch.Tensor], primals: Inputs, v: Inputs) -> Inputs | None:
-    """PyTorch's Hessian-vector product, by its reverse mode twice; None where it lacks a third derivative.
+def hessian_product_by_autograd(
+    f: Callable[..., torch.Tensor], primals: Inputs, v: Inputs
+) -> Inputs | None:
+    """PyTorch's Hessian-vector product, by its reverse mode twice; None where it lacks a third
+    derivative.
 
-    A backward that is written out in a custom rule has a derivative in PyTorch, but not always a second one.
+    A backward that is written out in a custom rule has a derivative in PyTorch, but not always a
+    second one.
     """
     zeros = tuple(torch.zeros_like(x) for x in primals)
     leaves = tuple(x.detach().clone().requires_grad_() for x in primals)
     value = f(*leaves)
     if not value.requires_grad:
         return zeros
-    grads: tuple[Any, ...] = torch.autograd.grad(value, leaves, create_graph=True, allow_unused=True)
+    grads: tuple[Any, ...] = torch.autograd.grad(
+        value, leaves, create_graph=True, allow_unused=True
+    )
     pairs = [
-        (grad, direction) for grad, direction in zip(grads, v, strict=True) if grad is not None and grad.requires_grad
+        (grad, direction)
+        for grad, direction in zip(grads, v, strict=True)
+        if grad is not None and grad.requires_grad
     ]
     if not pairs:
         return zeros

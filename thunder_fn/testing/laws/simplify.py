@@ -23,7 +23,9 @@ def law_dce_drops_the_dead(trace: Trace, inputs: Inputs) -> None:
         used = {var.index for equation in inner.equations for var in equation.operands}
         used |= {atom.index for atom in inner.outputs if isinstance(atom, Var)}
         for equation in inner.equations:
-            live = any(var.index in used for var in equation.outputs) or ops.has_side_effect(equation)
+            live = any(var.index in used for var in equation.outputs) or ops.has_side_effect(
+                equation
+            )
             holds(live, f"dce left {equation.op}, which nothing uses", trace=trace, made=new)
 
 
@@ -32,13 +34,22 @@ def law_cse_leaves_no_twins(trace: Trace, inputs: Inputs) -> None:
     new = simplify.cse(trace)
     holds(num_equations(new) <= num_equations(trace), "cse added equations", trace=trace, made=new)
     for inner in subtraces(new):
-        kept = [(e.op, e.args, e.kwargs, e.bodies) for e in inner.equations if not ops.has_side_effect(e)]
+        kept = [
+            (e.op, e.args, e.kwargs, e.bodies)
+            for e in inner.equations
+            if not ops.has_side_effect(e)
+        ]
         holds(len(kept) == len(set(kept)), "cse left an equation twice", trace=trace, made=new)
 
 
 def law_inline_leaves_no_composites(trace: Trace, inputs: Inputs) -> None:
     """After inline all equations are leaves or structured, the same leaves as before."""
     new = simplify.inline(trace)
-    holds(all(e.op.kind != "composite" for e in new.equations), "inline left a composite", trace=trace, made=new)
+    holds(
+        all(e.op.kind != "composite" for e in new.equations),
+        "inline left a composite",
+        trace=trace,
+        made=new,
+    )
     leaves = leaf_counts(trace)
     holds(leaf_counts(new) == leaves, "inline changed the leaves", trace=trace, made=new)

@@ -1,7 +1,8 @@
 """Laws of symbolic traces, and of jitted functions that have them.
 
-At sizes that satisfy its constraints a symbolic trace is the static trace of these sizes, whatever transforms are applied
-to both; other sizes are refused. A jitted function gives what the function gives, in whatever order sizes come.
+At sizes that satisfy its constraints a symbolic trace is the static trace of these sizes, whatever
+transforms are applied to both. Other sizes are refused. A jitted function gives what the function
+gives, in whatever order sizes come.
 """
 
 from __future__ import annotations
@@ -74,40 +75,57 @@ STEPS: dict[str, Step] = {
     "matmul": lambda x, y, n: (x @ y.t()) @ y / y.shape[0],
     "scale": lambda x, y, n: x * n + x.shape[0],
     "flatten": lambda x, y, n: x.reshape(-1).cumsum(0).view(x.shape),
-    "transpose": lambda x, y, n: (x.t() @ y).t().mean(0) + x if x.shape[0] == y.shape[0] else x - y.sum(0),
+    "transpose": lambda x, y, n: (
+        (x.t() @ y).t().mean(0) + x if x.shape[0] == y.shape[0] else x - y.sum(0)
+    ),
     "cat": lambda x, y, n: torch.cat([x, y.tanh()])[: x.shape[0]],
     "softmax": lambda x, y, n: x.softmax(0) - y.logsumexp(0),
     "norm": lambda x, y, n: torch.nn.functional.layer_norm(x, (x.shape[1],)),
-    "halves": lambda x, y, n: x.view(2, -1, x.shape[1]).sum(0).repeat(2, 1) if x.shape[0] % 2 == 0 else x.flip(0),
+    "halves": lambda x, y, n: (
+        x.view(2, -1, x.shape[1]).sum(0).repeat(2, 1) if x.shape[0] % 2 == 0 else x.flip(0)
+    ),
     "branch": lambda x, y, n: x * 2 if x.shape[0] > y.shape[0] else x + y.mean(0),
     "number": lambda x, y, n: x + n if n > 1 else x * n,
     "pad": lambda x, y, n: torch.nn.functional.pad(x, (1, 2))[:, 1:-2],
-    "cond": lambda x, y, n: cond(x.sum() > 0, lambda x: x * x.shape[0], lambda x: x.cos() * n, (x,)),
+    "cond": lambda x, y, n: cond(
+        x.sum() > 0, lambda x: x * x.shape[0], lambda x: x.cos() * n, (x,)
+    ),
     "scan": lambda x, y, n: scan(lambda c, row: ((c + row).tanh(), c * n), y.sum(0), x)[1],
     "mask": lambda x, y, n: x + x[x[:, 0] > 0].sum(0) * n,
     "checkpoint": lambda x, y, n: torch.utils.checkpoint.checkpoint(
         lambda x: (x @ y.t()).tanh() @ y, x, use_reentrant=False
     ),
-    "diagonal": lambda x, y, n: x + torch.arange(x.shape[1]) / x.numel() + torch.eye(x.shape[0])[0, 0],
+    "diagonal": (
+        lambda x, y, n: x + torch.arange(x.shape[1]) / x.numel() + torch.eye(x.shape[0])[0, 0]
+    ),
     "strides": lambda x, y, n: x * x.stride(0) + (n if x.is_contiguous() else -n),
     "choice of masks": lambda x, y, n: (
-        x + cond(x.sum() > 0, lambda x: x[x[:, 0] > 0] * n, lambda x: x[x[:, 0] < 0].exp(), (x,)).sum(0)
+        x
+        + cond(x.sum() > 0, lambda x: x[x[:, 0] > 0] * n, lambda x: x[x[:, 0] < 0].exp(), (x,)).sum(
+            0
+        )
     ),
     "power": lambda x, y, n: (x.tanh() + 2) ** n,
     "whole power": lambda x, y, n: (x / 4) ** y.shape[0],
-    "alpha": lambda x, y, n: torch.sub(torch.add(x, y.mean(0), alpha=n), y.sum(0), alpha=y.shape[0]),
+    "alpha": lambda x, y, n: torch.sub(
+        torch.add(x, y.mean(0), alpha=n), y.sum(0), alpha=y.shape[0]
+    ),
     "dim": lambda x, y, n: x + x.cumsum(y.shape[0] % 2),
     "order": lambda x, y, n: x + torch.linalg.vector_norm(x, ord=y.shape[0], dim=1, keepdim=True),
     "wide pad": lambda x, y, n: torch.nn.functional.pad(x, (0, 0, y.shape[0], 1))[y.shape[0] : -1],
     "every other": lambda x, y, n: x + x[:: y.shape[0]].sum(0),
-    "while": lambda x, y, n: while_loop(lambda c, k: k < 3, lambda c, k: (c.cos() ** y.shape[0], k + 1), (x, 0))[0],
+    "while": lambda x, y, n: while_loop(
+        lambda c, k: k < 3, lambda c, k: (c.cos() ** y.shape[0], k + 1), (x, 0)
+    )[0],
     "switch": lambda x, y, n: switch(
         (x.sum() > 0).long(), [lambda x: x.sin() ** y.shape[0], lambda x: x * x.shape[0]], (x,)
     ),
     "remembered": lambda x, y, n: checkpoint(lambda x: (x.sin() * n) ** y.shape[0])(x),
     "own backward": lambda x, y, n: own_backward(x, y.shape[0]),
     "own tangent": lambda x, y, n: own_tangent(x, y.shape[0]),
-    "scan of powers": lambda x, y, n: scan(lambda c, row: ((c * row.cos()) ** y.shape[0], c * n), y.sum(0), x)[1],
+    "scan of powers": lambda x, y, n: scan(
+        lambda c, row: ((c * row.cos()) ** y.shape[0], c * n), y.sum(0), x
+    )[1],
     "blocks": lambda x, y, n: block(block(block(x, y.shape[0]), y.shape[0]), y.shape[0]),
 }
 """Steps of a program on x, given a second tensor and a number."""
@@ -131,7 +149,9 @@ def arguments(sizes: Sizes, n: float, *, is_transposed: bool = False) -> tuple[A
     """Values of a program's arguments."""
     generator = torch.Generator().manual_seed(sum(sizes))
     rows, others, columns = sizes
-    make: Callable[..., Tensor] = lambda *shape: torch.randn(shape, dtype=torch.float64, generator=generator)
+    make: Callable[..., Tensor] = lambda *shape: torch.randn(
+        shape, dtype=torch.float64, generator=generator
+    )
     x = make(columns, rows).t() if is_transposed else make(rows, columns)
     return x, make(others, columns), n
 
@@ -171,7 +191,9 @@ def _vjp(trace: Trace) -> Trace:
 
 
 def _linearize(trace: Trace) -> Trace:
-    """The jvp as two programs, one after the other: the part that the primals decide, and the linear part."""
+    """The jvp as two programs, one after the other: the part that the primals decide, and the
+    linear part.
+    """
     active = (True, True, False, *(False for _ in trace.inputs[3:]))
     pushed, count = jvp(trace, active), len(trace.outputs)
     known = tuple(place < len(trace.inputs) for place in range(len(pushed.inputs)))
@@ -204,7 +226,14 @@ TRANSFORMS: dict[str, Callable[[Trace], Trace]] = {
 }
 CHAINS = (
     *((name,) for name in TRANSFORMS),
-    *(("grad", "jvp"), ("grad", "vmap"), ("jvp", "vmap"), ("vmap", "jvp"), ("grad", "vjp"), ("checkpoint", "grad")),
+    *(
+        ("grad", "jvp"),
+        ("grad", "vmap"),
+        ("jvp", "vmap"),
+        ("vmap", "jvp"),
+        ("grad", "vjp"),
+        ("checkpoint", "grad"),
+    ),
     *(
         ("inline", "linearize"),
         ("vjp", "linearize"),
@@ -212,7 +241,13 @@ CHAINS = (
         ("linearize", "vjp"),
         ("checkpoint", "vjp", "jvp"),
     ),
-    *(("vjp", "vjp"), ("vmap", "vjp"), ("grad", "checkpoint", "linearize"), ("roll", "vmap", "vjp"), ("jvp", "unroll")),
+    *(
+        ("vjp", "vjp"),
+        ("vmap", "vjp"),
+        ("grad", "checkpoint", "linearize"),
+        ("roll", "vmap", "vjp"),
+        ("jvp", "unroll"),
+    ),
 )
 
 
@@ -228,7 +263,9 @@ def transformed(trace: Trace, chain: Sequence[str]) -> Trace:
 
 @dataclass(frozen=True)
 class Resized:
-    """A program that is traced for the first sizes and number and run on the second, both transformed."""
+    """A program that is traced for the first sizes and number and run on the second, both
+    transformed.
+    """
 
     names: tuple[str, ...]
     first: Sizes
@@ -238,7 +275,8 @@ class Resized:
 
 
 def law_symbolic_is_static(case: Resized) -> None:
-    """The symbolic trace of the first sizes at the second ones, transformed, is the static one; or it refuses them.
+    """The symbolic trace of the first sizes at the second ones, transformed, is the static one; or
+    it refuses them.
 
     It refuses only sizes for which the function decides otherwise.
     """
@@ -259,7 +297,9 @@ def law_symbolic_is_static(case: Resized) -> None:
 
 
 def _inputs_for(trace: Trace, args: tuple[Any, ...]) -> list[Any]:
-    """Values for the inputs of a transformed trace: the arguments, and further tensors of the types that it asks for."""
+    """Values for the inputs of a transformed trace: the arguments, and further tensors of the
+    types that it asks for.
+    """
     generator = torch.Generator().manual_seed(0)
     values: list[Any] = []
     for i, var in enumerate(trace.inputs):
@@ -268,12 +308,16 @@ def _inputs_for(trace: Trace, args: tuple[Any, ...]) -> list[Any]:
             values.append(args[i])
         else:
             assert shape is not None, "only the arguments are numbers"
-            values.append(torch.randn([int(size) for size in shape], dtype=torch.float64, generator=generator))
+            values.append(
+                torch.randn([int(size) for size in shape], dtype=torch.float64, generator=generator)
+            )
     return values
 
 
 def _decided(trace: Trace) -> set[str]:
-    """The demands of a trace, of itself and in its bodies, and the types that it demands them of."""
+    """The demands of a trace, of itself and in its bodies, and the types that it demands them
+    of.
+    """
     return {*map(str, constraints_of(trace)), *(str(var.type) for var in trace.inputs[:3])}
 
 
@@ -291,21 +335,29 @@ class Promoted:
 
 
 def law_hints_change_nothing(case: Promoted) -> None:
-    """A symbolic trace with the numbers that it was made for in place of its symbols is, bitwise, the static trace."""
+    """A symbolic trace with the numbers that it was made for in place of its symbols is,
+    bitwise, the static trace.
+    """
     f, args = program(case.names), arguments(case.sizes, case.number)
     whole = symbolic(f, args)
     at_hints, its = specialize(whole, _hints(whole)), static(f, args)
     check(at_hints)
-    torch.testing.assert_close(evaluate(at_hints, args), evaluate(its, args), rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(
+        evaluate(at_hints, args), evaluate(its, args), rtol=0, atol=0, equal_nan=True
+    )
 
 
 def _hints(trace: Trace) -> dict[Any, Any]:
-    return {symbol: symbol.hint for symbol in symbols_in(trace.inputs) if isinstance(symbol, Symbol)}
+    return {
+        symbol: symbol.hint for symbol in symbols_in(trace.inputs) if isinstance(symbol, Symbol)
+    }
 
 
 @dataclass(frozen=True)
 class Calls:
-    """A program that is jitted, and calls of it: sizes, the number, and whether x is a transpose."""
+    """A program that is jitted, and calls of it: sizes, the number, and whether x is a
+    transpose.
+    """
 
     names: tuple[str, ...]
     calls: tuple[tuple[Sizes, float, bool], ...]
@@ -325,13 +377,18 @@ def law_jit_is_eager(case: Calls) -> None:
 
 _DECIDING = ("norm", "branch", "halves", "number", "whole power")
 RESIZED = tuple(
-    Resized((name,), (4, 3, 2), second, (2.5, 0.5)) for name in _DECIDING for second in ((3, 4, 2), (5, 5, 3))
+    Resized((name,), (4, 3, 2), second, (2.5, 0.5))
+    for name in _DECIDING
+    for second in ((3, 4, 2), (5, 5, 3))
 )
 PROMOTED = tuple(Promoted((name,), (4, 3, 2), 2.5) for name in STEPS)
 CALLS = tuple(
     Calls(
         (name,),
-        tuple(((rows, 3, 2), n, rows == 5) for rows, n in ((4, 2.5), (3, 0.5), (5, 2.5), (1, 0.5), (6, 2.5))),
+        tuple(
+            ((rows, 3, 2), n, rows == 5)
+            for rows, n in ((4, 2.5), (3, 0.5), (5, 2.5), (1, 0.5), (6, 2.5))
+        ),
         cache,
     )
     for name in (*_DECIDING, "strides")

@@ -1,8 +1,9 @@
 """The meaning of structured ops, written out: the judge of their rules.
 
-A scan is its steps one after the other, and a known choice is the branch. A loop whose number of steps is known is so
-many steps. A checkpoint and a function with a rule of its own are their bodies. Leaves are left of a trace, and the
-choices and loops that only values decide. No rule of a structured op is used here.
+A scan is its steps one after the other, and a known choice is the branch. A loop whose number of
+steps is known is so many steps. A checkpoint and a function with a rule of its own are their
+bodies. Leaves are left of a trace, and the choices and loops that only values decide. No rule of a
+structured op is used here.
 """
 
 from __future__ import annotations
@@ -14,7 +15,17 @@ import torch
 
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.simplify import is_kept
-from thunder_fn.ir.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Var, cut, static_shape
+from thunder_fn.ir.trace import (
+    Atom,
+    Equation,
+    Literal,
+    TensorType,
+    Trace,
+    TraceBuilder,
+    Var,
+    cut,
+    static_shape,
+)
 from thunder_fn.ir.walking import put, walk
 from thunder_fn.structured.shared.scan_parts import Loop
 from thunder_fn.structured.shared.while_parts import COUNT, While
@@ -41,12 +52,20 @@ def unfolded(trace: Trace) -> Trace:
 
 def _write_out(builder: TraceBuilder, trace: Trace, arguments: Atoms, known: Known) -> Atoms:
     def step(equation: Equation, operands: Atoms) -> Atoms:
-        written = WRITTEN_OUT.get(equation.op.name, _body if equation.op.kind == "composite" else _none)
+        written = WRITTEN_OUT.get(
+            equation.op.name, _body if equation.op.kind == "composite" else _none
+        )
         results: Atoms | None = written(builder, equation, operands, known)
         if results is None:
             results = put(builder, equation, operands, bodies=tuple(map(unfolded, equation.bodies)))
-        if equation.op.name == "aten.full.default" and equation.args[0] == () and isinstance(results[0], Var):
-            known[results[0].index] = equation.args[1].value if isinstance(equation.args[1], Literal) else None
+        if (
+            equation.op.name == "aten.full.default"
+            and equation.args[0] == ()
+            and isinstance(results[0], Var)
+        ):
+            known[results[0].index] = (
+                equation.args[1].value if isinstance(equation.args[1], Literal) else None
+            )
         return results
 
     return walk(builder, trace, arguments, step)
@@ -62,7 +81,9 @@ def _body(builder: TraceBuilder, equation: Equation, operands: Atoms, known: Kno
     return _write_out(builder, equation.bodies[0], operands, known)
 
 
-def _branch(builder: TraceBuilder, equation: Equation, operands: Atoms, known: Known) -> Atoms | None:
+def _branch(
+    builder: TraceBuilder, equation: Equation, operands: Atoms, known: Known
+) -> Atoms | None:
     """The branch, where it is known."""
     choice, *rest = operands
     value = known.get(choice.index) if isinstance(choice, Var) else None
@@ -73,7 +94,9 @@ def _branch(builder: TraceBuilder, equation: Equation, operands: Atoms, known: K
     return _write_out(builder, equation.bodies[number], tuple(rest), known)
 
 
-def _steps(builder: TraceBuilder, equation: Equation, operands: Atoms, known: Known) -> Atoms | None:
+def _steps(
+    builder: TraceBuilder, equation: Equation, operands: Atoms, known: Known
+) -> Atoms | None:
     """Every step of a scan, on its slices."""
     loop = Loop.of(equation)
     if not isinstance(loop.length, int) or loop.length > MAX_STEPS:
@@ -86,7 +109,10 @@ def _steps(builder: TraceBuilder, equation: Equation, operands: Atoms, known: Kn
         for column, y in zip(columns, ys, strict=True):
             column.append(y)
     types = (var.type for var in equation.outputs[loop.num_carry :])
-    stacks = (_stacked(builder, column, type, loop.reverse) for column, type in zip(columns, types, strict=True))
+    stacks = (
+        _stacked(builder, column, type, loop.reverse)
+        for column, type in zip(columns, types, strict=True)
+    )
     return (*carry, *stacks)
 
 
@@ -94,11 +120,17 @@ def _stacked(builder: TraceBuilder, column: list[Atom], type: Any, reverse: bool
     if column:
         return emit(builder, aten.stack.default, tuple(column[::-1] if reverse else column))
     assert isinstance(type, TensorType), "only tensors are stacked"
-    return emit(builder, aten.full.default, static_shape(type), 0, dtype=type.dtype, device=type.device)
+    return emit(
+        builder, aten.full.default, static_shape(type), 0, dtype=type.dtype, device=type.device
+    )
 
 
-def _counted_steps(builder: TraceBuilder, equation: Equation, operands: Atoms, known: Known) -> Atoms | None:
-    """Every step of a loop that does nothing but count to know when it ends, and draws no random numbers for it."""
+def _counted_steps(
+    builder: TraceBuilder, equation: Equation, operands: Atoms, known: Known
+) -> Atoms | None:
+    """Every step of a loop that does nothing but count to know when it ends, and draws no random
+    numbers for it.
+    """
     loop, (condition, body) = While.of(equation), equation.bodies
     consts, carry = loop.parts(operands)
     first = carry[0] if carry else None
@@ -126,9 +158,15 @@ def _of_counter(trace: Trace, position: int) -> Callable[[torch.Tensor], torch.T
             need.update(var.index for var in equation.operands)
     others = {var.index for index, var in enumerate(trace.inputs) if index != position}
     constants = {constant.var.index for constant in trace.constants}
-    if need & (others | constants) or any(map(is_kept, kept)) or trace.inputs[position].type != COUNT:
+    if (
+        need & (others | constants)
+        or any(map(is_kept, kept))
+        or trace.inputs[position].type != COUNT
+    ):
         return None
-    small = cut(trace, inputs=(trace.inputs[position],), equations=reversed(kept), outputs=trace.outputs[:1])
+    small = cut(
+        trace, inputs=(trace.inputs[position],), equations=reversed(kept), outputs=trace.outputs[:1]
+    )
     return lambda counter: evaluate(small, (counter,))[0]
 
 

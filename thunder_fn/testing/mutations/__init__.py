@@ -1,7 +1,8 @@
 """Tests of the tests: bugs that we plant, each of which a law must catch.
 
-A mutation is a small edit of one function's source. `planted` runs with it; `python -m thunder_fn laws` prints which
-law catches which bug. When the source of a function changes, the edit that no longer fits says so.
+A mutation is a small edit of one function's source. `planted` runs with it; `python -m thunder_fn
+laws` prints which law catches which bug. When the source of a function changes, the edit that no
+longer fits says so.
 
 Source: mutation testing (DeMillo, Lipton, Sayward 1978).
 """
@@ -28,4 +29,6 @@ from thunder_fn.testing.mutations.symbolic import SYMBOLIC
 from thunder_fn.testing.mutations.transforms import TRANSFORMS
 
 MUTATIONS: tuple[Mutation, ...] = (*PLAIN, *TRANSFORMS, *CONTROL, *SYMBOLIC, *REWRITING)
-"""The bugs, by what they edit. Every one is caught by the law that it names, in the fast profile."""
+"""The bugs, by what they edit. Every one is caught by the law that it names, in the fast
+profile.
+"""

@@ -49,10 +49,11 @@ _CASES: dict[Any, Sequence[Any]] = dict((*OF_SYMBOLS.values(), *OF_REWRITES.valu
 
 
 def corpus(count: int) -> Iterator[tuple[Case, ...]]:
-    """Cases as Hypothesis draws them, in runs of 25 from fixed seeds, drawn once and when they are asked for.
+    """Cases as Hypothesis draws them, in runs of 25 from fixed seeds, drawn once and when they are
+    asked for.
 
-    As in the tests of laws, some are of any kind, some short and around structured ops, some in single precision; the
-    seeds come first. The traces of a run are built with it.
+    As in the tests of laws, some are of any kind, some short and around structured ops, some in
+    single precision; the seeds come first. The traces of a run are built with it.
     """
     for case in SEEDS:
         case.trace.renamed("program")
@@ -92,11 +93,14 @@ def counterexample_in(law: Callable[..., None], case: Any) -> str | None:
     return None
 
 
-def counterexample(law: Callable[..., None], mutation: Mutation | None = None, *, count: int = EXAMPLES) -> str | None:
-    """The message of a law, with a bug planted, about the first of so many traces that breaks it; None if none of
-    them does.
+def counterexample(
+    law: Callable[..., None], mutation: Mutation | None = None, *, count: int = EXAMPLES
+) -> str | None:
+    """The message of a law, with a bug planted, about the first of so many traces that breaks it;
+    None if none of them does.
 
-    The traces of a run are there before the bug: it would get into derivatives that are part of a trace, and stay.
+    The traces of a run are there before the bug: it would get into derivatives that are part of a
+    trace, and stay.
     """
     for drawn in (_CASES[law],) if law in _CASES else corpus(count):
         with planted(mutation) if mutation is not None else nullcontext():

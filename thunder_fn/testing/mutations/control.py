@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from thunder_fn.testing.mutations.planting import Mutation
 
-LOOP, SCAN, SCAN_SPLIT = (f"thunder_fn.structured.{name}" for name in ("shared.scan_parts", "scan", "scan_split"))
+LOOP, SCAN, SCAN_SPLIT = (
+    f"thunder_fn.structured.{name}" for name in ("shared.scan_parts", "scan", "scan_split")
+)
 WHILE, WHILE_SPLIT = "thunder_fn.structured.while_loop", "thunder_fn.structured.while_split"
 COND, COND_SPLIT = "thunder_fn.structured.cond", "thunder_fn.structured.cond_split"
 CUSTOM, CUSTOM_RULES = "thunder_fn.structured.custom_vjp", "thunder_fn.structured.custom_vjp_rules"
@@ -14,7 +16,8 @@ CONTROL = (
     Mutation(
         "scan looks at one step to know which carries are active",
         f"{LOOP}:active_carry",
-        "return carry_fixpoint(lambda mask: body_activity(body, (*consts, *mask, *xs))[: loop.num_carry], carry)",
+        "return carry_fixpoint(lambda mask: body_activity(body, (*consts, *mask, *xs))[:"
+        " loop.num_carry], carry)",
         "return carry",
         "vjp is autograd",
     ),

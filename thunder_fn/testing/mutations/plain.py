@@ -39,7 +39,13 @@ PLAIN = (
         "ones(builder, ",
         "unused inputs get zeros",
     ),
-    Mutation("the loss has a cotangent of two", f"{VJP}:ones", "type, 1)", "type, 2)", "second order is symmetric"),
+    Mutation(
+        "the loss has a cotangent of two",
+        f"{VJP}:ones",
+        "type, 1)",
+        "type, 2)",
+        "second order is symmetric",
+    ),
     Mutation(
         "only first operands are useful",
         "thunder_fn.derived.activity:_useful_operands",
@@ -110,7 +116,13 @@ PLAIN = (
         "False",
         "cse keeps values",
     ),
-    Mutation("cse merges random numbers", f"{SIMPLIFY}:cse", " and not is_kept(equation)", "", "cse keeps values"),
+    Mutation(
+        "cse merges random numbers",
+        f"{SIMPLIFY}:cse",
+        " and not is_kept(equation)",
+        "",
+        "cse keeps values",
+    ),
     Mutation(
         "cse ignores keyword arguments",
         f"{SIMPLIFY}:cse",
@@ -125,7 +137,13 @@ PLAIN = (
         "key = (equation.op, args, kwargs, ())",
         "cse keeps values",
     ),
-    Mutation("cse forgets the outputs", f"{SIMPLIFY}:cse", "map_arg(read, atom)", "atom", "cse gives checked traces"),
+    Mutation(
+        "cse forgets the outputs",
+        f"{SIMPLIFY}:cse",
+        "map_arg(read, atom)",
+        "atom",
+        "cse gives checked traces",
+    ),
     Mutation(
         "a walk forgets what the trace is guarded by",
         "thunder_fn.ir.walking:walk",

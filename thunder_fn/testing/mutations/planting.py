@@ -26,7 +26,9 @@ class OutdatedMutation(ThunderError):
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """A bug: in `function` (`module:name` or `module:Class.name`) write `after` for `before`. `law` catches it."""
+    """A bug: in `function` (`module:name` or `module:Class.name`) write `after` for `before`.
+    `law` catches it.
+    """
 
     bug: str
     function: str
@@ -44,7 +46,9 @@ def planted(mutation: Mutation) -> Generator[None]:
     owner: Any = functools.reduce(getattr, owners, module)
     original = vars(owner).get(name)
     if original is None:
-        raise OutdatedMutation(f"{mutation.bug}: there is no {mutation.function} any more; adapt the edit")
+        raise OutdatedMutation(
+            f"{mutation.bug}: there is no {mutation.function} any more; adapt the edit"
+        )
     new = _edited(mutation, module, original, name)
     holders = [owner] if owners else [m for m in _modules() if vars(m).get(name) is original]
     tables = [] if owners else _tables_of(original)
@@ -71,16 +75,25 @@ def _tables_of(original: Any) -> list[tuple[dict[Any, Any], list[Any]]]:
         for table in (value.by_name if isinstance(value, Rules) else value for value in rules)
         if isinstance(table, dict)
     }
-    found = ((table, [key for key, value in table.items() if value is original]) for table in tables.values())
+    found = (
+        (table, [key for key, value in table.items() if value is original])
+        for table in tables.values()
+    )
     return [(table, keys) for table, keys in found if keys]
 
 
 def _edited(mutation: Mutation, module: Any, original: Any, name: str) -> Any:
     """The function with the bug, in a namespace that sees the module's own."""
-    source = re.sub(r"^@[\w.]+\.rule\(.*\)\n", "", textwrap.dedent(inspect.getsource(original)), flags=re.MULTILINE)
+    source = re.sub(
+        r"^@[\w.]+\.rule\(.*\)\n",
+        "",
+        textwrap.dedent(inspect.getsource(original)),
+        flags=re.MULTILINE,
+    )
     if mutation.before not in source:
         raise OutdatedMutation(
-            f"{mutation.bug}: {mutation.function} has no {mutation.before!r} any more; adapt the edit"
+            f"{mutation.bug}: {mutation.function} has no {mutation.before!r} any more; adapt the"
+            " edit"
         )
     code = compile(source.replace(mutation.before, mutation.after), module.__file__, "exec")
     kept = vars(module).get(name)

@@ -9,7 +9,10 @@ FSDP, COLLECTIVES, UNITS = (
     "thunder_fn.distributed.collectives",
     "thunder_fn.interpreters.rewriting.units",
 )
-TENSOR, CROSSINGS = "thunder_fn.interpreters.tensor_parallel.step", "thunder_fn.interpreters.tensor_parallel.crossings"
+TENSOR, CROSSINGS = (
+    "thunder_fn.interpreters.tensor_parallel.step",
+    "thunder_fn.interpreters.tensor_parallel.crossings",
+)
 ONE, WHOLE, ORDER, TRIP = (
     "N ranks equal one",
     "parts stand for the whole",
@@ -19,8 +22,16 @@ ONE, WHOLE, ORDER, TRIP = (
 
 REWRITING = (
     # sharding
-    Mutation("gradients are not divided by the ranks", f"{COLLECTIVES}:divided_gradient", "ct / size", "ct", ONE),
-    Mutation("all ranks keep the first rows", f"{FSDP}:sharded", ")[rank].clone()", ")[0].clone()", TRIP),
+    Mutation(
+        "gradients are not divided by the ranks",
+        f"{COLLECTIVES}:divided_gradient",
+        "ct / size",
+        "ct",
+        ONE,
+    ),
+    Mutation(
+        "all ranks keep the first rows", f"{FSDP}:sharded", ")[rank].clone()", ")[0].clone()", TRIP
+    ),
     Mutation(
         "a bucket has the order of another",
         f"{FSDP}:gathered",

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 from thunder_fn.testing.mutations.planting import Mutation
 
-SYMBOLS, FAMILIES, GUARDS = "thunder_fn.ir.symbols", "thunder_fn.jitted.families", "thunder_fn.jitted.guards"
+SYMBOLS, FAMILIES, GUARDS = (
+    "thunder_fn.ir.symbols",
+    "thunder_fn.jitted.families",
+    "thunder_fn.jitted.guards",
+)
 ARITHMETIC = "thunder_fn.capture.numbers.arithmetic"
 
 STATIC, EAGER, PYTHON = "a symbolic trace is static ones", "jit is eager", "numbers are Python's"
 
 SYMBOLIC = (
-    Mutation("constraints are not looked at", f"{SYMBOLS}:_specialize", "values) is False", "values) is None", STATIC),
+    Mutation(
+        "constraints are not looked at",
+        f"{SYMBOLS}:_specialize",
+        "values) is False",
+        "values) is None",
+        STATIC,
+    ),
     Mutation("each symbol is the first dim", f"{SYMBOLS}:bind", ".shape[dim]", ".shape[0]", STATIC),
-    Mutation("values are off by one", f"{SYMBOLS}:_items", "as_dim(value))", "as_dim(value + 1))", STATIC),
+    Mutation(
+        "values are off by one", f"{SYMBOLS}:_items", "as_dim(value))", "as_dim(value + 1))", STATIC
+    ),
     Mutation(
         "a decision is taken for its opposite",
         f"{FAMILIES}:followed",
@@ -41,8 +53,26 @@ SYMBOLIC = (
         "return sizes",
         EAGER,
     ),
-    Mutation("divisors are not asked about", f"{ARITHMETIC}:_holds", "is None else", "is value or True else", PYTHON),
-    Mutation("roots are not asked about", f"{ARITHMETIC}:math_function", "math.isfinite(limit)", "False", PYTHON),
+    Mutation(
+        "divisors are not asked about",
+        f"{ARITHMETIC}:_holds",
+        "is None else",
+        "is value or True else",
+        PYTHON,
+    ),
+    Mutation(
+        "roots are not asked about",
+        f"{ARITHMETIC}:math_function",
+        "math.isfinite(limit)",
+        "False",
+        PYTHON,
+    ),
     Mutation("-0.0 is 0.0", f"{ARITHMETIC}:is_plain", "(value != 0 or", "(True or", PYTHON),
-    Mutation("floats are reals", f"{ARITHMETIC}:_is_float", "return not ", "return value is Sym and ", PYTHON),
+    Mutation(
+        "floats are reals",
+        f"{ARITHMETIC}:_is_float",
+        "return not ",
+        "return value is Sym and ",
+        PYTHON,
+    ),
 )

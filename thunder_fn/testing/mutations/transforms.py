@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from thunder_fn.testing.mutations.planting import Mutation
 
-JVP, VMAP, DERIVE_VMAP = "thunder_fn.interpreters.jvp", "thunder_fn.interpreters.vmap", "thunder_fn.derived.leaf_vmap"
+JVP, VMAP, DERIVE_VMAP = (
+    "thunder_fn.interpreters.jvp",
+    "thunder_fn.interpreters.vmap",
+    "thunder_fn.derived.leaf_vmap",
+)
 CHECKPOINT, REMAT = "thunder_fn.structured.checkpoint", "thunder_fn.interpreters.checkpoint.remat"
 AUTOCAST = "thunder_fn.interpreters.autocast"
 SIMPLIFY, NOOPS, FOLD = (

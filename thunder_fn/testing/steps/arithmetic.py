@@ -103,7 +103,9 @@ def _lerp(d: Draft) -> object:
 def _dims(d: Draft, var: Var) -> list[int]:
     """One dim, all of them, or the two outermost."""
     rank = len(shape_of(var))
-    return ([d.dim(var)] if rank else [], list(range(rank)), [0, rank - 1] if rank > 1 else [])[d.number(3)]
+    return ([d.dim(var)] if rank else [], list(range(rank)), [0, rank - 1] if rank > 1 else [])[
+        d.number(3)
+    ]
 
 
 @step("reduction")
@@ -179,7 +181,9 @@ def _addmm(d: Draft) -> object:
     x = _matrix(d)
     y = d.var(both(same_dtype(x), has_rank(2), lambda var: shape_of(var)[0] == shape_of(x)[1]))
     shape = (shape_of(x)[0], shape_of(y)[1])
-    bias = d.var(both(same_dtype(x), lambda var: torch.Size(shape) == broadcast(shape_of(var), shape)))
+    bias = d.var(
+        both(same_dtype(x), lambda var: torch.Size(shape) == broadcast(shape_of(var), shape))
+    )
     return d.leaf(aten.addmm.default, bias, x, y)
 
 
@@ -196,7 +200,9 @@ def _bmm(d: Draft) -> object:
 @step("normalise")
 def _softmax(d: Draft) -> object:
     x = d.var(both(is_real, has_dims))
-    return d.leaf((aten._softmax.default, aten._log_softmax.default)[d.number(2)], x, d.dim(x), False)
+    return d.leaf(
+        (aten._softmax.default, aten._log_softmax.default)[d.number(2)], x, d.dim(x), False
+    )
 
 
 @step("normalise")

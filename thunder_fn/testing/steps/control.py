@@ -1,8 +1,9 @@
-"""Structured ops: choices, loops, calls, checkpoints and functions with a backward of their own; bodies are programs.
+"""Structured ops: choices, loops, calls, checkpoints and functions with a backward of their own;
+bodies are programs.
 
-Operands may repeat and bodies need not read them all. The values that a loop hands on are picked among the variables
-of its carries' types, the newest first, so that carries are computed, forwarded, exchanged and merged. Loops take 0
-to 3 steps; one whose length nobody knows counts its steps.
+Operands may repeat and bodies need not read them all. The values that a loop hands on are picked
+among the variables of its carries' types, the newest first. So carries are computed, forwarded,
+exchanged and merged. Loops take 0 to 3 steps; one whose length nobody knows counts its steps.
 """
 
 from __future__ import annotations
@@ -13,7 +14,12 @@ from dataclasses import dataclass
 import torch
 
 from thunder_fn.derived.leaf_vjp import is_differentiable
-from thunder_fn.interpreters.checkpoint.policies import Budget, everything_saveable, matmuls_saveable, nothing_saveable
+from thunder_fn.interpreters.checkpoint.policies import (
+    Budget,
+    everything_saveable,
+    matmuls_saveable,
+    nothing_saveable,
+)
 from thunder_fn.interpreters.grad import forward_backward
 from thunder_fn.ir.trace import Op, TensorType, Var, cut
 from thunder_fn.structured.call import CALL
@@ -22,10 +28,27 @@ from thunder_fn.structured.cond import COND, SWITCH
 from thunder_fn.structured.custom_vjp import CUSTOM_VJP
 from thunder_fn.structured.shared.scan_parts import SCAN, slice_of, stacked
 from thunder_fn.structured.shared.while_parts import BOOL, COUNT, WHILE
-from thunder_fn.testing.drawn_programs import Draft, Program, Skip, Step, dtype_of, shape_of, tensor_type
+from thunder_fn.testing.drawn_programs import (
+    Draft,
+    Program,
+    Skip,
+    Step,
+    dtype_of,
+    shape_of,
+    tensor_type,
+)
 from thunder_fn.testing.laws.comparing import draws
 from thunder_fn.testing.steps.enter import structured
-from thunder_fn.testing.suits import both, has_dims, has_elements, has_rank, is_any, is_inexact, is_mask, is_real
+from thunder_fn.testing.suits import (
+    both,
+    has_dims,
+    has_elements,
+    has_rank,
+    is_any,
+    is_inexact,
+    is_mask,
+    is_real,
+)
 
 aten = torch.ops.aten
 
@@ -48,8 +71,8 @@ def _same_types(types: tuple[TensorType, ...]) -> Callable[[Draft], tuple[Var, .
 
 
 def _truth(d: Draft) -> Var:
-    """A scalar that says yes or no: one that is known before, one that values decide, or a number that is not
-    zero.
+    """A scalar that says yes or no: one that is known before, one that values decide, or a number
+    that is not zero.
     """
     match d.number(4):
         case 0:
@@ -58,7 +81,13 @@ def _truth(d: Draft) -> Var:
         case 1:
             return d.leaf(aten.any.default, d.var(is_mask))[0]
         case 2:
-            return d.leaf(aten.full.default, [], d.number(2) == 1, dtype=torch.bool, device=torch.device("cpu"))[0]
+            return d.leaf(
+                aten.full.default,
+                [],
+                d.number(2) == 1,
+                dtype=torch.bool,
+                device=torch.device("cpu"),
+            )[0]
         case _:
             return d.var(lambda var: is_real(var) and has_rank(0)(var))
 
@@ -72,7 +101,9 @@ def _cond(d: Draft, step: Step) -> None:
 @structured("choice", bodies=3)
 def _switch(d: Draft, step: Step) -> None:
     count = 3 - d.number(3)
-    (index,) = d.leaf(aten.full.default, [], d.number(5) - 1, dtype=torch.int64, device=torch.device("cpu"))
+    (index,) = d.leaf(
+        aten.full.default, [], d.number(5) - 1, dtype=torch.int64, device=torch.device("cpu")
+    )
     if d.number(2) == 0:
         (total,) = d.leaf(aten.sum.default, d.var(lambda var: is_real(var) and has_elements(var)))
         (total,) = d.leaf(aten.nan_to_num.default, total, 0.0)
@@ -80,24 +111,36 @@ def _switch(d: Draft, step: Step) -> None:
     _choose(d, SWITCH, index, _operands(d, (1, 2, 3, 0)), step, count)
 
 
-def _choose(d: Draft, op: Op, choice: Var, operands: tuple[Var, ...], step: Step, count: int) -> None:
+def _choose(
+    d: Draft, op: Op, choice: Var, operands: tuple[Var, ...], step: Step, count: int
+) -> None:
     types = _types(operands)
     first = Draft.closed(step.body(), types, "branch")
     results = _types(tuple(atom for atom in first.outputs if isinstance(atom, Var)))
-    others = [Draft.closed(step.body(i), types, "branch", _same_types(results)) for i in range(1, count)]
+    others = [
+        Draft.closed(step.body(i), types, "branch", _same_types(results)) for i in range(1, count)
+    ]
     d.structured(op, (choice, *operands), results, first, *others)
 
 
 @structured("choice", bodies=1)
 def _guarded(d: Draft, step: Step) -> None:
-    """Append a choice that keeps a function from numbers where it, or its derivative, is not finite."""
+    """Append a choice that keeps a function from numbers where it, or its derivative, is not
+    finite.
+    """
     x = d.var(both(is_real, has_elements))
     (positive,) = d.leaf(aten.gt.Scalar, x, 0)
     (choice,) = d.leaf(aten.all.default, positive)
     function = (aten.sqrt.default, aten.log.default, aten.reciprocal.default)[d.number(3)]
     types = _types((x,))
     first = Draft.closed(Program(), types, "branch", lambda body: body.leaf(function, body.env[0]))
-    d.structured(COND, (choice, x), types, first, Draft.closed(step.body(), types, "branch", _same_types(types)))
+    d.structured(
+        COND,
+        (choice, x),
+        types,
+        first,
+        Draft.closed(step.body(), types, "branch", _same_types(types)),
+    )
 
 
 # ---- loops ----
@@ -106,18 +149,32 @@ def _guarded(d: Draft, step: Step) -> None:
 def _starts(d: Draft, counts: tuple[int, ...]) -> tuple[Var, ...]:
     """The first carries: variables, or numbers of their types that depend on nothing."""
     return tuple(
-        d.leaf(aten.full.default, list(shape_of(var)), 0.5, dtype=dtype_of(var), device=torch.device("cpu"))[0]
-        if is_inexact(var) and d.number(3) == 1
-        else var
+        (
+            d.leaf(
+                aten.full.default,
+                list(shape_of(var)),
+                0.5,
+                dtype=dtype_of(var),
+                device=torch.device("cpu"),
+            )[0]
+            if is_inexact(var) and d.number(3) == 1
+            else var
+        )
         for var in _operands(d, counts)
     )
 
 
 def _handed_on(body: Draft, carry: tuple[Var, ...], is_delay: bool) -> tuple[Var, ...]:
-    """The carries of the next step: any values of the right types, or those that the carry before had."""
+    """The carries of the next step: any values of the right types, or those that the carry
+    before had.
+    """
     before = (None, *carry)[: len(carry)]
     return tuple(
-        last if is_delay and last is not None and last.type == var.type else body.of_type(tensor_type(var))
+        (
+            last
+            if is_delay and last is not None and last.type == var.type
+            else body.of_type(tensor_type(var))
+        )
         for var, last in zip(carry, before, strict=True)
     )
 
@@ -133,13 +190,20 @@ def _map(d: Draft, step: Step) -> None:
 
 
 def _loop(
-    d: Draft, step: Step, num_carry: tuple[int, ...], num_consts: tuple[int, ...], num_xs: tuple[int, ...]
+    d: Draft,
+    step: Step,
+    num_carry: tuple[int, ...],
+    num_consts: tuple[int, ...],
+    num_xs: tuple[int, ...],
 ) -> None:
     carry, consts = _starts(d, num_carry), _operands(d, num_consts)
     xs: tuple[Var, ...] = ()
     length, reverse = (2, 3, 1, 0)[d.number(4)], d.number(2) == 1
     for _ in range(num_xs[d.number(len(num_xs))]):
-        xs = (*xs, d.var(lambda var: has_dims(var) and (not xs or shape_of(var)[0] == shape_of(xs[0])[0])))
+        xs = (
+            *xs,
+            d.var(lambda var: has_dims(var) and (not xs or shape_of(var)[0] == shape_of(xs[0])[0])),
+        )
         length = shape_of(xs[0])[0]
     types, is_delay = _types(carry), d.number(3) == 1
 
@@ -151,13 +215,21 @@ def _loop(
     slices = tuple(slice_of(var.type) for var in xs)
     body = Draft.closed(step.body(), (*_types(consts), *types, *slices), "step", outputs)
     results = (*types, *(stacked(type, length) for type in body.output_types[len(types) :]))
-    literals = {"num_consts": len(consts), "num_carry": len(carry), "length": length, "reverse": reverse, "unroll": 1}
+    literals = {
+        "num_consts": len(consts),
+        "num_carry": len(carry),
+        "length": length,
+        "reverse": reverse,
+        "unroll": 1,
+    }
     d.structured(SCAN, (*consts, *carry, *xs), results, body, **literals)
 
 
 @structured("loop", bodies=2)
 def _while_loop(d: Draft, step: Step) -> None:
-    """Append a loop that runs while a counter is low and, perhaps, a truth of the other carries holds."""
+    """Append a loop that runs while a counter is low and, perhaps, a truth of the other carries
+    holds.
+    """
     carry, consts = _starts(d, (1, 2, 3, 0)), _operands(d, (1, 0, 2))
     limit, max_steps = (2, 3, 1, 0)[d.number(4)], (None, 3, 1, 0)[d.number(4)]
     types, is_delay = (*_types(consts), COUNT, *_types(carry)), d.number(3) == 1
@@ -172,17 +244,25 @@ def _while_loop(d: Draft, step: Step) -> None:
             found = _truth(body)
         except Skip:
             return (low,)
-        return body.leaf(aten.logical_and.default, low, found) if tensor_type(found) == BOOL else (low,)
+        return (
+            body.leaf(aten.logical_and.default, low, found)
+            if tensor_type(found) == BOOL
+            else (low,)
+        )
 
     condition, body = (
         Draft.closed(step.body(1), types, "condition", holds),
         Draft.closed(step.body(), types, "body", outputs),
     )
     if any(map(draws, (condition, body))):
-        max_steps = max_steps or 3  # reverse mode refuses a loop of unknown length with random numbers
+        max_steps = (
+            max_steps or 3
+        )  # reverse mode refuses a loop of unknown length with random numbers
     (start,) = d.leaf(aten.full.default, [], 0, dtype=torch.int64, device=torch.device("cpu"))
     literals = {"num_consts": len(consts), "max_steps": max_steps}
-    d.structured(WHILE, (*consts, start, *carry), (COUNT, *_types(carry)), condition, body, **literals)
+    d.structured(
+        WHILE, (*consts, start, *carry), (COUNT, *_types(carry)), condition, body, **literals
+    )
 
 
 @structured("loop", bodies=0)
@@ -192,7 +272,9 @@ def _countdown(d: Draft, step: Step) -> None:
     (start,) = d.leaf(aten.clamp.default, x, None, 2.75)
 
     def steps(body: Draft) -> tuple[Var, ...]:
-        (smaller,) = body.leaf(aten.sub.Tensor, body.env[0], body.leaf(aten.ones_like.default, body.env[0])[0])
+        (smaller,) = body.leaf(
+            aten.sub.Tensor, body.env[0], body.leaf(aten.ones_like.default, body.env[0])[0]
+        )
         (root,) = body.leaf(aten.sqrt.default, smaller)
         return smaller, body.leaf(aten.add.Tensor, body.env[1], root)[0]
 
@@ -201,7 +283,10 @@ def _countdown(d: Draft, step: Step) -> None:
         return body.leaf(aten.all.default, above)
 
     types = _types((x, x))
-    bodies = (Draft.closed(Program(), types, "body", goes_on), Draft.closed(Program(), types, "body", steps))
+    bodies = (
+        Draft.closed(Program(), types, "body", goes_on),
+        Draft.closed(Program(), types, "body", steps),
+    )
     d.structured(WHILE, (start, x), types, *bodies, num_consts=0, max_steps=(3, None)[d.number(2)])
 
 
@@ -234,11 +319,15 @@ class DerivedRule:
 
 @structured("rule", bodies=1)
 def _custom_vjp(d: Draft, step: Step) -> None:
-    """Append a custom_vjp with the right backward, so that the laws hold of it as they do of its body."""
+    """Append a custom_vjp with the right backward, so that the laws hold of it as they do of its
+    body.
+    """
     operands = _operands(d, (1, 2, 3, 0))
     body = Draft.closed(step.body(), _types(operands), "block")
     wanted = tuple(is_differentiable(var.type) for var in operands)
-    split = forward_backward(body, wanted, tuple(is_differentiable(type) for type in body.output_types))
+    split = forward_backward(
+        body, wanted, tuple(is_differentiable(type) for type in body.output_types)
+    )
     results = split.forward.outputs
     found = split.residual_values(split.forward.inputs, results)
     outputs = (*results[: len(body.outputs)], *found)
@@ -247,4 +336,6 @@ def _custom_vjp(d: Draft, step: Step) -> None:
     supply = iter(split.gradients)
     places = tuple(next(supply) if flag else None for flag in wanted)
     options = {"rule": DerivedRule(), "gradients": places}
-    d.structured(CUSTOM_VJP, operands, body.output_types, body, own, split.backward.renamed("bwd"), **options)
+    d.structured(
+        CUSTOM_VJP, operands, body.output_types, body, own, split.backward.renamed("bwd"), **options
+    )

@@ -17,8 +17,12 @@ def step(family: str) -> Callable[[Callable[[Draft], object]], Callable[[Draft],
     return enter
 
 
-def structured(family: str, bodies: int) -> Callable[[Callable[[Draft, Step], None]], Callable[[Draft, Step], None]]:
-    """Enter a function as a step of a family that appends a structured op with so many bodies, under its own name."""
+def structured(
+    family: str, bodies: int
+) -> Callable[[Callable[[Draft, Step], None]], Callable[[Draft, Step], None]]:
+    """Enter a function as a step of a family that appends a structured op with so many bodies,
+    under its own name.
+    """
 
     def enter(f: Callable[[Draft, Step], None]) -> Callable[[Draft, Step], None]:
         register(family, f.__name__.strip("_"), f, bodies)

@@ -73,7 +73,13 @@ def _select(d: Draft) -> object:
 @step("view")
 def _slice(d: Draft) -> object:
     x = d.var(has_dims)
-    start, stop, stride = ((0, 1, 1), (1, 9223372036854775807, 1), (0, 2, 2), (1, 1, 1), (-2, -1, 1))[d.number(5)]
+    start, stop, stride = (
+        (0, 1, 1),
+        (1, 9223372036854775807, 1),
+        (0, 2, 2),
+        (1, 1, 1),
+        (-2, -1, 1),
+    )[d.number(5)]
     return d.leaf(aten.slice.Tensor, x, d.dim(x), start, stop, stride)
 
 
@@ -112,7 +118,11 @@ def _pad(d: Draft) -> object:
 def _cat(d: Draft) -> object:
     x = d.var(has_dims)
     dim = d.dim(x)
-    y = d.var(lambda var: _without(shape_of(var), dim) == _without(shape_of(x), dim) and same_dtype(x)(var))
+    y = d.var(
+        lambda var: (
+            _without(shape_of(var), dim) == _without(shape_of(x), dim) and same_dtype(x)(var)
+        )
+    )
     return d.leaf(aten.cat.default, [x, y, x][: 1 + d.number(3)], dim)
 
 
@@ -212,4 +222,10 @@ def _scatter_add(d: Draft) -> object:
 def _index_put(d: Draft) -> object:
     x = d.var(both(is_inexact, has_rank(1, 2)))
     place = _indices(d, shape_of(x)[0], has_rank(0))
-    return d.leaf(aten.index_put.default, x, [place], d.var(both(same_dtype(x), has_rank(0))), d.number(2) == 1)
+    return d.leaf(
+        aten.index_put.default,
+        x,
+        [place],
+        d.var(both(same_dtype(x), has_rank(0))),
+        d.number(2) == 1,
+    )

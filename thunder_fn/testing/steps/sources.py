@@ -46,7 +46,9 @@ def _complex(d: Draft) -> object:
 
 @step("make")
 def _from_complex(d: Draft) -> object:
-    return d.leaf((aten.view_as_real.default, aten.conj_physical.default)[d.number(2)], d.var(is_complex))
+    return d.leaf(
+        (aten.view_as_real.default, aten.conj_physical.default)[d.number(2)], d.var(is_complex)
+    )
 
 
 @step("make")
@@ -58,7 +60,9 @@ def _full(d: Draft) -> object:
 
 @step("make")
 def _arange(d: Draft) -> object:
-    return d.leaf(aten.arange.default, 2 + d.number(2), dtype=(torch.int64, torch.float64)[d.number(2)])
+    return d.leaf(
+        aten.arange.default, 2 + d.number(2), dtype=(torch.int64, torch.float64)[d.number(2)]
+    )
 
 
 @step("stop")
@@ -87,7 +91,9 @@ CONSTANTS = (
 
 @step("constant")
 def _constant(d: Draft) -> object:
-    """The new variable binds before all equations, so it counts as the newest only until the next one."""
+    """The new variable binds before all equations, so it counts as the newest only until the
+    next one.
+    """
     var = d.builder.constant(CONSTANTS[d.number(len(CONSTANTS))])
     return None if var in d.env else d.bind((var,))
 
@@ -104,7 +110,9 @@ def _two_constants(d: Draft) -> object:
 def _owned_constant(d: Draft) -> object:
     values = ([0.5, 1.5, -2.0], [1.0, -1.5, 0.75], [1, 0, 2], True)[d.number(4)]
     data = torch.tensor(values)
-    return d.bind((d.builder.constant(data.double() if data.is_floating_point() else data, owned=True),))
+    return d.bind(
+        (d.builder.constant(data.double() if data.is_floating_point() else data, owned=True),)
+    )
 
 
 # random numbers
@@ -119,15 +127,17 @@ def _bernoulli(d: Draft) -> object:
 
 @step("random")
 def _dropout(d: Draft) -> object:
-    """Append a dropout, but not of an empty tensor: PyTorch's mask is then of the input's dtype on the CPU and bool
-    on fake tensors.
+    """Append a dropout, but not of an empty tensor: PyTorch's mask is then of the input's dtype on
+    the CPU and bool on fake tensors.
     """
     return d.leaf(aten.native_dropout.default, d.var(both(is_real, has_elements)), 0.5, True)
 
 
 @step("random")
 def _rand(d: Draft) -> object:
-    return d.leaf(aten.rand.default, [2, 3], dtype=torch.float64, device=torch.device("cpu"), pin_memory=False)
+    return d.leaf(
+        aten.rand.default, [2, 3], dtype=torch.float64, device=torch.device("cpu"), pin_memory=False
+    )
 
 
 @step("random")
@@ -137,7 +147,9 @@ def _normal_like(d: Draft) -> object:
 
 @step("twin")
 def _twin(d: Draft) -> object:
-    """An earlier equation once more, which cse merges unless it is random, so that cotangents meet."""
+    """An earlier equation once more, which cse merges unless it is random, so that cotangents
+    meet.
+    """
     known = d.builder.equations[-1 - d.number(len(d.builder.equations))]
     return d.bind(d.builder.copy(known, lambda var: var))
 
@@ -146,8 +158,8 @@ def _twin(d: Draft) -> object:
 
 
 def _composite(d: Draft, step: Step) -> None:
-    """Append a composite in one of the ways in which one is called: plain, or as a user's call with literals and
-    keywords.
+    """Append a composite in one of the ways in which one is called: plain, or as a user's call with
+    literals and keywords.
     """
     style = d.number(3)
     operands = tuple(d.var(is_any) for _ in range((1, 2, 3, 0)[d.number(4)]))
@@ -156,10 +168,16 @@ def _composite(d: Draft, step: Step) -> None:
         case 0:
             d.call(ops.composite("Block"), operands, body)
         case 1:
-            d.call(ops.composite("torch.nn.functional.block"), (*operands[:1], Literal(2), operands[1:]), body)
+            d.call(
+                ops.composite("torch.nn.functional.block"),
+                (*operands[:1], Literal(2), operands[1:]),
+                body,
+            )
         case _:
             kwargs = tuple((f"weight_{i}", var) for i, var in enumerate(operands[1:]))
-            d.call(ops.composite("torch.block"), operands[:1], body, (("eps", Literal(0.5)), *kwargs))
+            d.call(
+                ops.composite("torch.block"), operands[:1], body, (("eps", Literal(0.5)), *kwargs)
+            )
 
 
 def _again(d: Draft, _: Step) -> None:
@@ -170,7 +188,9 @@ def _again(d: Draft, _: Step) -> None:
 
 
 def _sibling(d: Draft, step: Step) -> None:
-    """Append an earlier call with another body: two composites of one name and the same operands."""
+    """Append an earlier call with another body: two composites of one name and the same
+    operands.
+    """
     known = d.calls[-1 - d.number(len(d.calls))]
     body = Draft.closed(step.body(), tuple(map(tensor_type, known.operands)), "block")
     d.call(known.op, known.args, body, known.kwargs)
