@@ -16,6 +16,9 @@ import hypothesis
 import pytest
 import torch
 
+from thunder_fn import torch_internals as internals
+from thunder_fn.torch_internals import patches
+
 # Workers hold what hundreds of tests import: a full collection takes a second, and there is little to collect.
 gc.set_threshold(20_000, 20, 50)
 torch.set_num_threads(int(os.environ.get("TEST_THREADS", "1")))
@@ -93,6 +96,8 @@ def _same_process() -> Iterator[None]:
     yield
     after = [flag() for flag in FLAGS]
     assert before == after, f"flags of the process were {before} and are {after}"
+    assert not internals.function_modes(), "a torch function mode is left"
+    assert not patches.replaced_here(), "a capture of this thread is not over for PyTorch's functions"
 
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")

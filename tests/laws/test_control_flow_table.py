@@ -29,15 +29,15 @@ W = torch.tensor([[0.3, -0.2, 0.5], [0.1, 0.4, -0.6], [-0.7, 0.2, 0.3]], dtype=F
 @pytest.fixture(autouse=True)
 def _check_all(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every trace that is run is checked first."""
-    import thunder_fn.api.calling as calling
+    from thunder_fn.structured.shared import bind
 
-    plain = calling.evaluate
+    plain = bind.evaluate
 
     def checked(trace: Trace, inputs: Any) -> Any:
         tfn.check(trace)
         return plain(trace, inputs)
 
-    monkeypatch.setattr(calling, "evaluate", checked)
+    monkeypatch.setattr(bind, "evaluate", checked)
     yield
 
 

@@ -12,6 +12,13 @@ import thunder_fn as tfn
 from thunder_fn.capture.garbage import no_collections
 
 
+@pytest.fixture
+def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs the tests in several processes has a thread of its own in each."""
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+
+
+@pytest.mark.usefixtures("_one_thread")
 def test_it_waits_inside_and_is_as_it_was_afterwards() -> None:
     assert gc.isenabled()
     with no_collections():
@@ -51,6 +58,7 @@ def test_other_threads_never_see_that_it_waits() -> None:
         thread.join()
 
 
+@pytest.mark.usefixtures("_one_thread")
 def test_jit_makes_programs_without_collections() -> None:
     seen = list[bool]()
     f = tfn.jit(lambda x: seen.append(gc.isenabled()) or x.sin())

@@ -112,6 +112,11 @@ class _Here(threading.local):
 _here = _Here()
 
 
+def replaced_here() -> int:
+    """Return the number of places that are replaced in this thread: none outside of captures."""
+    return len(_here.places)
+
+
 class _PerThread:
     """A method that is replaced in some threads, and the original in all others."""
 

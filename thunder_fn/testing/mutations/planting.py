@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib
 import inspect
@@ -84,18 +85,22 @@ def _tables_of(original: Any) -> list[tuple[dict[Any, Any], list[Any]]]:
 
 def _edited(mutation: Mutation, module: Any, original: Any, name: str) -> Any:
     """The function with the bug, in a namespace that sees the module's own."""
-    source = re.sub(
+    written = re.sub(
         r"^@[\w.]+\.rule\(.*\)\n",
         "",
         textwrap.dedent(inspect.getsource(original)),
         flags=re.MULTILINE,
     )
-    if mutation.before not in source:
+    source = ast.unparse(ast.parse(written))  # an edit does not depend on how lines are broken
+    before, after = (text.replace('"', "'") for text in (mutation.before, mutation.after))
+    if before not in source:
+        source, before, after = written, mutation.before, mutation.after
+    if before not in source:
         raise OutdatedMutation(
             f"{mutation.bug}: {mutation.function} has no {mutation.before!r} any more; adapt the"
             " edit"
         )
-    code = compile(source.replace(mutation.before, mutation.after), module.__file__, "exec")
+    code = compile(source.replace(before, after), module.__file__, "exec")
     kept = vars(module).get(name)
     exec(code, vars(module))
     new = vars(module).pop(name)

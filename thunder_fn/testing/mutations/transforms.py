@@ -64,9 +64,9 @@ TRANSFORMS = (
     ),
     Mutation(
         "vmap forgets stop_gradient",
-        f"{DERIVE_VMAP}:vmap_rule",
-        "if equation.op in (ops.STOP_GRADIENT, ops.NO_GRAD) or _is_unary(equation):",
-        "if _is_unary(equation) and equation.op != ops.STOP_GRADIENT:",
+        f"{DERIVE_VMAP}:_by_whole_batch",
+        "question.equation.op not in (ops.STOP_GRADIENT, ops.NO_GRAD) and not _is_unary(",
+        "question.equation.op in (ops.STOP_GRADIENT, ops.NO_GRAD) or not _is_unary(",
         "vmap and vjp",
     ),
     # checkpoint
