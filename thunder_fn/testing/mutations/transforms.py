@@ -64,9 +64,9 @@ TRANSFORMS = (
     ),
     Mutation(
         "vmap forgets stop_gradient",
-        f"{DERIVE_VMAP}:_by_whole_batch",
-        "question.equation.op not in (ops.STOP_GRADIENT, ops.NO_GRAD) and not _is_unary(",
-        "question.equation.op in (ops.STOP_GRADIENT, ops.NO_GRAD) or not _is_unary(",
+        f"{DERIVE_VMAP}:_of_whole_batch",
+        "return builder.build(",
+        "return builder.build((value,) if equation.op == ops.STOP_GRADIENT else ",
         "vmap and vjp",
     ),
     # checkpoint
