@@ -401,7 +401,7 @@ def test_captures_inside_each_other_cost_what_they_hold(around: Any, monkeypatch
 
     count(2)
     first, second, third = count(10), count(20), count(40)
-    assert third - second <= 2.2 * (second - first)
+    assert third - second <= 3 * (second - first)  # four times, if it were quadratic
 
 
 def test_equal_traces_of_equal_parts_are_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -418,3 +418,15 @@ def test_equal_traces_of_equal_parts_are_compared_once(monkeypatch: pytest.Monke
     counted[0] = 0
     assert first == second and first.equations[0].body == second.equations[0].body
     assert counted[0] == 2
+
+
+def test_a_method_that_somebody_puts_back_inside_a_capture() -> None:
+    """FX reads `nn.Module.__call__`, replaces it and puts back what it has read."""
+    before = vars(torch.nn.Module)["__call__"]
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        torch.nn.Module.__call__ = torch.nn.Module.__call__  # type: ignore[method-assign]
+        return torch.nn.ReLU()(x)
+
+    tfn.trace(f, X)
+    assert vars(torch.nn.Module)["__call__"] is before

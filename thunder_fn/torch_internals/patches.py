@@ -50,8 +50,9 @@ class _Place:
         return getattr(self.owner, self.name)
 
     def is_current(self) -> bool:
-        """Test that nobody else has replaced it meanwhile."""
-        return self.held_now() is self.held
+        """Test that nobody else has replaced it meanwhile. FX puts back what it has read."""
+        now = self.held_now()
+        return now is self.held or now is self.shown
 
     def here(self) -> Any:
         """The value in this thread."""
