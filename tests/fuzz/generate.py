@@ -54,7 +54,7 @@ BY_CALL = [
     ".detach().float()",
 ]
 BY_CALL += [".unsqueeze(0)", ".expand(2, -1, -1)[0]", ".clone(memory_format=torch.contiguous_format)"]
-"""What is done to an argument in calls with an odd n only."""
+"""Statements about an argument that run in calls with an odd n only."""
 BETWEEN = ["closed[0].add_(0.5)", "closed[0].eval()", "closed[-1].mul_(2)", "closed[0].requires_grad_(False)"]
 BETWEEN += ["closed[0].train(not closed[0].training)", "closed[0].t_()", "closed[-1].requires_grad_()"]
 INTS = ["torch.tensor([2, 0, 1], dtype=torch.int32)", "torch.tensor([3, 1, 2], dtype=torch.uint8)"]

@@ -14,7 +14,7 @@ from thunder_fn.capture.garbage import no_collections
 
 @pytest.fixture
 def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What runs the tests in several processes has a thread of its own in each."""
+    """Pretend that there is one thread: pytest-xdist has one of its own in each worker."""
     monkeypatch.setattr(threading, "active_count", lambda: 1)
 
 

@@ -310,7 +310,7 @@ READ_AND_WRITTEN: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("options", ({}, {"cache": "symbolic values"}), ids=str)
 @pytest.mark.parametrize("kind", READ_AND_WRITTEN)
 def test_a_write_that_reads_its_memory_elsewhere(kind: str, options: dict[str, Any]) -> None:
-    """Where eager PyTorch reads what it has written, or raises, a trace is refused."""
+    """Refuse a trace if eager PyTorch reads what it has written, or raises."""
     write, read = READ_AND_WRITTEN[kind], lambda x: x
     mine, its, known = (torch.arange(12.0).reshape(3, 4).cos() for _ in range(3))
     jitted = tfn.jit(lambda x: write(x, read), **options)
