@@ -29,6 +29,9 @@ class OutdatedMutation(ThunderError):
 class Mutation:
     """A bug: in `function` (`module:name` or `module:Class.name`) write `after` for `before`.
     `law` catches it.
+
+    `seen_in` is the run of drawn traces, or the case of a law with cases of its own, that shows the
+    bug. It is looked at first; the others follow, so an old number costs time and nothing else.
     """
 
     bug: str
@@ -36,6 +39,7 @@ class Mutation:
     before: str
     after: str
     law: str
+    seen_in: int = 0
 
 
 @contextmanager
