@@ -27,4 +27,5 @@ from thunder_fn.testing.strategies import (
     smooth_cases as smooth_cases,
     traces as traces,
 )
-from thunder_fn.testing.user import check_transform as check_transform
+from thunder_fn.testing.user import check_transform as check_transform, reproduce as reproduce
+from thunder_fn.testing.watching import Coverage as Coverage

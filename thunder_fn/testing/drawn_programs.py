@@ -167,6 +167,15 @@ def register(family: str, name: str, rule: Rule, bodies: int = 0) -> None:
         BODIES[name] = bodies
 
 
+def rule_of(name: str) -> Rule:
+    """The rule of a step: one of the tables, or that of the overload of PyTorch of this name."""
+    if name in STEPS:
+        return STEPS[name]
+    from thunder_fn.testing.schemas import rule_of_overload
+
+    return rule_of_overload(name)
+
+
 # ---- drafting: programs become traces ----
 
 
@@ -214,7 +223,7 @@ class Draft:
         self.picks = iter(step.picks)
         mark = len(self.builder.equations), len(self.env)
         try:
-            STEPS[step.op](self, step)
+            rule_of(step.op)(self, step)
         except Skip:
             del self.builder.equations[mark[0] :], self.env[mark[1] :]
 

@@ -530,7 +530,7 @@ def interpreter_leaves_closures_alone(interpreter: Interpreter) -> Law:
     then.
     """
 
-    def law(trace: Trace, inputs: Inputs) -> None:
+    def law(trace: Trace, inputs: Inputs) -> bool:
         constants = [c for inner in subtraces(trace) for c in inner.constants if not c.owned]
         tensors = {
             id(c.tensor): c.tensor for c in constants if c.tensor.is_floating_point()
@@ -551,6 +551,7 @@ def interpreter_leaves_closures_alone(interpreter: Interpreter) -> Law:
             finally:
                 for tensor, old in zip(tensors, before, strict=True):
                     tensor.copy_(old)
+        return bool(tensors)
 
     return law
 
