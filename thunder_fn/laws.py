@@ -27,7 +27,18 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--list", action="store_true", help="print the laws and the bugs, and plant none"
     )
+    parser.add_argument(
+        "--mutants",
+        action="store_true",
+        help="mutants made by a program, of the transforms that are named as module:function, or of"
+        " ours and ten users'; prints the survivors",
+    )
+    parser.add_argument("--count", type=int, default=200, help="how many mutants (default 200)")
     options = parser.parse_args(argv)
+    if options.mutants:
+        from thunder_fn.testing.mutations.mutants import print_survivors
+
+        return 1 if print_survivors(options.bugs, options.count) else 0
     from thunder_fn.testing.mutations import (
         MUTATIONS,
         print_table,
