@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -21,6 +21,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.failures import source_of
 from thunder_fn.capture.generators import state_error
+from thunder_fn.capture.kept import KeptState
 from thunder_fn.capture.outside.frames import observed_by
 from thunder_fn.capture.outside.reads import ABSENT, PLAIN, Reads, is_a, parts_of, seen, tracked
 from thunder_fn.capture.outside.values import (
@@ -41,7 +42,9 @@ from thunder_fn.jitted.modules import state as module_state
 class Outside:
     """The edges and modules that a program depends on."""
 
-    def __init__(self, edges: tuple[Edge, ...], modules: tuple[ModuleCheck, ...]) -> None:
+    def __init__(
+        self, edges: tuple[Edge, ...], modules: tuple[ModuleCheck | KeptState, ...]
+    ) -> None:
         self.edges, self.modules = edges, modules
         names = Namespace()
         text = " and ".join(f"({condition})" for condition in self.conditions(names)) or "True"
@@ -212,6 +215,16 @@ class ModuleCheck:
             return f"a parameter or buffer of {self.path} is another tensor"
         attribute = module_state.changed_attribute(self.module, self.reads, 0)
         return "" if attribute is None else f"{self.path}.{escaped(attribute)} has changed"
+
+
+def outside_of(read: Sequence[Outside], kept: tuple[KeptState, ...]) -> Outside | None:
+    """The guard of reads that were found, and of kept objects; None if there is nothing to
+    guard.
+    """
+    if not kept:
+        return read[0] if read else None
+    edges, modules = (read[0].edges, read[0].modules) if read else ((), ())
+    return Outside(edges, (*modules, *kept))
 
 
 # ---- watching a trace ----

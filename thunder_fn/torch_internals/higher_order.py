@@ -52,6 +52,7 @@ HIGHER_ORDER = {
         "AutogradFunctionApply.__call__",
     ),
     "adafactor": ("torch.optim._adafactor", "_single_tensor_adafactor"),
+    "adafactor foreach": ("torch.optim._adafactor", "_multi_tensor_adafactor"),
     "optimizer scalar dtype": ("torch.optim.optimizer", "_get_scalar_dtype"),
     "backward engine": ("torch.autograd.graph", "_engine_run_backward"),
     "saved tensors hooks": ("torch.autograd.graph", "saved_tensors_hooks.__enter__"),

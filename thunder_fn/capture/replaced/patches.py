@@ -10,7 +10,10 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.history import Inputs
@@ -145,6 +148,9 @@ def _refuse_outside_state(optimizer: torch.optim.Optimizer, args: Any, kwargs: A
     params = [param for group in optimizer.param_groups for param in group["params"]]
     if all(isinstance(param, internals.Tracer) for param in params):
         return
+    if recorder.kept is not None:
+        recorder.kept.begin(optimizer)
+        return
     name = type(optimizer).__name__
     raise UnsupportedCall(
         located(
@@ -159,4 +165,12 @@ def _refuse_outside_state(optimizer: torch.optim.Optimizer, args: Any, kwargs: A
     )
 
 
+def _end_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """End the step of an optimizer from outside."""
+    recorder = current()
+    if recorder is not None and recorder.kept is not None:
+        recorder.kept.end(optimizer)
+
+
 register_optimizer_step_pre_hook(_refuse_outside_state)
+register_optimizer_step_post_hook(_end_step)

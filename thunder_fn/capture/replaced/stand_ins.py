@@ -283,7 +283,10 @@ def _run_backward(outputs: Any, *args: Any, **options: Any) -> Any:
     asked = [recorder.outside_of(x) for x in inputs if isinstance(x, Tensor)]
     crossing = [internals.node_of(x) in behind or any(x is one for one in leaves) for x in asked]
     if not any(crossing) and (asked or not leaves):
-        return _engine(outputs, *args, **options)
+        found = _engine(outputs, *args, **options)
+        if options.get("accumulate_grad") and not args[1] and not asked:
+            recorder.gradients.free(outputs)
+        return found
     fits = asked and len(asked) == len(inputs) and all(recorder.lift(x) is not x for _, x in ends)
     if (
         recorder.outer is not None
