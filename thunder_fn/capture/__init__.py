@@ -263,6 +263,7 @@ def capture(  # noqa: PLR0913 - options, by keyword
     inside: str = "",
     differentiated: Collection[int] | None = None,
     has_effects: bool = False,
+    wanted: frozenset[Any] = frozenset(),
 ) -> Captured:
     """Run f once on tracers and record what it does.
 
@@ -286,6 +287,7 @@ def capture(  # noqa: PLR0913 - options, by keyword
             tensors among those leaves require grad.
         has_effects: f may step optimizers from outside and leave gradients, which the caller
             stores.
+        wanted: places of numbers in the state of optimizers that are inputs of the trace.
 
     Raises:
         CaptureError: f cannot be traced; the subclass says why. Modules and random generators are
@@ -293,18 +295,29 @@ def capture(  # noqa: PLR0913 - options, by keyword
         TracedFunctionError: f raised. The error is an instance of the original type too.
     """
     options = track_no_grad, symbolic, on_raise, shares, grad_off, inside, differentiated
-    wanted = frozenset[Any]() if has_effects else None
+    kept = _Wanted(wanted) if has_effects else None
     has_symbols = symbolic is not None
     while True:
         try:
             with no_collections(), untouched_by_refusals(), _grad_mode(differentiated):
-                return _capture(f, args, kwargs, *options, has_symbols, returning, wanted)
+                return _capture(f, args, kwargs, *options, has_symbols, returning, kept)
         except (DataDependentShape, DataDependentValue):
             if has_symbols or current() is not None:
                 raise
         except MustFeed as again:
-            wanted = again.places
+            assert kept is not None, "others have no kept objects"
+            kept = dataclasses.replace(kept, places=again.places)
         has_symbols = True  # again: sizes that depend on data, and fed numbers, are symbols
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What captures of a function have found out for the next one about objects that keep state:
+    numbers that have to be inputs, and the objects.
+    """
+
+    places: frozenset[Any]
+    met: dict[int, tuple[Any, str]] = dataclasses.field(default_factory=dict)
 
 
 def _grad_mode(differentiated: Collection[int] | None) -> AbstractContextManager[Any]:
@@ -325,7 +338,7 @@ def _capture(  # noqa: PLR0913 - options, by keyword
     differentiated: Collection[int] | None,
     has_symbols: bool,
     returning: Callable[[Any], Callable[[Any], Any]] | None,
-    wanted: frozenset[Any] | None,
+    wanted: _Wanted | None,
 ) -> Captured:
     leaves, in_spec = pytree.flatten((args, kwargs or {}))
     first: dict[int, int] = {}
@@ -344,7 +357,8 @@ def _capture(  # noqa: PLR0913 - options, by keyword
         inside=inside,
         is_same_function=shares,
     )
-    recorder.kept = None if wanted is None else Kept(recorder, wanted)
+    if wanted is not None:
+        recorder.kept = Kept(recorder, wanted.places, met=wanted.met)
     layouts, numbers = (symbolic.layouts, symbolic.numbers) if symbolic is not None else ({}, {})
     extra = symbolic.inputs if symbolic is not None else ()
     name = getattr(f, "__name__", type(f).__name__)
@@ -414,6 +428,8 @@ def _capture(  # noqa: PLR0913 - options, by keyword
             }
             recorder.modules.is_exclusive = True
             try:
+                if recorder.kept is not None:
+                    recorder.kept.take_all()
                 for module, path in modules_of(f, leaves):
                     recorder.modules.watch(module, path)
                 arguments = pytree.unflatten(
@@ -492,7 +508,7 @@ def _end(
     if recorder.kept is not None:
         kept = recorder.kept.state()
         fed = (
-            *((feed, None) for feed in recorder.kept.feeds.values()),
+            *((feed, None) for feed in recorder.kept.feeds),
             *recorder.gradients.feeds(),
         )
     freed = tuple(place for place, leaf in enumerate(results) if recorder.gradients.is_freed(leaf))

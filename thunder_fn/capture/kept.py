@@ -47,8 +47,16 @@ _FIXED = (
     types.MethodType,
     type,
 )
-_SCHEDULED = ("lr",)
-"""Options of a parameter group that are numbers of the trace from the first call on."""
+_SCHEDULED = ("lr", "last_epoch", "_step_count", "_last_lr")
+"""Entries that are numbers of the trace from the first call on: options of a parameter group, and
+counts of a scheduler.
+"""
+KINDS: tuple[type, ...] = (
+    torch.optim.Optimizer,
+    torch.optim.lr_scheduler.LRScheduler,
+    torch.amp.GradScaler,
+)
+"""Classes whose objects are kept."""
 _FIRST = 1000
 """The number of the first symbol of a feed. Those of arguments come before."""
 
@@ -68,17 +76,20 @@ class Feed:
     """A place outside whose value is an input of the trace, read in each call.
 
     `holder` is a dict or list with an entry, or a tensor with its `.grad`: an input of the
-        trace by index, or one that is closed over. `symbol` is that of a number.
+        trace by index, or one that is closed over. `symbol` is that of a number, which may be an
+        item of a tuple, by index.
     """
 
     holder: Any
     key: Any
     symbol: Symbol | None = None
+    index: int | None = None
 
     def read(self, tensors: Sequence[torch.Tensor] = ()) -> Any:
         """The value now, for a call with these tensors."""
         if self.symbol is not None:
-            return self.holder[self.key]
+            value = self.holder[self.key]
+            return value if self.index is None else value[self.index]
         return (tensors[self.holder] if isinstance(self.holder, int) else self.holder).grad
 
 
@@ -147,14 +158,18 @@ class Kept:
 
     Args:
         wanted: places whose numbers have to be fed, from a capture before this one.
+        met: the objects that the function can reach, from captures before this one.
     """
 
     recorder: Recorder
     wanted: frozenset[Place] = frozenset()
     objects: dict[int, tuple[Any, str]] = field(default_factory=dict)
     contents: dict[int, tuple[Any, Any]] = field(default_factory=dict)
-    feeds: dict[Place, Feed] = field(default_factory=dict)
+    feeds: list[Feed] = field(default_factory=list)
     steps: list[tuple[Any, Any]] = field(default_factory=list)
+    given: dict[Place, Any] = field(default_factory=dict)
+    met: dict[int, tuple[Any, str]] = field(default_factory=dict)
+    lists: dict[Place, Any] = field(default_factory=dict)
 
     @property
     def is_stepping(self) -> bool:
@@ -186,31 +201,59 @@ class Kept:
         if not self.recorder.symbolic:
             raise MustFeed(self.wanted)
         self.objects[id(value)] = value, path
+        known = len(self.contents)
         self._note(vars(value))
-        for group in getattr(value, "param_groups", ()):
-            for key in _SCHEDULED:
-                if type(group.get(key)) is float and is_number(group[key]):
-                    self._feed(group, key)
-        for container, before in tuple(self.contents.values()):
+        for container, before in tuple(self.contents.values())[known:]:
             for key, item in _entries(before):
-                if (id(container), key) in self.wanted and is_number(item):
-                    self._feed(container, key)
+                is_lr = key in _SCHEDULED and container is not vars(value).get("defaults")
+                if is_lr or (id(container), key) in self.wanted:
+                    self._feed(container, key, item)
+
+    def meet(self, value: Any, path: str) -> None:
+        """Watch an object that the function can reach, if numbers may be symbols. Its first step
+        asks for that.
+        """
+        if isinstance(value, KINDS):
+            self.met[id(value)] = value, path
+            if self.recorder.symbolic:
+                self.take(value, path)
+
+    def take_all(self) -> None:
+        """Watch what a capture before this one has met."""
+        if self.recorder.symbolic:
+            for value, path in tuple(self.met.values()):
+                self.take(value, path)
 
     def _note(self, container: Any) -> None:
         """Remember the content of a container, and of those in it."""
         if id(container) in self.contents:
             return
         self.contents[id(container)] = container, container.copy()
-        for item in container.values() if isinstance(container, dict) else container:
-            if type(item) in _CONTAINERS:
+        for key, item in tuple(_entries(container)):
+            if type(item) is list and _is_numeric(item):  # a value, which is replaced by others
+                self.lists[id(container), key] = item
+                self.contents[id(container)][1][key] = list(item)
+                container[key] = list(item)
+            elif type(item) in _CONTAINERS:
                 self._note(item)
 
-    def _feed(self, container: Any, key: Any) -> None:
-        if (id(container), key) in self.feeds:
+    def _feed(self, container: Any, key: Any, value: Any) -> None:
+        """Make a number, or the numbers of a tuple, inputs of the trace."""
+        place = id(container), key
+        if type(value) in (tuple, list) and all(map(is_number, value)):
+            parts = enumerate(value)
+            kind: Any = type(value)
+            container[key] = kind(self._symbol(container, key, i, part) for i, part in parts)
+            self.given[place] = kind(container[key])
             return
-        symbol = number_symbol(_FIRST + len(self.feeds), container[key])
-        self.feeds[id(container), key] = Feed(container, key, symbol)
-        container[key] = self.recorder.number(Expr(symbol))
+        if is_number(value):
+            container[key] = self._symbol(container, key, None, value)
+            self.given[place] = container[key]
+
+    def _symbol(self, container: Any, key: Any, index: int | None, value: Any) -> Any:
+        symbol = number_symbol(_FIRST + len(self.feeds), value)
+        self.feeds.append(Feed(container, key, symbol, index))
+        return self.recorder.number(Expr(symbol))
 
     def changes(self) -> Iterator[tuple[Any, Any, Any]]:
         """The entries that hold other values than before: holder, key, and the new value."""
@@ -228,10 +271,8 @@ class Kept:
                         yield container, key, new
 
     def _differs(self, container: Any, key: Any, before: Any, now: Any) -> bool:
-        fed = self.feeds.get((id(container), key))
-        if fed is not None:
-            return fed.symbol is None or as_dim(now) != Expr(fed.symbol)
-        return not is_like(before, now)
+        fed = self.given.get((id(container), key), before)
+        return not is_like(fed, now)
 
     def effects(self, static: Callable[[Any], bool]) -> list[tuple[Effect, list[Any]]]:
         """The changes, each with the tensors and symbolic numbers in it.
@@ -255,9 +296,9 @@ class Kept:
 
     def _is_moving(self, holder: Any, key: Any, now: Any) -> bool:
         before = self.contents[id(holder)][1]
-        if (id(holder), key) in self.feeds or (isinstance(holder, dict) and key not in before):
+        if (id(holder), key) in self.given or (isinstance(holder, dict) and key not in before):
             return False
-        return is_number(before[key]) and type(now) in (int, float) and is_number(now)
+        return _is_numeric(before[key]) and _is_numeric(now)
 
     def _effect(
         self, holder: Any, key: Any, value: Any, static: Callable[[Any], bool]
@@ -274,12 +315,12 @@ class Kept:
             if not flag and not isinstance(leaf, (torch.Tensor, *_FIXED)) and not self.is_old(leaf):
                 raise self._refused(holder, key, leaf)
         outputs = [leaf for leaf, flag in zip(leaves, flags, strict=True) if flag]
-        fixed = tuple(None if flag else leaf for leaf, flag in zip(leaves, flags, strict=True))
+        fixed = tuple(None if flag else leaf for leaf, flag in zip(dims, flags, strict=True))
         return Effect(holder, key, spec, fixed, flags), outputs
 
     def is_old(self, value: Any) -> bool:
-        """Test whether some kept object held the value before."""
-        return any(
+        """Test whether the value is a kept object, or some kept object held it before."""
+        return id(value) in self.objects or any(
             value is item for _, before in self.contents.values() for _, item in _entries(before)
         )
 
@@ -297,9 +338,9 @@ class Kept:
         """The guards of the objects: all that they held before, but for the feeds."""
         if not self.objects:
             return ()
-        fed = frozenset(self.feeds)
         name = ", ".join(path for _, path in self.objects.values())
-        return (KeptState(name, tuple(self.contents.values()), fed, tuple(self.feeds.values())),)
+        contents, fed = tuple(self.contents.values()), frozenset(self.given)
+        return (KeptState(name, contents, fed, tuple(self.feeds), wanted=self.wanted),)
 
     def restore(self) -> None:
         """Give the objects back what they held before."""
@@ -309,8 +350,9 @@ class Kept:
                 for key in [key for key in container if key not in before]:
                     del container[key]
                 for key, item in before.items():
-                    if container.get(key, ABSENT) is not item:
-                        container[key] = item
+                    old = self.lists.get((id(container), key), item)
+                    if container.get(key, ABSENT) is not old:
+                        container[key] = old
             elif len(container) != len(before) or any(
                 a is not b for a, b in zip(container, before, strict=True)
             ):
@@ -323,15 +365,28 @@ def _entries(container: Any) -> Iterator[tuple[Any, Any]]:
     return iter(container.items() if isinstance(container, dict) else enumerate(container))
 
 
+def _is_numeric(value: Any) -> bool:
+    """Test for a number, or a tuple or list of numbers."""
+    parts = value if type(value) in (tuple, list) else (value,)
+    return bool(parts) and all(type(part) in (int, float) for part in parts)
+
+
 def is_like(before: Any, now: Any) -> bool:
     """Test whether a value is the old one: an object by identity, plain data by value and type."""
     if before is now:
         return True
     if type(before) is not type(now):
         return False
-    if type(before) is tuple:
+    if type(before) is tuple or (type(before) is list and before and not _is_holding(before)):
         return len(before) == len(now) and all(map(is_like, before, now))
+    if isinstance(before, (torch.SymInt, torch.SymFloat)):
+        return as_dim(before) == as_dim(now)
     return type(before) in _PLAIN and Literal(before) == Literal(now)
+
+
+def _is_holding(values: list[Any]) -> bool:
+    """Test for a list whose entries are no numbers: it counts by identity."""
+    return not all(isinstance(one, (int, float, torch.SymInt, torch.SymFloat)) for one in values)
 
 
 # ---- the guard ----
@@ -348,6 +403,8 @@ class KeptState:
     fed: frozenset[Place]
     feeds: tuple[Feed, ...]
     decide: Callable[..., bool] | None = None
+    wanted: frozenset[Place] = frozenset()
+    refused: frozenset[Place] = frozenset()
     quick: Callable[[], bool] | None = None
     slow: tuple[tuple[Any, Any], ...] = ()
 
@@ -387,7 +444,29 @@ class KeptState:
         )
 
     def _is_fed(self, container: Any, key: Any, before: Any, now: Any) -> bool:
-        return (id(container), key) in self.fed and type(now) is type(before) and is_number(now)
+        if (id(container), key) not in self.fed or type(now) is not type(before):
+            return False
+        if type(now) not in (tuple, list):
+            return is_number(now)
+        pairs = zip(now, before, strict=False)
+        return len(now) == len(before) and all(
+            type(a) is type(b) and is_number(a) for a, b in pairs
+        )
+
+    def moved(self) -> frozenset[Place]:
+        """The places of numbers that should be fed: those that were, and those that have changed
+        since.
+        """
+        changed = {
+            (id(container), key)
+            for container, before in self.contents
+            if isinstance(container, dict)
+            for key, item in before.items()
+            if _is_numeric(item)
+            and type(container.get(key)) is type(item)
+            and not is_like(item, container[key])
+        }
+        return (self.wanted | changed) - self.refused
 
     def change(self) -> str:
         """Describe the change; empty if nothing has changed."""
@@ -399,6 +478,7 @@ class KeptState:
             key
             for key in {**before, **now}
             if not is_like(before.get(key, ABSENT), now.get(key, ABSENT))
+            and not self._is_fed(pair[0], key, before.get(key), now.get(key))
         ]
         names = [repr(key) for key in keys if isinstance(key, str)]
         return f"the state of {self.path} has changed" + (f": {', '.join(names)}" if names else "")

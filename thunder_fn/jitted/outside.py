@@ -224,7 +224,8 @@ def outside_of(read: Sequence[Outside], kept: tuple[KeptState, ...]) -> Outside 
     if not kept:
         return read[0] if read else None
     edges, modules = (read[0].edges, read[0].modules) if read else ((), ())
-    return Outside(edges, (*modules, *kept))
+    held = {id(container) for state in kept for container, _ in state.contents}
+    return Outside(tuple(one for one in edges if id(one.holder) not in held), (*modules, *kept))
 
 
 # ---- watching a trace ----
@@ -256,7 +257,11 @@ def watching(f: Callable[..., Any]) -> Generator[list[Outside]]:
     }
     roots = [module for key, module in watch.modules.items() if key not in inner]
     reads = {key: value for key, value in attributes.reads.items() if id(key[0]) not in parts}
-    edges = tuple(edge for edge in watch.edges.values() if not _is_settled(edge))
+    edges = tuple(
+        edge
+        for edge in watch.edges.values()
+        if not _is_settled(edge)
+    )
     modules = tuple(ModuleCheck(module, watch.outside[id(module)][1], reads) for module in roots)
     for one in watch.constants.values():
         what = f"jit: {one} is taken as a constant: no guard can look into it"

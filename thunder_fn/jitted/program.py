@@ -22,7 +22,7 @@ from thunder_fn.capture import TENSOR, Captured, GradRead, capture, current
 from thunder_fn.capture.apply import restride, write, write_back
 from thunder_fn.capture.failures import check_aliases, source_of
 from thunder_fn.capture.garbage import no_collections
-from thunder_fn.capture.kept import ABSENT, GRAD, decided_by, put
+from thunder_fn.capture.kept import ABSENT, GRAD, KeptState, decided_by, put
 from thunder_fn.capture.numbers.arguments import Symbolic, value_at
 from thunder_fn.capture.outside.properties import Read
 from thunder_fn.capture.recorded import Decision
@@ -30,7 +30,14 @@ from thunder_fn.capture.replaced import host_random
 from thunder_fn.capture.replaced.lookasides import lookasides
 from thunder_fn.capture.rewriting import rewritten_by, to_be_fused
 from thunder_fn.capture.watching import made
-from thunder_fn.errors import HostRandomWarning, JitError, kind_of, located
+from thunder_fn.errors import (
+    CaptureError,
+    HostRandomWarning,
+    JitError,
+    TracedFunctionError,
+    kind_of,
+    located,
+)
 from thunder_fn.executors import Executor, Program, any_fuses, lower
 from thunder_fn.executors.reuse import find_aliases, is_dense
 from thunder_fn.interpreters.evaluate import evaluate
@@ -110,9 +117,14 @@ class Entry:
 
 @no_collections()
 def build(
-    f: Callable[..., Any], options: Options, call: Call, symbolic: Symbolic | None = None
+    f: Callable[..., Any],
+    options: Options,
+    call: Call,
+    symbolic: Symbolic | None = None,
+    known: Sequence[Entry] = (),
 ) -> Entry:
     """Trace f for a call, or for all calls with other numbers in its symbols, and lower the trace.
+    `known` are programs for such calls, which do not serve this one.
 
     Raises:
         CaptureError: f cannot be traced.
@@ -132,16 +144,22 @@ def build(
         )
         write_back(captured, tensors, evaluate(captured.trace, values))  # of no results
 
+    states = (one for entry in known if entry.outside is not None for one in entry.outside.modules)
+    wanted = frozenset[Any]().union(*(one.moved() for one in states if isinstance(one, KeptState)))
     before = host_random.state()
     with watching(f) as read:
         is_final = symbolic is None  # else f is traced again, without symbols
-        captured, traces = capture_call(
-            f,
-            options,
-            call,
-            symbolic,
-            as_far_as_it_got if is_final else None,
-            has_effects=current() is None,
+        captured, traces = _with_numbers(
+            wanted,
+            lambda wanted: capture_call(
+                f,
+                options,
+                call,
+                symbolic,
+                as_far_as_it_got if is_final and not wanted else None,
+                has_effects=current() is None,
+                wanted=wanted,
+            ),
         )
     if (generator := host_random.drawn_since(before)) is not None:
         _warn_of_constants(f, captured.trace.name, generator)
@@ -187,6 +205,21 @@ def build(
         fills=captured.out_spec.type is Filling,
         outside=outside_of(read, captured.kept),
     )
+
+
+def _with_numbers(
+    wanted: frozenset[Any], trace: Callable[[frozenset[Any]], tuple[Captured, list[Trace]]]
+) -> tuple[Captured, list[Trace]]:
+    """What `trace` makes with the numbers of these places as inputs; if it cannot, with constants."""
+    try:
+        return trace(wanted)
+    except (CaptureError, TracedFunctionError):
+        if not wanted:
+            raise
+    captured, traces = trace(frozenset())
+    for state in captured.kept:
+        state.refused |= wanted
+    return captured, traces
 
 
 def grads_guard(grads: Sequence[GradRead]) -> Callable[..., bool]:
@@ -273,9 +306,10 @@ def capture_call(
     on_raise: Callable[[Captured], None] | None = None,
     *,
     has_effects: bool = False,
+    wanted: frozenset[Any] = frozenset(),
 ) -> tuple[Captured, list[Trace]]:
-    """Capture a call: its trace, and the trace after each of the transforms. `on_raise` and
-    `has_effects` as for `capture`.
+    """Capture a call: its trace, and the trace after each of the transforms. `on_raise` the
+    last two as for `capture`.
     """
     with lookasides(options.lookasides), calls_within(options.numerics), ExitStack() as stack:
         if (rewrite := options.rewrite()) is not None:
@@ -287,6 +321,7 @@ def capture_call(
             "on_raise": on_raise,
             "shares": True,
             "has_effects": has_effects,
+            "wanted": wanted,
         }
         if not getattr(f, "fills_arguments", False):
             options_of_capture["returning"] = filling
@@ -520,10 +555,9 @@ class _Execution:
             elif isinstance(feed.holder, int):
                 yield name, f"{self.leaves[feed.holder]}.grad"
             else:
-                yield (
-                    name,
-                    f"{self.names.bind(feed.holder, 'holder')}[{self.names.literal(feed.key)}]",
-                )
+                part = "" if feed.index is None else f"[{feed.index}]"
+                holder, key = self.names.bind(feed.holder, "holder"), self.names.literal(feed.key)
+                yield name, f"{holder}[{key}]{part}"
 
     def effects(self, values: Sequence[str], results: Sequence[str]) -> Iterator[str]:
         """Lines that store what belongs to places outside."""

@@ -51,6 +51,7 @@ HIGHER_ORDER = {
         "torch._functorch.autograd_function",
         "AutogradFunctionApply.__call__",
     ),
+    "zero_grad": ("torch.optim.optimizer", "Optimizer.zero_grad"),
     "adafactor": ("torch.optim._adafactor", "_single_tensor_adafactor"),
     "adafactor foreach": ("torch.optim._adafactor", "_multi_tensor_adafactor"),
     "optimizer scalar dtype": ("torch.optim.optimizer", "_get_scalar_dtype"),

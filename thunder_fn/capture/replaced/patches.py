@@ -20,6 +20,7 @@ from thunder_fn.capture.history import Inputs
 from thunder_fn.capture.outside import frames
 from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.replaced import keys as _keys  # noqa: F401  # pyright: ignore[reportUnusedImport]
+from thunder_fn.capture.replaced.lookasides import divert, original_of
 from thunder_fn.capture.replaced.refusals import script_error
 from thunder_fn.capture.replaced.seeds import FUNCTIONS as SEEDS, generator_class
 from thunder_fn.capture.scopes import in_scope, lift_call, user_source
@@ -172,5 +173,18 @@ def _end_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         recorder.kept.end(optimizer)
 
 
+def _zero_grad(optimizer: torch.optim.Optimizer, set_to_none: bool = True) -> None:
+    """`Optimizer.zero_grad` in a capture, which knows what the optimizer holds."""
+    recorder = current()
+    original = original_of(internals.higher_order_function("zero_grad"))
+    if recorder is None or recorder.kept is None:
+        original(optimizer, set_to_none)
+        return
+    recorder.kept.begin(optimizer)
+    original(optimizer, set_to_none)
+    recorder.kept.end(optimizer)
+
+
+divert("zero_grad", _zero_grad)
 register_optimizer_step_pre_hook(_refuse_outside_state)
 register_optimizer_step_post_hook(_end_step)
