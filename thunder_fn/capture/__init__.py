@@ -177,8 +177,8 @@ class Captured:
     around the function, on inside of it, and some result requires grad.
 
     With effects, the inputs end with one for each of `feeds`, and the outputs with those of the
-    `effects`. `kept` guards the objects that they belong to. `freed` are results, by position, whose
-    graph `backward()` has freed.
+    `effects`. `kept` guards the objects that they belong to. `freed` are results, by position,
+    whose graph `backward()` has freed.
     """
 
     trace: Trace
@@ -357,8 +357,7 @@ def _capture(  # noqa: PLR0913 - options, by keyword
         inside=inside,
         is_same_function=shares,
     )
-    if wanted is not None:
-        recorder.kept = Kept(recorder, wanted.places, met=wanted.met)
+    recorder.kept = None if wanted is None else Kept(recorder, wanted.places, met=wanted.met)
     layouts, numbers = (symbolic.layouts, symbolic.numbers) if symbolic is not None else ({}, {})
     extra = symbolic.inputs if symbolic is not None else ()
     name = getattr(f, "__name__", type(f).__name__)
@@ -428,8 +427,7 @@ def _capture(  # noqa: PLR0913 - options, by keyword
             }
             recorder.modules.is_exclusive = True
             try:
-                if recorder.kept is not None:
-                    recorder.kept.take_all()
+                recorder.take_kept()
                 for module, path in modules_of(f, leaves):
                     recorder.modules.watch(module, path)
                 arguments = pytree.unflatten(
@@ -445,9 +443,7 @@ def _capture(  # noqa: PLR0913 - options, by keyword
                     unfinished = _end(recorder, f, name, tensors, list(tracers.values()), ())
                 raise
             finally:
-                recorder.modules.restore()
-                if recorder.kept is not None:
-                    recorder.kept.restore()
+                recorder.restore()
     except TracedFunctionError:
         if on_raise is not None and unfinished is not None:
             on_raise(captured(unfinished))
@@ -469,7 +465,7 @@ class _End:
     out_spec: pytree.PyTreeSpec
     out_leaves: tuple[Any, ...]
     outputs: tuple[Atom, ...]
-    changes: tuple[tuple[Write, Var], ...]
+    changes: tuple[tuple[Write, Atom], ...]
     own_leaves: tuple[tuple[int, bool], ...]
     grads: tuple[GradRead, ...]
     retained: tuple[int, ...]
@@ -515,10 +511,10 @@ def _end(
     outputs = tuple(
         recorder.stopped(atom) if place in freed else atom for place, atom in enumerate(outputs)
     )
-    grads = (
+    grads = [  # before the closed-over tensors are looked up below
         GradRead(positions.get(id(tensor), tensor), grad, recorder.gradients.is_fed(grad))
         for tensor, grad in recorder.gradients.read.values()
-    )
+    ]
     inner = [
         isinstance(leaf, torch.Tensor) and leaf.requires_grad and not leaf.is_leaf
         for leaf in results
@@ -559,9 +555,16 @@ def _effects(
     for tensor, grad in recorder.gradients.assigned():
         holder, (leaves, spec) = positions.get(id(tensor), tensor), pytree.flatten(grad)
         effect = Effect(holder, GRAD, spec, tuple(None for _ in leaves), (True,) * len(leaves))
-        yield effect, tuple(_output(recorder, leaf, name) for leaf in leaves)
+        yield effect, tuple(_stored(recorder, leaf, name) for leaf in leaves)
     for effect, leaves in recorder.kept.effects(recorder.is_from_outside):
-        yield effect, tuple(_output(recorder, leaf, name) for leaf in leaves)
+        yield effect, tuple(_stored(recorder, leaf, name) for leaf in leaves)
+
+
+def _stored(recorder: Recorder, leaf: Any, name: str) -> Atom:
+    """The output for a value that is stored outside: a constant, if autograd does not follow it."""
+    atom = _output(recorder, leaf, name)
+    is_followed = isinstance(leaf, torch.Tensor) and leaf.requires_grad
+    return atom if is_followed else recorder.stopped(atom)
 
 
 def _fed(
@@ -747,12 +750,12 @@ def _changes(
     f: Callable[..., Any],
     tensors: list[torch.Tensor],
     tracers: list[torch.Tensor],
-) -> list[tuple[Write, Var]]:
+) -> list[tuple[Write, Atom]]:
     """The changes of the function with the new values: tensors in place, buffers of modules,
     gradients of leaves.
     """
     positions = {id(tensor): position for position, tensor in reversed(list(enumerate(tensors)))}
-    found: list[tuple[Write, Var]] = []
+    found: list[tuple[Write, Atom]] = []
     for position, tracer in enumerate(tracers):
         found += _written(recorder, f, Write(position), recorder.inputs[position], tracer)
     for tensor, tracer, before in recorder.lifted():
@@ -819,7 +822,7 @@ def _check_attributes(
 
 def _written(
     recorder: Recorder, f: Callable[..., Any], write: Write, before: Var, tracer: torch.Tensor
-) -> list[tuple[Write, Var]]:
+) -> list[tuple[Write, Atom]]:
     after = recorder.var_of(tracer)
     if after is None or after == before:
         return []
@@ -859,7 +862,7 @@ def _strides(tracer: torch.Tensor) -> tuple[int, ...]:
 
 def _accumulated(
     recorder: Recorder, f: Callable[..., Any], tracer: torch.Tensor, before: torch.Tensor | None
-) -> list[tuple[Write, Var]]:
+) -> list[tuple[Write, Atom]]:
     """The gradient that `backward()` left in a leaf from outside. One that was changed in place
     is none any more.
     """

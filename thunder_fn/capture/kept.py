@@ -26,8 +26,8 @@ from thunder_fn.capture import pytree
 from thunder_fn.capture.numbers.arguments import is_number
 from thunder_fn.capture.outside import frames
 from thunder_fn.errors import UnsupportedCall, kind_of, located, with_article
-from thunder_fn.ir.text import program_text, run_text
 from thunder_fn.ir.symbols import Symbol, number_symbol
+from thunder_fn.ir.text import program_text, run_text
 from thunder_fn.ir.trace import Expr, Literal, as_dim
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ class Kept:
         """Watch an object that the function can reach, if numbers may be symbols. Its first step
         asks for that.
         """
-        if isinstance(value, KINDS):
+        if issubclass(type(value), KINDS):
             self.met[id(value)] = value, path
             if self.recorder.symbolic:
                 self.take(value, path)

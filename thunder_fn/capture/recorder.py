@@ -322,6 +322,17 @@ class Recorder:
             self.properties.take(tensor, tracer, is_same=True)
         return tracer
 
+    def take_kept(self) -> None:
+        """Watch the optimizers that a capture before this one has met."""
+        if self.kept is not None:
+            self.kept.take_all()
+
+    def restore(self) -> None:
+        """Give modules and optimizers back what they held before."""
+        self.modules.restore()
+        if self.kept is not None:
+            self.kept.restore()
+
     def is_from_outside(self, tensor: torch.Tensor) -> bool:
         """Test for a tensor, no tracer, that the traced function found outside."""
         return not internals.is_tracer(tensor)
@@ -330,7 +341,7 @@ class Recorder:
         """A constant of the atom's value, for autograd."""
         if not isinstance(atom, Var):
             return atom
-        (var,) = self.emit(ops.NO_GRAD, (atom,), (atom.type,), ())
+        (var,) = self.emit(ops.STOP_GRADIENT, (atom,), (atom.type,), ())
         return var
 
     def outside_of(self, tracer: torch.Tensor) -> torch.Tensor:

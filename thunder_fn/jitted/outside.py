@@ -21,7 +21,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.failures import source_of
 from thunder_fn.capture.generators import state_error
-from thunder_fn.capture.kept import KeptState
+from thunder_fn.capture.kept import KINDS, KeptState
 from thunder_fn.capture.outside.frames import observed_by
 from thunder_fn.capture.outside.reads import ABSENT, PLAIN, Reads, is_a, parts_of, seen, tracked
 from thunder_fn.capture.outside.values import (
@@ -232,9 +232,9 @@ def outside_of(read: Sequence[Outside], kept: tuple[KeptState, ...]) -> Outside 
 
 
 @contextmanager
-def watching(f: Callable[..., Any]) -> Generator[list[Outside]]:
+def watching(f: Callable[..., Any], statics: Sequence[Any] = ()) -> Generator[list[Outside]]:
     """Watch f while it is traced inside. Afterwards the list has its reads from outside, if there
-    are any.
+    are any. Modules and optimizers among its static arguments are outside, too.
 
     Raises:
         UnsupportedCall: it reads what can be neither guarded nor baked in: an iterator, a large
@@ -245,6 +245,9 @@ def watching(f: Callable[..., Any]) -> Generator[list[Outside]]:
         frozenset(map(id, own.modules())) if isinstance(own, torch.nn.Module) else frozenset[int]()
     )
     watch, found = Watch(f, parts), list[Outside]()
+    for value in statics:
+        if is_a(value, (torch.nn.Module, *KINDS)):
+            watch.reach(value, type(value).__name__)
     with tracked(0) as attributes, observed_by(watch):
         yield found
     watch.finish()
@@ -257,11 +260,7 @@ def watching(f: Callable[..., Any]) -> Generator[list[Outside]]:
     }
     roots = [module for key, module in watch.modules.items() if key not in inner]
     reads = {key: value for key, value in attributes.reads.items() if id(key[0]) not in parts}
-    edges = tuple(
-        edge
-        for edge in watch.edges.values()
-        if not _is_settled(edge)
-    )
+    edges = tuple(edge for edge in watch.edges.values() if not _is_settled(edge))
     modules = tuple(ModuleCheck(module, watch.outside[id(module)][1], reads) for module in roots)
     for one in watch.constants.values():
         what = f"jit: {one} is taken as a constant: no guard can look into it"

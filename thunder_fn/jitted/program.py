@@ -45,6 +45,7 @@ from thunder_fn.ir.constraints import constraints_of
 from thunder_fn.ir.symbols import symbols_in
 from thunder_fn.ir.trace import Source, Trace, Var, cut
 from thunder_fn.jitted.autograd.bridge import Bridge, bridge
+from thunder_fn.jitted.autograd.freed import freed
 from thunder_fn.jitted.call import Call
 from thunder_fn.jitted.callpath import Namespace, put_together, skeleton
 from thunder_fn.jitted.memory import all_exclusive, clash_check, give_away, is_chosen, own
@@ -64,7 +65,8 @@ class Entry:
     guards what it read from outside. `clash` says whether a tensor that is written to may share
     memory with another, None if nothing is written; `check_clash` raises if it does. If places of
     the call are symbols, `symbolic` says which one each place has, and the program serves all calls
-    with these answers to `decisions`. `fills`: `execute` returns a `Filling`.
+    with these answers to `decisions`. `fills`: `execute` returns a `Filling`. `feeds_grads`:
+    gradients are read in each call, so that it serves calls with others.
     """
 
     execute: Callable[..., Any]
@@ -80,6 +82,7 @@ class Entry:
     symbolic: Symbolic | None = None
     decisions: tuple[Decision, ...] = ()
     fills: bool = False
+    feeds_grads: bool = False
     outside: Outside | None = None
 
     def arguments(self, call: Call) -> list[Any]:
@@ -147,7 +150,7 @@ def build(
     states = (one for entry in known if entry.outside is not None for one in entry.outside.modules)
     wanted = frozenset[Any]().union(*(one.moved() for one in states if isinstance(one, KeptState)))
     before = host_random.state()
-    with watching(f) as read:
+    with watching(f, [value for _, value in call.statics]) as read:
         is_final = symbolic is None  # else f is traced again, without symbols
         captured, traces = _with_numbers(
             wanted,
@@ -203,6 +206,7 @@ def build(
         symbolic=symbolic,
         decisions=decisions,
         fills=captured.out_spec.type is Filling,
+        feeds_grads=any(read.is_fed for read in captured.grads),
         outside=outside_of(read, captured.kept),
     )
 
@@ -210,7 +214,7 @@ def build(
 def _with_numbers(
     wanted: frozenset[Any], trace: Callable[[frozenset[Any]], tuple[Captured, list[Trace]]]
 ) -> tuple[Captured, list[Trace]]:
-    """What `trace` makes with the numbers of these places as inputs; if it cannot, with constants."""
+    """Trace with the numbers of these places as inputs; if that cannot be, with constants."""
     try:
         return trace(wanted)
     except (CaptureError, TracedFunctionError):
@@ -232,6 +236,7 @@ def grads_guard(grads: Sequence[GradRead]) -> Callable[..., bool]:
         if read.grad is None or not read.is_fed
     ]
     places = [read.tensor for read in grads if read.grad is not None and read.is_fed]
+    leaves = [read.tensor for read in grads if read.is_fed]
     of_types = internals.tensor_guard(
         [read.grad for read in grads if read.grad is not None and read.is_fed]
     )
@@ -243,14 +248,11 @@ def grads_guard(grads: Sequence[GradRead]) -> Callable[..., bool]:
             if (grad is None) != (known is None) or (known is not None and grad is not known()):
                 return False
         fed = [(tensors[place] if isinstance(place, int) else place).grad for place in places]
-        return None not in map(_none_of, fed) and (not fed or of_types(*fed))
+        if any(map(internals.has_hooks, (tensors[p] if isinstance(p, int) else p for p in leaves))):
+            return False
+        return all(grad is not None for grad in fed) and (not fed or of_types(*fed))
 
     return match
-
-
-def _none_of(grad: torch.Tensor | None) -> bool | None:
-    """None for None, which a tensor cannot be compared with."""
-    return None if grad is None else True
 
 
 def _fed_apart(captured: Captured, decisions: tuple[Decision, ...]) -> tuple[Decision, ...]:
@@ -569,8 +571,9 @@ class _Execution:
                 else self.names.bind(effect.holder, "holder")
             )
             key = self.names.bind(effect.key, "key")
+            stored = self.names.bind(put, "put")
             if effect.spec is None:
-                yield f"    {self.names.bind(put, 'put')}({holder}, {key}, {self.names.bind(ABSENT)})"
+                yield f"    {stored}({holder}, {key}, {self.names.bind(ABSENT)})"
                 continue
             leaves = [
                 next(given) if flag else self.names.bind(leaf, "fixed")
@@ -580,7 +583,7 @@ class _Execution:
             if effect.key is GRAD:
                 yield f"    {holder}.grad = {value}"
             elif effect.key is None:
-                yield f"    {self.names.bind(put, 'put')}({holder}, None, {value})"
+                yield f"    {stored}({holder}, None, {value})"
             else:
                 yield f"    {holder}[{key}] = {value}"
 
@@ -609,9 +612,15 @@ class _Execution:
         """An output: a written tensor itself where it holds it, and never the donated tensor,
         which is given away.
         """
+        if position in self.captured.freed and torch.is_grad_enabled():
+            return f"{self.names.bind(freed, 'freed')}({values[position]})"
         atom = self.trace.outputs[position]
         first = self.captured.num_results
         written = self.trace.outputs[first : first + len(self.targets)]
+        same = next((one for one in self.captured.shared if one.result == position), None)
+        for one, target in zip(self.captured.writes, self.targets, strict=True):
+            if same is not None and same.is_same and one.target is same.source:
+                return target
         alias = next((one for one in self.captured.aliases if one.result == position), None)
         if alias is not None and self.targets[alias.write] not in self.given:
             target = self.targets[alias.write]

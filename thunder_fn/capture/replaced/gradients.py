@@ -13,6 +13,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.kept import GRAD, Feed
 from thunder_fn.capture.supported import is_wrapped
+from thunder_fn.errors import UnsupportedCall, located
 
 if TYPE_CHECKING:
     from thunder_fn.capture.recorder import Recorder
@@ -100,6 +101,29 @@ class Gradients:
         return next(
             (tracer for tensor, tracer, _ in self.recorder.lifted() if tensor is grad), None
         )
+
+    def check_hooks(self, nodes: Iterable[Any]) -> None:
+        """Refuse a backward to tensors from outside that have hooks, which tracers do not have.
+
+        Raises:
+            UnsupportedCall: one of them has.
+        """
+        with internals.no_torch_function():
+            hooked = [tracer for tensor, tracer, _ in self.taken if internals.has_hooks(tensor)]
+        if not hooked:
+            return
+        reached = map(internals.leaf_of, internals.nodes_behind(nodes))
+        if any(leaf is tracer for leaf in reached for tracer in hooked):
+            source = self.recorder.where() if self.recorder.where is not None else None
+            what = (
+                "the gradient of a tensor from outside has hooks, which a traced backward cannot"
+                " run"
+            )
+            fix = (
+                "Remove them, and change `.grad` after `backward()` in the traced function, or call"
+                " the step without `jit`."
+            )
+            raise UnsupportedCall(located(what, source=source, fix=fix))
 
     def free(self, roots: Iterable[torch.Tensor]) -> None:
         """Note the graph behind these tensors, which a backward has freed."""

@@ -283,6 +283,7 @@ def _run_backward(outputs: Any, *args: Any, **options: Any) -> Any:
     asked = [recorder.outside_of(x) for x in inputs if isinstance(x, Tensor)]
     crossing = [internals.node_of(x) in behind or any(x is one for one in leaves) for x in asked]
     if not any(crossing) and (asked or not leaves):
+        recorder.gradients.check_hooks([internals.node_of(x) for x in outputs])
         found = _engine(outputs, *args, **options)
         if options.get("accumulate_grad") and not args[1] and not asked:
             recorder.gradients.free(outputs)
