@@ -379,6 +379,25 @@ def test_a_view_of_an_argument_shows_its_memory(given: str, is_followed: bool, o
         assert torch.allclose(a, b) if isinstance(a, Tensor) else a == b, (at, a, b)
 
 
+def written_and_viewed(x: Tensor) -> Any:
+    before = x.squeeze()
+    x.mul_(2)
+    x[0] = 1.5
+    return before, x, x[1:], x.detach(), x.data[:1].t(), x.unbind(1)[1]
+
+
+@pytest.mark.parametrize("options", ({}, {"cache": "symbolic values"}), ids=str)
+def test_views_of_a_written_argument_with_gaps_or_bits(options: dict[str, Any]) -> None:
+    whole = torch.complex(_real(), _real().cos())
+    jitted = tfn.jit(written_and_viewed, **options)
+    for view in (lambda z: z.imag, lambda z: z.mH, lambda z: z.conj().imag, lambda z: z[::2], lambda z: z.real.t()[1:]):
+        mine, its = (view(whole.clone()) for _ in range(2))
+        for at, (a, b) in enumerate(zip(jitted(mine), written_and_viewed(its), strict=True)):
+            for one in (a, b):
+                one.mul_(0.5).add_(at)
+            assert torch.equal(a, b) and torch.equal(mine, its), at
+
+
 def test_a_view_of_a_closed_over_tensor_shows_its_memory() -> None:
     outside = torch.complex(torch.ones(3), torch.ones(3))
     found = tfn.jit(lambda x: (outside.conj(), x + 1))(torch.ones(2))[0]
