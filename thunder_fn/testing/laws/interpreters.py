@@ -48,7 +48,7 @@ from thunder_fn.ir.trace import (
 from thunder_fn.ir.walking import inline_into
 from thunder_fn.structured.checkpoint import alone as checkpointed
 from thunder_fn.structured.roll import roll, unroll
-from thunder_fn.structured.shared.bodies import expand
+from thunder_fn.interpreters.vmap import expand
 from thunder_fn.testing.drawn_programs import static_shape
 from thunder_fn.testing.laws.comparing import (
     Inputs,
