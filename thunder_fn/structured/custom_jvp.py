@@ -23,7 +23,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -146,9 +146,7 @@ def expanded(equation: Equation) -> Equation:
     types = tuple(var.type for var in equation.operands)
     primal, call = equation.bodies[0], equation.literals["rule"]
     bodies = (primal, capture_rule(call, primal, types))
-    return Equation(
-        equation.op, equation.args, equation.kwargs, equation.outputs, bodies, equation.source
-    )
+    return replace(equation, bodies=bodies)
 
 
 @remembered_in_context(4096)

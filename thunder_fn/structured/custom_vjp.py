@@ -25,6 +25,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -256,7 +257,7 @@ def expanded(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> E
     fwd, bwd, places = capture_rule(asked, equation.bodies[0], types)
     kwargs = (("rule", Literal(call_of(equation))), ("gradients", Literal(places)))
     bodies = (equation.bodies[0], fwd, bwd)
-    return Equation(equation.op, equation.args, kwargs, equation.outputs, bodies, equation.source)
+    return replace(equation, kwargs=kwargs, bodies=bodies)
 
 
 @memo(4096)
