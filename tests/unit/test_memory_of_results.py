@@ -88,7 +88,7 @@ def test_out_of_another_size_is_resized(f: Callable[..., Any], cache: str) -> No
 
 
 VIEWS: list[Callable[[Tensor], Tensor]] = [torch.conj, lambda x: x.conj().imag, lambda x: x[None], lambda x: x[1:]]
-VIEWS += [lambda x: x.view(-1), lambda x: x.t(), lambda x: x.unsqueeze(-1)]
+VIEWS.extend([lambda x: x.view(-1), lambda x: x.t(), lambda x: x.unsqueeze(-1)])
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -325,3 +325,62 @@ def test_a_write_that_reads_its_memory_elsewhere(kind: str, options: dict[str, A
         assert not torch.equal(its, known)
     else:
         torch.testing.assert_close(mine, its)
+
+
+def _real() -> Tensor:
+    return torch.arange(12.0, dtype=torch.float64).reshape(4, 3)
+
+
+GIVEN: dict[str, Callable[[], Tensor]] = {
+    "real": _real,
+    "with an offset": lambda: _real()[1:],
+    "complex": lambda: torch.complex(_real(), _real().cos()),
+    "conjugate": lambda: torch.complex(_real(), _real().cos()).mH,
+    "negative": lambda: torch.complex(_real(), _real().cos()).conj().imag[1:],
+}
+SHOWN: dict[str, Callable[[Tensor], Tensor]] = {
+    "rows": lambda x: x[1:].t(),
+    "conj": lambda x: x.conj(),
+    "imaginary part": lambda x: x.conj().imag[1:] if x.is_complex() else x[1:],
+    "pairs": lambda x: torch.view_as_complex(x.reshape(-1, 2)) if (x.dtype, x.numel()) == (torch.float64, 12) else x[0],
+    "negative view": lambda x: torch._neg_view(x)[0],  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+    "strides": lambda x: x.as_strided((2, 2), (2, 1), x.storage_offset()).t(),
+    "strides of a row": lambda x: x[1].as_strided((2, 2), (1, 1)),
+    "detached": lambda x: x.conj().detach()[1:],
+}
+
+
+@pytest.mark.parametrize(
+    ("is_followed", "options"), ((True, {}), (False, {"cache": "symbolic values"})), ids=("followed", "symbolic")
+)
+@pytest.mark.parametrize("given", GIVEN)
+def test_a_view_of_an_argument_shows_its_memory(given: str, is_followed: bool, options: dict[str, Any]) -> None:
+    """Write to each view, also to those that a trace takes by a copy: with bits, and `as_strided`."""
+    views = [view for name, view in SHOWN.items() if given not in ("conjugate", "negative") or "strides" not in name]
+
+    def f(x: Tensor) -> list[Tensor]:
+        return [y for y in (view(x) for view in views) for _ in range(2)]
+
+    def found(h: Callable[[Tensor], list[Tensor]]) -> list[Any]:
+        x = GIVEN[given]().requires_grad_(is_followed)
+        ys, known = h(x), list[Any]()
+        for y, again in zip(ys[::2], ys[1::2], strict=True):
+            known += [y.is_conj(), y.is_neg(), y.stride(), y.storage_offset(), y.requires_grad, again is y]
+        wanted = [(y * y).real for y in ys if y.requires_grad]
+        if wanted:
+            (first,) = torch.autograd.grad([one.sum() for one in wanted], x, create_graph=True)
+            known += [first.detach(), torch.autograd.grad(first.abs().square().sum(), x)[0]]
+        for at, y in enumerate(ys):
+            y.detach().mul_(0.5).add_(at)
+            known += [one.detach().clone() for one in (x, *ys)]
+        return known
+
+    for at, (a, b) in enumerate(zip(found(tfn.jit(f, **options)), found(f), strict=True)):
+        assert torch.allclose(a, b) if isinstance(a, Tensor) else a == b, (at, a, b)
+
+
+def test_a_view_of_a_closed_over_tensor_shows_its_memory() -> None:
+    outside = torch.complex(torch.ones(3), torch.ones(3))
+    found = tfn.jit(lambda x: (outside.conj(), x + 1))(torch.ones(2))[0]
+    found.zero_()
+    assert not outside.any()
