@@ -16,12 +16,13 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
+from thunder_fn.capture.aliases import Alias, aliases_of
 from thunder_fn.capture.failures import (
     check_aliases,
     check_argument,
@@ -58,11 +59,11 @@ from thunder_fn.errors import (
     with_article,
 )
 from thunder_fn.ir.constraints import equations_between
-from thunder_fn.ir.symbols import bind, binders, compute, symbols_in
 from thunder_fn.ir.trace import Atom, Expr, Literal, Trace, Var, as_dim, cut, type_of_value
 
 __all__ = [
     "TENSOR",
+    "Alias",
     "Captured",
     "GradRead",
     "Write",
@@ -72,6 +73,9 @@ __all__ = [
     "named_composite",
     "pytree",
 ]
+
+
+Seen = TypeVar("Seen", "Alias", "Shared")
 
 
 class _TensorLeaf:
@@ -99,41 +103,6 @@ class Write:
 
     target: int | torch.Tensor
     strides: tuple[int, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Alias:
-    """A result, by position, that shows memory which the function writes to. It has sizes,
-    strides, and an offset from the beginning of the written tensor, which is one of the writes.
-    """
-
-    result: int
-    write: int
-    size: tuple[Any, ...]
-    stride: tuple[Any, ...]
-    offset: Any
-
-    @property
-    def is_symbolic(self) -> bool:
-        """Test whether some of the numbers are expressions."""
-        return any(isinstance(number, Expr) for number in (*self.size, *self.stride, self.offset))
-
-    def of(self, target: torch.Tensor) -> torch.Tensor:
-        """The result, as a view of the written tensor."""
-        return target.as_strided(self.size, self.stride, target.storage_offset() + self.offset)
-
-    def among(self, variables: Sequence[Var], target: torch.Tensor, *values: Any) -> torch.Tensor:
-        """The same with expressions over symbols, which the variables bind that have these
-        values.
-        """
-        known = bind(variables, values)
-        number: Callable[[Any], Any] = lambda item: (
-            compute(item, known) if isinstance(item, Expr) else item
-        )
-        size, stride = tuple(map(number, self.size)), tuple(map(number, self.stride))
-        return dataclasses.replace(self, size=size, stride=stride, offset=number(self.offset)).of(
-            target
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,6 +309,9 @@ def _capture(  # noqa: PLR0913 - options, by keyword
     returning: Callable[[Any], Callable[[Any], Any]] | None,
     wanted: _Wanted | None,
 ) -> Captured:
+    outer = current()
+    if outer is not None:
+        outer.selections.settle()
     leaves, in_spec = pytree.flatten((args, kwargs or {}))
     first: dict[int, int] = {}
     place_of = {
@@ -353,7 +325,7 @@ def _capture(  # noqa: PLR0913 - options, by keyword
     recorder = Recorder(
         track_no_grad=track_no_grad,
         symbolic=has_symbols,
-        outer=current(),
+        outer=outer,
         inside=inside,
         is_same_function=shares,
     )
@@ -369,7 +341,7 @@ def _capture(  # noqa: PLR0913 - options, by keyword
         effects = (atom for _, atoms in end.effects for atom in atoms)
         outputs = (*end.outputs, *(var for _, var in changes), *effects)
         nested = nest(recorder, outputs, _identifier(name))
-        trace, writes, feeds = _fed(
+        trace, writes, feeds, places = _fed(
             recorder.decisions.settled(rewritten(nested, recorder)),
             tuple(write for write, _ in changes),
             end.fed,
@@ -397,8 +369,8 @@ def _capture(  # noqa: PLR0913 - options, by keyword
             end.retained,
             follows,
             end.reads,
-            end.aliases,
-            end.shared,
+            tuple(_at(places, alias) for alias in end.aliases),
+            tuple(_at(places, shared) for shared in end.shared),
             feeds,
             tuple(effect for effect, _ in end.effects),
             end.kept,
@@ -487,6 +459,7 @@ def _end(
     tracers: list[torch.Tensor],
     result: Any,
 ) -> _End:
+    recorder.selections.settle()
     positions = {id(tensor): position for position, tensor in enumerate(tensors)}
     reads = recorder.properties.reads(positions)  # by the function: those below are ours
     leaves, spec = pytree.flatten(result)
@@ -499,7 +472,8 @@ def _end(
             _check_attributes(f, leaf, "that it returns")
     own = tuple(_own_leaves(recorder, results))
     changes = tuple(_changes(recorder, f, tensors, tracers))
-    effects = tuple(_effects(recorder, positions, name))
+    stored = dict[int, Atom]()
+    effects = tuple(_effects(recorder, positions, name, stored))
     kept, fed = (), ()
     if recorder.kept is not None:
         kept = recorder.kept.state()
@@ -509,7 +483,8 @@ def _end(
         )
     freed = tuple(place for place, leaf in enumerate(results) if recorder.gradients.is_freed(leaf))
     outputs = tuple(
-        recorder.stopped(atom) if place in freed else atom for place, atom in enumerate(outputs)
+        recorder.stopped(atom) if place in freed else stored.get(id(results[place]), atom)
+        for place, atom in enumerate(outputs)
     )
     grads = [  # before the closed-over tensors are looked up below
         GradRead(positions.get(id(tensor), tensor), grad, recorder.gradients.is_fed(grad))
@@ -523,7 +498,7 @@ def _end(
         place for place, flag in enumerate(inner) if flag and results[place].retains_grad
     )
     follows = recorder.gradients.follows or any(inner)
-    aliases = tuple(_aliases(recorder, results, tracers, [write for write, _ in changes]))
+    aliases = tuple(aliases_of(recorder, results, tracers, [write.target for write, _ in changes]))
     shared = tuple(_shared(recorder, results, tracers))
     return _End(
         spec,
@@ -545,33 +520,35 @@ def _end(
 
 
 def _effects(
-    recorder: Recorder, positions: Mapping[int, int], name: str
+    recorder: Recorder, positions: Mapping[int, int], name: str, stored: dict[int, Atom]
 ) -> Iterator[tuple[Effect, tuple[Atom, ...]]]:
     """The changes of places outside, each with the outputs that it stores: gradients of leaves,
-    then the state of kept objects.
+    then the state of kept objects. `stored` gets the output of each tensor in them.
     """
     if recorder.kept is None:
         return
     for tensor, grad in recorder.gradients.assigned():
         holder, (leaves, spec) = positions.get(id(tensor), tensor), pytree.flatten(grad)
         effect = Effect(holder, GRAD, spec, tuple(None for _ in leaves), (True,) * len(leaves))
-        yield effect, tuple(_stored(recorder, leaf, name) for leaf in leaves)
+        yield effect, tuple(_stored(recorder, leaf, name, stored) for leaf in leaves)
     for effect, leaves in recorder.kept.effects(recorder.is_from_outside):
-        yield effect, tuple(_stored(recorder, leaf, name) for leaf in leaves)
+        yield effect, tuple(_stored(recorder, leaf, name, stored) for leaf in leaves)
 
 
-def _stored(recorder: Recorder, leaf: Any, name: str) -> Atom:
+def _stored(recorder: Recorder, leaf: Any, name: str, stored: dict[int, Atom]) -> Atom:
     """The output for a value that is stored outside: a constant, if autograd does not follow it."""
-    atom = _output(recorder, leaf, name)
-    is_followed = isinstance(leaf, torch.Tensor) and leaf.requires_grad
-    return atom if is_followed else recorder.stopped(atom)
+    if id(leaf) not in stored or not isinstance(leaf, torch.Tensor):
+        atom = _output(recorder, leaf, name)
+        is_followed = isinstance(leaf, torch.Tensor) and leaf.requires_grad
+        stored[id(leaf)] = atom if is_followed else recorder.stopped(atom)
+    return stored[id(leaf)]
 
 
 def _fed(
     trace: Trace,
     writes: tuple[Write, ...],
     given: tuple[tuple[Feed, torch.Tensor | None], ...],
-) -> tuple[Trace, tuple[Write, ...], tuple[Feed, ...]]:
+) -> tuple[Trace, tuple[Write, ...], tuple[Feed, ...], dict[int, int]]:
     """The trace with gradients from outside as its last inputs, and the writes to them by index.
     Numbers are inputs already.
     """
@@ -589,7 +566,12 @@ def _fed(
     moved = tuple(
         dataclasses.replace(one, target=places.get(id(one.target), one.target)) for one in writes
     )
-    return cut(trace, inputs=inputs, constants=left), moved, tuple(feeds)
+    return cut(trace, inputs=inputs, constants=left), moved, tuple(feeds), places
+
+
+def _at(places: Mapping[int, int], one: Seen) -> Seen:
+    """The same with the index of an input for a gradient that is one."""
+    return dataclasses.replace(one, source=places.get(id(one.source), one.source))
 
 
 _UNREAD = 1 << 40
@@ -620,55 +602,6 @@ def _shared(
             found = [by_memory[memory] for memory in memories if memory in by_memory]
             if found:
                 yield Shared(place, found[0], False)
-
-
-def _aliases(
-    recorder: Recorder,
-    results: Sequence[Any],
-    tracers: Sequence[torch.Tensor],
-    writes: Sequence[Write],
-) -> Iterator[Alias]:
-    """Results that are views of written memory, where that is contiguous. Elsewhere a write may
-    leave values in another layout in the trace than in memory.
-    """
-    if recorder.outer is not None:
-        return
-    targets = [
-        tracers[write.target] if isinstance(write.target, int) else recorder.lift(write.target)
-        for write in writes
-    ]
-    bound = binders(recorder.inputs).keys()
-    for place, leaf in enumerate(results):
-        if not isinstance(leaf, internals.Tracer):
-            continue
-        for count, target in enumerate(targets):
-            with internals.no_torch_function():
-                is_view = (
-                    leaf is not target
-                    and leaf.dtype == target.dtype
-                    and internals.have_one_memory(leaf, target)
-                )
-                # of the values, since a write leaves a value without the offset that the written
-                # argument has
-                inner, whole = (
-                    (internals.inner_fake(one).storage_offset() for one in (leaf, target))
-                    if is_view
-                    else (0, 0)
-                )
-                offset = as_dim(inner - whole)
-                numbers = *map(as_dim, leaf.shape), *map(as_dim, leaf.stride()), offset
-                symbols = set(symbols_in(numbers))
-                if not is_view or not symbols <= bound:
-                    continue
-                has_bits = leaf.is_conj() or leaf.is_neg() or target.is_conj() or target.is_neg()
-                if (
-                    not has_bits
-                    and target.is_contiguous()
-                    and internals.inner_fake(target).is_contiguous()
-                ):
-                    yield Alias(
-                        place, count, numbers[: leaf.dim()], numbers[leaf.dim() : -1], offset
-                    )
 
 
 def _own_leaves(recorder: Recorder, results: list[Any]) -> Iterator[tuple[int, bool]]:

@@ -18,8 +18,16 @@ from typing import Any
 import torch
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.capture import TENSOR, Captured, GradRead, capture, current
-from thunder_fn.capture.apply import restride, write, write_back
+from thunder_fn.capture import TENSOR, Alias, Captured, GradRead, capture, current
+from thunder_fn.capture.apply import (
+    is_layout,
+    is_view_step,
+    restride,
+    viewed,
+    views_after,
+    write,
+    write_back,
+)
 from thunder_fn.capture.failures import check_aliases, source_of
 from thunder_fn.capture.garbage import no_collections
 from thunder_fn.capture.kept import ABSENT, GRAD, KeptState, decided_by, put
@@ -43,7 +51,7 @@ from thunder_fn.executors.reuse import find_aliases, is_dense
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.ir.constraints import constraints_of
 from thunder_fn.ir.symbols import symbols_in
-from thunder_fn.ir.trace import Source, Trace, Var, cut
+from thunder_fn.ir.trace import Atom, Source, Trace, Var, cut
 from thunder_fn.jitted.autograd.bridge import Bridge, bridge
 from thunder_fn.jitted.autograd.freed import freed
 from thunder_fn.jitted.call import Call
@@ -145,7 +153,7 @@ def build(
             *(value_at(call.leaves, place) for _, place in numbers),
             *(feed.read(tensors) for feed in captured.feeds),
         )
-        write_back(captured, tensors, evaluate(captured.trace, values))  # of no results
+        write_back(captured, values, evaluate(captured.trace, values))  # of no results
 
     states = (one for entry in known if entry.outside is not None for one in entry.outside.modules)
     wanted = frozenset[Any]().union(*(one.moved() for one in states if isinstance(one, KeptState)))
@@ -470,6 +478,7 @@ class _Execution:
         self.with_bits = {
             name: f"plain_{name}" for name, value in pairs if internals.bits_in_memory(value)
         }
+        self.constants = constants
         followed = (
             tensor.requires_grad for tensor in (*constants, *(tensor for _, tensor in tensors))
         )
@@ -523,6 +532,7 @@ class _Execution:
         ) in self.with_bits.items():  # values in a trace have no conjugate or negative bit
             lines.append(f"    {indent}{new} = {self.names.bind(internals.plain, 'plain')}({name})")
         lines.append(f"    {line}")
+        lines += self.views(values)
         lines += self.own_leaves(values)
         if self.bridge is not None:
             active = [
@@ -614,20 +624,19 @@ class _Execution:
         """
         if position in self.captured.freed and torch.is_grad_enabled():
             return f"{self.names.bind(freed, 'freed')}({values[position]})"
-        atom = self.trace.outputs[position]
-        first = self.captured.num_results
-        written = self.trace.outputs[first : first + len(self.targets)]
-        same = next((one for one in self.captured.shared if one.result == position), None)
-        for one, target in zip(self.captured.writes, self.targets, strict=True):
-            if same is not None and same.is_same and one.target is same.source:
-                return target
+        same = self.same_as_written(position)
+        if same is not None:
+            return same
+        atom, written = self.trace.outputs[position], self.written
         alias = next((one for one in self.captured.aliases if one.result == position), None)
-        if alias is not None and self.targets[alias.write] not in self.given:
-            target = self.targets[alias.write]
-            if alias.is_symbolic:
-                view = self.names.bind(partial(alias.among, self.trace.inputs), "alias")
-                return f"{view}({', '.join((target, *self.inputs))})"
-            return f"{self.names.bind(alias.of, 'alias')}({target})"
+        if alias is not None and alias.is_written:
+            places = [write.target for write in self.captured.writes]
+            target = self.targets[_index(places, alias.source)]
+            if target not in self.given:
+                return self.view(alias, target)
+        view = self.view_of_written(position, atom) if alias is None else None
+        if view is not None:
+            return view
         if isinstance(atom, Var) and atom in written:
             target = self.targets[written.index(atom)]
             return f"{target}.detach()" if target in self.given else target
@@ -648,6 +657,76 @@ class _Execution:
             others = [self.inputs[root] for root in roots if root < len(self.inputs)]
             return f"{self.names.bind(own, 'own')}({', '.join((values[position], *others))})"
         return values[position]
+
+    @property
+    def written(self) -> tuple[Atom, ...]:
+        """The outputs that are the new values of `targets`."""
+        first = self.captured.num_results
+        return self.trace.outputs[first : first + len(self.targets)]
+
+    def same_as_written(self, position: int) -> str | None:
+        """The tensor from outside that a result is, if the program writes to that."""
+        same = next((one for one in self.captured.shared if one.result == position), None)
+        if same is None or not same.is_same or isinstance(same.source, int):
+            return None
+        pairs = zip(self.captured.writes, self.targets, strict=True)
+        return next((target for one, target in pairs if one.target is same.source), None)
+
+    def view_of_written(self, position: int, atom: Atom) -> str | None:
+        """The expression for a result that is by views what a tensor was changed to."""
+        for target, new in zip(self.targets, self.written, strict=True):
+            if isinstance(new, Var) and atom != new and target not in self.given:
+                view = views_after(self.trace, atom, new, has_bits=target in self.with_bits)
+                if view is not None:
+                    is_active = self.bridge is not None and self.bridge.active[position]
+                    given = (target if is_active else f"{target}.detach()", *self.inputs)
+                    return f"{self.names.bind(view, 'view')}({', '.join(given)})"
+        return None
+
+    def views(self, values: Sequence[str]) -> Iterator[str]:
+        """Lines that take results of inputs which nothing is written to, each tensor once."""
+        first: dict[Any, str] = {}
+        for alias in self.captured.aliases:
+            atom = self.trace.outputs[alias.result]
+            source = None if alias.is_written else self.viewed_by(alias, atom)
+            if source is not None:
+                value = values[alias.result]
+                yield f"    {value} = {first.get(atom) or self.view(alias, source)}"
+                first.setdefault(atom, value)
+
+    def view(self, alias: Alias, source: str) -> str:
+        """The expression for a result that is a view of the source."""
+        if alias.is_symbolic:
+            view = self.names.bind(partial(alias.among, self.trace.inputs), "alias")
+            return f"{view}({', '.join((source, *self.inputs))})"
+        return f"{self.names.bind(alias.of, 'alias')}({source})"
+
+    def viewed_by(self, alias: Alias, atom: Atom) -> str | None:
+        """The tensor that a result is to be taken of; None if the program's value lies there, or if
+        the history of that is another.
+        """
+        place = alias.source
+        if isinstance(place, torch.Tensor):
+            first = len(self.leaves) + len(self.feeds)
+            own = (first + i for i, one in enumerate(self.constants) if one is alias.source)
+            place = next(own, None)
+        if place is None or self.inputs[place] in self.given:
+            return None
+        name, source = self.inputs[place], self.trace.inputs[place]
+        if name not in self.with_bits and viewed(self.trace, atom, is_view_step) == source:
+            return None
+        if self.bridge is None or not self.bridge.active[alias.result]:
+            return f"{name}.detach()"
+        return name if viewed(self.trace, atom, is_layout) == source else None
+
+
+def _index(targets: Sequence[int | torch.Tensor], target: int | torch.Tensor) -> int:
+    """The place of a target, which is an int or this very tensor."""
+    return next(
+        i
+        for i, one in enumerate(targets)
+        if one is target or (isinstance(one, int) and one == target)
+    )
 
 
 class _Lazily:
