@@ -6,7 +6,8 @@ from dataclasses import replace
 from functools import partial
 
 from thunder_fn.ir import ops
-from thunder_fn.ir.rules import DCE, Mask, memo
+from thunder_fn.ir.memos import memo
+from thunder_fn.ir.rules import DCE, Mask
 from thunder_fn.ir.symbols import finders, made_by
 from thunder_fn.ir.trace import Arg, Atom, Equation, Op, Trace, TraceBuilder, Var, cut, map_arg
 from thunder_fn.ir.walking import put, rewritten, walk

@@ -42,6 +42,7 @@ from thunder_fn.interpreters.simplify import dce
 from thunder_fn.interpreters.under_autograd import evaluate_followed
 from thunder_fn.interpreters.vmap import batch
 from thunder_fn.ir.check import check_operands, check_types
+from thunder_fn.ir.memos import memo
 from thunder_fn.ir.rules import (
     CHECK,
     DCE,
@@ -55,7 +56,6 @@ from thunder_fn.ir.rules import (
     Residual,
     Split,
     keep_all,
-    memo,
 )
 from thunder_fn.ir.trace import (
     Atom,
