@@ -187,7 +187,7 @@ class _Updates:
 def _constant(trace: Trace) -> Trace:
     """The trace with results through which no gradient goes."""
     builder = TraceBuilder(trace.name)
-    results = inline_into(builder, trace, tuple(builder.input(var.type) for var in trace.inputs))
+    results = inline_into(builder, trace, builder.take(trace.input_types))
     stopped = (builder.add(ops.STOP_GRADIENT, (atom,), (type_of(atom),)) for atom in results)
     return builder.build(tuple(var for (var,) in stopped))
 

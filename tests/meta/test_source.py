@@ -73,6 +73,14 @@ def test_private_pytorch_names_are_in_one_file() -> None:
     assert not found
 
 
+@pytest.mark.parametrize("path", PACKAGE, ids=name)
+def test_cpp_stands_in_files(path: Path) -> None:
+    """C++ of more than some lines is a file in `cpp/`, which editors and clang-format know."""
+    strings = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant))
+    found = [node.lineno for node in strings if re.search(r"^(static|template|struct) .*[{;]$", str(node.value), re.M)]
+    assert not found, "put it into a file (`cpp_text.py`)"
+
+
 CLAUSES = re.compile(
     r"(What|Which|Whose|Who|Whom|How|Where|When|Whether|Why|That|If|As|Because|Whatever|Whoever|While"
     r"|Of|From|Inside|At|Its|There|Something|Somebody|Nobody|Everything|Stands|Runs|Writes|Compiles|Puts)\b(?! import)"
@@ -112,7 +120,8 @@ def test_the_map_is_short_and_has_every_room() -> None:
 def test_files_that_prose_names_are_there() -> None:
     """A file or folder in backticks, in a docstring or on a page, exists: `grad.py`, `structured/shared/`."""
     pages = [*ROOT.glob("*.*"), *(ROOT / "docs").rglob("*.*"), *(ROOT / "inspector").glob("*.*")]
-    there = [f"/{name(path)}" for path in (*FILES, *pages, *(ROOT / "thunder_fn" / "inspect" / "assets").glob("*"))]
+    data = [*(ROOT / "thunder_fn" / "inspect" / "assets").glob("*"), *(ROOT / "thunder_fn").glob("executors/*/cpp/*")]
+    there = [f"/{name(path)}" for path in (*FILES, *pages, *data)]
     missing = [
         f"{name(path)}: {named}"
         for path in (*FILES, *(ROOT / "docs").rglob("*.md"), ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md")

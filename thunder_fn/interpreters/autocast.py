@@ -83,7 +83,7 @@ def _retyped(
 ) -> Trace:
     """The trace for inputs of other types; casts where there is a policy."""
     builder = TraceBuilder(trace.name)
-    arguments: tuple[Atom, ...] = tuple(builder.input(type) for type in types)
+    arguments: tuple[Atom, ...] = builder.take(types)
     return builder.build(walk(builder, trace, arguments, _Casting(builder, dtype, policy).equation))
 
 
@@ -302,7 +302,7 @@ def ending_in(body: Trace, types: tuple[Type, ...]) -> Trace:
     if body.output_types == types:
         return body
     builder = TraceBuilder(body.name)
-    results = inline_into(builder, body, tuple(builder.input(type) for type in body.input_types))
+    results = inline_into(builder, body, builder.take(body.input_types))
     return builder.build(
         tuple(
             cast(builder, atom, type.dtype) if isinstance(type, TensorType) else atom

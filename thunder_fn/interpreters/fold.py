@@ -4,6 +4,7 @@ computed once, now.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -50,9 +51,7 @@ def _with_folded_bodies(equation: Equation, limit_bytes: int) -> Equation:
     if not equation.bodies:
         return equation
     bodies = tuple(fold_constants(body, limit_bytes) for body in equation.bodies)
-    return Equation(
-        equation.op, equation.args, equation.kwargs, equation.outputs, bodies, equation.source
-    )
+    return replace(equation, bodies=bodies)
 
 
 def _is_folded(equation: Equation, foldable: set[int]) -> bool:

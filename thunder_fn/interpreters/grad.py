@@ -21,7 +21,7 @@ from thunder_fn.interpreters.shapes import reshaped_inputs, transposed_matrices
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import ops
 from thunder_fn.ir.memos import memo
-from thunder_fn.ir.rules import VJP, Mask, Split
+from thunder_fn.ir.rules import VJP, Mask, Split, chosen, numbered
 from thunder_fn.ir.splitting import late_half, split
 from thunder_fn.ir.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Var
 from thunder_fn.ir.walking import inline_into, put, walk
@@ -73,9 +73,7 @@ def forward_backward(
         steps.append(_Step(equation, found, asked, given, found.residual_values(operands, results)))
         return results[: len(equation.outputs)]
 
-    outputs = walk(
-        builder, trace, tuple([builder.input(var.type) for var in trace.inputs]), forward
-    )
+    outputs = walk(builder, trace, builder.take(trace.input_types), forward)
     reshaped, first = reshaped_inputs(builder), builder.num_vars
     backward = _Backward(builder, fused)
     for atom, wanted in zip(trace.outputs, wanted_outputs, strict=True):
@@ -86,7 +84,7 @@ def forward_backward(
             backward.seed(var, True)
     for step in reversed(steps):
         backward.step(step)
-    asked = [var for var, wanted in zip(trace.inputs, wanted_inputs, strict=True) if wanted]
+    asked = chosen(trace.inputs, wanted_inputs)
     gradients = [backward.cotangents.get(var.index) for var in asked]
     found = [gradient for gradient in gradients if gradient is not None]
     late = range(first, builder.num_vars)
@@ -97,11 +95,8 @@ def forward_backward(
         _, carried = late_half(builder, builder.equations, late, found, is_again)
         again |= recomputable(builder, late, halves, tuple(carried.values()))
         halves = split(builder, late, (outputs, found), again=is_again)
-    places = iter(range(len(found)))
-    return replace(
-        halves,
-        gradients=tuple([None if gradient is None else next(places) for gradient in gradients]),
-    )
+    places = numbered([gradient is not None for gradient in gradients])
+    return replace(halves, gradients=places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +180,7 @@ class _Backward:
     def step(self, step: _Step) -> None:
         """Append the backward of one equation."""
         equation, split, builder = step.equation, step.split, self.builder
-        wanted = [var for var, flag in zip(equation.outputs, step.outputs, strict=True) if flag]
+        wanted = chosen(equation.outputs, step.outputs)
         given = [self.cotangents.get(var.index) for var in wanted]
         if all(value is None for value in given) or all(place is None for place in split.gradients):
             return
@@ -200,7 +195,7 @@ class _Backward:
                 split = forward_backward(
                     equation.body, step.operands, step.outputs, seeded, fused=self.fused
                 )
-            seeds = [var for var, flag in zip(equation.operands, seeded, strict=True) if flag]
+            seeds = chosen(equation.operands, seeded)
             op = ops.composite(f"{ops.short_name(equation.op)}_backward")
             arguments += tuple(self.cotangents.pop(var.index) for var in seeds)
             types = split.backward.output_types
@@ -209,7 +204,7 @@ class _Backward:
             )
         else:
             results = inline_into(builder, split.backward, arguments, equation.source)
-        asked = [var for var, flag in zip(equation.operands, step.operands, strict=True) if flag]
+        asked = chosen(equation.operands, step.operands)
         for var, place in zip(asked, split.gradients, strict=True):
             if place is not None:
                 self.accumulate(var, results[place])
@@ -266,12 +261,8 @@ def vjp(trace: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> Trace:
     """
     split = forward_backward(trace, wanted_inputs, wanted_outputs)
     builder = TraceBuilder(f"{trace.name}_vjp")
-    inputs = tuple(builder.input(var.type) for var in trace.inputs)
-    given = tuple(
-        builder.input(type_of_cotangent(atom))
-        for atom, wanted in zip(trace.outputs, wanted_outputs, strict=True)
-        if wanted
-    )
+    inputs = builder.take(trace.input_types)
+    given = builder.take(map(type_of_cotangent, chosen(trace.outputs, wanted_outputs)))
     results = inline_into(builder, split.forward, inputs)
     gradients = pull_back(builder, trace, split, inputs, results, given, wanted_inputs)
     return dce(builder.build((*results[: len(trace.outputs)], *gradients)))
@@ -290,7 +281,7 @@ def pull_back(
     wanted input.
     """
     found = inline_into(builder, split.backward, (*split.residual_values(inputs, results), *given))
-    asked = [var for var, wanted in zip(trace.inputs, wanted_inputs, strict=True) if wanted]
+    asked = chosen(trace.inputs, wanted_inputs)
     return tuple(
         zeros(builder, type_of_cotangent(var)) if place is None else found[place]
         for var, place in zip(asked, split.gradients, strict=True)
@@ -306,7 +297,7 @@ def grad_and_value(trace: Trace, wanted_inputs: Mask, *, fused: bool = False) ->
     wanted_outputs = (True,) + (False,) * (len(trace.outputs) - 1)
     split = forward_backward(trace, wanted_inputs, wanted_outputs, fused=fused)
     builder = TraceBuilder(f"grad_{trace.name}")
-    inputs = tuple(builder.input(var.type) for var in trace.inputs)
+    inputs = builder.take(trace.input_types)
     results = inline_into(builder, split.forward, inputs)
     seed = ones(builder, type_of_cotangent(trace.outputs[0]))
     gradients = pull_back(builder, trace, split, inputs, results, (seed,), wanted_inputs)

@@ -8,7 +8,8 @@ derived (`derive*.py`), composites are their bodies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal as Choice, ParamSpec, TypeVar, cast
 
@@ -20,6 +21,22 @@ R = TypeVar("R")
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 Mask = tuple[bool, ...]
+
+
+def chosen(values: Iterable[T], flags: Iterable[object]) -> tuple[T, ...]:
+    """Return the values whose flag is set."""
+    return tuple([value for value, flag in zip(values, flags, strict=True) if flag])
+
+
+def union(masks: Iterable[Mask]) -> Mask:
+    """Return the union of masks."""
+    return tuple(map(any, zip(*masks, strict=True)))
+
+
+def numbered(flags: Iterable[object]) -> tuple[int | None, ...]:
+    """Number the flags that are set: (True, False, True) gives (0, None, 1)."""
+    numbers = itertools.count()
+    return tuple([next(numbers) if flag else None for flag in flags])
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,9 +99,7 @@ def checkpoint_check_rule(equation: Equation) -> None:
 
 def policy_of(equation: Equation) -> Policy:
     """The policy of a checkpoint equation."""
-    ((_, policy),) = equation.kwargs
-    assert isinstance(policy, Literal), "the policy is a literal"
-    return policy.value
+    return equation.literals["policy"]
 
 
 # ---- evaluate ----

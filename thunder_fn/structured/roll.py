@@ -373,7 +373,7 @@ def in_blocks(equation: Equation) -> Trace:
     loop = Loop.of(equation)
     count = min(loop.unroll, loop.steps)
     builder = TraceBuilder("unrolled")
-    operands = tuple(builder.input(var.type) for var in equation.operands)
+    operands = builder.take(var.type for var in equation.operands)
     if count == loop.length:
         return builder.build(add_steps(builder, equation, operands, {}))
     consts, carry, xs = loop.parts(operands)

@@ -92,7 +92,7 @@ def compose(second: Rewrite, first: Rewrite) -> Rewrite:
 
 def _chain(name: str, first: Trace, second: Trace) -> Trace:
     builder = TraceBuilder(name)
-    middle = inline_into(builder, first, tuple(builder.input(var.type) for var in first.inputs))
+    middle = inline_into(builder, first, builder.take(first.input_types))
     return builder.build(inline_into(builder, second, middle))
 
 
@@ -166,7 +166,7 @@ def _side_by_side(name: str, columns: list[tuple[Trace | None, tuple[Type, ...]]
     """Traces next to each other, each on inputs of its own; None passes its inputs on."""
     builder, outputs = TraceBuilder(name), list[Atom]()
     for column, types in columns:
-        inputs = tuple(builder.input(type) for type in types)
+        inputs = builder.take(types)
         outputs += inputs if column is None else inline_into(builder, column, inputs)
     return builder.build(tuple(outputs))
 

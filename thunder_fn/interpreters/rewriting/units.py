@@ -63,7 +63,7 @@ def then(rewrite: Rewrite, step: Step) -> Rewrite:
 
 def _called(trace: Trace) -> Trace:
     builder = TraceBuilder(trace.name)
-    inputs = tuple(builder.input(type) for type in trace.input_types)
+    inputs = builder.take(trace.input_types)
     return builder.build(builder.add(FUNCTION, inputs, trace.output_types, bodies=(trace,)))
 
 

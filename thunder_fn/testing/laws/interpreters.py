@@ -28,6 +28,7 @@ from thunder_fn.interpreters.fold import fold_constants
 from thunder_fn.interpreters.noops import drop_noops
 from thunder_fn.interpreters.partial_eval import follows_from, partial_eval
 from thunder_fn.interpreters.rewriting.rewrite import represent
+from thunder_fn.interpreters.vmap import expand
 from thunder_fn.ir import ops
 from thunder_fn.ir.check import check
 from thunder_fn.ir.flow import WIRINGS, Flow, Port
@@ -48,7 +49,6 @@ from thunder_fn.ir.trace import (
 from thunder_fn.ir.walking import inline_into
 from thunder_fn.structured.checkpoint import alone as checkpointed
 from thunder_fn.structured.roll import roll, unroll
-from thunder_fn.structured.shared.bodies import expand
 from thunder_fn.testing.drawn_programs import static_shape
 from thunder_fn.testing.laws.comparing import (
     Inputs,
@@ -166,7 +166,7 @@ def batch(trace: Trace, in_dims: InDims | None = None) -> Trace:
     dims = batchings(trace)[-1] if in_dims is None else in_dims
     new, out_dims = batching.vmap(trace, dims, SIZE, "different")
     builder = TraceBuilder(new.name)
-    results = inline_into(builder, new, tuple(builder.input(type) for type in new.input_types))
+    results = inline_into(builder, new, builder.take(new.input_types))
     wide = (
         expand(builder, atom, SIZE) if dim is None and isinstance(atom, Var) else atom
         for atom, dim in zip(results, out_dims, strict=True)

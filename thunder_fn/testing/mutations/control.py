@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from thunder_fn.testing.mutations.planting import Mutation
 
-LOOP, SCAN, SCAN_SPLIT = (
-    f"thunder_fn.structured.{name}" for name in ("shared.scan_parts", "scan", "scan_split")
-)
+SCAN, SCAN_SPLIT = "thunder_fn.structured.scan", "thunder_fn.structured.scan_split"
 WHILE, WHILE_SPLIT = "thunder_fn.structured.while_loop", "thunder_fn.structured.while_split"
 COND, COND_SPLIT = "thunder_fn.structured.cond", "thunder_fn.structured.cond_split"
 CUSTOM, CUSTOM_RULES = "thunder_fn.structured.custom_vjp", "thunder_fn.structured.custom_vjp_rules"
@@ -15,7 +13,7 @@ CONTROL = (
     # scan
     Mutation(
         "scan looks at one step to know which carries are active",
-        f"{LOOP}:active_carry",
+        "thunder_fn.structured.shared.fixpoint:active_carry",
         "return carry_fixpoint(",
         "return (lambda step, start: start)(",
         "vjp is autograd",

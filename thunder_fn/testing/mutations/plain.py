@@ -105,8 +105,8 @@ PLAIN = (
     Mutation(
         "dce drops the wrong operands of a composite",
         f"{SIMPLIFY}:_dce_composite",
-        "zip(equation.operands, reads, strict=True)",
-        "zip(equation.operands, reads[::-1], strict=True)",
+        "chosen(equation.operands, reads)",
+        "chosen(equation.operands, reads[::-1])",
         "dce gives checked traces",
     ),
     Mutation(
@@ -126,22 +126,22 @@ PLAIN = (
     Mutation(
         "cse ignores keyword arguments",
         f"{SIMPLIFY}:cse",
-        "key = (equation.op, args, kwargs, bodies)",
-        "key = (equation.op, args, (), bodies)",
+        "key = (equation.op, equation.args, equation.kwargs, equation.bodies)",
+        "key = (equation.op, equation.args, (), equation.bodies)",
         "cse keeps values",
     ),
     Mutation(
         "cse ignores bodies",
         f"{SIMPLIFY}:cse",
-        "key = (equation.op, args, kwargs, bodies)",
-        "key = (equation.op, args, kwargs, ())",
+        "key = (equation.op, equation.args, equation.kwargs, equation.bodies)",
+        "key = (equation.op, equation.args, equation.kwargs, ())",
         "cse keeps values",
     ),
     Mutation(
         "cse forgets the outputs",
-        f"{SIMPLIFY}:cse",
-        "map_arg(read, atom)",
-        "atom",
+        "thunder_fn.ir.walking:merged",
+        "outputs=map_arg(read, trace.outputs)",
+        "outputs=trace.outputs",
         "cse gives checked traces",
     ),
     Mutation(
