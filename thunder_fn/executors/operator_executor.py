@@ -46,6 +46,13 @@ class Implementation:
     grad_transform: Function | None = None
 
 
+def _check_functions(where: str, of: str, functions: dict[str, Function | None]) -> None:
+    """Raise if what is given for a function is none."""
+    for key, value in functions.items():
+        if value is not None and not callable(value):
+            raise ExecutorError(f"{where}: {key}{of} is no function: {shown(value, 60)}")
+
+
 class OperatorExecutor(Executor):
     """An executor that takes equations one by one.
 
@@ -112,20 +119,9 @@ class OperatorExecutor(Executor):
                 f"{self.name}.register_operator: {name} needs one of like= and meta=, "
                 f"given {'neither' if like is None else 'both'}"
             )
-        functions = {
-            "fn": fn,
-            "like": like,
-            "meta": meta,
-            "grad_transform": grad_transform,
-            "jvp": jvp,
-            "vmap": vmap,
-        }
-        for key, value in functions.items():
-            if value is not None and not callable(value):
-                raise ExecutorError(
-                    f"{self.name}.register_operator: {key} of {name} is no function:"
-                    f" {shown(value, 60)}"
-                )
+        functions = {"fn": fn, "like": like, "meta": meta, "jvp": jvp, "vmap": vmap}
+        functions["grad_transform"] = grad_transform
+        _check_functions(f"{self.name}.register_operator", f" of {name}", functions)
         operator = Operator(self.name, name, fn, like, meta, grad_transform, jvp, vmap)
         if operator.__composite__ in self.rules:
             raise ExecutorError(
@@ -186,13 +182,8 @@ class OperatorExecutor(Executor):
                 f"{where}: {shown(operator, 60)} is no operator\nPass functions as"
                 " execution_transform=."
             )
-        for name, value in (
-            ("checker", checker),
-            ("execution_transform", execution_transform),
-            ("grad_transform", grad_transform),
-        ):
-            if value is not None and not callable(value):
-                raise ExecutorError(f"{where}: {name} is no function: {shown(value, 60)}")
+        functions = {"checker": checker, "execution_transform": execution_transform}
+        _check_functions(where, "", {**functions, "grad_transform": grad_transform})
         runs = op if own and execution_transform is None and operator is None else None
         new = Implementation(runs, checker, execution_transform or operator, grad_transform)
         self.register(dict.fromkeys(keys, new))

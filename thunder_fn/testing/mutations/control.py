@@ -56,8 +56,8 @@ CONTROL = (
     Mutation(
         "the backward of scan runs forwards",
         f"{SCAN_SPLIT}:_backward",
-        "reverse=not loop.reverse",
-        "reverse=loop.reverse",
+        "not loop.reverse",
+        "loop.reverse",
         "vjp is autograd",
     ),
     Mutation(
@@ -105,14 +105,14 @@ CONTROL = (
     ),
     Mutation(
         "an example that is done goes on",
-        f"{WHILE}:_add_masked",
+        f"{WHILE}:_masked_bodies",
         "kept = [where(inner, mask, value, old) for",
         "kept = [value for",
         "vmap is a loop",
     ),
     Mutation(
         "a step runs on the carry of an example that is done",
-        f"{WHILE}:_add_masked",
+        f"{WHILE}:_masked_bodies",
         "used = [where(inner, mask, value, safe) for",
         "used = [value for",
         "vmap and vjp",
