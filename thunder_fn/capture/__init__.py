@@ -22,6 +22,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
+from thunder_fn.capture.aliases import Alias, aliases_of
 from thunder_fn.capture.failures import (
     check_aliases,
     check_argument,
@@ -57,11 +58,11 @@ from thunder_fn.errors import (
     with_article,
 )
 from thunder_fn.ir.constraints import equations_between
-from thunder_fn.ir.symbols import bind, binders, compute, symbols_in
 from thunder_fn.ir.trace import Atom, Expr, Literal, Trace, Var, as_dim, type_of_value
 
 __all__ = [
     "TENSOR",
+    "Alias",
     "Captured",
     "GradRead",
     "Write",
@@ -98,41 +99,6 @@ class Write:
 
     target: int | torch.Tensor
     strides: tuple[int, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Alias:
-    """A result, by position, that shows memory which the function writes to. It has sizes,
-    strides, and an offset from the beginning of the written tensor, which is one of the writes.
-    """
-
-    result: int
-    write: int
-    size: tuple[Any, ...]
-    stride: tuple[Any, ...]
-    offset: Any
-
-    @property
-    def is_symbolic(self) -> bool:
-        """Test whether some of the numbers are expressions."""
-        return any(isinstance(number, Expr) for number in (*self.size, *self.stride, self.offset))
-
-    def of(self, target: torch.Tensor) -> torch.Tensor:
-        """The result, as a view of the written tensor."""
-        return target.as_strided(self.size, self.stride, target.storage_offset() + self.offset)
-
-    def among(self, variables: Sequence[Var], target: torch.Tensor, *values: Any) -> torch.Tensor:
-        """The same with expressions over symbols, which the variables bind that have these
-        values.
-        """
-        known = bind(variables, values)
-        number: Callable[[Any], Any] = lambda item: (
-            compute(item, known) if isinstance(item, Expr) else item
-        )
-        size, stride = tuple(map(number, self.size)), tuple(map(number, self.stride))
-        return dataclasses.replace(self, size=size, stride=stride, offset=number(self.offset)).of(
-            target
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +262,9 @@ def _capture(  # noqa: PLR0913 - options, by keyword
     has_symbols: bool,
     returning: Callable[[Any], Callable[[Any], Any]] | None,
 ) -> Captured:
+    outer = current()
+    if outer is not None:
+        outer.selections.settle()
     leaves, in_spec = pytree.flatten((args, kwargs or {}))
     first: dict[int, int] = {}
     place_of = {
@@ -309,7 +278,7 @@ def _capture(  # noqa: PLR0913 - options, by keyword
     recorder = Recorder(
         track_no_grad=track_no_grad,
         symbolic=has_symbols,
-        outer=current(),
+        outer=outer,
         inside=inside,
         is_same_function=shares,
     )
@@ -432,6 +401,7 @@ def _end(
     tracers: list[torch.Tensor],
     result: Any,
 ) -> _End:
+    recorder.selections.settle()
     positions = {id(tensor): position for position, tensor in enumerate(tensors)}
     reads = recorder.properties.reads(positions)  # by the function: those below are ours
     leaves, spec = pytree.flatten(result)
@@ -456,7 +426,7 @@ def _end(
         place for place, flag in enumerate(inner) if flag and results[place].retains_grad
     )
     follows = recorder.gradients.follows or any(inner)
-    aliases = tuple(_aliases(recorder, results, tracers, [write for write, _ in changes]))
+    aliases = tuple(aliases_of(recorder, results, tracers, [write.target for write, _ in changes]))
     shared = tuple(_shared(recorder, results, tracers))
     return _End(
         spec,
@@ -497,55 +467,6 @@ def _shared(
             found = [by_memory[memory] for memory in memories if memory in by_memory]
             if found:
                 yield Shared(place, found[0], False)
-
-
-def _aliases(
-    recorder: Recorder,
-    results: Sequence[Any],
-    tracers: Sequence[torch.Tensor],
-    writes: Sequence[Write],
-) -> Iterator[Alias]:
-    """Results that are views of written memory, where that is contiguous. Elsewhere a write may
-    leave values in another layout in the trace than in memory.
-    """
-    if recorder.outer is not None:
-        return
-    targets = [
-        tracers[write.target] if isinstance(write.target, int) else recorder.lift(write.target)
-        for write in writes
-    ]
-    bound = binders(recorder.inputs).keys()
-    for place, leaf in enumerate(results):
-        if not isinstance(leaf, internals.Tracer):
-            continue
-        for count, target in enumerate(targets):
-            with internals.no_torch_function():
-                is_view = (
-                    leaf is not target
-                    and leaf.dtype == target.dtype
-                    and internals.have_one_memory(leaf, target)
-                )
-                # of the values, since a write leaves a value without the offset that the written
-                # argument has
-                inner, whole = (
-                    (internals.inner_fake(one).storage_offset() for one in (leaf, target))
-                    if is_view
-                    else (0, 0)
-                )
-                offset = as_dim(inner - whole)
-                numbers = *map(as_dim, leaf.shape), *map(as_dim, leaf.stride()), offset
-                symbols = set(symbols_in(numbers))
-                if not is_view or not symbols <= bound:
-                    continue
-                has_bits = leaf.is_conj() or leaf.is_neg() or target.is_conj() or target.is_neg()
-                if (
-                    not has_bits
-                    and target.is_contiguous()
-                    and internals.inner_fake(target).is_contiguous()
-                ):
-                    yield Alias(
-                        place, count, numbers[: leaf.dim()], numbers[leaf.dim() : -1], offset
-                    )
 
 
 def _own_leaves(recorder: Recorder, results: list[Any]) -> Iterator[tuple[int, bool]]:

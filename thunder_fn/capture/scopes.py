@@ -228,8 +228,11 @@ class ScopeMode(TorchFunctionMode):
                 return _shown(recorder, func, args, kwargs)
             given, (args, kwargs) = args, lift_call(recorder, args, kwargs)
             instead = replacement(func)
+            selections = recorder.selections
+            selections.before(args, kwargs, args[1] if func is Tensor.__setitem__ else None)
             if instead is None:
                 result = self._scoped(func, args, kwargs)
+                selections.after()
                 if func in (Tensor.item, Tensor.tolist):
                     return as_python(result)
                 return _as_given(result, given, args)

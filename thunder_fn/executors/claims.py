@@ -179,7 +179,7 @@ class _Claiming:
             else frozenset[Trace]()
         )
         walk = _Walk(self, shared, TraceBuilder(trace.name), {})
-        outputs = walk.run(trace, tuple(walk.builder.input(var.type) for var in trace.inputs))
+        outputs = walk.run(trace, walk.builder.take(trace.input_types))
         part = Part(walk.builder.build(outputs), walk.notes)
         part = part.without(*drop_dead(part.trace))
         part = part.without(*drop_copies(part.trace))
@@ -229,7 +229,7 @@ class _Claiming:
         if all(is_final(equation) for equation in part.trace.equations):
             return part
         walk = _Walk(self, frozenset(), TraceBuilder(part.trace.name), {}, part.notes)
-        arguments = tuple(walk.builder.input(var.type) for var in part.trace.inputs)
+        arguments = walk.builder.take(part.trace.input_types)
         outputs = walk.expand(part.trace, arguments, shared, written)
         return Part(walk.builder.build(outputs), walk.notes)
 

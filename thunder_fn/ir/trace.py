@@ -343,6 +343,11 @@ class Equation:
         (body,) = self.bodies
         return body
 
+    @property
+    def literals(self) -> dict[str, Any]:
+        """The values of the keyword arguments that are literals, by name."""
+        return {key: arg.value for key, arg in self.kwargs if isinstance(arg, Literal)}
+
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Trace(Shown):
@@ -607,6 +612,10 @@ class TraceBuilder:
         var = self.fresh(type)
         self.inputs.append(var)
         return var
+
+    def take(self, types: Iterable[Type]) -> tuple[Var, ...]:
+        """Append an input of each type and return their variables."""
+        return tuple([self.input(type) for type in types])
 
     def constant(
         self, tensor: torch.Tensor, type: Type | None = None, *, owned: bool = False

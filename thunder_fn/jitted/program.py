@@ -18,8 +18,16 @@ from typing import Any
 import torch
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.capture import TENSOR, Captured, GradRead, capture, current
-from thunder_fn.capture.apply import restride, write, write_back
+from thunder_fn.capture import TENSOR, Alias, Captured, GradRead, capture, current
+from thunder_fn.capture.apply import (
+    is_layout,
+    is_view_step,
+    restride,
+    viewed,
+    views_after,
+    write,
+    write_back,
+)
 from thunder_fn.capture.failures import check_aliases, source_of
 from thunder_fn.capture.garbage import no_collections
 from thunder_fn.capture.numbers.arguments import Symbolic, value_at
@@ -34,7 +42,7 @@ from thunder_fn.executors import Executor, Program, any_fuses, lower
 from thunder_fn.executors.reuse import find_aliases, is_dense
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.ir.constraints import constraints_of
-from thunder_fn.ir.trace import Source, Trace, Var, cut
+from thunder_fn.ir.trace import Atom, Source, Trace, Var, cut
 from thunder_fn.jitted.autograd.bridge import Bridge, bridge
 from thunder_fn.jitted.call import Call
 from thunder_fn.jitted.callpath import Namespace, put_together, skeleton
@@ -390,6 +398,7 @@ class _Execution:
         self.with_bits = {
             name: f"plain_{name}" for name, value in pairs if internals.bits_in_memory(value)
         }
+        self.constants = constants
         followed = (
             tensor.requires_grad for tensor in (*constants, *(tensor for _, tensor in tensors))
         )
@@ -442,6 +451,7 @@ class _Execution:
         ) in self.with_bits.items():  # values in a trace have no conjugate or negative bit
             lines.append(f"    {indent}{new} = {self.names.bind(internals.plain, 'plain')}({name})")
         lines.append(f"    {line}")
+        lines += self.views(values)
         lines += self.own_leaves(values)
         if self.bridge is not None:
             active = [
@@ -492,12 +502,14 @@ class _Execution:
         atom = self.trace.outputs[position]
         written = self.trace.outputs[self.captured.num_results :]
         alias = next((one for one in self.captured.aliases if one.result == position), None)
-        if alias is not None and self.targets[alias.write] not in self.given:
-            target = self.targets[alias.write]
-            if alias.is_symbolic:
-                view = self.names.bind(partial(alias.among, self.trace.inputs), "alias")
-                return f"{view}({', '.join((target, *self.inputs))})"
-            return f"{self.names.bind(alias.of, 'alias')}({target})"
+        if alias is not None and alias.is_written:
+            places = [write.target for write in self.captured.writes]
+            target = self.targets[_index(places, alias.source)]
+            if target not in self.given:
+                return self.view(alias, target)
+        view = self.view_of_written(position, atom) if alias is None else None
+        if view is not None:
+            return view
         if isinstance(atom, Var) and atom in written:
             target = self.targets[written.index(atom)]
             return f"{target}.detach()" if target in self.given else target
@@ -518,6 +530,63 @@ class _Execution:
             others = [self.inputs[root] for root in roots if root < len(self.inputs)]
             return f"{self.names.bind(own, 'own')}({', '.join((values[position], *others))})"
         return values[position]
+
+    def view_of_written(self, position: int, atom: Atom) -> str | None:
+        """The expression for a result that is by views what a tensor was changed to."""
+        written = self.trace.outputs[self.captured.num_results :]
+        for target, new in zip(self.targets, written, strict=True):
+            if isinstance(new, Var) and atom != new and target not in self.given:
+                view = views_after(self.trace, atom, new, has_bits=target in self.with_bits)
+                if view is not None:
+                    is_active = self.bridge is not None and self.bridge.active[position]
+                    given = (target if is_active else f"{target}.detach()", *self.inputs)
+                    return f"{self.names.bind(view, 'view')}({', '.join(given)})"
+        return None
+
+    def views(self, values: Sequence[str]) -> Iterator[str]:
+        """Lines that take results of inputs which nothing is written to, each tensor once."""
+        first: dict[Any, str] = {}
+        for alias in self.captured.aliases:
+            atom = self.trace.outputs[alias.result]
+            source = None if alias.is_written else self.viewed_by(alias, atom)
+            if source is not None:
+                value = values[alias.result]
+                yield f"    {value} = {first.get(atom) or self.view(alias, source)}"
+                first.setdefault(atom, value)
+
+    def view(self, alias: Alias, source: str) -> str:
+        """The expression for a result that is a view of the source."""
+        if alias.is_symbolic:
+            view = self.names.bind(partial(alias.among, self.trace.inputs), "alias")
+            return f"{view}({', '.join((source, *self.inputs))})"
+        return f"{self.names.bind(alias.of, 'alias')}({source})"
+
+    def viewed_by(self, alias: Alias, atom: Atom) -> str | None:
+        """The tensor that a result is to be taken of; None if the program's value lies there, or if
+        the history of that is another.
+        """
+        place = alias.source
+        if isinstance(place, torch.Tensor):
+            first = len(self.leaves)
+            own = (first + i for i, one in enumerate(self.constants) if one is alias.source)
+            place = next(own, None)
+        if place is None or self.inputs[place] in self.given:
+            return None
+        name, source = self.inputs[place], self.trace.inputs[place]
+        if name not in self.with_bits and viewed(self.trace, atom, is_view_step) == source:
+            return None
+        if self.bridge is None or not self.bridge.active[alias.result]:
+            return f"{name}.detach()"
+        return name if viewed(self.trace, atom, is_layout) == source else None
+
+
+def _index(targets: Sequence[int | torch.Tensor], target: int | torch.Tensor) -> int:
+    """The place of a target, which is an int or this very tensor."""
+    return next(
+        i
+        for i, one in enumerate(targets)
+        if one is target or (isinstance(one, int) and one == target)
+    )
 
 
 class _Lazily:

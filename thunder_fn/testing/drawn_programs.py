@@ -197,7 +197,7 @@ class Draft:
         returns, if given.
         """
         builder = TraceBuilder(name)
-        draft = Draft(builder, [builder.input(type) for type in types])
+        draft = Draft(builder, list(builder.take(types)))
         for step in program.steps:
             draft.take(step)
         draft.picks = iter(program.outputs)

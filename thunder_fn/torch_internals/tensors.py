@@ -95,6 +95,18 @@ def bits_in_memory(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tuple(view for view, is_set in bits if is_set)
 
 
+def memory_as(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """View memory as elements of another dtype: as pairs of real numbers, or of the same size.
+
+    Real numbers that stand for complex ones stay what they are.
+    """
+    if tensor.is_complex() and not dtype.is_complex and tensor.itemsize == 2 * dtype.itemsize:
+        return torch.view_as_real(tensor)
+    if tensor.dtype == dtype or tensor.itemsize != dtype.itemsize:
+        return tensor
+    return tensor.view(dtype)
+
+
 def bits_between(tensor: torch.Tensor, other: torch.Tensor) -> tuple[Any, ...]:
     """The ops that give a tensor the bits of another."""
     with no_torch_function():

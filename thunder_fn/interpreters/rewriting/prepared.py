@@ -46,9 +46,7 @@ class Layout:
         ones.
         """
         builder = TraceBuilder("decode")
-        return self.rewritten(
-            builder.build(tuple(builder.input(type) for type in self.types))
-        ).compute
+        return self.rewritten(builder.build(builder.take(self.types))).compute
 
     @cached_property
     def part_shapes(self) -> dict[str, tuple[int, ...]]:

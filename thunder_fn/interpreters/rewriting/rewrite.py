@@ -21,7 +21,8 @@ from thunder_fn.errors import RewriteError
 from thunder_fn.interpreters.rewriting.representation import Kept, Representation, Step
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import ops
-from thunder_fn.ir.rules import INVARIANT, PARTIAL_EVAL, SLICED, memo
+from thunder_fn.ir.memos import memo
+from thunder_fn.ir.rules import INVARIANT, PARTIAL_EVAL, SLICED
 from thunder_fn.ir.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Type, Var
 from thunder_fn.ir.walking import inline_into
 
@@ -91,7 +92,7 @@ def compose(second: Rewrite, first: Rewrite) -> Rewrite:
 
 def _chain(name: str, first: Trace, second: Trace) -> Trace:
     builder = TraceBuilder(name)
-    middle = inline_into(builder, first, tuple(builder.input(var.type) for var in first.inputs))
+    middle = inline_into(builder, first, builder.take(first.input_types))
     return builder.build(inline_into(builder, second, middle))
 
 
@@ -165,7 +166,7 @@ def _side_by_side(name: str, columns: list[tuple[Trace | None, tuple[Type, ...]]
     """Traces next to each other, each on inputs of its own; None passes its inputs on."""
     builder, outputs = TraceBuilder(name), list[Atom]()
     for column, types in columns:
-        inputs = tuple(builder.input(type) for type in types)
+        inputs = builder.take(types)
         outputs += inputs if column is None else inline_into(builder, column, inputs)
     return builder.build(tuple(outputs))
 
