@@ -122,7 +122,7 @@ def remembering() -> Generator[None]:
 
 
 _known: ContextVar[dict[Any, tuple[Any, Any]] | None] = ContextVar("known", default=None)
-"""What was computed of a trace, with the objects whose identities are the key."""
+"""Results of this trace, with the objects whose identities are the key."""
 
 
 def once(transform: Transform, trace: Trace) -> Trace:
