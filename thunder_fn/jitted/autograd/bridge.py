@@ -29,7 +29,8 @@ from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.grad import forward_backward
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.constraints import close_symbols, constraints_of
-from thunder_fn.ir.rules import Split, memo
+from thunder_fn.ir.memos import memo
+from thunder_fn.ir.rules import Split
 from thunder_fn.ir.trace import (
     Atom,
     Equation,
