@@ -281,8 +281,8 @@ def capture(  # noqa: PLR0913 - options, by keyword
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """Findings of captures of a function for the next one: numbers in the state of objects that have
-    to be inputs, and the objects.
+    """Findings of captures of a function for the next one: numbers in the state of objects that
+    have to be inputs, and the objects.
     """
 
     places: frozenset[Any]
