@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -35,7 +34,8 @@ from thunder_fn.derived.quirks.statistics import STATISTICS, with_own_statistics
 from thunder_fn.errors import MissingRule, located
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.constraints import fixes_numbers, names_of, pinned, renamed
-from thunder_fn.ir.rules import Mask, Residual, Split, chosen, memo
+from thunder_fn.ir.memos import kept_of_ops, memo
+from thunder_fn.ir.rules import Mask, Residual, Split, chosen
 from thunder_fn.ir.symbols import is_symbolic
 from thunder_fn.ir.trace import (
     Atom,
@@ -231,7 +231,7 @@ VJP_ATTEMPTS: tuple[Attempt[VjpQuestion, Split | Trace], ...] = (
 """The attempts at a rule for reverse mode, in order."""
 
 
-@lru_cache(maxsize=65536)
+@kept_of_ops(65536)
 def vjp_rule(
     single: Trace, wanted_inputs: Mask, wanted_outputs: Mask, transposed: Mask = ()
 ) -> Split | Trace:
@@ -453,7 +453,7 @@ def attention_by_meaning(equation: Equation, read: Callable[[Var], Any]) -> tupl
     )
 
 
-@lru_cache(maxsize=4096)
+@kept_of_ops(4096)
 def meaning_of_attention(single: Trace) -> Trace:
     """An attention kernel with plain ops; the results that no derivative goes through are the
     kernel's own.
@@ -486,7 +486,7 @@ def ill_defined(equation: Equation) -> str:
     )
 
 
-@lru_cache(maxsize=65536)
+@kept_of_ops(65536)
 def differentiable_outputs(single: Trace, active: Mask) -> Mask:
     """Tell which outputs of a leaf autograd follows when the active inputs require grad.
 

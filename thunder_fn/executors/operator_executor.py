@@ -26,7 +26,7 @@ from thunder_fn.executors.base import (
 from thunder_fn.executors.matching import LAYOUT_IS_UNKNOWN, apply_to, keys_of, located_in
 from thunder_fn.executors.operators import Function, Operator
 from thunder_fn.ir import ops
-from thunder_fn.ir.rules import memo
+from thunder_fn.ir.memos import memo
 from thunder_fn.ir.text import shown
 from thunder_fn.ir.trace import Equation, Trace
 from thunder_fn.structured.shared import custom_calls as calls

@@ -21,7 +21,8 @@ from thunder_fn.interpreters.cheap_residuals import recomputable
 from thunder_fn.interpreters.shapes import reshaped_inputs, transposed_matrices
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import ops
-from thunder_fn.ir.rules import VJP, Mask, Split, chosen, memo, numbered
+from thunder_fn.ir.memos import memo
+from thunder_fn.ir.rules import VJP, Mask, Split, chosen, numbered
 from thunder_fn.ir.splitting import late_half, split
 from thunder_fn.ir.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Var
 from thunder_fn.ir.walking import inline_into, put, walk

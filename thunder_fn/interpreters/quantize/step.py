@@ -14,7 +14,7 @@ from thunder_fn.interpreters.rewriting.filters import NOTHING, Filter, in_stacks
 from thunder_fn.interpreters.rewriting.part_calls import EMBEDDING, LINEAR, Calls
 from thunder_fn.interpreters.rewriting.representation import Representation
 from thunder_fn.interpreters.rewriting.tracing import traced
-from thunder_fn.ir.rules import memo
+from thunder_fn.ir.memos import memo
 from thunder_fn.ir.trace import TensorType, static_shape
 
 

@@ -7,9 +7,10 @@
 Composing rewrites composes traces, so "quantize, then shard" and "shard, then quantize" are two
 compositions of the same values. A rewrite comes from a **Representation** of some parameters. It
 has the parts of each and the way back from the parts. It also has the calls that can work on the
-parts, such as a linear layer on int8 weights. `represent` is the interpreter that carries representations through
-a trace, into bodies, to where they are used. A rule's results may be represented, too (`Kept`):
-each rank has a share of a column layer's results, until an op needs all of them.
+parts, such as a linear layer on int8 weights. `represent` is the interpreter that carries
+representations through a trace, into bodies, to where they are used. A rule's results may be
+represented, too (`Kept`): each rank has a share of a column layer's results, until an op needs all
+of them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from thunder_fn.errors import RewriteError
 from thunder_fn.interpreters.rewriting.representation import Kept, Representation, Step
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import ops
-from thunder_fn.ir.rules import INVARIANT, PARTIAL_EVAL, SLICED, memo
+from thunder_fn.ir.memos import memo
+from thunder_fn.ir.rules import INVARIANT, PARTIAL_EVAL, SLICED
 from thunder_fn.ir.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Type, Var
 from thunder_fn.ir.walking import inline_into
 
