@@ -13,7 +13,7 @@ Functions in, functions out:
     modules          functional_call, functionalize, stack_module_state, functional_optimizer
     parameters       quantize, lora, fsdp, ddp, tensor_parallel
 Look at what became of them:
-    traces           trace, eval_shape, evaluate, check, simplify
+    traces           trace, eval_shape, evaluate, check, simplify, clear_caches
     calls            last_traces, last_backward_traces, last_prologue_traces, cache_info, explain_misses, explain_claims
     modules          random (keys), debug, inspect (reports), errors; to import: extend, executors, recipes, testing, benchmarks
 
@@ -53,6 +53,7 @@ from thunder_fn.interpreters.checkpoint.policies import checkpoint_policies
 from thunder_fn.interpreters.clean import simplify
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.ir.check import check
+from thunder_fn.ir.memos import clear_caches
 from thunder_fn.jitted import (
     cache_info,
     explain_claims,
@@ -86,6 +87,7 @@ __all__ = [
     "autocast_policy",
     "cache_info",
     "check",
+    "clear_caches",
     "checkpoint",
     "checkpoint_name",
     "checkpoint_policies",

@@ -324,34 +324,11 @@ class FunctionalOptimizer:
                 optimizer.state[leaf] = _working(entry, step)
         before, attributes = _snapshot(own), _snapshot(_attributes(optimizer))
         optimizer.step()
-        written = {
-            key
-            for key, value in _snapshot(own).items()
-            if key not in before or before[key] != value
-        }
-        others = [key for key in optimizer.state if not any(key is leaf for leaf in new)]
-        kept = {
-            key: value
-            for key, value in _snapshot(_attributes(optimizer)).items()
-            if attributes.get(key) != value
-        }
-        if others or kept:
-            where = [f"its attribute {key!r}" for key in sorted(kept)] or [
-                "its state, of no parameter"
-            ]
-            what = (
-                f"functional_optimizer: a step of {type(optimizer).__name__} keeps values in"
-                f" {', '.join(where)}"
-            )
-            raise OptimizerError(
-                f"{what}\nUse the optimizer as it is, on the parameters of a jitted module."
-            )
+        _check_kept(optimizer, new, attributes)
+        after = _snapshot(own)
+        written = {key for key in after if key not in before or before[key] != after[key]}
         entries = [dict(optimizer.state[leaf]) if leaf in optimizer.state else {} for leaf in new]
-        return (
-            new,
-            entries,
-            {key: value for key, value in own.items() if key in written | set(group)},
-        )
+        return new, entries, {key: own[key] for key in own if key in written | set(group)}
 
     def _made(self, leaves: list[torch.Tensor], *, follows: bool = False) -> torch.optim.Optimizer:
         """The optimizer. It checks numbers when it is made; tensors among its options are set
@@ -423,6 +400,20 @@ def _attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         for key, value in vars(optimizer).items()
         if key not in ("state", "param_groups", "defaults")
     }
+
+
+def _check_kept(
+    optimizer: torch.optim.Optimizer, leaves: Sequence[torch.Tensor], before: Mapping[str, Any]
+) -> None:
+    """Raise if a step kept values in the optimizer's attributes, or in a state of no parameter."""
+    others = [key for key in optimizer.state if not any(key is leaf for leaf in leaves)]
+    after = _snapshot(_attributes(optimizer))
+    kept = sorted(key for key, value in after.items() if before.get(key) != value)
+    if others or kept:
+        where = [f"its attribute {key!r}" for key in kept] or ["its state, of no parameter"]
+        what = f"a step of {type(optimizer).__name__} keeps values in {', '.join(where)}"
+        fix = "Use the optimizer as it is, on the parameters of a jitted module."
+        raise OptimizerError(f"functional_optimizer: {what}\n{fix}")
 
 
 def _snapshot(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -565,27 +556,19 @@ def _adafactor(  # noqa: PLR0913 - PyTorch's signature
     for param, given, row, column, variance, step in zip(
         params, grads, row_vars, col_vars, variances, state_steps, strict=True
     ):
-        grad, least, root = (
-            -given if maximize else given,
-            eps1 or torch.finfo(param.dtype).eps,
-            param.numel() ** 0.5,
-        )
+        grad, root = -given if maximize else given, param.numel() ** 0.5
+        least = eps1 or torch.finfo(param.dtype).eps
         step += 1
         share = (step**beta2_decay).to(param.dtype)
-        rate = torch.minimum(
-            1 / step**0.5, torch.as_tensor(lr, dtype=step.dtype, device=step.device)
-        )
+        most = torch.as_tensor(lr, dtype=step.dtype, device=step.device)
+        rate = torch.minimum(1 / step**0.5, most)
         scale: Any = (param.norm(2).double() / root).clamp_min(eps2) * rate
         if weight_decay:
             param.mul_(1 - lr * weight_decay)
         if grad.dim() > 1:
             for mean, dim in ((row, -1), (column, -2)):
-                squares = (
-                    torch.linalg.vector_norm(grad, dim=dim, keepdim=True)
-                    .square()
-                    .div(grad.shape[dim])
-                )
-                mean.lerp_(squares, share)
+                norms = torch.linalg.vector_norm(grad, dim=dim, keepdim=True)
+                mean.lerp_(norms.square().div(grad.shape[dim]), share)
             estimate = (row @ column).div(row.mean(dim=-2, keepdim=True).clamp(min=least))
         else:
             estimate = variance.lerp_(grad * grad, share).clone()

@@ -262,6 +262,9 @@ def _capture(  # noqa: PLR0913 - options, by keyword
     has_symbols: bool,
     returning: Callable[[Any], Callable[[Any], Any]] | None,
 ) -> Captured:
+    outer = current()
+    if outer is not None:
+        outer.selections.settle()
     leaves, in_spec = pytree.flatten((args, kwargs or {}))
     first: dict[int, int] = {}
     place_of = {
@@ -275,7 +278,7 @@ def _capture(  # noqa: PLR0913 - options, by keyword
     recorder = Recorder(
         track_no_grad=track_no_grad,
         symbolic=has_symbols,
-        outer=current(),
+        outer=outer,
         inside=inside,
         is_same_function=shares,
     )
@@ -398,6 +401,7 @@ def _end(
     tracers: list[torch.Tensor],
     result: Any,
 ) -> _End:
+    recorder.selections.settle()
     positions = {id(tensor): position for position, tensor in enumerate(tensors)}
     reads = recorder.properties.reads(positions)  # by the function: those below are ours
     leaves, spec = pytree.flatten(result)

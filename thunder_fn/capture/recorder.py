@@ -38,6 +38,7 @@ from thunder_fn.capture.replaced.default_dtype import promoted
 from thunder_fn.capture.replaced.gradients import Gradients
 from thunder_fn.capture.replaced.layout import with_plain_layout
 from thunder_fn.capture.replaced.leaf_ops import ALIASES, LIFTS, PHYSICAL, RESHAPES, SAME
+from thunder_fn.capture.selections import Selections
 from thunder_fn.capture.supported import (
     EscapedValue,
     check_results,
@@ -121,6 +122,7 @@ class Recorder:
                 self.decisions.on_assertion, is_rule=not track_no_grad
             )
         self.history = History(self, is_tracked=track_no_grad)
+        self.selections = Selections(self)
         told = self.history if track_no_grad else None
         self.functional_mode = internals.TracerMode(
             self._remember, self._on_higher_order, told, pure_call, self._on_attribute
@@ -210,6 +212,7 @@ class Recorder:
         self.gradients.forget()
         self.properties.forget()
         self.history.forget()
+        self.selections.forget()
         self.decisions.forget()
         self.refused = None
         self.module_paths.clear()

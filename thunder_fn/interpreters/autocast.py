@@ -37,8 +37,9 @@ from thunder_fn.derived.leaf_vjp import alone
 from thunder_fn.errors import AutocastError, located
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.check import fake_result_types
+from thunder_fn.ir.memos import memo
 from thunder_fn.ir.pretty import format_equation
-from thunder_fn.ir.rules import FREE_TYPES, memo
+from thunder_fn.ir.rules import FREE_TYPES
 from thunder_fn.ir.trace import (
     Atom,
     Equation,

@@ -7,7 +7,7 @@ from __future__ import annotations
 from thunder_fn.interpreters.fold import fold_constants
 from thunder_fn.interpreters.noops import drop_noops
 from thunder_fn.interpreters.simplify import cse, dce
-from thunder_fn.ir.rules import memo
+from thunder_fn.ir.memos import memo
 from thunder_fn.ir.trace import Trace
 
 

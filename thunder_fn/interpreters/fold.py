@@ -12,7 +12,7 @@ import torch
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.noops import leaving_variables
 from thunder_fn.interpreters.simplify import is_kept
-from thunder_fn.ir.rules import memo
+from thunder_fn.ir.memos import memo
 from thunder_fn.ir.trace import Constant, Equation, TensorType, Trace, Var, cut
 
 LIMIT_BYTES = 1 << 16

@@ -12,6 +12,7 @@ executors know by its name.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from thunder_fn.derived.activity import activity, contributions, usefulness
@@ -20,7 +21,8 @@ from thunder_fn.interpreters.cheap_residuals import recomputable
 from thunder_fn.interpreters.shapes import reshaped_inputs, transposed_matrices
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import ops
-from thunder_fn.ir.rules import VJP, Mask, Split, chosen, memo, numbered
+from thunder_fn.ir.memos import memo
+from thunder_fn.ir.rules import VJP, Mask, Split, chosen, numbered
 from thunder_fn.ir.splitting import late_half, split
 from thunder_fn.ir.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Var
 from thunder_fn.ir.walking import inline_into, put, walk
@@ -75,27 +77,38 @@ def forward_backward(
     outputs = walk(builder, trace, builder.take(trace.input_types), forward)
     reshaped, first = reshaped_inputs(builder), builder.num_vars
     backward = _Backward(builder, fused)
-    for atom, wanted in zip(trace.outputs, wanted_outputs, strict=True):
-        if wanted:
-            backward.seed(atom, isinstance(atom, Var) and useful[atom.index])
-    for var, flag in zip(trace.inputs, seeded or (False,) * len(trace.inputs), strict=True):
-        if flag:
-            backward.seed(var, True)
+    for atom in chosen(trace.outputs, wanted_outputs):
+        backward.seed(atom, isinstance(atom, Var) and useful[atom.index])
+    for var in chosen(trace.inputs, seeded) if seeded else ():
+        backward.seed(var, True)
     for step in reversed(steps):
         backward.step(step)
     asked = chosen(trace.inputs, wanted_inputs)
     gradients = [backward.cotangents.get(var.index) for var in asked]
     found = [gradient for gradient in gradients if gradient is not None]
-    late = range(first, builder.num_vars)
-    again = set(reshaped)
-    is_again = lambda equation: equation.outputs[0].index in again
-    halves = split(builder, late, (outputs, found), again=is_again)
-    if fused:
-        _, carried = late_half(builder, builder.equations, late, found, is_again)
-        again |= recomputable(builder, late, halves, tuple(carried.values()))
-        halves = split(builder, late, (outputs, found), again=is_again)
+    halves = _halves(builder, first, (outputs, found), set(reshaped), fused)
     places = numbered([gradient is not None for gradient in gradients])
     return replace(halves, gradients=places)
+
+
+def _halves(
+    builder: TraceBuilder,
+    first: int,
+    outputs: tuple[Sequence[Atom], Sequence[Atom]],
+    again: set[int],
+    fused: bool,
+) -> Split:
+    """Cut a forward and its backward, whose variables begin with `first`, apart; what is in `again`
+    is computed in both.
+    """
+    late = range(first, builder.num_vars)
+    is_again = lambda equation: equation.outputs[0].index in again
+    halves = split(builder, late, outputs, again=is_again)
+    if fused:
+        _, carried = late_half(builder, builder.equations, late, outputs[1], is_again)
+        again |= recomputable(builder, late, halves, tuple(carried.values()))
+        halves = split(builder, late, outputs, again=is_again)
+    return halves
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,9 @@ from thunder_fn.interpreters.grad import forward_backward, type_of_cotangent, ze
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import ops
 from thunder_fn.ir.constraints import finds_numbers, fixes_numbers
+from thunder_fn.ir.memos import memo
 from thunder_fn.ir.pairs import Companion, through_bodies
-from thunder_fn.ir.rules import JVP, JvpRule, Mask, chosen, memo
+from thunder_fn.ir.rules import JVP, JvpRule, Mask, chosen
 from thunder_fn.ir.trace import Atom, Equation, Op, Trace, TraceBuilder, Var
 from thunder_fn.ir.walking import inline_into, put, walk
 

@@ -8,14 +8,13 @@ stay so. Only rewrites that keep every bit are here: `x + 0` is none, as it turn
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.ir import facts, ops
-from thunder_fn.ir.rules import memo
+from thunder_fn.ir.memos import kept_of_ops, memo
 from thunder_fn.ir.trace import (
     Arg,
     Equation,
@@ -75,7 +74,7 @@ def leaving_variables(trace: Trace) -> set[int]:
     return found
 
 
-@cache
+@kept_of_ops()
 def is_alias(op: Op) -> bool:
     """Test whether results may lie in the memory of operands."""
     return op.kind != "leaf" or ops.is_view(op) or internals.is_decomposed(ops.overload(op))

@@ -9,7 +9,8 @@ from dataclasses import replace
 from thunder_fn.errors import MissingRule, located
 from thunder_fn.interpreters.carried import self_contained
 from thunder_fn.interpreters.simplify import dce, inline, is_kept
-from thunder_fn.ir.rules import DCE, PARTIAL_EVAL, Mask, Split, chosen, memo
+from thunder_fn.ir.memos import memo
+from thunder_fn.ir.rules import DCE, PARTIAL_EVAL, Mask, Split, chosen
 from thunder_fn.ir.splitting import dependent, handing_on, split
 from thunder_fn.ir.symbols import finders
 from thunder_fn.ir.trace import Equation, Trace, Var, num_vars

@@ -6,7 +6,8 @@ from dataclasses import replace
 from functools import partial
 
 from thunder_fn.ir import ops
-from thunder_fn.ir.rules import DCE, Mask, chosen, memo
+from thunder_fn.ir.memos import memo
+from thunder_fn.ir.rules import DCE, Mask, chosen
 from thunder_fn.ir.symbols import finders, made_by
 from thunder_fn.ir.trace import Atom, Equation, Trace, TraceBuilder, Var, cut
 from thunder_fn.ir.walking import merged, put, rewritten, walk

@@ -19,7 +19,8 @@ from thunder_fn.derived.leaf_vmap import batched_type, vmap_rule
 from thunder_fn.derived.quirks.statistics import STATISTICS
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import ops
-from thunder_fn.ir.rules import VMAP, Mask, memo
+from thunder_fn.ir.memos import memo
+from thunder_fn.ir.rules import VMAP, Mask
 from thunder_fn.ir.trace import (
     Atom,
     Dim,

@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, wraps
 from typing import Any, Generic, Literal as Choice, ParamSpec, TypeVar, cast
 
 from thunder_fn.errors import MissingRule, located
@@ -38,34 +37,6 @@ def numbered(flags: Iterable[object]) -> tuple[int | None, ...]:
     """Number the flags that are set: (True, False, True) gives (0, None, 1)."""
     numbers = itertools.count()
     return tuple([next(numbers) if flag else None for flag in flags])
-
-
-def memo(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Remember what a pure function of traces returns.
-
-    Two traces that are equal but for names and sources have answers of their own. Names in print
-    and lines in errors are those of the trace that was asked about. A trace that closes over
-    tensors of the user is not remembered, since that would keep them alive. Its bodies, where the
-    work is, are closed.
-    """
-
-    def decorate(f: Callable[P, R]) -> Callable[P, R]:
-        @lru_cache(maxsize)
-        def remembered(origins: tuple[int, ...], *args: P.args, **kwargs: P.kwargs) -> R:
-            return f(*args, **kwargs)
-
-        @wraps(f)
-        def asked(*args: P.args, **kwargs: P.kwargs) -> R:
-            traces = [arg for arg in args if isinstance(arg, Trace)]
-            if any(not constant.owned for trace in traces for constant in trace.constants):
-                return f(*args, **kwargs)
-            return remembered(tuple(trace.origin for trace in traces), *args, **kwargs)
-
-        asked.cache_clear = remembered.cache_clear  # type: ignore[attr-defined]
-        asked.cache_info = remembered.cache_info  # type: ignore[attr-defined]
-        return asked
-
-    return decorate
 
 
 @dataclass(frozen=True, slots=True)

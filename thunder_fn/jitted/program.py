@@ -24,6 +24,7 @@ from thunder_fn.capture.apply import (
     is_view_step,
     restride,
     viewed,
+    views_after,
     write,
     write_back,
 )
@@ -506,6 +507,9 @@ class _Execution:
             target = self.targets[_index(places, alias.source)]
             if target not in self.given:
                 return self.view(alias, target)
+        view = self.view_of_written(position, atom) if alias is None else None
+        if view is not None:
+            return view
         if isinstance(atom, Var) and atom in written:
             target = self.targets[written.index(atom)]
             return f"{target}.detach()" if target in self.given else target
@@ -526,6 +530,18 @@ class _Execution:
             others = [self.inputs[root] for root in roots if root < len(self.inputs)]
             return f"{self.names.bind(own, 'own')}({', '.join((values[position], *others))})"
         return values[position]
+
+    def view_of_written(self, position: int, atom: Atom) -> str | None:
+        """The expression for a result that is by views what a tensor was changed to."""
+        written = self.trace.outputs[self.captured.num_results :]
+        for target, new in zip(self.targets, written, strict=True):
+            if isinstance(new, Var) and atom != new and target not in self.given:
+                view = views_after(self.trace, atom, new, has_bits=target in self.with_bits)
+                if view is not None:
+                    is_active = self.bridge is not None and self.bridge.active[position]
+                    given = (target if is_active else f"{target}.detach()", *self.inputs)
+                    return f"{self.names.bind(view, 'view')}({', '.join(given)})"
+        return None
 
     def views(self, values: Sequence[str]) -> Iterator[str]:
         """Lines that take results of inputs which nothing is written to, each tensor once."""

@@ -40,6 +40,7 @@ from thunder_fn.interpreters.jvp import jvp_trace
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.interpreters.vmap import batch, batched_outputs
 from thunder_fn.ir.check import check_operands, check_types
+from thunder_fn.ir.memos import memo
 from thunder_fn.ir.rules import (
     CHECK,
     DCE,
@@ -53,7 +54,6 @@ from thunder_fn.ir.rules import (
     Split,
     chosen,
     keep_all,
-    memo,
     numbered,
 )
 from thunder_fn.ir.trace import (

@@ -23,7 +23,7 @@ import torch
 
 from thunder_fn.interpreters.simplify import dce, is_kept
 from thunder_fn.ir import ops
-from thunder_fn.ir.rules import memo
+from thunder_fn.ir.memos import memo
 from thunder_fn.ir.trace import (
     Atom,
     Equation,

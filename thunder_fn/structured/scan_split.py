@@ -156,14 +156,9 @@ def _backward(
     body = _backward_body(
         equation, loop, split, placed, question, residuals, is_const, gradients, summed
     )
-    parts = (
-        chosen(given, is_const),
-        (*carry_cts, *sums),
-        (*chosen(given, [not flag for flag in is_const]), *ys_cts),
-    )
-    results = add_scan(
-        builder, replace(loop, reverse=not loop.reverse), body, parts, equation.source
-    )
+    xs = (*chosen(given, [not flag for flag in is_const]), *ys_cts)
+    parts, back = (chosen(given, is_const), (*carry_cts, *sums), xs), not loop.reverse
+    results = add_scan(builder, replace(loop, reverse=back), body, parts, equation.source)
     live = [i for i, flag in enumerate(question.live) if flag]
     wanted_carry = loop.parts(question.wanted_inputs)[1]
     stacks = iter(range(len(carry_cts) + len(sums), len(results)))

@@ -165,42 +165,39 @@ def _add_masked(
     condition, body = equation.bodies
     alive, _ = batch(condition, (*flags[0], *flags[1]), size, randomness)
     new = batched_outputs(*batch(body, (*flags[0], *flags[1]), size, randomness), flags[1], size)
-    device = tensor_type(alive.output_types[0]).device
-    masks = TensorType(torch.bool, (size,), device)
-    const_types = tuple(alive.input_types[: len(consts)])
-    carry_types = tuple(alive.input_types[len(consts) :])
-    inputs = (*const_types, masks, *carry_types, *carry_types)
-    outer = TraceBuilder("any_alive")
-    values = outer.take(inputs)
-    some = outer.add(
-        ops.leaf(aten.any.default), (values[len(consts)],), (TensorType(torch.bool, (), device),)
-    )
-    inner = TraceBuilder(body.name)
-    values = inner.take(inputs)
-    own_consts, mask = values[: len(consts)], values[len(consts)]
-    carry, last = values[len(consts) + 1 :][: len(start)], values[len(consts) + 1 + len(start) :]
-    used = [where(inner, mask, value, safe) for value, safe in zip(carry, last, strict=True)]
-    results = inline_into(inner, new, (*own_consts, *used))
-    kept = [where(inner, mask, value, old) for value, old in zip(results, carry, strict=True)]
-    (more,) = inline_into(inner, alive, (*own_consts, *kept))
-    (still,) = inner.add(ops.leaf(aten.logical_and.default), (mask, more), (masks,))
-    bodies = (outer.build(some), inner.build((still, *kept, *used)))
     (first,) = inline_into(builder, alive, (*consts, *start))
     assert isinstance(first, Var), "a condition for each example is a variable"
     own = tuple(
         _of_some_alive(builder, first, value) if flag else value
         for value, flag in zip(consts, flags[0], strict=True)
     )
-    safe_start = tuple(_of_some_alive(builder, first, value) for value in start)
-    results = add_while(
-        builder,
-        bodies,
-        own,
-        (first, *start, *safe_start),
-        While.of(equation).max_steps,
-        equation.source,
+    carry = (first, *start, *(_of_some_alive(builder, first, value) for value in start))
+    bodies, steps = _masked_bodies(alive, new, len(consts)), While.of(equation).max_steps
+    return add_while(builder, bodies, own, carry, steps, equation.source)[1 : 1 + len(start)]
+
+
+def _masked_bodies(alive: Trace, new: Trace, num_consts: int) -> tuple[Trace, Trace]:
+    """The bodies of a loop on consts, a mask of the examples that run, their carries, and the
+    values that the body runs on for each.
+    """
+    const_types, carry_types = new.input_types[:num_consts], new.input_types[num_consts:]
+    masks = tensor_type(alive.output_types[0])
+    inputs = (*const_types, masks, *carry_types, *carry_types)
+    outer = TraceBuilder("any_alive")
+    mask = outer.take(inputs)[num_consts]
+    some = outer.add(
+        ops.leaf(aten.any.default), (mask,), (TensorType(torch.bool, (), masks.device),)
     )
-    return results[1 : 1 + len(start)]
+    inner = TraceBuilder(new.name)
+    values = inner.take(inputs)
+    consts, mask, both = values[:num_consts], values[num_consts], values[num_consts + 1 :]
+    carry, last = both[: len(carry_types)], both[len(carry_types) :]
+    used = [where(inner, mask, value, safe) for value, safe in zip(carry, last, strict=True)]
+    results = inline_into(inner, new, (*consts, *used))
+    kept = [where(inner, mask, value, old) for value, old in zip(results, carry, strict=True)]
+    (more,) = inline_into(inner, alive, (*consts, *kept))
+    (still,) = inner.add(ops.leaf(aten.logical_and.default), (mask, more), (masks,))
+    return outer.build(some), inner.build((still, *kept, *used))
 
 
 def _of_some_alive(builder: TraceBuilder, alive: Var, value: Atom) -> Atom:

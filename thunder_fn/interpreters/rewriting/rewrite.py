@@ -21,7 +21,8 @@ from thunder_fn.errors import RewriteError
 from thunder_fn.interpreters.rewriting.representation import Kept, Representation, Step
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import ops
-from thunder_fn.ir.rules import INVARIANT, PARTIAL_EVAL, SLICED, memo
+from thunder_fn.ir.memos import memo
+from thunder_fn.ir.rules import INVARIANT, PARTIAL_EVAL, SLICED
 from thunder_fn.ir.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Type, Var
 from thunder_fn.ir.walking import inline_into
 

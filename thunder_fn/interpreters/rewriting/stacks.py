@@ -16,7 +16,7 @@ import torch
 from thunder_fn.interpreters.rewriting.representation import Kept, Representation
 from thunder_fn.interpreters.rewriting.tracing import traced, traced_on_parts
 from thunder_fn.ir import facts, ops
-from thunder_fn.ir.rules import memo
+from thunder_fn.ir.memos import memo
 from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, static_shape
 from thunder_fn.structured.loop_functions import map
 from thunder_fn.structured.shared.bind import apply

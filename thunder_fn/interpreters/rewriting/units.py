@@ -21,7 +21,7 @@ from thunder_fn.interpreters.rewriting.representation import Representation, Ste
 from thunder_fn.interpreters.rewriting.rewrite import Rewrite
 from thunder_fn.interpreters.rewriting.tracing import traced
 from thunder_fn.ir import ops
-from thunder_fn.ir.rules import memo
+from thunder_fn.ir.memos import memo
 from thunder_fn.ir.trace import (
     Atom,
     Equation,

@@ -23,7 +23,8 @@ from typing import Literal as Choice
 
 from thunder_fn.interpreters.simplify import makes_symbols
 from thunder_fn.ir import ops
-from thunder_fn.ir.rules import Mask, Split, memo
+from thunder_fn.ir.memos import memo
+from thunder_fn.ir.rules import Mask, Split
 from thunder_fn.ir.trace import Atom, Equation, TensorType, Trace, Var, cut, num_vars
 
 _ADD = ops.leaf(ops.aten.add.Tensor)

@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, reduce
+from functools import reduce
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from thunder_fn.errors import (
 from thunder_fn.interpreters.autocast import ending_in
 from thunder_fn.interpreters.simplify import is_kept
 from thunder_fn.ir.constraints import equations_between
+from thunder_fn.ir.memos import kept
 from thunder_fn.ir.rules import Mask, chosen
 from thunder_fn.ir.symbols import Substitution, finders, mentions
 from thunder_fn.ir.trace import (
@@ -301,7 +302,7 @@ def tensor_type(type: Type) -> TensorType:
     return type
 
 
-@lru_cache(maxsize=4096)
+@kept(4096)
 def invariant_atoms(trace: Trace, fixed: Mask) -> Mask:
     """Tell for each variable by index whether it is the same in every step if these inputs are.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -34,6 +33,7 @@ from thunder_fn.ir import ops
 from thunder_fn.ir.check import check
 from thunder_fn.ir.flow import WIRINGS, Flow, Port
 from thunder_fn.ir.fx import from_fx, to_fx
+from thunder_fn.ir.memos import clear_caches
 from thunder_fn.ir.rules import Split
 from thunder_fn.ir.trace import (
     Equation,
@@ -275,21 +275,6 @@ UNFOLDING = frozenset({"inline", "unfold", "recapture", "fx", "claims", "partial
 """Interpreters that unfold composites, so that what they make grows with the unfolded program."""
 
 
-def forget() -> None:
-    """Empty every memo of the interpreters, of `derive` and of rewrites, so that the next call
-    works anew.
-    """
-    packages = tuple(
-        f"thunder_fn.{name}" for name in ("ir", "interpreters", "derive", "structured", "rewrites")
-    )
-    for name, module in list(sys.modules.items()):
-        if name.startswith(packages):
-            for value in vars(module).values():
-                clear = None if isinstance(value, type) else getattr(value, "cache_clear", None)
-                if callable(clear):
-                    clear()
-
-
 # ---- laws of every interpreter ----
 
 
@@ -468,7 +453,7 @@ def interpreter_is_pure(interpreter: Interpreter) -> Law:
         holds(
             torch.equal(generator, torch.get_rng_state()), "random numbers were drawn", trace=trace
         )
-        forget()
+        clear_caches(rules=False)
         anew = interpreter.run(trace)
         for a, b, c in zip(
             remembered, anew, interpreter.run(trace.renamed(trace.name)), strict=True

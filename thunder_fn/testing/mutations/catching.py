@@ -48,17 +48,33 @@ KNOWN: dict[str, Any] = {
 _CASES: dict[Any, Sequence[Any]] = dict((*OF_SYMBOLS.values(), *OF_REWRITES.values()))
 
 
-def corpus(count: int) -> Iterator[tuple[Case, ...]]:
+def corpus(count: int, first: int = 0) -> Iterator[tuple[Case, ...]]:
     """Cases as Hypothesis draws them, in runs of 25 from fixed seeds, drawn once and when they are
     asked for.
 
     As in the tests of laws, some are of any kind, some short and around structured ops, some in
-    single precision; the seeds come first. The traces of a run are built with it.
+    single precision; the seeds are run 0. Run `first` comes before the others. The traces of a run
+    are built with it.
     """
+    for run in _first(range(1 + -(-count // 25)), first):
+        yield of_run(run)
+
+
+def of_run(run: int) -> tuple[Case, ...]:
+    """The cases of one run."""
+    return _seeds() if run == 0 else _drawn(25 * (run - 1))
+
+
+def _first(items: Sequence[Any], place: int) -> list[Any]:
+    """The items, the one at this place before the others."""
+    return [*items[place : place + 1], *items[:place], *items[place + 1 :]]
+
+
+@functools.cache
+def _seeds() -> tuple[Case, ...]:
     for case in SEEDS:
         case.trace.renamed("program")
-    yield SEEDS
-    yield from map(_drawn, range(0, count, 25))
+    return SEEDS
 
 
 @functools.cache
@@ -99,10 +115,14 @@ def counterexample(
     """The message of a law, with a bug planted, about the first of so many traces that breaks it;
     None if none of them does.
 
-    The traces of a run are there before the bug: it would get into derivatives that are part of a
-    trace, and stay.
+    Of a law that has cases of its own, `count` of them are looked at, spread evenly. The traces of
+    a run are there before the bug: it would get into derivatives that are part of a trace, and
+    stay.
     """
-    for drawn in (_CASES[law],) if law in _CASES else corpus(count):
+    first = mutation.seen_in if mutation is not None else 0
+    own = _CASES.get(law)
+    runs = corpus(count, first) if own is None else [_first(own, first)[:: -(-len(own) // count)]]
+    for drawn in runs:
         with planted(mutation) if mutation is not None else nullcontext():
             found = (counterexample_in(law, case) for case in drawn)
             if (said := next(filter(None, found), None)) is not None:
@@ -110,14 +130,20 @@ def counterexample(
     return None
 
 
-def print_table(mutations: Sequence[Mutation], *, every_law: bool = False) -> int:
+def print_table(
+    mutations: Sequence[Mutation], *, every_law: bool = False, count: int = EXAMPLES
+) -> int:
     """Print each bug with the law that catches it, or with every law that does; how many escape."""
     write = sys.stdout.write
     start, escaped = time.perf_counter(), 0
-    sound = [name for name, law in LAWS.items() if not counterexample(law)] if every_law else []
+    sound = (
+        [name for name, law in LAWS.items() if not counterexample(law, count=count)]
+        if every_law
+        else []
+    )
     for mutation in mutations:
         names = sound if every_law else [mutation.law]
-        caught = [name for name in names if counterexample(KNOWN[name], mutation)]
+        caught = [name for name in names if counterexample(KNOWN[name], mutation, count=count)]
         escaped += not caught
         write(f"{mutation.bug:<62} {', '.join(caught) or 'ESCAPED'}\n")
         sys.stdout.flush()
