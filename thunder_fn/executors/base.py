@@ -376,6 +376,12 @@ class FusionExecutor(Executor):
         """
         return ()
 
+    def joins(self, region: Trace) -> bool:
+        """Test whether the region and others of the same ops, side by side, are better one
+        region.
+        """
+        return False
+
     def is_worth(self, region: Trace) -> bool:
         """Test whether the region has enough ops that compute something to be compiled."""
         return (
