@@ -514,8 +514,9 @@ def views_after(
 
 
 def _steps_after(trace: Trace, atom: Atom, start: Var) -> list[tuple[Equation, int]] | None:
-    """The views by which an atom comes from a variable, or from what is computed like it: a value
-    with bits is made of its memory for each use.
+    """The views by which an atom comes from a variable, or from what is computed like it.
+
+    A value with bits is made of its memory for each use.
     """
     makers = _makers(trace)
     way = _way(makers, atom, start, is_view_step)
