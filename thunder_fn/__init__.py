@@ -5,7 +5,8 @@ to trace, which compose in any order. Executors turn a trace into a program that
 
 Functions in, functions out:
     run              jit, compile, constant, Recipe, Lookaside, Transform
-    differentiate    grad, value_and_grad, grad_and_value, vjp, jvp, linearize, jacrev, jacfwd, hessian, stop_gradient
+    differentiate    grad, value_and_grad, grad_and_value, vjp, jvp, linearize, jacrev, jacfwd,
+                     hessian, stop_gradient
     batch and cast   vmap, autocast, autocast_policy
     control flow     cond, switch, scan, map, fori_loop, while_loop, associative_scan, roll, unroll
     memory           checkpoint, checkpoint_name, checkpoint_policies, saved_residuals
@@ -13,12 +14,14 @@ Functions in, functions out:
     modules          functional_call, functionalize, stack_module_state, functional_optimizer
     parameters       quantize, lora, fsdp, ddp, tensor_parallel
 Look at what became of them:
-    traces           trace, eval_shape, evaluate, check, simplify
-    calls            last_traces, last_backward_traces, last_prologue_traces, cache_info, explain_misses, explain_claims
-    modules          random (keys), debug, inspect (reports), errors; to import: extend, executors, recipes, testing, benchmarks
+    traces           trace, eval_shape, evaluate, check, simplify, clear_caches
+    calls            last_traces, last_backward_traces, last_prologue_traces, cache_info,
+                     explain_misses, explain_claims
+    modules          random (keys), debug, inspect (reports), errors; to import: extend, executors,
+                     recipes, testing, benchmarks
 
 `help(thunder_fn.jit)` says more of one of them; the tutorials begin with `tutorials/01_traces.py`.
-"""  # noqa: E501
+"""
 
 import importlib
 import sys
@@ -53,6 +56,7 @@ from thunder_fn.interpreters.checkpoint.policies import checkpoint_policies
 from thunder_fn.interpreters.clean import simplify
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.ir.check import check
+from thunder_fn.ir.memos import clear_caches
 from thunder_fn.jitted import (
     cache_info,
     explain_claims,
@@ -86,6 +90,7 @@ __all__ = [
     "autocast_policy",
     "cache_info",
     "check",
+    "clear_caches",
     "checkpoint",
     "checkpoint_name",
     "checkpoint_policies",

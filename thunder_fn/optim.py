@@ -10,7 +10,9 @@ share.
 
 from __future__ import annotations
 
+import functools
 import inspect
+import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,8 +23,9 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture import Captured, capture, current, pytree
 from thunder_fn.capture.apply import bind_equation, close_over, copy_trace, operands_of
 from thunder_fn.capture.garbage import no_collections
+from thunder_fn.capture.numbers.python_numbers import as_python
 from thunder_fn.capture.recorder import Recorder
-from thunder_fn.capture.replaced.lookasides import divert
+from thunder_fn.capture.replaced.lookasides import divert, original_of
 from thunder_fn.errors import OptimizerError
 from thunder_fn.interpreters.partial_eval import follows_from, partial_eval
 from thunder_fn.ir import ops
@@ -187,7 +190,7 @@ class _Updates:
 def _constant(trace: Trace) -> Trace:
     """The trace with results through which no gradient goes."""
     builder = TraceBuilder(trace.name)
-    results = inline_into(builder, trace, tuple(builder.input(var.type) for var in trace.inputs))
+    results = inline_into(builder, trace, builder.take(trace.input_types))
     stopped = (builder.add(ops.STOP_GRADIENT, (atom,), (type_of(atom),)) for atom in results)
     return builder.build(tuple(var for (var,) in stopped))
 
@@ -324,34 +327,11 @@ class FunctionalOptimizer:
                 optimizer.state[leaf] = _working(entry, step)
         before, attributes = _snapshot(own), _snapshot(_attributes(optimizer))
         optimizer.step()
-        written = {
-            key
-            for key, value in _snapshot(own).items()
-            if key not in before or before[key] != value
-        }
-        others = [key for key in optimizer.state if not any(key is leaf for leaf in new)]
-        kept = {
-            key: value
-            for key, value in _snapshot(_attributes(optimizer)).items()
-            if attributes.get(key) != value
-        }
-        if others or kept:
-            where = [f"its attribute {key!r}" for key in sorted(kept)] or [
-                "its state, of no parameter"
-            ]
-            what = (
-                f"functional_optimizer: a step of {type(optimizer).__name__} keeps values in"
-                f" {', '.join(where)}"
-            )
-            raise OptimizerError(
-                f"{what}\nUse the optimizer as it is, on the parameters of a jitted module."
-            )
+        _check_kept(optimizer, new, attributes)
+        after = _snapshot(own)
+        written = {key for key in after if key not in before or before[key] != after[key]}
         entries = [dict(optimizer.state[leaf]) if leaf in optimizer.state else {} for leaf in new]
-        return (
-            new,
-            entries,
-            {key: value for key, value in own.items() if key in written | set(group)},
-        )
+        return new, entries, {key: own[key] for key in own if key in written | set(group)}
 
     def _made(self, leaves: list[torch.Tensor], *, follows: bool = False) -> torch.optim.Optimizer:
         """The optimizer. It checks numbers when it is made; tensors among its options are set
@@ -423,6 +403,20 @@ def _attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         for key, value in vars(optimizer).items()
         if key not in ("state", "param_groups", "defaults")
     }
+
+
+def _check_kept(
+    optimizer: torch.optim.Optimizer, leaves: Sequence[torch.Tensor], before: Mapping[str, Any]
+) -> None:
+    """Raise if a step kept values in the optimizer's attributes, or in a state of no parameter."""
+    others = [key for key in optimizer.state if not any(key is leaf for leaf in leaves)]
+    after = _snapshot(_attributes(optimizer))
+    kept = sorted(key for key, value in after.items() if before.get(key) != value)
+    if others or kept:
+        where = [f"its attribute {key!r}" for key in kept] or ["its state, of no parameter"]
+        what = f"a step of {type(optimizer).__name__} keeps values in {', '.join(where)}"
+        fix = "Use the optimizer as it is, on the parameters of a jitted module."
+        raise OptimizerError(f"functional_optimizer: {what}\n{fix}")
 
 
 def _snapshot(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -565,27 +559,19 @@ def _adafactor(  # noqa: PLR0913 - PyTorch's signature
     for param, given, row, column, variance, step in zip(
         params, grads, row_vars, col_vars, variances, state_steps, strict=True
     ):
-        grad, least, root = (
-            -given if maximize else given,
-            eps1 or torch.finfo(param.dtype).eps,
-            param.numel() ** 0.5,
-        )
+        grad, root = -given if maximize else given, param.numel() ** 0.5
+        least = eps1 or torch.finfo(param.dtype).eps
         step += 1
         share = (step**beta2_decay).to(param.dtype)
-        rate = torch.minimum(
-            1 / step**0.5, torch.as_tensor(lr, dtype=step.dtype, device=step.device)
-        )
+        most = torch.as_tensor(lr, dtype=step.dtype, device=step.device)
+        rate = torch.minimum(1 / step**0.5, most)
         scale: Any = (param.norm(2).double() / root).clamp_min(eps2) * rate
         if weight_decay:
             param.mul_(1 - lr * weight_decay)
         if grad.dim() > 1:
             for mean, dim in ((row, -1), (column, -2)):
-                squares = (
-                    torch.linalg.vector_norm(grad, dim=dim, keepdim=True)
-                    .square()
-                    .div(grad.shape[dim])
-                )
-                mean.lerp_(squares, share)
+                norms = torch.linalg.vector_norm(grad, dim=dim, keepdim=True)
+                mean.lerp_(norms.square().div(grad.shape[dim]), share)
             estimate = (row @ column).div(row.mean(dim=-2, keepdim=True).clamp(min=least))
         else:
             estimate = variance.lerp_(grad * grad, share).clone()
@@ -594,5 +580,50 @@ def _adafactor(  # noqa: PLR0913 - PyTorch's signature
         param.add_(update, alpha=-scale / clipped)
 
 
-divert("optimizer scalar dtype", lambda is_fused=None: torch.float64)
-divert("adafactor", _adafactor)
+def _is_stepping() -> bool:
+    """Test whether the step of an optimizer from outside is traced, as its code is written."""
+    recorder = current()
+    return recorder is not None and recorder.kept is not None and recorder.kept.is_stepping
+
+
+def _scalar_dtype(is_fused: bool | None = None) -> torch.dtype:
+    """The dtype of numbers in a state: float64, with which eager PyTorch computes; in the step of
+    an optimizer from outside, that which it stores.
+    """
+    if _is_stepping():
+        return original_of(internals.higher_order_function("optimizer scalar dtype"))(is_fused)
+    return torch.float64
+
+
+divert("optimizer scalar dtype", _scalar_dtype)
+
+
+def _larger(*values: Any) -> Any:
+    """`max` of numbers, some of which may be symbols."""
+    return functools.reduce(lambda a, b: as_python(torch.sym_max(a, b)), values)
+
+
+def _smaller(*values: Any) -> Any:
+    """`min` of numbers, some of which may be symbols."""
+    return functools.reduce(lambda a, b: as_python(torch.sym_min(a, b)), values)
+
+
+def _divert_adafactor(name: str, otherwise: Callable[..., None] | None) -> None:
+    """Run PyTorch's function as it is written in the step of an optimizer from outside, where `max`
+    and `min` are asked of symbols.
+    """
+
+    def adafactor(*args: Any, **kwargs: Any) -> None:
+        original: Any = original_of(internals.higher_order_function(name))
+        if _is_stepping():
+            names = {**original.__globals__, "max": _larger, "min": _smaller}
+            original = types.FunctionType(original.__code__, names, original.__name__)
+        elif otherwise is not None:
+            original = otherwise
+        original(*args, **kwargs)
+
+    divert(name, adafactor)
+
+
+_divert_adafactor("adafactor", _adafactor)
+_divert_adafactor("adafactor foreach", None)

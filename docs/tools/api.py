@@ -15,7 +15,7 @@ import thunder_fn
 GROUPS: dict[str, tuple[str, str]] = {
     "Traces": (
         "What a PyTorch function becomes, what it means, and whether it is well formed.",
-        "trace eval_shape evaluate check simplify composite",
+        "trace eval_shape evaluate check simplify clear_caches composite",
     ),
     "Derivatives": (
         "Functions on functions, with the signatures of torch.func.",

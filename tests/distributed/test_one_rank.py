@@ -12,11 +12,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import thunder_fn as tfn
 from thunder_fn.distributed.agreement import _bits
+from thunder_fn.distributed.heartbeat import text_on_ranks
 from thunder_fn.errors import DistributedError, RewriteError
 from thunder_fn.testing.laws.rewriting import OF_REWRITES
 
@@ -47,6 +49,13 @@ class Sent(TorchDispatchMode):
 def model() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh()).double()
+
+
+def test_ranks_tell_each_other_no_index_of_a_device() -> None:
+    """Each rank has a GPU of its own."""
+    with FakeTensorMode():
+        texts = {text_on_ranks(torch.empty(2, 3, device=f"cuda:{rank}")) for rank in range(2)}
+    assert texts == {"cuda f32[2, 3]"}
 
 
 @pytest.mark.parametrize("zero", [2, 3])

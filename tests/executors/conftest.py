@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from thunder_fn.executors.torchinductor import native
+from thunder_fn.executors.torchinductor.cpp_text import INCLUDE
 from thunder_fn.torch_internals import inductor as internals
 
 
@@ -24,7 +24,7 @@ def compile_folder(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no
     def quick(source: Path, target: Path) -> str:
         text = command(source, target).replace("-O3", "-O0")
         if not headers.exists():
-            headers.write_text(f"{native._INCLUDE}\n#include <Python.h>\n")
+            headers.write_text(f"{INCLUDE}\n#include <Python.h>\n")
             words = [
                 word for word in shlex.split(text) if word not in (str(source), str(target), "-o", "-shared", "-g1")
             ]

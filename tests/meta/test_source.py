@@ -73,6 +73,60 @@ def test_private_pytorch_names_are_in_one_file() -> None:
     assert not found
 
 
+LONG = {
+    "thunder_fn/benchmarks/__main__.py main": "a command: its options, then what it runs",
+    "thunder_fn/benchmarks/chart.py svg": "the text of a picture, from top to bottom",
+    "thunder_fn/benchmarks/transforms.py cases": "a list",
+    "thunder_fn/capture/__init__.py _capture": "the arguments, the run and the end of a capture; to be cut",
+    "thunder_fn/capture/__init__.py _end": "one part of a run's end after the other; to be cut",
+    "thunder_fn/capture/aliases.py aliases_of": "a question for each result",
+    "thunder_fn/capture/outside/expressions.py call": "a branch for each kind of call",
+    "thunder_fn/capture/outside/expressions.py moved": "a branch for each kind of instruction",
+    "thunder_fn/capture/outside/expressions.py step": "a branch for each kind of instruction",
+    "thunder_fn/capture/recorder.py __init__": "the state of a capture, field by field",
+    "thunder_fn/demo.py demo": "a story, told in order",
+    "thunder_fn/derived/quirks/packed.py _layer": "nine arguments of an op's schema, around one recursion",
+    "thunder_fn/executors/torchinductor/codegen.py cut_out": "a text is cut from top to bottom",
+    "thunder_fn/executors/torchinductor/loop_cpp.py product": "the calls of BLAS that a product may be",
+    "thunder_fn/executors/torchinductor/loops.py in_python": "the text of a program, from top to bottom",
+    "thunder_fn/executors/torchinductor/outputs.py returned": "a question for each result",
+    "thunder_fn/inspect/command.py main": "a command: its options, then what it runs",
+    "thunder_fn/jitted/program.py __init__": "the parts of a program's text",
+    "thunder_fn/jitted/program.py build": "one part of an entry after the other",
+    "thunder_fn/jitted/program.py function": "the text of a program, from top to bottom",
+    "thunder_fn/recipes/command.py main": "a command: its options, then what it runs",
+    "thunder_fn/torch_internals/inductor.py wrapper_code": "a subclass of a class that is imported late",
+}
+"""Functions of more than 40 lines without their docstring, and why. The list only shrinks."""
+
+
+def test_functions_are_short() -> None:
+    """A function of more than 40 lines, its docstring not counted, has a reason."""
+    found = {
+        f"{name(path)} {node.name}"
+        for path in PACKAGE
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and lines_of(node) > 40
+    }
+    assert found - LONG.keys() == set(), "cut it into functions"
+    assert LONG.keys() - found == set(), "short by now: take it from the list"
+
+
+def lines_of(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Count the lines of a function without its docstring."""
+    first = node.body[0]
+    documented = ast.get_docstring(node) is not None
+    return (node.end_lineno or 0) - node.lineno + 1 - documented * ((first.end_lineno or 0) - first.lineno + 1)
+
+
+@pytest.mark.parametrize("path", PACKAGE, ids=name)
+def test_cpp_stands_in_files(path: Path) -> None:
+    """C++ of more than some lines is a file in `cpp/`, which editors and clang-format know."""
+    strings = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant))
+    found = [node.lineno for node in strings if re.search(r"^(static|template|struct) .*[{;]$", str(node.value), re.M)]
+    assert not found, "put it into a file (`cpp_text.py`)"
+
+
 CLAUSES = re.compile(
     r"(What|Which|Whose|Who|Whom|How|Where|When|Whether|Why|That|If|As|Because|Whatever|Whoever|While"
     r"|Of|From|Inside|At|Its|There|Something|Somebody|Nobody|Everything|Stands|Runs|Writes|Compiles|Puts)\b(?! import)"
@@ -112,7 +166,8 @@ def test_the_map_is_short_and_has_every_room() -> None:
 def test_files_that_prose_names_are_there() -> None:
     """A file or folder in backticks, in a docstring or on a page, exists: `grad.py`, `structured/shared/`."""
     pages = [*ROOT.glob("*.*"), *(ROOT / "docs").rglob("*.*"), *(ROOT / "inspector").glob("*.*")]
-    there = [f"/{name(path)}" for path in (*FILES, *pages, *(ROOT / "thunder_fn" / "inspect" / "assets").glob("*"))]
+    data = [*(ROOT / "thunder_fn" / "inspect" / "assets").glob("*"), *(ROOT / "thunder_fn").glob("executors/*/cpp/*")]
+    there = [f"/{name(path)}" for path in (*FILES, *pages, *data)]
     missing = [
         f"{name(path)}: {named}"
         for path in (*FILES, *(ROOT / "docs").rglob("*.md"), ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md")

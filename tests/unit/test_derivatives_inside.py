@@ -15,7 +15,8 @@ import thunder_fn as tfn
 from thunder_fn import torch_internals as internals
 from thunder_fn.derived import leaf_vjp as derive
 from thunder_fn.errors import UnsupportedCall
-from thunder_fn.testing.laws.interpreters import INTERPRETERS, forget
+from thunder_fn.ir.memos import clear_caches
+from thunder_fn.testing.laws.interpreters import INTERPRETERS
 
 X = torch.tensor([1.5, 2.0, 0.5])
 
@@ -173,11 +174,11 @@ def test_rules_are_found_alike_whatever_runs_around(around: str) -> None:
     one = tfn.trace(_many_rules, X)
     found = []
     for context in (contextlib.nullcontext, AROUND[around]):
-        forget()
+        clear_caches()
         with context():
             made = [INTERPRETERS[name].run(one) for name in ("vjp", "jvp", "vjp of vjp", "forward_backward")]
             found.append((derive.ruled(one), [str(new) for news in made for new in news]))
-    forget()
+    clear_caches()
     assert found[0] == found[1]
 
 

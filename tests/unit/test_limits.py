@@ -256,6 +256,26 @@ def zero_gradient() -> bool:
 
 
 @different
+def unused_error() -> bool:
+    def f(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        x[i]
+        return x * 2
+
+    step = tfn.jit(f)
+    step(X, torch.tensor([0]))
+    with pytest.raises(IndexError):
+        f(X, torch.tensor([9]))
+    return torch.equal(step(X, torch.tensor([9])), X * 2)
+
+
+@different
+def selected_result() -> bool:
+    x = torch.zeros(3, 2)
+    tfn.jit(lambda x, i: x[i])(x, torch.tensor(1)).add_(1)
+    return not x.any()
+
+
+@different
 def retraced_counter() -> bool:
     class Counts(torch.nn.Module):
         n = 0

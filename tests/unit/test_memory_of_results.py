@@ -88,7 +88,7 @@ def test_out_of_another_size_is_resized(f: Callable[..., Any], cache: str) -> No
 
 
 VIEWS: list[Callable[[Tensor], Tensor]] = [torch.conj, lambda x: x.conj().imag, lambda x: x[None], lambda x: x[1:]]
-VIEWS += [lambda x: x.view(-1), lambda x: x.t(), lambda x: x.unsqueeze(-1)]
+VIEWS.extend([lambda x: x.view(-1), lambda x: x.t(), lambda x: x.unsqueeze(-1)])
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -100,6 +100,22 @@ def test_out_that_is_a_view_keeps_its_size(view: Callable[[Tensor], Tensor]) -> 
 
     with pytest.raises(UnsupportedCall, match="is a view of the shape"):
         tfn.jit(f)(torch.ones(2, 3, dtype=torch.complex64))
+
+
+RESIZED: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "a row": lambda y, x: (y[1:], torch.mul(x, 2, out=y)),
+    "another shape": lambda y, x: (y.view(3, 1), torch.sum(x, 1, out=y)),
+    "an alias": lambda y, x: (y.detach(), torch.sum(x, 1, out=y)),
+    "the alias itself": lambda y, x: (y, torch.sum(x, 1, out=y.detach())),
+}
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize("name", RESIZED)
+def test_out_that_others_show_keeps_its_size(name: str) -> None:
+    """Eager PyTorch resizes the memory that they have."""
+    with pytest.raises(UnsupportedCall, match="another tensor shows its memory"):
+        tfn.jit(lambda x: RESIZED[name](torch.zeros(3), x))(torch.ones(2, 3))
 
 
 def test_the_memory_of_a_tensor_from_outside_is_not_set() -> None:
@@ -325,3 +341,147 @@ def test_a_write_that_reads_its_memory_elsewhere(kind: str, options: dict[str, A
         assert not torch.equal(its, known)
     else:
         torch.testing.assert_close(mine, its)
+
+
+def _real() -> Tensor:
+    return torch.arange(12.0, dtype=torch.float64).reshape(4, 3)
+
+
+GIVEN: dict[str, Callable[[], Tensor]] = {
+    "real": _real,
+    "with an offset": lambda: _real()[1:],
+    "complex": lambda: torch.complex(_real(), _real().cos()),
+    "conjugate": lambda: torch.complex(_real(), _real().cos()).mH,
+    "negative": lambda: torch.complex(_real(), _real().cos()).conj().imag[1:],
+}
+SHOWN: dict[str, Callable[[Tensor], Tensor]] = {
+    "rows": lambda x: x[1:].t(),
+    "conj": lambda x: x.conj(),
+    "imaginary part": lambda x: x.conj().imag[1:] if x.is_complex() else x[1:],
+    "pairs": lambda x: torch.view_as_complex(x.reshape(-1, 2)) if (x.dtype, x.numel()) == (torch.float64, 12) else x[0],
+    "negative view": lambda x: torch._neg_view(x)[0],  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+    "strides": lambda x: x.as_strided((2, 2), (2, 1), x.storage_offset()).t(),
+    "strides of a row": lambda x: x[1].as_strided((2, 2), (1, 1)),
+    "detached": lambda x: x.conj().detach()[1:],
+}
+
+
+@pytest.mark.parametrize(
+    ("is_followed", "options"), ((True, {}), (False, {"cache": "symbolic values"})), ids=("followed", "symbolic")
+)
+@pytest.mark.parametrize("given", GIVEN)
+def test_a_view_of_an_argument_shows_its_memory(given: str, is_followed: bool, options: dict[str, Any]) -> None:
+    """Write to each view, also to those that a trace takes by a copy: with bits, and `as_strided`."""
+    views = [view for name, view in SHOWN.items() if given not in ("conjugate", "negative") or "strides" not in name]
+
+    def f(x: Tensor) -> list[Tensor]:
+        return [y for y in (view(x) for view in views) for _ in range(2)]
+
+    def found(h: Callable[[Tensor], list[Tensor]]) -> list[Any]:
+        x = GIVEN[given]().requires_grad_(is_followed)
+        ys, known = h(x), list[Any]()
+        for y, again in zip(ys[::2], ys[1::2], strict=True):
+            known += [y.is_conj(), y.is_neg(), y.stride(), y.storage_offset(), y.requires_grad, again is y]
+        wanted = [(y * y).real for y in ys if y.requires_grad]
+        if wanted:
+            (first,) = torch.autograd.grad([one.sum() for one in wanted], x, create_graph=True)
+            known += [first.detach(), torch.autograd.grad(first.abs().square().sum(), x)[0]]
+        for at, y in enumerate(ys):
+            y.detach().mul_(0.5).add_(at)
+            known += [one.detach().clone() for one in (x, *ys)]
+        return known
+
+    for at, (a, b) in enumerate(zip(found(tfn.jit(f, **options)), found(f), strict=True)):
+        assert torch.allclose(a, b) if isinstance(a, Tensor) else a == b, (at, a, b)
+
+
+def written_and_viewed(x: Tensor) -> Any:
+    before = x.squeeze()
+    x.mul_(2)
+    x[0] = 1.5
+    return before, x, x[1:], x.detach(), x.data[:1].t(), x.unbind(1)[1]
+
+
+@pytest.mark.parametrize("options", ({}, {"cache": "symbolic values"}), ids=str)
+def test_views_of_a_written_argument_with_gaps_or_bits(options: dict[str, Any]) -> None:
+    whole = torch.complex(_real(), _real().cos())
+    jitted = tfn.jit(written_and_viewed, **options)
+    for view in (lambda z: z.imag, lambda z: z.mH, lambda z: z.conj().imag, lambda z: z[::2], lambda z: z.real.t()[1:]):
+        mine, its = (view(whole.clone()) for _ in range(2))
+        for at, (a, b) in enumerate(zip(jitted(mine), written_and_viewed(its), strict=True)):
+            for one in (a, b):
+                one.mul_(0.5).add_(at)
+            assert torch.equal(a, b) and torch.equal(mine, its), at
+
+
+def test_a_view_of_a_closed_over_tensor_shows_its_memory() -> None:
+    outside = torch.complex(torch.ones(3), torch.ones(3))
+    found = tfn.jit(lambda x: (outside.conj(), x + 1))(torch.ones(2))[0]
+    found.zero_()
+    assert not outside.any()
+
+
+def _of_row(write: Callable[[Tensor, Tensor], Any]) -> Callable[[Tensor, Tensor], Any]:
+    def f(x: Tensor, i: Tensor) -> Any:
+        w = x * 1
+        found = write(w, i)
+        return w, [] if found is None else found
+
+    return f
+
+
+def _both(w: Tensor, i: Tensor) -> Any:
+    row, other = w[i], w[i - 1]
+    w[i] = 7.0
+    w[i - 1].add_(row)
+    row.mul_(2)
+    return row, other
+
+
+def _in_a_choice(w: Tensor, i: Tensor) -> Any:
+    row = w[i]
+    row.mul_(2)
+    return tfn.cond(w.sum() > 0, lambda w: w * 2, lambda w: w * 3, (w,)), row
+
+
+def _without_gradients(w: Tensor, i: Tensor) -> Any:
+    with torch.no_grad():
+        w[i].mul_(3)
+    return w * w
+
+
+SELECTED: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "in place": lambda w, i: w[i].mul_(10),
+    "a part of it": lambda w, i: w[i, 1:].add_(3),
+    "a view of it": lambda w, i: w[i].unsqueeze(0).t()[1:].zero_(),
+    "its row": lambda w, i: w[i][i - 1].fill_(4),
+    "an alias": lambda w, i: w[i].detach().fill_(3),
+    "out": lambda w, i: torch.add(w[0], 1, out=w[i]),
+    "a number that data says": lambda w, i: w[i.item()].neg_(),  # type: ignore[index]
+    "narrow": lambda w, i: w.narrow(0, i, 1).mul_(2),
+    "both": _both,
+    "a choice": _in_a_choice,
+    "no_grad": _without_gradients,
+}
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize("name", SELECTED)
+def test_a_row_by_a_tensor_is_a_view(name: str) -> None:
+    """Eager PyTorch reads a scalar index and takes a view; a trace gathers, and writes back."""
+    f, i, results = _of_row(SELECTED[name]), torch.tensor(1), []
+    for h in (f, tfn.jit(f)):
+        x = torch.arange(1.0, 10.0, dtype=torch.float64).reshape(3, 3)
+        x.requires_grad_(name != "out")
+        found = pytree.flatten(h(x, i))[0]
+        loss = [(one * one).sum() for one in found if one.requires_grad]
+        results.append([*found, *(torch.autograd.grad(loss, x) if loss else ())])
+    torch.testing.assert_close(results[1], results[0])
+
+
+def test_a_row_that_python_writes_back_is_written_once() -> None:
+    def f(x: Tensor, i: Tensor) -> Tensor:
+        x[i] += 1
+        return x
+
+    assert str(tfn.trace(f, torch.ones(3, 2), torch.tensor(1))).count("index_put") == 1

@@ -160,14 +160,15 @@ def _written_results(
     of these, batched in front.
     """
     count = captured.num_results
-    places = {atom: number for number, atom in enumerate(captured.trace.outputs[count:])}
+    pairs = zip(captured.trace.outputs[count:], captured.writes, strict=True)
+    targets = {atom: write.target for atom, write in pairs}
     same = [
-        Alias(i, places[atom], (), (), 0)
+        Alias(i, targets[atom], (), (), 0, torch.float32)
         for i, atom in enumerate(captured.trace.outputs[:count])
-        if atom in places
+        if atom in targets
     ]
-    for alias in (*captured.aliases, *same):
-        target = captured.writes[alias.write].target
+    for alias in (*(one for one in captured.aliases if one.is_written), *same):
+        target = alias.source
         tensor = inputs[target] if isinstance(target, int) else target
         dim = in_dims[target] if isinstance(target, int) else None
         if dim is None or is_tracer(tensor) or is_functorch_wrapped(tensor):

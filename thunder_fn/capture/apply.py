@@ -22,14 +22,16 @@ from thunder_fn.capture.scopes import in_scope, user_source
 from thunder_fn.capture.supported import is_wrapped
 from thunder_fn.capture.under_autograd import SplitRule, bind_followed
 from thunder_fn.errors import CaptureError, UnsupportedInput, located
-from thunder_fn.ir import ops
+from thunder_fn.ir import facts, ops
 from thunder_fn.ir.symbols import (
     Symbol,
     bind,
+    binders,
     made_by,
     specialize,
     specialize_atom,
     specialize_equation,
+    symbols_in,
 )
 from thunder_fn.ir.trace import (
     Arg,
@@ -379,15 +381,19 @@ def write_back(
     place: Callable[[int | torch.Tensor], torch.Tensor] = lambda it: (
         inputs[it] if isinstance(it, int) else it
     )
-    for one, value in zip(captured.writes, outputs[count:], strict=True):
+    first = count + len(captured.writes)
+    for one, value in zip(captured.writes, outputs[count:first], strict=True):
         target = place(one.target)
         if one.strides is not None:
             restride(target, one.strides)
         write(target if recorder is None else recorder.lift(target), value)
+    for effect in captured.effects:
+        effect.apply(outputs[first : first + effect.count], inputs)
+        first += effect.count
     results = list(outputs[:count])
     for alias in captured.aliases:
-        target = place(captured.writes[alias.write].target)
-        if recorder is None and not is_wrapped(target):
+        target = place(alias.source)
+        if alias.is_written and recorder is None and not is_wrapped(target):
             results[alias.result] = alias.of(target)
     for shared in captured.shared:
         source = place(shared.source)
@@ -471,6 +477,81 @@ def shows_inputs(trace: Trace) -> tuple[bool, ...]:
     return tuple(way is not None and way[0] in trace.inputs for way in ways)
 
 
+def viewed(trace: Trace, atom: Atom, is_step: Callable[[Equation], bool]) -> Var | None:
+    """The variable from which an atom comes by such steps, which have one operand."""
+    way = _way(_makers(trace), atom, None, is_step)
+    return None if way is None else way[0]
+
+
+def views_after(
+    trace: Trace, atom: Atom, start: Var, *, has_bits: bool
+) -> Callable[..., torch.Tensor] | None:
+    """The views by which an atom comes from a variable, as a function of that and of the trace's
+    inputs; None if it comes otherwise.
+
+    `has_bits`: the tensor in place of the variable has a conjugate or negative bit.
+    """
+    steps = _steps_after(trace, atom, start)
+    if steps is None:
+        return None
+    bound = set(binders(trace.inputs))
+    for equation, _ in steps:
+        if not set(symbols_in(equation)) <= bound | set(binders(equation.operands)):
+            return None
+        if has_bits and equation.op.name == "aten.view_as_real.default":
+            return None
+
+    def view(value: torch.Tensor, *inputs: Any) -> torch.Tensor:
+        known = bind(trace.inputs, inputs)
+        for equation, index in steps:
+            step = specialize_equation(equation, {**known, **bind(equation.operands, [value])})
+            args = [python_arg(arg, lambda _, value=value: value) for arg in step.args]
+            options = {key: python_arg(arg, lambda var: var) for key, arg in step.kwargs}
+            value = ops.flatten_result(ops.overload(step.op)(*args, **options))[index]
+        return value
+
+    return view
+
+
+def _steps_after(trace: Trace, atom: Atom, start: Var) -> list[tuple[Equation, int]] | None:
+    """The views by which an atom comes from a variable, or from what is computed like it.
+
+    A value with bits is made of its memory for each use.
+    """
+    makers = _makers(trace)
+    way = _way(makers, atom, start, is_view_step)
+    if way is not None and way[0] == start:
+        return way[1]
+    first = _way(makers, start, None, is_layout)
+    way = _way(makers, atom, None, is_layout)
+    if first is None or way is None or way[0] != first[0]:
+        return None
+    same = [equation.op for equation, _ in first[1]]
+    rest = way[1][len(same) :]
+    if [equation.op for equation, _ in way[1]][: len(same)] != same or not same:
+        return None
+    is_exact = all(equation.op in facts.COPIES_OF_VIEWS for equation, _ in first[1])
+    return rest if is_exact and all(is_view_step(equation) for equation, _ in rest) else None
+
+
+def is_view_step(equation: Equation) -> bool:
+    """Test for a view of the one operand, whether autograd follows it or not."""
+    is_one = len(equation.operands) == 1
+    return is_one and (equation.op == ops.RESHAPE or ops.is_view(equation.op))
+
+
+def is_tracked_view(equation: Equation) -> bool:
+    """Test for a view of the one operand that autograd follows."""
+    return is_view_step(equation) and equation.op.name != "aten.detach.default"
+
+
+def is_layout(equation: Equation) -> bool:
+    """Test for what may be a view in eager mode, and a copy in a trace."""
+    return is_view_step(equation) or (
+        len(equation.operands) == 1 and equation.op in facts.COPIES_OF_VIEWS
+    )
+
+
 def _along(recorder: Recorder, steps: Sequence[tuple[Equation, int]], value: Any) -> Any:
     """Take the views of a way of a tensor."""
     for equation, index in steps:
@@ -491,7 +572,10 @@ def _makers(trace: Trace) -> dict[int, tuple[Equation, int]]:
 
 
 def _way(
-    makers: dict[int, tuple[Equation, int]], atom: Atom, start: Atom | None = None
+    makers: dict[int, tuple[Equation, int]],
+    atom: Atom,
+    start: Atom | None = None,
+    is_step: Callable[[Equation], bool] = is_tracked_view,
 ) -> tuple[Var, list[tuple[Equation, int]]] | None:
     """The variable, computed by no view or `start`, that an atom is a view of, and the views
     with the output taken of each.
@@ -499,24 +583,18 @@ def _way(
     steps: list[tuple[Equation, int]] = []
     while isinstance(atom, Var) and atom != start and atom.index in makers:
         equation, index = makers[atom.index]
-        if equation.op.kind == "composite":
-            inner = _way(_makers(equation.body), equation.body.outputs[index])
+        if is_step(equation):
+            steps.append((equation, index))
+            atom = equation.operands[0]
+        elif equation.op.kind == "composite":
+            inner = _way(_makers(equation.body), equation.body.outputs[index], None, is_step)
             if inner is None or inner[0] not in equation.body.inputs:
                 break
             steps += reversed(inner[1])
             atom = equation.operands[equation.body.inputs.index(inner[0])]
-        elif len(equation.operands) == 1 and (
-            equation.op == ops.RESHAPE or _is_tracked_view(equation.op)
-        ):
-            steps.append((equation, index))
-            atom = equation.operands[0]
         else:
             break
     return (atom, steps[::-1]) if isinstance(atom, Var) else None
-
-
-def _is_tracked_view(op: Op) -> bool:
-    return ops.is_view(op) and op.name != "aten.detach.default"
 
 
 def part(recorder: Recorder, source: torch.Tensor, result: torch.Tensor, name: str) -> None:

@@ -19,7 +19,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.errors import UnsupportedCall, located
-from thunder_fn.ir.rules import memo
+from thunder_fn.ir.memos import memo
 from thunder_fn.ir.trace import Arg, Literal, Source, Trace, identity_of
 
 _Generator = torch.Generator

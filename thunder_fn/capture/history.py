@@ -63,6 +63,7 @@ class History:
         self._custom_ops = 0
         self._changing: list[Var | None] | None = None
         self._updating = False
+        self.writes = 0
         self._written: set[int] = set()
         self._kept: list[torch.Tensor] = []
         self._links: list[tuple[Memory, weakref.ref[Memory], Op]] = []
@@ -186,6 +187,7 @@ class History:
         after it brings views up to date.
         """
         var_of = self.recorder.var_of
+        self.writes += 1
         self.check_not_parted(tensors)
         self.bring_up_to_date((*tensors, *others))
         whole: list[tuple[torch.Tensor, Var | None]] = []
@@ -255,6 +257,7 @@ class History:
         """`alias = source.detach()`, which the function says: autograd's own are no new history."""
         if not self.recorder.detaching:
             return
+        self.recorder.selections.keep(source)
         self._link(
             internals.memory_in(source), internals.give_memory(alias, internals.inner_fake(alias))
         )
@@ -316,6 +319,12 @@ class History:
                 b for pair in pairs for a, b in (pair, pair[::-1]) if a == one and b not in found
             ]
         return found
+
+    def others(self, memory: Memory) -> bool:
+        """Test whether another memory that lives has the same values."""
+        self._links = [link for link in self._links if link[1]() is not None]
+        own = internals.storage_id(memory)
+        return self.linked(own) != {own}
 
     def _link(self, source: Memory, alias: Memory, write: Op = ops.STRAIGHT_THROUGH) -> None:
         """Link two memories, which have the same values from now on, as long as the alias lives.

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import lru_cache, wraps
+from functools import wraps
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from thunder_fn.capture.recorded import Scope
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.replaced.lookasides import chosen_lookasides
+from thunder_fn.ir.memos import kept, with_cache_of
 from thunder_fn.ir.trace import Trace
 
 P = ParamSpec("P")
@@ -82,7 +83,7 @@ def remembered_in_context(maxsize: int) -> Callable[[Callable[P, R]], Callable[P
     """
 
     def decorate(f: Callable[P, R]) -> Callable[P, R]:
-        @lru_cache(maxsize)
+        @kept(maxsize)
         def remembered(context: Any, *args: P.args, **kwargs: P.kwargs) -> R:
             return f(*args, **kwargs)
 
@@ -90,7 +91,6 @@ def remembered_in_context(maxsize: int) -> Callable[[Callable[P, R]], Callable[P
         def asked(*args: P.args, **kwargs: P.kwargs) -> R:
             return remembered((_rewrite.get(), _fused.get(), chosen_lookasides()), *args, **kwargs)
 
-        asked.cache_clear = remembered.cache_clear  # type: ignore[attr-defined]
-        return asked
+        return with_cache_of(remembered, asked)
 
     return decorate

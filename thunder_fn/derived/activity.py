@@ -8,7 +8,8 @@ from thunder_fn.derived.leaf_vjp import alone, differentiable_outputs, is_differ
 from thunder_fn.errors import MissingRule, located
 from thunder_fn.ir import ops
 from thunder_fn.ir.flow import Flow
-from thunder_fn.ir.rules import Mask, memo
+from thunder_fn.ir.memos import memo
+from thunder_fn.ir.rules import Mask
 from thunder_fn.ir.trace import Equation, Trace, Var
 
 

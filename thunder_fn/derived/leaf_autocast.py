@@ -12,7 +12,6 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Literal as Choice, TypeAlias
 
 import torch
@@ -27,6 +26,7 @@ from thunder_fn.capture.replaced.patches import module_scopes
 from thunder_fn.capture.scopes import ScopeMode
 from thunder_fn.derived.leaf_vjp import alone, call_leaf
 from thunder_fn.ir import ops
+from thunder_fn.ir.memos import kept_of_ops
 from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, Type, Var, python_arg
 
 Answer: TypeAlias = Choice["lower", "float32", "promote"] | None
@@ -146,7 +146,7 @@ def aten_name(equation: Equation) -> str:
     return name.removeprefix("__r").strip("_").replace(".", "_")
 
 
-@lru_cache(maxsize=16384)
+@kept_of_ops(16384)
 def _observed(single: Trace, device: torch.device) -> Answer:
     """The casts of an op that has a rule: of float32 arguments, and of those in lower precision."""
     if LOWER in _casts(single, device, torch.float32):
@@ -207,7 +207,7 @@ def call_of(equation: Equation) -> Callable[[Callable[[Var], Any]], Any]:
     return call
 
 
-@lru_cache(maxsize=4096)
+@kept_of_ops(4096)
 def body_of_call(single: Trace) -> Trace | None:
     """Capture the torch function of a call on its operands' types; None where it refuses them."""
     (equation,) = single.equations

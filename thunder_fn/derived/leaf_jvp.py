@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -34,6 +33,7 @@ from thunder_fn.derived.quirks import attention
 from thunder_fn.derived.quirks.statistics import STATISTICS, with_own_statistics
 from thunder_fn.errors import MissingRule, located
 from thunder_fn.ir.constraints import names_of, pinned, renamed
+from thunder_fn.ir.memos import kept_of_ops
 from thunder_fn.ir.rules import JvpRule, Mask
 from thunder_fn.ir.symbols import is_symbolic
 from thunder_fn.ir.trace import Equation, TensorType, Trace, Var
@@ -110,7 +110,7 @@ JVP_ATTEMPTS: tuple[Attempt[JvpQuestion, JvpRule | Trace | None], ...] = (
 """The attempts at a rule for forward mode, in order. None says that two vjps are to give it."""
 
 
-@lru_cache(maxsize=65536)
+@kept_of_ops(65536)
 def jvp_rule(single: Trace, active: Mask) -> JvpRule | Trace | None:
     """The jvp of one leaf equation, or its decomposition; None where neither PyTorch nor a
     decomposition knows it.

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -35,7 +34,8 @@ from thunder_fn.derived.quirks.statistics import STATISTICS, with_own_statistics
 from thunder_fn.errors import MissingRule, located
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.constraints import fixes_numbers, names_of, pinned, renamed
-from thunder_fn.ir.rules import Mask, Residual, Split, memo
+from thunder_fn.ir.memos import kept_of_ops, memo
+from thunder_fn.ir.rules import Mask, Residual, Split, chosen
 from thunder_fn.ir.symbols import is_symbolic
 from thunder_fn.ir.trace import (
     Atom,
@@ -231,7 +231,7 @@ VJP_ATTEMPTS: tuple[Attempt[VjpQuestion, Split | Trace], ...] = (
 """The attempts at a rule for reverse mode, in order."""
 
 
-@lru_cache(maxsize=65536)
+@kept_of_ops(65536)
 def vjp_rule(
     single: Trace, wanted_inputs: Mask, wanted_outputs: Mask, transposed: Mask = ()
 ) -> Split | Trace:
@@ -393,52 +393,40 @@ def _ask_autograd(
     layouts = zip(single.inputs, transposed or (False,) * len(single.inputs), strict=True)
     recorder = Recorder(track_no_grad=False, symbolic=is_symbolic(single))
     with recorder.running(), recorder.mode.assuming(True, ill_defined(equation)):
-        tracers = [
-            recorder.input_of_type(var.type, is_transposed=flag)
-            for var, flag in layouts
-            if isinstance(var.type, TensorType)
-        ]
-        asked = [
-            tracer.requires_grad_()
-            for tracer, wanted in zip(tracers, wanted_inputs, strict=True)
-            if wanted
-        ]
+        types = ((var.type, flag) for var, flag in layouts if isinstance(var.type, TensorType))
+        tracers = [recorder.input_of_type(type, is_transposed=flag) for type, flag in types]
+        asked = [tracer.requires_grad_() for tracer in chosen(tracers, wanted_inputs)]
         if equation.op in _READS_LAYOUT or equation.op.name in facts.READ_AS_CONTIGUOUS:
             recorder.contiguous.update(var.index for var in recorder.inputs)
-        results = call(equation, lambda var: tracers[var.index])
+        read: Callable[[Var], Any] = lambda var: tracers[var.index]
+        results = call(equation, read)
         outputs = tuple(_atom(recorder, result) for result in results)
         forward_items = len(recorder.root.items)
-        if again and equation.op.name in STATISTICS:
-            results = (
-                with_own_statistics(recorder, equation, lambda var: tracers[var.index]) or results
-            )
-        elif again and equation.op.name in attention.KERNELS:
-            results = attention_by_meaning(equation, lambda var: tracers[var.index])
-        chosen = [result for result, wanted in zip(results, wanted_outputs, strict=True) if wanted]
-        types = (
-            var.type for var, wanted in zip(equation.outputs, wanted_outputs, strict=True) if wanted
-        )
+        if again:
+            results = _differentiable_again(recorder, equation, read) or results
+        wanted = chosen(results, wanted_outputs)
+        types = (var.type for var in chosen(equation.outputs, wanted_outputs))
         given = [
             recorder.input_of_type(type if result is None else _tensor_type(result))
-            for type, result in zip(types, chosen, strict=True)
+            for type, result in zip(types, wanted, strict=True)
             if isinstance(type, TensorType)
         ]
-        useful = [
-            (r, ct)
-            for r, ct in zip(chosen, given, strict=True)
-            if r is not None and r.requires_grad
-        ]
-        if not useful:
+        flags = [result is not None and result.requires_grad for result in wanted]
+        if not any(flags):
             return _split(recorder, forward_items, outputs, [None] * len(asked), len(tracers))
-        grads = torch.autograd.grad(
-            [r for r, _ in useful],
-            asked,
-            [ct for _, ct in useful],
-            allow_unused=True,
-            create_graph=again,
-        )
+        ends, cotangents = chosen(wanted, flags), chosen(given, flags)
+        grads = torch.autograd.grad(ends, asked, cotangents, allow_unused=True, create_graph=again)
         gradients = [None if grad is None else recorder.var_of(grad) for grad in grads]
     return _split(recorder, forward_items, outputs, gradients, len(tracers))
+
+
+def _differentiable_again(
+    recorder: Recorder, equation: Equation, read: Callable[[Var], Any]
+) -> tuple[Any, ...] | None:
+    """The results of an op by ops that have all derivatives, None if its own have."""
+    if equation.op.name in STATISTICS:
+        return with_own_statistics(recorder, equation, read)
+    return attention_by_meaning(equation, read) if equation.op.name in attention.KERNELS else None
 
 
 def attention_by_meaning(equation: Equation, read: Callable[[Var], Any]) -> tuple[Any, ...]:
@@ -465,7 +453,7 @@ def attention_by_meaning(equation: Equation, read: Callable[[Var], Any]) -> tupl
     )
 
 
-@lru_cache(maxsize=4096)
+@kept_of_ops(4096)
 def meaning_of_attention(single: Trace) -> Trace:
     """An attention kernel with plain ops; the results that no derivative goes through are the
     kernel's own.
@@ -498,7 +486,7 @@ def ill_defined(equation: Equation) -> str:
     )
 
 
-@lru_cache(maxsize=65536)
+@kept_of_ops(65536)
 def differentiable_outputs(single: Trace, active: Mask) -> Mask:
     """Tell which outputs of a leaf autograd follows when the active inputs require grad.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, NoReturn
 
 import torch
@@ -27,6 +26,7 @@ from thunder_fn.derived.quirks.batching import KNOWN, Batch, rule_of
 from thunder_fn.errors import located
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.constraints import equations_between, fixes_numbers, pinned
+from thunder_fn.ir.memos import kept_of_ops
 from thunder_fn.ir.rules import Mask
 from thunder_fn.ir.symbols import is_symbolic, made_by
 from thunder_fn.ir.trace import (
@@ -231,7 +231,7 @@ VMAP_ATTEMPTS: tuple[Attempt[VmapQuestion, VmapRule | Trace], ...] = (
 """The attempts at a batching rule, in order."""
 
 
-@lru_cache(maxsize=65536)
+@kept_of_ops(65536)
 def vmap_rule(single: Trace, batched: Mask, size: Dim, randomness: str) -> VmapRule | Trace:
     """The batched equation, or the op's decomposition."""
     rule = first_rule(VMAP_ATTEMPTS, VmapQuestion(single, batched, size, randomness)).rule

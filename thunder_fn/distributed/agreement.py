@@ -7,7 +7,7 @@ equal, without a word.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -15,10 +15,10 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.distributed.groups import SIMULATED, Group
-from thunder_fn.distributed.heartbeat import other_than
+from thunder_fn.distributed.heartbeat import other_than, text_on_ranks
 from thunder_fn.errors import DistributedError, located
 from thunder_fn.ir.ops import is_random
-from thunder_fn.ir.trace import Trace, type_of_value
+from thunder_fn.ir.trace import Trace
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 CHUNK = 2**20
@@ -49,11 +49,22 @@ def check_same(steps: Sequence[Any], given: Mapping[str, torch.Tensor], prepare:
         *(f"{name}: {_digest(value)}" for name, value in given.items()),
     ]
     if any(is_random(equation.op) for equation in prepare.equations):
-        lines.append(f"{GENERATOR}: {_bits(torch.get_rng_state())}")
+        lines += _generators(given.values())
     for group in groups:
         other = other_than(group.name, "\n".join(lines))
         if other is not None:
             raise DistributedError(_difference(other[0], other[1].split("\n"), lines))
+
+
+def _generators(given: Iterable[torch.Tensor]) -> list[str]:
+    """The states of the generators that may be drawn from: the CPU's, and those of the devices of
+    what is given.
+    """
+    lines = [f"{GENERATOR}: {_bits(torch.get_rng_state())}"]
+    for device in sorted({x.device for x in given if not x.is_meta and not x.is_cpu}, key=str):
+        state = torch.get_device_module(device).get_rng_state(device)
+        lines.append(f"{GENERATOR} for {device.type}: {_bits(state)}")
+    return lines
 
 
 def _difference(rank: int, theirs: list[str], mine: list[str]) -> str:
@@ -96,7 +107,7 @@ def _step_text(step: Any) -> str:
 
 def _digest(value: torch.Tensor) -> str:
     """The type, and a number that tensors of other bits hardly have."""
-    return f"{type_of_value(value)} {0 if value.is_meta else _bits(value)}"
+    return f"{text_on_ranks(value)} {0 if value.is_meta else _bits(value)}"
 
 
 def _bits(value: torch.Tensor) -> int:

@@ -22,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -299,9 +300,16 @@ def _text(equation: Equation, tensors: Sequence[torch.Tensor]) -> str:
         if isinstance(arg, Literal) and name in REDUCING
     )
     place = f" for {equation.source.module}" if equation.source and equation.source.module else ""
-    return (
-        f"{name}{reduction} of {', '.join(str(type_of_value(tensor)) for tensor in tensors)}{place}"
-    )
+    return f"{name}{reduction} of {', '.join(map(text_on_ranks, tensors))}{place}"
+
+
+def text_on_ranks(tensor: torch.Tensor) -> str:
+    """The type of a tensor as all ranks write it, without the index of a device: each rank has a
+    GPU of its own.
+    """
+    type = type_of_value(tensor)
+    assert isinstance(type, TensorType), "the type of a tensor"
+    return str(replace(type, device=torch.device(type.device.type)))
 
 
 def _seen(rank: int) -> str | None:

@@ -3,14 +3,14 @@
 Claiming (`claims.py`) walks from the outermost composite inwards and asks the executors in the
 order in which the user gave them. An executor answers an equation with one of
 
-    Run(name, run)       it computes the equation: `run(*args, **kwargs)` gives the outputs as a tuple
-    Instead(trace)       the equation is replaced by a trace over its operands, and claiming goes on inside
-    Fuse()               the equation may be part of a region, a closed trace that the executor compiles as one
+    Run(name, run)       it computes the equation: `run(*args, **kwargs)` gives a tuple of outputs
+    Instead(trace)       a trace over its operands replaces the equation; claiming goes on inside
+    Fuse()               the equation may be part of a region, which is compiled as one
     Refused(reason)      it is left to the next executor, and unfolded where nobody takes it
 
 Answers are functions of the equation alone. Registering on an executor changes its answers from
 then on. `frozen` is the executor as it is now, the value that programs are made with.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 
@@ -375,6 +375,12 @@ class FusionExecutor(Executor):
         around them.
         """
         return ()
+
+    def joins(self, region: Trace) -> bool:
+        """Test whether the region and others of the same ops, side by side, are better one
+        region.
+        """
+        return False
 
     def is_worth(self, region: Trace) -> bool:
         """Test whether the region has enough ops that compute something to be compiled."""

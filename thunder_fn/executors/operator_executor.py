@@ -26,7 +26,7 @@ from thunder_fn.executors.base import (
 from thunder_fn.executors.matching import LAYOUT_IS_UNKNOWN, apply_to, keys_of, located_in
 from thunder_fn.executors.operators import Function, Operator
 from thunder_fn.ir import ops
-from thunder_fn.ir.rules import memo
+from thunder_fn.ir.memos import memo
 from thunder_fn.ir.text import shown
 from thunder_fn.ir.trace import Equation, Trace
 from thunder_fn.structured.shared import custom_calls as calls
@@ -44,6 +44,13 @@ class Implementation:
     checker: Checker | None = None
     execution_transform: Function | None = None
     grad_transform: Function | None = None
+
+
+def _check_functions(where: str, of: str, functions: dict[str, Function | None]) -> None:
+    """Raise if what is given for a function is none."""
+    for key, value in functions.items():
+        if value is not None and not callable(value):
+            raise ExecutorError(f"{where}: {key}{of} is no function: {shown(value, 60)}")
 
 
 class OperatorExecutor(Executor):
@@ -112,20 +119,9 @@ class OperatorExecutor(Executor):
                 f"{self.name}.register_operator: {name} needs one of like= and meta=, "
                 f"given {'neither' if like is None else 'both'}"
             )
-        functions = {
-            "fn": fn,
-            "like": like,
-            "meta": meta,
-            "grad_transform": grad_transform,
-            "jvp": jvp,
-            "vmap": vmap,
-        }
-        for key, value in functions.items():
-            if value is not None and not callable(value):
-                raise ExecutorError(
-                    f"{self.name}.register_operator: {key} of {name} is no function:"
-                    f" {shown(value, 60)}"
-                )
+        functions = {"fn": fn, "like": like, "meta": meta, "jvp": jvp, "vmap": vmap}
+        functions["grad_transform"] = grad_transform
+        _check_functions(f"{self.name}.register_operator", f" of {name}", functions)
         operator = Operator(self.name, name, fn, like, meta, grad_transform, jvp, vmap)
         if operator.__composite__ in self.rules:
             raise ExecutorError(
@@ -186,13 +182,8 @@ class OperatorExecutor(Executor):
                 f"{where}: {shown(operator, 60)} is no operator\nPass functions as"
                 " execution_transform=."
             )
-        for name, value in (
-            ("checker", checker),
-            ("execution_transform", execution_transform),
-            ("grad_transform", grad_transform),
-        ):
-            if value is not None and not callable(value):
-                raise ExecutorError(f"{where}: {name} is no function: {shown(value, 60)}")
+        functions = {"checker": checker, "execution_transform": execution_transform}
+        _check_functions(where, "", {**functions, "grad_transform": grad_transform})
         runs = op if own and execution_transform is None and operator is None else None
         new = Implementation(runs, checker, execution_transform or operator, grad_transform)
         self.register(dict.fromkeys(keys, new))

@@ -253,55 +253,71 @@ def plan_reuse(
             the program has run. No other input shares it.
         region_of: see `find_aliases`.
     """
-    writes = writes or {}
-    aliases, last = find_aliases(trace, region_of), last_uses(trace)
-    members = _Members(aliases)
-    tenant_of: dict[int, int] = {index: index for index in writes}
-    own = {*donated, *writes}
-    end, chosen, regions = len(trace.equations), set[int](), dict[Op, list[tuple[int, set[int]]]]()
-
-    def is_free(var: Var, position: int) -> bool:
-        """Test that no later equation, and no other operand of this one, reads the memory that
-        the variable lies in.
-        """
-        return last[var.index] == position and all(
-            last[index] < position for index in members.sharing(var)
-        )
-
+    plan = _Plan(trace, writes or {}, {*donated, *(writes or ())}, region_of)
+    in_place, regions = set[int](), dict[Op, list[tuple[int, set[int]]]]()
     for position, equation in enumerate(trace.equations):
         if region_of(equation) is not None:
-            found = {
-                place
-                for place, var in enumerate(equation.operands)
-                if (aliases.covers[var.index] or var.index in own)
-                and _has_dims(var)
-                and var.index not in tenant_of
-                and equation.operands.count(var) == 1
-                and is_free(var, position)
-            }
+            found = plan.given(equation, position)
             regions.setdefault(equation.op, []).append((position, found))
-            continue
-        if not _has_form(equation):
-            continue
-        source, target = equation.operands[0], equation.outputs[0]
-        if not (aliases.whole[source.index] or source.index in own) or not is_free(
-            source, position
-        ):
-            continue
-        home = tenant_of.get(source.index)
-        escapes = last[target.index] == end or any(
-            last[index] == end for index in members.sharing(target)
-        )
-        if home is not None and escapes and writes[home] != target.index:
-            continue
-        if home is not None:
-            tenant_of[target.index] = home
-        chosen.add(position)
+        elif _has_form(equation) and plan.runs_in_place(equation, position):
+            in_place.add(position)
     given = dict[int, tuple[int, ...]]()
     for calls in regions.values():
         common = set[int].intersection(*(places for _, places in calls))
         given.update((position, tuple(sorted(common))) for position, _ in calls if common)
-    return Reuse(frozenset(chosen), given)
+    return Reuse(frozenset(in_place), given)
+
+
+class _Plan:
+    """The memory of a program as it is used from equation to equation. `tenant_of` says whose
+    memory a variable lies in that is written to in the end.
+    """
+
+    def __init__(
+        self, trace: Trace, writes: Mapping[int, int], own: set[int], region_of: RegionOf
+    ) -> None:
+        self.writes, self.own, self.end = writes, own, len(trace.equations)
+        self.aliases, self.last = find_aliases(trace, region_of), last_uses(trace)
+        self.members = _Members(self.aliases)
+        self.tenant_of = {index: index for index in writes}
+
+    def is_free(self, var: Var, position: int) -> bool:
+        """Test that no later equation, and no other operand of this one, reads the memory that
+        the variable lies in.
+        """
+        others = self.members.sharing(var)
+        return self.last[var.index] == position and all(
+            self.last[index] < position for index in others
+        )
+
+    def given(self, equation: Equation, position: int) -> set[int]:
+        """The operands, by place, whose memory a region may write its results to."""
+        return {
+            place
+            for place, var in enumerate(equation.operands)
+            if (self.aliases.covers[var.index] or var.index in self.own)
+            and _has_dims(var)
+            and var.index not in self.tenant_of
+            and equation.operands.count(var) == 1
+            and self.is_free(var, position)
+        }
+
+    def runs_in_place(self, equation: Equation, position: int) -> bool:
+        """Test whether an equation may write over its first operand; if so, its result lies
+        there.
+        """
+        source, target = equation.operands[0], equation.outputs[0]
+        is_ours = self.aliases.whole[source.index] or source.index in self.own
+        if not is_ours or not self.is_free(source, position):
+            return False
+        home = self.tenant_of.get(source.index)
+        if home is not None:
+            ends = (target.index, *self.members.sharing(target))
+            escapes = any(self.last[index] == self.end for index in ends)
+            if escapes and self.writes[home] != target.index:
+                return False
+            self.tenant_of[target.index] = home
+        return True
 
 
 class _Members:

@@ -89,32 +89,20 @@ class Runner:
             if not has_note(error):
                 error.add_note(located(f"while {self.name} ran its fn", source=source))
             raise
-        after = _versions(given)
-        if before != after:
-            written = next(
-                i for i, pair in enumerate(zip(before, after, strict=True)) if pair[0] != pair[1]
-            )
-            what = (
-                f"{self.name}: fn wrote to tensor {written} of its arguments, which others may read"
-            )
+        if (after := _versions(given)) != before:
+            pairs = enumerate(zip(before, after, strict=True))
+            written = next(i for i, pair in pairs if pair[0] != pair[1])
+            what = f"fn wrote to tensor {written} of its arguments, which others may read"
             fix = "fn has to be pure: write to a copy (`x = x.clone()`) and return it."
-            raise ExecutorError(located(what, source=source, fix=fix))
+            raise ExecutorError(located(f"{self.name}: {what}", source=source, fix=fix))
         if isinstance(result, torch.Tensor) and len(types) == 1 and _fits(result, types[0]):
             return (result,)
         tensors = tensors_in(result, len(types))
         if len(tensors) != len(types) or not all(map(_fits, tensors, types)):
             found, wanted = ", ".join(map(_told, tensors)), ", ".join(map(str, types))
-            raise ExecutorError(
-                located(
-                    f"{self.name}: fn returned ({found}), but the operator's results are"
-                    f" ({wanted})",
-                    source=source,
-                    fix=(
-                        "fn has to return tensors of the dtypes and shapes that `like` or `meta`"
-                        " says."
-                    ),
-                )
-            )
+            what = f"fn returned ({found}), but the operator's results are ({wanted})"
+            fix = "fn has to return tensors of the dtypes and shapes that `like` or `meta` says."
+            raise ExecutorError(located(f"{self.name}: {what}", source=source, fix=fix))
         return tuple(tensors)
 
 

@@ -37,8 +37,9 @@ from thunder_fn.derived.leaf_vjp import alone
 from thunder_fn.errors import AutocastError, located
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.check import fake_result_types
+from thunder_fn.ir.memos import memo
 from thunder_fn.ir.pretty import format_equation
-from thunder_fn.ir.rules import FREE_TYPES, memo
+from thunder_fn.ir.rules import FREE_TYPES
 from thunder_fn.ir.trace import (
     Atom,
     Equation,
@@ -82,7 +83,7 @@ def _retyped(
 ) -> Trace:
     """The trace for inputs of other types; casts where there is a policy."""
     builder = TraceBuilder(trace.name)
-    arguments: tuple[Atom, ...] = tuple(builder.input(type) for type in types)
+    arguments: tuple[Atom, ...] = builder.take(types)
     return builder.build(walk(builder, trace, arguments, _Casting(builder, dtype, policy).equation))
 
 
@@ -301,7 +302,7 @@ def ending_in(body: Trace, types: tuple[Type, ...]) -> Trace:
     if body.output_types == types:
         return body
     builder = TraceBuilder(body.name)
-    results = inline_into(builder, body, tuple(builder.input(type) for type in body.input_types))
+    results = inline_into(builder, body, builder.take(body.input_types))
     return builder.build(
         tuple(
             cast(builder, atom, type.dtype) if isinstance(type, TensorType) else atom

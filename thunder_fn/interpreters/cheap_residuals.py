@@ -12,12 +12,12 @@ questions.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import cache
 
 from thunder_fn.interpreters.simplify import is_kept, makes_symbols
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.flow import Flow
-from thunder_fn.ir.rules import Mask, Split, memo
+from thunder_fn.ir.memos import kept_of_ops, memo
+from thunder_fn.ir.rules import Mask, Split
 from thunder_fn.ir.trace import Equation, Op, Trace, TraceBuilder, Var
 
 
@@ -88,7 +88,7 @@ def _is_cheap_body(trace: Trace) -> bool:
     return all(map(is_cheap, trace.equations))
 
 
-@cache
+@kept_of_ops()
 def _is_cheap_op(op: Op) -> bool:
     return ops.is_pointwise(op) or ops.is_view(op) or ops.is_factory(op) or op in facts.MOVES
 
@@ -112,6 +112,6 @@ READ_WHOLE = Flow(
 """The flow of values that some equation reads from memory and no compiled code computes with."""
 
 
-@cache
+@kept_of_ops()
 def _is_fused(op: Op) -> bool:
     return _is_cheap_op(op) or op in facts.REDUCES

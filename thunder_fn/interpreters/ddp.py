@@ -16,7 +16,7 @@ from thunder_fn.interpreters.fsdp import Fsdp
 from thunder_fn.interpreters.rewriting.representation import Representation
 from thunder_fn.interpreters.rewriting.tracing import traced
 from thunder_fn.interpreters.rewriting.units import Bucket, Company, InUnits, company_of
-from thunder_fn.ir.rules import memo
+from thunder_fn.ir.memos import memo
 from thunder_fn.ir.trace import TensorType, static_shape
 from thunder_fn.structured.custom_vjp import custom_vjp
 

@@ -4,6 +4,7 @@ computed once, now.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ import torch
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.noops import leaving_variables
 from thunder_fn.interpreters.simplify import is_kept
-from thunder_fn.ir.rules import memo
+from thunder_fn.ir.memos import memo
 from thunder_fn.ir.trace import Constant, Equation, TensorType, Trace, Var, cut
 
 LIMIT_BYTES = 1 << 16
@@ -50,9 +51,7 @@ def _with_folded_bodies(equation: Equation, limit_bytes: int) -> Equation:
     if not equation.bodies:
         return equation
     bodies = tuple(fold_constants(body, limit_bytes) for body in equation.bodies)
-    return Equation(
-        equation.op, equation.args, equation.kwargs, equation.outputs, bodies, equation.source
-    )
+    return replace(equation, bodies=bodies)
 
 
 def _is_folded(equation: Equation, foldable: set[int]) -> bool:

@@ -24,7 +24,7 @@ from thunder_fn.distributed.groups import Group
 from thunder_fn.interpreters.rewriting.representation import Representation
 from thunder_fn.interpreters.rewriting.tracing import traced
 from thunder_fn.interpreters.rewriting.units import Bucket, Company, InUnits, company_of
-from thunder_fn.ir.rules import memo
+from thunder_fn.ir.memos import memo
 from thunder_fn.ir.trace import TensorType, static_shape
 
 

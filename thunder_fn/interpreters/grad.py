@@ -12,6 +12,7 @@ executors know by its name.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from thunder_fn.derived.activity import activity, contributions, usefulness
@@ -20,7 +21,8 @@ from thunder_fn.interpreters.cheap_residuals import recomputable
 from thunder_fn.interpreters.shapes import reshaped_inputs, transposed_matrices
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import ops
-from thunder_fn.ir.rules import VJP, Mask, Split, memo
+from thunder_fn.ir.memos import memo
+from thunder_fn.ir.rules import VJP, Mask, Split, chosen, numbered
 from thunder_fn.ir.splitting import late_half, split
 from thunder_fn.ir.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Var
 from thunder_fn.ir.walking import inline_into, put, walk
@@ -72,35 +74,41 @@ def forward_backward(
         steps.append(_Step(equation, found, asked, given, found.residual_values(operands, results)))
         return results[: len(equation.outputs)]
 
-    outputs = walk(
-        builder, trace, tuple([builder.input(var.type) for var in trace.inputs]), forward
-    )
+    outputs = walk(builder, trace, builder.take(trace.input_types), forward)
     reshaped, first = reshaped_inputs(builder), builder.num_vars
     backward = _Backward(builder, fused)
-    for atom, wanted in zip(trace.outputs, wanted_outputs, strict=True):
-        if wanted:
-            backward.seed(atom, isinstance(atom, Var) and useful[atom.index])
-    for var, flag in zip(trace.inputs, seeded or (False,) * len(trace.inputs), strict=True):
-        if flag:
-            backward.seed(var, True)
+    for atom in chosen(trace.outputs, wanted_outputs):
+        backward.seed(atom, isinstance(atom, Var) and useful[atom.index])
+    for var in chosen(trace.inputs, seeded) if seeded else ():
+        backward.seed(var, True)
     for step in reversed(steps):
         backward.step(step)
-    asked = [var for var, wanted in zip(trace.inputs, wanted_inputs, strict=True) if wanted]
+    asked = chosen(trace.inputs, wanted_inputs)
     gradients = [backward.cotangents.get(var.index) for var in asked]
     found = [gradient for gradient in gradients if gradient is not None]
+    halves = _halves(builder, first, (outputs, found), set(reshaped), fused)
+    places = numbered([gradient is not None for gradient in gradients])
+    return replace(halves, gradients=places)
+
+
+def _halves(
+    builder: TraceBuilder,
+    first: int,
+    outputs: tuple[Sequence[Atom], Sequence[Atom]],
+    again: set[int],
+    fused: bool,
+) -> Split:
+    """Cut a forward and its backward, whose variables begin with `first`, apart; what is in `again`
+    is computed in both.
+    """
     late = range(first, builder.num_vars)
-    again = set(reshaped)
     is_again = lambda equation: equation.outputs[0].index in again
-    halves = split(builder, late, (outputs, found), again=is_again)
+    halves = split(builder, late, outputs, again=is_again)
     if fused:
-        _, carried = late_half(builder, builder.equations, late, found, is_again)
+        _, carried = late_half(builder, builder.equations, late, outputs[1], is_again)
         again |= recomputable(builder, late, halves, tuple(carried.values()))
-        halves = split(builder, late, (outputs, found), again=is_again)
-    places = iter(range(len(found)))
-    return replace(
-        halves,
-        gradients=tuple([None if gradient is None else next(places) for gradient in gradients]),
-    )
+        halves = split(builder, late, outputs, again=is_again)
+    return halves
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +192,7 @@ class _Backward:
     def step(self, step: _Step) -> None:
         """Append the backward of one equation."""
         equation, split, builder = step.equation, step.split, self.builder
-        wanted = [var for var, flag in zip(equation.outputs, step.outputs, strict=True) if flag]
+        wanted = chosen(equation.outputs, step.outputs)
         given = [self.cotangents.get(var.index) for var in wanted]
         if all(value is None for value in given) or all(place is None for place in split.gradients):
             return
@@ -199,7 +207,7 @@ class _Backward:
                 split = forward_backward(
                     equation.body, step.operands, step.outputs, seeded, fused=self.fused
                 )
-            seeds = [var for var, flag in zip(equation.operands, seeded, strict=True) if flag]
+            seeds = chosen(equation.operands, seeded)
             op = ops.composite(f"{ops.short_name(equation.op)}_backward")
             arguments += tuple(self.cotangents.pop(var.index) for var in seeds)
             types = split.backward.output_types
@@ -208,7 +216,7 @@ class _Backward:
             )
         else:
             results = inline_into(builder, split.backward, arguments, equation.source)
-        asked = [var for var, flag in zip(equation.operands, step.operands, strict=True) if flag]
+        asked = chosen(equation.operands, step.operands)
         for var, place in zip(asked, split.gradients, strict=True):
             if place is not None:
                 self.accumulate(var, results[place])
@@ -265,12 +273,8 @@ def vjp(trace: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> Trace:
     """
     split = forward_backward(trace, wanted_inputs, wanted_outputs)
     builder = TraceBuilder(f"{trace.name}_vjp")
-    inputs = tuple(builder.input(var.type) for var in trace.inputs)
-    given = tuple(
-        builder.input(type_of_cotangent(atom))
-        for atom, wanted in zip(trace.outputs, wanted_outputs, strict=True)
-        if wanted
-    )
+    inputs = builder.take(trace.input_types)
+    given = builder.take(map(type_of_cotangent, chosen(trace.outputs, wanted_outputs)))
     results = inline_into(builder, split.forward, inputs)
     gradients = pull_back(builder, trace, split, inputs, results, given, wanted_inputs)
     return dce(builder.build((*results[: len(trace.outputs)], *gradients)))
@@ -289,7 +293,7 @@ def pull_back(
     wanted input.
     """
     found = inline_into(builder, split.backward, (*split.residual_values(inputs, results), *given))
-    asked = [var for var, wanted in zip(trace.inputs, wanted_inputs, strict=True) if wanted]
+    asked = chosen(trace.inputs, wanted_inputs)
     return tuple(
         zeros(builder, type_of_cotangent(var)) if place is None else found[place]
         for var, place in zip(asked, split.gradients, strict=True)
@@ -305,7 +309,7 @@ def grad_and_value(trace: Trace, wanted_inputs: Mask, *, fused: bool = False) ->
     wanted_outputs = (True,) + (False,) * (len(trace.outputs) - 1)
     split = forward_backward(trace, wanted_inputs, wanted_outputs, fused=fused)
     builder = TraceBuilder(f"grad_{trace.name}")
-    inputs = tuple(builder.input(var.type) for var in trace.inputs)
+    inputs = builder.take(trace.input_types)
     results = inline_into(builder, split.forward, inputs)
     seed = ones(builder, type_of_cotangent(trace.outputs[0]))
     gradients = pull_back(builder, trace, split, inputs, results, (seed,), wanted_inputs)

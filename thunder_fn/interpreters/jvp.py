@@ -22,8 +22,9 @@ from thunder_fn.interpreters.grad import forward_backward, type_of_cotangent, ze
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import ops
 from thunder_fn.ir.constraints import finds_numbers, fixes_numbers
+from thunder_fn.ir.memos import memo
 from thunder_fn.ir.pairs import Companion, through_bodies
-from thunder_fn.ir.rules import JVP, JvpRule, Mask, memo
+from thunder_fn.ir.rules import JVP, JvpRule, Mask, chosen
 from thunder_fn.ir.trace import Atom, Equation, Op, Trace, TraceBuilder, Var
 from thunder_fn.ir.walking import inline_into, put, walk
 
@@ -45,7 +46,7 @@ def jvp_trace(trace: Trace, active: Mask) -> JvpRule:
             rule = jvp_trace(_with_op(trace, op, stand_in), active)
             return JvpRule(_with_op(rule.trace, stand_in, op), rule.active_outputs)
     builder = TraceBuilder(f"{trace.name}_jvp")
-    primals = [builder.input(var.type) for var in trace.inputs]
+    primals = builder.take(trace.input_types)
     given = [
         flag and is_differentiable(var.type) for var, flag in zip(trace.inputs, active, strict=True)
     ]
@@ -213,7 +214,7 @@ def _beside(single: Trace, parts: Trace, active: Mask) -> JvpRule:
     """The tangents are those of the parts, the values bitwise those of the op."""
     rule = jvp_trace(parts, active)
     builder = TraceBuilder(rule.trace.name)
-    arguments = tuple(builder.input(type) for type in rule.trace.input_types)
+    arguments = builder.take(rule.trace.input_types)
     count = len(single.inputs)
     values = inline_into(builder, single, arguments[:count])
     tangents = inline_into(builder, rule.trace, arguments)[len(single.outputs) :]
@@ -230,25 +231,16 @@ def transposed_twice(trace: Trace, active: Mask) -> JvpRule:
     wanted = tuple(is_differentiable(var.type) for var in trace.equations[-1].outputs)
     split = forward_backward(trace, active, wanted)
     builder = TraceBuilder(f"{trace.name}_jvp")
-    primals = tuple(builder.input(var.type) for var in trace.inputs)
-    asked = [var for var, flag in zip(trace.inputs, active, strict=True) if flag]
-    tangents = [builder.input(var.type) for var in asked]
+    primals = builder.take(trace.input_types)
+    tangents = builder.take(chosen(trace.input_types, active))
     results = inline_into(builder, split.forward, primals)
     residuals = split.residual_values(primals, results)
-    given = [
-        zeros(builder, type_of_cotangent(atom))
-        for atom, flag in zip(trace.outputs, wanted, strict=True)
-        if flag
-    ]
+    given = [zeros(builder, type_of_cotangent(atom)) for atom in chosen(trace.outputs, wanted)]
     linear = (False,) * len(residuals) + (True,) * len(given)
     back = forward_backward(split.backward, linear, (True,) * len(split.backward.outputs))
     linearized = inline_into(builder, back.forward, (*residuals, *given))
     saved = back.residual_values((*residuals, *given), linearized)
-    used = [
-        tangent
-        for tangent, place in zip(tangents, split.gradients, strict=True)
-        if place is not None
-    ]
+    used = chosen(tangents, [place is not None for place in split.gradients])
     found = inline_into(builder, back.backward, (*saved, *used))
     places_out = iter(back.gradients)
     moved = tuple(flag and next(places_out) is not None for flag in wanted)
@@ -272,7 +264,7 @@ def jvp(trace: Trace, active: Mask) -> Trace:
     """
     rule = jvp_trace(trace, active)
     builder = TraceBuilder(f"{trace.name}_jvp")
-    inputs = tuple(builder.input(var.type) for var in rule.trace.inputs)
+    inputs = builder.take(rule.trace.input_types)
     results = inline_into(builder, rule.trace, inputs)
     supply = iter(results[len(trace.outputs) :])
     tangents = tuple(

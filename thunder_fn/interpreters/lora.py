@@ -15,7 +15,7 @@ from thunder_fn.interpreters.rewriting.filters import ADAPTERS, NOTHING, Filter,
 from thunder_fn.interpreters.rewriting.part_calls import LINEAR, Calls
 from thunder_fn.interpreters.rewriting.representation import Representation
 from thunder_fn.interpreters.rewriting.tracing import traced
-from thunder_fn.ir.rules import memo
+from thunder_fn.ir.memos import memo
 from thunder_fn.ir.trace import TensorType, static_shape
 
 

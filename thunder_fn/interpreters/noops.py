@@ -8,26 +8,23 @@ stay so. Only rewrites that keep every bit are here: `x + 0` is none, as it turn
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.ir import facts, ops
-from thunder_fn.ir.rules import memo
+from thunder_fn.ir.memos import kept_of_ops, memo
 from thunder_fn.ir.trace import (
     Arg,
-    Atom,
     Equation,
     Literal,
     Op,
     TensorType,
     Trace,
     Var,
-    cut,
-    map_arg,
 )
+from thunder_fn.ir.walking import merged
 
 Makers = dict[int, Equation]
 """The equation that binds each variable."""
@@ -40,28 +37,18 @@ def drop_noops(trace: Trace) -> Trace:
     Law: same values, bitwise; what the outputs share memory with stays; idempotent.
     """
     leaving = leaving_variables(trace)
-    names: dict[int, Var] = {}
     makers: Makers = {}
-    kept: list[Equation] = []
 
-    def read(var: Var) -> Var:
-        return names.get(var.index, var)
-
-    for equation in trace.equations:
-        args = tuple(map_arg(read, arg) for arg in equation.args)
-        kwargs = tuple((key, map_arg(read, arg)) for key, arg in equation.kwargs)
-        bodies = tuple(map(drop_noops, equation.bodies))
-        new = Equation(equation.op, args, kwargs, equation.outputs, bodies, equation.source)
-        same = same_as(new, makers)
+    def known(equation: Equation) -> tuple[Var, ...] | None:
+        same = same_as(equation, makers)
         if same is not None and (
-            is_alias(new.op) or _may_go(new.outputs[0], same, leaving, makers)
+            is_alias(equation.op) or _may_go(equation.outputs[0], same, leaving, makers)
         ):
-            names[new.outputs[0].index] = same
-            continue
-        kept.append(new)
-        makers.update((var.index, new) for var in new.outputs)
-    outputs: tuple[Atom, ...] = tuple(map_arg(read, atom) for atom in trace.outputs)
-    return cut(trace, equations=kept, outputs=outputs)
+            return (same,)
+        makers.update((var.index, equation) for var in equation.outputs)
+        return None
+
+    return merged(trace, known, drop_noops)
 
 
 def _may_go(copy: Var, source: Var, leaving: set[int], makers: Makers) -> bool:
@@ -87,7 +74,7 @@ def leaving_variables(trace: Trace) -> set[int]:
     return found
 
 
-@cache
+@kept_of_ops()
 def is_alias(op: Op) -> bool:
     """Test whether results may lie in the memory of operands."""
     return op.kind != "leaf" or ops.is_view(op) or internals.is_decomposed(ops.overload(op))
@@ -106,8 +93,8 @@ def same_as(equation: Equation, makers: Makers) -> Var | None:
 
 
 def _first(equation: Equation, makers: Makers) -> Var | None:
-    """Return the first operand: where the type stays, so does the value (reshape, expand,
-    squeeze).
+    """Return the first operand: where the type stays, so does the value (reshape, expand, squeeze,
+    a slice, whose step is never negative).
     """
     first = equation.args[0]
     return first if isinstance(first, Var) else None
@@ -190,13 +177,6 @@ def _unmoved(equation: Equation, makers: Makers) -> Var | None:
     return source if len(values) == 2 and values[0] == values[1] else _back_again(equation, makers)
 
 
-def _whole(equation: Equation, makers: Makers) -> Var | None:
-    """A slice that is everything: its type is its operand's, and so are its elements unless the
-    step is negative.
-    """
-    return _first(equation, makers)
-
-
 RULES: dict[str, Callable[[Equation, Makers], Var | None]] = {
     **dict.fromkeys(
         ("aten.reshape.default", "aten.view.default", "aten._unsafe_view.default"), _first
@@ -207,7 +187,7 @@ RULES: dict[str, Callable[[Equation, Makers], Var | None]] = {
     ),
     **dict.fromkeys(("aten.clone.default", "aten._to_copy.default"), _copied),
     "aten.copy.default": _written_over,
-    "aten.slice.Tensor": _whole,
+    "aten.slice.Tensor": _first,
     "aten.t.default": _back_again,
     **dict.fromkeys(("aten.transpose.int", "aten.permute.default", "aten.movedim.int"), _unmoved),
     **dict.fromkeys(

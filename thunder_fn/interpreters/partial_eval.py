@@ -9,7 +9,8 @@ from dataclasses import replace
 from thunder_fn.errors import MissingRule, located
 from thunder_fn.interpreters.carried import self_contained
 from thunder_fn.interpreters.simplify import dce, inline, is_kept
-from thunder_fn.ir.rules import DCE, PARTIAL_EVAL, Mask, Split, memo
+from thunder_fn.ir.memos import memo
+from thunder_fn.ir.rules import DCE, PARTIAL_EVAL, Mask, Split, chosen
 from thunder_fn.ir.splitting import dependent, handing_on, split
 from thunder_fn.ir.symbols import finders
 from thunder_fn.ir.trace import Equation, Trace, Var, num_vars
@@ -41,7 +42,7 @@ def partial_eval(trace: Trace, known_inputs: Mask, known_outputs: Mask) -> tuple
 def partial_split(trace: Trace, known_inputs: Mask, known_outputs: Mask) -> Split:
     """Evaluate partially as a split, which says where in the first part each residual is found."""
     flat = dce(inline(trace))
-    known = {var.index for var, flag in zip(flat.inputs, known_inputs, strict=True) if flag}
+    known = {var.index for var in chosen(flat.inputs, known_inputs)}
     known |= {constant.var.index for constant in flat.constants}
     fresh = itertools.count(num_vars(flat))
     equations: list[Equation] = []
@@ -55,9 +56,9 @@ def partial_split(trace: Trace, known_inputs: Mask, known_outputs: Mask) -> Spli
     late = {
         var.index for var in (*flat.inputs, *(v for eq in equations for v in eq.outputs))
     } - known
-    outputs = tuple(
-        tuple(a for a, flag in zip(flat.outputs, known_outputs, strict=True) if flag is k)
-        for k in (True, False)
+    outputs = (
+        chosen(flat.outputs, known_outputs),
+        chosen(flat.outputs, [not flag for flag in known_outputs]),
     )
     numbers = tuple(var for var in finders(flat).values() if var.index in late)
     needed = _needed(

@@ -6,10 +6,11 @@ from dataclasses import replace
 from functools import partial
 
 from thunder_fn.ir import ops
-from thunder_fn.ir.rules import DCE, Mask, memo
+from thunder_fn.ir.memos import memo
+from thunder_fn.ir.rules import DCE, Mask, chosen
 from thunder_fn.ir.symbols import finders, made_by
-from thunder_fn.ir.trace import Arg, Atom, Equation, Op, Trace, TraceBuilder, Var, cut, map_arg
-from thunder_fn.ir.walking import put, rewritten, walk
+from thunder_fn.ir.trace import Atom, Equation, Trace, TraceBuilder, Var, cut
+from thunder_fn.ir.walking import merged, put, rewritten, walk
 
 # ---- dce ----
 
@@ -25,7 +26,7 @@ def dce(trace: Trace) -> Trace:
 @memo(16384)
 def dce_to(trace: Trace, wanted: Mask) -> tuple[Trace, Mask]:
     """The trace cut down to the wanted outputs, and which inputs it reads. All inputs stay."""
-    outputs = tuple(atom for atom, flag in zip(trace.outputs, wanted, strict=True) if flag)
+    outputs = chosen(trace.outputs, wanted)
     need = {atom.index for atom in outputs if isinstance(atom, Var)}
     kept: list[Equation] = []
     found = {var.index for var in finders(trace).values()}  # anything may read these
@@ -89,14 +90,9 @@ def _dce_composite(equation: Equation, flags: Mask) -> tuple[Equation, tuple[Var
     if all(flags) and (all(reads) or ops.is_call(equation.op)):
         if body is equation.body:
             return equation, equation.operands
-        new = Equation(
-            equation.op, equation.args, equation.kwargs, equation.outputs, (body,), equation.source
-        )
-        return new, new.operands
-    operands = tuple(var for var, read in zip(equation.operands, reads, strict=True) if read)
-    outputs = tuple(var for var, flag in zip(equation.outputs, flags, strict=True) if flag)
-    inputs = tuple(var for var, read in zip(body.inputs, reads, strict=True) if read)
-    closed = cut(body, inputs=inputs)
+        return replace(equation, bodies=(body,)), equation.operands
+    operands, outputs = chosen(equation.operands, reads), chosen(equation.outputs, flags)
+    closed = cut(body, inputs=chosen(body.inputs, reads))
     op = ops.composite(ops.short_name(equation.op))
     return Equation(op, operands, (), outputs, (closed,), equation.source), operands
 
@@ -129,29 +125,16 @@ def cse(trace: Trace) -> Trace:
 
     Law: same values; idempotent. Random equations are never merged.
     """
-    names: dict[int, Atom] = {}
-    seen: dict[
-        tuple[Op, tuple[Arg, ...], tuple[tuple[str, Arg], ...], tuple[Trace, ...]], tuple[Var, ...]
-    ] = {}
-    kept: list[Equation] = []
+    seen: dict[object, tuple[Var, ...]] = {}
 
-    def read(var: Var) -> Atom:
-        return names.get(var.index, var)
-
-    for equation in trace.equations:
-        args = tuple(map_arg(read, arg) for arg in equation.args)
-        kwargs = tuple((key, map_arg(read, arg)) for key, arg in equation.kwargs)
-        bodies = tuple(cse(body) for body in equation.bodies)
-        key = (equation.op, args, kwargs, bodies)
+    def same(equation: Equation) -> tuple[Var, ...] | None:
+        key = (equation.op, equation.args, equation.kwargs, equation.bodies)
         if key in seen and not is_kept(equation) and not makes_symbols(equation):
-            names.update(
-                (var.index, known) for var, known in zip(equation.outputs, seen[key], strict=True)
-            )
-            continue
+            return seen[key]
         seen[key] = equation.outputs
-        kept.append(Equation(equation.op, args, kwargs, equation.outputs, bodies, equation.source))
-    outputs = tuple(map_arg(read, atom) for atom in trace.outputs)
-    return cut(trace, equations=kept, outputs=outputs)
+        return None
+
+    return merged(trace, same, cse)
 
 
 # ---- inline ----

@@ -7,6 +7,7 @@ not depend on the batch stay unbatched.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -18,8 +19,19 @@ from thunder_fn.derived.leaf_vmap import batched_type, vmap_rule
 from thunder_fn.derived.quirks.statistics import STATISTICS
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import ops
-from thunder_fn.ir.rules import VMAP, Mask, memo
-from thunder_fn.ir.trace import Atom, Dim, Equation, Literal, TensorType, Trace, TraceBuilder, Var
+from thunder_fn.ir.memos import memo
+from thunder_fn.ir.rules import VMAP, Mask
+from thunder_fn.ir.trace import (
+    Atom,
+    Dim,
+    Equation,
+    Literal,
+    TensorType,
+    Trace,
+    TraceBuilder,
+    Type,
+    Var,
+)
 from thunder_fn.ir.walking import inline_into, put, walk
 
 MOVEDIM = ops.leaf(torch.ops.aten.movedim.int)
@@ -35,10 +47,8 @@ def batch(trace: Trace, batched: Mask, size: Dim, randomness: str = "error") -> 
     batched.
     """
     builder = TraceBuilder(f"vmap_{trace.name}")
-    arguments = [
-        (builder.input(batched_type(var.type, size) if flag else var.type), flag)
-        for var, flag in zip(trace.inputs, batched, strict=True)
-    ]
+    inputs = builder.take(batched_types(trace.input_types, batched, size))
+    arguments = list(zip(inputs, batched, strict=True))
     step = partial(_batch_equation, builder, size=size, randomness=randomness)
     results = walk(builder, trace, arguments, step, lift=lambda atom: (atom, False))
     return builder.build(tuple(atom for atom, _ in results)), tuple(flag for _, flag in results)
@@ -108,7 +118,7 @@ def _differentiated_as(computed: Trace, other: tuple[Trace, Mask], size: Dim) ->
     """
     trace, own = other
     builder = TraceBuilder(computed.name)
-    inputs = tuple(builder.input(type) for type in computed.input_types)
+    inputs = builder.take(computed.input_types)
     places = [place for place, atom in enumerate(computed.outputs) if isinstance(atom, Var)]
     flags = tuple(own[place] for place in places)
     cut = [
@@ -131,15 +141,27 @@ def expand(builder: TraceBuilder, value: Atom, size: Dim) -> Var:
     return result
 
 
-def batched_outputs(trace: Trace, own: Mask, flags: Mask, size: Dim) -> Trace:
-    """The first outputs get a batch dim where the flags say so."""
-    builder = TraceBuilder(trace.name)
-    results = inline_into(builder, trace, tuple(builder.input(type) for type in trace.input_types))
-    wide = (
+def batched_types(types: Iterable[Type], batched: Mask, size: Dim) -> tuple[Type, ...]:
+    """The types with a leading batch dim where the flags say so."""
+    pairs = zip(types, batched, strict=True)
+    return tuple([batched_type(type, size) if flag else type for type, flag in pairs])
+
+
+def expand_missing(
+    builder: TraceBuilder, values: Sequence[Atom], own: Mask, wanted: Mask, size: Dim
+) -> tuple[Atom, ...]:
+    """The values, expanded where a batch dim is wanted that they do not have of their own."""
+    return tuple(
         expand(builder, value, size) if flag and not have else value
-        for value, have, flag in zip(results, own, flags, strict=False)
+        for value, have, flag in zip(values, own, wanted, strict=True)
     )
-    return builder.build((*wide, *results[len(flags) :]))
+
+
+def batched_outputs(trace: Trace, own: Mask, flags: Mask, size: Dim) -> Trace:
+    """The first outputs get a batch dim where the flags say so; the others stay as they are."""
+    builder = TraceBuilder(trace.name)
+    results = inline_into(builder, trace, builder.take(trace.input_types))
+    return builder.build(expand_missing(builder, results, own, (*flags, *own[len(flags) :]), size))
 
 
 def move_dim(builder: TraceBuilder, value: Atom, source: int, destination: int) -> Atom:

@@ -16,8 +16,9 @@ An interpreter of a user's own imports what it needs from here: the names below.
 """
 
 from thunder_fn.ir.flow import WIRINGS, Flow, Port, Wiring, body_ports, wiring
+from thunder_fn.ir.memos import memo
 from thunder_fn.ir.pairs import COUNTS, Companion, Slots, through_bodies
-from thunder_fn.ir.rules import Mask, Rules, memo
+from thunder_fn.ir.rules import Mask, Rules
 from thunder_fn.ir.splitting import dependent, handing_on, late_half, split
 from thunder_fn.ir.trace import (
     Atom,

@@ -15,7 +15,6 @@ from collections.abc import Collection
 from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ import torch
 from thunder_fn.errors import InvalidTrace, TraceTypeError, located
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.constraints import counterexample, equality, premises_of
+from thunder_fn.ir.memos import kept
 from thunder_fn.ir.pretty import format_equation
 from thunder_fn.ir.rules import CHECK
 from thunder_fn.ir.symbols import made_by, symbols_in
@@ -281,7 +281,7 @@ def _type(var: Var) -> Type:
     return var.type
 
 
-@lru_cache(maxsize=16384)
+@kept(16384)
 def _fake_result_types(
     op: Op, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]
 ) -> tuple[tuple[Type, ...] | None, tuple[Expr, ...]]:

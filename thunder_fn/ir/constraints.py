@@ -6,13 +6,13 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 import sympy
 
 from thunder_fn.errors import InvalidTrace
 from thunder_fn.ir import facts
+from thunder_fn.ir.memos import kept
 from thunder_fn.ir.symbols import (
     UNBOUND,
     Substitution,
@@ -253,7 +253,7 @@ _TRIES = 200
 """The number of values that are tried to tell two expressions apart."""
 
 
-@lru_cache(maxsize=16384)
+@kept(16384)
 def counterexample(relation: Expr, premises: tuple[Expr, ...]) -> dict[str, int] | None:
     """Sizes and numbers that keep the premises and break the relation; None if there are none, or
     none is found.

@@ -162,6 +162,9 @@ READ_AS_CONTIGUOUS: dict[str, tuple[int, ...]] = {
 }
 """Ops that read arguments as if they were contiguous, and the positions of those."""
 
+COPIES_OF_VIEWS = Leaves("clone conj_physical neg resolve_conj resolve_neg")
+"""Ops by which a trace takes some views: with bits, and of memory."""
+
 READS_BEFORE_WRITES = Leaves(
     "copy_ where cumsum cumsum_ cumprod cumprod_ logcumsumexp softmax log_softmax _softmax"
     " _log_softmax",

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal as Choice, TypeAlias
 
-from thunder_fn.ir.rules import Mask, Rules, memo
+from thunder_fn.ir.memos import memo
+from thunder_fn.ir.rules import Mask, Rules
 from thunder_fn.ir.trace import Equation, Trace, Var, num_vars
 
 Port: TypeAlias = tuple[str, int] | tuple[str, int, int]

@@ -7,13 +7,13 @@ PyTorch knows.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, Protocol
 
 import torch
 
 from thunder_fn.errors import InvalidTrace
 from thunder_fn.ir import facts
+from thunder_fn.ir.memos import kept_of_ops
 from thunder_fn.ir.trace import Arg, Literal, Op
 from thunder_fn.torch_internals import OpOverload, schema_of
 from thunder_fn.torch_internals.pure_twins import PREFIX, twin_of
@@ -42,13 +42,13 @@ derivatives.
 DIFFERENTIATED_AS = Op("structured", "differentiated_as")
 
 
-@cache
+@kept_of_ops()
 def leaf(overload: OpOverload) -> Op:
     """The leaf op of a PyTorch overload."""
     return Op("leaf", str(overload))
 
 
-@cache
+@kept_of_ops()
 def overload(op: Op) -> OpOverload:
     """The PyTorch overload of a leaf op."""
     if op.kind != "leaf":
@@ -74,7 +74,7 @@ def composite(name: str) -> Op:
     return Op("composite", name)
 
 
-@cache
+@kept_of_ops()
 def is_random(op: Op) -> bool:
     """Test for an op that draws from a random number generator: never merged, never drawn again."""
     return op.kind == "leaf" and torch.Tag.nondeterministic_seeded in overload(op).tags
@@ -138,13 +138,13 @@ def _drops_nothing(equation: Applied) -> bool:
     return given is None or (isinstance(given, Literal) and given.value == 0)
 
 
-@cache
+@kept_of_ops()
 def _dropout_position(op: Op) -> int | None:
     names = [argument.name for argument in schema_of(overload(op)).arguments]
     return names.index("dropout_p") if "dropout_p" in names else None
 
 
-@cache
+@kept_of_ops()
 def is_constant(op: Op) -> bool:
     """Test whether no derivative goes back through the op: it draws numbers, or makes a tensor
     like another.
@@ -152,7 +152,7 @@ def is_constant(op: Op) -> bool:
     return op in (STOP_GRADIENT, NO_GRAD) or op in facts.DRAWS or op in facts.LIKE
 
 
-@cache
+@kept_of_ops()
 def is_effectful(op: Op) -> bool:
     """Test for an op that does something besides computing its outputs, so it is never dropped."""
     if op.kind != "leaf":
@@ -171,7 +171,7 @@ def calls_back(trace: Any) -> bool:
     )
 
 
-@cache
+@kept_of_ops()
 def is_view(op: Op) -> bool:
     """Test whether the output shares memory with an input."""
     return op.kind == "leaf" and any(
@@ -180,7 +180,7 @@ def is_view(op: Op) -> bool:
     )
 
 
-@cache
+@kept_of_ops()
 def is_pointwise(op: Op) -> bool:
     """Test for an op that computes each element of its output from those at the same place, so it
     promotes operands of several dtypes.
@@ -188,7 +188,7 @@ def is_pointwise(op: Op) -> bool:
     return op.kind == "leaf" and torch.Tag.pointwise in overload(op).tags
 
 
-@cache
+@kept_of_ops()
 def is_factory(op: Op) -> bool:
     """Test whether the op makes a tensor from nothing: where no dtype and device are given, the
     defaults of the moment decide.
@@ -215,13 +215,13 @@ def flatten_result(result: Any) -> tuple[Any, ...]:
     return (result,)
 
 
-@cache
+@kept_of_ops()
 def returns_nothing(op: Op) -> bool:
     """Test whether the leaf has no results, such as an assertion."""
     return op.kind == "leaf" and not schema_of(overload(op)).returns
 
 
-@cache
+@kept_of_ops()
 def lists_returned(op: Op) -> tuple[bool, ...]:
     """Tell for each result in a leaf's schema whether it is a list."""
     return tuple(
@@ -243,7 +243,7 @@ def has_side_effect(equation: Applied) -> bool:
     return any(has_side_effect(inner) for body in equation.bodies for inner in body.equations)
 
 
-@cache
+@kept_of_ops()
 def inplace_twin(op: Op) -> OpOverload | None:
     """The overload that does the same in place: `aten.copy_.default` for `aten.copy.default`."""
     if op.kind != "leaf":

@@ -8,9 +8,9 @@ derived (`derive*.py`), composites are their bodies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, wraps
 from typing import Any, Generic, Literal as Choice, ParamSpec, TypeVar, cast
 
 from thunder_fn.errors import MissingRule, located
@@ -23,32 +23,20 @@ F = TypeVar("F", bound=Callable[..., Any])
 Mask = tuple[bool, ...]
 
 
-def memo(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Remember what a pure function of traces returns.
+def chosen(values: Iterable[T], flags: Iterable[object]) -> tuple[T, ...]:
+    """Return the values whose flag is set."""
+    return tuple([value for value, flag in zip(values, flags, strict=True) if flag])
 
-    Two traces that are equal but for names and sources have answers of their own. Names in print
-    and lines in errors are those of the trace that was asked about. A trace that closes over
-    tensors of the user is not remembered, since that would keep them alive. Its bodies, where the
-    work is, are closed.
-    """
 
-    def decorate(f: Callable[P, R]) -> Callable[P, R]:
-        @lru_cache(maxsize)
-        def remembered(origins: tuple[int, ...], *args: P.args, **kwargs: P.kwargs) -> R:
-            return f(*args, **kwargs)
+def union(masks: Iterable[Mask]) -> Mask:
+    """Return the union of masks."""
+    return tuple(map(any, zip(*masks, strict=True)))
 
-        @wraps(f)
-        def asked(*args: P.args, **kwargs: P.kwargs) -> R:
-            traces = [arg for arg in args if isinstance(arg, Trace)]
-            if any(not constant.owned for trace in traces for constant in trace.constants):
-                return f(*args, **kwargs)
-            return remembered(tuple(trace.origin for trace in traces), *args, **kwargs)
 
-        asked.cache_clear = remembered.cache_clear  # type: ignore[attr-defined]
-        asked.cache_info = remembered.cache_info  # type: ignore[attr-defined]
-        return asked
-
-    return decorate
+def numbered(flags: Iterable[object]) -> tuple[int | None, ...]:
+    """Number the flags that are set: (True, False, True) gives (0, None, 1)."""
+    numbers = itertools.count()
+    return tuple([next(numbers) if flag else None for flag in flags])
 
 
 @dataclass(frozen=True, slots=True)

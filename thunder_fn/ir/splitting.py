@@ -25,7 +25,8 @@ def split(
 ) -> Split:
     """Cut a trace into two halves.
 
-    Before: trace: inputs -> ...; the variables in `late` are inputs and results that belong to the second half.
+    Before: trace: inputs -> ...; the variables in `late` are inputs and results that belong to the
+            second half.
     After:  forward:  early inputs -> early outputs, extra residuals
             backward: residuals, late inputs -> late outputs
             Each residual is an input of forward, one of its outputs, or an extra output.
@@ -38,44 +39,40 @@ def split(
         again: early equations that the second half computes again, in place of residuals. Each
             stands before its first reader.
         names: of both halves.
-    """  # noqa: E501
+    """
     early_outputs, late_outputs = tuple(outputs[0]), tuple(outputs[1])
     whole = trace.equations if equations is None else equations
     early_inputs = tuple(var for var in trace.inputs if var.index not in late)
     early = [equation for equation in whole if not _is_late(equation, late)]
     second, carried = late_half(trace, whole, late, late_outputs, again)
+    extras, residuals = _places(carried, early_inputs, early_outputs)
+    late_inputs = tuple(var for var in trace.inputs if var.index in late)
+    first_name, second_name = names or (f"{trace.name}_forward", f"{trace.name}_backward")
+    results, inputs = (*early_outputs, *extras), (*carried.values(), *late_inputs)
+    return Split(
+        cut(trace, inputs=early_inputs, equations=early, outputs=results, name=first_name),
+        cut(trace, inputs=inputs, equations=second, outputs=late_outputs, name=second_name),
+        residuals,
+        (),
+    )
+
+
+def _places(
+    carried: dict[int, Var], early_inputs: Sequence[Var], early_outputs: Sequence[Atom]
+) -> tuple[list[Var], tuple[Residual, ...]]:
+    """Find what the second half reads of the first: the variables that are extra outputs, and the
+    place of each. An input is one before an output.
+    """
     inputs = {var.index: i for i, var in reversed(list(enumerate(early_inputs)))}
-    results = {
-        atom.index: i
-        for i, atom in reversed(list(enumerate(early_outputs)))
-        if isinstance(atom, Var)
-    }
+    numbered = reversed(list(enumerate(early_outputs)))
+    results = {atom.index: i for i, atom in numbered if isinstance(atom, Var)}
     extras = [var for index, var in carried.items() if index not in inputs and index not in results]
     places = {
         **{var.index: Residual("extra", i) for i, var in enumerate(extras)},
         **{index: Residual("output", i) for index, i in results.items()},
         **{index: Residual("input", i) for index, i in inputs.items()},
     }
-    late_inputs = tuple(var for var in trace.inputs if var.index in late)
-    first_name, second_name = names or (f"{trace.name}_forward", f"{trace.name}_backward")
-    return Split(
-        cut(
-            trace,
-            inputs=early_inputs,
-            equations=early,
-            outputs=(*early_outputs, *extras),
-            name=first_name,
-        ),
-        cut(
-            trace,
-            inputs=(*carried.values(), *late_inputs),
-            equations=second,
-            outputs=late_outputs,
-            name=second_name,
-        ),
-        tuple(places[index] for index in carried),
-        (),
-    )
+    return extras, tuple(places[index] for index in carried)
 
 
 def handing_on(halves: Split) -> Trace:

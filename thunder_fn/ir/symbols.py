@@ -4,11 +4,11 @@
     aten.expand.default(v0, (s0, 4))          an argument
     where s0 > 5           a constraint
 
-**The types of a trace's inputs bind its symbols.** The first input that has a bare `s0` among its
-sizes, or is the number `s0` itself, binds it. An equation whose result has a size that depends on
-data binds a symbol of its own, `u0`. Symbols are in scope in the bodies of equations, as type
-variables of a function are in functions inside it. So no interpreter has to hand numbers from trace
-to trace.
+**The types of a trace's inputs bind its symbols.** The first input with a bare `s0` among its sizes
+binds it, or the first that is the number `s0` itself. An equation whose result has a size that
+depends on data binds a symbol of its own, `u0`. Symbols are in scope in the bodies of equations, as
+type variables of a function are in functions inside it. So no interpreter has to hand numbers from
+trace to trace.
 
 A symbol knows the number that it stood for when its trace was made, its `hint`. When a rule is
 derived and PyTorch asks whether `s0 > 2`, the hint answers and the answer becomes a constraint of
@@ -26,12 +26,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
 import sympy
 
 from thunder_fn.errors import InvalidTrace, TraceTypeError
+from thunder_fn.ir.memos import fact, kept
 from thunder_fn.ir.trace import (
     Equation,
     Expr,
@@ -98,21 +98,7 @@ def number_symbol(index: int, hint: float, bounds: Bounds = UNBOUND) -> Symbol:
 # ---- expressions as Python ----
 
 
-def _remembered(f: Callable[P, R]) -> Callable[P, R]:
-    """Remember facts about a trace, unless that would keep tensors alive that it closes over."""
-    cached = lru_cache(maxsize=16384)(f)
-
-    @wraps(f)
-    def asked(*args: P.args, **kwargs: P.kwargs) -> R:
-        trace, *_ = args
-        assert isinstance(trace, Trace), "the first argument is a trace"
-        known = all(constant.owned for constant in trace.constants)
-        return cached(*args, **kwargs) if known else f(*args, **kwargs)  # pyright: ignore[reportArgumentType]
-
-    return asked
-
-
-@lru_cache(maxsize=65536)
+@kept(65536)
 def compiled(expr: Expr) -> tuple[tuple[sympy.Basic, ...], Callable[..., Any]]:
     """The symbols of an expression, and a function of their values."""
     symbols = tuple(sorted(expr.value.free_symbols, key=str))
@@ -162,7 +148,7 @@ def symbols_in(value: Any) -> Iterator[sympy.Basic]:
             pass
 
 
-@_remembered
+@fact
 def symbols_of(trace: Trace) -> frozenset[sympy.Basic]:
     """The symbols that a trace mentions and that its own equations do not bind."""
     found = set(symbols_in((trace.inputs, trace.outputs, trace.constraints)))
@@ -188,7 +174,7 @@ def made_by(equation: Any) -> tuple[sympy.Basic, ...]:
     return tuple(dict.fromkeys(symbol for symbol in found if symbol not in given))
 
 
-@_remembered
+@fact
 def finders(trace: Trace) -> dict[sympy.Basic, Var]:
     """The first variable that binds each unbacked size or number found by a trace's own equations.
 
@@ -212,7 +198,7 @@ def mentions(equation: Equation, symbols: Collection[sympy.Basic]) -> bool:
     return bool(symbols) and any(symbol in symbols for symbol in symbols_in(equation))
 
 
-@_remembered
+@fact
 def symbols_read(trace: Trace) -> frozenset[sympy.Basic]:
     """The symbols that a program computes with: those in arguments, also in bodies, and outputs."""
     found = set(symbols_in(tuple(atom for atom in trace.outputs if isinstance(atom, Literal))))
@@ -388,7 +374,7 @@ def _items(values: Values) -> tuple[tuple[sympy.Basic, Any], ...]:
     )
 
 
-@_remembered
+@fact
 def _specialize(trace: Trace, items: tuple[tuple[sympy.Basic, Any], ...]) -> Trace:
     values = dict(items)
     for symbol, value in items:
@@ -424,7 +410,7 @@ def replaced(expr: Expr, values: Values) -> Any:
     return Expr(value) if value.free_symbols else as_number(value)
 
 
-@_remembered
+@fact
 def is_symbolic(trace: Trace) -> bool:
     """Test whether the trace mentions a symbol somewhere."""
     return any(

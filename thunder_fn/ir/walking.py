@@ -20,6 +20,7 @@ from thunder_fn.ir.trace import (
     TraceBuilder,
     Type,
     Var,
+    cut,
     map_arg,
 )
 
@@ -118,8 +119,37 @@ def rewritten(
         name: of the new trace; the trace's own by default.
     """
     builder = TraceBuilder(trace.name if name is None else name)
-    arguments = [builder.input(type) for type in (trace.input_types if types is None else types)]
+    arguments = builder.take(trace.input_types if types is None else types)
     return builder.build(walk(builder, trace, arguments, partial(step, builder)))
+
+
+def merged(
+    trace: Trace,
+    same: Callable[[Equation], Sequence[Var] | None],
+    body: Callable[[Trace], Trace],
+) -> Trace:
+    """Return the trace without equations whose results are known already.
+
+    Args:
+        same: an equation on what its operands are known as -> the variables that its results are,
+            or None to keep it.
+        body: what becomes of a body.
+    """
+    names: dict[int, Var] = {}
+    kept: list[Equation] = []
+    read: Callable[[Var], Var] = lambda var: names.get(var.index, var)
+    for equation in trace.equations:
+        args = tuple(map_arg(read, arg) for arg in equation.args)
+        kwargs = tuple((key, map_arg(read, arg)) for key, arg in equation.kwargs)
+        bodies = tuple(map(body, equation.bodies))
+        new = Equation(equation.op, args, kwargs, equation.outputs, bodies, equation.source)
+        known = same(new)
+        if known is None:
+            kept.append(new)
+        else:
+            pairs = zip(new.outputs, known, strict=True)
+            names.update((var.index, other) for var, other in pairs)
+    return cut(trace, equations=kept, outputs=map_arg(read, trace.outputs))
 
 
 def at(equation: Equation, call: Source) -> Equation:

@@ -23,7 +23,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
 from thunder_fn.capture.numbers.arguments import Symbolic, is_number
-from thunder_fn.ir.rules import memo
+from thunder_fn.ir.memos import memo
 from thunder_fn.ir.trace import Literal, Trace
 from thunder_fn.jitted.call import Call
 from thunder_fn.jitted.callpath import (

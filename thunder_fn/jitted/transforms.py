@@ -48,6 +48,19 @@ class HasTraits(Protocol):
         ...
 
 
+def _names(name: str, trait: str, names: Any) -> Any:
+    """The names of other transforms that a trait of one gives.
+
+    Raises:
+        TraitError: they are no names, or its own is among them.
+    """
+    if isinstance(names, str) or not all(isinstance(one, str) for one in names):
+        raise TraitError(f"Transform {name!r}: {trait} is a sequence of names, given {names!r}")
+    if name in names:
+        raise TraitError(f"Transform {name!r}: {trait} names itself")
+    return tuple(names)
+
+
 @dataclass(frozen=True, slots=True)
 class Transform:
     """A function from trace to trace, or from model to model, that says where it stands among
@@ -113,20 +126,12 @@ class Transform:
             raise TraitError(
                 f"Transform {name!r}: on is 'trace', 'model' or 'compiled', given {on!r}"
             )
-        values = {"after": after, "before": before, "conflicts": conflicts}
-        for trait, names in values.items():
-            if isinstance(names, str) or not all(isinstance(one, str) for one in names):
-                raise TraitError(
-                    f"Transform {name!r}: {trait} is a sequence of names, given {names!r}"
-                )
-            if name in names:
-                raise TraitError(f"Transform {name!r}: {trait} names itself")
-            object.__setattr__(self, trait, tuple(names))
-        object.__setattr__(self, "fn", fn)
-        object.__setattr__(self, "name", name)
-        object.__setattr__(self, "idempotent", idempotent)
-        object.__setattr__(self, "numerics", check_numerics(numerics, f"Transform {name!r}"))
-        object.__setattr__(self, "on", on)
+        others = {"after": after, "before": before, "conflicts": conflicts}
+        values = {trait: _names(name, trait, names) for trait, names in others.items()}
+        values |= {"fn": fn, "name": name, "idempotent": idempotent, "on": on}
+        values["numerics"] = check_numerics(numerics, f"Transform {name!r}")
+        for key, value in values.items():
+            object.__setattr__(self, key, value)
 
     @property
     def __name__(self) -> str:

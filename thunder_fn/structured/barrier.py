@@ -49,7 +49,7 @@ BARRIER = ops.leaf(torch.ops.thunder_fn.barrier.default)
 def behind_barrier(body: Trace) -> Trace:
     """The body, its inputs passed through barriers of its name."""
     builder = TraceBuilder(body.name)
-    inputs = tuple(builder.input(type) for type in body.input_types)
+    inputs = builder.take(body.input_types)
     passed = tuple(
         (
             builder.add(BARRIER, (var, Literal(body.name)), (var.type,))[0]

@@ -28,14 +28,13 @@ from thunder_fn.ir.rules import (
     DCE,
     EVALUATE,
     FREE_TYPES,
-    LOWER,
     PARTIAL_EVAL,
     VJP,
     VMAP,
     Mask,
     Split,
 )
-from thunder_fn.ir.trace import Equation, Literal, Op, Trace
+from thunder_fn.ir.trace import Equation, Op, Trace
 from thunder_fn.structured.shared.bind import bind
 from thunder_fn.structured.shared.running import body_function
 from thunder_fn.structured.shared.wrapping import (
@@ -43,7 +42,6 @@ from thunder_fn.structured.shared.wrapping import (
     wrapper_batch_rule,
     wrapper_check_rule,
     wrapper_dce_rule,
-    wrapper_lower_rule,
 )
 
 CALL = Op("structured", "call")
@@ -51,7 +49,7 @@ CALL = Op("structured", "call")
 
 def call_options(equation: Equation) -> tuple[str, Hashable]:
     """The name of the function that is called, and the options that it was jitted with."""
-    values = {key: arg.value for key, arg in equation.kwargs if isinstance(arg, Literal)}
+    values = equation.literals
     return values["name"], values["options"]
 
 
@@ -109,5 +107,4 @@ def call_divide_rule(equation: Equation, known: Mask, flags: Mask) -> tuple[Trac
 
 VMAP.enter(wrapper_batch_rule, "call")
 DCE.enter(wrapper_dce_rule, "call")
-LOWER.enter(wrapper_lower_rule, "call")
 FREE_TYPES.enter(True, "call")

@@ -24,7 +24,7 @@ from thunder_fn.capture import current
 from thunder_fn.errors import TraceTypeError, located
 from thunder_fn.interpreters.grad import forward_backward, full
 from thunder_fn.interpreters.simplify import dce_to
-from thunder_fn.interpreters.vmap import batch, batched_type
+from thunder_fn.interpreters.vmap import batch, batched_outputs, batched_types, expand_missing
 from thunder_fn.ir import ops
 from thunder_fn.ir.check import check_operands, check_types
 from thunder_fn.ir.flow import Wiring, body_ports, wiring
@@ -47,10 +47,10 @@ from thunder_fn.ir.trace import (
 from thunder_fn.ir.walking import inline_into
 from thunder_fn.structured.cond import where
 from thunder_fn.structured.shared.bind import bind
-from thunder_fn.structured.shared.bodies import expand, tensor_type, without_inputs
+from thunder_fn.structured.shared.bodies import reduced, tensor_type
 from thunder_fn.structured.shared.fixpoint import carry_fixpoint
 from thunder_fn.structured.shared.running import BodyFunction, body_function
-from thunder_fn.structured.shared.while_parts import BOOL, COUNT, While, add_while, expanded_carry
+from thunder_fn.structured.shared.while_parts import BOOL, COUNT, While, add_while
 
 aten = torch.ops.aten
 CARRY_AT = Op("structured", "carry_at")
@@ -143,14 +143,8 @@ def carry_at_evaluate_rule(
     """
     recorder, (body,) = current(), bodies
     if recorder is not None:
-        return bind(
-            recorder,
-            CARRY_AT,
-            (index, *operands),
-            (body,),
-            body.output_types,
-            num_consts=num_consts,
-        )
+        values, types = (index, *operands), body.output_types
+        return bind(recorder, CARRY_AT, values, (body,), types, num_consts=num_consts)
     known = _histories.get()
     history = known.get(body) if known is not None else None
     if history is None or not history.is_of(operands):
@@ -168,9 +162,6 @@ def carry_at_evaluate_rule(
     return tuple(map(torch.stack, zip(*rows, strict=True)))
 
 
-# ---- jvp ----
-
-
 # ---- split ----
 
 
@@ -184,7 +175,7 @@ def as_while(equation: Equation) -> Trace:
     """The equation as a while_loop that counts its steps."""
     loop, body = While.of(equation), equation.body
     builder = TraceBuilder("counted")
-    index, *operands = (builder.input(var.type) for var in equation.operands)
+    index, *operands = builder.take(var.type for var in equation.operands)
     consts, carry = loop.parts(operands)
     values = ((index, *consts), (full(builder, COUNT, 0), *carry))
     types = tuple(tuple(type_of(value) for value in part) for part in values)
@@ -209,7 +200,7 @@ def as_while(equation: Equation) -> Trace:
 
 def _inputs(name: str, types: tuple[tuple[Type, ...], ...]) -> tuple[TraceBuilder, list[Var]]:
     builder = TraceBuilder(name)
-    return builder, [builder.input(type) for part in types for type in part]
+    return builder, list(builder.take(type for part in types for type in part))
 
 
 # ---- vmap ----
@@ -230,21 +221,14 @@ def carry_at_batch_rule(
     )
     if index_is_batched:
         carry = (True,) * len(carry)
-    body = expanded_carry(*batch(equation.body, (*consts, *carry), size, randomness), carry, size)
+    body = batched_outputs(*batch(equation.body, (*consts, *carry), size, randomness), carry, size)
     builder = TraceBuilder("vmap_carry_at")
-    index, *operands = (
-        builder.input(batched_type(var.type, size) if flag else var.type)
-        for var, flag in zip(equation.operands, batched, strict=True)
-    )
+    types = batched_types([var.type for var in equation.operands], batched, size)
+    index, *operands = builder.take(types)
     own_consts, own_carry = loop.parts(operands)
-    start = [
-        expand(builder, var, size) if flag and not had else var
-        for var, flag, had in zip(own_carry, carry, given, strict=True)
-    ]
-    return (
-        builder.build(add_carry_at(builder, body, index, own_consts, start, equation.source)),
-        carry,
-    )
+    start = expand_missing(builder, own_carry, given, carry, size)
+    results = add_carry_at(builder, body, index, own_consts, start, equation.source)
+    return builder.build(results), carry
 
 
 # ---- simplify ----
@@ -257,19 +241,7 @@ def carry_at_dce_rule(equation: Equation, wanted: Mask) -> tuple[Equation, tuple
     live = carry_fixpoint(lambda mask: loop.parts(dce_to(body, mask)[1])[1], wanted)
     new, reads = dce_to(body, live)
     consts, _ = loop.parts(reads)
-    kept = (*consts, *live)
-    if new is body and all(kept):
-        return equation, equation.operands
-    index, *rest = equation.operands
-    operands = (index, *(var for var, flag in zip(rest, kept, strict=True) if flag))
-    outputs = tuple(var for var, flag in zip(equation.outputs, live, strict=True) if flag)
-    kwargs = (("num_consts", Literal(sum(consts))),)
-    return (
-        Equation(
-            CARRY_AT, operands, kwargs, outputs, (without_inputs(new, kept),), equation.source
-        ),
-        operands,
-    )
+    return reduced(equation, (new,), (True, *consts, *live), live, num_consts=sum(consts))
 
 
 @wiring("carry_at")

@@ -18,7 +18,6 @@ import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -58,6 +57,7 @@ from thunder_fn.interpreters.grad import forward_backward
 from thunder_fn.interpreters.partial_eval import partial_eval
 from thunder_fn.interpreters.simplify import inline, is_kept
 from thunder_fn.interpreters.under_autograd import evaluate_followed
+from thunder_fn.ir.memos import kept
 from thunder_fn.ir.rules import (
     CHECK,
     DCE,
@@ -99,9 +99,7 @@ def checkpoint_check_rule(equation: Equation) -> None:
 
 def policy_of(equation: Equation) -> Policy:
     """The policy of a checkpoint equation."""
-    ((_, policy),) = equation.kwargs
-    assert isinstance(policy, Literal), "the policy is a literal"
-    return policy.value
+    return equation.literals["policy"]
 
 
 # ---- evaluate ----
@@ -139,7 +137,7 @@ def checkpoint_split_rule(equation: Equation, wanted_inputs: Mask, wanted_output
     return split_checkpoint(equation.body, policy_of(equation), wanted_inputs, wanted_outputs)
 
 
-@lru_cache(maxsize=4096)
+@kept(4096)
 def split_checkpoint(
     body: Trace, policy: Policy, wanted_inputs: Mask, wanted_outputs: Mask
 ) -> Split:

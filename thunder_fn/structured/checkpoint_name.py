@@ -35,7 +35,6 @@ from thunder_fn.ir.rules import (
 from thunder_fn.ir.trace import (
     Dim,
     Equation,
-    Literal,
     Op,
     Trace,
     TraceBuilder,
@@ -50,12 +49,7 @@ NAME = Op("structured", "checkpoint_name")
 
 def name_of(equation: Equation) -> str | None:
     """The name that an equation gives, None if it gives none."""
-    if equation.op != NAME:
-        return None
-    return next(
-        (arg.value for key, arg in equation.kwargs if key == "name" and isinstance(arg, Literal)),
-        None,
-    )
+    return equation.literals.get("name") if equation.op == NAME else None
 
 
 @CHECK.rule("checkpoint_name")

@@ -110,54 +110,40 @@ def check_branches(op: Op, functions: Sequence[Callable[..., Any]], bodies: Bodi
     """Check that the branches return the same structure with the same types and equal static
     values.
     """
-    first = bodies.captured[0]
     for function, other in zip(functions[1:], bodies.captured[1:], strict=True):
-        names = f"{described_function(functions[0])} and {described_function(function)}"
-        mine, its = f"{function_name(functions[0])}()", f"{function_name(function)}()"
-        difference = pytree.difference(first.out_spec, other.out_spec, mine, its)
-        if difference is not None:
-            what = f"{op}: the branches must return the same structure, but {difference}"
-            raise TraceTypeError(
-                located(
-                    f"{what}\nbranches:     {names}",
-                    source=user_source(),
-                    fix=(
-                        "Return the same tuples, lists and dicts from both; None stands for"
-                        " nothing."
-                    ),
-                )
-            )
-        paths = pytree.paths(first.result(tuple(range(first.num_results))), "out")
-        both = first.trace, other.trace
-        different = [
-            f"  {path}: {mine} from {function_name(functions[0])}, {theirs} from"
-            f" {function_name(function)}"
-            for path, mine, theirs in zip(
-                paths, _leaf_types(first), _leaf_types(other), strict=True
-            )
-            if mine != theirs
-            and (
-                isinstance(mine, str) or isinstance(theirs, str) or not agree((mine, theirs), both)
-            )
-        ]
-        if different:
-            fix = (
-                "Return equal numbers, or tensors such as `torch.tensor(1)`."
-                if all("the value" in line for line in different)
-                else (
-                    "Cast or reshape one branch's result, e.g. `.to(torch.float32)`, so that both"
-                    " have the same type."
-                )
-            )
-            raise TraceTypeError(
-                located(
-                    f"{op}: the branches must return equal types, but\n"
-                    + "\n".join(different)
-                    + f"\nbranches:     {names}",
-                    source=user_source(),
-                    fix=fix,
-                )
-            )
+        wrong = _difference(functions[0], function, bodies.captured[0], other)
+        if wrong is not None:
+            names = f"{described_function(functions[0])} and {described_function(function)}"
+            what = f"{op}: the branches must return {wrong[0]}\nbranches:     {names}"
+            raise TraceTypeError(located(what, source=user_source(), fix=wrong[1]))
+
+
+def _difference(
+    function: Callable[..., Any], other_function: Callable[..., Any], first: Any, other: Any
+) -> tuple[str, str] | None:
+    """Name the thing that two branches must return alike, and the fix; None if they do."""
+    names = function_name(function), function_name(other_function)
+    difference = pytree.difference(first.out_spec, other.out_spec, *(f"{one}()" for one in names))
+    if difference is not None:
+        fix = "Return the same tuples, lists and dicts from both; None stands for nothing."
+        return f"the same structure, but {difference}", fix
+    paths = pytree.paths(first.result(tuple(range(first.num_results))), "out")
+    both = first.trace, other.trace
+    different = [
+        f"  {path}: {mine} from {names[0]}, {theirs} from {names[1]}"
+        for path, mine, theirs in zip(paths, _leaf_types(first), _leaf_types(other), strict=True)
+        if mine != theirs
+        and (isinstance(mine, str) or isinstance(theirs, str) or not agree((mine, theirs), both))
+    ]
+    if not different:
+        return None
+    fix = "Return equal numbers, or tensors such as `torch.tensor(1)`."
+    if not all("the value" in line for line in different):
+        fix = (
+            "Cast or reshape one branch's result, e.g. `.to(torch.float32)`, so that both have the"
+            " same type."
+        )
+    return "equal types, but\n" + "\n".join(different), fix
 
 
 def _leaf_types(captured: Any) -> list[Type | str]:

@@ -25,11 +25,28 @@ from thunder_fn.derived.leaf_vmap import raise_size
 from thunder_fn.errors import TraceTypeError, located, spelled
 from thunder_fn.interpreters.grad import zeros
 from thunder_fn.interpreters.simplify import dce, dce_to, is_kept
-from thunder_fn.interpreters.vmap import batch, batched_type
+from thunder_fn.interpreters.vmap import (
+    batch,
+    batched_outputs,
+    batched_types,
+    expand,
+    expand_missing,
+)
 from thunder_fn.ir import ops
 from thunder_fn.ir.check import check_operands, check_types
 from thunder_fn.ir.flow import Wiring, body_ports, wiring
-from thunder_fn.ir.rules import CHECK, DCE, EVALUATE, FREE_TYPES, INVARIANT, VJP, VMAP, Mask
+from thunder_fn.ir.rules import (
+    CHECK,
+    DCE,
+    EVALUATE,
+    FREE_TYPES,
+    INVARIANT,
+    VJP,
+    VMAP,
+    Mask,
+    chosen,
+    union,
+)
 from thunder_fn.ir.symbols import made_by
 from thunder_fn.ir.trace import (
     Atom,
@@ -49,7 +66,7 @@ from thunder_fn.structured.choice_types import (
     new_names,
     types_of_choice,
 )
-from thunder_fn.structured.cond_split import cond_split_rule, one_choice, union
+from thunder_fn.structured.cond_split import cond_split_rule, one_choice
 from thunder_fn.structured.shared.bind import bind
 from thunder_fn.structured.shared.bodies import (
     agreed,
@@ -57,15 +74,14 @@ from thunder_fn.structured.shared.bodies import (
     check_functions,
     decided,
     described,
-    expand,
     index as chosen_index,
     misuse,
     operand_tuple,
     own_memory,
     predicate,
+    reduced,
     tensor_leaves,
     widened,
-    without_inputs,
 )
 from thunder_fn.structured.shared.running import body_function
 from thunder_fn.structured.shared.scan_parts import Loop, add_scan
@@ -157,34 +173,16 @@ def cond_batch_rule(
         return by(equation, batched, size, randomness)
     done = [batch(body, batched[1:], size, randomness) for body in equation.bodies]
     flags = union([mask for _, mask in done])
-    bodies = tuple(_expanded(trace, mask, flags, size) for trace, mask in done)
-    types = [
-        batched_type(var.type, size) if flag else var.type
-        for var, flag in zip(equation.operands, batched, strict=True)
-    ]
+    bodies = tuple(batched_outputs(trace, mask, flags, size) for trace, mask in done)
+    types = batched_types([var.type for var in equation.operands], batched, size)
     return one_choice(equation, bodies, types), flags
-
-
-def _expanded(trace: Trace, own: Mask, flags: Mask, size: Dim) -> Trace:
-    """Outputs that another branch batches get a batch dim."""
-    builder = TraceBuilder(trace.name)
-    arguments = tuple(builder.input(type) for type in trace.input_types)
-    results = inline_into(builder, trace, arguments)
-    outputs = tuple(
-        expand(builder, value, size) if flag and not have else value
-        for value, have, flag in zip(results, own, flags, strict=True)
-    )
-    return builder.build(outputs)
 
 
 def _select(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
     """Run every branch on safe operands and select each example's outputs."""
     builder = TraceBuilder(f"select_{equation.op.name}")
-    types = [
-        batched_type(var.type, size) if flag else var.type
-        for var, flag in zip(equation.operands, batched, strict=True)
-    ]
-    choice, *operands = (builder.input(type) for type in types)
+    types = [var.type for var in equation.operands]
+    choice, *operands = builder.take(batched_types(types, batched, size))
     taken = _taken(builder, equation, choice, size)
     columns: list[list[Atom]] = []
     for body, mask in zip(equation.bodies, taken, strict=True):
@@ -198,12 +196,8 @@ def _select(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tu
         )
         new, flags = batch(body, (True,) * len(safe), size, randomness)
         results = inline_into(builder, new, safe, equation.source)
-        columns.append(
-            [
-                value if flag else expand(builder, value, size)
-                for value, flag in zip(results, flags, strict=True)
-            ]
-        )
+        everywhere = (True,) * len(flags)
+        columns.append(list(expand_missing(builder, results, flags, everywhere, size)))
     outputs = list(columns[-1])
     for mask, column in zip(taken[-2::-1], columns[-2::-1], strict=True):
         outputs = [
@@ -250,12 +244,8 @@ def _loop(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tupl
         bodies=equation.bodies,
         source=equation.source,
     )
-    operands = [
-        builder.input(batched_type(type, size) if flag else type)
-        for type, flag in zip(types, batched, strict=True)
-    ]
-    consts = tuple(var for var, flag in zip(operands, batched, strict=True) if not flag)
-    xs = tuple(var for var, flag in zip(operands, batched, strict=True) if flag)
+    operands = builder.take(batched_types(types, batched, size))
+    consts, xs = chosen(operands, [not flag for flag in batched]), chosen(operands, batched)
     found = add_scan(
         builder, Loop(0, 0, size), step.build(results), (consts, (), xs), equation.source
     )
@@ -307,17 +297,8 @@ def where(builder: TraceBuilder, mask: Var, value: Atom, other: Atom | None) -> 
 def cond_dce_rule(equation: Equation, wanted: Mask) -> tuple[Equation, tuple[Var, ...]]:
     """Drop outputs and operands that no branch needs."""
     done = [dce_to(body, wanted) for body in equation.bodies]
-    reads = union([mask for _, mask in done]) if equation.operands[1:] else ()
-    bodies = tuple(without_inputs(trace, reads) for trace, _ in done)
-    operands = (
-        equation.operands[0],
-        *(var for var, flag in zip(equation.operands[1:], reads, strict=True) if flag),
-    )
-    outputs = tuple(var for var, flag in zip(equation.outputs, wanted, strict=True) if flag)
-    return (
-        Equation(equation.op, operands, equation.kwargs, outputs, bodies, equation.source),
-        operands,
-    )
+    reads = union([mask for _, mask in done])
+    return reduced(equation, [trace for trace, _ in done], (True, *reads), wanted)
 
 
 VJP.enter(cond_split_rule, "cond", "switch")

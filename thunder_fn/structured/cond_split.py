@@ -13,16 +13,11 @@ from thunder_fn.interpreters.checkpoint.recomputed import found_again
 from thunder_fn.interpreters.grad import forward_backward, zeros
 from thunder_fn.ir import ops
 from thunder_fn.ir.constraints import equality, names_of, renamed
-from thunder_fn.ir.rules import Mask, Residual, Split
+from thunder_fn.ir.rules import Mask, Residual, Split, chosen, numbered, union
 from thunder_fn.ir.symbols import symbols_of
 from thunder_fn.ir.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Type, Var
 from thunder_fn.ir.walking import inline_into
 from thunder_fn.structured.choice_types import names_in, types_of_choice
-
-
-def union(masks: Sequence[Mask]) -> Mask:
-    """Return the union of the masks."""
-    return tuple(map(any, zip(*masks, strict=True)))
 
 
 def zeros_of(builder: TraceBuilder, type: Type) -> Atom:
@@ -34,7 +29,7 @@ def zeros_of(builder: TraceBuilder, type: Type) -> Atom:
 def one_choice(equation: Equation, bodies: tuple[Trace, ...], input_types: Sequence[Type]) -> Trace:
     """A trace of one choice between bodies, from the choice and the operands."""
     builder = TraceBuilder(equation.op.name)
-    operands = tuple(builder.input(type) for type in input_types)
+    operands = builder.take(input_types)
     types = types_of_choice(bodies, names_in(equation, bodies))
     return builder.build(
         builder.add(
@@ -69,24 +64,20 @@ def cond_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mas
     )
     gradients = union([tuple(place is not None for place in split.gradients) for split in splits])
     operand_types = [var.type for var in equation.operands[1:]]
-    wanted_types = [
-        type for type, flag in zip(operand_types, wanted_inputs[1:], strict=True) if flag
-    ]
+    wanted_types = list(chosen(operand_types, wanted_inputs[1:]))
     given = [
         *(operand_types[index] for index in inputs),
         *(equation.outputs[index].type for index in outputs),
         *slots,
-        *(var.type for var, flag in zip(equation.outputs, wanted_outputs, strict=True) if flag),
+        *(var.type for var in chosen(equation.outputs, wanted_outputs)),
     ]
     bodies = tuple(
         _backward_body(split, given, inputs, outputs, own, gradients, wanted_types)
         for split, own in zip(splits, owned, strict=True)
     )
     backward = one_choice(equation, bodies, [equation.operands[0].type, *given])
-    places = iter(range(len(wanted_types)))
-    found = tuple(next(places) if flag else None for flag in gradients)
     skipped = (None,) * int(wanted_inputs[0])
-    return Split(forward, backward, residuals, (*skipped, *found))
+    return Split(forward, backward, residuals, (*skipped, *numbered(gradients)))
 
 
 def _split_branch(
@@ -97,7 +88,7 @@ def _split_branch(
     """
     split = forward_backward(body, wanted_inputs, wanted_outputs)
     results, count = [var.type for var in equation.outputs], len(split.residuals)
-    wanted = [type for type, flag in zip(results, wanted_outputs, strict=True) if flag]
+    wanted = chosen(results, wanted_outputs)
     found = names_of(split.backward.input_types[count:], wanted)
     outside = symbols_of(body)
     rename = renamed(
@@ -120,7 +111,7 @@ def _on_types(trace: Trace, types: Sequence[Type]) -> Trace:
     if trace.input_types == tuple(types):
         return trace
     builder = TraceBuilder(trace.name)
-    inputs = [builder.input(type) for type in types]
+    inputs = builder.take(types)
     resized = (
         value if value.type == type else _resized(builder, value, type)
         for value, type in zip(inputs, trace.input_types, strict=True)
@@ -165,8 +156,7 @@ def _share_slots(types: Sequence[Sequence[Type]]) -> tuple[list[Type], list[list
 
 def _fill_slots(forward: Trace, count: int, slots: list[Type], own: list[int]) -> Trace:
     builder = TraceBuilder(forward.name)
-    arguments = tuple(builder.input(type) for type in forward.input_types)
-    results = inline_into(builder, forward, arguments)
+    results = inline_into(builder, forward, builder.take(forward.input_types))
     mine = dict(zip(own, results[count:], strict=True))
     filled = tuple(
         mine[index] if index in mine else zeros_of(builder, type)
@@ -193,7 +183,7 @@ def _backward_body(
 ) -> Trace:
     """A branch's backward on the operands that all branches' backwards share."""
     builder = TraceBuilder(split.backward.name)
-    arguments = [builder.input(type) for type in given]
+    arguments = builder.take(given)
     first_slot = len(inputs) + len(outputs)
     num_cotangents = len(split.backward.inputs) - len(split.residuals)
     values: list[Atom] = []
@@ -205,7 +195,7 @@ def _backward_body(
                 values.append(arguments[len(inputs) + outputs.index(residual.index)])
             case "extra":
                 values.append(arguments[first_slot + own[residual.index]])
-    cotangents = arguments[len(arguments) - num_cotangents :] if num_cotangents else []
+    cotangents = arguments[len(arguments) - num_cotangents :]
     found = inline_into(builder, split.backward, (*values, *cotangents))
     results: list[Atom] = []
     for place, wanted, type in zip(split.gradients, gradients, wanted_types, strict=True):

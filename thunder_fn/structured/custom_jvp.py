@@ -21,10 +21,9 @@ Source: jax.custom_jvp for the semantics.
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -36,23 +35,21 @@ from thunder_fn.capture.rewriting import remembered_in_context
 from thunder_fn.derived.activity import ACTIVE
 from thunder_fn.derived.leaf_vjp import is_differentiable
 from thunder_fn.errors import CaptureError, CustomRuleError, InvalidTrace
-from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.grad import zeros
 from thunder_fn.interpreters.simplify import dce
-from thunder_fn.interpreters.under_autograd import evaluate_followed
-from thunder_fn.interpreters.vmap import batch
+from thunder_fn.interpreters.vmap import batch, batched_outputs
 from thunder_fn.ir.check import check_operands, check_types
 from thunder_fn.ir.rules import (
     CHECK,
     DCE,
     EVALUATE,
     JVP,
-    LOWER,
     VJP,
     VMAP,
     JvpRule,
     Mask,
     Split,
+    chosen,
     keep_all,
 )
 from thunder_fn.ir.trace import Dim, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Type
@@ -60,8 +57,9 @@ from thunder_fn.ir.walking import inline_into
 from thunder_fn.structured.custom_jvp_split import transposed
 from thunder_fn.structured.shared import custom_calls as calls
 from thunder_fn.structured.shared.bind import bind
-from thunder_fn.structured.shared.bodies import batched_outputs, close_bodies
+from thunder_fn.structured.shared.bodies import close_bodies
 from thunder_fn.structured.shared.custom_calls import Call
+from thunder_fn.structured.shared.wrapping import wrapped
 
 CUSTOM_JVP = Op("structured", "custom_jvp")
 
@@ -92,15 +90,7 @@ def custom_jvp_check_rule(equation: Equation) -> None:
 
 def num_args(equation: Equation) -> int:
     """The number of operands that are tensors of the arguments."""
-    return sum(call_of(equation).is_tensor)
-
-
-def call_of(equation: Equation) -> Any:
-    """The call that the equation records."""
-    ((_, call),) = equation.kwargs
-    if not isinstance(call, Literal):
-        raise InvalidTrace(f"{equation.op}: the rule is a literal")
-    return call.value
+    return sum(equation.literals["rule"].is_tensor)
 
 
 # ---- evaluate ----
@@ -110,15 +100,8 @@ def call_of(equation: Equation) -> Any:
 def custom_jvp_evaluate_rule(
     bodies: Sequence[Trace], *operands: Any, **options: Any
 ) -> tuple[Any, ...]:
-    """Run the primal function, where autograd looks with the rule; inside a capture, record the
-    call.
-    """
-    recorder, primal = current(), bodies[0]
-    if recorder is not None:
-        return bind(recorder, CUSTOM_JVP, operands, tuple(bodies), primal.output_types, **options)
-    return evaluate_followed(
-        CUSTOM_JVP, tuple(bodies), operands, options, lambda: evaluate(primal, operands)
-    )
+    """Run the primal function, with the rule where autograd looks."""
+    return calls.evaluate_custom(CUSTOM_JVP, bodies, operands, options)
 
 
 # ---- jvp ----
@@ -128,7 +111,7 @@ def custom_jvp_evaluate_rule(
 def custom_jvp_activity_rule(equation: Equation, active: Mask) -> Mask:
     """Every differentiable output depends on every tensor of the arguments."""
     count = num_args(equation)
-    calls.check_closures(equation, call_of(equation), count, active)
+    calls.check_closures(equation, equation.literals["rule"], count, active)
     any_active = any(active[:count])
     return tuple(any_active and is_differentiable(var.type) for var in equation.outputs)
 
@@ -138,7 +121,7 @@ def custom_jvp_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
     """The user's rule, with zeros for the tangents that are absent."""
     equation, count = expanded(equation), num_args(equation)
     builder = TraceBuilder("custom_jvp_jvp")
-    primals = [builder.input(var.type) for var in equation.operands]
+    primals = builder.take(var.type for var in equation.operands)
     given = [
         builder.input(var.type) if flag else None
         for var, flag in zip(equation.operands, active, strict=True)
@@ -161,10 +144,9 @@ def expanded(equation: Equation) -> Equation:
     if len(equation.bodies) == 2:
         return equation
     types = tuple(var.type for var in equation.operands)
-    bodies = (equation.bodies[0], capture_rule(call_of(equation), equation.bodies[0], types))
-    return Equation(
-        equation.op, equation.args, equation.kwargs, equation.outputs, bodies, equation.source
-    )
+    primal, call = equation.bodies[0], equation.literals["rule"]
+    bodies = (primal, capture_rule(call, primal, types))
+    return replace(equation, bodies=bodies)
 
 
 @remembered_in_context(4096)
@@ -180,11 +162,7 @@ def capture_rule(call: Any, primal: Trace, types: tuple[Type, ...]) -> Trace:
         return capture_jvp(call, captured, examples).trace
 
     rule = calls.inside_capture(run)
-    builder = TraceBuilder(rule.name)
-    inputs = tuple(builder.input(type) for type in rule.input_types)
-    for type in types[count:]:
-        builder.input(type)
-    return builder.build(inline_into(builder, rule, inputs))
+    return calls.with_inputs(rule, (*rule.input_types, *types[count:]))
 
 
 _being_captured: ContextVar[tuple[Any, ...]] = ContextVar(
@@ -219,11 +197,7 @@ def custom_jvp_split_rule(equation: Equation, wanted_inputs: Mask, wanted_output
     rule = custom_jvp_jvp_rule(equation, wanted)
     split = transposed(rule, wanted, wanted_outputs, len(equation.outputs))
     found = iter(split.gradients)
-    asked = tuple(
-        next(found) if own else None
-        for own, flag in zip(wanted, wanted_inputs, strict=True)
-        if flag
-    )
+    asked = tuple(next(found) if own else None for own in chosen(wanted, wanted_inputs))
     return Split(split.forward, split.backward, split.residuals, asked)
 
 
@@ -236,10 +210,8 @@ def custom_jvp_batch_rule(
 ) -> tuple[Trace, Mask]:
     """Batch both bodies; every output counts as batched."""
     primal, flags = batch(equation.bodies[0], batched, size, randomness)
-    call, wanted = (
-        call_of(equation),
-        tuple(isinstance(var.type, TensorType) for var in equation.outputs),
-    )
+    call = equation.literals["rule"]
+    wanted = tuple(isinstance(var.type, TensorType) for var in equation.outputs)
     types = tuple(var.type for var in equation.operands)
     if len(equation.bodies) == 1:
         call, rest = BatchedCall(call, equation.bodies[0], types, batched, size, randomness), ()
@@ -250,24 +222,14 @@ def custom_jvp_batch_rule(
             ),
         )
     bodies = (batched_outputs(primal, flags, wanted, size), *rest)
-    builder = TraceBuilder("custom_jvp")
-    inputs = tuple(builder.input(type) for type in primal.input_types)
-    kwargs = (("rule", Literal(call)),)
-    return (
-        builder.build(
-            builder.add(CUSTOM_JVP, inputs, bodies[0].output_types, kwargs=kwargs, bodies=bodies)
-        ),
-        wanted,
-    )
+    return wrapped(CUSTOM_JVP, (("rule", Literal(call)),), *bodies), wanted
 
 
 def _batched_jvp(
     rule: Trace, types: Sequence[Type], batched: Mask, size: Dim, randomness: str
 ) -> Trace:
     count = len(types)
-    tangents = [
-        flag for flag, type in zip(batched[:count], types, strict=True) if is_differentiable(type)
-    ]
+    tangents = chosen(batched[:count], map(is_differentiable, types))
     trace, flags = batch(rule, (*batched[:count], *tangents, *batched[count:]), size, randomness)
     return batched_outputs(
         trace, flags, tuple(isinstance(type, TensorType) for type in rule.output_types), size
@@ -302,15 +264,6 @@ class BatchedCall:
         )
 
 
-# ---- lower ----
-
-
-@LOWER.rule("custom_jvp")
-def custom_jvp_lower_rule(equation: Equation) -> Trace:
-    """The primal function."""
-    return equation.bodies[0]
-
-
 DCE.enter(keep_all, "custom_jvp")
 
 
@@ -319,10 +272,6 @@ DCE.enter(keep_all, "custom_jvp")
 
 class JvpCall(Call):
     """A call of a `custom_jvp` function, and the use of its rule."""
-
-    def primal(self, *tensors: Any) -> Any:
-        """Call the function."""
-        return self.function.f(*self.args(tensors))
 
     def jvp(self, primal: Captured, tensors: Sequence[Any], tangents: Sequence[Any]) -> Any:
         """The outputs and the tangents of the differentiable ones, from the user's rule."""
@@ -354,7 +303,7 @@ class JvpCall(Call):
         return (*outputs, *filled)
 
 
-class custom_jvp:
+class custom_jvp(calls.CustomFunction):
     """A function whose derivative is yours, in forward and in reverse mode.
 
     Law: ``jvp(f)`` is the rule; ``vjp(f)`` is its transpose; everything else sees f.
@@ -388,38 +337,15 @@ class custom_jvp:
     Source: jax.custom_jvp.
     """
 
-    def __init__(self, f: Callable[..., Any], nondiff_argnums: Sequence[int] = ()) -> None:
-        functools.update_wrapper(self, f)
-        self.f = f
-        self.nondiff_argnums = tuple(nondiff_argnums)
-        self._signature = calls.signature_of(f)
-        self._rule: Callable[..., Any] | None = None
-        self.__name__: str = getattr(f, "__name__", type(f).__name__)
+    asked_for = "defjvp(rule)` before differentiating"
 
     def defjvp(self, rule: Callable[..., Any]) -> Callable[..., Any]:
         """Set the rule, and return it, so that this is a decorator."""
         self._rule = rule
         return rule
 
-    @property
-    def has_rule(self) -> bool:
-        """Test whether `defjvp` has been called."""
-        return self._rule is not None
-
-    @property
-    def rule(self) -> Callable[..., Any]:
-        """The rule."""
-        if self._rule is None:
-            raise CustomRuleError(
-                f"custom_jvp: {self.__name__} has no rule\nCall `{self.__name__}.defjvp(rule)`"
-                " before differentiating."
-            )
-        return self._rule
-
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        call, tensors = calls.make_call(
-            JvpCall, self, self._signature, self.nondiff_argnums, args, kwargs
-        )
+        call, tensors = self.call(JvpCall, args, kwargs)
         recorder = current()
         if recorder is not None:
             return _bind(recorder, call, tensors)

@@ -23,9 +23,9 @@ Source: jax.custom_vjp for the semantics.
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -34,28 +34,27 @@ from thunder_fn.capture import current
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.derived.activity import ACTIVE
 from thunder_fn.derived.leaf_vjp import is_differentiable
-from thunder_fn.errors import CaptureError, CustomRuleError, InvalidTrace
-from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.errors import CaptureError, InvalidTrace
 from thunder_fn.interpreters.grad import zeros
 from thunder_fn.interpreters.jvp import jvp_trace
 from thunder_fn.interpreters.simplify import dce
-from thunder_fn.interpreters.under_autograd import evaluate_followed
-from thunder_fn.interpreters.vmap import batch
+from thunder_fn.interpreters.vmap import batch, batched_outputs
 from thunder_fn.ir.check import check_operands, check_types
+from thunder_fn.ir.memos import memo
 from thunder_fn.ir.rules import (
     CHECK,
     DCE,
     EVALUATE,
     JVP,
-    LOWER,
     VJP,
     VMAP,
     JvpRule,
     Mask,
     Residual,
     Split,
+    chosen,
     keep_all,
-    memo,
+    numbered,
 )
 from thunder_fn.ir.trace import (
     Atom,
@@ -83,7 +82,8 @@ from thunder_fn.structured.custom_vjp_rules import (
 )
 from thunder_fn.structured.shared import custom_calls as calls
 from thunder_fn.structured.shared.bind import bind
-from thunder_fn.structured.shared.bodies import batched_outputs, close_bodies
+from thunder_fn.structured.shared.bodies import close_bodies
+from thunder_fn.structured.shared.wrapping import wrapped
 
 CUSTOM_VJP = Op("structured", "custom_vjp")
 
@@ -118,18 +118,12 @@ def custom_vjp_check_rule(equation: Equation) -> None:
 
 def gradients_of(equation: Equation) -> Places:
     """Map each tensor of the arguments to its gradient."""
-    (places,) = (
-        arg.value for key, arg in equation.kwargs if key == "gradients" and isinstance(arg, Literal)
-    )
-    return places
+    return equation.literals["gradients"]
 
 
 def call_of(equation: Equation) -> Any:
     """The call that a custom equation records."""
-    (call,) = (
-        arg.value for key, arg in equation.kwargs if key == "rule" and isinstance(arg, Literal)
-    )
-    return call
+    return equation.literals["rule"]
 
 
 def _backward_types(equation: Equation, fwd: Trace, places: Places) -> tuple[Type, ...]:
@@ -145,15 +139,8 @@ def _backward_types(equation: Equation, fwd: Trace, places: Places) -> tuple[Typ
 def custom_vjp_evaluate_rule(
     bodies: Sequence[Trace], *operands: Any, **options: Any
 ) -> tuple[Any, ...]:
-    """Run the primal function, where autograd looks with the rule; inside a capture, record the
-    call.
-    """
-    recorder, primal = current(), bodies[0]
-    if recorder is not None:
-        return bind(recorder, CUSTOM_VJP, operands, tuple(bodies), primal.output_types, **options)
-    return evaluate_followed(
-        CUSTOM_VJP, tuple(bodies), operands, options, lambda: evaluate(primal, operands)
-    )
+    """Run the primal function, with the rule where autograd looks."""
+    return calls.evaluate_custom(CUSTOM_VJP, bodies, operands, options)
 
 
 # ---- jvp ----
@@ -193,7 +180,7 @@ def _with_all_tangents(rule: JvpRule, active: Mask, count: int, equation: Equati
     if not any(active[count:]):
         return rule
     builder = TraceBuilder(rule.trace.name)
-    primals = [builder.input(var.type) for var in equation.operands]
+    primals = builder.take(var.type for var in equation.operands)
     tangents = [
         builder.input(var.type) if flag else None
         for var, flag in zip(equation.operands, active, strict=True)
@@ -240,8 +227,8 @@ def _backward(
     """bwd on residuals, closures and the wanted cotangents, cut down to the wanted gradients."""
     places, count = gradients_of(equation), len(equation.outputs)
     builder = TraceBuilder(bwd.name)
-    kept = [builder.input(type) for type in fwd.output_types[count:]]
-    closures = [builder.input(var.type) for var in equation.operands[len(places) :]]
+    kept = builder.take(fwd.output_types[count:])
+    closures = builder.take(var.type for var in equation.operands[len(places) :])
     given = [
         builder.input(var.type) if flag else None
         for var, flag in zip(equation.outputs, wanted_outputs, strict=True)
@@ -253,11 +240,9 @@ def _backward(
     ]
     results = inline_into(builder, bwd, (*kept, *cotangents, *closures))
     all_places = (*places, *(None for _ in closures))
-    asked = [place for place, flag in zip(all_places, wanted_inputs, strict=True) if flag]
-    chosen = [place for place in asked if place is not None]
-    supply = iter(range(len(chosen)))
-    found = tuple(None if place is None else next(supply) for place in asked)
-    return dce(builder.build(tuple(results[place] for place in chosen))), found
+    asked = chosen(all_places, wanted_inputs)
+    gradients = tuple(results[place] for place in asked if place is not None)
+    return dce(builder.build(gradients)), numbered(place is not None for place in asked)
 
 
 def expanded(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Equation:
@@ -272,7 +257,7 @@ def expanded(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> E
     fwd, bwd, places = capture_rule(asked, equation.bodies[0], types)
     kwargs = (("rule", Literal(call_of(equation))), ("gradients", Literal(places)))
     bodies = (equation.bodies[0], fwd, bwd)
-    return Equation(equation.op, equation.args, kwargs, equation.outputs, bodies, equation.source)
+    return replace(equation, kwargs=kwargs, bodies=bodies)
 
 
 @memo(4096)
@@ -322,23 +307,7 @@ def custom_vjp_batch_rule(
         call = BatchedCall(call, equation.bodies[0], types, batched, wanted, size, randomness)
         kwargs, rest = (("rule", Literal(call)), ("gradients", Literal(gradients_of(equation)))), ()
     bodies = (batched_outputs(primal, flags, wanted, size), *rest)
-    builder = TraceBuilder("custom_vjp")
-    inputs = tuple(builder.input(type) for type in primal.input_types)
-    return (
-        builder.build(
-            builder.add(CUSTOM_VJP, inputs, bodies[0].output_types, kwargs=kwargs, bodies=bodies)
-        ),
-        wanted,
-    )
-
-
-# ---- lower ----
-
-
-@LOWER.rule("custom_vjp")
-def custom_vjp_lower_rule(equation: Equation) -> Trace:
-    """The primal function."""
-    return equation.bodies[0]
+    return wrapped(CUSTOM_VJP, kwargs, *bodies), wanted
 
 
 DCE.enter(keep_all, "custom_vjp")
@@ -347,7 +316,7 @@ DCE.enter(keep_all, "custom_vjp")
 # ---- for users ----
 
 
-class custom_vjp:
+class custom_vjp(calls.CustomFunction):
     """A function whose backward is yours.
 
     Law: ``vjp(f)`` calls `fwd` and then `bwd`; everything else sees f.
@@ -377,37 +346,14 @@ class custom_vjp:
     Source: jax.custom_vjp.
     """
 
-    def __init__(self, f: Callable[..., Any], nondiff_argnums: Sequence[int] = ()) -> None:
-        functools.update_wrapper(self, f)
-        self.f = f
-        self.nondiff_argnums = tuple(nondiff_argnums)
-        self._signature = calls.signature_of(f)
-        self._rule: tuple[Callable[..., Any], Callable[..., Any]] | None = None
-        self.__name__: str = getattr(f, "__name__", type(f).__name__)
+    asked_for = "defvjp(fwd, bwd)` before differentiating"
 
     def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any]) -> None:
         """Set the rule."""
         self._rule = (fwd, bwd)
 
-    @property
-    def has_rule(self) -> bool:
-        """Test whether `defvjp` has been called."""
-        return self._rule is not None
-
-    @property
-    def rule(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        """fwd and bwd."""
-        if self._rule is None:
-            raise CustomRuleError(
-                f"custom_vjp: {self.__name__} has no rule\n"
-                f"Call `{self.__name__}.defvjp(fwd, bwd)` before differentiating."
-            )
-        return self._rule
-
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        call, tensors = calls.make_call(
-            VjpCall, self, self._signature, self.nondiff_argnums, args, kwargs
-        )
+        call, tensors = self.call(VjpCall, args, kwargs)
         recorder = current()
         if recorder is not None:
             return bind_call(recorder, call, tensors)

@@ -14,11 +14,10 @@ import torch
 from thunder_fn.capture import TENSOR, Captured, pytree
 from thunder_fn.capture.rewriting import remembered_in_context
 from thunder_fn.derived.leaf_vjp import is_differentiable
-from thunder_fn.derived.leaf_vmap import batched_type
 from thunder_fn.errors import CustomRuleError, InvalidTrace
-from thunder_fn.interpreters.vmap import batch
+from thunder_fn.interpreters.vmap import batch, batched_outputs, batched_types, expand
 from thunder_fn.ir import ops
-from thunder_fn.ir.rules import JvpRule, Mask
+from thunder_fn.ir.rules import JvpRule, Mask, chosen, numbered
 from thunder_fn.ir.trace import (
     Atom,
     Dim,
@@ -33,7 +32,6 @@ from thunder_fn.ir.trace import (
 )
 from thunder_fn.ir.walking import inline_into
 from thunder_fn.structured.shared import custom_calls as calls
-from thunder_fn.structured.shared.bodies import batched_outputs, expand
 from thunder_fn.structured.shared.custom_calls import Call
 
 Places: TypeAlias = tuple[int | None, ...]
@@ -68,16 +66,10 @@ def capture_rule(call: Any, primal: Trace, types: tuple[Type, ...]) -> tuple[Tra
         return fwd.trace, bwd.trace, places
 
     fwd, bwd, places = calls.inside_capture(run)
-    return _with_inputs(fwd, types[count:]), _with_inputs(bwd, types[count:]), places
-
-
-def _with_inputs(trace: Trace, types: tuple[Type, ...]) -> Trace:
-    """The trace with more inputs, which it does not read."""
-    builder = TraceBuilder(trace.name)
-    inputs = tuple(builder.input(type) for type in trace.input_types)
-    for type in types:
-        builder.input(type)
-    return builder.build(inline_into(builder, trace, inputs))
+    fwd, bwd = (
+        calls.with_inputs(trace, (*trace.input_types, *types[count:])) for trace in (fwd, bwd)
+    )
+    return fwd, bwd, places
 
 
 def capture_forward_and_backward(
@@ -104,8 +96,7 @@ def _capture_forward_and_backward(
 
     def bwd(*values: Any) -> Any:
         found = run.bwd(primal, fwd, values[: len(kept)], values[len(kept) :])
-        supply = iter(range(len(found)))
-        places[:] = [None if gradient is None else next(supply) for gradient in found]
+        places[:] = numbered(gradient is not None for gradient in found)
         return tuple(gradient for gradient in found if gradient is not None)
 
     bwd.__name__ = call.backward_name
@@ -124,10 +115,7 @@ def capture_vmap(
 ) -> tuple[Trace, Mask]:
     """Capture a function's own batching rule; what it closes over become constants."""
     count = sum(call.is_tensor)
-    wide = tuple(
-        batched_type(type, size) if flag else type
-        for type, flag in zip(types, batched, strict=True)
-    )
+    wide = batched_types(types, batched, size)
     dims: list[int | None] = []
 
     def rule(*tensors: Any) -> Any:
@@ -143,10 +131,7 @@ def capture_vmap(
     (captured,) = calls.inside_capture(
         lambda: calls.captured_bodies("custom_vjp", (rule,), (calls.examples_of(wide[:count]),))
     )
-    builder = TraceBuilder(captured.trace.name)
-    inputs = tuple(builder.input(type) for type in wide)
-    results = inline_into(builder, captured.trace, inputs[:count])
-    return builder.build(results), tuple(dim is not None for dim in dims)
+    return calls.with_inputs(captured.trace, wide), tuple(dim is not None for dim in dims)
 
 
 @remembered_in_context(4096)
@@ -166,7 +151,7 @@ def capture_jvp(call: Any, types: tuple[Type, ...], active: Mask) -> JvpRule:
         moved[:] = [
             tangent is not None and is_differentiable(type_of_value(tangent)) for tangent in found
         ]
-        return (*outputs, *(tangent for tangent, flag in zip(found, moved, strict=True) if flag))
+        return (*outputs, *chosen(found, moved))
 
     rule.__name__ = f"{call.name}_jvp"
     wanted = (*types[:count], *(types[index] for index in moving if index < count))
@@ -174,9 +159,8 @@ def capture_jvp(call: Any, types: tuple[Type, ...], active: Mask) -> JvpRule:
         lambda: calls.captured_bodies("custom_vjp", (rule,), (calls.examples_of(wanted),))
     )
     builder = TraceBuilder(captured.trace.name)
-    primals = [builder.input(type) for type in types]
-    tangents = [builder.input(types[index]) for index in moving]
-    used = [tangent for index, tangent in zip(moving, tangents, strict=True) if index < count]
+    primals, tangents = builder.take(types), builder.take(types[index] for index in moving)
+    used = chosen(tangents, [index < count for index in moving])
     results = inline_into(builder, captured.trace, (*primals[:count], *used))
     return JvpRule(builder.build(results), tuple(moved))
 
@@ -225,11 +209,9 @@ class BatchedCall:
     def capture_jvp(self, active: Mask) -> JvpRule:
         """The forward derivative of the call of one example, in batches."""
         one = capture_jvp(self.call, self.types, active)
-        tangents = tuple(flag for flag, moving in zip(self.batched, active, strict=True) if moving)
+        tangents = chosen(self.batched, active)
         trace, own = batch(one.trace, (*self.batched, *tangents), self.size, self.randomness)
-        moved = tuple(
-            flag for flag, moves in zip(self.outputs, one.active_outputs, strict=True) if moves
-        )
+        moved = chosen(self.outputs, one.active_outputs)
         return JvpRule(
             batched_outputs(trace, own, (*self.outputs, *moved), self.size), one.active_outputs
         )
@@ -258,7 +240,7 @@ def batched_rule(
     differentiable = [is_differentiable(type) for type in fwd.output_types[: len(outputs)]]
     fwd, flags = batch(fwd, batched, size, randomness)
     kept = flags[len(outputs) :]
-    cotangents = [flag for flag, wanted in zip(outputs, differentiable, strict=True) if wanted]
+    cotangents = chosen(outputs, differentiable)
     bwd, found = batch(bwd, (*kept, *cotangents, *batched[len(places) :]), size, randomness)
     owners = {
         place: flag for place, flag in zip(places, batched, strict=False) if place is not None
@@ -269,7 +251,7 @@ def batched_rule(
 
 def _gradients_for(trace: Trace, own: Mask, wanted: Sequence[bool], size: Dim) -> Trace:
     builder = TraceBuilder(trace.name)
-    results = inline_into(builder, trace, tuple(builder.input(type) for type in trace.input_types))
+    results = inline_into(builder, trace, builder.take(trace.input_types))
     outputs: list[Atom] = []
     for value, have, want in zip(results, own, wanted, strict=True):
         wide = value if have else expand(builder, value, size)
@@ -303,10 +285,6 @@ class VjpCall(Call):
     def start(self) -> VjpCall:
         """Return the call that runs the rule once."""
         return self
-
-    def primal(self, *tensors: Any) -> Any:
-        """Call the function."""
-        return self.function.f(*self.args(tensors))
 
     def fwd(self, *tensors: Any) -> Any:
         """The user's fwd."""

@@ -14,25 +14,22 @@ Source: jax.custom_batching.custom_vmap for the semantics.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from thunder_fn.capture import TENSOR, Captured, current
 from thunder_fn.capture.numbers.python_numbers import running
 from thunder_fn.capture.rewriting import remembered_in_context
-from thunder_fn.derived.leaf_vmap import batched_type
 from thunder_fn.errors import CustomRuleError
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.grad import forward_backward
 from thunder_fn.interpreters.jvp import jvp_trace
-from thunder_fn.ir.check import check_operands, check_types
+from thunder_fn.interpreters.vmap import batched_types
 from thunder_fn.ir.rules import (
     CHECK,
     DCE,
     EVALUATE,
     JVP,
-    LOWER,
     VJP,
     VMAP,
     JvpRule,
@@ -40,13 +37,12 @@ from thunder_fn.ir.rules import (
     Split,
     keep_all,
 )
-from thunder_fn.ir.trace import Dim, Equation, Op, Trace, TraceBuilder, Type
-from thunder_fn.ir.walking import inline_into
-from thunder_fn.structured.custom_jvp import call_of
+from thunder_fn.ir.trace import Dim, Equation, Op, Trace, Type
 from thunder_fn.structured.shared import custom_calls as calls
 from thunder_fn.structured.shared.bind import bind
 from thunder_fn.structured.shared.bodies import close_bodies
 from thunder_fn.structured.shared.custom_calls import Call
+from thunder_fn.structured.shared.wrapping import wrapper_check_rule
 
 CUSTOM_VMAP = Op("structured", "custom_vmap")
 
@@ -54,11 +50,7 @@ CUSTOM_VMAP = Op("structured", "custom_vmap")
 # ---- check ----
 
 
-@CHECK.rule("custom_vmap")
-def custom_vmap_check_rule(equation: Equation) -> None:
-    """Check one body on the operands whose types the outputs have."""
-    check_operands(equation, equation.operands, equation.body)
-    check_types(equation, equation.body.output_types, "the body gives")
+CHECK.enter(wrapper_check_rule, "custom_vmap")
 
 
 # ---- evaluate ----
@@ -98,7 +90,7 @@ def custom_vmap_batch_rule(
     equation: Equation, batched: Mask, size: Dim, randomness: str
 ) -> tuple[Trace, Mask]:
     """The user's rule. Closed-over tensors have no batch dim in it."""
-    call, types = call_of(equation), tuple(var.type for var in equation.operands)
+    call, types = equation.literals["rule"], tuple(var.type for var in equation.operands)
     count = sum(call.is_tensor)
     if any(batched[count:]):
         raise CustomRuleError(
@@ -114,10 +106,7 @@ def capture_rule(
 ) -> tuple[Trace, Mask]:
     """Capture the user's rule for operands of which some are batched."""
     count = sum(call.is_tensor)
-    wide = tuple(
-        batched_type(type, size) if flag else type
-        for type, flag in zip(types, batched, strict=True)
-    )
+    wide = batched_types(types, batched, size)
     flags: list[bool] = []
 
     def run() -> Captured:
@@ -132,19 +121,7 @@ def capture_rule(
         rule.__name__ = f"{call.name}_vmap"
         return calls.captured_bodies("custom_vmap", (rule,), (calls.examples_of(wide[:count]),))[0]
 
-    trace = calls.inside_capture(run).trace
-    builder = TraceBuilder(trace.name)
-    inputs = tuple(builder.input(type) for type in wide)
-    return builder.build(inline_into(builder, trace, inputs[:count])), tuple(flags)
-
-
-# ---- lower ----
-
-
-@LOWER.rule("custom_vmap")
-def custom_vmap_lower_rule(equation: Equation) -> Trace:
-    """Return the function's body."""
-    return equation.body
+    return calls.with_inputs(calls.inside_capture(run).trace, wide), tuple(flags)
 
 
 DCE.enter(keep_all, "custom_vmap")
@@ -155,10 +132,6 @@ DCE.enter(keep_all, "custom_vmap")
 
 class VmapCall(Call):
     """A call of a `custom_vmap` function, and the use of its rule."""
-
-    def primal(self, *tensors: Any) -> Any:
-        """Call the function."""
-        return self.function.f(*self.args(tensors))
 
     def vmap(
         self, primal: Captured, size: Dim, batched: Mask, tensors: Sequence[Any]
@@ -182,14 +155,11 @@ class VmapCall(Call):
                 raise CustomRuleError(
                     f"{where} returned {calls.described(flag)} for {path}, which is a bool"
                 )
-        types = [
-            batched_type(type, size) if flag else type
-            for type, flag in zip(primal.trace.output_types, flags, strict=True)
-        ]
+        types = batched_types(primal.trace.output_types, tuple(flags), size)
         return tuple(calls.tensors_like(found[0], result, primal, "out", where, types=types)), flags
 
 
-class custom_vmap:
+class custom_vmap(calls.CustomFunction):
     """A function whose batching rule is yours.
 
     Law: ``vmap(f)`` is the rule; everything else sees f.
@@ -220,33 +190,21 @@ class custom_vmap:
     Source: jax.custom_batching.custom_vmap.
     """
 
+    asked_for = "def_vmap(rule)` before batching it"
+
     def __init__(self, f: Callable[..., Any]) -> None:
-        functools.update_wrapper(self, f)
-        self.f = f
-        self._signature = calls.signature_of(f)
-        self._rule: Callable[..., Any] | None = None
-        self.__name__: str = getattr(f, "__name__", type(f).__name__)
+        super().__init__(f)
 
     def def_vmap(self, rule: Callable[..., Any]) -> Callable[..., Any]:
         """Set the rule, and return it, so that this is a decorator."""
         self._rule = rule
         return rule
 
-    @property
-    def rule(self) -> Callable[..., Any]:
-        """The rule."""
-        if self._rule is None:
-            raise CustomRuleError(
-                f"custom_vmap: {self.__name__} has no rule\nCall `{self.__name__}.def_vmap(rule)`"
-                " before batching it."
-            )
-        return self._rule
-
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         recorder = current()
         if recorder is None:
             return self.f(*args, **kwargs)
-        call, tensors = calls.make_call(VmapCall, self, self._signature, (), args, kwargs)
+        call, tensors = self.call(VmapCall, args, kwargs)
         captured = calls.captured_bodies("custom_vmap", (call.primal,), (tensors,))
         bodies, closures = close_bodies(captured)
         values = (*tensors, *closures)

@@ -1,12 +1,12 @@
 """differentiated_as: computed in one way, differentiated in another.
 
-    outputs = differentiated_as(*operands)      bodies: computed, differentiated      on the operands
+    outputs = differentiated_as(*operands)     bodies: computed, differentiated     on the operands
 
 Both bodies give the same values. PyTorch's first derivative of some ops reads saved values, such as
 the factors of a matrix, of which no derivative is known. So it cannot be differentiated again. With
 `create_graph=True` PyTorch computes it from the arguments. A rule that `derived/leaf_vjp.py` makes
 of such an op has both ways.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.grad import forward_backward
 from thunder_fn.interpreters.jvp import jvp_trace
 from thunder_fn.interpreters.simplify import dce_to
-from thunder_fn.interpreters.vmap import batch
+from thunder_fn.interpreters.vmap import batch, batched_outputs
 from thunder_fn.ir import ops
 from thunder_fn.ir.check import check_operands, check_types
 from thunder_fn.ir.flow import Wiring, body_ports, wiring
-from thunder_fn.ir.rules import CHECK, DCE, EVALUATE, JVP, LOWER, VJP, VMAP, JvpRule, Mask, Split
-from thunder_fn.ir.trace import Dim, Equation, Trace, TraceBuilder, Var
+from thunder_fn.ir.rules import CHECK, DCE, EVALUATE, JVP, VJP, VMAP, JvpRule, Mask, Split, union
+from thunder_fn.ir.trace import Dim, Equation, Trace, Var
 from thunder_fn.structured.shared.bind import bind
-from thunder_fn.structured.shared.bodies import batched_outputs, without_inputs
+from thunder_fn.structured.shared.bodies import reduced
+from thunder_fn.structured.shared.wrapping import wrapped
 
 
 @CHECK.rule("differentiated_as")
@@ -69,37 +70,17 @@ def split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) ->
 def batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
     """Return the op on both bodies' batches."""
     done = [batch(body, batched, size, randomness) for body in equation.bodies]
-    flags = tuple(any(column) for column in zip(*(own for _, own in done), strict=True))
+    flags = union([own for _, own in done])
     bodies = tuple(batched_outputs(trace, own, flags, size) for trace, own in done)
-    builder = TraceBuilder(equation.op.name)
-    inputs = tuple(builder.input(type) for type in bodies[0].input_types)
-    return (
-        builder.build(builder.add(equation.op, inputs, bodies[0].output_types, bodies=bodies)),
-        flags,
-    )
+    return wrapped(equation.op, (), *bodies), flags
 
 
 @DCE.rule("differentiated_as")
 def dce_rule(equation: Equation, wanted: Mask) -> tuple[Equation, tuple[Var, ...]]:
     """Drop the outputs that are not needed, and the operands that neither body needs."""
     cut = [dce_to(body, wanted) for body in equation.bodies]
-    reads = tuple(any(column) for column in zip(*(flags for _, flags in cut), strict=True))
-    if (
-        all(wanted)
-        and all(reads)
-        and all(new is old for (new, _), old in zip(cut, equation.bodies, strict=True))
-    ):
-        return equation, equation.operands
-    operands = tuple(var for var, read in zip(equation.operands, reads, strict=True) if read)
-    outputs = tuple(var for var, flag in zip(equation.outputs, wanted, strict=True) if flag)
-    bodies = tuple(without_inputs(body, reads) for body, _ in cut)
-    return Equation(equation.op, operands, (), outputs, bodies, equation.source), operands
-
-
-@LOWER.rule("differentiated_as")
-def lower_rule(equation: Equation) -> Trace:
-    """Return the body that is computed."""
-    return equation.bodies[0]
+    reads = union([flags for _, flags in cut])
+    return reduced(equation, [body for body, _ in cut], reads, wanted)
 
 
 @wiring("differentiated_as")

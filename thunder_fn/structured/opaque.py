@@ -22,6 +22,7 @@ from thunder_fn.derived.activity import ACTIVE
 from thunder_fn.derived.leaf_vjp import is_differentiable
 from thunder_fn.derived.leaf_vmap import LoopWarning, batched_type
 from thunder_fn.errors import InvalidTrace, MissingRule, located
+from thunder_fn.interpreters.vmap import batched_types
 from thunder_fn.ir import ops
 from thunder_fn.ir.constraints import equals_hint
 from thunder_fn.ir.rules import CHECK, DCE, EVALUATE, JVP, VJP, VMAP, JvpRule, Mask, Split, keep_all
@@ -64,10 +65,7 @@ class OpaqueCall(Protocol):
 
 def call_of(equation: Equation) -> OpaqueCall:
     """The call that the equation records."""
-    (call,) = (
-        arg.value for key, arg in equation.kwargs if key == "call" and isinstance(arg, Literal)
-    )
-    return call
+    return equation.literals["call"]
 
 
 @CHECK.rule("opaque")
@@ -137,10 +135,7 @@ def opaque_batch_rule(
         2,
     )
     builder = TraceBuilder(f"vmap_{name}")
-    inputs = [
-        builder.input(batched_type(var.type, size) if flag else var.type)
-        for var, flag in zip(equation.operands, batched, strict=True)
-    ]
+    inputs = builder.take(batched_types([var.type for var in equation.operands], batched, size))
     if isinstance(size, Expr):
         builder.require([equals_hint(size)])
     rows = [_example(builder, equation, inputs, batched, i) for i in range(hint_of(size))]

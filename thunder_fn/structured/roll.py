@@ -23,7 +23,7 @@ import torch
 
 from thunder_fn.interpreters.simplify import dce, is_kept
 from thunder_fn.ir import ops
-from thunder_fn.ir.rules import memo
+from thunder_fn.ir.memos import memo
 from thunder_fn.ir.trace import (
     Atom,
     Equation,
@@ -373,7 +373,7 @@ def in_blocks(equation: Equation) -> Trace:
     loop = Loop.of(equation)
     count = min(loop.unroll, loop.steps)
     builder = TraceBuilder("unrolled")
-    operands = tuple(builder.input(var.type) for var in equation.operands)
+    operands = builder.take(var.type for var in equation.operands)
     if count == loop.length:
         return builder.build(add_steps(builder, equation, operands, {}))
     consts, carry, xs = loop.parts(operands)

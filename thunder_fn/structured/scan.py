@@ -13,7 +13,6 @@ users are in `loops.py`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -21,18 +20,22 @@ import torch
 from thunder_fn.capture import current
 from thunder_fn.errors import InvalidTrace, TraceTypeError, located
 from thunder_fn.interpreters.simplify import dce_to
-from thunder_fn.interpreters.vmap import batch, batched_type, move_dim
+from thunder_fn.interpreters.vmap import (
+    batch,
+    batched_outputs,
+    batched_types,
+    expand_missing,
+    move_dim,
+)
 from thunder_fn.ir.check import check_operands, check_types
 from thunder_fn.ir.flow import Wiring, body_ports, wiring
 from thunder_fn.ir.pairs import COUNTS
 from thunder_fn.ir.rules import CHECK, DCE, EVALUATE, INVARIANT, LOWER, SLICED, VJP, VMAP, Mask
-from thunder_fn.ir.trace import Dim, Equation, Literal, Trace, TraceBuilder, Type, Var, as_dim
-from thunder_fn.ir.walking import inline_into
-from thunder_fn.structured.cond import expand
+from thunder_fn.ir.trace import Dim, Equation, Trace, TraceBuilder, Type, Var, as_dim
 from thunder_fn.structured.roll import in_blocks
 from thunder_fn.structured.scan_split import scan_split_rule
 from thunder_fn.structured.shared.bind import bind
-from thunder_fn.structured.shared.bodies import tensor_type, without_inputs
+from thunder_fn.structured.shared.bodies import reduced, tensor_type
 from thunder_fn.structured.shared.fixpoint import carry_fixpoint
 from thunder_fn.structured.shared.running import body_function
 from thunder_fn.structured.shared.scan_parts import SCAN, Loop, add_scan, slice_of, stacked
@@ -139,24 +142,19 @@ def scan_batch_rule(
     )
     new, flags = batch(body, (*consts, *carry, *xs), size, randomness)
     builder = TraceBuilder("vmap_scan")
-    operands = [
-        builder.input(batched_type(var.type, size) if flag else var.type)
-        for var, flag in zip(equation.operands, batched, strict=True)
-    ]
+    types = (var.type for var in equation.operands)
+    operands = builder.take(batched_types(types, batched, size))
     own_consts, own_carry, own_xs = loop.parts(operands)
     parts = (
         own_consts,
-        tuple(
-            expand(builder, var, size) if flag and not had else var
-            for var, flag, had in zip(own_carry, carry, given, strict=True)
-        ),
+        expand_missing(builder, own_carry, given, carry, size),
         tuple(
             move_dim(builder, var, 0, 1) if flag else var
             for var, flag in zip(own_xs, xs, strict=True)
         ),
     )
     results = add_scan(
-        builder, loop, _expanded_carry(loop, new, flags, carry, size), parts, equation.source
+        builder, loop, batched_outputs(new, flags, carry, size), parts, equation.source
     )
     final, ys = loop.results(results)
     ys_flags = flags[loop.num_carry :]
@@ -164,19 +162,6 @@ def scan_batch_rule(
         move_dim(builder, y, 1, 0) if flag else y for y, flag in zip(ys, ys_flags, strict=True)
     )
     return builder.build((*final, *moved)), (*carry, *ys_flags)
-
-
-def _expanded_carry(loop: Loop, body: Trace, own: Mask, carry: Mask, size: Dim) -> Trace:
-    """The batched body, every batched carry of which stays so."""
-    builder = TraceBuilder(body.name)
-    results = inline_into(builder, body, tuple(builder.input(type) for type in body.input_types))
-    wanted = (*carry, *own[loop.num_carry :])
-    return builder.build(
-        tuple(
-            expand(builder, value, size) if flag and not had else value
-            for value, had, flag in zip(results, own, wanted, strict=True)
-        )
-    )
 
 
 # ---- simplify ----
@@ -195,18 +180,8 @@ def scan_dce_rule(equation: Equation, wanted: Mask) -> tuple[Equation, tuple[Var
     body, reads = dce_to(equation.body, (*live, *wanted_ys))
     consts, _, xs = loop.parts(reads)
     kept = (*consts, *live, *xs)
-    if body is equation.body and all(kept):
-        return equation, equation.operands
-    operands = tuple(var for var, flag in zip(equation.operands, kept, strict=True) if flag)
-    outputs = tuple(
-        var for var, flag in zip(equation.outputs, (*live, *wanted_ys), strict=True) if flag
-    )
-    new = replace(loop, num_consts=sum(consts), num_carry=sum(live))
-    kwargs = tuple((key, Literal(value)) for key, value in new.literals().items())
-    return (
-        Equation(SCAN, operands, kwargs, outputs, (without_inputs(body, kept),), equation.source),
-        operands,
-    )
+    counts = {"num_consts": sum(consts), "num_carry": sum(live)}
+    return reduced(equation, (body,), kept, (*live, *wanted_ys), **counts)
 
 
 # ---- lower ----

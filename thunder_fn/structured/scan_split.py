@@ -20,15 +20,14 @@ from dataclasses import dataclass, replace
 from thunder_fn.interpreters.checkpoint.recomputed import found_again
 from thunder_fn.interpreters.grad import add, forward_backward, zeros
 from thunder_fn.interpreters.simplify import cse, cut_to, dce
-from thunder_fn.ir.rules import Mask, Residual, Split
+from thunder_fn.ir.rules import Mask, Residual, Split, chosen, numbered
 from thunder_fn.ir.trace import Atom, Equation, Trace, TraceBuilder, Type, Var, cut
 from thunder_fn.ir.walking import inline_into
 from thunder_fn.structured.shared.bodies import invariant_atoms, tensor_type
-from thunder_fn.structured.shared.fixpoint import carry_fixpoint
+from thunder_fn.structured.shared.fixpoint import active_carry, carry_fixpoint
 from thunder_fn.structured.shared.scan_parts import (
     Loop,
     Parts,
-    active_carry,
     add_scan,
     slice_of,
     stacked,
@@ -39,7 +38,7 @@ def scan_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mas
     """A scan that leaves residuals, and a scan in the other direction on cotangents."""
     loop = Loop.of(equation)
     wanted_consts, _, wanted_xs = loop.parts(wanted_inputs)
-    active = active_carry(loop, equation.body, wanted_inputs)
+    active = active_carry(equation.body, *loop.parts(wanted_inputs))
     asked = (*wanted_consts, *active, *wanted_xs)
     wanted_carry, wanted_ys = loop.results(wanted_outputs)
 
@@ -121,19 +120,14 @@ def _place_residuals(loop: Loop, split: Split, num_outputs: int) -> _Placed:
         else:
             found.append(Residual("extra", stacks.setdefault(atom, len(stacks))))
     places = (Residual("extra", len(stacks) + it) if isinstance(it, int) else it for it in found)
-    body = dce(replace_outputs(forward, (*forward.outputs[:num_outputs], *stacks)))
+    body = dce(cut(forward, outputs=(*forward.outputs[:num_outputs], *stacks)))
     return _Placed(body, cut_to(forward, tuple(once)), tuple(places))
-
-
-def replace_outputs(trace: Trace, outputs: tuple[Atom, ...]) -> Trace:
-    """Keep the equations and take other outputs."""
-    return cut(trace, outputs=outputs)
 
 
 def _forward(equation: Equation, loop: Loop, placed: _Placed) -> Trace:
     """The loop with stacked residuals, then the residuals that need no loop."""
     builder = TraceBuilder("scan_forward")
-    operands = tuple(builder.input(var.type) for var in equation.operands)
+    operands = builder.take(var.type for var in equation.operands)
     results = add_scan(builder, loop, placed.body, loop.parts(operands), equation.source)
     once = inline_into(builder, placed.hoisted, operands, equation.source)
     return builder.build((*results, *once))
@@ -150,28 +144,21 @@ def _backward(
     gradients = loop.parts(tuple(next(places) if flag else None for flag in question.asked))
     summed = [i for i, place in enumerate(gradients[0]) if place is not None]
     builder = TraceBuilder("scan_backward")
-    given = [builder.input(_residual_type(place, equation, placed)) for place in residuals]
+    given = builder.take(_residual_type(place, equation, placed) for place in residuals)
     carry, ys = loop.results(equation.outputs)
     carry_cts: list[Atom] = [
         builder.input(var.type) if flag else zeros(builder, tensor_type(var.type))
         for var, flag, live in zip(carry, question.wanted_carry, question.live, strict=True)
         if live
     ]
-    ys_cts = [
-        builder.input(var.type) for var, flag in zip(ys, question.wanted_ys, strict=True) if flag
-    ]
+    ys_cts = builder.take(var.type for var in chosen(ys, question.wanted_ys))
     sums = [zeros(builder, tensor_type(equation.operands[i].type)) for i in summed]
     body = _backward_body(
         equation, loop, split, placed, question, residuals, is_const, gradients, summed
     )
-    parts = (
-        tuple(var for var, flag in zip(given, is_const, strict=True) if flag),
-        (*carry_cts, *sums),
-        (*(var for var, flag in zip(given, is_const, strict=True) if not flag), *ys_cts),
-    )
-    results = add_scan(
-        builder, replace(loop, reverse=not loop.reverse), body, parts, equation.source
-    )
+    xs = (*chosen(given, [not flag for flag in is_const]), *ys_cts)
+    parts, back = (chosen(given, is_const), (*carry_cts, *sums), xs), not loop.reverse
+    results = add_scan(builder, replace(loop, reverse=back), body, parts, equation.source)
     live = [i for i, flag in enumerate(question.live) if flag]
     wanted_carry = loop.parts(question.wanted_inputs)[1]
     stacks = iter(range(len(carry_cts) + len(sums), len(results)))
@@ -180,11 +167,9 @@ def _backward(
     ]
     found += [live.index(i) if flag and i in live else None for i, flag in enumerate(wanted_carry)]
     found += [None if place is None else next(stacks) for place in gradients[2]]
-    asked = [place for place, flag in zip(found, question.wanted_inputs, strict=True) if flag]
-    used = [place for place in asked if place is not None]
-    order = iter(range(len(used)))
-    trace = builder.build(tuple(results[place] for place in used))
-    return dce(trace), residuals, tuple(None if place is None else next(order) for place in asked)
+    asked = chosen(found, question.wanted_inputs)
+    trace = builder.build(tuple(results[place] for place in _some(asked)))
+    return dce(trace), residuals, numbered(place is not None for place in asked)
 
 
 def _is_const(place: Residual, loop: Loop, num_stacked: int) -> bool:
@@ -227,18 +212,12 @@ def _backward_body(  # noqa: PLR0913 - a part of the answer each
         if const:
             values[place] = builder.input(_residual_type(place, equation, placed))
     carry, ys = loop.results(equation.outputs)
-    carry_cts = [
-        builder.input(var.type) for var, flag in zip(carry, question.live, strict=True) if flag
-    ]
-    sums = [builder.input(equation.operands[i].type) for i in summed]
+    carry_cts = builder.take(var.type for var in chosen(carry, question.live))
+    sums = builder.take(equation.operands[i].type for i in summed)
     for place, const in zip(residuals, is_const, strict=True):
         if not const:
             values[place] = builder.input(slice_of(_residual_type(place, equation, placed)))
-    ys_cts = [
-        builder.input(slice_of(var.type))
-        for var, flag in zip(ys, question.wanted_ys, strict=True)
-        if flag
-    ]
+    ys_cts = builder.take(slice_of(var.type) for var in chosen(ys, question.wanted_ys))
     arguments = (*(values[place] for place in placed.places), *carry_cts, *ys_cts)
     found = inline_into(builder, split.backward, arguments)
     new_cts = [

@@ -19,9 +19,9 @@ from thunder_fn.capture import current
 from thunder_fn.capture.apply import bind_equation, operands_of
 from thunder_fn.derived.activity import ACTIVE
 from thunder_fn.derived.leaf_vjp import is_differentiable
-from thunder_fn.derived.leaf_vmap import batched_type
 from thunder_fn.errors import InvalidTrace, located
 from thunder_fn.interpreters.grad import zeros
+from thunder_fn.interpreters.vmap import batched_types, expand_missing
 from thunder_fn.ir import ops
 from thunder_fn.ir.check import check_types
 from thunder_fn.ir.rules import (
@@ -35,10 +35,11 @@ from thunder_fn.ir.rules import (
     JvpRule,
     Mask,
     Split,
+    chosen,
     keep_all,
 )
-from thunder_fn.ir.trace import Dim, Equation, Op, Trace, TraceBuilder, Var, type_of_value
-from thunder_fn.structured.shared.bodies import expand, tensor_type
+from thunder_fn.ir.trace import Dim, Equation, Op, Trace, TraceBuilder, Var, type_of, type_of_value
+from thunder_fn.structured.shared.bodies import tensor_type
 
 
 class _StraightThrough(torch.autograd.Function):
@@ -123,7 +124,7 @@ def pushed_write_activity_rule(equation: Equation, active: Mask) -> Mask:
 def pushed_write_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
     """The value with its tangent; to reverse mode both are the history's."""
     builder = TraceBuilder("no_grad_write")
-    primals = tuple(builder.input(var.type) for var in equation.operands)
+    primals = builder.take(var.type for var in equation.operands)
     type = tensor_type(equation.outputs[0].type)
     given = [builder.input(type) if flag else None for flag in active]
     tangents = tuple(zeros(builder, type) if tangent is None else tangent for tangent in given)
@@ -141,10 +142,8 @@ def straight_through_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
     history.
     """
     builder = TraceBuilder("straight_through")
-    primals = tuple(builder.input(var.type) for var in equation.operands)
-    tangents = [
-        builder.input(var.type) for var, flag in zip(equation.operands, active, strict=True) if flag
-    ]
+    primals = builder.take(var.type for var in equation.operands)
+    tangents = builder.take(var.type for var in chosen(equation.operands, active))
     results = builder.add(equation.op, primals, (equation.outputs[0].type,))
     return JvpRule(
         builder.build((*results, *tangents[-1:]) if active[1] else results), (active[1],)
@@ -163,12 +162,7 @@ def straight_through_split_rule(
     cotangent = Var(0, value.type)
     backward = Trace((cotangent,), (), (cotangent,), (), (), "backward")
     places: tuple[int | None, ...] = (None, 0)
-    return Split(
-        forward,
-        backward,
-        (),
-        tuple(place for place, flag in zip(places, wanted_inputs, strict=True) if flag),
-    )
+    return Split(forward, backward, (), chosen(places, wanted_inputs))
 
 
 @VMAP.rule("straight_through", "no_grad_write")
@@ -177,14 +171,9 @@ def straight_through_batch_rule(
 ) -> tuple[Trace, Mask]:
     """Return the op on batches; operands that are not batched are expanded."""
     builder = TraceBuilder("straight_through")
-    operands: list[Var] = []
-    for var, flag in zip(equation.operands, batched, strict=True):
-        operands.append(builder.input(batched_type(var.type, size) if flag else var.type))
-    wide = [
-        var if flag or not any(batched) else expand(builder, var, size)
-        for var, flag in zip(operands, batched, strict=True)
-    ]
-    results = builder.add(equation.op, tuple(wide), (wide[0].type,), source=equation.source)
+    operands = builder.take(batched_types([var.type for var in equation.operands], batched, size))
+    wide = expand_missing(builder, operands, batched, (any(batched),) * 2, size)
+    results = builder.add(equation.op, wide, (type_of(wide[0]),), source=equation.source)
     return builder.build(results), (any(batched),)
 
 

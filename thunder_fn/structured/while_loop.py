@@ -1,6 +1,7 @@
 """while_loop: a loop that runs while a condition on its carry holds.
 
-    carry... = while_loop(consts..., carry...)    bodies: cond, body    consts, carry -> bool; consts, carry -> carry
+    carry... = while_loop(consts..., carry...)    bodies: cond: consts, carry -> bool
+                                                          body: consts, carry -> carry
 
 The signature is torch's with `max_steps` added. Reverse mode is in `while_split.py`.
 
@@ -8,7 +9,7 @@ vmap with a condition for each example runs until all are done. An example that 
 carry. The body runs for it on its last carry before the end. If it never ran, it runs on the first
 carry of an example that did. So the body runs on values of real steps only, and no NaN of a step
 that is not taken reaches a gradient.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 
@@ -23,16 +24,16 @@ from thunder_fn.capture import current
 from thunder_fn.capture.replaced.lookasides import divert
 from thunder_fn.errors import CaptureError, TraceTypeError, VmapError, located, spelled
 from thunder_fn.interpreters.simplify import dce_to
-from thunder_fn.interpreters.vmap import batch, batched_type
+from thunder_fn.interpreters.vmap import batch, batched_outputs, batched_types, expand_missing
 from thunder_fn.ir import ops
 from thunder_fn.ir.check import check_operands, check_types
 from thunder_fn.ir.flow import Wiring, body_ports, wiring
 from thunder_fn.ir.pairs import COUNTS
-from thunder_fn.ir.rules import CHECK, DCE, EVALUATE, INVARIANT, VJP, VMAP, Mask
+from thunder_fn.ir.rules import CHECK, DCE, EVALUATE, INVARIANT, VJP, VMAP, Mask, union
 from thunder_fn.ir.trace import Atom, Dim, Equation, Literal, TensorType, Trace, TraceBuilder, Var
 from thunder_fn.ir.walking import inline_into
 from thunder_fn.structured.carry_at import histories
-from thunder_fn.structured.cond import expand, where
+from thunder_fn.structured.cond import where
 from thunder_fn.structured.loop_functions import (
     check_carry,
     consts_first,
@@ -52,15 +53,15 @@ from thunder_fn.structured.shared.bodies import (
     operand_tuple,
     own_memory,
     predicate,
+    reduced,
     standing_for,
     tensor_leaves,
     tensor_type,
     types_of_tensors,
-    without_inputs,
 )
 from thunder_fn.structured.shared.fixpoint import carry_fixpoint
 from thunder_fn.structured.shared.running import body_function
-from thunder_fn.structured.shared.while_parts import BOOL, WHILE, While, add_while, expanded_carry
+from thunder_fn.structured.shared.while_parts import BOOL, WHILE, While, add_while
 from thunder_fn.structured.while_split import while_split_rule
 
 aten = torch.ops.aten
@@ -139,21 +140,15 @@ def while_batch_rule(
     if is_batched:
         carry = (True,) * len(carry)
     builder = TraceBuilder("vmap_while")
-    types = [
-        batched_type(var.type, size) if flag else var.type
-        for var, flag in zip(equation.operands, batched, strict=True)
-    ]
-    own_consts, own_carry = loop.parts([builder.input(type) for type in types])
-    start = tuple(
-        expand(builder, var, size) if flag and not had else var
-        for var, flag, had in zip(own_carry, carry, given, strict=True)
-    )
+    types = batched_types([var.type for var in equation.operands], batched, size)
+    own_consts, own_carry = loop.parts(builder.take(types))
+    start = expand_missing(builder, own_carry, given, carry, size)
     if is_batched:
         results = _add_masked(
             builder, equation, own_consts, start, (consts, carry), size, randomness
         )
     else:
-        new = expanded_carry(*batch(body, (*consts, *carry), size, randomness), carry, size)
+        new = batched_outputs(*batch(body, (*consts, *carry), size, randomness), carry, size)
         results = add_while(builder, (own, new), own_consts, start, loop.max_steps, equation.source)
     return builder.build(results), carry
 
@@ -170,43 +165,40 @@ def _add_masked(
     """A loop that also carries which examples run, and on what the body runs for each."""
     condition, body = equation.bodies
     alive, _ = batch(condition, (*flags[0], *flags[1]), size, randomness)
-    new = expanded_carry(*batch(body, (*flags[0], *flags[1]), size, randomness), flags[1], size)
-    device = tensor_type(alive.output_types[0]).device
-    masks = TensorType(torch.bool, (size,), device)
-    const_types = tuple(alive.input_types[: len(consts)])
-    carry_types = tuple(alive.input_types[len(consts) :])
-    inputs = (*const_types, masks, *carry_types, *carry_types)
-    outer = TraceBuilder("any_alive")
-    values = [outer.input(type) for type in inputs]
-    some = outer.add(
-        ops.leaf(aten.any.default), (values[len(consts)],), (TensorType(torch.bool, (), device),)
-    )
-    inner = TraceBuilder(body.name)
-    values = [inner.input(type) for type in inputs]
-    own_consts, mask = values[: len(consts)], values[len(consts)]
-    carry, last = values[len(consts) + 1 :][: len(start)], values[len(consts) + 1 + len(start) :]
-    used = [where(inner, mask, value, safe) for value, safe in zip(carry, last, strict=True)]
-    results = inline_into(inner, new, (*own_consts, *used))
-    kept = [where(inner, mask, value, old) for value, old in zip(results, carry, strict=True)]
-    (more,) = inline_into(inner, alive, (*own_consts, *kept))
-    (still,) = inner.add(ops.leaf(aten.logical_and.default), (mask, more), (masks,))
-    bodies = (outer.build(some), inner.build((still, *kept, *used)))
+    new = batched_outputs(*batch(body, (*flags[0], *flags[1]), size, randomness), flags[1], size)
     (first,) = inline_into(builder, alive, (*consts, *start))
     assert isinstance(first, Var), "a condition for each example is a variable"
     own = tuple(
         _of_some_alive(builder, first, value) if flag else value
         for value, flag in zip(consts, flags[0], strict=True)
     )
-    safe_start = tuple(_of_some_alive(builder, first, value) for value in start)
-    results = add_while(
-        builder,
-        bodies,
-        own,
-        (first, *start, *safe_start),
-        While.of(equation).max_steps,
-        equation.source,
+    carry = (first, *start, *(_of_some_alive(builder, first, value) for value in start))
+    bodies, steps = _masked_bodies(alive, new, len(consts)), While.of(equation).max_steps
+    return add_while(builder, bodies, own, carry, steps, equation.source)[1 : 1 + len(start)]
+
+
+def _masked_bodies(alive: Trace, new: Trace, num_consts: int) -> tuple[Trace, Trace]:
+    """Condition and body of a loop whose carries are a mask of the examples that run, their
+    carries, and the values that the body runs on.
+    """
+    const_types, carry_types = new.input_types[:num_consts], new.input_types[num_consts:]
+    masks = tensor_type(alive.output_types[0])
+    inputs = (*const_types, masks, *carry_types, *carry_types)
+    outer = TraceBuilder("any_alive")
+    mask = outer.take(inputs)[num_consts]
+    some = outer.add(
+        ops.leaf(aten.any.default), (mask,), (TensorType(torch.bool, (), masks.device),)
     )
-    return results[1 : 1 + len(start)]
+    inner = TraceBuilder(new.name)
+    values = inner.take(inputs)
+    consts, mask, both = values[:num_consts], values[num_consts], values[num_consts + 1 :]
+    carry, last = both[: len(carry_types)], both[len(carry_types) :]
+    used = [where(inner, mask, value, safe) for value, safe in zip(carry, last, strict=True)]
+    results = inline_into(inner, new, (*consts, *used))
+    kept = [where(inner, mask, value, old) for value, old in zip(results, carry, strict=True)]
+    (more,) = inline_into(inner, alive, (*consts, *kept))
+    (still,) = inner.add(ops.leaf(aten.logical_and.default), (mask, more), (masks,))
+    return outer.build(some), inner.build((still, *kept, *used))
 
 
 def _of_some_alive(builder: TraceBuilder, alive: Var, value: Atom) -> Atom:
@@ -237,24 +229,16 @@ def while_dce_rule(equation: Equation, wanted: Mask) -> tuple[Equation, tuple[Va
     nothing reads.
     """
     loop, (condition, body) = While.of(equation), equation.bodies
-    asks = dce_to(condition, (True,))[1]
+    small, asks = dce_to(condition, (True,))
 
     def step(live: Mask) -> Mask:
         return loop.parts(dce_to(body, live)[1])[1]
 
-    first = tuple(a or b for a, b in zip(wanted, loop.parts(asks)[1], strict=True))
+    first = union((wanted, loop.parts(asks)[1]))
     live = carry_fixpoint(step, first)
     new, reads = dce_to(body, live)
-    consts = tuple(a or b for a, b in zip(loop.parts(asks)[0], loop.parts(reads)[0], strict=True))
-    kept = (*consts, *live)
-    small = dce_to(condition, (True,))[0]
-    if new is body and small is condition and all(kept):
-        return equation, equation.operands
-    operands = tuple(var for var, flag in zip(equation.operands, kept, strict=True) if flag)
-    outputs = tuple(var for var, flag in zip(equation.outputs, live, strict=True) if flag)
-    kwargs = (("num_consts", Literal(sum(consts))), ("max_steps", Literal(loop.max_steps)))
-    bodies = (without_inputs(small, kept), without_inputs(new, kept))
-    return Equation(WHILE, operands, kwargs, outputs, bodies, equation.source), operands
+    consts = union((loop.parts(asks)[0], loop.parts(reads)[0]))
+    return reduced(equation, (small, new), (*consts, *live), live, num_consts=sum(consts))
 
 
 VJP.enter(while_split_rule, "while_loop")
@@ -292,11 +276,12 @@ def while_loop(
         TraceTypeError: a carry changes its structure or types, or the condition is no bool.
 
     Example:
-        >>> while_loop(lambda n, x: x < 100, lambda n, x: (n + 1, x * 3), (torch.tensor(0), torch.tensor(1)))
+        >>> first = (torch.tensor(0), torch.tensor(1))
+        >>> while_loop(lambda n, x: x < 100, lambda n, x: (n + 1, x * 3), first)
         (tensor(5), tensor(243))
 
     Source: torch.while_loop for the signature, jax.lax.while_loop for the semantics.
-    """  # noqa: E501
+    """
     if max_steps is not None and (
         isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 0
     ):

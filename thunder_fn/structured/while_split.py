@@ -19,15 +19,15 @@ from thunder_fn.errors import MissingRule, located
 from thunder_fn.interpreters.grad import add, forward_backward, full, zeros
 from thunder_fn.interpreters.simplify import dce, is_kept
 from thunder_fn.ir import ops
-from thunder_fn.ir.rules import Mask, Residual, Split
+from thunder_fn.ir.rules import Mask, Residual, Split, chosen, numbered
 from thunder_fn.ir.trace import Atom, Equation, Literal, Trace, TraceBuilder, Type, Var, subtraces
 from thunder_fn.ir.walking import inline_into
 from thunder_fn.structured.carry_at import add_carry_at
 from thunder_fn.structured.cond import COND
 from thunder_fn.structured.shared.bodies import tensor_type
-from thunder_fn.structured.shared.fixpoint import carry_fixpoint
+from thunder_fn.structured.shared.fixpoint import active_carry, carry_fixpoint
 from thunder_fn.structured.shared.scan_parts import Loop, add_scan
-from thunder_fn.structured.shared.while_parts import BOOL, COUNT, While, active_carry, add_while
+from thunder_fn.structured.shared.while_parts import BOOL, COUNT, While, add_while
 
 aten = torch.ops.aten
 
@@ -47,10 +47,10 @@ def as_scan(equation: Equation, max_steps: int) -> Trace:
     """The loop as `max_steps` steps, each of which asks whether it is to be taken."""
     consts, carry = While.of(equation).parts(tuple(var.type for var in equation.operands))
     builder = TraceBuilder("bounded_while")
-    operands = [builder.input(type) for type in (*consts, *carry)]
+    operands = builder.take((*consts, *carry))
     first = full(builder, BOOL, True)
     step = _guarded_step(equation, consts, carry)
-    parts = (tuple(operands[: len(consts)]), (first, *operands[len(consts) :]), ())
+    parts = (operands[: len(consts)], (first, *operands[len(consts) :]), ())
     results = add_scan(builder, Loop(0, 0, max_steps), step, parts, equation.source)
     return builder.build(results[1:])
 
@@ -58,13 +58,11 @@ def as_scan(equation: Equation, max_steps: int) -> Trace:
 def _guarded_step(equation: Equation, consts: tuple[Type, ...], carry: tuple[Type, ...]) -> Trace:
     condition, body = equation.bodies
     builder = TraceBuilder("guarded_step")
-    own_consts = [builder.input(type) for type in consts]
-    alive = builder.input(BOOL)
-    own_carry = [builder.input(type) for type in carry]
+    own_consts, alive, own_carry = builder.take(consts), builder.input(BOOL), builder.take(carry)
     operands = (*own_consts, *own_carry)
     again = _asked_while_alive(builder, condition, alive, operands)
     stay = TraceBuilder("stay")
-    kept = tuple(stay.input(type) for type in (*consts, *carry))
+    kept = stay.take((*consts, *carry))
     bodies = (body, stay.build(kept[len(consts) :]))
     new = builder.add(
         COND, (again, *operands), body.output_types, bodies=bodies, source=equation.source
@@ -80,8 +78,7 @@ def _asked_while_alive(
     """
     if any(map(is_kept, condition.equations)):
         never = TraceBuilder("never")
-        for type in condition.input_types:
-            never.input(type)
+        never.take(condition.input_types)
         bodies = (condition, never.build((full(never, BOOL, False),)))
         return builder.add(COND, (alive, *operands), (BOOL,), bodies=bodies)[0]
     (more,) = inline_into(builder, condition, operands)
@@ -113,7 +110,7 @@ def _split_unbounded(equation: Equation, wanted_inputs: Mask, wanted_outputs: Ma
         raise MissingRule(located(what, source=equation.source, fix=fix))
     step = _split_step(equation, loop, wanted_inputs, wanted_outputs)
     builder = TraceBuilder("while_backward")
-    operands = [builder.input(var.type) for var in equation.operands]
+    operands = builder.take(var.type for var in equation.operands)
     steps = builder.input(COUNT)
     given = {
         i: builder.input(equation.outputs[i].type) for i, flag in enumerate(wanted_outputs) if flag
@@ -132,11 +129,10 @@ def _split_unbounded(equation: Equation, wanted_inputs: Mask, wanted_outputs: Ma
         for i in range(len(consts))
     ]
     found += [results[step.live.index(i)] if i in step.live else None for i in range(len(carry))]
-    asked = [atom for atom, flag in zip(found, wanted_inputs, strict=True) if flag]
+    asked = chosen(found, wanted_inputs)
     used = tuple(atom for atom in asked if atom is not None)
-    places = iter(range(len(used)))
     residuals = (*(Residual("input", i) for i in range(len(operands))), Residual("extra", 0))
-    gradients = tuple(None if atom is None else next(places) for atom in asked)
+    gradients = numbered(atom is not None for atom in asked)
     return Split(_counting(equation, loop), dce(builder.build(used)), residuals, gradients)
 
 
@@ -156,7 +152,7 @@ def _split_step(
 ) -> _Step:
     body = equation.bodies[1]
     consts, _ = loop.parts(wanted_inputs)
-    asked = (*consts, *active_carry(loop, body, wanted_inputs))
+    asked = (*consts, *active_carry(body, *loop.parts(wanted_inputs)))
 
     def places_of(live: Mask) -> tuple[int | None, ...]:
         places = iter(forward_backward(body, asked, live).gradients)
@@ -180,7 +176,7 @@ def _split_step(
 def _counting(equation: Equation, loop: While) -> Trace:
     """The loop, and the number of its steps."""
     builder = TraceBuilder("while_forward")
-    operands = [builder.input(var.type) for var in equation.operands]
+    operands = builder.take(var.type for var in equation.operands)
     consts, carry = loop.parts(operands)
     bodies = _counting_bodies(equation, loop)
     count, *results = add_while(
@@ -193,9 +189,7 @@ def _counting_bodies(equation: Equation, loop: While) -> tuple[Trace, Trace]:
     """Condition and body with a counter before the carry."""
     consts, carry = loop.parts(tuple(var.type for var in equation.operands))
     condition, body = (TraceBuilder(trace.name) for trace in equation.bodies)
-    inputs = [
-        [builder.input(type) for type in (*consts, COUNT, *carry)] for builder in (condition, body)
-    ]
+    inputs = [builder.take((*consts, COUNT, *carry)) for builder in (condition, body)]
     more, results = (
         inline_into(builder, trace, (*own[: len(consts)], *own[len(consts) + 1 :]))
         for builder, trace, own in zip((condition, body), equation.bodies, inputs, strict=True)
@@ -216,13 +210,12 @@ def _backward_bodies(equation: Equation, loop: While, step: _Step) -> tuple[Trac
     consts, carry = loop.parts(types)
     carried = (COUNT, *(carry[i] for i in step.live), *(consts[i] for i in step.summed))
     condition = TraceBuilder("steps_left")
-    inputs = [condition.input(type) for type in (*types, *carried)]
+    inputs = condition.take((*types, *carried))
     (more,) = condition.add(ops.leaf(aten.gt.Scalar), (inputs[len(types)], Literal(0)), (BOOL,))
     builder = TraceBuilder("step_back")
-    operands = [builder.input(type) for type in types]
-    left = builder.input(COUNT)
-    cotangents = [builder.input(carry[i]) for i in step.live]
-    sums = [builder.input(consts[i]) for i in step.summed]
+    operands, left = builder.take(types), builder.input(COUNT)
+    cotangents = builder.take(carry[i] for i in step.live)
+    sums = builder.take(consts[i] for i in step.summed)
     own_consts, first = loop.parts(operands)
     (index,) = builder.add(ops.leaf(aten.sub.Scalar), (left, Literal(1)), (COUNT,))
     before = add_carry_at(builder, equation.bodies[1], index, own_consts, first, equation.source)

@@ -95,6 +95,18 @@ def bits_in_memory(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tuple(view for view, is_set in bits if is_set)
 
 
+def memory_as(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """View memory as elements of another dtype: as pairs of real numbers, or of the same size.
+
+    Real numbers that stand for complex ones stay what they are.
+    """
+    if tensor.is_complex() and not dtype.is_complex and tensor.itemsize == 2 * dtype.itemsize:
+        return torch.view_as_real(tensor)
+    if tensor.dtype == dtype or tensor.itemsize != dtype.itemsize:
+        return tensor
+    return tensor.view(dtype)
+
+
 def bits_between(tensor: torch.Tensor, other: torch.Tensor) -> tuple[Any, ...]:
     """The ops that give a tensor the bits of another."""
     with no_torch_function():
@@ -167,6 +179,11 @@ def node_of(tensor: torch.Tensor) -> Any:
     """The node of autograd's graph that computed the tensor; None for a leaf."""
     with no_torch_function():
         return tensor.grad_fn
+
+
+def has_hooks(tensor: torch.Tensor) -> bool:
+    """Test whether autograd calls a function of the user's for the gradient of a leaf."""
+    return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
 
 
 def leaf_of(node: Any) -> torch.Tensor | None:

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from thunder_fn.capture.recorder import current
+
 Tensor = torch.Tensor
 
 
@@ -44,7 +46,11 @@ def _narrow(input: Tensor, dim: int, start: Tensor | int, length: int) -> Tensor
     if not isinstance(start, Tensor):
         return torch.narrow(input, dim, start, length)
     start = torch.where(start < 0, start + input.size(dim), start)
-    return input.index_select(dim, start + torch.arange(length, device=input.device))
+    places = start + torch.arange(length, device=input.device)
+    take = lambda: input.index_select(dim, places)
+    put = lambda copy: input.index_copy_(dim, places, copy)
+    recorder = current()
+    return take() if recorder is None else recorder.selections.add(input, take, put)
 
 
 def _combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> Tensor:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from thunder_fn.capture.numbers.arithmetic import is_found_in_data
+from thunder_fn.capture.recorder import current
 from thunder_fn.capture.replaced.stand_ins import tensor
 
 Tensor = torch.Tensor
@@ -21,13 +22,16 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 def getitem(x: Tensor, index: Any) -> Tensor:
     """Index a tensor: `x[index]`."""
-    index = _with_numbers(index)
+    given, index = index, _with_numbers(index)
     placed = _in_front(x, index)
     if placed is None:
         selected = _selected(x, index)
         return Tensor.__getitem__(x, index) if selected is None else selected
     view, scalars = placed
-    return torch.ops.aten.index.Tensor(view, scalars).squeeze(0)
+    take = lambda: torch.ops.aten.index.Tensor(view, scalars).squeeze(0)
+    put = lambda copy: torch.ops.aten.index_put_.default(view, scalars, copy.unsqueeze(0))
+    recorder = current()
+    return take() if recorder is None else recorder.selections.add(view, take, put, given)
 
 
 def setitem(x: Tensor, index: Any, value: Any) -> None:

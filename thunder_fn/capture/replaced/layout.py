@@ -266,14 +266,7 @@ def _gather(
         index = torch.tensor(
             [known[place] for place in wanted], dtype=torch.int64, device=tensor.device
         )
-    flat = _emit(recorder, aten.reshape.default, (var, [-1]), [tensor.numel()], tensor)
-    taken = _emit(
-        recorder,
-        aten.index_select.default,
-        (flat, 0, recorder.constant(index, owned=True)),
-        [len(wanted)],
-        tensor,
-    )
+    taken = _taken(recorder, var, tensor, index)
     return (_emit(recorder, aten.reshape.default, (taken, size), size, tensor),)
 
 
@@ -311,31 +304,34 @@ def _scatter(
             f" {first} are out of bounds for {end + 1} elements"
         )
     with internals.isolated(), internals.no_torch_function():
-        given = {
-            place: i for i, place in enumerate(_places(size, stride, first).flatten().tolist())
-        }
         places = _places(shape, laid.stride(), start).flatten().tolist()
+        wanted = _places(size, stride, first).flatten().tolist()
+    return _chosen_by_place(recorder, tensor, (new, source), places, wanted)
+
+
+def _chosen_by_place(
+    recorder: Recorder,
+    tensor: torch.Tensor,
+    source: tuple[Var, torch.Tensor],
+    places: list[int],
+    wanted: list[int],
+) -> tuple[Var, ...]:
+    """A tensor whose elements at the wanted places of its memory are those of a source."""
+    given, shape = {place: i for i, place in enumerate(wanted)}, tuple(tensor.shape)
+    with internals.isolated(), internals.no_torch_function():
         index = torch.tensor(
             [given.get(place, 0) for place in places], dtype=torch.int64, device=tensor.device
         )
-        mask = torch.tensor([place in given for place in places], device=tensor.device).reshape(
-            shape
-        )
-    flat = _emit(recorder, aten.reshape.default, (new, [-1]), [source.numel()], source)
-    taken = _emit(
-        recorder,
-        aten.index_select.default,
-        (flat, 0, recorder.constant(index, owned=True)),
-        [len(places)],
-        tensor,
-    )
+        mask = torch.tensor([place in given for place in places], device=tensor.device)
+        mask = mask.reshape(shape)
+    taken = _taken(recorder, *source, index)
     taken = _emit(recorder, aten.reshape.default, (taken, shape), shape, tensor)
-    return (
-        _emit(
-            recorder,
-            aten.where.self,
-            (recorder.constant(mask, owned=True), taken, recorder.read(tensor)),
-            shape,
-            tensor,
-        ),
-    )
+    args = (recorder.constant(mask, owned=True), taken, recorder.read(tensor))
+    return (_emit(recorder, aten.where.self, args, shape, tensor),)
+
+
+def _taken(recorder: Recorder, var: Var, like: torch.Tensor, index: torch.Tensor) -> Var:
+    """The elements of a tensor, which `like` is, at these numbers."""
+    flat = _emit(recorder, aten.reshape.default, (var, [-1]), [like.numel()], like)
+    args = (flat, 0, recorder.constant(index, owned=True))
+    return _emit(recorder, aten.index_select.default, args, [index.numel()], like)

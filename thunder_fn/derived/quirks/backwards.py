@@ -193,6 +193,10 @@ def per_sample_weights_backward(
     return found.masked_fill(indices == padding_idx, 0)
 
 
+_STARTS = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "max": float("-inf"), "min": float("inf")}
+"""The value that each reduction of runs begins with."""
+
+
 def segment_reduce_backward(
     grad: Tensor,
     output: Tensor,
@@ -215,29 +219,19 @@ def segment_reduce_backward(
     else:
         return NotImplemented
     positions = torch.arange(data.shape[axis], device=data.device)
-    inside = (positions >= starts.unsqueeze(-1)) & (
-        positions < ends.unsqueeze(-1)
-    )  # (*before, segments, length)
-    inside = inside.reshape(*inside.shape, *[1] * (data.dim() - axis - 1))
-    start = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "max": float("-inf"), "min": float("inf")}[
-        reduce
-    ]
-    start = start if initial is None else float(initial)
+    inside = (positions >= starts.unsqueeze(-1)) & (positions < ends.unsqueeze(-1))
+    inside = inside[(..., *[None] * (data.dim() - axis - 1))]  # *before, segments, length, *after
+    start = _STARTS[reduce] if initial is None else float(initial)
 
     def segments(x: Tensor) -> Tensor:
-        parts = torch.where(
-            inside,
-            x.unsqueeze(axis),
-            start if reduce in ("max", "min") else float(reduce == "prod"),
-        )
+        outside = start if reduce in ("max", "min") else float(reduce == "prod")
+        parts = torch.where(inside, x.unsqueeze(axis), outside)
         match reduce:
             case "sum":
                 return parts.sum(axis + 1) + start
             case "mean":
-                count = inside.sum(axis + 1)
-                return torch.where(
-                    count > 0, (parts.sum(axis + 1) + start) / count.clamp_min(1), start
-                )
+                count, total = inside.sum(axis + 1), parts.sum(axis + 1) + start
+                return torch.where(count > 0, total / count.clamp_min(1), start)
             case "prod":
                 return parts.prod(axis + 1) * start
             case "max":

@@ -24,12 +24,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from thunder_fn.executors.torchinductor.codegen import Code, Kernel, Strides
-from thunder_fn.executors.torchinductor.loop_front import FRONT, INCLUDE
+from thunder_fn.executors.torchinductor.cpp_text import INCLUDE, cpp
 from thunder_fn.executors.torchinductor.loop_plan import (
     Plan,
     Rows,
@@ -158,7 +159,8 @@ class _CppWriter:
             type = tensor_type(plan.carry[number])
             size = _bytes(static_shape(type), type.dtype)
             lines.append(f"std::memcpy(y{number}, in{plan.num_consts + at}, {size});")
-        return "\n".join([FRONT, *self.kernels, self.header(), *self.packing(), *lines, "}"])
+        front = cpp(Path(__file__).parent, "loop.h")
+        return "\n".join([front, *self.kernels, self.header(), *self.packing(), *lines, "}"])
 
     @property
     def numbers(self) -> tuple[int, ...]:

@@ -52,7 +52,7 @@ class Step:
         """The step of a body whose inputs have these strides."""
         found = _eager_strides(body, strides)
         builder = TraceBuilder("step")
-        inputs: tuple[Atom, ...] = tuple(builder.input(type) for type in body.input_types)
+        inputs: tuple[Atom, ...] = builder.take(body.input_types)
         results = inline_into(builder, body, inputs)
         places: dict[Atom, int] = {}
         outputs: list[Atom] = []

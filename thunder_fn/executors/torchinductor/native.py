@@ -2,10 +2,6 @@
 
 Reading PyTorch's headers takes the compiler some two seconds, a kernel tenths of one. So kernels
 are compiled in as few files as there are processors.
-
-`quick_tanh` stands for PyTorch's: a polynomial near zero, an exponential farther out, as in S.
-Moshier's cephes `tanhf.c`. The polynomial is the minimax one for |x| < 0.9, where cephes' ends at
-0.625: the exponential's error counts less there.
 """
 
 from __future__ import annotations
@@ -30,104 +26,30 @@ from typing import Any
 
 from thunder_fn.errors import ExecutorError
 from thunder_fn.executors.torchinductor.codegen import Kernel, RegionError
+from thunder_fn.executors.torchinductor.cpp_text import INCLUDE, cpp, filled
 from thunder_fn.torch_internals import inductor as internals
 
-_INCLUDE = "#include <torch/csrc/inductor/cpp_prefix.h>"
-_STANDARD = """#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <type_traits>
-#include <vector>
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-"""
-_FRONT = """
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <stdexcept>
-
-static void* (*data_pointer)(PyObject*);
-
-template <typename T> static inline T argument(PyObject* value) {
-    if constexpr (std::is_pointer_v<T>) {
-        return static_cast<T>(data_pointer(value));
-    } else if constexpr (std::is_floating_point_v<T>) {
-        return static_cast<T>(PyFloat_AsDouble(value));
-    } else {
-        return static_cast<T>(PyLong_AsLongLong(value));
-    }
-}
-"""
-_TANH = """
-// tanh within one unit in the last place, as the library's is, in two thirds of its time.
-template <typename T> static inline T quick_tanh(const T& x) { return x.tanh(); }
-static inline at::vec::Vectorized<float> quick_tanh(const at::vec::Vectorized<float>& x) {
-    using Vec = at::vec::Vectorized<float>;
-    const Vec size = x.abs(), square = x * x;
-    Vec series(-4.554603947326541e-4f);
-    for (float next : {2.582669025287032e-3f, -8.264545351266861e-3f, 2.1663542836904526e-2f, -5.392930284142494e-2f,
-                       1.3332977890968323e-1f, -3.3333322405815125e-1f})
-        series = at::vec::fmadd(series, square, Vec(next));
-    const Vec small = at::vec::fmadd(series * square, x, x);
-    const Vec far = Vec(1.0f) - Vec(2.0f) / ((size + size).exp() + Vec(1.0f));
-    const Vec large = Vec::blendv(far, far.neg(), x < Vec(0.0f));
-    return Vec::blendv(Vec::blendv(large, small, size < Vec(0.9f)), x, (x != x) | (square == Vec(0.0f)));
-}
-"""
-_KERNEL = """
-namespace {key} {{
-{source}
-}}
-static PyObject* call_{key}(PyObject*, PyObject* const* args, Py_ssize_t count) {{
-    if (count != {count}) {{
-        PyErr_SetString(PyExc_TypeError, "{key} takes {count} arguments");
-        return nullptr;
-    }}
-    try {{
-        {key}::kernel({arguments});
-    }} catch (std::exception const& error) {{
-        PyErr_SetString(PyExc_RuntimeError, error.what());
-    }}
-    if (PyErr_Occurred()) return nullptr;
-    Py_RETURN_NONE;
-}}
-"""
-_BACK = """
-static PyObject* connect(PyObject*, PyObject* address) {{
-    data_pointer = reinterpret_cast<decltype(data_pointer)>(PyLong_AsVoidPtr(address));
-    Py_RETURN_NONE;
-}}
-static PyMethodDef methods[] = {{
-    {{"connect", connect, METH_O, ""}},
-{methods}
-    {{nullptr, nullptr, 0, nullptr}}}};
-static struct PyModuleDef definition = {{PyModuleDef_HEAD_INIT, "{name}", nullptr, -1, methods}};
-PyMODINIT_FUNC PyInit_{name}(void) {{ return PyModule_Create(&definition); }}
-"""
+_FOLDER = Path(__file__).parent
 
 
 def module_source(kernels: Sequence[Kernel], name: str) -> str:
     """The source of an extension module with these kernels as functions, each called as its key.
     Kernels that do not include PyTorch's headers do without them.
     """
-    with_headers = any(_INCLUDE in kernel.source for kernel in kernels)
-    parts = [_INCLUDE, _FRONT, _TANH] if with_headers else [_STANDARD, _FRONT]
+    with_headers = any(INCLUDE in kernel.source for kernel in kernels)
+    names = ("arguments.h", "tanh.h") if with_headers else ("standard.h", "arguments.h")
+    parts = [f"{INCLUDE}\n" if with_headers else "", cpp(_FOLDER, *names)]
     for kernel in kernels:
         arguments = ", ".join(f"argument<{type}>(args[{i}])" for i, type in enumerate(kernel.types))
-        source = kernel.source.replace(_INCLUDE, "").replace('extern "C"', "static", 1)
+        source = kernel.source.replace(INCLUDE, "").replace('extern "C"', "static", 1)
         source = re.sub(r"\b(\w+)\.tanh\(\)", r"quick_tanh(\1)", source)
-        parts.append(
-            _KERNEL.format(
-                key=kernel.key, source=source, count=len(kernel.types), arguments=arguments
-            )
-        )
+        holes = {"key": kernel.key, "source": source, "arguments": arguments}
+        parts.append(filled(_FOLDER, "kernel.cpp", count=len(kernel.types), **holes))
     methods = "\n".join(
         f'    {{"{kernel.key}", (PyCFunction)(void*)call_{kernel.key}, METH_FASTCALL, ""}},'
         for kernel in kernels
     )
-    return "".join(parts) + _BACK.format(methods=methods, name=name)
+    return "".join(parts) + filled(_FOLDER, "module.cpp", methods=methods, name=name)
 
 
 def module_name(kernels: Sequence[Kernel]) -> str:

@@ -37,7 +37,7 @@ def mark(body: Trace, policy: Callable[[Equation], Any] | Selective) -> Trace:
     It is asked about every equation: about a composite before its body.
     """
     builder = TraceBuilder(body.name)
-    inputs = tuple(builder.input(type) for type in body.input_types)
+    inputs = builder.take(body.input_types)
     return builder.build(
         _mark(builder, body, inputs, policy.walk() if isinstance(policy, Selective) else policy)
     )

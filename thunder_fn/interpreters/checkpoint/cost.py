@@ -4,13 +4,12 @@ PyTorch's own formulas.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 from torch.utils.flop_counter import flop_registry
 
 from thunder_fn.ir import ops
 from thunder_fn.ir.check import types_in
+from thunder_fn.ir.memos import kept
 from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, Type
 
 _SAME_AS = {
@@ -49,7 +48,7 @@ def cost_of(equation: Equation) -> int:
     return flops_of(equation) + FLOPS_PER_BYTE * sum(bytes_of(var.type) for var in values) + 1
 
 
-@lru_cache(maxsize=4096)
+@kept(4096)
 def _cost_of_body(trace: Trace) -> int:
     return sum(map(cost_of, trace.equations))
 

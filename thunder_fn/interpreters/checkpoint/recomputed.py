@@ -79,7 +79,7 @@ def forward_keeping(flat: Trace, count: int, stored: Kept) -> Trace:
     """The body, and then the kept values, in the chosen memory."""
     builder = TraceBuilder(flat.name)
     trace = cut(flat, outputs=(*flat.outputs[:count], *(var for var, _ in stored)), name="program")
-    inputs = tuple(builder.input(type) for type in flat.input_types)
+    inputs = builder.take(flat.input_types)
     results = inline_into(builder, dce(trace), inputs)
     extras: list[Atom] = []
     for value, (_, how) in zip(results[count:], stored, strict=True):
@@ -106,7 +106,7 @@ def backward_computing(
     for var, how in kept:
         env[var.index] = builder.input(_stored_type(var.type) if how == "offload" else var.type)
     given = split.backward.inputs[len(split.residuals) :]
-    cotangents = tuple(builder.input(var.type) for var in given)
+    cotangents = builder.take(var.type for var in given)
     for constant in flat.constants:
         env[constant.var.index] = builder.constant(
             constant.tensor, constant.var.type, owned=constant.owned

@@ -14,7 +14,7 @@ from thunder_fn.interpreters.rewriting.filters import NOTHING, Filter, in_stacks
 from thunder_fn.interpreters.rewriting.part_calls import EMBEDDING, LINEAR, Calls
 from thunder_fn.interpreters.rewriting.representation import Representation
 from thunder_fn.interpreters.rewriting.tracing import traced
-from thunder_fn.ir.rules import memo
+from thunder_fn.ir.memos import memo
 from thunder_fn.ir.trace import TensorType, static_shape
 
 
@@ -52,23 +52,7 @@ def quantised(scheme: Scheme, type: TensorType) -> Representation:
     shape, dtype, names = static_shape(type), type.dtype, list[str]()
 
     def encode(w: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        parts: Any = scheme.encode(w)
-        is_named = isinstance(parts, Mapping) and all(isinstance(name, str) for name in parts)
-        if (
-            not is_named
-            or not parts
-            or not all(isinstance(part, torch.Tensor) for part in parts.values())
-        ):
-            given = (
-                ", ".join(f"{key!r}: {kind_of(part)}" for key, part in parts.items())
-                if is_named
-                else kind_of(parts)
-            )
-            what = (
-                f"quantize: encode of the scheme {scheme.name} gives tensors by name, such as"
-                " {'values': ...}"
-            )
-            raise RewriteError(f"{what}, given {given or 'none'}")
+        parts = _named(scheme, scheme.encode(w))
         names.extend(parts)
         return tuple(parts.values())
 
@@ -91,6 +75,22 @@ def quantised(scheme: Scheme, type: TensorType) -> Representation:
     return Representation(
         scheme.name, type, suffixes, encoded, decoded, rule=rule, codes=True, in_bodies=True
     )
+
+
+def _named(scheme: Scheme, parts: Any) -> Mapping[str, torch.Tensor]:
+    """The parts that a scheme encodes a weight to.
+
+    Raises:
+        RewriteError: they are no tensors by name.
+    """
+    is_named = isinstance(parts, Mapping) and all(isinstance(name, str) for name in parts)
+    if is_named and parts and all(isinstance(part, torch.Tensor) for part in parts.values()):
+        return parts
+    given = kind_of(parts)
+    if is_named:
+        given = ", ".join(f"{key!r}: {kind_of(part)}" for key, part in parts.items())
+    what = f"quantize: encode of the scheme {scheme.name} gives tensors by name, such as"
+    raise RewriteError(f"{what} {{'values': ...}}, given {given or 'none'}")
 
 
 def _calls(scheme: Scheme, shape: Shape, dtype: torch.dtype) -> tuple[tuple[str, Any], ...]:

@@ -14,7 +14,7 @@ from thunder_fn.derived.leaf_autocast import TO_COPY
 from thunder_fn.interpreters.quantize.scheme import Parts
 from thunder_fn.interpreters.rewriting.representation import Kept, Representation
 from thunder_fn.interpreters.rewriting.tracing import traced
-from thunder_fn.ir.rules import memo
+from thunder_fn.ir.memos import memo
 from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, TraceBuilder, Var
 from thunder_fn.ir.walking import inline_into
 

@@ -5,11 +5,12 @@
     restore: new parameters -> old parameters
 
 Composing rewrites composes traces, so "quantize, then shard" and "shard, then quantize" are two
-compositions of the same values. A rewrite comes from a **Representation** of some parameters. That
-is the parts of each, the way back from the parts, and the calls that can work on the parts, such as
-a linear layer on int8 weights. `represent` is the interpreter that carries representations through
-a trace, into bodies, to where they are used. A rule's results may be represented, too (`Kept`):
-each rank has a share of a column layer's results, until an op needs all of them.
+compositions of the same values. A rewrite comes from a **Representation** of some parameters. It
+has the parts of each and the way back from the parts. It also has the calls that can work on the
+parts, such as a linear layer on int8 weights. `represent` is the interpreter that carries
+representations through a trace, into bodies, to where they are used. A rule's results may be
+represented, too (`Kept`): each rank has a share of a column layer's results, until an op needs all
+of them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from thunder_fn.errors import RewriteError
 from thunder_fn.interpreters.rewriting.representation import Kept, Representation, Step
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import ops
-from thunder_fn.ir.rules import INVARIANT, PARTIAL_EVAL, SLICED, memo
+from thunder_fn.ir.memos import memo
+from thunder_fn.ir.rules import INVARIANT, PARTIAL_EVAL, SLICED
 from thunder_fn.ir.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Type, Var
 from thunder_fn.ir.walking import inline_into
 
@@ -91,7 +93,7 @@ def compose(second: Rewrite, first: Rewrite) -> Rewrite:
 
 def _chain(name: str, first: Trace, second: Trace) -> Trace:
     builder = TraceBuilder(name)
-    middle = inline_into(builder, first, tuple(builder.input(var.type) for var in first.inputs))
+    middle = inline_into(builder, first, builder.take(first.input_types))
     return builder.build(inline_into(builder, second, middle))
 
 
@@ -165,7 +167,7 @@ def _side_by_side(name: str, columns: list[tuple[Trace | None, tuple[Type, ...]]
     """Traces next to each other, each on inputs of its own; None passes its inputs on."""
     builder, outputs = TraceBuilder(name), list[Atom]()
     for column, types in columns:
-        inputs = tuple(builder.input(type) for type in types)
+        inputs = builder.take(types)
         outputs += inputs if column is None else inline_into(builder, column, inputs)
     return builder.build(tuple(outputs))
 

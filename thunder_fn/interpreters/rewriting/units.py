@@ -21,7 +21,7 @@ from thunder_fn.interpreters.rewriting.representation import Representation, Ste
 from thunder_fn.interpreters.rewriting.rewrite import Rewrite
 from thunder_fn.interpreters.rewriting.tracing import traced
 from thunder_fn.ir import ops
-from thunder_fn.ir.rules import memo
+from thunder_fn.ir.memos import memo
 from thunder_fn.ir.trace import (
     Atom,
     Equation,
@@ -63,7 +63,7 @@ def then(rewrite: Rewrite, step: Step) -> Rewrite:
 
 def _called(trace: Trace) -> Trace:
     builder = TraceBuilder(trace.name)
-    inputs = tuple(builder.input(type) for type in trace.input_types)
+    inputs = builder.take(trace.input_types)
     return builder.build(builder.add(FUNCTION, inputs, trace.output_types, bodies=(trace,)))
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache
 
 import torch
 from torch.nn import functional as F
@@ -21,6 +20,7 @@ from torch.nn import functional as F
 from thunder_fn.distributed.collectives import added_up, all_gathered
 from thunder_fn.distributed.groups import Group
 from thunder_fn.interpreters.ddp import Ddp, reduced
+from thunder_fn.ir.memos import kept_of_ops
 from thunder_fn.ir.trace import TensorType, type_of_value
 from thunder_fn.structured.custom_vjp import custom_vjp
 
@@ -58,7 +58,7 @@ def share(x: torch.Tensor, rank: torch.Tensor, group: Group, dim: int) -> torch.
     return _sharing(group, dim % x.dim(), x.shape[dim])(x, rank)
 
 
-@cache
+@kept_of_ops()
 def _gathering(group: Group, dim: int, size: int) -> Crossing:
     @custom_vjp
     def gather_shares(x: torch.Tensor, rank: torch.Tensor) -> torch.Tensor:
@@ -77,7 +77,7 @@ def _gathering(group: Group, dim: int, size: int) -> Crossing:
     return gather_shares
 
 
-@cache
+@kept_of_ops()
 def _sharing(group: Group, dim: int, size: int) -> Crossing:
     each = math.ceil(size / group.size)
 

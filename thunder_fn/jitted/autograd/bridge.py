@@ -29,7 +29,8 @@ from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.grad import forward_backward
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.constraints import close_symbols, constraints_of
-from thunder_fn.ir.rules import Split, memo
+from thunder_fn.ir.memos import memo
+from thunder_fn.ir.rules import Split
 from thunder_fn.ir.trace import (
     Atom,
     Equation,
@@ -404,6 +405,7 @@ class Bridge:
         autograd follows.
         """
         found = bridge(trace, tensors, executors=self.executors)
-        if found is None:
-            return lower(trace, executors=self.executors), constraints_of(trace)
+        if found is None:  # ops alone would not stop where the trace says that gradients were off
+            constant = torch.no_grad()(lower(trace, executors=self.executors))
+            return constant, constraints_of(trace)
         return found, found.decisions

@@ -152,7 +152,7 @@ class Node:
         """
         split, name = self.bridge.split, self.bridge.trace.name
         builder = TraceBuilder(f"{name}_gradient")
-        inputs = tuple(builder.input(var.type) for var in split.forward.inputs)
+        inputs = builder.take(split.forward.input_types)
         given = tuple(builder.input(self.bridge.pieces.edges[edge]) for edge in self.piece.takes)
         values = split.residual_values(inputs, inline_into(builder, split.forward, inputs))
         residuals = tuple(values[number] for number in self.piece.residuals)
@@ -291,7 +291,8 @@ class _Function(torch.autograd.Function):
         saved = list[Any]()
         if followed or node.piece.residuals:
             saved += ctx.saved_tensors
-            ctx.maybe_clear_saved_tensors()  # unless the graph is retained, only this call holds them now  # noqa: E501
+            # unless the graph is retained, only this call holds them now
+            ctx.maybe_clear_saved_tensors()
         count = len(node.needed)
         inputs, kept = dict(zip(node.needed, saved, strict=False)), saved[count:]
         saved.clear()

@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, reduce
+from functools import reduce
 from typing import Any
 
 import torch
@@ -27,12 +27,14 @@ from thunder_fn.errors import (
 )
 from thunder_fn.interpreters.autocast import ending_in
 from thunder_fn.interpreters.simplify import is_kept
-from thunder_fn.interpreters.vmap import batched_outputs as batched_outputs, expand as expand
 from thunder_fn.ir.constraints import equations_between
-from thunder_fn.ir.rules import Mask
+from thunder_fn.ir.memos import kept
+from thunder_fn.ir.rules import Mask, chosen
 from thunder_fn.ir.symbols import Substitution, finders, mentions
 from thunder_fn.ir.trace import (
     Atom,
+    Equation,
+    Literal,
     Source,
     TensorType,
     Trace,
@@ -147,12 +149,12 @@ def check_no_writes(op: str, function: Callable[..., Any], captured: Captured) -
             "\nA module that updates buffers can be in `.eval()`, or be called by"
             " `torch.func.functional_call` on copies."
         )
-    targets = ", ".join(
-        f"{f'argument {write.target}' if isinstance(write.target, int) else 'a tensor from outside'}"  # noqa: E501
-        f" ({value.type})"
-        for write, value in zip(captured.writes, new_values, strict=True)
-        if isinstance(value, Var)
+    names = (
+        f"argument {write.target}" if isinstance(write.target, int) else "a tensor from outside"
+        for write in captured.writes
     )
+    pairs = zip(names, new_values, strict=True)
+    targets = ", ".join(f"{one} ({value.type})" for one, value in pairs if isinstance(value, Var))
     what = (
         f"{op}: {function_name(function)} writes in place to {targets}, but a body computes new"
         " values only"
@@ -232,10 +234,30 @@ def body_activity(body: Trace, active: Mask) -> Mask:
     return tuple(isinstance(atom, Var) and flags[atom.index] for atom in body.outputs)
 
 
-def without_inputs(trace: Trace, reads: Mask) -> Trace:
-    """The trace without the inputs that it does not read."""
-    inputs = tuple(var for var, flag in zip(trace.inputs, reads, strict=True) if flag)
-    return cut(trace, inputs=inputs)
+def reduced(
+    equation: Equation, bodies: Sequence[Trace], reads: Mask, wanted: Mask, **literals: Any
+) -> tuple[Equation, tuple[Var, ...]]:
+    """An equation cut down to some of its operands and outputs, and those operands: the end of a
+    dce rule.
+
+    Args:
+        bodies: cut down to the outputs that stay. Their inputs are the last operands.
+        reads: the operands that stay.
+        wanted: the outputs that stay.
+        literals: new values of keyword arguments.
+    """
+    is_same = all(new is old for new, old in zip(bodies, equation.bodies, strict=True))
+    if is_same and all(reads) and all(wanted):
+        return equation, equation.operands
+    operands, outputs = chosen(equation.operands, reads), chosen(equation.outputs, wanted)
+    kwargs = tuple(
+        (key, Literal(literals[key]) if key in literals else arg) for key, arg in equation.kwargs
+    )
+    small = tuple(
+        cut(body, inputs=chosen(body.inputs, reads[len(reads) - len(body.inputs) :]))
+        for body in bodies
+    )
+    return Equation(equation.op, operands, kwargs, outputs, small, equation.source), operands
 
 
 def _closed(trace: Trace, closures: dict[int, torch.Tensor]) -> Trace:
@@ -280,7 +302,7 @@ def tensor_type(type: Type) -> TensorType:
     return type
 
 
-@lru_cache(maxsize=4096)
+@kept(4096)
 def invariant_atoms(trace: Trace, fixed: Mask) -> Mask:
     """Tell for each variable by index whether it is the same in every step if these inputs are.
 

@@ -4,10 +4,11 @@ rule must return.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
@@ -18,8 +19,20 @@ from thunder_fn.capture.recorder import Recorder
 from thunder_fn.derived.leaf_vjp import is_differentiable
 from thunder_fn.errors import CustomRuleError, kind_of, located, with_article
 from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.interpreters.under_autograd import evaluate_followed
 from thunder_fn.ir.rules import Mask
-from thunder_fn.ir.trace import Equation, Literal, TensorType, Type, type_of_value
+from thunder_fn.ir.trace import (
+    Equation,
+    Literal,
+    Op,
+    TensorType,
+    Trace,
+    TraceBuilder,
+    Type,
+    type_of_value,
+)
+from thunder_fn.ir.walking import inline_into
+from thunder_fn.structured.shared.bind import bind
 from thunder_fn.structured.shared.bodies import as_before_autocast, body_activity, check_no_writes
 
 C = TypeVar("C", bound="Call")
@@ -115,6 +128,67 @@ class Call:
         for position, value in self.nondiff:
             args.insert(position, value.value)
         return args
+
+    def primal(self, *tensors: Any) -> Any:
+        """Call the function."""
+        return self.function.f(*self.args(tensors))
+
+
+class CustomFunction:
+    """A function with a rule of the user's: the common part of custom_jvp, custom_vjp and
+    custom_vmap.
+    """
+
+    asked_for: ClassVar[str]
+    """The call that sets the rule, and when it has to stand."""
+    __call__: Callable[..., Any]
+
+    def __init__(self, f: Callable[..., Any], nondiff_argnums: Sequence[int] = ()) -> None:
+        functools.update_wrapper(self, f)
+        self.f = f
+        self.nondiff_argnums = tuple(nondiff_argnums)
+        self._signature = signature_of(f)
+        self._rule: Any = None
+        self.__name__: str = getattr(f, "__name__", type(f).__name__)
+
+    @property
+    def has_rule(self) -> bool:
+        """Test whether the rule has been set."""
+        return self._rule is not None
+
+    @property
+    def rule(self) -> Any:
+        """The user's rule.
+
+        Raises:
+            CustomRuleError: there is none yet.
+        """
+        if self._rule is None:
+            what = f"{type(self).__name__}: {self.__name__} has no rule"
+            raise CustomRuleError(f"{what}\nCall `{self.__name__}.{self.asked_for}.")
+        return self._rule
+
+    def call(self, kind: type[C], args: Any, kwargs: Any) -> tuple[C, list[torch.Tensor]]:
+        """A call of the function, and its tensors."""
+        return make_call(kind, self, self._signature, self.nondiff_argnums, args, kwargs)
+
+
+def evaluate_custom(
+    op: Op, bodies: Sequence[Trace], operands: Sequence[Any], options: dict[str, Any]
+) -> tuple[Any, ...]:
+    """Run the primal body, with the rule where autograd looks; in a capture, record the call."""
+    recorder, primal = current(), bodies[0]
+    if recorder is not None:
+        return bind(recorder, op, operands, tuple(bodies), primal.output_types, **options)
+    plain = lambda: evaluate(primal, operands)
+    return evaluate_followed(op, tuple(bodies), operands, options, plain)
+
+
+def with_inputs(trace: Trace, types: Sequence[Type]) -> Trace:
+    """The trace on inputs of these types, of which it reads the first ones."""
+    builder = TraceBuilder(trace.name)
+    inputs = builder.take(types)
+    return builder.build(inline_into(builder, trace, inputs[: len(trace.inputs)]))
 
 
 def check_closures(equation: Equation, call: Any, count: int, active: Mask) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from thunder_fn.ir.rules import Mask
+from thunder_fn.ir.trace import Trace
+from thunder_fn.structured.shared.bodies import body_activity
 
 
 def carry_fixpoint(step: Callable[[Mask], Mask], init: Mask) -> Mask:
@@ -25,3 +27,10 @@ def carry_fixpoint(step: Callable[[Mask], Mask], init: Mask) -> Mask:
         if larger == mask:
             return mask
         mask = larger
+
+
+def active_carry(body: Trace, consts: Mask, carry: Mask, xs: Mask = ()) -> Mask:
+    """Tell which carries are active in some step, given the active operands of a loop."""
+    return carry_fixpoint(
+        lambda mask: body_activity(body, (*consts, *mask, *xs))[: len(carry)], carry
+    )

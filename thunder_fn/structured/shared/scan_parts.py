@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from thunder_fn.errors import InvalidTrace
-from thunder_fn.ir.rules import Mask
 from thunder_fn.ir.trace import (
     Atom,
     Dim,
@@ -21,8 +20,7 @@ from thunder_fn.ir.trace import (
     Type,
     Var,
 )
-from thunder_fn.structured.shared.bodies import body_activity, tensor_type
-from thunder_fn.structured.shared.fixpoint import carry_fixpoint
+from thunder_fn.structured.shared.bodies import tensor_type
 
 T = TypeVar("T")
 Parts = tuple[tuple[T, ...], tuple[T, ...], tuple[T, ...]]
@@ -45,8 +43,7 @@ class Loop:
     @staticmethod
     def of(equation: Equation) -> Loop:
         """The literals of an equation."""
-        values = {key: arg.value for key, arg in equation.kwargs if isinstance(arg, Literal)}
-        return Loop(**values)
+        return Loop(**equation.literals)
 
     @property
     def steps(self) -> int:
@@ -96,12 +93,4 @@ def add_scan(
     kwargs = tuple((key, Literal(value)) for key, value in loop.literals().items())
     return builder.add(
         SCAN, (*parts[0], *parts[1], *parts[2]), types, kwargs=kwargs, bodies=(body,), source=source
-    )
-
-
-def active_carry(loop: Loop, body: Trace, active: Mask) -> Mask:
-    """Tell which carries are active in some step, given the active operands."""
-    consts, carry, xs = loop.parts(active)
-    return carry_fixpoint(
-        lambda mask: body_activity(body, (*consts, *mask, *xs))[: loop.num_carry], carry
     )

@@ -10,10 +10,8 @@ from typing import TypeVar
 
 import torch
 
-from thunder_fn.ir.rules import Mask
 from thunder_fn.ir.trace import (
     Atom,
-    Dim,
     Equation,
     Literal,
     Op,
@@ -23,9 +21,6 @@ from thunder_fn.ir.trace import (
     TraceBuilder,
     Var,
 )
-from thunder_fn.ir.walking import inline_into
-from thunder_fn.structured.shared.bodies import body_activity, expand
-from thunder_fn.structured.shared.fixpoint import carry_fixpoint
 
 T = TypeVar("T")
 WHILE = Op("structured", "while_loop")
@@ -46,7 +41,7 @@ class While:
     @staticmethod
     def of(equation: Equation) -> While:
         """The literals of an equation."""
-        return While(**{key: arg.value for key, arg in equation.kwargs if isinstance(arg, Literal)})
+        return While(**equation.literals)
 
     def parts(self, operands: Sequence[T]) -> tuple[tuple[T, ...], tuple[T, ...]]:
         """Operands, or facts about each, as those of the consts and of the carries."""
@@ -65,21 +60,3 @@ def add_while(
     kwargs = (("num_consts", Literal(len(consts))), ("max_steps", Literal(max_steps)))
     types = bodies[1].output_types
     return builder.add(WHILE, (*consts, *carry), types, kwargs=kwargs, bodies=bodies, source=source)
-
-
-def active_carry(loop: While, body: Trace, active: Mask) -> Mask:
-    """Tell which carries are active in some step, given the active operands."""
-    consts, carry = loop.parts(active)
-    return carry_fixpoint(lambda mask: body_activity(body, (*consts, *mask)), carry)
-
-
-def expanded_carry(body: Trace, own: Mask, wanted: Mask, size: Dim) -> Trace:
-    """The batched body, every batched carry of which stays so."""
-    builder = TraceBuilder(body.name)
-    results = inline_into(builder, body, tuple(builder.input(type) for type in body.input_types))
-    return builder.build(
-        tuple(
-            expand(builder, value, size) if flag and not had else value
-            for value, had, flag in zip(results, own, wanted, strict=True)
-        )
-    )

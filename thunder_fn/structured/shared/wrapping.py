@@ -12,25 +12,25 @@ from thunder_fn.interpreters.simplify import dce_to
 from thunder_fn.interpreters.vmap import batch
 from thunder_fn.ir.check import check_operands, check_types
 from thunder_fn.ir.flow import Wiring, body_ports, wiring
-from thunder_fn.ir.rules import Mask
+from thunder_fn.ir.rules import LOWER, Mask
 from thunder_fn.ir.trace import Arg, Dim, Equation, Op, Source, Trace, TraceBuilder, Var
-from thunder_fn.structured.shared.bodies import without_inputs
+from thunder_fn.structured.shared.bodies import reduced
 
 
 def wrapped(
-    op: Op, kwargs: tuple[tuple[str, Arg], ...], body: Trace, source: Source | None = None
+    op: Op, kwargs: tuple[tuple[str, Arg], ...], *bodies: Trace, source: Source | None = None
 ) -> Trace:
-    """A trace of one equation: the op around a body."""
-    builder = TraceBuilder(op.name)
-    inputs = tuple(builder.input(type) for type in body.input_types)
+    """A trace of one equation: the op around bodies, the first of which computes its results."""
+    builder, first = TraceBuilder(op.name), bodies[0]
+    inputs = builder.take(first.input_types)
     return builder.build(
-        builder.add(op, inputs, body.output_types, kwargs=kwargs, bodies=(body,), source=source)
+        builder.add(op, inputs, first.output_types, kwargs=kwargs, bodies=bodies, source=source)
     )
 
 
 def wrapped_again(equation: Equation, body: Trace) -> Trace:
     """The equation's op and options around another body."""
-    return wrapped(equation.op, equation.kwargs, body, equation.source)
+    return wrapped(equation.op, equation.kwargs, body, source=equation.source)
 
 
 def wrapper_check_rule(equation: Equation) -> None:
@@ -50,20 +50,13 @@ def wrapper_batch_rule(
 def wrapper_dce_rule(equation: Equation, wanted: Mask) -> tuple[Equation, tuple[Var, ...]]:
     """Drop the outputs and operands that are not needed."""
     body, reads = dce_to(equation.body, wanted)
-    if all(wanted) and all(reads) and body is equation.body:
-        return equation, equation.operands
-    operands = tuple(var for var, read in zip(equation.operands, reads, strict=True) if read)
-    outputs = tuple(var for var, flag in zip(equation.outputs, wanted, strict=True) if flag)
-    bodies = (without_inputs(body, reads),)
-    return (
-        Equation(equation.op, operands, equation.kwargs, outputs, bodies, equation.source),
-        operands,
-    )
+    return reduced(equation, (body,), reads, wanted)
 
 
-def wrapper_lower_rule(equation: Equation) -> Trace:
-    """Return the body."""
-    return equation.body
+@LOWER.rule("call", "custom_jvp", "custom_vjp", "custom_vmap", "differentiated_as")
+def first_body_lower_rule(equation: Equation) -> Trace:
+    """Return the body that computes the results, the first."""
+    return equation.bodies[0]
 
 
 @wiring("checkpoint", "call", "custom_vmap")

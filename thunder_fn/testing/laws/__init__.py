@@ -36,7 +36,6 @@ from thunder_fn.testing.laws.interpreters import (
     INTERPRETERS,
     UNFOLDING,
     Interpreter,
-    forget,
     law_work_grows_with_distinct_code,
     laws_of,
 )
@@ -65,7 +64,6 @@ __all__ = [
     "Law",
     "LawBroken",
     "check_laws",
-    "forget",
     "law_work_grows_with_distinct_code",
     "laws_of",
 ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -29,10 +28,12 @@ from thunder_fn.interpreters.fold import fold_constants
 from thunder_fn.interpreters.noops import drop_noops
 from thunder_fn.interpreters.partial_eval import follows_from, partial_eval
 from thunder_fn.interpreters.rewriting.rewrite import represent
+from thunder_fn.interpreters.vmap import expand
 from thunder_fn.ir import ops
 from thunder_fn.ir.check import check
 from thunder_fn.ir.flow import WIRINGS, Flow, Port
 from thunder_fn.ir.fx import from_fx, to_fx
+from thunder_fn.ir.memos import clear_caches
 from thunder_fn.ir.rules import Split
 from thunder_fn.ir.trace import (
     Equation,
@@ -48,7 +49,6 @@ from thunder_fn.ir.trace import (
 from thunder_fn.ir.walking import inline_into
 from thunder_fn.structured.checkpoint import alone as checkpointed
 from thunder_fn.structured.roll import roll, unroll
-from thunder_fn.structured.shared.bodies import expand
 from thunder_fn.testing.drawn_programs import static_shape
 from thunder_fn.testing.laws.comparing import (
     Inputs,
@@ -168,7 +168,7 @@ def batch(trace: Trace, in_dims: InDims | None = None) -> Trace:
     dims = batchings(trace)[-1] if in_dims is None else in_dims
     new, out_dims = batching.vmap(trace, dims, SIZE, "different")
     builder = TraceBuilder(new.name)
-    results = inline_into(builder, new, tuple(builder.input(type) for type in new.input_types))
+    results = inline_into(builder, new, builder.take(new.input_types))
     wide = (
         expand(builder, atom, SIZE) if dim is None and isinstance(atom, Var) else atom
         for atom, dim in zip(results, out_dims, strict=True)
@@ -275,21 +275,6 @@ INTERPRETERS: dict[str, Interpreter] = {
 
 UNFOLDING = frozenset({"inline", "unfold", "recapture", "fx", "claims", "partial_eval"})
 """Interpreters that unfold composites, so that what they make grows with the unfolded program."""
-
-
-def forget() -> None:
-    """Empty every memo of the interpreters, of `derive` and of rewrites, so that the next call
-    works anew.
-    """
-    packages = tuple(
-        f"thunder_fn.{name}" for name in ("ir", "interpreters", "derive", "structured", "rewrites")
-    )
-    for name, module in list(sys.modules.items()):
-        if name.startswith(packages):
-            for value in vars(module).values():
-                clear = None if isinstance(value, type) else getattr(value, "cache_clear", None)
-                if callable(clear):
-                    clear()
 
 
 # ---- laws of every interpreter ----
@@ -470,7 +455,7 @@ def interpreter_is_pure(interpreter: Interpreter) -> Law:
         holds(
             torch.equal(generator, torch.get_rng_state()), "random numbers were drawn", trace=trace
         )
-        forget()
+        clear_caches(rules=False)
         anew = interpreter.run(trace)
         for a, b, c in zip(
             remembered, anew, interpreter.run(trace.renamed(trace.name)), strict=True

@@ -55,7 +55,7 @@ def scalarised(trace: Trace) -> Trace:
         trace
     ):  # also where the loss depends on nothing, and the call is dropped
         builder.require(inner.constraints)
-    inputs = tuple(builder.input(var.type) for var in trace.inputs)
+    inputs = builder.take(trace.input_types)
     op = ops.composite("Model")
     outputs = builder.add(op, inputs, trace.output_types, bodies=(trace,))
     total: Var | None = None

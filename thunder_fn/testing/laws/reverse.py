@@ -204,7 +204,7 @@ def law_unused_inputs_get_zeros(trace: Trace, inputs: Inputs) -> None:
     """Further inputs that nothing reads get gradients of zeros, and the others keep theirs."""
     extra = TensorType(torch.float64, (2,))
     builder = TraceBuilder(trace.name)
-    arguments = tuple(builder.input(type) for type in trace.input_types)
+    arguments = builder.take(trace.input_types)
     builder.input(extra)
     wider = builder.build(inline_into(builder, trace, arguments))
     cotangents, count = random_like(trace), len(trace.outputs)
@@ -224,7 +224,7 @@ def law_stop_gradient_stops(trace: Trace, inputs: Inputs) -> None:
     positions = [i for i, wanted in enumerate(wanted_inputs(trace)) if wanted]
     for stopped in positions:
         builder = TraceBuilder(trace.name)
-        arguments: list[Atom] = [builder.input(type) for type in trace.input_types]
+        arguments: list[Atom] = list(builder.take(trace.input_types))
         arguments[stopped] = emit(builder, aten.detach.default, arguments[stopped])
         new = builder.build(inline_into(builder, trace, tuple(arguments)))
         found = run(pull(new), (*inputs, *cotangents))[count:]

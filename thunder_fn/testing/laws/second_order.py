@@ -37,7 +37,7 @@ def directional(trace: Trace, wanted: tuple[bool, ...]) -> Trace:
     """
     gradient = reverse.grad_and_value(trace, wanted)
     builder = TraceBuilder("directional")
-    inputs = tuple(builder.input(var.type) for var in trace.inputs)
+    inputs = builder.take(trace.input_types)
     directions = tuple(builder.input(var.type) for var in chosen(trace.inputs, wanted))
     found = inline_into(builder, gradient, inputs)
     total: Var | None = None

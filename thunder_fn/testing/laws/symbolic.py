@@ -200,7 +200,7 @@ def _linearize(trace: Trace) -> Trace:
     outputs = tuple(place < count for place in range(len(pushed.outputs)))
     first, second = partial_eval(pushed, known, outputs)
     builder = TraceBuilder("linearized")
-    inputs = [builder.input(type) for type in pushed.input_types]
+    inputs = builder.take(pushed.input_types)
     results = inline_into(builder, first, inputs[: len(trace.inputs)])
     tangents = inline_into(builder, second, (*results[count:], *inputs[len(trace.inputs) :]))
     return builder.build((*results[:count], *tangents))

@@ -46,7 +46,7 @@ def unfolded(trace: Trace) -> Trace:
     Law: same values, bitwise, the same random numbers in the same order, and the same derivatives.
     """
     builder = TraceBuilder(trace.name)
-    inputs = tuple(builder.input(type) for type in trace.input_types)
+    inputs = builder.take(trace.input_types)
     return builder.build(_write_out(builder, trace, inputs, {}))
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from thunder_fn.testing.mutations.planting import Mutation
 
-LOOP, SCAN, SCAN_SPLIT = (
-    f"thunder_fn.structured.{name}" for name in ("shared.scan_parts", "scan", "scan_split")
-)
+SCAN, SCAN_SPLIT = "thunder_fn.structured.scan", "thunder_fn.structured.scan_split"
 WHILE, WHILE_SPLIT = "thunder_fn.structured.while_loop", "thunder_fn.structured.while_split"
 COND, COND_SPLIT = "thunder_fn.structured.cond", "thunder_fn.structured.cond_split"
 CUSTOM, CUSTOM_RULES = "thunder_fn.structured.custom_vjp", "thunder_fn.structured.custom_vjp_rules"
@@ -15,7 +13,7 @@ CONTROL = (
     # scan
     Mutation(
         "scan looks at one step to know which carries are active",
-        f"{LOOP}:active_carry",
+        "thunder_fn.structured.shared.fixpoint:active_carry",
         "return carry_fixpoint(",
         "return (lambda step, start: start)(",
         "vjp is autograd",
@@ -60,8 +58,8 @@ CONTROL = (
     Mutation(
         "the backward of scan runs forwards",
         f"{SCAN_SPLIT}:_backward",
-        "reverse=not loop.reverse",
-        "reverse=loop.reverse",
+        "not loop.reverse",
+        "loop.reverse",
         "vjp is autograd",
     ),
     Mutation(
@@ -110,7 +108,7 @@ CONTROL = (
     ),
     Mutation(
         "an example that is done goes on",
-        f"{WHILE}:_add_masked",
+        f"{WHILE}:_masked_bodies",
         "kept = [where(inner, mask, value, old) for",
         "kept = [value for",
         "vmap is a loop",
@@ -118,7 +116,7 @@ CONTROL = (
     ),
     Mutation(
         "a step runs on the carry of an example that is done",
-        f"{WHILE}:_add_masked",
+        f"{WHILE}:_masked_bodies",
         "used = [where(inner, mask, value, safe) for",
         "used = [value for",
         "vmap and vjp",

@@ -17,8 +17,8 @@ from unittest import mock
 
 from thunder_fn.errors import ThunderError
 from thunder_fn.ir.flow import Flow
+from thunder_fn.ir.memos import clear_caches
 from thunder_fn.ir.rules import Rules
-from thunder_fn.testing.laws import forget
 
 
 class OutdatedMutation(ThunderError):
@@ -62,8 +62,8 @@ def planted(mutation: Mutation) -> Generator[None]:
             stack.enter_context(mock.patch.object(holder, name, new))
         for table, keys in tables:
             stack.enter_context(mock.patch.dict(table, dict.fromkeys(keys, new)))
-        stack.callback(forget)
-        forget()
+        stack.callback(clear_caches)
+        clear_caches()
         yield
 
 

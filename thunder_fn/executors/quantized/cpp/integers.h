@@ -1,33 +1,30 @@
-"""The C++ of the executor codes: sums of products of integers, where the processor has instructions
-for these.
+// Sums of products of integers, where the processor has instructions
+// for these.
+//
+// A row of activations becomes integers of 22 or 30 bits, in steps of a power of two that its greatest
+// number chooses. Those become digits from -128 to 127, three for bf16 and four for float32. Sums of
+// products of digits and codes are exact within a stretch of columns that has one scale. Beside the
+// rounding of float32 all that is lost are places of activations below 2 ** -22, or 2 ** -30, of the
+// greatest. One instruction multiplies 64 pairs (AVX-512 VNNI), so three or four digits cost less than
+// the conversion of codes to floats.
+//
+// A codec says how its codes lie. `codes` are 64 numbers from 0 on, too great by OFFSET. PARTS times
+// as many columns lie in 64 bytes. A `stretch` of columns has the scales `steps`. `rests` holds what
+// is added to all codes of a group of columns.
+//
+// Rows with infinities or NaN are left to floats.
 
-A row of activations becomes integers of 22 or 30 bits, in steps of a power of two that its greatest
-number chooses. Those become digits from -128 to 127, three for bf16 and four for float32. Sums of
-products of digits and codes are exact within a stretch of columns that has one scale. Beside the
-rounding of float32 all that is lost are places of activations below 2 ** -22, or 2 ** -30, of the
-greatest. One instruction multiplies 64 pairs (AVX-512 VNNI), so three or four digits cost less than
-the conversion of codes to floats.
-
-A codec says how its codes lie. `codes` are 64 numbers from 0 on, too great by OFFSET. PARTS times
-as many columns lie in 64 bytes. A `stretch` of columns has the scales `steps`. `rests` holds what
-is added to all codes of a group of columns.
-
-Rows with infinities or NaN are left to floats.
-"""
-
-from __future__ import annotations
-
-SOURCE = """
 #if defined(INTEGERS)
-template <typename T> constexpr int PLACES = sizeof(T) + (sizeof(T) == 2);  // digits
-constexpr int WHOLE = 64 * Codec::PARTS;  // columns whose codes lie in 64 bytes
+template <typename T> constexpr int PLACES = sizeof(T) + (sizeof(T) == 2); // digits
+constexpr int WHOLE = 64 * Codec::PARTS;                                   // columns whose codes lie in 64 bytes
 
-template <int P> struct Integers {  // rows of activations in P digits; those of four rows in 64 columns lie together
+template <int P> struct Integers { // rows of activations in P digits; those of four rows in 64 columns lie together
     int64_t count, width, stretches, groups;
     Scratch<int8_t> digits;
-    Scratch<int32_t> starts;  // what the sums of a stretch of columns begin with, as codes are stored too great by OFFSET
-    std::vector<float> units, sums;  // the step of each row, and the sum of each group of its columns in these
-    std::vector<int32_t> owners;  // the groups of the quarters of a stretch
+    Scratch<int32_t>
+        starts; // what the sums of a stretch of columns begin with, as codes are stored too great by OFFSET
+    std::vector<float> units, sums; // the step of each row, and the sum of each group of its columns in these
+    std::vector<int32_t> owners;    // the groups of the quarters of a stretch
     Integers(const Codec& codec, int64_t rows)
         : count(rows), width((codec.columns + WHOLE - 1) / WHOLE * WHOLE),
           stretches((width + codec.stretch() - 1) / codec.stretch()), groups(codec.columns / codec.group_size()),
@@ -43,7 +40,7 @@ template <int P> struct Integers {  // rows of activations in P digits; those of
     int32_t* starts_at(int64_t n, int64_t s) const { return starts.at + (s * count + n) * P * 16; }
 };
 
-static inline int64_t digit_place(int64_t column) {  // as a codec arranges codes that it takes apart
+static inline int64_t digit_place(int64_t column) { // as a codec arranges codes that it takes apart
     return Codec::PARTS == 1 ? column : column / 128 * 128 + column / 16 % 2 * 64 + column % 128 / 32 * 16;
 }
 
@@ -92,7 +89,7 @@ template <int P> static bool integers_of(const Codec& codec, const float* x, int
 // N rows of activations from the n-th on, and D rows of codes at once: their sums stay in registers.
 template <int P, int N, int D, typename T>
 static void exact(const Codec& codec, const Integers<P>& x, int64_t n, const T* bias, T* y, int64_t from, int64_t to) {
-    float rests[N][BAND];  // of bands that are not full too
+    float rests[N][BAND]; // of bands that are not full too
     for (int i = 0; i < N; ++i) codec.rests(from, to, x.sums.data() + (n + i) * x.groups, rests[i]);
     const int64_t stretch = codec.stretch(), apart = x.together(n) * P * 64;
     for (int64_t row = from; row < to; row += D) {
@@ -107,18 +104,18 @@ static void exact(const Codec& codec, const Integers<P>& x, int64_t n, const T* 
         for (int64_t s = 0; s < x.stretches; ++s) {
             __m512i sums[N * P][D];
             const int32_t* starts = x.starts_at(n, s);
-            _Pragma("GCC unroll 16") for (int k = 0; k < N * P; ++k)
-                _Pragma("GCC unroll 4") for (int r = 0; r < D; ++r) sums[k][r] = _mm512_load_si512(starts + 16 * k);
+            _Pragma("GCC unroll 16") for (int k = 0; k < N * P; ++k) _Pragma("GCC unroll 4") for (int r = 0; r < D; ++r)
+                sums[k][r] = _mm512_load_si512(starts + 16 * k);
             const int8_t* digits = x.digits_at(n, s * stretch);
             const auto multiplied = [&](uint64_t column, int64_t left) {
                 _Pragma("GCC unroll 2") for (int part = 0; part < Codec::PARTS; ++part, digits += apart) {
                     __m512i own[D];
-                    _Pragma("GCC unroll 4") for (int r = 0; r < D; ++r)
-                        own[r] = codec.codes(codes[r] + column / Codec::PARTS, left, part);
+                    _Pragma("GCC unroll 4") for (int r = 0; r < D; ++r) own[r] =
+                        codec.codes(codes[r] + column / Codec::PARTS, left, part);
                     _Pragma("GCC unroll 16") for (int k = 0; k < N * P; ++k) {
                         const __m512i digit = _mm512_load_si512(digits + 64 * k);
-                        _Pragma("GCC unroll 4") for (int r = 0; r < D; ++r)
-                            sums[k][r] = _mm512_dpbusd_epi32(sums[k][r], own[r], digit);
+                        _Pragma("GCC unroll 4") for (int r = 0; r < D; ++r) sums[k][r] =
+                            _mm512_dpbusd_epi32(sums[k][r], own[r], digit);
                     }
                 }
             };
@@ -128,35 +125,34 @@ static void exact(const Codec& codec, const Integers<P>& x, int64_t n, const T* 
             if (column < end) multiplied(column, end - column);
             Floats steps[D];
             codec.template steps<D>(rows, x.owners.data() + 4 * s, steps);
-            _Pragma("GCC unroll 4") for (int i = 0; i < N; ++i)
-                _Pragma("GCC unroll 4") for (int r = 0; r < D; ++r) {
-                    Floats sum = _mm512_cvtepi32_ps(sums[i * P + P - 1][r]);
-                    _Pragma("GCC unroll 4") for (int k = i * P + P - 2; k >= i * P; --k)
-                        sum = plus_product(sum, all(256.0f), _mm512_cvtepi32_ps(sums[k][r]));
-                    results[i * D + r] = plus_product(sum, steps[r], results[i * D + r]);
-                }
+            _Pragma("GCC unroll 4") for (int i = 0; i < N; ++i) _Pragma("GCC unroll 4") for (int r = 0; r < D; ++r) {
+                Floats sum = _mm512_cvtepi32_ps(sums[i * P + P - 1][r]);
+                _Pragma("GCC unroll 4") for (int k = i * P + P - 2; k >= i * P; --k) sum =
+                    plus_product(sum, all(256.0f), _mm512_cvtepi32_ps(sums[k][r]));
+                results[i * D + r] = plus_product(sum, steps[r], results[i * D + r]);
+            }
         }
         float found[N * D];
         for (int i = 0; i < N * D; i += 4) four_sums(results + i, found + i);
         for (int i = 0; i < N; ++i)
             for (int64_t r = 0; r < std::min<int64_t>(D, to - row); ++r)
-                set(y[(n + i) * codec.rows + row + r],
-                    (found[i * D + r] + rests[i][row + r - from]) * x.units[n + i] + (bias ? number(bias[row + r]) : 0.0f));
+                set(y[(n + i) * codec.rows + row + r], (found[i * D + r] + rests[i][row + r - from]) * x.units[n + i] +
+                                                           (bias ? number(bias[row + r]) : 0.0f));
     }
 }
 
 template <typename T>
 static bool multiply_integers(const Codec& codec, const T* x, const T* bias, T* y, int64_t count, int64_t threads) {
     constexpr int P = PLACES<T>;
-    if (codec.columns > 1 << 16) return false;  // sums of more products may be beyond 2 ** 31
-    if (count > (P == 3 && codec.stretch() > 128 ? 32 : 8)) return false;  // products of floats are faster
+    if (codec.columns > 1 << 16) return false;                            // sums of more products may be beyond 2 ** 31
+    if (count > (P == 3 && codec.stretch() > 128 ? 32 : 8)) return false; // products of floats are faster
     Integers<P> seen(codec, count);
     const Scratch<float> row(codec.columns);
     for (int64_t n = 0; n < count; ++n) {
         arranged(x + n * codec.columns, codec.columns, row.at);
         if (!integers_of(codec, row.at, n, seen)) return false;
     }
-    #pragma omp parallel for num_threads(threads) if (threads > 1 && codec.rows * codec.columns >= 1 << 16)
+#pragma omp parallel for num_threads(threads) if (threads > 1 && codec.rows * codec.columns >= 1 << 16)
     for (int64_t from = 0; from < codec.rows; from += BAND) {
         const int64_t to = std::min<int64_t>(codec.rows, from + BAND);
         int64_t n = 0;
@@ -167,4 +163,3 @@ static bool multiply_integers(const Codec& codec, const T* x, const T* bias, T* 
     return true;
 }
 #endif
-"""

@@ -1,11 +1,8 @@
-"""The C++ of the executor codes: sixteen floats, sixteen codes, and bf16 numbers; by AVX-512, or
-by loops for any processor.
-"""
+// Sixteen floats, sixteen codes, and bf16 numbers; by AVX-512, or by loops for any processor.
 
-from __future__ import annotations
-
-FRONT = r"""
-struct BFloat16 { uint16_t bits; };
+struct BFloat16 {
+    uint16_t bits;
+};
 static inline float number(float x) { return x; }
 static inline float number(BFloat16 x) {
     const uint32_t bits = uint32_t(x.bits) << 16;
@@ -35,12 +32,13 @@ static inline Floats plus(Floats a, Floats b) { return _mm512_add_ps(a, b); }
 static inline Floats plus_product(Floats a, Floats b, Floats sum) { return _mm512_fmadd_ps(a, b, sum); }
 static inline float sum_of(Floats x) { return _mm512_reduce_add_ps(x); }
 #if defined(__AVX512BF16__)
-static inline __m512i rounded(Floats x) {  // to bf16, in the lower halves
+static inline __m512i rounded(Floats x) { // to bf16, in the lower halves
     return _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(x));
 }
 #else
 static inline __m512i rounded(Floats x) {
-    const __m512i bits = _mm512_castps_si512(x), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i bits = _mm512_castps_si512(x),
+                  odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     const __m512i up = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd), 16);
     return _mm512_mask_mov_epi32(up, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), _mm512_set1_epi32(0x7fc0));
 }
@@ -68,28 +66,40 @@ static inline Floats lower_halves(Codes x) {
     return _mm512_cvtepi32_ps(_mm512_and_si512(_mm512_cvtepu8_epi32(x), _mm512_set1_epi32(15)));
 }
 static inline Floats upper_halves(Codes x) { return _mm512_cvtepi32_ps(_mm512_srli_epi32(_mm512_cvtepu8_epi32(x), 4)); }
-static inline Floats lower_found(Codes x, const float* table) {  // the lowest four bits count
+static inline Floats lower_found(Codes x, const float* table) { // the lowest four bits count
     return _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(x), load(table));
 }
 static inline Floats upper_found(Codes x, const float* table) {
     return _mm512_permutexvar_ps(_mm512_srli_epi32(_mm512_cvtepu8_epi32(x), 4), load(table));
 }
-static inline Floats small_floats(Codes x) {  // e4m3 / 256: the bits of a half whose exponent is 8 less
+static inline Floats small_floats(Codes x) { // e4m3 / 256: the bits of a half whose exponent is 8 less
     const __m256i wide = _mm256_slli_epi16(_mm256_cvtepi8_epi16(x), 7);
     return _mm512_cvtph_ps(_mm256_andnot_si256(_mm256_set1_epi16(1 << 14), wide));
 }
 #else
-struct Floats { float each[16]; };
-struct Codes { uint8_t each[16]; };
+struct Floats {
+    float each[16];
+};
+struct Codes {
+    uint8_t each[16];
+};
 template <typename F> static inline Floats made(F f) {
     Floats y;
     for (int i = 0; i < 16; ++i) y.each[i] = f(i);
     return y;
 }
-static inline Floats all(float x) { return made([&](int) { return x; }); }
-template <typename T> static inline Floats load(const T* x) { return made([&](int i) { return number(x[i]); }); }
-static inline Floats times(Floats a, Floats b) { return made([&](int i) { return a.each[i] * b.each[i]; }); }
-static inline Floats plus(Floats a, Floats b) { return made([&](int i) { return a.each[i] + b.each[i]; }); }
+static inline Floats all(float x) {
+    return made([&](int) { return x; });
+}
+template <typename T> static inline Floats load(const T* x) {
+    return made([&](int i) { return number(x[i]); });
+}
+static inline Floats times(Floats a, Floats b) {
+    return made([&](int i) { return a.each[i] * b.each[i]; });
+}
+static inline Floats plus(Floats a, Floats b) {
+    return made([&](int i) { return a.each[i] + b.each[i]; });
+}
 static inline Floats plus_product(Floats a, Floats b, Floats sum) {
 #if defined(__FMA__) || defined(__aarch64__)
     return made([&](int i) { return __builtin_fmaf(a.each[i], b.each[i], sum.each[i]); });
@@ -102,8 +112,12 @@ static inline float sum_of(Floats x) {
         for (int i = 0; i < width; ++i) x.each[i] += x.each[i + width];
     return x.each[0];
 }
-static inline void four_sums(const Floats* x, float* y) { for (int i = 0; i < 4; ++i) y[i] = sum_of(x[i]); }
-template <typename T> static inline void store(T* y, Floats x) { for (int i = 0; i < 16; ++i) set(y[i], x.each[i]); }
+static inline void four_sums(const Floats* x, float* y) {
+    for (int i = 0; i < 4; ++i) y[i] = sum_of(x[i]);
+}
+template <typename T> static inline void store(T* y, Floats x) {
+    for (int i = 0; i < 16; ++i) set(y[i], x.each[i]);
+}
 template <typename T> static inline void store_pairs(T* y, Floats even, Floats odd) {
     for (int i = 0; i < 16; ++i) set(y[2 * i], even.each[i]), set(y[2 * i + 1], odd.each[i]);
 }
@@ -112,12 +126,22 @@ static inline Codes codes_at(const void* x) {
     std::memcpy(&y, x, 16);
     return y;
 }
-static inline Floats signed_numbers(Codes x) { return made([&](int i) { return float(int8_t(x.each[i])); }); }
-static inline Floats lower_halves(Codes x) { return made([&](int i) { return float(x.each[i] & 15); }); }
-static inline Floats upper_halves(Codes x) { return made([&](int i) { return float(x.each[i] >> 4); }); }
-static inline Floats lower_found(Codes x, const float* table) { return made([&](int i) { return table[x.each[i] & 15]; }); }
-static inline Floats upper_found(Codes x, const float* table) { return made([&](int i) { return table[x.each[i] >> 4]; }); }
-static inline Floats small_floats(Codes x) {  // e4m3 / 256: the bits of a float whose exponent is 120 less
+static inline Floats signed_numbers(Codes x) {
+    return made([&](int i) { return float(int8_t(x.each[i])); });
+}
+static inline Floats lower_halves(Codes x) {
+    return made([&](int i) { return float(x.each[i] & 15); });
+}
+static inline Floats upper_halves(Codes x) {
+    return made([&](int i) { return float(x.each[i] >> 4); });
+}
+static inline Floats lower_found(Codes x, const float* table) {
+    return made([&](int i) { return table[x.each[i] & 15]; });
+}
+static inline Floats upper_found(Codes x, const float* table) {
+    return made([&](int i) { return table[x.each[i] >> 4]; });
+}
+static inline Floats small_floats(Codes x) { // e4m3 / 256: the bits of a float whose exponent is 120 less
     Floats y;
     for (int i = 0; i < 16; ++i) {
         const uint32_t bits = (uint32_t(int32_t(int8_t(x.each[i]))) << 20) & 0x87ffffffu;
@@ -126,4 +150,5 @@ static inline Floats small_floats(Codes x) {  // e4m3 / 256: the bits of a float
     return times(y, all(0x1p112f));
 }
 #endif
-"""
+
+constexpr int BAND = 32; // rows of weights that a thread takes at once

@@ -1,0 +1,113 @@
+"""Memos: what pure functions of traces returned.
+
+A memo keeps the traces that it was asked about. `clear_caches` lets go of all of them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from typing import Any, ParamSpec, TypeVar
+
+from thunder_fn.ir.trace import Trace
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_of_traces: weakref.WeakSet[Any] = weakref.WeakSet()
+"""The memos of functions of whole programs."""
+_of_ops: weakref.WeakSet[Any] = weakref.WeakSet()
+"""The memos of facts about ops, and of derived rules: functions of a single equation."""
+
+
+def clear_caches(*, rules: bool = True) -> None:
+    """Forget what transforms remember of traces, as `jax.clear_caches` does.
+
+    Law: results stay what they were; the next transform of a trace works anew. Programs that
+    jitted functions have made stay with these functions.
+
+    Args:
+        rules: also forget the rules that were derived for ops.
+    """
+    for memos in (_of_traces, _of_ops) if rules else (_of_traces,):
+        for remembered in tuple(memos):
+            remembered.cache_clear()
+
+
+def kept(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Remember what a function returns for arguments that are equal, as `functools.lru_cache`
+    does, until `clear_caches`.
+    """
+
+    def decorate(f: Callable[P, R]) -> Callable[P, R]:
+        remembered = lru_cache(maxsize)(f)
+        _of_traces.add(remembered)
+        return remembered  # type: ignore[return-value]
+
+    return decorate
+
+
+def kept_of_ops(maxsize: int | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Remember facts about ops and the rules derived for single equations: `kept`, apart."""
+
+    def decorate(f: Callable[P, R]) -> Callable[P, R]:
+        remembered = lru_cache(maxsize)(f)
+        _of_ops.add(remembered)
+        return remembered  # type: ignore[return-value]
+
+    return decorate
+
+
+def is_closed(trace: Trace) -> bool:
+    """Test whether a trace closes over no tensor of the user, which a memo would keep alive."""
+    return all(constant.owned for constant in trace.constants)
+
+
+def memo(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Remember what a pure function of traces returns.
+
+    Two traces that are equal but for names and sources have answers of their own. Names in print
+    and lines in errors are those of the trace that was asked about. A trace that closes over
+    tensors of the user is not remembered, since that would keep them alive. Its bodies, where the
+    work is, are closed.
+    """
+
+    def decorate(f: Callable[P, R]) -> Callable[P, R]:
+        @kept(maxsize)
+        def remembered(origins: tuple[int, ...], *args: P.args, **kwargs: P.kwargs) -> R:
+            return f(*args, **kwargs)
+
+        @wraps(f)
+        def asked(*args: P.args, **kwargs: P.kwargs) -> R:
+            traces = [arg for arg in args if isinstance(arg, Trace)]
+            if not all(map(is_closed, traces)):
+                return f(*args, **kwargs)
+            return remembered(tuple(trace.origin for trace in traces), *args, **kwargs)
+
+        return with_cache_of(remembered, asked)
+
+    return decorate
+
+
+def fact(f: Callable[P, R]) -> Callable[P, R]:
+    """Remember a fact about a trace that its names and sources have no part in.
+
+    The trace is the first argument. One that closes over tensors of the user is not remembered.
+    """
+    remembered = kept(16384)(f)
+
+    @wraps(f)
+    def asked(*args: P.args, **kwargs: P.kwargs) -> R:
+        trace, *_ = args
+        assert isinstance(trace, Trace), "the first argument is a trace"
+        return remembered(*args, **kwargs) if is_closed(trace) else f(*args, **kwargs)
+
+    return with_cache_of(remembered, asked)
+
+
+def with_cache_of(remembered: Any, asked: Callable[P, R]) -> Callable[P, R]:
+    """A function that shows the memo inside of it as `functools.lru_cache` shows its own."""
+    asked.cache_clear = remembered.cache_clear  # type: ignore[attr-defined]
+    asked.cache_info = remembered.cache_info  # type: ignore[attr-defined]
+    return asked
