@@ -17,6 +17,7 @@ import torch
 from thunder_fn.ir import ops
 from thunder_fn.ir.trace import TensorType, Var
 from thunder_fn.testing.drawn_programs import (
+    RULES_OF_OVERLOADS,
     Draft,
     Program,
     Rule,
@@ -90,6 +91,9 @@ def rule_of_overload(name: str) -> Rule:
             raise Skip
 
     return rule
+
+
+RULES_OF_OVERLOADS.append(rule_of_overload)
 
 
 def num_picks(name: str) -> int:

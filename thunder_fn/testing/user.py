@@ -93,8 +93,8 @@ def check_transform(
             "aten.sub.Tensor", or overloads. Those that the transform's code names are drawn anyway.
 
     Returns:
-        What was tried: ops, arguments, nestings; which lines of the transform never ran, and which
-        laws no trace could break. Print it.
+        The record of the search: ops, arguments, nestings. It has the lines of the transform that
+        never ran, and the laws that no trace could break. Print it.
 
     Raises:
         LawBroken: a law does not hold; names it and prints the smallest trace found.

@@ -1,4 +1,4 @@
-"""What a search has seen: ops and arguments of traces, and lines of the transform's own code."""
+"""The record of a search: ops and arguments of traces, and lines of the transform's own code."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Watch:
 
 @dataclass
 class Coverage:
-    """The report of `check_transform`: what was tried, and what was not. `print` it."""
+    """The report of `check_transform`: the ops and arguments that were tried. `print` it."""
 
     traces: int = 0
     ops: Counter[str] = field(default_factory=Counter[str])

@@ -33,7 +33,7 @@ MOST_DRAWS = 64
 
 
 def merges_no_draws(transform: Transform) -> Law:
-    """Two outputs that were drawn apart are not one draw."""
+    """Keep two outputs that were drawn apart from being one draw."""
 
     def law(trace: Trace, inputs: Inputs) -> bool:
         if not draws(trace):
@@ -62,7 +62,7 @@ def _are_alike(values: Values, i: int, j: int) -> bool:
 
 
 def keeps_number_of_draws(transform: Transform) -> Law:
-    """As many random numbers are drawn: none is dropped, merged with another, or drawn twice."""
+    """Draw as many random numbers: drop none, merge none with another, draw none twice."""
 
     def law(trace: Trace, inputs: Inputs) -> bool:
         if not draws(trace):
@@ -93,7 +93,7 @@ def _is_behind(new: Trace, trace: Trace, inputs: Inputs, want: torch.Tensor) -> 
 
 
 def keeps_order_of_draws(transform: Transform) -> Law:
-    """Under one seed the values are the same: each draw gets the numbers that it got before."""
+    """Keep the values under one seed: each draw gets the numbers that it got before."""
 
     def law(trace: Trace, inputs: Inputs) -> bool:
         if not draws(trace):
