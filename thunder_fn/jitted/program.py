@@ -463,8 +463,11 @@ class _Execution:
                 lines.append(
                     f"    {self.names.bind(restride, 'restride')}({target}, {one.strides})"
                 )
-        for value, target in zip(values[self.captured.num_results :], self.targets, strict=True):
-            lines.append(f"    if {value} is not {target}: write({target}, {value})")
+        written = values[self.captured.num_results :]
+        for value, target, place in zip(written, self.targets, self.writes, strict=True):
+            kept = self.bridge is not None and place in self.bridge.changed - self.bridge.moved
+            put = self.names.bind(torch.no_grad()(write), "write_values") if kept else "write"
+            lines.append(f"    if {value} is not {target}: {put}({target}, {value})")
         result = self.result(values)
         if self.donated:
             lines += [
