@@ -99,6 +99,7 @@ from thunder_fn.torch_internals.modes import (
     release_guards,
     save_as_it_is,
     symbolic_dispatch,
+    torch_func_level,
     without_autocast,
     without_function_modes,
 )
@@ -194,6 +195,7 @@ from thunder_fn.torch_internals.tracers import (
 )
 
 __all__ = [
+    "torch_func_level",
     "unpatched",
     "patched_places",
     "CUSTOM_OPS",
