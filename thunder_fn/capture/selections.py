@@ -15,6 +15,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
+from thunder_fn.errors import AliasedMutation, located
 from thunder_fn.ir.trace import Var
 
 if TYPE_CHECKING:
@@ -107,12 +108,17 @@ class Selections:
         self._all = [one for one in living if one.level <= level]
         self._look()
         if level:  # it may end without a further function
-            self._all_up_to_date()
+            self._write_back()
 
     def settle(self) -> None:
         """Bring everything up to date, before others than torch functions read it."""
         if self._pending:
-            self._all_up_to_date()
+            self._write_back()
+            for one in self._all:
+                copy = one.copy()
+                if one.is_stale and copy is not None and not one.level:
+                    self._gather(one, copy)
+            self._pending = False
 
     def forget(self) -> None:
         """Forget everything at the end of the capture."""
@@ -121,14 +127,6 @@ class Selections:
 
     def _var_of(self, tensor: Tensor) -> Var | None:
         return self._recorder.var_of(internals.innermost(tensor))
-
-    def _all_up_to_date(self) -> None:
-        self._write_back()
-        for one in self._all:
-            copy = one.copy()
-            if one.is_stale and copy is not None:
-                self._gather(one, copy)
-        self._pending = False
 
     def _look(self) -> None:
         var_of = self._var_of
@@ -162,6 +160,10 @@ class Selections:
             one.kept = None
 
     def _gather(self, one: _Selection, copy: Tensor) -> None:
+        if one.level:
+            what = "`x[i]` with a tensor i is read after x was written to, inside torch.func"
+            fix = "Read `x[i]` again after the write, or clone it before."
+            raise AliasedMutation(located(what, source=self._recorder.source, fix=fix))
         copy.copy_(one.take())
         one.is_stale = False
         one.of_view = None

@@ -122,6 +122,7 @@ from thunder_fn.torch_internals.patches import (
     calls_patch,
     compiling,
     constant_of_dynamo,
+    eager_branches,
     in_dynamo,
     is_dynamo_compiling,
     is_op,
@@ -143,6 +144,7 @@ from thunder_fn.torch_internals.tensors import (
     bits_between,
     bits_in_memory,
     bits_of,
+    has_hooks,
     has_type,
     innermost,
     is_batched,
@@ -195,7 +197,6 @@ from thunder_fn.torch_internals.tracers import (
 )
 
 __all__ = [
-    "torch_func_level",
     "unpatched",
     "patched_places",
     "CUSTOM_OPS",
@@ -252,6 +253,7 @@ __all__ = [
     "bits_of",
     "become",
     "become_results",
+    "has_hooks",
     "leaf_of",
     "node_of",
     "nodes_behind",
@@ -261,6 +263,7 @@ __all__ = [
     "class_of",
     "calls_patch",
     "compiling",
+    "eager_branches",
     "constant_of_dynamo",
     "count_function_modes",
     "without_function_modes",
@@ -356,6 +359,7 @@ __all__ = [
     "symbolic_like",
     "tensor_guard",
     "to_float",
+    "torch_func_level",
     "version_probe",
     "vmap_info",
     "is_write_to_leaf",
