@@ -276,6 +276,8 @@ class ScopeMode(TorchFunctionMode):
             )
         if func in MEMORY:
             raise memory_error(func, recorder.source)
+        if recorder.kept is not None and recorder.kept.is_stepping:
+            kwargs = _with_numbers(kwargs)
         instead = INSTEAD.get(func) or with_tensor_scalars(func, kwargs)
         if instead is not None:
             return instead(*args, **kwargs)
@@ -303,6 +305,16 @@ class ScopeMode(TorchFunctionMode):
                 return internals.without_torch_function_checks(original_of(func))(*args, **kwargs)
         finally:
             self._running.pop()
+
+
+def _with_numbers(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments with numbers for tensors where eager mode reads these, as a tensor `lr`."""
+    return {
+        key: as_python(value.item())
+        if key in ("alpha", "value") and isinstance(value, Tensor)
+        else value
+        for key, value in kwargs.items()
+    }
 
 
 def _check_out(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> None:

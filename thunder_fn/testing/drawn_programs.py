@@ -90,7 +90,8 @@ def _step_source(step: Step) -> str:
         "picks": str(step.picks),
         "bodies": bodies if any(map(Program().__ne__, step.bodies)) else "()",
     }
-    return f"Step({', '.join([repr(step.op), *(f'{key}={text}' for key, text in parts.items() if text != '()')])})"  # noqa: E501
+    given = (f"{key}={text}" for key, text in parts.items() if text != "()")
+    return f"Step({', '.join([repr(step.op), *given])})"
 
 
 def _tuple_source(parts: Iterable[str]) -> str:

@@ -196,10 +196,10 @@ def _scheduler() -> Any:
             y = x * (e * e).sum(1, keepdim=True)
             return y + z.index_add(0, i, s), y
 
-        args = (torch.randn(4, 1, 8), torch.randn(4, 3, 8), torch.zeros(4, 1, 8), torch.tensor([0, 1, 2, 3, 0, 2]),
-                torch.randn(6, 1, 8))
+        args = (torch.randn(4, 1, 8), torch.randn(4, 3, 8), torch.zeros(4, 1, 8),
+                torch.tensor([0, 1, 2, 3, 0, 2]), torch.randn(6, 1, 8))
         torch.testing.assert_close(torch.compile(f)(*args), f(*args))  # fails on the CPU
-    """  # noqa: E501
+    """
     from torch._inductor.scheduler import Scheduler, SchedulerNode
 
     class Node(SchedulerNode):

@@ -316,6 +316,16 @@ _dynamo: list[Patch] = []
 
 
 @contextlib.contextmanager
+def eager_branches() -> Generator[None]:
+    """`torch.compiler.is_compiling()` is false in this thread, as where nothing is captured."""
+    before, _capturing.value = _capturing.value, 0
+    try:
+        yield
+    finally:
+        _capturing.value = before
+
+
+@contextlib.contextmanager
 def compiling() -> Generator[None]:
     """`torch.compiler.is_compiling()` is true in this thread, and `torch.compile`d functions run as
     they are.

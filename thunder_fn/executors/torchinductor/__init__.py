@@ -1,8 +1,8 @@
 """The inductor executor: regions of a trace become C++ or, on CUDA, Triton through Inductor,
 without Dynamo and AOTAutograd.
 
-    jit(f, executors=[inductor()])                  compiled before the first call is answered
-    jit(f, executors=[inductor(tiered=True)])       runs at once on the torch executor, and compiled when that is ready
+    jit(f, executors=[inductor()])               compiled before the first call is answered
+    jit(f, executors=[inductor(tiered=True)])    on the torch executor until that is compiled
 
 Compilation is fast. Equal regions are compiled once, however often the program calls them. All
 kernels of a program are compiled by one or two runs of the C++ compiler. Compiled code is on disk
@@ -14,7 +14,7 @@ Random numbers stay with the torch executor, which draws those that eager would.
 A job (`codegen.Job`) is a region with the strides of its inputs. `codegen.py` turns it into text
 and `native.py` into modules. `store.py` keeps these on disk, under a digest that covers the files
 here. Each step is a function of the one before.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 

@@ -146,9 +146,10 @@ def bisect(check: Callable[[Any], bool], make: Callable[..., FusionExecutor]) ->
         >>> from thunder_fn.executors import bisect, inductor
         >>> x = torch.ones(3)
         >>> def check(executor):
-        ...     return torch.allclose(jit(lambda x: x.sin() + 1, executors=[executor])(x), x.sin() + 1)
+        ...     compiled = jit(lambda x: x.sin() + 1, executors=[executor])
+        ...     return torch.allclose(compiled(x), x.sin() + 1)
         >>> bisect(check, inductor)
-    """  # noqa: E501
+    """
     full = make()
     if check(full):
         return None
