@@ -546,7 +546,8 @@ class _Execution:
                 )
         first = self.captured.num_results + len(self.targets)
         written = values[self.captured.num_results : first]
-        for value, target, place in zip(written, self.targets, self.writes, strict=True):
+        places = self.writes[: len(self.targets)]  # effects come after them
+        for value, target, place in zip(written, self.targets, places, strict=True):
             kept = self.bridge is not None and place in self.bridge.changed - self.bridge.moved
             put = self.names.bind(torch.no_grad()(write), "write_values") if kept else "write"
             lines.append(f"    if {value} is not {target}: {put}({target}, {value})")
