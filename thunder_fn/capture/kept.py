@@ -87,7 +87,7 @@ class Feed:
 
     def read(self, tensors: Sequence[torch.Tensor] = ()) -> Any:
         """The value now, for a call with these tensors."""
-        if self.symbol is not None:
+        if not isinstance(self.holder, (int, torch.Tensor)):
             value = self.holder[self.key]
             return value if self.index is None else value[self.index]
         return (tensors[self.holder] if isinstance(self.holder, int) else self.holder).grad
@@ -170,6 +170,7 @@ class Kept:
     given: dict[Place, Any] = field(default_factory=dict)
     met: dict[int, tuple[Any, str]] = field(default_factory=dict)
     lists: dict[Place, Any] = field(default_factory=dict)
+    tensors: list[tuple[Feed, torch.Tensor]] = field(default_factory=list)
 
     @property
     def is_stepping(self) -> bool:
@@ -240,6 +241,9 @@ class Kept:
     def _feed(self, container: Any, key: Any, value: Any) -> None:
         """Make a number, or the numbers of a tuple, inputs of the trace."""
         place = id(container), key
+        if isinstance(value, torch.Tensor) and not self.feeds_tensor(value):
+            self.tensors.append((Feed(container, key), value))
+            self.given[place] = value
         if type(value) in (tuple, list) and all(map(is_number, value)):
             parts = enumerate(value)
             kind: Any = type(value)
@@ -249,6 +253,10 @@ class Kept:
         if is_number(value):
             container[key] = self._symbol(container, key, None, value)
             self.given[place] = container[key]
+
+    def feeds_tensor(self, value: Any) -> bool:
+        """Test whether some entry is an input that has this tensor."""
+        return any(tensor is value for _, tensor in self.tensors)
 
     def _symbol(self, container: Any, key: Any, index: int | None, value: Any) -> Any:
         symbol = number_symbol(_FIRST + len(self.feeds), value)
@@ -296,8 +304,13 @@ class Kept:
 
     def _is_moving(self, holder: Any, key: Any, now: Any) -> bool:
         before = self.contents[id(holder)][1]
-        if (id(holder), key) in self.given or (isinstance(holder, dict) and key not in before):
+        place = id(holder), key
+        if place in self.given or place in self.wanted:
             return False
+        if isinstance(holder, dict) and key not in before:
+            return False
+        if isinstance(now, torch.Tensor):
+            return isinstance(before[key], torch.Tensor)
         return _is_numeric(before[key]) and _is_numeric(now)
 
     def _effect(
@@ -340,7 +353,9 @@ class Kept:
             return ()
         name = ", ".join(path for _, path in self.objects.values())
         contents, fed = tuple(self.contents.values()), frozenset(self.given)
-        return (KeptState(name, contents, fed, tuple(self.feeds), wanted=self.wanted),)
+        tensors = tuple((feed.holder, feed.key) for feed, _ in self.tensors)
+        numbers = tuple(self.feeds)
+        return (KeptState(name, contents, fed, numbers, wanted=self.wanted, tensors=tensors),)
 
     def restore(self) -> None:
         """Give the objects back what they held before."""
@@ -363,6 +378,13 @@ class Kept:
 
 def _entries(container: Any) -> Iterator[tuple[Any, Any]]:
     return iter(container.items() if isinstance(container, dict) else enumerate(container))
+
+
+def _type_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """The properties of a tensor that a trace depends on."""
+    is_plain = not tensor.is_conj() and not tensor.is_neg()
+    place = tensor.dtype, tensor.shape, tensor.stride(), tensor.device
+    return *place, tensor.requires_grad, type(tensor), is_plain
 
 
 def _is_numeric(value: Any) -> bool:
@@ -405,6 +427,7 @@ class KeptState:
     decide: Callable[..., bool] | None = None
     wanted: frozenset[Place] = frozenset()
     refused: frozenset[Place] = frozenset()
+    tensors: tuple[tuple[Any, Any], ...] = ()
     quick: Callable[[], bool] | None = None
     slow: tuple[tuple[Any, Any], ...] = ()
 
@@ -426,6 +449,9 @@ class KeptState:
             return False
         if not quick:
             self.prepare()
+        fed = [id(holder[key]) for holder, key in self.tensors]
+        if len(set(fed)) < len(fed):
+            return False
         return self.decide is None or self.decide(*(feed.read() for feed in self.feeds))
 
     def _matches(self, pair: tuple[Any, Any]) -> bool:
@@ -446,6 +472,8 @@ class KeptState:
     def _is_fed(self, container: Any, key: Any, before: Any, now: Any) -> bool:
         if (id(container), key) not in self.fed or type(now) is not type(before):
             return False
+        if isinstance(now, torch.Tensor):
+            return _type_of(now) == _type_of(before)
         if type(now) not in (tuple, list):
             return is_number(now)
         pairs = zip(now, before, strict=False)
