@@ -478,3 +478,40 @@ def test_equal_gradients_have_memory_of_their_own() -> None:
         assert len({one.untyped_storage().data_ptr() for one in held}) == len(held)
 
     compare(sgd, model=Twins, between=between)
+
+
+@pytest.mark.parametrize("infinite", [(), (0, 3)])
+@pytest.mark.parametrize("make", [sgd, adam])
+def test_a_gradient_scaler_skips_steps(make: Make, infinite: tuple[int, ...]) -> None:
+    class Scaled(Side):
+        def __init__(self) -> None:
+            super().__init__(small, make, None)
+            self.scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
+
+        def state(self) -> dict[str, Any]:
+            return {**super().state(), "grads": None, "scaler": self.scaler.state_dict()}
+
+    def step(side: Scaled, x: torch.Tensor) -> torch.Tensor:
+        side.opt.zero_grad()
+        loss = loss_of(side.model, x, torch.ones(2, 2))
+        side.scaler.scale(loss).backward()
+        side.scaler.unscale_(side.opt)
+        torch.nn.utils.clip_grad_norm_(side.model.parameters(), 1.0)
+        side.scaler.step(side.opt)
+        side.scaler.update()
+        return loss
+
+    eager, jitted = Scaled(), Scaled()
+    f = tfn.jit(lambda x: step(jitted, x))
+    for call in range(6):
+        x = torch.full((2, 3), float("inf") if call in infinite else float(call))
+        step(eager, x)
+        f(x)
+        assert_same(eager.state(), jitted.state(), f"after call {call}")
+    assert tfn.cache_info(f).misses <= 3
+
+
+def test_a_fused_step_is_refused_by_name() -> None:
+    side = Side(small, lambda model: sgd(model, fused=True), None)
+    with pytest.raises(UnsupportedCall, match="fused=True"):
+        tfn.jit(plain)(side.model, side.opt, torch.ones(2, 3), torch.ones(2, 2))
