@@ -546,8 +546,10 @@ class _Execution:
                 )
         first = self.captured.num_results + len(self.targets)
         written = values[self.captured.num_results : first]
-        for value, target in zip(written, self.targets, strict=True):
-            lines.append(f"    if {value} is not {target}: write({target}, {value})")
+        for value, target, place in zip(written, self.targets, self.writes, strict=True):
+            kept = self.bridge is not None and place in self.bridge.changed - self.bridge.moved
+            put = self.names.bind(torch.no_grad()(write), "write_values") if kept else "write"
+            lines.append(f"    if {value} is not {target}: {put}({target}, {value})")
         lines += self.effects(values[first:], values[: self.captured.num_results])
         result = self.result(values)
         if self.donated:

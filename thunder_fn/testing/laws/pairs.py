@@ -94,21 +94,27 @@ def is_comparable(trace: Trace) -> bool:
 def commute(keeper: Transform, other: Transform) -> Law:
     """``other(keeper(t)) == keeper(other(t)) == other(t)`` in values."""
 
-    def law(trace: Trace, inputs: Inputs) -> None:
+    def law(trace: Trace, inputs: Inputs) -> bool:
         if not is_comparable(trace) or not is_tame(values_of(trace, inputs)):
-            return
+            return False
         plain = once(other, trace)
-        keeps_inputs = plain.input_types[: len(inputs)] == trace.input_types
-        rest = example_inputs(plain, 7)
-        arguments = (*inputs, *rest[len(inputs) :]) if keeps_inputs else rest
+        arguments = arguments_of(plain, trace, inputs)
         want = floats(values_of(plain, arguments))
         kept = once(keeper, trace)
         for made, order in ((other(kept), "before"), (keeper(plain), "after")):
             have = floats(run(made, arguments))
             what = f"with the transform {order} the other"
-            close(have, want, tolerance(trace), what, trace=trace, kept=kept, made=made)
+            close(have, want, tolerance(trace), what, trace=trace, plain=plain, made=made)
+        return True
 
     return law
+
+
+def arguments_of(made: Trace, trace: Trace, inputs: Inputs) -> Inputs:
+    """Inputs for a trace made of another one: those of the other, where it takes them, too."""
+    rest = example_inputs(made, 7)
+    keeps_inputs = made.input_types[: len(inputs)] == trace.input_types
+    return (*inputs, *rest[len(inputs) :]) if keeps_inputs else rest
 
 
 @contextmanager
@@ -159,9 +165,7 @@ def commute_with_autocast(other: Transform) -> Law:
         if draws(trace) or not is_tame(values_of(trace, inputs)):
             return
         plain = once(other, trace)
-        keeps_inputs = plain.input_types[: len(inputs)] == trace.input_types
-        rest = example_inputs(plain, 7)
-        arguments = (*inputs, *rest[len(inputs) :]) if keeps_inputs else rest
+        arguments = arguments_of(plain, trace, inputs)
         want = doubles(run(plain, arguments))
         for made, order in ((other(once(widened, trace)), "before"), (widened(plain), "after")):
             have = doubles(run(made, in_types_of(made, arguments)))

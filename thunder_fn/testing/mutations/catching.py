@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, given, seed, settings
-
 from thunder_fn.testing.laws import LAWS
 from thunder_fn.testing.laws.pairs import PAIRS
 from thunder_fn.testing.laws.python_numbers import NUMBERS, law_numbers_are_pythons
@@ -25,7 +23,7 @@ from thunder_fn.testing.laws.symbolic import (
 )
 from thunder_fn.testing.mutations.planting import Mutation, planted
 from thunder_fn.testing.seeds import SEEDS
-from thunder_fn.testing.strategies import SINGLE, Case, cases, smooth_cases
+from thunder_fn.testing.strategies import SINGLE, Case, cases, drawn_cases, smooth_cases
 
 EXAMPLES = 300
 """The number of traces that a law may look at to catch a bug."""
@@ -77,30 +75,18 @@ def _seeds() -> tuple[Case, ...]:
     return SEEDS
 
 
-@functools.cache
+_KINDS = (cases(), smooth_cases(), cases(dtypes=SINGLE), smooth_cases())
+
+
 def _drawn(number: int) -> tuple[Case, ...]:
     """The run of cases that begins with this one."""
-    kinds = (cases(), smooth_cases(), cases(dtypes=SINGLE), smooth_cases())
-    found: list[Case] = []
-
-    @seed(number)
-    @settings(
-        max_examples=25,
-        database=None,
-        deadline=None,
-        phases=[Phase.generate],
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    )
-    @given(kinds[number // 25 % len(kinds)])
-    def draw(case: Case) -> None:
+    found = drawn_cases(_KINDS[number // 25 % len(_KINDS)], number, 25)
+    for case in found:
         case.trace.renamed("program")
-        found.append(case)
-
-    draw()
-    return tuple(found)
+    return found
 
 
-def counterexample_in(law: Callable[..., None], case: Any) -> str | None:
+def counterexample_in(law: Callable[..., object], case: Any) -> str | None:
     """The message of a law about a trace, or another case, that breaks it, None if it does not."""
     try:
         law(*((case.trace, case.inputs) if isinstance(case, Case) else (case,)))
@@ -110,7 +96,7 @@ def counterexample_in(law: Callable[..., None], case: Any) -> str | None:
 
 
 def counterexample(
-    law: Callable[..., None], mutation: Mutation | None = None, *, count: int = EXAMPLES
+    law: Callable[..., object], mutation: Mutation | None = None, *, count: int = EXAMPLES
 ) -> str | None:
     """The message of a law, with a bug planted, about the first of so many traces that breaks it;
     None if none of them does.

@@ -96,7 +96,9 @@ def _edited(mutation: Mutation, module: Any, original: Any, name: str) -> Any:
         flags=re.MULTILINE,
     )
     source = ast.unparse(ast.parse(written))  # an edit does not depend on how lines are broken
-    before, after = (text.replace('"', "'") for text in (mutation.before, mutation.after))
+    before, after = mutation.before, mutation.after
+    if before not in source:
+        before, after = (text.replace('"', "'") for text in (before, after))
     if before not in source:
         source, before, after = written, mutation.before, mutation.after
     if before not in source:
