@@ -585,8 +585,9 @@ class _Execution:
             )
             key = self.names.bind(effect.key, "key")
             stored = self.names.bind(put, "put")
+            unless = f"if not {next(given)}: " if effect.is_conditional else ""
             if effect.spec is None:
-                yield f"    {stored}({holder}, {key}, {self.names.bind(ABSENT)})"
+                yield f"    {unless}{stored}({holder}, {key}, {self.names.bind(ABSENT)})"
                 continue
             leaves = [
                 next(given) if flag else self.names.bind(leaf, "fixed")
@@ -596,9 +597,9 @@ class _Execution:
             if effect.key is GRAD:
                 yield f"    {holder}.grad = {value}"
             elif effect.key is None:
-                yield f"    {stored}({holder}, None, {value})"
+                yield f"    {unless}{stored}({holder}, None, {value})"
             else:
-                yield f"    {holder}[{key}] = {value}"
+                yield f"    {unless}{holder}[{key}] = {value}"
 
     def own_leaves(self, values: Sequence[str]) -> Iterator[str]:
         """Lines that make results leaves of autograd's graph, each tensor once."""
