@@ -80,10 +80,27 @@ def of_function(compiled: Callable[..., Any]) -> Callable[[], Any]:
     return step
 
 
+def of_scan(f: Callable[[Tensor, Tensor], Any]) -> Callable[[], Any]:
+    """100 small steps."""
+    run = tfn.jit(f, executors=["inductor"])
+    carry, xs = torch.zeros(4, 16, device="cuda"), torch.randn(STEPS, 4, 16, device="cuda")
+    return lambda: run(carry, xs)
+
+
+def averaged(carry: Tensor, xs: Tensor) -> tuple[Tensor, Tensor]:
+    return tfn.scan(lambda c, x: ((new := c * 0.9 + x.sin()), new.cos()), carry, xs)
+
+
+def gradient(carry: Tensor, xs: Tensor) -> Any:
+    return tfn.grad(lambda carry, xs: averaged(carry, xs)[1].square().sum(), argnums=(0, 1))(carry, xs)
+
+
 PROGRAMS: dict[str, Callable[[], Callable[[], Any]]] = {
     "module": lambda: of_module(tfn.compile),
     "module by torch.compile": lambda: of_module(torch.compile),
     "whole step": lambda: of_function(tfn.compile),
+    "scan": lambda: of_scan(averaged),
+    "gradient of scan": lambda: of_scan(gradient),
 }
 
 

@@ -63,3 +63,14 @@ def test_a_step_that_gives_its_arguments_away() -> None:
     mine = trained("cuda", tfn.jit(step, executors=["inductor"], donate_argnums=(0, 1)))
     for name, wanted in trained("cpu", step).items():
         torch.testing.assert_close(mine[name].cpu(), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_small_steps_of_a_loop_are_one_region() -> None:
+    """70 steps are two blocks, and a shorter one for the rest."""
+    averaged = lambda c, xs: tfn.scan(lambda c, x: ((new := c * 0.9 + x.sin()), new.cos()), c, xs, reverse=True)
+    loss = lambda c, xs: averaged(c, xs)[1].square().sum() + averaged(c, xs)[0].sum()
+    c, xs = torch.randn(3), torch.randn(70, 3)
+    for f in (averaged, tfn.grad(loss, argnums=(0, 1))):
+        found = tfn.jit(f, executors=["inductor"])(c.cuda(), xs.cuda())
+        for mine, wanted in zip(found, f(c, xs), strict=True):
+            torch.testing.assert_close(mine.cpu(), wanted, rtol=1e-4, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Budgets of launches on the simulated GPU. Of these, 67 are matrix products and attention, as in eager PyTorch."""
+"""Budgets of launches on the simulated GPU. Of a GPT's, 67 are matrix products and attention, as in eager PyTorch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 BY_TORCH_COMPILE = 165
 """The module's step by torch.compile of PyTorch 2.13, with the fused AdamW."""
 
-BUDGETS = {"module": int(0.9 * BY_TORCH_COMPILE), "whole step": 130}
+BUDGETS = {"module": int(0.9 * BY_TORCH_COMPILE), "whole step": 130, "scan": 5, "gradient of scan": 20}
+"""The scans are of 100 small steps."""
 
 
 @pytest.mark.launches

@@ -1,7 +1,8 @@
-"""Regions side by side: equal updates of several parameters are one region."""
+"""Regions for a GPU: equal updates of several parameters are one region, and so are small steps of a loop."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor
 import thunder_fn as tfn
 from thunder_fn.executors import claim
 from thunder_fn.extend import FusionExecutor
-from thunder_fn.ir.trace import Trace
+from thunder_fn.ir.trace import Equation, Trace
 
 
 class Launching(FusionExecutor):
@@ -19,6 +20,9 @@ class Launching(FusionExecutor):
 
     def joins(self, region: Trace) -> bool:
         return True
+
+    def unrolls(self, leaves: Sequence[Equation]) -> int:
+        return 12 // len(leaves)
 
 
 def executor() -> Launching:
@@ -80,3 +84,27 @@ def test_an_executor_that_does_not_ask_for_it_has_them_apart() -> None:
     own.joins = lambda region: False  # type: ignore[method-assign]
     claimed = claim(tfn.trace(updated, xs, xs), [own])
     assert sum(one.op.name.startswith("launching::") for one in claimed.trace.equations) == 4
+
+
+@tfn.composite
+def moved(c: Tensor, x: Tensor) -> Tensor:
+    return c * 0.5 + x.sin()
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(("length", "left"), [(1, [1]), (4, []), (8, [2]), (11, [2])])
+def test_small_steps_are_regions_of_several(length: int, left: list[int], reverse: bool) -> None:
+    """A step has three ops, so four steps are a block; three that are left over are a region behind the loop."""
+    f = lambda c, xs: tfn.scan(lambda c, x: ((new := moved(c, x)), new), c, xs, reverse=reverse)
+    c, xs = torch.randn(2), torch.randn(length, 2)
+    claimed = claim(tfn.trace(f, c, xs), [executor()])
+    tfn.check(claimed.trace)
+    assert [one.literals["length"] for one in claimed.trace.equations if one.op.name == "scan"] == left
+    for found in (tfn.jit(f, executors=[executor()])(c, xs), tfn.evaluate(claimed.trace, [c, xs])):
+        assert all(map(torch.equal, found, f(c, xs)))
+
+
+def test_steps_that_an_executor_does_not_take_stay_steps() -> None:
+    f = lambda c, xs: tfn.scan(lambda c, x: ((new := moved(c, x).cumsum(0)), new), c, xs)
+    claimed = claim(tfn.trace(f, torch.ones(2), torch.ones(8, 2)), [executor()])
+    assert [one.literals["length"] for one in claimed.trace.equations if one.op.name == "scan"] == [8]

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -377,6 +377,12 @@ class FusionExecutor(Executor):
         region.
         """
         return False
+
+    def unrolls(self, leaves: Sequence[Equation]) -> int:
+        """Give the number of steps of a loop of these ops that are best one region; 1 if each is
+        best alone.
+        """
+        return 1
 
     def is_worth(self, region: Trace) -> bool:
         """Test whether the region has enough ops that compute something to be compiled."""

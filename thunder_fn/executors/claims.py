@@ -48,6 +48,7 @@ from thunder_fn.executors.pruning import drop_dead, prune
 from thunder_fn.executors.regions import bodies_of, grouped, partition
 from thunder_fn.executors.reuse import drop_copies
 from thunder_fn.executors.side_by_side import joined
+from thunder_fn.executors.unrolling import with_blocks
 from thunder_fn.executors.updates import IN_PLACE, Written, updates, written_by
 from thunder_fn.ir import ops
 from thunder_fn.ir.constraints import close_symbols
@@ -365,6 +366,7 @@ class _Walk:
         equation: Equation,
         operands: tuple[Atom, ...],
     ) -> tuple[Atom, ...]:
+        equation = with_blocks(equation, self.claiming.fusions)
         executor, answer = self.claiming.ask(equation, busy, depth, fuse=fuse)
         source = equation.source
         at = (

@@ -19,6 +19,7 @@ here. Each step is a function of the one before.
 from __future__ import annotations
 
 import types
+from collections.abc import Sequence
 from dataclasses import replace
 
 from thunder_fn.executors.torchinductor.adding_rows import AddedRows, added_rows, is_added_rows
@@ -29,6 +30,7 @@ from thunder_fn.executors.torchinductor.programs import Region, Staged, has_regi
 from thunder_fn.executors.torchinductor.regions import EXTERN, RegionCompiler, bisect
 from thunder_fn.executors.torchinductor.worker import WORKER
 from thunder_fn.extend.regions import Program, RunFunction
+from thunder_fn.ir import ops
 from thunder_fn.ir.trace import Equation, TensorType, Trace, Var
 from thunder_fn.torch_internals import inductor as internals
 
@@ -42,6 +44,10 @@ __all__ = [
     "inductor",
     "wait",
 ]
+
+
+MOST_UNROLLED = 128
+"""A loop on a GPU is unrolled up to so many ops."""
 
 
 class Inductor(RegionCompiler):
@@ -83,6 +89,18 @@ class Inductor(RegionCompiler):
         return not is_on_cpu(region) and not any(
             equation.op in EXTERN for equation in region.equations
         )
+
+    def unrolls(self, leaves: Sequence[Equation]) -> int:
+        """Have many small steps in one launch of a GPU."""
+        own = [leaf for leaf in leaves if not ops.is_view(leaf.op)]
+        on_gpu = all(
+            isinstance(var.type, TensorType) and var.type.device.type == "cuda"
+            for leaf in own
+            for var in leaf.outputs
+        )
+        if not own or not on_gpu or not all(ops.is_pointwise(leaf.op) for leaf in own):
+            return 1
+        return MOST_UNROLLED // len(own)
 
     def fuse(self, region: Trace) -> RunFunction:
         """The region: compiled when a program that has it knows its layouts."""
