@@ -281,6 +281,10 @@ class Recorder:
         self.inputs.append(var)
         return tracer
 
+    def inputs_of_types(self, types: Iterable[Type]) -> list[torch.Tensor]:
+        """Tracers for inputs of which only the types are known, without those that are numbers."""
+        return [self.input_of_type(type) for type in types if isinstance(type, TensorType)]
+
     def tracer_of(self, var: Var) -> Any:
         """A tracer for a variable that an equation binds, or its number; None for a result that
         is None.
