@@ -24,8 +24,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from thunder_fn.ir.trace import Trace
+from thunder_fn.testing.growing import DRAWS, around_chains
 from thunder_fn.testing.mutations.planting import Mutation, OutdatedMutation, planted
-from thunder_fn.testing.user import check_transform
+from thunder_fn.testing.strategies import Case
+from thunder_fn.testing.user import STEPS, check_transform, steps_alone
 from thunder_fn.testing.vocabulary import functions_of
 
 SECONDS = 30
@@ -218,14 +220,17 @@ def within(seconds: int) -> Generator[None]:
 
 def verdict(path: str, mutation: Mutation, seconds: int = SECONDS) -> str:
     """The law that a mutant of the transform at this path (`module:name`) breaks; "SURVIVES" if
-    there is none, "OUT OF TIME" if none was broken in time.
+    there is none, with the reason as far as it is seen, "OUT OF TIME" if none was broken in time.
     """
     module, _, name = path.partition(":")
+    made = _made(path)
     try:
         with planted(mutation):
             transform = getattr(importlib.import_module(module), name)
             with within(seconds):
                 check_transform(transform)
+            same = all(transform(trace) == new for trace, new in made)
+            return f"SURVIVES: makes {'the same' if same else 'other'} traces, with right values"
     except TimeoutError:
         return "OUT OF TIME"
     except OutdatedMutation:
@@ -233,7 +238,16 @@ def verdict(path: str, mutation: Mutation, seconds: int = SECONDS) -> str:
     except Exception as error:  # noqa: BLE001 - LawBroken, or what a mutant raises when it is made
         said = str(error).partition('breaks the law "')[2].partition('"')[0]
         return said or type(error).__name__
-    return "SURVIVES"
+
+
+@functools.cache
+def _made(path: str) -> tuple[tuple[Trace, Trace], ...]:
+    """Traces, and the traces that a transform without a bug makes of them."""
+    module, _, name = path.partition(":")
+    transform = getattr(importlib.import_module(module), name)
+    programs = (*around_chains((1, 4)), *DRAWS, *(p for step in STEPS for p in steps_alone(step)))
+    traces = [Case(program).trace for program in programs]
+    return tuple((trace, transform(trace)) for trace in traces)
 
 
 def users() -> tuple[str, ...]:
@@ -266,7 +280,7 @@ def print_survivors(paths: Sequence[str] = (), count: int = 200, seconds: int = 
         line = f"{path.partition(':')[2]} / {mutation.bug}"
         write(f"{line:<110} {said} ({time.process_time() - began:.0f} s)\n")
         sys.stdout.flush()
-        if said in ("SURVIVES", "OUT OF TIME"):
+        if said.startswith(("SURVIVES", "OUT OF TIME")):
             survivors.append(f"{line}: {said}")
     caught = fitting - len(survivors)
     write(f"\n{caught} of {fitting} mutants caught ({total} there are), ")
