@@ -34,6 +34,11 @@ EXPLAINED = [
         text=r"logical_not_|\bgt_\(",
     ),
     Explained(
+        "eager PyTorch 2.13 loses the gradient of a leaf that is a view itself, if a view of it is alive at a write of values",
+        kind="value of gradient",
+        text=r"(\.t\(\)|\]|transpose\([^\n]*\)|\.T|flip\(0\))\.requires_grad_\(\).*\.(detach\(\)|data)[^\n]*\.\w+_\(",
+    ),
+    Explained(
         "`kron` saves views that have no version, so eager's gradient reads what is written later; a program's does not",
         kind="value of gradient",
         text=r"torch\.kron\((\w+), ?(\w+)\)[^$]*\b(\1|\2)\.\w+_\(",

@@ -6,6 +6,7 @@ import ctypes
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -60,10 +61,10 @@ def of_module(compiled: Callable[[nn.Module], Any]) -> Callable[[], Any]:
     return step
 
 
-def of_function(compiled: Callable[..., Any]) -> Callable[[], Any]:
+def of_function(compiled: Callable[..., Any], **options: Any) -> Callable[[], Any]:
     """The whole step as one function."""
     model, tokens = GPT().to("cuda", torch.bfloat16), torch.zeros(2, LENGTH, dtype=torch.long, device="cuda")
-    adamw = tfn.functional_optimizer(torch.optim.AdamW, lr=1e-3)
+    adamw = tfn.functional_optimizer(torch.optim.AdamW, lr=1e-3, **options)
     params = {name: value.detach() for name, value in model.named_parameters()}
     box = [params, adamw.init(params)]
 
@@ -99,6 +100,9 @@ PROGRAMS: dict[str, Callable[[], Callable[[], Any]]] = {
     "module": lambda: of_module(tfn.compile),
     "module by torch.compile": lambda: of_module(torch.compile),
     "whole step": lambda: of_function(tfn.compile),
+    "whole step as a graph": lambda: of_function(
+        partial(tfn.jit, executors=["inductor", "cudagraphs"]), capturable=True
+    ),
     "scan": lambda: of_scan(averaged),
     "gradient of scan": lambda: of_scan(gradient),
 }

@@ -13,7 +13,13 @@ import pytest
 BY_TORCH_COMPILE = 165
 """The module's step by torch.compile of PyTorch 2.13, with the fused AdamW."""
 
-BUDGETS = {"module": int(0.9 * BY_TORCH_COMPILE), "whole step": 130, "scan": 5, "gradient of scan": 20}
+BUDGETS = {
+    "module": int(0.9 * BY_TORCH_COMPILE),
+    "whole step": 130,
+    "whole step as a graph": 1,
+    "scan": 5,
+    "gradient of scan": 20,
+}
 """The scans are of 100 small steps."""
 
 

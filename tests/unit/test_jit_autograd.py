@@ -269,3 +269,20 @@ def test_second_derivatives_stop_where_gradients_were_off(op: Callable[[torch.Te
         (first,) = torch.autograd.grad(h(x).square().sum(), x, create_graph=True)
         (second,) = torch.autograd.grad(first.sum(), x)
         torch.testing.assert_close(second, 2 * op(x.detach()).square().expand(2))
+
+
+@pytest.mark.parametrize("mode", (torch.no_grad, torch.inference_mode))
+@pytest.mark.parametrize("view", (lambda x: x, lambda x: x.t(), lambda x: x[1:], lambda x: x * 1))
+def test_a_write_where_gradients_are_off_to_a_view_of_a_leaf(view: Any, mode: Any) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        with mode():
+            x += 1.5
+            x.unbind()[0].mul_(3)
+        return x * x
+
+    results: list[list[torch.Tensor]] = []
+    for h in (jit(f), f):
+        leaf = torch.arange(6.0).reshape(2, 3).requires_grad_()
+        x = view(leaf)
+        results.append([h(x).detach(), x.detach(), leaf.detach()])
+    torch.testing.assert_close(*results)

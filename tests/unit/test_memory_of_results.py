@@ -479,6 +479,21 @@ def test_a_row_by_a_tensor_is_a_view(name: str) -> None:
     torch.testing.assert_close(results[1], results[0])
 
 
+def test_a_row_by_a_tensor_is_a_view_under_torch_func() -> None:
+    def row(x: Tensor) -> Tensor:
+        y = x * 1
+        y[torch.tensor(1)].mul_(5)
+        y[torch.tensor(0)] += 2
+        return y
+
+    def f(x: Tensor) -> Any:
+        grad = torch.func.grad(lambda x: (row(x) ** 2).sum())
+        return torch.func.vmap(row)(x), grad(x), torch.func.jvp(row, (x,), (x,)), torch.func.vmap(grad)(x)
+
+    x = torch.arange(6.0).reshape(3, 2)
+    torch.testing.assert_close(tfn.jit(f)(x), f(x))
+
+
 def test_a_row_that_python_writes_back_is_written_once() -> None:
     def f(x: Tensor, i: Tensor) -> Tensor:
         x[i] += 1

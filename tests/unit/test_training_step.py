@@ -432,3 +432,86 @@ def test_a_step_that_raises_at_its_end_has_stepped() -> None:
         with pytest.raises(KeyError):
             run(torch.ones(2, 3))
     assert_same(sides[0].state(), sides[1].state(), "after the error")
+
+
+class Counting(optim.Optimizer):
+    """An optimizer as third parties write them: counts as numbers, and state that is bound anew."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1, "steps": 0})
+        self.calls = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self.calls += 1
+        for group in self.param_groups:
+            group["steps"] += 1
+            for param in group["params"]:
+                state = self.state[param]
+                state["average"] = state.get("average", 0) * 0.9 + param.grad
+                state["steps"] = state.get("steps", 0) + 1
+                rate = group["lr"] / (group["steps"] + state["steps"] + self.calls)
+                param.sub_(rate * state["average"])
+
+
+def test_numbers_and_tensors_that_a_step_binds_anew() -> None:
+    info = compare(lambda model: Counting(model.parameters()), calls=6)
+    assert (info.misses, info.hits) == (2, 4)
+
+
+class Twins(torch.nn.Module):
+    """Two parameters that have the same gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = (torch.nn.Parameter(torch.ones(3, 2)) for _ in "ab")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ (self.a + self.b)
+
+
+def test_equal_gradients_have_memory_of_their_own() -> None:
+    def between(side: Side, call: int) -> None:
+        side.model.a.grad.mul_(3.0)
+        entries = (side.opt.state[one]["momentum_buffer"] for one in side.model.parameters())
+        held = [*entries, *side.model.parameters(), side.model.a.grad, side.model.b.grad]
+        assert len({one.untyped_storage().data_ptr() for one in held}) == len(held)
+
+    compare(sgd, model=Twins, between=between)
+
+
+@pytest.mark.parametrize("infinite", [(), (0, 3)])
+@pytest.mark.parametrize("make", [sgd, adam])
+def test_a_gradient_scaler_skips_steps(make: Make, infinite: tuple[int, ...]) -> None:
+    class Scaled(Side):
+        def __init__(self) -> None:
+            super().__init__(small, make, None)
+            self.scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
+
+        def state(self) -> dict[str, Any]:
+            return {**super().state(), "grads": None, "scaler": self.scaler.state_dict()}
+
+    def step(side: Scaled, x: torch.Tensor) -> torch.Tensor:
+        side.opt.zero_grad()
+        loss = loss_of(side.model, x, torch.ones(2, 2))
+        side.scaler.scale(loss).backward()
+        side.scaler.unscale_(side.opt)
+        torch.nn.utils.clip_grad_norm_(side.model.parameters(), 1.0)
+        side.scaler.step(side.opt)
+        side.scaler.update()
+        return loss
+
+    eager, jitted = Scaled(), Scaled()
+    f = tfn.jit(lambda x: step(jitted, x))
+    for call in range(6):
+        x = torch.full((2, 3), float("inf") if call in infinite else float(call))
+        step(eager, x)
+        f(x)
+        assert_same(eager.state(), jitted.state(), f"after call {call}")
+    assert tfn.cache_info(f).misses <= 3
+
+
+def test_a_fused_step_is_refused_by_name() -> None:
+    side = Side(small, lambda model: sgd(model, fused=True), None)
+    with pytest.raises(UnsupportedCall, match="fused=True"):
+        tfn.jit(plain)(side.model, side.opt, torch.ones(2, 3), torch.ones(2, 2))

@@ -480,6 +480,7 @@ def _end(
         fed = (
             *((feed, None) for feed in recorder.kept.feeds),
             *recorder.gradients.feeds(),
+            *recorder.kept.tensors,
         )
     freed = tuple(place for place, leaf in enumerate(results) if recorder.gradients.is_freed(leaf))
     outputs = tuple(

@@ -12,6 +12,7 @@ What the trace depends on besides is held by `KeptState`, which a program is gua
 from __future__ import annotations
 
 import collections
+import dataclasses
 import enum
 import math
 import types
@@ -87,7 +88,7 @@ class Feed:
 
     def read(self, tensors: Sequence[torch.Tensor] = ()) -> Any:
         """The value now, for a call with these tensors."""
-        if self.symbol is not None:
+        if not isinstance(self.holder, (int, torch.Tensor)):
             value = self.holder[self.key]
             return value if self.index is None else value[self.index]
         return (tensors[self.holder] if isinstance(self.holder, int) else self.holder).grad
@@ -96,7 +97,8 @@ class Feed:
 @dataclass(frozen=True, slots=True, eq=False)
 class Effect:
     """A place outside and its new value, as a tree: some leaves are outputs of the trace, which
-    `is_output` marks.
+    `is_output` marks. If it `is_conditional`, its first output says whether to leave the place as
+    it is.
 
     `holder` is as that of a `Feed`. Without a tree the entry is removed.
     """
@@ -106,15 +108,18 @@ class Effect:
     spec: pytree.PyTreeSpec | None
     leaves: tuple[Any, ...] = ()
     is_output: tuple[bool, ...] = ()
+    is_conditional: bool = False
 
     @property
     def count(self) -> int:
         """The number of outputs in it."""
-        return sum(self.is_output)
+        return sum(self.is_output) + self.is_conditional
 
     def apply(self, outputs: Sequence[Any], tensors: Sequence[torch.Tensor] = ()) -> None:
         """Store the value, for a call with these tensors."""
         given = iter(outputs)
+        if self.is_conditional and bool(next(given)):
+            return
         leaves = [
             next(given) if flag else leaf
             for leaf, flag in zip(self.leaves, self.is_output, strict=True)
@@ -170,6 +175,8 @@ class Kept:
     given: dict[Place, Any] = field(default_factory=dict)
     met: dict[int, tuple[Any, str]] = field(default_factory=dict)
     lists: dict[Place, Any] = field(default_factory=dict)
+    tensors: list[tuple[Feed, torch.Tensor]] = field(default_factory=list)
+    skips: list[tuple[set[int], torch.Tensor]] = field(default_factory=list)
 
     @property
     def is_stepping(self) -> bool:
@@ -178,7 +185,15 @@ class Kept:
 
     def begin(self, value: Any) -> None:
         """Begin a step: PyTorch's code takes its eager branches, and its reads are guarded here."""
-        self.take(value, type(value).__name__)
+        self.met.setdefault(id(value), (value, type(value).__name__))
+        if not self.recorder.symbolic:
+            raise MustFeed(self.wanted)
+        self.take(*self.met[id(value)])
+        if any(group.get("fused") for group in value.param_groups):
+            what = f"the step of {with_article(type(value).__name__)} with fused=True is one kernel"
+            fix = "Write `foreach=True`, or leave both out."
+            where = self.recorder.where() if self.recorder.where is not None else None
+            raise UnsupportedCall(located(f"{what} that has no rules", source=where, fix=fix))
         self.steps.append((frames.pause(), internals.eager_branches()))
         self.steps[-1][1].__enter__()
 
@@ -198,11 +213,11 @@ class Kept:
         """Watch an object from now on."""
         if id(value) in self.objects:
             return
-        if not self.recorder.symbolic:
-            raise MustFeed(self.wanted)
         self.objects[id(value)] = value, path
         known = len(self.contents)
         self._note(vars(value))
+        if not self.recorder.symbolic:
+            return
         for container, before in tuple(self.contents.values())[known:]:
             for key, item in _entries(before):
                 is_lr = key in _SCHEDULED and container is not vars(value).get("defaults")
@@ -210,19 +225,15 @@ class Kept:
                     self._feed(container, key, item)
 
     def meet(self, value: Any, path: str) -> None:
-        """Watch an object that the function can reach, if numbers may be symbols. Its first step
-        asks for that.
-        """
+        """Watch an object that the function can reach. Its first step asks for symbols."""
         if issubclass(type(value), KINDS):
             self.met[id(value)] = value, path
-            if self.recorder.symbolic:
-                self.take(value, path)
+            self.take(value, path)
 
     def take_all(self) -> None:
         """Watch what a capture before this one has met."""
-        if self.recorder.symbolic:
-            for value, path in tuple(self.met.values()):
-                self.take(value, path)
+        for value, path in tuple(self.met.values()):
+            self.take(value, path)
 
     def _note(self, container: Any) -> None:
         """Remember the content of a container, and of those in it."""
@@ -240,6 +251,9 @@ class Kept:
     def _feed(self, container: Any, key: Any, value: Any) -> None:
         """Make a number, or the numbers of a tuple, inputs of the trace."""
         place = id(container), key
+        if isinstance(value, torch.Tensor) and not self.feeds_tensor(value):
+            self.tensors.append((Feed(container, key), value))
+            self.given[place] = value
         if type(value) in (tuple, list) and all(map(is_number, value)):
             parts = enumerate(value)
             kind: Any = type(value)
@@ -250,6 +264,10 @@ class Kept:
             container[key] = self._symbol(container, key, None, value)
             self.given[place] = container[key]
 
+    def feeds_tensor(self, value: Any) -> bool:
+        """Test whether some entry is an input that has this tensor."""
+        return any(tensor is value for _, tensor in self.tensors)
+
     def _symbol(self, container: Any, key: Any, index: int | None, value: Any) -> Any:
         symbol = number_symbol(_FIRST + len(self.feeds), value)
         self.feeds.append(Feed(container, key, symbol, index))
@@ -257,7 +275,11 @@ class Kept:
 
     def changes(self) -> Iterator[tuple[Any, Any, Any]]:
         """The entries that hold other values than before: holder, key, and the new value."""
+        held = [one for value, _ in self.objects.values() for one in _containers(vars(value))]
+        reachable = set(map(id, held))
         for container, before in self.contents.values():
+            if id(container) not in reachable:
+                continue
             if isinstance(container, dict):
                 for key, item in container.items():
                     if self._differs(container, key, before.get(key, ABSENT), item):
@@ -272,6 +294,8 @@ class Kept:
 
     def _differs(self, container: Any, key: Any, before: Any, now: Any) -> bool:
         fed = self.given.get((id(container), key), before)
+        if type(fed) in _DICTS and type(now) is type(fed) and not now:
+            return bool(self.contents[id(fed)][1])  # an empty dict for one that was empty
         return not is_like(fed, now)
 
     def effects(self, static: Callable[[Any], bool]) -> list[tuple[Effect, list[Any]]]:
@@ -290,21 +314,26 @@ class Kept:
             for holder, key, now in found
             if key is not None and self._is_moving(holder, key, now)
         ]
-        if moving:
+        if moving or (found and not self.recorder.symbolic):
             raise MustFeed(self.wanted | frozenset(moving))
         return [self._effect(holder, key, value, static) for holder, key, value in found]
 
     def _is_moving(self, holder: Any, key: Any, now: Any) -> bool:
         before = self.contents[id(holder)][1]
-        if (id(holder), key) in self.given or (isinstance(holder, dict) and key not in before):
+        place = id(holder), key
+        if place in self.given or place in self.wanted:
             return False
+        if isinstance(holder, dict) and key not in before:
+            return False
+        if isinstance(now, torch.Tensor):
+            return isinstance(before[key], torch.Tensor)
         return _is_numeric(before[key]) and _is_numeric(now)
 
     def _effect(
         self, holder: Any, key: Any, value: Any, static: Callable[[Any], bool]
     ) -> tuple[Effect, list[Any]]:
         if value is ABSENT:
-            return Effect(holder, key, None), []
+            return self._conditional(Effect(holder, key, None), [])
         leaves, spec = pytree.flatten(value)
         dims = [leaf if isinstance(leaf, torch.Tensor) else as_dim(leaf) for leaf in leaves]
         flags = tuple(
@@ -316,7 +345,30 @@ class Kept:
                 raise self._refused(holder, key, leaf)
         outputs = [leaf for leaf, flag in zip(leaves, flags, strict=True) if flag]
         fixed = tuple(None if flag else leaf for leaf, flag in zip(dims, flags, strict=True))
-        return Effect(holder, key, spec, fixed, flags), outputs
+        return self._conditional(Effect(holder, key, spec, fixed, flags), outputs)
+
+    def _conditional(self, effect: Effect, outputs: list[Any]) -> tuple[Effect, list[Any]]:
+        """The effect of a step that is skipped under a condition, which is its first output."""
+        skipped = next((one for ids, one in self.skips if id(effect.holder) in ids), None)
+        if skipped is None:
+            return effect, outputs
+        return dataclasses.replace(effect, is_conditional=True), [skipped, *outputs]
+
+    def skip(self, value: Any, skipped: torch.Tensor, step: Callable[[], Any]) -> Any:
+        """Step an optimizer unless a tensor is true: what it changes keeps its old value then."""
+        self.take(value, type(value).__name__)
+        before = set(self.contents)
+        mine = {id(container) for container in _containers(vars(value))}
+        params = [one for group in value.param_groups for one in group["params"]]
+        entries = (item for entry in value.state.values() for item in entry.values())
+        held = [one for one in (*params, *entries) if isinstance(one, torch.Tensor)]
+        with torch.no_grad():
+            old = [one.detach().clone() for one in held]
+            result = step()
+            for one, last in zip(held, old, strict=True):
+                one.copy_(torch.where(skipped, last, one))
+        self.skips.append((mine & before, skipped))
+        return result
 
     def is_old(self, value: Any) -> bool:
         """Test whether the value is a kept object, or some kept object held it before."""
@@ -336,11 +388,13 @@ class Kept:
 
     def state(self) -> tuple[KeptState, ...]:
         """The guards of the objects: all that they held before, but for the feeds."""
-        if not self.objects:
+        if not self.objects or not self.recorder.symbolic:
             return ()
         name = ", ".join(path for _, path in self.objects.values())
         contents, fed = tuple(self.contents.values()), frozenset(self.given)
-        return (KeptState(name, contents, fed, tuple(self.feeds), wanted=self.wanted),)
+        tensors = tuple((feed.holder, feed.key) for feed, _ in self.tensors)
+        numbers = tuple(self.feeds)
+        return (KeptState(name, contents, fed, numbers, wanted=self.wanted, tensors=tensors),)
 
     def restore(self) -> None:
         """Give the objects back what they held before."""
@@ -361,8 +415,23 @@ class Kept:
         self.contents.clear()
 
 
+def _containers(root: Any) -> Iterator[Any]:
+    """A container and those in it."""
+    yield root
+    for _, item in _entries(root):
+        if type(item) in _CONTAINERS:
+            yield from _containers(item)
+
+
 def _entries(container: Any) -> Iterator[tuple[Any, Any]]:
     return iter(container.items() if isinstance(container, dict) else enumerate(container))
+
+
+def _type_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """The properties of a tensor that a trace depends on."""
+    is_plain = not tensor.is_conj() and not tensor.is_neg()
+    place = tensor.dtype, tensor.shape, tensor.stride(), tensor.device
+    return *place, tensor.requires_grad, type(tensor), is_plain
 
 
 def _is_numeric(value: Any) -> bool:
@@ -405,6 +474,7 @@ class KeptState:
     decide: Callable[..., bool] | None = None
     wanted: frozenset[Place] = frozenset()
     refused: frozenset[Place] = frozenset()
+    tensors: tuple[tuple[Any, Any], ...] = ()
     quick: Callable[[], bool] | None = None
     slow: tuple[tuple[Any, Any], ...] = ()
 
@@ -426,6 +496,9 @@ class KeptState:
             return False
         if not quick:
             self.prepare()
+        fed = [id(holder[key]) for holder, key in self.tensors]
+        if len(set(fed)) < len(fed):
+            return False
         return self.decide is None or self.decide(*(feed.read() for feed in self.feeds))
 
     def _matches(self, pair: tuple[Any, Any]) -> bool:
@@ -446,6 +519,8 @@ class KeptState:
     def _is_fed(self, container: Any, key: Any, before: Any, now: Any) -> bool:
         if (id(container), key) not in self.fed or type(now) is not type(before):
             return False
+        if isinstance(now, torch.Tensor):
+            return _type_of(now) == _type_of(before)
         if type(now) not in (tuple, list):
             return is_number(now)
         pairs = zip(now, before, strict=False)

@@ -546,8 +546,11 @@ class _Execution:
                 )
         first = self.captured.num_results + len(self.targets)
         written = values[self.captured.num_results : first]
-        for value, target in zip(written, self.targets, strict=True):
-            lines.append(f"    if {value} is not {target}: write({target}, {value})")
+        places = self.writes[: len(self.targets)]  # effects come after them
+        for value, target, place in zip(written, self.targets, places, strict=True):
+            kept = self.bridge is not None and place in self.bridge.changed - self.bridge.moved
+            put = self.names.bind(torch.no_grad()(write), "write_values") if kept else "write"
+            lines.append(f"    if {value} is not {target}: {put}({target}, {value})")
         lines += self.effects(values[first:], values[: self.captured.num_results])
         result = self.result(values)
         if self.donated:
@@ -582,8 +585,9 @@ class _Execution:
             )
             key = self.names.bind(effect.key, "key")
             stored = self.names.bind(put, "put")
+            unless = f"if not {next(given)}: " if effect.is_conditional else ""
             if effect.spec is None:
-                yield f"    {stored}({holder}, {key}, {self.names.bind(ABSENT)})"
+                yield f"    {unless}{stored}({holder}, {key}, {self.names.bind(ABSENT)})"
                 continue
             leaves = [
                 next(given) if flag else self.names.bind(leaf, "fixed")
@@ -593,9 +597,9 @@ class _Execution:
             if effect.key is GRAD:
                 yield f"    {holder}.grad = {value}"
             elif effect.key is None:
-                yield f"    {stored}({holder}, None, {value})"
+                yield f"    {unless}{stored}({holder}, None, {value})"
             else:
-                yield f"    {holder}[{key}] = {value}"
+                yield f"    {unless}{holder}[{key}] = {value}"
 
     def own_leaves(self, values: Sequence[str]) -> Iterator[str]:
         """Lines that make results leaves of autograd's graph, each tensor once."""

@@ -99,6 +99,7 @@ from thunder_fn.torch_internals.modes import (
     release_guards,
     save_as_it_is,
     symbolic_dispatch,
+    torch_func_level,
     without_autocast,
     without_function_modes,
 )
@@ -356,6 +357,7 @@ __all__ = [
     "symbolic_like",
     "tensor_guard",
     "to_float",
+    "torch_func_level",
     "version_probe",
     "vmap_info",
     "is_write_to_leaf",

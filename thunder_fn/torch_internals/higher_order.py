@@ -51,6 +51,7 @@ HIGHER_ORDER = {
         "torch._functorch.autograd_function",
         "AutogradFunctionApply.__call__",
     ),
+    "scaler step": ("torch.amp.grad_scaler", "GradScaler._maybe_opt_step"),
     "zero_grad": ("torch.optim.optimizer", "Optimizer.zero_grad"),
     "adafactor": ("torch.optim._adafactor", "_single_tensor_adafactor"),
     "adafactor foreach": ("torch.optim._adafactor", "_multi_tensor_adafactor"),

@@ -74,7 +74,7 @@ class Gradients:
 
     def is_fed(self, grad: torch.Tensor | None) -> bool:
         """Test whether the trace is right for other gradients of the same type, or for None."""
-        if self.recorder.kept is None:
+        if self.recorder.kept is None or self.recorder.kept.feeds_tensor(grad):
             return False
         return grad is None or (id(grad) in self._fed and id(grad) not in self._met)
 
@@ -82,7 +82,7 @@ class Gradients:
         """The places of gradients that are read in each call, with the gradients."""
         inputs = {id(tensor): place for place, tensor in enumerate(self.recorder.arguments)}
         for tensor, grad in self._fed.values():
-            if id(grad) not in self._met:
+            if self.is_fed(grad):
                 yield Feed(inputs.get(id(tensor), tensor), GRAD), grad
 
     def assigned(self) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:

@@ -185,6 +185,23 @@ def _zero_grad(optimizer: torch.optim.Optimizer, set_to_none: bool = True) -> No
     recorder.kept.end(optimizer)
 
 
+def _scaled_step(
+    scaler: torch.amp.GradScaler,
+    optimizer: torch.optim.Optimizer,
+    state: dict[str, Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """`GradScaler.step` in a capture: the optimizer steps unless a gradient is not finite."""
+    recorder = current()
+    if recorder is None or recorder.kept is None:
+        original = original_of(internals.higher_order_function("scaler step"))
+        return original(scaler, optimizer, state, *args, **kwargs)
+    found = torch.stack([one.reshape(()) for one in state["found_inf_per_device"].values()])
+    return recorder.kept.skip(optimizer, found.sum() != 0, lambda: optimizer.step(*args, **kwargs))
+
+
+divert("scaler step", _scaled_step)
 divert("zero_grad", _zero_grad)
 register_optimizer_step_pre_hook(_refuse_outside_state)
 register_optimizer_step_post_hook(_end_step)
