@@ -5,7 +5,8 @@ to trace, which compose in any order. Executors turn a trace into a program that
 
 Functions in, functions out:
     run              jit, compile, constant, Recipe, Lookaside, Transform
-    differentiate    grad, value_and_grad, grad_and_value, vjp, jvp, linearize, jacrev, jacfwd, hessian, stop_gradient
+    differentiate    grad, value_and_grad, grad_and_value, vjp, jvp, linearize, jacrev, jacfwd,
+                     hessian, stop_gradient
     batch and cast   vmap, autocast, autocast_policy
     control flow     cond, switch, scan, map, fori_loop, while_loop, associative_scan, roll, unroll
     memory           checkpoint, checkpoint_name, checkpoint_policies, saved_residuals
@@ -14,11 +15,13 @@ Functions in, functions out:
     parameters       quantize, lora, fsdp, ddp, tensor_parallel
 Look at what became of them:
     traces           trace, eval_shape, evaluate, check, simplify, clear_caches
-    calls            last_traces, last_backward_traces, last_prologue_traces, cache_info, explain_misses, explain_claims
-    modules          random (keys), debug, inspect (reports), errors; to import: extend, executors, recipes, testing, benchmarks
+    calls            last_traces, last_backward_traces, last_prologue_traces, cache_info,
+                     explain_misses, explain_claims
+    modules          random (keys), debug, inspect (reports), errors; to import: extend, executors,
+                     recipes, testing, benchmarks
 
 `help(thunder_fn.jit)` says more of one of them; the tutorials begin with `tutorials/01_traces.py`.
-"""  # noqa: E501
+"""
 
 import importlib
 import sys

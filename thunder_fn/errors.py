@@ -331,12 +331,12 @@ _UNPRINTABLE = re.compile(
 
 
 def escaped(text: str) -> str:
-    r"""The text in one line, which any file and terminal takes: `\n` for a line break, and its like.
+    r"""The text in one line, which any file and terminal takes: `\n` for a line break, and so on.
 
     Example:
         >>> escaped("a\nb")
         'a\\nb'
-    """  # noqa: E501
+    """
     return _UNPRINTABLE.sub(_escape, text)
 
 

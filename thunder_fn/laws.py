@@ -12,22 +12,12 @@ from thunder_fn.derived.leaf_vmap import LoopWarning
 
 def main(argv: Sequence[str]) -> int:
     """Print the table of bugs and laws. Exit code 1 if a bug escapes."""
-    parser = argparse.ArgumentParser(
-        prog="python -m thunder_fn laws",
-        description="Plant bugs in the rules and print which law catches each.",
-    )
-    parser.add_argument(
-        "bugs", nargs="*", help="only bugs whose description has one of these words"
-    )
-    parser.add_argument(
-        "--all",
-        action="store_true",
-        help="every law that catches a bug, not the one it names (slow)",
-    )
-    parser.add_argument(
-        "--list", action="store_true", help="print the laws and the bugs, and plant none"
-    )
+    parser = _parser()
     options = parser.parse_args(argv)
+    if options.mutants:
+        from thunder_fn.testing.mutations.mutants import print_survivors
+
+        return 1 if print_survivors(options.bugs, options.count) else 0
     from thunder_fn.testing.mutations import (
         MUTATIONS,
         print_table,
@@ -46,6 +36,32 @@ def main(argv: Sequence[str]) -> int:
         return 0
     warnings.simplefilter("ignore", LoopWarning)
     return 1 if print_table(chosen, every_law=options.all) else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m thunder_fn laws",
+        description="Plant bugs in the rules and print which law catches each.",
+    )
+    parser.add_argument(
+        "bugs", nargs="*", help="only bugs whose description has one of these words"
+    )
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="every law that catches a bug, not the one it names (slow)",
+    )
+    parser.add_argument(
+        "--list", action="store_true", help="print the laws and the bugs, and plant none"
+    )
+    parser.add_argument(
+        "--mutants",
+        action="store_true",
+        help="mutants made by a program, of the transforms that are named as module:function, or of"
+        " ours and ten users'; prints the survivors",
+    )
+    parser.add_argument("--count", type=int, default=200, help="how many mutants (default 200)")
+    return parser
 
 
 def _laws() -> list[str]:

@@ -10,7 +10,9 @@ share.
 
 from __future__ import annotations
 
+import functools
 import inspect
+import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,8 +23,9 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture import Captured, capture, current, pytree
 from thunder_fn.capture.apply import bind_equation, close_over, copy_trace, operands_of
 from thunder_fn.capture.garbage import no_collections
+from thunder_fn.capture.numbers.python_numbers import as_python
 from thunder_fn.capture.recorder import Recorder
-from thunder_fn.capture.replaced.lookasides import divert
+from thunder_fn.capture.replaced.lookasides import divert, original_of
 from thunder_fn.errors import OptimizerError
 from thunder_fn.interpreters.partial_eval import follows_from, partial_eval
 from thunder_fn.ir import ops
@@ -577,5 +580,50 @@ def _adafactor(  # noqa: PLR0913 - PyTorch's signature
         param.add_(update, alpha=-scale / clipped)
 
 
-divert("optimizer scalar dtype", lambda is_fused=None: torch.float64)
-divert("adafactor", _adafactor)
+def _is_stepping() -> bool:
+    """Test whether the step of an optimizer from outside is traced, as its code is written."""
+    recorder = current()
+    return recorder is not None and recorder.kept is not None and recorder.kept.is_stepping
+
+
+def _scalar_dtype(is_fused: bool | None = None) -> torch.dtype:
+    """The dtype of numbers in a state: float64, with which eager PyTorch computes; in the step of
+    an optimizer from outside, that which it stores.
+    """
+    if _is_stepping():
+        return original_of(internals.higher_order_function("optimizer scalar dtype"))(is_fused)
+    return torch.float64
+
+
+divert("optimizer scalar dtype", _scalar_dtype)
+
+
+def _larger(*values: Any) -> Any:
+    """`max` of numbers, some of which may be symbols."""
+    return functools.reduce(lambda a, b: as_python(torch.sym_max(a, b)), values)
+
+
+def _smaller(*values: Any) -> Any:
+    """`min` of numbers, some of which may be symbols."""
+    return functools.reduce(lambda a, b: as_python(torch.sym_min(a, b)), values)
+
+
+def _divert_adafactor(name: str, otherwise: Callable[..., None] | None) -> None:
+    """Run PyTorch's function as it is written in the step of an optimizer from outside, where `max`
+    and `min` are asked of symbols.
+    """
+
+    def adafactor(*args: Any, **kwargs: Any) -> None:
+        original: Any = original_of(internals.higher_order_function(name))
+        if _is_stepping():
+            names = {**original.__globals__, "max": _larger, "min": _smaller}
+            original = types.FunctionType(original.__code__, names, original.__name__)
+        elif otherwise is not None:
+            original = otherwise
+        original(*args, **kwargs)
+
+    divert(name, adafactor)
+
+
+_divert_adafactor("adafactor", _adafactor)
+_divert_adafactor("adafactor foreach", None)

@@ -204,7 +204,7 @@ def test_cudagraphs_run_both_halves_of_a_gradient() -> None:
 def test_cudagraphs_that_cannot_record() -> None:
     f = jit(lambda x: x + 1, executors=[CudaGraphs("graphs", Rerun("cuda"))])
     with pytest.warns(
-        RegionWarning, match=r"^graphs: a program cannot be recorded and runs as it is: an input is on cpu$"
+        RegionWarning, match=r"^graphs: a program cannot be recorded and runs as it is: an input is on cpu\nMove it to"
     ):
         assert torch.equal(f(torch.ones(2)), torch.full((2,), 2.0))
     with warnings.catch_warnings():
@@ -212,6 +212,30 @@ def test_cudagraphs_that_cannot_record() -> None:
     g = jit(lambda x: x + 1, executors=[CudaGraphs("graphs", Rerun(fail="not permitted"))])
     with pytest.warns(RegionWarning, match=r"runs as it is: RuntimeError: not permitted$"):
         assert torch.equal(g(torch.ones(2)), torch.full((2,), 2.0))
+
+
+def test_cudagraphs_record_each_size() -> None:
+    device = Rerun()
+    f = jit(lambda x: x.sin() * 2, executors=[CudaGraphs("graphs", device)], dynamic=True)
+    for size in (4, 5, 7, 4, 5, 6, 2, 7):
+        x = torch.randn(size, 3)
+        assert torch.equal(f(x), x.sin() * 2)
+    assert device.recorded == 5 + 1 and device.replayed == 8, "the first size has a program of its own"
+
+
+@pytest.mark.parametrize(
+    ("f", "reason"),
+    [
+        (lambda x: x * torch.rand(()), "it draws random numbers on the CPU"),
+        (lambda x: tfn.scan(lambda c, _: (c * torch.rand(()), None), x, None, length=3)[0], "random numbers on"),
+        (lambda x: tfn.debug.print("{}", x) or x * 2, "it prints or calls Python in each call"),
+    ],
+)
+def test_cudagraphs_record_nothing_that_a_replay_repeats_wrongly(f: Any, reason: str) -> None:
+    device = Rerun()
+    with pytest.warns(RegionWarning, match=reason):
+        jit(f, executors=[CudaGraphs("graphs", device)])(torch.ones(2))
+    assert not device.recorded
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

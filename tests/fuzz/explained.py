@@ -34,6 +34,21 @@ EXPLAINED = [
         text=r"logical_not_|\bgt_\(",
     ),
     Explained(
+        "eager PyTorch 2.13 loses the gradient of a leaf that is a view itself, if a view of it is alive at a write of values",
+        kind="value of gradient",
+        text=r"(\.t\(\)|\]|transpose\([^\n]*\)|\.T|flip\(0\))\.requires_grad_\(\).*\.(detach\(\)|data)[^\n]*\.\w+_\(",
+    ),
+    Explained(
+        "`kron` saves views that have no version, so eager's gradient reads what is written later; a program's does not",
+        kind="value of gradient",
+        text=r"torch\.kron\((\w+), ?(\w+)\)[^$]*\b(\1|\2)\.\w+_\(",
+    ),
+    Explained(
+        "a write by `.data` to a result that its own derivative reads, which autograd does not see; eager's gradient is off",
+        kind="value of gradient",
+        text=r"\.(norm|exp|sqrt|tanh|sigmoid|softmax|reciprocal|rsqrt)\(.*\.data\.\w+_\(",
+    ),
+    Explained(
         "an op whose result nobody uses does not run in a program, and so raises nothing for values that it refuses",
         kind="accepts",
         why="call [1-9].*(index .* is out of bounds|out of range: tried to access|must match the size of|shape mismatch: value)",

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from thunder_fn.interpreters.simplify import cse, dce
-from thunder_fn.ir import ops
-from thunder_fn.ir.trace import Trace, map_arg
-from thunder_fn.testing import LawBroken, check_transform
+from thunder_fn.ir import ops, put, rewritten
+from thunder_fn.ir.trace import Equation, Literal, Trace, TraceBuilder, map_arg
+from thunder_fn.testing import Case, Coverage, LawBroken, check_transform
+from thunder_fn.testing.growing import DRAWS
+from thunder_fn.testing.laws.draws import laws_of_draws
+from thunder_fn.testing.mutations import counterexample_in
 
 SIN, COS = ops.leaf(ops.aten.sin.default), ops.leaf(ops.aten.cos.default)
 
@@ -20,7 +24,7 @@ def cosine_for_sine(trace: Trace) -> Trace:
 
 
 def test_a_right_transform_passes() -> None:
-    check_transform(lambda trace: cse(dce(trace)), max_examples=10)
+    check_transform(lambda trace: cse(dce(trace)), max_examples=4)
 
 
 def test_a_wrong_transform_shrinks_to_a_tiny_trace() -> None:
@@ -33,9 +37,169 @@ def test_a_wrong_transform_shrinks_to_a_tiny_trace() -> None:
     ).rstrip("\n")
     assert "becomes" in said and said[-1] == (
         "To see it again:\n"
-        "from thunder_fn.testing import Program, Step, build\n"
-        "build(Program(inputs=(TensorType(torch.float64, (2,)),), steps=(Step('sin'),)))"
+        "import torch\n"
+        "from thunder_fn.ir.trace import TensorType\n"
+        "from thunder_fn.testing import Program, Step, reproduce\n"
+        f"from {__name__} import cosine_for_sine\n"
+        "reproduce(Program(inputs=(TensorType(torch.float64, (2,)),), steps=(Step('sin'),)), 'keeps values')"
+        "(cosine_for_sine)"
     )
+    assert "The first equation whose value is not in the new trace:\n  v1: f64[2] = aten.sin.default(v0)" in said[-2]
+
+
+def test_the_report_runs_alone() -> None:
+    with pytest.raises(LawBroken) as caught:
+        check_transform(cosine_for_sine, max_examples=0)
+    script = (
+        str(caught.value).partition("To see it again:\n")[2].replace(f"from {__name__} import cosine_for_sine\n", "")
+    )
+    with pytest.raises(LawBroken, match="keeps values"):
+        exec(script, {"cosine_for_sine": cosine_for_sine})
+    exec(script, {"cosine_for_sine": lambda trace: trace})
+
+
+def without_alpha(trace: Trace) -> Trace:
+    """Wrong for one argument of one op, which its code names."""
+
+    def rewrite(builder: Any, equation: Equation, operands: Any) -> Any:
+        if equation.op.name == "aten.sub.Tensor":
+            return builder.add(equation.op, operands, [var.type for var in equation.outputs])
+        return put(builder, equation, operands)
+
+    return rewritten(trace, rewrite)
+
+
+def with_one_draw(trace: Trace) -> Trace:
+    """A cse that merges draws of random numbers."""
+    known: dict[Any, Any] = {}
+
+    def rewrite(builder: Any, equation: Equation, operands: Any) -> Any:
+        if not ops.is_random(equation.op):
+            return put(builder, equation, operands)
+        key = (equation.op, equation.args, equation.kwargs)
+        return known[key] if key in known else known.setdefault(key, put(builder, equation, operands))
+
+    return rewritten(trace, rewrite)
+
+
+def with_another_body(trace: Trace) -> Trace:
+    """Wrong where a loop has four equations: the operands of a difference are exchanged."""
+
+    def of(equation: Equation) -> Equation:
+        body = equation.bodies[0]
+        if len(body.equations) < 4:
+            return equation
+        new = [replace(e, args=e.args[::-1]) if e.op.name == "aten.sub.Tensor" else e for e in body.equations]
+        return replace(equation, bodies=(replace(body, equations=tuple(new)),))
+
+    return replace(trace, equations=tuple(of(e) if e.op.name == "scan" else e for e in trace.equations))
+
+
+def with_a_loop_beside_four(trace: Trace) -> Trace:
+    """Wrong where a loop stands beside four equations: it runs backwards."""
+    if len(trace.equations) != 5:
+        return trace
+    turned = lambda kwargs: tuple((key, Literal(not v.value) if key == "reverse" else v) for key, v in kwargs)
+    return replace(
+        trace,
+        equations=tuple(replace(e, kwargs=turned(e.kwargs)) if e.op.name == "scan" else e for e in trace.equations),
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "law"),
+    [
+        (without_alpha, "keeps values"),
+        (with_one_draw, "merges no draws"),
+        (with_another_body, "keeps values"),
+        (with_a_loop_beside_four, "keeps values"),
+    ],
+)
+def test_bugs_that_random_traces_rarely_show(wrong: Any, law: str) -> None:
+    with pytest.raises(LawBroken, match=f'breaks the law "{law}"'):
+        check_transform(wrong, max_examples=0)
+
+
+def test_a_result_that_is_no_trace_is_an_error_that_says_so() -> None:
+    with pytest.raises(LawBroken, match="the transform returned tuple, not a Trace"):
+        check_transform(lambda trace: (trace,), keeps="nothing", max_examples=0)  # type: ignore[arg-type,return-value]
+
+
+def test_the_report_says_what_was_not_tried() -> None:
+    def rare(trace: Trace) -> Trace:
+        if len(trace.equations) == 1000:
+            return trace.renamed("never")
+        return trace
+
+    found = check_transform(rare, keeps="nothing", ops=["sub"], max_examples=4)
+    said = str(found)
+    assert "aten.sub.Tensor" in found.vocabulary and found.ops["aten.sub.Tensor"] > 3
+    assert "aten.sub.Tensor alpha=2" in found.arguments
+    assert [line.partition(": ")[2] for line in found.never_ran] == ['return trace.renamed("never")']
+    assert "lines of the transform that never ran" in said and "scan" in found.nestings
+
+
+def test_a_law_that_no_trace_could_break_says_so() -> None:
+    coverage = Coverage()
+    coverage.applied.update({"keeps values": 0, "is pure": 3})
+    assert "laws that no trace could break: keeps values" in str(coverage)
+
+
+def dropped(op: str) -> Any:
+    """The transform that drops an op and hands on its operand."""
+    return lambda trace: rewritten(trace, lambda b, e, xs: xs if e.op.name == op else put(b, e, xs))
+
+
+def test_a_copy_that_is_dropped_shares_memory() -> None:
+    with pytest.raises(LawBroken, match="keeps shared memory"):
+        check_transform(dropped("aten.clone.default"), max_examples=0)
+
+
+def drawn_again(trace: Trace) -> Trace:
+    def rewrite(builder: Any, equation: Equation, operands: Any) -> Any:
+        if ops.is_random(equation.op):
+            put(builder, equation, operands)
+        return put(builder, equation, operands)
+
+    return rewritten(trace, rewrite)
+
+
+def not_drawn(trace: Trace) -> Trace:
+    read = {var for e in trace.equations for var in e.operands} | set(trace.outputs)
+    gone = {e for e in trace.equations if ops.is_random(e.op) and not read & set(e.outputs)}
+    return rewritten(trace, lambda b, e, xs: e.outputs if e in gone else put(b, e, xs))
+
+
+def in_another_order(trace: Trace) -> Trace:
+    """Two draws beside each other, exchanged."""
+    first, *rest = trace.equations or (None,)
+    if first is None or not rest or not (ops.is_random(first.op) and ops.is_random(rest[0].op)):
+        return trace
+    builder = TraceBuilder(trace.name)
+    env: dict[Any, Any] = {var: builder.input(var.type) for var in trace.inputs}
+    for equation in (rest[0], first, *rest[1:]):
+        if any(var not in env for var in equation.operands):
+            return trace
+        env.update(zip(equation.outputs, builder.copy(equation, env.__getitem__), strict=True))
+    return builder.build(tuple(env[var] for var in trace.outputs))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "law"),
+    [
+        (with_one_draw, "merges no draws"),
+        (drawn_again, "draws as many numbers"),
+        (not_drawn, "draws as many numbers"),
+        (in_another_order, "draws in the same order"),
+    ],
+)
+def test_draws_are_kept(wrong: Any, law: str) -> None:
+    cases = [Case(program) for program in DRAWS]
+    held, of_wrong = laws_of_draws(lambda trace: trace), laws_of_draws(wrong)
+    for case in cases:
+        for one in held.values():
+            one(case.trace, case.inputs)
+    assert any(counterexample_in(of_wrong[law], case) for case in cases)
 
 
 def test_a_transform_that_only_pairs_find_wrong() -> None:

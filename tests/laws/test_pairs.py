@@ -10,7 +10,7 @@ from hypothesis import given, note, settings
 
 import thunder_fn as tfn
 from thunder_fn.testing.drawn_programs import FAMILIES
-from thunder_fn.testing.laws.pairs import PAIRS, TRANSFORMS
+from thunder_fn.testing.laws.pairs import PAIRS, TRANSFORMS, remembering
 from thunder_fn.testing.strategies import SINGLE, Case, cases, smooth_cases
 
 pytestmark = pytest.mark.filterwarnings("ignore::thunder_fn.derived.leaf_vmap.LoopWarning")
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::thunder_fn.derived.leaf_vmap.Lo
 CERTAIN = tuple(family for family in FAMILIES if family != "random")
 
 
-FEW = settings(max_examples=15 if settings().derandomize else settings().max_examples)
+FEW = settings(max_examples=12 if settings().derandomize else settings().max_examples)
 
 
 @pytest.mark.parametrize("strategy", [cases(families=CERTAIN, max_steps=10), smooth_cases()], ids=["any", "smooth"])
@@ -29,9 +29,11 @@ def test_pairs(strategy: Any) -> None:
     @settings(FEW)
     @given(case=strategy)
     def test(case: Case) -> None:
-        for pair, law in laws.values():
-            note(f"{pair[0]} and {pair[1]}")
-            law(case.trace, case.inputs)
+        inputs = case.inputs
+        with remembering():
+            for pair, law in laws.values():
+                note(f"{pair[0]} and {pair[1]}")
+                law(case.trace, inputs)
 
     test()
 
@@ -39,9 +41,11 @@ def test_pairs(strategy: Any) -> None:
 @given(case=cases(families=CERTAIN, max_steps=8, dtypes=SINGLE))
 @settings(FEW)
 def test_pairs_with_autocast(case: Case) -> None:
-    for name in TRANSFORMS:
-        note(f"autocast and {name}")
-        PAIRS["autocast", name](case.trace, case.inputs)
+    inputs = case.inputs
+    with remembering():
+        for name in TRANSFORMS:
+            note(f"autocast and {name}")
+            PAIRS["autocast", name](case.trace, inputs)
 
 
 def test_the_matrix_is_full() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -250,3 +251,38 @@ def test_hooks_of_saved_tensors_see_no_tracers() -> None:
         result = jit(f)(x)
     assert torch.equal(torch.autograd.grad(result, x)[0], expected)
     assert {type(value) for value in packed} == {torch.Tensor}
+
+
+@pytest.mark.parametrize("op", (torch.sin, torch.clone, lambda x: x.sum(), lambda x: x.sort()[0]))
+def test_second_derivatives_stop_where_gradients_were_off(op: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """The gradient of `v * x` is v, a constant, if v was computed of x under `no_grad`."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            v = op(x)
+        return v * x
+
+    x = torch.tensor([2.0, 3.0], requires_grad=True)
+    for h in (jit(f), f):
+        (first,) = torch.autograd.grad(h(x).sum(), x, create_graph=True)
+        assert not first.requires_grad and torch.equal(first, op(x.detach()).expand(2))
+        (first,) = torch.autograd.grad(h(x).square().sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), x)
+        torch.testing.assert_close(second, 2 * op(x.detach()).square().expand(2))
+
+
+@pytest.mark.parametrize("mode", (torch.no_grad, torch.inference_mode))
+@pytest.mark.parametrize("view", (lambda x: x, lambda x: x.t(), lambda x: x[1:], lambda x: x * 1))
+def test_a_write_where_gradients_are_off_to_a_view_of_a_leaf(view: Any, mode: Any) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        with mode():
+            x += 1.5
+            x.unbind()[0].mul_(3)
+        return x * x
+
+    results: list[list[torch.Tensor]] = []
+    for h in (jit(f), f):
+        leaf = torch.arange(6.0).reshape(2, 3).requires_grad_()
+        x = view(leaf)
+        results.append([h(x).detach(), x.detach(), leaf.detach()])
+    torch.testing.assert_close(*results)

@@ -102,7 +102,27 @@ def tensor_hook() -> object:
 @error
 def new_gradient() -> object:
     leaf = X.clone().requires_grad_()
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        (leaf * x).sum().backward()
+        return x.sum()
+
+    return tfn.grad(f)(X)
+
+
+@error
+def gradient_hook() -> object:
+    leaf = X.clone().requires_grad_()
+    leaf.register_hook(lambda gradient: 2 * gradient)
     return tfn.jit(lambda x: x.square().sum().backward())(leaf)
+
+
+@error
+def fused_step() -> object:
+    leaf = X.clone().requires_grad_()
+    optimizer = torch.optim.SGD([leaf], lr=0.1, fused=True)
+    leaf.grad = X.clone()
+    return tfn.jit(lambda: optimizer.step())()
 
 
 class _Keeps(torch.nn.Module):

@@ -102,6 +102,22 @@ def test_out_that_is_a_view_keeps_its_size(view: Callable[[Tensor], Tensor]) -> 
         tfn.jit(f)(torch.ones(2, 3, dtype=torch.complex64))
 
 
+RESIZED: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "a row": lambda y, x: (y[1:], torch.mul(x, 2, out=y)),
+    "another shape": lambda y, x: (y.view(3, 1), torch.sum(x, 1, out=y)),
+    "an alias": lambda y, x: (y.detach(), torch.sum(x, 1, out=y)),
+    "the alias itself": lambda y, x: (y, torch.sum(x, 1, out=y.detach())),
+}
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize("name", RESIZED)
+def test_out_that_others_show_keeps_its_size(name: str) -> None:
+    """Eager PyTorch resizes the memory that they have."""
+    with pytest.raises(UnsupportedCall, match="another tensor shows its memory"):
+        tfn.jit(lambda x: RESIZED[name](torch.zeros(3), x))(torch.ones(2, 3))
+
+
 def test_the_memory_of_a_tensor_from_outside_is_not_set() -> None:
     outside = torch.ones(2)
 
@@ -461,6 +477,21 @@ def test_a_row_by_a_tensor_is_a_view(name: str) -> None:
         loss = [(one * one).sum() for one in found if one.requires_grad]
         results.append([*found, *(torch.autograd.grad(loss, x) if loss else ())])
     torch.testing.assert_close(results[1], results[0])
+
+
+def test_a_row_by_a_tensor_is_a_view_under_torch_func() -> None:
+    def row(x: Tensor) -> Tensor:
+        y = x * 1
+        y[torch.tensor(1)].mul_(5)
+        y[torch.tensor(0)] += 2
+        return y
+
+    def f(x: Tensor) -> Any:
+        grad = torch.func.grad(lambda x: (row(x) ** 2).sum())
+        return torch.func.vmap(row)(x), grad(x), torch.func.jvp(row, (x,), (x,)), torch.func.vmap(grad)(x)
+
+    x = torch.arange(6.0).reshape(3, 2)
+    torch.testing.assert_close(tfn.jit(f)(x), f(x))
 
 
 def test_a_row_that_python_writes_back_is_written_once() -> None:

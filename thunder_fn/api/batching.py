@@ -166,7 +166,7 @@ def _written_results(
     of these, batched in front.
     """
     count = captured.num_results
-    pairs = zip(captured.trace.outputs[count:], captured.writes, strict=True)
+    pairs = zip(captured.trace.outputs[count:], captured.writes, strict=False)
     targets = {atom: write.target for atom, write in pairs}
     same = [
         Alias(i, targets[atom], (), (), 0, torch.float32)

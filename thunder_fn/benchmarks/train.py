@@ -31,6 +31,7 @@ def run(quick: bool = False) -> Iterator[Result]:
         tokens, targets = torch.randint(0, 96, (2, batch, length))
         peers = {
             OURS: jitted_step(model, tokens, targets),
+            "as written": plain_step(model, tokens, targets),
             "eager": eager_step(model, tokens, targets),
             "torch.compile": eager_step(model, tokens, targets, torch.compile),
         }
@@ -83,6 +84,24 @@ def eager_step(
         return value
 
     return call
+
+
+def plain_step(
+    model: GPT, tokens: torch.Tensor, targets: torch.Tensor
+) -> Callable[[], torch.Tensor]:
+    """The usual loop of PyTorch under `jit`, on a copy of the model."""
+    twin = copy.deepcopy(model)
+    optimizer = torch.optim.AdamW(twin.parameters(), lr=RATE)
+
+    def step(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        value = F.cross_entropy(twin(tokens).flatten(0, 1), targets.flatten())
+        value.backward()
+        optimizer.step()
+        return value
+
+    jitted = tfn.jit(step)
+    return lambda: jitted(tokens, targets)
 
 
 def jax_step(model: GPT, tokens: torch.Tensor, targets: torch.Tensor) -> Callable[[], object]:

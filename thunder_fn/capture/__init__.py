@@ -13,10 +13,10 @@ visible to other threads.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -31,6 +31,7 @@ from thunder_fn.capture.failures import (
     source_of,
 )
 from thunder_fn.capture.garbage import no_collections
+from thunder_fn.capture.kept import GRAD, Effect, Feed, Kept, KeptState, MustFeed
 from thunder_fn.capture.modules import modules_of
 from thunder_fn.capture.nesting import nest
 from thunder_fn.capture.numbers.arguments import Symbolic
@@ -58,7 +59,7 @@ from thunder_fn.errors import (
     with_article,
 )
 from thunder_fn.ir.constraints import equations_between
-from thunder_fn.ir.trace import Atom, Expr, Literal, Trace, Var, as_dim, type_of_value
+from thunder_fn.ir.trace import Atom, Expr, Literal, Trace, Var, as_dim, cut, type_of_value
 
 __all__ = [
     "TENSOR",
@@ -72,6 +73,9 @@ __all__ = [
     "named_composite",
     "pytree",
 ]
+
+
+Seen = TypeVar("Seen", "Alias", "Shared")
 
 
 class _TensorLeaf:
@@ -118,10 +122,14 @@ class Shared:
 class GradRead:
     """The function looked at the `.grad` of an input of the trace, by index, or of a closed-over
     tensor: this one, or None.
+
+    `is_fed`: the trace is right for any gradient of this type, since its value is read in each
+        call.
     """
 
     tensor: int | torch.Tensor
     grad: torch.Tensor | None
+    is_fed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +144,10 @@ class Captured:
     `grads` are the very tensors that they were, and `reads` find what they found. `retained` are
     results whose gradient is to be kept (`retain_grad`), by position. `follows`: gradients are off
     around the function, on inside of it, and some result requires grad.
+
+    With effects, the inputs end with one for each of `feeds`, and the outputs with those of the
+    `effects`. `kept` guards the objects that they belong to. `freed` are results, by position,
+    whose graph `backward()` has freed.
     """
 
     trace: Trace
@@ -152,11 +164,27 @@ class Captured:
     reads: tuple[Read, ...] = ()
     aliases: tuple[Alias, ...] = ()
     shared: tuple[Shared, ...] = ()
+    feeds: tuple[Feed, ...] = ()
+    effects: tuple[Effect, ...] = ()
+    kept: tuple[KeptState, ...] = ()
+    freed: tuple[int, ...] = ()
 
     @property
     def num_results(self) -> int:
         """The number of the trace's outputs that belong to the result."""
-        return len(self.trace.outputs) - len(self.writes)
+        return len(self.trace.outputs) - len(self.writes) - self.num_effects
+
+    def targets_among(self, count: int) -> list[int | torch.Tensor]:
+        """The tensors that are written to, but for the gradients that are fed: of the `count`
+        tensors of a call, or closed over.
+        """
+        targets = (write.target for write in self.writes)
+        return [one for one in targets if not isinstance(one, int) or one < count]
+
+    @property
+    def num_effects(self) -> int:
+        """The number of the trace's outputs that are stored in places outside."""
+        return sum(effect.count for effect in self.effects)
 
     def result(self, outputs: tuple[Any, ...]) -> Any:
         """The function's result from the first outputs of the trace."""
@@ -203,6 +231,8 @@ def capture(  # noqa: PLR0913 - options, by keyword
     returning: Callable[[Any], Callable[[Any], Any]] | None = None,
     inside: str = "",
     differentiated: Collection[int] | None = None,
+    has_effects: bool = False,
+    wanted: frozenset[Any] = frozenset(),
 ) -> Captured:
     """Run f once on tracers and record what it does.
 
@@ -224,6 +254,9 @@ def capture(  # noqa: PLR0913 - options, by keyword
         differentiated: for reverse mode, the leaves of `(args, kwargs)` that are differentiated, by
             position. As under torch.func, gradients are on when f begins, and floating and complex
             tensors among those leaves require grad.
+        has_effects: f may step optimizers from outside and leave gradients, which the caller
+            stores.
+        wanted: places of numbers in the state of optimizers that are inputs of the trace.
 
     Raises:
         CaptureError: f cannot be traced; the subclass says why. Modules and random generators are
@@ -231,16 +264,29 @@ def capture(  # noqa: PLR0913 - options, by keyword
         TracedFunctionError: f raised. The error is an instance of the original type too.
     """
     options = track_no_grad, symbolic, on_raise, shares, grad_off, inside, differentiated
-    try:
-        with no_collections(), untouched_by_refusals(), _grad_mode(differentiated):
-            return _capture(f, args, kwargs, *options, symbolic is not None, returning)
-    except (DataDependentShape, DataDependentValue):
-        outer = current()
-        if symbolic is not None or outer is not None:
-            raise
-    with no_collections(), untouched_by_refusals(), _grad_mode(differentiated):
-        # again: sizes that depend on data are symbols
-        return _capture(f, args, kwargs, *options, True, returning)
+    kept = _Wanted(wanted) if has_effects else None
+    has_symbols = symbolic is not None
+    while True:
+        try:
+            with no_collections(), untouched_by_refusals(), _grad_mode(differentiated):
+                return _capture(f, args, kwargs, *options, has_symbols, returning, kept)
+        except (DataDependentShape, DataDependentValue):
+            if has_symbols or current() is not None:
+                raise
+        except MustFeed as again:
+            assert kept is not None, "others have no kept objects"
+            kept = dataclasses.replace(kept, places=again.places)
+        has_symbols = True  # again: sizes that depend on data, and fed numbers, are symbols
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Findings of captures of a function for the next one: numbers in the state of objects that
+    have to be inputs, and the objects.
+    """
+
+    places: frozenset[Any]
+    met: dict[int, tuple[Any, str]] = dataclasses.field(default_factory=dict)
 
 
 def _grad_mode(differentiated: Collection[int] | None) -> AbstractContextManager[Any]:
@@ -261,6 +307,7 @@ def _capture(  # noqa: PLR0913 - options, by keyword
     differentiated: Collection[int] | None,
     has_symbols: bool,
     returning: Callable[[Any], Callable[[Any], Any]] | None,
+    wanted: _Wanted | None,
 ) -> Captured:
     outer = current()
     if outer is not None:
@@ -282,6 +329,7 @@ def _capture(  # noqa: PLR0913 - options, by keyword
         inside=inside,
         is_same_function=shares,
     )
+    recorder.kept = None if wanted is None else Kept(recorder, wanted.places, met=wanted.met)
     layouts, numbers = (symbolic.layouts, symbolic.numbers) if symbolic is not None else ({}, {})
     extra = symbolic.inputs if symbolic is not None else ()
     name = getattr(f, "__name__", type(f).__name__)
@@ -290,10 +338,13 @@ def _capture(  # noqa: PLR0913 - options, by keyword
 
     def captured(end: _End) -> Captured:
         changes = end.changes
-        nested = nest(recorder, (*end.outputs, *(var for _, var in changes)), _identifier(name))
-        trace, writes = (
+        effects = (atom for _, atoms in end.effects for atom in atoms)
+        outputs = (*end.outputs, *(var for _, var in changes), *effects)
+        nested = nest(recorder, outputs, _identifier(name))
+        trace, writes, feeds, places = _fed(
             recorder.decisions.settled(rewritten(nested, recorder)),
             tuple(write for write, _ in changes),
+            end.fed,
         )
         made("capture", trace)
         in_statics = tuple(
@@ -318,8 +369,12 @@ def _capture(  # noqa: PLR0913 - options, by keyword
             end.retained,
             follows,
             end.reads,
-            end.aliases,
-            end.shared,
+            tuple(_at(places, alias) for alias in end.aliases),
+            tuple(_at(places, shared) for shared in end.shared),
+            feeds,
+            tuple(effect for effect, _ in end.effects),
+            end.kept,
+            end.freed,
         )
 
     unfinished: _End | None = None
@@ -344,6 +399,7 @@ def _capture(  # noqa: PLR0913 - options, by keyword
             }
             recorder.modules.is_exclusive = True
             try:
+                recorder.take_kept()
                 for module, path in modules_of(f, leaves):
                     recorder.modules.watch(module, path)
                 arguments = pytree.unflatten(
@@ -359,16 +415,14 @@ def _capture(  # noqa: PLR0913 - options, by keyword
                     unfinished = _end(recorder, f, name, tensors, list(tracers.values()), ())
                 raise
             finally:
-                recorder.modules.restore()
+                recorder.restore()
     except TracedFunctionError:
         if on_raise is not None and unfinished is not None:
             on_raise(captured(unfinished))
         raise
     del tracers, given, values, arguments, result, made_of
     whole = captured(end)
-    check_aliases(
-        whole.trace, tensors, [write.target for write in whole.writes], source_of(f), name
-    )
+    check_aliases(whole.trace, tensors, whole.targets_among(len(tensors)), source_of(f), name)
     return whole
 
 
@@ -383,7 +437,7 @@ class _End:
     out_spec: pytree.PyTreeSpec
     out_leaves: tuple[Any, ...]
     outputs: tuple[Atom, ...]
-    changes: tuple[tuple[Write, Var], ...]
+    changes: tuple[tuple[Write, Atom], ...]
     own_leaves: tuple[tuple[int, bool], ...]
     grads: tuple[GradRead, ...]
     retained: tuple[int, ...]
@@ -391,6 +445,10 @@ class _End:
     reads: tuple[Read, ...]
     aliases: tuple[Alias, ...]
     shared: tuple[Shared, ...]
+    effects: tuple[tuple[Effect, tuple[Atom, ...]], ...]
+    kept: tuple[KeptState, ...]
+    freed: tuple[int, ...]
+    fed: tuple[tuple[Feed, torch.Tensor | None], ...]
 
 
 def _end(
@@ -414,10 +472,25 @@ def _end(
             _check_attributes(f, leaf, "that it returns")
     own = tuple(_own_leaves(recorder, results))
     changes = tuple(_changes(recorder, f, tensors, tracers))
-    grads = (
-        GradRead(positions.get(id(tensor), tensor), grad)
-        for tensor, grad in recorder.gradients.read.values()
+    stored = dict[int, Atom]()
+    effects = tuple(_effects(recorder, positions, name, stored))
+    kept, fed = (), ()
+    if recorder.kept is not None:
+        kept = recorder.kept.state()
+        fed = (
+            *((feed, None) for feed in recorder.kept.feeds),
+            *recorder.gradients.feeds(),
+            *recorder.kept.tensors,
+        )
+    freed = tuple(place for place, leaf in enumerate(results) if recorder.gradients.is_freed(leaf))
+    outputs = tuple(
+        recorder.stopped(atom) if place in freed else stored.get(id(results[place]), atom)
+        for place, atom in enumerate(outputs)
     )
+    grads = [  # before the closed-over tensors are looked up below
+        GradRead(positions.get(id(tensor), tensor), grad, recorder.gradients.is_fed(grad))
+        for tensor, grad in recorder.gradients.read.values()
+    ]
     inner = [
         isinstance(leaf, torch.Tensor) and leaf.requires_grad and not leaf.is_leaf
         for leaf in results
@@ -440,7 +513,70 @@ def _end(
         reads,
         aliases,
         shared,
+        effects,
+        kept,
+        freed,
+        fed,
     )
+
+
+def _effects(
+    recorder: Recorder, positions: Mapping[int, int], name: str, stored: dict[int, Atom]
+) -> Iterator[tuple[Effect, tuple[Atom, ...]]]:
+    """The changes of places outside, each with the outputs that it stores: gradients of leaves,
+    then the state of kept objects. `stored` gets the output of each tensor in them.
+    """
+    if recorder.kept is None:
+        return
+    for tensor, grad in recorder.gradients.assigned():
+        holder, (leaves, spec) = positions.get(id(tensor), tensor), pytree.flatten(grad)
+        effect = Effect(holder, GRAD, spec, tuple(None for _ in leaves), (True,) * len(leaves))
+        yield effect, tuple(_stored(recorder, leaf, name, stored) for leaf in leaves)
+    for effect, leaves in recorder.kept.effects(recorder.is_from_outside):
+        yield effect, tuple(_stored(recorder, leaf, name, stored) for leaf in leaves)
+
+
+def _stored(recorder: Recorder, leaf: Any, name: str, stored: dict[int, Atom]) -> Atom:
+    """The output for a value that is stored outside: a constant, if autograd does not follow it."""
+    if id(leaf) not in stored or not isinstance(leaf, torch.Tensor):
+        atom = _output(recorder, leaf, name)
+        is_followed = isinstance(leaf, torch.Tensor) and leaf.requires_grad
+        stored[id(leaf)] = atom if is_followed else recorder.stopped(atom)
+    return stored[id(leaf)]
+
+
+def _fed(
+    trace: Trace,
+    writes: tuple[Write, ...],
+    given: tuple[tuple[Feed, torch.Tensor | None], ...],
+) -> tuple[Trace, tuple[Write, ...], tuple[Feed, ...], dict[int, int]]:
+    """The trace with gradients from outside as its last inputs, and the writes to them by index.
+    Numbers are inputs already.
+    """
+    feeds = [feed for feed, grad in given if grad is None]
+    fed = {id(grad): (feed, grad) for feed, grad in given if grad is not None}
+    known = {id(one.tensor): one.var for one in trace.constants if id(one.tensor) in fed}
+    targets = (id(one.target) for one in writes if id(one.target) in fed)
+    inputs, places = list(trace.inputs), dict[int, int]()
+    for count, key in enumerate(dict.fromkeys((*known, *targets))):
+        feed, grad = fed[key]
+        places[key] = len(inputs)
+        inputs.append(known.get(key) or Var(_UNREAD + count, type_of_value(grad)))
+        feeds.append(feed)
+    left = tuple(one for one in trace.constants if id(one.tensor) not in known)
+    moved = tuple(
+        dataclasses.replace(one, target=places.get(id(one.target), one.target)) for one in writes
+    )
+    return cut(trace, inputs=inputs, constants=left), moved, tuple(feeds), places
+
+
+def _at(places: Mapping[int, int], one: Seen) -> Seen:
+    """The same with the index of an input for a gradient that is one."""
+    return dataclasses.replace(one, source=places.get(id(one.source), one.source))
+
+
+_UNREAD = 1 << 40
+"""Variables of gradients that are written to and not read begin here."""
 
 
 def _shared(
@@ -548,12 +684,12 @@ def _changes(
     f: Callable[..., Any],
     tensors: list[torch.Tensor],
     tracers: list[torch.Tensor],
-) -> list[tuple[Write, Var]]:
+) -> list[tuple[Write, Atom]]:
     """The changes of the function with the new values: tensors in place, buffers of modules,
     gradients of leaves.
     """
     positions = {id(tensor): position for position, tensor in reversed(list(enumerate(tensors)))}
-    found: list[tuple[Write, Var]] = []
+    found: list[tuple[Write, Atom]] = []
     for position, tracer in enumerate(tracers):
         found += _written(recorder, f, Write(position), recorder.inputs[position], tracer)
     for tensor, tracer, before in recorder.lifted():
@@ -620,7 +756,7 @@ def _check_attributes(
 
 def _written(
     recorder: Recorder, f: Callable[..., Any], write: Write, before: Var, tracer: torch.Tensor
-) -> list[tuple[Write, Var]]:
+) -> list[tuple[Write, Atom]]:
     after = recorder.var_of(tracer)
     if after is None or after == before:
         return []
@@ -638,7 +774,10 @@ def _written(
         )
     if internals.is_own_view(tracer):
         write = dataclasses.replace(write, strides=_strides(tracer))
-    return [(write, recorder.history.read(after))]
+    with internals.no_torch_function():
+        is_leaf = recorder.kept is not None and tracer.is_leaf and tracer.requires_grad
+    # what is written to a leaf is a constant for autograd, which a jitted function's caller knows
+    return [(write, recorder.stopped(after) if is_leaf else recorder.history.read(after))]
 
 
 def _strides(tracer: torch.Tensor) -> tuple[int, ...]:
@@ -657,7 +796,7 @@ def _strides(tracer: torch.Tensor) -> tuple[int, ...]:
 
 def _accumulated(
     recorder: Recorder, f: Callable[..., Any], tracer: torch.Tensor, before: torch.Tensor | None
-) -> list[tuple[Write, Var]]:
+) -> list[tuple[Write, Atom]]:
     """The gradient that `backward()` left in a leaf from outside. One that was changed in place
     is none any more.
     """
@@ -665,6 +804,8 @@ def _accumulated(
         return []
     with internals.no_torch_function():
         after = tracer.grad
+    if recorder.kept is not None:
+        return []
     known = None if before is None else recorder.lift(before)
     if after is not known or (before is not None and recorder.gradients.is_changed(before)):
         recorder.gradients.look_at(tracer)

@@ -381,11 +381,15 @@ def write_back(
     place: Callable[[int | torch.Tensor], torch.Tensor] = lambda it: (
         inputs[it] if isinstance(it, int) else it
     )
-    for one, value in zip(captured.writes, outputs[count:], strict=True):
+    first = count + len(captured.writes)
+    for one, value in zip(captured.writes, outputs[count:first], strict=True):
         target = place(one.target)
         if one.strides is not None:
             restride(target, one.strides)
         write(target if recorder is None else recorder.lift(target), value)
+    for effect in captured.effects:
+        effect.apply(outputs[first : first + effect.count], inputs)
+        first += effect.count
     results = list(outputs[:count])
     for alias in captured.aliases:
         target = place(alias.source)
@@ -510,8 +514,9 @@ def views_after(
 
 
 def _steps_after(trace: Trace, atom: Atom, start: Var) -> list[tuple[Equation, int]] | None:
-    """The views by which an atom comes from a variable, or from what is computed like it: a value
-    with bits is made of its memory for each use.
+    """The views by which an atom comes from a variable, or from what is computed like it.
+
+    A value with bits is made of its memory for each use.
     """
     makers = _makers(trace)
     way = _way(makers, atom, start, is_view_step)

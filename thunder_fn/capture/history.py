@@ -320,6 +320,12 @@ class History:
             ]
         return found
 
+    def others(self, memory: Memory) -> bool:
+        """Test whether another memory that lives has the same values."""
+        self._links = [link for link in self._links if link[1]() is not None]
+        own = internals.storage_id(memory)
+        return self.linked(own) != {own}
+
     def _link(self, source: Memory, alias: Memory, write: Op = ops.STRAIGHT_THROUGH) -> None:
         """Link two memories, which have the same values from now on, as long as the alias lives.
 

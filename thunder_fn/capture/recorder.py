@@ -28,6 +28,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.generators import Generators
 from thunder_fn.capture.history import History
+from thunder_fn.capture.kept import Kept
 from thunder_fn.capture.modules import WatchedModules
 from thunder_fn.capture.numbers.decided import Decisions
 from thunder_fn.capture.numbers.known_values import known_answer
@@ -54,6 +55,7 @@ from thunder_fn.ir import ops
 from thunder_fn.ir.nesting import make_room
 from thunder_fn.ir.trace import (
     Arg,
+    Atom,
     Constant,
     Expr,
     NumberType,
@@ -135,6 +137,7 @@ class Recorder:
         self.level: int = 0 if outer is None else outer.level + outer.scope.depth + 1
         make_room(self.level)
         self.inputs: list[Var] = []
+        self.arguments: list[torch.Tensor] = []
         self.constants: list[Constant] = []
         self.detaching = False
         self.source: Source | None = None
@@ -156,6 +159,7 @@ class Recorder:
         self.viewed: dict[int, Var] = {}
         self.contiguous: set[int] = set()
         self.gradients = Gradients(self)
+        self.kept: Kept | None = None
         self.inside = inside or (outer.inside if outer is not None else "")
         self.given: list[torch.Tensor] = []
         self.results_from_outside: list[tuple[torch.Tensor, Any, torch.Tensor]] = []
@@ -202,6 +206,7 @@ class Recorder:
             if type(tracer) is internals.Tracer:
                 internals.set_class(tracer, EscapedValue)
         self._tracers.clear()
+        self.arguments.clear()
         self.given.clear()
         self.results_from_outside.clear()
         self._outside.clear()
@@ -210,6 +215,7 @@ class Recorder:
         self._lifted.clear()
         self._made.clear()
         self.gradients.forget()
+        self.kept = None
         self.properties.forget()
         self.history.forget()
         self.selections.forget()
@@ -246,6 +252,7 @@ class Recorder:
         """A tracer for an argument; of these sizes and strides, where some of them are symbols."""
         tracer, var = self._trace_like(tensor, layout, is_differentiated=is_differentiated)
         self.inputs.append(var)
+        self.arguments.append(tensor)
         self.given.append(tracer)
         self.gradients.take(tensor, tracer)
         self.properties.take(tensor, tracer, is_same=self.is_same_function)
@@ -274,6 +281,10 @@ class Recorder:
         self.inputs.append(var)
         return tracer
 
+    def inputs_of_types(self, types: Iterable[Type]) -> list[torch.Tensor]:
+        """Tracers for inputs of which only the types are known, without those that are numbers."""
+        return [self.input_of_type(type) for type in types if isinstance(type, TensorType)]
+
     def tracer_of(self, var: Var) -> Any:
         """A tracer for a variable that an equation binds, or its number; None for a result that
         is None.
@@ -293,6 +304,7 @@ class Recorder:
             return tensor
         known = self._lifted.get(id(tensor))
         if known is not None:
+            self.gradients.met(tensor)
             return known[1]
         if is_wrapped(tensor):
             outside = internals.is_from_outside(tensor)
@@ -316,6 +328,28 @@ class Recorder:
             self.gradients.take(tensor, tracer)
             self.properties.take(tensor, tracer, is_same=True)
         return tracer
+
+    def take_kept(self) -> None:
+        """Watch the optimizers that a capture before this one has met."""
+        if self.kept is not None:
+            self.kept.take_all()
+
+    def restore(self) -> None:
+        """Give modules and optimizers back what they held before."""
+        self.modules.restore()
+        if self.kept is not None:
+            self.kept.restore()
+
+    def is_from_outside(self, tensor: torch.Tensor) -> bool:
+        """Test for a tensor, no tracer, that the traced function found outside."""
+        return not internals.is_tracer(tensor)
+
+    def stopped(self, atom: Atom) -> Atom:
+        """A constant of the atom's value, for autograd."""
+        if not isinstance(atom, Var):
+            return atom
+        (var,) = self.emit(ops.STOP_GRADIENT, (atom,), (atom.type,), ())
+        return var
 
     def outside_of(self, tracer: torch.Tensor) -> torch.Tensor:
         """The tensor from outside that a tracer stands for, or the tracer."""

@@ -7,8 +7,8 @@ that run inside `rewritten_by`, like a lookaside.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import wraps
 from typing import Any, ParamSpec, Protocol, TypeVar
@@ -17,6 +17,7 @@ from thunder_fn.capture.recorded import Scope
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.replaced.lookasides import chosen_lookasides
 from thunder_fn.ir.memos import kept, with_cache_of
+from thunder_fn.ir.scoped import setting
 from thunder_fn.ir.trace import Trace
 
 P = ParamSpec("P")
@@ -35,26 +36,16 @@ _rewrite: ContextVar[Rewrite | None] = ContextVar("thunder_fn_rewrite", default=
 _fused: ContextVar[bool] = ContextVar("thunder_fn_fused", default=False)
 
 
-@contextmanager
-def rewritten_by(rewrite: Rewrite | None) -> Generator[None]:
+def rewritten_by(rewrite: Rewrite | None) -> AbstractContextManager[None]:
     """Rewrite captures inside; None for not at all."""
-    token = _rewrite.set(rewrite)
-    try:
-        yield
-    finally:
-        _rewrite.reset(token)
+    return setting(_rewrite, rewrite)
 
 
-@contextmanager
-def to_be_fused(flag: bool) -> Generator[None]:
+def to_be_fused(flag: bool) -> AbstractContextManager[None]:
     """Say whether an executor that fuses will run the captures inside; derivatives choose their
     residuals by that.
     """
-    token = _fused.set(flag)
-    try:
-        yield
-    finally:
-        _fused.reset(token)
+    return setting(_fused, flag)
 
 
 def is_to_be_fused() -> bool:

@@ -276,6 +276,8 @@ class ScopeMode(TorchFunctionMode):
             )
         if func in MEMORY:
             raise memory_error(func, recorder.source)
+        if recorder.kept is not None and recorder.kept.is_stepping:
+            kwargs = _with_numbers(kwargs)
         instead = INSTEAD.get(func) or with_tensor_scalars(func, kwargs)
         if instead is not None:
             return instead(*args, **kwargs)
@@ -305,6 +307,16 @@ class ScopeMode(TorchFunctionMode):
             self._running.pop()
 
 
+def _with_numbers(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments with numbers for tensors where eager mode reads these, as a tensor `lr`."""
+    return {
+        key: as_python(value.item())
+        if key in ("alpha", "value") and isinstance(value, Tensor)
+        else value
+        for key, value in kwargs.items()
+    }
+
+
 def _check_out(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> None:
     """Refuse to resize a view: PyTorch resizes it in eager mode, beyond its base or with other
     strides in it.
@@ -332,8 +344,10 @@ def _check_out(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> None:
 
 
 def _resize_out(recorder: Recorder, out: Tensor) -> None:
-    """Give an `out=` that an op has resized its new shape, and memory that views of it do not
-    share.
+    """Give an `out=` that an op has resized its new shape.
+
+    Raises:
+        UnsupportedCall: others show its memory. Eager PyTorch resizes that under them.
     """
     if not isinstance(out, internals.Tracer):
         return
@@ -345,8 +359,16 @@ def _resize_out(recorder: Recorder, out: Tensor) -> None:
             return
     var = recorder.var_of(out)
     new = None if var is None else recorder.tracer_of(var)
-    if new is not None:
-        internals.become(out, new)
+    if new is None:
+        return
+    memory = internals.memory_in(out)
+    is_alive, linked = internals.memory_watch(memory), recorder.history.others(memory)
+    internals.become(out, new)
+    del new, memory
+    if linked or is_alive():
+        what = "`out=` is resized, and another tensor shows its memory"
+        fix = "Use the result instead of `out=`, or give it the shape of the result."
+        raise UnsupportedCall(located(what, source=recorder.source, fix=fix))
 
 
 def lift_call(recorder: Recorder, args: Any, kwargs: Any) -> tuple[Any, Any]:

@@ -15,6 +15,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
+from thunder_fn.errors import AliasedMutation, located
 from thunder_fn.ir.trace import Var
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class _Selection:
 
     `take` makes the copy again, `put` writes its value to the view. `index`: as the user wrote it.
     `written`: the gradient mode in which the copy was written to, if x does not have that yet.
+    `level`: of the torch.func transform inside which it was made.
     """
 
     copy: Callable[[], Tensor | None]
@@ -38,6 +40,7 @@ class _Selection:
     index: Any
     of_copy: Var | None
     of_view: Var | None
+    level: int
     kept: Tensor | None = None
     written: bool | None = None
     is_stale: bool = False
@@ -61,17 +64,17 @@ class Selections:
     ) -> Tensor:
         """The copy that `take` makes of the view, which follows it as the view follows the copy."""
         copy = take()
-        if type(copy) is internals.Tracer and type(view) is internals.Tracer:
-            of_copy, of_view = map(self._recorder.var_of, (copy, view))
-            reference = internals.weak_tensor(copy)
-            self._all.append(_Selection(reference, view, take, put, index, of_copy, of_view))
+        if all(type(internals.innermost(one)) is internals.Tracer for one in (copy, view)):
+            level = internals.torch_func_level()
+            reference, known = internals.weak_tensor(copy), (self._var_of(copy), self._var_of(view))
+            self._all.append(_Selection(reference, view, take, put, index, *known, level))
         return copy
 
     def keep(self, tensor: Tensor) -> None:
         """Keep a copy, since an alias of it shares its memory and nothing else of it."""
         for one in self._all:
             copy = one.copy()
-            if copy is not None and internals.have_one_memory(copy, tensor):
+            if copy is not None and _have_one_memory(copy, tensor):
                 one.kept = copy
 
     def before(self, args: Any, kwargs: Any, index: Any = None) -> None:
@@ -82,16 +85,16 @@ class Selections:
             copy = one.copy()
             is_put = one.written is not None and index is not None and args[2] is copy
             if is_put and _is_same(one.index, index):
-                one.of_copy, one.of_view, one.written = self._recorder.var_of(args[2]), None, None
+                one.of_copy, one.of_view, one.written = self._var_of(args[2]), None, None
         self._write_back()
         leaves = pytree.flatten((args, kwargs))[0]
-        read = [leaf for leaf in leaves if type(leaf) is internals.Tracer]
+        read = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         for one in self._all:
             copy = one.copy()
             if (
                 one.is_stale
                 and copy is not None
-                and any(internals.have_one_memory(copy, leaf) for leaf in read)
+                and any(_have_one_memory(copy, leaf) for leaf in read)
             ):
                 self._gather(one, copy)
 
@@ -100,8 +103,12 @@ class Selections:
         if not self._all or self._seen == self._recorder.history.writes:
             return
         self._seen = self._recorder.history.writes
-        self._all = [one for one in self._all if one.copy() is not None]
+        level = internals.torch_func_level()
+        living = (one for one in self._all if one.copy() is not None)
+        self._all = [one for one in living if one.level <= level]
         self._look()
+        if level:  # it may end without a further function
+            self._write_back()
 
     def settle(self) -> None:
         """Bring everything up to date, before others than torch functions read it."""
@@ -109,7 +116,7 @@ class Selections:
             self._write_back()
             for one in self._all:
                 copy = one.copy()
-                if one.is_stale and copy is not None:
+                if one.is_stale and copy is not None and not one.level:
                     self._gather(one, copy)
             self._pending = False
 
@@ -118,8 +125,11 @@ class Selections:
         self._all.clear()
         del self._recorder
 
+    def _var_of(self, tensor: Tensor) -> Var | None:
+        return self._recorder.var_of(internals.innermost(tensor))
+
     def _look(self) -> None:
-        var_of = self._recorder.var_of
+        var_of = self._var_of
         for one in self._all:
             copy = one.copy()
             if copy is None:
@@ -150,10 +160,21 @@ class Selections:
             one.kept = None
 
     def _gather(self, one: _Selection, copy: Tensor) -> None:
+        if one.level:
+            what = "`x[i]` with a tensor i is read after x was written to, inside torch.func"
+            fix = "Read `x[i]` again after the write, or clone it before."
+            raise AliasedMutation(located(what, source=self._recorder.source, fix=fix))
         copy.copy_(one.take())
         one.is_stale = False
         one.of_view = None
         self._look()
+
+
+def _have_one_memory(copy: Tensor, other: Tensor) -> bool:
+    tracers = [*map(internals.innermost, (copy, other))]
+    return all(type(one) is internals.Tracer for one in tracers) and internals.have_one_memory(
+        tracers[0], tracers[1]
+    )
 
 
 def _is_same(index: Any, other: Any) -> bool:

@@ -4,11 +4,12 @@ inspector is one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import TypeAlias
 
+from thunder_fn.ir.scoped import setting
 from thunder_fn.ir.trace import Trace
 
 Watcher: TypeAlias = Callable[[str, Trace, Trace | None], None]
@@ -19,14 +20,9 @@ that it was made of.
 _watcher: ContextVar[Watcher | None] = ContextVar("thunder_fn_watcher", default=None)
 
 
-@contextmanager
-def watched_by(watcher: Watcher) -> Generator[None]:
+def watched_by(watcher: Watcher) -> AbstractContextManager[None]:
     """Call `watcher` for each trace that is captured or transformed inside, in this thread."""
-    token = _watcher.set(watcher)
-    try:
-        yield
-    finally:
-        _watcher.reset(token)
+    return setting(_watcher, watcher)
 
 
 def made(how: str, trace: Trace, of: Trace | None = None) -> None:

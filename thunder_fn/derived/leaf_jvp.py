@@ -34,9 +34,9 @@ from thunder_fn.derived.quirks.statistics import STATISTICS, with_own_statistics
 from thunder_fn.errors import MissingRule, located
 from thunder_fn.ir.constraints import names_of, pinned, renamed
 from thunder_fn.ir.memos import kept_of_ops
-from thunder_fn.ir.rules import JvpRule, Mask
+from thunder_fn.ir.rules import JvpRule, Mask, chosen
 from thunder_fn.ir.symbols import is_symbolic
-from thunder_fn.ir.trace import Equation, TensorType, Trace, Var
+from thunder_fn.ir.trace import Equation, Trace, Var
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +127,7 @@ def own_statistics(single: Trace) -> Trace | None:
         return None
     recorder = Recorder(track_no_grad=False, symbolic=is_symbolic(single))
     with recorder.running():
-        tracers = [
-            recorder.input_of_type(var.type)
-            for var in single.inputs
-            if isinstance(var.type, TensorType)
-        ]
+        tracers = recorder.inputs_of_types(single.input_types)
         results = with_own_statistics(recorder, equation, lambda var: tracers[var.index])
         return (
             None if results is None else close_recording(recorder, list(results), equation.op.name)
@@ -169,16 +165,8 @@ def _ask_forward_ad(single: Trace, active: Mask) -> JvpRule:
     internals.load_forward_decompositions()
     recorder = Recorder(track_no_grad=False, symbolic=is_symbolic(single))
     with recorder.running(), recorder.mode.assuming(True, ill_defined(equation)):
-        tracers = [
-            recorder.input_of_type(var.type)
-            for var in single.inputs
-            if isinstance(var.type, TensorType)
-        ]
-        tangents = [
-            recorder.input_of_type(var.type)
-            for var, flag in zip(single.inputs, active, strict=True)
-            if flag and isinstance(var.type, TensorType)
-        ]
+        tracers = recorder.inputs_of_types(single.input_types)
+        tangents = recorder.inputs_of_types(chosen(single.input_types, active))
         moved = [index for index, flag in enumerate(active) if flag]
         present: list[bool] = []
 

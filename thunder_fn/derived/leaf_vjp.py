@@ -461,11 +461,7 @@ def meaning_of_attention(single: Trace) -> Trace:
     (equation,) = single.equations
     recorder = Recorder(track_no_grad=False, symbolic=is_symbolic(single))
     with recorder.running():
-        tracers = [
-            recorder.input_of_type(var.type)
-            for var in single.inputs
-            if isinstance(var.type, TensorType)
-        ]
+        tracers = recorder.inputs_of_types(single.input_types)
         stops = [
             recorder.emit(ops.STOP_GRADIENT, (var,), (var.type,), ())[0] for var in recorder.inputs
         ]
@@ -500,11 +496,7 @@ def differentiable_outputs(single: Trace, active: Mask) -> Mask:
         return possible
     recorder = Recorder(track_no_grad=False, symbolic=is_symbolic(single))
     with recorder.running():
-        tracers = [
-            recorder.input_of_type(var.type)
-            for var in single.inputs
-            if isinstance(var.type, TensorType)
-        ]
+        tracers = recorder.inputs_of_types(single.input_types)
         for tracer, flag in zip(tracers, active, strict=True):
             tracer.requires_grad_(flag)
         try:
@@ -608,11 +600,7 @@ def decomposition(single: Trace) -> Trace | None:
         return None
     recorder = Recorder(track_no_grad=False, symbolic=is_symbolic(single))
     with recorder.running():
-        tracers = [
-            recorder.input_of_type(var.type)
-            for var in single.inputs
-            if isinstance(var.type, TensorType)
-        ]
+        tracers = recorder.inputs_of_types(single.input_types)
         args = [python_arg(arg, lambda var: tracers[var.index]) for arg in equation.args]
         kwargs = {
             key: python_arg(arg, lambda var: tracers[var.index]) for key, arg in equation.kwargs

@@ -8,6 +8,7 @@ scan runs it example by example, and a warning names the op once.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -27,7 +28,7 @@ from thunder_fn.errors import located
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.constraints import equations_between, fixes_numbers, pinned
 from thunder_fn.ir.memos import kept_of_ops
-from thunder_fn.ir.rules import Mask
+from thunder_fn.ir.rules import Mask, chosen
 from thunder_fn.ir.symbols import is_symbolic, made_by
 from thunder_fn.ir.trace import (
     Dim,
@@ -69,6 +70,12 @@ def batched_type(type: Type, size: Dim) -> Type:
         if isinstance(type, TensorType)
         else type
     )
+
+
+def batched_types(types: Iterable[Type], batched: Mask, size: Dim) -> tuple[Type, ...]:
+    """The types with a leading batch dim where the flags say so."""
+    pairs = zip(types, batched, strict=True)
+    return tuple([batched_type(type, size) if flag else type for type, flag in pairs])
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,11 +374,7 @@ def raise_same(name: str) -> None:
 
 
 def _inputs(recorder: Recorder, single: Trace, batched: Mask, size: Dim) -> list[torch.Tensor]:
-    types = [
-        batched_type(var.type, size) if flag else var.type
-        for var, flag in zip(single.inputs, batched, strict=True)
-    ]
-    return [recorder.input_of_type(type) for type in types if isinstance(type, TensorType)]
+    return recorder.inputs_of_types(batched_types(single.input_types, batched, size))
 
 
 def _ask_functorch(single: Trace, batched: Mask, size: Dim, randomness: str) -> Trace:
@@ -481,9 +484,8 @@ def _of_whole_batch(single: Trace, size: Dim) -> Trace:
     builder = TraceBuilder(f"vmap_{equation.op.name}")
     value = builder.input(batched_type(single.inputs[0].type, size))
     args = tuple(map_arg(lambda _: value, arg) for arg in equation.args)
-    given = (
-        (key, arg) for key, arg in equation.kwargs if arg not in RANKED
-    )  # the batch has one dim more
+    # the batch has one dim more
+    given = ((key, arg) for key, arg in equation.kwargs if arg not in RANKED)
     kwargs = tuple((key, map_arg(lambda _: value, arg)) for key, arg in given)
     types = tuple(batched_type(var.type, size) for var in equation.outputs)
     return builder.build(builder.add(equation.op, args, types, kwargs=kwargs))
@@ -496,11 +498,8 @@ def _loop(single: Trace, batched: Mask, size: Dim, same: bool) -> Trace:
     (equation,) = single.equations
     builder, body = TraceBuilder(f"loop_{equation.op.name}"), TraceBuilder(equation.op.name)
     pairs = list(zip(single.inputs, batched, strict=True))
-    inputs = [
-        builder.input(batched_type(var.type, size) if flag else var.type) for var, flag in pairs
-    ]
-    consts = [value for value, flag in zip(inputs, batched, strict=True) if not flag]
-    xs = [value for value, flag in zip(inputs, batched, strict=True) if flag]
+    inputs = builder.take(batched_types(single.input_types, batched, size))
+    consts, xs = chosen(inputs, [not flag for flag in batched]), chosen(inputs, batched)
     env = {var.index: body.input(var.type) for var, flag in pairs if not flag}
     if same:
         consts += builder.add(GET_STATE, (), (STATE,))
@@ -509,13 +508,8 @@ def _loop(single: Trace, batched: Mask, size: Dim, same: bool) -> Trace:
     env |= {var.index: body.input(var.type) for var, flag in pairs if flag}
     results = body.copy(equation, lambda var: env[var.index])
     kept = tuple(var for var in results if isinstance(var.type, TensorType))
-    numbers = {
-        "num_consts": len(consts),
-        "num_carry": 0,
-        "length": size,
-        "reverse": False,
-        "unroll": 1,
-    }
+    numbers = {"num_consts": len(consts), "num_carry": 0, "length": size}
+    numbers |= {"reverse": False, "unroll": 1}
     types = tuple(batched_type(var.type, size) for var in kept)
     kwargs = tuple((key, Literal(value)) for key, value in numbers.items())
     whole = builder.add(SCAN, (*consts, *xs), types, kwargs=kwargs, bodies=(body.build(kept),))

@@ -3,21 +3,21 @@
 Claiming (`claims.py`) walks from the outermost composite inwards and asks the executors in the
 order in which the user gave them. An executor answers an equation with one of
 
-    Run(name, run)       it computes the equation: `run(*args, **kwargs)` gives the outputs as a tuple
-    Instead(trace)       the equation is replaced by a trace over its operands, and claiming goes on inside
-    Fuse()               the equation may be part of a region, a closed trace that the executor compiles as one
+    Run(name, run)       it computes the equation: `run(*args, **kwargs)` gives a tuple of outputs
+    Instead(trace)       a trace over its operands replaces the equation; claiming goes on inside
+    Fuse()               the equation may be part of a region, which is compiled as one
     Refused(reason)      it is left to the next executor, and unfolded where nobody takes it
 
 Answers are functions of the equation alone. Registering on an executor changes its answers from
 then on. `frozen` is the executor as it is now, the value that programs are made with.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -27,6 +27,7 @@ from thunder_fn.errors import ExecutorError, kind_of
 from thunder_fn.executors.matching import Key, fake_call, keys_of, located_in
 from thunder_fn.executors.running import CheckedRegion
 from thunder_fn.ir import ops
+from thunder_fn.ir.scoped import setting
 from thunder_fn.ir.text import shown
 from thunder_fn.ir.trace import Equation, Trace
 
@@ -116,14 +117,9 @@ class HasExecutors(Protocol):
 _watcher: ContextVar[Watcher | None] = ContextVar("thunder_fn_executor_watcher", default=None)
 
 
-@contextmanager
-def watched_by(watcher: Watcher) -> Generator[None]:
+def watched_by(watcher: Watcher) -> AbstractContextManager[None]:
     """Executors whose registrations are read inside tell this one when they change."""
-    token = _watcher.set(watcher)
-    try:
-        yield
-    finally:
-        _watcher.reset(token)
+    return setting(_watcher, watcher)
 
 
 class Executor:
@@ -375,6 +371,18 @@ class FusionExecutor(Executor):
         around them.
         """
         return ()
+
+    def joins(self, region: Trace) -> bool:
+        """Test whether the region and others of the same ops, side by side, are better one
+        region.
+        """
+        return False
+
+    def unrolls(self, leaves: Sequence[Equation]) -> int:
+        """Give the number of steps of a loop of these ops that are best one region; 1 if each is
+        best alone.
+        """
+        return 1
 
     def is_worth(self, region: Trace) -> bool:
         """Test whether the region has enough ops that compute something to be compiled."""

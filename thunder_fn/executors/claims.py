@@ -47,6 +47,8 @@ from thunder_fn.executors.notes import Note, Part
 from thunder_fn.executors.pruning import drop_dead, prune
 from thunder_fn.executors.regions import bodies_of, grouped, partition
 from thunder_fn.executors.reuse import drop_copies
+from thunder_fn.executors.side_by_side import joined
+from thunder_fn.executors.unrolling import with_blocks
 from thunder_fn.executors.updates import IN_PLACE, Written, updates, written_by
 from thunder_fn.ir import ops
 from thunder_fn.ir.constraints import close_symbols
@@ -187,7 +189,10 @@ class _Claiming:
         part = part.without(*drop_dead(part.trace))
         for fusion in self.fusions:
             part = self.fused(part, fusion, written)
-        return self.unfolded(part, shared, written)
+        part = self.unfolded(part, shared, written)
+        for fusion in self.fusions:
+            part = part.reordered(*joined(part.trace, fusion, f"{fusion.name}::{REGION}"))
+        return part
 
     def fused(self, part: Part, fusion: FusionExecutor, written: Written) -> Part:
         fusible = [self.is_fusible(equation, fusion) for equation in part.trace.equations]
@@ -361,6 +366,7 @@ class _Walk:
         equation: Equation,
         operands: tuple[Atom, ...],
     ) -> tuple[Atom, ...]:
+        equation = with_blocks(equation, self.claiming.fusions)
         executor, answer = self.claiming.ask(equation, busy, depth, fuse=fuse)
         source = equation.source
         at = (

@@ -34,6 +34,7 @@ from thunder_fn.executors.matching import LAYOUT_IS_UNKNOWN, apply_to, located_i
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import ops
 from thunder_fn.ir.memos import memo
+from thunder_fn.ir.scoped import setting
 from thunder_fn.ir.splitting import dependent, handing_on, split
 from thunder_fn.ir.text import shown
 from thunder_fn.ir.trace import (
@@ -275,11 +276,8 @@ def _capturing(where: str, tensors: Sequence[torch.Tensor]) -> Generator[_Joint]
     assert recorder is not None, "a capture is running"
     variables = tuple(recorder.var_of(recorder.lift(tensor)) for tensor in tensors)
     state = _Joint(recorder, where, inputs=tuple(var for var in variables if var is not None))
-    token = _joint.set(state)
-    try:
+    with setting(_joint, state):
         yield state
-    finally:
-        _joint.reset(token)
 
 
 def _check_results(results: Sequence[torch.Tensor], outputs: Sequence[Type], where: str) -> None:

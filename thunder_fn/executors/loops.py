@@ -144,7 +144,8 @@ def _scan(writer: FunctionWriter, equation: Equation) -> Function:
 
 def _stack(writer: FunctionWriter, name: str, type: Type, loop: Loop) -> str:
     """The stack of the steps' results, empty if there was no step."""
-    text = f"{writer.bind(torch.stack, 'stack', torch.stack)}({name}{'[::-1]' if loop.reverse else ''})"  # noqa: E501
+    steps = f"{name}[::-1]" if loop.reverse else name
+    text = f"{writer.bind(torch.stack, 'stack', torch.stack)}({steps})"
     if isinstance(loop.length, int) or is_positive(loop.length) or not isinstance(type, TensorType):
         return text
     empty, dtype, device = (

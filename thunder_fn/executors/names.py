@@ -74,7 +74,6 @@ class Names:
         copied = [var for var, count in times.items() if count > 1 and text(var) != str(var)]
         known = {var: self.bind(("copy", var), f"{var}_copy", None) for var in copied}
         yield from (f"{name} = {text(var)}" for var, name in known.items())
-        yield (
-            "return"
-            f" {tuple_text([known[atom] if isinstance(atom, Var) and atom in known else text(atom) for atom in atoms])}"  # noqa: E501
-        )
+        values = (known.get(atom) if isinstance(atom, Var) else None for atom in atoms)
+        texts = [value or text(atom) for atom, value in zip(atoms, values, strict=True)]
+        yield f"return {tuple_text(texts)}"

@@ -9,8 +9,8 @@ equations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,6 +32,7 @@ from thunder_fn.executors.grad_transforms import DerivedRule, LazyRule, derive_r
 from thunder_fn.executors.matching import FakeCall, python_value
 from thunder_fn.executors.running import Runner
 from thunder_fn.ir import ops
+from thunder_fn.ir.scoped import setting
 from thunder_fn.ir.trace import (
     Arg,
     Equation,
@@ -58,15 +59,10 @@ _running: ContextVar[frozenset[tuple[Any, Rule]]] = ContextVar(
 )
 
 
-@contextmanager
-def _in_rule_of(operator: Operator, rule: Rule) -> Generator[None]:
+def _in_rule_of(operator: Operator, rule: Rule) -> AbstractContextManager[None]:
     """Call the operator inside without this rule, which is made of it."""
     pair: tuple[Any, Rule] = (operator, rule)
-    token = _running.set(_running.get() | {pair})
-    try:
-        yield
-    finally:
-        _running.reset(token)
+    return setting(_running, _running.get() | {pair})
 
 
 @dataclass(frozen=True, eq=False)

@@ -186,10 +186,8 @@ class _Emitter:
             f"# {constant.var}: {constant.var.type} constant" for constant in self.trace.constants
         )
         if self.below_autograd and _is_long(self.trace):
-            yield (
-                "with"
-                f" {self.bind(internals.below_autograd, 'below_autograd', internals.below_autograd)}():"  # noqa: E501
-            )
+            below = internals.below_autograd
+            yield f"with {self.bind(below, 'below_autograd', below)}():"
             indent = "    "
         yield from (indent + line for line in self.bindings(self.trace.inputs))
         yield from (indent + line for line in self.body())
@@ -231,10 +229,9 @@ class _Emitter:
             dead = self.dead_after(position, equation)
             if given := self.handed_over(equation, dead):
                 yield f"{self.bind('given', 'given', None)} = {given}"
-                yield (
-                    f"del {', '.join(name for name in dead if name not in map(str, equation.outputs))}"  # noqa: E501
-                )
-                dead = [name for name in dead if name in map(str, equation.outputs)]
+                results = set(map(str, equation.outputs))
+                yield f"del {', '.join(name for name in dead if name not in results)}"
+                dead = [name for name in dead if name in results]
             yield self.line(position, equation, bool(given))
             yield from self.bindings(equation.outputs) if made_by(equation) else ()
             if equation.op.kind == "composite" and equation.body not in self.shown:
@@ -300,7 +297,8 @@ class _Emitter:
         claim = self.claimed.claim_of(equation)
         run = donating(claim.run or compiled_region(claim), donated)
         name = self.bind((claim.executor, claim.name, id(run)), claim.name, run)
-        call = f"{name}({', '.join(self.arguments(equation, Spelling(name, claim.executor.name, run)))})"  # noqa: E501
+        spelling = Spelling(name, claim.executor.name, run)
+        call = f"{name}({', '.join(self.arguments(equation, spelling))})"
         call = (
             f"{self.bind('take', 'take', take)}({name}, {self.bind('given', 'given', None)})"
             if given

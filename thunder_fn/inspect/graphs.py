@@ -190,7 +190,8 @@ def _svg(trace: Trace, runs: Sequence[Sequence[Equation]]) -> str:
 
 _STYLE = (
     "<style>text{font:11px"
-    " ui-monospace,SFMono-Regular,Menlo,monospace;text-anchor:middle;fill:#1b1f24}.n{fill:#6a737d;font-size:10px}path{fill:none;stroke:#9aa4af}</style><defs><marker"  # noqa: E501
+    " ui-monospace,SFMono-Regular,Menlo,monospace;text-anchor:middle;fill:#1b1f24}"
+    ".n{fill:#6a737d;font-size:10px}path{fill:none;stroke:#9aa4af}</style><defs><marker"
     ' id="a" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="6" markerHeight="6"'
     ' orient="auto"><path d="M0 0L8 4L0 8z" style="fill:#9aa4af;stroke:none"/></marker></defs>'
 )

@@ -22,9 +22,10 @@ def simplify(trace: Trace) -> Trace:
     Example:
         >>> import torch
         >>> from thunder_fn import trace
-        >>> len(simplify(trace(lambda x: (x.clone() * 1).view(3) + x.sin() + x.sin(), torch.ones(3))).equations)
+        >>> f = lambda x: (x.clone() * 1).view(3) + x.sin() + x.sin()
+        >>> len(simplify(trace(f, torch.ones(3))).equations)
         3
-    """  # noqa: E501
+    """
     while True:
         new = dce(cse(fold_constants(drop_noops(dce(trace)))))
         if new == trace:

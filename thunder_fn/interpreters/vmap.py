@@ -7,7 +7,7 @@ not depend on the batch stay unbatched.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -15,7 +15,7 @@ import torch
 
 from thunder_fn.derived.leaf_jvp import own_statistics
 from thunder_fn.derived.leaf_vjp import alone
-from thunder_fn.derived.leaf_vmap import batched_type, vmap_rule
+from thunder_fn.derived.leaf_vmap import batched_types as batched_types, vmap_rule
 from thunder_fn.derived.quirks.statistics import STATISTICS
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import ops
@@ -29,7 +29,6 @@ from thunder_fn.ir.trace import (
     TensorType,
     Trace,
     TraceBuilder,
-    Type,
     Var,
 )
 from thunder_fn.ir.walking import inline_into, put, walk
@@ -139,12 +138,6 @@ def expand(builder: TraceBuilder, value: Atom, size: Dim) -> Var:
     shape = tuple(Literal(dim) for dim in type.shape)
     (result,) = builder.add(ops.leaf(ops.aten.expand.default), (value, shape), (type,))
     return result
-
-
-def batched_types(types: Iterable[Type], batched: Mask, size: Dim) -> tuple[Type, ...]:
-    """The types with a leading batch dim where the flags say so."""
-    pairs = zip(types, batched, strict=True)
-    return tuple([batched_type(type, size) if flag else type for type, flag in pairs])
 
 
 def expand_missing(

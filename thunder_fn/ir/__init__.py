@@ -4,6 +4,7 @@ trace from a trace.
     trace, ops, symbols, constraints, facts    the data
     pretty, fx, check                          its text, its FX graph, its grammar
     rules                                      tables of rules, one for each interpreter
+    scoped                                     context variables that have a value for a while
     walking     `walk` runs an interpreter over a trace, into a builder; `put` is the default step
     splitting   `split` cuts a trace into a first and a second half, with residuals between them
     flow        `Flow` answers a boolean question about every variable, forward or backward

@@ -25,6 +25,7 @@ from thunder_fn.ir.constraints import counterexample, equality, premises_of
 from thunder_fn.ir.memos import kept
 from thunder_fn.ir.pretty import format_equation
 from thunder_fn.ir.rules import CHECK
+from thunder_fn.ir.scoped import setting
 from thunder_fn.ir.symbols import made_by, symbols_in
 from thunder_fn.ir.trace import (
     Arg,
@@ -68,12 +69,9 @@ def check(trace: Trace) -> None:
         TraceTypeError: two types disagree; names the equation and the user's line.
         MissingRule: there are no rules for a structured op.
     """
-    token = _premises.set(premises_of(trace))
-    try:
+    with setting(_premises, premises_of(trace)):
         for current in subtraces(trace):
             _check_trace(current)
-    finally:
-        _premises.reset(token)
     _check_constraints(trace)
 
 

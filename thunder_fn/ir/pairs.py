@@ -50,8 +50,9 @@ def through_bodies(
     """Append a structured op on slots, and return the slots of its results.
 
     Before: operands: primal_0 [companion_0], primal_1 [companion_1], ...
-    After:  every carry that becomes one with a companion starts with one, and all branches give the same slots.
-    """  # noqa: E501
+    After:  every carry that becomes one with a companion starts with one, and all branches give
+            the same slots.
+    """
     wires = WIRINGS.of(equation)(equation)
     marked = companion.flow.ports(equation, wires, tuple([len(slots) > 1 for slots in operands]))
     wanted = {first for first, second in wires.values if second in marked}

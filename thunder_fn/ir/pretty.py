@@ -5,14 +5,14 @@
         # v1: f32[4]
         v2 = layer_norm(v0, (4,), v1)  # f32[8, 4]
             # def layer_norm(v0, v1):
-            #   v2, v3, v4 = aten.native_layer_norm.default(v0, (4,), v1, None, 1e-05)  # f32[8, 4], ...
+            #   v2, v3, v4 = aten.native_layer_norm.default(v0, (4,), v1, None, 1e-05)  # ...
             #   return (v2,)
         return (v2,)
 
 Bodies are comments under the call, in their own numbering: a body's parameters are the variables of
 the call, in order. Each distinct body is printed in full once, so the text grows with distinct
 code. Equal traces have equal texts.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 

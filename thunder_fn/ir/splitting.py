@@ -25,7 +25,8 @@ def split(
 ) -> Split:
     """Cut a trace into two halves.
 
-    Before: trace: inputs -> ...; the variables in `late` are inputs and results that belong to the second half.
+    Before: trace: inputs -> ...; the variables in `late` are inputs and results that belong to the
+            second half.
     After:  forward:  early inputs -> early outputs, extra residuals
             backward: residuals, late inputs -> late outputs
             Each residual is an input of forward, one of its outputs, or an extra output.
@@ -38,7 +39,7 @@ def split(
         again: early equations that the second half computes again, in place of residuals. Each
             stands before its first reader.
         names: of both halves.
-    """  # noqa: E501
+    """
     early_outputs, late_outputs = tuple(outputs[0]), tuple(outputs[1])
     whole = trace.equations if equations is None else equations
     early_inputs = tuple(var for var in trace.inputs if var.index not in late)

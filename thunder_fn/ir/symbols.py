@@ -4,11 +4,11 @@
     aten.expand.default(v0, (s0, 4))          an argument
     where s0 > 5           a constraint
 
-**The types of a trace's inputs bind its symbols.** The first input that has a bare `s0` among its
-sizes, or is the number `s0` itself, binds it. An equation whose result has a size that depends on
-data binds a symbol of its own, `u0`. Symbols are in scope in the bodies of equations, as type
-variables of a function are in functions inside it. So no interpreter has to hand numbers from trace
-to trace.
+**The types of a trace's inputs bind its symbols.** The first input with a bare `s0` among its sizes
+binds it, or the first that is the number `s0` itself. An equation whose result has a size that
+depends on data binds a symbol of its own, `u0`. Symbols are in scope in the bodies of equations, as
+type variables of a function are in functions inside it. So no interpreter has to hand numbers from
+trace to trace.
 
 A symbol knows the number that it stood for when its trace was made, its `hint`. When a rule is
 derived and PyTorch asks whether `s0 > 2`, the hint answers and the answer becomes a constraint of

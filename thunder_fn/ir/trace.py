@@ -1,12 +1,13 @@
 """The data: traces, equations, variables and their types.
 
-    Trace     ::= inputs: Var*  constants: Constant*  equations: Equation*  outputs: Atom*  constraints: Expr*
+    Trace     ::= inputs: Var*  constants: Constant*  equations: Equation*  outputs: Atom*
+                  constraints: Expr*
     Equation  ::= outputs: Var* = op(args, kwargs)  bodies: Trace*  source
     Arg       ::= Var | Literal | (Arg, ...)
     Var       ::= index : Type
     Type      ::= TensorType(dtype, shape, device) | NumberType(kind, Expr?) | NoneType
     Dim       ::= int | Expr
-    Op        ::= leaf (an ATen or custom OpOverload) | composite (a name) | structured (cond, scan, ...)
+    Op        ::= leaf (an ATen or custom OpOverload) | composite (a name) | structured (cond, ...)
 
 Everything is frozen. Variables are numbered densely in binding order (inputs, constants, then the
 outputs of each equation). So `==` is equality up to renaming and the hash is structural. Bodies are
@@ -18,7 +19,7 @@ Expressions are over symbols, which the types of the outermost trace's inputs bi
 `symbols.py`.
 
 Sources, names and spans are for people: they take no part in equality.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 

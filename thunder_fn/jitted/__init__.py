@@ -434,10 +434,11 @@ def explain_claims(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Claim
         >>> from thunder_fn.executors import FusionExecutor
         >>> ex = FusionExecutor("slow", fuse=lambda region: region.python_callable())
         >>> ex.register_supported(torch.sin)
-        >>> report = explain_claims(jit(lambda x: x.sin().sin().cos(), executors=[ex]), torch.ones(2))
+        >>> jitted = jit(lambda x: x.sin().sin().cos(), executors=[ex])
+        >>> report = explain_claims(jitted, torch.ones(2))
         >>> [(claim.op, claim.taken_by) for claim in report.forward]
         [('aten.sin.default', 'slow'), ('aten.cos.default', 'torch')]
-    """  # noqa: E501
+    """
     jitted = f if isinstance(f, Jitted) else jit(f)
     if isinstance(jitted, torch.nn.Module):
         jitted, kwargs = _modules().as_function(jitted, kwargs)

@@ -12,11 +12,17 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
+from thunder_fn.capture.kept import KINDS
 from thunder_fn.errors import DonatedTensorError, UnhashableStatic, kind_of, located
 from thunder_fn.ir.trace import Literal
 from thunder_fn.jitted.memory import DonatedTensor
 from thunder_fn.jitted.options import Options
 from thunder_fn.jitted.prologue import Key, Repeated, argument_name, leaf_key
+
+OBJECTS = (torch.nn.Module, *KINDS)
+"""Classes whose objects are static arguments without being named so: modules, and objects that
+step them.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +65,10 @@ def read_call(options: Options, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     """
     count = len(args)
     static = {argnum % count for argnum in options.static_argnums if -count <= argnum < count}
+    static |= {i for i, arg in enumerate(args) if issubclass(type(arg), OBJECTS)}
     dynamic = tuple(arg for i, arg in enumerate(args) if i not in static)
     named = [name for name in options.static_argnames if name in kwargs]
+    named += [n for n, arg in kwargs.items() if issubclass(type(arg), OBJECTS) and n not in named]
     statics = (*((i, args[i]) for i in sorted(static)), *((name, kwargs[name]) for name in named))
     for place, value in statics:
         _check_hashable(place, value)

@@ -83,7 +83,7 @@ def build_for(
     miss = reason(cache, family, call, key, known)
     entry = _with_symbols(f, options, family, call) if options.is_dynamic else None
     if entry is None:
-        entry = cache.put(key, build(f, options, call), known=known)
+        entry = cache.put(key, build(f, options, call, known=known), known=known)
     else:
         cache.count_miss()
     _tell(f, cache, family, miss)

@@ -52,10 +52,14 @@ train and eval.
 
 
 def beside(program: Any, known: Sequence[Any]) -> tuple[Any, ...]:
-    """A new program in front of those that are for other values from outside, or other properties
-    of tensors; it replaces the others.
+    """A new program in front of those that are for other values from outside, other properties
+    of tensors, or gradients where there are none; it replaces the others.
     """
-    kept = (other for other in known if not other.is_inside() or other.reads_match is not None)
+    kept = (
+        other
+        for other in known
+        if not other.is_inside() or other.reads_match is not None or other.feeds_grads
+    )
     return program, *[*kept][: MAX_STATES - 1]
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal as Choice, TypedDict
@@ -19,6 +19,7 @@ from thunder_fn.executors.of_traces import with_executors_of
 from thunder_fn.executors.operator_executor import OperatorExecutor
 from thunder_fn.executors.registry import resolve_executors
 from thunder_fn.executors.verify import VERIFIER
+from thunder_fn.ir.scoped import setting
 from thunder_fn.ir.text import shown
 from thunder_fn.ir.trace import Trace
 from thunder_fn.jitted.marks import Marks, read_marks
@@ -31,16 +32,11 @@ POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR
 _limit: ContextVar[Numerics] = ContextVar("thunder_fn_numerics", default="precision-changing")
 
 
-@contextmanager
-def calls_within(numerics: Numerics) -> Generator[None]:
+def calls_within(numerics: Numerics) -> AbstractContextManager[None]:
     """Jitted functions that are called inside keep within this limit too, whatever they were
     jitted with.
     """
-    token = _limit.set(numerics)
-    try:
-        yield
-    finally:
-        _limit.reset(token)
+    return setting(_limit, numerics)
 
 
 class Config(TypedDict, total=False):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -21,6 +21,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.failures import source_of
 from thunder_fn.capture.generators import state_error
+from thunder_fn.capture.kept import KINDS, KeptState
 from thunder_fn.capture.outside.frames import observed_by
 from thunder_fn.capture.outside.reads import ABSENT, PLAIN, Reads, is_a, parts_of, seen, tracked
 from thunder_fn.capture.outside.values import (
@@ -41,7 +42,9 @@ from thunder_fn.jitted.modules import state as module_state
 class Outside:
     """The edges and modules that a program depends on."""
 
-    def __init__(self, edges: tuple[Edge, ...], modules: tuple[ModuleCheck, ...]) -> None:
+    def __init__(
+        self, edges: tuple[Edge, ...], modules: tuple[ModuleCheck | KeptState, ...]
+    ) -> None:
         self.edges, self.modules = edges, modules
         names = Namespace()
         text = " and ".join(f"({condition})" for condition in self.conditions(names)) or "True"
@@ -214,13 +217,24 @@ class ModuleCheck:
         return "" if attribute is None else f"{self.path}.{escaped(attribute)} has changed"
 
 
+def outside_of(read: Sequence[Outside], kept: tuple[KeptState, ...]) -> Outside | None:
+    """The guard of reads that were found, and of kept objects; None if there is nothing to
+    guard.
+    """
+    if not kept:
+        return read[0] if read else None
+    edges, modules = (read[0].edges, read[0].modules) if read else ((), ())
+    held = {id(container) for state in kept for container, _ in state.contents}
+    return Outside(tuple(one for one in edges if id(one.holder) not in held), (*modules, *kept))
+
+
 # ---- watching a trace ----
 
 
 @contextmanager
-def watching(f: Callable[..., Any]) -> Generator[list[Outside]]:
+def watching(f: Callable[..., Any], statics: Sequence[Any] = ()) -> Generator[list[Outside]]:
     """Watch f while it is traced inside. Afterwards the list has its reads from outside, if there
-    are any.
+    are any. Modules and optimizers among its static arguments are outside, too.
 
     Raises:
         UnsupportedCall: it reads what can be neither guarded nor baked in: an iterator, a large
@@ -231,6 +245,9 @@ def watching(f: Callable[..., Any]) -> Generator[list[Outside]]:
         frozenset(map(id, own.modules())) if isinstance(own, torch.nn.Module) else frozenset[int]()
     )
     watch, found = Watch(f, parts), list[Outside]()
+    for value in statics:
+        if is_a(value, (torch.nn.Module, *KINDS)):
+            watch.reach(value, type(value).__name__)
     with tracked(0) as attributes, observed_by(watch):
         yield found
     watch.finish()

@@ -30,6 +30,7 @@ from thunder_fn.capture.apply import (
 )
 from thunder_fn.capture.failures import check_aliases, source_of
 from thunder_fn.capture.garbage import no_collections
+from thunder_fn.capture.kept import ABSENT, GRAD, KeptState, decided_by, put
 from thunder_fn.capture.numbers.arguments import Symbolic, value_at
 from thunder_fn.capture.outside.properties import Read
 from thunder_fn.capture.recorded import Decision
@@ -37,19 +38,28 @@ from thunder_fn.capture.replaced import host_random
 from thunder_fn.capture.replaced.lookasides import lookasides
 from thunder_fn.capture.rewriting import rewritten_by, to_be_fused
 from thunder_fn.capture.watching import made
-from thunder_fn.errors import HostRandomWarning, JitError, kind_of, located
+from thunder_fn.errors import (
+    CaptureError,
+    HostRandomWarning,
+    JitError,
+    TracedFunctionError,
+    kind_of,
+    located,
+)
 from thunder_fn.executors import Executor, Program, any_fuses, lower
 from thunder_fn.executors.reuse import find_aliases, is_dense
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.ir.constraints import constraints_of
+from thunder_fn.ir.symbols import symbols_in
 from thunder_fn.ir.trace import Atom, Source, Trace, Var, cut
 from thunder_fn.jitted.autograd.bridge import Bridge, bridge
+from thunder_fn.jitted.autograd.freed import freed
 from thunder_fn.jitted.call import Call
 from thunder_fn.jitted.callpath import Namespace, put_together, skeleton
 from thunder_fn.jitted.memory import all_exclusive, clash_check, give_away, is_chosen, own
 from thunder_fn.jitted.modules.containers import Filling, filling
 from thunder_fn.jitted.options import Options, calls_within
-from thunder_fn.jitted.outside import Outside, watching
+from thunder_fn.jitted.outside import Outside, outside_of, watching
 from thunder_fn.jitted.prologue import prologue_trace, structure_text
 
 
@@ -63,7 +73,8 @@ class Entry:
     guards what it read from outside. `clash` says whether a tensor that is written to may share
     memory with another, None if nothing is written; `check_clash` raises if it does. If places of
     the call are symbols, `symbolic` says which one each place has, and the program serves all calls
-    with these answers to `decisions`. `fills`: `execute` returns a `Filling`.
+    with these answers to `decisions`. `fills`: `execute` returns a `Filling`. `feeds_grads`:
+    gradients are read in each call, so that it serves calls with others.
     """
 
     execute: Callable[..., Any]
@@ -79,6 +90,7 @@ class Entry:
     symbolic: Symbolic | None = None
     decisions: tuple[Decision, ...] = ()
     fills: bool = False
+    feeds_grads: bool = False
     outside: Outside | None = None
 
     def arguments(self, call: Call) -> list[Any]:
@@ -116,9 +128,14 @@ class Entry:
 
 @no_collections()
 def build(
-    f: Callable[..., Any], options: Options, call: Call, symbolic: Symbolic | None = None
+    f: Callable[..., Any],
+    options: Options,
+    call: Call,
+    symbolic: Symbolic | None = None,
+    known: Sequence[Entry] = (),
 ) -> Entry:
     """Trace f for a call, or for all calls with other numbers in its symbols, and lower the trace.
+    `known` are programs for such calls, which do not serve this one.
 
     Raises:
         CaptureError: f cannot be traced.
@@ -131,28 +148,49 @@ def build(
         """f raised: its changes until then are made, and random numbers are drawn, as in eager
         mode.
         """
-        values = (*tensors, *(value_at(call.leaves, place) for _, place in numbers))
-        write_back(captured, tensors, evaluate(captured.trace, values))  # of no results
+        values = (
+            *tensors,
+            *(value_at(call.leaves, place) for _, place in numbers),
+            *(feed.read(tensors) for feed in captured.feeds),
+        )
+        write_back(captured, values, evaluate(captured.trace, values))  # of no results
 
+    states = (one for entry in known if entry.outside is not None for one in entry.outside.modules)
+    wanted = frozenset[Any]().union(*(one.moved() for one in states if isinstance(one, KeptState)))
     before = host_random.state()
-    with watching(f) as read:
+    with watching(f, [value for _, value in call.statics]) as read:
         is_final = symbolic is None  # else f is traced again, without symbols
-        captured, traces = capture_call(
-            f, options, call, symbolic, as_far_as_it_got if is_final else None
+        captured, traces = _with_numbers(
+            wanted,
+            lambda wanted: capture_call(
+                f,
+                options,
+                call,
+                symbolic,
+                as_far_as_it_got if is_final and not wanted else None,
+                has_effects=current() is None,
+                wanted=wanted,
+            ),
         )
     if (generator := host_random.drawn_since(before)) is not None:
         _warn_of_constants(f, captured.trace.name, generator)
     closed, constants = close_over(traces[-1])
     targets = [write.target for write in captured.writes]
-    writes = places_of(targets, len(tensors) + len(numbers), constants)
+    written = captured.targets_among(len(tensors))
+    feeds = tuple(feed.read(tensors) for feed in captured.feeds)
+    writes = (
+        *places_of(targets, len(tensors) + len(numbers) + len(feeds), constants),
+        *(None for _ in range(captured.num_effects)),
+    )
     executors, values = (
         options.executors_of(closed),
-        (*map(internals.plain, (*tensors, *numbers, *constants)),),
+        (*map(internals.plain, (*tensors, *numbers, *feeds, *constants)),),
     )
     followed = torch.is_grad_enabled() or is_followed(captured)
     bridged = bridge(closed, values, writes, executors) if followed else None
     execution = _Execution(captured, closed, constants, writes, call, bridged, executors, symbolic)
-    decisions = _decisions(captured, traces[-1], bridged) if symbolic is not None else ()
+    decisions = _fed_apart(captured, _decisions(captured, traces[-1], bridged))
+    decisions = decisions if symbolic is not None else ()
     watched = _distinct(
         (*constants, *(target for target in targets if isinstance(target, torch.Tensor)))
     )
@@ -168,16 +206,32 @@ def build(
         grads_match=grads_guard(captured.grads) if captured.grads else None,
         reads_match=reads_guard(captured.reads) if captured.reads else None,
         clash=(
-            clash_check(captured.trace, tensors, targets, symbolic=symbolic is not None)
-            if targets
+            clash_check(captured.trace, tensors, written, symbolic=symbolic is not None)
+            if written
             else None
         ),
         check_clash=partial(_check_clash, captured, source_of(f)),
         symbolic=symbolic,
         decisions=decisions,
         fills=captured.out_spec.type is Filling,
-        outside=read[0] if read else None,
+        feeds_grads=any(read.is_fed for read in captured.grads),
+        outside=outside_of(read, captured.kept),
     )
+
+
+def _with_numbers(
+    wanted: frozenset[Any], trace: Callable[[frozenset[Any]], tuple[Captured, list[Trace]]]
+) -> tuple[Captured, list[Trace]]:
+    """Trace with the numbers of these places as inputs; if that cannot be, with constants."""
+    try:
+        return trace(wanted)
+    except (CaptureError, TracedFunctionError):
+        if not wanted:
+            raise
+    captured, traces = trace(frozenset())
+    for state in captured.kept:
+        state.refused |= wanted
+    return captured, traces
 
 
 def grads_guard(grads: Sequence[GradRead]) -> Callable[..., bool]:
@@ -187,7 +241,13 @@ def grads_guard(grads: Sequence[GradRead]) -> Callable[..., bool]:
     expected = [
         (read.tensor, None if read.grad is None else internals.weak_tensor(read.grad))
         for read in grads
+        if read.grad is None or not read.is_fed
     ]
+    places = [read.tensor for read in grads if read.grad is not None and read.is_fed]
+    leaves = [read.tensor for read in grads if read.is_fed]
+    of_types = internals.tensor_guard(
+        [read.grad for read in grads if read.grad is not None and read.is_fed]
+    )
 
     def match(*tensors: torch.Tensor) -> bool:
         for tensor, known in expected:
@@ -195,9 +255,21 @@ def grads_guard(grads: Sequence[GradRead]) -> Callable[..., bool]:
             grad = given.grad if given.is_leaf or given.retains_grad else None
             if (grad is None) != (known is None) or (known is not None and grad is not known()):
                 return False
-        return True
+        fed = [(tensors[place] if isinstance(place, int) else place).grad for place in places]
+        if any(map(internals.has_hooks, (tensors[p] if isinstance(p, int) else p for p in leaves))):
+            return False
+        return all(grad is not None for grad in fed) and (not fed or of_types(*fed))
 
     return match
+
+
+def _fed_apart(captured: Captured, decisions: tuple[Decision, ...]) -> tuple[Decision, ...]:
+    """Give decisions about fed numbers to the guard of their objects; the others."""
+    symbols = {feed.symbol for feed in captured.feeds if feed.symbol is not None}
+    fed = [one for one in decisions if not symbols.isdisjoint(symbols_in((one.relation,)))]
+    for state in captured.kept:
+        state.decide = decided_by(state.feeds, [one.relation for one in fed])
+    return tuple(one for one in decisions if one not in fed)
 
 
 def reads_guard(reads: Sequence[Read]) -> Callable[..., bool]:
@@ -242,9 +314,12 @@ def capture_call(
     call: Call,
     symbolic: Symbolic | None = None,
     on_raise: Callable[[Captured], None] | None = None,
+    *,
+    has_effects: bool = False,
+    wanted: frozenset[Any] = frozenset(),
 ) -> tuple[Captured, list[Trace]]:
-    """Capture a call: its trace, and the trace after each of the transforms. `on_raise` as for
-    `capture`.
+    """Capture a call: its trace, and the trace after each of the transforms. `on_raise` the
+    last two as for `capture`.
     """
     with lookasides(options.lookasides), calls_within(options.numerics), ExitStack() as stack:
         if (rewrite := options.rewrite()) is not None:
@@ -255,6 +330,8 @@ def capture_call(
             "symbolic": symbolic,
             "on_raise": on_raise,
             "shares": True,
+            "has_effects": has_effects,
+            "wanted": wanted,
         }
         if not getattr(f, "fills_arguments", False):
             options_of_capture["returning"] = filling
@@ -321,7 +398,7 @@ def _distinct(tensors: Iterable[torch.Tensor]) -> tuple[torch.Tensor, ...]:
 def _check_clash(
     captured: Captured, source: Source | None, tensors: Sequence[torch.Tensor]
 ) -> None:
-    targets = [write.target for write in captured.writes]
+    targets = captured.targets_among(len(tensors))
     check_aliases(captured.trace, tensors, targets, source, captured.trace.name)
 
 
@@ -392,8 +469,11 @@ class _Execution:
             str(symbol) for symbol, _ in (symbolic.inputs if symbolic is not None else ())
         ]
         self.inputs = [*self.leaves, *(self.names.bind(tensor, "constant") for tensor in constants)]
+        self.feeds = list(self.fed())
+        self.inputs[len(self.leaves) : len(self.leaves)] = [name for name, _ in self.feeds]
         values = (*(tensor for _, tensor in tensors), *constants)
-        names = (*self.leaves[: len(tensors)], *self.inputs[len(self.leaves) :])
+        first = len(self.leaves) + len(self.feeds)
+        names = (*self.leaves[: len(tensors)], *self.inputs[first:])
         pairs = zip(names, values, strict=True)
         self.with_bits = {
             name: f"plain_{name}" for name, value in pairs if internals.bits_in_memory(value)
@@ -410,7 +490,7 @@ class _Execution:
             if is_dense(tensors[i][1]) and self.leaves[i] not in self.with_bits
         ]
         self.writable = self.writable if bridged is None else []
-        pairs = zip(captured.writes, writes, strict=True)
+        pairs = zip(captured.writes, writes, strict=False)  # effects come last
         self.given = {self.leaves[i] for i in self.donated}
         self.targets = [
             self.names.bind(write.target, "target") if place is None else self.inputs[place]
@@ -430,6 +510,7 @@ class _Execution:
     def function(self) -> Callable[..., Any]:
         values = [f"r{i}" for i in range(len(self.trace.outputs))]
         lines = [f"def execute({', '.join(self.leaves)}):"]
+        lines += [f"    {name} = {text}" for name, text in self.feeds]
         run = self.names.bind(self.bridge or self.program.run, "program")
         if self.writable:
             careful = self.names.bind(_Lazily(partial(self.lowered, ())), "careful")
@@ -463,8 +544,14 @@ class _Execution:
                 lines.append(
                     f"    {self.names.bind(restride, 'restride')}({target}, {one.strides})"
                 )
-        for value, target in zip(values[self.captured.num_results :], self.targets, strict=True):
-            lines.append(f"    if {value} is not {target}: write({target}, {value})")
+        first = self.captured.num_results + len(self.targets)
+        written = values[self.captured.num_results : first]
+        places = self.writes[: len(self.targets)]  # effects come after them
+        for value, target, place in zip(written, self.targets, places, strict=True):
+            kept = self.bridge is not None and place in self.bridge.changed - self.bridge.moved
+            put = self.names.bind(torch.no_grad()(write), "write_values") if kept else "write"
+            lines.append(f"    if {value} is not {target}: {put}({target}, {value})")
+        lines += self.effects(values[first:], values[: self.captured.num_results])
         result = self.result(values)
         if self.donated:
             lines += [
@@ -473,6 +560,46 @@ class _Execution:
             ]
             result = "result"
         return self.names.function("execute", [*lines, f"    return {result}", ""])
+
+    def fed(self) -> Iterator[tuple[str, str]]:
+        """The names of inputs that are read from places outside, and how they are read."""
+        for count, feed in enumerate(self.captured.feeds):
+            name = str(feed.symbol) if feed.symbol is not None else f"fed{count}"
+            if isinstance(feed.holder, torch.Tensor):
+                yield name, f"{self.names.bind(feed.holder, 'leaf')}.grad"
+            elif isinstance(feed.holder, int):
+                yield name, f"{self.leaves[feed.holder]}.grad"
+            else:
+                part = "" if feed.index is None else f"[{feed.index}]"
+                holder, key = self.names.bind(feed.holder, "holder"), self.names.literal(feed.key)
+                yield name, f"{holder}[{key}]{part}"
+
+    def effects(self, values: Sequence[str], results: Sequence[str]) -> Iterator[str]:
+        """Lines that store what belongs to places outside."""
+        given = iter(values)
+        for effect in self.captured.effects:
+            holder = (
+                self.leaves[effect.holder]
+                if isinstance(effect.holder, int)
+                else self.names.bind(effect.holder, "holder")
+            )
+            key = self.names.bind(effect.key, "key")
+            stored = self.names.bind(put, "put")
+            unless = f"if not {next(given)}: " if effect.is_conditional else ""
+            if effect.spec is None:
+                yield f"    {unless}{stored}({holder}, {key}, {self.names.bind(ABSENT)})"
+                continue
+            leaves = [
+                next(given) if flag else self.names.bind(leaf, "fixed")
+                for leaf, flag in zip(effect.leaves, effect.is_output, strict=True)
+            ]
+            value = put_together(skeleton(effect.spec), leaves, self.names, effect.spec)
+            if effect.key is GRAD:
+                yield f"    {holder}.grad = {value}"
+            elif effect.key is None:
+                yield f"    {unless}{stored}({holder}, None, {value})"
+            else:
+                yield f"    {unless}{holder}[{key}] = {value}"
 
     def own_leaves(self, values: Sequence[str]) -> Iterator[str]:
         """Lines that make results leaves of autograd's graph, each tensor once."""
@@ -499,8 +626,12 @@ class _Execution:
         """An output: a written tensor itself where it holds it, and never the donated tensor,
         which is given away.
         """
-        atom = self.trace.outputs[position]
-        written = self.trace.outputs[self.captured.num_results :]
+        if position in self.captured.freed and torch.is_grad_enabled():
+            return f"{self.names.bind(freed, 'freed')}({values[position]})"
+        same = self.same_as_written(position)
+        if same is not None:
+            return same
+        atom, written = self.trace.outputs[position], self.written
         alias = next((one for one in self.captured.aliases if one.result == position), None)
         if alias is not None and alias.is_written:
             places = [write.target for write in self.captured.writes]
@@ -531,10 +662,23 @@ class _Execution:
             return f"{self.names.bind(own, 'own')}({', '.join((values[position], *others))})"
         return values[position]
 
+    @property
+    def written(self) -> tuple[Atom, ...]:
+        """The outputs that are the new values of `targets`."""
+        first = self.captured.num_results
+        return self.trace.outputs[first : first + len(self.targets)]
+
+    def same_as_written(self, position: int) -> str | None:
+        """The tensor from outside that a result is, if the program writes to that."""
+        same = next((one for one in self.captured.shared if one.result == position), None)
+        if same is None or not same.is_same or isinstance(same.source, int):
+            return None
+        pairs = zip(self.captured.writes, self.targets, strict=True)
+        return next((target for one, target in pairs if one.target is same.source), None)
+
     def view_of_written(self, position: int, atom: Atom) -> str | None:
         """The expression for a result that is by views what a tensor was changed to."""
-        written = self.trace.outputs[self.captured.num_results :]
-        for target, new in zip(self.targets, written, strict=True):
+        for target, new in zip(self.targets, self.written, strict=True):
             if isinstance(new, Var) and atom != new and target not in self.given:
                 view = views_after(self.trace, atom, new, has_bits=target in self.with_bits)
                 if view is not None:
@@ -567,7 +711,7 @@ class _Execution:
         """
         place = alias.source
         if isinstance(place, torch.Tensor):
-            first = len(self.leaves)
+            first = len(self.leaves) + len(self.feeds)
             own = (first + i for i, one in enumerate(self.constants) if one is alias.source)
             place = next(own, None)
         if place is None or self.inputs[place] in self.given:

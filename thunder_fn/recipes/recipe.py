@@ -133,7 +133,8 @@ class Recipe(metaclass=_MadeOnce):
 
     def __repr__(self) -> str:
         own = {name: value for name, value in vars(self).items() if not name.startswith("_")}
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in own.items())})"  # noqa: E501
+        options = ", ".join(f"{name}={value!r}" for name, value in own.items())
+        return f"{type(self).__name__}({options})"
 
     def __add__(self, other: Any) -> Recipe:
         if not isinstance(other, Recipe):

@@ -13,8 +13,8 @@ the number of steps, and one more forward.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
@@ -30,6 +30,7 @@ from thunder_fn.ir.check import check_operands, check_types
 from thunder_fn.ir.flow import Wiring, body_ports, wiring
 from thunder_fn.ir.pairs import COUNTS
 from thunder_fn.ir.rules import CHECK, DCE, EVALUATE, VJP, VMAP, Mask, Split
+from thunder_fn.ir.scoped import setting
 from thunder_fn.ir.trace import (
     Atom,
     Dim,
@@ -124,14 +125,9 @@ _histories: ContextVar[dict[Trace, History] | None] = ContextVar(
 )
 
 
-@contextmanager
-def histories() -> Generator[None]:
+def histories() -> AbstractContextManager[None]:
     """Keep the carries that are asked for in a loop while it runs."""
-    token = _histories.set({})
-    try:
-        yield
-    finally:
-        _histories.reset(token)
+    return setting(_histories, {})
 
 
 @EVALUATE.rule("carry_at")

@@ -15,8 +15,8 @@ import torch
 
 from thunder_fn.capture import current
 from thunder_fn.derived.activity import ACTIVE
+from thunder_fn.derived.leaf_vmap import batched_type
 from thunder_fn.errors import CheckpointError, kind_of
-from thunder_fn.interpreters.vmap import batched_type
 from thunder_fn.ir.check import check_types
 from thunder_fn.ir.rules import (
     CHECK,

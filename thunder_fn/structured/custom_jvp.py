@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -165,11 +164,6 @@ def capture_rule(call: Any, primal: Trace, types: tuple[Type, ...]) -> Trace:
     return calls.with_inputs(rule, (*rule.input_types, *types[count:]))
 
 
-_being_captured: ContextVar[tuple[Any, ...]] = ContextVar(
-    "thunder_fn_jvps_being_captured", default=()
-)
-
-
 def capture_jvp(call: Any, primal: Captured, tensors: Sequence[Any]) -> Captured:
     """Capture the user's rule on tensors and tracers of their tangents."""
     types = primal.trace.input_types
@@ -179,11 +173,8 @@ def capture_jvp(call: Any, primal: Captured, tensors: Sequence[Any]) -> Captured
         return call.jvp(primal, values[: len(types)], values[len(types) :])
 
     jvp.__name__ = f"{call.name}_jvp"
-    token = _being_captured.set((*_being_captured.get(), call.function))
-    try:
+    with calls.capturing_rule_of(call.function):
         (captured,) = calls.captured_bodies("custom_jvp", (jvp,), ((*tensors, *tangents),))
-    finally:
-        _being_captured.reset(token)
     return captured
 
 
@@ -356,12 +347,9 @@ class custom_jvp(calls.CustomFunction):
 
 def _bind(recorder: Recorder, call: JvpCall, tensors: Sequence[torch.Tensor]) -> Any:
     captured = calls.captured_bodies("custom_jvp", (call.primal,), (tensors,))
-    if call.function.has_rule and all(
-        call.function is not function for function in _being_captured.get()
-    ):
-        with contextlib.suppress(
-            CaptureError
-        ):  # it is tried again, and fails, where a derivative asks for it
+    if call.function.has_rule and not calls.is_being_captured(call.function):
+        # it is tried again, and fails, where a derivative asks for it
+        with contextlib.suppress(CaptureError):
             captured.append(capture_jvp(call, captured[0], tensors))
     bodies, closures = close_bodies(captured)
     results = bind(

@@ -78,7 +78,6 @@ from thunder_fn.structured.custom_vjp_rules import (
     capture_jvp,
     capture_rule,
     capture_vmap,
-    is_being_captured,
 )
 from thunder_fn.structured.shared import custom_calls as calls
 from thunder_fn.structured.shared.bind import bind
@@ -366,7 +365,7 @@ def bind_call(recorder: Recorder, call: Any, tensors: Sequence[torch.Tensor]) ->
     """Record a call of a function with its own backward; its result."""
     captured = calls.captured_bodies("custom_vjp", (call.primal,), (tensors,))
     places: Places = (None,) * len(tensors)
-    if call.has_rule and not is_being_captured(call.function):
+    if call.has_rule and not calls.is_being_captured(call.function):
         with contextlib.suppress(
             CaptureError
         ):  # it is tried again, and fails, where a derivative asks for it

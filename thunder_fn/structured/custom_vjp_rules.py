@@ -5,7 +5,6 @@ become batched ones.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -37,17 +36,6 @@ from thunder_fn.structured.shared.custom_calls import Call
 Places: TypeAlias = tuple[int | None, ...]
 """The gradient of each tensor of the arguments, by number; None for zero."""
 
-_being_captured: ContextVar[tuple[Any, ...]] = ContextVar(
-    "thunder_fn_rules_being_captured", default=()
-)
-
-
-def is_being_captured(function: Any) -> bool:
-    """Test whether the rule of this function is being captured: a call of the function in it
-    gets its rule later.
-    """
-    return any(function is other for other in _being_captured.get())
-
 
 # ---- capture ----
 
@@ -76,11 +64,8 @@ def capture_forward_and_backward(
     call: Any, primal: Captured, tensors: Sequence[Any]
 ) -> tuple[Captured, Captured, Places]:
     """Capture fwd on the tensors, and bwd on tracers of its residuals and of the cotangents."""
-    token = _being_captured.set((*_being_captured.get(), call.function))
-    try:
+    with calls.capturing_rule_of(call.function):
         return _capture_forward_and_backward(call, primal, tensors)
-    finally:
-        _being_captured.reset(token)
 
 
 def _capture_forward_and_backward(

@@ -1,12 +1,12 @@
 """differentiated_as: computed in one way, differentiated in another.
 
-    outputs = differentiated_as(*operands)      bodies: computed, differentiated      on the operands
+    outputs = differentiated_as(*operands)     bodies: computed, differentiated     on the operands
 
 Both bodies give the same values. PyTorch's first derivative of some ops reads saved values, such as
 the factors of a matrix, of which no derivative is known. So it cannot be differentiated again. With
 `create_graph=True` PyTorch computes it from the arguments. A rule that `derived/leaf_vjp.py` makes
 of such an op has both ways.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 

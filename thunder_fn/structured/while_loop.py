@@ -1,6 +1,7 @@
 """while_loop: a loop that runs while a condition on its carry holds.
 
-    carry... = while_loop(consts..., carry...)    bodies: cond, body    consts, carry -> bool; consts, carry -> carry
+    carry... = while_loop(consts..., carry...)    bodies: cond: consts, carry -> bool
+                                                          body: consts, carry -> carry
 
 The signature is torch's with `max_steps` added. Reverse mode is in `while_split.py`.
 
@@ -8,7 +9,7 @@ vmap with a condition for each example runs until all are done. An example that 
 carry. The body runs for it on its last carry before the end. If it never ran, it runs on the first
 carry of an example that did. So the body runs on values of real steps only, and no NaN of a step
 that is not taken reaches a gradient.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 
@@ -180,8 +181,8 @@ def _add_masked(
 
 
 def _masked_bodies(alive: Trace, new: Trace, num_consts: int) -> tuple[Trace, Trace]:
-    """The bodies of a loop on consts, a mask of the examples that run, their carries, and the
-    values that the body runs on for each.
+    """Condition and body of a loop whose carries are a mask of the examples that run, their
+    carries, and the values that the body runs on.
     """
     const_types, carry_types = new.input_types[:num_consts], new.input_types[num_consts:]
     masks = tensor_type(alive.output_types[0])
@@ -294,11 +295,12 @@ def while_loop(
         TraceTypeError: a carry changes its structure or types, or the condition is no bool.
 
     Example:
-        >>> while_loop(lambda n, x: x < 100, lambda n, x: (n + 1, x * 3), (torch.tensor(0), torch.tensor(1)))
+        >>> first = (torch.tensor(0), torch.tensor(1))
+        >>> while_loop(lambda n, x: x < 100, lambda n, x: (n + 1, x * 3), first)
         (tensor(5), tensor(243))
 
     Source: torch.while_loop for the signature, jax.lax.while_loop for the semantics.
-    """  # noqa: E501
+    """
     if max_steps is not None and (
         isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 0
     ):

@@ -17,6 +17,7 @@ from thunder_fn.testing.laws import (
     check_laws as check_laws,
     laws_of as laws_of,
 )
+from thunder_fn.testing.others import check_backend as check_backend, check_pass as check_pass
 from thunder_fn.testing.strategies import (
     Case as Case,
     cases as cases,
@@ -27,4 +28,5 @@ from thunder_fn.testing.strategies import (
     smooth_cases as smooth_cases,
     traces as traces,
 )
-from thunder_fn.testing.user import check_transform as check_transform
+from thunder_fn.testing.user import check_transform as check_transform, reproduce as reproduce
+from thunder_fn.testing.watching import Coverage as Coverage

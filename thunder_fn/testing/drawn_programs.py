@@ -90,7 +90,8 @@ def _step_source(step: Step) -> str:
         "picks": str(step.picks),
         "bodies": bodies if any(map(Program().__ne__, step.bodies)) else "()",
     }
-    return f"Step({', '.join([repr(step.op), *(f'{key}={text}' for key, text in parts.items() if text != '()')])})"  # noqa: E501
+    given = (f"{key}={text}" for key, text in parts.items() if text != "()")
+    return f"Step({', '.join([repr(step.op), *given])})"
 
 
 def _tuple_source(parts: Iterable[str]) -> str:
@@ -167,6 +168,15 @@ def register(family: str, name: str, rule: Rule, bodies: int = 0) -> None:
         BODIES[name] = bodies
 
 
+def rule_of(name: str) -> Rule:
+    """The rule of a step: one of the tables, or that of the overload of PyTorch of this name."""
+    return STEPS[name] if name in STEPS else RULES_OF_OVERLOADS[0](name)
+
+
+RULES_OF_OVERLOADS: list[Callable[[str], Rule]] = []
+"""The function that `schemas.py` gives: the rule of a step that calls an overload."""
+
+
 # ---- drafting: programs become traces ----
 
 
@@ -214,7 +224,7 @@ class Draft:
         self.picks = iter(step.picks)
         mark = len(self.builder.equations), len(self.env)
         try:
-            STEPS[step.op](self, step)
+            rule_of(step.op)(self, step)
         except Skip:
             del self.builder.equations[mark[0] :], self.env[mark[1] :]
 

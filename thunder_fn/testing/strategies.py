@@ -31,7 +31,7 @@ from thunder_fn.testing.drawn_programs import (
 )
 
 try:
-    from hypothesis import strategies as st
+    from hypothesis import HealthCheck, Phase, given, seed, settings, strategies as st
 except ImportError as error:
     raise missing("hypothesis", "thunder_fn.testing", error) from error
 
@@ -194,6 +194,27 @@ def smooth_cases(**options: Any) -> st.SearchStrategy[Case]:
     `programs`.
     """
     return cases(**{"families": SMOOTH, "max_inputs": 2, "max_steps": 6, **options})
+
+
+@cache
+def drawn_cases(kind: st.SearchStrategy[Case], number: int, count: int) -> tuple[Case, ...]:
+    """The cases that Hypothesis draws from a seed, as many as that: always the same ones."""
+    found: list[Case] = []
+
+    @seed(number)
+    @settings(
+        max_examples=count,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=(HealthCheck.too_slow, HealthCheck.data_too_large),
+    )
+    @given(kind)
+    def draw(case: Case) -> None:
+        found.append(case)
+
+    draw()
+    return tuple(found)
 
 
 def inputs_for(trace: Trace) -> st.SearchStrategy[tuple[torch.Tensor, ...]]:

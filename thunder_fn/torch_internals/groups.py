@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 if torch.distributed.is_available():
-    import torch.distributed.nn.functional  # imported later, its default arguments keep the process group that is there then  # noqa: E501
+    # imported later, its default arguments keep the process group that is there then
+    import torch.distributed.nn.functional
 
 
 def default_store() -> Any:

@@ -33,7 +33,7 @@ from thunder_fn.torch_internals import (
 _LOCK = threading.RLock()
 """Inductor keeps state of a compilation in globals: one at a time."""
 
-_CONFIG: Mapping[str, Any] = {
+_CONFIG: dict[str, Any] = {
     "graph_partition": False,  # one plain function
     "size_asserts": False,  # a program knows its inputs' layouts
     "alignment_asserts": False,
@@ -45,6 +45,17 @@ _CONFIG: Mapping[str, Any] = {
     "cpp.vec_isa_ok": (
         True
     ),  # the processor's abilities come from PyTorch, not from compiling programs
+}
+
+_KEEPS_PEAK = "combo_kernel_peak_memory_pct_threshold"
+"""The option that releases have whose combined kernels keep the peak of memory as it is."""
+
+MOST_UNSPLIT = 1024
+"""Sums of so many elements are one kernel on a GPU."""
+
+_ON_GPU: dict[str, Any] = {
+    "combo_kernels": True,  # kernels side by side are one launch
+    "combo_kernel_max_num_nodes": 64,
 }
 
 
@@ -185,10 +196,10 @@ def _scheduler() -> Any:
             y = x * (e * e).sum(1, keepdim=True)
             return y + z.index_add(0, i, s), y
 
-        args = (torch.randn(4, 1, 8), torch.randn(4, 3, 8), torch.zeros(4, 1, 8), torch.tensor([0, 1, 2, 3, 0, 2]),
-                torch.randn(6, 1, 8))
+        args = (torch.randn(4, 1, 8), torch.randn(4, 3, 8), torch.zeros(4, 1, 8),
+                torch.tensor([0, 1, 2, 3, 0, 2]), torch.randn(6, 1, 8))
         torch.testing.assert_close(torch.compile(f)(*args), f(*args))  # fails on the CPU
-    """  # noqa: E501
+    """
     from torch._inductor.scheduler import Scheduler, SchedulerNode
 
     class Node(SchedulerNode):
@@ -293,27 +304,57 @@ def _compiling(fakes: Sequence[Any], threads: int) -> Generator[FakeTensorMode]:
         next((fake.fake_mode for fake in fakes if isinstance(fake, FakeTensor)), None)
         or FakeTensorMode()
     )
+    on_gpu = any(map(_is_on_gpu, fakes))
     with (
         isolated(),
         torch.no_grad(),
         torch._C._DisableAutocast(),
         symbolic_dispatch() if mode.shape_env is not None else contextlib.nullcontext(),
-        _configured(threads),
+        _configured(threads, on_gpu=on_gpu),
         DebugContext(),
         V.set_fake_mode(mode),
+        _few_splits() if on_gpu else contextlib.nullcontext(),
         tracing(TracingContext(mode)),
     ):
         yield mode
 
 
-def _configured(threads: int) -> Any:
+def _few_splits() -> Any:
+    """Leave sums over few elements in one kernel. Inductor splits a sum of 256 rows in two, which
+    takes a second launch to add them.
+    """
+    from torch._inductor.virtualized import V
+
+    chosen = type(V.choices)
+    if not hasattr(chosen, "reduction_split_factor"):
+        return contextlib.nullcontext()
+
+    class Choices(chosen):
+        @staticmethod
+        def reduction_split_factor(
+            device: Any, reduction_numel_hint: int, *args: Any, **kwargs: Any
+        ) -> int:
+            if reduction_numel_hint <= MOST_UNSPLIT:
+                return 1
+            found = chosen.reduction_split_factor
+            return found(device, reduction_numel_hint, *args, **kwargs)
+
+    return V.set_choices_handler(Choices())
+
+
+def _is_on_gpu(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.device.type == "cuda"
+
+
+def _configured(threads: int, *, on_gpu: bool = False) -> Any:
     """Inductor's options as they are used here; those that this release does not know are left
     out.
     """
     from torch._inductor import config
 
+    options = _CONFIG | (_ON_GPU if on_gpu and _has(config, _KEEPS_PEAK) else {})
     return config.patch(
-        {key: value for key, value in _CONFIG.items() if _has(config, key)}
+        {key: value for key, value in options.items() if _has(config, key)}
         | {"cpp.threads": threads}
     )
 

@@ -312,6 +312,12 @@ count_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 """The number of active torch function modes."""
 
 
+def torch_func_level() -> int:
+    """The number of transforms of torch.func that are running."""
+    innermost = torch._C._functorch.peek_interpreter_stack()
+    return 0 if innermost is None else innermost.level()
+
+
 def inside_torch_func() -> bool:
     """Test whether a transform of torch.func is running, or a dual level of forward mode."""
     return (

@@ -16,6 +16,7 @@ import threading
 import types
 from collections import deque
 from collections.abc import Callable, Generator
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -301,9 +302,22 @@ def _compile_nothing(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return callback_from_stance
 
 
+_quiet: ContextVar[bool] = ContextVar("thunder_fn_no_meta_log", default=False)
+
+
+@contextlib.contextmanager
+def no_meta_log() -> Generator[None]:
+    """Run without PyTorch's log of the calls that its meta functions refuse."""
+    token = _quiet.set(True)
+    try:
+        yield
+    finally:
+        _quiet.reset(token)
+
+
 def _no_meta_log(record: logging.LogRecord) -> bool:
     """Keep a wrong shape, while capturing, an exception for the user and no news for the log."""
-    return _capturing.value == 0 or not str(record.msg).startswith(
+    return (_capturing.value == 0 and not _quiet.get()) or not str(record.msg).startswith(
         "failed while attempting to run meta"
     )
 
@@ -313,6 +327,16 @@ logging.getLogger("torch._subclasses.fake_tensor").addFilter(_no_meta_log)
 _compiling_flag = Patch((torch.compiler, "_is_compiling_flag", _CompilingFlag))
 
 _dynamo: list[Patch] = []
+
+
+@contextlib.contextmanager
+def eager_branches() -> Generator[None]:
+    """`torch.compiler.is_compiling()` is false in this thread, as where nothing is captured."""
+    before, _capturing.value = _capturing.value, 0
+    try:
+        yield
+    finally:
+        _capturing.value = before
 
 
 @contextlib.contextmanager

@@ -181,6 +181,11 @@ def node_of(tensor: torch.Tensor) -> Any:
         return tensor.grad_fn
 
 
+def has_hooks(tensor: torch.Tensor) -> bool:
+    """Test whether autograd calls a function of the user's for the gradient of a leaf."""
+    return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
+
+
 def leaf_of(node: Any) -> torch.Tensor | None:
     """The leaf to whose `.grad` the node adds; None for other nodes."""
     return getattr(node, "variable", None)

@@ -16,13 +16,14 @@ import sysconfig
 import threading
 import types
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import cache
 from typing import Any, Protocol
 
 import torch
 
+from thunder_fn.ir.scoped import setting
 from thunder_fn.torch_internals import Patch
 from thunder_fn.version import FOLDER
 
@@ -120,14 +121,9 @@ def _is_told(frame: types.FrameType) -> bool:
     return is_watched(frame.f_code, frame.f_globals.get("__name__")) or is_import(frame)
 
 
-@contextmanager
-def observed_by(observer: Observer) -> Generator[None]:
+def observed_by(observer: Observer) -> AbstractContextManager[None]:
     """Let `observer` hear of the frames that run within `running`, in this thread."""
-    token = _observer.set(observer)
-    try:
-        yield
-    finally:
-        _observer.reset(token)
+    return setting(_observer, observer)
 
 
 def _noting_threads(

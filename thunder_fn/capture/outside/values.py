@@ -53,6 +53,7 @@ from thunder_fn.capture.outside.reads import (
     is_a,
     seen,
 )
+from thunder_fn.capture.recorder import current
 from thunder_fn.capture.replaced.lookasides import is_diverted
 from thunder_fn.ir.text import escaped
 
@@ -332,6 +333,7 @@ class Watch:
         if id(value) in self.outside or self.is_data(value) or is_a(value, types.ModuleType):
             return value
         self.outside[id(value)] = value, path
+        self.meet(value, path)
         self.iterator(value, path, is_used=False)
         if depth == 0:
             return value
@@ -360,6 +362,12 @@ class Watch:
         elif not is_a(value, CONTAINERS):
             self.reach(type(value), type(value).__name__, depth - 1)
         return value
+
+    def meet(self, value: Any, path: str) -> None:
+        """Leave the state of an optimizer to the capture, which guards it as a whole."""
+        recorder = current()
+        if recorder is not None and recorder.kept is not None:
+            recorder.kept.meet(value, path)
 
     def reach_function(self, function: types.FunctionType, path: str, depth: int) -> None:
         """Reach a function, by its code and defaults; its cells count when it runs."""

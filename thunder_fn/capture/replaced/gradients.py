@@ -4,13 +4,16 @@ whether anybody looked.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from thunder_fn import torch_internals as internals
+from thunder_fn.capture.kept import GRAD, Feed
 from thunder_fn.capture.supported import is_wrapped
+from thunder_fn.errors import UnsupportedCall, located
 
 if TYPE_CHECKING:
     from thunder_fn.capture.recorder import Recorder
@@ -32,6 +35,9 @@ class Gradients:
     )
     read: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = field(default_factory=dict)
     follows: bool = False
+    _fed: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    _met: set[int] = field(default_factory=set)
+    _freed: list[Any] = field(default_factory=list)
 
     def take(self, tensor: torch.Tensor, tracer: torch.Tensor) -> None:
         """Close over a leaf's `.grad` with it."""
@@ -40,7 +46,10 @@ class Gradients:
                 return
             before = tensor.grad
         if before is not None:
+            is_new = not self.recorder.knows(before)
             tracer.grad = self.recorder.lift(before)
+            if is_new:
+                self._fed[id(before)] = tensor, before
         self.taken.append((tensor, tracer, before))
 
     def look_at(self, tensor: torch.Tensor) -> None:
@@ -57,6 +66,90 @@ class Gradients:
             with internals.no_torch_function():
                 self.read[id(tensor)] = tensor, tensor.grad
 
+    # ---- effects ----
+
+    def met(self, grad: torch.Tensor) -> None:
+        """Note that a tensor is reached by another way than as the gradient of a leaf."""
+        self._met.add(id(grad))
+
+    def is_fed(self, grad: torch.Tensor | None) -> bool:
+        """Test whether the trace is right for other gradients of the same type, or for None."""
+        if self.recorder.kept is None or self.recorder.kept.feeds_tensor(grad):
+            return False
+        return grad is None or (id(grad) in self._fed and id(grad) not in self._met)
+
+    def feeds(self) -> Iterator[tuple[Feed, torch.Tensor]]:
+        """The places of gradients that are read in each call, with the gradients."""
+        inputs = {id(tensor): place for place, tensor in enumerate(self.recorder.arguments)}
+        for tensor, grad in self._fed.values():
+            if self.is_fed(grad):
+                yield Feed(inputs.get(id(tensor), tensor), GRAD), grad
+
+    def assigned(self) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
+        """The leaves that have another gradient than before, or none any more."""
+        for tensor, tracer, before in self.taken:
+            with internals.no_torch_function():
+                after = tracer.grad if tracer.is_leaf else None
+            known = None if before is None else self._tracer(before)
+            if tracer.is_leaf and after is not known:
+                self.look_at(tracer)
+                yield tensor, after
+            elif before is not None and self.is_changed(before):
+                self.look_at(tracer)
+
+    def _tracer(self, grad: torch.Tensor) -> torch.Tensor | None:
+        return next(
+            (tracer for tensor, tracer, _ in self.recorder.lifted() if tensor is grad), None
+        )
+
+    def check_hooks(self, nodes: Iterable[Any]) -> None:
+        """Refuse a backward to tensors from outside that have hooks, which tracers do not have.
+
+        Raises:
+            UnsupportedCall: one of them has.
+        """
+        with internals.no_torch_function():
+            hooked = [tracer for tensor, tracer, _ in self.taken if internals.has_hooks(tensor)]
+        if not hooked:
+            return
+        reached = map(internals.leaf_of, internals.nodes_behind(nodes))
+        if any(leaf is tracer for leaf in reached for tracer in hooked):
+            source = self.recorder.where() if self.recorder.where is not None else None
+            what = (
+                "the gradient of a tensor from outside has hooks, which a traced backward cannot"
+                " run"
+            )
+            fix = (
+                "Remove them, and change `.grad` after `backward()` in the traced function, or call"
+                " the step without `jit`."
+            )
+            raise UnsupportedCall(located(what, source=source, fix=fix))
+
+    def free(self, roots: Iterable[torch.Tensor]) -> None:
+        """Note the graph behind these tensors, which a backward has freed."""
+        with internals.no_torch_function():
+            self._freed += [root.grad_fn for root in roots if root.grad_fn is not None]
+
+    def is_freed(self, result: Any) -> bool:
+        """Test whether all ways from a result to leaves lead through a freed graph."""
+        if not self._freed or not isinstance(result, internals.Tracer):
+            return False
+        with internals.no_torch_function():
+            node = None if result.is_leaf else result.grad_fn
+        if node is None:
+            return False
+        freed = internals.nodes_behind(self._freed) | set(self._freed)
+        pending, seen = [node], set[Any]()
+        while pending:
+            one = pending.pop()
+            if one in freed or one in seen:
+                continue
+            seen.add(one)
+            if internals.leaf_of(one) is not None:
+                return False
+            pending += [each for each, _ in one.next_functions if each is not None]
+        return True
+
     def is_changed(self, grad: torch.Tensor) -> bool:
         """Test whether a gradient that was closed over has other values than it had."""
         of = self.recorder
@@ -68,4 +161,7 @@ class Gradients:
         """Hold nothing any more."""
         self.taken.clear()
         self.read.clear()
+        self._fed.clear()
+        self._met.clear()
+        self._freed.clear()
         del self.recorder

@@ -20,7 +20,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +30,7 @@ from thunder_fn.capture.garbage import referrers
 from thunder_fn.capture.recorder import current
 from thunder_fn.capture.replaced.trampolines import copy_of, trampoline_code
 from thunder_fn.errors import LookasideError, kind_of
+from thunder_fn.ir.scoped import setting
 from thunder_fn.ir.text import shown
 
 Function = Callable[..., Any]
@@ -193,14 +194,9 @@ def replacement(fn: Any) -> Function | None:
     return replaced
 
 
-@contextmanager
-def _inside(fn: Any) -> Generator[None]:
+def _inside(fn: Any) -> AbstractContextManager[None]:
     """Let calls of fn inside go to the original."""
-    token = _running.set((*_running.get(), fn))
-    try:
-        yield
-    finally:
-        _running.reset(token)
+    return setting(_running, (*_running.get(), fn))
 
 
 def _stepwise(generator: Generator[Any, Any, Any], fn: Any) -> Generator[Any, Any, Any]:
@@ -222,16 +218,12 @@ def _stepwise(generator: Generator[Any, Any, Any], fn: Any) -> Generator[Any, An
             step = functools.partial(generator.throw, error)
 
 
-@contextmanager
-def lookasides(given: Sequence[Lookaside]) -> Generator[None]:
+def lookasides(given: Sequence[Lookaside]) -> AbstractContextManager[None]:
     """Use these lookasides in the captures inside, in this thread."""
-    token = _chosen.set(
-        {**_chosen.get(), **{name: one for one in given for name in internals.arrives_as(one.fn)}}
+    return setting(
+        _chosen,
+        {**_chosen.get(), **{name: one for one in given for name in internals.arrives_as(one.fn)}},
     )
-    try:
-        yield
-    finally:
-        _chosen.reset(token)
 
 
 @contextmanager

@@ -10,13 +10,17 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.history import Inputs
 from thunder_fn.capture.outside import frames
 from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.replaced import keys as _keys  # noqa: F401  # pyright: ignore[reportUnusedImport]
+from thunder_fn.capture.replaced.lookasides import divert, original_of
 from thunder_fn.capture.replaced.refusals import script_error
 from thunder_fn.capture.replaced.seeds import FUNCTIONS as SEEDS, generator_class
 from thunder_fn.capture.scopes import in_scope, lift_call, user_source
@@ -145,6 +149,9 @@ def _refuse_outside_state(optimizer: torch.optim.Optimizer, args: Any, kwargs: A
     params = [param for group in optimizer.param_groups for param in group["params"]]
     if all(isinstance(param, internals.Tracer) for param in params):
         return
+    if recorder.kept is not None:
+        recorder.kept.begin(optimizer)
+        return
     name = type(optimizer).__name__
     raise UnsupportedCall(
         located(
@@ -159,4 +166,42 @@ def _refuse_outside_state(optimizer: torch.optim.Optimizer, args: Any, kwargs: A
     )
 
 
+def _end_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """End the step of an optimizer from outside."""
+    recorder = current()
+    if recorder is not None and recorder.kept is not None:
+        recorder.kept.end(optimizer)
+
+
+def _zero_grad(optimizer: torch.optim.Optimizer, set_to_none: bool = True) -> None:
+    """`Optimizer.zero_grad` in a capture, which knows what the optimizer holds."""
+    recorder = current()
+    original = original_of(internals.higher_order_function("zero_grad"))
+    if recorder is None or recorder.kept is None:
+        original(optimizer, set_to_none)
+        return
+    recorder.kept.begin(optimizer)
+    original(optimizer, set_to_none)
+    recorder.kept.end(optimizer)
+
+
+def _scaled_step(
+    scaler: torch.amp.GradScaler,
+    optimizer: torch.optim.Optimizer,
+    state: dict[str, Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """`GradScaler.step` in a capture: the optimizer steps unless a gradient is not finite."""
+    recorder = current()
+    if recorder is None or recorder.kept is None:
+        original = original_of(internals.higher_order_function("scaler step"))
+        return original(scaler, optimizer, state, *args, **kwargs)
+    found = torch.stack([one.reshape(()) for one in state["found_inf_per_device"].values()])
+    return recorder.kept.skip(optimizer, found.sum() != 0, lambda: optimizer.step(*args, **kwargs))
+
+
+divert("scaler step", _scaled_step)
+divert("zero_grad", _zero_grad)
 register_optimizer_step_pre_hook(_refuse_outside_state)
+register_optimizer_step_post_hook(_end_step)

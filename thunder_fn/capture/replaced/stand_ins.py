@@ -264,6 +264,16 @@ def _engine(*args: Any, **options: Any) -> Any:
     return original_of(internals.higher_order_function("backward engine"))(*args, **options)
 
 
+def _run_within(recorder: Recorder, outputs: Any, *args: Any, **options: Any) -> Any:
+    """Autograd through the graph of the traced function alone."""
+    recorder.gradients.check_hooks([internals.node_of(x) for x in outputs])
+    found = _engine(outputs, *args, **options)
+    _, is_retained, _, inputs, *_ = args
+    if options.get("accumulate_grad") and not is_retained and not inputs:
+        recorder.gradients.free(outputs)
+    return found
+
+
 def _run_backward(outputs: Any, *args: Any, **options: Any) -> Any:
     """Autograd inside the traced function. Its graph ends at tensors from outside, which may have a
     graph of their own.
@@ -283,7 +293,7 @@ def _run_backward(outputs: Any, *args: Any, **options: Any) -> Any:
     asked = [recorder.outside_of(x) for x in inputs if isinstance(x, Tensor)]
     crossing = [internals.node_of(x) in behind or any(x is one for one in leaves) for x in asked]
     if not any(crossing) and (asked or not leaves):
-        return _engine(outputs, *args, **options)
+        return _run_within(recorder, outputs, *args, **options)
     fits = asked and len(asked) == len(inputs) and all(recorder.lift(x) is not x for _, x in ends)
     if (
         recorder.outer is not None

@@ -27,8 +27,9 @@ Value = Operand | Number
 
 # fmt: off
 _FLOATS = (
-    "acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "erf", "erfc", "erfinv", "exp", "exp2", "expm1",  # noqa: E501
-    "frac", "lgamma", "log", "log10", "log1p", "log2", "reciprocal", "rsqrt", "sigmoid", "sin", "sinh", "sqrt", "tan", "tanh",  # noqa: E501
+    "acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "erf", "erfc", "erfinv",
+    "exp", "exp2", "expm1", "frac", "lgamma", "log", "log10", "log1p", "log2", "reciprocal",
+    "rsqrt", "sigmoid", "sin", "sinh", "sqrt", "tan", "tanh",
 )
 # fmt: on
 _NUMBERS = ["abs", "neg", "sign", "relu"]

@@ -44,8 +44,10 @@ NUMBERS = {"float32": "float", "bfloat16": "BFloat16"}
 
 
 def product(codec: str, numbers: str, portable: bool = False) -> Kernel:
-    """A linear layer on codes. Its arguments are the members of the codec, activations, a bias
-    (or anything), whether there is one, results, the number of rows of activations, and threads.
+    """A linear layer on codes.
+
+    Its first arguments are the members of the codec. Then come activations, a bias (or anything),
+    whether there is one, results, the number of rows of activations, and threads.
     """
     files, members = CODECS[codec]
     type = NUMBERS[numbers]

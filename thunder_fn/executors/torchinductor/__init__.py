@@ -1,8 +1,8 @@
 """The inductor executor: regions of a trace become C++ or, on CUDA, Triton through Inductor,
 without Dynamo and AOTAutograd.
 
-    jit(f, executors=[inductor()])                  compiled before the first call is answered
-    jit(f, executors=[inductor(tiered=True)])       runs at once on the torch executor, and compiled when that is ready
+    jit(f, executors=[inductor()])               compiled before the first call is answered
+    jit(f, executors=[inductor(tiered=True)])    on the torch executor until that is compiled
 
 Compilation is fast. Equal regions are compiled once, however often the program calls them. All
 kernels of a program are compiled by one or two runs of the C++ compiler. Compiled code is on disk
@@ -14,20 +14,23 @@ Random numbers stay with the torch executor, which draws those that eager would.
 A job (`codegen.Job`) is a region with the strides of its inputs. `codegen.py` turns it into text
 and `native.py` into modules. `store.py` keeps these on disk, under a digest that covers the files
 here. Each step is a function of the one before.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 
 import types
+from collections.abc import Sequence
 from dataclasses import replace
 
 from thunder_fn.executors.torchinductor.adding_rows import AddedRows, added_rows, is_added_rows
 from thunder_fn.executors.torchinductor.backends import Backend, backend
+from thunder_fn.executors.torchinductor.parts import is_on_cpu
 from thunder_fn.executors.torchinductor.products import is_worth_a_region
 from thunder_fn.executors.torchinductor.programs import Region, Staged, has_regions
-from thunder_fn.executors.torchinductor.regions import RegionCompiler, bisect
+from thunder_fn.executors.torchinductor.regions import EXTERN, RegionCompiler, bisect
 from thunder_fn.executors.torchinductor.worker import WORKER
 from thunder_fn.extend.regions import Program, RunFunction
+from thunder_fn.ir import ops
 from thunder_fn.ir.trace import Equation, TensorType, Trace, Var
 from thunder_fn.torch_internals import inductor as internals
 
@@ -41,6 +44,10 @@ __all__ = [
     "inductor",
     "wait",
 ]
+
+
+MOST_UNROLLED = 128
+"""A loop on a GPU is unrolled up to so many ops."""
 
 
 class Inductor(RegionCompiler):
@@ -75,11 +82,29 @@ class Inductor(RegionCompiler):
 
     def apart(self, trace: Trace) -> tuple[tuple[int, ...], ...]:
         """Rows that are added to a matrix: where that lies decides how."""
-        return added_rows(trace) if _is_on_cpu(trace) else ()
+        return added_rows(trace) if is_on_cpu(trace) else ()
+
+    def joins(self, region: Trace) -> bool:
+        """Join what a GPU computes in one launch: each launch takes longer than a small update."""
+        return not is_on_cpu(region) and not any(
+            equation.op in EXTERN for equation in region.equations
+        )
+
+    def unrolls(self, leaves: Sequence[Equation]) -> int:
+        """Have many small steps in one launch of a GPU."""
+        own = [leaf for leaf in leaves if not ops.is_view(leaf.op)]
+        on_gpu = all(
+            isinstance(var.type, TensorType) and var.type.device.type == "cuda"
+            for leaf in own
+            for var in leaf.outputs
+        )
+        if not own or not on_gpu or not all(ops.is_pointwise(leaf.op) for leaf in own):
+            return 1
+        return MOST_UNROLLED // len(own)
 
     def fuse(self, region: Trace) -> RunFunction:
         """The region: compiled when a program that has it knows its layouts."""
-        if is_added_rows(region) and _is_on_cpu(region):
+        if is_added_rows(region) and is_on_cpu(region):
             return AddedRows(region)
         found = Region(region)
         return found.on_torch if found.has_private_outputs() else found
@@ -87,7 +112,7 @@ class Inductor(RegionCompiler):
     def fuse_loop(self, loop: Trace) -> RunFunction | None:
         """The loop as compiled code, so that no step runs Python."""
         (equation,) = loop.equations
-        if not _is_on_cpu(loop):  # loops are C++
+        if not is_on_cpu(loop):  # loops are C++
             return None
         results = [atom for body in equation.bodies for atom in body.outputs]
         atoms = (*equation.operands, *equation.outputs, *results)
@@ -117,14 +142,6 @@ class Inductor(RegionCompiler):
             )
             for equation in trace.equations
         )
-
-
-def _is_on_cpu(trace: Trace) -> bool:
-    """Test whether all tensors of the trace are on the CPU, those inside of bodies aside."""
-    variables = (*trace.inputs, *(var for equation in trace.equations for var in equation.outputs))
-    return all(
-        var.type.device.type == "cpu" for var in variables if isinstance(var.type, TensorType)
-    )
 
 
 def _chooses(trace: Trace) -> bool:

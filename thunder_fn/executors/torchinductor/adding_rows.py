@@ -1,13 +1,13 @@
 """A gradient that touches some rows of a matrix, added to one that touches all: row by row, in
 place if nobody sees it.
 
-    v2 = embedding_dense_backward(v0, v1, 50257, -1, False)     zeros, and a row for each index added to them
+    v2 = embedding_dense_backward(v0, v1, 50257, -1, False)     zeros plus a row for each index
     v4 = add(v3, v2)
 
 That is the gradient of an embedding which is tied to a head. Written so, it takes three matrices of
 the embedding's size, two of them for a few rows. Such a pair is a region of its own, which is no
 compiler's.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 

@@ -73,9 +73,10 @@ def backend(compiler: str | Compiler, *, fuel: int | None = None) -> Backend:
         >>> from thunder_fn import jit
         >>> jit(lambda x: x.sin() + 1, executors=[backend("eager")])(torch.zeros(2))
         tensor([1., 1.])
-        >>> jit(lambda x: x.cos() + 1, executors=[backend(lambda graph, inputs: graph.forward)])(torch.zeros(2))
+        >>> own = backend(lambda graph, inputs: graph.forward)
+        >>> jit(lambda x: x.cos() + 1, executors=[own])(torch.zeros(2))
         tensor([2., 2.])
-    """  # noqa: E501
+    """
     if isinstance(compiler, str):
         known = internals.list_backends()
         if compiler not in known:

@@ -1,15 +1,16 @@
 """Layouts of a region's outputs in memory: as eager's, view for view.
 
-    v1 = aten.exp.default(v0)                           what Inductor is asked for: v1
+    v1 = aten.exp.default(v0)                  what Inductor is asked for: v1
     v2, v3 = aten.split.Tensor(v1, 32, 1)
-    return (v2, v3)                                     return (reinterpret_tensor(v1, ...), reinterpret_tensor(v1, ...))
+    return (v2, v3)                            return (reinterpret_tensor(v1, ...),
+                                                       reinterpret_tensor(v1, ...))
 
 Readers of an output are compiled for the strides that eager gives it. Inductor is free to make two
 slices of an intermediate dense. It may hand out one tensor for a value and its clone, or an input
 for a value that is equal to it. So it is asked only for what lies in memory of its own; views of
 that, and of inputs, are made of it. Outputs that Inductor lays out otherwise than eager are copied
 into eager's layout.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 

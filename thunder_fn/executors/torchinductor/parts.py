@@ -4,7 +4,8 @@ many times.
 First come the numbers: values computed from tensors without dims alone, such as an optimizer's bias
 corrections. The rest of a region falls into parts that no variable connects, inputs and numbers
 aside. Parts that are equal are compiled once; the rest of the region stays together, since
-equations side by side may share reads of an input.
+equations side by side may share reads of an input. On a GPU a region stays whole: Inductor has
+kernels side by side in one launch.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ def parts_of(region: Trace) -> tuple[Part, ...]:
         it; the region's
     outputs are outputs of parts.
     """
+    if not is_on_cpu(region):
+        return (_whole(region),)
     everything = range(len(region.equations))
     numbers = _numbers(region)
     first = {var.index for position in numbers for var in region.equations[position].outputs}
@@ -57,7 +60,7 @@ def parts_of(region: Trace) -> tuple[Part, ...]:
     if not any(alone) or any(
         atom.index < len(region.inputs) for atom in region.outputs if isinstance(atom, Var)
     ):
-        return (Part(region, tuple(range(len(region.inputs))), _indices(region.outputs)),)
+        return (_whole(region),)
     rest = sorted(
         position
         for group, apart in zip(groups, alone, strict=True)
@@ -68,6 +71,18 @@ def parts_of(region: Trace) -> tuple[Part, ...]:
     others = (_part(region, group, readers) for group in (sorted(numbers), rest))
     front, back = others
     return tuple(part for part in (front, *repeated, back) if part.trace.equations)
+
+
+def _whole(region: Trace) -> Part:
+    return Part(region, tuple(range(len(region.inputs))), _indices(region.outputs))
+
+
+def is_on_cpu(trace: Trace) -> bool:
+    """Test whether all tensors of the trace are on the CPU, those inside of bodies aside."""
+    variables = (*trace.inputs, *(var for equation in trace.equations for var in equation.outputs))
+    return all(
+        var.type.device.type == "cpu" for var in variables if isinstance(var.type, TensorType)
+    )
 
 
 def _numbers(region: Trace) -> set[int]:

@@ -7,8 +7,8 @@ from __future__ import annotations
 import copy
 import threading
 import warnings
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import cached_property, partial
 from typing import Any
@@ -24,6 +24,7 @@ from thunder_fn.executors.torchinductor.layouts import Variants, layout_of, stri
 from thunder_fn.executors.torchinductor.loop_plan import is_loop, loop_on_fakes
 from thunder_fn.executors.torchinductor.parts import Part, join, parts_of
 from thunder_fn.extend.regions import evaluate, find_aliases, is_dense_layout, lower, take
+from thunder_fn.ir.scoped import setting
 from thunder_fn.ir.symbols import is_symbolic
 from thunder_fn.ir.trace import TensorType, Trace, Var, static_shape
 from thunder_fn.torch_internals import inductor as inductor_internals
@@ -39,14 +40,9 @@ the torch executor.
 RECORDING: ContextVar[Calls | None] = ContextVar("thunder_fn_region_calls", default=None)
 
 
-@contextmanager
-def recording(calls: Calls) -> Generator[None]:
+def recording(calls: Calls) -> AbstractContextManager[None]:
     """Note the layouts that regions are called with inside."""
-    token = RECORDING.set(calls)
-    try:
-        yield
-    finally:
-        RECORDING.reset(token)
+    return setting(RECORDING, calls)
 
 
 class Region:

@@ -16,7 +16,7 @@ from thunder_fn.ir import facts, ops
 from thunder_fn.ir.symbols import Symbol
 from thunder_fn.ir.trace import Equation, Expr, Literal, NoneType, TensorType, Trace, Var
 
-_EXTERN = facts.MATMULS | facts.CONVOLUTIONS
+EXTERN = facts.MATMULS | facts.CONVOLUTIONS
 """Ops that compilers leave to PyTorch."""
 
 
@@ -90,7 +90,7 @@ class RegionCompiler(FusionExecutor):
         """Test for something to fuse: several ops that compute, and not only calls of PyTorch's
         kernels.
         """
-        own = [equation for equation in region.equations if equation.op not in _EXTERN]
+        own = [equation for equation in region.equations if equation.op not in EXTERN]
         return super().is_worth(region) and any(not ops.is_view(equation.op) for equation in own)
 
 
@@ -146,9 +146,10 @@ def bisect(check: Callable[[Any], bool], make: Callable[..., FusionExecutor]) ->
         >>> from thunder_fn.executors import bisect, inductor
         >>> x = torch.ones(3)
         >>> def check(executor):
-        ...     return torch.allclose(jit(lambda x: x.sin() + 1, executors=[executor])(x), x.sin() + 1)
+        ...     compiled = jit(lambda x: x.sin() + 1, executors=[executor])
+        ...     return torch.allclose(compiled(x), x.sin() + 1)
         >>> bisect(check, inductor)
-    """  # noqa: E501
+    """
     full = make()
     if check(full):
         return None

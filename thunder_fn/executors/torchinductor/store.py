@@ -1,15 +1,15 @@
 """Compiled regions on disk, so that a second process starts without compiling, and without
 importing Inductor.
 
-    <folder>/<environment>/<region>.json             the text of a region and where its kernels are
-    <folder>/<environment>/<module>-<digest>.so      kernels; the compiler makes other bits of them each time
+    <folder>/<environment>/<region>.json           the text of a region and where its kernels are
+    <folder>/<environment>/<module>-<digest>.so    kernels, of which each compilation has other bits
 
 The folder is `$THUNDER_FN_CACHE_DIR`, or `~/.cache/thunder_fn`. A file there counts only if it is
 whole and the user's own (`trusted.py`). A file that is cut short, or that somebody else may have
 written, is ignored. So is one for another PyTorch, another processor or another version of this
 package. Files are written beside their place and moved there, so nobody ever sees half of one. If
 nothing can be written, regions are compiled again in the next process.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 

@@ -160,12 +160,13 @@ class Worker:
 _START = """
 import sys
 own, others = sys.argv[1], sys.argv[2:]
-installed = (i for i, path in enumerate(sys.path) if path.endswith(("site-packages", "dist-packages")))
+packages = ("site-packages", "dist-packages")
+installed = (i for i, path in enumerate(sys.path) if path.endswith(packages))
 sys.path.insert(next(installed, len(sys.path)), own)
 sys.path += [path for path in others if path not in sys.path]
 from thunder_fn.executors.torchinductor.worker import main
 main()
-"""  # noqa: E501
+"""
 """The folder of this package stands behind Python's own modules, so nothing beside it hides one
 of those.
 """

@@ -85,7 +85,8 @@ class Patterns:
         for pattern in self.patterns:
             if not fnmatch.filter(weights, pattern):
                 near = difflib.get_close_matches(pattern, weights, n=3, cutoff=0.0)
-                dims_text = f"{'two' if least_dims == 2 else 'three'}{'' if most_dims == least_dims else ' or more'}"  # noqa: E501
+                dims_text = "two" if least_dims == 2 else "three"
+                dims_text += "" if most_dims == least_dims else " or more"
                 raise RewriteError(
                     located(
                         f"{what}: the filter {pattern!r} matches no parameter of {dims_text} dims",

@@ -142,7 +142,8 @@ class Prepared(Mapping[str, torch.Tensor]):
             type_of_value(value) if isinstance(value, torch.Tensor) else value
             for value in self.values()
         )
-        return f"Prepared({', '.join(f'{name}: {text}' for name, text in zip(self, texts, strict=True))})"  # noqa: E501
+        parts = (f"{name}: {text}" for name, text in zip(self, texts, strict=True))
+        return f"Prepared({', '.join(parts)})"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_values": for_pickle(self._values)}

@@ -5,11 +5,12 @@
     restore: new parameters -> old parameters
 
 Composing rewrites composes traces, so "quantize, then shard" and "shard, then quantize" are two
-compositions of the same values. A rewrite comes from a **Representation** of some parameters. That
-is the parts of each, the way back from the parts, and the calls that can work on the parts, such as
-a linear layer on int8 weights. `represent` is the interpreter that carries representations through
-a trace, into bodies, to where they are used. A rule's results may be represented, too (`Kept`):
-each rank has a share of a column layer's results, until an op needs all of them.
+compositions of the same values. A rewrite comes from a **Representation** of some parameters. It
+has the parts of each and the way back from the parts. It also has the calls that can work on the
+parts, such as a linear layer on int8 weights. `represent` is the interpreter that carries
+representations through a trace, into bodies, to where they are used. A rule's results may be
+represented, too (`Kept`): each rank has a share of a column layer's results, until an op needs all
+of them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Weights that lie on top of each other along dim 0, a layer at each place, as `scan` takes them.
 Each layer is stored by itself.
 
-A part of a stack has the layers' parts along its own dim 0. So a step of a loop that takes a slice
-of the weight takes slices of the parts, and computes on them as a layer does. Ops that take a stack
-apart give such slices, too.
+A part of a stack has the layers' parts along its own dim 0. So a step of a loop
+that takes a slice of the weight takes slices of the parts. It computes on them as a layer does. Ops
+that take a stack apart give such slices, too.
 """
 
 from __future__ import annotations

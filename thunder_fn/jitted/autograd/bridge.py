@@ -405,6 +405,7 @@ class Bridge:
         autograd follows.
         """
         found = bridge(trace, tensors, executors=self.executors)
-        if found is None:
-            return lower(trace, executors=self.executors), constraints_of(trace)
+        if found is None:  # ops alone would not stop where the trace says that gradients were off
+            constant = torch.no_grad()(lower(trace, executors=self.executors))
+            return constant, constraints_of(trace)
         return found, found.decisions

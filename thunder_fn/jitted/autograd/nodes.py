@@ -291,7 +291,8 @@ class _Function(torch.autograd.Function):
         saved = list[Any]()
         if followed or node.piece.residuals:
             saved += ctx.saved_tensors
-            ctx.maybe_clear_saved_tensors()  # unless the graph is retained, only this call holds them now  # noqa: E501
+            # unless the graph is retained, only this call holds them now
+            ctx.maybe_clear_saved_tensors()
         count = len(node.needed)
         inputs, kept = dict(zip(node.needed, saved, strict=False)), saved[count:]
         saved.clear()

@@ -4,8 +4,10 @@ Eager code has a node for each op. `backward` of one result frees nothing that a
 needs. One can ask for the gradient of a result by another, or for its `grad`. Here a piece is all
 of the backward that depends on the same cotangents:
 
-    y = f(x); z = g(y)      {y, z}: f's backward, from y's cotangent        {z}: g's backward, which adds to y's cotangent
-    y = f(x); z = g(x)      {y}: f's backward       {z}: g's backward       autograd adds up the gradients of x
+    y = f(x); z = g(y)      {y, z}: f's backward, from y's cotangent
+                            {z}: g's backward, which adds to y's cotangent
+    y = f(x); z = g(x)      {y}: f's backward    {z}: g's backward
+                            autograd adds up the gradients of x
 
 A value that goes from one piece to another is an edge. If a piece's backward begins with sums of
 other pieces' values, autograd adds these up, with the caller's cotangents. With one cotangent there
@@ -13,7 +15,7 @@ is one piece, the whole backward.
 
 A composite is cut only if it is a module that occurs once, because equal layers share one body and
 one derivation.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 

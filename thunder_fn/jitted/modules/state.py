@@ -2,8 +2,8 @@
 
 A `Reading` is a walk over the module. It is good until somebody changes one of the dicts that it
 came from, which PyTorch tells in nanoseconds; then the module is read again. Programs are kept for
-each `Variant` of a module, such as train and eval: the layout of its tensors, submodules and hooks,
-and the attributes that were read while it was traced.
+each `Variant` of a module, such as train and eval. A variant is the layout of its tensors,
+submodules and hooks, and the attributes that were read while it was traced.
 """
 
 from __future__ import annotations

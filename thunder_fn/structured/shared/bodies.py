@@ -149,12 +149,12 @@ def check_no_writes(op: str, function: Callable[..., Any], captured: Captured) -
             "\nA module that updates buffers can be in `.eval()`, or be called by"
             " `torch.func.functional_call` on copies."
         )
-    targets = ", ".join(
-        f"{f'argument {write.target}' if isinstance(write.target, int) else 'a tensor from outside'}"  # noqa: E501
-        f" ({value.type})"
-        for write, value in zip(captured.writes, new_values, strict=True)
-        if isinstance(value, Var)
+    names = (
+        f"argument {write.target}" if isinstance(write.target, int) else "a tensor from outside"
+        for write in captured.writes
     )
+    pairs = zip(names, new_values, strict=True)
+    targets = ", ".join(f"{one} ({value.type})" for one, value in pairs if isinstance(value, Var))
     what = (
         f"{op}: {function_name(function)} writes in place to {targets}, but a body computes new"
         " values only"

@@ -7,6 +7,8 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -21,6 +23,7 @@ from thunder_fn.errors import CustomRuleError, kind_of, located, with_article
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.under_autograd import evaluate_followed
 from thunder_fn.ir.rules import Mask
+from thunder_fn.ir.scoped import setting
 from thunder_fn.ir.trace import (
     Equation,
     Literal,
@@ -278,6 +281,22 @@ def _positional(
 
 
 # ---- capturing rules ----
+
+_being_captured: ContextVar[tuple[Any, ...]] = ContextVar(
+    "thunder_fn_rules_being_captured", default=()
+)
+
+
+def is_being_captured(function: Any) -> bool:
+    """Test whether the rule of this function is being captured: a call of the function in it
+    gets its rule later.
+    """
+    return any(function is other for other in _being_captured.get())
+
+
+def capturing_rule_of(function: Any) -> AbstractContextManager[None]:
+    """Capture the function's rule inside."""
+    return setting(_being_captured, (*_being_captured.get(), function))
 
 
 def captured_bodies(

@@ -4,12 +4,13 @@ each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
 from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.ir.scoped import setting
 from thunder_fn.ir.trace import Trace
 
 BodyFunction = Callable[..., tuple[Any, ...]]
@@ -28,11 +29,8 @@ def body_function(body: Trace) -> BodyFunction:
     return compiled(body) if compiled is not None else lambda *inputs: evaluate(body, inputs)
 
 
-@contextmanager
-def bodies_compiled_by(compile_body: Callable[[Trace], BodyFunction]) -> Generator[None]:
+def bodies_compiled_by(
+    compile_body: Callable[[Trace], BodyFunction],
+) -> AbstractContextManager[None]:
     """Run bodies inside by the functions of `compile_body`."""
-    token = _compile.set(compile_body)
-    try:
-        yield
-    finally:
-        _compile.reset(token)
+    return setting(_compile, compile_body)

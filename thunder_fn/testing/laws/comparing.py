@@ -17,7 +17,8 @@ from thunder_fn.testing.drawn_programs import random_tensor
 
 Inputs: TypeAlias = tuple[torch.Tensor, ...]
 Values: TypeAlias = tuple[Any, ...]
-Law: TypeAlias = Callable[[Trace, Inputs], None]
+Law: TypeAlias = Callable[[Trace, Inputs], bool | None]
+"""A law raises `LawBroken`. It returns False if it says nothing about a trace."""
 Transform: TypeAlias = Callable[[Trace], Trace]
 
 TOO_LARGE = 1e4

@@ -11,7 +11,10 @@ which otherwise rounds, is to float64 there: it changes every type that it chang
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
 
 import torch
 
@@ -91,28 +94,63 @@ def is_comparable(trace: Trace) -> bool:
 def commute(keeper: Transform, other: Transform) -> Law:
     """``other(keeper(t)) == keeper(other(t)) == other(t)`` in values."""
 
-    def law(trace: Trace, inputs: Inputs) -> None:
-        if not is_comparable(trace):
-            return
-        plain, first, last = other(trace), other(keeper(trace)), keeper(other(trace))
-        arguments = (*inputs, *example_inputs(plain, 7)[len(inputs) :])
-        if plain.input_types[: len(inputs)] != trace.input_types:
-            arguments = example_inputs(plain, 7)
-        want = floats(run(plain, arguments))
-        if not is_tame(run(trace, inputs)):
-            return
-        for made, order in ((first, "before"), (last, "after")):
+    def law(trace: Trace, inputs: Inputs) -> bool:
+        if not is_comparable(trace) or not is_tame(values_of(trace, inputs)):
+            return False
+        plain = once(other, trace)
+        arguments = arguments_of(plain, trace, inputs)
+        want = floats(values_of(plain, arguments))
+        kept = once(keeper, trace)
+        for made, order in ((other(kept), "before"), (keeper(plain), "after")):
             have = floats(run(made, arguments))
-            close(
-                have,
-                want,
-                tolerance(trace),
-                f"with the transform {order} the other",
-                trace=trace,
-                made=made,
-            )
+            what = f"with the transform {order} the other"
+            close(have, want, tolerance(trace), what, trace=trace, plain=plain, made=made)
+        return True
 
     return law
+
+
+def arguments_of(made: Trace, trace: Trace, inputs: Inputs) -> Inputs:
+    """Inputs for a trace made of another one: those of the other, where it takes them, too."""
+    rest = example_inputs(made, 7)
+    keeps_inputs = made.input_types[: len(inputs)] == trace.input_types
+    return (*inputs, *rest[len(inputs) :]) if keeps_inputs else rest
+
+
+@contextmanager
+def remembering() -> Generator[None]:
+    """Compute the transforms and values of one trace once for all laws that ask inside of this."""
+    token = _known.set({})
+    try:
+        yield
+    finally:
+        _known.reset(token)
+
+
+_known: ContextVar[dict[Any, tuple[Any, Any]] | None] = ContextVar("known", default=None)
+"""Results of this trace, with the objects whose identities are the key."""
+
+
+def once(transform: Transform, trace: Trace) -> Trace:
+    """The trace that a transform makes, made once inside of `remembering`."""
+    known = _known.get()
+    if known is None:
+        return transform(trace)
+    key = (id(transform), id(trace))
+    if key not in known:
+        known[key] = ((transform, trace), transform(trace))
+    return known[key][1]
+
+
+def values_of(trace: Trace, inputs: Inputs) -> Values:
+    """The values of a trace, computed once inside of `remembering`."""
+    known = _known.get()
+    if known is None:
+        return run(trace, inputs)
+    key = ("values", id(trace), *map(id, inputs))
+    if key not in known:
+        known[key] = ((trace, inputs), run(trace, inputs))
+    return known[key][1]
 
 
 # ---- autocast, and any other ----
@@ -124,17 +162,12 @@ def commute_with_autocast(other: Transform) -> Law:
     """
 
     def law(trace: Trace, inputs: Inputs) -> None:
-        if draws(trace) or not is_tame(run(trace, inputs)):
+        if draws(trace) or not is_tame(values_of(trace, inputs)):
             return
-        plain = other(trace)
-        keeps_inputs = plain.input_types[: len(inputs)] == trace.input_types
-        arguments = (
-            (*inputs, *example_inputs(plain, 7)[len(inputs) :])
-            if keeps_inputs
-            else example_inputs(plain, 7)
-        )
+        plain = once(other, trace)
+        arguments = arguments_of(plain, trace, inputs)
         want = doubles(run(plain, arguments))
-        for made, order in ((other(widened(trace)), "before"), (widened(other(trace)), "after")):
+        for made, order in ((other(once(widened, trace)), "before"), (widened(plain), "after")):
             have = doubles(run(made, in_types_of(made, arguments)))
             close(have, want, 2e-3, f"with autocast {order} the other", trace=trace, made=made)
 

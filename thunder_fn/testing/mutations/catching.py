@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, given, seed, settings
-
 from thunder_fn.testing.laws import LAWS
 from thunder_fn.testing.laws.pairs import PAIRS
 from thunder_fn.testing.laws.python_numbers import NUMBERS, law_numbers_are_pythons
@@ -25,7 +23,7 @@ from thunder_fn.testing.laws.symbolic import (
 )
 from thunder_fn.testing.mutations.planting import Mutation, planted
 from thunder_fn.testing.seeds import SEEDS
-from thunder_fn.testing.strategies import SINGLE, Case, cases, smooth_cases
+from thunder_fn.testing.strategies import SINGLE, Case, cases, drawn_cases, smooth_cases
 
 EXAMPLES = 300
 """The number of traces that a law may look at to catch a bug."""
@@ -48,43 +46,47 @@ KNOWN: dict[str, Any] = {
 _CASES: dict[Any, Sequence[Any]] = dict((*OF_SYMBOLS.values(), *OF_REWRITES.values()))
 
 
-def corpus(count: int) -> Iterator[tuple[Case, ...]]:
+def corpus(count: int, first: int = 0) -> Iterator[tuple[Case, ...]]:
     """Cases as Hypothesis draws them, in runs of 25 from fixed seeds, drawn once and when they are
     asked for.
 
     As in the tests of laws, some are of any kind, some short and around structured ops, some in
-    single precision; the seeds come first. The traces of a run are built with it.
+    single precision; the seeds are run 0. Run `first` comes before the others. The traces of a run
+    are built with it.
     """
-    for case in SEEDS:
-        case.trace.renamed("program")
-    yield SEEDS
-    yield from map(_drawn, range(0, count, 25))
+    for run in _first(range(1 + -(-count // 25)), first):
+        yield of_run(run)
+
+
+def of_run(run: int) -> tuple[Case, ...]:
+    """The cases of one run."""
+    return _seeds() if run == 0 else _drawn(25 * (run - 1))
+
+
+def _first(items: Sequence[Any], place: int) -> list[Any]:
+    """The items, the one at this place before the others."""
+    return [*items[place : place + 1], *items[:place], *items[place + 1 :]]
 
 
 @functools.cache
+def _seeds() -> tuple[Case, ...]:
+    for case in SEEDS:
+        case.trace.renamed("program")
+    return SEEDS
+
+
+_KINDS = (cases(), smooth_cases(), cases(dtypes=SINGLE), smooth_cases())
+
+
 def _drawn(number: int) -> tuple[Case, ...]:
     """The run of cases that begins with this one."""
-    kinds = (cases(), smooth_cases(), cases(dtypes=SINGLE), smooth_cases())
-    found: list[Case] = []
-
-    @seed(number)
-    @settings(
-        max_examples=25,
-        database=None,
-        deadline=None,
-        phases=[Phase.generate],
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    )
-    @given(kinds[number // 25 % len(kinds)])
-    def draw(case: Case) -> None:
+    found = drawn_cases(_KINDS[number // 25 % len(_KINDS)], number, 25)
+    for case in found:
         case.trace.renamed("program")
-        found.append(case)
-
-    draw()
-    return tuple(found)
+    return found
 
 
-def counterexample_in(law: Callable[..., None], case: Any) -> str | None:
+def counterexample_in(law: Callable[..., object], case: Any) -> str | None:
     """The message of a law about a trace, or another case, that breaks it, None if it does not."""
     try:
         law(*((case.trace, case.inputs) if isinstance(case, Case) else (case,)))
@@ -94,15 +96,19 @@ def counterexample_in(law: Callable[..., None], case: Any) -> str | None:
 
 
 def counterexample(
-    law: Callable[..., None], mutation: Mutation | None = None, *, count: int = EXAMPLES
+    law: Callable[..., object], mutation: Mutation | None = None, *, count: int = EXAMPLES
 ) -> str | None:
     """The message of a law, with a bug planted, about the first of so many traces that breaks it;
     None if none of them does.
 
-    The traces of a run are there before the bug: it would get into derivatives that are part of a
-    trace, and stay.
+    Of a law that has cases of its own, `count` of them are looked at, spread evenly. The traces of
+    a run are there before the bug: it would get into derivatives that are part of a trace, and
+    stay.
     """
-    for drawn in (_CASES[law],) if law in _CASES else corpus(count):
+    first = mutation.seen_in if mutation is not None else 0
+    own = _CASES.get(law)
+    runs = corpus(count, first) if own is None else [_first(own, first)[:: -(-len(own) // count)]]
+    for drawn in runs:
         with planted(mutation) if mutation is not None else nullcontext():
             found = (counterexample_in(law, case) for case in drawn)
             if (said := next(filter(None, found), None)) is not None:
@@ -110,14 +116,20 @@ def counterexample(
     return None
 
 
-def print_table(mutations: Sequence[Mutation], *, every_law: bool = False) -> int:
+def print_table(
+    mutations: Sequence[Mutation], *, every_law: bool = False, count: int = EXAMPLES
+) -> int:
     """Print each bug with the law that catches it, or with every law that does; how many escape."""
     write = sys.stdout.write
     start, escaped = time.perf_counter(), 0
-    sound = [name for name, law in LAWS.items() if not counterexample(law)] if every_law else []
+    sound = (
+        [name for name, law in LAWS.items() if not counterexample(law, count=count)]
+        if every_law
+        else []
+    )
     for mutation in mutations:
         names = sound if every_law else [mutation.law]
-        caught = [name for name in names if counterexample(KNOWN[name], mutation)]
+        caught = [name for name in names if counterexample(KNOWN[name], mutation, count=count)]
         escaped += not caught
         write(f"{mutation.bug:<62} {', '.join(caught) or 'ESCAPED'}\n")
         sys.stdout.flush()

@@ -24,6 +24,7 @@ CONTROL = (
         "live = carry_fixpoint(step, wanted_carry)",
         "live = wanted_carry",
         "vjp is autograd",
+        seen_in=5,
     ),
     Mutation(
         "scan looks at one step to know which carries are batched",
@@ -38,6 +39,7 @@ CONTROL = (
         "live = carry_fixpoint(step, wanted_carry)",
         "live = wanted_carry",
         "dce gives checked traces",
+        seen_in=1,
     ),
     Mutation(
         "residuals of scan are swapped",
@@ -102,6 +104,7 @@ CONTROL = (
         "live = carry_fixpoint(step, first)",
         "live = first",
         "dce gives checked traces",
+        seen_in=1,
     ),
     Mutation(
         "an example that is done goes on",
@@ -109,6 +112,7 @@ CONTROL = (
         "kept = [where(inner, mask, value, old) for",
         "kept = [value for",
         "vmap is a loop",
+        seen_in=2,
     ),
     Mutation(
         "a step runs on the carry of an example that is done",
@@ -116,6 +120,7 @@ CONTROL = (
         "used = [where(inner, mask, value, safe) for",
         "used = [value for",
         "vmap and vjp",
+        seen_in=2,
     ),
     Mutation(
         "a bounded loop runs to its bound",
@@ -123,6 +128,7 @@ CONTROL = (
         "stay.build(kept[len(consts) :])",
         "body",
         "vjp is autograd",
+        seen_in=3,
     ),
     # cond and switch
     Mutation(
@@ -138,6 +144,7 @@ CONTROL = (
         "where(builder, mask, operand if flag else expand(builder, operand, size), None)",
         "(operand if flag else expand(builder, operand, size))",
         "vmap and vjp",
+        seen_in=2,
     ),
     Mutation(
         "examples select the first branch's results",
@@ -145,6 +152,7 @@ CONTROL = (
         "zip(column, outputs, strict=True)",
         "zip(column, column, strict=True)",
         "vmap is a loop",
+        seen_in=2,
     ),
     Mutation(
         "a tangent that only one branch has is dropped",
@@ -167,5 +175,6 @@ CONTROL = (
         "wide if want else _summed(builder, wide)",
         "wide",
         "vmap and vjp",
+        seen_in=6,
     ),
 )

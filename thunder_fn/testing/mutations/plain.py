@@ -31,6 +31,7 @@ PLAIN = (
         "self.accumulate(atom, given)",
         "self.cotangents[atom.index] = given",
         "vjp is autograd",
+        seen_in=1,
     ),
     Mutation(
         "an unused input gets a gradient of ones",
@@ -66,6 +67,7 @@ PLAIN = (
         'Residual("output", outputs.index(var))',
         'Residual("output", 0)',
         "vjp is autograd",
+        seen_in=3,
     ),
     Mutation(
         "an input passes for another as a residual",
@@ -80,6 +82,7 @@ PLAIN = (
         "for key, arg in equation.kwargs}",
         "for key, arg in equation.kwargs[:0]}",
         "vjp is autograd",
+        seen_in=1,
     ),
     Mutation(
         "dce drops random numbers",
@@ -87,6 +90,7 @@ PLAIN = (
         "if not any(flags) and not is_kept(equation):",
         "if not any(flags):",
         "dce keeps values",
+        seen_in=1,
     ),
     Mutation(
         "dce leaves dead code",
@@ -94,6 +98,7 @@ PLAIN = (
         "if not any(flags) and not is_kept(equation):",
         "if False:",
         "dce drops the dead",
+        seen_in=1,
     ),
     Mutation(
         "dce looks away from keyword arguments",
@@ -108,6 +113,7 @@ PLAIN = (
         "chosen(equation.operands, reads)",
         "chosen(equation.operands, reads[::-1])",
         "dce gives checked traces",
+        seen_in=7,
     ),
     Mutation(
         "random numbers in bodies are overlooked",
@@ -129,6 +135,7 @@ PLAIN = (
         "key = (equation.op, equation.args, equation.kwargs, equation.bodies)",
         "key = (equation.op, equation.args, (), equation.bodies)",
         "cse keeps values",
+        seen_in=3,
     ),
     Mutation(
         "cse ignores bodies",
@@ -136,6 +143,7 @@ PLAIN = (
         "key = (equation.op, equation.args, equation.kwargs, equation.bodies)",
         "key = (equation.op, equation.args, equation.kwargs, ())",
         "cse keeps values",
+        seen_in=1,
     ),
     Mutation(
         "cse forgets the outputs",
@@ -143,6 +151,7 @@ PLAIN = (
         "outputs=map_arg(read, trace.outputs)",
         "outputs=trace.outputs",
         "cse gives checked traces",
+        seen_in=1,
     ),
     Mutation(
         "a walk forgets what the trace is guarded by",
@@ -192,6 +201,7 @@ PLAIN = (
         "tuple(map_arg(read, atom) for atom in outputs)",
         "outputs",
         "dce gives checked traces",
+        seen_in=1,
     ),
     Mutation(
         "renumbering drops used constants",
@@ -199,6 +209,7 @@ PLAIN = (
         "constant.var.index in used)",
         "constant.var.index in used and not constant.owned)",
         "dce gives checked traces",
+        seen_in=1,
     ),
     Mutation(
         "the text forgets keyword arguments",
@@ -213,6 +224,7 @@ PLAIN = (
         "key = (equation.op, equation.bodies, mask)",
         "key = (equation.op, mask)",
         "text runs",
+        seen_in=1,
     ),
     Mutation(
         "to_fx mixes up the results of an op",
@@ -220,6 +232,7 @@ PLAIN = (
         "[(i,) for i in range(len(equation.outputs))]",
         "[(i,) for i in range(len(equation.outputs))][::-1]",
         "fx keeps",
+        seen_in=1,
     ),
     Mutation(
         "the executor reuses memory that is still needed",
@@ -234,6 +247,7 @@ PLAIN = (
         "return ",
         "return True or ",
         "executor is evaluate",
+        seen_in=1,
     ),
     Mutation(
         "capture forgets stop_gradient",
@@ -248,6 +262,7 @@ PLAIN = (
         "or ops.has_side_effect(leaf)",
         "",
         "recapture keeps values",
+        seen_in=1,
     ),
     Mutation(
         "nesting swaps a composite's operands",

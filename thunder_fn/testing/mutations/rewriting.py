@@ -28,6 +28,7 @@ REWRITING = (
         "ct / size",
         "ct",
         ONE,
+        seen_in=6,
     ),
     Mutation(
         "all ranks keep the first rows", f"{FSDP}:sharded", ")[rank].clone()", ")[0].clone()", TRIP
@@ -38,6 +39,7 @@ REWRITING = (
         ".split(widths, 1)",
         ".split(widths[::-1], 1)",
         ONE,
+        seen_in=4,
     ),
     Mutation(
         "replicas keep their own gradients",
@@ -45,6 +47,7 @@ REWRITING = (
         'collectives.all_reduce(flat, "sum", group.name)',
         "flat",
         ONE,
+        seen_in=1,
     ),
     Mutation(
         "blocks keep what they gathered",
@@ -59,6 +62,7 @@ REWRITING = (
         "if step.zero == 3",
         "if step.zero == 4",
         "ZeRO-3 gathers again",
+        seen_in=1,
     ),
     Mutation(
         "batches of shards are gathered as shards of batches",
@@ -66,6 +70,7 @@ REWRITING = (
         "x.movedim(0, 1).contiguous()",
         "x.contiguous().reshape(x.shape[1], x.shape[0], *x.shape[2:])",
         ONE,
+        seen_in=15,
     ),
     Mutation(
         "shards are rounded, not whole weights",
@@ -81,6 +86,7 @@ REWRITING = (
         'reduced(Ddp(group, "each", "sum"), (type,), (x,))[0]',
         "x",
         ONE,
+        seen_in=14,
     ),
     Mutation(
         "all ranks have the first words",
@@ -88,6 +94,7 @@ REWRITING = (
         "indices - rank * weight.shape[0]",
         "indices",
         ONE,
+        seen_in=14,
     ),
     Mutation(
         "shares count on one rank only",
@@ -95,6 +102,7 @@ REWRITING = (
         "own = _over(step.group, own, norm_type)",
         "pass",
         "norms are of all ranks",
+        seen_in=2,
     ),
     Mutation(
         "the norm is that of the rank's shards",
@@ -110,6 +118,7 @@ REWRITING = (
         "linear(low, b) * scale",
         "linear(low, b)",
         WHOLE,
+        seen_in=8,
     ),
     Mutation(
         "adapters are codes",
@@ -124,5 +133,6 @@ REWRITING = (
         "key = (atom.index, dtype)",
         "key = (0, dtype)",
         WHOLE,
+        seen_in=5,
     ),
 )

@@ -20,6 +20,7 @@ SYMBOLIC = (
         "values) is False",
         "values) is None",
         STATIC,
+        seen_in=2,
     ),
     Mutation("each symbol is the first dim", f"{SYMBOLS}:bind", ".shape[dim]", ".shape[0]", STATIC),
     Mutation(
@@ -31,6 +32,7 @@ SYMBOLIC = (
         "(type(answer), answer)",
         "(bool, True)",
         EAGER,
+        seen_in=2,
     ),
     Mutation(
         "symbols are read from each other's places",
@@ -38,6 +40,7 @@ SYMBOLIC = (
         "in self.places]",
         "in self.places[::-1]]",
         EAGER,
+        seen_in=3,
     ),
     Mutation(
         "call paths do not ask what was decided",
@@ -45,6 +48,7 @@ SYMBOLIC = (
         "for decision in entry.decisions]",
         "for decision in entry.decisions[:0]]",
         EAGER,
+        seen_in=2,
     ),
     Mutation(
         "all layouts are alike",
@@ -52,6 +56,7 @@ SYMBOLIC = (
         "return sizes, stride_pattern(leaf.shape, leaf.stride())",
         "return sizes",
         EAGER,
+        seen_in=10,
     ),
     Mutation(
         "divisors are not asked about",
@@ -66,13 +71,17 @@ SYMBOLIC = (
         "math.isfinite(limit)",
         "False",
         PYTHON,
+        seen_in=1,
     ),
-    Mutation("-0.0 is 0.0", f"{ARITHMETIC}:is_plain", "(value != 0 or", "(True or", PYTHON),
+    Mutation(
+        "-0.0 is 0.0", f"{ARITHMETIC}:is_plain", "(value != 0 or", "(True or", PYTHON, seen_in=2
+    ),
     Mutation(
         "floats are reals",
         f"{ARITHMETIC}:_is_float",
         "return not ",
         "return value is Sym and ",
         PYTHON,
+        seen_in=3,
     ),
 )

@@ -32,6 +32,7 @@ TRANSFORMS = (
         "zip(results, rule.active_outputs, strict=False)",
         "zip(results, rule.active_outputs[::-1], strict=False)",
         "jvp is PyTorch's",
+        seen_in=3,
     ),
     Mutation(
         "an output that does not move takes the tangent of the next",
@@ -39,6 +40,7 @@ TRANSFORMS = (
         "next(supply) if moved else",
         "next(supply, None) or",
         "jvp is PyTorch's",
+        seen_in=1,
     ),
     # vmap
     Mutation(
@@ -47,6 +49,7 @@ TRANSFORMS = (
         "move_dim(builder, value, dim, 0)",
         "move_dim(builder, value, len(shape) - 1 - dim, 0)",
         "vmap gives checked traces",
+        seen_in=1,
     ),
     Mutation(
         "a batch of results passes for one result",
@@ -61,6 +64,7 @@ TRANSFORMS = (
         'ops.has_random(equation) and randomness != "same"',
         "False",
         "vmap asks about randomness",
+        seen_in=1,
     ),
     Mutation(
         "vmap forgets stop_gradient",
@@ -76,6 +80,7 @@ TRANSFORMS = (
         "if not any(map(is_kept, recompute(forward, needed, kept).equations)):",
         "if True:",
         "checkpoint keeps gradients bitwise",
+        seen_in=3,
     ),
     Mutation(
         "a checkpoint takes one kept value for another",
@@ -83,6 +88,7 @@ TRANSFORMS = (
         'Residual("extra", extras[var.index])',
         'Residual("extra", len(extras) - 1 - extras[var.index])',
         "checkpoint keeps gradients bitwise",
+        seen_in=3,
     ),
     Mutation(
         "a checkpoint keeps everything",
@@ -98,6 +104,7 @@ TRANSFORMS = (
         "ending_in(_retyped(b, b.input_types, self.dtype, inner), b.output_types)",
         "_retyped(b, b.input_types, self.dtype, inner)",
         "autocast gives checked traces",
+        seen_in=3,
     ),
     Mutation(
         "autocast takes one cast of a value for any other",
@@ -113,6 +120,7 @@ TRANSFORMS = (
         "any(is_kept(equation) for equation in trace.equations)",
         "bool(trace.equations)",
         "dce drops the dead",
+        seen_in=1,
     ),
     Mutation(
         "folding reads tensors that may change",
@@ -127,6 +135,7 @@ TRANSFORMS = (
         "and small and not is_kept(equation)",
         "and small",
         "fold_constants keeps values",
+        seen_in=3,
     ),
     Mutation(
         "a view of another shape passes for its source",
@@ -134,6 +143,7 @@ TRANSFORMS = (
         "found.type == equation.outputs[0].type",
         "True",
         "drop_noops gives checked traces",
+        seen_in=1,
     ),
     Mutation(
         "a copy that is returned is dropped",

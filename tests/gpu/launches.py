@@ -1,0 +1,126 @@
+"""Launches of programs on the simulated GPU, as JSON: `NULLGPU_VALUES=0 nullgpu python -m tests.gpu.launches NAME ...`."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import thunder_fn as tfn
+from thunder_fn import executors
+
+WIDTH, HEADS, LAYERS, WORDS, LENGTH = 128, 4, 4, 512, 128
+STEPS = 100
+LIBRARY = ctypes.CDLL(None)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.qkv, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.norm2, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(batch, length, 3, HEADS, width // HEADS).permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+        x = x + self.out(attended.reshape(batch, length, width))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class GPT(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        self.blocks, self.norm = nn.ModuleList(Block() for _ in range(LAYERS)), nn.LayerNorm(WIDTH)
+
+    def forward(self, tokens: Tensor, wanted: Tensor) -> Tensor:
+        x = self.words(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device))
+        for block in self.blocks:
+            x = block(x)
+        return F.cross_entropy(F.linear(self.norm(x), self.words.weight).view(-1, WORDS), wanted.view(-1))
+
+
+def of_module(compiled: Callable[[nn.Module], Any]) -> Callable[[], Any]:
+    """A module's forward and backward, then the optimizer of PyTorch."""
+    model, tokens = GPT().to("cuda", torch.bfloat16), torch.zeros(2, LENGTH, dtype=torch.long, device="cuda")
+    run, optimizer = compiled(model), torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+
+    def step() -> None:
+        run(tokens, tokens).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def of_function(compiled: Callable[..., Any], **options: Any) -> Callable[[], Any]:
+    """The whole step as one function."""
+    model, tokens = GPT().to("cuda", torch.bfloat16), torch.zeros(2, LENGTH, dtype=torch.long, device="cuda")
+    adamw = tfn.functional_optimizer(torch.optim.AdamW, lr=1e-3, **options)
+    params = {name: value.detach() for name, value in model.named_parameters()}
+    box = [params, adamw.init(params)]
+
+    def train(params: Any, state: Any, tokens: Tensor) -> tuple[Any, Any, Tensor]:
+        loss = lambda params: torch.func.functional_call(model, params, (tokens, tokens))
+        grads, value = tfn.grad_and_value(loss)(params)
+        return *adamw.update(params, grads, state), value
+
+    run = compiled(train, donate_argnums=(0, 1))
+
+    def step() -> None:
+        box[0], box[1], _ = run(box[0], box[1], tokens)
+
+    return step
+
+
+def of_scan(f: Callable[[Tensor, Tensor], Any]) -> Callable[[], Any]:
+    """100 small steps."""
+    run = tfn.jit(f, executors=["inductor"])
+    carry, xs = torch.zeros(4, 16, device="cuda"), torch.randn(STEPS, 4, 16, device="cuda")
+    return lambda: run(carry, xs)
+
+
+def averaged(carry: Tensor, xs: Tensor) -> tuple[Tensor, Tensor]:
+    return tfn.scan(lambda c, x: ((new := c * 0.9 + x.sin()), new.cos()), carry, xs)
+
+
+def gradient(carry: Tensor, xs: Tensor) -> Any:
+    return tfn.grad(lambda carry, xs: averaged(carry, xs)[1].square().sum(), argnums=(0, 1))(carry, xs)
+
+
+PROGRAMS: dict[str, Callable[[], Callable[[], Any]]] = {
+    "module": lambda: of_module(tfn.compile),
+    "module by torch.compile": lambda: of_module(torch.compile),
+    "whole step": lambda: of_function(tfn.compile),
+    "whole step as a graph": lambda: of_function(
+        partial(tfn.jit, executors=["inductor", "cudagraphs"]), capturable=True
+    ),
+    "scan": lambda: of_scan(averaged),
+    "gradient of scan": lambda: of_scan(gradient),
+}
+
+
+def launches(step: Callable[[], Any]) -> int:
+    """The launches of a step, once everything is compiled."""
+    for _ in range(2):
+        step()
+    executors.wait()
+    for _ in range(2):
+        step()
+    before = LIBRARY.nullcuda_launches()
+    step()
+    return LIBRARY.nullcuda_launches() - before
+
+
+if __name__ == "__main__":
+    LIBRARY.nullcuda_launches.restype = ctypes.c_long
+    torch.backends.cuda.enable_cudnn_sdp(enabled=False)
+    print(json.dumps({name: launches(PROGRAMS[name]()) for name in sys.argv[1:]}))

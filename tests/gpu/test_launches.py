@@ -1,0 +1,38 @@
+"""Budgets of launches on the simulated GPU. Of a GPT's, 67 are matrix products and attention, as in eager PyTorch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BY_TORCH_COMPILE = 165
+"""The module's step by torch.compile of PyTorch 2.13, with the fused AdamW."""
+
+BUDGETS = {
+    "module": int(0.9 * BY_TORCH_COMPILE),
+    "whole step": 130,
+    "whole step as a graph": 1,
+    "scan": 5,
+    "gradient of scan": 20,
+}
+"""The scans are of 100 small steps."""
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize("name", BUDGETS)
+def test_launches(name: str) -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "tests.gpu.launches", name],
+        env=os.environ | {"NULLGPU_VALUES": "0", "TRITON_INTERPRET": "0"},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert found.returncode == 0, found.stderr[-3000:]
+    assert json.loads(found.stdout.splitlines()[-1])[name] <= BUDGETS[name]

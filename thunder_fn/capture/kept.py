@@ -1,0 +1,571 @@
+"""Objects of PyTorch from outside that keep state in Python: optimizers and gradient scalers.
+
+A traced step runs the object's own code. It is watched from its first use in a capture. Afterwards
+it holds again what it held before, and every change is an `Effect`: an entry of a dict or list with
+its new value, which the program's epilogue stores in each call. A number that the function changes,
+or that a schedule changes between calls, is a `Feed`: an input of the trace that the program reads
+from its place in each call. Tensors are closed over and changed in place, as any others.
+
+What the trace depends on besides is held by `KeptState`, which a program is guarded by.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+import math
+import types
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from thunder_fn import torch_internals as internals
+from thunder_fn.capture import pytree
+from thunder_fn.capture.numbers.arguments import is_number
+from thunder_fn.capture.outside import frames
+from thunder_fn.errors import UnsupportedCall, kind_of, located, with_article
+from thunder_fn.ir.symbols import Symbol, number_symbol
+from thunder_fn.ir.text import program_text, run_text
+from thunder_fn.ir.trace import Expr, Literal, as_dim
+
+if TYPE_CHECKING:
+    from thunder_fn.capture.recorder import Recorder
+
+Place = tuple[int, Any]
+"""A container by identity, and a key of it."""
+
+_DICTS = (dict, collections.OrderedDict, collections.defaultdict)
+_CONTAINERS = (*_DICTS, list, collections.deque)
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+_FIXED = (
+    *_PLAIN,
+    enum.Enum,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    type,
+)
+_SCHEDULED = ("lr", "last_epoch", "_step_count", "_last_lr")
+"""Entries that are numbers of the trace from the first call on: options of a parameter group, and
+counts of a scheduler.
+"""
+KINDS: tuple[type, ...] = (
+    torch.optim.Optimizer,
+    torch.optim.lr_scheduler.LRScheduler,
+    torch.amp.GradScaler,
+)
+"""Classes whose objects are kept."""
+_FIRST = 1000
+"""The number of the first symbol of a feed. Those of arguments come before."""
+
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "ABSENT"
+
+
+ABSENT: Any = _Absent()
+"""Stand-in for the value of an entry that is not there."""
+GRAD: Any = "grad"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Feed:
+    """A place outside whose value is an input of the trace, read in each call.
+
+    `holder` is a dict or list with an entry, or a tensor with its `.grad`: an input of the
+        trace by index, or one that is closed over. `symbol` is that of a number, which may be an
+        item of a tuple, by index.
+    """
+
+    holder: Any
+    key: Any
+    symbol: Symbol | None = None
+    index: int | None = None
+
+    def read(self, tensors: Sequence[torch.Tensor] = ()) -> Any:
+        """The value now, for a call with these tensors."""
+        if not isinstance(self.holder, (int, torch.Tensor)):
+            value = self.holder[self.key]
+            return value if self.index is None else value[self.index]
+        return (tensors[self.holder] if isinstance(self.holder, int) else self.holder).grad
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Effect:
+    """A place outside and its new value, as a tree: some leaves are outputs of the trace, which
+    `is_output` marks. If it `is_conditional`, its first output says whether to leave the place as
+    it is.
+
+    `holder` is as that of a `Feed`. Without a tree the entry is removed.
+    """
+
+    holder: Any
+    key: Any
+    spec: pytree.PyTreeSpec | None
+    leaves: tuple[Any, ...] = ()
+    is_output: tuple[bool, ...] = ()
+    is_conditional: bool = False
+
+    @property
+    def count(self) -> int:
+        """The number of outputs in it."""
+        return sum(self.is_output) + self.is_conditional
+
+    def apply(self, outputs: Sequence[Any], tensors: Sequence[torch.Tensor] = ()) -> None:
+        """Store the value, for a call with these tensors."""
+        given = iter(outputs)
+        if self.is_conditional and bool(next(given)):
+            return
+        leaves = [
+            next(given) if flag else leaf
+            for leaf, flag in zip(self.leaves, self.is_output, strict=True)
+        ]
+        value = ABSENT if self.spec is None else pytree.unflatten(self.spec, leaves)
+        holder = tensors[self.holder] if isinstance(self.holder, int) else self.holder
+        put(holder, self.key, value)
+
+
+def put(holder: Any, key: Any, value: Any) -> None:
+    """Store a value in an entry of a container, in all of it, or in the `.grad` of a tensor."""
+    if isinstance(holder, torch.Tensor):
+        holder.grad = None if value is ABSENT else value
+    elif key is None:
+        _refill(holder, value)
+    elif value is ABSENT:
+        holder.pop(key, None)
+    else:
+        holder[key] = value
+
+
+def _refill(container: Any, content: Any) -> None:
+    container.clear()
+    (container.update if isinstance(container, dict) else container.extend)(content)
+
+
+class MustFeed(BaseException):
+    """Signal of a capture that has to begin again with numbers of these places fed."""
+
+    def __init__(self, places: frozenset[Place]) -> None:
+        super().__init__(places)
+        self.places = places
+
+
+# ---- while a function is traced ----
+
+
+@dataclass(slots=True, eq=False)
+class Kept:
+    """The kept objects of one capture.
+
+    Args:
+        wanted: places whose numbers have to be fed, from a capture before this one.
+        met: the objects that the function can reach, from captures before this one.
+    """
+
+    recorder: Recorder
+    wanted: frozenset[Place] = frozenset()
+    objects: dict[int, tuple[Any, str]] = field(default_factory=dict)
+    contents: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+    feeds: list[Feed] = field(default_factory=list)
+    steps: list[tuple[Any, Any]] = field(default_factory=list)
+    given: dict[Place, Any] = field(default_factory=dict)
+    met: dict[int, tuple[Any, str]] = field(default_factory=dict)
+    lists: dict[Place, Any] = field(default_factory=dict)
+    tensors: list[tuple[Feed, torch.Tensor]] = field(default_factory=list)
+    skips: list[tuple[set[int], torch.Tensor]] = field(default_factory=list)
+
+    @property
+    def is_stepping(self) -> bool:
+        """Test whether the step of a kept object runs, as it is written for eager mode."""
+        return bool(self.steps)
+
+    def begin(self, value: Any) -> None:
+        """Begin a step: PyTorch's code takes its eager branches, and its reads are guarded here."""
+        self.met.setdefault(id(value), (value, type(value).__name__))
+        if not self.recorder.symbolic:
+            raise MustFeed(self.wanted)
+        self.take(*self.met[id(value)])
+        if any(group.get("fused") for group in value.param_groups):
+            what = f"the step of {with_article(type(value).__name__)} with fused=True is one kernel"
+            fix = "Write `foreach=True`, or leave both out."
+            where = self.recorder.where() if self.recorder.where is not None else None
+            raise UnsupportedCall(located(f"{what} that has no rules", source=where, fix=fix))
+        self.steps.append((frames.pause(), internals.eager_branches()))
+        self.steps[-1][1].__enter__()
+
+    def end(self, value: Any) -> None:
+        """End the step."""
+        if self.steps:
+            watching, branches = self.steps.pop()
+            branches.__exit__(None, None, None)
+            frames.resume(watching)
+
+    def give_up(self) -> None:
+        """End all steps, one of which has failed."""
+        while self.steps:
+            self.steps.pop()[1].__exit__(None, None, None)
+
+    def take(self, value: Any, path: str) -> None:
+        """Watch an object from now on."""
+        if id(value) in self.objects:
+            return
+        self.objects[id(value)] = value, path
+        known = len(self.contents)
+        self._note(vars(value))
+        if not self.recorder.symbolic:
+            return
+        for container, before in tuple(self.contents.values())[known:]:
+            for key, item in _entries(before):
+                is_lr = key in _SCHEDULED and container is not vars(value).get("defaults")
+                if is_lr or (id(container), key) in self.wanted:
+                    self._feed(container, key, item)
+
+    def meet(self, value: Any, path: str) -> None:
+        """Watch an object that the function can reach. Its first step asks for symbols."""
+        if issubclass(type(value), KINDS):
+            self.met[id(value)] = value, path
+            self.take(value, path)
+
+    def take_all(self) -> None:
+        """Watch what a capture before this one has met."""
+        for value, path in tuple(self.met.values()):
+            self.take(value, path)
+
+    def _note(self, container: Any) -> None:
+        """Remember the content of a container, and of those in it."""
+        if id(container) in self.contents:
+            return
+        self.contents[id(container)] = container, container.copy()
+        for key, item in tuple(_entries(container)):
+            if type(item) is list and _is_numeric(item):  # a value, which is replaced by others
+                self.lists[id(container), key] = item
+                self.contents[id(container)][1][key] = list(item)
+                container[key] = list(item)
+            elif type(item) in _CONTAINERS:
+                self._note(item)
+
+    def _feed(self, container: Any, key: Any, value: Any) -> None:
+        """Make a number, or the numbers of a tuple, inputs of the trace."""
+        place = id(container), key
+        if isinstance(value, torch.Tensor) and not self.feeds_tensor(value):
+            self.tensors.append((Feed(container, key), value))
+            self.given[place] = value
+        if type(value) in (tuple, list) and all(map(is_number, value)):
+            parts = enumerate(value)
+            kind: Any = type(value)
+            container[key] = kind(self._symbol(container, key, i, part) for i, part in parts)
+            self.given[place] = kind(container[key])
+            return
+        if is_number(value):
+            container[key] = self._symbol(container, key, None, value)
+            self.given[place] = container[key]
+
+    def feeds_tensor(self, value: Any) -> bool:
+        """Test whether some entry is an input that has this tensor."""
+        return any(tensor is value for _, tensor in self.tensors)
+
+    def _symbol(self, container: Any, key: Any, index: int | None, value: Any) -> Any:
+        symbol = number_symbol(_FIRST + len(self.feeds), value)
+        self.feeds.append(Feed(container, key, symbol, index))
+        return self.recorder.number(Expr(symbol))
+
+    def changes(self) -> Iterator[tuple[Any, Any, Any]]:
+        """The entries that hold other values than before: holder, key, and the new value."""
+        held = [one for value, _ in self.objects.values() for one in _containers(vars(value))]
+        reachable = set(map(id, held))
+        for container, before in self.contents.values():
+            if id(container) not in reachable:
+                continue
+            if isinstance(container, dict):
+                for key, item in container.items():
+                    if self._differs(container, key, before.get(key, ABSENT), item):
+                        yield container, key, item
+                yield from ((container, key, ABSENT) for key in before if key not in container)
+            elif len(container) != len(before):
+                yield container, None, list(container)
+            else:
+                for key, (old, new) in enumerate(zip(before, container, strict=True)):
+                    if self._differs(container, key, old, new):
+                        yield container, key, new
+
+    def _differs(self, container: Any, key: Any, before: Any, now: Any) -> bool:
+        fed = self.given.get((id(container), key), before)
+        if type(fed) in _DICTS and type(now) is type(fed) and not now:
+            return bool(self.contents[id(fed)][1])  # an empty dict for one that was empty
+        return not is_like(fed, now)
+
+    def effects(self, static: Callable[[Any], bool]) -> list[tuple[Effect, list[Any]]]:
+        """The changes, each with the tensors and symbolic numbers in it.
+
+        Args:
+            static: tells whether a tensor is the program's by reference.
+
+        Raises:
+            MustFeed: a number was changed that is not fed, so that the trace has its value.
+            UnsupportedCall: a value is neither a tensor nor plain.
+        """
+        found = list(self.changes())
+        moving = [
+            (id(holder), key)
+            for holder, key, now in found
+            if key is not None and self._is_moving(holder, key, now)
+        ]
+        if moving or (found and not self.recorder.symbolic):
+            raise MustFeed(self.wanted | frozenset(moving))
+        return [self._effect(holder, key, value, static) for holder, key, value in found]
+
+    def _is_moving(self, holder: Any, key: Any, now: Any) -> bool:
+        before = self.contents[id(holder)][1]
+        place = id(holder), key
+        if place in self.given or place in self.wanted:
+            return False
+        if isinstance(holder, dict) and key not in before:
+            return False
+        if isinstance(now, torch.Tensor):
+            return isinstance(before[key], torch.Tensor)
+        return _is_numeric(before[key]) and _is_numeric(now)
+
+    def _effect(
+        self, holder: Any, key: Any, value: Any, static: Callable[[Any], bool]
+    ) -> tuple[Effect, list[Any]]:
+        if value is ABSENT:
+            return self._conditional(Effect(holder, key, None), [])
+        leaves, spec = pytree.flatten(value)
+        dims = [leaf if isinstance(leaf, torch.Tensor) else as_dim(leaf) for leaf in leaves]
+        flags = tuple(
+            (isinstance(leaf, torch.Tensor) and not static(leaf)) or isinstance(leaf, Expr)
+            for leaf in dims
+        )
+        for leaf, flag in zip(dims, flags, strict=True):
+            if not flag and not isinstance(leaf, (torch.Tensor, *_FIXED)) and not self.is_old(leaf):
+                raise self._refused(holder, key, leaf)
+        outputs = [leaf for leaf, flag in zip(leaves, flags, strict=True) if flag]
+        fixed = tuple(None if flag else leaf for leaf, flag in zip(dims, flags, strict=True))
+        return self._conditional(Effect(holder, key, spec, fixed, flags), outputs)
+
+    def _conditional(self, effect: Effect, outputs: list[Any]) -> tuple[Effect, list[Any]]:
+        """The effect of a step that is skipped under a condition, which is its first output."""
+        skipped = next((one for ids, one in self.skips if id(effect.holder) in ids), None)
+        if skipped is None:
+            return effect, outputs
+        return dataclasses.replace(effect, is_conditional=True), [skipped, *outputs]
+
+    def skip(self, value: Any, skipped: torch.Tensor, step: Callable[[], Any]) -> Any:
+        """Step an optimizer unless a tensor is true: what it changes keeps its old value then."""
+        self.take(value, type(value).__name__)
+        before = set(self.contents)
+        mine = {id(container) for container in _containers(vars(value))}
+        params = [one for group in value.param_groups for one in group["params"]]
+        entries = (item for entry in value.state.values() for item in entry.values())
+        held = [one for one in (*params, *entries) if isinstance(one, torch.Tensor)]
+        with torch.no_grad():
+            old = [one.detach().clone() for one in held]
+            result = step()
+            for one, last in zip(held, old, strict=True):
+                one.copy_(torch.where(skipped, last, one))
+        self.skips.append((mine & before, skipped))
+        return result
+
+    def is_old(self, value: Any) -> bool:
+        """Test whether the value is a kept object, or some kept object held it before."""
+        return id(value) in self.objects or any(
+            value is item for _, before in self.contents.values() for _, item in _entries(before)
+        )
+
+    def _refused(self, holder: Any, key: Any, value: Any) -> UnsupportedCall:
+        owner = next(iter(self.objects.values()))[0]
+        what = (
+            f"a step of {with_article(type(owner).__name__)} from outside stores {kind_of(value)}"
+            f" under {key!r}, which a program cannot make anew in each call"
+        )
+        return UnsupportedCall(
+            located(what, source=None, fix="Call the step outside of the jitted function.")
+        )
+
+    def state(self) -> tuple[KeptState, ...]:
+        """The guards of the objects: all that they held before, but for the feeds."""
+        if not self.objects or not self.recorder.symbolic:
+            return ()
+        name = ", ".join(path for _, path in self.objects.values())
+        contents, fed = tuple(self.contents.values()), frozenset(self.given)
+        tensors = tuple((feed.holder, feed.key) for feed, _ in self.tensors)
+        numbers = tuple(self.feeds)
+        return (KeptState(name, contents, fed, numbers, wanted=self.wanted, tensors=tensors),)
+
+    def restore(self) -> None:
+        """Give the objects back what they held before."""
+        self.give_up()
+        for container, before in self.contents.values():
+            if isinstance(container, dict):
+                for key in [key for key in container if key not in before]:
+                    del container[key]
+                for key, item in before.items():
+                    old = self.lists.get((id(container), key), item)
+                    if container.get(key, ABSENT) is not old:
+                        container[key] = old
+            elif len(container) != len(before) or any(
+                a is not b for a, b in zip(container, before, strict=True)
+            ):
+                _refill(container, before)
+        self.objects.clear()
+        self.contents.clear()
+
+
+def _containers(root: Any) -> Iterator[Any]:
+    """A container and those in it."""
+    yield root
+    for _, item in _entries(root):
+        if type(item) in _CONTAINERS:
+            yield from _containers(item)
+
+
+def _entries(container: Any) -> Iterator[tuple[Any, Any]]:
+    return iter(container.items() if isinstance(container, dict) else enumerate(container))
+
+
+def _type_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """The properties of a tensor that a trace depends on."""
+    is_plain = not tensor.is_conj() and not tensor.is_neg()
+    place = tensor.dtype, tensor.shape, tensor.stride(), tensor.device
+    return *place, tensor.requires_grad, type(tensor), is_plain
+
+
+def _is_numeric(value: Any) -> bool:
+    """Test for a number, or a tuple or list of numbers."""
+    parts = value if type(value) in (tuple, list) else (value,)
+    return bool(parts) and all(type(part) in (int, float) for part in parts)
+
+
+def is_like(before: Any, now: Any) -> bool:
+    """Test whether a value is the old one: an object by identity, plain data by value and type."""
+    if before is now:
+        return True
+    if type(before) is not type(now):
+        return False
+    if type(before) is tuple or (type(before) is list and before and not _is_holding(before)):
+        return len(before) == len(now) and all(map(is_like, before, now))
+    if isinstance(before, (torch.SymInt, torch.SymFloat)):
+        return as_dim(before) == as_dim(now)
+    return type(before) in _PLAIN and Literal(before) == Literal(now)
+
+
+def _is_holding(values: list[Any]) -> bool:
+    """Test for a list whose entries are no numbers: it counts by identity."""
+    return not all(isinstance(one, (int, float, torch.SymInt, torch.SymFloat)) for one in values)
+
+
+# ---- the guard ----
+
+
+@dataclass(slots=True, eq=False)
+class KeptState:
+    """The guard of kept objects: the content of their containers, but for fed numbers, whose
+    decisions it checks.
+    """
+
+    path: str
+    contents: tuple[tuple[Any, Any], ...]
+    fed: frozenset[Place]
+    feeds: tuple[Feed, ...]
+    decide: Callable[..., bool] | None = None
+    wanted: frozenset[Place] = frozenset()
+    refused: frozenset[Place] = frozenset()
+    tensors: tuple[tuple[Any, Any], ...] = ()
+    quick: Callable[[], bool] | None = None
+    slow: tuple[tuple[Any, Any], ...] = ()
+
+    def prepare(self) -> None:
+        """Make the quick check of the dicts that a step leaves alone, once it has run."""
+        numbered = {place for place, _ in self.fed}
+        still = [
+            container
+            for container, _ in self.contents
+            if isinstance(container, dict) and id(container) not in numbered
+        ]
+        self.quick = internals.dict_guard(tuple(still))
+        known = set(map(id, still))
+        self.slow = tuple(pair for pair in self.contents if id(pair[0]) not in known)
+
+    def __call__(self) -> bool:
+        quick = self.quick is not None and self.quick()
+        if not all(map(self._matches, self.slow if quick else self.contents)):
+            return False
+        if not quick:
+            self.prepare()
+        fed = [id(holder[key]) for holder, key in self.tensors]
+        if len(set(fed)) < len(fed):
+            return False
+        return self.decide is None or self.decide(*(feed.read() for feed in self.feeds))
+
+    def _matches(self, pair: tuple[Any, Any]) -> bool:
+        container, before = pair
+        if len(container) != len(before):
+            return False
+        if isinstance(container, dict):
+            return all(
+                is_like(item, container.get(key, ABSENT))
+                or self._is_fed(container, key, item, container.get(key, ABSENT))
+                for key, item in before.items()
+            )
+        return all(
+            is_like(item, now) or self._is_fed(container, key, item, now)
+            for key, (item, now) in enumerate(zip(before, container, strict=True))
+        )
+
+    def _is_fed(self, container: Any, key: Any, before: Any, now: Any) -> bool:
+        if (id(container), key) not in self.fed or type(now) is not type(before):
+            return False
+        if isinstance(now, torch.Tensor):
+            return _type_of(now) == _type_of(before)
+        if type(now) not in (tuple, list):
+            return is_number(now)
+        pairs = zip(now, before, strict=False)
+        return len(now) == len(before) and all(
+            type(a) is type(b) and is_number(a) for a, b in pairs
+        )
+
+    def moved(self) -> frozenset[Place]:
+        """The places of numbers that should be fed: those that were, and those that have changed
+        since.
+        """
+        changed = {
+            (id(container), key)
+            for container, before in self.contents
+            if isinstance(container, dict)
+            for key, item in before.items()
+            if _is_numeric(item)
+            and type(container.get(key)) is type(item)
+            and not is_like(item, container[key])
+        }
+        return (self.wanted | changed) - self.refused
+
+    def change(self) -> str:
+        """Describe the change; empty if nothing has changed."""
+        pair = next((pair for pair in self.contents if not self._matches(pair)), None)
+        if pair is None:
+            return "" if self() else f"a decision about the numbers of {self.path} comes out anew"
+        now, before = dict(_entries(pair[0])), dict(_entries(pair[1]))
+        keys = [
+            key
+            for key in {**before, **now}
+            if not is_like(before.get(key, ABSENT), now.get(key, ABSENT))
+            and not self._is_fed(pair[0], key, before.get(key), now.get(key))
+        ]
+        names = [repr(key) for key in keys if isinstance(key, str)]
+        return f"the state of {self.path} has changed" + (f": {', '.join(names)}" if names else "")
+
+
+def decided_by(feeds: Sequence[Feed], relations: Sequence[Expr]) -> Callable[..., bool] | None:
+    """A check of fed numbers by the relations that the trace demands of them."""
+    if not relations:
+        return None
+    names = ", ".join(str(feed.symbol) for feed in feeds)
+    text = " and ".join(f"({relation})" for relation in relations)
+    context: dict[str, Any] = {"math": math}
+    lines = [f"def decide({names}):", f"    return {text}", ""]
+    run_text(program_text(lines), "decide", context)
+    return context["decide"]

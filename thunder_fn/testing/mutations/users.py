@@ -1,0 +1,219 @@
+"""Transforms as users write them, in many styles: the judges of `check_transform` are their
+mutants.
+
+Each is right: it keeps values, draws and derivatives, and commutes with every transform.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from thunder_fn.ir import ops
+from thunder_fn.ir.trace import (
+    Atom,
+    Equation,
+    Literal,
+    Op,
+    TensorType,
+    Trace,
+    TraceBuilder,
+    Var,
+    map_arg,
+)
+from thunder_fn.ir.walking import put, rewritten
+
+aten = torch.ops.aten
+SUM, POWER, PRODUCT = (
+    ops.leaf(op) for op in (aten.add.Tensor, aten.pow.Tensor_Scalar, aten.mul.Tensor)
+)
+RELU = ops.leaf(aten.relu.default)
+
+
+def _type(equation: Equation) -> TensorType:
+    type = equation.outputs[0].type
+    assert isinstance(type, TensorType)
+    return type
+
+
+def _is_float(equation: Equation) -> bool:
+    """Test for an equation of floats: PyTorch's integers have other rules."""
+    return all(
+        isinstance(var.type, TensorType) and var.type.dtype.is_floating_point
+        for var in (*equation.operands, *equation.outputs)
+    )
+
+
+def sorted_sums(trace: Trace) -> Trace:
+    """`x + y` with the older operand first."""
+
+    def step(builder: TraceBuilder, equation: Equation, operands: Sequence[Atom]) -> Any:
+        if equation.op == SUM and len(operands) == 2 and not equation.kwargs:
+            args = sorted((x for x in operands if isinstance(x, Var)), key=lambda var: var.index)
+            if len(args) == 2:
+                return builder.add(SUM, tuple(args), (equation.outputs[0].type,))
+        return put(builder, equation, operands)
+
+    return rewritten(trace, step)
+
+
+def squares_as_products(trace: Trace) -> Trace:
+    """`x ** 2` as `x * x`, in bodies too."""
+
+    def step(builder: TraceBuilder, equation: Equation, operands: Sequence[Atom]) -> Any:
+        bodies = tuple(squares_as_products(body) for body in equation.bodies)
+        if equation.op == POWER and equation.args[1] == Literal(2) and _is_float(equation):
+            x = operands[0]
+            return builder.add(PRODUCT, (x, x), (equation.outputs[0].type,))
+        return put(builder, equation, operands, bodies=bodies)
+
+    return rewritten(trace, step)
+
+
+def differences_as_sums(trace: Trace) -> Trace:
+    """`x - a * y` as `x + -a * y`."""
+
+    def step(builder: TraceBuilder, equation: Equation, operands: Sequence[Atom]) -> Any:
+        if equation.op.name != "aten.sub.Tensor" or len(operands) != 2:
+            return put(builder, equation, operands)
+        options = dict(equation.kwargs)
+        alpha = options.get("alpha", Literal(1))
+        if not isinstance(alpha, Literal):
+            return put(builder, equation, operands)
+        return builder.add(
+            SUM, tuple(operands), (_type(equation),), kwargs=(("alpha", Literal(-alpha.value)),)
+        )
+
+    return rewritten(trace, step)
+
+
+def relu_as_clamp(trace: Trace) -> Trace:
+    """`relu(x)` as `threshold_backward(x, x, 0)`, one equation for another."""
+
+    def of(equation: Equation) -> Equation:
+        bodies = tuple(map(relu_as_clamp, equation.bodies))
+        if equation.op != RELU:
+            return replace(equation, bodies=bodies)
+        x = equation.args[0]
+        return replace(
+            equation, op=Op("leaf", "aten.threshold.default"), args=(x, Literal(0), Literal(0))
+        )
+
+    return replace(trace, equations=tuple(map(of, trace.equations)))
+
+
+def silu_written_out(trace: Trace) -> Trace:
+    """`silu(x)` as `x * sigmoid(x)`."""
+
+    def step(builder: TraceBuilder, equation: Equation, operands: Sequence[Atom]) -> Any:
+        if equation.op.name == "aten.silu.default":
+            type = _type(equation)
+            (gate,) = builder.add(Op("leaf", "aten.sigmoid.default"), tuple(operands), (type,))
+            return builder.add(PRODUCT, (operands[0], gate), (type,))
+        return put(builder, equation, operands)
+
+    return rewritten(trace, step)
+
+
+def without_double_negation(trace: Trace) -> Trace:
+    """`-(-x)` as a copy of x."""
+    makers = {var: equation for equation in trace.equations for var in equation.outputs}
+
+    def step(builder: TraceBuilder, equation: Equation, operands: Sequence[Atom]) -> Any:
+        known.update(zip(equation.operands, operands, strict=True))
+        if equation.op.name == "aten.neg.default":
+            inner = makers.get(equation.operands[0])
+            if inner is not None and inner.op == equation.op:
+                x = known[inner.operands[0]]
+                return builder.add(
+                    Op("leaf", "aten.clone.default"), (x,), (equation.outputs[0].type,)
+                )
+        return put(builder, equation, operands)
+
+    known: dict[Var, Atom] = {}
+    return rewritten(trace, step)
+
+
+def without_dead_leaves(trace: Trace) -> Trace:
+    """A dce of one's own: leaves that nobody reads go, if they draw no random numbers."""
+    read = {var for var in trace.outputs if isinstance(var, Var)}
+    kept = list[Equation]()
+    for equation in reversed(trace.equations):
+        is_read = any(var in read for var in equation.outputs)
+        if is_read or equation.bodies or ops.has_side_effect(equation):
+            kept.append(equation)
+            read.update(equation.operands)
+
+    def step(builder: TraceBuilder, equation: Equation, operands: Sequence[Atom]) -> Any:
+        return put(builder, equation, operands) if equation in kept else equation.outputs
+
+    return rewritten(trace, step)
+
+
+def without_twins(trace: Trace) -> Trace:
+    """A cse of one's own, of leaves that draw nothing."""
+    known: dict[Any, Any] = {}
+
+    def step(builder: TraceBuilder, equation: Equation, operands: Sequence[Atom]) -> Any:
+        if equation.op.kind != "leaf" or ops.has_side_effect(equation):
+            return put(builder, equation, operands)
+        supply = iter(operands)
+        args = tuple(map_arg(lambda _: next(supply), arg) for arg in equation.args)
+        options = tuple((key, map_arg(lambda _: next(supply), v)) for key, v in equation.kwargs)
+        key = (equation.op, repr(args), repr(options))
+        if key not in known or _leaves(equation):
+            known[key] = put(builder, equation, operands)
+        return known[key]
+
+    def _leaves(equation: Equation) -> bool:
+        return any(var in trace.outputs for var in equation.outputs)
+
+    return rewritten(trace, step)
+
+
+def scalars_folded(trace: Trace) -> Trace:
+    """`(x * a) * b` as `x * (a * b)`."""
+    makers = {var: equation for equation in trace.equations for var in equation.outputs}
+    known: dict[Var, Atom] = {}
+
+    def step(builder: TraceBuilder, equation: Equation, operands: Sequence[Atom]) -> Any:
+        known.update(zip(equation.operands, operands, strict=True))
+        inner = makers.get(equation.operands[0]) if equation.operands else None
+        name = "aten.mul.Scalar"
+        if equation.op.name != name or inner is None or inner.op.name != name:
+            return put(builder, equation, operands)
+        a, b = equation.args[1], inner.args[1]
+        if not isinstance(a, Literal) or not isinstance(b, Literal):
+            return put(builder, equation, operands)
+        factor = Literal(a.value * b.value)
+        return builder.add(equation.op, (known[inner.operands[0]], factor), (_type(equation),))
+
+    return rewritten(trace, step)
+
+
+def sums_along_dims(trace: Trace) -> Trace:
+    """`sum(x)` as `sum(x, dims)`: a sum over all dims, each named."""
+
+    def step(builder: TraceBuilder, equation: Equation, operands: Sequence[Atom]) -> Any:
+        if equation.op.name != "aten.sum.default" or not isinstance(operands[0], Var):
+            return put(builder, equation, operands)
+        type = operands[0].type
+        if not isinstance(type, TensorType) or len(type.shape) == 0:
+            return put(builder, equation, operands)
+        dims = tuple(Literal(dim) for dim in range(len(type.shape)))
+        op = Op("leaf", "aten.sum.dim_IntList")
+        args = (operands[0], dims, Literal(False))
+        return builder.add(op, args, (equation.outputs[0].type,), kwargs=equation.kwargs)
+
+    return rewritten(trace, step)
+
+
+USERS: tuple[Callable[[Trace], Trace], ...] = (
+    *(sorted_sums, squares_as_products, differences_as_sums, relu_as_clamp, silu_written_out),
+    *(without_double_negation, without_dead_leaves, without_twins, scalars_folded),
+    sums_along_dims,
+)
+"""Ten transforms that keep values."""

@@ -1,0 +1,110 @@
+"""A pytest plugin: `pytest -p thunder_fn.testing.plugin --tfn-laws mypackage.transforms`.
+
+It collects every public transform of a module, or of the modules of a package: each function whose
+one required argument and whose result are annotated as `Trace`. A transform may have a dict
+`laws` with options of `check_transform`, such as `f.laws = {"keeps": "nothing"}`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+RESULTS = pytest.StashKey[list[tuple[str, bool, int]]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--tfn-laws` and `--tfn-examples`."""
+    group = parser.getgroup("thunder_fn")
+    text = "hold every public transform of this module or package to the laws"
+    group.addoption("--tfn-laws", action="append", default=[], metavar="MODULE", help=text)
+    text = "how many random traces each transform is tried on (50)"
+    group.addoption("--tfn-examples", type=int, default=50, metavar="N", help=text)
+
+
+def pytest_collection_modifyitems(
+    session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Add one test for each transform."""
+    config.stash[RESULTS] = []
+    names: Any = config.getoption("--tfn-laws")
+    for name in names:
+        for path, transform in transforms_of(importlib.import_module(name)):
+            items.append(LawItem.from_parent(session, name=f"laws[{path}]", transform=transform))
+
+
+def transforms_of(module: ModuleType) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """The public transforms that a module, or a module of a package, defines."""
+    for name, value in sorted(vars(module).items()):
+        if name.startswith("_") or not inspect.isfunction(value):
+            continue
+        if value.__module__ == module.__name__ and _is_transform(value):
+            yield f"{module.__name__}.{name}", value
+    for found in pkgutil.iter_modules(getattr(module, "__path__", ())):
+        if not found.name.startswith("_"):
+            yield from transforms_of(importlib.import_module(f"{module.__name__}.{found.name}"))
+
+
+def _is_transform(f: Callable[..., Any]) -> bool:
+    signature = inspect.signature(f)
+    required = [p for p in signature.parameters.values() if p.default is inspect.Parameter.empty]
+    return (
+        len(required) == 1
+        and _is_trace(required[0].annotation)
+        and _is_trace(signature.return_annotation)
+    )
+
+
+def _is_trace(annotation: Any) -> bool:
+    name = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+    return str(name).rpartition(".")[2] == "Trace"
+
+
+class LawItem(pytest.Item):
+    """The test of one transform."""
+
+    def __init__(self, *, transform: Callable[..., Any], **options: Any) -> None:
+        super().__init__(**options)
+        self.transform = transform
+
+    def runtest(self) -> None:
+        """Run `check_transform`; its report of coverage goes to the test's output."""
+        from thunder_fn.testing.user import check_transform
+
+        results = self.config.stash[RESULTS]
+        options: dict[str, Any] = {"max_examples": self.config.getoption("--tfn-examples")}
+        try:
+            coverage = check_transform(
+                self.transform, **(options | getattr(self.transform, "laws", {}))
+            )
+        except Exception:
+            results.append((self.name, False, 0))
+            raise
+        results.append((self.name, True, coverage.traces))
+        self.add_report_section("call", "laws", str(coverage))
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> str:
+        """The report of the broken law, without a traceback."""
+        return str(excinfo.value)
+
+    def reportinfo(self) -> tuple[str, int | None, str]:
+        """The place of the transform."""
+        code = inspect.unwrap(self.transform).__code__
+        return code.co_filename, code.co_firstlineno - 1, self.name
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Print one line: how many transforms keep the laws, on how many traces."""
+    results = config.stash.get(RESULTS, [])
+    if results:
+        kept = sum(flag for _, flag, _ in results)
+        traces = sum(count for _, _, count in results)
+        terminalreporter.write_line(
+            f"laws: {kept} of {len(results)} transforms keep them, on {traces} traces"
+        )

@@ -1,0 +1,218 @@
+"""Steps for any functional op of PyTorch: every argument is drawn from the op's schema.
+
+A step whose name is that of an overload, such as `Step("aten.sub.Tensor", (0, 1, 2))`, calls the
+overload. Each argument of the schema takes one pick. Pick 0 is the default, or the newest variable
+of a fitting type; the others are further values. So every argument of an op is reached by one pick,
+and a failure shrinks to the arguments that matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+from thunder_fn.ir import ops
+from thunder_fn.ir.trace import TensorType, Var
+from thunder_fn.testing.drawn_programs import (
+    RULES_OF_OVERLOADS,
+    Draft,
+    Program,
+    Rule,
+    Skip,
+    Step,
+    build,
+    dtype_of,
+    shape_of,
+)
+from thunder_fn.testing.suits import broadcast
+from thunder_fn.torch_internals import OpOverload, schema_of
+from thunder_fn.torch_internals.patches import no_meta_log
+
+DTYPES = (torch.float64, torch.float32, torch.int64, torch.bool, torch.complex128)
+NUMBERS = (2, 0.5, -3, 0, 1, True)
+INTEGERS = (1, 0, -1, 2)
+TEXTS = ("none", "tanh", "floor", "trunc", "sum", "mean", "ij", "reflect")
+"""The texts that arguments of PyTorch's ops take, `None` aside."""
+
+MOST_PICKS = 6
+"""The number of values, apart from the default, that an argument is given at most."""
+
+
+@cache
+def is_callable(name: str) -> bool:
+    """Test for the name of an overload that a step can call: functional, of tensors, literals."""
+    if name.count(".") != 2:
+        return False
+    try:
+        overload = ops.overload_named(name)
+    except (ops.InvalidTrace, RuntimeError):
+        return False
+    schema = schema_of(overload)
+    returns = [str(value.type) for value in schema.returns]
+    return (
+        not schema.is_mutable
+        and bool(returns)
+        and all(kind in ("Tensor", "List[Tensor]") for kind in returns)
+        and all(_is_known(argument) for argument in schema.arguments)
+    )
+
+
+def _is_known(argument: Any) -> bool:
+    return argument.has_default_value() or _kind(argument) in _VALUES or _is_tensors(argument)
+
+
+def _kind(argument: Any) -> str:
+    """The type of an argument as the schema's text has it: `int[]`, `Scalar?`, `ScalarType`."""
+    return str(argument.real_type).replace("SymInt", "int")
+
+
+def _is_tensors(argument: Any) -> bool:
+    return "Tensor" in _kind(argument)
+
+
+@cache
+def rule_of_overload(name: str) -> Rule:
+    """The rule of a step that calls the overload of this name."""
+    if not is_callable(name):
+        raise KeyError(f"{name} is no step, and no functional op of tensors")
+    overload = ops.overload_named(name)
+
+    def rule(draft: Draft, _: Step) -> None:
+        args, kwargs = _arguments(draft, overload)
+        with no_meta_log():
+            try:
+                made = draft.leaf(overload, *args, **kwargs)
+            except (AssertionError, NotImplementedError):
+                raise Skip from None
+        if not made:
+            raise Skip
+
+    return rule
+
+
+RULES_OF_OVERLOADS.append(rule_of_overload)
+
+
+def num_picks(name: str) -> int:
+    """The number of picks of a step that calls this overload: one for each argument."""
+    return len(schema_of(ops.overload_named(name)).arguments)
+
+
+def _arguments(draft: Draft, overload: OpOverload) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a call; defaults at the end and in keywords are left out, as in captures."""
+    args, kwargs, used = list[Any](), dict[str, Any](), list[Var]()
+    required = 0
+    for argument in schema_of(overload).arguments:
+        value = _tensors(draft, argument, used) if _is_tensors(argument) else _pick(draft, argument)
+        is_default = argument.has_default_value() and _same(value, argument.default_value)
+        if not argument.kwarg_only:
+            args.append(value)
+            required = required if is_default else len(args)
+        elif not is_default:
+            kwargs[argument.name] = value
+    return args[:required], kwargs
+
+
+def _same(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and a == b
+
+
+def _tensors(draft: Draft, argument: Any, used: list[Var]) -> Any:
+    """A variable, a list of variables, or None where the schema allows it."""
+    kind = _kind(argument)
+    if kind == "Tensor":
+        return _variable(draft, used)
+    if kind == "Optional[Tensor]":
+        found = draft.number(1 + len(draft.env))
+        return None if found == 0 else _nearest(draft, used)[(found - 1) % len(draft.env)]
+    if kind in ("List[Tensor]", "List[Optional[Tensor]]"):
+        count = (2, 1, 3)[draft.number(3)]
+        return [_nearest(draft, used)[0] for _ in range(count)] if draft.env else _skip()
+    return _skip()
+
+
+def _skip() -> Any:
+    raise Skip
+
+
+def _variable(draft: Draft, used: list[Var]) -> Var:
+    found = _nearest(draft, used)
+    return found[draft.number(len(found))]
+
+
+def _nearest(draft: Draft, used: list[Var]) -> list[Var]:
+    """The variables: those that suit the first one of the call before others, new ones first."""
+    newest = list(reversed(draft.env))
+    if not used:
+        found = newest
+    else:
+        first = used[0]
+        found = sorted(newest, key=lambda var: (_distance(var, first), used.count(var)))
+    if not found:
+        raise Skip
+    used.append(found[0])
+    return found
+
+
+def _distance(var: Var, first: Var) -> int:
+    """0 for the same type, 1 if the shapes broadcast in one dtype, 2 for another dtype, 3 else."""
+    if var.type == first.type:
+        return 0
+    fits = broadcast(shape_of(var), shape_of(first)) is not None
+    return (1 if dtype_of(var) == dtype_of(first) else 2) if fits else 3
+
+
+def _pick(draft: Draft, argument: Any) -> Any:
+    """A literal: the default first, if there is one."""
+    values = list(_values(argument, draft))
+    return values[draft.number(len(values))]
+
+
+def _values(argument: Any, draft: Draft) -> Iterator[Any]:
+    kind = _kind(argument)
+    if argument.has_default_value():
+        yield argument.default_value
+    if argument.name in _OF_MEMORY:
+        return
+    for value in _of_kind(kind, draft):
+        if not argument.has_default_value() or not _same(value, argument.default_value):
+            yield value
+
+
+_OF_MEMORY = ("pin_memory", "non_blocking", "layout", "memory_format")
+"""Arguments about where values lie: a trace says nothing of that."""
+
+_VALUES: dict[str, Sequence[Any]] = {
+    "number": NUMBERS,
+    "float": (0.5, 2.0, 1e-5, 0.0),
+    "int": INTEGERS,
+    "bool": (False, True),
+    "str": TEXTS,
+    "ScalarType": DTYPES,
+    "Device": (torch.device("cpu"),),
+    "List[int]": ((0,), (-1,), (0, 1), (2, 3), (), (1,)),
+    "List[bool]": ((True, True), (True, False), (True, True, True)),
+    "List[float]": ((0.5, 2.0),),
+    "List[number]": ((2, 0.5),),
+}
+"""The literals of each kind of argument, the plainest first."""
+
+
+def _of_kind(kind: str, draft: Draft) -> Iterator[Any]:
+    inner = kind.removeprefix("Optional[").removesuffix("]") if "Optional[" in kind else kind
+    if inner == "List[int]" and draft.env:
+        yield from ((0,), tuple(shape_of(draft.env[-1])))
+    yield from _VALUES.get(inner, ())
+
+
+# ---- which calls there are ----
+
+
+@cache
+def takes(name: str, types: tuple[TensorType, ...], picks: tuple[int, ...]) -> object:
+    """Return the arguments of the call that a step makes of such inputs, or None."""
+    made = build(Program(types, (Step(name, picks),))).equations
+    return (made[-1].args, made[-1].kwargs) if made and made[-1].op.name == name else None
