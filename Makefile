@@ -68,6 +68,7 @@ docs: $(VENV)/.docs
 
 thorough: $(VENV)/.test $(VENV)/.others
 	HYPOTHESIS_PROFILE=thorough $(bin)/python -m pytest -n $(JOBS) tests/laws
+	-$(bin)/python -m thunder_fn laws --mutants
 	$(bin)/python -m tests.ops.sweep
 	$(bin)/python -m tests.fuzz --programs 1000000 --seconds $(FUZZ_SECONDS) --folder build/fuzz
 	$(bin)/python -m pytest -n $(JOBS) tests/models/test_others_on_inductor.py -rs

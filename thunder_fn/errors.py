@@ -367,6 +367,11 @@ def with_article(noun: object) -> str:
     return f"an {text}" if is_vowel else f"a {text}"
 
 
+def callable_name(function: Any) -> str:
+    """Name a function, a class or a callable object."""
+    return getattr(function, "__name__", type(function).__name__)
+
+
 def kind_of(value: object) -> str:
     """Name the kind of a value: "an int", "a list"."""
     return with_article(type(value).__name__)

@@ -14,6 +14,7 @@ from thunder_fn.testing import Case, Coverage, LawBroken, check_transform
 from thunder_fn.testing.growing import DRAWS
 from thunder_fn.testing.laws.draws import laws_of_draws
 from thunder_fn.testing.mutations import counterexample_in
+from thunder_fn.testing.user import Search
 
 SIN, COS = ops.leaf(ops.aten.sin.default), ops.leaf(ops.aten.cos.default)
 
@@ -24,7 +25,8 @@ def cosine_for_sine(trace: Trace) -> Trace:
 
 
 def test_a_right_transform_passes() -> None:
-    check_transform(lambda trace: cse(dce(trace)), max_examples=4)
+    """On random traces; the tutorial of laws has one that passes on those made on purpose, too."""
+    assert Search(lambda trace: cse(dce(trace)), "values", False, ()).at_random(6) is None
 
 
 def test_a_wrong_transform_shrinks_to_a_tiny_trace() -> None:

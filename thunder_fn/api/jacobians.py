@@ -15,7 +15,7 @@ from thunder_fn.api.pullbacks import vjp
 from thunder_fn.api.tangents import jvp
 from thunder_fn.capture import pytree
 from thunder_fn.capture.scopes import user_source
-from thunder_fn.errors import NotDifferentiable, located, spelled
+from thunder_fn.errors import NotDifferentiable, callable_name, located, spelled
 from thunder_fn.ir.trace import type_of_value
 from thunder_fn.jitted import Jitted
 
@@ -224,7 +224,7 @@ def at_positions(
             full[position] = value
         return f(*full, **kwargs)
 
-    partial.__name__ = getattr(f, "__name__", type(f).__name__)
+    partial.__name__ = callable_name(f)
     return partial
 
 

@@ -20,7 +20,7 @@ from thunder_fn.api.calling import (
 from thunder_fn.capture import TENSOR, Captured, capture, pytree
 from thunder_fn.capture.rewriting import is_to_be_fused
 from thunder_fn.derived.leaf_vjp import is_differentiable
-from thunder_fn.errors import CotangentError, NotDifferentiable, kind_of
+from thunder_fn.errors import CotangentError, NotDifferentiable, callable_name, kind_of
 from thunder_fn.interpreters import grad as reverse
 from thunder_fn.interpreters.carried import self_contained
 from thunder_fn.ir.rules import Split
@@ -126,7 +126,7 @@ def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
 
     Source: torch.func.vjp for the signature.
     """
-    name = getattr(f, "__name__", type(f).__name__)
+    name = callable_name(f)
     leaves, in_spec = pytree.flatten(primals)
     for path, leaf in zip(pytree.paths(primals, "primals"), leaves, strict=True):
         if not isinstance(leaf, torch.Tensor):

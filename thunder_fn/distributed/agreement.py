@@ -41,7 +41,7 @@ def check_same(steps: Sequence[Any], given: Mapping[str, torch.Tensor], prepare:
     groups = [group for step in steps if isinstance(group := getattr(step, "group", None), Group)]
     groups = [group for group in groups if group.size > 1 and not group.name.startswith(SIMULATED)]
     if not groups or not all(
-        internals.is_plain(x) and not internals.is_wrapped(x) for x in given.values()
+        internals.is_plain(x) and not internals.is_functorch_wrapped(x) for x in given.values()
     ):
         return
     lines = [

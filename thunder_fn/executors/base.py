@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal as Choice, Protocol, TypeAlias, TypeVar, get_args, runtime_checkable
 
-from thunder_fn.errors import ExecutorError, kind_of
+from thunder_fn.errors import ExecutorError, callable_name, kind_of
 from thunder_fn.executors.matching import Key, fake_call, keys_of, located_in
 from thunder_fn.executors.running import CheckedRegion
 from thunder_fn.ir import ops
@@ -243,7 +243,7 @@ def ask_checker(checker: Checker | None, equation: Equation, where: str) -> str 
     """
     if checker is None:
         return None
-    name = getattr(checker, "__name__", type(checker).__name__)
+    name = callable_name(checker)
     call = fake_call(equation)
     mismatch = call.mismatch(checker)
     if mismatch is not None:

@@ -18,6 +18,7 @@ from thunder_fn.capture import pytree
 from thunder_fn.capture.apply import close_over, without_values
 from thunder_fn.capture.watching import watched_by
 from thunder_fn.derived.leaf_vjp import Split
+from thunder_fn.errors import callable_name
 from thunder_fn.executors import Decision, Program
 from thunder_fn.inspect.diffs import Diff, diff_flat, paired
 from thunder_fn.inspect.flat import Flat, Value, flatten
@@ -172,7 +173,7 @@ def chain(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Chain:
         [('capture program', 2), ('grad_<lambda>', 6), ('program', 4)]
     """
     jitted = f if isinstance(f, Jitted) else jit(f)
-    name = getattr(f, "__name__", type(f).__name__)
+    name = callable_name(f)
     if isinstance(jitted, torch.nn.Module):
         jitted, kwargs = as_function(jitted, kwargs)
     args, kwargs = without_values((args, kwargs))

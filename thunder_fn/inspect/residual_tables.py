@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from thunder_fn.api.residuals import SavedResidual, saved_residuals
+from thunder_fn.errors import callable_name
 from thunder_fn.inspect.tables import bytes_text, plain, rich_table
 from thunder_fn.ir.notebook import Shown
 from thunder_fn.ir.text import escaped
@@ -81,7 +82,7 @@ def residuals(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Residuals:
         >>> print(residuals(lambda x: x.sin().exp().sum(), torch.ones(3)).summary)
         residuals of <lambda>: 2, 12 B beside the arguments
     """
-    name = getattr(f, "__name__", type(f).__name__)
+    name = callable_name(f)
     if not isinstance(f, torch.nn.Module):
         return Residuals(name, tuple(saved_residuals(f, *args, **kwargs)))
     params = dict(f.named_parameters())

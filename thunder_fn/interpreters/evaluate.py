@@ -144,7 +144,7 @@ def _evaluate_collective(
     operands = [env[var.index] for var in equation.operands]
     run = lambda: evaluate_leaf(equation, args, kwargs)
     plain = lambda: run_collective(run, equation, operands, lambda: _text(equation))
-    if equation.op.name == WAIT and not any(map(internals.is_wrapped, operands)):
+    if equation.op.name == WAIT and not any(map(internals.is_functorch_wrapped, operands)):
         return plain()
     return follow(equation, operands, plain)
 

@@ -54,7 +54,7 @@ def follow(equation: Equation, operands: Sequence[Any], plain: Callable[[], Any]
     taken, else plainly.
     """
     tensors = [value for value in operands if isinstance(value, torch.Tensor)]
-    sends = ops.is_collective(equation.op) and any(map(internals.is_wrapped, tensors))
+    sends = ops.is_collective(equation.op) and any(map(internals.is_functorch_wrapped, tensors))
     if not sends and (not torch.is_grad_enabled() or not any(map(internals.is_followed, tensors))):
         return plain()
     single = alone(equation)

@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from typing import Any, Literal as Choice, TypedDict
 
 from thunder_fn.capture.replaced.lookasides import Lookaside, same_function
-from thunder_fn.errors import ArgnumError, JitError, UnknownOption, kind_of, located, misspelled
+from thunder_fn.errors import (
+    ArgnumError,
+    JitError,
+    UnknownOption,
+    callable_name,
+    kind_of,
+    located,
+    misspelled,
+)
 from thunder_fn.executors.base import Executor, Numerics, check_numerics, is_within
 from thunder_fn.executors.grad_transforms import GradTransforms
 from thunder_fn.executors.of_traces import with_executors_of
@@ -241,7 +249,7 @@ def check_argnums(options: Options, f: Callable[..., Any]) -> None:
     for name in ("static_argnums", "donate_argnums"):
         for argnum in getattr(options, name):
             if not -count <= argnum < count:
-                function = getattr(f, "__name__", type(f).__name__)
+                function = callable_name(f)
                 raise ArgnumError(
                     f"jit: {name} has {argnum}, but {function} takes {count} positional arguments"
                 )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
 from thunder_fn.capture.replaced.lookasides import same_function
-from thunder_fn.errors import TraitError, kind_of, located
+from thunder_fn.errors import TraitError, callable_name, kind_of, located
 from thunder_fn.executors.base import Numerics, check_numerics
 from thunder_fn.interpreters.autocast import autocast
 from thunder_fn.ir.text import shown
@@ -162,12 +162,7 @@ def as_transform(given: Callable[..., Any]) -> Transform:
     own = given
     while isinstance(own, functools.partial):
         own = own.func
-    return Transform(given, name=name_of(own), numerics=LABELS.get(own, "bitwise"))
-
-
-def name_of(function: Any) -> str:
-    """The name of a function that has no traits."""
-    return getattr(function, "__name__", type(function).__name__)
+    return Transform(given, name=callable_name(own), numerics=LABELS.get(own, "bitwise"))
 
 
 LABELS: dict[Any, Numerics] = {autocast: "precision-changing"}

@@ -20,7 +20,7 @@ from thunder_fn.api.pullbacks import vjp
 from thunder_fn.capture import Captured, capture, current, pytree
 from thunder_fn.derived.leaf_vjp import is_differentiable
 from thunder_fn.distributed.groups import check_groups, check_there
-from thunder_fn.errors import RewriteError, kind_of, located
+from thunder_fn.errors import RewriteError, callable_name, kind_of, located
 from thunder_fn.interpreters.ddp import Ddp
 from thunder_fn.interpreters.fsdp import Fsdp
 from thunder_fn.interpreters.lora import Lora
@@ -203,7 +203,7 @@ class Rewritten(Transformed):
         return capture(self.fn, (params, *inputs), kwargs)
 
     def _check(self, params: Any) -> None:
-        name = getattr(self.fn, "__name__", type(self.fn).__name__)
+        name = callable_name(self.fn)
         if not isinstance(params, Prepared):
             raise RewriteError(
                 located(

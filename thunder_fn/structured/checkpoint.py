@@ -29,7 +29,7 @@ from thunder_fn.capture import current
 from thunder_fn.capture.apply import write_back
 from thunder_fn.capture.generators import drawing_from, random_state
 from thunder_fn.capture.replaced.lookasides import divert
-from thunder_fn.errors import CheckpointError, kind_of
+from thunder_fn.errors import CheckpointError, callable_name, kind_of
 from thunder_fn.interpreters.checkpoint.answers import Answers, is_marked, mark, unmark
 from thunder_fn.interpreters.checkpoint.policies import (
     AllBut,
@@ -259,7 +259,7 @@ def _called(f: Callable[..., Any]) -> Callable[..., Any]:
     def call(args: Any, kwargs: Any) -> Any:
         return f(*args, **kwargs)
 
-    call.__name__ = getattr(f, "__name__", type(f).__name__)
+    call.__name__ = callable_name(f)
     return call
 
 

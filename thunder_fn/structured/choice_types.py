@@ -16,11 +16,11 @@ from typing import Any
 from thunder_fn.capture import TENSOR, pytree
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.scopes import user_source
-from thunder_fn.errors import TraceTypeError, located
+from thunder_fn.errors import TraceTypeError, callable_name, located
 from thunder_fn.ir.constraints import is_hinted
 from thunder_fn.ir.symbols import made_by, symbols_of
 from thunder_fn.ir.trace import Dim, Equation, Expr, NumberType, Op, TensorType, Trace, Type
-from thunder_fn.structured.shared.bodies import Bodies, described_function, function_name
+from thunder_fn.structured.shared.bodies import Bodies, described_function
 
 Sizes = tuple[Dim | None, ...]
 """One size in each branch; None for a number that no symbol says."""
@@ -122,7 +122,7 @@ def _difference(
     function: Callable[..., Any], other_function: Callable[..., Any], first: Any, other: Any
 ) -> tuple[str, str] | None:
     """Name the thing that two branches must return alike, and the fix; None if they do."""
-    names = function_name(function), function_name(other_function)
+    names = callable_name(function), callable_name(other_function)
     difference = pytree.difference(first.out_spec, other.out_spec, *(f"{one}()" for one in names))
     if difference is not None:
         fix = "Return the same tuples, lists and dicts from both; None stands for nothing."

@@ -67,6 +67,7 @@ KINDS = (cases(max_steps=8), smooth_cases())
 MOVERS = ("vjp", "jvp", "vmap", "autocast", "checkpoint")
 """The transforms beside which programs made on purpose are tried."""
 
+MORE = 100
 MOST_CALLS = 240
 MOST_NESTED_CALLS = 90
 
@@ -232,12 +233,13 @@ class Search:
         self, programs: Iterable[Program], names: Sequence[str]
     ) -> tuple[str, Case] | None:
         """The most basic of some laws that a program breaks, and the first that does: the laws
-        stand in that order.
+        stand in that order. A more basic one is looked for in `MORE` programs after the first.
         """
-        broken = None
+        broken, more = None, MORE
         for program in programs:
             case = Case(program)
-            if not names:
+            more -= broken is not None
+            if not names or more < 0:
                 break
             if not self._note(case):
                 continue

@@ -267,11 +267,6 @@ def is_followed(tensor: torch.Tensor) -> bool:
     return True
 
 
-def is_wrapped(tensor: torch.Tensor) -> bool:
-    """Test whether a transform of torch.func looks on."""
-    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-
-
 def is_kept_by_autograd(tensor: torch.Tensor) -> bool:
     """Test whether something besides Python holds the very tensor, as a graph does that saved
     it.

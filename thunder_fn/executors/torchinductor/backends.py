@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from thunder_fn.errors import ExecutorError, UnknownOption, kind_of, located
+from thunder_fn.errors import ExecutorError, UnknownOption, callable_name, kind_of, located
 from thunder_fn.executors.torchinductor.codegen import Strides, closed_region
 from thunder_fn.executors.torchinductor.regions import RegionCompiler
 from thunder_fn.extend.regions import RunFunction, not_compiled
@@ -95,4 +95,4 @@ def backend(compiler: str | Compiler, *, fuel: int | None = None) -> Backend:
 def _name_of(compiler: Any) -> str:
     """The name of a function, of a partial of one, or of a callable object."""
     inner = getattr(compiler, "func", compiler)
-    return getattr(inner, "__name__", type(inner).__name__)
+    return callable_name(inner)

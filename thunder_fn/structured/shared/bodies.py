@@ -22,6 +22,7 @@ from thunder_fn.errors import (
     InvalidTrace,
     TracedFunctionError,
     TraceTypeError,
+    callable_name,
     kind_of,
     located,
 )
@@ -98,7 +99,7 @@ def _captured(
     except TracedFunctionError as error:
         if writes or not internals.is_write_to_leaf(error.__cause__):
             raise
-        what = f"{op}: {function_name(function)} writes in place to a leaf that requires grad"
+        what = f"{op}: {callable_name(function)} writes in place to a leaf that requires grad"
         what = f"{what}, but a body computes new values only"
         raise CaptureError(located(what, source=user_source(), fix=RETURN_IT)) from error
 
@@ -156,7 +157,7 @@ def check_no_writes(op: str, function: Callable[..., Any], captured: Captured) -
     pairs = zip(names, new_values, strict=True)
     targets = ", ".join(f"{one} ({value.type})" for one, value in pairs if isinstance(value, Var))
     what = (
-        f"{op}: {function_name(function)} writes in place to {targets}, but a body computes new"
+        f"{op}: {callable_name(function)} writes in place to {targets}, but a body computes new"
         " values only"
     )
     raise CaptureError(located(what, source=source, fix=fix))
@@ -325,17 +326,12 @@ def invariant_atoms(trace: Trace, fixed: Mask) -> Mask:
     return tuple(flags)
 
 
-def function_name(function: Callable[..., Any]) -> str:
-    """The name of a user's function."""
-    return getattr(function, "__name__", type(function).__name__)
-
-
 def described_function(function: Callable[..., Any]) -> str:
     """The name and line of a user's function, for errors; those of the wrapped function, if it
     is a wrapper.
     """
     function = inspect.unwrap(function)
-    code, name = getattr(function, "__code__", None), function_name(function)
+    code, name = getattr(function, "__code__", None), callable_name(function)
     return f"{name} ({code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno})" if code else name
 
 

@@ -19,7 +19,7 @@ from thunder_fn.capture import TENSOR, Captured, capture, current, pytree
 from thunder_fn.capture.apply import part
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.derived.leaf_vjp import is_differentiable
-from thunder_fn.errors import CustomRuleError, kind_of, located, with_article
+from thunder_fn.errors import CustomRuleError, callable_name, kind_of, located, with_article
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.under_autograd import evaluate_followed
 from thunder_fn.ir.rules import Mask
@@ -67,7 +67,7 @@ class Call:
     @property
     def name(self) -> str:
         """The function's name."""
-        return getattr(self.function, "__name__", type(self.function).__name__)
+        return callable_name(self.function)
 
     @property
     def is_tensor(self) -> tuple[bool, ...]:
@@ -152,7 +152,7 @@ class CustomFunction:
         self.nondiff_argnums = tuple(nondiff_argnums)
         self._signature = signature_of(f)
         self._rule: Any = None
-        self.__name__: str = getattr(f, "__name__", type(f).__name__)
+        self.__name__: str = callable_name(f)
 
     @property
     def has_rule(self) -> bool:

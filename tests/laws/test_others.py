@@ -1,0 +1,94 @@
+"""The laws for other people's code: FX passes, backends of torch.compile, packages of transforms, mutants."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from thunder_fn.testing import LawBroken, check_backend, check_pass
+from thunder_fn.testing.mutations import planted
+from thunder_fn.testing.mutations.mutants import mutants_of
+from thunder_fn.testing.mutations.users import USERS, sorted_sums
+from thunder_fn.testing.plugin import transforms_of
+
+aten = torch.ops.aten
+
+
+def without_alpha(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """A wrong pass, which changes the graph in place."""
+    for node in graph.graph.nodes:
+        if node.target is aten.sub.Tensor:
+            node.kwargs = {}
+    return graph
+
+
+def test_a_wrong_fx_pass_is_found() -> None:
+    with pytest.raises(LawBroken, match='without_alpha breaks the law "keeps values"'):
+        check_pass(without_alpha, max_examples=0)
+
+
+def sines_for_cosines(graph: torch.fx.GraphModule, _: Any) -> Any:
+    """A wrong backend."""
+    for node in graph.graph.nodes:
+        if node.target is aten.cos.default:
+            node.target = aten.sin.default
+    graph.recompile()
+    return graph.forward
+
+
+def test_a_wrong_backend_is_found_and_its_script_needs_pytorch_only() -> None:
+    with pytest.raises(LawBroken, match="is not eager PyTorch") as caught:
+        check_backend(sines_for_cosines, max_examples=1)
+    said = str(caught.value)
+    assert "aten.cos.default" in said and "thunder_fn" not in said.partition("import torch")[2]
+
+
+def test_a_right_backend_passes() -> None:
+    assert check_backend("eager", max_examples=1) == 1
+
+
+MODULE = """
+from thunder_fn.ir.trace import Trace
+
+def same(trace: Trace) -> Trace:
+    return trace
+
+def pair(trace: Trace) -> Trace:
+    return (trace, trace)
+
+def _private(trace: Trace) -> Trace:
+    return trace
+
+def other(x: int) -> int:
+    return x
+
+same.laws = pair.laws = {"keeps": "nothing", "max_examples": 0}
+"""
+
+
+def test_pytest_collects_the_transforms_of_a_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "my_transforms.py").write_text(MODULE)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    options = ["-p", "thunder_fn.testing.plugin", "--tfn-laws", "my_transforms", "-p", "no:cacheprovider", "-rA"]
+    assert pytest.main([*options, "--rootdir", str(tmp_path), str(tmp_path)]) == 1
+    said = capsys.readouterr().out
+    assert "FAILED " in said and "laws[my_transforms.pair]" in said and "not a Trace" in said
+    assert "PASSED " in said and "laws: 1 of 2 transforms keep them, on " in said
+    names = [name for name, _ in transforms_of(sys.modules["my_transforms"])]
+    assert names == ["my_transforms.pair", "my_transforms.same"]
+
+
+def test_mutants_are_made_and_fit() -> None:
+    found = mutants_of(sorted_sums)
+    assert len(found) > 8 and len({mutation.bug for mutation in found}) > 8
+    for mutation in found:
+        with planted(mutation):
+            pass
+    assert len(USERS) == 10
