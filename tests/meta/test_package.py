@@ -15,6 +15,7 @@ import tarfile
 import tomllib
 import venv
 import zipfile
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,23 @@ def test_a_type_checker_reads_the_installed_types(python: Path, tmp_path: Path) 
     said = [item["message"] for item in json.loads(done.stdout)["generalDiagnostics"]]
     assert 'Type of "tfn.errors.site()" is "str | None"' in said
     assert any('"sys" is not exported from module "thunder_fn"' in message for message in said)
+
+
+def test_types_are_as_the_examples_say(python: Path, tmp_path: Path) -> None:
+    """Of the installed package, `reveal_type` and errors of each line of `tests/typing` are those that stand behind it."""
+    files = sorted((ROOT / "tests" / "typing").glob("*.py"))
+    for file in files:
+        (tmp_path / file.name).write_text(file.read_text())
+    command = (sys.executable, "-m", "pyright", "--pythonpath", python, "--outputjson", *(file.name for file in files))
+    done = subprocess.run(list(map(str, command)), cwd=tmp_path, capture_output=True, text=True)
+    said = defaultdict[tuple[str, int], list[str]](list)
+    for item in json.loads(done.stdout)["generalDiagnostics"]:
+        said[Path(item["file"]).name, item["range"]["start"]["line"]].append(item["message"])
+    for file in files:
+        for number, line in enumerate(file.read_text().splitlines()):
+            found, (_, kind, text) = said[file.name, number], re.split(r"  # (type|error): |$", line, maxsplit=1)
+            wanted = f'is "{text}"' if kind == "type" else text
+            assert any(wanted in message for message in found) if wanted else not found, (file.name, line, found)
 
 
 # ---- extras ----

@@ -51,11 +51,16 @@ def test_public_definitions_have_docstrings(path: Path) -> None:
 def public(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.ClassDef]:
     """Functions, classes and their methods without an underscore in front; `forward` is its module's docstring's."""
     for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_") and not is_overload(node):
             yield node
             if isinstance(node, ast.ClassDef):
                 methods = (item for item in node.body if isinstance(item, ast.FunctionDef))
                 yield from (method for method in methods if not method.name.startswith(("_", "forward")))
+
+
+def is_overload(node: ast.FunctionDef | ast.ClassDef) -> bool:
+    """A signature without a body: the function itself has the docstring."""
+    return any(isinstance(one, ast.Name) and one.id == "overload" for one in node.decorator_list)
 
 
 def test_private_pytorch_names_are_in_one_file() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, overload
 
 import torch
 
@@ -20,6 +20,11 @@ from thunder_fn.interpreters.simplify import cse
 from thunder_fn.ir import ops
 from thunder_fn.ir.text import shown
 from thunder_fn.ir.trace import Equation
+from thunder_fn.jitted import Jitted
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 __all__ = ["Autocast", "Table", "autocast", "autocast_policy"]
 
@@ -83,6 +88,14 @@ class Autocast(Transformed):
         return run
 
 
+@overload
+def autocast(
+    f: Jitted[P, R], dtype: torch.dtype = torch.bfloat16, policy: Any = None
+) -> Jitted[P, R]: ...
+@overload
+def autocast(
+    f: Callable[P, R], dtype: torch.dtype = torch.bfloat16, policy: Any = None
+) -> Callable[P, R]: ...
 def autocast(f: Callable[..., Any], dtype: torch.dtype = torch.bfloat16, policy: Any = None) -> Any:
     """Run the ops of a function in lower precision, as a policy says.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal as Choice, ParamSpec, TypeVar, overload
 
 import torch
 
@@ -15,6 +15,7 @@ from thunder_fn.capture.scopes import user_source
 from thunder_fn.errors import VmapError, kind_of, located, spelled
 from thunder_fn.interpreters.vmap import vmap as vmap_trace
 from thunder_fn.ir.trace import as_dim, type_of_value
+from thunder_fn.jitted import Jitted
 from thunder_fn.structured.autograd_function import with_batch_dims
 from thunder_fn.torch_internals import (
     become_results,
@@ -23,6 +24,11 @@ from thunder_fn.torch_internals import (
     outside_torch_func,
 )
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+Randomness = Choice["error", "different", "same"]
 RANDOMNESS = ("error", "different", "same")
 
 
@@ -33,7 +39,7 @@ class Vmap(Transformed):
     fn: Callable[..., Any]
     in_dims: Any = 0
     out_dims: Any = 0
-    randomness: str = "error"
+    randomness: Randomness = "error"
     chunk_size: int | None = None
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -182,6 +188,24 @@ def _written_results(
             yield alias.result, whole.of(tensor)
 
 
+@overload
+def vmap(
+    f: Jitted[P, R],
+    in_dims: Any = 0,
+    out_dims: Any = 0,
+    randomness: Randomness = "error",
+    *,
+    chunk_size: int | None = None,
+) -> Jitted[P, R]: ...
+@overload
+def vmap(
+    f: Callable[P, R],
+    in_dims: Any = 0,
+    out_dims: Any = 0,
+    randomness: Randomness = "error",
+    *,
+    chunk_size: int | None = None,
+) -> Callable[P, R]: ...
 @spelled(
     in_axes="in_dims",
     out_axes="out_dims",
@@ -196,7 +220,7 @@ def vmap(
     f: Callable[..., Any],
     in_dims: Any = 0,
     out_dims: Any = 0,
-    randomness: str = "error",
+    randomness: Randomness = "error",
     *,
     chunk_size: int | None = None,
 ) -> Any:

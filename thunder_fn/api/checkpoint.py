@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, overload
 
 from thunder_fn.api.calling import transformed
 from thunder_fn.errors import spelled
+from thunder_fn.jitted import Jitted
 from thunder_fn.structured.checkpoint import checkpoint as recorded
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
+
+@overload
+def checkpoint(f: Jitted[P, R], policy: Any = None) -> Jitted[P, R]: ...
+@overload
+def checkpoint(f: Callable[P, R], policy: Any = None) -> Callable[P, R]: ...
 @spelled(
     use_reentrant="Leave it out: there is one kind of checkpoint.",
     preserve_rng_state="Leave it out: random numbers are never drawn again.",

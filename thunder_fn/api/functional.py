@@ -6,13 +6,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, overload
 
 from torch.func import functional_call as functional_call, stack_module_state as stack_module_state
 
 from thunder_fn.api.calling import Transformed, apply, tensors_of, transformed, write_back
 from thunder_fn.capture import capture
 from thunder_fn.errors import GradError
+from thunder_fn.jitted import Jitted
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 REMOVES = ("mutations", "mutations_and_views")
 
@@ -32,6 +37,10 @@ class Functionalized(Transformed):
         return captured.result(write_back(captured, inputs, outputs))
 
 
+@overload
+def functionalize(f: Jitted[P, R], *, remove: str = "mutations") -> Jitted[P, R]: ...
+@overload
+def functionalize(f: Callable[P, R], *, remove: str = "mutations") -> Callable[P, R]: ...
 def functionalize(f: Callable[..., Any], *, remove: str = "mutations") -> Any:
     """Write a function with pure ops: in-place changes become new values, and arguments get theirs
     at the end.

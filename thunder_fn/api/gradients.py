@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Concatenate, Literal as Choice, overload
 
 import torch
+from typing_extensions import ParamSpec, TypeVar
 
 from thunder_fn.api.calling import (
     Transformed,
@@ -32,6 +33,12 @@ from thunder_fn.errors import (
 from thunder_fn.interpreters import grad as reverse
 from thunder_fn.ir.text import shown
 from thunder_fn.ir.trace import TensorType, type_of_value
+from thunder_fn.jitted import Jitted
+
+P = ParamSpec("P", default=...)
+R = TypeVar("R", default=Any)
+A = TypeVar("A", bound=Any, default=Any)
+
 
 Argnums = int | tuple[int, ...]
 
@@ -84,6 +91,18 @@ _SPELLED = spelled(
 )
 
 
+@overload
+def grad(
+    f: Jitted[Concatenate[A, P], Any], argnums: Choice[0] = 0, has_aux: Choice[False] = False
+) -> Jitted[Concatenate[A, P], A]: ...
+@overload
+def grad(f: Jitted[P, Any], argnums: Argnums = 0, has_aux: bool = False) -> Jitted[P, Any]: ...
+@overload
+def grad(
+    f: Callable[Concatenate[A, P], Any], argnums: Choice[0] = 0, has_aux: Choice[False] = False
+) -> Callable[Concatenate[A, P], A]: ...
+@overload
+def grad(f: Callable[P, Any], argnums: Argnums = 0, has_aux: bool = False) -> Callable[P, Any]: ...
 @_SPELLED
 def grad(f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Any:
     """Differentiate a scalar function: return a function that computes its gradient.
@@ -120,6 +139,22 @@ def grad(f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> 
     return transformed(f, lambda fn: Grad(fn, frozen_argnums(argnums), has_aux))
 
 
+@overload
+def grad_and_value(
+    f: Jitted[Concatenate[A, P], R], argnums: Choice[0] = 0, has_aux: Choice[False] = False
+) -> Jitted[Concatenate[A, P], tuple[A, R]]: ...
+@overload
+def grad_and_value(
+    f: Jitted[P, Any], argnums: Argnums = 0, has_aux: bool = False
+) -> Jitted[P, Any]: ...
+@overload
+def grad_and_value(
+    f: Callable[Concatenate[A, P], R], argnums: Choice[0] = 0, has_aux: Choice[False] = False
+) -> Callable[Concatenate[A, P], tuple[A, R]]: ...
+@overload
+def grad_and_value(
+    f: Callable[P, Any], argnums: Argnums = 0, has_aux: bool = False
+) -> Callable[P, Any]: ...
 @_SPELLED
 def grad_and_value(f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Any:
     """Differentiate like `grad`, and return `(gradients, value)` or `(gradients, (value, aux))`, in
@@ -128,6 +163,22 @@ def grad_and_value(f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = 
     return transformed(f, lambda fn: Grad(fn, frozen_argnums(argnums), has_aux, "grad_and_value"))
 
 
+@overload
+def value_and_grad(
+    f: Jitted[Concatenate[A, P], R], argnums: Choice[0] = 0, has_aux: Choice[False] = False
+) -> Jitted[Concatenate[A, P], tuple[R, A]]: ...
+@overload
+def value_and_grad(
+    f: Jitted[P, Any], argnums: Argnums = 0, has_aux: bool = False
+) -> Jitted[P, Any]: ...
+@overload
+def value_and_grad(
+    f: Callable[Concatenate[A, P], R], argnums: Choice[0] = 0, has_aux: Choice[False] = False
+) -> Callable[Concatenate[A, P], tuple[R, A]]: ...
+@overload
+def value_and_grad(
+    f: Callable[P, Any], argnums: Argnums = 0, has_aux: bool = False
+) -> Callable[P, Any]: ...
 @_SPELLED
 def value_and_grad(f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Any:
     """Differentiate like `grad`, and return `(value, gradients)` or `((value, aux), gradients)`,

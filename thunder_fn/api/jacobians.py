@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec, overload
 
 import torch
 
-from thunder_fn.api.batching import vmap
+from thunder_fn.api.batching import Randomness, vmap
 from thunder_fn.api.calling import Transformed, described, transformed
 from thunder_fn.api.gradients import Argnums, check_argnums, differentiated_leaves, frozen_argnums
 from thunder_fn.api.pullbacks import vjp
@@ -17,6 +17,9 @@ from thunder_fn.capture import pytree
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.errors import NotDifferentiable, callable_name, located, spelled
 from thunder_fn.ir.trace import type_of_value
+from thunder_fn.jitted import Jitted
+
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Jacrev(Transformed):
             check_real(args[position], f"args[{position}]", self.__name__)
         partial = at_positions(self.fn, args, kwargs, positions)
         chosen = tuple(args[position] for position in positions)
-        result = vjp(partial, *chosen, has_aux=self.has_aux)
+        result: Any = vjp(partial, *chosen, has_aux=self.has_aux)
         output, pullback = result[0], result[1]
         leaves, spec = pytree.flatten(output)
         check_tensors(output, self.__name__)
@@ -51,7 +54,7 @@ class Jacfwd(Transformed):
     fn: Callable[..., Any]
     argnums: Argnums = 0
     has_aux: bool = False
-    randomness: str = "error"
+    randomness: Randomness = "error"
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         positions = check_argnums(self.argnums, args, self.__name__)
@@ -63,7 +66,9 @@ class Jacfwd(Transformed):
         leaves, spec = pytree.flatten(chosen)
 
         def push(*tangents: Any) -> Any:
-            result = jvp(partial, chosen, pytree.unflatten(spec, tangents), has_aux=self.has_aux)
+            result: Any = jvp(
+                partial, chosen, pytree.unflatten(spec, tangents), has_aux=self.has_aux
+            )
             check_tensors(result[0], self.__name__)
             return result[1:] if self.has_aux else (result[1], ())
 
@@ -83,6 +88,24 @@ _SPELLED = spelled(
 )
 
 
+@overload
+def jacrev(
+    f: Jitted[P, Any],
+    argnums: Argnums = 0,
+    *,
+    has_aux: bool = False,
+    chunk_size: int | None = None,
+    _preallocate_and_copy: bool = False,
+) -> Jitted[P, Any]: ...
+@overload
+def jacrev(
+    f: Callable[P, Any],
+    argnums: Argnums = 0,
+    *,
+    has_aux: bool = False,
+    chunk_size: int | None = None,
+    _preallocate_and_copy: bool = False,
+) -> Callable[P, Any]: ...
 @_SPELLED
 def jacrev(
     f: Callable[..., Any],
@@ -113,9 +136,29 @@ def jacrev(
     return transformed(f, lambda fn: Jacrev(fn, frozen_argnums(argnums), has_aux, chunk_size))
 
 
+@overload
+def jacfwd(
+    f: Jitted[P, Any],
+    argnums: Argnums = 0,
+    has_aux: bool = False,
+    *,
+    randomness: Randomness = "error",
+) -> Jitted[P, Any]: ...
+@overload
+def jacfwd(
+    f: Callable[P, Any],
+    argnums: Argnums = 0,
+    has_aux: bool = False,
+    *,
+    randomness: Randomness = "error",
+) -> Callable[P, Any]: ...
 @_SPELLED
 def jacfwd(
-    f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False, *, randomness: str = "error"
+    f: Callable[..., Any],
+    argnums: Argnums = 0,
+    has_aux: bool = False,
+    *,
+    randomness: Randomness = "error",
 ) -> Any:
     """The Jacobian by forward mode: one tangent for each element of the input, batched.
 
@@ -126,6 +169,10 @@ def jacfwd(
     return transformed(f, lambda fn: Jacfwd(fn, frozen_argnums(argnums), has_aux, randomness))
 
 
+@overload
+def hessian(f: Jitted[P, Any], argnums: Argnums = 0) -> Jitted[P, Any]: ...
+@overload
+def hessian(f: Callable[P, Any], argnums: Argnums = 0) -> Callable[P, Any]: ...
 @_SPELLED
 def hessian(f: Callable[..., Any], argnums: Argnums = 0) -> Any:
     """The Hessian of a scalar function, forward over reverse.

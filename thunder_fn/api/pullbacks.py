@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal as Choice, TypeVar, overload
 
 import torch
 
@@ -25,6 +25,9 @@ from thunder_fn.interpreters import grad as reverse
 from thunder_fn.interpreters.carried import self_contained
 from thunder_fn.ir.rules import Split
 from thunder_fn.ir.trace import Type, type_of_value
+
+R = TypeVar("R")
+A = TypeVar("A")
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,16 @@ class Pullback:
         return given
 
 
+@overload
+def vjp(
+    f: Callable[..., R], *primals: Any, has_aux: Choice[False] = False
+) -> tuple[R, Pullback]: ...
+@overload
+def vjp(
+    f: Callable[..., tuple[R, A]], *primals: Any, has_aux: Choice[True]
+) -> tuple[R, Pullback, A]: ...
+@overload
+def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool) -> Any: ...
 def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     """Evaluate f and prepare its vector-Jacobian product.
 

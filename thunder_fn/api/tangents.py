@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal as Choice, TypeVar, overload
 
 import torch
 
@@ -30,7 +30,37 @@ from thunder_fn.ir import text
 from thunder_fn.ir.trace import TensorType, Trace, type_of_value
 from thunder_fn.torch_internals import have_one_memory, shares_memory
 
+R = TypeVar("R")
+A = TypeVar("A")
 
+
+@overload
+def jvp(
+    f: Callable[..., R],
+    primals: Any,
+    tangents: Any,
+    *,
+    strict: bool = False,
+    has_aux: Choice[False] = False,
+) -> tuple[R, R]: ...
+@overload
+def jvp(
+    f: Callable[..., tuple[R, A]],
+    primals: Any,
+    tangents: Any,
+    *,
+    strict: bool = False,
+    has_aux: Choice[True],
+) -> tuple[R, R, A]: ...
+@overload
+def jvp(
+    f: Callable[..., Any],
+    primals: Any,
+    tangents: Any,
+    *,
+    strict: bool = False,
+    has_aux: bool,
+) -> Any: ...
 def jvp(
     f: Callable[..., Any],
     primals: Any,
@@ -217,7 +247,7 @@ class Linear:
         return self.captured.tangent(filled)
 
 
-def linearize(f: Callable[..., Any], *primals: Any) -> tuple[Any, Linear]:
+def linearize(f: Callable[..., R], *primals: Any) -> tuple[R, Linear]:
     """Evaluate f and give its derivative at the primals as a linear function, computed once.
 
     Law: ``linearize(f, x)[1](v) == jvp(f, (x,), (v,))[1]``.

@@ -14,9 +14,10 @@ import functools
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Protocol, overload
 
 import torch
+from typing_extensions import ParamSpec, TypeVar, Unpack
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import current
@@ -35,12 +36,17 @@ from thunder_fn.jitted.dynamic import Miss, RetraceWarning
 from thunder_fn.jitted.families import family_key
 from thunder_fn.jitted.guards import call_path
 from thunder_fn.jitted.modules.containers import Filling, finish
-from thunder_fn.jitted.options import Options, check_argnums
+from thunder_fn.jitted.options import JitOptions, Options, check_argnums
 from thunder_fn.jitted.program import Entry, build, capture_call, is_followed
 from thunder_fn.structured.call import bind_call
 
 if TYPE_CHECKING:
     from thunder_fn.inspect.lowered import Lowered
+
+P = ParamSpec("P", default=...)
+R = TypeVar("R", default=Any)
+Q = ParamSpec("Q")
+M = TypeVar("M", bound=torch.nn.Module)
 
 __all__ = [
     "CacheInfo",
@@ -60,10 +66,10 @@ __all__ = [
 
 
 @dataclass(frozen=True, eq=False)
-class Jitted:
+class Jitted(Generic[P, R]):
     """A function with the options that it is jitted with. Made by `jit`."""
 
-    fn: Callable[..., Any]
+    fn: Callable[P, R]
     options: Options = field(default_factory=Options)
     programs: Cache = field(default_factory=Cache, repr=False)
 
@@ -74,7 +80,7 @@ class Jitted:
                 object.__setattr__(self, name, getattr(self.fn, name))
         object.__setattr__(self, "__wrapped__", self.fn)
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         if current() is not None:
             return call_inside_capture(self, args, kwargs)
         programs = self.programs
@@ -97,6 +103,12 @@ class Jitted:
                 return result
         return self.call_slowly(args, kwargs)
 
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Jitted[P, R]: ...
+    @overload
+    def __get__(
+        self: Jitted[Concatenate[Any, Q], R], instance: object, owner: type | None = None
+    ) -> Jitted[Q, R]: ...
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
 
@@ -148,17 +160,31 @@ class Jitted:
         return Jitted(fn, self.options)
 
 
+class Jit(Protocol):
+    """`jit` with its options given: a decorator."""
+
+    @overload
+    def __call__(self, f: M, /) -> M: ...
+    @overload
+    def __call__(self, f: Callable[P, R], /) -> Jitted[P, R]: ...
+
+
 @overload
-def jit(f: Callable[..., Any], **options: Any) -> Jitted:
+def jit(f: M, **options: Unpack[JitOptions]) -> M:
+    """A module of the same class on the same state."""
+
+
+@overload
+def jit(f: Callable[P, R], **options: Unpack[JitOptions]) -> Jitted[P, R]:
     """A jitted function."""
 
 
 @overload
-def jit(**options: Any) -> Callable[[Callable[..., Any]], Jitted]:
+def jit(**options: Unpack[JitOptions]) -> Jit:
     """A decorator."""
 
 
-def jit(f: Callable[..., Any] | None = None, **options: Any) -> Any:
+def jit(f: Callable[..., Any] | None = None, **options: Unpack[JitOptions]) -> Any:
     """Trace a function when it is called with a new kind of arguments; call its program from then
     on.
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal as Choice, TypedDict
 
 from thunder_fn.capture.replaced.lookasides import Lookaside, same_function
 from thunder_fn.errors import (
@@ -45,6 +45,29 @@ def calls_within(numerics: Numerics) -> AbstractContextManager[None]:
     jitted with.
     """
     return setting(_limit, numerics)
+
+
+class Config(TypedDict, total=False):
+    """The options of `jit` that a recipe may set."""
+
+    cache: Choice["constant values", "symbolic values", "same input", "no caching"]
+    numerics: Numerics
+    verify: bool
+    dynamic: bool | Mapping[int | str, Any]
+    static_argnums: int | Sequence[int]
+    static_argnames: str | Sequence[str]
+    donate_argnums: int | Sequence[int]
+
+
+Rewrite = Transform | Callable[..., Any]
+
+
+class JitOptions(Config, total=False):
+    """The options of `jit`, as its callers write them."""
+
+    executors: Sequence[Executor | str] | Executor | str
+    transforms: Sequence[Rewrite] | Rewrite
+    lookasides: Sequence[Lookaside] | Lookaside
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +121,7 @@ class Options:
             tuple(one for one in self.chosen_executors() if isinstance(one, OperatorExecutor))
         )
 
-    def changed(self, given: dict[str, Any]) -> Options:
+    def changed(self, given: Mapping[str, Any]) -> Options:
         """Replace some options; transforms and lookasides are added after those that are there.
 
         Raises:

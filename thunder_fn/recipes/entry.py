@@ -3,24 +3,46 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, overload
 
 import torch
+from typing_extensions import ParamSpec, Unpack
 
 from thunder_fn.errors import RecipeError, kind_of, located
+from thunder_fn.executors.base import Executor
 from thunder_fn.ir.text import shown
 from thunder_fn.jitted import jit
+from thunder_fn.jitted.options import JitOptions
 from thunder_fn.jitted.transforms import Transform
 from thunder_fn.recipes import registry
 from thunder_fn.recipes.default import Default
 from thunder_fn.recipes.dynamo import through_dynamo, with_breaks
+from thunder_fn.recipes.questions import Frontend
 from thunder_fn.recipes.recipe import Assembly, Model, Recipe
 
 Choice = None | str | Recipe | Sequence["Recipe | str"]
 
 
-def compile(model: Model, recipe: Choice = None, **options: Any) -> Any:
+P = ParamSpec("P")
+R = TypeVar("R")
+M = TypeVar("M", bound=torch.nn.Module)
+
+
+class CompileOptions(JitOptions, total=False):
+    """The options of `compile`, as its callers write them."""
+
+    operators: Sequence[Executor] | Executor
+    frontend: Frontend | None
+
+
+@overload
+def compile(model: M, recipe: Choice = None, **options: Unpack[CompileOptions]) -> M: ...
+@overload
+def compile(
+    model: Callable[P, R], recipe: Choice = None, **options: Unpack[CompileOptions]
+) -> Callable[P, R]: ...
+def compile(model: Model, recipe: Choice = None, **options: Unpack[CompileOptions]) -> Any:
     """Make a model or function fast, with this machine's executors and the recipe for the model.
 
     Law: ``compile(f)(*xs)`` is ``f(*xs)``, as exactly as the transforms and executors say that were

@@ -5,11 +5,10 @@ answer.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from thunder_fn.errors import RecipeError, kind_of, located
-from thunder_fn.executors import Numerics
 
 Frontend = Literal["direct", "dynamo"]
 
@@ -20,18 +19,6 @@ QUESTIONS = (
 """The methods by which a recipe answers."""
 FINAL = ("assemble", "explain", "setup")
 """The methods that put answers together; recipes do not override them."""
-
-
-class Config(TypedDict, total=False):
-    """Options of `jit` that a recipe may set."""
-
-    cache: str
-    numerics: Numerics
-    verify: bool
-    dynamic: bool | Mapping[int | str, Any]
-    static_argnums: int | Sequence[int]
-    static_argnames: str | Sequence[str]
-    donate_argnums: int | Sequence[int]
 
 
 def check_names(cls: type) -> None:

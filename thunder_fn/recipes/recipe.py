@@ -36,11 +36,10 @@ from thunder_fn.errors import RecipeError, UnknownOption, kind_of, located
 from thunder_fn.executors import Executor, inductor
 from thunder_fn.executors.registry import resolve_executors
 from thunder_fn.jitted import Options
-from thunder_fn.jitted.options import unknown
+from thunder_fn.jitted.options import Config as Config, unknown
 from thunder_fn.jitted.transforms import Transform, as_transform, in_order
 from thunder_fn.recipes.explaining import explain, name_of
 from thunder_fn.recipes.questions import (
-    Config as Config,
     Frontend as Frontend,
     answer,
     check_names,

@@ -14,7 +14,7 @@ gradient.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal as Choice, TypeVar, TypeVarTuple, overload
 
 import torch
 
@@ -85,6 +85,11 @@ from thunder_fn.structured.shared.bodies import (
 )
 from thunder_fn.structured.shared.running import body_function
 from thunder_fn.structured.shared.scan_parts import Loop, add_scan
+
+R = TypeVar("R")
+Xs = TypeVarTuple("Xs")
+Batched = Choice["select", "loop"]
+
 
 aten = torch.ops.aten
 COND = Op("structured", "cond")
@@ -308,6 +313,24 @@ FREE_TYPES.enter(True, "cond", "switch")
 # ---- for users ----
 
 
+@overload
+def cond(
+    pred: Any,
+    true_fn: Callable[[*Xs], R],
+    false_fn: Callable[[*Xs], R],
+    operands: tuple[*Xs] = ...,
+    *,
+    batched: Batched = "select",
+) -> R: ...
+@overload
+def cond(
+    pred: Any,
+    true_fn: Callable[..., R],
+    false_fn: Callable[..., R],
+    operands: list[Any],
+    *,
+    batched: Batched = "select",
+) -> R: ...
 @spelled(true_fun="true_fn", false_fun="false_fn", operand="operands", linear="Leave it out.")
 def cond(
     pred: Any,
@@ -351,9 +374,33 @@ def cond(
     return _choose(recorder, COND, pred, (true_fn, false_fn), operands, options)
 
 
+@overload
 def switch(
     index: Any,
-    branches: Sequence[Callable[..., Any]],
+    branches: Sequence[Callable[[*Xs], R]],
+    operands: tuple[*Xs] = ...,
+    *,
+    batched: Batched = "select",
+) -> R: ...
+@overload
+def switch(
+    index: Any,
+    branches: Sequence[Callable[..., R]],
+    operands: list[Any],
+    *,
+    batched: Batched = "select",
+) -> R: ...
+@overload
+def switch(
+    index: Any,
+    branches: torch.nn.ModuleList,
+    operands: Any = (),
+    *,
+    batched: Batched = "select",
+) -> Any: ...
+def switch(
+    index: Any,
+    branches: Sequence[Callable[..., Any]] | torch.nn.ModuleList,
     operands: Any = (),
     *,
     batched: str = "select",

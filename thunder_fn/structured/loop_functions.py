@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -37,20 +37,23 @@ from thunder_fn.structured.shared.scan_parts import Loop
 
 Tensor = torch.Tensor
 R = TypeVar("R")
+Carry = TypeVar("Carry")
+X = TypeVar("X")
+Y = TypeVar("Y")
 
 
 @spelled(f="combine_fn", axis="dim", _split_transpose="Leave it out.")
 def scan(  # noqa: PLR0913 - options, by keyword
-    combine_fn: Callable[[Any, Any], tuple[Any, Any]],
-    init: Any,
-    xs: Any = None,
+    combine_fn: Callable[[Carry, X], tuple[Carry, Y]],
+    init: Carry,
+    xs: X = None,  # pyright: ignore[reportInvalidTypeVarUse, reportArgumentType]
     *,
     dim: int = 0,
     reverse: bool = False,
     length: int | None = None,
     unroll: int | bool = 1,
     checkpoint: str | None = None,
-) -> tuple[Any, Any]:
+) -> tuple[Carry, Y]:
     """Loop over the slices of xs with a carry: `carry, ys[t] = combine_fn(carry, xs[t])`.
 
     Law: equals the Python loop that collects the ys, under every transform.
@@ -86,7 +89,7 @@ def scan(  # noqa: PLR0913 - options, by keyword
     if not callable(combine_fn):
         raise TraceTypeError(f"scan: combine_fn must be a function, not {kind_of(combine_fn)}")
     if xs is not None and length is None and not pytree.flatten(xs)[0]:
-        return own_memory(init), []
+        return own_memory(init), cast("Y", [])
     size, dim = number_of_steps(xs, dim, length, unroll)
     if unroll is True or unroll > 1:
         size = int(size)  # a loop that is written out has a number of steps

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVarTuple, overload
 
 import torch
 
@@ -63,6 +63,9 @@ from thunder_fn.structured.shared.fixpoint import carry_fixpoint
 from thunder_fn.structured.shared.running import body_function
 from thunder_fn.structured.shared.while_parts import BOOL, WHILE, While, add_while
 from thunder_fn.structured.while_split import while_split_rule
+
+Xs = TypeVarTuple("Xs")
+
 
 aten = torch.ops.aten
 
@@ -247,6 +250,22 @@ VJP.enter(while_split_rule, "while_loop")
 # ---- for users ----
 
 
+@overload
+def while_loop(
+    cond_fn: Callable[[*Xs], Any],
+    body_fn: Callable[[*Xs], tuple[*Xs]],
+    carried_inputs: tuple[*Xs],
+    *,
+    max_steps: int | None = None,
+) -> tuple[*Xs]: ...
+@overload
+def while_loop(
+    cond_fn: Callable[..., Any],
+    body_fn: Callable[..., Any],
+    carried_inputs: Any,
+    *,
+    max_steps: int | None = None,
+) -> Any: ...
 @spelled(
     cond_fun="cond_fn", body_fun="body_fn", init_val="carried_inputs", max_trip_count="max_steps"
 )

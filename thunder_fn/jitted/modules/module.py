@@ -17,7 +17,7 @@ import functools
 import types
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -438,7 +438,7 @@ def latest_of(module: torch.nn.Module) -> Jitted | None:
     return variants[0].jitted if variants else None
 
 
-def jit_module(module: torch.nn.Module, options: dict[str, Any]) -> Any:
+def jit_module(module: torch.nn.Module, options: Mapping[str, Any]) -> Any:
     """A module of the same class, on the same state, with a jitted `forward`. See `jit`.
 
     Raises:

@@ -145,7 +145,11 @@ def _gradient(f: Function) -> Function:
     ) -> dict[str, torch.Tensor]:
         own, others = _partition(params)
         put: Any = getattr(params, "replaced", None)  # a dict has none
-        return grad(lambda own: f(put(own) if put else {**others, **own}, tokens))(own)
+
+        def loss(own: dict[str, torch.Tensor]) -> torch.Tensor:
+            return f(put(own) if put else {**others, **own}, tokens)
+
+        return grad(loss)(own)
 
     return gradient
 

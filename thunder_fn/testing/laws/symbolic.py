@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal as Choice
 
 import torch
 import torch.utils.checkpoint
@@ -361,7 +361,7 @@ class Calls:
 
     names: tuple[str, ...]
     calls: tuple[tuple[Sizes, float, bool], ...]
-    cache: str = "symbolic values"
+    cache: Choice["constant values", "symbolic values"] = "symbolic values"
 
 
 def law_jit_is_eager(case: Calls) -> None:

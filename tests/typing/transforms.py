@@ -1,0 +1,82 @@
+"""What a type checker says of programs: `reveal_type` of a line, and errors, stand behind them.
+
+`tests/meta/test_package.py` reads this file with pyright. It is never run.
+"""
+
+from typing import reveal_type
+
+import torch
+from torch import Tensor
+
+import thunder_fn as tfn
+
+x = torch.ones(3)
+
+
+def loss(params: dict[str, Tensor], n: int) -> Tensor:
+    return (params["w"] * n).sum()
+
+
+@tfn.jit
+def step(x: Tensor, n: int = 2) -> Tensor:
+    return x * n
+
+
+@tfn.jit(executors=["torch"], cache="symbolic values")
+def other(x: Tensor) -> tuple[Tensor, int]:
+    return x, 1
+
+
+# jit and compile keep signatures and classes
+reveal_type(step(x))  # type: Tensor
+reveal_type(other(x))  # type: tuple[Tensor, int]
+reveal_type(tfn.jit(torch.nn.Linear(2, 3)))  # type: Linear
+reveal_type(tfn.compile(torch.nn.Linear(2, 3), executors="torch"))  # type: Linear
+reveal_type(tfn.compile(loss))  # type: (params: dict[str, Tensor], n: int) -> Tensor
+reveal_type(step.lower(x).compile()(x))  # type: Any
+step()  # error: Argument missing for parameter "x"
+step("x")  # error: Argument of type "Literal['x']" cannot be assigned to parameter "x" of type "Tensor"
+tfn.jit(loss, cahce="symbolic values")  # error: No overloads for "jit"
+tfn.jit(loss, cache="symbolic")  # error: cannot be assigned to parameter "cache"
+tfn.compile(loss, frontend="dynamic")  # error: cannot be assigned to parameter "frontend"
+
+
+class Model:
+    @tfn.jit
+    def apply(self, x: Tensor) -> Tensor:
+        return x
+
+
+reveal_type(Model().apply(x))  # type: Tensor
+
+# gradients are as the first argument; a transform of a jitted function is jitted
+reveal_type(tfn.grad(loss)({"w": x}, 2))  # type: dict[str, Tensor]
+reveal_type(tfn.value_and_grad(loss)({"w": x}, 2))  # type: tuple[Tensor, dict[str, Tensor]]
+reveal_type(tfn.grad_and_value(loss)({"w": x}, 2))  # type: tuple[dict[str, Tensor], Tensor]
+reveal_type(tfn.grad(tfn.jit(loss)))  # type: Jitted[(dict[str, Tensor], n: int), dict[str, Tensor]]
+reveal_type(tfn.jit(tfn.grad(loss)))  # type: Jitted[(dict[str, Tensor], n: int), dict[str, Tensor]]
+reveal_type(tfn.grad(lambda x: x.sum())(x))  # type: Any
+tfn.grad(loss)({"w": x})  # error: Argument missing for parameter "n"
+tfn.grad(loss)([x], 2)  # error: cannot be assigned to parameter
+
+# others keep the function's type
+reveal_type(tfn.vmap(step))  # type: Jitted[(x: Tensor, n: int = 2), Tensor]
+reveal_type(tfn.vmap(loss, in_dims=(0, None)))  # type: (params: dict[str, Tensor], n: int) -> Tensor
+reveal_type(tfn.checkpoint(loss))  # type: (params: dict[str, Tensor], n: int) -> Tensor
+reveal_type(tfn.autocast(loss))  # type: (params: dict[str, Tensor], n: int) -> Tensor
+reveal_type(tfn.jvp(torch.sin, (x,), (x,)))  # type: tuple[Tensor, Tensor]
+reveal_type(tfn.vjp(loss, {"w": x}, 2))  # type: tuple[Tensor, Pullback]
+tfn.vmap(loss, randomness="any")  # error: cannot be assigned to parameter "randomness"
+
+
+# control flow has the types of its functions
+def body(carry: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    return carry + y, {"seen": carry}
+
+
+reveal_type(tfn.scan(body, x, torch.ones(4, 3)))  # type: tuple[Tensor, dict[str, Tensor]]
+reveal_type(tfn.cond(x.sum() > 0, torch.sin, torch.cos, (x,)))  # type: Tensor
+reveal_type(tfn.cond(x.sum() > 0, torch.sin, torch.cos, [x]))  # type: Tensor
+reveal_type(tfn.while_loop(lambda n, x: n < 3, lambda n, x: (n + 1, x * 2), (x.sum(), x)))  # type: tuple[Tensor, Tensor]
+tfn.scan(body, 1.0, torch.ones(4, 3))  # error: cannot be assigned to parameter
+tfn.cond(x.sum() > 0, step, torch.cos, (x, x))  # error: No overloads for "cond"
