@@ -635,7 +635,7 @@ class _Execution:
         alias = next((one for one in self.captured.aliases if one.result == position), None)
         if alias is not None and alias.is_written:
             places = [write.target for write in self.captured.writes]
-            target = self.targets[_index(places, alias.source)]
+            target = self.targets[next(_indices(places, alias.source))]
             if target not in self.given:
                 return self.view(alias, target)
         view = self.view_of_written(position, atom) if alias is None else None
@@ -671,10 +671,11 @@ class _Execution:
     def same_as_written(self, position: int) -> str | None:
         """The tensor from outside that a result is, if the program writes to that."""
         same = next((one for one in self.captured.shared if one.result == position), None)
-        if same is None or not same.is_same or isinstance(same.source, int):
+        if same is None or not same.is_same:
             return None
-        pairs = zip(self.captured.writes, self.targets, strict=True)
-        return next((target for one, target in pairs if one.target is same.source), None)
+        places = [write.target for write in self.captured.writes]
+        index = next(_indices(places, same.source), None)
+        return None if index is None or self.targets[index] in self.given else self.targets[index]
 
     def view_of_written(self, position: int, atom: Atom) -> str | None:
         """The expression for a result that is by views what a tensor was changed to."""
@@ -724,9 +725,9 @@ class _Execution:
         return name if viewed(self.trace, atom, is_layout) == source else None
 
 
-def _index(targets: Sequence[int | torch.Tensor], target: int | torch.Tensor) -> int:
-    """The place of a target, which is an int or this very tensor."""
-    return next(
+def _indices(targets: Sequence[int | torch.Tensor], target: int | torch.Tensor) -> Iterator[int]:
+    """The places of a target, which is an int or this very tensor."""
+    return (
         i
         for i, one in enumerate(targets)
         if one is target or (isinstance(one, int) and one == target)

@@ -51,7 +51,7 @@ def partial(trace: Trace, inputs: Inputs) -> tuple[Callable[..., Values], Inputs
     def f(*active: torch.Tensor) -> Values:
         supply = iter(active)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+            torch.default_generator.manual_seed(0)
             values = evaluate(
                 trace,
                 [next(supply) if wanted else x for x, wanted in zip(inputs, mask, strict=True)],
