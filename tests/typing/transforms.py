@@ -1,4 +1,4 @@
-"""What a type checker says of programs: `reveal_type` of a line, and errors, stand behind them.
+"""Programs and the answers of a type checker: types and errors stand behind the lines they are about.
 
 `tests/meta/test_package.py` reads this file with pyright. It is never run.
 """

@@ -39,21 +39,20 @@ def kept(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Remember what a function returns for arguments that are equal, as `functools.lru_cache`
     does, until `clear_caches`.
     """
-
-    def decorate(f: Callable[P, R]) -> Callable[P, R]:
-        remembered = lru_cache(maxsize)(f)
-        _of_traces.add(remembered)
-        return remembered  # type: ignore[return-value]
-
-    return decorate
+    return _kept_among(_of_traces, maxsize)
 
 
 def kept_of_ops(maxsize: int | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Remember facts about ops and the rules derived for single equations: `kept`, apart."""
+    return _kept_among(_of_ops, maxsize)
 
+
+def _kept_among(
+    memos: weakref.WeakSet[Any], maxsize: int | None
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
     def decorate(f: Callable[P, R]) -> Callable[P, R]:
         remembered = lru_cache(maxsize)(f)
-        _of_ops.add(remembered)
+        memos.add(remembered)
         return remembered  # type: ignore[return-value]
 
     return decorate
