@@ -88,6 +88,18 @@ def test_leaves_that_require_grad_cannot_be_written() -> None:
     assert p.tolist() == [2, 2]
 
 
+def test_results_that_are_written_tensors_of_both_kinds() -> None:
+    """An argument and a closed-over tensor are each found among the written ones."""
+    c, x = torch.ones(2), torch.zeros(3)
+
+    def f(x):
+        x.add_(1)
+        return c.mul_(2), x
+
+    found = jit(f)(x)
+    assert found[0] is c and found[1] is x and c.tolist() == [2, 2] and x.tolist() == [1, 1, 1]
+
+
 # ---- donation ----
 
 

@@ -730,7 +730,7 @@ def _indices(targets: Sequence[int | torch.Tensor], target: int | torch.Tensor) 
     return (
         i
         for i, one in enumerate(targets)
-        if one is target or (isinstance(one, int) and one == target)
+        if one is target or (isinstance(one, int) and isinstance(target, int) and one == target)
     )
 
 
