@@ -6,7 +6,7 @@ its new value, which the program's epilogue stores in each call. A number that t
 or that a schedule changes between calls, is a `Feed`: an input of the trace that the program reads
 from its place in each call. Tensors are closed over and changed in place, as any others.
 
-What the trace depends on besides is held by `KeptState`, which a program is guarded by.
+`KeptState` holds everything else that the trace depends on. A program is guarded by it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What was computed under `no_grad` was differentiated in second derivatives through a jitted function (97005215)."""
+"""Second derivatives through a jitted function differentiated values computed under `no_grad` (97005215)."""
 
 import torch
 
