@@ -440,16 +440,18 @@ class TracerMode(FunctionalTensorMode):
                 return result
         if func is _VIEW_DTYPE and type(args[0]) is Tracer:
             args = (self.history.reinterpreted(args[0]), *args[1:])
-            result = self._dispatch(func, types, args, kwargs or {})
-            result.viewed = args[0]
-            return result
         if not torch.is_grad_enabled():
             leaves = torch_pytree.tree_leaves((args, kwargs))
             self.history.bring_up_to_date(leaf for leaf in leaves if isinstance(leaf, Tracer))
             if isinstance(func, OpOverload) and func.is_view and isinstance(args[0], Tracer):
                 args = (self.history.viewed(args[0]), *args[1:])
-        result = self._dispatch(func, types, args, kwargs or {})
-        if func is _DETACH:
+        return self._noted(func, args, self._dispatch(func, types, args, kwargs or {}))
+
+    def _noted(self, func: Any, args: Any, result: Any) -> Any:
+        """The result of a view that autograd knows no base of: it keeps that itself."""
+        if func is _VIEW_DTYPE and type(result) is Tracer:
+            result.viewed = args[0]
+        if func is _DETACH and self.history is not None:
             result.viewed = args[0].viewed
             self.history.detached(args[0], result)
         return result
