@@ -15,7 +15,7 @@ from functools import partial
 from thunder_fn.commands import UserError
 from thunder_fn.errors import ThunderError
 from thunder_fn.inspect.command import load
-from thunder_fn.planning.plan import plan
+from thunder_fn.planning.plans import plan
 from thunder_fn.planning.worlds import fake_world
 
 

@@ -8,7 +8,7 @@ from thunder_fn.inspect.tables import bytes_text, count_text, plain
 from thunder_fn.ir.text import escaped
 
 if TYPE_CHECKING:
-    from thunder_fn.planning.plan import Plan
+    from thunder_fn.planning.plans import Plan
 
 ROWS = 10
 
