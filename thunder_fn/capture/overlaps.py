@@ -48,7 +48,14 @@ def check_overlaps(
     if torch.Tag.inplace_view in func.tags:
         return
     name = func._schema.name.rpartition("::")[2]
-    for tensor in changed:
+    for number, tensor in enumerate(changed):
+        for other in changed[:number]:
+            if internals.have_one_memory(tensor, other) and _share_elements(tensor, other):
+                what = (
+                    f"`{name}` writes to the same memory by several of its tensors"
+                )
+                fix = "Call it for one tensor at a time."
+                raise AliasedMutation(located(what, source=source, fix=fix))
         wholes = (
             one for one in given if one is not tensor and internals.have_one_memory(one, tensor)
         )
@@ -74,7 +81,13 @@ def _is_read_late(func: Any, changed: torch.Tensor, read: torch.Tensor) -> bool:
     with internals.no_torch_function():
         if [_layout(changed), changed.dtype] == [_layout(read), read.dtype]:
             return changed.numel() != 0 and not _is_in_place(func)
-        arrays = [_as_array(*_numbers(tensor), tensor.element_size()) for tensor in (changed, read)]
+    return _share_elements(changed, read)
+
+
+def _share_elements(*tensors: torch.Tensor) -> bool:
+    """Test whether two tensors in one memory have an element in common."""
+    with internals.no_torch_function():
+        arrays = [_as_array(*_numbers(tensor), tensor.element_size()) for tensor in tensors]
     try:
         return np.shares_memory(*arrays, max_work=WORK)  # pyright: ignore[reportArgumentType]  # its stub says -1 or 0
     except np.exceptions.TooHardError:
