@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import json
 import os
 import pickle
 import re
@@ -18,6 +20,7 @@ from typing import Any
 
 import pytest
 import torch
+from playwright.sync_api import Error as PlaywrightError
 
 import thunder_fn as tfn
 from docs.tools import errors, links, shown, tutorial
@@ -234,30 +237,68 @@ def address(site: Path) -> Iterator[str]:
         thread.join()
 
 
-@pytest.mark.parametrize(
-    ("query", "page"),
-    [
-        ("DataDependentBranch", "errors/DataDependentBranch.html"),
-        ("while_loop", "api/control_flow.html"),
-        ("force field", "tutorials/21_force_field.html"),
-    ],
-)
-def test_search_finds_what_is_asked_for(query: str, page: str, address: str, chromium: Any) -> None:
+FIRST = {
+    "install": "getting_started.html",
+    "vmap": "api/batches.html",
+    "quantize": "api/numbers_and_parameters.html",
+    "grad": "api/derivatives.html",
+    "jit": "api/programs.html",
+    "compile": "api/programs.html",
+    "while_loop": "api/control_flow.html",
+    "trace": "api/traces.html",
+    "slow": "performance.html",
+    "gpu": "gpu.html",
+    "random": "api/random.html",
+    "inspector": "inspector.html",
+    "qlora": "tutorials/16_qlora.html",
+    "force field": "tutorials/21_force_field.html",
+    "DataDependentBranch": "errors/DataDependentBranch.html",
+}
+"""Words, and the page that has to be the first result."""
+
+
+def test_search_finds_what_is_asked_for(address: str, chromium: Any) -> None:
     """Typed into the site in a browser, which asks nobody else for anything."""
     outside: list[str] = []
     tab = chromium.new_page(viewport={"width": 1300, "height": 900})
+    first = tab.locator("li.md-search-result__item > a.md-search-result__link").first
     try:
         tab.set_default_timeout(15_000)
         tab.on("request", lambda request: None if request.url.startswith(address) else outside.append(request.url))
         tab.on("pageerror", lambda error: outside.append(str(error)))
         tab.goto(f"{address}/index.html")
         tab.locator("input.md-search__input").click()
-        tab.keyboard.type(query)
-        found = tab.locator(f"a.md-search-result__link[href*='{page}']").first
-        found.wait_for()
-        found.click()
+        found = {}
+        for query, page in FIRST.items():
+            tab.keyboard.press("Control+a")
+            tab.keyboard.type(query)
+            with contextlib.suppress(PlaywrightError):
+                tab.wait_for_function(
+                    "page => document.querySelector('li.md-search-result__item > a.md-search-result__link')?.href.includes(page)",
+                    arg=f"/{page}",
+                    timeout=3_000,
+                )
+            found[query] = first.get_attribute("href").partition("?")[0].removeprefix(f"{address}/")
+        assert found == FIRST
+        first.click()
         tab.wait_for_url(f"**/{page}*")
         assert tab.locator("h1").count() >= 1
         assert not [url for url in outside if not url.startswith(("data:", "blob:"))]
     finally:
         tab.close()
+
+
+def test_changes_and_design_do_not_outrank_what_is_for_users(site: Path) -> None:
+    """Their factors in the index that is searched are the smallest."""
+    entries = json.loads((site / "search" / "search_index.json").read_text())["docs"]
+    low = {entry["boost"] for entry in entries if entry["location"].startswith(("changelog", "architecture"))}
+    others = {
+        entry.get("boost", 1) for entry in entries if not entry["location"].startswith(("changelog", "architecture"))
+    }
+    assert max(low) < min(others) / 5
+
+
+def test_tutorials_can_be_downloaded_as_notebooks(site: Path) -> None:
+    for path in (ROOT / "tutorials").glob("*.py"):
+        assert f'href="{path.stem}.ipynb"' in (site / "tutorials" / f"{path.stem}.html").read_text()
+        assert (site / "tutorials" / f"{path.stem}.ipynb").read_text() == tutorial.notebook(path)
