@@ -191,7 +191,15 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """The law of a function stands out."""
-    return html.replace("<p>Law: ", '<p class="law"><strong>Law</strong> ').replace(
-        "<p>Source: ", "<p><em>Source</em> "
-    )
+    """The law of a function stands out. Its source code can be unfolded, and is not searched."""
+    for written, shown_as in (
+        ("<p>Law: ", '<p class="law"><strong>Law</strong> '),
+        ("<p>Laws: ", '<p class="law"><strong>Laws</strong> '),
+        ("<p>Source: ", "<p><em>Source</em> "),
+        (
+            '<details class="mkdocstrings-source"',
+            '<details class="mkdocstrings-source" data-search-exclude',
+        ),
+    ):
+        html = html.replace(written, shown_as)
+    return html

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import html
+import inspect
 import json
 import os
 import pickle
@@ -23,7 +25,7 @@ import torch
 from playwright.sync_api import Error as PlaywrightError
 
 import thunder_fn as tfn
-from docs.tools import errors, links, shown, tutorial
+from docs.tools import api, errors, links, shown, tutorial
 from thunder_fn.errors import ThunderError, page_of
 
 ROOT = Path(__file__).parents[2]
@@ -220,6 +222,56 @@ def test_site_builds_without_a_warning(site: Path) -> None:
     made = {path.relative_to(site).as_posix() for path in site.rglob("*.html")}
     assert {"index.html", "api/derivatives.html", "errors/CaptureError.html", "tutorials/teach.html"} <= made
     assert (site / "search" / "search_index.json").stat().st_size > 100_000
+
+
+REPORTS = {
+    *(
+        "last_traces",
+        "last_prologue_traces",
+        "last_backward_traces",
+        "cache_info",
+        "explain_claims",
+        "explain_misses",
+        "plan",
+    ),
+}
+"""Names that say what was done, which promise nothing about values."""
+WITHOUT_ERRORS = {
+    *(
+        "clear_caches",
+        "checkpoint_policies",
+        "autocast_policy",
+        "stop_gradient",
+        "constant",
+        "composite",
+        "saved_residuals",
+    ),
+    *("simplify", "roll", "unroll", "Transform", "explain_claims"),
+}
+"""Names that have no errors of their own: they take anything, or traces that are checked elsewhere."""
+NAMES = [name for _, names in api.GROUPS.values() for name in names.split() if f"{name}" in api.public_names()]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_public_name_has_all_that_a_reader_looks_for(name: str, site: Path) -> None:
+    """Its options, an example that runs (as a doctest), its law, its errors, and its source."""
+    value = getattr(tfn, name)
+    if not value.__module__.startswith("thunder_fn"):
+        return
+    section = entry_of(site, f"{value.__module__}.{value.__qualname__}")
+    text = html.unescape(re.sub(r"<[^>]*>", "", section))
+    options = [] if name in ("Recipe", "checkpoint_policies") else inspect.signature(value).parameters
+    assert [option for option in options if not re.search(rf"\b{option}\b", text)] == []
+    assert ">>> " in text and "mkdocstrings-source" in section
+    assert ('class="law"' in section) == (name not in REPORTS)
+    assert ("Raises:" in text or "errors as in" in text or "Otherwise as" in text) == (name not in WITHOUT_ERRORS)
+
+
+def entry_of(site: Path, anchor: str) -> str:
+    """The entry of a public name in the pages of the API, from its heading to the next."""
+    pages = [page.read_text() for page in (site / "api").glob("*.html") if f'id="{anchor}"' in page.read_text()]
+    assert len(pages) == 1, f"{anchor} has {len(pages)} entries"
+    return pages[0].partition(f'id="{anchor}"')[2].partition("<h2")[0]
 
 
 class _Quiet(SimpleHTTPRequestHandler):
