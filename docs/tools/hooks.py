@@ -9,6 +9,7 @@ running them, DOCS_EXAMPLES=0 does so for the other pages, for a look at the lay
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import os
 import subprocess
@@ -28,6 +29,9 @@ os.chdir(ROOT)
 from docs.tools import api, errors, links, shown, tutorial
 
 TUTORIALS = (*sorted((ROOT / "tutorials").glob("[0-9]*.py")), ROOT / "tutorials" / "teach.py")
+PROGRAMS = tuple(
+    path for path in sorted((ROOT / "gallery").glob("[a-z]*.py")) if path.stem != "pictures"
+)
 CACHE = ROOT / ".cache" / "tutorials"
 TUTORIALS_RUN, EXAMPLES_RUN = (
     os.environ.get(name, "1") != "0" for name in ("DOCS_TUTORIALS", "DOCS_EXAMPLES")
@@ -58,6 +62,7 @@ def on_config(config: Any) -> Any:
     config.nav = [
         *config.nav,
         {"Tutorials": [page for page in pages if page not in OWN]},
+        {"Gallery": ["gallery.md", *(f"gallery/{path.stem}.md" for path in PROGRAMS)]},
         {"Make your own": [page for page in pages if page in OWN]},
         {"API": [f"api/{name}" for name in api.pages()]},
         {
@@ -87,9 +92,28 @@ def on_files(files: Files, config: Any) -> Files:
         for path, text in zip(TUTORIALS, pool.map(tutorial_page, TUTORIALS), strict=True):
             made[f"tutorials/{path.stem}.md"] = text
             made[f"tutorials/{path.name}"] = path.read_text()
+            made[f"tutorials/{path.stem}.ipynb"] = tutorial.notebook(path)
+    for path in PROGRAMS:
+        made[f"gallery/{path.stem}.md"] = program_page(path)
+        made[f"gallery/{path.name}"] = path.read_text()
     for name, text in made.items():
         files.append(File.generated(config, name, content=text))
     return files
+
+
+def program_page(path: Path) -> str:
+    """The page of a program of the gallery: its docstring, its picture and its code."""
+    text = path.read_text()
+    title, _, prose = (ast.get_docstring(ast.parse(text)) or "").partition(": ")
+    code = text.split('"""', 2)[2].strip()
+    parts = (
+        f"# {title}",
+        prose[:1].upper() + prose[1:],
+        f"![The picture that the program draws]({path.stem}.svg)",
+        f"[`{path.name}`]({path.name}){{ download }} runs in under a minute on two cores.",
+        f"```python\n{code}\n```\n",
+    )
+    return "\n\n".join(parts)
 
 
 def tutorial_page(path: Path) -> str:

@@ -122,7 +122,7 @@ CONVOLUTIONS = Leaves("convolution convolution_backward")
 
 TRANSCENDENTAL = Leaves(
     "exp exp2 expm1 log log2 log10 log1p sin cos tan tanh sigmoid erf erfc erfinv pow rsqrt atan2",
-    "gelu gelu_backward silu silu_backward mish elu softplus logsigmoid log_sigmoid_forward",
+    "gelu gelu_backward silu silu_backward mish elu softplus log_sigmoid_forward",
     "tanh_backward sigmoid_backward _softmax _log_softmax _safe_softmax logsumexp",
     "_log_softmax_backward_data",
 )
