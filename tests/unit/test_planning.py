@@ -75,6 +75,7 @@ def test_unknown_hardware_names_those_that_are_there(tmp_path: Path) -> None:
 def test_this_machine_is_measured() -> None:
     found = measured_hardware(seconds=0.001)
     assert read(tomllib.loads(toml_of(found))) == found
+    assert 0 < found.attention_efficiency <= 1 and 0 < found.matmul_efficiency <= 1
     assert found.memory_bytes > 2**28 and found.peak(torch.float32) > 1e8 and 0 < found.op_seconds < 1e-2
 
 
@@ -112,6 +113,14 @@ def test_a_product_is_the_roofline() -> None:
     assert found.seconds == max(2 * 64**3 / 100, 2 * x.nbytes / 10)
     assert (found.memory.input_bytes, found.memory.peak) == (x.nbytes, x.nbytes)
     assert found.mfu == pytest.approx(2 * 64**3 / 100 / found.seconds)
+
+
+def test_a_function_is_bound_by_its_elements() -> None:
+    x = torch.empty(1000, device="meta")
+    found = tfn.plan(F.gelu, (x,), replace(TOY, elements_per_second=0.5))
+    assert found.seconds == 2000
+    viewed = tfn.plan(lambda x: x.view(10, 100).t(), (x,), replace(TOY, op_seconds=9.0, view_seconds=0.25))
+    assert (viewed.seconds, viewed.timeline.launches) == (0.5, 0)
 
 
 def test_a_loop_counts_its_steps() -> None:

@@ -170,6 +170,12 @@ def grad_and_value(
 def grad_and_value(f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Any:
     """Differentiate like `grad`, and return `(gradients, value)` or `(gradients, (value, aux))`, in
     torch.func's order.
+
+    Law: ``grad_and_value(f)(x) == (grad(f)(x), f(x))``. Arguments and errors as in `grad`.
+
+    Example:
+        >>> grad_and_value(lambda x: x ** 3)(torch.tensor(2.0))
+        (tensor(12.), tensor(8.))
     """
     return transformed(f, lambda fn: Grad(fn, frozen_argnums(argnums), has_aux, "grad_and_value"))
 
@@ -194,6 +200,12 @@ def value_and_grad(
 def value_and_grad(f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Any:
     """Differentiate like `grad`, and return `(value, gradients)` or `((value, aux), gradients)`,
     in JAX's order.
+
+    Law: ``value_and_grad(f)(x) == (f(x), grad(f)(x))``. Arguments and errors as in `grad`.
+
+    Example:
+        >>> value_and_grad(lambda x: x ** 3)(torch.tensor(2.0))
+        (tensor(8.), tensor(12.))
     """
     return transformed(f, lambda fn: Grad(fn, frozen_argnums(argnums), has_aux, "value_and_grad"))
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from thunder_fn.distributed.collectives import all_gathered
 from thunder_fn.distributed.groups import group_of
 from thunder_fn.errors import DistributedError
-from thunder_fn.inspect.machines import measured_machine
+from thunder_fn.inspect.machines import fastest, measured_machine
 from thunder_fn.planning.rates import Hardware, Link, toml_of
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
@@ -84,6 +84,9 @@ def measured_hardware(seconds: float = 0.2, device: str = "cpu") -> Hardware:
         node_size=os.cpu_count() or 1,
         inside=NO_LINK,
         across=NO_LINK,
+        view_seconds=_view_seconds(device, seconds),
+        matmul_efficiency=min(1.0, _product_rate(device, seconds) / first.flops_per_second),
+        elements_per_second=_elements_per_second(device, seconds),
         attention_efficiency=min(1.0, _attention_rate(device, seconds) / first.flops_per_second),
     )
 
@@ -94,30 +97,38 @@ def _memory_bytes(device: str) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _median(run: Callable[[], object], seconds: float, device: str, calls: int = 1) -> float:
-    """The median time of a call, of so many back to back."""
-    run()
-    times, end = list[float](), time.perf_counter() + seconds
-    while time.perf_counter() < end or not times:
-        start = time.perf_counter()
-        for _ in range(calls):
-            run()
-        if device != "cpu":
-            torch.cuda.synchronize(device)
-        times.append((time.perf_counter() - start) / calls)
-    return statistics.median(times)
-
-
 def _op_seconds(device: str, seconds: float) -> float:
     """The time of an op on one number."""
     x = torch.ones((), device=device)
-    return _median(lambda: torch.ops.aten.add.Tensor(x, x), seconds, device, calls=100)
+    return fastest(lambda: torch.ops.aten.add.Tensor(x, x), seconds, device, calls=100)
+
+
+def _view_seconds(device: str, seconds: float) -> float:
+    """The time of an op that computes nothing."""
+    x = torch.ones(4, 4, device=device)
+    return fastest(lambda: torch.ops.aten.t.default(x), seconds, device, calls=100)
+
+
+def _product_rate(device: str, seconds: float) -> float:
+    """Operations a second of a linear layer: forward, and backward for inputs and for weights."""
+    rows, wide, narrow = (1024, 1024, 256) if device == "cpu" else (8192, 16384, 4096)
+    x, y = torch.randn(rows, narrow, device=device), torch.randn(rows, wide, device=device)
+    w = torch.randn(wide, narrow, device=device)
+    products = (lambda: x @ w.t(), lambda: y @ w, lambda: y.t() @ x)
+    took = sum(fastest(product, seconds, device) for product in products)
+    return len(products) * 2 * rows * wide * narrow / took
+
+
+def _elements_per_second(device: str, seconds: float) -> float:
+    """The rate of gelu on numbers that lie in a cache."""
+    x = torch.randn(1 << 14, device=device)
+    return x.numel() / fastest(lambda: F.gelu(x), seconds, device, calls=10)
 
 
 def _attention_rate(device: str, seconds: float) -> float:
     """Operations a second of fused attention, by PyTorch's formula, which has no causal half."""
     q = torch.randn(1, 4, 256, 64, device=device)
-    took = _median(lambda: F.scaled_dot_product_attention(q, q, q), seconds, device)
+    took = fastest(lambda: F.scaled_dot_product_attention(q, q, q), seconds, device)
     return 4 * q.shape[1] * q.shape[2] ** 2 * q.shape[3] / took
 
 

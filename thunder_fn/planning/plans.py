@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from thunder_fn.executors import FusionExecutor
-from thunder_fn.inspect.chains import chain
+from thunder_fn.inspect.chains import chain_of_programs
 from thunder_fn.inspect.costs import unfolded_programs
 from thunder_fn.inspect.memory_use import Memory, memory_of
 from thunder_fn.ir.notebook import Shown
@@ -126,7 +126,9 @@ def plan(
         given: Any = getattr(getattr(jitted, "options", None), "executors", ())
         fused = any(isinstance(one, FusionExecutor) for one in given)
     with nullcontext() if world is None else fake_world(world):
-        found = chain(jit(jitted, executors=["torch"], lookasides=[FUSED_ATTENTION]), *args)
+        found = chain_of_programs(
+            jit(jitted, executors=["torch"], lookasides=[FUSED_ATTENTION]), *args
+        )
         times = timeline(unfolded_programs(found), known, fused=fused)
         size = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     flops = float(times.flops) if model_flops is None else model_flops

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ import torch
 
 from thunder_fn.errors import InspectError, located
 from thunder_fn.inspect.machines import Machine
+from thunder_fn.ir import facts
+from thunder_fn.ir.trace import Op
 
 FOLDER = Path(__file__).parent / "hardware"
 
@@ -51,6 +54,8 @@ class Hardware:
         node_size: ranks of a node.
         inside: the link between ranks of a node.
         across: the link of each rank to other nodes.
+        view_seconds: the time of an equation that computes nothing, where nothing hides it.
+        elements_per_second: of functions such as exp and gelu, where memory is no limit.
         collective_seconds: the time that a collective takes beside its steps.
         matmul_efficiency, attention_efficiency, memory_efficiency: the part of a peak that matrix
             products, fused attention, and all other ops reach.
@@ -65,6 +70,8 @@ class Hardware:
     node_size: int
     inside: Link
     across: Link
+    view_seconds: float = 0.0
+    elements_per_second: float = math.inf
     collective_seconds: float = 0.0
     matmul_efficiency: float = 1.0
     attention_efficiency: float = 1.0
@@ -76,10 +83,13 @@ class Hardware:
         name = str(dtype).removeprefix("torch.")
         return rates[name] if name in rates else rates["float32"]
 
-    def machine(self, dtype: torch.dtype, *, is_attention: bool = False) -> Machine:
-        """The rates that ops of a dtype reach, for the roofline."""
-        part = self.attention_efficiency if is_attention else self.matmul_efficiency
+    def machine(self, op: Op, dtype: torch.dtype) -> Machine:
+        """The rates that an op reaches in a dtype, for the roofline."""
         rate = self.memory_bytes_per_second * self.memory_efficiency
+        if op in facts.TRANSCENDENTAL:
+            return Machine(self.name, self.elements_per_second, rate)
+        is_attention = "scaled_dot_product" in op.name
+        part = self.attention_efficiency if is_attention else self.matmul_efficiency
         return Machine(self.name, self.peak(dtype) * part, rate)
 
 

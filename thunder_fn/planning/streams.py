@@ -129,7 +129,7 @@ class _Streams:
                 arrives.update((var.index, arrival) for var in equation.outputs)
             elif equation.bodies:
                 self.repeat(equation)
-            elif cost != FREE:
+            else:
                 self.compute(equation, cost)
 
     def costs(self, trace: Trace) -> Iterator[tuple[Equation, Cost]]:
@@ -141,9 +141,10 @@ class _Streams:
     def compute(self, equation: Equation, cost: Cost) -> None:
         """Run an equation on the stream that computes."""
         name, dtype = equation.op.name, _dtype_of(equation)
-        machine = self.hardware.machine(dtype, is_attention="scaled_dot_product" in name)
+        machine = self.hardware.machine(equation.op, dtype)
         launches = 1 if cost.num_bytes else 0
-        took = launches * self.hardware.op_seconds + cost.seconds(machine)
+        beside = self.hardware.op_seconds if launches else self.hardware.view_seconds
+        took = beside + cost.seconds(machine)
         self.add({COMPUTE: took, ("busy", ""): took, ("op", name): took})
         self.add({("flops", dtype): cost.flops, ("bytes", ""): cost.num_bytes})
         self.add({("launches", ""): launches})
