@@ -1,4 +1,4 @@
-"""`_foreach_add_` of a list that has a tensor twice lost one of its writes: refused (97020316)."""
+"""`_foreach_add_` of a list that has a tensor twice lost one of its writes: refused (97020316, 97021321)."""
 
 import torch
 
