@@ -137,6 +137,23 @@ class Call:
         return self.function.f(*self.args(tensors))
 
 
+@dataclass(frozen=True, slots=True)
+class RuleOfBodies:
+    """A rule that is all in the bodies of its equation: nothing of Python is left of it.
+
+    `is_tensor`, `constant`: as of the call that it was made of.
+    """
+
+    name: str
+    is_tensor: tuple[bool, ...]
+    constant: tuple[bool, ...] = ()
+    ignores_closures: bool = False
+
+    @property
+    def __name__(self) -> str:
+        return self.name
+
+
 class CustomFunction:
     """A function with a rule of the user's: the common part of custom_jvp, custom_vjp and
     custom_vmap.
