@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from thunder_fn.capture import TENSOR
 from thunder_fn.capture.garbage import no_collections
+from thunder_fn.capture.outside.properties import OF_MEMORY
 from thunder_fn.errors import ThunderError, kind_of
 from thunder_fn.ir.trace import Expr, Trace
 from thunder_fn.portable.archive import read_file, write_file
@@ -27,7 +28,7 @@ __all__ = ["PortableFunction", "load", "save"]
 
 
 class Lowered(Protocol):
-    """What `jit(f).lower(*args)` gives."""
+    """The result of `jit(f).lower(*args)`."""
 
     def portable(self) -> PortableFunction:
         """The function whose program is data."""
@@ -123,7 +124,10 @@ def _function_data(function: PortableFunction, writer: TraceWriter) -> dict[str,
             [{"expr": expression(size)} if isinstance(size, Expr) else size for size in stride]
             for stride in arguments.strides
         ],
-        "places": [list(place) for place in arguments.places],
+        "symbols": [[expression(symbol), list(place)] for symbol, place in arguments.symbols],
+        "properties": [
+            [place, name, writer.literal(value)] for place, name, value in arguments.properties
+        ],
         "results": tree_data(function.results, writer.literal),
         "result_leaves": [_leaf_data(leaf, writer) for leaf in function.result_leaves],
         "writes": list(function.writes),
@@ -150,14 +154,20 @@ def _read_function(
         )
 
     strides = tuple(tuple(_size(size, numbers) for size in stride) for stride in data["strides"])
-    places = tuple(
-        (number(i, int), None if dim is None else number(dim, int)) for i, dim in data["places"]
+    symbols = tuple(
+        (numbers.expression(symbol), (number(i, int), None if dim is None else number(dim, int)))
+        for symbol, (i, dim) in data["symbols"]
+    )
+    properties = tuple(
+        (number(place, int), _property(name), reader.literal(value))
+        for place, name, value in data["properties"]
     )
     arguments = Arguments(
         read_tree(data["arguments"], numbers, classes),
         tuple(map(leaf, data["leaves"])),
         strides,
-        places,
+        symbols,
+        properties,
     )
     return PortableFunction(
         trace,
@@ -167,6 +177,12 @@ def _read_function(
         tuple(number(place, int) for place in data["writes"]),
         tuple(map(numbers.expression, data["relations"])),
     )
+
+
+def _property(name: Any) -> str:
+    if name not in OF_MEMORY:
+        raise unreadable(f"{name!r} is no property of memory")
+    return name
 
 
 def _size(data: Any, numbers: NumberReader) -> int | Expr:

@@ -15,11 +15,12 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture import TENSOR, Captured, current, pytree
 from thunder_fn.capture.apply import write
 from thunder_fn.capture.numbers.arguments import Place, value_at
+from thunder_fn.capture.outside.properties import FOUND, OF_MEMORY
 from thunder_fn.errors import TraceTypeError, located
 from thunder_fn.executors import Program, lower
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.ir.constraints import constraints_of
-from thunder_fn.ir.symbols import Values, bind, compute
+from thunder_fn.ir.symbols import Values, compute
 from thunder_fn.ir.trace import Expr, Literal, TensorType, Trace, type_of_value
 from thunder_fn.jitted.call import Call
 from thunder_fn.jitted.program import Entry
@@ -46,8 +47,19 @@ class Arguments:
     tree: Any
     leaves: tuple[Any, ...]
     strides: tuple[tuple[int | Expr, ...], ...]
-    places: tuple[Place, ...]
-    """The places of the trace's inputs after the tensors."""
+    symbols: tuple[tuple[Expr, Place], ...] = ()
+    """Each symbol, and where it is read from. Those of numbers and strides are inputs of the trace,
+    in order, after the tensors.
+    """
+    properties: tuple[tuple[int, str, Any], ...] = ()
+    """Facts about the memory of tensors that the function looked at, and what it found. The place
+    in autograd's graph is not among them: the function is the one of tensors that are leaves.
+    """
+
+    @property
+    def extra(self) -> tuple[Place, ...]:
+        """The places of the inputs after the tensors."""
+        return tuple(place for _, place in self.symbols if place[1] is None or place[1] < 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,16 +128,18 @@ class PortableFunction:
         for position, (known, leaf) in enumerate(zip(self.arguments.leaves, leaves, strict=True)):
             self._check_leaf(position, known, leaf)
         tensors = _tensors(leaves)
-        extra = [value_at(leaves, place) for place in self.arguments.places]
+        extra = [value_at(leaves, place) for place in self.arguments.extra]
         for var, tensor in zip(self.trace.inputs, tensors, strict=False):
             self._check_tensor(var.type, tensor)
-        found = bind(self.trace.inputs, [*tensors, *extra])
+        known = self.arguments.symbols
+        found = {symbol.value: value_at(leaves, place) for symbol, place in known}
         self._check_numbers(found, tensors)
-        strides = (
-            tuple(size if isinstance(size, int) else int(compute(size, found)) for size in stride)
-            for stride in self.arguments.strides
-        )
-        return [*map(_laid_out, tensors, strides), *extra]
+        for place, name, value in self.arguments.properties if current() is None else ():
+            if (given := FOUND[name](tensors[place])) != value:
+                raise self._other(f"`{name}` of an argument is {given}, and was {value}")
+        for tensor, stride in zip(tensors, self.arguments.strides, strict=True):
+            self._check_layout(tensor, tuple(_number(size, found) for size in stride))
+        return [*map(internals.plain, tensors), *extra]
 
     def _check_leaf(self, position: int, known: Any, leaf: Any) -> None:
         if known is TENSOR:
@@ -161,6 +175,15 @@ class PortableFunction:
         if not fits:
             raise self._other(f"an argument is {given}, and was {type}")
 
+    def _check_layout(self, tensor: torch.Tensor, stride: tuple[int, ...]) -> None:
+        """Raise unless the tensor lies in memory as the function's did, which may look at that."""
+        pairs = zip(tensor.shape, tensor.stride(), stride, strict=True)
+        if tensor.numel() and any(size != 1 and mine != its for size, mine, its in pairs):
+            raise self._other(
+                f"an argument has the strides {tensor.stride()}, and had {stride}; pass"
+                " `x.contiguous()`, say"
+            )
+
     def _check_numbers(self, found: Values, tensors: Sequence[torch.Tensor]) -> None:
         for symbol, value in found.items():
             low, high = getattr(symbol, "bounds", (None, None))
@@ -193,17 +216,8 @@ def _tensors(leaves: Sequence[Any]) -> list[torch.Tensor]:
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
-def _laid_out(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    """The tensor in memory as the program was made for."""
-    plain = internals.plain(tensor)
-    if plain.numel() == 0 or all(
-        size == 1 or mine == its
-        for size, mine, its in zip(plain.shape, plain.stride(), stride, strict=True)
-    ):
-        return plain
-    order = sorted(range(len(stride)), key=lambda dim: -stride[dim])
-    back = [order.index(dim) for dim in range(len(stride))]
-    return plain.permute(order).contiguous().permute(back)
+def _number(size: int | Expr, found: Values) -> int:
+    return size if isinstance(size, int) else int(compute(size, found))
 
 
 # ---- from jit ----
@@ -219,28 +233,39 @@ def portable_function(entry: Entry, call: Call) -> PortableFunction:
     captured, trace = entry.captured, _trace_of(entry)
     for what, fix in _in_the_way(captured, call):
         raise refused(what, fix=fix)
-    symbolic = entry.symbolic
-    numbers = {} if symbolic is None else symbolic.numbers
-    places = () if symbolic is None else tuple(place for _, place in symbolic.inputs)
-    count = len(call.tensors)
-    leaves = tuple(
-        TENSOR
-        if isinstance(leaf, torch.Tensor)
-        else NumberLeaf(count + places.index((position, None)))
-        if position in numbers
-        else leaf
-        for position, leaf in enumerate(call.leaves)
-    )
-    strides = tuple(_stride(entry, position, tensor) for position, tensor in call.tensors)
-    tree = pytree.unflatten(call.spec, range(len(leaves)))
     decided = (decision.relation for decision in (*captured.decisions, *entry.decisions))
     return PortableFunction(
         trace,
-        Arguments(tree, leaves, strides, places),
+        _arguments(entry, call),
         pytree.unflatten(captured.out_spec, range(len(captured.out_leaves))),
         captured.out_leaves,
         tuple(one.target for one in captured.writes if isinstance(one.target, int)),
         tuple(dict.fromkeys((*decided, *constraints_of(trace)))),
+    )
+
+
+def _arguments(entry: Entry, call: Call) -> Arguments:
+    symbolic, count = entry.symbolic, len(call.tensors)
+    symbols = () if symbolic is None else tuple(symbolic.places.items())
+    extra = [place for _, place in symbols if place[1] is None or place[1] < 0]
+    leaves = tuple(
+        TENSOR
+        if isinstance(leaf, torch.Tensor)
+        else NumberLeaf(count + extra.index((position, None)))
+        if (position, None) in extra
+        else leaf
+        for position, leaf in enumerate(call.leaves)
+    )
+    return Arguments(
+        pytree.unflatten(call.spec, range(len(leaves))),
+        leaves,
+        tuple(_stride(entry, position, tensor) for position, tensor in call.tensors),
+        tuple((Expr(symbol), place) for symbol, place in symbols),
+        tuple(
+            (read.tensor, read.name, read.found)
+            for read in entry.captured.reads
+            if isinstance(read.tensor, int) and read.name in OF_MEMORY
+        ),
     )
 
 
@@ -276,8 +301,6 @@ def _in_the_way(captured: Captured, call: Call) -> Iterator[tuple[str, str]]:
             "the function reads or stores gradients or the state of an optimizer outside",
             "Write the step as a function of parameters and state, with `functional_optimizer`.",
         )
-    if captured.reads:
-        yield "the function reads properties of tensors, such as `is_leaf`", "Pass them."
 
 
 def _is_tensor(leaf: Any) -> bool:

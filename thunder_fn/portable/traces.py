@@ -35,7 +35,7 @@ from thunder_fn.ir.trace import (
 )
 from thunder_fn.portable.errors import refused, unreadable
 from thunder_fn.portable.numbers import NumberReader, NumberWriter, at, number
-from thunder_fn.portable.rules import with_rules_in_bodies
+from thunder_fn.portable.rules import function_of, with_rules_in_bodies, without_options
 from thunder_fn.portable.values import DTYPES, literal_data, read_device, read_literal, text
 from thunder_fn.torch_internals import OpOverload
 
@@ -53,6 +53,7 @@ class TraceWriter:
             name: [] for name in ("ops", "types", "sources", "traces")
         }
         self._places: dict[Any, int] = {}
+        self._within: tuple[Any, ...] = ()
         self._tensors: dict[int, int] = {}
 
     def data(self) -> dict[str, Any]:
@@ -70,7 +71,7 @@ class TraceWriter:
         Raises:
             PortableError: it holds code, an object of the process, or an op with an effect.
         """
-        key = trace, trace.origin, trace.name
+        key = trace, trace.origin, trace.name, tuple(map(id, self._within))
         if key not in self._places:
             found = [
                 trace.name,
@@ -87,7 +88,8 @@ class TraceWriter:
     def equation(self, equation: Equation) -> list[Any]:
         """The data of an equation."""
         _check_op(equation.op, lambda what: refused(what, equation))
-        equation = with_rules_in_bodies(equation)
+        function = function_of(equation)
+        equation = without_options(with_rules_in_bodies(equation, self._within))
         try:
             args = [self.arg(arg) for arg in equation.args]
             kwargs = [[key, self.arg(arg)] for key, arg in equation.kwargs]
@@ -100,9 +102,21 @@ class TraceWriter:
             args,
             kwargs,
             [self.type(var.type) for var in equation.outputs],
-            [self.trace(body) for body in equation.bodies],
+            self._bodies(equation, function),
             None if equation.source is None else self._place("sources", _of_source(equation)),
         ]
+
+    def _bodies(self, equation: Equation, function: Any) -> list[int]:
+        """The places of the bodies; all but the first are those of a rule."""
+        if function is None:
+            return list(map(self.trace, equation.bodies))
+        around = self._within
+        self._within = around if any(function is one for one in around) else (*around, function)
+        try:
+            rule = list(map(self.trace, equation.bodies[1:]))
+        finally:
+            self._within = around
+        return [*map(self.trace, equation.bodies[:1]), *rule]
 
     def arg(self, arg: Arg) -> Any:
         """The data of an argument or an atom."""

@@ -18,7 +18,7 @@ from thunder_fn.interpreters.checkpoint.policies import (
     matmuls_saveable,
     nothing_saveable,
 )
-from thunder_fn.ir.text import shown
+from thunder_fn.ir.text import object_name
 from thunder_fn.ir.trace import Expr
 from thunder_fn.portable.errors import refused, unreadable
 from thunder_fn.portable.numbers import NumberReader, NumberWriter, number, number_data
@@ -103,7 +103,7 @@ def _object_data(value: Any) -> tuple[str, Any]:
             masks = list(value.is_tensor), list(value.constant)
             return "rule", [value.name, *masks, value.ignores_closures]
         case _:
-            raise refused(f"{kind_of(value)} is no data: {shown(value, 80)}")
+            raise refused(f"{kind_of(value)} cannot be written as data: {object_name(value)}")
 
 
 def read_literal(data: Any, numbers: NumberReader) -> Any:

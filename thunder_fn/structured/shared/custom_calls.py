@@ -19,7 +19,14 @@ from thunder_fn.capture import TENSOR, Captured, capture, current, pytree
 from thunder_fn.capture.apply import part
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.derived.leaf_vjp import is_differentiable
-from thunder_fn.errors import CustomRuleError, callable_name, kind_of, located, with_article
+from thunder_fn.errors import (
+    CustomRuleError,
+    MissingRule,
+    callable_name,
+    kind_of,
+    located,
+    with_article,
+)
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.under_autograd import evaluate_followed
 from thunder_fn.ir.rules import Mask
@@ -152,6 +159,20 @@ class RuleOfBodies:
     @property
     def __name__(self) -> str:
         return self.name
+
+    def capture(self) -> Any:
+        """Raise: the equation is a call of a function in its own rule, which has no end as data.
+
+        Raises:
+            MissingRule: always.
+        """
+        raise MissingRule(
+            located(
+                f"the rule of {self.name} calls {self.name}, and the rule of that call was not"
+                " saved",
+                fix="Take all derivatives before the program is saved: `save(jit(grad(f))...)`.",
+            )
+        )
 
 
 class CustomFunction:
