@@ -14,6 +14,7 @@ Functions in, functions out:
     modules          functional_call, functionalize, stack_module_state, functional_optimizer
     parameters       quantize, lora, fsdp, ddp, tensor_parallel
     leave Python     save, load
+    many devices     plan
 Look at what became of them:
     traces           trace, eval_shape, evaluate, check, simplify, clear_caches
     calls            last_traces, last_backward_traces, last_prologue_traces, cache_info,
@@ -70,6 +71,7 @@ from thunder_fn.jitted import (
 from thunder_fn.jitted.transforms import Transform
 from thunder_fn.optim import functional_optimizer
 from thunder_fn.parameters import ddp, fsdp, lora, quantize, tensor_parallel
+from thunder_fn.planning import plan
 from thunder_fn.portable import load, save
 from thunder_fn.recipes import Recipe, compile
 from thunder_fn.structured import replaced as _replaced  # noqa: F401  # pyright: ignore[reportUnusedImport]
@@ -131,6 +133,7 @@ __all__ = [
     "load",
     "lora",
     "map",
+    "plan",
     "quantize",
     "random",
     "roll",
@@ -157,6 +160,7 @@ _SUBMODULES = (
     "extend",
     "interpreters",
     "parameters",
+    "planning",
     "recipes",
     "testing",
 )

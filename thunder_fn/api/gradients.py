@@ -17,7 +17,7 @@ from thunder_fn.api.calling import (
     transformed,
     write_back,
 )
-from thunder_fn.capture import Captured, capture, pytree
+from thunder_fn.capture import Captured, capture, current, pytree
 from thunder_fn.capture.failures import check_argument, source_of
 from thunder_fn.capture.rewriting import is_to_be_fused
 from thunder_fn.capture.scopes import user_source
@@ -61,10 +61,21 @@ class Grad(Transformed):
         check_loss(captured, self.has_aux, self.fn, self.__name__)
         inputs = tensors_of(captured, args, kwargs)
         wanted = input_mask(captured, args, kwargs, wrt)
-        new = reverse.grad_and_value(captured.trace, wanted, fused=is_to_be_fused())
+        fused = is_to_be_fused()
+        new = reverse.grad_and_value(captured.trace, wanted, fused=fused)
         outputs = apply(self.__name__, new, inputs, captured.trace)
         count = sum(wanted)
-        grads = group_gradients(outputs[:count], args, argnums, self.argnums)
+        found = outputs[:count]
+        if (
+            current() is not None
+        ):  # a zero belongs to each example of its argument, as to torch.func
+            primals = [value for value, flag in zip(inputs, wanted, strict=False) if flag]
+            reached = reverse.is_reached(captured.trace, wanted, fused=fused)
+            found = tuple(
+                value if flag else torch.zeros_like(primal)
+                for value, flag, primal in zip(found, reached, primals, strict=True)
+            )
+        grads = group_gradients(found, args, argnums, self.argnums)
         return self._arrange(grads, captured.result(write_back(captured, inputs, outputs[count:])))
 
     def _arrange(self, grads: Any, result: Any) -> Any:
@@ -159,6 +170,12 @@ def grad_and_value(
 def grad_and_value(f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Any:
     """Differentiate like `grad`, and return `(gradients, value)` or `(gradients, (value, aux))`, in
     torch.func's order.
+
+    Law: ``grad_and_value(f)(x) == (grad(f)(x), f(x))``. Arguments and errors as in `grad`.
+
+    Example:
+        >>> grad_and_value(lambda x: x ** 3)(torch.tensor(2.0))
+        (tensor(12.), tensor(8.))
     """
     return transformed(f, lambda fn: Grad(fn, frozen_argnums(argnums), has_aux, "grad_and_value"))
 
@@ -183,6 +200,12 @@ def value_and_grad(
 def value_and_grad(f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Any:
     """Differentiate like `grad`, and return `(value, gradients)` or `((value, aux), gradients)`,
     in JAX's order.
+
+    Law: ``value_and_grad(f)(x) == (f(x), grad(f)(x))``. Arguments and errors as in `grad`.
+
+    Example:
+        >>> value_and_grad(lambda x: x ** 3)(torch.tensor(2.0))
+        (tensor(8.), tensor(12.))
     """
     return transformed(f, lambda fn: Grad(fn, frozen_argnums(argnums), has_aux, "value_and_grad"))
 

@@ -262,6 +262,15 @@ class History:
             internals.memory_in(source), internals.give_memory(alias, internals.inner_fake(alias))
         )
 
+    def reinterpreted(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensor of which a view of another dtype is taken in place of this one: to
+        autograd such a view has no history.
+        """
+        if not (tensor.is_floating_point() or tensor.is_complex()):
+            return tensor
+        with self.recorder.detaches(), self.recorder.functional_mode:
+            return torch.ops.aten.detach.default(tensor)
+
     def detach(self, tracer: torch.Tensor) -> None:
         """`tracer.detach_()`: views that were taken of it keep their history."""
         before, value = internals.memory_in(tracer), internals.inner_fake(tracer)

@@ -72,6 +72,10 @@ def check(trace: Trace, *, leaves: bool = True) -> None:
         InvalidTrace: a variable is unbound, a body is missing, a constraint has unknown symbols.
         TraceTypeError: two types disagree; names the equation and the user's line.
         MissingRule: there are no rules for a structured op.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> check(tfn.trace(torch.sin, torch.ones(2)))  # nothing to say
     """
     with setting(_premises, premises_of(trace)):
         for current in subtraces(trace):

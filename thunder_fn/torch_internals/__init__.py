@@ -47,7 +47,13 @@ from thunder_fn.torch_internals.fakes import (
     symbolic_like,
 )
 from thunder_fn.torch_internals.footprints import footprint
-from thunder_fn.torch_internals.groups import MeshDim, default_store, joint_mesh, ranks_of_group
+from thunder_fn.torch_internals.groups import (
+    MeshDim,
+    default_store,
+    fake_store,
+    joint_mesh,
+    ranks_of_group,
+)
 from thunder_fn.torch_internals.guards import (
     attention_kernels,
     dict_guard,
@@ -284,6 +290,7 @@ __all__ = [
     "fake_mode",
     "fake_mode_of",
     "fake_of_type",
+    "fake_store",
     "first_op",
     "footprint",
     "forward_pre_hooks",
