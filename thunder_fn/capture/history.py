@@ -176,7 +176,8 @@ class History:
 
     def check(self, func: Any, tensors: list[torch.Tensor], others: list[torch.Tensor]) -> None:
         """Refuse a write whose result depends on the order in which the elements are written."""
-        check_overlaps(func, tensors, others, self.recorder.given, self.recorder.source)
+        recorder = self.recorder
+        check_overlaps(func, tensors, others, recorder.given, self.linked, recorder.source)
 
     @contextmanager
     def changing(self, tensors: list[torch.Tensor], others: list[torch.Tensor]) -> Generator[None]:
