@@ -111,11 +111,14 @@ from thunder_fn.torch_internals.modes import (
 )
 from thunder_fn.torch_internals.numbers import (
     NEEDS_A_NUMBER,
+    SYMBOLIC_FUNCTIONS,
     SYMBOLIC_MATH,
     Numbers,
     as_number,
+    assumptions_of,
     expression_text,
     number_said,
+    precision_of,
     to_float,
 )
 from thunder_fn.torch_internals.optimizers import make_optimizer_state
@@ -232,6 +235,7 @@ __all__ = [
     "PROPERTIES",
     "Patch",
     "RecordingMode",
+    "SYMBOLIC_FUNCTIONS",
     "SYMBOLIC_MATH",
     "SymbolicTracing",
     "TooManyPrograms",
@@ -241,7 +245,9 @@ __all__ = [
     "allocations",
     "arrives_as",
     "as_number",
+    "assumptions_of",
     "number_said",
+    "precision_of",
     "attention_kernels",
     "attributes",
     "attributes_set",
