@@ -285,6 +285,10 @@ class History:
         with self.recorder.detaches(), self.recorder.functional_mode:
             return torch.ops.aten.detach.default(tensor)
 
+    def share(self, view: torch.Tensor, part: torch.Tensor) -> None:
+        """Let `part` have the memory of `view`, and the history that it has."""
+        self._link(internals.memory_in(view), internals.memory_in(part))
+
     def detach(self, tracer: torch.Tensor) -> None:
         """`tracer.detach_()`: views that were taken of it keep their history."""
         before, value = internals.memory_in(tracer), internals.inner_fake(tracer)
@@ -360,7 +364,7 @@ class History:
                 return None
             whole = internals.read_memory(link[1])
             strides = [tuple(map(as_dim, one.stride())) for one in (whole, link[0])]
-            if strides[0] != strides[1]:
+            if value is not whole and strides[0] != strides[1]:
                 return None
             found.append((value, whole))
             value, memory = internals.read_memory(link[0]), at(link[0])
