@@ -10,8 +10,9 @@ from typing import Any, ParamSpec, TypeVar, overload
 import torch
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.api.calling import Transformed, apply, tensors_of, transformed, write_back
-from thunder_fn.capture import capture, current
+from thunder_fn.api.calling import Transformed, run, tensors_of, transformed, write_back
+from thunder_fn.api.captures import captured_once
+from thunder_fn.capture import current
 from thunder_fn.capture.replaced.autocast_regions import REGION
 from thunder_fn.derived.leaf_autocast import Answer, autocast_policy
 from thunder_fn.errors import AutocastError
@@ -64,7 +65,7 @@ class Autocast(Transformed):
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         is_pytorchs = self.policy is autocast_policy
-        captured = capture(self._under_pytorchs() if is_pytorchs else self.fn, args, kwargs)
+        captured = captured_once(self._under_pytorchs() if is_pytorchs else self.fn, args, kwargs)
         inputs = tensors_of(captured, args, kwargs)
         new = (
             cse(captured.trace)
@@ -72,7 +73,7 @@ class Autocast(Transformed):
             else autocast_trace(captured.trace, self.dtype, self.policy)
         )
         name = self.__name__ if current() is None else f"{REGION}_{captured.trace.name}"
-        outputs = apply(name, new, inputs, captured.trace)
+        outputs = run(name, new, inputs, captured)
         return captured.result(write_back(captured, inputs, outputs))
 
     def _under_pytorchs(self) -> Callable[..., Any]:

@@ -8,8 +8,9 @@ from typing import Any, Literal as Choice, ParamSpec, TypeVar, overload
 
 import torch
 
-from thunder_fn.api.calling import Transformed, apply, tensors_of, transformed
-from thunder_fn.capture import TENSOR, Alias, Captured, capture, current, pytree
+from thunder_fn.api.calling import Transformed, run, tensors_of, transformed
+from thunder_fn.api.captures import captured_once
+from thunder_fn.capture import TENSOR, Alias, Captured, current, pytree
 from thunder_fn.capture.apply import view_again, write
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.errors import VmapError, kind_of, located, spelled
@@ -58,7 +59,7 @@ class Vmap(Transformed):
             leaf if dim is None else example_of(leaf, dim)
             for leaf, dim in zip(leaves, dims, strict=True)
         ]
-        captured = capture(self.fn, pytree.unflatten(spec, examples), kwargs, inside="vmap")
+        captured = captured_once(self.fn, pytree.unflatten(spec, examples), kwargs, inside="vmap")
         kept = [
             dim for leaf, dim in zip(leaves, dims, strict=True) if isinstance(leaf, torch.Tensor)
         ]
@@ -66,7 +67,7 @@ class Vmap(Transformed):
         in_dims = (*kept, *(None for _ in range(len(inputs) - len(kept))))
         trace = with_batch_dims(captured.trace, in_dims)
         new, flags = vmap_trace(trace, in_dims, as_dim(size), self.randomness)
-        outputs = apply(self.__name__, new, inputs, captured.trace)
+        outputs = run(self.__name__, new, inputs, captured)
         self._write_back(
             captured,
             inputs,

@@ -10,10 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from thunder_fn import torch_internals as internals
-from thunder_fn.capture import TENSOR, Captured
+from thunder_fn.capture import TENSOR, Captured, current
 from thunder_fn.capture.apply import tensors_of, write_back
 from thunder_fn.capture.scopes import user_source
+from thunder_fn.capture.watching import made
 from thunder_fn.errors import (
     GradError,
     JitError,
@@ -22,7 +25,9 @@ from thunder_fn.errors import (
     kind_of,
     located,
 )
+from thunder_fn.executors import Program, lower
 from thunder_fn.executors.base import Numerics, is_within
+from thunder_fn.ir.memos import memo
 from thunder_fn.ir.text import shown
 from thunder_fn.ir.trace import TensorType, Trace, cut
 from thunder_fn.jitted import Jitted
@@ -32,6 +37,7 @@ from thunder_fn.structured.shared.bodies import own_memory
 __all__ = [
     "Transformed",
     "apply",
+    "run",
     "check_output",
     "described",
     "main_only",
@@ -41,6 +47,22 @@ __all__ = [
     "unwritten",
     "write_back",
 ]
+
+
+@memo(256)
+def _lowered(trace: Trace) -> Program:
+    return lower(trace, below_autograd=True)
+
+
+def run(name: str, new: Trace, inputs: Sequence[Any], captured: Captured) -> tuple[Any, ...]:
+    """Apply a trace that was made of a captured one. Where later calls run it again, it is lowered,
+    unless autograd follows the inputs.
+    """
+    is_eager = captured.is_kept and current() is None and not internals.is_intercepted()
+    if not is_eager or (torch.is_grad_enabled() and any(map(internals.is_followed, inputs))):
+        return apply(name, new, inputs, captured.trace)
+    made(name, new, captured.trace)
+    return _lowered(new).run(*map(internals.plain, inputs))
 
 
 def unwritten(

@@ -10,8 +10,8 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 from torch.func import functional_call as functional_call, stack_module_state as stack_module_state
 
-from thunder_fn.api.calling import Transformed, apply, tensors_of, transformed, write_back
-from thunder_fn.capture import capture
+from thunder_fn.api.calling import Transformed, run, tensors_of, transformed, write_back
+from thunder_fn.api.captures import captured_once
 from thunder_fn.errors import GradError
 from thunder_fn.jitted import Jitted
 
@@ -31,9 +31,9 @@ class Functionalized(Transformed):
     fn: Callable[..., Any]
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        captured = capture(self.fn, args, kwargs)
+        captured = captured_once(self.fn, args, kwargs)
         inputs = tensors_of(captured, args, kwargs)
-        outputs = apply(self.__name__, captured.trace, inputs, captured.trace)
+        outputs = run(self.__name__, captured.trace, inputs, captured)
         return captured.result(write_back(captured, inputs, outputs))
 
 

@@ -11,13 +11,14 @@ from typing_extensions import ParamSpec, TypeVar
 
 from thunder_fn.api.calling import (
     Transformed,
-    apply,
     described,
+    run,
     tensors_of,
     transformed,
     write_back,
 )
-from thunder_fn.capture import Captured, capture, pytree
+from thunder_fn.api.captures import captured_once
+from thunder_fn.capture import Captured, pytree
 from thunder_fn.capture.failures import check_argument, source_of
 from thunder_fn.capture.rewriting import is_to_be_fused
 from thunder_fn.capture.scopes import user_source
@@ -55,14 +56,14 @@ class Grad(Transformed):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         argnums = check_argnums(self.argnums, args, self.__name__)
         wrt = differentiated_leaves(args, argnums, self.__name__)
-        captured = capture(
+        captured = captured_once(
             self.fn, args, kwargs, inside="grad", differentiated=leaves_of(args, wrt)
         )
         check_loss(captured, self.has_aux, self.fn, self.__name__)
         inputs = tensors_of(captured, args, kwargs)
         wanted = input_mask(captured, args, kwargs, wrt)
         new = reverse.grad_and_value(captured.trace, wanted, fused=is_to_be_fused())
-        outputs = apply(self.__name__, new, inputs, captured.trace)
+        outputs = run(self.__name__, new, inputs, captured)
         count = sum(wanted)
         grads = group_gradients(outputs[:count], args, argnums, self.argnums)
         return self._arrange(grads, captured.result(write_back(captured, inputs, outputs[count:])))
@@ -267,8 +268,8 @@ def input_mask(
         flags += [
             number in wrt for leaf in pytree.flatten(arg)[0] if isinstance(leaf, torch.Tensor)
         ]
-    flags += [False for leaf in pytree.flatten(kwargs)[0] if isinstance(leaf, torch.Tensor)]
-    return tuple(flags)
+    others = sum(isinstance(leaf, torch.Tensor) for leaf in pytree.flatten(kwargs)[0])
+    return (*flags, *(False,) * (others + len(captured.closed)))
 
 
 def group_gradients(

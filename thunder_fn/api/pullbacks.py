@@ -9,15 +9,16 @@ from typing import Any, Literal as Choice, TypeVar, overload
 import torch
 
 from thunder_fn.api.calling import (
-    apply,
     check_output,
     described,
     main_only,
     main_output,
+    run,
     unwritten,
     write_back,
 )
-from thunder_fn.capture import TENSOR, Captured, capture, pytree
+from thunder_fn.api.captures import captured_once
+from thunder_fn.capture import TENSOR, Captured, pytree
 from thunder_fn.capture.rewriting import is_to_be_fused
 from thunder_fn.derived.leaf_vjp import is_differentiable
 from thunder_fn.errors import CotangentError, NotDifferentiable, callable_name, kind_of
@@ -53,11 +54,8 @@ class Pullback:
                 " b))`."
             )
         given = self._check(cotangents[0])
-        found = apply(
-            f"{self.name}_backward",
-            self.split.backward,
-            (*self.residuals, *given),
-            self.captured.trace,
+        found = run(
+            f"{self.name}_backward", self.split.backward, (*self.residuals, *given), self.captured
         )
         wanted = iter(self.split.gradients)
         leaves: list[torch.Tensor] = []
@@ -131,23 +129,27 @@ def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     for path, leaf in zip(pytree.paths(primals, "primals"), leaves, strict=True):
         if not isinstance(leaf, torch.Tensor):
             raise NotDifferentiable(f"vjp: {path} is {kind_of(leaf)}; pass numbers as tensors")
-    captured = capture(f, primals, inside="vjp", differentiated=range(len(leaves)))
+    captured = captured_once(f, primals, inside="vjp", differentiated=range(len(leaves)))
+    inputs = (*leaves, *captured.closed)
     main = main_output(captured, has_aux, "vjp(f, *primals)")
     check_output(captured, main, "vjp(f, *primals)")
     types = captured.trace.output_types
     wanted_outputs = tuple(
         flag and is_differentiable(type) for flag, type in zip(main, types, strict=True)
     )
-    wanted_inputs = tuple(is_differentiable(var.type) for var in captured.trace.inputs)
+    wanted_inputs = tuple(
+        place < len(leaves) and is_differentiable(var.type)
+        for place, var in enumerate(captured.trace.inputs)
+    )
     split = reverse.forward_backward(
         captured.trace, wanted_inputs, wanted_outputs, fused=is_to_be_fused()
     )
     split = self_contained(split)
-    outputs = apply(f"{name}_forward", split.forward, leaves, captured.trace)
+    outputs = run(f"{name}_forward", split.forward, inputs, captured)
     count = len(captured.trace.outputs)
-    residuals = split.residual_values(leaves, outputs)
+    residuals = split.residual_values(inputs, outputs)
     backward, residuals = unwritten(captured, split.backward, residuals)
-    result = captured.result(write_back(captured, leaves, outputs[:count]))
+    result = captured.result(write_back(captured, inputs, outputs[:count]))
     shown = main_only(captured) if has_aux else captured
     found = tuple(map(type_of_value, outputs[:count]))  # sizes that depend on data are known by now
     split = replace(split, backward=backward)

@@ -9,14 +9,15 @@ from typing import Any, Literal as Choice, TypeVar, overload
 import torch
 
 from thunder_fn.api.calling import (
-    apply,
     check_output,
     main_only,
     main_output,
+    run,
     unwritten,
     write_back,
 )
-from thunder_fn.capture import Captured, capture, current, pytree
+from thunder_fn.api.captures import captured_once
+from thunder_fn.capture import Captured, current, pytree
 from thunder_fn.capture.apply import shows_inputs
 from thunder_fn.capture.numbers.python_numbers import running_shape
 from thunder_fn.capture.replaced.lookasides import divert
@@ -95,15 +96,16 @@ def jvp(
     """
     leaves = check_primals(primals, "jvp")
     given = check_tangents(primals, tangents)
-    captured = capture(f, tuple(primals), inside="jvp")
+    captured = captured_once(f, tuple(primals), inside="jvp")
     _check_apart(captured, leaves, given)
     main = main_output(captured, has_aux, "jvp(f, primals, tangents)")
     check_output(captured, main, "jvp(f, primals, tangents)")
     active = tuple(is_differentiable(type_of_value(leaf)) for leaf in leaves)
-    rule = jvp_trace(captured.trace, active)
+    inputs = [*leaves, *captured.closed]
+    rule = jvp_trace(captured.trace, (*active, *(False for _ in captured.closed)))
     moved = [tangent for tangent, flag in zip(given, active, strict=True) if flag]
-    outputs = apply(f"jvp_{captured.trace.name}", rule.trace, (*leaves, *moved), captured.trace)
-    return _arrange(captured, outputs, rule.active_outputs, main, leaves, has_aux, strict)
+    outputs = run(f"jvp_{captured.trace.name}", rule.trace, (*inputs, *moved), captured)
+    return _arrange(captured, outputs, rule.active_outputs, main, inputs, has_aux, strict)
 
 
 def _check_apart(
@@ -231,7 +233,7 @@ class Linear:
         given = check_tangents(self.primals, tangents, "linearize")
         moved = [tangent for tangent, flag in zip(given, self.active, strict=True) if flag]
         of = self.captured.trace
-        found = apply(f"{of.name}_linear", self.trace, (*self.residuals, *moved), of)
+        found = run(f"{of.name}_linear", self.trace, (*self.residuals, *moved), self.captured)
         shown = shows_inputs(self.trace)
         supply = iter(
             value.clone() if flag else value for value, flag in zip(found, shown, strict=True)
@@ -255,17 +257,18 @@ def linearize(f: Callable[..., R], *primals: Any) -> tuple[R, Linear]:
     Source: torch.func.linearize for the signature; autodidax part 4 for the partial evaluation.
     """
     leaves = check_primals(primals, "linearize")
-    captured = capture(f, primals, inside="linearize")
+    captured = captured_once(f, primals, inside="linearize")
     active = tuple(is_differentiable(type_of_value(leaf)) for leaf in leaves)
-    rule = jvp_trace(captured.trace, active)
+    inputs = [*leaves, *captured.closed]
+    rule = jvp_trace(captured.trace, (*active, *(False for _ in captured.closed)))
     count = len(captured.trace.outputs)
-    known = (True,) * len(leaves) + (False,) * (len(rule.trace.inputs) - len(leaves))
+    known = (True,) * len(inputs) + (False,) * (len(rule.trace.inputs) - len(inputs))
     first, second = partial_eval(
         rule.trace, known, (True,) * count + (False,) * (len(rule.trace.outputs) - count)
     )
-    outputs = apply(f"{captured.trace.name}_primal", first, leaves, captured.trace)
+    outputs = run(f"{captured.trace.name}_primal", first, inputs, captured)
     second, residuals = unwritten(captured, second, outputs[count:])
-    result = captured.result(write_back(captured, leaves, outputs[:count]))
+    result = captured.result(write_back(captured, inputs, outputs[:count]))
     types = tuple(type for type in captured.trace.output_types if isinstance(type, TensorType))[
         : captured.num_results
     ]

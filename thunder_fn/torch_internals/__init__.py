@@ -53,6 +53,7 @@ from thunder_fn.torch_internals.guards import (
     dict_guard,
     global_state,
     global_state_guard,
+    kinds_of_modes,
     tensor_guard,
 )
 from thunder_fn.torch_internals.higher_order import (
@@ -87,6 +88,7 @@ from thunder_fn.torch_internals.modes import (
     enter_saved_tensors_hooks,
     function_modes,
     inside_torch_func,
+    is_intercepted,
     is_autocast_on,
     isolated,
     no_autocast,
@@ -286,6 +288,7 @@ __all__ = [
     "give_memory",
     "global_state",
     "global_state_guard",
+    "kinds_of_modes",
     "has_backward_hooks",
     "is_caching",
     "has_kernel",
@@ -301,6 +304,7 @@ __all__ = [
     "is_own_view",
     "innermost",
     "inside_torch_func",
+    "is_intercepted",
     "in_dynamo",
     "is_batched",
     "is_below_tracers",

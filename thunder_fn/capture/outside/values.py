@@ -34,6 +34,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.garbage import referrers
 from thunder_fn.capture.generators import STATE_METHODS
+from thunder_fn.capture.outside.effects import changed_by, is_effect, is_stateful
 from thunder_fn.capture.outside.expressions import Reading, Source, reading, text
 from thunder_fn.capture.outside.frames import (
     is_import,
@@ -240,8 +241,14 @@ class Watch:
     a jitted module.
     """
 
-    def __init__(self, f: Callable[..., Any], own: frozenset[int] = frozenset()) -> None:
-        self.own = own
+    def __init__(
+        self, f: Callable[..., Any], own: frozenset[int] = frozenset(), *, hears_calls: bool = False
+    ) -> None:
+        self.own, self.hears_calls = own, hears_calls
+        self.effects: list[str] = []
+        """Calls that a trace does not repeat, where calls are heard."""
+        self.changed: list[Any] = []
+        """Containers that methods of C change."""
         self.edges: dict[tuple[str, int, Any], Edge] = {}
         self.outside: dict[int, tuple[Any, str]] = {}
         self.modules: dict[int, torch.nn.Module] = {}
@@ -325,6 +332,27 @@ class Watch:
             self.constants.setdefault(
                 written, Constant(written, frame.f_code.co_filename, frame.f_lineno)
             )
+
+    def called(self, function: Any) -> None:
+        """Note a call of C that a trace does not repeat."""
+        if self.importing is None:
+            if (container := changed_by(function)) is not None:
+                self.changed.append(container)
+            elif is_effect(function):
+                self.effects.append(function.__name__)
+
+    def called_library(self, module: str, name: str) -> None:
+        """Note a call of a library that a trace does not repeat."""
+        if self.importing is None and is_stateful(module, name):
+            self.effects.append(f"{module}.{name}")
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Test whether the function did nothing that its trace would not do, as far as is known:
+        no effect, no write to an object from outside, no read that cannot be guarded.
+        """
+        found = self.effects, self.written, self.drawn, self.arrays, self.constants, self.states
+        return not any(found) and not any(map(self.is_outside, self.changed))
 
     # ---- what is outside ----
 
