@@ -1,8 +1,9 @@
-"""The captures that transforms keep between eager calls.
+"""The plans that transforms keep between eager calls.
 
-`grad(f)(x)` in a Python loop captures f once. A later call takes the trace, if it is a call of the
-same function with arguments of the same kind, and nothing that f read from outside has changed. A
-function whose run does more than its trace says, such as one that prints, is captured each time.
+`grad(f)(x)` in a Python loop captures f once. A later call takes the plan of the first, if it is a
+call of the same function with arguments of the same kind, and nothing that f read from outside has
+changed. A function whose run does more than its trace says, such as one that prints, is captured
+each time.
 
 Two functions are the same if they have one code and close over the same: plain data and containers
 by value, other functions likewise, tensors by their kind, anything else by identity. So a function
@@ -18,16 +19,16 @@ import threading
 import types
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.api.calling import Transformed
+from thunder_fn.api.calling import Transformed, run
 from thunder_fn.capture import Captured, capture, current, pytree
-from thunder_fn.capture.apply import close_over
+from thunder_fn.capture.apply import close_over, write_back
 from thunder_fn.capture.outside.properties import Read
 from thunder_fn.capture.outside.reads import CONTAINERS, LONG, PLAIN, is_a
 from thunder_fn.capture.outside.values import Watch
@@ -77,11 +78,12 @@ class _Equal:
 class _Call:
     """A call as its key is made.
 
-    `tensors` are those of its arguments, then those that its function closes over, each once, by
-    `places`. `closed` are the places of the latter. `holders` are the objects whose content the key
-    compares, by their ids, in order.
+    `given` are the tensors of its arguments. `tensors` are these, then those that its function
+    closes over, each once, by `places`. `closed` are the places of the latter. `holders` are the
+    objects whose content the key compares, by their ids, in order.
     """
 
+    given: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     tensors: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     places: dict[int, int] = field(default_factory=dict[int, int])
     closed: set[int] = field(default_factory=set[int])
@@ -95,7 +97,9 @@ class _Call:
         """
         leaves, spec = pytree.flatten((args, kwargs))
         found = tuple(map(self.key_of_leaf, leaves))
-        return found, spec, pytree.orders_of((args, kwargs)), self.key_of(f)
+        self.given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        orders = pytree.orders_of((args, kwargs)) if pytree.has_dicts(spec) else ()
+        return found, spec, orders, self.key_of(f)
 
     def key_of_leaf(self, leaf: Any) -> Hashable:
         """The key of a leaf of the arguments."""
@@ -113,7 +117,7 @@ class _Call:
         if place < len(self.tensors):
             return place
         self.tensors.append(tensor)
-        if tensor.layout is not torch.strided:
+        if tensor.layout is not torch.strided or tensor.is_nested:
             raise _Unknown
         return (
             type(tensor),
@@ -145,11 +149,14 @@ class _Call:
 
 
 @functools.cache
-def _is_value(cls: type) -> bool:
-    """Test for a frozen class of ours, such as that of a transformed function or a pullback."""
+def _fields_of(cls: type) -> tuple[str, ...]:
+    """The fields of a frozen class of ours, such as that of a transformed function or a pullback;
+    empty for others.
+    """
     known = getattr(cls, "__dataclass_params__", None)
     is_ours = cls.__module__.startswith("thunder_fn.") and cls not in (Trace, Captured)
-    return is_ours and known is not None and known.frozen and known.eq
+    is_value = is_ours and known is not None and known.frozen and known.eq
+    return tuple(one.name for one in dataclasses.fields(cls)) if is_value else ()
 
 
 def _plain(value: Any) -> Hashable:
@@ -158,42 +165,83 @@ def _plain(value: Any) -> Hashable:
     return type(value), repr(value) if is_number else value
 
 
-def _parts_of(value: Any) -> tuple[Any, ...] | None:  # noqa: C901 - a branch for each kind
-    """The parts of a value that say all about it; None for a value that is itself only.
+def _parts_of(value: Any) -> tuple[Any, ...] | None:
+    """The parts of a value that say all about it; None for a value that is itself only."""
+    of = _PARTS.get(type(value))
+    if of is not None:
+        return of(value)
+    names = _fields_of(type(value))
+    return tuple(getattr(value, name) for name in names) if names else None
 
-    Those of a function are its code and what it closes over, those of a kept capture its trace.
+
+def _parts_of_function(value: types.FunctionType) -> tuple[Any, ...]:
+    """The code, and what it is closed over."""
+    more = value.__dict__, value.__defaults__, value.__kwdefaults__
+    known = value.__code__, _Same(value.__globals__)
+    return (*known, *(part or None for part in more), *(value.__closure__ or ()))
+
+
+def _parts_of_cell(value: types.CellType) -> tuple[Any, ...] | None:
+    try:
+        return (value.cell_contents,)
+    except ValueError:
+        return None
+
+
+def _items_of(value: Any) -> tuple[Any, ...] | None:
+    if len(value) > LONG:
+        return None
+    return tuple(value) if type(value) is not dict else (*value, *value.values())
+
+
+_PARTS: dict[type, Callable[[Any], tuple[Any, ...] | None]] = {
+    types.FunctionType: _parts_of_function,
+    types.CellType: _parts_of_cell,
+    types.MethodType: lambda value: (value.__func__, value.__self__),
+    functools.partial: lambda value: (value.func, value.args, value.keywords),
+    pytree.PyTreeSpec: lambda value: (_Equal(value),),
+    Captured: lambda value: (_Same(value.trace),) if value.is_kept else None,
+    list: _items_of,
+    tuple: _items_of,
+    dict: _items_of,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A call of a transformed function, but for its tensors.
+
+    Args:
+        name: of the transformed function.
+        captured: the function.
+        trace: what runs: a trace that was made of the captured one.
+        arrange: makes the result, from the inputs of the trace and its outputs. It holds no tensor
+            of the call.
+        inputs: makes the inputs of the trace, from the tensors of the call and those that the trace
+            closes over; they are the inputs in this order if it is None.
     """
-    match value:
-        case types.FunctionType():
-            fixed = _Same(value.__globals__), value.__code__, value.__dict__ or None
-            return *fixed, value.__defaults__, value.__kwdefaults__, *(value.__closure__ or ())
-        case types.CellType():
-            try:
-                return (value.cell_contents,)
-            except ValueError:
-                return None
-        case types.MethodType():
-            return value.__func__, value.__self__
-        case functools.partial() if type(value) is functools.partial:
-            return value.func, value.args, value.keywords
-        case Captured() if value.is_kept:
-            return value.trace, value.closed
-        case pytree.PyTreeSpec():
-            return (_Equal(value),)
-        case _ if _is_value(type(value)):
-            return tuple(getattr(value, one.name) for one in dataclasses.fields(value))
-        case _ if type(value) in (list, tuple) and len(value) <= LONG:
-            return tuple(value)
-        case _ if type(value) is dict and len(value) <= LONG:
-            return tuple(part for pair in value.items() for part in pair)
-        case _:
-            return None
+
+    name: str
+    captured: Captured
+    trace: Trace
+    arrange: Callable[[Sequence[Any], tuple[Any, ...]], Any]
+    inputs: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]] | None = None
+
+    def run(self, given: Sequence[Any], closed: Sequence[Any] = ()) -> Any:
+        """The result of a call with these tensors."""
+        inputs = (*given, *closed) if self.inputs is None else self.inputs(given, closed)
+        return self.arrange(inputs, run(self.name, self.trace, inputs, self.captured))
+
+
+def in_place(captured: Captured) -> Callable[[Sequence[Any], tuple[Any, ...]], Any]:
+    """Arrange the outputs of a trace as the function's result, and write what it writes."""
+    return lambda inputs, outputs: captured.result(write_back(captured, inputs, outputs))
 
 
 @dataclass(slots=True, eq=False)
 class _Kept:
-    """A capture, and the conditions under which it serves a call. `sources` are the tensors for
-    its last inputs: places among the tensors of the call, or tensors.
+    """A plan, and the conditions under which it serves a call. `sources` are the tensors that its
+    trace closes over: places among the tensors of the call, or tensors.
     """
 
     captured: Captured
@@ -202,8 +250,9 @@ class _Kept:
     reads: Callable[..., bool] | None
     is_unchanged: Callable[[], bool] = lambda: True
     root: Callable[[], Any] = lambda: True
+    plan: Plan | None = None
 
-    def serves(self, tensors: list[torch.Tensor]) -> bool:
+    def serves(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Test whether nothing has changed that the function read."""
         return (
             self.is_unchanged()
@@ -211,12 +260,11 @@ class _Kept:
             and (self.reads is None or self.reads(*tensors))
         )
 
-    def of(self, tensors: list[torch.Tensor]) -> Captured:
-        """The capture as if it were made in a call with these tensors."""
-        if not self.sources:
-            return self.captured
-        found = tuple(tensors[one] if isinstance(one, int) else one for one in self.sources)
-        return dataclasses.replace(self.captured, closed=found)
+    def run(self, call: _Call) -> Any:
+        """The result of a call that it serves."""
+        assert self.plan is not None, "it is kept with its plan"
+        found = [call.tensors[one] if isinstance(one, int) else one for one in self.sources]
+        return self.plan.run(call.given, found)
 
 
 class _Captures:
@@ -235,8 +283,8 @@ class _Captures:
             self.kept.clear()
             self.misses.clear()
 
-    def find(self, key: Hashable, tensors: list[torch.Tensor]) -> _Kept | None:
-        """The capture that serves a call."""
+    def find(self, key: Hashable, tensors: Sequence[torch.Tensor]) -> _Kept | None:
+        """The plan that serves a call."""
         for one in self.kept.get(key, ()):
             if one.serves(tensors):
                 return one
@@ -267,59 +315,80 @@ class _Captures:
 _CAPTURES = clears(_Captures())
 
 
-def captured_once(
-    f: Callable[..., Any],
+def planned(
+    of: Any,
     args: tuple[Any, ...],
-    kwargs: dict[str, Any] | None = None,
-    *,
-    inside: str = "",
-    differentiated: Collection[int] | None = None,
-) -> Captured:
-    """Capture a function for an eager call, or take the capture of an earlier one.
+    kwargs: dict[str, Any],
+    make: Callable[[Callable[..., Captured]], Plan],
+) -> Any:
+    """The result of a call of a transformed function, by a plan that an eager call may have left.
 
-    Law: the trace computes what ``capture(f, args, kwargs)`` does. Tensors from outside are its
-    last inputs, and `closed` holds them.
+    Law: it is ``make(capture).run(tensors)``, with the tensors among the arguments.
+
+    Args:
+        of: the transformed function, or a tuple of what makes it one.
+        make: captures the function, by what it is given in the place of `capture`.
     """
-    run = functools.partial(capture, f, args, kwargs, inside=inside, differentiated=differentiated)
-    root = _root_of(f)
+    root = _root_of(of)
     if current() is not None or internals.is_intercepted() or not _CAPTURES.is_watched(root):
-        return run()
+        return make(capture).run(_tensors_in((args, kwargs)))
     call = _Call()
     try:
-        wanted = None if differentiated is None else tuple(differentiated)
-        key = call.key(f, args, kwargs or {}), inside, wanted, internals.kinds_of_modes()
+        key = call.key(of, args, kwargs), internals.kinds_of_modes()
     except _Unknown:
-        return run()
+        return make(capture).run(_tensors_in((args, kwargs)))
     found = _CAPTURES.find(key, call.tensors)
     _CAPTURES.count(root, is_miss=found is None)
     if found is not None:
-        return found.of(call.tensors)
-    is_unchanged, before = internals.global_state_guard(), host_random.state()
-    watch = Watch(f, hears_calls=True)
-    with observing(watch) as attributes:
-        captured = run()
-    watch.finish()
-    if (
-        not watch.is_repeatable
-        or attributes.written
-        or host_random.drawn_since(before)
-        or not is_unchanged()
-        or not _is_plain(captured)
-    ):
-        return captured
-    outside = reads_of(watch, attributes, but=call.holders)
-    kept = _kept(captured, call, outside, pytree.flatten((args, kwargs or {}))[0])
-    if kept is None:
-        return captured
-    kept.is_unchanged, kept.root = is_unchanged, _weak(root)
-    _CAPTURES.put(key, kept)
-    return kept.of(call.tensors)
+        return found.run(call)
+    watched = _Watched(call)
+    plan = make(watched.capture)
+    if watched.kept is None:
+        return plan.run(call.given)
+    watched.kept.plan, watched.kept.root = plan, _weak(root)
+    _CAPTURES.put(key, watched.kept)
+    return watched.kept.run(call)
+
+
+def _tensors_in(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
+
+
+@dataclass(slots=True, eq=False)
+class _Watched:
+    """A capture that is watched, so that it may be kept."""
+
+    call: _Call
+    kept: _Kept | None = None
+
+    def capture(
+        self,
+        f: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> Captured:
+        """Capture f, once. If later calls may use it, tensors from outside are its last inputs."""
+        is_unchanged, before = internals.global_state_guard(), host_random.state()
+        watch = Watch(f, hears_calls=True)
+        with observing(watch) as attributes:
+            captured = capture(f, args, kwargs, **options)
+        watch.finish()
+        is_repeatable = watch.is_repeatable and not attributes.written and is_unchanged()
+        if not is_repeatable or host_random.drawn_since(before) or not _is_plain(captured):
+            return captured
+        outside = reads_of(watch, attributes, but=self.call.holders)
+        self.kept = _kept(captured, self.call, outside, _tensors_in((args, kwargs or {})))
+        if self.kept is None:
+            return captured
+        self.kept.is_unchanged = is_unchanged
+        return self.kept.captured
 
 
 def _root_of(f: Any) -> Any:
     """The function behind transforms."""
-    while isinstance(f, Transformed):
-        f = f.fn
+    while isinstance(f, (Transformed, tuple)):
+        f = f[1] if isinstance(f, tuple) else f.fn
     return f
 
 
@@ -349,7 +418,7 @@ def _is_plain(captured: Captured) -> bool:
 
 
 def _kept(
-    captured: Captured, call: _Call, outside: Outside | None, leaves: list[Any]
+    captured: Captured, call: _Call, outside: Outside | None, given: Sequence[torch.Tensor]
 ) -> _Kept | None:
     """The capture with tensors from outside as inputs. None where the function may reach one of
     them in two ways, of which a later call may change one.
@@ -364,7 +433,6 @@ def _kept(
         if place in call.closed and id(tensor) in others:
             return None
         sources.append(tensor if place is None or place not in call.closed else place)
-    given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     found: dict[str, tuple[Any, ...]] = {"aliases": captured.aliases, "shared": captured.shared}
     for name, seen in found.items():
         if any(not isinstance(one.source, int) and id(one.source) not in places for one in seen):

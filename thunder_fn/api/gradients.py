@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Concatenate, Literal as Choice, overload
 
 import torch
@@ -12,12 +13,10 @@ from typing_extensions import ParamSpec, TypeVar
 from thunder_fn.api.calling import (
     Transformed,
     described,
-    run,
-    tensors_of,
     transformed,
     write_back,
 )
-from thunder_fn.api.captures import captured_once
+from thunder_fn.api.captures import Plan, planned
 from thunder_fn.capture import Captured, pytree
 from thunder_fn.capture.failures import check_argument, source_of
 from thunder_fn.capture.rewriting import is_to_be_fused
@@ -33,7 +32,7 @@ from thunder_fn.errors import (
 )
 from thunder_fn.interpreters import grad as reverse
 from thunder_fn.ir.text import shown
-from thunder_fn.ir.trace import TensorType, type_of_value
+from thunder_fn.ir.trace import TensorType, cut, type_of_value
 from thunder_fn.jitted import Jitted
 
 P = ParamSpec("P", default=...)
@@ -54,19 +53,31 @@ class Grad(Transformed):
     returns: str = "grad"
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        return planned(self, args, kwargs, lambda capture: self._plan(capture, args, kwargs))
+
+    def _plan(
+        self, capture: Callable[..., Captured], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Plan:
         argnums = check_argnums(self.argnums, args, self.__name__)
         wrt = differentiated_leaves(args, argnums, self.__name__)
-        captured = captured_once(
+        captured = capture(
             self.fn, args, kwargs, inside="grad", differentiated=leaves_of(args, wrt)
         )
         check_loss(captured, self.has_aux, self.fn, self.__name__)
-        inputs = tensors_of(captured, args, kwargs)
-        wanted = input_mask(captured, args, kwargs, wrt)
+        wanted = input_mask(captured, args, wrt)
         new = reverse.grad_and_value(captured.trace, wanted, fused=is_to_be_fused())
-        outputs = run(self.__name__, new, inputs, captured)
-        count = sum(wanted)
-        grads = group_gradients(outputs[:count], args, argnums, self.argnums)
-        return self._arrange(grads, captured.result(write_back(captured, inputs, outputs[count:])))
+        count, specs = sum(wanted), {i: pytree.flatten(args[i])[1] for i in argnums}
+        if captured.is_kept and self.returns == "grad" and not self.has_aux:
+            new = cut(new, outputs=new.outputs[:count])
+            only = lambda _, grads: group_gradients(grads, specs, argnums, self.argnums)
+            return Plan(self.__name__, captured, new, only)
+
+        def arrange(inputs: Sequence[Any], outputs: tuple[Any, ...]) -> Any:
+            grads = group_gradients(outputs[:count], specs, argnums, self.argnums)
+            results = write_back(captured, inputs, outputs[count:])
+            return self._arrange(grads, captured.result(results))
+
+        return Plan(self.__name__, captured, new, arrange)
 
     def _arrange(self, grads: Any, result: Any) -> Any:
         value, aux = result if self.has_aux else (result, None)
@@ -259,30 +270,31 @@ def leaves_of(args: tuple[Any, ...], positions: set[int]) -> list[int]:
     return [number for number, position in enumerate(owners) if position in positions]
 
 
-def input_mask(
-    captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any], wrt: set[int]
-) -> tuple[bool, ...]:
+def input_mask(captured: Captured, args: tuple[Any, ...], wrt: set[int]) -> tuple[bool, ...]:
     """Tell for each input of the trace whether it belongs to a differentiated argument."""
-    flags: list[bool] = []
-    for number, arg in enumerate(args):
-        flags += [
-            number in wrt for leaf in pytree.flatten(arg)[0] if isinstance(leaf, torch.Tensor)
-        ]
-    others = sum(isinstance(leaf, torch.Tensor) for leaf in pytree.flatten(kwargs)[0])
-    return (*flags, *(False,) * (others + len(captured.closed)))
+    flags = [
+        number in wrt
+        for number, arg in enumerate(args)
+        for leaf in pytree.flatten(arg)[0]
+        if isinstance(leaf, torch.Tensor)
+    ]
+    return (*flags, *(False,) * (len(captured.trace.inputs) - len(flags)))
 
 
 def group_gradients(
-    found: Sequence[Any], args: tuple[Any, ...], argnums: tuple[int, ...], asked: Argnums
+    found: Sequence[Any],
+    specs: Mapping[int, pytree.PyTreeSpec],
+    argnums: tuple[int, ...],
+    asked: Argnums,
 ) -> Any:
-    """Gradients, which come in the order of the inputs, in the structure of the arguments and
+    """Gradients, which come in the order of the inputs, in the structures of the arguments and
     the order of argnums.
     """
     supply = iter(found)
-    trees: dict[int, Any] = {}
-    for number in sorted(argnums):
-        leaves, spec = pytree.flatten(args[number])
-        trees[number] = pytree.unflatten(spec, [next(supply) for _ in leaves])
+    trees = {
+        number: pytree.unflatten(specs[number], [*islice(supply, specs[number].num_leaves)])
+        for number in sorted(argnums)
+    }
     return (
         trees[argnums[0]] if isinstance(asked, int) else tuple(trees[number] for number in argnums)
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal as Choice, TypeVar, overload
 
@@ -17,7 +18,7 @@ from thunder_fn.api.calling import (
     unwritten,
     write_back,
 )
-from thunder_fn.api.captures import captured_once
+from thunder_fn.api.captures import Plan, planned
 from thunder_fn.capture import TENSOR, Captured, pytree
 from thunder_fn.capture.rewriting import is_to_be_fused
 from thunder_fn.derived.leaf_vjp import is_differentiable
@@ -124,36 +125,50 @@ def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
 
     Source: torch.func.vjp for the signature.
     """
+    make = functools.partial(_plan_of_vjp, f, primals, has_aux=has_aux)
+    return planned(("vjp", f, has_aux), primals, {}, make)
+
+
+def _plan_of_vjp(
+    f: Callable[..., Any],
+    primals: tuple[Any, ...],
+    capture: Callable[..., Captured],
+    *,
+    has_aux: bool,
+) -> Plan:
     name = callable_name(f)
     leaves, in_spec = pytree.flatten(primals)
     for path, leaf in zip(pytree.paths(primals, "primals"), leaves, strict=True):
         if not isinstance(leaf, torch.Tensor):
             raise NotDifferentiable(f"vjp: {path} is {kind_of(leaf)}; pass numbers as tensors")
-    captured = captured_once(f, primals, inside="vjp", differentiated=range(len(leaves)))
-    inputs = (*leaves, *captured.closed)
+    captured = capture(f, primals, inside="vjp", differentiated=range(len(leaves)))
     main = main_output(captured, has_aux, "vjp(f, *primals)")
     check_output(captured, main, "vjp(f, *primals)")
     types = captured.trace.output_types
     wanted_outputs = tuple(
         flag and is_differentiable(type) for flag, type in zip(main, types, strict=True)
     )
+    num_leaves, count = len(leaves), len(captured.trace.outputs)
     wanted_inputs = tuple(
-        place < len(leaves) and is_differentiable(var.type)
+        place < num_leaves and is_differentiable(var.type)
         for place, var in enumerate(captured.trace.inputs)
     )
-    split = reverse.forward_backward(
-        captured.trace, wanted_inputs, wanted_outputs, fused=is_to_be_fused()
+    split = self_contained(
+        reverse.forward_backward(
+            captured.trace, wanted_inputs, wanted_outputs, fused=is_to_be_fused()
+        )
     )
-    split = self_contained(split)
-    outputs = run(f"{name}_forward", split.forward, inputs, captured)
-    count = len(captured.trace.outputs)
-    residuals = split.residual_values(inputs, outputs)
-    backward, residuals = unwritten(captured, split.backward, residuals)
-    result = captured.result(write_back(captured, inputs, outputs[:count]))
     shown = main_only(captured) if has_aux else captured
-    found = tuple(map(type_of_value, outputs[:count]))  # sizes that depend on data are known by now
-    split = replace(split, backward=backward)
-    pullback = Pullback(
-        split, residuals, shown, wanted_outputs, found, tuple(leaves), in_spec, f"vjp_{name}"
-    )
-    return (result[0], pullback, result[1]) if has_aux else (result, pullback)
+
+    def arrange(inputs: Sequence[Any], outputs: tuple[Any, ...]) -> Any:
+        residuals = split.residual_values(inputs, outputs)
+        backward, residuals = unwritten(captured, split.backward, residuals)
+        result = captured.result(write_back(captured, inputs, outputs[:count]))
+        found = tuple(map(type_of_value, outputs[:count]))  # sizes that depend on data are known
+        halves, given = replace(split, backward=backward), tuple(inputs[:num_leaves])
+        pullback = Pullback(
+            halves, residuals, shown, wanted_outputs, found, given, in_spec, f"vjp_{name}"
+        )
+        return (result[0], pullback, result[1]) if has_aux else (result, pullback)
+
+    return Plan(f"{name}_forward", captured, split.forward, arrange)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal as Choice, TypeVar, overload
@@ -16,7 +17,7 @@ from thunder_fn.api.calling import (
     unwritten,
     write_back,
 )
-from thunder_fn.api.captures import captured_once
+from thunder_fn.api.captures import Plan, planned
 from thunder_fn.capture import Captured, current, pytree
 from thunder_fn.capture.apply import shows_inputs
 from thunder_fn.capture.numbers.python_numbers import running_shape
@@ -94,18 +95,38 @@ def jvp(
 
     Source: torch.func.jvp for the signature.
     """
+    make = functools.partial(_plan_of_jvp, f, primals, tangents, has_aux=has_aux, strict=strict)
+    return planned(("jvp", f, has_aux, strict), (primals, tangents), {}, make)
+
+
+def _plan_of_jvp(
+    f: Callable[..., Any],
+    primals: Any,
+    tangents: Any,
+    capture: Callable[..., Captured],
+    *,
+    has_aux: bool,
+    strict: bool,
+) -> Plan:
     leaves = check_primals(primals, "jvp")
     given = check_tangents(primals, tangents)
-    captured = captured_once(f, tuple(primals), inside="jvp")
+    captured = capture(f, tuple(primals), inside="jvp")
     _check_apart(captured, leaves, given)
     main = main_output(captured, has_aux, "jvp(f, primals, tangents)")
     check_output(captured, main, "jvp(f, primals, tangents)")
     active = tuple(is_differentiable(type_of_value(leaf)) for leaf in leaves)
-    inputs = [*leaves, *captured.closed]
-    rule = jvp_trace(captured.trace, (*active, *(False for _ in captured.closed)))
-    moved = [tangent for tangent, flag in zip(given, active, strict=True) if flag]
-    outputs = run(f"jvp_{captured.trace.name}", rule.trace, (*inputs, *moved), captured)
-    return _arrange(captured, outputs, rule.active_outputs, main, inputs, has_aux, strict)
+    count, further = len(leaves), len(captured.trace.inputs) - len(leaves)
+    rule = jvp_trace(captured.trace, (*active, *(False,) * further))
+
+    def inputs_of(tensors: Sequence[Any], closed: Sequence[Any]) -> Sequence[Any]:
+        moved = (tensor for tensor, flag in zip(tensors[count:], active, strict=True) if flag)
+        return (*tensors[:count], *closed, *moved)
+
+    def arrange(inputs: Sequence[Any], outputs: tuple[Any, ...]) -> Any:
+        return _arrange(captured, outputs, rule.active_outputs, main, inputs, has_aux, strict)
+
+    name = f"jvp_{captured.trace.name}"
+    return Plan(name, captured, rule.trace, arrange, inputs_of)
 
 
 def _check_apart(
@@ -135,7 +156,7 @@ def _arrange(
     outputs: tuple[Any, ...],
     active_outputs: tuple[bool, ...],
     main: tuple[bool, ...],
-    leaves: list[Any],
+    inputs: Sequence[Any],
     has_aux: bool,
     strict: bool,
 ) -> Any:
@@ -148,7 +169,7 @@ def _arrange(
         raise TangentError(
             "jvp: with strict=True every output depends on the primals, but one does not"
         )
-    result = captured.result(write_back(captured, leaves, outputs[:count]))
+    result = captured.result(write_back(captured, inputs, outputs[:count]))
     shown = main_only(captured) if has_aux else captured
     filled = tuple(
         _zero_of(value) if tangent is None else tangent
@@ -256,25 +277,36 @@ def linearize(f: Callable[..., R], *primals: Any) -> tuple[R, Linear]:
 
     Source: torch.func.linearize for the signature; autodidax part 4 for the partial evaluation.
     """
+    make = functools.partial(_plan_of_linearize, f, primals)
+    return planned(("linearize", f), primals, {}, make)
+
+
+def _plan_of_linearize(
+    f: Callable[..., Any], primals: tuple[Any, ...], capture: Callable[..., Captured]
+) -> Plan:
     leaves = check_primals(primals, "linearize")
-    captured = captured_once(f, primals, inside="linearize")
+    captured = capture(f, primals, inside="linearize")
     active = tuple(is_differentiable(type_of_value(leaf)) for leaf in leaves)
-    inputs = [*leaves, *captured.closed]
-    rule = jvp_trace(captured.trace, (*active, *(False for _ in captured.closed)))
-    count = len(captured.trace.outputs)
-    known = (True,) * len(inputs) + (False,) * (len(rule.trace.inputs) - len(inputs))
+    further = len(captured.trace.inputs) - len(leaves)
+    rule = jvp_trace(captured.trace, (*active, *(False,) * further))
+    count, num_inputs = len(captured.trace.outputs), len(captured.trace.inputs)
+    known = (True,) * num_inputs + (False,) * (len(rule.trace.inputs) - num_inputs)
     first, second = partial_eval(
         rule.trace, known, (True,) * count + (False,) * (len(rule.trace.outputs) - count)
     )
-    outputs = run(f"{captured.trace.name}_primal", first, inputs, captured)
-    second, residuals = unwritten(captured, second, outputs[count:])
-    result = captured.result(write_back(captured, inputs, outputs[:count]))
     types = tuple(type for type in captured.trace.output_types if isinstance(type, TensorType))[
         : captured.num_results
     ]
     flags = rule.active_outputs[: captured.num_results]
-    linear = Linear(second, residuals, captured, active, flags, primals, types)
-    return result, linear
+    spec, num_leaves = pytree.flatten(primals)[1], len(leaves)
+
+    def arrange(inputs: Sequence[Any], outputs: tuple[Any, ...]) -> Any:
+        linear, residuals = unwritten(captured, second, outputs[count:])
+        result = captured.result(write_back(captured, inputs, outputs[:count]))
+        given = pytree.unflatten(spec, inputs[:num_leaves])
+        return result, Linear(linear, residuals, captured, active, flags, given, types)
+
+    return Plan(f"{captured.trace.name}_primal", captured, first, arrange)
 
 
 divert("linearize", linearize)

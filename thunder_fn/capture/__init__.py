@@ -149,8 +149,7 @@ class Captured:
     `effects`. `kept` guards the objects that they belong to. `freed` are results, by position,
     whose graph `backward()` has freed.
 
-    `is_kept`: later calls use the capture again. Then tensors from outside are the last inputs, and
-    `closed` are those of this call.
+    `is_kept`: later calls use the capture again. Then tensors from outside are the last inputs.
     """
 
     trace: Trace
@@ -171,7 +170,6 @@ class Captured:
     effects: tuple[Effect, ...] = ()
     kept: tuple[KeptState, ...] = ()
     freed: tuple[int, ...] = ()
-    closed: tuple[torch.Tensor, ...] = ()
     is_kept: bool = False
 
     @property

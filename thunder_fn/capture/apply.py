@@ -327,10 +327,9 @@ def _replay_equation(
 
 
 def tensors_of(captured: Captured, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    """The tensor leaves of a call, and what a kept capture closes over: the inputs of its trace."""
+    """The tensor leaves of a call, which are the inputs of its trace."""
     leaves, _ = pytree.flatten((args, kwargs))
-    known = zip(leaves, captured.in_leaves, strict=True)
-    return [*(leaf for leaf, kind in known if kind is TENSOR), *captured.closed]
+    return [leaf for leaf, known in zip(leaves, captured.in_leaves, strict=True) if known is TENSOR]
 
 
 def restride(target: torch.Tensor, strides: tuple[int, ...]) -> None:
