@@ -70,9 +70,10 @@ class Vmap(Transformed):
         in_dims = (*kept, *(None for _ in range(len(captured.trace.inputs) - len(kept))))
         trace = with_batch_dims(captured.trace, in_dims)
         new, flags = vmap_trace(trace, in_dims, as_dim(size), self.randomness)
+        own = self.without_function
 
         def arrange(inputs: Sequence[Any], outputs: tuple[Any, ...]) -> Any:
-            return self._results(captured, new, inputs, in_dims, outputs, flags, size)
+            return own._results(captured, new, inputs, in_dims, outputs, flags, size)
 
         return Plan(self.__name__, captured, new, arrange)
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 
@@ -34,6 +34,8 @@ from thunder_fn.ir.trace import TensorType, Trace, cut
 from thunder_fn.jitted import Jitted
 from thunder_fn.structured.shared.bind import apply
 from thunder_fn.structured.shared.bodies import own_memory
+
+T = TypeVar("T", bound="Transformed")
 
 __all__ = [
     "Transformed",
@@ -123,6 +125,16 @@ def _takes(fn: Callable[..., Any], name: str) -> bool:
     return name in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
 
 
+@dataclass(frozen=True)
+class Named:
+    """The name of a function, without what the function keeps alive."""
+
+    __name__: str
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise AssertionError(f"{self.__name__} is a name only")
+
+
 class Transformed:
     """Base of transformed functions: the name and the wrapped function of the original. Dynamo
     leaves their calls alone, since it could only read how they capture.
@@ -137,6 +149,12 @@ class Transformed:
     def __name__(self) -> str:
         kind: str = type(self).__qualname__.lower()
         return f"{kind}_{getattr(self.fn, '__name__', type(self.fn).__name__)}"
+
+    @property
+    def without_function(self: T) -> T:
+        """The options of the transform, with something of the function's name in its place."""
+        name = getattr(self.fn, "__name__", type(self.fn).__name__)
+        return replace(self, fn=Named(name))  # type: ignore[type-var]
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:

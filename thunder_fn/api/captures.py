@@ -126,7 +126,9 @@ class _Call:
             tensor.stride(),
             tensor.device,
             tensor.requires_grad,
-            internals.bits_of(tensor),
+            tensor.is_conj(),
+            tensor.is_neg(),
+            tensor.is_inference(),
         )
 
     def key_of(self, value: Any) -> Hashable:
@@ -150,10 +152,12 @@ class _Call:
 
 @functools.cache
 def _fields_of(cls: type) -> tuple[str, ...]:
-    """The fields of a frozen class of ours, such as that of a transformed function or a pullback;
-    empty for others.
+    """The fields that make a value of a frozen class of ours, such as that of a transformed
+    function or a pullback; those in its `KEY` if it has one. Empty for other classes.
     """
-    known = getattr(cls, "__dataclass_params__", None)
+    known, chosen = getattr(cls, "__dataclass_params__", None), getattr(cls, "KEY", None)
+    if chosen is not None and cls.__module__.startswith("thunder_fn."):
+        return tuple(chosen)
     is_ours = cls.__module__.startswith("thunder_fn.") and cls not in (Trace, Captured)
     is_value = is_ours and known is not None and known.frozen and known.eq
     return tuple(one.name for one in dataclasses.fields(cls)) if is_value else ()

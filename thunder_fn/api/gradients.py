@@ -67,15 +67,16 @@ class Grad(Transformed):
         wanted = input_mask(captured, args, wrt)
         new = reverse.grad_and_value(captured.trace, wanted, fused=is_to_be_fused())
         count, specs = sum(wanted), {i: pytree.flatten(args[i])[1] for i in argnums}
+        own = self.without_function
         if captured.is_kept and self.returns == "grad" and not self.has_aux:
             new = cut(new, outputs=new.outputs[:count])
-            only = lambda _, grads: group_gradients(grads, specs, argnums, self.argnums)
+            only = lambda _, grads: group_gradients(grads, specs, argnums, own.argnums)
             return Plan(self.__name__, captured, new, only)
 
         def arrange(inputs: Sequence[Any], outputs: tuple[Any, ...]) -> Any:
-            grads = group_gradients(outputs[:count], specs, argnums, self.argnums)
+            grads = group_gradients(outputs[:count], specs, argnums, own.argnums)
             results = write_back(captured, inputs, outputs[count:])
-            return self._arrange(grads, captured.result(results))
+            return own._arrange(grads, captured.result(results))
 
         return Plan(self.__name__, captured, new, arrange)
 

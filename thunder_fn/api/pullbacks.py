@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal as Choice, TypeVar, overload
+from typing import Any, ClassVar, Literal as Choice, TypeVar, overload
 
 import torch
 
@@ -37,6 +37,9 @@ class Pullback:
     """The result of `vjp`: a linear function from a cotangent of the output to cotangents of the
     primals.
     """
+
+    KEY: ClassVar = "captured", "wanted_outputs", "residuals", "primals"
+    """The fields from which the others follow."""
 
     split: Split
     residuals: tuple[torch.Tensor, ...]

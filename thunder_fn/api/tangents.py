@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal as Choice, TypeVar, overload
+from typing import Any, ClassVar, Literal as Choice, TypeVar, overload
 
 import torch
 
@@ -240,6 +240,9 @@ class Linear:
     """The result of `linearize`: a linear function from tangents of the primals to the tangent
     of the output.
     """
+
+    KEY: ClassVar = "captured", "residuals", "primals"
+    """The fields from which the others follow."""
 
     trace: Trace
     residuals: tuple[torch.Tensor, ...]

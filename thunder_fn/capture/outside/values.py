@@ -64,6 +64,11 @@ MAX_ARRAY_BYTES = 4096
 _WRITES = frozenset(("append", "add", "extend", "appendleft", "get", "clear"))
 """Methods of containers that do not look at the content, and `get`, which is an item."""
 
+_WRITERS = frozenset(
+    ("__setattr__", "__delattr__", "__setitem__", "__delitem__", "__iadd__", "__ior__", "__set__")
+)
+"""Methods that write to their object, and that no hook sees where they are of C."""
+
 _NO_READS = frozenset(
     ("torch", "thunder_fn", "functools", "logging", "warnings", "time", "typing", "abc")
 )
@@ -246,7 +251,7 @@ class Watch:
     ) -> None:
         self.own, self.hears_calls = own, hears_calls
         self.effects: list[str] = []
-        """Calls that a trace does not repeat, where calls are heard."""
+        """What a trace does not repeat: writes, and calls where they are heard."""
         self.changed: list[Any] = []
         """Containers that methods of C change."""
         self.edges: dict[tuple[str, int, Any], Edge] = {}
@@ -765,6 +770,21 @@ class Watch:
             self.before.setdefault((kind, id(holder), key), (holder, look(kind, holder, key)))
         return ()
 
+    def note_write(self, source: tuple[Any, ...], frame: Frame, memo: _Memo) -> Sequence[Any]:
+        """A place is written whose old value counts for nothing: a trace does not repeat that."""
+        match source[1]:
+            case ("global", *_):
+                is_effect = True
+            case ("cell", name):
+                is_effect = name in frame.cells
+            case (_, of, _):
+                is_effect = of is None or any(map(self.is_outside, self.value(of, frame, memo)))
+            case _:
+                is_effect = False
+        if is_effect:
+            self.effects.append("a write")
+        return ()
+
     def global_values(self, source: tuple[Any, ...], frame: Frame, memo: _Memo) -> Sequence[Any]:
         """A global, or a builtin."""
         name = source[1]
@@ -917,6 +937,8 @@ class Watch:
     def attribute(self, value: Any, name: str, of: Source, frame: Frame) -> Sequence[Any]:
         """The value of an attribute, and the edge to it."""
         path = f"{self.path(value, '') or text(of)}.{escaped(name)}"
+        if name in _WRITERS:
+            self.effects.append(name)
         if is_a(value, torch.nn.Module):
             return self.module_attribute(value, name, path)
         if not self.is_outside(value):
@@ -1048,6 +1070,7 @@ RULES: dict[str, Callable[..., Sequence[Any]]] = {
     "inplace": Watch.same_values,
     "call": Watch.call_values,
     "before": Watch.note_before,
+    "counted": Watch.note_write,
     "unless": Watch.unless_constant,
     "whole": Watch.whole_values,
     "given": Watch.given_values,
