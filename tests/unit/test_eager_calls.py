@@ -316,6 +316,61 @@ def test_a_tensor_that_is_reached_in_two_ways() -> None:
         same(passed(tfn, w), passed(torch.func, w))
 
 
+FACTOR, FACTORS = 2.0, [1.0]
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * FACTOR * FACTORS[0]
+
+
+scaled = tfn.custom_vjp(lambda x: x * 2)
+scaled.defvjp(lambda x: (x * 2, None), lambda _, ct: (ct * FACTOR * FACTORS[0],))
+
+
+@pytest.mark.parametrize("of", [Scaled.apply, scaled], ids=["Function", "custom_vjp"])
+def test_rules_read_from_outside_too(of: Any, captured: list[Any]) -> None:
+    run = lambda: tfn.grad(lambda x: of(x).sum())(torch.ones(()))
+    found = [run(), run()]
+    try:
+        _set("FACTOR", 5.0)
+        found.append(run())
+        FACTORS[0] = 10.0
+        found.append(run())
+    finally:
+        _set("FACTOR", 2.0)
+        FACTORS[0] = 1.0
+    assert [int(one) for one in found] == [2, 2, 5, 50]
+    assert len(captured) == 3
+
+
+def test_a_rule_of_a_step_is_that_of_the_call() -> None:
+    def step(scale: Tensor) -> Tensor:
+        own = tfn.custom_vjp(lambda x: x * 2)
+        own.defvjp(lambda x: (x * 2, None), lambda _, ct: (ct * scale,))
+        return tfn.grad(lambda x: own(x).sum())(torch.ones(()))
+
+    assert [int(step(torch.tensor(value))) for value in (1.0, 2.0, 3.0)] == [1, 2, 3]
+
+
+def test_generators_go_on(captured: list[Any]) -> None:
+    given, found = torch.Generator(), []
+    for lib in (tfn, torch.func):
+        given.manual_seed(3)
+        f = lambda x: (x * torch.rand(3, generator=given)).sum()
+        found.append(torch.stack([lib.grad(f)(torch.ones(3)) for _ in range(3)]))
+    same(*found)
+
+
 # ---- what a trace does not repeat ----
 
 LOG: Any = []
@@ -335,7 +390,19 @@ def _logged() -> None:
     logging.getLogger("thunder_fn.test").warning("called")
 
 
+def _in_place() -> None:
+    log = LOG
+    log += [1]
+
+
+def _deleted() -> None:
+    STATE.table["gone"] = 1
+    del STATE.table["gone"]
+
+
 EFFECTS: dict[str, Callable[[], Any]] = {
+    "in place": _in_place,
+    "deleted": _deleted,
     "append": lambda: LOG.append(1),
     "item": lambda: STATE.table.__setitem__(len(STATE.table), 1),
     "update": lambda: STATE.table.update({len(STATE.table): 1}),

@@ -33,7 +33,7 @@ from thunder_fn.capture.outside.properties import Read
 from thunder_fn.capture.outside.reads import CONTAINERS, LONG, PLAIN, is_a
 from thunder_fn.capture.outside.values import Watch
 from thunder_fn.capture.replaced import host_random
-from thunder_fn.ir.memos import clears
+from thunder_fn.ir.memos import clears, is_closed
 from thunder_fn.ir.trace import Trace
 from thunder_fn.jitted.outside import ModuleCheck, Outside, observing, reads_of
 from thunder_fn.jitted.program import reads_guard
@@ -223,6 +223,7 @@ class Plan:
             of the call.
         inputs: makes the inputs of the trace, from the tensors of the call and those that the trace
             closes over; they are the inputs in this order if it is None.
+        later: traces that the result runs, such as the backward of a pullback.
     """
 
     name: str
@@ -230,6 +231,7 @@ class Plan:
     trace: Trace
     arrange: Callable[[Sequence[Any], tuple[Any, ...]], Any]
     inputs: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]] | None = None
+    later: tuple[Trace, ...] = ()
 
     def run(self, given: Sequence[Any], closed: Sequence[Any] = ()) -> Any:
         """The result of a call with these tensors."""
@@ -242,19 +244,19 @@ def in_place(captured: Captured) -> Callable[[Sequence[Any], tuple[Any, ...]], A
     return lambda inputs, outputs: captured.result(write_back(captured, inputs, outputs))
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Kept:
     """A plan, and the conditions under which it serves a call. `sources` are the tensors that its
-    trace closes over: places among the tensors of the call, or tensors.
+    trace closes over: places among the tensors of the call, or tensors. `root` is the function, as
+    long as it lives.
     """
 
-    captured: Captured
+    plan: Plan
     sources: tuple[int | torch.Tensor, ...]
     outside: Outside | None
     reads: Callable[..., bool] | None
-    is_unchanged: Callable[[], bool] = lambda: True
-    root: Callable[[], Any] = lambda: True
-    plan: Plan | None = None
+    is_unchanged: Callable[[], bool]
+    root: Callable[[], Any]
 
     def serves(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Test whether nothing has changed that the function read."""
@@ -266,7 +268,6 @@ class _Kept:
 
     def run(self, call: _Call) -> Any:
         """The result of a call that it serves."""
-        assert self.plan is not None, "it is kept with its plan"
         found = [call.tensors[one] if isinstance(one, int) else one for one in self.sources]
         return self.plan.run(call.given, found)
 
@@ -343,15 +344,33 @@ def planned(
         return make(capture).run(_tensors_in((args, kwargs)))
     found = _CAPTURES.find(key, call.tensors)
     _CAPTURES.count(root, is_miss=found is None)
-    if found is not None:
-        return found.run(call)
-    watched = _Watched(call)
-    plan = make(watched.capture)
-    if watched.kept is None:
-        return plan.run(call.given)
-    watched.kept.plan, watched.kept.root = plan, _weak(root)
-    _CAPTURES.put(key, watched.kept)
-    return watched.kept.run(call)
+    return found.run(call) if found is not None else _run_first(call, key, root, make)
+
+
+def _run_first(
+    call: _Call, key: Hashable, root: Any, make: Callable[[Callable[..., Captured]], Plan]
+) -> Any:
+    """The result of a call that no plan serves. Its own plan is kept, if it may serve others."""
+    is_unchanged, before = internals.global_state_guard(), host_random.state()
+    watch, lifting = Watch(root, hears_calls=True), _Lifting()
+    with observing(watch) as attributes:
+        plan = make(lifting.capture)
+    watch.finish()
+    if (
+        watch.is_repeatable
+        and not attributes.written
+        and not host_random.drawn_since(before)
+        and is_unchanged()
+        and lifting.captured is not None
+        and all(map(is_closed, (plan.trace, *plan.later)))
+    ):
+        outside = reads_of(watch, attributes, but=call.holders)
+        sources = _sources(call, lifting.tensors, outside)
+        if sources is not None:
+            reads = _placed(call, lifting.captured.reads)
+            kept = _Kept(plan, sources, outside, reads, is_unchanged, _weak(root))
+            _CAPTURES.put(key, kept)
+    return plan.run(call.given, lifting.tensors)
 
 
 def _tensors_in(tree: Any) -> list[torch.Tensor]:
@@ -359,11 +378,11 @@ def _tensors_in(tree: Any) -> list[torch.Tensor]:
 
 
 @dataclass(slots=True, eq=False)
-class _Watched:
-    """A capture that is watched, so that it may be kept."""
+class _Lifting:
+    """A capture that makes tensors from outside the last inputs of its trace, where it can."""
 
-    call: _Call
-    kept: _Kept | None = None
+    captured: Captured | None = None
+    tensors: tuple[torch.Tensor, ...] = ()
 
     def capture(
         self,
@@ -372,21 +391,40 @@ class _Watched:
         kwargs: dict[str, Any] | None = None,
         **options: Any,
     ) -> Captured:
-        """Capture f, once. If later calls may use it, tensors from outside are its last inputs."""
-        is_unchanged, before = internals.global_state_guard(), host_random.state()
-        watch = Watch(f, hears_calls=True)
-        with observing(watch) as attributes:
-            captured = capture(f, args, kwargs, **options)
-        watch.finish()
-        is_repeatable = watch.is_repeatable and not attributes.written and is_unchanged()
-        if not is_repeatable or host_random.drawn_since(before) or not _is_plain(captured):
+        """Capture f, once."""
+        captured = capture(f, args, kwargs, **options)
+        lifted = _lifted(captured) if _is_plain(captured) else None
+        if lifted is None:
             return captured
-        outside = reads_of(watch, attributes, but=self.call.holders)
-        self.kept = _kept(captured, self.call, outside, _tensors_in((args, kwargs or {})))
-        if self.kept is None:
-            return captured
-        self.kept.is_unchanged = is_unchanged
-        return self.kept.captured
+        given = _tensors_in((args, kwargs or {}))
+        reads = tuple(
+            dataclasses.replace(read, tensor=given[read.tensor])
+            if isinstance(read.tensor, int)
+            else read
+            for read in captured.reads
+        )
+        self.tensors, self.captured = lifted[1], dataclasses.replace(lifted[0], reads=reads)
+        return lifted[0]
+
+
+def _lifted(captured: Captured) -> tuple[Captured, tuple[torch.Tensor, ...]] | None:
+    """The capture with tensors from outside as its last inputs, and these; None where a result
+    shares memory with another tensor from outside.
+    """
+    trace, tensors = close_over(captured.trace)
+    count = len(trace.inputs) - len(tensors)
+    places = {id(tensor): count + i for i, tensor in enumerate(tensors)}
+    found: dict[str, tuple[Any, ...]] = {"aliases": captured.aliases, "shared": captured.shared}
+    for name, seen in found.items():
+        if any(not isinstance(one.source, int) and id(one.source) not in places for one in seen):
+            return None
+        found[name] = tuple(
+            one
+            if isinstance(one.source, int)
+            else dataclasses.replace(one, source=places[id(one.source)])
+            for one in seen
+        )
+    return dataclasses.replace(captured, trace=trace, is_kept=True, reads=(), **found), tensors
 
 
 def _root_of(f: Any) -> Any:
@@ -421,39 +459,31 @@ def _is_plain(captured: Captured) -> bool:
     return not any(more)
 
 
-def _kept(
-    captured: Captured, call: _Call, outside: Outside | None, given: Sequence[torch.Tensor]
-) -> _Kept | None:
-    """The capture with tensors from outside as inputs. None where the function may reach one of
-    them in two ways, of which a later call may change one.
+def _sources(
+    call: _Call, tensors: Sequence[torch.Tensor], outside: Outside | None
+) -> tuple[int | torch.Tensor, ...] | None:
+    """The places in a call of the tensors that a trace closes over, or the tensors themselves. None
+    where the function may reach one of them in two ways, of which a later call may change one.
     """
-    trace, tensors = close_over(captured.trace)
-    count = len(trace.inputs) - len(tensors)
-    places = {id(tensor): count + i for i, tensor in enumerate(tensors)}
-    sources: list[int | torch.Tensor] = []
     others = set(_tensors_of(outside))
-    for tensor in tensors:
-        place = call.places.get(id(tensor))
-        if place in call.closed and id(tensor) in others:
-            return None
-        sources.append(tensor if place is None or place not in call.closed else place)
-    found: dict[str, tuple[Any, ...]] = {"aliases": captured.aliases, "shared": captured.shared}
-    for name, seen in found.items():
-        if any(not isinstance(one.source, int) and id(one.source) not in places for one in seen):
-            return None
-        found[name] = tuple(
-            one
-            if isinstance(one.source, int)
-            else dataclasses.replace(one, source=places[id(one.source)])
-            for one in seen
-        )
-    reads: list[Read] = []
-    for read in captured.reads:
-        tensor = given[read.tensor] if isinstance(read.tensor, int) else read.tensor
-        place = call.places.get(id(tensor))
-        reads.append(read if place is None else dataclasses.replace(read, tensor=place))
-    new = dataclasses.replace(captured, trace=trace, is_kept=True, reads=(), **found)
-    return _Kept(new, tuple(sources), outside, reads_guard(reads) if reads else None)
+    places = (call.places.get(id(tensor)) for tensor in tensors)
+    known = [place if place in call.closed else None for place in places]
+    if any(
+        place is not None and id(tensor) in others
+        for place, tensor in zip(known, tensors, strict=True)
+    ):
+        return None
+    pairs = zip(known, tensors, strict=True)
+    return tuple(tensor if place is None else place for place, tensor in pairs)
+
+
+def _placed(call: _Call, reads: Sequence[Read]) -> Callable[..., bool] | None:
+    """The guard of reads, as a function of the tensors of a call; None if there are none."""
+    placed = [
+        dataclasses.replace(read, tensor=call.places.get(id(read.tensor), read.tensor))
+        for read in reads
+    ]
+    return reads_guard(placed) if placed else None
 
 
 def _tensors_of(outside: Outside | None) -> Iterator[int]:

@@ -174,4 +174,4 @@ def _plan_of_vjp(
         )
         return (result[0], pullback, result[1]) if has_aux else (result, pullback)
 
-    return Plan(f"{name}_forward", captured, split.forward, arrange)
+    return Plan(f"{name}_forward", captured, split.forward, arrange, later=(split.backward,))

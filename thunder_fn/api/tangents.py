@@ -309,7 +309,7 @@ def _plan_of_linearize(
         given = pytree.unflatten(spec, inputs[:num_leaves])
         return result, Linear(linear, residuals, captured, active, flags, given, types)
 
-    return Plan(f"{captured.trace.name}_primal", captured, first, arrange)
+    return Plan(f"{captured.trace.name}_primal", captured, first, arrange, later=(second,))
 
 
 divert("linearize", linearize)

@@ -15,6 +15,14 @@ from thunder_fn.capture.outside.reads import is_a
 
 _MODULES = frozenset(
     [
+        "_abc",
+        "_collections",
+        "_collections_abc",
+        "_functools",
+        "_operator",
+        "_sre",
+        "_struct",
+        "_weakref",
         "abc",
         "builtins",
         "cmath",
@@ -40,14 +48,6 @@ _MODULES = frozenset(
         "typing",
         "typing_extensions",
         "weakref",
-        "_abc",
-        "_collections",
-        "_collections_abc",
-        "_functools",
-        "_operator",
-        "_sre",
-        "_struct",
-        "_weakref",
     ]
 )
 """Packages whose functions only compute, or are recorded."""
@@ -65,21 +65,32 @@ _STATEFUL = (
 """Parts of them that do more."""
 _STATEFUL_NAMES = frozenset(
     [
+        "__import__",
         "breakpoint",
         "compile",
         "delattr",
+        "delitem",
         "eval",
         "exec",
-        "__import__",
+        "globals",
+        "iadd",
+        "iand",
+        "iconcat",
+        "imul",
+        "initial_seed",
         "input",
+        "ior",
+        "isub",
+        "ixor",
         "load",
+        "manual_seed",
         "open",
         "print",
         "save",
         "seed",
         "setattr",
-        "initial_seed",
-        "manual_seed",
+        "setitem",
+        "vars",
     ]
 )
 _CONTAINERS = (list, dict, set, deque, bytearray)

@@ -35,6 +35,7 @@ Source: TypeAlias = tuple[Any, ...] | None
     ("given", target, of)        an argument of a call
     ("before", place)            it is written here: the value that it had before counts
     ("counted", place)           it is written or deleted here, and its old value counts for nothing
+    ("mutated", of)              it is changed in place, if it can be
     ("unless", target, source)   it counts unless the target is `constant`
 """
 
@@ -60,7 +61,7 @@ _PASS_ON = frozenset(
 _VIEWS = frozenset(("items", "values", "keys", "copy"))
 _KINDS = frozenset(("isinstance", "issubclass", "type", "id", "callable"))
 """Builtins that look at no content."""
-_NO_CONTENT = frozenset(("const", "code", "before", "counted"))
+_NO_CONTENT = frozenset(("const", "code", "before", "counted", "mutated"))
 _OPERATOR: Source = ("call", ("const", None), ())  # the result of a method such as `__or__`
 _ONLY_POP = (
     "POP_JUMP",
@@ -294,6 +295,8 @@ class _Reader:
             case "BINARY_OP" if one.argrepr.endswith("="):
                 left, right = self.pop(2)
                 self.end(right)
+                if left is not None and left[0] == "local":
+                    self.use(("mutated", left))
                 self.stack.append(None if left is None else ("inplace", left))
             case "SET_FUNCTION_ATTRIBUTE":
                 del self.stack[-2:-1]
@@ -526,7 +529,15 @@ def _is_live(source: Any, names: set[str], gives: bool) -> bool:
         case ("counted", (_, None, *_)):
             return True
         case (
-            "before" | "counted" | "attr" | "item" | "each" | "whole" | "fields" | "inplace",
+            "before"
+            | "counted"
+            | "mutated"
+            | "attr"
+            | "item"
+            | "each"
+            | "whole"
+            | "fields"
+            | "inplace",
             of,
             *_,
         ):

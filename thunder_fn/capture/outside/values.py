@@ -785,6 +785,13 @@ class Watch:
             self.effects.append("a write")
         return ()
 
+    def note_mutation(self, source: tuple[Any, ...], frame: Frame, memo: _Memo) -> Sequence[Any]:
+        """A local is changed in place, as by `+=`: a container from outside is then another."""
+        for value in filter(self.is_outside, self.value(source[1], frame, memo)):
+            if is_a(value, CONTAINERS) and not is_a(value, (tuple, frozenset)):
+                self.effects.append("a write")
+        return ()
+
     def global_values(self, source: tuple[Any, ...], frame: Frame, memo: _Memo) -> Sequence[Any]:
         """A global, or a builtin."""
         name = source[1]
@@ -1071,6 +1078,7 @@ RULES: dict[str, Callable[..., Sequence[Any]]] = {
     "call": Watch.call_values,
     "before": Watch.note_before,
     "counted": Watch.note_write,
+    "mutated": Watch.note_mutation,
     "unless": Watch.unless_constant,
     "whole": Watch.whole_values,
     "given": Watch.given_values,
