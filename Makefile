@@ -6,6 +6,7 @@
 # make spoiled   laws and models with memory that is filled with NaN before it is written (THUNDER_FN_CHECK=1)
 # make machines  what computes, as other processors and thread counts run it; make golden: rewrite the golden traces
 #                make chart: the figures of benchmarks/results as docs/benchmarks.svg
+#                make gallery: the programs of gallery/ and their pictures in docs/gallery
 #
 # Needs Python 3.11 or newer and nothing else. PYTHON=... picks one, VENV=... the folder that everything is installed into.
 
@@ -25,7 +26,7 @@ SPOILED := tests/executors/test_inductor_laws.py tests/executors/test_compiled_l
 	tests/unit/test_given_memory.py tests/unit/test_spoiling.py tests/laws/test_aliases.py tests/models/test_models.py \
 	tests/models/test_others_on_inductor.py
 
-.PHONY: help demo test test-gpu docs thorough machines spoiled bench chart golden clean
+.PHONY: help demo test test-gpu docs thorough machines spoiled bench chart gallery golden clean
 .DELETE_ON_ERROR:
 
 help:
@@ -72,6 +73,7 @@ thorough: $(VENV)/.test $(VENV)/.others
 	$(bin)/python -m tests.ops.sweep
 	$(bin)/python -m tests.fuzz --programs 1000000 --seconds $(FUZZ_SECONDS) --folder build/fuzz
 	$(bin)/python -m pytest -n $(JOBS) tests/models/test_others_on_inductor.py -rs
+	GALLERY=full $(bin)/python -m pytest -n $(JOBS) tests/gallery
 
 machines: $(VENV)/.test
 	$(bin)/python -m tests.machines $(MACHINES) -- -n $(JOBS)
@@ -85,6 +87,9 @@ bench: $(VENV)/.demo
 
 chart: $(VENV)/.demo
 	@$(bin)/python -m thunder_fn benchmarks --chart docs/benchmarks.svg
+
+gallery: $(VENV)/.demo
+	$(bin)/python -m gallery
 
 golden: $(VENV)/.test
 	$(bin)/python -m pytest -q tests/golden tests/meta --update-golden

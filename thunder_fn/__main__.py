@@ -27,6 +27,14 @@ COMMANDS = {
         "thunder_fn.inspect.command",
         "write the inspector's page of a function, or print a report",
     ),
+    "plan": (
+        "thunder_fn.planning.command",
+        "predict memory, time and communication of a step on many ranks",
+    ),
+    "measure-hardware": (
+        "thunder_fn.planning.measure",
+        "measure this machine's rates, for `plan`",
+    ),
     "benchmarks": (
         "thunder_fn.benchmarks.__main__",
         "measure calls, tracing and training beside its peers",
@@ -44,7 +52,7 @@ USAGE = "\n".join(
         "usage: python -m thunder_fn COMMAND [--help], or thunder-fn COMMAND [--help]",
         "",
         "commands:",
-        *(f"  {name:<12}{summary}" for name, (_, summary) in COMMANDS.items()),
+        *(f"  {name:<18}{summary}" for name, (_, summary) in COMMANDS.items()),
         "",
         (
             "The beginning of a command's name is enough, such as bench. --version prints the"

@@ -40,10 +40,15 @@ GROUPS: dict[str, tuple[str, str]] = {
             " last_prologue_traces last_backward_traces cache_info explain_claims explain_misses"
         ),
     ),
+    "Programs that leave the process": (
+        "Files that are data only.",
+        "save load",
+    ),
     "Numbers and parameters": (
         "Transforms that change precision, or how parameters are stored.",
         "autocast autocast_policy quantize lora fsdp ddp tensor_parallel",
     ),
+    "Many devices": ("The cost of a step on many ranks, before anything runs.", "plan"),
 }
 MODULES = {
     "thunder_fn.extend": "Executors and operators",
@@ -52,6 +57,7 @@ MODULES = {
     "thunder_fn.debug": "Printing from programs",
     "thunder_fn.random": "Random keys",
     "thunder_fn.parameters": "Parameters in another form",
+    "thunder_fn.planning": "Planning for many devices",
     "thunder_fn.testing": "Laws for your transforms",
     "thunder_fn.ir": "Traces, and interpreters of your own",
 }

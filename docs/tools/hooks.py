@@ -9,8 +9,10 @@ running them, DOCS_EXAMPLES=0 does so for the other pages, for a look at the lay
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import os
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +30,9 @@ os.chdir(ROOT)
 from docs.tools import api, errors, links, shown, tutorial
 
 TUTORIALS = (*sorted((ROOT / "tutorials").glob("[0-9]*.py")), ROOT / "tutorials" / "teach.py")
+PROGRAMS = tuple(
+    path for path in sorted((ROOT / "gallery").glob("[a-z]*.py")) if path.stem != "pictures"
+)
 CACHE = ROOT / ".cache" / "tutorials"
 TUTORIALS_RUN, EXAMPLES_RUN = (
     os.environ.get(name, "1") != "0" for name in ("DOCS_TUTORIALS", "DOCS_EXAMPLES")
@@ -58,6 +63,7 @@ def on_config(config: Any) -> Any:
     config.nav = [
         *config.nav,
         {"Tutorials": [page for page in pages if page not in OWN]},
+        {"Gallery": ["gallery.md", *(f"gallery/{path.stem}.md" for path in PROGRAMS)]},
         {"Make your own": [page for page in pages if page in OWN]},
         {"API": [f"api/{name}" for name in api.pages()]},
         {
@@ -87,9 +93,28 @@ def on_files(files: Files, config: Any) -> Files:
         for path, text in zip(TUTORIALS, pool.map(tutorial_page, TUTORIALS), strict=True):
             made[f"tutorials/{path.stem}.md"] = text
             made[f"tutorials/{path.name}"] = path.read_text()
+            made[f"tutorials/{path.stem}.ipynb"] = tutorial.notebook(path)
+    for path in PROGRAMS:
+        made[f"gallery/{path.stem}.md"] = program_page(path)
+        made[f"gallery/{path.name}"] = path.read_text()
     for name, text in made.items():
         files.append(File.generated(config, name, content=text))
     return files
+
+
+def program_page(path: Path) -> str:
+    """The page of a program of the gallery: its docstring, its picture and its code."""
+    text = path.read_text()
+    title, _, prose = (ast.get_docstring(ast.parse(text)) or "").partition(": ")
+    code = text.split('"""', 2)[2].strip()
+    parts = (
+        f"# {title}",
+        prose[:1].upper() + prose[1:],
+        f"![The picture that the program draws]({path.stem}.svg)",
+        f"[`{path.name}`]({path.name}){{ download }} runs in under a minute on two cores.",
+        f"```python\n{code}\n```\n",
+    )
+    return "\n\n".join(parts)
 
 
 def tutorial_page(path: Path) -> str:
@@ -139,8 +164,25 @@ def _run_examples() -> None:
         raise PluginError("\n".join([*wrong, "`make golden` writes the outputs anew"]))
 
 
+RANKS = (
+    (r"changelog|architecture", 0.02),
+    (r"errors/", 0.2),
+    (r"gallery/", 0.3),
+    (r"tutorials/", 0.7),
+    (rf"api/({'|'.join(name.rpartition('.')[2] for name in api.MODULES)})\.md", 0.6),
+    (r"api/", 4.0),
+)
+"""Factors of the search's scores. The names of `import thunder_fn as tfn` come first, which are the
+titles of their entries.
+"""
+
+
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Lead the links of a written page, which are the repository's, to the site's pages."""
+    """Lead the links of a written page, which are the repository's, to the site's pages. Rank the
+    page for the search.
+    """
+    ranks = [rank for pattern, rank in RANKS if re.match(pattern, page.file.src_uri)]
+    page.meta.setdefault("search", {"boost": ranks[0] if ranks else 1.0})
     return (
         markdown
         if page.file.generated_by
@@ -149,7 +191,15 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """The law of a function stands out."""
-    return html.replace("<p>Law: ", '<p class="law"><strong>Law</strong> ').replace(
-        "<p>Source: ", "<p><em>Source</em> "
-    )
+    """The law of a function stands out. Its source code can be unfolded, and is not searched."""
+    for written, shown_as in (
+        ("<p>Law: ", '<p class="law"><strong>Law</strong> '),
+        ("<p>Laws: ", '<p class="law"><strong>Laws</strong> '),
+        ("<p>Source: ", "<p><em>Source</em> "),
+        (
+            '<details class="mkdocstrings-source"',
+            '<details class="mkdocstrings-source" data-search-exclude',
+        ),
+    ):
+        html = html.replace(written, shown_as)
+    return html

@@ -11,7 +11,7 @@ from pathlib import Path
 
 LINK = re.compile(r"(?<=\]\()([^)\s#]+)(?=[)#])")
 MADE = (
-    (r"tutorials/(\w+)\.py", r"tutorials/\1.md"),
+    (r"(tutorials|gallery)/(\w+)\.py", r"\1/\2.md"),
     (r"docs/errors", r"errors/index.md"),
     (r"thunder_fn/__init__\.py", r"api/traces.md"),
     (r"thunder_fn/(\w+)(?:/__init__)?\.py", r"api/\1.md"),

@@ -1,6 +1,8 @@
 """A tutorial as a page: its prose, its code, and what the code prints, found out by running it.
 
-python -m docs.tools.tutorial tutorials/01_traces.py        prints the page
+    python -m docs.tools.tutorial tutorials/01_traces.py        prints the page
+
+A tutorial is also a notebook, which is made from the same cells and has no outputs.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import io
+import json
 import re
 import sys
 import types
@@ -83,8 +86,31 @@ def page(path: Path, run: bool = True) -> str:
         elif cell.text.strip():
             parts.append(f"```python\n{cell.text.strip()}\n```")
             parts += [_output(printed)] if run and (printed := _run(cell, path, module)) else []
-    parts.insert(1, f"[`{path.as_posix()}`]({path.name}){{ download }} is a script that runs.")
+    downloads = (
+        f"Download it as [a notebook]({path.stem}.ipynb){{ download }} or as"
+        f" [a script]({path.name}){{ download }}."
+    )
+    parts.insert(1, downloads)
     return "\n\n".join(parts) + "\n"
+
+
+def notebook(path: Path) -> str:
+    """Return the tutorial as a Jupyter notebook, in format 4.5."""
+    made = list[dict[str, object]]()
+    for number, cell in enumerate(cells(path)):
+        if not cell.text.strip():
+            continue
+        kind: dict[str, object] = (
+            {"cell_type": "markdown"}
+            if cell.is_prose
+            else {"cell_type": "code", "execution_count": None, "outputs": []}
+        )
+        source = cell.text.strip().splitlines(keepends=True)
+        made.append({**kind, "id": f"cell-{number}", "metadata": {}, "source": source})
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}
+    whole = {"cells": made, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
+    return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
 
 
 def _run(cell: Cell, path: Path, module: types.ModuleType) -> str:

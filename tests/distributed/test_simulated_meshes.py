@@ -11,8 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import thunder_fn as tfn
-from thunder_fn.benchmarks.distributed import Hardware, extrapolated, plan, step_trace
-from thunder_fn.distributed.ranks import GATHER, SCATTER, evaluate_ranks
+from thunder_fn.distributed.ranks import evaluate_ranks
 from thunder_fn.errors import RewriteError
 from thunder_fn.ir.rules import lowered
 from thunder_fn.parameters import Prepared, clip_by_global_norm, simulated, simulated_mesh
@@ -359,35 +358,6 @@ def test_what_cannot_initialise_itself() -> None:
         "initialise: '0', a Scale, has parameters and no reset_parameters\n"
         "Pass `init=`, a function that fills the parameters and buffers of one module in place."
     )
-
-
-# ---- the plan ----
-
-
-@pytest.mark.parametrize("ranks", [8, 64, 1024])
-def test_the_plan_is_the_closed_form_of_rings(ranks: int) -> None:
-    """Bytes: of each shard ranks - 1 copies, to gather all, to gather again what backwards read, to reduce. Seconds: bytes at the
-    rate of the slowest link and, for each collective, the latency of its hops. Operations: six for a number and a token."""
-    width, layers, context, hardware = 128, 1, 16, Hardware()
-    trace = step_trace(ranks, layers, width, context)
-    found = extrapolated(trace, ranks, hardware)
-    sent = [e for e in all_equations(trace) if e.op.name in (GATHER, SCATTER)]
-    tables = [-(-rows // ranks) * width * 2 for rows in (32000, context)]  # embeddings, which no backward reads
-    shards = found.parameter_bytes - 8 * context  # without the tokens
-    assert found.wire_bytes == (ranks - 1) * (3 * shards - sum(tables))
-    hops = 7 if ranks == 8 else 7 + ranks // 8 - 1
-    rate = (
-        hardware.inside if ranks == 8 else 8 * hardware.across
-    )  # eight rings, each with a link of its own between nodes
-    assert found.communicating == pytest.approx(found.wire_bytes / rate + len(sent) * hops * hardware.latency)
-    matrices = layers * 12 * width**2 + 32000 * width
-    assert found.flops == 6 * context * matrices + 12 * layers * context**2 * width
-    assert max(found.computing, found.communicating) <= found.seconds <= found.computing + found.communicating
-
-
-def test_the_plan_has_a_word_above_each_number() -> None:
-    _, _, *table = plan((8,), layers=1, width=128)
-    assert [len(line) for line in table] == [2 + 11 + 12 * 8] * 2
 
 
 def all_equations(trace: Any) -> list[Any]:

@@ -170,7 +170,12 @@ def test_the_map_is_short_and_has_every_room() -> None:
 
 def test_files_that_prose_names_are_there() -> None:
     """A file or folder in backticks, in a docstring or on a page, exists: `grad.py`, `structured/shared/`."""
-    pages = [*ROOT.glob("*.*"), *(ROOT / "docs").rglob("*.*"), *(ROOT / "inspector").glob("*.*")]
+    pages = [
+        *ROOT.glob("*.*"),
+        *(ROOT / "gallery").glob("*.py"),
+        *(ROOT / "docs").rglob("*.*"),
+        *(ROOT / "inspector").glob("*.*"),
+    ]
     data = [*(ROOT / "thunder_fn" / "inspect" / "assets").glob("*"), *(ROOT / "thunder_fn").glob("executors/*/cpp/*")]
     there = [f"/{name(path)}" for path in (*FILES, *pages, *data)]
     missing = [

@@ -17,7 +17,7 @@ from thunder_fn.api.calling import (
     write_back,
 )
 from thunder_fn.api.captures import Plan, planned
-from thunder_fn.capture import Captured, pytree
+from thunder_fn.capture import Captured, current, pytree
 from thunder_fn.capture.failures import check_argument, source_of
 from thunder_fn.capture.rewriting import is_to_be_fused
 from thunder_fn.capture.scopes import user_source
@@ -64,17 +64,26 @@ class Grad(Transformed):
             self.fn, args, kwargs, inside="grad", differentiated=leaves_of(args, wrt)
         )
         check_loss(captured, self.has_aux, self.fn, self.__name__)
-        wanted = input_mask(captured, args, wrt)
-        new = reverse.grad_and_value(captured.trace, wanted, fused=is_to_be_fused())
+        wanted, fused = input_mask(captured, args, wrt), is_to_be_fused()
+        new = reverse.grad_and_value(captured.trace, wanted, fused=fused)
         count, specs = sum(wanted), {i: pytree.flatten(args[i])[1] for i in argnums}
         own = self.without_function
         if captured.is_kept and self.returns == "grad" and not self.has_aux:
             new = cut(new, outputs=new.outputs[:count])
             only = lambda _, grads: group_gradients(grads, specs, argnums, own.argnums)
             return Plan(self.__name__, captured, new, only)
+        is_inside = current() is not None
+        reached = reverse.is_reached(captured.trace, wanted, fused=fused) if is_inside else ()
 
         def arrange(inputs: Sequence[Any], outputs: tuple[Any, ...]) -> Any:
-            grads = group_gradients(outputs[:count], specs, argnums, own.argnums)
+            found = outputs[:count]
+            if is_inside:  # a zero belongs to each example of its argument, as to torch.func
+                primals = [value for value, flag in zip(inputs, wanted, strict=False) if flag]
+                found = tuple(
+                    value if flag else torch.zeros_like(primal)
+                    for value, flag, primal in zip(found, reached, primals, strict=True)
+                )
+            grads = group_gradients(found, specs, argnums, own.argnums)
             results = write_back(captured, inputs, outputs[count:])
             return own._arrange(grads, captured.result(results))
 
@@ -172,6 +181,12 @@ def grad_and_value(
 def grad_and_value(f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Any:
     """Differentiate like `grad`, and return `(gradients, value)` or `(gradients, (value, aux))`, in
     torch.func's order.
+
+    Law: ``grad_and_value(f)(x) == (grad(f)(x), f(x))``. Arguments and errors as in `grad`.
+
+    Example:
+        >>> grad_and_value(lambda x: x ** 3)(torch.tensor(2.0))
+        (tensor(12.), tensor(8.))
     """
     return transformed(f, lambda fn: Grad(fn, frozen_argnums(argnums), has_aux, "grad_and_value"))
 
@@ -196,6 +211,12 @@ def value_and_grad(
 def value_and_grad(f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Any:
     """Differentiate like `grad`, and return `(value, gradients)` or `((value, aux), gradients)`,
     in JAX's order.
+
+    Law: ``value_and_grad(f)(x) == (f(x), grad(f)(x))``. Arguments and errors as in `grad`.
+
+    Example:
+        >>> value_and_grad(lambda x: x ** 3)(torch.tensor(2.0))
+        (tensor(8.), tensor(12.))
     """
     return transformed(f, lambda fn: Grad(fn, frozen_argnums(argnums), has_aux, "value_and_grad"))
 

@@ -278,6 +278,14 @@ def linearize(f: Callable[..., R], *primals: Any) -> tuple[R, Linear]:
 
     Law: ``linearize(f, x)[1](v) == jvp(f, (x,), (v,))[1]``.
 
+    Raises:
+        NotDifferentiable: a primal is no tensor.
+
+    Example:
+        >>> value, derivative = linearize(lambda x: x ** 3, torch.tensor(2.0))
+        >>> value, derivative(torch.tensor(1.0)), derivative(torch.tensor(0.5))
+        (tensor(8.), tensor(12.), tensor(6.))
+
     Source: torch.func.linearize for the signature; autodidax part 4 for the partial evaluation.
     """
     make = functools.partial(_plan_of_linearize, f, primals)

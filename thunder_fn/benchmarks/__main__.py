@@ -46,11 +46,6 @@ def main(argv: Sequence[str]) -> int:
         "--quick", action="store_true", help="few rounds and small sizes, to see that it runs"
     )
     parser.add_argument(
-        "--plan",
-        action="store_true",
-        help="distributed: what a step would take on many GPUs, by a model",
-    )
-    parser.add_argument(
         "--only",
         metavar="TEXT",
         help=(
@@ -79,10 +74,6 @@ def main(argv: Sequence[str]) -> int:
                 f"nothing among the models has {options.only!r} in its name; there are {known}"
             )
     print(", ".join(f"{key} {value}" for key, value in machine().items()))
-    if options.plan:
-        for line in importlib.import_module("thunder_fn.benchmarks.distributed").plan():
-            print(line, flush=True)
-        return 0
     for name in options.names or NAMES:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

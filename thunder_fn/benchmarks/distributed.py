@@ -1,9 +1,5 @@
-"""fsdp on two gloo ranks beside PyTorch's FSDP2, and what a step would take on many GPUs
-(`--plan`).
-
-Both train one GPT in the same two processes, in interleaved rounds. The plan traces the train step
-of a larger model for N ranks, without memory for it. It runs the trace's equations through two
-queues, one that computes and one that communicates.
+"""fsdp on two gloo ranks beside PyTorch's FSDP2: both train one GPT in the same two processes, in
+interleaved rounds.
 """
 
 from __future__ import annotations
@@ -17,7 +13,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +24,6 @@ from torch.nn import functional as F
 import thunder_fn as tfn
 from thunder_fn.benchmarks.harness import OURS, Memory, Result, machine, single
 from thunder_fn.benchmarks.models import GPT
-from thunder_fn.distributed.ranks import GATHER, SCATTER, WAIT
-from thunder_fn.ir.rules import lowered
-from thunder_fn.ir.trace import Equation, TensorType, Trace, static_shape
-from thunder_fn.parameters import simulated
 
 RANKS = 2
 FSDP2 = "torch fully_shard"
@@ -155,190 +146,6 @@ def _step(model: Any, tokens: torch.Tensor) -> Callable[[], float]:
 def _local_bytes(model: Any) -> int:
     local = lambda p: p.to_local() if hasattr(p, "to_local") else p
     return sum(local(p).numel() * p.element_size() for p in model.parameters())
-
-
-# ---- the plan ----
-
-
-@dataclass(frozen=True)
-class Hardware:
-    """Rates that programs reach on a GPU and on the links between GPUs."""
-
-    flops: float = 989e12 * 0.45
-    inside: float = 370e9  # bytes a second between the GPUs of a node
-    across: float = 45e9  # and of each GPU to other nodes
-    node: int = 8
-    latency: float = 5e-6  # of a hop
-
-    def rate(self, ranks: int) -> float:
-        """Bytes a second that a GPU sends. Across nodes there are as many rings as a node has
-        GPUs, each of which leaves the node by another link. All links of a node carry what one
-        GPU sends inside.
-        """
-        return self.inside if ranks <= self.node else min(self.inside, self.node * self.across)
-
-    def hops(self, ranks: int) -> int:
-        """Through a node, and through nodes."""
-        return ranks - 1 if ranks <= self.node else self.node + ranks // self.node - 2
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A train step on many GPUs: its seconds, by cause."""
-
-    ranks: int
-    seconds: float
-    computing: float
-    communicating: float
-    wire_bytes: float
-    flops: float
-    parameter_bytes: int
-
-
-H100 = Hardware()
-CONTEXT = 2048
-
-
-def plan(
-    sizes: tuple[int, ...] = (8, 64, 1024),
-    hardware: Hardware = H100,
-    layers: int = 32,
-    width: int = 4096,
-) -> Iterator[str]:
-    """The step time of a GPT on so many GPUs, one line each, extrapolated from its trace."""
-    yield (
-        f"plan: GPT of {layers} layers, width {width}, context {CONTEXT}, one sequence a GPU, fsdp"
-        " by blocks, in bf16, on H100s"
-    )
-    yield (
-        f"  a model, no measurement: {hardware.flops / 1e12:.0f} TFLOP/s,"
-        f" {hardware.inside / 1e9:.0f} GB/s in a node of {hardware.node},"
-        f" {hardware.across / 1e9:.0f} GB/s from each GPU across; prefetch=1, in the order of the"
-        " trace, no optimizer"
-    )
-    columns = (
-        "GPUs",
-        "step ms",
-        "computing",
-        "wire",
-        "hidden",
-        "to balance",
-        "GB sent",
-        "TFLOP",
-        "GB held",
-    )
-    yield "  " + " ".join(f"{column:>11}" for column in columns)
-    for ranks in sizes:
-        found = extrapolated(step_trace(ranks, layers, width, CONTEXT), ranks, hardware)
-        hidden = 1 - (found.seconds - found.computing) / found.communicating
-        milliseconds = [
-            1e3 * part for part in (found.seconds, found.computing, found.communicating)
-        ]
-        amounts = (found.wire_bytes / 1e9, found.flops / 1e12, found.parameter_bytes / 1e9)
-        balanced = CONTEXT * found.communicating / found.computing
-        words = [*(f"{part:.1f}" for part in milliseconds), f"{hidden:.0%}", f"{balanced:,.0f}"]
-        yield "  " + " ".join(
-            f"{word:>11}" for word in (str(ranks), *words, *(f"{size:.2f}" for size in amounts))
-        )
-
-
-def step_trace(
-    ranks: int, layers: int, width: int, context: int, prefetch: int | None = 1
-) -> Trace:
-    """Loss and gradients on one of so many ranks, traced on the meta device. The next block is
-    gathered while one computes.
-    """
-    with torch.device("meta"):
-        model = GPT(layers, width, width // 128 or 1, 32000, context).bfloat16()
-        tokens = torch.zeros(1, context, dtype=torch.long)
-    params = {name: p.detach() for name, p in model.named_parameters()}
-
-    def loss(params: Any, tokens: torch.Tensor) -> torch.Tensor:
-        logits = torch.func.functional_call(model, params, (tokens,))
-        return F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
-
-    f = tfn.fsdp(loss, simulated(ranks)[0], prefetch=prefetch)
-    return tfn.trace(tfn.grad(f), f.prepare(params), tokens)
-
-
-class _Queues:
-    """Two queues, one that computes and one that communicates: the seconds at which each has
-    done its work.
-    """
-
-    def __init__(self, ranks: int, hardware: Hardware) -> None:
-        self.ranks, self.hardware = ranks, hardware
-        self.computed = self.sent = self.busy = self.wire = self.flops = 0.0
-
-    def run(self, trace: Trace) -> None:
-        """Run the equations of a trace, those of its composites too, in order. A collective is sent
-        where it stands, and computing goes on until something waits for it.
-        """
-        arrives: dict[int, float] = {}
-        for equation in trace.equations:
-            body = lowered(equation)
-            if body is not None:
-                self.run(body)
-            elif equation.op.name in (GATHER, SCATTER):
-                moved = _ring_bytes(equation, self.ranks)
-                took = (
-                    moved / self.hardware.rate(self.ranks)
-                    + self.hardware.hops(self.ranks) * self.hardware.latency
-                )
-                self.sent = arrives[equation.outputs[0].index] = (
-                    max(self.sent, self.computed) + took
-                )
-                self.busy, self.wire = self.busy + took, self.wire + moved
-            elif equation.op.name == WAIT:
-                self.computed = max(self.computed, arrives.get(equation.operands[0].index, 0.0))
-            else:
-                work = products(equation)
-                self.computed, self.flops = (
-                    self.computed + work / self.hardware.flops,
-                    self.flops + work,
-                )
-
-
-def extrapolated(trace: Trace, ranks: int, hardware: Hardware) -> Plan:
-    """A train step, its equations run through two queues in the trace's order: overlap is what
-    its schedule allows.
-    """
-    queues = _Queues(ranks, hardware)
-    queues.run(trace)
-    held = sum(_bytes(var.type) for var in trace.inputs)
-    seconds, computing = max(queues.computed, queues.sent), queues.flops / hardware.flops
-    return Plan(ranks, seconds, computing, queues.busy, queues.wire, queues.flops, held)
-
-
-def products(equation: Equation) -> float:
-    """The floating-point operations of a matrix product; nothing for other ops, which memory
-    limits.
-    """
-    shapes = [
-        static_shape(var.type) for var in equation.operands if isinstance(var.type, TensorType)
-    ]
-    match equation.op.name:
-        case "aten.mm.default" | "aten.bmm.default":
-            first, second = shapes
-        case "aten.addmm.default":
-            _, first, second = shapes
-        case _:
-            return 0.0
-    return 2.0 * torch.Size(first).numel() * second[-1]
-
-
-def _ring_bytes(equation: Equation, ranks: int) -> float:
-    """The bytes that each rank sends in a ring: all shards but one."""
-    whole = equation.outputs[0].type if equation.op.name == GATHER else equation.operands[0].type
-    return _bytes(whole) * (ranks - 1) / ranks
-
-
-def _bytes(type: Any) -> int:
-    return (
-        torch.Size(static_shape(type)).numel() * type.dtype.itemsize
-        if isinstance(type, TensorType)
-        else 0
-    )
 
 
 if __name__ == "__main__":

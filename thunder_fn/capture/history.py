@@ -176,7 +176,8 @@ class History:
 
     def check(self, func: Any, tensors: list[torch.Tensor], others: list[torch.Tensor]) -> None:
         """Refuse a write whose result depends on the order in which the elements are written."""
-        check_overlaps(func, tensors, others, self.recorder.given, self.recorder.source)
+        recorder = self.recorder
+        check_overlaps(func, tensors, others, recorder.given, self.linked, recorder.source)
 
     @contextmanager
     def changing(self, tensors: list[torch.Tensor], others: list[torch.Tensor]) -> Generator[None]:
@@ -261,6 +262,15 @@ class History:
         self._link(
             internals.memory_in(source), internals.give_memory(alias, internals.inner_fake(alias))
         )
+
+    def reinterpreted(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensor of which a view of another dtype is taken in place of this one: to
+        autograd such a view has no history.
+        """
+        if not (tensor.is_floating_point() or tensor.is_complex()):
+            return tensor
+        with self.recorder.detaches(), self.recorder.functional_mode:
+            return torch.ops.aten.detach.default(tensor)
 
     def detach(self, tracer: torch.Tensor) -> None:
         """`tracer.detach_()`: views that were taken of it keep their history."""

@@ -238,6 +238,17 @@ class Recorder:
         finally:
             self.scope = outer
 
+    @contextmanager
+    def detaches(self) -> Generator[None]:
+        """Enter where the traced function itself detaches tensors; autograd does so for its own
+        purposes.
+        """
+        before, self.detaching = self.detaching, True
+        try:
+            yield
+        finally:
+            self.detaching = before
+
     # ---- tensors and variables ----
 
     def fresh(self, type: Type) -> Var:

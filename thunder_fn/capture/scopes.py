@@ -289,11 +289,8 @@ class ScopeMode(TorchFunctionMode):
             _resize_out(recorder, kwargs["out"])
             return result
         if func in DETACHES:
-            recorder.detaching, before = True, recorder.detaching
-            try:
+            with recorder.detaches():
                 return func(*args, **kwargs)
-            finally:
-                recorder.detaching = before
         return self._called(func, args, kwargs)
 
     def _called(self, func: Any, args: Any, kwargs: Any) -> Any:

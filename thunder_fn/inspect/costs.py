@@ -222,11 +222,14 @@ def cost(
 
 def cost_of_chain(found: Chain, machine: Machine | None = None) -> CostReport:
     """The cost of the programs of a chain."""
-    equations = [
-        equation for step in found.programs for equation in dce(inline(step.trace)).equations
-    ]
+    equations = [equation for trace in unfolded_programs(found) for equation in trace.equations]
     costs = tuple((equation, cost_of(equation)) for equation in equations)
     return CostReport(found.name, costs, machine or machine_of(found))
+
+
+def unfolded_programs(found: Chain) -> tuple[Trace, ...]:
+    """The programs of a chain without composites: their equations are those that have a cost."""
+    return tuple(dce(inline(step.trace)) for step in found.programs)
 
 
 def machine_of(found: Chain) -> Machine | None:

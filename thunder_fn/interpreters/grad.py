@@ -300,14 +300,24 @@ def pull_back(
     )
 
 
+def _of_loss(trace: Trace, wanted_inputs: Mask, *, fused: bool) -> Split:
+    wanted_outputs = (True,) + (False,) * (len(trace.outputs) - 1)
+    return forward_backward(trace, wanted_inputs, wanted_outputs, fused=fused)
+
+
+def is_reached(trace: Trace, wanted_inputs: Mask, *, fused: bool = False) -> Mask:
+    """Tell for each wanted input whether the first output depends on it; else its gradient is 0."""
+    split = _of_loss(trace, wanted_inputs, fused=fused)
+    return tuple(place is not None for place in split.gradients)
+
+
 @memo(1024)
 def grad_and_value(trace: Trace, wanted_inputs: Mask, *, fused: bool = False) -> Trace:
     """A trace of the gradients of the first output, a scalar, followed by all outputs.
 
     Law: equals `vjp` with a cotangent of one for output 0. `fused` is as for `forward_backward`.
     """
-    wanted_outputs = (True,) + (False,) * (len(trace.outputs) - 1)
-    split = forward_backward(trace, wanted_inputs, wanted_outputs, fused=fused)
+    split = _of_loss(trace, wanted_inputs, fused=fused)
     builder = TraceBuilder(f"grad_{trace.name}")
     inputs = builder.take(trace.input_types)
     results = inline_into(builder, split.forward, inputs)

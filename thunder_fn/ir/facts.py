@@ -120,6 +120,14 @@ MATMULS = Leaves(
 
 CONVOLUTIONS = Leaves("convolution convolution_backward")
 
+TRANSCENDENTAL = Leaves(
+    "exp exp2 expm1 log log2 log10 log1p sin cos tan tanh sigmoid erf erfc erfinv pow rsqrt atan2",
+    "gelu gelu_backward silu silu_backward mish elu softplus log_sigmoid_forward",
+    "tanh_backward sigmoid_backward _softmax _log_softmax _safe_softmax logsumexp",
+    "_log_softmax_backward_data",
+)
+"""Ops of which an element takes tens of operations."""
+
 PARAMETERS_MAY_BE_WIDER = Leaves(
     "native_layer_norm native_group_norm native_batch_norm _fused_rms_norm",
     "_native_batch_norm_legit_functional _batch_norm_with_update_functional",

@@ -30,6 +30,9 @@ def clear_caches(*, rules: bool = True) -> None:
 
     Args:
         rules: also forget the rules that were derived for ops.
+
+    Example:
+        >>> clear_caches()
     """
     for memos in (_of_traces, _of_ops) if rules else (_of_traces,):
         for remembered in tuple(memos):

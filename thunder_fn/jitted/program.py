@@ -78,6 +78,7 @@ class Entry:
     """
 
     execute: Callable[..., Any]
+    captured: Captured
     prologue: Trace
     stages: tuple[Trace | Program, ...]
     bridge: Bridge | None
@@ -196,6 +197,7 @@ def build(
     )
     return Entry(
         execute=execution.function(),
+        captured=captured,
         prologue=prologue_trace(
             call.leaves, structure_text(call.leaves, call.spec), call.statics, symbolic, decisions
         ),

@@ -47,7 +47,13 @@ from thunder_fn.torch_internals.fakes import (
     symbolic_like,
 )
 from thunder_fn.torch_internals.footprints import footprint
-from thunder_fn.torch_internals.groups import MeshDim, default_store, joint_mesh, ranks_of_group
+from thunder_fn.torch_internals.groups import (
+    MeshDim,
+    default_store,
+    fake_store,
+    joint_mesh,
+    ranks_of_group,
+)
 from thunder_fn.torch_internals.guards import (
     attention_kernels,
     dict_guard,
@@ -107,11 +113,14 @@ from thunder_fn.torch_internals.modes import (
 )
 from thunder_fn.torch_internals.numbers import (
     NEEDS_A_NUMBER,
+    SYMBOLIC_FUNCTIONS,
     SYMBOLIC_MATH,
     Numbers,
     as_number,
+    assumptions_of,
     expression_text,
     number_said,
+    precision_of,
     to_float,
 )
 from thunder_fn.torch_internals.optimizers import make_optimizer_state
@@ -228,6 +237,7 @@ __all__ = [
     "PROPERTIES",
     "Patch",
     "RecordingMode",
+    "SYMBOLIC_FUNCTIONS",
     "SYMBOLIC_MATH",
     "SymbolicTracing",
     "TooManyPrograms",
@@ -237,7 +247,9 @@ __all__ = [
     "allocations",
     "arrives_as",
     "as_number",
+    "assumptions_of",
     "number_said",
+    "precision_of",
     "attention_kernels",
     "attributes",
     "attributes_set",
@@ -280,6 +292,7 @@ __all__ = [
     "fake_mode",
     "fake_mode_of",
     "fake_of_type",
+    "fake_store",
     "first_op",
     "footprint",
     "forward_pre_hooks",

@@ -23,6 +23,15 @@ def default_store() -> Any:
     return distributed_c10d._get_default_store()
 
 
+def fake_store() -> Any:
+    """A store for the backend "fake", whose collectives do nothing: PyTorch has it for its own
+    tests.
+    """
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend
+
+    return FakeStore()
+
+
 @dataclass(frozen=True)
 class MeshDim:
     """A dim of a DeviceMesh as a value: the data to make the mesh again, of the process groups that

@@ -36,6 +36,7 @@ from thunder_fn.torch_internals.tensors import bits_between, innermost, storage_
 
 _DETACH = torch.ops.aten.detach.default
 _VIEW = torch.ops.aten.view.default
+_VIEW_DTYPE = torch.ops.aten.view.dtype
 _UNFOLD = torch.ops.aten.unfold.default
 _SET = torch.ops.aten.set_.source_Tensor
 _BITS = torch.ops.aten._conj.default, torch.ops.aten._neg_view.default
@@ -45,10 +46,12 @@ class Tracer(FunctionalTensor):
     """A tensor without values, in a function that is being traced. It has a dtype, a shape and a
     device.
 
-    `is_own_view`: it is a view of its old self, since its shape was changed in place.
+    `is_own_view`: it is a view of its old self, since its shape was changed in place. `viewed`: the
+    tracer that it shows as another dtype, which autograd does not keep alive as the base of a view.
     """
 
     is_own_view = False
+    viewed: Tracer | None = None
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType]  # as PyTorch itself does
 
@@ -91,6 +94,7 @@ _OWN_ATTRIBUTES = (
     "elem",
     "outside_class",
     "is_own_view",
+    "viewed",
     "_is_param",
 )  # a result that is a Parameter is one again
 
@@ -275,6 +279,10 @@ class WritesAndReads(Protocol):
         """Tell whether a tracer stands for an argument or for a tensor from outside."""
         ...
 
+    def reinterpreted(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor of which a view of another dtype is taken in place of this one."""
+        ...
+
     def detached(self, source: torch.Tensor, alias: torch.Tensor) -> None:
         """Hear of `alias = source.detach()`."""
         ...
@@ -430,13 +438,21 @@ class TracerMode(FunctionalTensorMode):
                 if self.under_bits:
                     self._settle(changed)
                 return result
+        if func is _VIEW_DTYPE and type(args[0]) is Tracer:
+            args = (self.history.reinterpreted(args[0]), *args[1:])
         if not torch.is_grad_enabled():
             leaves = torch_pytree.tree_leaves((args, kwargs))
             self.history.bring_up_to_date(leaf for leaf in leaves if isinstance(leaf, Tracer))
             if isinstance(func, OpOverload) and func.is_view and isinstance(args[0], Tracer):
                 args = (self.history.viewed(args[0]), *args[1:])
-        result = self._dispatch(func, types, args, kwargs or {})
-        if func is _DETACH:
+        return self._noted(func, args, self._dispatch(func, types, args, kwargs or {}))
+
+    def _noted(self, func: Any, args: Any, result: Any) -> Any:
+        """The result of a view that autograd knows no base of: it keeps that itself."""
+        if func is _VIEW_DTYPE and type(result) is Tracer:
+            result.viewed = args[0]
+        if func is _DETACH and self.history is not None:
+            result.viewed = args[0].viewed
             self.history.detached(args[0], result)
         return result
 

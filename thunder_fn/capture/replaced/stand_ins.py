@@ -24,7 +24,8 @@ from thunder_fn.derived.quirks.packed import (
     packed_rnn,
     pad_packed_sequence,
 )
-from thunder_fn.errors import UnsupportedCall, located
+from thunder_fn.errors import UnsupportedCall, located, with_article
+from thunder_fn.ir.trace import type_of_value
 
 
 def deepcopy(x: Tensor, memo: dict[int, Any]) -> Tensor:
@@ -436,12 +437,26 @@ def _shaped(state: Any, x: Tensor, *finals: Tensor) -> tuple[Tensor, ...]:
 def _becoming(change: Callable[..., Any], view: Callable[..., Tensor]) -> Callable[..., Any]:
     def instead(x: Tensor, /, *args: Any, **kwargs: Any) -> Any:
         if is_wrapped(x) or (x.requires_grad and (x.is_leaf or not torch.is_grad_enabled())):
+            _check_own_gradient(x)
             return change(x, *args, **kwargs)
         with torch.enable_grad():
             internals.become(x, view(x, *args, **kwargs))
         return x
 
     return instead
+
+
+def _check_own_gradient(x: Tensor) -> None:
+    """Refuse to change the shape of a tensor from outside where its gradient keeps the old one."""
+    recorder = current()
+    if torch.is_grad_enabled() or recorder is None or not recorder.history.is_given(x):
+        return
+    what = (
+        f"the shape of {with_article(type_of_value(x))} from outside that requires grad is changed"
+        " in place where gradients are off"
+    )
+    fix = "Compute with a view such as `x.t()`, or change the tensor where f is called."
+    raise UnsupportedCall(located(what, source=recorder.source, fix=fix))
 
 
 _VIEWS = ("t", "transpose", "swapaxes", "swapdims", "squeeze", "unsqueeze", "as_strided")

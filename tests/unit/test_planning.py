@@ -1,0 +1,221 @@
+"""Plans: closed forms of time and communication, the formula of a GPT, and memory as it is measured."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, strategies as st
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn import functional as F
+
+import thunder_fn as tfn
+from thunder_fn.benchmarks.models import GPT
+from thunder_fn.inspect.machines import KNOWN, machine_named
+from thunder_fn.planning import Collective, Hardware, Link, collective_seconds, fake_world, hardware_named
+from thunder_fn.planning.links import ring_seconds, tree_seconds
+from thunder_fn.planning.measure import measured_hardware
+from thunder_fn.planning.rates import FOLDER, read, toml_of
+
+FILES = sorted(path.stem for path in FOLDER.glob("*.toml"))
+TOY = Hardware("toy", "made up", {"float32": 100.0}, 1e6, 10.0, 0.0, 4, Link(8.0, 0.5), Link(1.0, 2.0))
+
+
+@pytest.fixture
+def world() -> Iterator[int]:
+    with fake_world(64):
+        yield 64
+
+
+def gpt(layers: int = 2, width: int = 64, context: int = 32) -> tuple[Any, dict[str, torch.Tensor], torch.Tensor]:
+    with torch.device("meta"):
+        model = GPT(layers, width, 2, 256, context).bfloat16()
+        tokens = torch.zeros(1, context, dtype=torch.long)
+    params = {name: p.detach() for name, p in model.named_parameters()}
+
+    def loss(params: Any, tokens: torch.Tensor) -> torch.Tensor:
+        logits = torch.func.functional_call(model, params, (tokens,))
+        return F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+
+    return loss, params, tokens
+
+
+# ---- hardware ----
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_of_hardware_reads_back(name: str) -> None:
+    found = hardware_named(name)
+    assert found.source and found.memory_bytes > 0 and found.inside.rate >= found.across.rate
+    assert read(tomllib.loads(toml_of(found))) == found
+
+
+@pytest.mark.parametrize(("name", "known"), [("h100", "H100 SXM"), ("h200", "H200")])
+def test_files_and_the_inspectors_table_agree(name: str, known: str) -> None:
+    found, machine = hardware_named(name), machine_named(known)
+    assert known in KNOWN
+    assert found.peak(torch.bfloat16) == machine.flops_per_second
+    assert found.memory_bytes_per_second == machine.bytes_per_second
+
+
+def test_unknown_hardware_names_those_that_are_there(tmp_path: Path) -> None:
+    with pytest.raises(tfn.errors.InspectError, match="there is no hardware 'h300'\nName one of b200, h100"):
+        hardware_named("h300")
+    (tmp_path / "mine.toml").write_text('name = "mine"\n')
+    with pytest.raises(tfn.errors.InspectError, match=r"mine\.toml is no hardware: 'flops_per_second'"):
+        hardware_named(tmp_path / "mine.toml")
+
+
+def test_this_machine_is_measured() -> None:
+    found = measured_hardware(seconds=0.001)
+    assert read(tomllib.loads(toml_of(found))) == found
+    assert 0 < found.attention_efficiency <= 1 and 0 < found.matmul_efficiency <= 1
+    assert found.memory_bytes > 2**28 and found.peak(torch.float32) > 1e8 and 0 < found.op_seconds < 1e-2
+
+
+# ---- collectives ----
+
+
+def test_a_ring_and_a_tree_are_their_formulas() -> None:
+    gather = Collective("all-gather", 800, ranks=4, nodes=1)
+    assert ring_seconds(gather, TOY) == 3 * 0.5 + 800 * 3 / 4 / 8
+    across = Collective("reduce-scatter", 800, ranks=8, nodes=2)  # 4 ranks of a node: 4 rings, of 4 bytes a second
+    assert ring_seconds(across, TOY) == 6 * 0.5 + 1 * 2.0 + 800 * 7 / 8 / 4
+    alone = Collective("all-gather", 800, ranks=2, nodes=2)
+    assert ring_seconds(alone, TOY) == 2.0 + 400 / 1
+    reduce = replace(across, kind="all-reduce")
+    assert ring_seconds(reduce, TOY) == 2 * ring_seconds(across, TOY)
+    assert tree_seconds(reduce, TOY) == pytest.approx(2 * (3 * 0.5 + 2.0) + 1600 / (0.9 * 4))
+
+
+@given(ranks=st.integers(0, 6), num_bytes=st.integers(1, 10**9))
+def test_a_collective_takes_the_faster_way_and_more_for_more(ranks: int, num_bytes: int) -> None:
+    size = 2**ranks
+    one = Collective("all-reduce", num_bytes, size, math.ceil(size / TOY.node_size))
+    took = collective_seconds(one, TOY)
+    assert took == (0.0 if size == 1 else min(ring_seconds(one, TOY), tree_seconds(one, TOY)))
+    assert collective_seconds(replace(one, num_bytes=2 * num_bytes), TOY) >= took
+
+
+# ---- plans ----
+
+
+def test_a_product_is_the_roofline() -> None:
+    x = torch.empty(64, 64, device="meta")
+    found = tfn.plan(lambda x: x @ x, (x,), TOY)
+    assert found.timeline.flops == 2 * 64**3
+    assert found.seconds == max(2 * 64**3 / 100, 2 * x.nbytes / 10)
+    assert (found.memory.input_bytes, found.memory.peak) == (x.nbytes, x.nbytes)
+    assert found.mfu == pytest.approx(2 * 64**3 / 100 / found.seconds)
+
+
+def test_a_function_is_bound_by_its_elements() -> None:
+    x = torch.empty(1000, device="meta")
+    found = tfn.plan(F.gelu, (x,), replace(TOY, elements_per_second=0.5))
+    assert found.seconds == 2000
+    viewed = tfn.plan(lambda x: x.view(10, 100).t(), (x,), replace(TOY, op_seconds=9.0, view_seconds=0.25))
+    assert (viewed.seconds, viewed.timeline.launches) == (0.5, 0)
+
+
+def test_a_loop_counts_its_steps() -> None:
+    x = torch.empty(8, 8, device="meta")
+    found = tfn.plan(lambda x: tfn.fori_loop(0, 10, lambda _, y: y @ x, x), (x,), replace(TOY, op_seconds=1.0))
+    assert found.timeline.flops == 10 * 2 * 8**3
+    once = tfn.plan(lambda x: tfn.fori_loop(0, 1, lambda _, y: y @ x, x), (x,), replace(TOY, op_seconds=1.0))
+    assert found.seconds == pytest.approx(10 * once.seconds)
+
+
+def test_a_gpt_has_six_operations_for_a_parameter_and_a_token(world: int) -> None:
+    layers, width, context = 2, 64, 32
+    loss, params, tokens = gpt(layers, width, context)
+    found = tfn.plan(tfn.grad(loss), (params, tokens))
+    matrices = 12 * layers * width**2 + 256 * width
+    attention = dict(found.timeline.by_op)
+    assert "aten._scaled_dot_product_flash_attention.default" in attention  # as on a GPU: no scores
+    scores = (4 + 10) * layers * context**2 * width  # two products forward, five backward
+    assert found.timeline.flops - scores == pytest.approx(6 * matrices * context, rel=0.05)  # and pointwise ops
+
+
+def test_fsdp_gathers_twice_and_reduces_once(world: int) -> None:
+    loss, params, tokens = gpt()
+    f = tfn.fsdp(loss, init_device_mesh("cpu", (world,)))
+    found = tfn.plan(tfn.grad(f), (f.prepare(params), tokens), world=world)
+    whole = sum(2 * 64 * math.ceil(p.shape[0] / world) * p[0].numel() for p in params.values())  # shards are padded
+    sent = dict.fromkeys(("all-gather", "reduce-scatter"), 0)
+    for one, times, _ in found.timeline.collectives:
+        assert (one.ranks, one.nodes) == (world, world // 8)
+        sent[one.kind] += times * one.num_bytes
+    assert sent["reduce-scatter"] == whole
+    embeddings = sum(params[name].nbytes for name in ("tokens.weight", "positions.weight"))  # no backward reads them
+    assert whole <= sent["all-gather"] <= 2 * whole
+    assert sent["all-gather"] >= 2 * (whole - 2 * embeddings)
+    assert found.exposed_communication + found.hidden_communication == pytest.approx(found.timeline.communicating)
+
+
+def test_prefetching_hides_communication(world: int) -> None:
+    loss, params, tokens = gpt(2)
+    exposed = []
+    for prefetch in (None, 1):
+        f = tfn.fsdp(loss, init_device_mesh("cpu", (world,)), prefetch=prefetch)
+        found = tfn.plan(tfn.grad(f), (f.prepare(params), tokens), replace(TOY, op_seconds=1e3))
+        exposed.append(found.exposed_communication)
+    assert exposed[1] < exposed[0]
+
+
+def test_a_fused_kernel_moves_what_crosses_it() -> None:
+    x = torch.empty(1000, device="meta")
+    plain = tfn.plan(lambda x: x.sin().cos().exp(), (x,), TOY)
+    fused = tfn.plan(lambda x: x.sin().cos().exp(), (x,), TOY, fused=True)
+    assert (plain.timeline.num_bytes, plain.timeline.launches) == (6 * x.nbytes, 3)
+    assert (fused.timeline.num_bytes, fused.timeline.launches) == (2 * x.nbytes, 1)
+
+
+def test_a_plan_is_a_page_that_says_where_memory_and_time_go(world: int) -> None:
+    loss, params, tokens = gpt(1)
+    f = tfn.fsdp(loss, init_device_mesh("cpu", (world,)))
+    text = str(tfn.plan(tfn.grad(f), (f.prepare(params), tokens)))
+    assert "on 64 ranks of H100 SXM" in text and "fits in 74.5 GiB" in text
+    for word in ("at the peak:", "time by op:", "collectives:", "reduce-scatter", "models.py:"):
+        assert word in text
+    tiny = replace(hardware_named("h100"), memory_bytes=1.0)
+    assert "DOES NOT FIT in 1 B" in str(tfn.plan(tfn.grad(loss), (params, tokens), tiny))
+
+
+def test_a_world_of_another_size_and_simulated_ranks_are_refused(world: int) -> None:
+    x = torch.empty(4, device="meta")
+    with pytest.raises(tfn.errors.DistributedError, match="asked for 8 ranks in a process group of 64"):
+        tfn.plan(torch.sin, (x,), world=8)
+    f = tfn.fsdp(lambda p, x: (p["w"] * x).sum(), tfn.parameters.simulated(4)[0])
+    with pytest.raises(tfn.errors.DistributedError, match="ranks of this group are simulated"):
+        tfn.plan(tfn.grad(f), (f.prepare({"w": x}), x))
+
+
+def test_a_world_ends_with_its_block() -> None:
+    for size in (2, 1024):
+        with fake_world(size):
+            assert torch.distributed.get_world_size() == size
+        assert not torch.distributed.is_initialized()
+
+
+def test_the_command_prints_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from thunder_fn.__main__ import main
+
+    file = tmp_path / "steps.py"
+    file.write_text(
+        "import torch, thunder_fn as tfn\n"
+        "from torch.distributed.device_mesh import init_device_mesh\n"
+        "def example():\n"
+        "    f = tfn.fsdp(lambda p, x: (x @ p['w']).sum(), init_device_mesh('cpu', (1024,)))\n"
+        "    w, x = torch.empty(2048, 8, device='meta'), torch.empty(4, 2048, device='meta')\n"
+        "    return tfn.grad(f), (f.prepare({'w': w}), x)\n"
+    )
+    assert main(["plan", f"{file}:example", "--world", "1024", "--hardware", "b200"]) == 0
+    assert "on 1,024 ranks of B200 SXM" in capsys.readouterr().out
+    assert main(["plan", f"{file}:example", "--world", "1024", "--hardware", "abacus"]) == 1
+    assert "there is no hardware 'abacus'" in capsys.readouterr().err

@@ -1,0 +1,24 @@
+"""The cost of a step on many ranks, before anything runs.
+
+`plans.py` captures the step of one rank on tensors without values. `streams.py` times its equations
+on a `Hardware` (`rates.py`, `hardware/*.toml`), and collectives by `links.py`. Operations, bytes
+and memory are those of `inspect`.
+"""
+
+from __future__ import annotations
+
+from thunder_fn.planning.links import Collective, collective_seconds
+from thunder_fn.planning.plans import Plan, plan
+from thunder_fn.planning.rates import Hardware, Link, hardware_named
+from thunder_fn.planning.worlds import fake_world
+
+__all__ = [
+    "Collective",
+    "Hardware",
+    "Link",
+    "Plan",
+    "collective_seconds",
+    "fake_world",
+    "hardware_named",
+    "plan",
+]

@@ -1,0 +1,135 @@
+"""`plan`: the memory, time and communication of a step on one rank of many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from thunder_fn.executors import FusionExecutor
+from thunder_fn.inspect.chains import chain_of_programs
+from thunder_fn.inspect.costs import unfolded_programs
+from thunder_fn.inspect.memory_use import Memory, memory_of
+from thunder_fn.ir.notebook import Shown
+from thunder_fn.jitted import Jitted, jit
+from thunder_fn.planning.rates import Hardware, hardware_named
+from thunder_fn.planning.streams import Timeline, timeline
+from thunder_fn.planning.worlds import FUSED_ATTENTION, fake_world
+
+
+@dataclass(frozen=True)
+class Plan(Shown):
+    """The predicted cost of a step on one rank.
+
+    Attributes:
+        function: the step's name.
+        world: the number of ranks.
+        memory: the lifetimes of buffers; see `inspect.memory`.
+        timeline: seconds, by op and by collective.
+        model_flops: operations of a rank that count for the MFU.
+    """
+
+    function: str
+    hardware: Hardware
+    world: int
+    memory: Memory = field(repr=False)
+    timeline: Timeline = field(repr=False)
+    model_flops: float
+
+    @property
+    def seconds(self) -> float:
+        """The time of a step."""
+        return self.timeline.seconds
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """The most bytes that a rank holds: arguments, and all that lives beside them."""
+        return self.memory.input_bytes + self.memory.peak
+
+    @property
+    def fits(self) -> bool:
+        """Test that a rank has so much memory."""
+        return self.peak_bytes <= self.hardware.memory_bytes
+
+    @property
+    def mfu(self) -> float:
+        """The model's operations, as a part of the peak that a rank has for a step's time."""
+        dtypes = sorted(self.timeline.flops_by_dtype, key=lambda item: item[1])
+        peak = self.hardware.peak(dtypes[-1][0] if dtypes else torch.float32)
+        return self.model_flops / (self.seconds * peak) if self.seconds else 0.0
+
+    @property
+    def exposed_communication(self) -> float:
+        """The seconds in which a rank only waits for others."""
+        return self.timeline.exposed
+
+    @property
+    def hidden_communication(self) -> float:
+        """The seconds in which collectives run while the rank computes."""
+        return max(0.0, self.timeline.communicating - self.timeline.exposed)
+
+    def __str__(self) -> str:
+        from thunder_fn.planning.report import text
+
+        return text(self)
+
+
+def plan(
+    step: Callable[..., Any],
+    args: Sequence[Any],
+    hardware: Hardware | str | Path = "h100",
+    world: int | None = None,
+    *,
+    fused: bool | None = None,
+    model_flops: float | None = None,
+) -> Plan:
+    """Predict what a step costs on each rank of a world that need not be there. Nothing is run.
+
+    The step is captured once, for rank 0. A rank's memory is that of the program that `jit` makes.
+    Time is a roofline for each equation and latency plus bandwidth for each collective, on streams
+    in the program's order.
+
+    Args:
+        step: any function that `jit` takes, on parameters that `fsdp`, `tensor_parallel`, ... have
+            prepared.
+        args: its arguments; tensors on the meta device take no memory.
+        hardware: of each rank; the name of a file of the package, a path, or a `Hardware`.
+        world: the number of ranks. Meshes are made inside `fake_world(world)`; left out, the
+            process group's or 1.
+        fused: whether neighbouring pointwise ops are one kernel. Left out, it is so if the step is
+            jitted with an executor that fuses.
+        model_flops: operations that count for the MFU, without recomputation. Left out, those of
+            the program, with it.
+
+    Raises:
+        InspectError: there is no such hardware.
+        DistributedError: the process is in a world of another size, or ranks are simulated.
+
+    Example:
+        >>> import torch
+        >>> x = torch.empty(4096, 4096, device="meta", dtype=torch.bfloat16)
+        >>> found = plan(lambda x: x @ x, (x,), "h100")
+        >>> found.timeline.flops == 2 * 4096**3, found.peak_bytes == 2 * x.nbytes, found.fits
+        (True, True, True)
+
+    Source: Williams et al., Roofline (2009); Thakur et al., Optimization of Collective
+    Communication Operations in MPICH (2005); NCCL, src/graph/tuning.cc.
+    """
+    known = hardware if isinstance(hardware, Hardware) else hardware_named(hardware)
+    jitted: Any = step if isinstance(step, Jitted | torch.nn.Module) else jit(step)
+    if fused is None:
+        given: Any = getattr(getattr(jitted, "options", None), "executors", ())
+        fused = any(isinstance(one, FusionExecutor) for one in given)
+    with nullcontext() if world is None else fake_world(world):
+        found = chain_of_programs(
+            jit(jitted, executors=["torch"], lookasides=[FUSED_ATTENTION]), *args
+        )
+        times = timeline(unfolded_programs(found), known, fused=fused)
+        size = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    flops = float(times.flops) if model_flops is None else model_flops
+    return Plan(found.name, known, size, memory_of(found), times, flops)

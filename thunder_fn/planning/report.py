@@ -1,0 +1,87 @@
+"""A plan as text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from thunder_fn.inspect.tables import bytes_text, count_text, plain
+from thunder_fn.ir.text import escaped
+
+if TYPE_CHECKING:
+    from thunder_fn.planning.plans import Plan
+
+ROWS = 10
+
+
+def text(plan: Plan) -> str:
+    """The whole report."""
+    parts = [*_head(plan), "", "at the peak:", _peak(plan), "", "time by op:", _ops(plan)]
+    if plan.timeline.collectives:
+        parts += ["", "collectives:", _collectives(plan)]
+    return "\n".join(parts)
+
+
+def _head(plan: Plan) -> list[str]:
+    times, limit = plan.timeline, plan.hardware.memory_bytes
+    ranks = "1 rank" if plan.world == 1 else f"{plan.world:,} ranks"
+    fits = "fits in" if plan.fits else "DOES NOT FIT in"
+    at = plan.memory.peak_at
+    where = f"{plan.memory.names[at]}" if plan.memory.names else "nothing"
+    return [
+        escaped(f"plan of {plan.function} on {ranks} of {plan.hardware.name}, for each rank"),
+        f"  step    {seconds_text(plan.seconds)}, MFU {plan.mfu:.1%}",
+        (
+            f"  memory  {bytes_text(plan.peak_bytes)} at the peak, {fits} {bytes_text(limit)}:"
+            f" {bytes_text(plan.memory.input_bytes)} of arguments and"
+            f" {bytes_text(plan.memory.peak)} beside them, at equation {at} of"
+            f" {len(plan.memory.names)} ({where})"
+        ),
+        (
+            f"  compute {seconds_text(times.computing)}: {count_text(times.flops)} FLOP,"
+            f" {bytes_text(times.num_bytes)} moved, {times.launches:,} launches"
+        ),
+        (
+            f"  network {seconds_text(times.communicating)}: {bytes_text(times.wire_bytes)} sent;"
+            f" {seconds_text(plan.hidden_communication)} hidden,"
+            f" {seconds_text(plan.exposed_communication)} exposed"
+        ),
+    ]
+
+
+def _peak(plan: Plan) -> str:
+    return plain(("live", "kind", "made by", "module", "line"), plan.memory.rows(ROWS))
+
+
+def _ops(plan: Plan) -> str:
+    found = plan.timeline.by_op
+    whole = plan.timeline.computing or 1.0
+    rows = [(name, seconds_text(took), f"{took / whole:.1%}") for name, took in found[:ROWS]]
+    rest = sum(took for _, took in found[ROWS:])
+    if rest:
+        more = f"{len(found) - ROWS} more"
+        rows.append((more, seconds_text(rest), f"{rest / whole:.1%}"))
+    return plain(("op", "time", "part"), rows)
+
+
+def _collectives(plan: Plan) -> str:
+    rows = [
+        (
+            one.kind,
+            f"{one.ranks}",
+            f"{one.nodes}",
+            bytes_text(one.num_bytes),
+            f"{times}",
+            seconds_text(took / times),
+            seconds_text(took),
+        )
+        for one, times, took in plan.timeline.collectives[:ROWS]
+    ]
+    return plain(("kind", "ranks", "nodes", "bytes", "times", "each", "all"), rows)
+
+
+def seconds_text(seconds: float) -> str:
+    """Write seconds such as `1.50 ms`."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= scale:
+            return f"{seconds / scale:.2f} {unit}"
+    return f"{seconds * 1e6:.1f} us"

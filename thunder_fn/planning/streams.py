@@ -1,0 +1,206 @@
+"""The time of a program: its equations on one stream that computes and one for each group of ranks.
+
+Equations run in the program's order. A collective starts when its operand is there and its group's
+stream is free. Computing goes on until something waits for the result. So communication is hidden
+as far as the program's own order lets it be.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from thunder_fn import torch_internals as internals
+from thunder_fn.distributed.groups import SIMULATED
+from thunder_fn.distributed.ranks import WAIT
+from thunder_fn.errors import DistributedError, located
+from thunder_fn.inspect.costs import FREE, Cost, cost_of
+from thunder_fn.interpreters.checkpoint.cost import bytes_of
+from thunder_fn.interpreters.simplify import dce, inline
+from thunder_fn.ir import ops
+from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace
+from thunder_fn.planning.fusing import fused_costs
+from thunder_fn.planning.links import Collective, Kind, collective_seconds
+from thunder_fn.planning.rates import Hardware
+
+State: TypeAlias = defaultdict[tuple[str, object], float]
+"""Clocks and sums: ("clock", stream), ("op", name), ("calls", name), ("sent", collective), ..."""
+
+COMPUTE = ("clock", "")
+
+KINDS: dict[str, Kind] = {
+    "all_gather": "all-gather",
+    "reduce_scatter": "reduce-scatter",
+    "all_reduce": "all-reduce",
+    "all_to_all": "all-to-all",
+    "shard_dim_alltoall": "all-to-all",
+    "broadcast": "broadcast",
+}
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The time of a step on one rank.
+
+    Attributes:
+        seconds: from the first equation to the last result.
+        computing, communicating: the time that streams are busy.
+        by_op: seconds of each op, longest first.
+        collectives: each with how often it runs and its seconds in all, longest first.
+        flops_by_dtype: operations, by the dtype that they compute in.
+    """
+
+    seconds: float
+    computing: float
+    communicating: float
+    launches: int
+    num_bytes: int
+    by_op: tuple[tuple[str, float], ...]
+    collectives: tuple[tuple[Collective, int, float], ...]
+    flops_by_dtype: tuple[tuple[torch.dtype, int], ...]
+
+    @property
+    def exposed(self) -> float:
+        """The seconds in which the rank computes nothing, because it waits for others."""
+        return self.seconds - self.computing
+
+    @property
+    def flops(self) -> int:
+        """All operations."""
+        return sum(count for _, count in self.flops_by_dtype)
+
+    @property
+    def wire_bytes(self) -> float:
+        """The bytes that the rank sends."""
+        return sum(count * one.wire_bytes for one, count, _ in self.collectives)
+
+
+def timeline(programs: tuple[Trace, ...], hardware: Hardware, *, fused: bool = False) -> Timeline:
+    """Time programs that run one after the other on one rank.
+
+    Args:
+        programs: without composites.
+        fused: whether neighbouring pointwise ops and reductions are one kernel.
+    """
+    streams = _Streams(hardware, fused)
+    for trace in programs:
+        streams.run(trace)
+    return streams.timeline()
+
+
+def collective_of(equation: Equation, node_size: int) -> tuple[Collective, str]:
+    """The collective of an equation, and the name of its group.
+
+    Raises:
+        DistributedError: its ranks are simulated, so nobody knows which node has them.
+    """
+    name = equation.op.name.split(".")[1]
+    kind: Kind = next(kind for start, kind in KINDS.items() if name.startswith(start))
+    literals = [arg.value for arg in equation.args if isinstance(arg, Literal)]
+    group: str = next(value for value in reversed(literals) if isinstance(value, str))
+    if group.startswith(SIMULATED):
+        what = "plan: the ranks of this group are simulated, so their nodes are unknown"
+        fix = "Make the mesh by `init_device_mesh` inside `thunder_fn.planning.fake_world(world)`."
+        raise DistributedError(located(what, source=equation.source, fix=fix))
+    ranks = internals.ranks_of_group(group)
+    whole = equation.outputs if kind == "all-gather" else equation.operands
+    num_bytes = sum(bytes_of(var.type) for var in whole)
+    return Collective(kind, num_bytes, len(ranks), len({r // node_size for r in ranks})), group
+
+
+class _Streams:
+    def __init__(self, hardware: Hardware, fused: bool) -> None:
+        self.hardware, self.fused = hardware, fused
+        self.state: State = defaultdict(float)
+
+    def run(self, trace: Trace) -> None:
+        """Run the equations of a trace, in order."""
+        arrives: dict[int, float] = {}
+        for equation, cost in self.costs(trace):
+            if equation.op.name == WAIT:
+                arrival = arrives.get(equation.operands[0].index, 0.0)
+                self.state[COMPUTE] = max(self.state[COMPUTE], arrival)
+            elif ops.is_collective(equation.op):
+                arrival = self.send(equation)
+                arrives.update((var.index, arrival) for var in equation.outputs)
+            elif equation.bodies:
+                self.repeat(equation)
+            else:
+                self.compute(equation, cost)
+
+    def costs(self, trace: Trace) -> Iterator[tuple[Equation, Cost]]:
+        """The cost of each equation; those of bodies count when they run."""
+        if self.fused:
+            return fused_costs(trace)
+        return ((one, FREE if one.bodies else cost_of(one)) for one in trace.equations)
+
+    def compute(self, equation: Equation, cost: Cost) -> None:
+        """Run an equation on the stream that computes."""
+        name, dtype = equation.op.name, _dtype_of(equation)
+        machine = self.hardware.machine(equation.op, dtype)
+        launches = 1 if cost.num_bytes else 0
+        beside = self.hardware.op_seconds if launches else self.hardware.view_seconds
+        took = beside + cost.seconds(machine)
+        self.add({COMPUTE: took, ("busy", ""): took, ("op", name): took})
+        self.add({("flops", dtype): cost.flops, ("bytes", ""): cost.num_bytes})
+        self.add({("launches", ""): launches})
+
+    def send(self, equation: Equation) -> float:
+        """Run a collective on its group's stream, and return the time when its result arrives."""
+        one, group = collective_of(equation, self.hardware.node_size)
+        took = collective_seconds(one, self.hardware)
+        stream = ("clock", group)
+        self.state[stream] = max(self.state[stream], self.state[COMPUTE]) + took
+        self.add({("sending", ""): took, ("sent", one): took, ("times", one): 1})
+        self.add({("launches", ""): 1, ("bytes", ""): cost_of(equation).num_bytes})
+        return self.state[stream]
+
+    def repeat(self, equation: Equation) -> None:
+        """Run a loop's body, or the last branch of a choice.
+
+        The second step of a loop is like all later ones: the first finds streams idle.
+        """
+        body = dce(inline(equation.bodies[-1]))
+        length = int(equation.literals.get("length", 1))
+        if length:
+            self.run(body)
+        if length > 1:
+            before = self.state.copy()
+            self.run(body)
+            for key, value in list(self.state.items()):
+                self.state[key] += (length - 2) * (value - before[key])
+
+    def add(self, amounts: dict[Any, float]) -> None:
+        """Add to sums and clocks."""
+        for key, amount in amounts.items():
+            self.state[key] += amount
+
+    def timeline(self) -> Timeline:
+        of: dict[str, dict[Any, Any]] = {}
+        for (kind, key), value in self.state.items():
+            of.setdefault(kind, {})[key] = value
+        by_op = sorted(of.get("op", {}).items(), key=lambda item: -item[1])
+        sent = sorted(of.get("sent", {}).items(), key=lambda item: -item[1])
+        total = lambda kind: of.get(kind, {}).get("", 0.0)
+        return Timeline(
+            max(of.get("clock", {}).values(), default=0.0),
+            total("busy"),
+            total("sending"),
+            int(total("launches")),
+            int(total("bytes")),
+            tuple(by_op),
+            tuple((one, int(of["times"][one]), seconds) for one, seconds in sent),
+            tuple((dtype, int(count)) for dtype, count in of.get("flops", {}).items() if count),
+        )
+
+
+def _dtype_of(equation: Equation) -> torch.dtype:
+    """The dtype that an equation computes in: that of its first floating operand or result."""
+    types = (var.type for var in (*equation.operands, *equation.outputs))
+    dtypes = [type.dtype for type in types if isinstance(type, TensorType)]
+    floating = (dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex)
+    return next(floating, torch.float32)

@@ -1,0 +1,76 @@
+"""One rank of a world that is not there: process groups without processes, attention without
+values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional as F
+
+from thunder_fn import torch_internals as internals
+from thunder_fn.capture.replaced.lookasides import Lookaside
+from thunder_fn.errors import DistributedError, located
+
+
+@contextmanager
+def fake_world(size: int) -> Generator[None]:
+    """Make process groups and meshes as rank 0 of so many ranks, in one process.
+
+    Inside, `init_device_mesh` gives a mesh of `size` ranks, whose collectives do nothing. Where a
+    world is there already, it has to be of this size.
+
+    Raises:
+        DistributedError: the process is in a world of another size.
+    """
+    if dist.is_initialized():
+        if dist.get_world_size() != size:
+            what = f"plan: asked for {size} ranks in a process group of {dist.get_world_size()}"
+            fix = "Leave `world` out, or destroy the process group before."
+            raise DistributedError(located(what, fix=fix))
+        yield
+        return
+    dist.init_process_group("fake", store=internals.fake_store(), rank=0, world_size=size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _attention(  # noqa: PLR0913 - the signature of PyTorch's
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """Attention as GPUs compute it: by the fused kernels, which keep no scores.
+
+    Elsewhere than on the meta device, PyTorch chooses.
+    """
+    if not query.is_meta:
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    if attn_mask is None and query.dtype in (torch.bfloat16, torch.float16):
+        return torch.ops.aten._scaled_dot_product_flash_attention(
+            query, key, value, dropout_p, is_causal, False, scale=scale
+        )[0]
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = torch.where(attn_mask, 0.0, float("-inf")).to(query.dtype)
+    groups = query.shape[-3] // key.shape[-3]
+    if groups > 1:
+        key, value = (x.repeat_interleave(groups, -3) for x in (key, value))
+    return torch.ops.aten._scaled_dot_product_efficient_attention(
+        query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale
+    )[0]
+
+
+FUSED_ATTENTION = Lookaside(F.scaled_dot_product_attention, _attention)
+"""PyTorch takes attention apart on the meta device, where no kernel is; GPUs do not."""
