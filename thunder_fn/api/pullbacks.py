@@ -132,6 +132,12 @@ def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     return planned(("vjp", f, has_aux), primals, {}, make)
 
 
+def _check_tensors(primals: tuple[Any, ...], leaves: Sequence[Any]) -> None:
+    for path, leaf in zip(pytree.paths(primals, "primals"), leaves, strict=True):
+        if not isinstance(leaf, torch.Tensor):
+            raise NotDifferentiable(f"vjp: {path} is {kind_of(leaf)}; pass numbers as tensors")
+
+
 def _plan_of_vjp(
     f: Callable[..., Any],
     primals: tuple[Any, ...],
@@ -141,9 +147,7 @@ def _plan_of_vjp(
 ) -> Plan:
     name = callable_name(f)
     leaves, in_spec = pytree.flatten(primals)
-    for path, leaf in zip(pytree.paths(primals, "primals"), leaves, strict=True):
-        if not isinstance(leaf, torch.Tensor):
-            raise NotDifferentiable(f"vjp: {path} is {kind_of(leaf)}; pass numbers as tensors")
+    _check_tensors(primals, leaves)
     captured = capture(f, primals, inside="vjp", differentiated=range(len(leaves)))
     main = main_output(captured, has_aux, "vjp(f, *primals)")
     check_output(captured, main, "vjp(f, *primals)")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import types
 from collections import deque
+from dataclasses import dataclass, field
 from typing import Any
 
 from thunder_fn.capture.outside.reads import is_a
@@ -128,6 +129,23 @@ _CHANGES = frozenset(
 )
 """Methods that change a container or an array."""
 _HANDLES = frozenset(("_thread", "_contextvars"))
+
+
+@dataclass(slots=True)
+class Effects:
+    """The effects of a run that a trace does not repeat, in words, and the containers that methods
+    of C change.
+    """
+
+    found: list[str] = field(default_factory=list[str])
+    changed: list[Any] = field(default_factory=list[Any])
+
+    def called(self, function: Any) -> None:
+        """Note a call of a function of C."""
+        if (container := changed_by(function)) is not None:
+            self.changed.append(container)
+        elif is_effect(function):
+            self.found.append(function.__name__)
 
 
 def changed_by(function: Any) -> Any:

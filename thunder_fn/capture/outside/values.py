@@ -34,7 +34,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.garbage import referrers
 from thunder_fn.capture.generators import STATE_METHODS
-from thunder_fn.capture.outside.effects import changed_by, is_effect, is_stateful
+from thunder_fn.capture.outside.effects import Effects, is_stateful
 from thunder_fn.capture.outside.expressions import Reading, Source, reading, text
 from thunder_fn.capture.outside.frames import (
     is_import,
@@ -249,11 +249,7 @@ class Watch:
     def __init__(
         self, f: Callable[..., Any], own: frozenset[int] = frozenset(), *, hears_calls: bool = False
     ) -> None:
-        self.own, self.hears_calls = own, hears_calls
-        self.effects: list[str] = []
-        """What a trace does not repeat: writes, and calls where they are heard."""
-        self.changed: list[Any] = []
-        """Containers that methods of C change."""
+        self.own, self.hears_calls, self.effects = own, hears_calls, Effects()
         self.edges: dict[tuple[str, int, Any], Edge] = {}
         self.outside: dict[int, tuple[Any, str]] = {}
         self.modules: dict[int, torch.nn.Module] = {}
@@ -341,23 +337,21 @@ class Watch:
     def called(self, function: Any) -> None:
         """Note a call of C that a trace does not repeat."""
         if self.importing is None:
-            if (container := changed_by(function)) is not None:
-                self.changed.append(container)
-            elif is_effect(function):
-                self.effects.append(function.__name__)
+            self.effects.called(function)
 
     def called_library(self, module: str, name: str) -> None:
         """Note a call of a library that a trace does not repeat."""
         if self.importing is None and is_stateful(module, name):
-            self.effects.append(f"{module}.{name}")
+            self.effects.found.append(f"{module}.{name}")
 
     @property
     def is_repeatable(self) -> bool:
         """Test whether the function did nothing that its trace would not do, as far as is known:
         no effect, no write to an object from outside, no read that cannot be guarded.
         """
-        found = self.effects, self.written, self.drawn, self.arrays, self.constants, self.states
-        return not any(found) and not any(map(self.is_outside, self.changed))
+        effects, changed = self.effects.found, self.effects.changed
+        found = effects, self.written, self.drawn, self.arrays, self.constants, self.states
+        return not any(found) and not any(map(self.is_outside, changed))
 
     # ---- what is outside ----
 
@@ -782,14 +776,14 @@ class Watch:
             case _:
                 is_effect = False
         if is_effect:
-            self.effects.append("a write")
+            self.effects.found.append("a write")
         return ()
 
     def note_mutation(self, source: tuple[Any, ...], frame: Frame, memo: _Memo) -> Sequence[Any]:
         """A local is changed in place, as by `+=`: a container from outside is then another."""
         for value in filter(self.is_outside, self.value(source[1], frame, memo)):
             if is_a(value, CONTAINERS) and not is_a(value, (tuple, frozenset)):
-                self.effects.append("a write")
+                self.effects.found.append("a write")
         return ()
 
     def global_values(self, source: tuple[Any, ...], frame: Frame, memo: _Memo) -> Sequence[Any]:
@@ -945,7 +939,7 @@ class Watch:
         """The value of an attribute, and the edge to it."""
         path = f"{self.path(value, '') or text(of)}.{escaped(name)}"
         if name in _WRITERS:
-            self.effects.append(name)
+            self.effects.found.append(name)
         if is_a(value, torch.nn.Module):
             return self.module_attribute(value, name, path)
         if not self.is_outside(value):
