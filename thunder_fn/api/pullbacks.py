@@ -152,19 +152,14 @@ def _plan_of_vjp(
     main = main_output(captured, has_aux, "vjp(f, *primals)")
     check_output(captured, main, "vjp(f, *primals)")
     types = captured.trace.output_types
-    wanted_outputs = tuple(
-        flag and is_differentiable(type) for flag, type in zip(main, types, strict=True)
-    )
+    wanted = tuple(flag and is_differentiable(type) for flag, type in zip(main, types, strict=True))
     num_leaves, count = len(leaves), len(captured.trace.outputs)
-    wanted_inputs = tuple(
+    active = tuple(
         place < num_leaves and is_differentiable(var.type)
         for place, var in enumerate(captured.trace.inputs)
     )
-    split = self_contained(
-        reverse.forward_backward(
-            captured.trace, wanted_inputs, wanted_outputs, fused=is_to_be_fused()
-        )
-    )
+    split = reverse.forward_backward(captured.trace, active, wanted, fused=is_to_be_fused())
+    split = self_contained(split)
     shown = main_only(captured) if has_aux else captured
 
     def arrange(inputs: Sequence[Any], outputs: tuple[Any, ...]) -> Any:
@@ -173,9 +168,8 @@ def _plan_of_vjp(
         result = captured.result(write_back(captured, inputs, outputs[:count]))
         found = tuple(map(type_of_value, outputs[:count]))  # sizes that depend on data are known
         halves, given = replace(split, backward=backward), tuple(inputs[:num_leaves])
-        pullback = Pullback(
-            halves, residuals, shown, wanted_outputs, found, given, in_spec, f"vjp_{name}"
-        )
+        known = found, given, in_spec, f"vjp_{name}"
+        pullback = Pullback(halves, residuals, shown, wanted, *known)
         return (result[0], pullback, result[1]) if has_aux else (result, pullback)
 
     return Plan(f"{name}_forward", captured, split.forward, arrange, later=(split.backward,))

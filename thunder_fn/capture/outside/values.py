@@ -279,13 +279,11 @@ class Watch:
         self.methods: set[tuple[type, types.CodeType]] = set()
         self.inner: dict[int, tuple[types.CodeType, dict[str, types.CellType]]] = {}
         """Code objects that are made by a frame, and the cells that they share with it."""
-        self.lost: dict[int, list[Frame]] = {}
-        self.over: dict[int, tuple[Source, Frame]] = {}
+        self.lost, self.over = dict[int, list[Frame]](), dict[int, tuple[Source, Frame]]()
         self.data: dict[type, bool] = {}
         self.late: list[tuple[dict[str, Any], str, str]] = []
         """Values that cached properties compute while the function runs."""
-        self.cycles = False
-        self.touched: set[int] = set()
+        self.cycles, self.touched = False, set[int]()
         self.reach(f, getattr(f, "__name__", "f"))
 
     # ---- what the frames tell ----
