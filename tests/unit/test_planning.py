@@ -18,7 +18,7 @@ from torch.nn import functional as F
 import thunder_fn as tfn
 from thunder_fn.benchmarks.models import GPT
 from thunder_fn.inspect.machines import KNOWN, machine_named
-from thunder_fn.planning import Collective, Hardware, Link, collective_seconds, fake_world, hardware_named
+from thunder_fn.planning import Collective, Hardware, Link, collective_seconds, fake_world, hardware_named, plan_layers
 from thunder_fn.planning.links import ring_seconds, tree_seconds
 from thunder_fn.planning.measure import measured_hardware
 from thunder_fn.planning.rates import FOLDER, read, toml_of
@@ -166,6 +166,27 @@ def test_prefetching_hides_communication(world: int) -> None:
         found = tfn.plan(tfn.grad(f), (f.prepare(params), tokens), replace(TOY, op_seconds=1e3))
         exposed.append(found.exposed_communication)
     assert exposed[1] < exposed[0]
+
+
+def test_equal_layers_cost_equally(world: int) -> None:
+    def make(layers: int) -> tuple[Any, tuple[Any, torch.Tensor]]:
+        with torch.device("meta"):
+            blocks = torch.nn.ModuleList([torch.nn.Linear(64, 64) for _ in range(layers)])
+            x = torch.zeros(128, 64)
+        call = lambda params, x: [x := torch.func.functional_call(blocks[i], params[i], (x,)) for i in params][-1]
+        f = tfn.fsdp(lambda params, x: call(params, x).sum(), init_device_mesh("cpu", (world,)))
+        params = {i: {name: p.detach() for name, p in block.named_parameters()} for i, block in enumerate(blocks)}
+        return tfn.grad(f), (f.prepare(params), x)
+
+    deep, whole = plan_layers(make, 8), tfn.plan(*make(8))
+    assert deep.timeline.launches == whole.timeline.launches
+    assert deep.timeline.num_bytes == whole.timeline.num_bytes
+    assert dict(deep.timeline.flops_by_dtype) == dict(whole.timeline.flops_by_dtype)
+    counts = lambda found: {one: times for one, times, _ in found.timeline.collectives}
+    assert counts(deep) == counts(whole)
+    assert deep.held_bytes == whole.held_bytes
+    assert deep.live_bytes == pytest.approx(whole.live_bytes, rel=0.1)  # shallow peaks lie elsewhere
+    assert deep.seconds == pytest.approx(whole.seconds, rel=0.01)
 
 
 def test_a_fused_kernel_moves_what_crosses_it() -> None:
