@@ -137,7 +137,7 @@ def test_a_gpt_has_six_operations_for_a_parameter_and_a_token(world: int) -> Non
     found = tfn.plan(tfn.grad(loss), (params, tokens))
     matrices = 12 * layers * width**2 + 256 * width
     attention = dict(found.timeline.by_op)
-    assert "aten._scaled_dot_product_flash_attention.default" in attention  # as on a GPU: no scores
+    assert "aten._scaled_dot_product_flash_attention_for_cpu.default" in attention  # as on a GPU: no scores
     scores = (4 + 10) * layers * context**2 * width  # two products forward, five backward
     assert found.timeline.flops - scores == pytest.approx(6 * matrices * context, rel=0.05)  # and pointwise ops
 
@@ -156,6 +156,27 @@ def test_fsdp_gathers_twice_and_reduces_once(world: int) -> None:
     assert whole <= sent["all-gather"] <= 2 * whole
     assert sent["all-gather"] >= 2 * (whole - 2 * embeddings)
     assert found.exposed_communication + found.hidden_communication == pytest.approx(found.timeline.communicating)
+
+
+def test_attention_is_split_by_heads_over_tensor_parallel_ranks(world: int) -> None:
+    def loss(params: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (F.linear(x, params[name]).unflatten(-1, (8, 16)).transpose(1, 2) for name in "qkv")
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return F.linear(y.transpose(1, 2).flatten(2), params["o"]).sum()
+
+    params = {name: torch.empty(128, 128, device="meta") for name in "qkvo"}
+    x = torch.empty(2, 32, 128, device="meta")
+    f = tfn.tensor_parallel(
+        loss,
+        init_device_mesh("cpu", (8, 8), mesh_dim_names=("data", "tensor"))["tensor"],
+        dict.fromkeys("qkv", "column") | {"o": "row"},
+    )
+    found = tfn.plan(f, (f.prepare(params), x))
+    assert [(one.kind, one.num_bytes, one.nodes, times) for one, times, _ in found.timeline.collectives] == [
+        ("all-reduce", x.nbytes, 1, 1)
+    ]
+    alone = tfn.plan(loss, (params, x))
+    assert found.timeline.flops < 1.2 * alone.timeline.flops / 8
 
 
 def test_prefetching_hides_communication(world: int) -> None:
