@@ -166,11 +166,9 @@ def test_attention_is_split_by_heads_over_tensor_parallel_ranks(world: int) -> N
 
     params = {name: torch.empty(128, 128, device="meta") for name in "qkvo"}
     x = torch.empty(2, 32, 128, device="meta")
-    f = tfn.tensor_parallel(
-        loss,
-        init_device_mesh("cpu", (8, 8), mesh_dim_names=("data", "tensor"))["tensor"],
-        dict.fromkeys("qkv", "column") | {"o": "row"},
-    )
+    mesh = init_device_mesh("cpu", (8, 8), mesh_dim_names=("data", "tensor"))
+    split = {**dict.fromkeys("qkv", "column"), "o": "row"}
+    f = tfn.tensor_parallel(loss, mesh["tensor"], split)
     found = tfn.plan(f, (f.prepare(params), x))
     assert [(one.kind, one.num_bytes, one.nodes, times) for one, times, _ in found.timeline.collectives] == [
         ("all-reduce", x.nbytes, 1, 1)

@@ -124,6 +124,7 @@ def on_two_ranks(hardware: Hardware, sizes: tuple[int, int, int, int]) -> Iterat
 def sharded_step(sizes: tuple[int, int, int, int], device: str) -> tuple[Any, tuple[Any, ...]]:
     """Loss and gradients of this rank, and the arguments."""
     layers, width, length, batch = sizes
+    torch.manual_seed(0)  # ranks prepare the same parameters
     with torch.device(device):
         model = GPT(layers, width, context=length)
         tokens = torch.zeros(batch, length, dtype=torch.long)
