@@ -9,6 +9,10 @@ from typing import Any
 
 import griffe
 
+CONTINUED = re.compile(
+    r"^(?P<first>(?:Laws?|Source|Example): .*)\n(?P<rest>(?: {4}\S.*\n?)+)", re.MULTILINE
+)
+"""A paragraph whose later lines are indented, which would be read as a box with a title."""
 LIST = re.compile(r"^(?P<title>\w[\w ,]* raises):\n(?P<items>(?: {4}.*\n?)+)", re.MULTILINE)
 
 
@@ -19,7 +23,11 @@ class Docstrings(griffe.Extension):
         """Rewrite the docstring, if there is one."""
         if obj.docstring is not None:
             text = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.MULTILINE)
-            obj.docstring.value = LIST.sub(_as_list, text)
+            obj.docstring.value = LIST.sub(_as_list, CONTINUED.sub(_as_paragraph, text))
+
+
+def _as_paragraph(found: re.Match[str]) -> str:
+    return f"{found['first']}\n{re.sub(r'^ {4}', '', found['rest'], flags=re.MULTILINE)}"
 
 
 def _as_list(found: re.Match[str]) -> str:

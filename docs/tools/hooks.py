@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import os
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -163,8 +164,25 @@ def _run_examples() -> None:
         raise PluginError("\n".join([*wrong, "`make golden` writes the outputs anew"]))
 
 
+RANKS = (
+    (r"changelog|architecture", 0.02),
+    (r"errors/", 0.2),
+    (r"gallery/", 0.3),
+    (r"tutorials/", 0.7),
+    (rf"api/({'|'.join(name.rpartition('.')[2] for name in api.MODULES)})\.md", 0.6),
+    (r"api/", 4.0),
+)
+"""Factors of the search's scores. The names of `import thunder_fn as tfn` come first, which are the
+titles of their entries.
+"""
+
+
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Lead the links of a written page, which are the repository's, to the site's pages."""
+    """Lead the links of a written page, which are the repository's, to the site's pages. Rank the
+    page for the search.
+    """
+    ranks = [rank for pattern, rank in RANKS if re.match(pattern, page.file.src_uri)]
+    page.meta.setdefault("search", {"boost": ranks[0] if ranks else 1.0})
     return (
         markdown
         if page.file.generated_by
@@ -173,7 +191,15 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """The law of a function stands out."""
-    return html.replace("<p>Law: ", '<p class="law"><strong>Law</strong> ').replace(
-        "<p>Source: ", "<p><em>Source</em> "
-    )
+    """The law of a function stands out. Its source code can be unfolded, and is not searched."""
+    for written, shown_as in (
+        ("<p>Law: ", '<p class="law"><strong>Law</strong> '),
+        ("<p>Laws: ", '<p class="law"><strong>Laws</strong> '),
+        ("<p>Source: ", "<p><em>Source</em> "),
+        (
+            '<details class="mkdocstrings-source"',
+            '<details class="mkdocstrings-source" data-search-exclude',
+        ),
+    ):
+        html = html.replace(written, shown_as)
+    return html

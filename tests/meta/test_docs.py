@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import html
+import inspect
+import json
 import os
 import pickle
 import re
@@ -18,9 +22,10 @@ from typing import Any
 
 import pytest
 import torch
+from playwright.sync_api import Error as PlaywrightError
 
 import thunder_fn as tfn
-from docs.tools import errors, links, shown, tutorial
+from docs.tools import api, errors, links, shown, tutorial
 from thunder_fn.errors import ThunderError, page_of
 
 ROOT = Path(__file__).parents[2]
@@ -219,6 +224,56 @@ def test_site_builds_without_a_warning(site: Path) -> None:
     assert (site / "search" / "search_index.json").stat().st_size > 100_000
 
 
+REPORTS = {
+    *(
+        "last_traces",
+        "last_prologue_traces",
+        "last_backward_traces",
+        "cache_info",
+        "explain_claims",
+        "explain_misses",
+        "plan",
+    ),
+}
+"""Names that say what was done, which promise nothing about values."""
+WITHOUT_ERRORS = {
+    *(
+        "clear_caches",
+        "checkpoint_policies",
+        "autocast_policy",
+        "stop_gradient",
+        "constant",
+        "composite",
+        "saved_residuals",
+    ),
+    *("simplify", "roll", "unroll", "Transform", "explain_claims"),
+}
+"""Names that have no errors of their own: they take anything, or traces that are checked elsewhere."""
+NAMES = [name for _, names in api.GROUPS.values() for name in names.split() if f"{name}" in api.public_names()]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_public_name_has_all_that_a_reader_looks_for(name: str, site: Path) -> None:
+    """Its options, an example that runs (as a doctest), its law, its errors, and its source."""
+    value = getattr(tfn, name)
+    if not value.__module__.startswith("thunder_fn"):
+        return
+    section = entry_of(site, f"{value.__module__}.{value.__qualname__}")
+    text = html.unescape(re.sub(r"<[^>]*>", "", section))
+    options = [] if name in ("Recipe", "checkpoint_policies") else inspect.signature(value).parameters
+    assert [option for option in options if not re.search(rf"\b{option}\b", text)] == []
+    assert ">>> " in text and "mkdocstrings-source" in section
+    assert ('class="law"' in section) == (name not in REPORTS)
+    assert ("Raises:" in text or "errors as in" in text or "Otherwise as" in text) == (name not in WITHOUT_ERRORS)
+
+
+def entry_of(site: Path, anchor: str) -> str:
+    """The entry of a public name in the pages of the API, from its heading to the next."""
+    pages = [page.read_text() for page in (site / "api").glob("*.html") if f'id="{anchor}"' in page.read_text()]
+    assert len(pages) == 1, f"{anchor} has {len(pages)} entries"
+    return pages[0].partition(f'id="{anchor}"')[2].partition("<h2")[0]
+
+
 class _Quiet(SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         """Nothing."""
@@ -234,30 +289,68 @@ def address(site: Path) -> Iterator[str]:
         thread.join()
 
 
-@pytest.mark.parametrize(
-    ("query", "page"),
-    [
-        ("DataDependentBranch", "errors/DataDependentBranch.html"),
-        ("while_loop", "api/control_flow.html"),
-        ("force field", "tutorials/21_force_field.html"),
-    ],
-)
-def test_search_finds_what_is_asked_for(query: str, page: str, address: str, chromium: Any) -> None:
+FIRST = {
+    "install": "getting_started.html",
+    "vmap": "api/batches.html",
+    "quantize": "api/numbers_and_parameters.html",
+    "grad": "api/derivatives.html",
+    "jit": "api/programs.html",
+    "compile": "api/programs.html",
+    "while_loop": "api/control_flow.html",
+    "trace": "api/traces.html",
+    "slow": "performance.html",
+    "gpu": "gpu.html",
+    "random": "api/random.html",
+    "inspector": "inspector.html",
+    "qlora": "tutorials/16_qlora.html",
+    "force field": "tutorials/21_force_field.html",
+    "DataDependentBranch": "errors/DataDependentBranch.html",
+}
+"""Words, and the page that has to be the first result."""
+
+
+def test_search_finds_what_is_asked_for(address: str, chromium: Any) -> None:
     """Typed into the site in a browser, which asks nobody else for anything."""
     outside: list[str] = []
     tab = chromium.new_page(viewport={"width": 1300, "height": 900})
+    first = tab.locator("li.md-search-result__item > a.md-search-result__link").first
     try:
         tab.set_default_timeout(15_000)
         tab.on("request", lambda request: None if request.url.startswith(address) else outside.append(request.url))
         tab.on("pageerror", lambda error: outside.append(str(error)))
         tab.goto(f"{address}/index.html")
         tab.locator("input.md-search__input").click()
-        tab.keyboard.type(query)
-        found = tab.locator(f"a.md-search-result__link[href*='{page}']").first
-        found.wait_for()
-        found.click()
+        found = {}
+        for query, page in FIRST.items():
+            tab.keyboard.press("Control+a")
+            tab.keyboard.type(query)
+            with contextlib.suppress(PlaywrightError):
+                tab.wait_for_function(
+                    "page => document.querySelector('li.md-search-result__item > a.md-search-result__link')?.href.includes(page)",
+                    arg=f"/{page}",
+                    timeout=3_000,
+                )
+            found[query] = first.get_attribute("href").partition("?")[0].removeprefix(f"{address}/")
+        assert found == FIRST
+        first.click()
         tab.wait_for_url(f"**/{page}*")
         assert tab.locator("h1").count() >= 1
         assert not [url for url in outside if not url.startswith(("data:", "blob:"))]
     finally:
         tab.close()
+
+
+def test_changes_and_design_do_not_outrank_what_is_for_users(site: Path) -> None:
+    """Their factors in the index that is searched are the smallest."""
+    entries = json.loads((site / "search" / "search_index.json").read_text())["docs"]
+    low = {entry["boost"] for entry in entries if entry["location"].startswith(("changelog", "architecture"))}
+    others = {
+        entry.get("boost", 1) for entry in entries if not entry["location"].startswith(("changelog", "architecture"))
+    }
+    assert max(low) < min(others) / 5
+
+
+def test_tutorials_can_be_downloaded_as_notebooks(site: Path) -> None:
+    for path in (ROOT / "tutorials").glob("*.py"):
+        assert f'href="{path.stem}.ipynb"' in (site / "tutorials" / f"{path.stem}.html").read_text()
+        assert (site / "tutorials" / f"{path.stem}.ipynb").read_text() == tutorial.notebook(path)

@@ -79,6 +79,11 @@ def stop_gradient(tree: Any) -> Any:
     """Keep the values and make them constant for every derivative.
 
     Law: ``grad(lambda x: f(stop_gradient(x)))`` is zero.
+
+    Example:
+        >>> import thunder_fn as tfn
+        >>> tfn.grad(lambda x: x * stop_gradient(x))(torch.tensor(3.0))
+        tensor(3.)
     """
     return pytree.tree_map(
         lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, tree

@@ -131,6 +131,16 @@ def jacrev(
             tensors of shape
         output shape + input shape.
 
+    Raises:
+        ArgnumError: there is no such argument.
+        NotDifferentiable: an argument or a result is not real and floating.
+        VmapError: chunk_size is no positive int.
+
+    Example:
+        >>> jacrev(lambda x: x ** 2)(torch.tensor([1.0, 2.0]))
+        tensor([[2., 0.],
+                [0., 4.]])
+
     Source: torch.func.jacrev for the signature.
     """
     return transformed(f, lambda fn: Jacrev(fn, frozen_argnums(argnums), has_aux, chunk_size))
@@ -164,6 +174,15 @@ def jacfwd(
 
     Law: ``jacfwd(f)(x) == jacrev(f)(x)``. Arguments and result as in `jacrev`.
 
+    Raises:
+        ArgnumError: there is no such argument.
+        NotDifferentiable: an argument or a result is not real and floating.
+
+    Example:
+        >>> jacfwd(lambda x: x.cumsum(0))(torch.tensor([1.0, 2.0]))
+        tensor([[1., 0.],
+                [1., 1.]])
+
     Source: torch.func.jacfwd for the signature.
     """
     return transformed(f, lambda fn: Jacfwd(fn, frozen_argnums(argnums), has_aux, randomness))
@@ -178,6 +197,15 @@ def hessian(f: Callable[..., Any], argnums: Argnums = 0) -> Any:
     """The Hessian of a scalar function, forward over reverse.
 
     Law: it is symmetric, and ``hessian(f)(x) @ v`` is the derivative of ``grad(f)`` along v.
+
+    Raises:
+        ArgnumError: there is no such argument.
+        NotDifferentiable: an argument or a result is not real and floating.
+
+    Example:
+        >>> hessian(lambda x: x[0] ** 2 * x[1])(torch.tensor([1.0, 2.0]))
+        tensor([[4., 2.],
+                [2., 0.]])
 
     Source: torch.func.hessian for the signature.
     """

@@ -119,6 +119,14 @@ def autocast_policy(equation: Equation) -> Answer:
 
     It is asked about leaves, about calls of torch functions and about `LAYERS`; of other composites
     it knows nothing.
+
+    Law: ``autocast(f, dtype, policy=autocast_policy)`` is ``autocast(f, dtype)``.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> f = tfn.autocast(lambda x, w: x @ w, torch.bfloat16, policy=autocast_policy)
+        >>> f(torch.ones(1, 2), torch.ones(2, 1)).dtype
+        torch.bfloat16
     """
     device = device_of(equation)
     if device is None or not any(is_eligible(var.type, device) for var in equation.operands):

@@ -51,6 +51,11 @@ def evaluate(trace: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
             takes.
         MissingRule: a structured op has no rule; names it and the user's line.
         Exception: what an op raises, with a note that names the equation and the user's line.
+
+    Example:
+        >>> from thunder_fn import trace
+        >>> evaluate(trace(lambda x: x * 2, torch.ones(2)), [torch.tensor([3.0, 4.0])])
+        (tensor([6., 8.]),)
     """
     _check_inputs(trace, inputs)
     with internals.autocast_off():

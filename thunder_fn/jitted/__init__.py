@@ -378,18 +378,51 @@ def _last(f: Any) -> Entry:
 def last_traces(f: Callable[..., Any]) -> list[Trace | Program]:
     """The traces of the latest call of a jitted function: as traced, after each transform, the
     program.
+
+    Raises:
+        JitError: f is no jitted function, or it has not been called yet.
+
+    Example:
+        >>> f = jit(lambda x: x * 2)
+        >>> f(torch.ones(2))
+        tensor([2., 2.])
+        >>> print(last_traces(f)[0], end="")
+        def program(v0):
+            # v0: f32[2]
+            v1 = aten.mul.Tensor(v0, 2)  # f32[2]
+            return (v1,)
     """
     return list(_last(f).stages)
 
 
 def last_prologue_traces(f: Callable[..., Any]) -> list[Trace]:
-    """The checks of the latest call's arguments, as a trace."""
+    """The checks of the latest call's arguments, as a trace.
+
+    Raises:
+        JitError: f is no jitted function, or it has not been called yet.
+
+    Example:
+        >>> f = jit(lambda x: x * 2)
+        >>> f(torch.ones(2))
+        tensor([2., 2.])
+        >>> len(last_prologue_traces(f))
+        1
+    """
     return [_last(f).prologue]
 
 
 def last_backward_traces(f: Callable[..., Any]) -> list[Trace | Program]:
     """The backward of the latest call, and its programs, one for each node of autograd's graph;
     empty without a gradient.
+
+    Raises:
+        JitError: f is no jitted function, or it has not been called yet.
+
+    Example:
+        >>> f = jit(lambda x: x * 2)
+        >>> f(torch.ones(2, requires_grad=True)).sum().backward()
+        >>> len(last_backward_traces(f)) > 0
+        True
     """
     bridge = _last(f).bridge
     return (
@@ -403,6 +436,9 @@ def explain_misses(f: Callable[..., Any]) -> list[Miss]:
     """Explain why a jitted function was traced again, the latest time last: the condition that
     failed, and the line that asked for it.
 
+    Raises:
+        JitError: f is no jitted function.
+
     Example:
         >>> import torch
         >>> f = jit(lambda x, n: x * 2 if n > 5 else x, cache="symbolic values")
@@ -415,7 +451,18 @@ def explain_misses(f: Callable[..., Any]) -> list[Miss]:
 
 
 def cache_info(f: Callable[..., Any]) -> CacheInfo:
-    """Hits, misses, size and greatest size of a jitted function's cache."""
+    """Hits, misses, size and greatest size of a jitted function's cache.
+
+    Raises:
+        JitError: f is no jitted function.
+
+    Example:
+        >>> f = jit(lambda x: x * 2)
+        >>> f(torch.ones(2)), f(torch.zeros(2))
+        (tensor([2., 2.]), tensor([0., 0.]))
+        >>> cache_info(f).hits, cache_info(f).misses
+        (1, 1)
+    """
     if _modules().is_jitted(f):
         return _modules().jit_of(f).info()
     inner = _jitted_of(f)

@@ -106,6 +106,15 @@ def lora(
     Raises:
         RewriteError: rank is not positive, or f is none of these.
 
+    Example:
+        >>> import torch
+        >>> q = lora(lambda params, x: x @ params["w"], rank=2)
+        >>> parts = q.prepare({"w": torch.ones(3, 4)})
+        >>> q(parts, torch.ones(1, 3))
+        tensor([[3., 3., 3., 3.]])
+        >>> sorted((name, tuple(part.shape)) for name, part in parts.items())
+        [('w', (3, 4)), ('w.lora_a', (2, 4)), ('w.lora_b', (3, 2))]
+
     Source: LoRA (arXiv:2106.09685), QLoRA (arXiv:2305.14314).
     """
     if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
@@ -170,6 +179,13 @@ def fsdp(  # noqa: PLR0913 - options, by keyword
             already. Or an option is none of the choices.
         DistributedError: ranks were given different parameters or options.
 
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> first, second = tfn.parameters.simulated(2)
+        >>> q = fsdp(lambda params, x: x @ params["w"], first)
+        >>> q.prepare({"w": torch.ones(4, 2)})  # half of the rows
+        Prepared(w: f32[2, 2])
+
     Source: ZeRO (arXiv:1910.02054), PyTorch FSDP (arXiv:2304.11277).
     """
     _check_choice("fsdp", "zero", zero, (2, 3))
@@ -209,6 +225,14 @@ def tensor_parallel(f: Any, mesh: Any, plan: Any) -> Any:
         RewriteError: mesh is no mesh of one dim, or there is no such way to split. Or, when
             parameters are prepared, a pattern matches none of them.
 
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> first, second = tfn.parameters.simulated(2)
+        >>> linear = lambda params, x: torch.nn.functional.linear(x, params["w"])
+        >>> q = tensor_parallel(linear, first, {"w": "column"})
+        >>> q.prepare({"w": torch.ones(4, 2)})
+        Prepared(w: f32[2, 2], w.rank: i64[])
+
     Source: Megatron-LM (arXiv:1909.08053), sequence parallelism (arXiv:2205.05198).
     """
     return rewritten(f, TensorParallel(group_of(mesh), read_plan(plan)))
@@ -226,6 +250,13 @@ def ddp(f: Any, mesh: Any, *, bucket: str | int | None = "block", reduction: str
 
     Raises:
         RewriteError: as for `fsdp`.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> first, second = tfn.parameters.simulated(2)
+        >>> q = ddp(lambda params, x: x @ params["w"], first)
+        >>> q.prepare({"w": torch.ones(1, 2)})  # whole on every rank
+        Prepared(w: f32[1, 2])
     """
     bucket = _read_bucket("ddp", bucket)
     _check_choice("ddp", "reduction", reduction, ("mean", "sum"))

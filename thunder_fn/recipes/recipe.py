@@ -68,6 +68,14 @@ class Recipe(metaclass=_MadeOnce):
 
     Laws: addition is associative, and `Recipe()` is neutral. A recipe is equal to one of its class
         with equal attributes.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> class InInductor(Recipe):
+        ...     def executors(self):
+        ...         return ["inductor"]
+        >>> Recipe() + Recipe() == Recipe()
+        True
     """
 
     name: ClassVar[str] = ""

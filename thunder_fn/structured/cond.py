@@ -361,6 +361,11 @@ def cond(
             bool, or operands no tuple.
         CaptureError: a branch writes to a tensor from outside.
 
+    Example:
+        >>> x = torch.tensor(-2.0)
+        >>> cond(x > 0, lambda x: x, lambda x: -x, (x,))
+        tensor(2.)
+
     Source: torch.cond for the signature, jax.lax.cond for the semantics.
     """
     recorder, options = current(), _options("cond", batched)
@@ -408,6 +413,13 @@ def switch(
     """Run `branches[index](*operands)`, with the index clamped into range.
 
     Law: ``switch(i, fs, xs) == fs[min(max(i, 0), len(fs) - 1)](*xs)``. Otherwise as `cond`.
+
+    Raises:
+        TraceTypeError: there is no branch, the index is no int, or the branches' results differ.
+
+    Example:
+        >>> switch(torch.tensor(1), [torch.sin, torch.neg, torch.exp], (torch.tensor(2.0),))
+        tensor(-2.)
 
     Source: jax.lax.switch.
     """

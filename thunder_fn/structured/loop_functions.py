@@ -409,6 +409,13 @@ def fori_loop(
             a `while_loop`.
         unroll: as in `scan`; where lo and hi are ints.
 
+    Raises:
+        TraceTypeError: the value changes its structure or types, or lo or hi is no int.
+
+    Example:
+        >>> fori_loop(0, 5, lambda i, total: total + i, torch.tensor(0))
+        tensor(10)
+
     Source: jax.lax.fori_loop.
     """
     for name, bound in (("lo", lo), ("hi", hi)):

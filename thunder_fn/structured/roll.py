@@ -298,6 +298,12 @@ def unroll(trace: Trace) -> Trace:
     Law: same values, bitwise. The inverse of `roll`: values that were stacked for a scan only are
         not stacked any
     more.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> loop = tfn.trace(lambda x: tfn.fori_loop(0, 3, lambda i, x: x * 2, x), torch.ones(()))
+        >>> [str(equation.op) for equation in unroll(loop).equations].count("aten.mul.Tensor")
+        3
     """
     parts: dict[int, tuple[Atom, ...]] = {}
 

@@ -51,6 +51,15 @@ class Lookaside:
             users' code and not in libraries. Values in a cache are neither read nor changed.
         replace_with: takes the same arguments, after `self` or the class where `fn` is a method. A
             call of `fn` inside it goes to the original, in a generator's steps too.
+
+    Raises:
+        LookasideError: fn can not be replaced, or replace_with is no function.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> f = tfn.jit(lambda x: torch.sin(x), lookasides=[Lookaside(torch.sin, lambda x: x)])
+        >>> f(torch.tensor(2.0)), torch.sin(torch.tensor(0.0))
+        (tensor(2.), tensor(0.))
     """
 
     fn: Any

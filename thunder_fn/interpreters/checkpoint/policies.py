@@ -91,7 +91,16 @@ class AllBut:
 
 
 class checkpoint_policies:
-    """The named policies."""
+    """The named policies.
+
+    Law: a policy changes what is kept for the backward, and no value.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> f = tfn.checkpoint(torch.sin, policy=checkpoint_policies.nothing_saveable)
+        >>> f(torch.tensor(0.0))
+        tensor(0.)
+    """
 
     nothing_saveable = staticmethod(nothing_saveable)
     everything_saveable = staticmethod(everything_saveable)
