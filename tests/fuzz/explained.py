@@ -79,8 +79,11 @@ EXPLAINED = [
     Explained(
         "`x[i]` of an argument, with a tensor `i`, as a result has memory of its own after the call (docs/limits.md)",
         kind="value of memory",
-        text=r"\[[^\]\n]*torch\.tensor\(",
-        instead=(r"(\w+\[[^\]\n]*torch\.tensor\(-?\d\)[^\]\n]*\])(?!\s*[-+*/]?=(?!=)|\.)", r"\1.clone()"),
+        text=r"\[[^\]\n]*torch\.tensor\(|narrow\(",
+        instead=(
+            r"(\w+\[[^\]\n]*torch\.tensor\(-?\d\)[^\]\n]*\]|torch\.narrow\([^)]*\), 1\))(?!\s*[-+*/]?=(?!=)|\.)",
+            r"\1.clone()",
+        ),
     ),
     Explained(
         "an op whose result nobody uses does not run in a program, and so raises nothing for values that it refuses",
@@ -105,6 +108,26 @@ EXPLAINED = [
         "a later call's backward meets the graph of an earlier one, which autograd has freed and a program does not need",
         kind="accepts",
         why="call [1-9].*backward through the graph a second time",
+    ),
+    Explained(
+        "what a later call's backward reads was written to since; a program's backward does not read it",
+        kind="accepts",
+        why="call [1-9].*modified by an inplace operation",
+    ),
+    Explained(
+        "an argument that a second derivative reads is changed before; raised, as docs/limits.md says",
+        kind="error",
+        why="was changed in place before its gradient was differentiated",
+    ),
+    Explained(
+        "second derivatives of normalisation layers by torch.func are wrong; a program's agree with its definition",
+        kind="value of gradient",
+        text="LayerNorm",
+        instead=(
+            r"nn\.LayerNorm\(2\)",
+            'type("N", (nn.LayerNorm,), {"forward": lambda s, x: (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, '
+            "keepdim=True) + s.eps).sqrt() * s.weight + s.bias})(2)",
+        ),
     ),
     Explained(
         "PyTorch's rule for fake tensors asks for more than its kernel does",

@@ -639,7 +639,8 @@ class _Execution:
             places = [write.target for write in self.captured.writes]
             target = self.targets[next(_indices(places, alias.source))]
             if target not in self.given:
-                return self.view(alias, target)
+                is_active = self.bridge is not None and self.bridge.active[position]
+                return self.view(alias, target if is_active else f"{target}.detach()")
         view = self.view_of_written(position, atom) if alias is None else None
         if view is not None:
             return view

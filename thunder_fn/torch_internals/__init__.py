@@ -59,6 +59,7 @@ from thunder_fn.torch_internals.guards import (
     dict_guard,
     global_state,
     global_state_guard,
+    kinds_of_modes,
     tensor_guard,
 )
 from thunder_fn.torch_internals.higher_order import (
@@ -94,6 +95,7 @@ from thunder_fn.torch_internals.modes import (
     function_modes,
     inside_torch_func,
     is_autocast_on,
+    is_intercepted,
     isolated,
     no_autocast,
     no_autocast_cache,
@@ -299,6 +301,7 @@ __all__ = [
     "give_memory",
     "global_state",
     "global_state_guard",
+    "kinds_of_modes",
     "has_backward_hooks",
     "is_caching",
     "has_kernel",
@@ -314,6 +317,7 @@ __all__ = [
     "is_own_view",
     "innermost",
     "inside_torch_func",
+    "is_intercepted",
     "in_dynamo",
     "is_batched",
     "is_below_tracers",
