@@ -82,7 +82,7 @@ class Running:
     # ---- bodies as functions of all that they read ----
 
     def _closed(self, bodies: Sequence[Trace]) -> tuple[Values, Callable[[Values], Running]]:
-        """The values that bodies read besides their inputs, and a run in which others stand for them."""
+        """The values that bodies read besides their inputs, and a run with others instead."""
         tensors = {
             id(one.tensor): self.constants[id(one.tensor)]
             for body in bodies
