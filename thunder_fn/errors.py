@@ -212,6 +212,12 @@ class VerificationError(ThunderError, ArithmeticError):
     """
 
 
+class PortableError(ThunderError, ValueError):
+    """A program cannot be written as data or exported, or a file is no program that can be
+    loaded.
+    """
+
+
 class MissingExtra(ThunderError, ImportError):
     """An optional package is not installed. The message names the extra that brings it."""
 

@@ -13,6 +13,7 @@ EXTRAS = {
     "igraph": "inspect",
     "matplotlib": "inspect",
     "rich": "inspect",
+    "safetensors": "save",
     "torchao": "torchao",
     "transformers": "transformers",
 }

@@ -40,6 +40,10 @@ GROUPS: dict[str, tuple[str, str]] = {
             " last_prologue_traces last_backward_traces cache_info explain_claims explain_misses"
         ),
     ),
+    "Programs that leave the process": (
+        "Files that are data only.",
+        "save load",
+    ),
     "Numbers and parameters": (
         "Transforms that change precision, or how parameters are stored.",
         "autocast autocast_policy quantize lora fsdp ddp tensor_parallel",

@@ -367,6 +367,24 @@ def _judge(text: str, FUNC: Any, GRAPH: Any) -> Outcome:
     return Outcome("same")
 
 
+def beside(text: str, other: str) -> Outcome:
+    """Compare thunder_fn's run of a program with eager PyTorch's of another one, which has no quirk of eager's."""
+    from tests.fuzz.oracles import FUNC
+
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), time_limit(SECONDS):
+        warnings.simplefilter("ignore")
+        expected = list(calls(load(other), FUNC, lambda f: f))
+        if expected[-1].error is not None:
+            return Outcome("raises", _first_line(expected[-1].error))
+        module = load(text)
+        T, wrap = ours(module["PLAN"])
+        found = [
+            compare(have, want, tolerance(text), facts=False)
+            for have, want in zip(calls(module, T, wrap), expected, strict=False)
+        ]
+        return next((one for one in found if one.kind != "same"), Outcome("same"))
+
+
 def _is_unstable(module: Any, FUNC: Any, GRAPH: Any, at: int, want: Observed, rtol: float) -> bool:
     """Test whether arguments that are a little different make eager's results as different."""
     for T in (FUNC, GRAPH):

@@ -23,6 +23,7 @@ EXPRESSIONS = (
     (grammar.BINARY, 6),
     (grammar.REDUCTIONS, 4),
     (grammar.SHAPES, 6),
+    (grammar.SHARED, 2),
     (grammar.PRODUCTS, 3),
     (grammar.NOT_FLOAT, 2),
     (grammar.RANDOM, 1),
@@ -76,7 +77,9 @@ class Draw:
         self.count = 0
         self.env: dict[str, Any] = {"torch": torch, "nn": nn, "F": F, "T": FUNC}
         self.n = 3
-        self.focus = self.random.choice(("", "", "writes", "nested", "nested", "flow", "layout", "random"))
+        self.focus = self.random.choice(
+            ("", "", "writes", "nested", "nested", "flow", "layout", "random", "views", "views")
+        )
         self.random_ops = self.random.random() < (0.8 if self.focus == "random" else 0.1)
         self.backward = self.random.random() < 0.5
         self.coarse = self.random.random() < 0.15
@@ -196,9 +199,10 @@ class Draw:
         kind = self.random.random()
         flow = 0.25 if self.focus == "flow" else 0.08
         nested = (0.35 if self.focus == "nested" else 0.06) if depth < 3 else 0.0
-        writes = 0.4 if self.focus == "writes" else 0.12
+        writes = 0.4 if self.focus in ("writes", "views") else 0.12
         if kind < writes:
             table = grammar.RARE_WRITES if self.random.random() < 0.03 else grammar.WRITES
+            table = grammar.WRITES_BY_VIEW if self.random.random() < (0.6 if self.focus == "views" else 0.1) else table
             table = grammar.CONTAINERS if self.packs and self.random.random() < 0.15 else table
             return self.simple(self.random.choice(table), env)
         if kind < writes + flow:
@@ -218,6 +222,7 @@ class Draw:
     def expression(self, env: dict[str, Any]) -> str | None:
         tables, weights = zip(*EXPRESSIONS, strict=True)
         table = self.random.choices(tables, weights)[0]
+        table = grammar.SHARED if self.focus == "views" and self.random.random() < 0.4 else table
         if table is grammar.RANDOM and not self.random_ops:
             return None
         return self.fill(self.random.choice(table), env)
@@ -560,6 +565,10 @@ class Draw:
         results += [name for name in names if draw.random() < 0.1] or ([] if results else [names[0]])
         shape = draw.random()
         whole = results[0] if len(results) == 1 and shape < 0.7 else "[" + ", ".join(results) + "]"
+        if 0.84 < shape < 0.87 and len(results) > 1:
+            whole = f"{{'u': [{results[0]}], 'w': ({', '.join(results[1:])}, {{'z': {results[-1]}}})}}"
+        if 0.87 < shape < 0.9:
+            whole = f"Pack({', '.join(results)})"
         if shape > 0.9:
             whole = "{" + ", ".join(f"{k!r}: {k}" for k in results) + "}"
         calls = draw.choice(([3, 3], [3, 3, 3], [3, 4], [3, 4, 5], [3, 3, 4], [3]))
@@ -580,6 +589,14 @@ class Draw:
         unpacked = f"        {', '.join(names)}{ends} = {', '.join(f'd[{name!r}]' for name in names)}{ends}\n"
         unpacked = unpacked if self.packs else ""
         packed = "{" + ", ".join(f"{name!r}: {name}" for name in names) + "}"
+        is_nested = not self.packs and draw.random() < 0.06
+        if is_nested:
+            packed = draw.choice((f"Pack({', '.join(names)})", f"[{', '.join(names)}]"))
+            unpacked = f"        {', '.join(names)}{ends} = d\n"
+            if draw.random() < 0.5:
+                packed, unpacked = f"{{'x': ({packed}, 2)}}", f"        {', '.join(names)}{ends} = d['x'][0]\n"
+        self.packs = self.packs or is_nested
+        count = max(len(results) * whole.startswith("Pack"), len(names) * ("Pack" in packed))
         return PROGRAM.format(
             options=options,
             calls=calls,
@@ -591,6 +608,7 @@ class Draw:
             given=f"{packed}," if self.packs else ", ".join(names) + ends,
             unpacked=unpacked,
             inputs=textwrap.indent("\n".join(lines), "    "),
+            pack=PACK.format(count) if "Pack(" in whole + packed * self.packs else "",
             classes=used(grammar.FUNCTION_CLASSES) + used(grammar.MODULES),
             closed=textwrap.indent("\n".join(closed) + "\n", "    ") if closed else "",
             names=", ".join(line.split(" ")[0] for line in closed),
@@ -599,12 +617,16 @@ class Draw:
         )
 
 
+PACK = 'Pack = __import__("collections").namedtuple("Pack", [f"p{{i}}" for i in range({0})], defaults=[0] * {0})'
+"""A NamedTuple that has a place for each argument and for each result."""
+
 PROGRAM = """\
 import torch
 import torch.utils.checkpoint
 from torch import nn
 from torch.nn import functional as F
 
+{pack}
 PLAN = {{"calls": {calls}, "via": "{via}", "options": {options}, "backward": {backward}, "grad_mode": "{mode}"{more}}}
 {classes}
 

@@ -1,7 +1,9 @@
 """Templates of expressions and statements, from which programs are made.
 
-In a template `{f}` stands for a float tensor, `{g}` for another or a number, `{i}` for a tensor of ints, `{b}` of bools,
-`{z}` for a complex one, `{t}` for any tensor, `{p}` for a Python number, `{n}` for a small int, `{d}` for a dim, `{x}` for an
+In a template `{f}` stands for a float tensor, `{g}` for another or a number, `{i}` for a tensor of ints, `{b}` of
+bools,
+`{z}` for a complex one, `{t}` for any tensor, `{p}` for a Python number, `{n}` for a small int, `{d}` for a dim,
+`{x}` for an
 index, and `~` for a space.
 """
 
@@ -149,7 +151,8 @@ F.relu_({f}) {f}.clamp_(-1,1) {f}.sigmoid_() {f}.tanh_() {f}.square_() {f}.pow_(
 {f}.squeeze().mul_({p}) {f}.as_strided((2,),(1,)).add_({p}) {f}.movedim(0,-1).sub_({g}) torch.add({f},{g},out={f})
 torch.mul({f},{f},out={f}) torch.sin({f},out={f}) torch.cat([{f},{f}],out={f}) torch.sum({f},0,out={f})
 torch.mm({f},{f},out={f}) torch.maximum({f},{f},out={f}) torch.matmul({f},{f},out={f})
-torch.add({f},{g},out={f}[0]) torch.mul({f},{g},out={f}.t()) torch.exp({f},out={f}[::2]) torch.sub({f},{g},out={f}.view(-1))
+torch.add({f},{g},out={f}[0]) torch.mul({f},{g},out={f}.t()) torch.exp({f},out={f}[::2])
+torch.sub({f},{g},out={f}.view(-1))
 torch.cumsum({f},0,out={f}) torch.div({f},{p},out={f}.narrow(0,0,1)) torch.neg({f},out={f}.unsqueeze(0))
 {f}[{x}].copy_({f}) {f}.t().copy_({f}) {f}.view({f}.shape).add_({g}) {f}.data.add_({p}) {f}.detach()[0].mul_({p})
 {f}.view(-1)[::2].neg_() {f}.expand_as({f}).mul_({p}) {f}.swapaxes(0,-1).add_({f}) {f}.unflatten(0,(1,-1))[0].mul_({p})
@@ -167,6 +170,64 @@ torch._neg_view({f}).add_({p}) {f}.copy_({z}.imag) {z}.neg_() {f}.register_hook(
 {f}.hardtanh_() torch.sigmoid_({f}) F.elu_({f}) F.leaky_relu_({f})
 """)
 
+SHARED = _words("""
+{f}[torch.tensor(1)] {f}[:,torch.tensor(0)] {f}[torch.tensor(-1),None] {f}[torch.tensor(1),1:] {f}.view(torch.int64)
+{f}.view(torch.float32) {z}.view(torch.float64) torch.view_as_complex({f}[...,:2]) {f}.view(torch.complex128)
+{i}.view(torch.float64) {f}.detach() {f}.detach()[0] {f}.data {f}.data[0] {f}.to({f}.dtype) {f}.double()
+{f}.contiguous()
+{f}.type(torch.float64) {f}.reshape({f}.shape) {f}.expand({f}.shape) torch.atleast_1d({f})
+torch.broadcast_to({f},{f}.shape)
+torch.as_tensor({f}) torch.asarray({f}) {f}.cpu() {z}.resolve_conj() {f}.resolve_neg() {f}.positive() +{f}
+torch.real({f}) F.dropout({f},0.0) nn.Identity()({f}) torch.narrow({f},0,torch.tensor(0),1) torch.ops.aten.alias({f})
+{f}.T.T {f}.unsafe_chunk(2)[0] torch.hsplit({f},3)[0] torch.linalg.diagonal({f}) torch.diagonal({f},0,0,1)
+{f}.clone().requires_grad_() {f}.detach().clone().requires_grad_() nn.Parameter({f}.detach()) torch.stack(tuple({f}))
+list({f})[0] [*{f}][-1] {f}.unflatten(0,(1,-1)) torch.movedim({f},0,-1) {f}.expand(2,*{f}.shape)[0] {f}.narrow({d},0,1)
+{f}.squeeze({d}) {f}.flatten() {f}.reshape(-1) {f}.ravel() {f}.mT {f}.unbind()[-1] torch.split({f},1)[0] {z}.real
+{z}.imag
+{z}.conj() {z}.mH torch.view_as_real({z}) {z}.conj().imag torch._neg_view({f}) {f}.unfold(0,2,1)
+{f}.as_strided((2,),(1,))
+max({f},{f},key=lambda~t:t.dim()) {f}.requires_grad_(True) {f}.swapdims(0,-1) {f}.view_as({f}) torch.squeeze({f})
+{f}.to(torch.float64,copy=False) {f}.to(torch.float64,copy=True) {f}.to({f}) {f}.type_as({f}) torch.positive({f})
+{f}.clone(memory_format=torch.contiguous_format) {f}.diagonal() {f}.masked_fill({b},0) {f}.new_tensor({p}) {f}[None][0]
+torch.concat([{f}]) torch.cat([{f}]) torch.where(torch.tensor(True),{f},{f}) {f}.repeat(1) {f}.sum(()) {f}[...] {f}[:]
+torch.clamp({f}) if~0~else~{f} {f}.mul(1) {f}.gather(0,torch.zeros_like({f},dtype=torch.long)) {f}.index_select(0,{i})
+""")
+"""Results that are, share memory with, or are copies of what they are taken of, depending on details."""
+
+WRITES_BY_VIEW = _words("""
+{f}[torch.tensor(1)].mul_({p}) {f}[torch.tensor(0)].add_({g}) {f}[{i}].mul_(2) {f}[:,torch.tensor(1)].zero_()
+{f}[torch.tensor(1),None].add_(1) {f}[torch.tensor(1)]=0 {f}[torch.tensor(1)]+={g} {f}.view(torch.int64).add_(1)
+{f}.view(torch.int64)[0].zero_() {f}[0].view(torch.int64).zero_() {f}.detach().view(torch.int64)[0]=0
+{f}.view(torch.float32)[...,0]=0 {z}.view(torch.float64).mul_({p}) torch.view_as_complex({f}[...,:2]).mul_(1j)
+{f}.index_put_((torch.tensor([0,0]),),{f},accumulate=True) {f}.index_put_(({b},),{f}[0]) {f}.index_put_(({i},),{f}[0])
+{f}.expand(2,*{f}.shape).scatter_(0,{i},{p}) torch.where({b},{f},{f},out={f}[0]) torch.add({f},{f},out={z}.real)
+torch.sin({f},out={f}.diagonal()) torch.add({f},1,out={f}.T) torch.mul({f},{f},out={f}[...,0])
+torch.exp({f},out={z}.imag)
+torch.sum({f},-1,out={f}[0]) torch.cat([{f},{f}],out={f}.view(-1)) torch.max({f},{d},out=({f},{i}))
+torch.sort({f},out=({f},{i})) torch.mm({f},{f},out={f}.t()) {z}.real[0]={p} {z}.imag+={f} {z}.imag.copy_({f})
+{z}.real.add_({f}) torch.view_as_real({z})[...,0].zero_() {z}.mH.mul_({p}) {z}.mT.conj()[0].add_(1j)
+{z}.conj().copy_({z}) {z}.resolve_conj().mul_(2) {z}.T.imag.zero_() {z}.conj().real[0].fill_({p})
+{f}.data[0]={p} {f}.data.t().mul_({p}) {f}.detach().t()[0].zero_() {f}.detach().view(-1)[0]={p} {f}.data.zero_()
+{f}.unsqueeze_({d}) {f}.squeeze_({d}) {f}.transpose_({d},{d}) {f}.swapdims_(0,1) {f}.detach_() {f}.requires_grad_()
+torch._foreach_add_([{f},{f}],{p}) torch._foreach_mul_([{f}],[{f}]) nn.init.zeros_({f}) {f}.to({f}.dtype).mul_({p})
+{f}.double().add_(1) {f}.contiguous().mul_({p}) {f}.reshape(-1).add_({p}) {f}.expand({f}.shape).mul_({p})
+torch.as_tensor({f}).add_({p}) {f}.positive().mul_(2) (+{f}).mul_(3) nn.Identity()({f}).add_(1) {f}.flatten()[0]={p}
+{f}.ravel().mul_({p}) torch.atleast_2d({f}).neg_() {f}.squeeze().unsqueeze(0).mul_({p}) {f}.resolve_neg().add_(1)
+torch._neg_view({f})[0].mul_({p}) torch._neg_view({f}).copy_({f}) {f}.unfold(0,2,2)[0].mul_({p}) list({f})[0].mul_({p})
+{f}.chunk(2,{d})[-1].mul_({p}) {f}.tensor_split(2)[0].add_({g}) {f}.diagonal(0,-2,-1).zero_()
+{f}.movedim(0,-1)[0].add_(1)
+{f}.mT[0].mul_({p}) {f}.T.T.add_({p}) {f}.unbind(-1)[0].copy_({g}) {f}.split([1,2])[1].mul_({p})
+{f}.view(-1).unfold(0,1,1).mul_(2)
+{f}.masked_fill_({f}>0,{f}.sum()) {f}.fill_({f}.sum()) {f}[0].fill_({f}.mean()) {f}.copy_({f}.sum()) {f}.copy_({f}[0])
+{f}.index_add_(0,{i},{f},alpha=2) {f}.index_reduce_(0,{i},{f},"prod") {f}.scatter_(0,{i},{f},reduce="add")
+{f}.put_({i},{f},accumulate=True)
+{f}.as_strided((2,),(1,),1).mul_({p}) {f}.select(0,torch.tensor(1)).mul_(2) {f}.narrow(0,torch.tensor(1),1).mul_({p})
+{f}.lerp_({f},{f}) {f}.addmv_({f},{f}) {f}.addr_({f},{f}) {f}.baddbmm_({f},{f}) {f}.cumprod_({d}) {f}.triu_(1)
+{f}.clip_(-1,1)
+{f}.mul_({f}.detach()) {f}.add_({f}.data) {f}.sub_({f}[0]) {f}[0].sub_({f}[1])
+{f}[0],{f}[1]={f}[1].clone(),{f}[0].clone()
+""")
+
 RARE_WRITES = _words("""
 {f}.requires_grad_() {f}.requires_grad_(False) {f}.set_({f}) {f}.resize_(2,2) {f}.set_({f}.clone()) {f}.data.mul_({p})
 {f}.data.copy_({f}) {f}.data={f}.data*2 {f}.detach_() {f}.as_strided_((2,),(1,))
@@ -178,7 +239,9 @@ d["a0"]={f} d["new"]={f} d["a0"].add_({g}) d.update(w={f}) d["a0"]=d["a0"]*2
 """)
 
 MODULE_CALLS = _words("""
-{m}({f}) {m}({f}[...,:3]) {m}({f}).sum() {m}({m}({f})) {m}({f}.detach())
+torch.func.functional_call({m},dict({m}.named_parameters()),({f},))
+torch.func.functional_call({m},{k:v*2~for~k,v~in~{m}.named_parameters()},({f},)) {m}({f}) {m}({f}[...,:3])
+{m}({f}).sum() {m}({m}({f})) {m}({f}.detach())
 """)
 
 INDICES = _words("""
@@ -239,6 +302,35 @@ class Dirty(torch.autograd.Function):
     def backward(ctx, g):
         return g * 2
 """,
+    "Row": """
+class Row(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.shape = x.shape
+        return x[0]
+    @staticmethod
+    def backward(ctx, g):
+        return torch.cat([g[None] * 3, g.new_zeros(ctx.shape[0] - 1, *ctx.shape[1:])])
+""",
+    "Same": """
+class Same(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x
+    @staticmethod
+    def backward(ctx, g):
+        return g * 2
+""",
+    "Flat": """
+class Flat(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.reshape(-1), x.detach() * 2
+    @staticmethod
+    def backward(ctx, g, h):
+        return g.reshape(ctx.saved_tensors[0].shape) * ctx.saved_tensors[0] + h
+""",
     "Lazy": """
 class Lazy(torch.autograd.Function):
     @staticmethod
@@ -253,7 +345,7 @@ class Lazy(torch.autograd.Function):
 }
 FUNCTION_CALLS = _words("""
 Twice.apply({f}) Pair.apply({f},{p})[0] Pair.apply({f},{p})[1] Split.apply({f},{f})[0] Dirty.apply({f})
-Lazy.apply({f},{f})[0] Lazy.apply({f},{f})[1]
+Lazy.apply({f},{f})[0] Lazy.apply({f},{f})[1] Row.apply({f}) Same.apply({f}) Flat.apply({f})[0] Flat.apply({f})[1]
 """)
 
 MODULES = {

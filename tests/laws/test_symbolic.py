@@ -15,10 +15,12 @@ from thunder_fn.testing.laws.symbolic import (
     OF_DATA,
     PROMOTED,
     STEPS,
+    Calls,
     Promoted,
     Resized,
     Sizes,
     arguments,
+    law_a_saved_function_is_the_compiled_one,
     law_hints_change_nothing,
     law_symbolic_is_static,
     program,
@@ -59,3 +61,13 @@ def test_other_sizes_miss(name: str) -> None:
         args = arguments((rows, others, 3), n)
         torch.testing.assert_close(g(*args), f(*args), rtol=1e-9, atol=1e-9)
     assert cache_info(g).misses <= 4
+
+
+CALLED = (((4, 3, 2), 2.5, False), ((5, 3, 2), 0.5, True), ((3, 4, 3), 2.5, False), ((1, 3, 2), 2.5, False))
+
+
+@pytest.mark.parametrize("first", range(len(STEPS) if THOROUGH else 6))
+def test_a_saved_function_is_the_compiled_one(first: int) -> None:
+    """Every step is in some program: of one step each, or of as many as there are to each of six."""
+    names = sorted(STEPS)[first :: len(STEPS) if THOROUGH else 6]
+    law_a_saved_function_is_the_compiled_one(Calls(tuple(names), CALLED))

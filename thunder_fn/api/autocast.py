@@ -10,8 +10,9 @@ from typing import Any, ParamSpec, TypeVar, overload
 import torch
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.api.calling import Transformed, apply, tensors_of, transformed, write_back
-from thunder_fn.capture import capture, current
+from thunder_fn.api.calling import Transformed, transformed
+from thunder_fn.api.captures import Plan, in_place, planned
+from thunder_fn.capture import Captured, current
 from thunder_fn.capture.replaced.autocast_regions import REGION
 from thunder_fn.derived.leaf_autocast import Answer, autocast_policy
 from thunder_fn.errors import AutocastError
@@ -63,17 +64,18 @@ class Autocast(Transformed):
     policy: Policy
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        f = self._under_pytorchs() if self.policy is autocast_policy else self.fn
+        return planned(self, args, kwargs, lambda capture: self._plan(capture(f, args, kwargs)))
+
+    def _plan(self, captured: Captured) -> Plan:
         is_pytorchs = self.policy is autocast_policy
-        captured = capture(self._under_pytorchs() if is_pytorchs else self.fn, args, kwargs)
-        inputs = tensors_of(captured, args, kwargs)
         new = (
             cse(captured.trace)
             if is_pytorchs
             else autocast_trace(captured.trace, self.dtype, self.policy)
         )
         name = self.__name__ if current() is None else f"{REGION}_{captured.trace.name}"
-        outputs = apply(name, new, inputs, captured.trace)
-        return captured.result(write_back(captured, inputs, outputs))
+        return Plan(name, captured, new, in_place(captured))
 
     def _under_pytorchs(self) -> Callable[..., Any]:
         """The function under PyTorch's own autocast, on every device, whose casts are then part

@@ -8,13 +8,14 @@ from typing import Any, Literal as Choice, ParamSpec, TypeVar, overload
 
 import torch
 
-from thunder_fn.api.calling import Transformed, apply, tensors_of, transformed
-from thunder_fn.capture import TENSOR, Alias, Captured, capture, current, pytree
+from thunder_fn.api.calling import Transformed, transformed
+from thunder_fn.api.captures import Plan, planned
+from thunder_fn.capture import TENSOR, Alias, Captured, current, pytree
 from thunder_fn.capture.apply import view_again, write
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.errors import VmapError, kind_of, located, spelled
 from thunder_fn.interpreters.vmap import vmap as vmap_trace
-from thunder_fn.ir.trace import as_dim, type_of_value
+from thunder_fn.ir.trace import Trace, as_dim, type_of_value
 from thunder_fn.jitted import Jitted
 from thunder_fn.structured.autograd_function import with_batch_dims
 from thunder_fn.torch_internals import (
@@ -43,16 +44,20 @@ class Vmap(Transformed):
     chunk_size: int | None = None
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        name = self.__name__
-        dims = spread_in_dims(self.in_dims, args, name)
-        size = batch_size(args, dims, name)
-        if self.chunk_size is not None and size > self.chunk_size:
-            return self._in_chunks(args, kwargs, dims, size, self.chunk_size)
-        return self._call(args, kwargs, dims, size)
+        if self.chunk_size is None:
+            return planned(self, args, kwargs, lambda capture: self._plan(capture, args, kwargs))
+        dims = spread_in_dims(self.in_dims, args, self.__name__)
+        size = batch_size(args, dims, self.__name__)
+        whole = replace(self, chunk_size=None)
+        if size <= self.chunk_size:
+            return whole(*args, **kwargs)
+        return self._in_chunks(whole, args, kwargs, dims, size, self.chunk_size)
 
-    def _call(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: list[int | None], size: int
-    ) -> Any:
+    def _plan(
+        self, capture: Callable[..., Captured], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Plan:
+        dims = spread_in_dims(self.in_dims, args, self.__name__)
+        size = batch_size(args, dims, self.__name__)
         leaves, spec = pytree.flatten(args)
         examples = [
             leaf if dim is None else example_of(leaf, dim)
@@ -62,21 +67,31 @@ class Vmap(Transformed):
         kept = [
             dim for leaf, dim in zip(leaves, dims, strict=True) if isinstance(leaf, torch.Tensor)
         ]
-        inputs = tensors_of(captured, args, kwargs)
-        in_dims = (*kept, *(None for _ in range(len(inputs) - len(kept))))
+        in_dims = (*kept, *(None for _ in range(len(captured.trace.inputs) - len(kept))))
         trace = with_batch_dims(captured.trace, in_dims)
         new, flags = vmap_trace(trace, in_dims, as_dim(size), self.randomness)
-        outputs = apply(self.__name__, new, inputs, captured.trace)
-        self._write_back(
-            captured,
-            inputs,
-            in_dims,
-            outputs[captured.num_results :],
-            flags[captured.num_results :],
-        )
-        results, flags = list(outputs[: captured.num_results]), list(flags[: captured.num_results])
+        own = self.without_function
+
+        def arrange(inputs: Sequence[Any], outputs: tuple[Any, ...]) -> Any:
+            return own._results(captured, new, inputs, in_dims, outputs, flags, size)
+
+        return Plan(self.__name__, captured, new, arrange)
+
+    def _results(
+        self,
+        captured: Captured,
+        new: Trace,
+        inputs: Sequence[Any],
+        in_dims: Sequence[int | None],
+        outputs: tuple[Any, ...],
+        flags: Sequence[int | None],
+        size: int,
+    ) -> Any:
+        count = captured.num_results
+        self._write_back(captured, inputs, in_dims, outputs[count:], flags[count:])
+        results, dims = list(outputs[:count]), list(flags[:count])
         for place, alias in _written_results(captured, inputs, in_dims, size):
-            results[place], flags[place] = alias, 0
+            results[place], dims[place] = alias, 0
         if (recorder := current()) is not None:
             for shared in captured.shared:
                 source = inputs[shared.source] if isinstance(shared.source, int) else shared.source
@@ -86,10 +101,10 @@ class Vmap(Transformed):
                 results[shared.result] = view_again(
                     recorder, captured, new, shared, (source, batched), result
                 )
-        return self._arrange(captured, results, flags, size)
+        return self._arrange(captured, results, dims, size)
 
     def _write_back(
-        self, captured: Captured, inputs: list[Any], in_dims: Any, values: Any, flags: Any
+        self, captured: Captured, inputs: Sequence[Any], in_dims: Any, values: Any, flags: Any
     ) -> None:
         """Give mutated tensors their new values; a batched value does not fit into an unbatched
         tensor.
@@ -128,7 +143,7 @@ class Vmap(Transformed):
         return captured.result(tuple(placed))
 
     def _in_chunks(
-        self, args: Any, kwargs: Any, dims: list[int | None], size: int, chunk: int
+        self, whole: Vmap, args: Any, kwargs: Any, dims: list[int | None], size: int, chunk: int
     ) -> Any:
         leaves, spec = pytree.flatten(args)
         parts: list[Any] = []
@@ -141,7 +156,7 @@ class Vmap(Transformed):
             ]
             if state is not None:  # the examples of all chunks draw the same numbers
                 torch.set_rng_state(state)
-            parts.append(self._call(pytree.unflatten(spec, narrowed), kwargs, dims, count))
+            parts.append(whole(*pytree.unflatten(spec, narrowed), **kwargs))
         return self._joined(parts)
 
     def _joined(self, parts: list[Any]) -> Any:

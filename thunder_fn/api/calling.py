@@ -7,13 +7,17 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.capture import TENSOR, Captured
+from thunder_fn.capture import TENSOR, Captured, current
 from thunder_fn.capture.apply import tensors_of, write_back
 from thunder_fn.capture.scopes import user_source
+from thunder_fn.capture.watching import made
+from thunder_fn.derived.leaf_vjp import ruled
 from thunder_fn.errors import (
     GradError,
     JitError,
@@ -22,16 +26,21 @@ from thunder_fn.errors import (
     kind_of,
     located,
 )
+from thunder_fn.executors import Program, lower
 from thunder_fn.executors.base import Numerics, is_within
+from thunder_fn.ir.memos import memo
 from thunder_fn.ir.text import shown
 from thunder_fn.ir.trace import TensorType, Trace, cut
 from thunder_fn.jitted import Jitted
 from thunder_fn.structured.shared.bind import apply
 from thunder_fn.structured.shared.bodies import own_memory
 
+T = TypeVar("T", bound="Transformed")
+
 __all__ = [
     "Transformed",
     "apply",
+    "run",
     "check_output",
     "described",
     "main_only",
@@ -41,6 +50,23 @@ __all__ = [
     "unwritten",
     "write_back",
 ]
+
+
+@memo(256)
+def _lowered(trace: Trace, below_autograd: bool) -> Program:
+    return lower(trace, below_autograd=below_autograd)
+
+
+def run(name: str, new: Trace, inputs: Sequence[Any], captured: Captured) -> tuple[Any, ...]:
+    """Apply a trace that was made of a captured one. Where later calls run it again, it is lowered,
+    unless autograd follows and needs a rule of ours.
+    """
+    is_followed = torch.is_grad_enabled() and any(map(internals.is_followed, inputs))
+    is_eager = captured.is_kept and current() is None and not internals.is_intercepted()
+    if not is_eager or (is_followed and any(ruled(new))):
+        return apply(name, new, inputs, captured.trace)
+    made(name, new, captured.trace)
+    return _lowered(new, not is_followed).run(*map(internals.plain, inputs))
 
 
 def unwritten(
@@ -99,6 +125,16 @@ def _takes(fn: Callable[..., Any], name: str) -> bool:
     return name in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
 
 
+@dataclass(frozen=True)
+class Named:
+    """The name of a function, without what the function keeps alive."""
+
+    __name__: str
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise AssertionError(f"{self.__name__} is a name only")
+
+
 class Transformed:
     """Base of transformed functions: the name and the wrapped function of the original. Dynamo
     leaves their calls alone, since it could only read how they capture.
@@ -113,6 +149,12 @@ class Transformed:
     def __name__(self) -> str:
         kind: str = type(self).__qualname__.lower()
         return f"{kind}_{getattr(self.fn, '__name__', type(self.fn).__name__)}"
+
+    @property
+    def without_function(self: T) -> T:
+        """The options of the transform, with something of the function's name in its place."""
+        name = getattr(self.fn, "__name__", type(self.fn).__name__)
+        return replace(self, fn=Named(name))  # type: ignore[type-var]
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
@@ -159,9 +201,8 @@ def main_only(captured: Captured) -> Captured:
     """The capture as if the function had returned the first of its two results only."""
     first = captured.out_spec.children()[0]
     leaves = captured.out_leaves[: first.num_leaves]
-    return Captured(
-        captured.trace, captured.in_spec, captured.in_leaves, first, leaves, captured.writes
-    )
+    known = captured.trace, captured.in_spec, captured.in_leaves, first, leaves, captured.writes
+    return Captured(*known, is_kept=captured.is_kept)
 
 
 def check_output(captured: Captured, main: Sequence[bool], name: str) -> None:

@@ -10,8 +10,9 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 from torch.func import functional_call as functional_call, stack_module_state as stack_module_state
 
-from thunder_fn.api.calling import Transformed, apply, tensors_of, transformed, write_back
-from thunder_fn.capture import capture
+from thunder_fn.api.calling import Transformed, transformed
+from thunder_fn.api.captures import Plan, in_place, planned
+from thunder_fn.capture import Captured
 from thunder_fn.errors import GradError
 from thunder_fn.jitted import Jitted
 
@@ -31,10 +32,12 @@ class Functionalized(Transformed):
     fn: Callable[..., Any]
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        captured = capture(self.fn, args, kwargs)
-        inputs = tensors_of(captured, args, kwargs)
-        outputs = apply(self.__name__, captured.trace, inputs, captured.trace)
-        return captured.result(write_back(captured, inputs, outputs))
+        return planned(
+            self, args, kwargs, lambda capture: self._plan(capture(self.fn, args, kwargs))
+        )
+
+    def _plan(self, captured: Captured) -> Plan:
+        return Plan(self.__name__, captured, captured.trace, in_place(captured))
 
 
 @overload

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Concatenate, Literal as Choice, overload
 
 import torch
@@ -11,13 +12,12 @@ from typing_extensions import ParamSpec, TypeVar
 
 from thunder_fn.api.calling import (
     Transformed,
-    apply,
     described,
-    tensors_of,
     transformed,
     write_back,
 )
-from thunder_fn.capture import Captured, capture, current, pytree
+from thunder_fn.api.captures import Plan, planned
+from thunder_fn.capture import Captured, current, pytree
 from thunder_fn.capture.failures import check_argument, source_of
 from thunder_fn.capture.rewriting import is_to_be_fused
 from thunder_fn.capture.scopes import user_source
@@ -32,7 +32,7 @@ from thunder_fn.errors import (
 )
 from thunder_fn.interpreters import grad as reverse
 from thunder_fn.ir.text import shown
-from thunder_fn.ir.trace import TensorType, type_of_value
+from thunder_fn.ir.trace import TensorType, cut, type_of_value
 from thunder_fn.jitted import Jitted
 
 P = ParamSpec("P", default=...)
@@ -53,30 +53,41 @@ class Grad(Transformed):
     returns: str = "grad"
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        return planned(self, args, kwargs, lambda capture: self._plan(capture, args, kwargs))
+
+    def _plan(
+        self, capture: Callable[..., Captured], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Plan:
         argnums = check_argnums(self.argnums, args, self.__name__)
         wrt = differentiated_leaves(args, argnums, self.__name__)
         captured = capture(
             self.fn, args, kwargs, inside="grad", differentiated=leaves_of(args, wrt)
         )
         check_loss(captured, self.has_aux, self.fn, self.__name__)
-        inputs = tensors_of(captured, args, kwargs)
-        wanted = input_mask(captured, args, kwargs, wrt)
-        fused = is_to_be_fused()
+        wanted, fused = input_mask(captured, args, wrt), is_to_be_fused()
         new = reverse.grad_and_value(captured.trace, wanted, fused=fused)
-        outputs = apply(self.__name__, new, inputs, captured.trace)
-        count = sum(wanted)
-        found = outputs[:count]
-        if (
-            current() is not None
-        ):  # a zero belongs to each example of its argument, as to torch.func
-            primals = [value for value, flag in zip(inputs, wanted, strict=False) if flag]
-            reached = reverse.is_reached(captured.trace, wanted, fused=fused)
-            found = tuple(
-                value if flag else torch.zeros_like(primal)
-                for value, flag, primal in zip(found, reached, primals, strict=True)
-            )
-        grads = group_gradients(found, args, argnums, self.argnums)
-        return self._arrange(grads, captured.result(write_back(captured, inputs, outputs[count:])))
+        count, specs = sum(wanted), {i: pytree.flatten(args[i])[1] for i in argnums}
+        own = self.without_function
+        if captured.is_kept and self.returns == "grad" and not self.has_aux:
+            new = cut(new, outputs=new.outputs[:count])
+            only = lambda _, grads: group_gradients(grads, specs, argnums, own.argnums)
+            return Plan(self.__name__, captured, new, only)
+        is_inside = current() is not None
+        reached = reverse.is_reached(captured.trace, wanted, fused=fused) if is_inside else ()
+
+        def arrange(inputs: Sequence[Any], outputs: tuple[Any, ...]) -> Any:
+            found = outputs[:count]
+            if is_inside:  # a zero belongs to each example of its argument, as to torch.func
+                primals = [value for value, flag in zip(inputs, wanted, strict=False) if flag]
+                found = tuple(
+                    value if flag else torch.zeros_like(primal)
+                    for value, flag, primal in zip(found, reached, primals, strict=True)
+                )
+            grads = group_gradients(found, specs, argnums, own.argnums)
+            results = write_back(captured, inputs, outputs[count:])
+            return own._arrange(grads, captured.result(results))
+
+        return Plan(self.__name__, captured, new, arrange)
 
     def _arrange(self, grads: Any, result: Any) -> Any:
         value, aux = result if self.has_aux else (result, None)
@@ -281,30 +292,31 @@ def leaves_of(args: tuple[Any, ...], positions: set[int]) -> list[int]:
     return [number for number, position in enumerate(owners) if position in positions]
 
 
-def input_mask(
-    captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any], wrt: set[int]
-) -> tuple[bool, ...]:
+def input_mask(captured: Captured, args: tuple[Any, ...], wrt: set[int]) -> tuple[bool, ...]:
     """Tell for each input of the trace whether it belongs to a differentiated argument."""
-    flags: list[bool] = []
-    for number, arg in enumerate(args):
-        flags += [
-            number in wrt for leaf in pytree.flatten(arg)[0] if isinstance(leaf, torch.Tensor)
-        ]
-    flags += [False for leaf in pytree.flatten(kwargs)[0] if isinstance(leaf, torch.Tensor)]
-    return tuple(flags)
+    flags = [
+        number in wrt
+        for number, arg in enumerate(args)
+        for leaf in pytree.flatten(arg)[0]
+        if isinstance(leaf, torch.Tensor)
+    ]
+    return (*flags, *(False,) * (len(captured.trace.inputs) - len(flags)))
 
 
 def group_gradients(
-    found: Sequence[Any], args: tuple[Any, ...], argnums: tuple[int, ...], asked: Argnums
+    found: Sequence[Any],
+    specs: Mapping[int, pytree.PyTreeSpec],
+    argnums: tuple[int, ...],
+    asked: Argnums,
 ) -> Any:
-    """Gradients, which come in the order of the inputs, in the structure of the arguments and
+    """Gradients, which come in the order of the inputs, in the structures of the arguments and
     the order of argnums.
     """
     supply = iter(found)
-    trees: dict[int, Any] = {}
-    for number in sorted(argnums):
-        leaves, spec = pytree.flatten(args[number])
-        trees[number] = pytree.unflatten(spec, [next(supply) for _ in leaves])
+    trees = {
+        number: pytree.unflatten(specs[number], [*islice(supply, specs[number].num_leaves)])
+        for number in sorted(argnums)
+    }
     return (
         trees[argnums[0]] if isinstance(asked, int) else tuple(trees[number] for number in argnums)
     )

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal as Choice, TypeVar, overload
+from typing import Any, ClassVar, Literal as Choice, TypeVar, overload
 
 import torch
 
 from thunder_fn.api.calling import (
-    apply,
     check_output,
     described,
     main_only,
     main_output,
+    run,
     unwritten,
     write_back,
 )
-from thunder_fn.capture import TENSOR, Captured, capture, pytree
+from thunder_fn.api.captures import Plan, planned
+from thunder_fn.capture import TENSOR, Captured, pytree
 from thunder_fn.capture.rewriting import is_to_be_fused
 from thunder_fn.derived.leaf_vjp import is_differentiable
 from thunder_fn.errors import CotangentError, NotDifferentiable, callable_name, kind_of
@@ -36,6 +38,9 @@ class Pullback:
     primals.
     """
 
+    KEY: ClassVar = "captured", "wanted_outputs", "residuals", "primals"
+    """The fields from which the others follow."""
+
     split: Split
     residuals: tuple[torch.Tensor, ...]
     captured: Captured
@@ -53,11 +58,8 @@ class Pullback:
                 " b))`."
             )
         given = self._check(cotangents[0])
-        found = apply(
-            f"{self.name}_backward",
-            self.split.backward,
-            (*self.residuals, *given),
-            self.captured.trace,
+        found = run(
+            f"{self.name}_backward", self.split.backward, (*self.residuals, *given), self.captured
         )
         wanted = iter(self.split.gradients)
         leaves: list[torch.Tensor] = []
@@ -126,32 +128,48 @@ def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
 
     Source: torch.func.vjp for the signature.
     """
-    name = callable_name(f)
-    leaves, in_spec = pytree.flatten(primals)
+    make = functools.partial(_plan_of_vjp, f, primals, has_aux=has_aux)
+    return planned(("vjp", f, has_aux), primals, {}, make)
+
+
+def _check_tensors(primals: tuple[Any, ...], leaves: Sequence[Any]) -> None:
     for path, leaf in zip(pytree.paths(primals, "primals"), leaves, strict=True):
         if not isinstance(leaf, torch.Tensor):
             raise NotDifferentiable(f"vjp: {path} is {kind_of(leaf)}; pass numbers as tensors")
+
+
+def _plan_of_vjp(
+    f: Callable[..., Any],
+    primals: tuple[Any, ...],
+    capture: Callable[..., Captured],
+    *,
+    has_aux: bool,
+) -> Plan:
+    name = callable_name(f)
+    leaves, in_spec = pytree.flatten(primals)
+    _check_tensors(primals, leaves)
     captured = capture(f, primals, inside="vjp", differentiated=range(len(leaves)))
     main = main_output(captured, has_aux, "vjp(f, *primals)")
     check_output(captured, main, "vjp(f, *primals)")
     types = captured.trace.output_types
-    wanted_outputs = tuple(
-        flag and is_differentiable(type) for flag, type in zip(main, types, strict=True)
+    wanted = tuple(flag and is_differentiable(type) for flag, type in zip(main, types, strict=True))
+    num_leaves, count = len(leaves), len(captured.trace.outputs)
+    active = tuple(
+        place < num_leaves and is_differentiable(var.type)
+        for place, var in enumerate(captured.trace.inputs)
     )
-    wanted_inputs = tuple(is_differentiable(var.type) for var in captured.trace.inputs)
-    split = reverse.forward_backward(
-        captured.trace, wanted_inputs, wanted_outputs, fused=is_to_be_fused()
-    )
+    split = reverse.forward_backward(captured.trace, active, wanted, fused=is_to_be_fused())
     split = self_contained(split)
-    outputs = apply(f"{name}_forward", split.forward, leaves, captured.trace)
-    count = len(captured.trace.outputs)
-    residuals = split.residual_values(leaves, outputs)
-    backward, residuals = unwritten(captured, split.backward, residuals)
-    result = captured.result(write_back(captured, leaves, outputs[:count]))
     shown = main_only(captured) if has_aux else captured
-    found = tuple(map(type_of_value, outputs[:count]))  # sizes that depend on data are known by now
-    split = replace(split, backward=backward)
-    pullback = Pullback(
-        split, residuals, shown, wanted_outputs, found, tuple(leaves), in_spec, f"vjp_{name}"
-    )
-    return (result[0], pullback, result[1]) if has_aux else (result, pullback)
+
+    def arrange(inputs: Sequence[Any], outputs: tuple[Any, ...]) -> Any:
+        residuals = split.residual_values(inputs, outputs)
+        backward, residuals = unwritten(captured, split.backward, residuals)
+        result = captured.result(write_back(captured, inputs, outputs[:count]))
+        found = tuple(map(type_of_value, outputs[:count]))  # sizes that depend on data are known
+        halves, given = replace(split, backward=backward), tuple(inputs[:num_leaves])
+        known = found, given, in_spec, f"vjp_{name}"
+        pullback = Pullback(halves, residuals, shown, wanted, *known)
+        return (result[0], pullback, result[1]) if has_aux else (result, pullback)
+
+    return Plan(f"{name}_forward", captured, split.forward, arrange, later=(split.backward,))

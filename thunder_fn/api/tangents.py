@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal as Choice, TypeVar, overload
+from typing import Any, ClassVar, Literal as Choice, TypeVar, overload
 
 import torch
 
 from thunder_fn.api.calling import (
-    apply,
     check_output,
     main_only,
     main_output,
+    run,
     unwritten,
     write_back,
 )
-from thunder_fn.capture import Captured, capture, current, pytree
+from thunder_fn.api.captures import Plan, planned
+from thunder_fn.capture import Captured, current, pytree
 from thunder_fn.capture.apply import shows_inputs
 from thunder_fn.capture.numbers.python_numbers import running_shape
 from thunder_fn.capture.replaced.lookasides import divert
@@ -93,6 +95,19 @@ def jvp(
 
     Source: torch.func.jvp for the signature.
     """
+    make = functools.partial(_plan_of_jvp, f, primals, tangents, has_aux=has_aux, strict=strict)
+    return planned(("jvp", f, has_aux, strict), (primals, tangents), {}, make)
+
+
+def _plan_of_jvp(
+    f: Callable[..., Any],
+    primals: Any,
+    tangents: Any,
+    capture: Callable[..., Captured],
+    *,
+    has_aux: bool,
+    strict: bool,
+) -> Plan:
     leaves = check_primals(primals, "jvp")
     given = check_tangents(primals, tangents)
     captured = capture(f, tuple(primals), inside="jvp")
@@ -100,10 +115,18 @@ def jvp(
     main = main_output(captured, has_aux, "jvp(f, primals, tangents)")
     check_output(captured, main, "jvp(f, primals, tangents)")
     active = tuple(is_differentiable(type_of_value(leaf)) for leaf in leaves)
-    rule = jvp_trace(captured.trace, active)
-    moved = [tangent for tangent, flag in zip(given, active, strict=True) if flag]
-    outputs = apply(f"jvp_{captured.trace.name}", rule.trace, (*leaves, *moved), captured.trace)
-    return _arrange(captured, outputs, rule.active_outputs, main, leaves, has_aux, strict)
+    count, further = len(leaves), len(captured.trace.inputs) - len(leaves)
+    rule = jvp_trace(captured.trace, (*active, *(False,) * further))
+
+    def inputs_of(tensors: Sequence[Any], closed: Sequence[Any]) -> Sequence[Any]:
+        moved = (tensor for tensor, flag in zip(tensors[count:], active, strict=True) if flag)
+        return (*tensors[:count], *closed, *moved)
+
+    def arrange(inputs: Sequence[Any], outputs: tuple[Any, ...]) -> Any:
+        return _arrange(captured, outputs, rule.active_outputs, main, inputs, has_aux, strict)
+
+    name = f"jvp_{captured.trace.name}"
+    return Plan(name, captured, rule.trace, arrange, inputs_of)
 
 
 def _check_apart(
@@ -133,7 +156,7 @@ def _arrange(
     outputs: tuple[Any, ...],
     active_outputs: tuple[bool, ...],
     main: tuple[bool, ...],
-    leaves: list[Any],
+    inputs: Sequence[Any],
     has_aux: bool,
     strict: bool,
 ) -> Any:
@@ -146,7 +169,7 @@ def _arrange(
         raise TangentError(
             "jvp: with strict=True every output depends on the primals, but one does not"
         )
-    result = captured.result(write_back(captured, leaves, outputs[:count]))
+    result = captured.result(write_back(captured, inputs, outputs[:count]))
     shown = main_only(captured) if has_aux else captured
     filled = tuple(
         _zero_of(value) if tangent is None else tangent
@@ -218,6 +241,9 @@ class Linear:
     of the output.
     """
 
+    KEY: ClassVar = "captured", "residuals", "primals"
+    """The fields from which the others follow."""
+
     trace: Trace
     residuals: tuple[torch.Tensor, ...]
     captured: Captured
@@ -231,7 +257,7 @@ class Linear:
         given = check_tangents(self.primals, tangents, "linearize")
         moved = [tangent for tangent, flag in zip(given, self.active, strict=True) if flag]
         of = self.captured.trace
-        found = apply(f"{of.name}_linear", self.trace, (*self.residuals, *moved), of)
+        found = run(f"{of.name}_linear", self.trace, (*self.residuals, *moved), self.captured)
         shown = shows_inputs(self.trace)
         supply = iter(
             value.clone() if flag else value for value, flag in zip(found, shown, strict=True)
@@ -262,24 +288,36 @@ def linearize(f: Callable[..., R], *primals: Any) -> tuple[R, Linear]:
 
     Source: torch.func.linearize for the signature; autodidax part 4 for the partial evaluation.
     """
+    make = functools.partial(_plan_of_linearize, f, primals)
+    return planned(("linearize", f), primals, {}, make)
+
+
+def _plan_of_linearize(
+    f: Callable[..., Any], primals: tuple[Any, ...], capture: Callable[..., Captured]
+) -> Plan:
     leaves = check_primals(primals, "linearize")
     captured = capture(f, primals, inside="linearize")
     active = tuple(is_differentiable(type_of_value(leaf)) for leaf in leaves)
-    rule = jvp_trace(captured.trace, active)
-    count = len(captured.trace.outputs)
-    known = (True,) * len(leaves) + (False,) * (len(rule.trace.inputs) - len(leaves))
+    further = len(captured.trace.inputs) - len(leaves)
+    rule = jvp_trace(captured.trace, (*active, *(False,) * further))
+    count, num_inputs = len(captured.trace.outputs), len(captured.trace.inputs)
+    known = (True,) * num_inputs + (False,) * (len(rule.trace.inputs) - num_inputs)
     first, second = partial_eval(
         rule.trace, known, (True,) * count + (False,) * (len(rule.trace.outputs) - count)
     )
-    outputs = apply(f"{captured.trace.name}_primal", first, leaves, captured.trace)
-    second, residuals = unwritten(captured, second, outputs[count:])
-    result = captured.result(write_back(captured, leaves, outputs[:count]))
     types = tuple(type for type in captured.trace.output_types if isinstance(type, TensorType))[
         : captured.num_results
     ]
     flags = rule.active_outputs[: captured.num_results]
-    linear = Linear(second, residuals, captured, active, flags, primals, types)
-    return result, linear
+    spec, num_leaves = pytree.flatten(primals)[1], len(leaves)
+
+    def arrange(inputs: Sequence[Any], outputs: tuple[Any, ...]) -> Any:
+        linear, residuals = unwritten(captured, second, outputs[count:])
+        result = captured.result(write_back(captured, inputs, outputs[:count]))
+        given = pytree.unflatten(spec, inputs[:num_leaves])
+        return result, Linear(linear, residuals, captured, active, flags, given, types)
+
+    return Plan(f"{captured.trace.name}_primal", captured, first, arrange, later=(second,))
 
 
 divert("linearize", linearize)

@@ -5,6 +5,7 @@ ops.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,8 +61,36 @@ def run(quick: bool = False) -> Iterator[Result]:
         yield run_case(
             _case("call: sum of a list of 100 tensors", total, (many,), 200, "1.0 x eager"), quick
         )
+        yield from _not_jitted(quick)
     finally:
         torch.set_num_threads(threads)
+
+
+def energy(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """A small scalar function."""
+    return torch.tanh(x @ w).pow(2).sum()
+
+
+def step(lib: Any, w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """The gradient of a loss that is defined in each call."""
+    return lib.grad(lambda w: energy(w, x))(w)
+
+
+def _not_jitted(quick: bool) -> Iterator[Result]:
+    """Transforms that are called in a Python loop."""
+    w, x = torch.randn(8, 8), torch.randn(4, 8)
+    calls: dict[str, Any] = {
+        "grad(f)(w, x)": lambda lib: lib.grad(energy)(w, x),
+        "grad of a loss of its step": lambda lib: step(lib, w, x),
+        "vmap(grad(f))": lambda lib: lib.vmap(lib.grad(energy), in_dims=(None, 0))(w, x),
+        "jvp(f)": lambda lib: lib.jvp(energy, (w, x), (w, x)),
+        "jacrev(f)": lambda lib: lib.jacrev(energy)(w, x),
+        "hessian(f)": lambda lib: lib.hessian(energy)(w, x),
+    }
+    for name, call in calls.items():
+        peers = {OURS: partial(call, tfn), "torch.func": partial(call, torch.func)}
+        target = "0.5 x torch.func"
+        yield run_case(Case(f"call: {name}, not jitted", peers, calls=200, target=target), quick)
 
 
 def _case(

@@ -148,6 +148,8 @@ class Captured:
     With effects, the inputs end with one for each of `feeds`, and the outputs with those of the
     `effects`. `kept` guards the objects that they belong to. `freed` are results, by position,
     whose graph `backward()` has freed.
+
+    `is_kept`: later calls use the capture again. Then tensors from outside are the last inputs.
     """
 
     trace: Trace
@@ -168,6 +170,7 @@ class Captured:
     effects: tuple[Effect, ...] = ()
     kept: tuple[KeptState, ...] = ()
     freed: tuple[int, ...] = ()
+    is_kept: bool = False
 
     @property
     def num_results(self) -> int:

@@ -108,9 +108,9 @@ def aliases_of(
             continue
         with internals.no_torch_function():
             found = [
-                _of_written(place, leaf, target, tracer)
+                _of_written(recorder, place, leaf, target, tracer)
                 for target, tracer in targets
-                if leaf is not tracer and internals.have_one_memory(leaf, tracer)
+                if leaf is not tracer and _memory(tracer) in recorder.history.linked(_memory(leaf))
             ]
             value = internals.inner_fake(leaf)
             source, tracer = memories.get(internals.storage_id(value), (0, leaf))
@@ -124,19 +124,21 @@ def aliases_of(
 
 
 def _of_written(
-    place: int, leaf: torch.Tensor, target: int | torch.Tensor, tracer: torch.Tensor
+    recorder: Recorder,
+    place: int,
+    leaf: torch.Tensor,
+    target: int | torch.Tensor,
+    tracer: torch.Tensor,
 ) -> Alias | None:
     """A result in the memory of a written tensor."""
-    # offsets of the values, since a write leaves a value without the offset that the argument has
-    value, whole = internals.inner_fake(leaf), internals.inner_fake(tracer)
-    offset = as_dim(value.storage_offset() - whole.storage_offset())
+    whole = internals.inner_fake(tracer)
     bits = internals.bits_in_memory(leaf) or internals.bits_in_memory(tracer)
-    if (
-        bits
-        or leaf.dtype != tracer.dtype
-        or not tracer.is_contiguous()
-        or not whole.is_contiguous()
-    ):
+    if bits or not tracer.is_contiguous() or not whole.is_contiguous():
+        return None
+    values = recorder.history.way_to(leaf, tracer)
+    # of the values, since a write leaves a value without the offset that the argument has
+    offset = None if values is None else _offset(*values)
+    if offset is None:
         return None
     size, stride = tuple(map(as_dim, leaf.shape)), tuple(map(as_dim, leaf.stride()))
     return Alias(place, target, size, stride, offset, leaf.dtype)
@@ -148,15 +150,29 @@ def _of_unchanged(
     """A result in the memory of a tensor that nothing is written to: both as fake tensors lie as
     in eager mode.
     """
-    first: Any = whole.storage_offset()
-    last: Any = value.storage_offset()
-    if whole.is_complex() and not value.is_complex() and whole.itemsize == 2 * value.itemsize:
-        first = 2 * first
-    elif value.is_complex() and not whole.is_complex() and value.itemsize == 2 * whole.itemsize:
-        last = 2 * last
-    elif value.itemsize != whole.itemsize:
+    offset = _offset((value, whole))
+    if offset is None:
         return None
-    offset = as_dim(last - first)
     size, stride = tuple(map(as_dim, value.shape)), tuple(map(as_dim, value.stride()))
     bits = internals.bits_in_memory(value)
     return Alias(place, source, size, stride, offset, value.dtype, bits, is_written=False)
+
+
+def _offset(*pairs: tuple[torch.Tensor, torch.Tensor]) -> Any:
+    """The offset of a result in its source, in the unit that `Alias` has. A result lies in the
+    second of the first pair; that lies where the first of the next pair is.
+
+    Returns:
+        None where their elements do not fit.
+    """
+    result, source = pairs[0][0], pairs[-1][1]
+    is_pair = result.is_complex() and not source.is_complex()
+    unit = result.itemsize // 2 if is_pair else result.itemsize
+    if any(one.itemsize % unit for pair in pairs for one in pair):
+        return None
+    first: Callable[[torch.Tensor], Any] = lambda one: one.storage_offset() * (one.itemsize // unit)
+    return as_dim(sum(first(here) - first(there) for here, there in pairs))
+
+
+def _memory(tracer: torch.Tensor) -> int:
+    return internals.storage_id(internals.memory_in(tracer))

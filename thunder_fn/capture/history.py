@@ -12,7 +12,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -21,7 +21,7 @@ from thunder_fn.capture.overlaps import check_overlaps
 from thunder_fn.capture.replaced.autograd_functions import AUTOGRAD_FUNCTION
 from thunder_fn.errors import AliasedMutation, located
 from thunder_fn.ir import ops
-from thunder_fn.ir.trace import Literal, Op, Var
+from thunder_fn.ir.trace import Literal, Op, Var, as_dim
 
 if TYPE_CHECKING:
     from thunder_fn.capture.recorded import Leaf
@@ -41,6 +41,19 @@ class Inputs(tuple[Any, ...]):
     def __del__(self) -> None:
         if self.ended is not None:
             self.ended()
+
+
+class _Link(NamedTuple):
+    """Two memories that have the same values, as long as the alias lives.
+
+    `write` is the op that gives one of them what is written to the other. `between` are the aliases
+    in whose memory the source lies.
+    """
+
+    source: Memory
+    alias: weakref.ref[Memory]
+    write: Op
+    between: tuple[Memory, ...]
 
 
 class History:
@@ -66,7 +79,7 @@ class History:
         self.writes = 0
         self._written: set[int] = set()
         self._kept: list[torch.Tensor] = []
-        self._links: list[tuple[Memory, weakref.ref[Memory], Op]] = []
+        self._links: list[_Link] = []
         self._apart: list[tuple[set[int], list[Callable[[], bool]], str]] = []
 
     @property
@@ -176,7 +189,8 @@ class History:
 
     def check(self, func: Any, tensors: list[torch.Tensor], others: list[torch.Tensor]) -> None:
         """Refuse a write whose result depends on the order in which the elements are written."""
-        check_overlaps(func, tensors, others, self.recorder.given, self.recorder.source)
+        recorder = self.recorder
+        check_overlaps(func, tensors, others, recorder.given, self.linked, recorder.source)
 
     @contextmanager
     def changing(self, tensors: list[torch.Tensor], others: list[torch.Tensor]) -> Generator[None]:
@@ -271,6 +285,10 @@ class History:
         with self.recorder.detaches(), self.recorder.functional_mode:
             return torch.ops.aten.detach.default(tensor)
 
+    def share(self, view: torch.Tensor, part: torch.Tensor) -> None:
+        """Let `part` have the memory of `view`, and the history that it has."""
+        self._link(internals.memory_in(view), internals.memory_in(part))
+
     def detach(self, tracer: torch.Tensor) -> None:
         """`tracer.detach_()`: views that were taken of it keep their history."""
         before, value = internals.memory_in(tracer), internals.inner_fake(tracer)
@@ -318,7 +336,7 @@ class History:
         found, pending = set[int](), [memory]
         pairs = [
             (internals.storage_id(source), internals.storage_id(alias))
-            for source, reference, _ in self._links
+            for source, reference, *_ in self._links
             if (alias := reference()) is not None
         ]
         while pending:
@@ -329,19 +347,42 @@ class History:
             ]
         return found
 
+    def way_to(
+        self, result: torch.Tensor, source: torch.Tensor
+    ) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
+        """The values, in pairs in one memory, that lead from a result to a source in whose memory
+        it lies: over the links between, backwards; None where there are none, or a value between
+        has other strides than the memory that it stands for.
+        """
+        at = internals.storage_id
+        found, goal = list[tuple[torch.Tensor, torch.Tensor]](), at(internals.memory_in(source))
+        value, memory = internals.inner_fake(result), at(internals.memory_in(result))
+        while memory != goal:
+            pairs = ((one.source, one.alias()) for one in self._links)
+            link = next(((a, b) for a, b in pairs if b is not None and at(b) == memory), None)
+            if link is None:
+                return None
+            whole = internals.read_memory(link[1])
+            strides = [tuple(map(as_dim, one.stride())) for one in (whole, link[0])]
+            if value is not whole and strides[0] != strides[1]:
+                return None
+            found.append((value, whole))
+            value, memory = internals.read_memory(link[0]), at(link[0])
+        return [*found, (value, internals.inner_fake(source))]
+
     def others(self, memory: Memory) -> bool:
         """Test whether another memory that lives has the same values."""
-        self._links = [link for link in self._links if link[1]() is not None]
+        self._links = [link for link in self._links if link.alias() is not None]
         own = internals.storage_id(memory)
         return self.linked(own) != {own}
 
     def _link(self, source: Memory, alias: Memory, write: Op = ops.STRAIGHT_THROUGH) -> None:
-        """Link two memories, which have the same values from now on, as long as the alias lives.
-
-        `write` is the op that gives one of them what is written to the other.
-        """
-        self._links = [link for link in self._links if link[1]() is not None]
-        self._links.append((source, weakref.ref(alias), write))
+        """Link two memories, which have the same values from now on, as long as the alias lives."""
+        self._links = [link for link in self._links if link.alias() is not None]
+        place = internals.storage_id(source)
+        others = (link.alias() for link in self._links)
+        between = (one for one in others if one is not None and internals.storage_id(one) == place)
+        self._links.append(_Link(source, weakref.ref(alias), write, tuple(between)))
 
     def _tell(self, changed: Memory) -> None:
         """Give the new values of a changed memory to the memories linked to it."""
@@ -349,7 +390,7 @@ class History:
         while pending:
             memory = internals.storage_id(pending.pop())
             told.add(memory)
-            for source, reference, write in self._links:
+            for source, reference, write, _ in self._links:
                 alias = reference()
                 for here, there in ((source, alias), (alias, source)):
                     if here is None or there is None or internals.storage_id(here) != memory:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ def check_overlaps(
     changed: Sequence[torch.Tensor],
     others: Sequence[torch.Tensor],
     given: Sequence[torch.Tensor],
+    linked: Callable[[int], set[int]],
     source: Source | None,
 ) -> None:
     """Reject an op that changes tensors in place if several of their elements are one, or are read
@@ -38,6 +39,7 @@ def check_overlaps(
         changed: the tracers that it changes.
         others: the other tracers that it is given.
         given: the tracers of arguments and of tensors from outside.
+        linked: the memories that have the values of a memory, both by their id.
         source: the user's line.
 
     Raises:
@@ -48,9 +50,17 @@ def check_overlaps(
     if torch.Tag.inplace_view in func.tags:
         return
     name = func._schema.name.rpartition("::")[2]
-    for tensor in changed:
+    for number, tensor in enumerate(changed):
+        for other in changed[:number]:
+            if internals.have_one_memory(tensor, other) and _share_elements(tensor, other):
+                what = f"`{name}` writes to the same memory by several of its tensors"
+                fix = "Call it for one tensor at a time."
+                raise AliasedMutation(located(what, source=source, fix=fix))
+        memories = linked(internals.storage_id(internals.memory_in(tensor)))
         wholes = (
-            one for one in given if one is not tensor and internals.have_one_memory(one, tensor)
+            one
+            for one in given
+            if one is not tensor and internals.storage_id(internals.memory_in(one)) in memories
         )
         if overlaps(tensor) or any(map(overlaps, wholes)):
             raise RuntimeError(
@@ -74,7 +84,13 @@ def _is_read_late(func: Any, changed: torch.Tensor, read: torch.Tensor) -> bool:
     with internals.no_torch_function():
         if [_layout(changed), changed.dtype] == [_layout(read), read.dtype]:
             return changed.numel() != 0 and not _is_in_place(func)
-        arrays = [_as_array(*_numbers(tensor), tensor.element_size()) for tensor in (changed, read)]
+    return _share_elements(changed, read)
+
+
+def _share_elements(*tensors: torch.Tensor) -> bool:
+    """Test whether two tensors in one memory have an element in common."""
+    with internals.no_torch_function():
+        arrays = [_as_array(*_numbers(tensor), tensor.element_size()) for tensor in tensors]
     try:
         return np.shares_memory(*arrays, max_work=WORK)  # pyright: ignore[reportArgumentType]  # its stub says -1 or 0
     except np.exceptions.TooHardError:

@@ -269,6 +269,13 @@ def children_of(node: Any) -> list[Any]:
     return list(optree.tree_flatten_one_level(node, namespace=NAMESPACE)[0])
 
 
+@functools.lru_cache(1024)
+def has_dicts(spec: PyTreeSpec) -> bool:
+    """Test whether a structure has dicts with keys, and so orders."""
+    is_dict = isinstance(spec.type, type) and issubclass(spec.type, dict)
+    return (is_dict and spec.num_children > 0) or any(map(has_dicts, spec.children()))
+
+
 def orders_of(tree: Any) -> tuple[Any, ...]:
     """The keys of all dicts in a tree, in their order and with their types, of which structures say
     nothing.

@@ -18,18 +18,20 @@ from thunder_fn.capture import pytree
 from thunder_fn.capture.apply import close_over, without_values
 from thunder_fn.capture.watching import watched_by
 from thunder_fn.derived.leaf_vjp import Split
-from thunder_fn.errors import callable_name
+from thunder_fn.errors import PortableError, callable_name
 from thunder_fn.executors import Decision, Program
 from thunder_fn.inspect.diffs import Diff, diff_flat, paired
 from thunder_fn.inspect.flat import Flat, Value, flatten
 from thunder_fn.ir.notebook import Shown
 from thunder_fn.ir.trace import Trace
 from thunder_fn.jitted import Jitted, jit
-from thunder_fn.jitted.call import call_key, read_call
+from thunder_fn.jitted.call import Call, call_key, read_call
 from thunder_fn.jitted.claim_report import decisions_of, left_out
 from thunder_fn.jitted.dynamic import build_for
 from thunder_fn.jitted.modules.module import as_function
 from thunder_fn.jitted.program import Entry
+from thunder_fn.portable import PortableFunction
+from thunder_fn.portable.functions import portable_function
 
 Kind: TypeAlias = Choice["capture", "transform", "split", "program"]
 
@@ -76,6 +78,7 @@ class Chain(Shown):
         decisions: which executor takes what and why others do not, as `explain_claims` has them.
         left_out: executors that were not asked, and why.
         jitted: the function with the one program of the call in its cache.
+        portable: the function as data, or the reason why it cannot be.
     """
 
     name: str
@@ -86,6 +89,9 @@ class Chain(Shown):
     decisions: tuple[Decision, ...] = ()
     left_out: tuple[tuple[str, str], ...] = ()
     jitted: Jitted | None = field(default=None, repr=False, compare=False)
+    portable: PortableFunction | PortableError | None = field(
+        default=None, repr=False, compare=False
+    )
 
     def diff(self, position: int) -> Diff | None:
         """The changes of a step; None for one that starts from nothing."""
@@ -186,6 +192,7 @@ def chain(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Chain:
         decisions=decisions,
         left_out=left_out(options, halves[0]),
         jitted=found.jitted,
+        portable=found.portable,
     )
 
 
@@ -200,7 +207,15 @@ def chain_of_programs(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Ch
     steps = tuple(Step("program", "program", one.trace, 0.0, program=one) for one in ran)
     trace = [stage for stage in found.entry.stages if isinstance(stage, Trace)][-1]
     split = bridge.split if bridge is not None else None
-    return Chain(found.name, steps, found.arguments, trace, split, jitted=found.jitted)
+    return Chain(
+        found.name,
+        steps,
+        found.arguments,
+        trace,
+        split,
+        jitted=found.jitted,
+        portable=found.portable,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +226,7 @@ class _Built:
     jitted: Jitted
     entry: Entry
     arguments: tuple[str, ...]
+    portable: PortableFunction | PortableError
 
 
 def _built(f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Built:
@@ -226,7 +242,15 @@ def _built(f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any])
     paths = (*pytree.paths(call.args, "args"), *pytree.paths(call.kwargs, "kwargs"))
     known = {id(tensor): name for name, tensor in _tensors_of(f)}
     arguments = tuple(known.get(id(tensor), paths[position]) for position, tensor in call.tensors)
-    return _Built(callable_name(f), built, entry, arguments)
+    return _Built(callable_name(f), built, entry, arguments, _portable(entry, call))
+
+
+def _portable(entry: Entry, call: Call) -> PortableFunction | PortableError:
+    """The function as data, made now, so that nothing keeps the arguments of the call."""
+    try:
+        return portable_function(entry, call)
+    except PortableError as error:
+        return error.with_traceback(None)
 
 
 def _lowered(entry: Entry) -> tuple[Trace, ...]:

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from thunder_fn.errors import JitError, located
+from thunder_fn.errors import JitError, PortableError, located
 from thunder_fn.executors import wait
 from thunder_fn.inspect.chains import Chain, chain
 from thunder_fn.inspect.costs import CostReport, cost_of_chain
 from thunder_fn.inspect.memory_use import Memory, memory_of
 from thunder_fn.jitted import Jitted
 from thunder_fn.jitted.ahead import Compiled
+from thunder_fn.portable import PortableFunction
 
 if TYPE_CHECKING:
     from thunder_fn.inspect.machines import Machine
@@ -69,6 +70,25 @@ class Lowered:
             )
         wait()
         return Compiled(jitted.fn, jitted.options, jitted.programs)
+
+    def portable(self) -> PortableFunction:
+        """Return the function with its program as data, which `save` writes.
+
+        Raises:
+            PortableError: the program does something besides computing results and writing to
+                arguments; or a module was jitted.
+        """
+        found = self.chain.portable
+        if self.is_module:
+            found = PortableError(
+                located(
+                    "save: a program has the tensors of a module as arguments",
+                    fix="Jit a function that calls the module: `jit(lambda x: model(x)).lower(x)`.",
+                )
+            )
+        if not isinstance(found, PortableFunction):
+            raise found or PortableError("save: the chain has no program")
+        return found
 
     def __str__(self) -> str:
         return self.text()

@@ -14,6 +14,7 @@ from thunder_fn.ir.trace import Trace
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 _of_traces: weakref.WeakSet[Any] = weakref.WeakSet()
 """The memos of functions of whole programs."""
@@ -36,6 +37,12 @@ def clear_caches(*, rules: bool = True) -> None:
     for memos in (_of_traces, _of_ops) if rules else (_of_traces,):
         for remembered in tuple(memos):
             remembered.cache_clear()
+
+
+def clears(remembered: T) -> T:
+    """Let `clear_caches` clear something that remembers traces: it has a method `cache_clear`."""
+    _of_traces.add(remembered)
+    return remembered
 
 
 def kept(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -23,7 +23,16 @@ from thunder_fn.capture.failures import source_of
 from thunder_fn.capture.generators import state_error
 from thunder_fn.capture.kept import KINDS, KeptState
 from thunder_fn.capture.outside.frames import observed_by
-from thunder_fn.capture.outside.reads import ABSENT, PLAIN, Reads, is_a, parts_of, seen, tracked
+from thunder_fn.capture.outside.reads import (
+    ABSENT,
+    PLAIN,
+    Reads,
+    Tracked,
+    is_a,
+    parts_of,
+    seen,
+    tracked,
+)
 from thunder_fn.capture.outside.values import (
     MAX_ARRAY_BYTES,
     Edge,
@@ -248,10 +257,35 @@ def watching(f: Callable[..., Any], statics: Sequence[Any] = ()) -> Generator[li
     for value in statics:
         if is_a(value, (torch.nn.Module, *KINDS)):
             watch.reach(value, type(value).__name__)
-    with tracked(0) as attributes, observed_by(watch):
+    with observing(watch) as attributes:
         yield found
     watch.finish()
     _refuse(f, watch)
+    outside = reads_of(watch, attributes)
+    for one in watch.constants.values():
+        what = f"jit: {one} is taken as a constant: no guard can look into it"
+        fix = "Pass it as an argument, or say that it never changes: `tfn.constant(...)`."
+        warnings.warn(located(what, source=source_of(f), fix=fix), OutsideWarning, stacklevel=3)
+    if outside is not None:
+        found.append(outside)
+
+
+@contextmanager
+def observing(watch: Watch) -> Generator[Tracked]:
+    """Let a watch see what runs inside; the attributes of modules that are read there."""
+    with tracked(0) as attributes, observed_by(watch):
+        yield attributes
+
+
+def reads_of(
+    watch: Watch, attributes: Tracked, *, but: Collection[int] = frozenset()
+) -> Outside | None:
+    """The reads that a watch has found, once it is finished; None if there are none.
+
+    Args:
+        attributes: the attributes of modules that were read.
+        but: the ids of holders that are compared elsewhere.
+    """
     inner = {
         id(part)
         for module in watch.modules.values()
@@ -259,15 +293,14 @@ def watching(f: Callable[..., Any], statics: Sequence[Any] = ()) -> Generator[li
         if part is not module
     }
     roots = [module for key, module in watch.modules.items() if key not in inner]
-    reads = {key: value for key, value in attributes.reads.items() if id(key[0]) not in parts}
-    edges = tuple(edge for edge in watch.edges.values() if not _is_settled(edge))
+    reads = {key: value for key, value in attributes.reads.items() if id(key[0]) not in watch.own}
+    edges = tuple(
+        edge
+        for edge in watch.edges.values()
+        if not _is_settled(edge) and id(edge.holder) not in but
+    )
     modules = tuple(ModuleCheck(module, watch.outside[id(module)][1], reads) for module in roots)
-    for one in watch.constants.values():
-        what = f"jit: {one} is taken as a constant: no guard can look into it"
-        fix = "Pass it as an argument, or say that it never changes: `tfn.constant(...)`."
-        warnings.warn(located(what, source=source_of(f), fix=fix), OutsideWarning, stacklevel=3)
-    if edges or modules:
-        found.append(Outside(edges, modules))
+    return Outside(edges, modules) if edges or modules else None
 
 
 def _is_settled(edge: Edge) -> bool:

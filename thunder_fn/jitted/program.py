@@ -78,6 +78,7 @@ class Entry:
     """
 
     execute: Callable[..., Any]
+    captured: Captured
     prologue: Trace
     stages: tuple[Trace | Program, ...]
     bridge: Bridge | None
@@ -196,6 +197,7 @@ def build(
     )
     return Entry(
         execute=execution.function(),
+        captured=captured,
         prologue=prologue_trace(
             call.leaves, structure_text(call.leaves, call.spec), call.statics, symbolic, decisions
         ),
@@ -637,7 +639,8 @@ class _Execution:
             places = [write.target for write in self.captured.writes]
             target = self.targets[next(_indices(places, alias.source))]
             if target not in self.given:
-                return self.view(alias, target)
+                is_active = self.bridge is not None and self.bridge.active[position]
+                return self.view(alias, target if is_active else f"{target}.detach()")
         view = self.view_of_written(position, atom) if alias is None else None
         if view is not None:
             return view

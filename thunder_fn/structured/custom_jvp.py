@@ -151,7 +151,7 @@ def expanded(equation: Equation) -> Equation:
 @remembered_in_context(4096)
 def capture_rule(call: Any, primal: Trace, types: tuple[Type, ...]) -> Trace:
     """Capture the rule for operands of these types; what it closes over become constants."""
-    if isinstance(call, BatchedCall):
+    if hasattr(call, "capture"):  # not captured yet, or not in the file that it was read from
         return call.capture()
     count = sum(call.is_tensor)
 

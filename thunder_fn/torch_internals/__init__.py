@@ -59,6 +59,7 @@ from thunder_fn.torch_internals.guards import (
     dict_guard,
     global_state,
     global_state_guard,
+    kinds_of_modes,
     tensor_guard,
 )
 from thunder_fn.torch_internals.higher_order import (
@@ -94,6 +95,7 @@ from thunder_fn.torch_internals.modes import (
     function_modes,
     inside_torch_func,
     is_autocast_on,
+    is_intercepted,
     isolated,
     no_autocast,
     no_autocast_cache,
@@ -111,11 +113,14 @@ from thunder_fn.torch_internals.modes import (
 )
 from thunder_fn.torch_internals.numbers import (
     NEEDS_A_NUMBER,
+    SYMBOLIC_FUNCTIONS,
     SYMBOLIC_MATH,
     Numbers,
     as_number,
+    assumptions_of,
     expression_text,
     number_said,
+    precision_of,
     to_float,
 )
 from thunder_fn.torch_internals.optimizers import make_optimizer_state
@@ -232,6 +237,7 @@ __all__ = [
     "PROPERTIES",
     "Patch",
     "RecordingMode",
+    "SYMBOLIC_FUNCTIONS",
     "SYMBOLIC_MATH",
     "SymbolicTracing",
     "TooManyPrograms",
@@ -241,7 +247,9 @@ __all__ = [
     "allocations",
     "arrives_as",
     "as_number",
+    "assumptions_of",
     "number_said",
+    "precision_of",
     "attention_kernels",
     "attributes",
     "attributes_set",
@@ -293,6 +301,7 @@ __all__ = [
     "give_memory",
     "global_state",
     "global_state_guard",
+    "kinds_of_modes",
     "has_backward_hooks",
     "is_caching",
     "has_kernel",
@@ -308,6 +317,7 @@ __all__ = [
     "is_own_view",
     "innermost",
     "inside_torch_func",
+    "is_intercepted",
     "in_dynamo",
     "is_batched",
     "is_below_tracers",

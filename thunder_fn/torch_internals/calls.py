@@ -178,6 +178,13 @@ class _FirstOp(Exception):
 
 
 class _FirstOpMode(TorchDispatchMode):
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: what PyTorch wraps a mode in to skip Dynamo imports Dynamo, for more than half a
+        second.
+        """
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise _FirstOp(func, tuple(args), dict(kwargs or {}))
 

@@ -110,8 +110,12 @@ def global_state() -> tuple[str, tuple[Any, ...]]:
     flags = _flags(str(GlobalStateGuard().__getstate__()))
     if (kernels := attention_kernels()) != _KERNELS:
         flags = f"{flags}, attention_kernels={kernels}"
-    modes = tuple((type(mode), str(getattr(mode, "device", id(mode)))) for mode in function_modes())
-    return flags, modes
+    return flags, kinds_of_modes()
+
+
+def kinds_of_modes() -> tuple[Any, ...]:
+    """The active torch function modes: their classes, and their devices or identities."""
+    return tuple((type(mode), str(getattr(mode, "device", id(mode)))) for mode in function_modes())
 
 
 @functools.lru_cache(maxsize=256)

@@ -325,6 +325,17 @@ def inside_torch_func() -> bool:
     )
 
 
+def is_intercepted() -> bool:
+    """Test whether somebody sees the ops that run: a transform of torch.func, a dispatch mode, or
+    a compiler.
+    """
+    return (
+        inside_torch_func()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch.compiler.is_compiling()
+    )
+
+
 @contextlib.contextmanager
 def no_vmap_fallback() -> Generator[None]:
     """Let ops without a batching rule raise instead of running in a loop that PyTorch hides."""

@@ -20,6 +20,7 @@ from torch.fx.experimental.symbolic_shapes import (
     SLoc,
     ValueRangesSLoc,
 )
+from torch.utils._sympy import functions as sympy_functions
 from torch.utils._sympy.functions import ToFloat
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.printers import PythonPrinter
@@ -206,6 +207,16 @@ def number_said(value: Any) -> Any:
     return int(value) if isinstance(value, bool) else value
 
 
+def assumptions_of(symbol: Any) -> dict[str, bool]:
+    """The assumptions that a symbol was made with."""
+    return dict(symbol._assumptions_orig)
+
+
+def precision_of(value: Any) -> int:
+    """The bits of a number of sympy's."""
+    return int(value._prec)
+
+
 def to_float(value: Any) -> Any:
     """The expression of an int as that of a float."""
     return ToFloat(value)
@@ -264,6 +275,15 @@ SYMBOLIC_MATH: dict[str, Callable[[Any], Any]] = {
     for name in ("sqrt", "sin", "cos", "tan", "sinh", "cosh", "tanh", "asin", "acos", "atan")
 }
 """Functions of Python's `math` that PyTorch knows for symbolic numbers."""
+
+SYMBOLIC_FUNCTIONS: tuple[type[sympy.Basic], ...] = tuple(
+    value
+    for value in vars(sympy_functions).values()
+    if isinstance(value, type)
+    and issubclass(value, sympy.Basic)
+    and value.__module__ == sympy_functions.__name__
+)
+"""PyTorch's own functions in expressions, such as `FloorDiv`."""
 
 NEEDS_A_NUMBER = GuardOnDataDependentSymNode
 """Exceptions of PyTorch where Python asks about a size that depends on data."""

@@ -96,14 +96,16 @@ def bits_in_memory(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def memory_as(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """View memory as elements of another dtype: as pairs of real numbers, or of the same size.
+    """View memory as elements of another dtype: as pairs of real numbers, or smaller ones.
 
-    Real numbers that stand for complex ones stay what they are.
+    Elements that are smaller than those of the dtype stay what they are.
     """
     if tensor.is_complex() and not dtype.is_complex and tensor.itemsize == 2 * dtype.itemsize:
         return torch.view_as_real(tensor)
-    if tensor.dtype == dtype or tensor.itemsize != dtype.itemsize:
+    if tensor.dtype == dtype or tensor.itemsize < dtype.itemsize:
         return tensor
+    if tensor.itemsize > dtype.itemsize:
+        tensor = tensor.as_strided((0,), (1,))
     return tensor.view(dtype)
 
 

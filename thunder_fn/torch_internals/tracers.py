@@ -382,11 +382,14 @@ def _check_view(tensor: torch.Tensor, size: Sequence[Any]) -> None:
 
 def on_meta(func: Any, args: Any, kwargs: Any) -> Any:
     """The result of a function on tensors without values, of the sizes of this call; None where
-    that cannot be told.
+    that cannot be told. Sizes found in data are unknown, and count as 2.
     """
 
     def stand_in(tensor: torch.Tensor) -> torch.Tensor:
-        sizes = [size if type(size) is int else size.node.hint for size in tensor.shape]
+        sizes = [
+            size if type(size) is int else size.node.hint if size.node.has_hint() else 2
+            for size in tensor.shape
+        ]
         return torch.empty(sizes, dtype=tensor.dtype, device="meta")
 
     with torch._C.DisableTorchFunction(), _disable_current_modes(), contextlib.suppress(Exception):

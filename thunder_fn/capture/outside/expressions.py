@@ -34,6 +34,8 @@ Source: TypeAlias = tuple[Any, ...] | None
     ("whole", of)                all that a container holds counts
     ("given", target, of)        an argument of a call
     ("before", place)            it is written here: the value that it had before counts
+    ("counted", place)           it is written or deleted here, and its old value counts for nothing
+    ("mutated", of)              it is changed in place, if it can be
     ("unless", target, source)   it counts unless the target is `constant`
 """
 
@@ -59,7 +61,7 @@ _PASS_ON = frozenset(
 _VIEWS = frozenset(("items", "values", "keys", "copy"))
 _KINDS = frozenset(("isinstance", "issubclass", "type", "id", "callable"))
 """Builtins that look at no content."""
-_NO_CONTENT = frozenset(("const", "code", "before"))
+_NO_CONTENT = frozenset(("const", "code", "before", "counted", "mutated"))
 _OPERATOR: Source = ("call", ("const", None), ())  # the result of a method such as `__or__`
 _ONLY_POP = (
     "POP_JUMP",
@@ -293,6 +295,8 @@ class _Reader:
             case "BINARY_OP" if one.argrepr.endswith("="):
                 left, right = self.pop(2)
                 self.end(right)
+                if left is not None and left[0] == "local":
+                    self.use(("mutated", left))
                 self.stack.append(None if left is None else ("inplace", left))
             case "SET_FUNCTION_ATTRIBUTE":
                 del self.stack[-2:-1]
@@ -372,6 +376,16 @@ class _Reader:
             case "STORE_SUBSCR":
                 value, of, key = self.pop(3)
                 self.written(value, ("item", of, key))
+            case "STORE_SLICE":
+                value, of, *_ = self.pop(4)
+                self.written(value, ("item", of, None))
+            case "DELETE_SUBSCR":
+                of, key = self.pop(2)
+                self.use(("counted", ("item", of, key)))
+            case "DELETE_ATTR":
+                self.use(("counted", ("attr", *self.pop(1), ("const", arg))))
+            case "DELETE_GLOBAL":
+                self.use(("counted", ("global", arg)))
             case _:
                 return False
         return True
@@ -381,10 +395,11 @@ class _Reader:
         assert place is not None
         if value == ("inplace", place) and self.uses[place] > 0:
             self.uses[place] -= 1
+            self.use(("counted", place))
         else:
             self.end(value)
-            if place[0] in ("global", "cell") or place[1] is not None:
-                self.use(("before", place))
+            is_known = place[0] in ("global", "cell") or place[1] is not None
+            self.use(("before" if is_known else "counted", place))
 
     def item(self, of: Source, key: Source) -> Source:
         if key is not None and key[0] == "local":
@@ -491,7 +506,9 @@ def _is_settled(source: Any) -> bool:
     """Test whether an expression depends on globals and constants alone."""
     if not isinstance(source, tuple) or not source or source[0] == "const":
         return True
-    return source[0] not in ("local", "cell", "call", "before") and all(map(_is_settled, source))
+    return source[0] not in ("local", "cell", "call", "before", "counted") and all(
+        map(_is_settled, source)
+    )
 
 
 def _is_live(source: Any, names: set[str], gives: bool) -> bool:
@@ -509,7 +526,21 @@ def _is_live(source: Any, names: set[str], gives: bool) -> bool:
             return any(_is_live(part, names, gives) for part in parts)
         case ("call", target, arguments):  # a weak reference has no arguments
             return gives or (not arguments and _is_live(target, names, gives))
-        case ("before" | "attr" | "item" | "each" | "whole" | "fields" | "inplace", of, *_):
+        case ("counted", (_, None, *_)):
+            return True
+        case (
+            "before"
+            | "counted"
+            | "mutated"
+            | "attr"
+            | "item"
+            | "each"
+            | "whole"
+            | "fields"
+            | "inplace",
+            of,
+            *_,
+        ):
             return _is_live(of, names, gives)
         case _:  # "given" and "unless"
             return _is_live(source[2], names, gives)

@@ -55,7 +55,9 @@ _HAS_MONITORING = sys.version_info >= (3, 12)
 
 
 class Observer(Protocol):
-    """Hears of the frames of a capture."""
+    """Hears of the frames of a capture; with `hears_calls`, of calls that leave them too."""
+
+    hears_calls: bool
 
     def started(self, frame: types.FrameType) -> None:
         """Note that a frame of the user's code begins, a generator goes on, or an import begins
@@ -67,6 +69,12 @@ class Observer(Protocol):
 
     def thread_started(self, name: str) -> None:
         """Note that a thread is started, whose frames nobody sees."""
+
+    def called(self, function: Any) -> None:
+        """Note that a frame of the user's code calls a function of C."""
+
+    def called_library(self, module: str, name: str) -> None:
+        """Note that a frame of the user's code calls a function whose frames are passed over."""
 
 
 _observer: ContextVar[Observer | None] = ContextVar("thunder_fn_frames", default=None)
@@ -173,6 +181,11 @@ def _profiled(observer: Observer) -> Generator[None]:
 
 def _hook(observer: Observer) -> Callable[[types.FrameType, str, Any], None]:
     known: dict[int, tuple[types.CodeType, bool]] = {}
+    hears_calls = observer.hears_calls
+
+    def is_known(frame: types.FrameType | None) -> bool:
+        found = None if frame is None else known.get(id(frame.f_code))
+        return found is not None and found[1]
 
     def hook(frame: types.FrameType, event: str, value: Any) -> None:
         if event == "call":
@@ -182,10 +195,13 @@ def _hook(observer: Observer) -> Callable[[types.FrameType, str, Any], None]:
                 found = known[id(code)] = code, _is_told(frame)
             if found[1]:
                 observer.started(frame)
+            elif hears_calls and is_known(frame.f_back):
+                observer.called_library(frame.f_globals.get("__name__", ""), code.co_name)
         elif event == "return":
-            found = known.get(id(frame.f_code))
-            if found is not None and found[1]:
+            if is_known(frame):
                 observer.ended(frame, value)
+        elif event == "c_call" and hears_calls and is_known(frame):
+            observer.called(value)
 
     hook.is_ours = True  # type: ignore[attr-defined]  # pyright: ignore[reportFunctionMemberAccess]
     return hook
@@ -233,8 +249,10 @@ class _Monitor:
             for event in (events.PY_RETURN, events.PY_YIELD):
                 monitoring.register_callback(self.tool, event, _ended)
             monitoring.register_callback(self.tool, events.PY_UNWIND, _unwound)
+            monitoring.register_callback(self.tool, events.CALL, _called)
             every = (
-                events.PY_START
+                events.CALL
+                | events.PY_START
                 | events.PY_RESUME
                 | events.PY_RETURN
                 | events.PY_YIELD
@@ -285,3 +303,23 @@ def _unwound(code: types.CodeType, offset: int, error: BaseException) -> Any:
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     if (observer := _told.get()) is not None and _is_told(frame):
         observer.ended(frame, None)
+
+
+def _called(code: types.CodeType, offset: int, function: Any, first: Any) -> Any:
+    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    if not _is_told(frame):
+        return sys.monitoring.DISABLE  # type: ignore[attr-defined]
+    observer = _told.get()
+    if observer is None or not observer.hears_calls:
+        return None
+    if isinstance(function, (types.MethodDescriptorType, types.ClassMethodDescriptorType)):
+        observer.called(getattr(first, function.__name__, function))
+    elif isinstance(function, types.BuiltinFunctionType):
+        observer.called(function)
+    else:
+        python = getattr(function, "__func__", function)
+        module = getattr(python, "__module__", None)
+        known = getattr(python, "__code__", None)
+        if known is not None and isinstance(module, str) and not is_watched(known, module):
+            observer.called_library(module, known.co_name)
+    return None

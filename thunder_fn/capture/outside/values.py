@@ -34,6 +34,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.garbage import referrers
 from thunder_fn.capture.generators import STATE_METHODS
+from thunder_fn.capture.outside.effects import Effects, is_stateful
 from thunder_fn.capture.outside.expressions import Reading, Source, reading, text
 from thunder_fn.capture.outside.frames import (
     is_import,
@@ -62,6 +63,11 @@ MAX_ARRAY_BYTES = 4096
 
 _WRITES = frozenset(("append", "add", "extend", "appendleft", "get", "clear"))
 """Methods of containers that do not look at the content, and `get`, which is an item."""
+
+_WRITERS = frozenset(
+    ("__setattr__", "__delattr__", "__setitem__", "__delitem__", "__iadd__", "__ior__", "__set__")
+)
+"""Methods that write to their object, and that no hook sees where they are of C."""
 
 _NO_READS = frozenset(
     ("torch", "thunder_fn", "functools", "logging", "warnings", "time", "typing", "abc")
@@ -240,8 +246,10 @@ class Watch:
     a jitted module.
     """
 
-    def __init__(self, f: Callable[..., Any], own: frozenset[int] = frozenset()) -> None:
-        self.own = own
+    def __init__(
+        self, f: Callable[..., Any], own: frozenset[int] = frozenset(), *, hears_calls: bool = False
+    ) -> None:
+        self.own, self.hears_calls, self.effects = own, hears_calls, Effects()
         self.edges: dict[tuple[str, int, Any], Edge] = {}
         self.outside: dict[int, tuple[Any, str]] = {}
         self.modules: dict[int, torch.nn.Module] = {}
@@ -271,13 +279,11 @@ class Watch:
         self.methods: set[tuple[type, types.CodeType]] = set()
         self.inner: dict[int, tuple[types.CodeType, dict[str, types.CellType]]] = {}
         """Code objects that are made by a frame, and the cells that they share with it."""
-        self.lost: dict[int, list[Frame]] = {}
-        self.over: dict[int, tuple[Source, Frame]] = {}
+        self.lost, self.over = dict[int, list[Frame]](), dict[int, tuple[Source, Frame]]()
         self.data: dict[type, bool] = {}
         self.late: list[tuple[dict[str, Any], str, str]] = []
         """Values that cached properties compute while the function runs."""
-        self.cycles = False
-        self.touched: set[int] = set()
+        self.cycles, self.touched = False, set[int]()
         self.reach(f, getattr(f, "__name__", "f"))
 
     # ---- what the frames tell ----
@@ -325,6 +331,25 @@ class Watch:
             self.constants.setdefault(
                 written, Constant(written, frame.f_code.co_filename, frame.f_lineno)
             )
+
+    def called(self, function: Any) -> None:
+        """Note a call of C that a trace does not repeat."""
+        if self.importing is None:
+            self.effects.called(function)
+
+    def called_library(self, module: str, name: str) -> None:
+        """Note a call of a library that a trace does not repeat."""
+        if self.importing is None and is_stateful(module, name):
+            self.effects.found.append(f"{module}.{name}")
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Test whether the function did nothing that its trace would not do, as far as is known:
+        no effect, no write to an object from outside, no read that cannot be guarded.
+        """
+        effects, changed = self.effects.found, self.effects.changed
+        found = effects, self.written, self.drawn, self.arrays, self.constants, self.states
+        return not any(found) and not any(map(self.is_outside, changed))
 
     # ---- what is outside ----
 
@@ -737,6 +762,28 @@ class Watch:
             self.before.setdefault((kind, id(holder), key), (holder, look(kind, holder, key)))
         return ()
 
+    def note_write(self, source: tuple[Any, ...], frame: Frame, memo: _Memo) -> Sequence[Any]:
+        """A place is written whose old value counts for nothing: a trace does not repeat that."""
+        match source[1]:
+            case ("global", *_):
+                is_effect = True
+            case ("cell", name):
+                is_effect = name in frame.cells
+            case (_, of, _):
+                is_effect = of is None or any(map(self.is_outside, self.value(of, frame, memo)))
+            case _:
+                is_effect = False
+        if is_effect:
+            self.effects.found.append("a write")
+        return ()
+
+    def note_mutation(self, source: tuple[Any, ...], frame: Frame, memo: _Memo) -> Sequence[Any]:
+        """A local is changed in place, as by `+=`: a container from outside is then another."""
+        for value in filter(self.is_outside, self.value(source[1], frame, memo)):
+            if is_a(value, CONTAINERS) and not is_a(value, (tuple, frozenset)):
+                self.effects.found.append("a write")
+        return ()
+
     def global_values(self, source: tuple[Any, ...], frame: Frame, memo: _Memo) -> Sequence[Any]:
         """A global, or a builtin."""
         name = source[1]
@@ -889,6 +936,8 @@ class Watch:
     def attribute(self, value: Any, name: str, of: Source, frame: Frame) -> Sequence[Any]:
         """The value of an attribute, and the edge to it."""
         path = f"{self.path(value, '') or text(of)}.{escaped(name)}"
+        if name in _WRITERS:
+            self.effects.found.append(name)
         if is_a(value, torch.nn.Module):
             return self.module_attribute(value, name, path)
         if not self.is_outside(value):
@@ -1020,6 +1069,8 @@ RULES: dict[str, Callable[..., Sequence[Any]]] = {
     "inplace": Watch.same_values,
     "call": Watch.call_values,
     "before": Watch.note_before,
+    "counted": Watch.note_write,
+    "mutated": Watch.note_mutation,
     "unless": Watch.unless_constant,
     "whole": Watch.whole_values,
     "given": Watch.given_values,

@@ -482,6 +482,32 @@ want it as it was.
 """
 
 
+def _unsafe(
+    original: Callable[..., Any], safe: Callable[..., Any]
+) -> Callable[..., tuple[Tensor, ...]]:
+    def instead(x: Tensor, /, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        parts, recorder = original(x, *args, **kwargs), current()
+        if recorder is not None and not is_wrapped(x):
+            for view, part in zip(safe(x, *args, **kwargs), parts, strict=True):
+                recorder.history.share(view, part)
+        return parts
+
+    return instead
+
+
+UNSAFE: dict[Any, Callable[..., Any]] = {
+    getattr(owner, f"unsafe_{name}"): _unsafe(
+        getattr(owner, f"unsafe_{name}"), getattr(owner, name)
+    )
+    for owner, names in (
+        (Tensor, ("chunk", "split", "split_with_sizes")),
+        (torch, ("chunk", "split", "split_with_sizes")),
+    )
+    for name in names
+}
+"""`x.unsafe_chunk(2)` and its like: parts in the memory of x, each with a history of its own."""
+
+
 def _is_definite(constraint: Any, value: Tensor) -> Tensor:
     """The arguments of distributions are not validated."""
     return torch.ones(value.shape[:-2], dtype=torch.bool, device=value.device)
@@ -522,6 +548,7 @@ REWRITTEN: dict[Any, Callable[..., Any]] = {
     torch.dropout: dropout,
     torch.nn.functional.one_hot: one_hot,
     **VIEWS_IN_PLACE,
+    **UNSAFE,
     **dict.fromkeys((torch.as_strided, Tensor.as_strided), as_strided),
     Tensor.__deepcopy__: deepcopy,
     Tensor.register_hook: register_hook,

@@ -25,6 +25,7 @@ from thunder_fn.capture.watching import made
 from thunder_fn.derived.activity import activity
 from thunder_fn.errors import UnsupportedCall, located
 from thunder_fn.executors import Executor, Program, any_fuses, lower
+from thunder_fn.executors.reuse import COPY
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.grad import forward_backward
 from thunder_fn.ir import facts, ops
@@ -178,6 +179,10 @@ def opened(trace: Trace, wanted: Mask) -> Trace:
     return opened(rewritten(trace, step), wanted)
 
 
+_ON_OPERANDS = ("call", "checkpoint")
+"""Structured ops that run their one body on the operands."""
+
+
 def history_of(trace: Trace, atom: Atom) -> Atom:
     """The variable that has the gradient of this one, unchanged, behind all changes made where
     gradients are off.
@@ -187,7 +192,10 @@ def history_of(trace: Trace, atom: Atom) -> Atom:
         if equation.op in (ops.STRAIGHT_THROUGH, ops.NO_GRAD_WRITE):
             atom = equation.operands[1]
             continue
-        if equation.op.kind != "composite":
+        if equation.op == COPY and equation.operands[1].type == atom.type:
+            atom = equation.operands[1]
+            continue
+        if equation.op.kind != "composite" and equation.op.name not in _ON_OPERANDS:
             break
         inner = history_of(equation.body, equation.body.outputs[equation.outputs.index(atom)])
         if not isinstance(inner, Var) or inner not in equation.body.inputs:

@@ -19,7 +19,14 @@ from thunder_fn.capture import TENSOR, Captured, capture, current, pytree
 from thunder_fn.capture.apply import part
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.derived.leaf_vjp import is_differentiable
-from thunder_fn.errors import CustomRuleError, callable_name, kind_of, located, with_article
+from thunder_fn.errors import (
+    CustomRuleError,
+    MissingRule,
+    callable_name,
+    kind_of,
+    located,
+    with_article,
+)
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.under_autograd import evaluate_followed
 from thunder_fn.ir.rules import Mask
@@ -135,6 +142,37 @@ class Call:
     def primal(self, *tensors: Any) -> Any:
         """Call the function."""
         return self.function.f(*self.args(tensors))
+
+
+@dataclass(frozen=True, slots=True)
+class RuleOfBodies:
+    """A rule that is all in the bodies of its equation: nothing of Python is left of it.
+
+    `is_tensor`, `constant`: as of the call that it was made of.
+    """
+
+    name: str
+    is_tensor: tuple[bool, ...]
+    constant: tuple[bool, ...] = ()
+    ignores_closures: bool = False
+
+    @property
+    def __name__(self) -> str:
+        return self.name
+
+    def capture(self) -> Any:
+        """Raise: the equation is a call of a function in its own rule, which has no end as data.
+
+        Raises:
+            MissingRule: always.
+        """
+        raise MissingRule(
+            located(
+                f"the rule of {self.name} calls {self.name}, and the rule of that call was not"
+                " saved",
+                fix="Take all derivatives before the program is saved: `save(jit(grad(f))...)`.",
+            )
+        )
 
 
 class CustomFunction:

@@ -22,6 +22,7 @@ from thunder_fn.testing.laws.data import (
     law_fx_keeps,
     law_pickle_keeps,
     law_python_captures,
+    law_save_keeps,
     law_text_runs,
 )
 from thunder_fn.testing.laws.forward import (
@@ -74,6 +75,7 @@ GROUPS: dict[str, dict[str, Law]] = {
         "evaluate is pure": law_evaluate_is_pure,
         "text runs": law_text_runs,
         "pickle keeps": law_pickle_keeps,
+        "save keeps": law_save_keeps,
         "fx keeps": law_fx_keeps,
         "python captures": law_python_captures,
         "executor is evaluate": law_executor_is_evaluate,

@@ -6,8 +6,11 @@ from __future__ import annotations
 
 import functools
 import pickle
+import tempfile
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -18,6 +21,8 @@ from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.ir.check import check
 from thunder_fn.ir.fx import from_fx, to_fx
 from thunder_fn.ir.trace import Equation, TensorType, Trace, subtraces
+from thunder_fn.portable import load, save
+from thunder_fn.portable.rules import with_rules_in_bodies
 from thunder_fn.testing.laws.comparing import (
     Inputs,
     LawBroken,
@@ -99,6 +104,37 @@ def law_pickle_keeps(trace: Trace, inputs: Inputs) -> None:
             trace=trace,
             pickled=new,
         )
+
+
+def law_save_keeps(trace: Trace, inputs: Inputs) -> None:
+    """A saved trace comes back equal, with equal values, and is written as the same file again."""
+    with tempfile.TemporaryDirectory() as folder:
+        first, second = Path(folder) / "first", Path(folder) / "second"
+        save(trace, first)
+        new = load(first)
+        assert isinstance(new, Trace), "a trace was saved"
+        save(new, second)
+        holds(
+            first.read_bytes() == second.read_bytes(),
+            "a loaded trace is saved as another file",
+            trace=trace,
+            loaded=new,
+        )
+    agree(run(new, inputs), run(trace, inputs), "after loading", trace=trace)
+    own, its = _as_data(trace), _as_data(new)
+    holds(own == its and str(own) == str(its), "a loaded trace differs", trace=trace, loaded=new)
+
+
+def _as_data(trace: Trace) -> Trace:
+    """The trace with its constants by value, and with rules that are bodies."""
+    return replace(
+        trace,
+        constants=tuple(replace(constant, owned=True) for constant in trace.constants),
+        equations=tuple(
+            replace(one, bodies=tuple(map(_as_data, one.bodies)))
+            for one in map(with_rules_in_bodies, trace.equations)
+        ),
+    )
 
 
 def law_fx_keeps(trace: Trace, inputs: Inputs) -> None:

@@ -7,8 +7,10 @@ gives, in whatever order sizes come.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal as Choice
 
 import torch
@@ -35,6 +37,7 @@ from thunder_fn.ir.symbols import Symbol, specialize, symbols_in
 from thunder_fn.ir.trace import TensorType, Trace, TraceBuilder, Type
 from thunder_fn.ir.walking import inline_into
 from thunder_fn.jitted import jit
+from thunder_fn.portable import load, save
 from thunder_fn.structured.checkpoint import alone
 from thunder_fn.structured.cond import cond, switch
 from thunder_fn.structured.custom_jvp import custom_jvp
@@ -371,6 +374,38 @@ def law_jit_is_eager(case: Calls) -> None:
     for sizes, n, is_transposed in case.calls:
         args = arguments(sizes, n, is_transposed=is_transposed)
         _close(g(*args), f(*args))
+
+
+def law_a_saved_function_is_the_compiled_one(case: Calls) -> None:
+    """A function that was saved serves the calls that its program serves, with eager's values, and
+    refuses all others.
+    """
+    f = program(case.names)
+    first, *others = (arguments(s, n, is_transposed=flag) for s, n, flag in case.calls)
+    lowered = jit(f, cache=case.cache).lower(*first)
+    with tempfile.TemporaryDirectory() as folder:
+        save(lowered, Path(folder) / "f")
+        loaded = load(Path(folder) / "f")
+    assert not isinstance(loaded, Trace), "a function was saved"
+    holds(loaded.relations == lowered.portable().relations, "other guards", symbolic=loaded.trace)
+    compiled = lowered.compile()
+    for args in (first, *others):
+        found, wanted = _outcome(loaded, args), _outcome(compiled, args)
+        holds(
+            (found is None) == (wanted is None),
+            f"a call that the program {'refuses' if wanted is None else 'serves'}: {args}",
+            symbolic=loaded.trace,
+        )
+        if found is not None:
+            _close(found, f(*args))
+
+
+def _outcome(f: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """The result, or None for a call that is refused."""
+    try:
+        return f(*args)
+    except TraceTypeError:
+        return None
 
 
 # ---- what planted bugs are looked for in ----

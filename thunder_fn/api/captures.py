@@ -1,0 +1,508 @@
+"""The plans that transforms keep between eager calls.
+
+`grad(f)(x)` in a Python loop captures f once. A later call takes the plan of the first, if it is a
+call of the same function with arguments of the same kind, and nothing that f read from outside has
+changed. A function whose run does more than its trace says, such as one that prints, is captured
+each time.
+
+Two functions are the same if they have one code and close over the same: plain data and containers
+by value, other functions likewise, tensors by their kind, anything else by identity. So a function
+that a training step defines anew each time is captured once too. Tensors from outside are inputs of
+the kept trace.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import threading
+import types
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from thunder_fn import torch_internals as internals
+from thunder_fn.api.calling import Transformed, run
+from thunder_fn.capture import Captured, capture, current, pytree
+from thunder_fn.capture.apply import close_over, write_back
+from thunder_fn.capture.outside.properties import Read
+from thunder_fn.capture.outside.reads import CONTAINERS, LONG, PLAIN, is_a
+from thunder_fn.capture.outside.values import Watch
+from thunder_fn.capture.replaced import host_random
+from thunder_fn.ir.memos import clears, is_closed
+from thunder_fn.ir.trace import Trace
+from thunder_fn.jitted.outside import ModuleCheck, Outside, observing, reads_of
+from thunder_fn.jitted.program import reads_guard
+
+LIVING, ORPHANS = 64, 16
+"""The number of captures that are kept: of functions that live, and of those that are gone."""
+STATES = 4
+"""The number of captures of one call, for states of what the function reads."""
+MISSES = 32
+"""A function that was captured so often is watched no more."""
+
+_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
+
+
+class _Unknown(Exception):
+    """Raised for a call that has no key."""
+
+
+class _Same:
+    """An object that is compared by identity."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.value is self.value
+
+
+@dataclass(frozen=True, slots=True)
+class _Equal:
+    """An object that is compared by value."""
+
+    value: Hashable
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A call as its key is made.
+
+    `given` are the tensors of its arguments. `tensors` are these, then those that its function
+    closes over, each once, by `places`. `closed` are the places of the latter. `holders` are the
+    objects whose content the key compares, by their ids, in order.
+    """
+
+    given: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+    tensors: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+    places: dict[int, int] = field(default_factory=dict[int, int])
+    closed: set[int] = field(default_factory=set[int])
+    holders: dict[int, int] = field(default_factory=dict[int, int])
+
+    def key(self, f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+        """The key of the call.
+
+        Raises:
+            _Unknown: a leaf is neither a plain tensor nor plain data.
+        """
+        leaves, spec = pytree.flatten((args, kwargs))
+        found = tuple(map(self.key_of_leaf, leaves))
+        self.given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        orders = pytree.orders_of((args, kwargs)) if pytree.has_dicts(spec) else ()
+        return found, spec, orders, self.key_of(f)
+
+    def key_of_leaf(self, leaf: Any) -> Hashable:
+        """The key of a leaf of the arguments."""
+        if type(leaf) in _TENSORS:
+            return self.key_of_tensor(leaf)
+        if is_a(leaf, PLAIN):
+            return _plain(leaf)
+        if is_a(leaf, (types.FunctionType, types.BuiltinFunctionType, types.MethodType)):
+            return _Same(leaf)
+        raise _Unknown
+
+    def key_of_tensor(self, tensor: torch.Tensor) -> Hashable:
+        """The kind of a tensor, or its place if it was met before."""
+        place = self.places.setdefault(id(tensor), len(self.tensors))
+        if place < len(self.tensors):
+            return place
+        self.tensors.append(tensor)
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            raise _Unknown
+        return (
+            type(tensor),
+            tensor.dtype,
+            tensor.shape,
+            tensor.stride(),
+            tensor.device,
+            tensor.requires_grad,
+            tensor.is_conj(),
+            tensor.is_neg(),
+            tensor.is_inference(),
+        )
+
+    def key_of(self, value: Any) -> Hashable:
+        """The key of the function, or of a value that it closes over."""
+        if type(value) in _TENSORS:
+            key = self.key_of_tensor(value)
+            self.closed.add(self.places[id(value)])
+            return key
+        if is_a(value, PLAIN):
+            return _plain(value)
+        if type(value) in (_Same, _Equal):
+            return value
+        parts = _parts_of(value)
+        if parts is None:
+            return _Same(value)
+        place = self.holders.setdefault(id(value), len(self.holders))
+        if place < len(self.holders) - 1:
+            return "met", place
+        return type(value), *map(self.key_of, parts)
+
+
+@functools.cache
+def _fields_of(cls: type) -> tuple[str, ...]:
+    """The fields that make a value of a frozen class of ours, such as that of a transformed
+    function or a pullback; those in its `KEY` if it has one. Empty for other classes.
+    """
+    known, chosen = getattr(cls, "__dataclass_params__", None), getattr(cls, "KEY", None)
+    if chosen is not None and cls.__module__.startswith("thunder_fn."):
+        return tuple(chosen)
+    is_ours = cls.__module__.startswith("thunder_fn.") and cls not in (Trace, Captured)
+    is_value = is_ours and known is not None and known.frozen and known.eq
+    return tuple(one.name for one in dataclasses.fields(cls)) if is_value else ()
+
+
+def _plain(value: Any) -> Hashable:
+    """The key of plain data: `1`, `1.0` and `True` are apart, `0.0` and `-0.0` too."""
+    is_number = is_a(value, (float, complex))
+    return type(value), repr(value) if is_number else value
+
+
+def _parts_of(value: Any) -> tuple[Any, ...] | None:
+    """The parts of a value that say all about it; None for a value that is itself only."""
+    of = _PARTS.get(type(value))
+    if of is not None:
+        return of(value)
+    names = _fields_of(type(value))
+    return tuple(getattr(value, name) for name in names) if names else None
+
+
+def _parts_of_function(value: types.FunctionType) -> tuple[Any, ...]:
+    """The code, and what it is closed over."""
+    more = value.__dict__, value.__defaults__, value.__kwdefaults__
+    known = value.__code__, _Same(value.__globals__)
+    return (*known, *(part or None for part in more), *(value.__closure__ or ()))
+
+
+def _parts_of_cell(value: types.CellType) -> tuple[Any, ...] | None:
+    try:
+        return (value.cell_contents,)
+    except ValueError:
+        return None
+
+
+def _items_of(value: Any) -> tuple[Any, ...] | None:
+    if len(value) > LONG:
+        return None
+    return tuple(value) if type(value) is not dict else (*value, *value.values())
+
+
+_PARTS: dict[type, Callable[[Any], tuple[Any, ...] | None]] = {
+    types.FunctionType: _parts_of_function,
+    types.CellType: _parts_of_cell,
+    types.MethodType: lambda value: (value.__func__, value.__self__),
+    functools.partial: lambda value: (value.func, value.args, value.keywords),
+    pytree.PyTreeSpec: lambda value: (_Equal(value),),
+    Captured: lambda value: (_Same(value.trace),) if value.is_kept else None,
+    list: _items_of,
+    tuple: _items_of,
+    dict: _items_of,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A call of a transformed function, but for its tensors.
+
+    Args:
+        name: of the transformed function.
+        captured: the function.
+        trace: what runs: a trace that was made of the captured one.
+        arrange: makes the result, from the inputs of the trace and its outputs. It holds no tensor
+            of the call.
+        inputs: makes the inputs of the trace, from the tensors of the call and those that the trace
+            closes over; they are the inputs in this order if it is None.
+        later: traces that the result runs, such as the backward of a pullback.
+    """
+
+    name: str
+    captured: Captured
+    trace: Trace
+    arrange: Callable[[Sequence[Any], tuple[Any, ...]], Any]
+    inputs: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]] | None = None
+    later: tuple[Trace, ...] = ()
+
+    def run(self, given: Sequence[Any], closed: Sequence[Any] = ()) -> Any:
+        """The result of a call with these tensors."""
+        inputs = (*given, *closed) if self.inputs is None else self.inputs(given, closed)
+        return self.arrange(inputs, run(self.name, self.trace, inputs, self.captured))
+
+
+def in_place(captured: Captured) -> Callable[[Sequence[Any], tuple[Any, ...]], Any]:
+    """Arrange the outputs of a trace as the function's result, and write what it writes."""
+    return lambda inputs, outputs: captured.result(write_back(captured, inputs, outputs))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Kept:
+    """A plan, and the conditions under which it serves a call. `sources` are the tensors that its
+    trace closes over: places among the tensors of the call, or tensors. `root` is the function, as
+    long as it lives.
+    """
+
+    plan: Plan
+    sources: tuple[int | torch.Tensor, ...]
+    outside: Outside | None
+    reads: Callable[..., bool] | None
+    is_unchanged: Callable[[], bool]
+    root: Callable[[], Any]
+
+    def serves(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Test whether nothing has changed that the function read."""
+        return (
+            self.is_unchanged()
+            and (self.outside is None or self.outside.matches())
+            and (self.reads is None or self.reads(*tensors))
+        )
+
+    def run(self, call: _Call) -> Any:
+        """The result of a call that it serves."""
+        found = [call.tensors[one] if isinstance(one, int) else one for one in self.sources]
+        return self.plan.run(call.given, found)
+
+
+class _Captures:
+    """The captures that a process keeps, by call; those of a call with the latest first. Threads
+    share them.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.kept: OrderedDict[Hashable, tuple[_Kept, ...]] = OrderedDict()
+        self.misses: weakref.WeakKeyDictionary[types.CodeType, int] = weakref.WeakKeyDictionary()
+
+    def cache_clear(self) -> None:
+        """Forget every capture."""
+        with self.lock:
+            self.kept.clear()
+            self.misses.clear()
+
+    def find(self, key: Hashable, tensors: Sequence[torch.Tensor]) -> _Kept | None:
+        """The plan that serves a call."""
+        for one in self.kept.get(key, ()):
+            if one.serves(tensors):
+                return one
+        return None
+
+    def put(self, key: Hashable, new: _Kept) -> None:
+        """Keep a capture, and let the oldest ones go."""
+        with self.lock:
+            self.kept[key] = new, *self.kept.pop(key, ())[: STATES - 1]
+            living = [one for one, kept in self.kept.items() if kept[0].root() is not None]
+            orphans = [one for one, kept in self.kept.items() if kept[0].root() is None]
+            for gone in (*living[:-LIVING], *orphans[:-ORPHANS]):
+                del self.kept[gone]
+
+    def is_watched(self, root: Any) -> bool:
+        """Test whether captures of functions like this one are likely to be met again."""
+        code = getattr(root, "__code__", None)
+        return not isinstance(code, types.CodeType) or self.misses.get(code, 0) < MISSES
+
+    def count(self, root: Any, *, is_miss: bool) -> None:
+        """Count the captures of functions like this one since a kept one was last used."""
+        code = getattr(root, "__code__", None)
+        if isinstance(code, types.CodeType) and (is_miss or code in self.misses):
+            with self.lock:
+                self.misses[code] = self.misses.get(code, 0) + 1 if is_miss else 0
+
+
+_CAPTURES = clears(_Captures())
+
+
+def planned(
+    of: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    make: Callable[[Callable[..., Captured]], Plan],
+) -> Any:
+    """The result of a call of a transformed function, by a plan that an eager call may have left.
+
+    Law: it is ``make(capture).run(tensors)``, with the tensors among the arguments.
+
+    Args:
+        of: the transformed function, or a tuple of what makes it one.
+        make: captures the function, by what it is given in the place of `capture`.
+    """
+    root = _root_of(of)
+    if current() is not None or internals.is_intercepted() or not _CAPTURES.is_watched(root):
+        return make(capture).run(_tensors_in((args, kwargs)))
+    call = _Call()
+    try:
+        key = call.key(of, args, kwargs), internals.kinds_of_modes()
+    except _Unknown:
+        return make(capture).run(_tensors_in((args, kwargs)))
+    found = _CAPTURES.find(key, call.tensors)
+    _CAPTURES.count(root, is_miss=found is None)
+    return found.run(call) if found is not None else _run_first(call, key, root, make)
+
+
+def _run_first(
+    call: _Call, key: Hashable, root: Any, make: Callable[[Callable[..., Captured]], Plan]
+) -> Any:
+    """The result of a call that no plan serves. Its own plan is kept, if it may serve others."""
+    is_unchanged, before = internals.global_state_guard(), host_random.state()
+    watch, lifting = Watch(root, hears_calls=True), _Lifting()
+    with observing(watch) as attributes:
+        plan = make(lifting.capture)
+    watch.finish()
+    if (
+        watch.is_repeatable
+        and not attributes.written
+        and not host_random.drawn_since(before)
+        and is_unchanged()
+        and lifting.captured is not None
+        and all(map(is_closed, (plan.trace, *plan.later)))
+    ):
+        outside = reads_of(watch, attributes, but=call.holders)
+        sources = _sources(call, lifting.tensors, outside)
+        if sources is not None:
+            reads = _placed(call, lifting.captured.reads)
+            kept = _Kept(plan, sources, outside, reads, is_unchanged, _weak(root))
+            _CAPTURES.put(key, kept)
+    return plan.run(call.given, lifting.tensors)
+
+
+def _tensors_in(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
+
+
+@dataclass(slots=True, eq=False)
+class _Lifting:
+    """A capture that makes tensors from outside the last inputs of its trace, where it can."""
+
+    captured: Captured | None = None
+    tensors: tuple[torch.Tensor, ...] = ()
+
+    def capture(
+        self,
+        f: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> Captured:
+        """Capture f, once."""
+        captured = capture(f, args, kwargs, **options)
+        lifted = _lifted(captured) if _is_plain(captured) else None
+        if lifted is None:
+            return captured
+        given = _tensors_in((args, kwargs or {}))
+        reads = tuple(
+            dataclasses.replace(read, tensor=given[read.tensor])
+            if isinstance(read.tensor, int)
+            else read
+            for read in captured.reads
+        )
+        self.tensors, self.captured = lifted[1], dataclasses.replace(lifted[0], reads=reads)
+        return lifted[0]
+
+
+def _lifted(captured: Captured) -> tuple[Captured, tuple[torch.Tensor, ...]] | None:
+    """The capture with tensors from outside as its last inputs, and these; None where a result
+    shares memory with another tensor from outside.
+    """
+    trace, tensors = close_over(captured.trace)
+    count = len(trace.inputs) - len(tensors)
+    places = {id(tensor): count + i for i, tensor in enumerate(tensors)}
+    found: dict[str, tuple[Any, ...]] = {"aliases": captured.aliases, "shared": captured.shared}
+    for name, seen in found.items():
+        if any(not isinstance(one.source, int) and id(one.source) not in places for one in seen):
+            return None
+        found[name] = tuple(
+            one
+            if isinstance(one.source, int)
+            else dataclasses.replace(one, source=places[id(one.source)])
+            for one in seen
+        )
+    return dataclasses.replace(captured, trace=trace, is_kept=True, reads=(), **found), tensors
+
+
+def _root_of(f: Any) -> Any:
+    """The function behind transforms."""
+    while isinstance(f, (Transformed, tuple)):
+        f = f[1] if isinstance(f, tuple) else f.fn
+    return f
+
+
+def _weak(value: Any) -> Callable[[], Any]:
+    """A weak reference; to what has none, one that always has its answer."""
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return lambda: True
+
+
+def _is_plain(captured: Captured) -> bool:
+    """Test for a capture that is its trace and the arrangement of results, and nothing else."""
+    more = (
+        captured.writes,
+        captured.decisions,
+        captured.own_leaves,
+        captured.grads,
+        captured.retained,
+        captured.follows,
+        captured.feeds,
+        captured.effects,
+        captured.kept,
+        captured.freed,
+    )
+    return not any(more)
+
+
+def _sources(
+    call: _Call, tensors: Sequence[torch.Tensor], outside: Outside | None
+) -> tuple[int | torch.Tensor, ...] | None:
+    """The places in a call of the tensors that a trace closes over, or the tensors themselves. None
+    where the function may reach one of them in two ways, of which a later call may change one.
+    """
+    others = set(_tensors_of(outside))
+    places = (call.places.get(id(tensor)) for tensor in tensors)
+    known = [place if place in call.closed else None for place in places]
+    if any(
+        place is not None and id(tensor) in others
+        for place, tensor in zip(known, tensors, strict=True)
+    ):
+        return None
+    pairs = zip(known, tensors, strict=True)
+    return tuple(tensor if place is None else place for place, tensor in pairs)
+
+
+def _placed(call: _Call, reads: Sequence[Read]) -> Callable[..., bool] | None:
+    """The guard of reads, as a function of the tensors of a call; None if there are none."""
+    placed = [
+        dataclasses.replace(read, tensor=call.places.get(id(read.tensor), read.tensor))
+        for read in reads
+    ]
+    return reads_guard(placed) if placed else None
+
+
+def _tensors_of(outside: Outside | None) -> Iterator[int]:
+    """The ids of tensors that reads from outside lead to."""
+    if outside is None:
+        return
+    for edge in outside.edges:
+        value = edge.holder if edge.kind == "content" else edge.value
+        yield from (id(leaf) for leaf in _leaves(value))
+    for module in outside.modules:
+        if isinstance(module, ModuleCheck):
+            yield from (id(tensor) for tensor in module.reading.tensors)
+
+
+def _leaves(value: Any, depth: int = 4) -> Iterator[Any]:
+    """The values in a container, and in those in it."""
+    if depth and is_a(value, CONTAINERS):
+        parts = (*value, *value.values()) if is_a(value, dict) else tuple(value)
+        for part in parts:
+            yield from _leaves(part, depth - 1)
+    else:
+        yield value

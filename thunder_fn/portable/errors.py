@@ -1,0 +1,24 @@
+"""The two errors of programs that leave the process: one cannot be written, or read."""
+
+from __future__ import annotations
+
+from thunder_fn.errors import PortableError, located
+from thunder_fn.ir.pretty import format_equation
+from thunder_fn.ir.trace import Equation
+
+
+def refused(what: str, equation: Equation | None = None, fix: str | None = None) -> PortableError:
+    """The error for what cannot be data."""
+    return PortableError(
+        located(
+            f"save: {what}",
+            equation=None if equation is None else format_equation(equation),
+            source=None if equation is None else equation.source,
+            fix=fix,
+        )
+    )
+
+
+def unreadable(what: str, fix: str | None = None) -> PortableError:
+    """The error for a file that is no program."""
+    return PortableError(located(f"load: {what}", fix=fix))
