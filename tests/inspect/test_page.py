@@ -317,7 +317,7 @@ def test_the_program_folds_by_module(made: Any, opened: Any) -> None:
         "inspector.flat(inspector.data.steps.length - 1).nodes.filter(node => node.depth === 0).length"
     )
     names = [
-        re.search(r"(\S+) (\d+) equations", " ".join(row.split()))
+        re.search(r"([\w.]+) (\d+) equations", " ".join(row.split()))
         for row in tab.locator(".row.group").all_inner_texts()
     ]
     assert all(names) and [name[1] for name in names if name].count("blocks.0") == 2, "forward and backward"
