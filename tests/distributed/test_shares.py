@@ -30,6 +30,7 @@ def heads(f: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor, 
     return lambda x, b: f(x.unflatten(-1, (HEADS, -1)).transpose(1, 2)).transpose(1, 2).flatten(2)
 
 
+FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 KEEPING: Steps = {
     "gelu": lambda x, b: F.gelu(x),
     "whole factor": lambda x, b: x * b,
@@ -37,6 +38,8 @@ KEEPING: Steps = {
     "a number for each row": lambda x, b: x + b[:, :, :1],
     "twice": lambda x, b: x.sin() * x,
     "attention": heads(lambda x: F.scaled_dot_product_attention(x, x + 1, x, is_causal=True)),
+    "fused attention": heads(lambda x: FUSED(x, x + 1, x, 0.0, True)[0]),
+    "fused attention, mask": heads(lambda x: FUSED(x, x, x, attn_mask=CAUSAL[None])[0]),
     "mask": heads(lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=CAUSAL)),
     "softmax": heads(lambda x: x.softmax(-1)),
     "products": heads(lambda x: x @ x.transpose(-1, -2) @ x),

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 import thunder_fn as tfn
 from thunder_fn.benchmarks.models import GPT
 from thunder_fn.inspect.machines import KNOWN, machine_named
-from thunder_fn.planning import Collective, Hardware, Link, collective_seconds, fake_world, hardware_named
+from thunder_fn.planning import Collective, Hardware, Link, collective_seconds, fake_world, hardware_named, plan_layers
 from thunder_fn.planning.links import ring_seconds, tree_seconds
 from thunder_fn.planning.measure import measured_hardware
 from thunder_fn.planning.rates import FOLDER, read, toml_of
@@ -137,7 +137,7 @@ def test_a_gpt_has_six_operations_for_a_parameter_and_a_token(world: int) -> Non
     found = tfn.plan(tfn.grad(loss), (params, tokens))
     matrices = 12 * layers * width**2 + 256 * width
     attention = dict(found.timeline.by_op)
-    assert "aten._scaled_dot_product_flash_attention.default" in attention  # as on a GPU: no scores
+    assert "aten._scaled_dot_product_flash_attention_for_cpu.default" in attention  # as on a GPU: no scores
     scores = (4 + 10) * layers * context**2 * width  # two products forward, five backward
     assert found.timeline.flops - scores == pytest.approx(6 * matrices * context, rel=0.05)  # and pointwise ops
 
@@ -158,6 +158,25 @@ def test_fsdp_gathers_twice_and_reduces_once(world: int) -> None:
     assert found.exposed_communication + found.hidden_communication == pytest.approx(found.timeline.communicating)
 
 
+def test_attention_is_split_by_heads_over_tensor_parallel_ranks(world: int) -> None:
+    def loss(params: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (F.linear(x, params[name]).unflatten(-1, (8, 16)).transpose(1, 2) for name in "qkv")
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return F.linear(y.transpose(1, 2).flatten(2), params["o"]).sum()
+
+    params = {name: torch.empty(128, 128, device="meta") for name in "qkvo"}
+    x = torch.empty(2, 32, 128, device="meta")
+    mesh = init_device_mesh("cpu", (8, 8), mesh_dim_names=("data", "tensor"))
+    split = {**dict.fromkeys("qkv", "column"), "o": "row"}
+    f = tfn.tensor_parallel(loss, mesh["tensor"], split)
+    found = tfn.plan(f, (f.prepare(params), x))
+    assert [(one.kind, one.num_bytes, one.nodes, times) for one, times, _ in found.timeline.collectives] == [
+        ("all-reduce", x.nbytes, 1, 1)
+    ]
+    alone = tfn.plan(loss, (params, x))
+    assert found.timeline.flops < 1.2 * alone.timeline.flops / 8
+
+
 def test_prefetching_hides_communication(world: int) -> None:
     loss, params, tokens = gpt(2)
     exposed = []
@@ -166,6 +185,27 @@ def test_prefetching_hides_communication(world: int) -> None:
         found = tfn.plan(tfn.grad(f), (f.prepare(params), tokens), replace(TOY, op_seconds=1e3))
         exposed.append(found.exposed_communication)
     assert exposed[1] < exposed[0]
+
+
+def test_equal_layers_cost_equally(world: int) -> None:
+    def make(layers: int) -> tuple[Any, tuple[Any, torch.Tensor]]:
+        with torch.device("meta"):
+            blocks = torch.nn.ModuleList([torch.nn.Linear(64, 64) for _ in range(layers)])
+            x = torch.zeros(128, 64)
+        call = lambda params, x: [x := torch.func.functional_call(blocks[i], params[i], (x,)) for i in params][-1]
+        f = tfn.fsdp(lambda params, x: call(params, x).sum(), init_device_mesh("cpu", (world,)))
+        params = {i: {name: p.detach() for name, p in block.named_parameters()} for i, block in enumerate(blocks)}
+        return tfn.grad(f), (f.prepare(params), x)
+
+    deep, whole = plan_layers(make, 8), tfn.plan(*make(8))
+    assert deep.timeline.launches == whole.timeline.launches
+    assert deep.timeline.num_bytes == whole.timeline.num_bytes
+    assert dict(deep.timeline.flops_by_dtype) == dict(whole.timeline.flops_by_dtype)
+    counts = lambda found: {one: times for one, times, _ in found.timeline.collectives}
+    assert counts(deep) == counts(whole)
+    assert deep.held_bytes == whole.held_bytes
+    assert deep.live_bytes == pytest.approx(whole.live_bytes, rel=0.1)  # shallow peaks lie elsewhere
+    assert deep.seconds == pytest.approx(whole.seconds, rel=0.01)
 
 
 def test_a_fused_kernel_moves_what_crosses_it() -> None:

@@ -15,7 +15,7 @@ from thunder_fn.commands import output_folder, run_command
 
 NAMES = (
     *("call", "checkpoint", "compile", "compiled", "control_flow", "distributed", "dynamic", "gpu"),
-    *("models", "quantize", "trace", "train", "transforms"),
+    *("models", "plan", "quantize", "trace", "train", "transforms"),
 )
 MODULES = {"models": "pretrained"}
 """Benchmarks that are in a module of another name."""

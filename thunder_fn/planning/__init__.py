@@ -7,6 +7,7 @@ and memory are those of `inspect`.
 
 from __future__ import annotations
 
+from thunder_fn.planning.depth import plan_layers
 from thunder_fn.planning.links import Collective, collective_seconds
 from thunder_fn.planning.plans import Plan, plan
 from thunder_fn.planning.rates import Hardware, Link, hardware_named
@@ -21,4 +22,5 @@ __all__ = [
     "fake_world",
     "hardware_named",
     "plan",
+    "plan_layers",
 ]

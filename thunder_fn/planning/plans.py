@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,10 @@ class Plan(Shown):
     Attributes:
         function: the step's name.
         world: the number of ranks.
-        memory: the lifetimes of buffers; see `inspect.memory`.
+        memory: the lifetimes of buffers; see `inspect.memory`. Of a deep model (`plan_layers`),
+            those of a shallow one.
+        held_bytes: of arguments.
+        live_bytes: of all that lives beside them, at most.
         timeline: seconds, by op and by collective.
         model_flops: operations of a rank that count for the MFU.
     """
@@ -39,6 +41,8 @@ class Plan(Shown):
     world: int
     memory: Memory = field(repr=False)
     timeline: Timeline = field(repr=False)
+    held_bytes: int
+    live_bytes: int
     model_flops: float
 
     @property
@@ -46,10 +50,10 @@ class Plan(Shown):
         """The time of a step."""
         return self.timeline.seconds
 
-    @cached_property
+    @property
     def peak_bytes(self) -> int:
         """The most bytes that a rank holds: arguments, and all that lives beside them."""
-        return self.memory.input_bytes + self.memory.peak
+        return self.held_bytes + self.live_bytes
 
     @property
     def fits(self) -> bool:
@@ -132,4 +136,5 @@ def plan(
         times = timeline(unfolded_programs(found), known, fused=fused)
         size = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     flops = float(times.flops) if model_flops is None else model_flops
-    return Plan(found.name, known, size, memory_of(found), times, flops)
+    lives = memory_of(found)
+    return Plan(found.name, known, size, lives, times, lives.input_bytes, lives.peak, flops)

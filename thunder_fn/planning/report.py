@@ -32,8 +32,8 @@ def _head(plan: Plan) -> list[str]:
         f"  step    {seconds_text(plan.seconds)}, MFU {plan.mfu:.1%}",
         (
             f"  memory  {bytes_text(plan.peak_bytes)} at the peak, {fits} {bytes_text(limit)}:"
-            f" {bytes_text(plan.memory.input_bytes)} of arguments and"
-            f" {bytes_text(plan.memory.peak)} beside them, at equation {at} of"
+            f" {bytes_text(plan.held_bytes)} of arguments and"
+            f" {bytes_text(plan.live_bytes)} beside them, at equation {at} of"
             f" {len(plan.memory.names)} ({where})"
         ),
         (

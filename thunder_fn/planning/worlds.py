@@ -50,25 +50,17 @@ def _attention(  # noqa: PLR0913 - the signature of PyTorch's
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Attention as GPUs compute it: by the fused kernels, which keep no scores.
-
-    Elsewhere than on the meta device, PyTorch chooses.
+    """Attention by a fused kernel, which keeps no scores; PyTorch's for CPUs has the fewest results
+    beside its own. Elsewhere than on the meta device, PyTorch chooses.
     """
     if not query.is_meta:
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
-    if attn_mask is None and query.dtype in (torch.bfloat16, torch.float16):
-        return torch.ops.aten._scaled_dot_product_flash_attention(
-            query, key, value, dropout_p, is_causal, False, scale=scale
-        )[0]
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.where(attn_mask, 0.0, float("-inf")).to(query.dtype)
-    groups = query.shape[-3] // key.shape[-3]
-    if groups > 1:
-        key, value = (x.repeat_interleave(groups, -3) for x in (key, value))
-    return torch.ops.aten._scaled_dot_product_efficient_attention(
-        query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
     )[0]
 
 

@@ -350,9 +350,10 @@ def _attention(equation: Equation, dims: Dims, size: int) -> Answer | None:
     """Queries, keys and values are split by heads, a mask too, if it has any; nothing is
     dropped.
     """
-    options = dict(
-        zip(("query", "key", "value", "attn_mask", "dropout_p"), equation.args, strict=False)
-    )
+    names = ("query", "key", "value", "attn_mask", "dropout_p")
+    if equation.op.kind == "leaf":
+        names = ("query", "key", "value", "dropout_p")
+    options = dict(zip(names, equation.args, strict=False))
     options |= dict(equation.kwargs)
     three = [options.get(name) for name in ("query", "key", "value")]
     is_split = all(
@@ -376,6 +377,7 @@ _VIEWS = ("reshape.default", "view.default", "_unsafe_view.default")
 _REDUCTIONS = ("sum.dim_IntList", "mean.dim", "amax.default", "amin.default")
 _RULES: dict[str, Callable[[Equation, Dims, int], Answer | None]] = {
     ATTENTION: _attention,
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": _attention,
     **{f"aten.{name}": _alike for name in _SAME},
     **{f"aten.{name}": _reshape for name in _VIEWS},
     **{f"aten.{name}": _reduce for name in _REDUCTIONS},
