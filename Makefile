@@ -68,7 +68,7 @@ docs: $(VENV)/.docs
 	$(bin)/python -m mkdocs build --strict
 
 thorough: $(VENV)/.test $(VENV)/.others
-	HYPOTHESIS_PROFILE=thorough $(bin)/python -m pytest -n $(JOBS) tests/laws
+	HYPOTHESIS_PROFILE=thorough $(bin)/python -m pytest -n $(JOBS) tests/laws tests/unit/test_export.py tests/executors/test_ahead_of_time.py
 	-$(bin)/python -m thunder_fn laws --mutants
 	$(bin)/python -m tests.ops.sweep
 	$(bin)/python -m tests.fuzz --programs 1000000 --seconds $(FUZZ_SECONDS) --folder build/fuzz

@@ -13,7 +13,7 @@ Functions in, functions out:
     own rules        custom_vjp, custom_jvp, custom_vmap, composite
     modules          functional_call, functionalize, stack_module_state, functional_optimizer
     parameters       quantize, lora, fsdp, ddp, tensor_parallel
-    leave Python     save, load
+    leave Python     save, load, export
     many devices     plan
 Look at what became of them:
     traces           trace, eval_shape, evaluate, check, simplify, clear_caches
@@ -72,7 +72,7 @@ from thunder_fn.jitted.transforms import Transform
 from thunder_fn.optim import functional_optimizer
 from thunder_fn.parameters import ddp, fsdp, lora, quantize, tensor_parallel
 from thunder_fn.planning import plan
-from thunder_fn.portable import load, save
+from thunder_fn.portable import export, load, save
 from thunder_fn.recipes import Recipe, compile
 from thunder_fn.structured import replaced as _replaced  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from thunder_fn.structured.checkpoint_name import checkpoint_name
@@ -110,6 +110,7 @@ __all__ = [
     "errors",
     "eval_shape",
     "evaluate",
+    "export",
     "explain_claims",
     "explain_misses",
     "fori_loop",

@@ -41,8 +41,8 @@ GROUPS: dict[str, tuple[str, str]] = {
         ),
     ),
     "Programs that leave the process": (
-        "Files that are data only.",
-        "save load",
+        "Files that are data only, and PyTorch's exported programs.",
+        "save load export",
     ),
     "Numbers and parameters": (
         "Transforms that change precision, or how parameters are stored.",

@@ -11,7 +11,7 @@ import torch
 from thunder_fn.api.calling import Transformed, transformed
 from thunder_fn.api.captures import Plan, planned
 from thunder_fn.capture import TENSOR, Alias, Captured, current, pytree
-from thunder_fn.capture.apply import view_again, write
+from thunder_fn.capture.apply import part, view_again, write
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.errors import VmapError, kind_of, located, spelled
 from thunder_fn.interpreters.vmap import vmap as vmap_trace
@@ -98,6 +98,9 @@ class Vmap(Transformed):
                 dim = in_dims[shared.source] if isinstance(shared.source, int) else None
                 batched = source if dim is None else source.movedim(dim, 0)
                 result = results[shared.result]
+                if dim is not None and dims[shared.result] is None:  # what is written is no batch
+                    part(recorder, source, result, self.__name__)
+                    continue
                 results[shared.result] = view_again(
                     recorder, captured, new, shared, (source, batched), result
                 )

@@ -19,12 +19,13 @@ from thunder_fn.errors import ThunderError, kind_of
 from thunder_fn.ir.trace import Expr, Trace
 from thunder_fn.portable.archive import read_file, write_file
 from thunder_fn.portable.errors import refused, unreadable
+from thunder_fn.portable.exported import export
 from thunder_fn.portable.functions import Arguments, NumberLeaf, PortableFunction
 from thunder_fn.portable.numbers import NumberReader, number
 from thunder_fn.portable.traces import TraceReader, TraceWriter
 from thunder_fn.portable.trees import by_name, read_tree, tree_data
 
-__all__ = ["PortableFunction", "load", "save"]
+__all__ = ["PortableFunction", "export", "load", "save"]
 
 
 class Lowered(Protocol):

@@ -22,3 +22,15 @@ def refused(what: str, equation: Equation | None = None, fix: str | None = None)
 def unreadable(what: str, fix: str | None = None) -> PortableError:
     """The error for a file that is no program."""
     return PortableError(located(f"load: {what}", fix=fix))
+
+
+def not_exported(equation: Equation, why: str) -> PortableError:
+    """The error for an op that PyTorch's exported programs do not have."""
+    return PortableError(
+        located(
+            f"export: {equation.op} {why}",
+            equation=format_equation(equation),
+            source=equation.source,
+            fix="Save the program with `tfn.save`, or write it with ops of PyTorch.",
+        )
+    )
