@@ -255,9 +255,11 @@ def _is_differentiated_outside(recorder: Recorder, x: Tensor) -> bool:
     root = internals.node_of(x)
     nodes = internals.nodes_behind([root]) | {root}
     leaves = [x if root is None else None, *map(internals.leaf_of, nodes)]
-    found = (recorder.var_of(leaf) for leaf in leaves if leaf is not None)
-    return any(map(internals.is_result_from_outside, nodes)) or any(
-        var and var.index in given for var in found
+    known = [leaf for leaf in leaves if leaf is not None]
+    return (
+        any(map(internals.is_result_from_outside, nodes))
+        or any(map(recorder.history.is_given, known))  # also after a write
+        or any((var := recorder.var_of(leaf)) and var.index in given for leaf in known)
     )
 
 
