@@ -58,11 +58,15 @@ use.
 
 
 def on_config(config: Any) -> Any:
-    """The contents: what is written in mkdocs.yml, then tutorials, API and errors."""
+    """The contents in the order in which they are read: the start, tutorials, guides, and what is
+    looked up.
+    """
+    start, guides = config.nav[:2], config.nav[2:]
     pages = [f"tutorials/{path.stem}.md" for path in TUTORIALS]
     config.nav = [
-        *config.nav,
+        *start,
         {"Tutorials": [page for page in pages if page not in OWN]},
+        *guides,
         {"Gallery": ["gallery.md", *(f"gallery/{path.stem}.md" for path in PROGRAMS)]},
         {"Make your own": [page for page in pages if page in OWN]},
         {"API": [f"api/{name}" for name in api.pages()]},

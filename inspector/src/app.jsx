@@ -6,7 +6,7 @@ import { Charts } from "./charts.jsx";
 import { Model, load, msText } from "./data.js";
 import { Details } from "./details.jsx";
 import { Rows, ROW } from "./table.jsx";
-import { hasInside, nodeAt, openAtFirst, pathOf, rowsOf, search, textRows } from "./rows.js";
+import { groupAround, groupsOf, hasInside, keyOfRow, nodeAt, openAtFirst, pathOf, rowsOf, search, textRows } from "./rows.js";
 
 const readHash = () => Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
 
@@ -24,7 +24,7 @@ function App({ model }) {
   const clamp = (text) => Math.min(Math.max(0, Number(text) || 0), data.steps.length - 1);
   const [step, setStep] = useState(() => clamp(initial.step ?? 0));
   const [opened, setOpened] = useState(() => new Map());
-  const [selected, setSelected] = useState(null); // the index of a node
+  const [selected, setSelected] = useState(null); // the index of a node, or the key of a group
   const [value, setValue] = useState(null);
   const [query, setQuery] = useState(initial.q ?? "");
   const [asked, setAsked] = useState(query);
@@ -37,7 +37,8 @@ function App({ model }) {
   const box = useRef(null);
   const flat = model.flat(step);
   const open = useMemo(() => opened.get(step) ?? openAtFirst(flat), [opened, step, flat]);
-  const node = selected === null ? null : flat.nodes[selected];
+  const node = flat.nodes[selected] ?? null;
+  const group = typeof selected === "string" ? selected : null;
 
   const rows = useMemo(
     () => (asText && data.steps[step].text ? textRows(data.steps[step].text) : rowsOf(model, step, open, inputs)),
@@ -86,6 +87,8 @@ function App({ model }) {
     openWith(at, (was) => {
       const next = new Set(was);
       for (let up = there.nodes[one.parent]; up; up = there.nodes[up.parent]) next.add(up.i);
+      const around = groupAround(model, at, one);
+      if (around) next.add(around);
       return next;
     });
     setAsText(false);
@@ -124,7 +127,7 @@ function App({ model }) {
 
   useLayoutEffect(() => {
     if (!target || !box.current) return;
-    const at = rows.findIndex((row) => row.kind === "node" && row.i === target.i);
+    const at = rows.findIndex((row) => keyOfRow(row) === target.i);
     if (at < 0) return;
     const { scrollTop, clientHeight } = box.current;
     const top = at * ROW;
@@ -133,12 +136,12 @@ function App({ model }) {
   }, [target, rows]);
 
   const move = (by) => {
-    const places = rows.flatMap((row, at) => (row.kind === "node" ? [at] : []));
-    const here = places.findIndex((at) => rows[at].i === selected);
+    const places = rows.flatMap((row, at) => (keyOfRow(row) === null ? [] : [at]));
+    const here = places.findIndex((at) => keyOfRow(rows[at]) === selected);
     const next = rows[places[Math.min(Math.max(0, here < 0 ? (by > 0 ? 0 : places.length - 1) : here + by), places.length - 1)]];
     if (next) {
-      setSelected(next.i);
-      setTarget({ i: next.i });
+      setSelected(keyOfRow(next));
+      setTarget({ i: keyOfRow(next) });
     }
   };
   const nextHit = (by) => {
@@ -155,7 +158,24 @@ function App({ model }) {
       if (status[leaf] !== "s") return reveal(step, flat.nodes[flat.leaves[leaf]]);
     }
   };
-  const unfoldAll = (all) => openWith(step, () => new Set(all ? flat.nodes.filter((one) => hasInside(one)).map((one) => one.i) : []));
+  // The variables of the selected row, one after the other: its results, then what it reads.
+  const nextValue = () => {
+    if (!node) return;
+    const all = [...new Set([...node.outs, ...node.operands].filter((one) => flat.values.has(one)))];
+    if (all.length) setValue(all[(all.indexOf(value) + 1) % all.length]);
+  };
+  const toPeak = () => {
+    const found = model.atPosition(data.memory.peakAt);
+    if (found) reveal(found.step, found.node);
+  };
+  const unfoldAll = (all) => openWith(step, () => new Set(all ? [...flat.nodes.filter((one) => hasInside(one)).map((one) => one.i), ...[...groupsOf(model, step).keys()].map((first) => `m${first}`)] : []));
+  const foldAround = () => {
+    const around = groupAround(model, step, node);
+    if (!around || !open.has(around)) return;
+    toggle(around);
+    setSelected(around);
+    setTarget({ i: around });
+  };
 
   const act = {
     j: () => move(1), ArrowDown: () => move(1), k: () => move(-1), ArrowUp: () => move(-1),
@@ -168,9 +188,16 @@ function App({ model }) {
     "?": () => setHelp((was) => !was),
     "/": () => document.getElementById("search").focus(),
     Escape: () => (help ? setHelp(false) : value !== null ? setValue(null) : setSelected(null)),
-    Enter: () => node && hasInside(node) && toggle(node.i),
-    ArrowRight: () => node && hasInside(node) && !open.has(node.i) && toggle(node.i),
-    ArrowLeft: () => node && (open.has(node.i) ? toggle(node.i) : flat.nodes[node.parent] && reveal(step, flat.nodes[node.parent])),
+    v: () => nextValue(), g: () => toPeak(),
+    Enter: () => (group ? toggle(group) : node && hasInside(node) && toggle(node.i)),
+    ArrowRight: () => (group ? !open.has(group) && toggle(group) : node && hasInside(node) && !open.has(node.i) && toggle(node.i)),
+    ArrowLeft: () => {
+      if (group) return open.has(group) && toggle(group);
+      if (!node) return;
+      if (open.has(node.i)) toggle(node.i);
+      else if (flat.nodes[node.parent]) reveal(step, flat.nodes[node.parent]);
+      else foldAround();
+    },
   };
   act.l = act.ArrowRight;
   act.h = act.ArrowLeft;
@@ -202,7 +229,7 @@ function App({ model }) {
     <div class="page">
       <header>
         <h1>{data.name}</h1>
-        <span class="quiet">{data.steps.length} steps · {msText(data.steps.reduce((sum, one) => sum + one.ms, 0))} · {flat.leaves.length.toLocaleString("en")} equations</span>
+        <span class="quiet figures">{data.steps.length} steps · {msText(data.steps.reduce((sum, one) => sum + one.ms, 0))} · {flat.leaves.length.toLocaleString("en")} equations</span>
         <div class="grow" />
         <label class="search">
           <input id="search" type="search" placeholder="Search op, module, type, line…   /" value={query} onInput={(event) => setQuery(event.target.value)} aria-label="search" />
@@ -227,7 +254,7 @@ function Steps({ model, step, followed, goTo }) {
   const { steps } = model.data;
   const most = Math.max(...steps.map((one) => one.ms), 1e-9);
   return (
-    <nav aria-label="steps">
+    <nav aria-label="steps" tabIndex={0}>
       <h2>Steps</h2>
       <ol>
         {steps.map((one, at) => (
@@ -255,7 +282,7 @@ function Steps({ model, step, followed, goTo }) {
 
 const KEYS = [
   ["j k ↓ ↑", "next, previous row"], ["→ ← Enter", "unfold, fold"], ["[ ]", "previous, next step"],
-  ["n p", "next, previous change"], ["/", "search; Enter goes from hit to hit"], ["e c", "unfold all, fold all"],
+  ["n p", "next, previous change"], ["v", "follow a variable of the row, then the next"], ["g", "the equation at the peak of memory"], ["/", "search; Enter goes from hit to hit"], ["e c", "unfold all, fold all"],
   ["i", "inputs"], ["s", "a program as the Python that runs"], ["m", "memory, roofline, neither"], ["t", "light, dark"], ["Esc", "let go of variable and row"],
 ];
 

@@ -17,7 +17,9 @@ export function Charts(props) {
   );
 }
 
-const memoryText = ({ data: { memory } }) => [
+const memoryText = (model) => memoryParts(model, model.data);
+const memoryParts = (model, { memory }) => [
+  model.programs().length > 1 ? "of the forward's and the backward's program" : "of the program that runs",
   `peak ${bytesText(memory.peak)}`,
   `residuals ${bytesText(memory.residuals)}`,
   memory.unknown && `${memory.unknown} sizes depend on data and are counted as 1`,
@@ -32,7 +34,10 @@ const BYTES = Array.from({ length: 40 }, (_, k) => 2 ** k); // distances of tick
 function stacks(data) {
   const { memory, modules } = data;
   const { buffers, kinds, length, peakAt } = memory;
-  const top = (one) => modules[one[5]].split(".").slice(0, 2).join(".");
+  const named = buffers.some((one) => modules[one[5]]);
+  const families = memory.names.map((name) => name.replace(/^aten\.|\.\w+$/g, "")); // where there are no modules: the op
+  const short = modules.map((name) => name.split(".", 2).join("."));
+  const top = (one) => (named ? short[one[5]] : families[one[4]]);
   const at = new Map();
   const born = new Map();
   for (const one of buffers) {
@@ -122,14 +127,14 @@ function Memory({ model, step, node, reveal, theme }) {
     };
     const under = (u) => (u.cursor.left < 0 ? null : Math.min(length - 1, Math.max(0, Math.floor(u.posToVal(u.cursor.left, "x")))));
     const options = {
-      width: box.current.clientWidth, height: 150, series,
+      width: box.current.clientWidth, height: 164, series,
       padding: [10, 12, 0, 0],
       cursor: { y: false, drag: { x: true, y: false }, points: { show: false } },
       legend: { show: true, live: false },
       scales: { x: { time: false, range: (_, low, high) => [low, Math.max(high, low + 1)] }, y: { range: (_, low, high) => [0, (high || 1) * 1.14] } },
       axes: [
-        { stroke: color("--quiet"), grid: { show: false }, ticks: { show: false }, size: 22, font: "11px system-ui", values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) && (tick < length || !length) ? tick : "")) },
-        { stroke: color("--quiet"), grid: { stroke: color("--line"), width: 1 }, ticks: { show: false }, size: 64, font: "11px system-ui", incrs: BYTES, values: (_, ticks) => ticks.map(bytesText) },
+        { label: "equation", labelSize: 14, labelGap: 0, labelFont: "11px system-ui", stroke: color("--quiet"), grid: { show: false }, ticks: { show: false }, size: 22, font: "11px system-ui", values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) && (tick < length || !length) ? tick : "")) },
+        { stroke: color("--quiet"), grid: { stroke: color("--line"), width: 1 }, ticks: { show: false }, size: 60, label: "live bytes", labelSize: 16, labelGap: 0, labelFont: "11px system-ui", font: "11px system-ui", incrs: BYTES, values: (_, ticks) => ticks.map(bytesText) },
       ],
       hooks: {
         draw: [draw],
@@ -150,7 +155,7 @@ function Memory({ model, step, node, reveal, theme }) {
     const u = new uPlot(options, [Float64Array.from({ length: length + 1 }, (_, i) => i), ...order.map((k) => sums[k])], box.current);
     u.over.appendChild(tip);
     plot.current = u;
-    const watch = new ResizeObserver(() => u.setSize({ width: box.current.clientWidth, height: 150 }));
+    const watch = new ResizeObserver(() => u.setSize({ width: box.current.clientWidth, height: 164 }));
     watch.observe(box.current);
     return () => {
       watch.disconnect();
@@ -196,7 +201,7 @@ function Roofline({ model, reveal }) {
   const ticks = Array.from({ length: high - low + 1 }, (_, k) => low + k);
   const ridge = machine && machine[1] / machine[2];
   return (
-    <svg class="roofline" viewBox={`0 0 ${width} ${height}`} role="img" aria-label="roofline" data-testid="roofline">
+    <svg class="roofline" viewBox={`0 0 ${width} ${height}`} role="group" aria-label="roofline" data-testid="roofline">
       {ticks.map((tick) => [
         <line x1={px(10 ** tick)} x2={px(10 ** tick)} y1="10" y2={height - bottom} class="grid" />,
         <text x={px(10 ** tick)} y={height - bottom + 14} text-anchor="middle">{tick < 0 ? (10 ** tick).toFixed(-tick) : countText(10 ** tick)}</text>,
@@ -208,7 +213,7 @@ function Roofline({ model, reveal }) {
         <text x={px(ridge) + 6} y={py(machine[1]) + 12}>{countText(machine[1])}FLOP/s</text>,
       ]}
       {points.map((one) => (
-        <circle cx={px(one.flops / one.bytes)} cy={py(value(one))} r={3 + 9 * Math.sqrt(one.weight / most)} onClick={() => reveal(one.step, one.node)}>
+        <circle tabIndex={0} role="button" aria-label={`${one.name}, ${one.times} times`} onKeyDown={(event) => event.key === "Enter" && (event.stopPropagation(), reveal(one.step, one.node))} cx={px(one.flops / one.bytes)} cy={py(value(one))} r={3 + 9 * Math.sqrt(one.weight / most)} onClick={() => reveal(one.step, one.node)}>
           <title>{`${one.name}\n${one.times} times, ${countText(one.flops)} FLOP, ${bytesText(one.bytes)}\n${(one.flops / one.bytes).toFixed(2)} FLOP per byte${machine ? `, at least ${(one.weight * 1e6).toFixed(1)} µs` : ""}`}</title>
         </circle>
       ))}

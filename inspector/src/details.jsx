@@ -1,11 +1,12 @@
 import { bytesText, countText } from "./data.js";
 import { hasInside, pathOf } from "./rows.js";
-import { Text, argumentName } from "./table.jsx";
+import { useState } from "preact/hooks";
+import { Text, Values, argumentName, loopParts, madeInside } from "./table.jsx";
 
 export function Details(props) {
   const { node, value } = props;
   return (
-    <aside aria-label="details">
+    <aside aria-label="details" tabIndex={0}>
       {value !== null && <Variable {...props} />}
       {node ? <Equation {...props} /> : value === null && <Summary {...props} />}
     </aside>
@@ -56,10 +57,27 @@ function Equation(props) {
         <dt>kind</dt><dd>{kind}{hasInside(node) && node.le > node.ls ? `, ${node.le - node.ls} equations` : ""}</dd>
         {node.parent >= 0 && [<dt>inside</dt>, <dd><button class="link" onClick={() => reveal(step, flat.nodes[node.parent])}>{model.op(flat.nodes[node.parent]).name}</button></dd>]}
       </dl>
+      <Loop {...props} />
       <Cost model={model} cost={cost} />
       <Claims {...props} />
       {source && <Source model={model} source={source} />}
     </section>
+  );
+}
+
+function Loop(props) {
+  const { model, flat, node } = props;
+  const parts = loopParts(model, flat, node);
+  if (!parts) return null;
+  const carried = parts[1][1].length;
+  const made = [["carry after", node.outs.slice(0, carried)], ["ys", node.outs.slice(carried)]];
+  return (
+    <div>
+      <h3>The loop{parts.trips && `, ${parts.trips}`}</h3>
+      <dl>
+        {[...parts, ...made].filter(([, values]) => values.length).map(([name, values]) => [<dt>{name}</dt>, <dd class="mono"><Values {...props} values={values} limit={12} /></dd>])}
+      </dl>
+    </div>
   );
 }
 
@@ -113,10 +131,21 @@ function Source({ model, source }) {
   return (
     <div>
       <h3>Your code</h3>
-      <p class="quiet path">{source.path}:{source.line} in {source.fn}</p>
-      <pre class="code">{numbers.map((line) => <div class={line === source.line ? "on" : ""}><i>{line}</i>{lines[line].slice(indent)}</div>)}</pre>
+      <p class="quiet path"><a class="link" href={editorLink(model, source)} title="open in an editor">{source.path}:{source.line}</a> in {source.fn} <Copy text={`${source.path}:${source.line}`} /></p>
+      <pre class="code" tabIndex={0} aria-label="your code">{numbers.map((line) => <div class={line === source.line ? "on" : ""}><i>{line}</i>{lines[line].slice(indent)}</div>)}</pre>
     </div>
   );
+}
+
+const editorLink = ({ data }, { path, line }) => {
+  const whole = /^(\/|\w:)/.test(path) ? path : `${data.folder}/${path}`;
+  return data.editor.replaceAll("{path}", encodeURI(whole)).replaceAll("{line}", line);
+};
+
+function Copy({ text }) {
+  const [done, setDone] = useState(false);
+  const copy = () => navigator.clipboard?.writeText(text).then(() => setDone(true), () => {});
+  return <button class="link" onClick={copy} title={`copy ${text}`}>{done ? "copied" : "copy"}</button>;
 }
 
 const MAX_USES = 6;
@@ -127,6 +156,7 @@ function Variable({ model, step, flat, value, followed, reveal, goTo, pickValue 
   return (
     <section class="variable">
       <h2><var class="on">{known.name}</var> <span class="mono">{model.type(flat, value)}</span><button class="close" aria-label="let go" onClick={() => pickValue(value)}>×</button></h2>
+      {madeInside(known.name) && <p class="quiet">{madeInside(known.name)}</p>}
       {root >= 0 && argumentName(model, step, root) && <p class="quiet mono">{argumentName(model, step, root)}</p>}
       <h3>Through the steps</h3>
       <ol class="life">

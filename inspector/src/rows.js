@@ -47,6 +47,34 @@ export const openAtFirst = (flat, limit = 44) => {
   return open;
 };
 
+const MANY = 44; // rows of a program that are shown one by one
+
+// A program's equations that stand together and belong to one module: from the first to the one after the last.
+export const groupsOf = (model, step) => {
+  model.groups ??= [];
+  if (model.groups[step]) return model.groups[step];
+  const flat = model.flat(step);
+  const found = new Map();
+  const tops = model.data.steps[step].kind === "program" ? flat.nodes.filter((node) => node.depth === 0) : [];
+  if (tops.length > MANY) {
+    const names = tops.map((node) => model.module(step, node).split(".", 2).join("."));
+    for (let k = 0; k < tops.length; ) {
+      let last = k;
+      while (names[last + 1] === names[k]) last++;
+      if (last > k && names[k]) found.set(tops[k].i, { module: names[k], count: last - k + 1, end: tops[last].end, ls: tops[k].ls, le: tops[last].le });
+      k = last + 1;
+    }
+  }
+  return (model.groups[step] = found);
+};
+
+// The key of the group around a node; undefined where there is none.
+export const groupAround = (model, step, node) => {
+  for (const [first, group] of groupsOf(model, step)) if (first <= node.i && node.i < group.end) return `m${first}`;
+};
+
+export const keyOfRow = (row) => (row.kind === "group" ? `m${row.i}` : row.kind === "node" ? row.i : null);
+
 const countVisible = (flat, open) => {
   let count = 0;
   for (let i = 0; i < flat.nodes.length; count++) i = open.has(i) ? i + 1 : flat.nodes[i].end;
@@ -61,15 +89,28 @@ export const rowsOf = (model, step, open, showInputs) => {
   const ghosts = (place, depth) => {
     for (const leaf of gone.get(place) ?? []) rows.push({ kind: "ghost", leaf, depth });
   };
-  let shown = -1;
+  const groups = groupsOf(model, step);
+  let [shown, groupEnd] = [-1, -1];
   let i = 0;
   while (i < flat.nodes.length) {
     const node = flat.nodes[i];
+    const group = groups.get(i);
+    if (group) {
+      if (node.ls > shown) ghosts(node.ls, 0);
+      shown = Math.max(shown, node.ls);
+      rows.push({ kind: "group", i, group });
+      if (!open.has(`m${i}`)) {
+        shown = Math.max(shown, group.le - 1);
+        i = group.end;
+        continue;
+      }
+      groupEnd = group.end;
+    }
     if (node.live && node.ls > shown) {
       ghosts(node.ls, node.depth);
       shown = node.ls;
     }
-    rows.push({ kind: "node", i });
+    rows.push({ kind: "node", i, inGroup: i < groupEnd });
     if (open.has(i)) i += 1;
     else {
       if (node.le > node.ls) shown = Math.max(shown, node.le - 1);

@@ -20,7 +20,8 @@ def opened(chromium: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     def show(page: Page | str, fragment: str = "", **options: Any) -> Any:
         path = tmp_path / "page.html"
         path.write_text(page if isinstance(page, str) else page.html)
-        options = {"viewport": {"width": 1440, "height": 900}, **options}
+        # Playwright waits by `eval`, which the page's policy forbids.
+        options = {"viewport": {"width": 1440, "height": 900}, "bypass_csp": True, **options}
         contexts.append(chromium.new_context(**options))
         tab = contexts[-1].new_page()
         tab.set_default_timeout(15_000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -239,6 +240,138 @@ def test_keys(made: Any, opened: Any) -> None:
     tab.keyboard.press("m")
     tab.keyboard.press("m")
     assert tab.locator(".charts").count() == 0
+
+
+AXE = Path(os.environ.get("AXE", ROOT / "inspector" / "node_modules" / "axe-core" / "axe.min.js"))
+
+
+@pytest.mark.skipif(not AXE.is_file(), reason="axe-core is not there: `npm install --no-save axe-core` in inspector/")
+@pytest.mark.parametrize(("name", "width"), [("gradient", 1440), ("loops", 400)])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_everybody_can_use_it(name: str, scheme: str, width: int, made: Any, opened: Any) -> None:
+    """Roles, names and contrast, by axe-core: with a row and a variable chosen, on each chart, and with the keys shown."""
+    size = {"width": width, "height": 900}
+    tab = opened(made(name)[1], viewport=size, color_scheme=scheme)
+    tab.evaluate(AXE.read_text())
+    for keys in ("jjjv", "m", "]n", "?"):
+        for key in keys:
+            tab.keyboard.press(key)
+        found = tab.evaluate("axe.run().then(found => found.violations)")
+        assert not [(one["id"], one["nodes"][0]["html"], one["nodes"][0]["failureSummary"]) for one in found]
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+@pytest.mark.parametrize("width", [320, 400])
+def test_nothing_is_cut_on_a_phone(name: str, width: int, made: Any, opened: Any) -> None:
+    """The page does not scroll sideways, and every control lies inside of it."""
+    tab = opened(made(name)[1], viewport={"width": width, "height": 800})
+    tab.keyboard.press("j")
+    outside = """() => [...document.querySelectorAll("header *, nav *, .tabs *, .row.head *, aside button, aside h2, aside dd")]
+        .filter(one => one.getBoundingClientRect().right > innerWidth + 0.5).map(one => one.outerHTML.slice(0, 80))"""
+    assert tab.evaluate(outside) == []
+    assert tab.evaluate("document.documentElement.scrollWidth") == width
+    tab.keyboard.press("?")
+    box = tab.locator("[role=dialog]").bounding_box()
+    assert box["x"] >= 0 and box["x"] + box["width"] <= width
+
+
+def test_rows_are_a_tree_for_a_screen_reader(made: Any, opened: Any) -> None:
+    tab = opened(made("module")[1])
+    grid = tab.get_by_role("treegrid")
+    assert "capture" in grid.get_attribute("aria-label")
+    tab.keyboard.press("j")
+    row = tab.locator(f"#{grid.get_attribute('aria-activedescendant')}")
+    assert row.get_attribute("aria-selected") == "true" and row.get_attribute("aria-level") == "1"
+    assert row.get_attribute("aria-expanded") == "true"
+    below = tab.locator(".row.node").nth(1)
+    assert below.get_attribute("aria-level") == "2"
+    assert int(below.get_attribute("aria-rowindex")) == int(row.get_attribute("aria-rowindex")) + 1
+    assert row.get_by_role("gridcell").count() == grid.get_by_role("columnheader").count()
+    tab.keyboard.press("ArrowLeft")
+    assert row.get_attribute("aria-expanded") == "false"
+
+
+def test_variables_and_the_peak_are_reached_by_keys(made: Any, opened: Any) -> None:
+    tab = opened(made("loops")[1])
+    for key in ("j", "v"):
+        tab.keyboard.press(key)
+    first = tab.locator(".variable h2 var").inner_text()
+    assert first == tab.locator(".row.selected var").first.inner_text()
+    tab.keyboard.press("v")
+    assert tab.locator(".variable h2 var").inner_text() != first
+    tab.keyboard.press("g")
+    assert steps(tab).last.get_attribute("aria-current") == "true" and tab.locator(".row.selected").count() == 1
+    tab.keyboard.press("m")
+    tab.locator(".roofline circle").first.focus()
+    tab.keyboard.press("Enter")
+    assert tab.locator(".row.selected").count() == 1
+
+
+def test_the_program_folds_by_module(made: Any, opened: Any) -> None:
+    """Equations that stand together and belong to one module are one row, which says how many they are and what they cost."""
+    found, page = made("gradient")
+    tab = opened(page)
+    steps(tab).last.click()
+    program = found.steps[-1].flat
+    count = tab.evaluate(
+        "inspector.flat(inspector.data.steps.length - 1).nodes.filter(node => node.depth === 0).length"
+    )
+    names = [
+        re.search(r"([\w.]+) (\d+) equations", " ".join(row.split()))
+        for row in tab.locator(".row.group").all_inner_texts()
+    ]
+    assert all(names) and [name[1] for name in names if name].count("blocks.0") == 2, "forward and backward"
+    folded = sum(int(name[2]) for name in names if name)
+    assert tab.locator(".row.node").count() + folded == count > 44 and len(program.leaves) >= count
+    tab.locator(".row.group").first.click()
+    tab.keyboard.press("ArrowRight")
+    assert tab.locator(".row.group").first.get_attribute("aria-expanded") == "true"
+    tab.keyboard.press("j")
+    assert tab.locator(".row.selected").get_attribute("aria-level") == "2"
+    tab.keyboard.press("ArrowLeft")
+    assert "group" in tab.locator(".row.selected").get_attribute("class")
+    assert tab.locator(".row.node").count() + folded == count
+    tab.keyboard.press("g")
+    assert "node" in tab.locator(".row.selected").get_attribute("class"), "the peak's group is unfolded"
+
+
+def test_the_page_may_ask_nobody(made: Any, opened: Any) -> None:
+    tab = opened(made("gradient")[1], bypass_csp=False)
+    for key in "jjvm]ntm?":  # what the policy forbids is an error in the console
+        tab.keyboard.press(key)
+    assert tab.get_by_role("dialog").count() == 1
+    policy = tab.locator("meta[http-equiv='Content-Security-Policy']").get_attribute("content")
+    assert policy.startswith("default-src 'none'") and "http" not in policy and "*" not in policy
+
+
+def test_a_loop_says_how_often_and_what_it_carries(made: Any, opened: Any) -> None:
+    tab = opened(made("loops")[1])
+    tab.locator(".row.node:has(.op[title='scan'])").first.click()
+    details = tab.locator("aside").inner_text()
+    assert "The loop, 5 trips" in details
+    for part in (r"consts\s+v1", r"carry\s+v2", r"xs\s+v0", r"carry after\s+v3", r"ys\s+v4"):
+        assert re.search(part, details), part
+    label = tab.locator(".row.node", has_text="body(").first.inner_text()
+    assert "consts v3:0.x0; carry v3:0.x1; xs v3:0.x2" in label
+    tab.locator(".row.node", has_text="body(").first.locator("var").nth(2).click()
+    assert "argument 2 of body 0 of the loop or choice that makes v3" in tab.locator(".variable").inner_text()
+
+
+def test_code_is_whole_and_opens_in_an_editor(made: Any, opened: Any) -> None:
+    tab = opened(made("loops")[1])
+    tab.locator(".row.node:has(.op[title='scan'])").first.click()
+    line = loops.__code__.co_firstlineno + 1
+    assert tab.locator(".path a").get_attribute("href") == f"vscode://file/{Path(__file__).as_posix()}:{line}"
+    shown = tab.locator(".code div").all_inner_texts()
+    numbers = [int(re.match(r"\d+", text)[0]) for text in shown]
+    assert numbers == list(range(line - 3, line + 4)), "blank lines are lines"
+    assert tab.evaluate("(box => box.scrollWidth <= box.clientWidth)(document.querySelector('.code'))")
+
+
+def test_chart_says_what_it_draws_and_has_colours_without_modules(made: Any, opened: Any) -> None:
+    tab = opened(made("loops")[1])
+    assert "of the program that runs" in tab.locator(".tabs").inner_text()
+    assert "scan" in tab.locator(".u-legend").inner_text()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

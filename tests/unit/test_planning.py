@@ -259,3 +259,40 @@ def test_the_command_prints_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "on 1,024 ranks of B200 SXM" in capsys.readouterr().out
     assert main(["plan", f"{file}:example", "--world", "1024", "--hardware", "abacus"]) == 1
     assert "there is no hardware 'abacus'" in capsys.readouterr().err
+
+
+# ---- search ----
+
+
+def test_search_orders_ways_by_time_among_those_that_fit() -> None:
+    def loss(params: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        return F.linear(F.linear(x, params["up"]).relu(), params["down"]).sum()
+
+    params = {"up": torch.empty(256, 64, device="meta"), "down": torch.empty(64, 256, device="meta")}
+    args, choices = (params, torch.empty(8, 64, device="meta")), {"micro": (1, 2, 3)}
+    choices |= {"split": {"up": "column", "down": "row"}, "tensor": (1, 2, 3)}
+    found = tfn.plan(loss, args, "h100", 16, search=choices)
+    ways = [(way.data, way.tensor, way.micro) for way, _, _ in found.found]
+    assert sorted(ways) == [(8, 2, 1), (8, 2, 2), (16, 1, 1), (16, 1, 2)]
+    times = [seconds for _, one, seconds in found.found if one.fits]
+    assert times == sorted(times) and len(times) == 4
+    assert {str(way)[-7:] for way, _ in found.refused} == {"1 micro", "2 micro", "3 micro"}
+    for word in (str(found.best), "takes", "5 ways are not possible"):
+        assert word in str(found)
+    tight = replace(hardware_named("h100"), memory_bytes=found.plan.peak_bytes - 1)
+    again = tfn.plan(loss, args, tight, 16, search=choices)
+    assert again.best != found.best or not again.plan.fits
+    assert not torch.distributed.is_initialized()
+
+
+def test_blocks_are_checkpointed_while_ways_are_planned() -> None:
+    with torch.device("meta"):
+        blocks = [torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()) for _ in range(2)]
+        model, x = torch.nn.Sequential(*blocks), torch.zeros(4, 8)
+    params = {name: p.detach() for name, p in model.named_parameters()}
+    loss = lambda params, x: torch.func.functional_call(model, params, (x,)).square().sum()
+    choices = {"blocks": blocks, "micro": (1,), "keeps": ("all", "none")}
+    found = tfn.plan(loss, (params, x), "h100", 2, search=choices)
+    flops = {way.keeps: one.timeline.flops for way, one, _ in found.found}
+    assert flops["none"] > flops["all"]
+    assert not any("forward" in vars(block) for block in blocks)

@@ -9,6 +9,7 @@ what the function writes to. For each result an `Alias` says how to take it of t
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +30,8 @@ class Alias:
     It has sizes, strides, and an offset from the beginning of that tensor. The unit of the offset
     is an element of the result; a real number, if one of them is complex and the other is not.
     `bits` are the ops that make the result of what lies in memory. `is_written`: the function
-    writes to the source.
+    writes to the source. `is_of_result`: the source is another result, by position, and has the
+    same layout.
     """
 
     result: int
@@ -40,6 +42,7 @@ class Alias:
     dtype: torch.dtype
     bits: tuple[Any, ...] = ()
     is_written: bool = True
+    is_of_result: bool = False
 
     @property
     def is_symbolic(self) -> bool:
@@ -48,6 +51,8 @@ class Alias:
 
     def of(self, source: torch.Tensor) -> torch.Tensor:
         """The result, as a view of the source."""
+        if self.is_of_result:
+            return functools.reduce(lambda value, view: view(value), self.bits, source)
         for view in internals.bits_in_memory(source):
             source = view(source)
         memory = internals.memory_as(source, self.dtype)
@@ -116,6 +121,8 @@ def aliases_of(
             source, tracer = memories.get(internals.storage_id(value), (0, leaf))
             if not found and tracer is not leaf:
                 found.append(_of_unchanged(place, value, source, internals.inner_fake(tracer)))
+            if not found:
+                found.append(_of_result(place, value, results))
         for alias in found:
             if alias is not None:
                 symbols = set(symbols_in((*alias.size, *alias.stride, alias.offset)))
@@ -156,6 +163,24 @@ def _of_unchanged(
     size, stride = tuple(map(as_dim, value.shape)), tuple(map(as_dim, value.stride()))
     bits = internals.bits_in_memory(value)
     return Alias(place, source, size, stride, offset, value.dtype, bits, is_written=False)
+
+
+def _of_result(place: int, value: torch.Tensor, results: Sequence[Any]) -> Alias | None:
+    """A result that is another one with a conjugate or negative bit."""
+    bits = internals.bits_in_memory(value)
+    for other, leaf in enumerate(results):
+        if bits and isinstance(leaf, internals.Tracer):
+            whole = internals.inner_fake(leaf)
+            if not internals.bits_in_memory(whole) and _lies(whole) == _lies(value):
+                kind = value.dtype, bits
+                return Alias(place, other, (), (), 0, *kind, is_written=False, is_of_result=True)
+    return None
+
+
+def _lies(value: torch.Tensor) -> tuple[Any, ...]:
+    """The place of a value in memory."""
+    numbers = (*value.shape, *value.stride(), value.storage_offset())
+    return internals.storage_id(value), value.dtype, *map(as_dim, numbers)
 
 
 def _offset(*pairs: tuple[torch.Tensor, torch.Tensor]) -> Any:

@@ -70,7 +70,12 @@ def simulated_mesh(
 
 
 def simulated(size: int) -> tuple[Group, ...]:
-    """Ranks that are not there, for `evaluate_ranks`."""
+    """Ranks that are not there, for `evaluate_ranks`.
+
+    Example:
+        >>> [group.rank for group in simulated(2)]
+        [0, 1]
+    """
     return tuple(Group(SIMULATED, size, rank) for rank in range(size))
 
 

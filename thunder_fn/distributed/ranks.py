@@ -73,6 +73,12 @@ def evaluate_ranks(
     Raises:
         MissingRule: a collective that has no rule here, or one in a loop or a branch; names the
             user's line.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> trace = tfn.trace(lambda x: x + 1, torch.ones(()))
+        >>> evaluate_ranks(trace, [[torch.tensor(1.0)], [torch.tensor(2.0)]])
+        [(tensor(2.),), (tensor(3.),)]
     """
     envs: list[list[Any]] = [
         [*values, *(constant.tensor for constant in trace.constants)] for values in inputs

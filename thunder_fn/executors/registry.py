@@ -37,6 +37,12 @@ def register_executor(executor: Executor) -> Executor:
 
     Raises:
         ExecutorError: it is no executor, or another one has the name.
+
+    Example:
+        >>> from thunder_fn.extend import OperatorExecutor
+        >>> register_executor(OperatorExecutor("registered")).name
+        'registered'
+        >>> deregister_executor("registered")
     """
     if not isinstance(executor, Executor):
         raise ExecutorError(f"register_executor: expected an executor, given {kind_of(executor)}")
@@ -58,6 +64,12 @@ def deregister_executor(executor: Executor | str) -> None:
         ExecutorError: it comes with thunder_fn, is no executor, or another one is registered under
             its name.
         UnknownOption: no executor has this name.
+
+    Example:
+        >>> from thunder_fn.extend import OperatorExecutor
+        >>> deregister_executor(register_executor(OperatorExecutor("short_lived")))
+        >>> "short_lived" in list_executors()
+        False
     """
     if not isinstance(executor, str | Executor):
         raise ExecutorError(
@@ -82,12 +94,21 @@ def get_executor(name: str) -> Executor:
 
     Raises:
         UnknownOption: there is none; names the nearest.
+
+    Example:
+        >>> get_executor("torch").name
+        'torch'
     """
     return _find(name, "get_executor")
 
 
 def list_executors() -> tuple[str, ...]:
-    """The names of all executors that are registered or come with thunder_fn."""
+    """The names of all executors that are registered or come with thunder_fn.
+
+    Example:
+        >>> {"torch", "inductor"} <= set(list_executors())
+        True
+    """
     with _lock:
         return (*_registered, *(name for name in BUILTIN if name not in _registered))
 

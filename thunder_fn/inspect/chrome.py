@@ -35,6 +35,13 @@ def chrome_trace(path: str | Path, f: Callable[..., Any], /, *args: Any, **kwarg
 
     Returns:
         The path.
+
+    Example:
+        >>> import tempfile, torch
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = chrome_trace(f"{folder}/trace.json", torch.sin, torch.ones(2))
+        ...     "aten.sin.default" in path.read_text()
+        True
     """
     found = chain(f, *args, **kwargs)
     tensors = [leaf for leaf in pytree.flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]

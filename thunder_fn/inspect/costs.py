@@ -56,7 +56,12 @@ COLLECTIVES = ("_c10d_functional.", "_dtensor.", "c10d_functional.")
 
 
 def is_collective(name: str) -> bool:
-    """Test whether the op of this name moves values between ranks."""
+    """Test whether the op of this name moves values between ranks.
+
+    Example:
+        >>> is_collective("aten.mm.default"), is_collective("_c10d_functional.all_reduce.default")
+        (False, True)
+    """
     return name.startswith(COLLECTIVES) and not name.endswith("wait_tensor.default")
 
 

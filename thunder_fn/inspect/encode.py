@@ -8,6 +8,7 @@ the way `flat.py` does, so leaves and values have the same numbers on both sides
 from __future__ import annotations
 
 import linecache
+import os
 from bisect import bisect_left
 from collections.abc import Hashable, Iterator
 from pathlib import Path
@@ -26,6 +27,8 @@ from thunder_fn.ir.trace import Equation, Literal, Source, Trace, Type, Var
 
 CONTEXT = 3
 """The number of lines of source that are shown before and after the user's line."""
+EDITOR = "vscode://file/{path}:{line}"
+"""The link that opens a line of code. The environment variable THUNDER_FN_EDITOR names another."""
 
 KINDS = ("leaf", "composite", "structured")
 LETTERS = {"same": "s", "changed": "c", "added": "a"}
@@ -161,10 +164,10 @@ class _Encoding:
         found: dict[str, dict[str, str]] = {}
         for file, numbers in wanted.items():
             texts = {
-                str(line): linecache.getline(self.files.entries[file], line).rstrip()
+                str(line): linecache.getline(self.files.entries[file], line)
                 for line in sorted(numbers)
             }
-            found[str(file)] = {line: text for line, text in texts.items() if text}
+            found[str(file)] = {line: text.rstrip() for line, text in texts.items() if text}
         return found
 
     def memory(self, memory: Memory) -> dict[str, Any]:
@@ -213,6 +216,8 @@ def encode(found: Chain, memory: Memory, machine: Machine | None = None) -> dict
         "ops": encoding.ops.entries,
         "modules": encoding.modules.entries,
         "files": [_short(file) for file in encoding.files.entries],
+        "folder": Path.cwd().as_posix(),
+        "editor": os.environ.get("THUNDER_FN_EDITOR", EDITOR),
         "lines": encoding.lines(),
         "sources": encoding.sources.entries,
         "costs": encoding.costs.entries,

@@ -23,6 +23,11 @@ from thunder_fn.inspect.machines import Machine
 from thunder_fn.inspect.memory_use import memory_of
 from thunder_fn.ir.text import escaped
 
+POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:;"
+    " form-action 'none'; base-uri 'none'"
+)
+"""The page runs what it brings, and may ask no network for anything."""
 HEIGHT = 720
 """Pixels of the frame in a notebook."""
 
@@ -86,7 +91,8 @@ def page_of(name: str, data: dict[str, Any]) -> str:
     ).decode()
     style, code = asset("inspector.css"), asset("inspector.js")
     return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta name="viewport"'
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta'
+        f' http-equiv="Content-Security-Policy" content="{POLICY}">\n<meta name="viewport"'
         f' content="width=device-width,initial-scale=1">\n<title>{html.escape(escaped(name))} ·'
         f' inspector</title>\n<style>{style}</style>\n</head>\n<body>\n<div id="app"><noscript>This'
         " page needs JavaScript, which it brings itself.</noscript></div>\n<script"

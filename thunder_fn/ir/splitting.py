@@ -96,7 +96,15 @@ DEPENDS = Flow(
 
 
 def dependent(trace: Trace, marked_inputs: Mask) -> set[int]:
-    """Return the indices of the variables that depend on marked inputs."""
+    """Return the indices of the variables that depend on marked inputs.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> trace = tfn.trace(lambda x, y: (x.sin(), y.cos()), torch.ones(2), torch.ones(2))
+        >>> found = dependent(trace, (True, False))
+        >>> [equation.outputs[0].index in found for equation in trace.equations]
+        [True, False]
+    """
     return {index for index, flag in enumerate(DEPENDS.everywhere(trace, marked_inputs)) if flag}
 
 

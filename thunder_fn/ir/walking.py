@@ -117,6 +117,13 @@ def rewritten(
             as it is.
         types: those of the new inputs; the trace's own by default.
         name: of the new trace; the trace's own by default.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> trace = tfn.trace(lambda x: x.sin(), torch.ones(2))
+        >>> keep = lambda builder, equation, atoms: tfn.ir.put(builder, equation, atoms)
+        >>> rewritten(trace, keep) == trace
+        True
     """
     builder = TraceBuilder(trace.name if name is None else name)
     arguments = builder.take(trace.input_types if types is None else types)

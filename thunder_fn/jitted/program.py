@@ -696,7 +696,11 @@ class _Execution:
         first: dict[Any, str] = {}
         for alias in self.captured.aliases:
             atom = self.trace.outputs[alias.result]
-            source = None if alias.is_written else self.viewed_by(alias, atom)
+            is_active = self.bridge is not None and self.bridge.active[alias.result]
+            if alias.is_of_result and isinstance(alias.source, int):
+                source = None if is_active else f"{values[alias.source]}.detach()"
+            else:
+                source = None if alias.is_written else self.viewed_by(alias, atom)
             if source is not None:
                 value = values[alias.result]
                 yield f"    {value} = {first.get(atom) or self.view(alias, source)}"

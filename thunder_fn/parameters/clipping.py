@@ -27,6 +27,13 @@ def global_norm(gradients: Prepared, norm_type: float = 2.0) -> torch.Tensor:
     Args:
         gradients: of prepared parameters, as `grad` gives them.
         norm_type: 2, another positive number, or infinity.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> q = tfn.lora(lambda params: params["w"].square().sum(), rank=2)
+        >>> params = q.prepare({"w": torch.tensor([3.0, 4.0])})
+        >>> global_norm(tfn.grad(q)(params))
+        tensor(10.)
     """
     return norm_over_ranks(gradients.layout, gradients, norm_type)
 

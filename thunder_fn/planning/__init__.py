@@ -8,9 +8,11 @@ and memory are those of `inspect`.
 from __future__ import annotations
 
 from thunder_fn.planning.depth import plan_layers
+from thunder_fn.planning.entry import plan
 from thunder_fn.planning.links import Collective, collective_seconds
-from thunder_fn.planning.plans import Plan, plan
+from thunder_fn.planning.plans import Plan
 from thunder_fn.planning.rates import Hardware, Link, hardware_named
+from thunder_fn.planning.search import Search, Way
 from thunder_fn.planning.worlds import fake_world
 
 __all__ = [
@@ -18,6 +20,8 @@ __all__ = [
     "Hardware",
     "Link",
     "Plan",
+    "Search",
+    "Way",
     "collective_seconds",
     "fake_world",
     "hardware_named",

@@ -15,7 +15,7 @@ from functools import partial
 from thunder_fn.commands import UserError
 from thunder_fn.errors import ThunderError
 from thunder_fn.inspect.command import load
-from thunder_fn.planning.plans import plan
+from thunder_fn.planning.plans import planned
 from thunder_fn.planning.worlds import fake_world
 
 
@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
         with fake_world(options.world), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             step, args, kwargs = load(options.function)
-            found = plan(
+            found = planned(
                 partial(step, **kwargs) if kwargs else step,
                 args,
                 options.hardware,

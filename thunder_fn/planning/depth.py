@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from thunder_fn.errors import InspectError, located
-from thunder_fn.planning.plans import Plan, plan
+from thunder_fn.planning.plans import Plan, planned
 from thunder_fn.planning.rates import Hardware
 from thunder_fn.planning.streams import Timeline
 
@@ -45,8 +45,8 @@ def plan_layers(
         what = f"plan_layers: a model has one layer or more, given {layers}"
         raise InspectError(located(what, fix="Give the number of the model's layers."))
     if layers <= SHALLOW[1]:
-        return plan(*make(layers), hardware, world, **options)
-    first, second = (plan(*make(count), hardware, world, **options) for count in SHALLOW)
+        return planned(*make(layers), hardware, world, **options)
+    first, second = (planned(*make(count), hardware, world, **options) for count in SHALLOW)
     return extended(first, second, (layers - SHALLOW[1]) / (SHALLOW[1] - SHALLOW[0]))
 
 

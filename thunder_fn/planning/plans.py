@@ -1,4 +1,4 @@
-"""`plan`: the memory, time and communication of a step on one rank of many."""
+"""The plan of a step: memory, time and communication on one rank of many."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Plan(Shown):
         return text(self)
 
 
-def plan(
+def planned(
     step: Callable[..., Any],
     args: Sequence[Any],
     hardware: Hardware | str | Path = "h100",
@@ -92,38 +92,7 @@ def plan(
     fused: bool | None = None,
     model_flops: float | None = None,
 ) -> Plan:
-    """Predict what a step costs on each rank of a world that need not be there. Nothing is run.
-
-    The step is captured once, for rank 0. A rank's memory is that of the program that `jit` makes.
-    Time is a roofline for each equation and latency plus bandwidth for each collective, on streams
-    in the program's order.
-
-    Args:
-        step: any function that `jit` takes, on parameters that `fsdp`, `tensor_parallel`, ... have
-            prepared.
-        args: its arguments; tensors on the meta device take no memory.
-        hardware: of each rank; the name of a file of the package, a path, or a `Hardware`.
-        world: the number of ranks. Meshes are made inside `fake_world(world)`; left out, the
-            process group's or 1.
-        fused: whether neighbouring pointwise ops are one kernel. Left out, it is so if the step is
-            jitted with an executor that fuses.
-        model_flops: operations that count for the MFU, without recomputation. Left out, those of
-            the program, with it.
-
-    Raises:
-        InspectError: there is no such hardware.
-        DistributedError: the process is in a world of another size, or ranks are simulated.
-
-    Example:
-        >>> import torch
-        >>> x = torch.empty(4096, 4096, device="meta", dtype=torch.bfloat16)
-        >>> found = plan(lambda x: x @ x, (x,), "h100")
-        >>> found.timeline.flops == 2 * 4096**3, found.peak_bytes == 2 * x.nbytes, found.fits
-        (True, True, True)
-
-    Source: Williams et al., Roofline (2009); Thakur et al., Optimization of Collective
-    Communication Operations in MPICH (2005); NCCL, src/graph/tuning.cc.
-    """
+    """Plan one step; see `plan`."""
     known = hardware if isinstance(hardware, Hardware) else hardware_named(hardware)
     jitted: Any = step if isinstance(step, Jitted | torch.nn.Module) else jit(step)
     if fused is None:

@@ -1,0 +1,86 @@
+"""`plan`: the function for users."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal as Choice, overload
+
+from thunder_fn.planning.plans import Plan, planned
+from thunder_fn.planning.rates import Hardware, hardware_named
+from thunder_fn.planning.search import Search, searched
+
+
+@overload
+def plan(
+    step: Callable[..., Any],
+    args: Sequence[Any],
+    hardware: Hardware | str | Path = "h100",
+    world: int | None = None,
+    *,
+    search: Choice[False] = False,
+    fused: bool | None = None,
+    model_flops: float | None = None,
+) -> Plan: ...
+@overload
+def plan(
+    step: Callable[..., Any],
+    args: Sequence[Any],
+    hardware: Hardware | str | Path = "h100",
+    world: int | None = None,
+    *,
+    search: Choice[True] | Mapping[str, Any],
+    fused: bool | None = None,
+    model_flops: float | None = None,
+) -> Search: ...
+def plan(
+    step: Callable[..., Any],
+    args: Sequence[Any],
+    hardware: Hardware | str | Path = "h100",
+    world: int | None = None,
+    *,
+    search: bool | Mapping[str, Any] = False,
+    fused: bool | None = None,
+    model_flops: float | None = None,
+) -> Plan | Search:
+    """Predict what a step costs on each rank of a world that need not be there. Nothing is run.
+
+    The step is captured once, for rank 0. A rank's memory is that of the program that `jit` makes.
+    Time is a roofline for each equation and latency plus bandwidth for each collective, on streams
+    in the program's order.
+
+    Args:
+        step: any function that `jit` takes, on parameters that `fsdp`, `tensor_parallel`, ... have
+            prepared.
+        args: its arguments; tensors on the meta device take no memory.
+        hardware: of each rank; the name of a file of the package, a path, or a `Hardware`.
+        world: the number of ranks. Meshes are made inside `fake_world(world)`; left out, the
+            process group's or 1.
+        fused: whether neighbouring pointwise ops are one kernel. Left out, it is so if the step is
+            jitted with an executor that fuses.
+        search: try ways to cut the step, and return a `Search` of them, best first. Then `step` is
+            a loss of `(params, *batch)`, which is neither differentiated nor sharded yet. A mapping
+            has choices: `split`, the plan of `tensor_parallel`, `blocks`, modules to checkpoint,
+            and sequences `tensor`, `keeps` and `micro`; see `Way`.
+        model_flops: operations that count for the MFU, without recomputation. Left out, those of
+            the program, with it.
+
+    Raises:
+        InspectError: there is no such hardware.
+        DistributedError: the process is in a world of another size, or ranks are simulated.
+
+    Example:
+        >>> import torch
+        >>> x = torch.empty(4096, 4096, device="meta", dtype=torch.bfloat16)
+        >>> found = plan(lambda x: x @ x, (x,), "h100")
+        >>> found.timeline.flops == 2 * 4096**3, found.peak_bytes == 2 * x.nbytes, found.fits
+        (True, True, True)
+
+    Source: Williams et al., Roofline (2009); Thakur et al., Optimization of Collective
+    Communication Operations in MPICH (2005); NCCL, src/graph/tuning.cc.
+    """
+    known = hardware if isinstance(hardware, Hardware) else hardware_named(hardware)
+    if search is False:
+        return planned(step, args, known, world, fused=fused, model_flops=model_flops)
+    choices: Mapping[str, Any] = {} if search is True else search
+    return searched(step, args, known, world or 1, fused=fused, **choices)

@@ -1,0 +1,212 @@
+"""The best way to cut a training step, by enumeration: mesh, checkpoint and micro-batches.
+
+Each way is a plan of its own: the loss is rewritten by `tensor_parallel`, `checkpoint` and `fsdp`,
+and captured on its mesh. Ways that cannot be are left out: a mesh that the world does not have, a
+batch that does not divide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+
+from thunder_fn.api import grad
+from thunder_fn.api.checkpoint import checkpoint
+from thunder_fn.errors import InspectError, ThunderError, located
+from thunder_fn.inspect.tables import bytes_text, plain
+from thunder_fn.interpreters.checkpoint.policies import matmuls_saveable
+from thunder_fn.ir.notebook import Shown
+from thunder_fn.parameters import fsdp, tensor_parallel
+from thunder_fn.planning.plans import Plan, planned
+from thunder_fn.planning.rates import Hardware
+from thunder_fn.planning.report import seconds_text
+from thunder_fn.planning.worlds import fake_world
+
+POLICIES: Mapping[str, Any] = {"none": None, "matmuls": matmuls_saveable, "all": None}
+"""The values that a block keeps for its backward; with "all" it is no checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to cut a step.
+
+    Attributes:
+        data, tensor: the ranks of the mesh's dims, for fsdp and for tensor_parallel.
+        keeps: the values that are kept for the backward: "all", "matmuls" or "none".
+        micro: the number of parts of a rank's batch, which run one after the other.
+    """
+
+    data: int
+    tensor: int
+    keeps: str
+    micro: int
+
+    def __str__(self) -> str:
+        return f"fsdp {self.data} x tp {self.tensor}, keeps {self.keeps}, {self.micro} micro"
+
+
+@dataclass(frozen=True)
+class Search(Shown):
+    """The ways that were tried, best first.
+
+    Attributes:
+        found: each way that is possible, with its plan of one micro-batch and the seconds of a
+            whole step. Those that fit in memory come first.
+        refused: ways that are not possible, and why.
+    """
+
+    found: tuple[tuple[Way, Plan, float], ...]
+    refused: tuple[tuple[Way, str], ...] = field(repr=False)
+
+    @property
+    def best(self) -> Way:
+        """The fastest way that fits, or the smallest where none does."""
+        return self.found[0][0]
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the best way."""
+        return self.found[0][1]
+
+    def why(self) -> str:
+        """Say in one sentence what the runner-up has less of."""
+        if len(self.found) < 2:
+            return "There is no other way."
+        (one, first, took), (other, second, longer) = self.found[:2]
+        if not first.fits:
+            return f"No way fits: {one} needs least, {bytes_text(first.peak_bytes)}."
+        if not second.fits:
+            return f"{one} alone fits: {other} needs {bytes_text(second.peak_bytes)}."
+        parts = {
+            "computing": second.timeline.computing * other.micro
+            - first.timeline.computing * one.micro,
+            "waiting for others": second.timeline.exposed * other.micro
+            - first.timeline.exposed * one.micro,
+        }
+        cause = max(parts, key=parts.__getitem__)
+        more = seconds_text(parts[cause]) if parts[cause] > 0 else "no more"
+        return (
+            f"{other} takes {seconds_text(longer)} where {one} takes {seconds_text(took)}:"
+            f" {more} of it {cause}."
+        )
+
+    def __str__(self) -> str:
+        rows = [
+            (
+                str(way),
+                seconds_text(took),
+                f"{found.mfu:.1%}",
+                bytes_text(found.peak_bytes),
+                "yes" if found.fits else "no",
+            )
+            for way, found, took in self.found[:12]
+        ]
+        refused = f"{len(self.refused)} ways are not possible" if self.refused else ""
+        table = plain(("way", "step", "MFU", "peak", "fits"), rows)
+        return "\n".join(part for part in (table, self.why(), refused) if part)
+
+
+def searched(  # noqa: PLR0913 - options, by keyword
+    loss: Callable[..., torch.Tensor],
+    args: Sequence[Any],
+    hardware: Hardware | str,
+    world: int,
+    *,
+    split: Mapping[str, str] | None = None,
+    blocks: Sequence[torch.nn.Module] = (),
+    tensor: Sequence[int] = (1, 2, 4, 8),
+    keeps: Sequence[str] = ("all", "matmuls", "none"),
+    micro: Sequence[int] = (1, 2, 4),
+    fused: bool | None = None,
+) -> Search:
+    """Plan a training step in every way, and put the fastest that fits in memory first.
+
+    Args:
+        loss: a function of `(params, *batch)`.
+        args: params, and the batch of a rank without tensor_parallel. Ranks that work on one batch
+            together have as many times more, so that all ways train on as much.
+        split: the plan of `tensor_parallel`; without it, tensor is 1.
+        blocks: modules that loss calls, to checkpoint; without them, all values are kept.
+        tensor, keeps, micro: the choices; see `Way`.
+
+    Raises:
+        InspectError: no way is possible; says why the first is not.
+    """
+    found: list[tuple[Way, Plan, float]] = []
+    refused: list[tuple[Way, str]] = []
+    for size, kept, parts in product(
+        tensor if split else (1,), keeps if blocks else ("all",), micro
+    ):
+        way = Way(world // size, size, kept, parts)
+        if world % size:
+            refused.append((way, f"{size} ranks do not divide {world}"))
+            continue
+        try:
+            with fake_world(world), checkpointed(blocks, kept):
+                step, given = cut(loss, args, way, split or {})
+                one = planned(step, given, hardware, fused=fused)
+            kept_on = one.memory.output_bytes if parts > 1 else 0  # gradients that add up
+            one = replace(one, live_bytes=one.live_bytes + kept_on)
+            found.append((way, one, one.seconds * parts))
+        except ThunderError as error:
+            refused.append((way, str(error)))
+    if not found:
+        way, why = refused[0]
+        what = f"search: no way is possible; {way}: {why}"
+        raise InspectError(located(what, fix="Give other choices of tensor, keeps or micro."))
+    return Search(tuple(sorted(found, key=_order)), tuple(refused))
+
+
+@contextmanager
+def checkpointed(blocks: Sequence[torch.nn.Module], keeps: str) -> Generator[None]:
+    """Checkpoint the calls of some modules, until the block ends."""
+    if keeps != "all":
+        for block in blocks:
+            block.forward = checkpoint(block.forward, POLICIES[keeps])
+    try:
+        yield
+    finally:
+        for block in blocks if keeps != "all" else ():
+            del block.forward
+
+
+def _order(one: tuple[Way, Plan, float]) -> tuple[bool, float]:
+    _, found, seconds = one
+    return not found.fits, seconds if found.fits else float(found.peak_bytes)
+
+
+def cut(
+    loss: Callable[..., torch.Tensor], args: Sequence[Any], way: Way, split: Mapping[str, str]
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Gradients of one micro-batch, cut in one way, and the arguments of a rank.
+
+    Raises:
+        InspectError: the batch does not divide.
+    """
+    params, *batch = args
+    mesh = init_device_mesh("cpu", (way.data, way.tensor), mesh_dim_names=("data", "tensor"))
+    f: Any = loss
+    if way.tensor > 1:
+        f = tensor_parallel(f, mesh["tensor"], split)
+    f = fsdp(f, mesh["data"])
+    held = f.prepare(params)
+    chosen, others = held.partition(lambda name: held[name].is_floating_point())
+    step = grad(lambda chosen, others, *batch: f(held.replaced(chosen, others), *batch))
+    return step, (chosen, others, *(_part(x, way) for x in batch))
+
+
+def _part(x: Any, way: Way) -> Any:
+    """The part of a batch that runs at a time."""
+    if not isinstance(x, torch.Tensor) or not x.dim():
+        return x
+    rows = x.shape[0] * way.tensor
+    if rows % way.micro:
+        what = f"{rows} examples are no {way.micro} micro-batches"
+        raise InspectError(located(what, fix="Give a batch that the numbers in `micro` divide."))
+    return x.new_empty((rows // way.micro, *x.shape[1:]))
