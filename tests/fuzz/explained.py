@@ -49,6 +49,12 @@ EXPLAINED = [
         text=r"no_grad|set_grad_enabled\(False|inference_mode",
     ),
     Explained(
+        "the same: a second derivative of nothing is asked for, since such a view says that it requires a gradient",
+        kind="value of gradient",
+        why="another number of values",
+        text=r"no_grad|inference_mode",
+    ),
+    Explained(
         "eager PyTorch keeps the gradient of a tensor that `logical_not_` writes to, a defect of it",
         text=r"logical_not_|\bgt_\(",
     ),
