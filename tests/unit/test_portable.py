@@ -6,6 +6,8 @@ import dataclasses
 import hashlib
 import json
 import random
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -132,6 +134,24 @@ def test_structures(kept: Callable[..., Any]) -> None:
     assert torch.equal(args[0].w, own[0].w), "the argument is written to"
     with pytest.raises(TraceTypeError, match="scale"):
         g(*make(), scale=2.0)  # the call had none
+
+
+def swapped(a: torch.Tensor, b: torch.Tensor) -> Any:
+    old = a.detach()[:2] + 0
+    new, other = b.clone(), a.clone()
+    a.copy_(new)
+    b.copy_(other)
+    return old, a * 2
+
+
+def test_writes_are_made_at_the_end(kept: Callable[[Any], Any]) -> None:
+    """A value that is an argument's old one is not that argument after it was written to."""
+    make = lambda: (torch.arange(3.0), torch.arange(3.0) + 10)
+    args, own, others = make(), make(), make()
+    found, expected = kept(tfn.jit(swapped).lower(*make()))(*args), swapped(*own)
+    exported = tfn.export(swapped, make()).module()(*others)
+    for values in (found, args), (exported, others):
+        assert all(map(torch.equal, [*values[0], *values[1]], [*expected, *own]))
 
 
 CONSTANTS_OF = {
@@ -324,3 +344,20 @@ def test_a_forged_file_is_an_error_of_ours_or_a_trace(tmp_path: Path) -> None:
         str(getattr(found, "trace", found))
         loaded += 1
     assert loaded < 50
+
+
+def test_another_process_runs_a_saved_step_and_traces_nothing(tmp_path: Path) -> None:
+    """It starts without Dynamo, whose import takes longer than all else: nothing is captured there."""
+    step = tfn.jit(tfn.value_and_grad(lambda w, x: (x @ w).sin().sum()))
+    w, x = torch.ones(3), X
+    tfn.save(step.lower(w, x), tmp_path / "step")
+    text = (
+        "import sys, torch, thunder_fn as tfn\n"
+        "step = tfn.load(sys.argv[1])\n"
+        "value, grad = step(torch.ones(3), torch.linspace(-1, 1, 12).reshape(4, 3))\n"
+        "print(value.item(), grad.tolist(), 'torch._dynamo' in sys.modules)"
+    )
+    command = [sys.executable, "-c", text, str(tmp_path / "step")]
+    found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    value, grad = step(w, x)
+    assert found == f"{value.item()} {grad.tolist()} False"

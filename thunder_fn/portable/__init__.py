@@ -97,6 +97,14 @@ def load(path: str | os.PathLike[str], *, classes: Iterable[type] = ()) -> Trace
         InvalidTrace, TraceTypeError: what the file says is no trace.
         MissingExtra: the program has constants, and safetensors is not installed.
         FileNotFoundError: there is no such file.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from thunder_fn import trace
+        >>> path = tempfile.mkdtemp() + "/f.tfn"
+        >>> save(trace(torch.sin, torch.zeros(2)), path)
+        >>> load(path) == trace(torch.sin, torch.zeros(2))
+        True
     """
     try:
         data, tensors = read_file(path)

@@ -121,17 +121,17 @@ def law_save_keeps(trace: Trace, inputs: Inputs) -> None:
             loaded=new,
         )
     agree(run(new, inputs), run(trace, inputs), "after loading", trace=trace)
-    own, its = _as_data(trace), _as_data(new)
+    own, its = as_data(trace), as_data(new)
     holds(own == its and str(own) == str(its), "a loaded trace differs", trace=trace, loaded=new)
 
 
-def _as_data(trace: Trace) -> Trace:
+def as_data(trace: Trace) -> Trace:
     """The trace with its constants by value, and with rules that are bodies."""
     return replace(
         trace,
         constants=tuple(replace(constant, owned=True) for constant in trace.constants),
         equations=tuple(
-            replace(one, bodies=tuple(map(_as_data, one.bodies)))
+            replace(one, bodies=tuple(map(as_data, one.bodies)))
             for one in map(with_rules_in_bodies, trace.equations)
         ),
     )
