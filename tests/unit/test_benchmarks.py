@@ -6,14 +6,13 @@ import gc
 import json
 import os
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
 import thunder_fn as tfn
-from thunder_fn.benchmarks import pretrained
+from thunder_fn.benchmarks import harness, pretrained
 from thunder_fn.benchmarks.__main__ import main
 from thunder_fn.benchmarks.harness import OURS, Case, once, run_case, save, show
 from thunder_fn.benchmarks.models import GPT
@@ -28,13 +27,15 @@ def test_a_case_compares_peers_and_is_saved(tmp_path: Path) -> None:
     assert saved["seconds"] == result.seconds and saved["machine"]["torch"] == torch.__version__
 
 
-def test_short_calls_fill_a_span() -> None:
-    counts = {OURS: 0, "eager": 0}
+def test_short_calls_fill_a_span(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts, now = {OURS: 0, "eager": 0}, 0.0
 
     def peer(name: str) -> None:
+        nonlocal now
         counts[name] += 1
-        time.sleep(1e-3 if name == "eager" else 0.0)
+        now += 1e-3 if name == "eager" else 1e-4
 
+    monkeypatch.setattr(harness.time, "perf_counter", lambda: now)
     run_case(Case("spans", {name: lambda name=name: peer(name) for name in counts}, span=0.003, rounds=4, warmup=0))
     assert counts[OURS] > 2 * counts["eager"]
 
