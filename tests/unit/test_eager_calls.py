@@ -51,6 +51,8 @@ def f(x: Tensor, y: Tensor) -> Tensor:
     return (torch.tanh(x @ y) * y.sum()).pow(2).sum()
 
 
+REST = slice(1, None)
+
 TRANSFORMS: dict[str, Callable[[Any, Tensor, Tensor], Any]] = {
     "grad": lambda lib, x, y: lib.grad(f)(x, y),
     "grad of two": lambda lib, x, y: lib.grad(f, argnums=(1, 0))(x, y),
@@ -68,6 +70,7 @@ TRANSFORMS: dict[str, Callable[[Any, Tensor, Tensor], Any]] = {
     "jacfwd": lambda lib, x, y: lib.jacfwd(f)(x, y),
     "hessian": lambda lib, x, y: lib.hessian(f)(x, y),
     "functionalize": lambda lib, x, y: lib.functionalize(lambda a: (a * 1).add_(1))(x),
+    "a slice": lambda lib, x, y: lib.grad(lambda a, s: a[s].sum() + a[REST].sum())(x, slice(0, 2)),
     "kwargs": lambda lib, x, y: lib.grad(lambda a, *, b: f(a, b))(x, b=y),
 }
 

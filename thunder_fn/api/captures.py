@@ -105,7 +105,7 @@ class _Call:
         """The key of a leaf of the arguments."""
         if type(leaf) in _TENSORS:
             return self.key_of_tensor(leaf)
-        if is_a(leaf, PLAIN):
+        if is_a(leaf, PLAIN) and _is_hashable(leaf):
             return _plain(leaf)
         if is_a(leaf, (types.FunctionType, types.BuiltinFunctionType, types.MethodType)):
             return _Same(leaf)
@@ -137,7 +137,7 @@ class _Call:
             key = self.key_of_tensor(value)
             self.closed.add(self.places[id(value)])
             return key
-        if is_a(value, PLAIN):
+        if is_a(value, PLAIN) and _is_hashable(value):
             return _plain(value)
         if type(value) in (_Same, _Equal):
             return value
@@ -163,10 +163,17 @@ def _fields_of(cls: type) -> tuple[str, ...]:
     return tuple(one.name for one in dataclasses.fields(cls)) if is_value else ()
 
 
+def _is_hashable(value: Any) -> bool:
+    """Test plain data for a slice of something else, such as of tensors."""
+    parts = (value.start, value.stop, value.step) if is_a(value, slice) else ()
+    return all(is_a(part, (int, type(None))) for part in parts)
+
+
 def _plain(value: Any) -> Hashable:
     """The key of plain data: `1`, `1.0` and `True` are apart, `0.0` and `-0.0` too."""
-    is_number = is_a(value, (float, complex))
-    return type(value), repr(value) if is_number else value
+    if is_a(value, slice):  # has no hash in Python 3.11
+        return slice, *map(_plain, (value.start, value.stop, value.step))
+    return type(value), repr(value) if is_a(value, (float, complex)) else value
 
 
 def _parts_of(value: Any) -> tuple[Any, ...] | None:
@@ -370,7 +377,9 @@ def _run_first(
             reads = _placed(call, lifting.captured.reads)
             kept = _Kept(plan, sources, outside, reads, is_unchanged, _weak(root))
             _CAPTURES.put(key, kept)
-    return plan.run(call.given, lifting.tensors)
+            return kept.run(call)
+    once = dataclasses.replace(plan.captured, is_kept=False)  # so that it is not lowered
+    return dataclasses.replace(plan, captured=once).run(call.given, lifting.tensors)
 
 
 def _tensors_in(tree: Any) -> list[torch.Tensor]:
