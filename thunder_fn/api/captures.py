@@ -105,7 +105,7 @@ class _Call:
         """The key of a leaf of the arguments."""
         if type(leaf) in _TENSORS:
             return self.key_of_tensor(leaf)
-        if is_a(leaf, PLAIN) and _is_hashable(leaf):
+        if is_a(leaf, PLAIN):
             return _plain(leaf)
         if is_a(leaf, (types.FunctionType, types.BuiltinFunctionType, types.MethodType)):
             return _Same(leaf)
@@ -137,7 +137,7 @@ class _Call:
             key = self.key_of_tensor(value)
             self.closed.add(self.places[id(value)])
             return key
-        if is_a(value, PLAIN) and _is_hashable(value):
+        if is_a(value, PLAIN):
             return _plain(value)
         if type(value) in (_Same, _Equal):
             return value
@@ -163,16 +163,17 @@ def _fields_of(cls: type) -> tuple[str, ...]:
     return tuple(one.name for one in dataclasses.fields(cls)) if is_value else ()
 
 
-def _is_hashable(value: Any) -> bool:
-    """Test plain data for a slice of something else, such as of tensors."""
-    parts = (value.start, value.stop, value.step) if is_a(value, slice) else ()
-    return all(is_a(part, (int, type(None))) for part in parts)
-
-
 def _plain(value: Any) -> Hashable:
-    """The key of plain data: `1`, `1.0` and `True` are apart, `0.0` and `-0.0` too."""
+    """The key of plain data: `1`, `1.0` and `True` are apart, `0.0` and `-0.0` too.
+
+    Raises:
+        _Unknown: a slice has something else in it, such as a tensor.
+    """
     if is_a(value, slice):  # has no hash in Python 3.11
-        return slice, *map(_plain, (value.start, value.stop, value.step))
+        parts = value.start, value.stop, value.step
+        if not all(is_a(part, (int, type(None))) for part in parts):
+            raise _Unknown
+        return slice, *map(_plain, parts)
     return type(value), repr(value) if is_a(value, (float, complex)) else value
 
 
