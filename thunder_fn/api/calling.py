@@ -17,7 +17,6 @@ from thunder_fn.capture import TENSOR, Captured, current
 from thunder_fn.capture.apply import tensors_of, write_back
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.capture.watching import made
-from thunder_fn.derived.leaf_vjp import ruled
 from thunder_fn.errors import (
     GradError,
     JitError,
@@ -53,20 +52,20 @@ __all__ = [
 
 
 @memo(256)
-def _lowered(trace: Trace, below_autograd: bool) -> Program:
-    return lower(trace, below_autograd=below_autograd)
+def _lowered(trace: Trace) -> Program:
+    return lower(trace, below_autograd=True)
 
 
 def run(name: str, new: Trace, inputs: Sequence[Any], captured: Captured) -> tuple[Any, ...]:
     """Apply a trace that was made of a captured one. Where later calls run it again, it is lowered,
-    unless autograd follows and needs a rule of ours.
+    unless autograd follows: a program does without the rules that autograd needs.
     """
     is_followed = torch.is_grad_enabled() and any(map(internals.is_followed, inputs))
     is_eager = captured.is_kept and current() is None and not internals.is_intercepted()
-    if not is_eager or (is_followed and any(ruled(new))):
+    if not is_eager or is_followed:
         return apply(name, new, inputs, captured.trace)
     made(name, new, captured.trace)
-    return _lowered(new, not is_followed).run(*map(internals.plain, inputs))
+    return _lowered(new).run(*map(internals.plain, inputs))
 
 
 def unwritten(
