@@ -305,6 +305,24 @@ def test_a_tensor_passed_twice_and_two_tensors() -> None:
         same(tfn.grad(g)(y, x), torch.func.grad(g)(y, x))
 
 
+def test_attributes_of_tensors_are_seen() -> None:
+    def step(lib: Any, w: Tensor) -> Tensor:
+        scale = lambda: getattr(w, "scale", 1.0) * getattr(WEIGHT, "scale", 1.0)
+        return lib.grad(lambda x: x.sum() * scale())(torch.ones(3))
+
+    plain, tagged = torch.ones(3), torch.ones(3)
+    tagged.scale = 3.0
+    for w in (plain, tagged, plain):
+        same(step(tfn, w), step(torch.func, w))
+    try:
+        for value in (5.0, 7.0):
+            WEIGHT.scale = value
+            same(step(tfn, plain), step(torch.func, plain))
+    finally:
+        del WEIGHT.scale
+    same(step(tfn, plain), step(torch.func, plain))
+
+
 def test_a_tensor_that_is_reached_in_two_ways() -> None:
     def step(lib: Any, w: Tensor) -> Tensor:
         return lib.grad(lambda x: (x * w + x * WEIGHT).pow(2).sum())(torch.ones(3))

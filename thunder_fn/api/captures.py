@@ -34,6 +34,7 @@ from thunder_fn.capture.outside.reads import CONTAINERS, LONG, PLAIN, is_a
 from thunder_fn.capture.outside.values import Watch
 from thunder_fn.capture.replaced import host_random
 from thunder_fn.ir.memos import clears, is_closed
+from thunder_fn.ir.symbols import made_by
 from thunder_fn.ir.trace import Trace
 from thunder_fn.jitted.outside import ModuleCheck, Outside, observing, reads_of
 from thunder_fn.jitted.program import reads_guard
@@ -134,6 +135,8 @@ class _Call:
     def key_of(self, value: Any) -> Hashable:
         """The key of the function, or of a value that it closes over."""
         if type(value) in _TENSORS:
+            if internals.attributes(value):
+                raise _Unknown
             key = self.key_of_tensor(value)
             self.closed.add(self.places[id(value)])
             return key
@@ -255,13 +258,14 @@ def in_place(captured: Captured) -> Callable[[Sequence[Any], tuple[Any, ...]], A
 @dataclass(frozen=True, slots=True, eq=False)
 class _Kept:
     """A plan, and the conditions under which it serves a call. `sources` are the tensors that its
-    trace closes over: places among the tensors of the call, or tensors. `root` is the function, as
-    long as it lives.
+    trace closes over: places among the tensors of the call, or tensors. `bare` are tensors to which
+    nobody has given an attribute. `root` is the function, as long as it lives.
     """
 
     plan: Plan
     sources: tuple[int | torch.Tensor, ...]
     outside: Outside | None
+    bare: tuple[torch.Tensor, ...]
     reads: Callable[..., bool] | None
     is_unchanged: Callable[[], bool]
     root: Callable[[], Any]
@@ -271,6 +275,7 @@ class _Kept:
         return (
             self.is_unchanged()
             and (self.outside is None or self.outside.matches())
+            and not any(map(internals.attributes, self.bare))
             and (self.reads is None or self.reads(*tensors))
         )
 
@@ -373,10 +378,11 @@ def _run_first(
         and all(map(is_closed, (plan.trace, *plan.later)))
     ):
         outside = reads_of(watch, attributes, but=call.holders)
-        sources = _sources(call, lifting.tensors, outside)
-        if sources is not None:
+        bare = tuple(_tensors_of(outside))
+        sources = _sources(call, lifting.tensors, bare)
+        if sources is not None and not any(map(internals.attributes, bare)):
             reads = _placed(call, lifting.captured.reads)
-            kept = _Kept(plan, sources, outside, reads, is_unchanged, _weak(root))
+            kept = _Kept(plan, sources, outside, bare, reads, is_unchanged, _weak(root))
             _CAPTURES.put(key, kept)
             return kept.run(call)
     once = dataclasses.replace(plan.captured, is_kept=False)  # so that it is not lowered
@@ -453,7 +459,9 @@ def _weak(value: Any) -> Callable[[], Any]:
 
 
 def _is_plain(captured: Captured) -> bool:
-    """Test for a capture that is its trace and the arrangement of results, and nothing else."""
+    """Test for a capture that is its trace and the arrangement of results, and nothing else. Sizes
+    that are found in data belong to one call.
+    """
     more = (
         captured.writes,
         captured.decisions,
@@ -466,16 +474,22 @@ def _is_plain(captured: Captured) -> bool:
         captured.kept,
         captured.freed,
     )
-    return not any(more)
+    return not any(more) and not _finds_numbers(captured.trace)
+
+
+def _finds_numbers(trace: Trace) -> bool:
+    """Test whether a trace, or a body in it, finds sizes or numbers in data."""
+    return any(made_by(one) or any(map(_finds_numbers, one.bodies)) for one in trace.equations)
 
 
 def _sources(
-    call: _Call, tensors: Sequence[torch.Tensor], outside: Outside | None
+    call: _Call, tensors: Sequence[torch.Tensor], seen: Sequence[torch.Tensor]
 ) -> tuple[int | torch.Tensor, ...] | None:
     """The places in a call of the tensors that a trace closes over, or the tensors themselves. None
-    where the function may reach one of them in two ways, of which a later call may change one.
+    where the function may reach one of them in another way (`seen`), of which a later call may
+    change one.
     """
-    others = set(_tensors_of(outside))
+    others = set(map(id, seen))
     places = (call.places.get(id(tensor)) for tensor in tensors)
     known = [place if place in call.closed else None for place in places]
     if any(
@@ -496,16 +510,16 @@ def _placed(call: _Call, reads: Sequence[Read]) -> Callable[..., bool] | None:
     return reads_guard(placed) if placed else None
 
 
-def _tensors_of(outside: Outside | None) -> Iterator[int]:
-    """The ids of tensors that reads from outside lead to."""
+def _tensors_of(outside: Outside | None) -> Iterator[torch.Tensor]:
+    """The tensors that reads from outside lead to."""
     if outside is None:
         return
     for edge in outside.edges:
         value = edge.holder if edge.kind == "content" else edge.value
-        yield from (id(leaf) for leaf in _leaves(value))
+        yield from (leaf for leaf in _leaves(value) if isinstance(leaf, torch.Tensor))
     for module in outside.modules:
         if isinstance(module, ModuleCheck):
-            yield from (id(tensor) for tensor in module.reading.tensors)
+            yield from module.reading.tensors
 
 
 def _leaves(value: Any, depth: int = 4) -> Iterator[Any]:
