@@ -406,3 +406,16 @@ def test_the_cost_of_watching_grows_with_the_reads_alone(monkeypatch: pytest.Mon
         return sum(counted.values())
 
     assert count(40) == count(20) < 60
+
+
+def test_attributes_of_tensors_from_outside_are_guarded() -> None:
+    """A tensor that is closed over is known by identity; what Python hangs on it may change."""
+    weight = torch.ones(2)
+    g = lambda x: x * (2.0 if getattr(weight, "tag", 0) else 3.0)
+    f, x = tfn.jit(g), torch.ones(2)
+    for change in (lambda: None, lambda: setattr(weight, "tag", 1), lambda: setattr(weight, "tag", 0)):
+        change()
+        torch.testing.assert_close(f(x), g(x))
+    del weight.tag
+    torch.testing.assert_close(f(x), g(x))
+    assert [str(miss) for miss in tfn.explain_misses(f)][0] == "weight.tag: it was missing, and is 1 now"

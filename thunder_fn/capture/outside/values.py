@@ -719,12 +719,19 @@ class Watch:
         _, of, key = source
         found: list[Any] = []
         for value in self.value(of, frame, memo):
-            if self.is_data(value):
+            if self.is_data(value) and not is_a(value, torch.Tensor):
                 continue
             for name in self.keys(key, frame, memo) or ():
-                if is_a(name, str):
+                if is_a(value, torch.Tensor):
+                    self.tensor_attribute(value, name, of)
+                elif is_a(name, str):
                     found += self.attribute(value, name, of, frame)
         return found
+
+    def tensor_attribute(self, value: torch.Tensor, name: Any, of: Source) -> None:
+        """An attribute that Python gave a tensor from outside, or did not. Its class has others."""
+        if not internals.is_tracer(value) and look("class", type(value), name) is ABSENT:
+            self.edge("key", internals.attributes(value), name, f"{text(of)}.{escaped(str(name))}")
 
     def item_values(self, source: tuple[Any, ...], frame: Frame, memo: _Memo) -> Sequence[Any]:
         """An item, by any of its keys."""
