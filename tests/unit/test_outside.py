@@ -418,4 +418,4 @@ def test_attributes_of_tensors_from_outside_are_guarded() -> None:
         torch.testing.assert_close(f(x), g(x))
     del weight.tag
     torch.testing.assert_close(f(x), g(x))
-    assert [str(miss) for miss in tfn.explain_misses(f)][0] == "weight.tag: it was missing, and is 1 now"
+    assert str(tfn.explain_misses(f)[0]) == "weight.tag: it was missing, and is 1 now"
