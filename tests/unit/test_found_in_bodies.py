@@ -120,6 +120,7 @@ def test_derivatives_are_those_of_plain_python(around: str, step: str) -> None:
         torch.testing.assert_close(made["gradient"](x), jacobian.sum(0))
         torch.testing.assert_close(made["tangent"](x), jacobian @ x.cos())
         torch.testing.assert_close(made["linearized"](x), jacobian @ x.cos())
+    torch.testing.assert_close(tfn.jit(made["gradient"])(x), jacobian.sum(0))  # names in one program
 
 
 @pytest.mark.parametrize("around", ["checkpoint", "jit", "cond", "scan", "custom_jvp"])

@@ -10,6 +10,7 @@ from typing import TypeAlias, TypeVar
 import sympy
 
 from thunder_fn.ir.constraints import renamed
+from thunder_fn.ir.memos import fact
 from thunder_fn.ir.symbols import finders, symbols_in
 from thunder_fn.ir.trace import (
     Atom,
@@ -173,19 +174,31 @@ def _with_own_names(builder: TraceBuilder, trace: Trace) -> Trace:
     """Rename the unbacked sizes that the builder has already.
 
     A body that is unfolded twice finds two numbers. Names that its inputs or outputs show stay, as
-    the types around it mention them.
+    the types around it mention them. No two get one new name, and none gets one that a body uses.
     """
     found = finders(trace)
     if not found:
         return trace
     taken = set(symbols_in((builder.inputs, builder.equations)))
     shown = set(symbols_in((trace.inputs, trace.outputs)))
-    names = {
-        symbol: Expr(_copy_of(symbol, taken))
-        for symbol in found
-        if symbol in taken and symbol not in shown
-    }
-    return renamed(names)(trace) if names else trace
+    again = [symbol for symbol in found if symbol in taken and symbol not in shown]
+    if not again:
+        return trace
+    names = dict[sympy.Basic, Expr]()
+    taken |= _mentioned(trace)
+    for symbol in again:
+        copy = _copy_of(symbol, taken)
+        names[symbol] = Expr(copy)
+        taken.add(copy)
+    return renamed(names)(trace)
+
+
+@fact
+def _mentioned(trace: Trace) -> frozenset[sympy.Basic]:
+    """All symbols in a trace and in its bodies, those that bodies find among them."""
+    inside = (_mentioned(body) for equation in trace.equations for body in equation.bodies)
+    known = symbols_in((trace.inputs, trace.equations, trace.outputs, trace.constraints))
+    return frozenset(known).union(*inside)
 
 
 def _copy_of(symbol: sympy.Basic, taken: set[sympy.Basic]) -> sympy.Basic:
