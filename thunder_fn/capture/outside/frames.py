@@ -157,7 +157,10 @@ def running() -> Generator[None]:
         return
     token = _told.set(observer)
     try:
-        with _threads.applied(), _monitored() if _HAS_MONITORING else _profiled(observer):
+        with (
+            _threads.applied(),
+            _monitored(observer) if _HAS_MONITORING else _profiled(observer),
+        ):
             yield
     finally:
         _told.reset(token)
@@ -229,56 +232,68 @@ def resume(hook: Any) -> None:
 
 class _Monitor:
     """The process's use of `sys.monitoring`, while at least one thread captures. Other threads'
-    frames are told to nobody.
+    frames are told to nobody. Calls are watched while an observer hears them.
     """
 
     def __init__(self) -> None:
-        self.lock, self.users, self.tool = threading.Lock(), 0, -1
+        self.lock, self.users, self.hearing, self.tool = threading.Lock(), 0, 0, -1
 
-    def start(self) -> None:
+    def start(self, *, hears_calls: bool) -> None:
         with self.lock:
             self.users += 1
-            if self.users > 1:
-                return
-            monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
-            events = monitoring.events
-            self.tool = next(one for one in (4, 3, 5, 2, 1, 0) if monitoring.get_tool(one) is None)
-            monitoring.use_tool_id(self.tool, "thunder_fn")
-            for event in (events.PY_START, events.PY_RESUME):
-                monitoring.register_callback(self.tool, event, _started)
-            for event in (events.PY_RETURN, events.PY_YIELD):
-                monitoring.register_callback(self.tool, event, _ended)
-            monitoring.register_callback(self.tool, events.PY_UNWIND, _unwound)
-            monitoring.register_callback(self.tool, events.CALL, _called)
-            every = (
-                events.CALL
-                | events.PY_START
-                | events.PY_RESUME
-                | events.PY_RETURN
-                | events.PY_YIELD
-                | events.PY_UNWIND
-            )
-            monitoring.set_events(self.tool, every)
+            self.hearing += hears_calls
+            if self.users == 1:
+                self.register()
+            self.watch()
 
-    def stop(self) -> None:
+    def register(self) -> None:
+        """Take a tool's place, and hear of frames and calls by it."""
+        monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
+        events = monitoring.events
+        self.tool = next(one for one in (4, 3, 5, 2, 1, 0) if monitoring.get_tool(one) is None)
+        monitoring.use_tool_id(self.tool, "thunder_fn")
+        for event in (events.PY_START, events.PY_RESUME):
+            monitoring.register_callback(self.tool, event, _started)
+        for event in (events.PY_RETURN, events.PY_YIELD):
+            monitoring.register_callback(self.tool, event, _ended)
+        monitoring.register_callback(self.tool, events.PY_UNWIND, _unwound)
+        monitoring.register_callback(self.tool, events.CALL, _called)
+
+    def watch(self) -> None:
+        """Set the events that somebody hears of."""
+        monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
+        events = monitoring.events
+        frames = (
+            events.PY_START
+            | events.PY_RESUME
+            | events.PY_RETURN
+            | events.PY_YIELD
+            | events.PY_UNWIND
+        )
+        monitoring.set_events(self.tool, frames | events.CALL if self.hearing else frames)
+
+    def stop(self, *, hears_calls: bool) -> None:
         with self.lock:
             self.users -= 1
+            self.hearing -= hears_calls
             if self.users == 0:
                 monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
                 monitoring.set_events(self.tool, 0)
                 monitoring.free_tool_id(self.tool)
+            else:
+                self.watch()
 
 
 _monitor = _Monitor()
 
 
 @contextmanager
-def _monitored() -> Generator[None]:
-    _monitor.start()
+def _monitored(observer: Observer) -> Generator[None]:
+    _monitor.start(hears_calls=observer.hears_calls)
     try:
         yield
     finally:
-        _monitor.stop()
+        _monitor.stop(hears_calls=observer.hears_calls)
 
 
 def _started(code: types.CodeType, offset: int) -> Any:
