@@ -1,6 +1,6 @@
 """Private learning: each example's gradient is clipped before they are summed, and noise is added.
 
-What one person's data can change is bounded, so the model tells little of it. `vmap` of `grad` has the gradient of each
+The change that one person's data can make is bounded, so the model tells little of it. `vmap` of `grad` has the gradient of each
 example; the rest is arithmetic, and all of it is one program.
 
 Source: Abadi et al., Deep learning with differential privacy (CCS 2016).

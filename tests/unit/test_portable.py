@@ -26,7 +26,7 @@ X = torch.linspace(-1, 1, 12).reshape(4, 3)
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Callable[[Any], Any]:
-    """What a program is after it was saved and loaded."""
+    """A program after it was saved and loaded."""
 
     def keep(program: Any, **options: Any) -> Any:
         tfn.save(program, tmp_path / "program.tfn")
