@@ -179,7 +179,7 @@ def _set(name: str, value: Any) -> None:
     globals()[name] = value
 
 
-CHANGES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[], None], Callable[[], None]]] = {
+CHANGES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[], Any], Callable[[], Any]]] = {
     "a global": (
         lambda x: (x**2).sum() * SCALE,
         lambda: _set("SCALE", 5.0),
@@ -198,7 +198,7 @@ CHANGES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[], None], Callabl
     "a longer list": (
         lambda x: sum((x**2).sum() * one for one in ITEMS),
         lambda: ITEMS.append(4.0),
-        lambda: ITEMS.pop() and None,
+        lambda: ITEMS.pop(),
     ),
     "an attribute": (
         lambda x: (x**2).sum() * CONFIG.scale,
@@ -227,8 +227,8 @@ CHANGES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[], None], Callabl
     ),
     "a tensor in place": (
         lambda x: (x * WEIGHT).pow(2).sum(),
-        lambda: WEIGHT.add_(1) and None if False else WEIGHT.add_(1).shape and None,
-        lambda: WEIGHT.sub_(1).shape and None,
+        lambda: WEIGHT.add_(1),
+        lambda: WEIGHT.sub_(1),
     ),
     "a tensor's dtype": (
         lambda x: (x * CONFIG.weight).pow(2).sum().float(),
@@ -237,8 +237,8 @@ CHANGES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[], None], Callabl
     ),
     "train or eval": (
         lambda x: MODEL(x).pow(2).sum() if MODEL.training else MODEL(x).sum(),
-        lambda: MODEL.eval() and None,
-        lambda: MODEL.train() and None,
+        lambda: MODEL.eval(),
+        lambda: MODEL.train(),
     ),
     "a parameter": (
         lambda x: MODEL(x).pow(2).sum(),
@@ -247,12 +247,12 @@ CHANGES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[], None], Callabl
     ),
     "weights in place": (
         lambda x: MODEL(x).pow(2).sum(),
-        lambda: MODEL[0].weight.data.mul_(2).shape and None,
+        lambda: MODEL[0].weight.data.mul_(2),
         lambda: None,
     ),
     "a layer": (
         lambda x: MODEL(x).pow(2).sum(),
-        lambda: MODEL.append(torch.nn.Tanh()) and None,
+        lambda: MODEL.append(torch.nn.Tanh()),
         lambda: MODEL.__delitem__(-1),
     ),
     "the default dtype": (
@@ -262,8 +262,8 @@ CHANGES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[], None], Callabl
     ),
     "the grad mode": (
         lambda x: x.pow(2).sum() if torch.is_grad_enabled() else x.sum(),
-        lambda: None,
-        lambda: None,
+        lambda: torch.set_grad_enabled(False),
+        lambda: torch.set_grad_enabled(True),
     ),
 }
 
