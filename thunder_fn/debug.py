@@ -30,7 +30,7 @@ import torch
 from thunder_fn.capture import pytree
 from thunder_fn.capture.generators import is_again
 from thunder_fn.capture.scopes import user_source
-from thunder_fn.errors import UnsupportedInput, kind_of, located
+from thunder_fn.errors import UnsupportedInput, kind_of
 
 __all__ = ["callback", "print"]
 
@@ -150,7 +150,7 @@ def _call(name: str, make: Callable[[Any, tuple[Any, ...]], Any], args: Any, kwa
     except TypeError as error:
         what = f"debug.{name}: {error}"
         raise UnsupportedInput(
-            located(what, source=user_source(), fix="Pass tensors, numbers and strings.")
+            what, source=user_source(), fix="Pass tensors, numbers and strings."
         ) from None
     torch.ops.thunder_fn.debug(
         number, [leaf for leaf in leaves if isinstance(leaf, Tensor)], [], []
@@ -178,9 +178,7 @@ def print(text: str, *args: Any, **kwargs: Any) -> None:
     """
     if not isinstance(text, str):
         what = f"debug.print: expected a format, given {kind_of(text)}"
-        raise UnsupportedInput(
-            located(what, source=user_source(), fix='Write `debug.print("{}", x)`.')
-        )
+        raise UnsupportedInput(what, source=user_source(), fix='Write `debug.print("{}", x)`.')
     _call("print", lambda spec, statics: _Printed(text, spec, statics), args, kwargs)
 
 
@@ -210,5 +208,5 @@ def callback(function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
     """
     if not callable(function):
         what = f"debug.callback: expected a function, given {kind_of(function)}"
-        raise UnsupportedInput(located(what, source=user_source()))
+        raise UnsupportedInput(what, source=user_source())
     _call("callback", lambda spec, statics: _Called(function, spec, statics), args, kwargs)

@@ -25,7 +25,7 @@ from thunder_fn.capture.replaced.lookasides import divert
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.capture.supported import is_wrapped
 from thunder_fn.derived.leaf_vjp import is_differentiable
-from thunder_fn.errors import AliasedMutation, NotDifferentiable, TangentError, kind_of, located
+from thunder_fn.errors import AliasedMutation, NotDifferentiable, TangentError, kind_of
 from thunder_fn.interpreters.jvp import jvp_trace
 from thunder_fn.interpreters.partial_eval import partial_eval
 from thunder_fn.ir import text
@@ -148,7 +148,7 @@ def _check_apart(
                     "jvp: the function changes a tensor in place that shares memory with a tangent"
                 )
                 fix = "Pass a clone as the tangent."
-                raise AliasedMutation(located(what, source=user_source(), fix=fix))
+                raise AliasedMutation(what, source=user_source(), fix=fix)
 
 
 def _arrange(

@@ -55,7 +55,6 @@ from thunder_fn.errors import (
     ThunderError,
     TracedFunctionError,
     UnsupportedOutput,
-    located,
     with_article,
 )
 from thunder_fn.ir.constraints import equations_between
@@ -671,10 +670,8 @@ def _output(recorder: Recorder, leaf: Any, name: str) -> Atom:
         return Literal(as_dim(leaf))
     if is_wrapped(leaf):
         raise UnsupportedOutput(
-            located(
-                f"{name} returned a tensor that belongs to a torch.func transform which has ended",
-                fix="Return the value from the transformed function instead of storing it.",
-            )
+            f"{name} returned a tensor that belongs to a torch.func transform which has ended",
+            fix="Return the value from the transformed function instead of storing it.",
         )
     var = recorder.var_of(recorder.lift(leaf))
     if var is None:
@@ -738,7 +735,7 @@ def _check_marks(
         "Do it outside of the function; inside, take `x.detach().requires_grad_()`, which is"
         " another tensor."
     )
-    raise CaptureError(located(what, source=source_of(f), fix=fix))
+    raise CaptureError(what, source=source_of(f), fix=fix)
 
 
 def _check_attributes(
@@ -754,7 +751,7 @@ def _check_attributes(
                 f"the function sets `{names[0]}` on {with_article(type_of_value(tracer))} {where}"
             )
             fix = "Return it beside the tensor, or set it where the function is called."
-            raise CaptureError(located(what, source=source_of(f), fix=fix))
+            raise CaptureError(what, source=source_of(f), fix=fix)
 
 
 def _written(
@@ -768,12 +765,10 @@ def _written(
         bool(recorder.mode.size(constraint))  # of two names for a size; a write keeps it
     if after.type != before.type and same is None:
         raise CaptureError(
-            located(
-                f"the function changes {with_article(before.type)} from outside in place to"
-                f" {after.type}",
-                source=source_of(f),
-                fix="A mutated tensor keeps its dtype and shape; return the new tensor instead.",
-            )
+            f"the function changes {with_article(before.type)} from outside in place to"
+            f" {after.type}",
+            source=source_of(f),
+            fix="A mutated tensor keeps its dtype and shape; return the new tensor instead.",
         )
     if internals.is_own_view(tracer):
         write = dataclasses.replace(write, strides=_strides(tracer))
@@ -791,9 +786,7 @@ def _strides(tracer: torch.Tensor) -> tuple[int, ...]:
             "the function changes the shape of a tensor from outside in place, and its strides are"
             " symbols"
         )
-        raise CaptureError(
-            located(what, fix="Return the new tensor instead, or jit with `dynamic=False`.")
-        )
+        raise CaptureError(what, fix="Return the new tensor instead, or jit with `dynamic=False`.")
     return strides
 
 
@@ -816,13 +809,11 @@ def _accumulated(
         return []
     if after is None or before is None:
         raise CaptureError(
-            located(
-                f"the function leaves {'no gradient' if after is None else 'a gradient'} in the"
-                f" `.grad` of {with_article(recorder.type_of(tracer))} from outside that had"
-                f" {'none' if before is None else 'one'}",
-                source=source_of(f),
-                fix="Use `torch.autograd.grad`, which returns gradients, or thunder_fn's `grad`.",
-            )
+            f"the function leaves {'no gradient' if after is None else 'a gradient'} in the"
+            f" `.grad` of {with_article(recorder.type_of(tracer))} from outside that had"
+            f" {'none' if before is None else 'one'}",
+            source=source_of(f),
+            fix="Use `torch.autograd.grad`, which returns gradients, or thunder_fn's `grad`.",
         )
     var = recorder.var_of(after)
     return [] if var is None else [(Write(before), recorder.history.read(var))]

@@ -21,7 +21,7 @@ from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.scopes import in_scope, user_source
 from thunder_fn.capture.supported import is_wrapped
 from thunder_fn.capture.under_autograd import SplitRule, bind_followed
-from thunder_fn.errors import CaptureError, UnsupportedInput, located
+from thunder_fn.errors import CaptureError, UnsupportedInput
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.symbols import (
     Symbol,
@@ -64,9 +64,7 @@ def without_values(tree: Any) -> Any:
             return leaf
         if not all(isinstance(size, int) for size in leaf.shape):
             what = f"{leaf} has a symbolic size, where only numbers are known"
-            raise UnsupportedInput(
-                located(what, source=user_source(), fix="Write a number for each size.")
-            )
+            raise UnsupportedInput(what, source=user_source(), fix="Write a number for each size.")
         return internals.fake_in(mode, leaf)
 
     return pytree.tree_map(of, tree)
@@ -209,11 +207,9 @@ def bind_structured(
     tracers = [recorder.lift(value) for value in values]
     if not all(_is_own(recorder, tracer) for tracer in tracers):
         raise CaptureError(
-            located(
-                f"{op} was called inside a torch.func transform, where it is opaque",
-                source=user_source(recorder),
-                fix="Use thunder_fn's own grad, vjp, jvp and vmap inside the traced function.",
-            )
+            f"{op} was called inside a torch.func transform, where it is opaque",
+            source=user_source(recorder),
+            fix="Use thunder_fn's own grad, vjp, jvp and vmap inside the traced function.",
         )
 
     def bind() -> tuple[Any, ...]:

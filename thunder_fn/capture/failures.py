@@ -53,7 +53,7 @@ def check_argument(leaf: Any, path: Callable[[], str]) -> None:
                 f"{path()} is a {cls.__module__.split('.')[0]}.{cls.__name__}, which cannot be"
                 " traced"
             )
-            raise UnsupportedInput(located(text, source=user_source(), fix=fix))
+            raise UnsupportedInput(text, source=user_source(), fix=fix)
 
 
 def check_static_output(leaf: Any, f: Callable[..., Any], name: str) -> None:
@@ -68,9 +68,7 @@ def check_static_output(leaf: Any, f: Callable[..., Any], name: str) -> None:
         if is_kind(leaf):
             leaf.close() if hasattr(leaf, "close") else None
             raise UnsupportedOutput(
-                located(
-                    f"{name} returned {kind}, whose code has not run", source=source_of(f), fix=fix
-                )
+                f"{name} returned {kind}, whose code has not run", source=source_of(f), fix=fix
             )
     if holds_tracer(getattr(leaf, "__dict__", None)):
         cls = type(leaf).__name__
@@ -81,7 +79,7 @@ def check_static_output(leaf: Any, f: Callable[..., Any], name: str) -> None:
             "Return the tensors, or register the class with"
             " `torch.utils._pytree.register_pytree_node`."
         )
-        raise UnsupportedOutput(located(text, source=source_of(f), fix=fix))
+        raise UnsupportedOutput(text, source=source_of(f), fix=fix)
 
 
 # ---- memory that is reached twice ----
@@ -118,15 +116,13 @@ def check_aliases(
                     else "a closed-over tensor"
                 )
                 raise AliasedMutation(
-                    located(
-                        f"{name} changes {what} ({trace_type(tensor)}) in place, "
-                        f"and {other} ({trace_type(alias)}) shares its memory",
-                        source=source,
-                        fix=(
-                            "Pass a clone of one of them, or compute a new tensor instead of"
-                            " changing this one."
-                        ),
-                    )
+                    f"{name} changes {what} ({trace_type(tensor)}) in place, "
+                    f"and {other} ({trace_type(alias)}) shares its memory",
+                    source=source,
+                    fix=(
+                        "Pass a clone of one of them, or compute a new tensor instead of"
+                        " changing this one."
+                    ),
                 )
 
 
@@ -160,7 +156,7 @@ def failure(error: Exception, name: str, recorder: Recorder) -> Exception:
     if isinstance(error, internals.SymbolicTracing):
         text = "PyTorch's own tracer (`make_fx`) cannot run inside a traced function"
         fix = "Use thunder_fn's transforms, which compose; `thunder_fn.trace` inside gives a trace."
-        return UnsupportedCall(located(text, source=raised_at(error), fix=fix))
+        return UnsupportedCall(text, source=raised_at(error), fix=fix)
     if str(error).startswith("The following operation failed in the TorchScript interpreter"):
         why = str(error).strip().splitlines()[-1]
         return script_error(
@@ -180,7 +176,7 @@ def failure(error: Exception, name: str, recorder: Recorder) -> Exception:
             "Do this step outside the traced function, or make it a custom op with"
             " `torch.library.custom_op`."
         )
-        return UnsupportedCall(located(text, source=raised_at(error), fix=fix))
+        return UnsupportedCall(text, source=raised_at(error), fix=fix)
     return traced_function_error(error, name)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.errors import UnsupportedCall, located
+from thunder_fn.errors import UnsupportedCall
 from thunder_fn.ir.memos import memo
 from thunder_fn.ir.trace import Arg, Literal, Source, Trace, identity_of
 
@@ -35,7 +35,7 @@ def state_error(what: str, source: Source | None) -> UnsupportedCall:
         "Do it outside of the function, or pass the generator as an argument: then `manual_seed`"
         " works inside."
     )
-    return UnsupportedCall(located(text, source=source, fix=fix))
+    return UnsupportedCall(text, source=source, fix=fix)
 
 
 class Generators:

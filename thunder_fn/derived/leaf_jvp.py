@@ -31,7 +31,7 @@ from thunder_fn.derived.leaf_vjp import (
 )
 from thunder_fn.derived.quirks import attention
 from thunder_fn.derived.quirks.statistics import STATISTICS, with_own_statistics
-from thunder_fn.errors import MissingRule, located
+from thunder_fn.errors import MissingRule
 from thunder_fn.ir.constraints import names_of, pinned, renamed
 from thunder_fn.ir.memos import kept_of_ops
 from thunder_fn.ir.rules import JvpRule, Mask, chosen
@@ -202,9 +202,7 @@ def missing_jvp(single: Trace) -> MissingRule:
     """The error for a leaf without a forward derivative."""
     (equation,) = single.equations
     return MissingRule(
-        located(
-            f"jvp: PyTorch has neither a forward derivative nor a decomposition for {equation.op}",
-            source=equation.source,
-            fix="Write the computation with other ops, or use reverse mode.",
-        )
+        f"jvp: PyTorch has neither a forward derivative nor a decomposition for {equation.op}",
+        source=equation.source,
+        fix="Write the computation with other ops, or use reverse mode.",
     )

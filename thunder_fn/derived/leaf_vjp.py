@@ -31,7 +31,7 @@ from thunder_fn.derived.attempts import Attempt, Declined, first_rule
 from thunder_fn.derived.decompositions import DECOMPOSITIONS, DIFFERENTIABLE, NOT_PUSHED, ONCE
 from thunder_fn.derived.quirks import attention
 from thunder_fn.derived.quirks.statistics import STATISTICS, with_own_statistics
-from thunder_fn.errors import MissingRule, located
+from thunder_fn.errors import MissingRule
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.constraints import fixes_numbers, names_of, pinned, renamed
 from thunder_fn.ir.memos import kept_of_ops, memo
@@ -75,15 +75,13 @@ def alone(equation: Equation) -> Trace:
 def _refuse_hidden(equation: Equation) -> None:
     if equation.op == HIDDEN:
         raise MissingRule(
-            located(
-                "as_strided reads memory that its tensor does not hold, which has no derivative and"
-                " cannot be batched",
-                source=equation.source,
-                fix=(
-                    "Take the view of the tensor that holds the memory, or use `unfold`, `narrow`"
-                    " and slices."
-                ),
-            )
+            "as_strided reads memory that its tensor does not hold, which has no derivative and"
+            " cannot be batched",
+            source=equation.source,
+            fix=(
+                "Take the view of the tensor that holds the memory, or use `unfold`, `narrow`"
+                " and slices."
+            ),
         )
 
 
@@ -249,9 +247,7 @@ def vjp_rule(
             f"vjp: PyTorch has neither a derivative nor a decomposition for {question.equation.op}"
         )
         first = next(one for _, one in outcome.declined if one.error is not None)
-        raise MissingRule(
-            located(what, source=question.equation.source, fix=first.why)
-        ) from first.error
+        raise MissingRule(what, source=question.equation.source, fix=first.why) from first.error
     return outcome.rule
 
 
@@ -441,15 +437,13 @@ def attention_by_meaning(equation: Equation, read: Callable[[Var], Any]) -> tupl
     if results is not NotImplemented:
         return ops.flatten_result(results)
     raise MissingRule(
-        located(
-            f"{equation.op} with dropout has a first derivative in reverse mode only, since no"
-            " other op can draw its numbers",
-            source=equation.source,
-            fix=(
-                "Call it with `dropout_p=0.0`, or inside of"
-                " `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`."
-            ),
-        )
+        f"{equation.op} with dropout has a first derivative in reverse mode only, since no"
+        " other op can draw its numbers",
+        source=equation.source,
+        fix=(
+            "Call it with `dropout_p=0.0`, or inside of"
+            " `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`."
+        ),
     )
 
 

@@ -24,7 +24,6 @@ from thunder_fn.derived.decompositions import NOT_BATCHED
 from thunder_fn.derived.leaf_vjp import call_leaf, close_recording, decomposition
 from thunder_fn.derived.quirks import attention
 from thunder_fn.derived.quirks.batching import KNOWN, Batch, rule_of
-from thunder_fn.errors import located
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.constraints import equations_between, fixes_numbers, pinned
 from thunder_fn.ir.memos import kept_of_ops
@@ -338,15 +337,13 @@ def raise_size(equation: Equation) -> NoReturn:
     from thunder_fn.errors import VmapError
 
     raise VmapError(
-        located(
-            f"vmap: {equation.op} has a result whose size or value as a number depends on data, "
-            "so that it differs between examples",
-            source=equation.source,
-            fix=(
-                "Keep the size and mask instead: `torch.where(mask, x, 0)`, and sums over masks; "
-                "or share one mask (in_dims None), which has one size."
-            ),
-        )
+        f"vmap: {equation.op} has a result whose size or value as a number depends on data, "
+        "so that it differs between examples",
+        source=equation.source,
+        fix=(
+            "Keep the size and mask instead: `torch.where(mask, x, 0)`, and sums over masks; "
+            "or share one mask (in_dims None), which has one size."
+        ),
     )
 
 

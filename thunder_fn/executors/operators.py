@@ -27,7 +27,7 @@ from thunder_fn.capture.scopes import encode_call, in_scope, lift_call, user_sou
 from thunder_fn.capture.supported import LITERALS, is_wrapped
 from thunder_fn.capture.under_autograd import bind_followed
 from thunder_fn.derived.leaf_vjp import alone
-from thunder_fn.errors import ExecutorError, ThunderError, kind_of, located
+from thunder_fn.errors import ExecutorError, ThunderError, kind_of
 from thunder_fn.executors.grad_transforms import DerivedRule, LazyRule, derive_rule
 from thunder_fn.executors.matching import FakeCall, python_value
 from thunder_fn.executors.running import Runner
@@ -179,7 +179,7 @@ class Operator:
         return captured
 
     def _misuse(self, text: str) -> ExecutorError:
-        return ExecutorError(located(f"{self.name}: {text}", source=user_source(current())))
+        return ExecutorError(f"{self.name}: {text}", source=user_source(current()))
 
     # ---- what it means ----
 

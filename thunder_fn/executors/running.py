@@ -94,7 +94,7 @@ class Runner:
             written = next(i for i, pair in pairs if pair[0] != pair[1])
             what = f"fn wrote to tensor {written} of its arguments, which others may read"
             fix = "fn has to be pure: write to a copy (`x = x.clone()`) and return it."
-            raise ExecutorError(located(f"{self.name}: {what}", source=source, fix=fix))
+            raise ExecutorError(f"{self.name}: {what}", source=source, fix=fix)
         if isinstance(result, torch.Tensor) and len(types) == 1 and _fits(result, types[0]):
             return (result,)
         tensors = tensors_in(result, len(types))
@@ -102,7 +102,7 @@ class Runner:
             found, wanted = ", ".join(map(_told, tensors)), ", ".join(map(str, types))
             what = f"fn returned ({found}), but the operator's results are ({wanted})"
             fix = "fn has to return tensors of the dtypes and shapes that `like` or `meta` says."
-            raise ExecutorError(located(f"{self.name}: {what}", source=source, fix=fix))
+            raise ExecutorError(f"{self.name}: {what}", source=source, fix=fix)
         return tuple(tensors)
 
 
@@ -143,7 +143,7 @@ class CheckedRegion:
             "Let the function that `fuse` makes return a tuple of tensors of the region's dtypes"
             " and shapes."
         )
-        raise ExecutorError(located(what, source=source, fix=fix))
+        raise ExecutorError(what, source=source, fix=fix)
 
     def donating(self, places: tuple[int, ...]) -> CheckedRegion:
         """The function that may write its results over these inputs."""

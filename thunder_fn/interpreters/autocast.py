@@ -34,7 +34,7 @@ from thunder_fn.derived.leaf_autocast import (
     is_eligible,
 )
 from thunder_fn.derived.leaf_vjp import alone
-from thunder_fn.errors import AutocastError, located
+from thunder_fn.errors import AutocastError
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.check import fake_result_types
 from thunder_fn.ir.memos import memo
@@ -239,13 +239,11 @@ def ask(policy: Policy, equation: Equation) -> Answer:
             return answer
         case other:
             raise AutocastError(
-                located(
-                    f"autocast: the policy {getattr(policy, '__name__', type(policy).__name__)}"
-                    f" answered {other!r}",
-                    equation=format_equation(equation),
-                    source=equation.source,
-                    fix='Answer "lower", "float32", "promote" or None.',
-                )
+                f"autocast: the policy {getattr(policy, '__name__', type(policy).__name__)}"
+                f" answered {other!r}",
+                equation=format_equation(equation),
+                source=equation.source,
+                fix='Answer "lower", "float32", "promote" or None.',
             )
 
 

@@ -20,7 +20,7 @@ import torch
 import torch.fx
 from torch.utils._pytree import tree_leaves
 
-from thunder_fn.errors import CaptureError, MissingRule, kind_of, located
+from thunder_fn.errors import CaptureError, MissingRule, kind_of
 from thunder_fn.ir import ops
 from thunder_fn.ir.check import fake_result, types_in
 from thunder_fn.ir.pretty import format_equation
@@ -115,9 +115,7 @@ def _not_a_call(equation: Equation) -> MissingRule:
             " which no graph has"
         )
         fix = "Give the loop max_steps=, or run the trace with the torch executor."
-    return MissingRule(
-        located(what, equation=format_equation(equation), source=equation.source, fix=fix)
-    )
+    return MissingRule(what, equation=format_equation(equation), source=equation.source, fix=fix)
 
 
 def _symbols_of_numbers(equation: Equation) -> set[Any]:
@@ -135,9 +133,7 @@ def _not_a_number(equation: Equation) -> MissingRule:
         "Run the trace with an executor; or trace the function with static sizes and numbers, and"
         " keep `.item()` out of it."
     )
-    return MissingRule(
-        located(what, equation=format_equation(equation), source=equation.source, fix=fix)
-    )
+    return MissingRule(what, equation=format_equation(equation), source=equation.source, fix=fix)
 
 
 def _read(graph: torch.fx.Graph, env: list[Any], arg: Arg) -> Any:
@@ -284,9 +280,7 @@ def from_fx(
 
 
 def _fail(node: torch.fx.Node, what: str, fix: str | None = None) -> NoReturn:
-    raise CaptureError(
-        located(f"from_fx: node '{node.name}': {what}", source=_source(node), fix=fix)
-    )
+    raise CaptureError(f"from_fx: node '{node.name}': {what}", source=_source(node), fix=fix)
 
 
 def _source(node: torch.fx.Node) -> Source | None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal as Choice, ParamSpec, TypeVar, cast
 
-from thunder_fn.errors import MissingRule, located
+from thunder_fn.errors import MissingRule
 from thunder_fn.ir.trace import Dim, Equation, Op, Trace, Var
 
 P = ParamSpec("P")
@@ -136,15 +136,12 @@ class Rules(Generic[T]):
             return self.by_name[equation.op.name]
         except KeyError:
             raise MissingRule(
-                located(
-                    f"{self.interpreter}: there is no rule for the {equation.op.kind} op"
-                    f" {equation.op}",
-                    source=equation.source,
-                    fix=(
-                        "Import the module that defines the op, or register a rule for it"
-                        " (`thunder_fn.ir.rules`)."
-                    ),
-                )
+                f"{self.interpreter}: there is no rule for the {equation.op.kind} op {equation.op}",
+                source=equation.source,
+                fix=(
+                    "Import the module that defines the op, or register a rule for it"
+                    " (`thunder_fn.ir.rules`)."
+                ),
             ) from None
 
 

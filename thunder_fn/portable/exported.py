@@ -16,7 +16,7 @@ import torch
 
 from thunder_fn.capture import TENSOR, pytree
 from thunder_fn.capture.numbers.arguments import value_at
-from thunder_fn.errors import ThunderError, located
+from thunder_fn.errors import ThunderError
 from thunder_fn.ir.symbols import Symbol, compute
 from thunder_fn.ir.trace import Expr, subtraces
 from thunder_fn.jitted import Jitted, jit
@@ -77,7 +77,7 @@ def export(
         raise
     except Exception as error:
         what = f"torch.export refuses {function.trace.name}: {str(error).strip()}"
-        raise PortableError(located(f"export: {what}")) from error
+        raise PortableError(f"export: {what}") from error
 
 
 def _function(

@@ -16,7 +16,7 @@ from thunder_fn.capture import TENSOR, Captured, current, pytree
 from thunder_fn.capture.apply import write
 from thunder_fn.capture.numbers.arguments import Place, value_at
 from thunder_fn.capture.outside.properties import FOUND, OF_MEMORY
-from thunder_fn.errors import TraceTypeError, located
+from thunder_fn.errors import TraceTypeError
 from thunder_fn.executors import Program, lower
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.ir.constraints import constraints_of
@@ -201,9 +201,7 @@ class PortableFunction:
 
     def _other(self, what: str) -> TraceTypeError:
         fix = "Call it as it was saved, or save a program for this call too."
-        return TraceTypeError(
-            located(f"{self.trace.name} was saved for another call: {what}", fix=fix)
-        )
+        return TraceTypeError(f"{self.trace.name} was saved for another call: {what}", fix=fix)
 
 
 def _range(low: Any, high: Any) -> str:

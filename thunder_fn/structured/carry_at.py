@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from thunder_fn.capture import current
-from thunder_fn.errors import TraceTypeError, located
+from thunder_fn.errors import TraceTypeError
 from thunder_fn.interpreters.grad import forward_backward, full
 from thunder_fn.interpreters.simplify import dce_to
 from thunder_fn.interpreters.vmap import batch, batched_outputs, batched_types, expand_missing
@@ -90,7 +90,7 @@ def carry_at_check_rule(equation: Equation) -> None:
     fits = all(tensor_type(var.type).shape[: len(type.shape)] == type.shape for var in carry)
     if type.dtype != torch.int64 or len(type.shape) > 1 or not fits:
         what = f"carry_at: the index is {type}, not an int64 or one for each example"
-        raise TraceTypeError(located(what, source=equation.source))
+        raise TraceTypeError(what, source=equation.source)
 
 
 # ---- evaluate ----

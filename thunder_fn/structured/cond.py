@@ -22,7 +22,7 @@ from thunder_fn.capture import current
 from thunder_fn.capture.replaced.lookasides import divert
 from thunder_fn.derived.leaf_vjp import is_differentiable
 from thunder_fn.derived.leaf_vmap import raise_size
-from thunder_fn.errors import TraceTypeError, located, spelled
+from thunder_fn.errors import TraceTypeError, spelled
 from thunder_fn.interpreters.grad import zeros
 from thunder_fn.interpreters.simplify import dce, dce_to, is_kept
 from thunder_fn.interpreters.vmap import (
@@ -107,10 +107,8 @@ def cond_check_rule(equation: Equation) -> None:
     choice, *operands = equation.operands
     if not isinstance(choice.type, TensorType) or choice.type.shape != ():
         raise TraceTypeError(
-            located(
-                f"{equation.op}: the choice must be a scalar tensor, not {choice.type}",
-                source=equation.source,
-            )
+            f"{equation.op}: the choice must be a scalar tensor, not {choice.type}",
+            source=equation.source,
         )
     for body in equation.bodies:
         check_operands(equation, tuple(operands), body)

@@ -17,7 +17,7 @@ from thunder_fn.capture import Captured, current, pytree
 from thunder_fn.capture.numbers.arithmetic import is_found_in_data
 from thunder_fn.capture.replaced.lookasides import divert
 from thunder_fn.capture.scopes import user_source
-from thunder_fn.errors import TraceTypeError, kind_of, located, spelled
+from thunder_fn.errors import TraceTypeError, kind_of, spelled
 from thunder_fn.ir.trace import Trace, Type, as_dim, cut, type_of_value
 from thunder_fn.structured.checkpoint import checkpoint as checkpointed
 from thunder_fn.structured.scan import scan_evaluate_rule
@@ -140,13 +140,11 @@ def number_of_steps(
             if op == "scan"
             else "xs has no tensor to be sliced"
         )
-        raise TraceTypeError(located(f"{op}: {what}", source=user_source()))
+        raise TraceTypeError(f"{op}: {what}", source=user_source())
     if any(size != sizes[0][1] for _, size in sizes):
         listed = "\n".join(f"  {path}: {size}" for path, size in sizes)
         raise TraceTypeError(
-            located(
-                f"{op}: the number of steps must be the same, but\n{listed}", source=user_source()
-            )
+            f"{op}: the number of steps must be the same, but\n{listed}", source=user_source()
         )
     return sizes[0][1], dim
 
@@ -184,7 +182,7 @@ def _pair(combine_fn: Callable[..., Any], result: Any) -> tuple[Any, Any]:
         what = f"{len(result)} values" if isinstance(result, (tuple, list)) else kind
         what = f"scan: {described_function(combine_fn)} must return (carry, y), not {what}"
         raise TraceTypeError(
-            located(what, source=user_source(), fix="Return `(carry, None)` if there is no y.")
+            what, source=user_source(), fix="Return `(carry, None)` if there is no y."
         )
     return result[0], result[1]
 
@@ -201,7 +199,7 @@ def check_stackable(
         if not isinstance(leaf, (Tensor, TypeText)):
             what = f"{op}: {path} is of type {type(leaf).__name__}, and only tensors can be stacked"
             what += f"\nfunction:     {described_function(function)}"
-            raise TraceTypeError(located(what, source=user_source(), fix=fix))
+            raise TraceTypeError(what, source=user_source(), fix=fix)
 
 
 def check_carry(
@@ -219,7 +217,7 @@ def check_carry(
     if other is not None:
         what = f"{op}: the {name} must keep its structure, but {other}\n{where}"
         fix = "Return the same tuples, lists and dicts as are given; None stands for nothing."
-        raise TraceTypeError(located(what, source=user_source(), fix=fix))
+        raise TraceTypeError(what, source=user_source(), fix=fix)
     different: list[tuple[Any, str]] = []
     for path, old, leaf in zip(pytree.paths(before, name), leaves, new, strict=True):
         mine, theirs = _leaf_text(old), _leaf_text(leaf)
@@ -236,7 +234,7 @@ def check_carry(
             )
         )
         what = f"{op}: the {name} must keep its types, but\n{lines}\n{where}"
-        raise TraceTypeError(located(what, source=user_source(), fix=fix))
+        raise TraceTypeError(what, source=user_source(), fix=fix)
 
 
 def _is_moved(old: Any, new: Any) -> bool:
@@ -427,10 +425,8 @@ def fori_loop(
         ):
             given = type_of_value(bound) if isinstance(bound, Tensor) else type(bound).__name__
             raise TraceTypeError(
-                located(
-                    f"fori_loop: {name} is an int or a scalar tensor of ints, not {given}",
-                    source=user_source(),
-                )
+                f"fori_loop: {name} is an int or a scalar tensor of ints, not {given}",
+                source=user_source(),
             )
     if any(isinstance(bound, Tensor) or is_found_in_data(bound) for bound in (lo, hi)):
         return _while_counted(lo, hi, body, init)

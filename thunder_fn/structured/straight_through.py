@@ -19,7 +19,7 @@ from thunder_fn.capture import current
 from thunder_fn.capture.apply import bind_equation, operands_of
 from thunder_fn.derived.activity import ACTIVE
 from thunder_fn.derived.leaf_vjp import is_differentiable
-from thunder_fn.errors import InvalidTrace, located
+from thunder_fn.errors import InvalidTrace
 from thunder_fn.interpreters.grad import zeros
 from thunder_fn.interpreters.vmap import batched_types, expand_missing
 from thunder_fn.ir import ops
@@ -77,7 +77,7 @@ def straight_through_check_rule(equation: Equation) -> None:
             f"{equation.op} takes two tensors, the value and the one that gets the gradient, and no"
             " bodies"
         )
-        raise InvalidTrace(located(what, source=equation.source))
+        raise InvalidTrace(what, source=equation.source)
     for var in operands:
         check_types(equation, (var.type,), "an operand is")
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from thunder_fn.errors import MissingRule, located
+from thunder_fn.errors import MissingRule
 from thunder_fn.interpreters.grad import add, forward_backward, full, zeros
 from thunder_fn.interpreters.simplify import dce, is_kept
 from thunder_fn.ir import ops
@@ -107,7 +107,7 @@ def _split_unbounded(equation: Equation, wanted_inputs: Mask, wanted_outputs: Ma
             " numbers or call back"
         )
         fix = "Give the loop max_steps=, which keeps what they gave."
-        raise MissingRule(located(what, source=equation.source, fix=fix))
+        raise MissingRule(what, source=equation.source, fix=fix)
     step = _split_step(equation, loop, wanted_inputs, wanted_outputs)
     builder = TraceBuilder("while_backward")
     operands = builder.take(var.type for var in equation.operands)

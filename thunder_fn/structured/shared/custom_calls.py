@@ -24,7 +24,6 @@ from thunder_fn.errors import (
     MissingRule,
     callable_name,
     kind_of,
-    located,
     with_article,
 )
 from thunder_fn.interpreters.evaluate import evaluate
@@ -167,11 +166,8 @@ class RuleOfBodies:
             MissingRule: always.
         """
         raise MissingRule(
-            located(
-                f"the rule of {self.name} calls {self.name}, and the rule of that call was not"
-                " saved",
-                fix="Take all derivatives before the program is saved: `save(jit(grad(f))...)`.",
-            )
+            f"the rule of {self.name} calls {self.name}, and the rule of that call was not saved",
+            fix="Take all derivatives before the program is saved: `save(jit(grad(f))...)`.",
         )
 
 
@@ -251,7 +247,7 @@ def check_closures(equation: Equation, call: Any, count: int, active: Mask) -> N
                 "Pass it as an argument that the rule knows; or close over `stop_gradient` of it,"
                 " if it is to be constant."
             )
-            raise CustomRuleError(located(what, source=equation.source, fix=fix))
+            raise CustomRuleError(what, source=equation.source, fix=fix)
 
 
 def make_call(
