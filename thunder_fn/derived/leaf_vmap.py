@@ -41,6 +41,7 @@ from thunder_fn.ir.trace import (
     Type,
     map_arg,
     python_arg,
+    python_args,
 )
 
 SCAN = Op("structured", "scan")
@@ -322,10 +323,7 @@ def _known_rule(single: Trace, batched: Mask, size: Dim) -> Trace | None:
         rule = rule_of(equation, tracers, batch)
         if rule is None:
             return None
-        args = [python_arg(arg, lambda var: tracers[var.index]) for arg in equation.args]
-        kwargs = {
-            key: python_arg(arg, lambda var: tracers[var.index]) for key, arg in equation.kwargs
-        }
+        args, kwargs = python_args(equation, lambda var: tracers[var.index])
         results = ops.flatten_result(rule(batch, *args, **kwargs))
         return _with_types_of_batch(
             close_recording(recorder, list(results), f"vmap_{equation.op.name}"), single, size

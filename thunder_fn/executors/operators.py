@@ -29,7 +29,7 @@ from thunder_fn.capture.under_autograd import bind_followed
 from thunder_fn.derived.leaf_vjp import alone
 from thunder_fn.errors import ExecutorError, ThunderError, kind_of
 from thunder_fn.executors.grad_transforms import DerivedRule, LazyRule, derive_rule
-from thunder_fn.executors.matching import FakeCall, python_value
+from thunder_fn.executors.matching import FakeCall, python_values
 from thunder_fn.executors.running import Runner
 from thunder_fn.ir import ops
 from thunder_fn.ir.scoped import setting
@@ -247,10 +247,9 @@ def _capture_like(operator: Operator, single: Trace, without: frozenset[Rule]) -
     rules.
     """
     (equation,) = single.equations
-    supply = iter(calls.examples_of([var.type for var in equation.operands]))
-    args = tuple(python_value(arg, lambda _: next(supply)) for arg in equation.args)
-    kwargs = {key: python_value(arg, lambda _: next(supply)) for key, arg in equation.kwargs}
-    return operator._capture(_Arguments.of(args, kwargs))  # pyright: ignore[reportPrivateUsage]
+    supply = iter(calls.examples_of(equation.operand_types))
+    given = python_values(equation, lambda _: next(supply))
+    return operator._capture(_Arguments.of(*given))  # pyright: ignore[reportPrivateUsage]
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,13 +74,13 @@ def custom_jvp_check_rule(equation: Equation) -> None:
     if len(equation.bodies) == 1:
         return
     rule, count = equation.bodies[1], num_args(equation)
-    types = [var.type for var in equation.operands]
+    types = equation.operand_types
     tangents = [type for type in types[:count] if is_differentiable(type)]
     if rule.input_types != (*types[:count], *tangents, *types[count:]):
         raise InvalidTrace(
             f"custom_jvp: the rule takes {rule.input_types}, not arguments, tangents and closures"
         )
-    results = [var.type for var in equation.outputs]
+    results = equation.output_types
     if rule.output_types != (*results, *(type for type in results if is_differentiable(type))):
         raise InvalidTrace(
             f"custom_jvp: the rule gives {rule.output_types}, not outputs and their tangents"
@@ -120,7 +120,7 @@ def custom_jvp_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
     """The user's rule, with zeros for the tangents that are absent."""
     equation, count = expanded(equation), num_args(equation)
     builder = TraceBuilder("custom_jvp_jvp")
-    primals = builder.take(var.type for var in equation.operands)
+    primals = builder.take(equation.operand_types)
     given = [
         builder.input(var.type) if flag else None
         for var, flag in zip(equation.operands, active, strict=True)
@@ -142,7 +142,7 @@ def expanded(equation: Equation) -> Equation:
     """The equation with its rule, captured now if it was not with the call."""
     if len(equation.bodies) == 2:
         return equation
-    types = tuple(var.type for var in equation.operands)
+    types = equation.operand_types
     primal, call = equation.bodies[0], equation.literals["rule"]
     bodies = (primal, capture_rule(call, primal, types))
     return replace(equation, bodies=bodies)
@@ -203,7 +203,7 @@ def custom_jvp_batch_rule(
     primal, flags = batch(equation.bodies[0], batched, size, randomness)
     call = equation.literals["rule"]
     wanted = tuple(isinstance(var.type, TensorType) for var in equation.outputs)
-    types = tuple(var.type for var in equation.operands)
+    types = equation.operand_types
     if len(equation.bodies) == 1:
         call, rest = BatchedCall(call, equation.bodies[0], types, batched, size, randomness), ()
     else:

@@ -127,7 +127,7 @@ def _place_residuals(loop: Loop, split: Split, num_outputs: int) -> _Placed:
 def _forward(equation: Equation, loop: Loop, placed: _Placed) -> Trace:
     """The loop with stacked residuals, then the residuals that need no loop."""
     builder = TraceBuilder("scan_forward")
-    operands = builder.take(var.type for var in equation.operands)
+    operands = builder.take(equation.operand_types)
     results = add_scan(builder, loop, placed.body, loop.parts(operands), equation.source)
     once = inline_into(builder, placed.hoisted, operands, equation.source)
     return builder.build((*results, *once))
