@@ -150,6 +150,16 @@ class CheckedRegion:
         return replace(self, run=donating(self.run, places))
 
 
+def returning_first(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the first argument, which `run` writes to and does not return."""
+
+    def writing(first: Any, /, *args: Any, **kwargs: Any) -> Any:
+        run(first, *args, **kwargs)
+        return first
+
+    return writing
+
+
 @dataclass(frozen=True, slots=True)
 class Watched:
     """A run of a collective as a line of a program does it; where it fails, the error names the
