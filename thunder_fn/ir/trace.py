@@ -564,9 +564,14 @@ class Call(Protocol):
     """Something with arguments: an equation, or the record of one."""
 
     @property
-    def args(self) -> tuple[Arg, ...]: ...
+    def args(self) -> tuple[Arg, ...]:
+        """The positional arguments."""
+        ...
+
     @property
-    def kwargs(self) -> tuple[tuple[str, Arg], ...]: ...
+    def kwargs(self) -> tuple[tuple[str, Arg], ...]:
+        """The names and values of the others."""
+        ...
 
 
 def all_args(call: Call) -> tuple[Arg, ...]:
