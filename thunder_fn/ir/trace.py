@@ -561,7 +561,7 @@ def map_arg(f: Callable[[Var], Any], arg: Any) -> Any:
 
 
 class Call(Protocol):
-    """Something with arguments: an equation, or the record of one."""
+    """An equation, or the record of one: whatever has arguments."""
 
     @property
     def args(self) -> tuple[Arg, ...]:
