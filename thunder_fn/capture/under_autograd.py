@@ -151,6 +151,4 @@ class _Followed(torch.autograd.Function):
         else:
             residuals = node.replace(split)
         found = node.apply(split.backward, (*residuals, *given))
-        places = iter(split.gradients)
-        taken = [next(places) if flag else None for flag in asked]
-        return (None, *(None if place is None else found[place] for place in taken))
+        return (None, *split.gradients_in(found, asked))

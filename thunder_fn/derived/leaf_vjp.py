@@ -257,14 +257,10 @@ def _has_formula(trace: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> boo
 def _named(split: Split, single: Trace, wanted_inputs: Mask) -> Split:
     """The split with the equation's own names for unbacked sizes."""
     names = names_of(split.forward.output_types, single.output_types)
-    wanted = (type for type, flag in zip(single.input_types, wanted_inputs, strict=True) if flag)
-    pairs = [
-        (place, type)
-        for place, type in zip(split.gradients, wanted, strict=True)
-        if place is not None
-    ]
+    wanted = chosen(single.input_types, wanted_inputs)
+    pairs = [(at, type) for at, type in zip(split.gradients, wanted, strict=True) if at is not None]
     given = split.backward.output_types
-    names |= names_of([given[place] for place, _ in pairs], [type for _, type in pairs])
+    names |= names_of([given[at] for at, _ in pairs], [type for _, type in pairs])
     if not names:
         return split
     rename = renamed(names)

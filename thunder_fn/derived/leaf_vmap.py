@@ -27,7 +27,7 @@ from thunder_fn.derived.quirks.batching import KNOWN, Batch, rule_of
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.constraints import equations_between, fixes_numbers, pinned
 from thunder_fn.ir.memos import kept_of_ops
-from thunder_fn.ir.rules import Mask, chosen
+from thunder_fn.ir.rules import Mask, chosen, scattered
 from thunder_fn.ir.symbols import is_symbolic, made_by
 from thunder_fn.ir.trace import (
     Dim,
@@ -392,12 +392,8 @@ def _ask_functorch(single: Trace, batched: Mask, size: Dim, randomness: str) -> 
             torch.empty(recorder.mode.size(size), device="meta"),
         )
         outputs = torch.vmap(run, randomness=randomness)(*examples)
-        supply = iter(outputs)
-        return close_recording(
-            recorder,
-            [next(supply) if flag else None for flag in present],
-            f"vmap_{equation.op.name}",
-        )
+        results = list(scattered(outputs, present))
+        return close_recording(recorder, results, f"vmap_{equation.op.name}")
 
 
 def _with_types_of_batch(rule: Trace, single: Trace, size: Dim) -> Trace | None:

@@ -50,6 +50,7 @@ from thunder_fn.ir.rules import (
     Split,
     chosen,
     keep_all,
+    scattered,
 )
 from thunder_fn.ir.trace import Dim, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Type
 from thunder_fn.ir.walking import inline_into
@@ -187,8 +188,7 @@ def custom_jvp_split_rule(equation: Equation, wanted_inputs: Mask, wanted_output
     wanted = tuple(flag and index < num_args(equation) for index, flag in enumerate(wanted_inputs))
     rule = custom_jvp_jvp_rule(equation, wanted)
     split = transposed(rule, wanted, wanted_outputs, len(equation.outputs))
-    found = iter(split.gradients)
-    asked = tuple(next(found) if own else None for own in chosen(wanted, wanted_inputs))
+    asked = split.places(chosen(wanted, wanted_inputs))
     return Split(split.forward, split.backward, split.residuals, asked)
 
 
@@ -267,10 +267,7 @@ class JvpCall(Call):
     def jvp(self, primal: Captured, tensors: Sequence[Any], tangents: Sequence[Any]) -> Any:
         """The outputs and the tangents of the differentiable ones, from the user's rule."""
         where = f"custom_jvp: the rule of {self.name}"
-        supply = iter(tangents)
-        directions = [
-            next(supply) if is_differentiable(type) else None for type in primal.trace.input_types
-        ]
+        directions = scattered(tangents, map(is_differentiable, primal.trace.input_types))
         found = self.function.rule(
             *self.static_args, self.tree(tensors), self.tree(directions, lambda leaf: None)
         )

@@ -155,8 +155,7 @@ def _split_step(
     asked = (*consts, *active_carry(body, *loop.parts(wanted_inputs)))
 
     def places_of(live: Mask) -> tuple[int | None, ...]:
-        places = iter(forward_backward(body, asked, live).gradients)
-        return tuple(next(places) if flag else None for flag in asked)
+        return forward_backward(body, asked, live).places(asked)
 
     live = carry_fixpoint(
         lambda mask: tuple(place is not None for place in loop.parts(places_of(mask))[1]),
