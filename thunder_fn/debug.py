@@ -49,8 +49,7 @@ class _Printed:
     statics: tuple[Any, ...]
 
     def __call__(self, *values: Tensor) -> None:
-        given = iter(values)
-        leaves = [_shown(next(given)) if leaf is _TENSOR else leaf for leaf in self.statics]
+        leaves = pytree.filled(self.statics, map(_shown, values))
         args, kwargs = pytree.unflatten(self.spec, leaves)
         sys.stdout.write(f"{self.text.format(*args, **kwargs)}\n")
 
@@ -64,14 +63,8 @@ class _Called:
     statics: tuple[Any, ...]
 
     def __call__(self, *values: Tensor) -> None:
-        given = iter(values)
-        args, kwargs = pytree.unflatten(
-            self.spec, [next(given) if leaf is _TENSOR else leaf for leaf in self.statics]
-        )
+        args, kwargs = pytree.unflatten(self.spec, pytree.filled(self.statics, values))
         self.function(*args, **kwargs)
-
-
-_TENSOR = type("_Tensor", (), {"__repr__": lambda self: "TENSOR"})()
 
 
 def _shown(value: Tensor) -> Any:
@@ -143,8 +136,7 @@ def _call(name: str, make: Callable[[Any, tuple[Any, ...]], Any], args: Any, kwa
         torch.as_tensor(leaf) if isinstance(leaf, (torch.SymInt, torch.SymFloat)) else leaf
         for leaf in leaves
     ]
-    statics = tuple(_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves)
-    function = make(spec, statics)
+    function = make(spec, pytree.statics(leaves))
     try:
         number = _number_of(function)
     except TypeError as error:

@@ -38,6 +38,7 @@ from thunder_fn.capture.numbers.arguments import Symbolic
 from thunder_fn.capture.outside import frames
 from thunder_fn.capture.outside.process import noted_state
 from thunder_fn.capture.outside.properties import Read
+from thunder_fn.capture.pytree import TENSOR
 from thunder_fn.capture.recorded import Decision
 from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.replaced.host_random import untouched_by_refusals
@@ -75,21 +76,6 @@ __all__ = [
 
 
 Seen = TypeVar("Seen", "Alias", "Shared")
-
-
-class _TensorLeaf:
-    """Stand-in for a tensor, or a number that is a symbol, among the leaves of a pytree whose
-    others are static values.
-    """
-
-    def __repr__(self) -> str:
-        return "TENSOR"
-
-    def __reduce__(self) -> str:
-        return "TENSOR"
-
-
-TENSOR = _TensorLeaf()
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,18 +176,12 @@ class Captured:
 
     def result(self, outputs: tuple[Any, ...]) -> Any:
         """The function's result from the first outputs of the trace."""
-        values = iter(outputs)
-        return pytree.unflatten(
-            self.out_spec, [next(values) if leaf is TENSOR else leaf for leaf in self.out_leaves]
-        )
+        return pytree.unflatten(self.out_spec, pytree.filled(self.out_leaves, outputs))
 
     def tangent(self, outputs: tuple[Any, ...]) -> Any:
         """The result's tangent from those of its tensors: that of a Python number is zero."""
-        values = iter(outputs)
-        leaves = [
-            next(values) if leaf is TENSOR else _without_value(leaf) for leaf in self.out_leaves
-        ]
-        return pytree.unflatten(self.out_spec, leaves)
+        zeros = map(_without_value, self.out_leaves)
+        return pytree.unflatten(self.out_spec, pytree.filled(zeros, outputs))
 
     def paths(self, root: str = "out") -> list[str]:
         """The path of each tensor of the result, such as `out['w']`."""

@@ -46,8 +46,9 @@ from thunder_fn.ir.trace import (
     Type,
     Var,
     cut,
-    map_arg,
+    map_args,
     python_arg,
+    python_args,
 )
 
 
@@ -142,8 +143,7 @@ def copy_trace(recorder: Recorder, trace: Trace, inputs: Sequence[Any]) -> tuple
     read: Callable[[Var], Var] = lambda var: env[var.index]
     for equation in closed.equations:
         outputs = tuple(recorder.fresh(var.type) for var in equation.outputs)
-        args = tuple(map_arg(read, arg) for arg in equation.args)
-        kwargs = tuple((key, map_arg(read, arg)) for key, arg in equation.kwargs)
+        args, kwargs = map_args(read, equation)
         recorder.append(Leaf(equation.op, args, kwargs, outputs, equation.source, equation.bodies))
         env.update((var.index, new) for var, new in zip(equation.outputs, outputs, strict=True))
     known: dict[int, Any] = dict(enumerate((*inputs, *extra)))
@@ -288,8 +288,7 @@ def _replay_equation(
     recorder: Recorder, equation: Equation, env: list[Any] | dict[int, Any]
 ) -> tuple[Any, ...]:
     read: Callable[[Var], Any] = lambda var: env[var.index]
-    args = [python_arg(arg, read) for arg in equation.args]
-    kwargs = {key: python_arg(arg, read) for key, arg in equation.kwargs}
+    args, kwargs = python_args(equation, read)
     match equation.op.kind:
         case "leaf" if equation.op == ops.NO_GRAD:
             tracers = [recorder.lift(value) for value in args]

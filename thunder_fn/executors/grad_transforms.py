@@ -34,6 +34,7 @@ from thunder_fn.executors.matching import LAYOUT_IS_UNKNOWN, apply_to, located_i
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import ops
 from thunder_fn.ir.memos import memo
+from thunder_fn.ir.rules import numbered
 from thunder_fn.ir.scoped import setting
 from thunder_fn.ir.splitting import dependent, handing_on, split
 from thunder_fn.ir.text import shown
@@ -328,8 +329,7 @@ def _cut(
         handing_on(halves),
         builder.build(inline_into(builder, halves.backward, (*residuals, *sums))),
     )
-    supply = iter(range(len(gradients)))
-    return fwd, bwd, tuple(next(supply) if flag else None for flag in flags)
+    return fwd, bwd, numbered(flags)
 
 
 def _sum(builder: TraceBuilder, a: Any, b: Any) -> Any:

@@ -231,12 +231,12 @@ def _replacement(transform: Function, single: Trace) -> Trace:
         return result
 
     replaced.__name__ = name
-    types = [var.type for var in equation.operands]
+    types = equation.operand_types
     with rewritten_by(None), lookasides(LAYOUT_IS_UNKNOWN):
         (captured,) = calls.inside_capture(
             lambda: calls.captured_bodies(name, (replaced,), (calls.examples_of(types),))
         )
-    found, wanted = captured.trace.output_types, tuple(var.type for var in equation.outputs)
+    found, wanted = captured.trace.output_types, equation.output_types
     if found != wanted:
         texts = f"({', '.join(map(str, found))}), but the op gives ({', '.join(map(str, wanted))})"
         raise ExecutorError(

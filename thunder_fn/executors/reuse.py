@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property
 
 import torch
@@ -182,21 +182,19 @@ def drop_copies(trace: Trace) -> tuple[Trace, tuple[int, ...]]:
         return names.get(var.index, var)
 
     for position, equation in enumerate(trace.equations):
-        args = tuple(map_arg(read, arg) for arg in equation.args)
-        kwargs = tuple((key, map_arg(read, arg)) for key, arg in equation.kwargs)
+        new = equation.reading(read)
         if (
             equation.op == COPY
             and _is_layout_kept(equation, makers)
             and uses[equation.operands[1].index] == 1
         ):
-            names[equation.outputs[0].index] = args[1]
+            names[equation.outputs[0].index] = new.args[1]
             gone.append(position)
             continue
-        kept.append(replace(equation, args=args, kwargs=kwargs))
+        kept.append(new)
         makers.update((var.index, equation) for var in equation.outputs)
     outputs = tuple(map_arg(read, atom) for atom in trace.outputs)
-    new = cut(trace, equations=kept, outputs=outputs)
-    return new, tuple(gone)
+    return cut(trace, equations=kept, outputs=outputs), tuple(gone)
 
 
 def _is_layout_kept(copy: Equation, makers: Mapping[int, Equation]) -> bool:

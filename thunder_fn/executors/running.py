@@ -43,7 +43,7 @@ class Line:
     __slots__ = ("equation", "types")
 
     def __init__(self, equation: Equation) -> None:
-        types = tuple(var.type for var in equation.outputs)
+        types = equation.output_types
         self.equation, self.types = equation, types if all(map(_is_static, types)) else None
 
 

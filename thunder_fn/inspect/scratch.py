@@ -36,7 +36,7 @@ def scratch_of(equation: Equation, *, has_lists: bool = True) -> int:
     match equation.op.kind:
         case "leaf":
             args = tuple(_plain(map_arg(lambda var: var.type, arg)) for arg in equation.args)
-            return kernel_scratch(equation.op.name, args, [var.type for var in equation.outputs])
+            return kernel_scratch(equation.op.name, args, equation.output_types)
         case "structured":
             return _inner_peak(equation, has_lists)
         case "composite":

@@ -39,6 +39,7 @@ from thunder_fn.ir.trace import (
     Trace,
     TraceBuilder,
     Var,
+    all_args,
     type_of_value,
 )
 from thunder_fn.torch_internals import FakeTensorMode, OpOverload, detect_fake_mode
@@ -120,7 +121,7 @@ def _not_a_call(equation: Equation) -> MissingRule:
 
 def _symbols_of_numbers(equation: Equation) -> set[Any]:
     """The symbols in arguments that are numbers, not in the sizes of tensors."""
-    return set(symbols_in(without_vars((equation.args, tuple(arg for _, arg in equation.kwargs)))))
+    return set(symbols_in(without_vars(all_args(equation))))
 
 
 def _not_a_number(equation: Equation) -> MissingRule:
@@ -172,7 +173,7 @@ def _call(graph: torch.fx.Graph, equation: Equation, env: list[Any]) -> list[Any
     kwargs = {key: _read(graph, env, arg) for key, arg in equation.kwargs}
     call = graph.call_function(ops.overload(equation.op), args, kwargs)
     paths = _result_paths(equation)
-    types: tuple[Any, ...] = tuple(var.type for var in equation.outputs)
+    types: tuple[Any, ...] = equation.output_types
     call.meta["thunder_fn_type"] = types[0] if paths == [()] else _nest(paths, types)
     _locate(call, equation.source)
     items: dict[_Path, torch.fx.Node] = {(): call}

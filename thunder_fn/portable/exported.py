@@ -145,8 +145,7 @@ class Exported(torch.nn.Module):
         count = len(outputs) - len(function.writes)
         for place, value in zip(function.writes, outputs[count:], strict=True):
             tensors[place].copy_(value)
-        supply = iter(outputs[:count])
-        filled = [next(supply) if leaf is TENSOR else leaf for leaf in function.result_leaves]
+        filled = pytree.filled(function.result_leaves, outputs[:count])
         return pytree.unflatten(pytree.flatten(function.results)[1], filled)
 
 

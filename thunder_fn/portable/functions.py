@@ -107,8 +107,7 @@ class PortableFunction:
         count = len(outputs) - len(self.writes)
         for place, value in zip(self.writes, outputs[count:], strict=True):
             write(_tensors(leaves)[place], value)
-        supply = iter(outputs[:count])
-        filled = [next(supply) if leaf is TENSOR else leaf for leaf in self.result_leaves]
+        filled = pytree.filled(self.result_leaves, outputs[:count])
         return pytree.unflatten(pytree.flatten(self.results)[1], filled)
 
     @cached_property

@@ -147,10 +147,8 @@ def _difference(
 
 
 def _leaf_types(captured: Any) -> list[Type | str]:
-    types = iter(captured.trace.output_types)
-    return [
-        next(types) if leaf is TENSOR else f"the value {leaf!r}" for leaf in captured.out_leaves
-    ]
+    texts = (leaf if leaf is TENSOR else f"the value {leaf!r}" for leaf in captured.out_leaves)
+    return pytree.filled(texts, captured.trace.output_types)
 
 
 # ---- names ----

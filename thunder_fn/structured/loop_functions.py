@@ -18,6 +18,7 @@ from thunder_fn.capture.numbers.arithmetic import is_found_in_data
 from thunder_fn.capture.replaced.lookasides import divert
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.errors import TraceTypeError, kind_of, spelled
+from thunder_fn.ir.rules import chosen
 from thunder_fn.ir.trace import Trace, Type, as_dim, cut, type_of_value
 from thunder_fn.structured.checkpoint import checkpoint as checkpointed
 from thunder_fn.structured.scan import scan_evaluate_rule
@@ -302,8 +303,8 @@ def _record(
     init_leaves, x_leaves = tensor_leaves(init), tensor_leaves(xs)
     body = consts_first(bodies.bodies[0], len(closures))
     body, is_fixed = _fix_carries(body, len(closures), len(init_leaves))
-    consts = [leaf for leaf, flag in zip(init_leaves, is_fixed, strict=True) if flag]
-    moving = [leaf for leaf, flag in zip(init_leaves, is_fixed, strict=True) if not flag]
+    moves = [not flag for flag in is_fixed]
+    consts, moving = chosen(init_leaves, is_fixed), chosen(init_leaves, moves)
     loop = Loop(len(closures) + len(consts), len(moving), as_dim(size), bool(reverse), unroll)
     found = scan_evaluate_rule((body,), *closures, *consts, *moving, *x_leaves, **loop.literals())
     last, stacks = loop.results(found)
@@ -340,11 +341,10 @@ def _fix_carries(body: Trace, num_consts: int, num_carry: int) -> tuple[Trace, t
     """Carries that the body returns as they are become consts."""
     carries = body.inputs[num_consts : num_consts + num_carry]
     flags = tuple(var == atom for var, atom in zip(carries, body.outputs[:num_carry], strict=True))
-    fixed = tuple(var for var, flag in zip(carries, flags, strict=True) if flag)
-    moving = tuple(var for var, flag in zip(carries, flags, strict=True) if not flag)
-    inputs = (*body.inputs[:num_consts], *fixed, *moving, *body.inputs[num_consts + num_carry :])
-    outputs = tuple(atom for atom, flag in zip(body.outputs, flags, strict=False) if not flag)
-    outputs = (*outputs, *body.outputs[num_carry:])
+    moves = [not flag for flag in flags]
+    carries = (*chosen(carries, flags), *chosen(carries, moves))
+    inputs = (*body.inputs[:num_consts], *carries, *body.inputs[num_consts + num_carry :])
+    outputs = (*chosen(body.outputs[:num_carry], moves), *body.outputs[num_carry:])
     return cut(body, inputs=inputs, outputs=outputs), flags
 
 

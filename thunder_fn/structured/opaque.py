@@ -71,7 +71,7 @@ def call_of(equation: Equation) -> OpaqueCall:
 @CHECK.rule("opaque")
 def opaque_check_rule(equation: Equation) -> None:
     """Check that the outputs have the call's types."""
-    if tuple(var.type for var in equation.outputs) != call_of(equation).types:
+    if equation.output_types != call_of(equation).types:
         raise InvalidTrace(f"opaque: the results of {call_of(equation).name} have other types")
 
 
@@ -130,7 +130,7 @@ def opaque_batch_rule(
         2,
     )
     builder = TraceBuilder(f"vmap_{name}")
-    inputs = builder.take(batched_types([var.type for var in equation.operands], batched, size))
+    inputs = builder.take(batched_types(equation.operand_types, batched, size))
     if isinstance(size, Expr):
         builder.require([equals_hint(size)])
     rows = [_example(builder, equation, inputs, batched, i) for i in range(hint_of(size))]
@@ -149,7 +149,7 @@ def _example(
                 ops.leaf(ops.aten.select.int), args, (var.type,), source=equation.source
             )
         operands.append(value)
-    types = tuple(var.type for var in equation.outputs)
+    types = equation.output_types
     return builder.add(
         OPAQUE, tuple(operands), types, kwargs=equation.kwargs, source=equation.source
     )

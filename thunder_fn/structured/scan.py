@@ -67,7 +67,7 @@ def scan_check_rule(equation: Equation) -> None:
     )
     check_types(
         equation,
-        (*(var.type for var in carry), *(var.type for var in equation.outputs[loop.num_carry :])),
+        (*(var.type for var in carry), *equation.output_types[loop.num_carry :]),
         "the carry is",
     )
 
@@ -142,7 +142,7 @@ def scan_batch_rule(
     )
     new, flags = batch(body, (*consts, *carry, *xs), size, randomness)
     builder = TraceBuilder("vmap_scan")
-    types = (var.type for var in equation.operands)
+    types = equation.operand_types
     operands = builder.take(batched_types(types, batched, size))
     own_consts, own_carry, own_xs = loop.parts(operands)
     parts = (

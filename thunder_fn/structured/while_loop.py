@@ -143,7 +143,7 @@ def while_batch_rule(
     if is_batched:
         carry = (True,) * len(carry)
     builder = TraceBuilder("vmap_while")
-    types = batched_types([var.type for var in equation.operands], batched, size)
+    types = batched_types(equation.operand_types, batched, size)
     own_consts, own_carry = loop.parts(builder.take(types))
     start = expand_missing(builder, own_carry, given, carry, size)
     if is_batched:

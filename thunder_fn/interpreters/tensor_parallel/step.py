@@ -223,7 +223,7 @@ class _Layers:
         arguments = dict(zip(names, equation.args, strict=False)) | dict(equation.kwargs)
         if not self.fits(equation, arguments, kept):
             return None
-        (result,) = (var.type for var in equation.outputs)
+        (result,) = equation.output_types
         dim = len(static_shape(result)) - 1 if isinstance(result, TensorType) else 0
         if (
             layer is column_linear
