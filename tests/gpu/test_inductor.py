@@ -77,7 +77,10 @@ def test_a_step_that_gives_its_arguments_away(executor: str) -> None:
 STEPS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Any]]] = {
     "rnn": lambda c, x, w, b: ((new := (c @ w + x + b).tanh()), new.sigmoid()),
     "linear": lambda c, x, w, b: ((new := F.linear(c, w, b).relu() + x), new.mean(0, keepdim=True)),
-    "sums": lambda c, x, w, b: (c * 0.9 - x.sum(-1, keepdim=True), (c.sum(0) * b, (c.t() @ x).mean((0, 1)))),
+    "sums": lambda c, x, w, b: (
+        c * 0.9 - x.sum(-1, keepdim=True),
+        ((c + 1).sum(0) * b, ((c + 1).t() @ (x + 1)).mean((0, 1))),
+    ),
     "choices": lambda c, x, w, b: (torch.where(c > x, c.sin(), torch.maximum(x, c * 0.5)), (1 - c).abs()),
     "views": lambda c, x, w, b: (c.unsqueeze(0).expand(2, *c.shape).sum(0) * 0.4 + b.reshape(1, -1), x.t() * 2),
     "functions": lambda c, x, w, b: (

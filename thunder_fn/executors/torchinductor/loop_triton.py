@@ -42,6 +42,7 @@ from thunder_fn.executors.torchinductor.loop_plan import (
 )
 from thunder_fn.extend.regions import SCAN, Loop
 from thunder_fn.ir.trace import Arg, Equation, Literal, TensorType, Trace, Var, static_shape
+from thunder_fn.torch_internals.inductor import TRITON_HEAD
 
 Shape = tuple[int, ...]
 
@@ -64,13 +65,6 @@ FEW = 1 << 13
 
 class NotTriton(RegionError):
     """The loop's steps are not small, or have an op that is not known here."""
-
-
-HEAD = """
-import triton
-import triton.language as tl
-from torch._inductor.runtime.triton_helpers import libdevice
-"""
 
 
 def suits(loop: Trace) -> bool:
@@ -245,7 +239,9 @@ class _Kernel:
         names = [*map(str, operands), *(f"o{i}" for i in range(len(carry)))]
         names += [f"y{i}" for i in range(len(self.plan.equation.outputs) - len(carry))]
         lines = "\n".join(f"    {line}" for line in self.lines)
-        return f"{HEAD}\n@triton.jit\ndef kernel({', '.join(dict.fromkeys(names))}):\n{lines}\n"
+        return (
+            f"{TRITON_HEAD}\n@triton.jit\ndef kernel({', '.join(dict.fromkeys(names))}):\n{lines}\n"
+        )
 
     def hoisted(self, consts: Sequence[Var]) -> list[Equation]:
         """Write the equations that compute the same in each step; return them."""
