@@ -27,6 +27,7 @@ from thunder_fn.executors.torchinductor.loop_plan import (
 from thunder_fn.executors.torchinductor.loop_triton import in_triton
 from thunder_fn.executors.torchinductor.parts import is_on_cpu
 from thunder_fn.extend.regions import Loop, While
+from thunder_fn.ir.equations import bound
 from thunder_fn.ir.symbols import hint_of
 from thunder_fn.ir.trace import TensorType, Trace
 
@@ -70,7 +71,7 @@ def _with_codes(plan: Plan, job: Job) -> tuple[Plan, tuple[Code, ...]]:
 
 def _largest(trace: Trace) -> int:
     """The elements of the largest tensor that the trace makes."""
-    types = (var.type for equation in trace.equations for var in equation.outputs)
+    types = (var.type for var in bound(trace.equations))
     made = (math.prod(map(hint_of, type.shape)) for type in types if isinstance(type, TensorType))
     inner = (_largest(body) for equation in trace.equations for body in equation.bodies)
     return max((*made, *inner), default=0)
