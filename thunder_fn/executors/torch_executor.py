@@ -129,7 +129,8 @@ def lower(
     emitter = _Emitter(claimed, frozen, donated, writes, below_autograd, taken=taken)
     program = replace(emitter.program(), meaning=trace)
     made("program", claimed.trace, trace)
-    for executor in reversed(frozen) if whole else ():
+    # Regions are compiled before somebody records the whole program.
+    for executor in sorted(frozen[::-1], key=lambda one: not one.claims) if whole else ():
         program = executor.finish(program)
     if any(map(autocasts, claimed.trace.equations)):
         program = replace(
