@@ -33,6 +33,7 @@ from thunder_fn.torch_internals.fakes import (
     DATA_DEPENDENT_SHAPE,
     DATA_DEPENDENT_VALUE,
     INTERNAL_ERRORS,
+    NUMBER_OF,
     RecordingMode,
     allocations,
     call_on_fakes,

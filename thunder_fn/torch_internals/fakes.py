@@ -60,7 +60,7 @@ def _ignore_op(func: Any, args: Any, kwargs: Any, result: Any) -> None:
     pass
 
 
-_IS_ANY_TRUE, _NUMBER_OF = aten._is_any_true.default, aten._local_scalar_dense.default
+_IS_ANY_TRUE, NUMBER_OF = aten._is_any_true.default, aten._local_scalar_dense.default
 _looks_for_nan: Callable[[], bool] = torch.is_anomaly_check_nan_enabled
 
 
@@ -120,7 +120,7 @@ class RecordingMode(FakeTensorMode):
             with self.silent():
                 self._found_nan = super().__torch_dispatch__(func, types, args, kwargs)
             return self._found_nan
-        if func is _NUMBER_OF and args[0] is self._found_nan:
+        if func is NUMBER_OF and args[0] is self._found_nan:
             return False
         if self._silent:
             return super().__torch_dispatch__(func, types, args, kwargs)
