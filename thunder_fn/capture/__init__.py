@@ -53,7 +53,6 @@ from thunder_fn.errors import (
     CaptureError,
     DataDependentShape,
     DataDependentValue,
-    ThunderError,
     TracedFunctionError,
     UnsupportedOutput,
     located,
@@ -649,11 +648,12 @@ def _run(
         internals.release_guards(error)
         if recorder.thread_error is not None and error is not recorder.thread_error:
             raise recorder.thread_error from error
-        if isinstance(error, ThunderError):
-            raise
         if recorder.kept is not None and isinstance(error, internals.NEEDS_A_NUMBER):
             recorder.kept.ask_for_items(tensors_of_numbers(recorder, error.cond))
-        raise failure(error, name, recorder) from error
+        told = failure(error, name, recorder)
+        if told is error:
+            raise
+        raise told from error
     if recorder.thread_error is not None:
         raise recorder.thread_error
     return result

@@ -202,11 +202,6 @@ class Kept:
         if not self.recorder.symbolic:
             raise MustFeed(self.wanted)
         self.take(*self.met[id(value)])
-        if any(group.get("fused") for group in value.param_groups):
-            what = f"the step of {with_article(type(value).__name__)} with fused=True is one kernel"
-            fix = "Write `foreach=True`, or leave both out."
-            where = self.recorder.where() if self.recorder.where is not None else None
-            raise UnsupportedCall(located(f"{what} that has no rules", source=where, fix=fix))
         self.steps.append((frames.pause(), internals.eager_branches()))
         self.steps[-1][1].__enter__()
 
@@ -557,7 +552,9 @@ class KeptState:
         if self.decide is None:
             return True
         numbers = [feed.read() for feed in self.feeds]
-        are_numbers = (is_number(one) for one, f in zip(numbers, self.feeds, strict=True) if f.is_item)
+        are_numbers = (
+            is_number(one) for one, f in zip(numbers, self.feeds, strict=True) if f.is_item
+        )
         return all(are_numbers) and self.decide(*numbers)
 
     def _matches(self, pair: tuple[Any, Any]) -> bool:

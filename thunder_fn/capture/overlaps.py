@@ -86,9 +86,7 @@ def _is_foreach(name: str) -> bool:
     return name.startswith("_foreach_")
 
 
-def _is_read_late(
-    changed: torch.Tensor, read: torch.Tensor, *, is_elementwise: bool
-) -> bool:
+def _is_read_late(changed: torch.Tensor, read: torch.Tensor, *, is_elementwise: bool) -> bool:
     """Test whether an element may be read after it was written: in its own place that is so for
     some ops only.
     """

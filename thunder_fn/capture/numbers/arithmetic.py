@@ -126,6 +126,8 @@ def _power_operands(a: Any, b: Any) -> tuple[Any, Any]:
     finite float.
     """
     if isinstance(a, Sym) and isinstance(b, Sym):
+        if _is_between(a, 0.0, 1.0) and _is_between(b, -1.0, None):
+            return a, b
         b = concrete(b)
     if isinstance(b, Sym):
         growth = math.log2(a) if a > 0 else math.inf

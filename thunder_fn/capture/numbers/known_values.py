@@ -151,7 +151,8 @@ def _counts(leaf: Leaf, known: dict[int, Any]) -> list[Any]:
     args = [python_arg(arg, lambda var: known[var.index]) for arg in leaf.args]
     if leaf.op.name in _COPIES:
         return [args[0]]
-    alpha = next((value.value for key, value in leaf.kwargs if key == "alpha"), 1)
+    alpha = dict(leaf.kwargs).get("alpha", Literal(1))
+    alpha = python_arg(alpha, lambda var: known[var.index])
     is_plain = isinstance(args[1], (int, float)) and isinstance(alpha, (int, float))
     step = args[1] * alpha * _SIGNS[leaf.op.name] if is_plain else None
     numbers = args[0] if isinstance(args[0], list) else [args[0]]
