@@ -100,6 +100,7 @@ PROGRAMS: dict[str, Callable[[], Callable[[], Any]]] = {
     "module": lambda: of_module(tfn.compile),
     "module by torch.compile": lambda: of_module(torch.compile),
     "whole step": lambda: of_function(tfn.compile),
+    "whole step by PyTorch's kernels": lambda: of_function(tfn.jit),
     "whole step as a graph": lambda: of_function(
         partial(tfn.jit, executors=["inductor", "cudagraphs"]), capturable=True
     ),

@@ -21,7 +21,7 @@ from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.scopes import in_scope, user_source
 from thunder_fn.capture.supported import is_wrapped
 from thunder_fn.capture.under_autograd import SplitRule, bind_followed
-from thunder_fn.errors import CaptureError, UnsupportedInput, located
+from thunder_fn.errors import CaptureError, UnsupportedInput
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.symbols import (
     Symbol,
@@ -46,8 +46,9 @@ from thunder_fn.ir.trace import (
     Type,
     Var,
     cut,
-    map_arg,
+    map_args,
     python_arg,
+    python_args,
 )
 
 
@@ -64,9 +65,7 @@ def without_values(tree: Any) -> Any:
             return leaf
         if not all(isinstance(size, int) for size in leaf.shape):
             what = f"{leaf} has a symbolic size, where only numbers are known"
-            raise UnsupportedInput(
-                located(what, source=user_source(), fix="Write a number for each size.")
-            )
+            raise UnsupportedInput(what, source=user_source(), fix="Write a number for each size.")
         return internals.fake_in(mode, leaf)
 
     return pytree.tree_map(of, tree)
@@ -144,8 +143,7 @@ def copy_trace(recorder: Recorder, trace: Trace, inputs: Sequence[Any]) -> tuple
     read: Callable[[Var], Var] = lambda var: env[var.index]
     for equation in closed.equations:
         outputs = tuple(recorder.fresh(var.type) for var in equation.outputs)
-        args = tuple(map_arg(read, arg) for arg in equation.args)
-        kwargs = tuple((key, map_arg(read, arg)) for key, arg in equation.kwargs)
+        args, kwargs = map_args(read, equation)
         recorder.append(Leaf(equation.op, args, kwargs, outputs, equation.source, equation.bodies))
         env.update((var.index, new) for var, new in zip(equation.outputs, outputs, strict=True))
     known: dict[int, Any] = dict(enumerate((*inputs, *extra)))
@@ -209,11 +207,9 @@ def bind_structured(
     tracers = [recorder.lift(value) for value in values]
     if not all(_is_own(recorder, tracer) for tracer in tracers):
         raise CaptureError(
-            located(
-                f"{op} was called inside a torch.func transform, where it is opaque",
-                source=user_source(recorder),
-                fix="Use thunder_fn's own grad, vjp, jvp and vmap inside the traced function.",
-            )
+            f"{op} was called inside a torch.func transform, where it is opaque",
+            source=user_source(recorder),
+            fix="Use thunder_fn's own grad, vjp, jvp and vmap inside the traced function.",
         )
 
     def bind() -> tuple[Any, ...]:
@@ -292,8 +288,7 @@ def _replay_equation(
     recorder: Recorder, equation: Equation, env: list[Any] | dict[int, Any]
 ) -> tuple[Any, ...]:
     read: Callable[[Var], Any] = lambda var: env[var.index]
-    args = [python_arg(arg, read) for arg in equation.args]
-    kwargs = {key: python_arg(arg, read) for key, arg in equation.kwargs}
+    args, kwargs = python_args(equation, read)
     match equation.op.kind:
         case "leaf" if equation.op == ops.NO_GRAD:
             tracers = [recorder.lift(value) for value in args]

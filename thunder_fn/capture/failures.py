@@ -58,7 +58,7 @@ def check_argument(leaf: Any, path: Callable[[], str]) -> None:
                 f"{path()} is a {cls.__module__.split('.')[0]}.{cls.__name__}, which cannot be"
                 " traced"
             )
-            raise UnsupportedInput(located(text, source=user_source(), fix=fix))
+            raise UnsupportedInput(text, source=user_source(), fix=fix)
 
 
 def check_static_output(leaf: Any, f: Callable[..., Any], name: str) -> None:
@@ -73,9 +73,7 @@ def check_static_output(leaf: Any, f: Callable[..., Any], name: str) -> None:
         if is_kind(leaf):
             leaf.close() if hasattr(leaf, "close") else None
             raise UnsupportedOutput(
-                located(
-                    f"{name} returned {kind}, whose code has not run", source=source_of(f), fix=fix
-                )
+                f"{name} returned {kind}, whose code has not run", source=source_of(f), fix=fix
             )
     if holds_tracer(getattr(leaf, "__dict__", None)):
         cls = type(leaf).__name__
@@ -86,7 +84,7 @@ def check_static_output(leaf: Any, f: Callable[..., Any], name: str) -> None:
             "Return the tensors, or register the class with"
             " `torch.utils._pytree.register_pytree_node`."
         )
-        raise UnsupportedOutput(located(text, source=source_of(f), fix=fix))
+        raise UnsupportedOutput(text, source=source_of(f), fix=fix)
 
 
 # ---- memory that is reached twice ----
@@ -123,15 +121,13 @@ def check_aliases(
                     else "a closed-over tensor"
                 )
                 raise AliasedMutation(
-                    located(
-                        f"{name} changes {what} ({trace_type(tensor)}) in place, "
-                        f"and {other} ({trace_type(alias)}) shares its memory",
-                        source=source,
-                        fix=(
-                            "Pass a clone of one of them, or compute a new tensor instead of"
-                            " changing this one."
-                        ),
-                    )
+                    f"{name} changes {what} ({trace_type(tensor)}) in place, "
+                    f"and {other} ({trace_type(alias)}) shares its memory",
+                    source=source,
+                    fix=(
+                        "Pass a clone of one of them, or compute a new tensor instead of"
+                        " changing this one."
+                    ),
                 )
 
 
@@ -158,29 +154,20 @@ _INTERNAL = re.compile(
 
 def failure(error: Exception, name: str, recorder: Recorder) -> Exception:
     """The error that tells the user about an exception inside the traced function."""
-    owner = _optimizer_that_asked(error)
-    if owner and isinstance(error, (*DATA_DEPENDENT, DataDependentBranch, DataDependentValue)):
-        text = (
-            f"the step of {with_article(owner)} asks for values in tensors to decide how to go on,"
-            " which are not known while tracing"
-        )
-        fix = (
-            "Jit the function that computes the loss and its gradients, and call the step outside;"
-            " `tfn.compile` runs such code as it is."
-        )
-        return DataDependentValue(located(text, source=raised_at(error), fix=fix))
+    if (told := _optimizer_error(error)) is not None:
+        return told
+    if isinstance(error, ThunderError):
+        return error
     if recorder.refused is not None and isinstance(error, TypeError):
         return (
             recorder.refused
         )  # operators turn a TypeError of ours into NotImplemented, and Python that into another
-    if isinstance(error, ThunderError):
-        return error
     if isinstance(error, DATA_DEPENDENT):
         return data_dependent_error(recorder.function, error, raised_at(error))
     if isinstance(error, internals.SymbolicTracing):
         text = "PyTorch's own tracer (`make_fx`) cannot run inside a traced function"
         fix = "Use thunder_fn's transforms, which compose; `thunder_fn.trace` inside gives a trace."
-        return UnsupportedCall(located(text, source=raised_at(error), fix=fix))
+        return UnsupportedCall(text, source=raised_at(error), fix=fix)
     if str(error).startswith("The following operation failed in the TorchScript interpreter"):
         why = str(error).strip().splitlines()[-1]
         return script_error(
@@ -200,8 +187,25 @@ def failure(error: Exception, name: str, recorder: Recorder) -> Exception:
             "Do this step outside the traced function, or make it a custom op with"
             " `torch.library.custom_op`."
         )
-        return UnsupportedCall(located(text, source=raised_at(error), fix=fix))
+        return UnsupportedCall(text, source=raised_at(error), fix=fix)
     return traced_function_error(error, name)
+
+
+def _optimizer_error(error: Exception) -> Exception | None:
+    """The error for a step of PyTorch's that decides by values in tensors; None for others."""
+    owner = _optimizer_that_asked(error)
+    kinds = (*DATA_DEPENDENT, DataDependentBranch, DataDependentValue)
+    if not owner or not isinstance(error, kinds):
+        return None
+    text = (
+        f"the step of {with_article(owner)} asks for values in tensors to decide how to go on,"
+        " which are not known while tracing"
+    )
+    fix = (
+        "Jit the function that computes the loss and its gradients, and call the step outside;"
+        " `tfn.compile` runs such code as it is."
+    )
+    return DataDependentValue(text, source=raised_at(error), fix=fix)
 
 
 def _optimizer_that_asked(error: Exception) -> str:

@@ -28,8 +28,10 @@ from thunder_fn.ir.trace import (
     TensorType,
     Trace,
     Var,
+    all_args,
     canonical,
     map_arg,
+    map_args,
     vars_in,
 )
 
@@ -147,7 +149,7 @@ def _without_elements(var: Var) -> Var:
 
 
 def _uses(leaf: Leaf) -> list[Var]:
-    return vars_in((leaf.args, tuple(value for _, value in leaf.kwargs)))
+    return vars_in(all_args(leaf))
 
 
 def _live(root: Scope, wanted: set[int], symbols: set[Any] | None) -> set[int]:
@@ -347,10 +349,7 @@ def _reading(equation: Equation, names: dict[int, Var]) -> Equation:
     """The equation with other variables for some of its operands."""
     if not any(var.index in names for var in equation.operands):
         return equation
-    read = lambda var: names.get(var.index, var)
-    args = tuple(map_arg(read, arg) for arg in equation.args)
-    kwargs = tuple((key, map_arg(read, arg)) for key, arg in equation.kwargs)
-    return dataclasses.replace(equation, args=args, kwargs=kwargs)
+    return equation.reading(lambda var: names.get(var.index, var))
 
 
 def _within(equations: Iterable[Equation]) -> Iterator[Equation]:
@@ -413,8 +412,7 @@ def _unfolded(equation: Equation, context: _Context) -> list[Equation]:
     return [
         Equation(
             inner.op,
-            tuple(map_arg(rename, arg) for arg in inner.args),
-            tuple((key, map_arg(rename, arg)) for key, arg in inner.kwargs),
+            *map_args(rename, inner),
             tuple(map(rename, inner.outputs)),
             inner.bodies,
             inner.source.called_from(equation.source) if inner.source else equation.source,

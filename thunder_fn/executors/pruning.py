@@ -12,8 +12,6 @@ other.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from thunder_fn.derived.quirks.attention import without_log_sums
 from thunder_fn.executors.reuse import CLONE
 from thunder_fn.interpreters.noops import same_as
@@ -40,9 +38,7 @@ def prune(trace: Trace, *, below_autograd: bool) -> tuple[Trace, tuple[int, ...]
         return names.get(var.index, var)
 
     for position, equation in enumerate(trace.equations):
-        args = tuple(map_arg(read, arg) for arg in equation.args)
-        kwargs = tuple((key, map_arg(read, arg)) for key, arg in equation.kwargs)
-        new = replace(equation, args=args, kwargs=kwargs)
+        new = equation.reading(read)
         same = _identity(new, equation, escaping, computed, returned, below_autograd)
         if same is None and not any(var.index in escaping for var in equation.outputs):
             same = same_as(new, makers)

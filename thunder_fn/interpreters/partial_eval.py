@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
-from thunder_fn.errors import MissingRule, located
+from thunder_fn.errors import MissingRule
 from thunder_fn.interpreters.carried import self_contained
 from thunder_fn.interpreters.simplify import dce, inline, is_kept
 from thunder_fn.ir.memos import memo
@@ -93,12 +93,10 @@ def _halves(
         return [], [equation]
     if is_kept(equation):
         raise MissingRule(
-            located(
-                f"partial_eval: {equation.op} draws random numbers or has effects, and cannot be"
-                " run in two halves",
-                source=equation.source,
-                fix="Use jvp instead of linearize, or draw the random numbers before it.",
-            )
+            f"partial_eval: {equation.op} draws random numbers or has effects, and cannot be"
+            " run in two halves",
+            source=equation.source,
+            fix="Use jvp instead of linearize, or draw the random numbers before it.",
         )
     dce = DCE.of(equation)
     first, second = dce(equation, flags)[0], dce(equation, tuple(not flag for flag in flags))[0]

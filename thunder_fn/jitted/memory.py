@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import torch
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.errors import DonatedTensorError, located
+from thunder_fn.errors import DonatedTensorError
 from thunder_fn.ir.ops import is_view
 from thunder_fn.ir.trace import Atom, Trace, Var
 from thunder_fn.structured.call import CALL
@@ -25,11 +25,9 @@ class DonatedTensor(torch.Tensor):
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> NoReturn:
         raise DonatedTensorError(
-            located(
-                "a tensor was used after it was donated to a jitted function; its memory belongs to"
-                " the results now",
-                fix="Use the function's result, or leave the argument out of donate_argnums.",
-            )
+            "a tensor was used after it was donated to a jitted function; its memory belongs to"
+            " the results now",
+            fix="Use the function's result, or leave the argument out of donate_argnums.",
         )
 
     def __repr__(self, **kwargs: Any) -> str:

@@ -18,7 +18,7 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture.recorded import Leaf, leaves_of
 from thunder_fn.ir import ops
 from thunder_fn.ir.symbols import made_by
-from thunder_fn.ir.trace import Expr, Literal, Var, python_arg, vars_in
+from thunder_fn.ir.trace import Expr, Literal, Var, all_args, python_args, vars_in
 
 if TYPE_CHECKING:
     from thunder_fn.capture.recorder import Recorder
@@ -81,9 +81,7 @@ def _history(
                 return None, needed
             found.append(leaf)
             needed -= {var.index for var in leaf.outputs}
-            needed.update(
-                var.index for var in vars_in((leaf.args, tuple(value for _, value in leaf.kwargs)))
-            )
+            needed.update(var.index for var in vars_in(all_args(leaf)))
     return found[::-1], needed
 
 
@@ -148,11 +146,10 @@ def _fed_number(recorder: Recorder, wanted: Var) -> Any:
 
 def _counts(leaf: Leaf, known: dict[int, Any]) -> list[Any]:
     """The numbers that an op gives, each None if it may be inexact in the tensor's dtype."""
-    args = [python_arg(arg, lambda var: known[var.index]) for arg in leaf.args]
+    args, kwargs = python_args(leaf, lambda var: known[var.index])
     if leaf.op.name in _COPIES:
         return [args[0]]
-    alpha = dict(leaf.kwargs).get("alpha", Literal(1))
-    alpha = python_arg(alpha, lambda var: known[var.index])
+    alpha = kwargs.get("alpha", 1)
     is_plain = isinstance(args[1], (int, float)) and isinstance(alpha, (int, float))
     step = args[1] * alpha * _SIGNS[leaf.op.name] if is_plain else None
     numbers = args[0] if isinstance(args[0], list) else [args[0]]
@@ -174,7 +171,7 @@ def _is_known(leaf: Leaf) -> bool:
     """Test for an op of PyTorch's that draws nothing, on numbers without symbols."""
     if leaf.op.kind != "leaf" or ops.is_random(leaf.op) or ops.has_side_effect(leaf):
         return False
-    return not _has_symbols((leaf.args, tuple(value for _, value in leaf.kwargs)))
+    return not _has_symbols(all_args(leaf))
 
 
 def _has_symbols(arg: Any) -> bool:
@@ -186,8 +183,7 @@ def _has_symbols(arg: Any) -> bool:
 def _run(leaf: Leaf, env: dict[int, torch.Tensor]) -> tuple[Any, ...]:
     """Run the op; on the CPU in place of the meta device, on which nothing has values."""
     read: Callable[[Var], torch.Tensor] = lambda var: env[var.index]
-    args = [python_arg(arg, read) for arg in leaf.args]
-    kwargs = {key: python_arg(arg, read) for key, arg in leaf.kwargs}
+    args, kwargs = python_args(leaf, read)
     if kwargs.get("device") == torch.device("meta"):
         kwargs["device"] = torch.device("cpu")
     return ops.flatten_result(ops.overload(leaf.op)(*args, **kwargs))

@@ -21,7 +21,6 @@ from thunder_fn.ir.trace import (
     TraceBuilder,
     Var,
     cut,
-    map_arg,
 )
 from thunder_fn.ir.walking import put, walk
 from thunder_fn.structured.call import CALL
@@ -101,7 +100,7 @@ def unmark(flat: Trace) -> tuple[Trace, Answers]:
             env[equation.outputs[0].index] = source
             answers[source.index] = answer
         else:
-            kept.append(_with_operands(equation, read))
+            kept.append(equation.reading(read))
     for equation in kept:
         chosen: list[Answer] = [
             answers[var.index] for var in equation.outputs if var.index in answers
@@ -111,12 +110,6 @@ def unmark(flat: Trace) -> tuple[Trace, Answers]:
                 answers.setdefault(var.index, chosen[0])
     outputs = tuple(map(read, flat.outputs))
     return _renumbered(flat, kept, outputs, answers)
-
-
-def _with_operands(equation: Equation, read: Callable[[Var], Any]) -> Equation:
-    args = tuple(map_arg(read, arg) for arg in equation.args)
-    kwargs = tuple((key, map_arg(read, arg)) for key, arg in equation.kwargs)
-    return Equation(equation.op, args, kwargs, equation.outputs, equation.bodies, equation.source)
 
 
 def _renumbered(

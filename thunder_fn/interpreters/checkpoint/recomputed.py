@@ -15,7 +15,7 @@ from typing import TypeAlias
 import sympy
 import torch
 
-from thunder_fn.errors import MissingRule, located
+from thunder_fn.errors import MissingRule
 from thunder_fn.interpreters.checkpoint.cost import FLOPS_PER_BYTE, bytes_of, cost_of
 from thunder_fn.interpreters.checkpoint.policies import Answer
 from thunder_fn.interpreters.checkpoint.remat import (
@@ -188,4 +188,4 @@ def _refuse_drawing_again(least: Recomputation, op: str) -> None:
             " data says"
         )
         fix = "Draw as many as there may be and take some, or draw them outside."
-        raise MissingRule(located(what, source=equation.source, fix=fix))
+        raise MissingRule(what, source=equation.source, fix=fix)

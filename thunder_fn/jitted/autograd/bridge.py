@@ -23,7 +23,7 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture.generators import generators_of, random_state
 from thunder_fn.capture.watching import made
 from thunder_fn.derived.activity import activity
-from thunder_fn.errors import UnsupportedCall, located
+from thunder_fn.errors import UnsupportedCall
 from thunder_fn.executors import Executor, Program, any_fuses, lower
 from thunder_fn.executors.reuse import COPY
 from thunder_fn.interpreters.evaluate import evaluate
@@ -119,7 +119,7 @@ def check_dense(trace: Trace, wanted: Mask) -> None:
             "Write False for it, with an optimizer for dense gradients, or call it outside of the"
             " jitted function."
         )
-        raise UnsupportedCall(located(what, source=found.source, fix=fix))
+        raise UnsupportedCall(what, source=found.source, fix=fix)
 
 
 @memo(16384)

@@ -20,7 +20,7 @@ from thunder_fn.executors import Program, lower
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir.constraints import close_symbols
-from thunder_fn.ir.rules import Mask
+from thunder_fn.ir.rules import Mask, chosen
 from thunder_fn.ir.symbols import bind, is_symbolic, replaced, specialize
 from thunder_fn.ir.trace import Expr, Literal, Trace, TraceBuilder, cut, vars_in
 from thunder_fn.ir.walking import inline_into
@@ -222,7 +222,7 @@ class _Call:
                 for place, value in pairs
             )
         self.outputs = outputs
-        followed = (value for value, flag in zip(outputs, bridge.active, strict=True) if flag)
+        followed = chosen(outputs, bridge.active)
         self.edges.update(enumerate(followed))
         if len(bridge.pieces.edges) > len(self.edges):
             self.stand_in()
