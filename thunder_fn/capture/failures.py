@@ -38,6 +38,7 @@ from thunder_fn.errors import (
     located,
     with_article,
 )
+from thunder_fn.ir.equations import operands_in
 from thunder_fn.ir.trace import Source, Trace, Var
 
 # ---- arguments and results ----
@@ -100,7 +101,7 @@ def check_aliases(
     """Raise if a tensor that is changed in place shares memory with another that the trace uses."""
     if not targets:
         return
-    used = {var.index for equation in trace.equations for var in equation.operands}
+    used = {var.index for var in operands_in(trace.equations)}
     used |= {atom.index for atom in trace.outputs if isinstance(atom, Var)}
     known: list[tuple[str, int | None, torch.Tensor]] = [
         (f"tensor argument {i}", i, tensor) for i, tensor in enumerate(tensors) if i in used

@@ -28,7 +28,6 @@ from thunder_fn.ir.trace import (
     TensorType,
     Trace,
     Var,
-    all_args,
     canonical,
     map_arg,
     map_args,
@@ -114,7 +113,7 @@ def _drop_unread_vectors(root: Scope, wanted: set[int]) -> None:
     ]
     if not found:
         return
-    read = wanted | {var.index for leaf, _ in leaves_of(root) for var in _uses(leaf)}
+    read = wanted | {var.index for leaf, _ in leaves_of(root) for var in leaf.operands}
     for leaf, scope in found:
         is_eig = leaf.op.name == "aten.linalg_eig.default"
         values = 0 if is_eig or "eigh" in leaf.op.name else 1
@@ -148,10 +147,6 @@ def _without_elements(var: Var) -> Var:
     )
 
 
-def _uses(leaf: Leaf) -> list[Var]:
-    return vars_in(all_args(leaf))
-
-
 def _live(root: Scope, wanted: set[int], symbols: set[Any] | None) -> set[int]:
     """Indices of the variables that are needed. Random ops count as needed: eager would have drawn
     their numbers.
@@ -163,7 +158,7 @@ def _live(root: Scope, wanted: set[int], symbols: set[Any] | None) -> set[int]:
         needed = needed or (symbols is not None and not symbols.isdisjoint(made_by(leaf)))
         if needed or not leaf.outputs or ops.has_side_effect(leaf):
             wanted.update(var.index for var in leaf.outputs)
-            wanted.update(var.index for var in _uses(leaf))
+            wanted.update(var.index for var in leaf.operands)
             if symbols is not None:
                 symbols.update(
                     symbols_in((leaf.args, tuple(value for _, value in leaf.kwargs), leaf.outputs))
@@ -203,7 +198,7 @@ def _traffic(root: Scope, live: set[int], outputs: tuple[Atom, ...]) -> _Traffic
     traffic = _Traffic(root)
     for leaf, scope in leaves_of(root):
         if _is_live(leaf, live):
-            for var in _uses(leaf):
+            for var in leaf.operands:
                 traffic.use(var, scope)
             traffic.home.update((var.index, scope) for var in leaf.outputs)
     for var in vars_in(outputs):

@@ -34,6 +34,7 @@ from thunder_fn.derived.quirks.statistics import STATISTICS, with_own_statistics
 from thunder_fn.errors import MissingRule
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.constraints import fixes_numbers, names_of, pinned, renamed
+from thunder_fn.ir.equations import bound, needed, operands_in
 from thunder_fn.ir.memos import kept_of_ops, memo
 from thunder_fn.ir.rules import Mask, Residual, Split, chosen
 from thunder_fn.ir.symbols import is_symbolic
@@ -519,7 +520,7 @@ def _split(
     known = {var.index for var in cotangents} | {
         constant.var.index for constant in recorder.constants
     }
-    known |= {var.index for equation in backward for var in equation.outputs}
+    known |= {var.index for var in bound(backward)}
     residuals = [var for var in needed if var.index not in known]
     places = [_place(var, inputs, outputs) for var in residuals]
     extras = [var for var, place in zip(residuals, places, strict=True) if place is None]
@@ -555,15 +556,9 @@ def _live_equations(leaves: list[Leaf], wanted: list[Var]) -> tuple[list[Equatio
     """The equations that are needed for `wanted`, and every variable they and `wanted` read, in
     order of first use.
     """
-    need = {var.index for var in wanted}
-    kept: list[Equation] = []
-    for leaf in reversed(leaves):
-        equation = Equation(leaf.op, leaf.args, leaf.kwargs, leaf.outputs, source=leaf.source)
-        if not leaf.outputs or any(var.index in need for var in leaf.outputs):
-            kept.append(equation)
-            need.update(var.index for var in equation.operands)
-    kept.reverse()
-    reads = {var.index: var for equation in kept for var in equation.operands}
+    found = needed(leaves, {var.index for var in wanted}, lambda leaf: not leaf.outputs)
+    kept = [Equation(one.op, one.args, one.kwargs, one.outputs, (), one.source) for one in found]
+    reads = {var.index: var for var in operands_in(kept)}
     reads |= {var.index: var for var in wanted if var.index not in reads}
     return kept, list(reads.values())
 

@@ -17,6 +17,7 @@ from thunder_fn.executors.reuse import CLONE
 from thunder_fn.interpreters.noops import same_as
 from thunder_fn.interpreters.simplify import is_kept, makes_symbols
 from thunder_fn.ir import ops
+from thunder_fn.ir.equations import bound, needed
 from thunder_fn.ir.trace import Arg, Equation, Trace, Var, cut, map_arg
 
 
@@ -29,7 +30,7 @@ def prune(trace: Trace, *, below_autograd: bool) -> tuple[Trace, tuple[int, ...]
         The trace, and the positions of the equations that are gone.
     """
     escaping = escaping_vars(trace)
-    computed = {var.index for equation in trace.equations for var in equation.outputs}
+    computed = {var.index for var in bound(trace.equations)}
     returned = {atom.index for atom in trace.outputs if isinstance(atom, Var)}
     names, seen = dict[int, Arg](), dict[object, Equation]()
     kept, gone, makers = list[Equation](), list[int](), dict[int, Equation]()
@@ -98,10 +99,9 @@ def drop_dead(trace: Trace) -> tuple[Trace, tuple[int, ...]]:
 def escaping_vars(trace: Trace) -> set[int]:
     """The variables that outputs are or may share memory with."""
     escaping = {atom.index for atom in trace.outputs if isinstance(atom, Var)}
-    for equation in reversed(trace.equations):
-        shares = equation.op.kind != "leaf" or ops.is_view(equation.op)
-        if shares and any(var.index in escaping for var in equation.outputs):
-            escaping.update(var.index for var in equation.operands)
+    needed(
+        [one for one in trace.equations if one.op.kind != "leaf" or ops.is_view(one.op)], escaping
+    )
     return escaping
 
 

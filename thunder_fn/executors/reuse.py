@@ -19,6 +19,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.errors import InvalidTrace
 from thunder_fn.ir import facts, ops
+from thunder_fn.ir.equations import operands_in
 from thunder_fn.ir.trace import (
     Arg,
     Equation,
@@ -169,7 +170,7 @@ def drop_copies(trace: Trace) -> tuple[Trace, tuple[int, ...]]:
     Returns:
         The trace, and the positions of the equations that are gone.
     """
-    uses = Counter(var.index for equation in trace.equations for var in equation.operands)
+    uses = Counter(var.index for var in operands_in(trace.equations))
     uses.update(atom.index for atom in trace.outputs if isinstance(atom, Var))
     makers, names, kept, gone = (
         dict[int, Equation](),

@@ -13,6 +13,7 @@ from thunder_fn.errors import ExecutorError
 from thunder_fn.extend import FusionExecutor
 from thunder_fn.extend.regions import NOT_REGISTERED, Numerics, is_kept
 from thunder_fn.ir import facts, ops
+from thunder_fn.ir.equations import bound
 from thunder_fn.ir.symbols import Symbol
 from thunder_fn.ir.trace import Equation, Expr, Literal, NoneType, TensorType, Trace, Var, all_args
 
@@ -67,7 +68,7 @@ class RegionCompiler(FusionExecutor):
         """
         variables = (
             *meaning.inputs,
-            *(var for equation in meaning.equations for var in equation.outputs),
+            *bound(meaning.equations),
         )
         return self.numerics if any(map(_is_half, variables)) else "reassociating"
 

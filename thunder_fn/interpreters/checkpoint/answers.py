@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from thunder_fn.interpreters.checkpoint.policies import Answer, ask
 from thunder_fn.interpreters.checkpoint.selective import Selective
+from thunder_fn.ir.equations import bound
 from thunder_fn.ir.trace import (
     Atom,
     Equation,
@@ -116,8 +117,8 @@ def _renumbered(
     flat: Trace, equations: list[Equation], outputs: tuple[Atom, ...], answers: Answers
 ) -> tuple[Trace, Answers]:
     trace = cut(flat, equations=equations, outputs=outputs)
-    olds = (var for equation in equations for var in equation.outputs)
-    news = (var for equation in trace.equations for var in equation.outputs)
+    olds = bound(equations)
+    news = bound(trace.equations)
     names = {old.index: new.index for old, new in zip(olds, news, strict=True)}
     names |= {old.index: new.index for old, new in zip(flat.inputs, trace.inputs, strict=True)}
     return trace, {names[index]: answer for index, answer in answers.items() if index in names}

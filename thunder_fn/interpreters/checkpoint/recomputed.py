@@ -27,6 +27,7 @@ from thunder_fn.interpreters.checkpoint.remat import (
 )
 from thunder_fn.interpreters.simplify import dce, inline, is_kept
 from thunder_fn.ir import ops
+from thunder_fn.ir.equations import bound
 from thunder_fn.ir.rules import Residual, Split
 from thunder_fn.ir.symbols import finders
 from thunder_fn.ir.trace import (
@@ -169,7 +170,7 @@ def found_again(split: Split, op: str) -> Split:
 
 
 def _results(trace: Trace) -> list[Var]:
-    return [var for equation in trace.equations for var in equation.outputs]
+    return list(bound(trace.equations))
 
 
 def _is_loose(type: Type, found: Collection[sympy.Basic]) -> bool:
