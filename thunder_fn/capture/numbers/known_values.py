@@ -16,7 +16,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.recorded import Leaf, leaves_of
-from thunder_fn.ir import ops
+from thunder_fn.ir import facts, ops
 from thunder_fn.ir.symbols import made_by
 from thunder_fn.ir.trace import Expr, Literal, Var, all_args, python_args, vars_in
 
@@ -88,7 +88,7 @@ def _history(
 # ---- counts in tensors of kept objects ----
 
 _ITEM = "aten._local_scalar_dense.default"
-_COPIES = ("aten.clone.default", "aten.detach.default", "aten.alias.default")
+_COPIES = facts.ALIASES | facts.Leaves("clone")
 _SIGNS = {
     "aten.add.Tensor": 1,
     "aten.add.Scalar": 1,
@@ -101,7 +101,7 @@ _SIGNS = {
 
 def _is_count(leaf: Leaf) -> bool:
     """Test for an op that counts on, or copies."""
-    return leaf.op.name in _COPIES or leaf.op.name in _SIGNS
+    return leaf.op in _COPIES or leaf.op.name in _SIGNS
 
 
 def tensors_of_numbers(recorder: Recorder, asked: sympy.Basic) -> list[torch.Tensor]:
@@ -147,7 +147,7 @@ def _fed_number(recorder: Recorder, wanted: Var) -> Any:
 def _counts(leaf: Leaf, known: dict[int, Any]) -> list[Any]:
     """The numbers that an op gives, each None if it may be inexact in the tensor's dtype."""
     args, kwargs = python_args(leaf, lambda var: known[var.index])
-    if leaf.op.name in _COPIES:
+    if leaf.op in _COPIES:
         return [args[0]]
     alpha = kwargs.get("alpha", 1)
     is_plain = isinstance(args[1], (int, float)) and isinstance(alpha, (int, float))
