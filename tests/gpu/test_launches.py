@@ -21,10 +21,13 @@ BUDGETS = {
     "whole step": 130,
     "whole step by PyTorch's kernels": BY_EAGER + 5,
     "whole step as a graph": 1,
-    "scan": 5,
-    "gradient of scan": 20,
+    "scan": 1,
+    "gradient of scan": 5,
+    "scan of large steps": 5,
+    "RNN": 1,
+    "gradient of an RNN": 5,
 }
-"""The scans are of 100 small steps."""
+"""The scans are of 100 steps."""
 
 
 @pytest.mark.launches
