@@ -76,6 +76,10 @@ def current() -> Recorder | None:
     return _current.get()
 
 
+def _nowhere() -> None:
+    """The source before the capture knows how to ask for the user's line, and after its end."""
+
+
 CHANGED = (
     *("is_inference_mode_enabled", "is_anomaly_enabled", "is_anomaly_check_nan_enabled"),
     "is_autocast_cache_enabled",
@@ -149,7 +153,7 @@ class Recorder:
         self.refused: ThunderError | None = None
         self.draws = 0
         self.generators: Generators = Generators() if outer is None else outer.generators
-        self.where: Callable[[], Source | None] | None = None
+        self.where: Callable[[], Source | None] = _nowhere
         self.states: list[tuple[torch.Tensor, int, Leaf]] = []
         self._next = 0
         self._vars: dict[int, tuple[torch.Tensor, Var]] = {}
@@ -222,7 +226,7 @@ class Recorder:
         self.decisions.forget()
         self.refused = None
         self.module_paths.clear()
-        self.where = None
+        self.where = _nowhere
         self.mode.elsewhere = None
         self.mode.forget()
         self.functional_mode.forget()
@@ -490,7 +494,7 @@ class Recorder:
         """Refuse a use of a tracer in a thread that is not the capture's. The thread and the
         capture raise it.
         """
-        self.thread_error = thread_error(func, self.where() if self.where is not None else None)
+        self.thread_error = thread_error(func, self.where())
         return self.thread_error
 
     def _on_attribute(self, tracer: torch.Tensor, name: str) -> Any:
