@@ -40,6 +40,7 @@ from thunder_fn.capture.outside.process import noted_state
 from thunder_fn.capture.outside.properties import Read
 from thunder_fn.capture.recorded import Decision
 from thunder_fn.capture.recorder import Recorder, current
+from thunder_fn.capture.replaced.autograd_functions import FREED_GRAPH
 from thunder_fn.capture.replaced.host_random import untouched_by_refusals
 from thunder_fn.capture.replaced.lookasides import diverted
 from thunder_fn.capture.replaced.patches import module_scopes
@@ -487,7 +488,7 @@ def _end(
         )
     freed = tuple(place for place, leaf in enumerate(results) if recorder.gradients.is_freed(leaf))
     outputs = tuple(
-        recorder.stopped(atom) if place in freed else stored.get(id(results[place]), atom)
+        _freed(recorder, atom, name) if place in freed else stored.get(id(results[place]), atom)
         for place, atom in enumerate(outputs)
     )
     grads = [  # before the closed-over tensors are looked up below
@@ -521,6 +522,15 @@ def _end(
         freed,
         fed,
     )
+
+
+def _freed(recorder: Recorder, atom: Atom, name: str) -> Atom:
+    """A result whose graph a backward has freed: a constant where the caller makes a node of it
+    that raises, else a value that raises itself.
+    """
+    if recorder.kept is not None or not isinstance(atom, Var):
+        return recorder.stopped(atom)
+    return recorder.emit(FREED_GRAPH, (atom, Literal(name)), (atom.type,), ())[0]
 
 
 def _effects(
