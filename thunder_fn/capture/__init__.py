@@ -60,7 +60,7 @@ from thunder_fn.errors import (
     with_article,
 )
 from thunder_fn.ir.constraints import equations_between
-from thunder_fn.ir.trace import Atom, Expr, Literal, Trace, Var, as_dim, cut, type_of_value
+from thunder_fn.ir.trace import Atom, Dim, Expr, Literal, Trace, Var, as_dim, cut, type_of_value
 
 __all__ = [
     "TENSOR",
@@ -148,7 +148,8 @@ class Captured:
 
     With effects, the inputs end with one for each of `feeds`, and the outputs with those of the
     `effects`. `kept` guards the objects that they belong to. `freed` are results, by position,
-    whose graph `backward()` has freed.
+    whose graph `backward()` has freed. `strides` are those of the results of a function inside
+    another one, None for contiguous ones.
 
     `is_kept`: later calls use the capture again. Then tensors from outside are the last inputs.
     """
@@ -171,6 +172,7 @@ class Captured:
     effects: tuple[Effect, ...] = ()
     kept: tuple[KeptState, ...] = ()
     freed: tuple[int, ...] = ()
+    strides: tuple[tuple[Dim, ...] | None, ...] = ()
     is_kept: bool = False
 
     @property
@@ -379,6 +381,7 @@ def _capture(  # noqa: PLR0913 - options, by keyword
             tuple(effect for effect, _ in end.effects),
             end.kept,
             end.freed,
+            end.strides,
         )
 
     unfinished: _End | None = None
@@ -453,6 +456,7 @@ class _End:
     kept: tuple[KeptState, ...]
     freed: tuple[int, ...]
     fed: tuple[tuple[Feed, torch.Tensor | None], ...]
+    strides: tuple[tuple[Dim, ...] | None, ...]
 
 
 def _end(
@@ -521,7 +525,17 @@ def _end(
         kept,
         freed,
         fed,
+        () if recorder.outer is None else tuple(map(_strides_of, results)),
     )
+
+
+def _strides_of(result: Any) -> tuple[Dim, ...] | None:
+    """The strides of a result that is not contiguous."""
+    if not isinstance(result, torch.Tensor):
+        return None
+    with internals.no_torch_function():
+        is_plain = is_wrapped(result) or result.is_contiguous()
+        return None if is_plain else tuple(map(as_dim, result.stride()))
 
 
 def _freed(recorder: Recorder, atom: Atom, name: str) -> Atom:

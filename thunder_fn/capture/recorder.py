@@ -57,6 +57,7 @@ from thunder_fn.ir.trace import (
     Arg,
     Atom,
     Constant,
+    Dim,
     Expr,
     NumberType,
     Op,
@@ -296,14 +297,14 @@ class Recorder:
         """Tracers for inputs of which only the types are known, without those that are numbers."""
         return [self.input_of_type(type) for type in types if isinstance(type, TensorType)]
 
-    def tracer_of(self, var: Var) -> Any:
+    def tracer_of(self, var: Var, strides: Sequence[Dim] | None = None) -> Any:
         """A tracer for a variable that an equation binds, or its number; None for a result that
-        is None.
+        is None. It is contiguous, unless other strides are given.
         """
         if not isinstance(var.type, TensorType):
             number = var.type.value if isinstance(var.type, NumberType) else None
             return None if number is None else as_python(self.mode.size(number))
-        fake = internals.fake_of_type(self.mode, var.type)
+        fake = internals.fake_of_type(self.mode, var.type, strides=strides)
         self.bind(fake, var)
         return internals.functionalize(fake, self.functional_mode)
 

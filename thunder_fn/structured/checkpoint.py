@@ -249,7 +249,8 @@ def checkpoint(f: Callable[..., Any], policy: Any = None) -> Callable[..., Any]:
         bodies = capture_bodies("checkpoint", (_called(f),), [(args, kwargs)], writes=True)
         (captured,), (body,) = bodies.captured, bodies.bodies
         values = (*leaves, *bodies.closures)
-        results = bind(recorder, CHECKPOINT, values, (body,), body.output_types, policy=chosen)
+        types, strides = body.output_types, captured.strides
+        results = bind(recorder, CHECKPOINT, values, (body,), types, strides, policy=chosen)
         return captured.result(write_back(captured, leaves, results))
 
     return checkpointed

@@ -352,7 +352,7 @@ def _bind(recorder: Recorder, call: JvpCall, tensors: Sequence[torch.Tensor]) ->
         with contextlib.suppress(CaptureError):
             captured.append(capture_jvp(call, captured[0], tensors))
     bodies, closures = close_bodies(captured)
-    results = bind(
-        recorder, CUSTOM_JVP, (*tensors, *closures), bodies, bodies[0].output_types, rule=call
-    )
+    types, strides = bodies[0].output_types, captured[0].strides
+    values = (*tensors, *closures)
+    results = bind(recorder, CUSTOM_JVP, values, bodies, types, strides, rule=call)
     return calls.result_of(call, recorder, captured[0], tensors, results)

@@ -208,5 +208,6 @@ class custom_vmap(calls.CustomFunction):
         captured = calls.captured_bodies("custom_vmap", (call.primal,), (tensors,))
         bodies, closures = close_bodies(captured)
         values = (*tensors, *closures)
-        results = bind(recorder, CUSTOM_VMAP, values, bodies, bodies[0].output_types, rule=call)
+        types, strides = bodies[0].output_types, captured[0].strides
+        results = bind(recorder, CUSTOM_VMAP, values, bodies, types, strides, rule=call)
         return calls.result_of(call, recorder, captured[0], tensors, results)

@@ -167,6 +167,8 @@ def answer(recorder: Recorder, name: str, tensor: Tensor, natural: Callable[[], 
     known = properties.outside_of(tensor)
     if name in ("_is_view", "_base") and known is None and _is_inference(recorder, tensor):
         return False if name == "_is_view" else None
+    if name in ("_is_view", "_base") and known is None and recorder.history.is_parted(tensor):
+        _refuse(recorder, f"`{name}` of what shares memory with an argument", "Ask outside of it.")
     if known is None or tensor.is_own_view:
         return natural() if name != "_base" else _base(recorder, tensor, natural())
     outside, is_same = known
