@@ -379,9 +379,7 @@ def _capture(  # noqa: PLR0913 - options, by keyword
             tuple(_at(places, shared) for shared in end.shared),
             feeds,
             tuple(effect for effect, _ in end.effects),
-            end.kept,
-            end.freed,
-            end.strides,
+            *(end.kept, end.freed, end.strides),
         )
 
     unfinished: _End | None = None

@@ -206,8 +206,10 @@ from thunder_fn.torch_internals.tracers import (
     set_class,
     write_memory,
 )
+from thunder_fn.torch_internals.writes import Writes
 
 __all__ = [
+    "Writes",
     "unpatched",
     "patched_places",
     "CUSTOM_OPS",

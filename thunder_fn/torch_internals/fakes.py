@@ -520,7 +520,8 @@ def fake_of_type(
     strides.
     """
     shape = tuple(map(mode.size, type.shape))
-    steps = (1, shape[0]) if is_transposed else strides and tuple(map(mode.size, strides))
+    given = tuple(map(mode.size, strides or ()))
+    steps: tuple[Any, ...] = (1, shape[0]) if is_transposed else given
     with only_memory():
         if steps:
             elem = torch.empty_strided(shape, steps, dtype=type.dtype, device="meta")

@@ -332,7 +332,7 @@ def _taken_with_means(
     part of its gradient, as in eager mode.
     """
     with internals.isolated(), internals.no_torch_function():
-        place = {"device": like.device}
+        place: dict[str, Any] = {"device": like.device}
         index = torch.tensor([found[0] for found in elements], dtype=torch.int64, **place)
         every = torch.tensor([i for found in elements for i in found], dtype=torch.int64, **place)
         number = [at for at, found in enumerate(elements) for _ in found]
