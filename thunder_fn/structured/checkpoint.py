@@ -30,7 +30,7 @@ from thunder_fn.capture.apply import write_back
 from thunder_fn.capture.generators import drawing_from, random_state
 from thunder_fn.capture.replaced.lookasides import divert
 from thunder_fn.capture.scopes import user_source
-from thunder_fn.errors import CheckpointError, callable_name, kind_of, located
+from thunder_fn.errors import CheckpointError, callable_name, kind_of
 from thunder_fn.interpreters.checkpoint.answers import Answers, is_marked, mark, unmark
 from thunder_fn.interpreters.checkpoint.policies import (
     AllBut,
@@ -291,7 +291,7 @@ def _eager(f: Callable[..., Any], policy: Policy, args: Any, kwargs: Any) -> Any
             raise
         what = f"checkpoint: {callable_name(f)} calls a transform of torch.func, outside of a trace"
         fix = "Use thunder_fn's transform in it, or call it under `jit`."
-        raise CheckpointError(located(what, source=user_source(), fix=fix)) from error
+        raise CheckpointError(what, source=user_source(), fix=fix) from error
 
 
 class _Noting(TorchFunctionMode):
@@ -351,7 +351,7 @@ class _Again:
                 " and outside of a trace the backward runs it again"
             )
             fix = "Call it under `jit`, which writes once, or return the new value."
-            raise CheckpointError(located(what, source=source, fix=fix))
+            raise CheckpointError(what, source=source, fix=fix)
         now = random_state([generator for generator, _ in self.noting.states.values()])
 
         def then() -> None:

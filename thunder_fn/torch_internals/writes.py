@@ -1,4 +1,4 @@
-"""Writes of a function to tensors that were there before it, seen below autograd."""
+"""The writes of a function to tensors that were there before it, seen below autograd."""
 
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
@@ -22,7 +22,7 @@ _STATISTICS = {
 
 
 class Writes(TorchDispatchMode):
-    """Notes the first write to a tensor whose memory the code inside did not make.
+    """A note of the first write to a tensor whose memory the code inside did not make.
 
     `found` is that tensor and what `where` answers then.
     """

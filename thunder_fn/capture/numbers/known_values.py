@@ -15,7 +15,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.recorded import Leaf, leaves_of
 from thunder_fn.ir import ops
-from thunder_fn.ir.trace import Expr, Literal, Var, python_arg, vars_in
+from thunder_fn.ir.trace import Expr, Literal, Var, all_args, python_args, vars_in
 
 if TYPE_CHECKING:
     from thunder_fn.capture.recorder import Recorder
@@ -56,9 +56,7 @@ def _values(recorder: Recorder, wanted: list[Var]) -> list[torch.Tensor] | None:
                 return None
             found.append(leaf)
             needed -= {var.index for var in leaf.outputs}
-            needed.update(
-                var.index for var in vars_in((leaf.args, tuple(value for _, value in leaf.kwargs)))
-            )
+            needed.update(var.index for var in vars_in(all_args(leaf)))
     if not needed <= set(own):
         return None
     with internals.isolated(), internals.no_torch_function(), torch.no_grad():
@@ -72,7 +70,7 @@ def _is_known(leaf: Leaf) -> bool:
     """Test for an op of PyTorch's that draws nothing, on numbers without symbols."""
     if leaf.op.kind != "leaf" or ops.is_random(leaf.op) or ops.has_side_effect(leaf):
         return False
-    return not _has_symbols((leaf.args, tuple(value for _, value in leaf.kwargs)))
+    return not _has_symbols(all_args(leaf))
 
 
 def _has_symbols(arg: Any) -> bool:
@@ -84,8 +82,7 @@ def _has_symbols(arg: Any) -> bool:
 def _run(leaf: Leaf, env: dict[int, torch.Tensor]) -> tuple[Any, ...]:
     """Run the op; on the CPU in place of the meta device, on which nothing has values."""
     read: Callable[[Var], torch.Tensor] = lambda var: env[var.index]
-    args = [python_arg(arg, read) for arg in leaf.args]
-    kwargs = {key: python_arg(arg, read) for key, arg in leaf.kwargs}
+    args, kwargs = python_args(leaf, read)
     if kwargs.get("device") == torch.device("meta"):
         kwargs["device"] = torch.device("cpu")
     return ops.flatten_result(ops.overload(leaf.op)(*args, **kwargs))

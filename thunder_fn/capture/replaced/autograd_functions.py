@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from thunder_fn.errors import MissingRule, located
+from thunder_fn.errors import MissingRule
 from thunder_fn.ir import ops
 
 
@@ -35,7 +35,7 @@ def _without_derivative(op: str, what: str, fix: str) -> Any:
         ctx.name = inputs[1]
 
     def refuse(ctx: Any, cotangent: torch.Tensor) -> Any:
-        raise MissingRule(located(what.format(ctx.name), fix=fix))
+        raise MissingRule(what.format(ctx.name), fix=fix)
 
     copied: Any = torch.library.custom_op(f"thunder_fn::{op}", copy, mutates_args=())
     copied.register_fake(lambda x, name: torch.empty_like(x))
