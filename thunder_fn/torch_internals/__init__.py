@@ -33,6 +33,7 @@ from thunder_fn.torch_internals.fakes import (
     DATA_DEPENDENT_SHAPE,
     DATA_DEPENDENT_VALUE,
     INTERNAL_ERRORS,
+    NUMBER_OF,
     RecordingMode,
     allocations,
     call_on_fakes,
@@ -180,6 +181,7 @@ from thunder_fn.torch_internals.tensors import (
     weak_tensor,
 )
 from thunder_fn.torch_internals.tracers import (
+    FUSED_FUNCTIONS,
     OUT_OF_PLACE,
     SymbolicTracing,
     Tracer,
@@ -210,6 +212,8 @@ from thunder_fn.torch_internals.writes import Writes
 
 __all__ = [
     "Writes",
+    "FUSED_FUNCTIONS",
+    "NUMBER_OF",
     "unpatched",
     "patched_places",
     "CUSTOM_OPS",
