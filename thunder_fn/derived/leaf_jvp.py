@@ -95,7 +95,7 @@ def _by_fixed_numbers(question: JvpQuestion) -> Trace | Declined:
 
 
 def _by_parts(question: JvpQuestion) -> Trace | Declined:
-    found = _parts(question.single)
+    found = decomposition(question.single)
     return Declined("PyTorch has no decomposition") if found is None else found
 
 
@@ -132,14 +132,6 @@ def own_statistics(single: Trace) -> Trace | None:
         return (
             None if results is None else close_recording(recorder, list(results), equation.op.name)
         )
-
-
-def _parts(single: Trace) -> Trace | None:
-    """The op's decomposition; None where it asks for unbacked numbers."""
-    try:
-        return decomposition(single)
-    except internals.NEEDS_A_NUMBER:
-        return None
 
 
 def _reads_statistics(single: Trace, active: Mask, pushed: Trace) -> bool:
@@ -184,7 +176,11 @@ def _ask_forward_ad(single: Trace, active: Mask) -> JvpRule:
         flags = [is_differentiable(type) for type in types]
         results = [
             *_spread(outputs, present),
-            *(t for t, flag in zip(tangents_out, flags, strict=True) if flag),
+            *(
+                tangent.to(result.dtype)  # PyTorch gives float64 for a float32 scalar times 1.5
+                for tangent, result, flag in zip(tangents_out, outputs, flags, strict=True)
+                if flag
+            ),
         ]
         trace = close_recording(recorder, results, f"{equation.op.name}_jvp")
     names = names_of(trace.output_types, single.output_types)
