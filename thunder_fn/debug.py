@@ -30,7 +30,7 @@ import torch
 from thunder_fn.capture import pytree
 from thunder_fn.capture.generators import is_again
 from thunder_fn.capture.scopes import user_source
-from thunder_fn.errors import UnsupportedInput, kind_of, located
+from thunder_fn.errors import UnsupportedInput, kind_of
 
 __all__ = ["callback", "print"]
 
@@ -49,8 +49,7 @@ class _Printed:
     statics: tuple[Any, ...]
 
     def __call__(self, *values: Tensor) -> None:
-        given = iter(values)
-        leaves = [_shown(next(given)) if leaf is _TENSOR else leaf for leaf in self.statics]
+        leaves = pytree.filled(self.statics, map(_shown, values))
         args, kwargs = pytree.unflatten(self.spec, leaves)
         sys.stdout.write(f"{self.text.format(*args, **kwargs)}\n")
 
@@ -64,14 +63,8 @@ class _Called:
     statics: tuple[Any, ...]
 
     def __call__(self, *values: Tensor) -> None:
-        given = iter(values)
-        args, kwargs = pytree.unflatten(
-            self.spec, [next(given) if leaf is _TENSOR else leaf for leaf in self.statics]
-        )
+        args, kwargs = pytree.unflatten(self.spec, pytree.filled(self.statics, values))
         self.function(*args, **kwargs)
-
-
-_TENSOR = type("_Tensor", (), {"__repr__": lambda self: "TENSOR"})()
 
 
 def _shown(value: Tensor) -> Any:
@@ -143,14 +136,13 @@ def _call(name: str, make: Callable[[Any, tuple[Any, ...]], Any], args: Any, kwa
         torch.as_tensor(leaf) if isinstance(leaf, (torch.SymInt, torch.SymFloat)) else leaf
         for leaf in leaves
     ]
-    statics = tuple(_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves)
-    function = make(spec, statics)
+    function = make(spec, pytree.statics(leaves))
     try:
         number = _number_of(function)
     except TypeError as error:
         what = f"debug.{name}: {error}"
         raise UnsupportedInput(
-            located(what, source=user_source(), fix="Pass tensors, numbers and strings.")
+            what, source=user_source(), fix="Pass tensors, numbers and strings."
         ) from None
     torch.ops.thunder_fn.debug(
         number, [leaf for leaf in leaves if isinstance(leaf, Tensor)], [], []
@@ -178,9 +170,7 @@ def print(text: str, *args: Any, **kwargs: Any) -> None:
     """
     if not isinstance(text, str):
         what = f"debug.print: expected a format, given {kind_of(text)}"
-        raise UnsupportedInput(
-            located(what, source=user_source(), fix='Write `debug.print("{}", x)`.')
-        )
+        raise UnsupportedInput(what, source=user_source(), fix='Write `debug.print("{}", x)`.')
     _call("print", lambda spec, statics: _Printed(text, spec, statics), args, kwargs)
 
 
@@ -210,5 +200,5 @@ def callback(function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
     """
     if not callable(function):
         what = f"debug.callback: expected a function, given {kind_of(function)}"
-        raise UnsupportedInput(located(what, source=user_source()))
+        raise UnsupportedInput(what, source=user_source())
     _call("callback", lambda spec, statics: _Called(function, spec, statics), args, kwargs)

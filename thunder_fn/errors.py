@@ -36,6 +36,20 @@ class ThunderError(Exception):
         error.add_note(f"{LINK}{link_to(page_of(cls))}")
         return error
 
+    def __init__(
+        self,
+        *args: object,
+        equation: str | None = None,
+        source: Source | None = None,
+        fix: str | None = None,
+    ) -> None:
+        """Lay out the text of the error: see `located`. Without keywords it is complete already, as
+        that of an unpickled error is.
+        """
+        if not (equation is source is fix is None):
+            args = (located(str(args[0]), equation=equation, source=source, fix=fix),)
+        super().__init__(*args)
+
 
 class TraceTypeError(ThunderError, TypeError):
     """The types of values or equations disagree. Look at the two types that the message names."""
@@ -293,7 +307,7 @@ def misspelled(function: str, name: str, fix: str) -> UnknownOption:
     what = f"{function}: unknown option {name!r}" + (
         f", which is called `{fix}` here" if is_name else ""
     )
-    return UnknownOption(located(what, fix=f"Write `{fix}=` for it." if is_name else fix))
+    return UnknownOption(what, fix=f"Write `{fix}=` for it." if is_name else fix)
 
 
 def page_of(kind: type[BaseException]) -> str:

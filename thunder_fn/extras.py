@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from thunder_fn.errors import MissingExtra, located
+from thunder_fn.errors import MissingExtra
 
 EXTRAS = {
     "bitsandbytes": "bitsandbytes",
@@ -36,4 +36,4 @@ def missing(package: str, what: str, error: ImportError) -> MissingExtra:
     """The error that says what needs a package, and which extra brings it."""
     why = "is not installed" if error.name in (None, package) else f"cannot be imported: {error}"
     fix = f"Install it with `pip install thunder_fn[{EXTRAS[package]}]`."
-    return MissingExtra(located(f"{what} needs {package}, which {why}", fix=fix))
+    return MissingExtra(f"{what} needs {package}, which {why}", fix=fix)

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from thunder_fn.capture.scopes import user_source
-from thunder_fn.errors import TraceTypeError, located, with_article
+from thunder_fn.errors import TraceTypeError, with_article
 from thunder_fn.ir.trace import type_of_value
 
 __all__ = [
@@ -133,11 +133,7 @@ def _check_key(name: str, key: Any) -> None:
     )
     fix = "Make one with `tfn.random.key(seed)`; use `vmap` over several."
     raise TraceTypeError(
-        located(
-            f"random.{name}: expected a key, an i64[2], given {given}",
-            source=user_source(),
-            fix=fix,
-        )
+        f"random.{name}: expected a key, an i64[2], given {given}", source=user_source(), fix=fix
     )
 
 
@@ -178,7 +174,7 @@ def key(seed: int | Tensor, *, device: Any = None) -> Tensor:
             type_of_value(seed) if isinstance(seed, Tensor) else type(seed).__name__
         )
         raise TraceTypeError(
-            located(f"random.key: expected an int as seed, given {given}", source=user_source())
+            f"random.key: expected an int as seed, given {given}", source=user_source()
         )
     return torch.tensor([seed & _MASK, (seed >> 32) & _MASK], device=device)
 
@@ -262,11 +258,9 @@ def _fractions(
     kind = torch.get_default_dtype() if dtype is None else dtype
     if kind not in _PRECISION:
         raise TraceTypeError(
-            located(
-                f"random.{name}: expected a floating dtype, given {kind}",
-                source=user_source(),
-                fix="Cast the result.",
-            )
+            f"random.{name}: expected a floating dtype, given {kind}",
+            source=user_source(),
+            fix="Cast the result.",
         )
     digits = _PRECISION[kind]
     words = (

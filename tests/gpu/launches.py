@@ -81,30 +81,40 @@ def of_function(compiled: Callable[..., Any], **options: Any) -> Callable[[], An
     return step
 
 
-def of_scan(f: Callable[[Tensor, Tensor], Any]) -> Callable[[], Any]:
-    """100 small steps."""
+def of_scan(f: Callable[..., Any], *size: int) -> Callable[[], Any]:
+    """100 steps, which are small unless their size is given."""
     run = tfn.jit(f, executors=["inductor"])
-    carry, xs = torch.zeros(4, 16, device="cuda"), torch.randn(STEPS, 4, 16, device="cuda")
-    return lambda: run(carry, xs)
+    size = size or (4, 16)
+    carry, xs = torch.zeros(size, device="cuda"), torch.randn(STEPS, *size, device="cuda")
+    weight = torch.randn(size[-1], size[-1], device="cuda")
+    return lambda: run(carry, xs, weight)
 
 
-def averaged(carry: Tensor, xs: Tensor) -> tuple[Tensor, Tensor]:
+def averaged(carry: Tensor, xs: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
     return tfn.scan(lambda c, x: ((new := c * 0.9 + x.sin()), new.cos()), carry, xs)
 
 
-def gradient(carry: Tensor, xs: Tensor) -> Any:
-    return tfn.grad(lambda carry, xs: averaged(carry, xs)[1].square().sum(), argnums=(0, 1))(carry, xs)
+def recurrent(carry: Tensor, xs: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    return tfn.scan(lambda c, x: ((new := (c @ weight + x).tanh()), new), carry, xs)
+
+
+def gradient(f: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., Any]:
+    return tfn.grad(lambda *args: f(*args)[1].square().sum(), argnums=(0, 1, 2))
 
 
 PROGRAMS: dict[str, Callable[[], Callable[[], Any]]] = {
     "module": lambda: of_module(tfn.compile),
     "module by torch.compile": lambda: of_module(torch.compile),
     "whole step": lambda: of_function(tfn.compile),
+    "whole step by PyTorch's kernels": lambda: of_function(tfn.jit),
     "whole step as a graph": lambda: of_function(
         partial(tfn.jit, executors=["inductor", "cudagraphs"]), capturable=True
     ),
     "scan": lambda: of_scan(averaged),
-    "gradient of scan": lambda: of_scan(gradient),
+    "gradient of scan": lambda: of_scan(gradient(averaged)),
+    "scan of large steps": lambda: of_scan(averaged, 64, 512),
+    "RNN": lambda: of_scan(recurrent),
+    "gradient of an RNN": lambda: of_scan(gradient(recurrent)),
 }
 
 

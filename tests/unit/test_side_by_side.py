@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,9 +12,12 @@ import torch
 from torch import Tensor
 
 import thunder_fn as tfn
+from thunder_fn.capture import pytree
 from thunder_fn.executors import claim
+from thunder_fn.executors.lists import with_lists
+from thunder_fn.executors.torch_executor import lower
 from thunder_fn.extend import FusionExecutor
-from thunder_fn.ir.trace import Equation, Trace
+from thunder_fn.ir.trace import Equation, TensorType, Trace, Var
 
 
 class Launching(FusionExecutor):
@@ -108,3 +113,85 @@ def test_steps_that_an_executor_does_not_take_stay_steps() -> None:
     f = lambda c, xs: tfn.scan(lambda c, x: ((new := moved(c, x).cumsum(0)), new), c, xs)
     claimed = claim(tfn.trace(f, torch.ones(2), torch.ones(8, 2)), [executor()])
     assert [one.literals["length"] for one in claimed.trace.equations if one.op.name == "scan"] == [8]
+
+
+# ---- ops over lists ----
+
+
+def on_device(value: Any, device: str) -> Any:
+    """A trace, or a part of one, with all tensors of one dim or more on another device."""
+    go = partial(on_device, device=device)
+    match value:
+        case Trace():
+            parts = ("inputs", "equations", "outputs")
+            return replace(value, **{name: tuple(map(go, getattr(value, name))) for name in parts})
+        case Equation():
+            kwargs = tuple((key, go(arg)) for key, arg in value.kwargs)
+            parts = {name: go(getattr(value, name)) for name in ("args", "outputs", "bodies")}
+            return replace(value, kwargs=kwargs, **parts)
+        case Var(type=TensorType(shape=shape)):
+            return replace(value, type=replace(value.type, device=torch.device(device))) if shape else value
+        case tuple():
+            return tuple(map(go, value))
+        case _:
+            return value
+
+
+def over_lists(trace: Trace) -> Trace:
+    """The trace as on a GPU, for the CPU."""
+    return on_device(with_lists(on_device(trace, "cuda:0"), lambda equation: True), "cpu")
+
+
+def stepped(name: str, **options: Any) -> tuple[Any, Any]:
+    """A step of an optimizer, and its arguments: parameters of two dtypes and one of no dim."""
+    torch.manual_seed(0)
+    sizes = [(3,), (3, 2), (2, 2), (4,), ()]
+    params = [torch.randn(size, dtype=dtype) for size in sizes for dtype in (torch.float32, torch.bfloat16)]
+    adam = tfn.functional_optimizer(getattr(torch.optim, name), lr=0.1, **options)
+    grads, state = list(map(torch.randn_like, params)), adam.init(params)
+    return adam.update, (params, grads, state)
+
+
+@pytest.mark.parametrize("donated", [False, True])
+@pytest.mark.parametrize("name", ["AdamW", "SGD", "RMSprop", "Adagrad", "Adadelta", "Adamax"])
+def test_updates_run_over_lists(name: str, donated: bool) -> None:
+    update, args = stepped(name)
+    plain = tfn.trace(update, *args)
+    listed = over_lists(plain)
+    tfn.check(listed)
+    xs = [leaf for leaf in pytree.flatten(args)[0] if isinstance(leaf, Tensor)]
+    wanted, before = tfn.evaluate(plain, xs), [x.clone() for x in xs]
+    assert all(map(torch.equal, tfn.evaluate(listed, xs), wanted))
+    program = lower(listed, tuple(range(len(xs))) if donated else (), below_autograd=True)
+    found = program(*xs)
+    assert all(map(torch.equal, found, wanted))
+    assert donated or all(map(torch.equal, xs, before))
+    ops = [one.op.name for one in program.trace.equations if one.outputs[0].type.shape]
+    lists = sum(name.startswith("aten._foreach_") for name in ops)
+    alone = sum(not name.startswith(("aten._foreach_", "aten.detach")) for name in ops)
+    assert lists > 0 and alone == 0, ops
+    if donated:
+        memory = {x.data_ptr() for x in xs}
+        assert sum(value.data_ptr() in memory for value in found) >= len(args[0])
+
+
+def test_lists_do_not_reorder() -> None:
+    """Updates that read each other's results, and numbers that differ, stay apart."""
+    params = [torch.randn(3, 2) for _ in range(4)]
+    f = lambda ps: [update(ps[0], ps[1]), *map(update, ps[1:3], ps[2:])]
+    in_a_row = lambda ps: [ps := [update(ps[0], ps[1]), *ps[1:]] for _ in range(4)][-1]
+    for g, count in ((f, 1), (in_a_row, 0)):
+        listed = over_lists(tfn.trace(g, params))
+        tfn.check(listed)
+        assert sum("of" in one.op.name for one in listed.equations) == count
+        assert all(map(torch.equal, tfn.evaluate(listed, params), g(params)))
+
+
+def test_a_list_whose_tensors_are_read_elsewhere_is_not_overwritten() -> None:
+    """The first of one pair is the second of another."""
+    xs = [torch.randn(3, 2) for _ in range(3)]
+    swapped = tfn.composite(lambda p, q: p * q)
+    f = lambda xs: [swapped(xs[0], xs[1]), swapped(xs[1], xs[2]), swapped(xs[2], xs[0])]
+    listed = over_lists(tfn.trace(f, xs))
+    wanted = f(xs)
+    assert all(map(torch.equal, lower(listed, (0, 1, 2), below_autograd=True)(*xs), wanted))

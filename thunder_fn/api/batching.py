@@ -13,7 +13,7 @@ from thunder_fn.api.captures import Plan, planned
 from thunder_fn.capture import TENSOR, Alias, Captured, current, pytree
 from thunder_fn.capture.apply import part, view_again, write
 from thunder_fn.capture.scopes import user_source
-from thunder_fn.errors import VmapError, kind_of, located, spelled
+from thunder_fn.errors import VmapError, kind_of, spelled
 from thunder_fn.interpreters.vmap import vmap as vmap_trace
 from thunder_fn.ir.trace import Trace, as_dim, type_of_value
 from thunder_fn.jitted import Jitted
@@ -412,21 +412,17 @@ def batch_size(args: tuple[Any, ...], dims: list[int | None], name: str) -> int:
     ]
     if not sizes:
         raise VmapError(
-            located(
-                f"{name}: at least one Tensor has to be batched, but in_dims is None for every"
-                " argument",
-                source=user_source(),
-            )
+            f"{name}: at least one Tensor has to be batched, but in_dims is None for every"
+            " argument",
+            source=user_source(),
         )
     if any(size != sizes[0][2] for _, _, size in sizes):
         listed = "\n".join(f"  {path} has size {size} in dim {dim}" for path, dim, size in sizes)
         raise VmapError(
-            located(
-                f"{name}: Expected all tensors to have the same size in the mapped dimension,"
-                f" but\n{listed}",
-                source=user_source(),
-                fix="Use None in in_dims for arguments that all examples share.",
-            )
+            f"{name}: Expected all tensors to have the same size in the mapped dimension,"
+            f" but\n{listed}",
+            source=user_source(),
+            fix="Use None in in_dims for arguments that all examples share.",
         )
     return sizes[0][2]
 
@@ -463,7 +459,7 @@ def spread_out_dims(out_dims: Any, captured: Captured, name: str) -> list[int | 
                 "Return a tensor (`torch.tensor(1.0)`), or say None for it in out_dims: then it is"
                 " given back as it is."
             )
-            raise VmapError(located(what, source=user_source(), fix=fix))
+            raise VmapError(what, source=user_source(), fix=fix)
     return [dim for dim, leaf in zip(spread, captured.out_leaves, strict=True) if leaf is TENSOR]
 
 

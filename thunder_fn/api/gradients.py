@@ -27,7 +27,6 @@ from thunder_fn.errors import (
     NonScalarLoss,
     NotDifferentiable,
     kind_of,
-    located,
     spelled,
 )
 from thunder_fn.interpreters import grad as reverse
@@ -249,11 +248,9 @@ def check_argnums(argnums: Argnums, args: tuple[Any, ...], name: str) -> tuple[i
     for number in numbers:
         if not -len(args) <= number < len(args):
             raise ArgnumError(
-                located(
-                    f"{name}: got argnum={number}, but only {len(args)} positional inputs",
-                    source=user_source(),
-                    fix="Pass the argument by position; keyword arguments are not differentiated.",
-                )
+                f"{name}: got argnum={number}, but only {len(args)} positional inputs",
+                source=user_source(),
+                fix="Pass the argument by position; keyword arguments are not differentiated.",
             )
     positions = tuple(number % len(args) for number in numbers)
     if len(set(positions)) != len(positions):
@@ -270,15 +267,13 @@ def differentiated_leaves(args: tuple[Any, ...], argnums: tuple[int, ...], name:
             if not isinstance(leaf, torch.Tensor) or not is_differentiable(type_of_value(leaf)):
                 what = str(type_of_value(leaf)) if isinstance(leaf, torch.Tensor) else kind_of(leaf)
                 raise NotDifferentiable(
-                    located(
-                        f"{name}: {path} is {what}, and only floating and complex tensors have"
-                        " gradients",
-                        source=user_source(),
-                        fix=(
-                            "Cast it to a floating dtype, pass numbers as tensors, or leave the"
-                            " argument out of argnums."
-                        ),
-                    )
+                    f"{name}: {path} is {what}, and only floating and complex tensors have"
+                    " gradients",
+                    source=user_source(),
+                    fix=(
+                        "Cast it to a floating dtype, pass numbers as tensors, or leave the"
+                        " argument out of argnums."
+                    ),
                 )
         if not leaves:
             text = (
@@ -286,7 +281,7 @@ def differentiated_leaves(args: tuple[Any, ...], argnums: tuple[int, ...], name:
                 f" {shown(args[number], 40)}"
             )
             raise NotDifferentiable(
-                located(text, source=user_source(), fix="Leave the argument out of argnums.")
+                text, source=user_source(), fix="Leave the argument out of argnums."
             )
     return set(argnums)
 
@@ -338,20 +333,17 @@ def check_loss(captured: Captured, has_aux: bool, f: Callable[..., Any], name: s
                 f" aux), not {what}"
             )
             raise NonScalarLoss(
-                located(text, source=source_of(f), fix="Return the loss first, then anything else.")
+                text, source=source_of(f), fix="Return the loss first, then anything else."
             )
         result = result[0]
     if not isinstance(result, TensorType) or result.shape != ():
         raise NonScalarLoss(
-            located(
-                f"{name}: the function must return one scalar tensor, but it returned"
-                f" {described(result)}",
-                source=source_of(f),
-                fix=(
-                    "Reduce it with `.sum()` or `.mean()`; for several outputs use `vjp` or"
-                    " `jacrev`."
-                ),
-            )
+            f"{name}: the function must return one scalar tensor, but it returned"
+            f" {described(result)}",
+            source=source_of(f),
+            fix=(
+                "Reduce it with `.sum()` or `.mean()`; for several outputs use `vjp` or `jacrev`."
+            ),
         )
     if not result.dtype.is_floating_point:
         fix = (
@@ -360,9 +352,7 @@ def check_loss(captured: Captured, has_aux: bool, f: Callable[..., Any], name: s
             else "Return the loss before it is rounded or compared."
         )
         raise NonScalarLoss(
-            located(
-                f"{name}: the function must return a real number, but it returned {result}",
-                source=source_of(f),
-                fix=fix,
-            )
+            f"{name}: the function must return a real number, but it returned {result}",
+            source=source_of(f),
+            fix=fix,
         )

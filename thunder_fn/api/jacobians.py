@@ -15,7 +15,7 @@ from thunder_fn.api.pullbacks import vjp
 from thunder_fn.api.tangents import jvp
 from thunder_fn.capture import pytree
 from thunder_fn.capture.scopes import user_source
-from thunder_fn.errors import NotDifferentiable, callable_name, located, spelled
+from thunder_fn.errors import NotDifferentiable, callable_name, spelled
 from thunder_fn.ir.trace import type_of_value
 from thunder_fn.jitted import Jitted
 
@@ -227,7 +227,7 @@ def check_real(tree: Any, where: str, name: str) -> None:
                 "Take it of real numbers, with `torch.view_as_real` and `torch.view_as_complex`; or"
                 " use `vjp` or `jvp`."
             )
-            raise NotDifferentiable(located(what, source=user_source(), fix=fix))
+            raise NotDifferentiable(what, source=user_source(), fix=fix)
 
 
 def check_tensors(output: Any, name: str) -> None:

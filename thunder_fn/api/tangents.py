@@ -25,10 +25,11 @@ from thunder_fn.capture.replaced.lookasides import divert
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.capture.supported import is_wrapped
 from thunder_fn.derived.leaf_vjp import is_differentiable
-from thunder_fn.errors import AliasedMutation, NotDifferentiable, TangentError, kind_of, located
+from thunder_fn.errors import AliasedMutation, NotDifferentiable, TangentError, kind_of
 from thunder_fn.interpreters.jvp import jvp_trace
 from thunder_fn.interpreters.partial_eval import partial_eval
 from thunder_fn.ir import text
+from thunder_fn.ir.rules import chosen, scattered
 from thunder_fn.ir.trace import TensorType, Trace, type_of_value
 from thunder_fn.torch_internals import have_one_memory, shares_memory
 
@@ -119,8 +120,7 @@ def _plan_of_jvp(
     rule = jvp_trace(captured.trace, (*active, *(False,) * further))
 
     def inputs_of(tensors: Sequence[Any], closed: Sequence[Any]) -> Sequence[Any]:
-        moved = (tensor for tensor, flag in zip(tensors[count:], active, strict=True) if flag)
-        return (*tensors[:count], *closed, *moved)
+        return (*tensors[:count], *closed, *chosen(tensors[count:], active))
 
     def arrange(inputs: Sequence[Any], outputs: tuple[Any, ...]) -> Any:
         return _arrange(captured, outputs, rule.active_outputs, main, inputs, has_aux, strict)
@@ -148,7 +148,7 @@ def _check_apart(
                     "jvp: the function changes a tensor in place that shares memory with a tangent"
                 )
                 fix = "Pass a clone as the tangent."
-                raise AliasedMutation(located(what, source=user_source(), fix=fix))
+                raise AliasedMutation(what, source=user_source(), fix=fix)
 
 
 def _arrange(
@@ -161,8 +161,7 @@ def _arrange(
     strict: bool,
 ) -> Any:
     count = len(captured.trace.outputs)
-    supply = iter(outputs[count:])
-    tangents = [next(supply) if flag else None for flag in active_outputs]
+    tangents = scattered(outputs[count:], active_outputs)
     if strict and any(
         tangent is None for tangent, flag in zip(tangents, main, strict=True) if flag
     ):
@@ -255,20 +254,15 @@ class Linear:
 
     def __call__(self, *tangents: Any) -> Any:
         given = check_tangents(self.primals, tangents, "linearize")
-        moved = [tangent for tangent, flag in zip(given, self.active, strict=True) if flag]
-        of = self.captured.trace
+        of, moved = self.captured.trace, chosen(given, self.active)
         found = run(f"{of.name}_linear", self.trace, (*self.residuals, *moved), self.captured)
         shown = shows_inputs(self.trace)
-        supply = iter(
-            value.clone() if flag else value for value, flag in zip(found, shown, strict=True)
-        )
+        own = [value.clone() if flag else value for value, flag in zip(found, shown, strict=True)]
         filled = tuple(
-            (
-                next(supply)
-                if flag
-                else torch.zeros(running_shape(type), dtype=type.dtype, device=type.device)
-            )
-            for type, flag in zip(self.types, self.active_outputs, strict=True)
+            torch.zeros(running_shape(type), dtype=type.dtype, device=type.device)
+            if value is None
+            else value
+            for type, value in zip(self.types, scattered(own, self.active_outputs), strict=True)
         )
         return self.captured.tangent(filled)
 

@@ -39,6 +39,7 @@ from thunder_fn.capture.numbers.arguments import Symbolic
 from thunder_fn.capture.outside import frames
 from thunder_fn.capture.outside.process import noted_state
 from thunder_fn.capture.outside.properties import Read
+from thunder_fn.capture.pytree import TENSOR
 from thunder_fn.capture.recorded import Decision
 from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.replaced.host_random import untouched_by_refusals
@@ -56,7 +57,6 @@ from thunder_fn.errors import (
     ThunderError,
     TracedFunctionError,
     UnsupportedOutput,
-    located,
     with_article,
 )
 from thunder_fn.ir.constraints import equations_between
@@ -81,21 +81,6 @@ EVERY_LEAF = range(sys.maxsize)
 """The positions of all leaves of a call, however many there are."""
 
 Seen = TypeVar("Seen", "Alias", "Shared")
-
-
-class _TensorLeaf:
-    """Stand-in for a tensor, or a number that is a symbol, among the leaves of a pytree whose
-    others are static values.
-    """
-
-    def __repr__(self) -> str:
-        return "TENSOR"
-
-    def __reduce__(self) -> str:
-        return "TENSOR"
-
-
-TENSOR = _TensorLeaf()
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,18 +183,12 @@ class Captured:
 
     def result(self, outputs: tuple[Any, ...]) -> Any:
         """The function's result from the first outputs of the trace."""
-        values = iter(outputs)
-        return pytree.unflatten(
-            self.out_spec, [next(values) if leaf is TENSOR else leaf for leaf in self.out_leaves]
-        )
+        return pytree.unflatten(self.out_spec, pytree.filled(self.out_leaves, outputs))
 
     def tangent(self, outputs: tuple[Any, ...]) -> Any:
         """The result's tangent from those of its tensors: that of a Python number is zero."""
-        values = iter(outputs)
-        leaves = [
-            next(values) if leaf is TENSOR else _without_value(leaf) for leaf in self.out_leaves
-        ]
-        return pytree.unflatten(self.out_spec, leaves)
+        zeros = map(_without_value, self.out_leaves)
+        return pytree.unflatten(self.out_spec, pytree.filled(zeros, outputs))
 
     def paths(self, root: str = "out") -> list[str]:
         """The path of each tensor of the result, such as `out['w']`."""
@@ -686,10 +665,8 @@ def _output(recorder: Recorder, leaf: Any, name: str) -> Atom:
         return Literal(as_dim(leaf))
     if is_wrapped(leaf):
         raise UnsupportedOutput(
-            located(
-                f"{name} returned a tensor that belongs to a torch.func transform which has ended",
-                fix="Return the value from the transformed function instead of storing it.",
-            )
+            f"{name} returned a tensor that belongs to a torch.func transform which has ended",
+            fix="Return the value from the transformed function instead of storing it.",
         )
     var = recorder.var_of(recorder.lift(leaf))
     if var is None:
@@ -753,7 +730,7 @@ def _check_marks(
         "Do it outside of the function; inside, take `x.detach().requires_grad_()`, which is"
         " another tensor."
     )
-    raise CaptureError(located(what, source=source_of(f), fix=fix))
+    raise CaptureError(what, source=source_of(f), fix=fix)
 
 
 def _check_attributes(
@@ -769,7 +746,7 @@ def _check_attributes(
                 f"the function sets `{names[0]}` on {with_article(type_of_value(tracer))} {where}"
             )
             fix = "Return it beside the tensor, or set it where the function is called."
-            raise CaptureError(located(what, source=source_of(f), fix=fix))
+            raise CaptureError(what, source=source_of(f), fix=fix)
 
 
 def _written(
@@ -783,12 +760,10 @@ def _written(
         bool(recorder.mode.size(constraint))  # of two names for a size; a write keeps it
     if after.type != before.type and same is None:
         raise CaptureError(
-            located(
-                f"the function changes {with_article(before.type)} from outside in place to"
-                f" {after.type}",
-                source=source_of(f),
-                fix="A mutated tensor keeps its dtype and shape; return the new tensor instead.",
-            )
+            f"the function changes {with_article(before.type)} from outside in place to"
+            f" {after.type}",
+            source=source_of(f),
+            fix="A mutated tensor keeps its dtype and shape; return the new tensor instead.",
         )
     if internals.is_own_view(tracer):
         write = dataclasses.replace(write, strides=_strides(tracer))
@@ -806,9 +781,7 @@ def _strides(tracer: torch.Tensor) -> tuple[int, ...]:
             "the function changes the shape of a tensor from outside in place, and its strides are"
             " symbols"
         )
-        raise CaptureError(
-            located(what, fix="Return the new tensor instead, or jit with `dynamic=False`.")
-        )
+        raise CaptureError(what, fix="Return the new tensor instead, or jit with `dynamic=False`.")
     return strides
 
 
@@ -831,13 +804,11 @@ def _accumulated(
         return []
     if after is None or before is None:
         raise CaptureError(
-            located(
-                f"the function leaves {'no gradient' if after is None else 'a gradient'} in the"
-                f" `.grad` of {with_article(recorder.type_of(tracer))} from outside that had"
-                f" {'none' if before is None else 'one'}",
-                source=source_of(f),
-                fix="Use `torch.autograd.grad`, which returns gradients, or thunder_fn's `grad`.",
-            )
+            f"the function leaves {'no gradient' if after is None else 'a gradient'} in the"
+            f" `.grad` of {with_article(recorder.type_of(tracer))} from outside that had"
+            f" {'none' if before is None else 'one'}",
+            source=source_of(f),
+            fix="Use `torch.autograd.grad`, which returns gradients, or thunder_fn's `grad`.",
         )
     var = recorder.var_of(after)
     return [] if var is None else [(Write(before), recorder.history.read(var))]

@@ -21,8 +21,9 @@ from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.scopes import in_scope, user_source
 from thunder_fn.capture.supported import is_wrapped
 from thunder_fn.capture.under_autograd import SplitRule, bind_followed
-from thunder_fn.errors import CaptureError, UnsupportedInput, located
+from thunder_fn.errors import CaptureError, UnsupportedInput
 from thunder_fn.ir import facts, ops
+from thunder_fn.ir.equations import makers
 from thunder_fn.ir.symbols import (
     Symbol,
     bind,
@@ -46,8 +47,9 @@ from thunder_fn.ir.trace import (
     Type,
     Var,
     cut,
-    map_arg,
+    map_args,
     python_arg,
+    python_args,
 )
 
 
@@ -64,9 +66,7 @@ def without_values(tree: Any) -> Any:
             return leaf
         if not all(isinstance(size, int) for size in leaf.shape):
             what = f"{leaf} has a symbolic size, where only numbers are known"
-            raise UnsupportedInput(
-                located(what, source=user_source(), fix="Write a number for each size.")
-            )
+            raise UnsupportedInput(what, source=user_source(), fix="Write a number for each size.")
         return internals.fake_in(mode, leaf)
 
     return pytree.tree_map(of, tree)
@@ -98,38 +98,19 @@ def bind_trace(
     args = operands_of(recorder, values)
     if args is None and (split is None or not can_bind(recorder, values)):
         return None
-    named = specialize(closed, _names(closed, values))
+    named = specialize(closed, _names(closed.inputs, values))
     if args is None:
         return bind_structured(recorder, op, values, (named,), named.output_types, split, split)
     return bind_equation(recorder, op, args, (named,), named.output_types)
 
 
-def _names_of(equation: Equation, value: Any) -> dict[Any, Any]:
-    """Names in this capture for the symbols of an equation's operand."""
-    type = equation.operands[0].type
-    if not isinstance(type, TensorType) or not any(isinstance(size, Expr) for size in type.shape):
+def _names(variables: Sequence[Var], values: Sequence[Any]) -> dict[Any, Any]:
+    """Names in this capture for unbacked sizes in the types of variables, given their values."""
+    types = (var.type for var in variables if isinstance(var.type, TensorType))
+    if not any(isinstance(size, Expr) for type in types for size in type.shape):
         return {}
-    return {
-        symbol: size
-        for symbol, size in bind(equation.operands, [value]).items()
-        if not isinstance(symbol, Symbol)
-    }
-
-
-def _names(trace: Trace, inputs: Sequence[Any]) -> dict[Any, Any]:
-    """Names in this capture for unbacked sizes of which the trace is given tensors."""
-    if not any(
-        isinstance(size, Expr)
-        for type in trace.input_types
-        if isinstance(type, TensorType)
-        for size in type.shape
-    ):
-        return {}
-    return {
-        symbol: size
-        for symbol, size in bind(trace.inputs, inputs).items()
-        if not isinstance(symbol, Symbol)
-    }
+    names = bind(variables, values).items()
+    return {symbol: size for symbol, size in names if not isinstance(symbol, Symbol)}
 
 
 def copy_trace(recorder: Recorder, trace: Trace, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
@@ -144,8 +125,7 @@ def copy_trace(recorder: Recorder, trace: Trace, inputs: Sequence[Any]) -> tuple
     read: Callable[[Var], Var] = lambda var: env[var.index]
     for equation in closed.equations:
         outputs = tuple(recorder.fresh(var.type) for var in equation.outputs)
-        args = tuple(map_arg(read, arg) for arg in equation.args)
-        kwargs = tuple((key, map_arg(read, arg)) for key, arg in equation.kwargs)
+        args, kwargs = map_args(read, equation)
         recorder.append(Leaf(equation.op, args, kwargs, outputs, equation.source, equation.bodies))
         env.update((var.index, new) for var, new in zip(equation.outputs, outputs, strict=True))
     known: dict[int, Any] = dict(enumerate((*inputs, *extra)))
@@ -209,11 +189,9 @@ def bind_structured(
     tracers = [recorder.lift(value) for value in values]
     if not all(_is_own(recorder, tracer) for tracer in tracers):
         raise CaptureError(
-            located(
-                f"{op} was called inside a torch.func transform, where it is opaque",
-                source=user_source(recorder),
-                fix="Use thunder_fn's own grad, vjp, jvp and vmap inside the traced function.",
-            )
+            f"{op} was called inside a torch.func transform, where it is opaque",
+            source=user_source(recorder),
+            fix="Use thunder_fn's own grad, vjp, jvp and vmap inside the traced function.",
         )
 
     def bind() -> tuple[Any, ...]:
@@ -275,7 +253,7 @@ def _replay(
     recorder.know_made(trace.constants)
     env: list[Any] = [*inputs, *(recorder.lift(constant.tensor) for constant in trace.constants)]
     read: Callable[[Var], Any] = lambda var: env[var.index]
-    found = _names(trace, inputs)  # and of those that the trace itself finds
+    found = _names(trace.inputs, inputs)  # and of those that the trace itself finds
     for equation in trace.equations:
         source = equation.source.called_from(call) if equation.source else call
         recorder.source = source if source.file else None
@@ -292,8 +270,7 @@ def _replay_equation(
     recorder: Recorder, equation: Equation, env: list[Any] | dict[int, Any]
 ) -> tuple[Any, ...]:
     read: Callable[[Var], Any] = lambda var: env[var.index]
-    args = [python_arg(arg, read) for arg in equation.args]
-    kwargs = {key: python_arg(arg, read) for key, arg in equation.kwargs}
+    args, kwargs = python_args(equation, read)
     match equation.op.kind:
         case "leaf" if equation.op == ops.NO_GRAD:
             tracers = [recorder.lift(value) for value in args]
@@ -429,9 +406,9 @@ def view_again(
         return result
     new = zip(captured.writes, trace.outputs[captured.num_results :], strict=False)
     written = next((value for one, value in new if one.target is shared.source), None)
-    makers = _makers(trace)
-    way = _way(makers, trace.outputs[shared.result], written)
-    if way is not None and (way[0] == written or way[0].index not in makers):
+    known = makers(trace.equations)
+    way = _way(known, trace.outputs[shared.result], written)
+    if way is not None and (way[0] == written or way[0].index not in known):
         value = _along(recorder, way[1], value if way[0] == written else source)
         if isinstance(value, internals.Tracer) and internals.have_one_memory(source, value):
             return value
@@ -448,12 +425,12 @@ def with_memory(
     Values of which several results are views are computed as further outputs of the trace, and
     those views taken of them.
     """
-    makers, ways = _makers(trace), dict[int, tuple[Var, list[tuple[Equation, int]]]]()
+    made, ways = makers(trace.equations), dict[int, tuple[Var, list[tuple[Equation, int]]]]()
     for place, atom in enumerate(trace.outputs):
-        if isinstance(atom, Var) and (way := _way(makers, atom)) is not None:
+        if isinstance(atom, Var) and (way := _way(made, atom)) is not None:
             ways[place] = way
     counts = collections.Counter(root for root, _ in ways.values())
-    roots = [root for root, count in counts.items() if count > 1 and root.index in makers]
+    roots = [root for root, count in counts.items() if count > 1 and root.index in made]
     found = list(run(cut(trace, outputs=(*trace.outputs, *roots)) if roots else trace))
     count = len(trace.outputs)
     known = dict(zip(trace.inputs, inputs, strict=True)) | dict(
@@ -472,14 +449,14 @@ def with_memory(
 
 def shows_inputs(trace: Trace) -> tuple[bool, ...]:
     """Tell for each output whether it is an input or a view of one."""
-    makers = _makers(trace)
-    ways = (_way(makers, atom) for atom in trace.outputs)
+    known = makers(trace.equations)
+    ways = (_way(known, atom) for atom in trace.outputs)
     return tuple(way is not None and way[0] in trace.inputs for way in ways)
 
 
 def viewed(trace: Trace, atom: Atom, is_step: Callable[[Equation], bool]) -> Var | None:
     """The variable from which an atom comes by such steps, which have one operand."""
-    way = _way(_makers(trace), atom, None, is_step)
+    way = _way(makers(trace.equations), atom, None, is_step)
     return None if way is None else way[0]
 
 
@@ -518,12 +495,12 @@ def _steps_after(trace: Trace, atom: Atom, start: Var) -> list[tuple[Equation, i
 
     A value with bits is made of its memory for each use.
     """
-    makers = _makers(trace)
-    way = _way(makers, atom, start, is_view_step)
+    known = makers(trace.equations)
+    way = _way(known, atom, start, is_view_step)
     if way is not None and way[0] == start:
         return way[1]
-    first = _way(makers, start, None, is_layout)
-    way = _way(makers, atom, None, is_layout)
+    first = _way(known, start, None, is_layout)
+    way = _way(known, atom, None, is_layout)
     if first is None or way is None or way[0] != first[0]:
         return None
     same = [equation.op for equation, _ in first[1]]
@@ -557,22 +534,13 @@ def _along(recorder: Recorder, steps: Sequence[tuple[Equation, int]], value: Any
     for equation, index in steps:
         env = {equation.operands[0].index: value}
         value = _replay_equation(
-            recorder, specialize_equation(equation, _names_of(equation, value)), env
+            recorder, specialize_equation(equation, _names(equation.operands, [value])), env
         )[index]
     return value
 
 
-def _makers(trace: Trace) -> dict[int, tuple[Equation, int]]:
-    """The equation that binds each variable, and the place among its outputs."""
-    return {
-        var.index: (equation, i)
-        for equation in trace.equations
-        for i, var in enumerate(equation.outputs)
-    }
-
-
 def _way(
-    makers: dict[int, tuple[Equation, int]],
+    known: dict[int, tuple[Equation, int]],
     atom: Atom,
     start: Atom | None = None,
     is_step: Callable[[Equation], bool] = is_tracked_view,
@@ -581,13 +549,15 @@ def _way(
     with the output taken of each.
     """
     steps: list[tuple[Equation, int]] = []
-    while isinstance(atom, Var) and atom != start and atom.index in makers:
-        equation, index = makers[atom.index]
+    while isinstance(atom, Var) and atom != start and atom.index in known:
+        equation, index = known[atom.index]
         if is_step(equation):
             steps.append((equation, index))
             atom = equation.operands[0]
         elif equation.op.kind == "composite":
-            inner = _way(_makers(equation.body), equation.body.outputs[index], None, is_step)
+            inner = _way(
+                makers(equation.body.equations), equation.body.outputs[index], None, is_step
+            )
             if inner is None or inner[0] not in equation.body.inputs:
                 break
             steps += reversed(inner[1])

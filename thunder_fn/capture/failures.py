@@ -33,6 +33,7 @@ from thunder_fn.errors import (
     kind_of,
     located,
 )
+from thunder_fn.ir.equations import operands_in
 from thunder_fn.ir.trace import Source, Trace, Var
 
 # ---- arguments and results ----
@@ -53,7 +54,7 @@ def check_argument(leaf: Any, path: Callable[[], str]) -> None:
                 f"{path()} is a {cls.__module__.split('.')[0]}.{cls.__name__}, which cannot be"
                 " traced"
             )
-            raise UnsupportedInput(located(text, source=user_source(), fix=fix))
+            raise UnsupportedInput(text, source=user_source(), fix=fix)
 
 
 def check_static_output(leaf: Any, f: Callable[..., Any], name: str) -> None:
@@ -68,9 +69,7 @@ def check_static_output(leaf: Any, f: Callable[..., Any], name: str) -> None:
         if is_kind(leaf):
             leaf.close() if hasattr(leaf, "close") else None
             raise UnsupportedOutput(
-                located(
-                    f"{name} returned {kind}, whose code has not run", source=source_of(f), fix=fix
-                )
+                f"{name} returned {kind}, whose code has not run", source=source_of(f), fix=fix
             )
     if holds_tracer(getattr(leaf, "__dict__", None)):
         cls = type(leaf).__name__
@@ -81,7 +80,7 @@ def check_static_output(leaf: Any, f: Callable[..., Any], name: str) -> None:
             "Return the tensors, or register the class with"
             " `torch.utils._pytree.register_pytree_node`."
         )
-        raise UnsupportedOutput(located(text, source=source_of(f), fix=fix))
+        raise UnsupportedOutput(text, source=source_of(f), fix=fix)
 
 
 # ---- memory that is reached twice ----
@@ -97,7 +96,7 @@ def check_aliases(
     """Raise if a tensor that is changed in place shares memory with another that the trace uses."""
     if not targets:
         return
-    used = {var.index for equation in trace.equations for var in equation.operands}
+    used = {var.index for var in operands_in(trace.equations)}
     used |= {atom.index for atom in trace.outputs if isinstance(atom, Var)}
     known: list[tuple[str, int | None, torch.Tensor]] = [
         (f"tensor argument {i}", i, tensor) for i, tensor in enumerate(tensors) if i in used
@@ -118,15 +117,13 @@ def check_aliases(
                     else "a closed-over tensor"
                 )
                 raise AliasedMutation(
-                    located(
-                        f"{name} changes {what} ({trace_type(tensor)}) in place, "
-                        f"and {other} ({trace_type(alias)}) shares its memory",
-                        source=source,
-                        fix=(
-                            "Pass a clone of one of them, or compute a new tensor instead of"
-                            " changing this one."
-                        ),
-                    )
+                    f"{name} changes {what} ({trace_type(tensor)}) in place, "
+                    f"and {other} ({trace_type(alias)}) shares its memory",
+                    source=source,
+                    fix=(
+                        "Pass a clone of one of them, or compute a new tensor instead of"
+                        " changing this one."
+                    ),
                 )
 
 
@@ -160,7 +157,7 @@ def failure(error: Exception, name: str, recorder: Recorder) -> Exception:
     if isinstance(error, internals.SymbolicTracing):
         text = "PyTorch's own tracer (`make_fx`) cannot run inside a traced function"
         fix = "Use thunder_fn's transforms, which compose; `thunder_fn.trace` inside gives a trace."
-        return UnsupportedCall(located(text, source=raised_at(error), fix=fix))
+        return UnsupportedCall(text, source=raised_at(error), fix=fix)
     if str(error).startswith("The following operation failed in the TorchScript interpreter"):
         why = str(error).strip().splitlines()[-1]
         return script_error(
@@ -180,7 +177,7 @@ def failure(error: Exception, name: str, recorder: Recorder) -> Exception:
             "Do this step outside the traced function, or make it a custom op with"
             " `torch.library.custom_op`."
         )
-        return UnsupportedCall(located(text, source=raised_at(error), fix=fix))
+        return UnsupportedCall(text, source=raised_at(error), fix=fix)
     return traced_function_error(error, name)
 
 

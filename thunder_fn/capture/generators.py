@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.errors import UnsupportedCall, located
+from thunder_fn.errors import UnsupportedCall
 from thunder_fn.ir.memos import memo
-from thunder_fn.ir.trace import Arg, Literal, Source, Trace, identity_of
+from thunder_fn.ir.trace import Arg, Literal, Source, Trace, all_args, identity_of
 
 _Generator = torch.Generator
 _STATE = "seed manual_seed initial_seed get_state set_state get_offset set_offset clone_state"
@@ -35,7 +35,7 @@ def state_error(what: str, source: Source | None) -> UnsupportedCall:
         "Do it outside of the function, or pass the generator as an argument: then `manual_seed`"
         " works inside."
     )
-    return UnsupportedCall(located(text, source=source, fix=fix))
+    return UnsupportedCall(text, source=source, fix=fix)
 
 
 class Generators:
@@ -100,7 +100,7 @@ def generators_of(trace: Trace) -> tuple[torch.Generator, ...]:
     """The generators from which a trace draws, default ones apart."""
     found: dict[int, torch.Generator] = {}
     for equation in trace.equations:
-        args = (*equation.args, *(arg for _, arg in equation.kwargs))
+        args = all_args(equation)
         inner = (one for body in equation.bodies for one in generators_of(body))
         found.update(
             (identity_of(one), one)

@@ -19,7 +19,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.overlaps import check_overlaps
 from thunder_fn.capture.replaced.autograd_functions import AUTOGRAD_FUNCTION
-from thunder_fn.errors import AliasedMutation, located
+from thunder_fn.errors import AliasedMutation
 from thunder_fn.ir import ops
 from thunder_fn.ir.trace import Literal, Op, Var, as_dim
 
@@ -325,7 +325,7 @@ class History:
                         " is changed in place"
                     )
                     fix = f"Return a clone from {name}, or clone its result."
-                    raise AliasedMutation(located(what, source=self.recorder.source, fix=fix))
+                    raise AliasedMutation(what, source=self.recorder.source, fix=fix)
 
     def is_given(self, tensor: torch.Tensor) -> bool:
         """Tell whether a tracer stands for an argument or for a tensor from outside."""

@@ -26,7 +26,8 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
 from thunder_fn.capture.numbers.arguments import is_number
 from thunder_fn.capture.outside import frames
-from thunder_fn.errors import UnsupportedCall, kind_of, located, with_article
+from thunder_fn.errors import UnsupportedCall, kind_of, with_article
+from thunder_fn.ir.rules import chosen
 from thunder_fn.ir.symbols import Symbol, number_symbol
 from thunder_fn.ir.text import program_text, run_text
 from thunder_fn.ir.trace import Expr, Literal, as_dim
@@ -193,7 +194,7 @@ class Kept:
             what = f"the step of {with_article(type(value).__name__)} with fused=True is one kernel"
             fix = "Write `foreach=True`, or leave both out."
             where = self.recorder.where() if self.recorder.where is not None else None
-            raise UnsupportedCall(located(f"{what} that has no rules", source=where, fix=fix))
+            raise UnsupportedCall(f"{what} that has no rules", source=where, fix=fix)
         self.steps.append((frames.pause(), internals.eager_branches()))
         self.steps[-1][1].__enter__()
 
@@ -343,7 +344,7 @@ class Kept:
         for leaf, flag in zip(dims, flags, strict=True):
             if not flag and not isinstance(leaf, (torch.Tensor, *_FIXED)) and not self.is_old(leaf):
                 raise self._refused(holder, key, leaf)
-        outputs = [leaf for leaf, flag in zip(leaves, flags, strict=True) if flag]
+        outputs = list(chosen(leaves, flags))
         fixed = tuple(None if flag else leaf for leaf, flag in zip(dims, flags, strict=True))
         return self._conditional(Effect(holder, key, spec, fixed, flags), outputs)
 
@@ -383,7 +384,7 @@ class Kept:
             f" under {key!r}, which a program cannot make anew in each call"
         )
         return UnsupportedCall(
-            located(what, source=None, fix="Call the step outside of the jitted function.")
+            what, source=None, fix="Call the step outside of the jitted function."
         )
 
     def state(self) -> tuple[KeptState, ...]:

@@ -20,7 +20,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
-from thunder_fn.errors import EscapedTracer, located, with_article
+from thunder_fn.errors import EscapedTracer, with_article
 from thunder_fn.ir.trace import Source, type_of_value
 
 _SECTIONS = ("_parameters", "_buffers", "_modules")
@@ -257,14 +257,10 @@ def _escaped_error(state: _State, name: str) -> EscapedTracer:
         else None
     )
     return EscapedTracer(
-        located(
-            f"a traced tensor was stored in the attribute `{name}` of {with_article(cls.__name__)},"
-            " where it would outlive the trace",
-            source=source,
-            fix=(
-                "Return it, or make it a buffer (`register_buffer`) that keeps its dtype and shape."
-            ),
-        )
+        f"a traced tensor was stored in the attribute `{name}` of {with_article(cls.__name__)},"
+        " where it would outlive the trace",
+        source=source,
+        fix=("Return it, or make it a buffer (`register_buffer`) that keeps its dtype and shape."),
     )
 
 

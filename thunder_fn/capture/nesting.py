@@ -30,6 +30,7 @@ from thunder_fn.ir.trace import (
     Var,
     canonical,
     map_arg,
+    map_args,
     vars_in,
 )
 
@@ -112,7 +113,7 @@ def _drop_unread_vectors(root: Scope, wanted: set[int]) -> None:
     ]
     if not found:
         return
-    read = wanted | {var.index for leaf, _ in leaves_of(root) for var in _uses(leaf)}
+    read = wanted | {var.index for leaf, _ in leaves_of(root) for var in leaf.operands}
     for leaf, scope in found:
         is_eig = leaf.op.name == "aten.linalg_eig.default"
         values = 0 if is_eig or "eigh" in leaf.op.name else 1
@@ -146,10 +147,6 @@ def _without_elements(var: Var) -> Var:
     )
 
 
-def _uses(leaf: Leaf) -> list[Var]:
-    return vars_in((leaf.args, tuple(value for _, value in leaf.kwargs)))
-
-
 def _live(root: Scope, wanted: set[int], symbols: set[Any] | None) -> set[int]:
     """Indices of the variables that are needed. Random ops count as needed: eager would have drawn
     their numbers.
@@ -161,7 +158,7 @@ def _live(root: Scope, wanted: set[int], symbols: set[Any] | None) -> set[int]:
         needed = needed or (symbols is not None and not symbols.isdisjoint(made_by(leaf)))
         if needed or not leaf.outputs or ops.has_side_effect(leaf):
             wanted.update(var.index for var in leaf.outputs)
-            wanted.update(var.index for var in _uses(leaf))
+            wanted.update(var.index for var in leaf.operands)
             if symbols is not None:
                 symbols.update(
                     symbols_in((leaf.args, tuple(value for _, value in leaf.kwargs), leaf.outputs))
@@ -201,7 +198,7 @@ def _traffic(root: Scope, live: set[int], outputs: tuple[Atom, ...]) -> _Traffic
     traffic = _Traffic(root)
     for leaf, scope in leaves_of(root):
         if _is_live(leaf, live):
-            for var in _uses(leaf):
+            for var in leaf.operands:
                 traffic.use(var, scope)
             traffic.home.update((var.index, scope) for var in leaf.outputs)
     for var in vars_in(outputs):
@@ -347,10 +344,7 @@ def _reading(equation: Equation, names: dict[int, Var]) -> Equation:
     """The equation with other variables for some of its operands."""
     if not any(var.index in names for var in equation.operands):
         return equation
-    read = lambda var: names.get(var.index, var)
-    args = tuple(map_arg(read, arg) for arg in equation.args)
-    kwargs = tuple((key, map_arg(read, arg)) for key, arg in equation.kwargs)
-    return dataclasses.replace(equation, args=args, kwargs=kwargs)
+    return equation.reading(lambda var: names.get(var.index, var))
 
 
 def _within(equations: Iterable[Equation]) -> Iterator[Equation]:
@@ -413,8 +407,7 @@ def _unfolded(equation: Equation, context: _Context) -> list[Equation]:
     return [
         Equation(
             inner.op,
-            tuple(map_arg(rename, arg) for arg in inner.args),
-            tuple((key, map_arg(rename, arg)) for key, arg in inner.kwargs),
+            *map_args(rename, inner),
             tuple(map(rename, inner.outputs)),
             inner.bodies,
             inner.source.called_from(equation.source) if inner.source else equation.source,

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.errors import AliasedMutation, located
+from thunder_fn.errors import AliasedMutation
 from thunder_fn.ir import facts
 from thunder_fn.ir.trace import Source
 
@@ -55,7 +55,7 @@ def check_overlaps(
             if internals.have_one_memory(tensor, other) and _share_elements(tensor, other):
                 what = f"`{name}` writes to the same memory by several of its tensors"
                 fix = "Call it for one tensor at a time."
-                raise AliasedMutation(located(what, source=source, fix=fix))
+                raise AliasedMutation(what, source=source, fix=fix)
         memories = linked(internals.storage_id(internals.memory_in(tensor)))
         wholes = (
             one
@@ -74,7 +74,7 @@ def check_overlaps(
                     " PyTorch leaves open"
                 )
                 fix = "Pass a clone of the operand, or write to another tensor."
-                raise AliasedMutation(located(what, source=source, fix=fix))
+                raise AliasedMutation(what, source=source, fix=fix)
 
 
 def _is_read_late(func: Any, changed: torch.Tensor, read: torch.Tensor) -> bool:

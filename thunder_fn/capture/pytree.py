@@ -57,6 +57,32 @@ def unflatten(spec: PyTreeSpec, leaves: Sequence[Any]) -> Any:
     )
 
 
+class _TensorLeaf:
+    """Stand-in for a tensor, or a number that is a symbol, among the leaves of a pytree whose
+    others are static values.
+    """
+
+    def __repr__(self) -> str:
+        return "TENSOR"
+
+    def __reduce__(self) -> str:
+        return "TENSOR"
+
+
+TENSOR = _TensorLeaf()
+
+
+def statics(leaves: Iterable[Any]) -> tuple[Any, ...]:
+    """The leaves with a mark in the place of each tensor."""
+    return tuple([TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves])
+
+
+def filled(leaves: Iterable[Any], values: Iterable[Any]) -> list[Any]:
+    """The leaves with a value in the place of each mark, in order."""
+    supply = iter(values)
+    return [next(supply) if leaf is TENSOR else leaf for leaf in leaves]
+
+
 @functools.lru_cache(1024)
 def _looks_at_leaves(spec: PyTreeSpec) -> bool:
     """Test for a named tuple whose `__new__` is its user's, such as PackedSequence: leaves may

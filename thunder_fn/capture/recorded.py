@@ -10,7 +10,7 @@ from typing import Any
 
 import sympy
 
-from thunder_fn.ir.trace import Arg, Dim, Expr, Op, Source, Var
+from thunder_fn.ir.trace import Arg, Dim, Expr, Op, Source, Var, all_args, vars_in
 
 
 @dataclass(slots=True)
@@ -23,6 +23,11 @@ class Leaf:
     outputs: tuple[Var, ...]
     source: Source | None
     bodies: tuple[Any, ...] = ()
+
+    @property
+    def operands(self) -> tuple[Var, ...]:
+        """The variables in args and kwargs, in order, with repeats."""
+        return tuple(vars_in(all_args(self)))
 
 
 @dataclass(frozen=True, slots=True)

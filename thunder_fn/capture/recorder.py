@@ -50,7 +50,7 @@ from thunder_fn.capture.supported import (
     is_wrapped,
     thread_error,
 )
-from thunder_fn.errors import ThunderError, TracedFunctionError, UnsupportedCall, located
+from thunder_fn.errors import ThunderError, TracedFunctionError, UnsupportedCall
 from thunder_fn.ir import ops
 from thunder_fn.ir.nesting import make_room
 from thunder_fn.ir.trace import (
@@ -367,7 +367,7 @@ class Recorder:
                     " inside another transform"
                 )
                 fix = "Pass it as an argument, or use thunder_fn's transforms for both."
-                raise UnsupportedCall(located(what, source=self.source, fix=fix))
+                raise UnsupportedCall(what, source=self.source, fix=fix)
             if not outside:
                 return tensor
         elif internals.is_below_tracers(tensor, self.mode):

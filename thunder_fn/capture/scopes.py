@@ -38,7 +38,6 @@ from thunder_fn.capture.supported import LITERALS, is_wrapped
 from thunder_fn.errors import (
     ThunderError,
     UnsupportedCall,
-    located,
     with_article,
 )
 from thunder_fn.ir.nesting import make_room
@@ -113,33 +112,27 @@ def _set_data(x: Tensor, value: Tensor) -> None:
     """`x.data = value`: from now on both have the same memory."""
     if x.dtype != value.dtype or x.shape != value.shape:
         raise UnsupportedCall(
-            located(
-                f"`.data` of {with_article(type_of_value(x))} was set to"
-                f" {with_article(type_of_value(value))}",
-                source=user_source(),
-                fix="A traced tensor keeps its dtype and shape; make a new tensor instead.",
-            )
+            f"`.data` of {with_article(type_of_value(x))} was set to"
+            f" {with_article(type_of_value(value))}",
+            source=user_source(),
+            fix="A traced tensor keeps its dtype and shape; make a new tensor instead.",
         )
     if internals.bits_between(x, value):
         raise UnsupportedCall(
-            located(
-                "`.data` was set to a tensor with another conjugate or negative bit",
-                source=user_source(),
-                fix=(
-                    "A traced tensor keeps its bits; call `resolve_conj().resolve_neg()` on the new"
-                    " value."
-                ),
-            )
+            "`.data` was set to a tensor with another conjugate or negative bit",
+            source=user_source(),
+            fix=(
+                "A traced tensor keeps its bits; call `resolve_conj().resolve_neg()` on the new"
+                " value."
+            ),
         )
     recorder = _recorder()
     if recorder.inside and any(x is tracer for tracer in recorder.given):
         raise UnsupportedCall(
-            located(
-                f"`.data` of a tensor from outside is set inside {recorder.inside}, where it only"
-                " stands for the caller's tensor",
-                source=user_source(),
-                fix="Compute with the new value under a name of its own.",
-            )
+            f"`.data` of a tensor from outside is set inside {recorder.inside}, where it only"
+            " stands for the caller's tensor",
+            source=user_source(),
+            fix="Compute with the new value under a name of its own.",
         )
     recorder.history.set_data(x, value)
 
@@ -338,9 +331,7 @@ def _check_out(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> None:
             f"`out=` is a view of the shape {tuple(out.shape)}, and the result has"
             f" {tuple(found.shape)}"
         )
-        raise UnsupportedCall(
-            located(what, source=recorder.source, fix="Use the result instead of `out=`.")
-        )
+        raise UnsupportedCall(what, source=recorder.source, fix="Use the result instead of `out=`.")
 
 
 def _resize_out(recorder: Recorder, out: Tensor) -> None:
@@ -368,7 +359,7 @@ def _resize_out(recorder: Recorder, out: Tensor) -> None:
     if linked or is_alive():
         what = "`out=` is resized, and another tensor shows its memory"
         fix = "Use the result instead of `out=`, or give it the shape of the result."
-        raise UnsupportedCall(located(what, source=recorder.source, fix=fix))
+        raise UnsupportedCall(what, source=recorder.source, fix=fix)
 
 
 def lift_call(recorder: Recorder, args: Any, kwargs: Any) -> tuple[Any, Any]:

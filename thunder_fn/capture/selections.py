@@ -15,7 +15,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
-from thunder_fn.errors import AliasedMutation, located
+from thunder_fn.errors import AliasedMutation
 from thunder_fn.ir.trace import Var
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ class Selections:
         if one.level:
             what = "`x[i]` with a tensor i is read after x was written to, inside torch.func"
             fix = "Read `x[i]` again after the write, or clone it before."
-            raise AliasedMutation(located(what, source=self._recorder.source, fix=fix))
+            raise AliasedMutation(what, source=self._recorder.source, fix=fix)
         copy.copy_(one.take())
         one.is_stale = False
         one.of_view = None

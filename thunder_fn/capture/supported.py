@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.errors import EscapedTracer, UnsupportedCall, UnsupportedInput, kind_of, located
+from thunder_fn.errors import EscapedTracer, UnsupportedCall, UnsupportedInput, kind_of
 from thunder_fn.ir.text import shown
 from thunder_fn.ir.trace import Expr, Literal, Op, Source, as_dim
 
@@ -47,13 +47,11 @@ def escaped_error(func: Any = None) -> EscapedTracer:
     """The error for a tracer that is used when its capture has ended."""
     used = f" by {getattr(func, '__name__', func)}" if func is not None else ""
     return EscapedTracer(
-        located(
-            f"a tracer was used{used} after the function that made it had been traced",
-            fix=(
-                "Return the value from the traced function instead of storing it in a global, a"
-                " closure or an attribute."
-            ),
-        )
+        f"a tracer was used{used} after the function that made it had been traced",
+        fix=(
+            "Return the value from the traced function instead of storing it in a global, a"
+            " closure or an attribute."
+        ),
     )
 
 
@@ -61,15 +59,13 @@ def thread_error(func: Any, source: Source | None) -> UnsupportedCall:
     """The error for a tracer that is used in another thread than the one that traces."""
     thread, name = threading.current_thread().name, getattr(func, "__name__", func)
     return UnsupportedCall(
-        located(
-            f"the thread {thread!r} calls `{name}` on a tracer, while the function is traced in"
-            " another thread",
-            source=source,
-            fix=(
-                "Compute in the traced function itself, not in a thread that it starts; or start"
-                " threads outside, and call the traced function in each of them."
-            ),
-        )
+        f"the thread {thread!r} calls `{name}` on a tracer, while the function is traced in"
+        " another thread",
+        source=source,
+        fix=(
+            "Compute in the traced function itself, not in a thread that it starts; or start"
+            " threads outside, and call the traced function in each of them."
+        ),
     )
 
 
@@ -77,7 +73,7 @@ def higher_order_error(func: Any, args: tuple[Any, ...], source: Source | None) 
     """The error for PyTorch's ops that take functions."""
     name = str(func).removeprefix("torch.ops.higher_order.")
     text = f"PyTorch's higher-order op `{name}` cannot be captured"
-    return UnsupportedCall(located(text, source=source, fix="Call it outside the traced function."))
+    return UnsupportedCall(text, source=source, fix="Call it outside the traced function.")
 
 
 def check_results(op: Op, values: Sequence[Any], source: Source | None) -> None:
@@ -93,12 +89,10 @@ def check_results(op: Op, values: Sequence[Any], source: Source | None) -> None:
         "aten.quantize_per"
     ):  # their fake results look like plain tensors
         raise UnsupportedCall(
-            located(
-                f"{op} makes a sparse, nested or quantized tensor, "
-                "and a traced tensor has only a dtype, shape and device",
-                source=source,
-                fix="Keep it dense, or make it outside the traced function.",
-            )
+            f"{op} makes a sparse, nested or quantized tensor, "
+            "and a traced tensor has only a dtype, shape and device",
+            source=source,
+            fix="Keep it dense, or make it outside the traced function.",
         )
 
 
@@ -112,7 +106,7 @@ def encode_literal(value: Any, source: Source | None = None) -> Literal:
         f" {shown(value, 80)}"
     )
     fix = "Pass tensors, numbers, strings, dtypes, devices or None."
-    raise UnsupportedInput(located(what, source=source, fix=fix))
+    raise UnsupportedInput(what, source=source, fix=fix)
 
 
 def is_wrapped(tensor: torch.Tensor) -> bool:
@@ -133,7 +127,7 @@ def check_supported(
             f"{what()} is {kind}, which cannot be traced: the type of a tensor is its dtype, shape"
             " and device"
         )
-        raise UnsupportedInput(located(text, fix=fix))
+        raise UnsupportedInput(text, fix=fix)
 
 
 def _unsupported(tensor: torch.Tensor) -> tuple[str, str]:

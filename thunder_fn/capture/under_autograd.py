@@ -20,7 +20,7 @@ from thunder_fn.capture.recorded import Leaf, Scope
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.derived.activity import ACTIVE
 from thunder_fn.ir.rules import VJP, Mask, Split
-from thunder_fn.ir.trace import Equation, Trace, Var, map_arg
+from thunder_fn.ir.trace import Equation, Trace, Var, map_args
 
 Bind = Callable[[], tuple[Any, ...]]
 Apply = Callable[[Trace, Sequence[Any]], tuple[Any, ...]]
@@ -97,10 +97,7 @@ class _Node:
                 names.setdefault(var.index, self.recorder.fresh(var.type))
                 for var in equation.outputs
             )
-            args = tuple(map_arg(lambda var: names[var.index], arg) for arg in equation.args)
-            kwargs = tuple(
-                (key, map_arg(lambda var: names[var.index], arg)) for key, arg in equation.kwargs
-            )
+            args, kwargs = map_args(lambda var: names[var.index], equation)
             items.append(
                 Leaf(
                     equation.op,
@@ -154,6 +151,4 @@ class _Followed(torch.autograd.Function):
         else:
             residuals = node.replace(split)
         found = node.apply(split.backward, (*residuals, *given))
-        places = iter(split.gradients)
-        taken = [next(places) if flag else None for flag in asked]
-        return (None, *(None if place is None else found[place] for place in taken))
+        return (None, *split.gradients_in(found, asked))

@@ -5,7 +5,7 @@ derivatives are asked for.
 from __future__ import annotations
 
 from thunder_fn.derived.leaf_vjp import alone, differentiable_outputs, is_differentiable
-from thunder_fn.errors import MissingRule, located
+from thunder_fn.errors import MissingRule
 from thunder_fn.ir import ops
 from thunder_fn.ir.flow import Flow
 from thunder_fn.ir.memos import memo
@@ -18,14 +18,12 @@ def _active_results(equation: Equation, active: Mask) -> Mask:
         return (False,) * len(equation.outputs)
     if equation.op.kind == "structured":
         raise MissingRule(
-            located(
-                f"activity: there is no wiring for the structured op {equation.op}",
-                source=equation.source,
-                fix=(
-                    "Import the module that defines the op, or register a wiring for it"
-                    " (`thunder_fn.ir.wiring`)."
-                ),
-            )
+            f"activity: there is no wiring for the structured op {equation.op}",
+            source=equation.source,
+            fix=(
+                "Import the module that defines the op, or register a wiring for it"
+                " (`thunder_fn.ir.wiring`)."
+            ),
         )
     return differentiable_outputs(alone(equation), active)
 

@@ -27,7 +27,7 @@ from thunder_fn.capture.scopes import ScopeMode
 from thunder_fn.derived.leaf_vjp import alone, call_leaf
 from thunder_fn.ir import ops
 from thunder_fn.ir.memos import kept_of_ops
-from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, Type, Var, python_arg
+from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, Type, Var, python_args
 
 Answer: TypeAlias = Choice["lower", "float32", "promote"] | None
 """The policy for an op's floating arguments: the lower precision, float32, the widest among
@@ -209,8 +209,8 @@ def call_of(equation: Equation) -> Callable[[Callable[[Var], Any]], Any]:
     )
 
     def call(read: Callable[[Var], Any]) -> Any:
-        args = [python_arg(arg, read) for arg in equation.args]
-        return function(*args, **{key: python_arg(arg, read) for key, arg in equation.kwargs})
+        args, kwargs = python_args(equation, read)
+        return function(*args, **kwargs)
 
     return call
 

@@ -31,10 +31,10 @@ from thunder_fn.derived.leaf_vjp import (
 )
 from thunder_fn.derived.quirks import attention
 from thunder_fn.derived.quirks.statistics import STATISTICS, with_own_statistics
-from thunder_fn.errors import MissingRule, located
+from thunder_fn.errors import MissingRule
 from thunder_fn.ir.constraints import names_of, pinned, renamed
 from thunder_fn.ir.memos import kept_of_ops
-from thunder_fn.ir.rules import JvpRule, Mask, chosen
+from thunder_fn.ir.rules import JvpRule, Mask, chosen, scattered
 from thunder_fn.ir.symbols import is_symbolic
 from thunder_fn.ir.trace import Equation, Trace, Var
 
@@ -172,35 +172,23 @@ def _ask_forward_ad(single: Trace, active: Mask) -> JvpRule:
 
         pushed: Any = torch.func.jvp(run, tuple(tracers[index] for index in moved), tuple(tangents))
         outputs, tangents_out = pushed
-        types = [var.type for var, flag in zip(equation.outputs, present, strict=True) if flag]
-        flags = [is_differentiable(type) for type in types]
-        results = [
-            *_spread(outputs, present),
-            *(
-                tangent.to(result.dtype)  # PyTorch gives float64 for a float32 scalar times 1.5
-                for tangent, result, flag in zip(tangents_out, outputs, flags, strict=True)
-                if flag
-            ),
+        flags = [is_differentiable(type) for type in chosen(equation.output_types, present)]
+        moves = [
+            tangent.to(result.dtype)  # PyTorch gives float64 for a float32 scalar times 1.5
+            for tangent, result in chosen(zip(tangents_out, outputs, strict=True), flags)
         ]
+        results = [*scattered(outputs, present), *moves]
         trace = close_recording(recorder, results, f"{equation.op.name}_jvp")
     names = names_of(trace.output_types, single.output_types)
     trace = renamed(names)(trace) if names else trace
-    supply = iter(flags)
-    return JvpRule(trace, tuple(flag and next(supply) for flag in present))
-
-
-def _spread(outputs: tuple[Any, ...], present: list[bool]) -> list[Any]:
-    supply = iter(outputs)
-    return [next(supply) if flag else None for flag in present]
+    return JvpRule(trace, tuple(map(bool, scattered(flags, present))))
 
 
 def missing_jvp(single: Trace) -> MissingRule:
     """The error for a leaf without a forward derivative."""
     (equation,) = single.equations
     return MissingRule(
-        located(
-            f"jvp: PyTorch has neither a forward derivative nor a decomposition for {equation.op}",
-            source=equation.source,
-            fix="Write the computation with other ops, or use reverse mode.",
-        )
+        f"jvp: PyTorch has neither a forward derivative nor a decomposition for {equation.op}",
+        source=equation.source,
+        fix="Write the computation with other ops, or use reverse mode.",
     )

@@ -31,9 +31,10 @@ from thunder_fn.derived.attempts import Attempt, Declined, first_rule
 from thunder_fn.derived.decompositions import DECOMPOSITIONS, DIFFERENTIABLE, NOT_PUSHED, ONCE
 from thunder_fn.derived.quirks import attention
 from thunder_fn.derived.quirks.statistics import STATISTICS, with_own_statistics
-from thunder_fn.errors import MissingRule, located
+from thunder_fn.errors import MissingRule
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.constraints import fixes_numbers, names_of, pinned, renamed
+from thunder_fn.ir.equations import bound, needed, operands_in
 from thunder_fn.ir.memos import kept_of_ops, memo
 from thunder_fn.ir.rules import Mask, Residual, Split, chosen
 from thunder_fn.ir.symbols import is_symbolic
@@ -49,8 +50,8 @@ from thunder_fn.ir.trace import (
     canonical,
     cut,
     is_differentiable,
-    map_arg,
-    python_arg,
+    python_args,
+    supplying,
 )
 
 
@@ -59,34 +60,28 @@ def alone(equation: Equation) -> Trace:
     here.
     """
     inputs = tuple(Var(i, var.type) for i, var in enumerate(equation.operands))
-    supply = iter(inputs)
-    args = tuple(map_arg(lambda _: next(supply), arg) for arg in equation.args)
-    kwargs = tuple((key, map_arg(lambda _: next(supply), arg)) for key, arg in equation.kwargs)
     outputs = tuple(Var(len(inputs) + i, var.type) for i, var in enumerate(equation.outputs))
-    single = Equation(equation.op, args, kwargs, outputs, equation.bodies, equation.source)
+    single = replace(equation.reading(supplying(inputs)), outputs=outputs)
     return Trace(inputs, (single,), outputs, (), ())
 
 
 def _refuse_hidden(equation: Equation) -> None:
     if equation.op == HIDDEN:
         raise MissingRule(
-            located(
-                "as_strided reads memory that its tensor does not hold, which has no derivative and"
-                " cannot be batched",
-                source=equation.source,
-                fix=(
-                    "Take the view of the tensor that holds the memory, or use `unfold`, `narrow`"
-                    " and slices."
-                ),
-            )
+            "as_strided reads memory that its tensor does not hold, which has no derivative and"
+            " cannot be batched",
+            source=equation.source,
+            fix=(
+                "Take the view of the tensor that holds the memory, or use `unfold`, `narrow`"
+                " and slices."
+            ),
         )
 
 
 def call_leaf(equation: Equation, read: Callable[[Var], Any]) -> tuple[Any, ...]:
     """Run a leaf's overload; the results in the order of the equation's outputs."""
     _refuse_hidden(equation)
-    args = [python_arg(arg, read) for arg in equation.args]
-    kwargs = {key: python_arg(arg, read) for key, arg in equation.kwargs}
+    args, kwargs = python_args(equation, read)
     result = ops.overload(equation.op)(*args, **kwargs)
     return () if ops.returns_nothing(equation.op) else ops.flatten_result(result)
 
@@ -96,10 +91,8 @@ def call_differentiable(equation: Equation, read: Callable[[Var], Any]) -> tuple
     function = DIFFERENTIABLE.get(equation.op.name)
     if function is None:
         return call_leaf(equation, read)
-    args = [python_arg(arg, read) for arg in equation.args]
-    return ops.flatten_result(
-        function(*args, **{key: python_arg(arg, read) for key, arg in equation.kwargs})
-    )
+    args, kwargs = python_args(equation, read)
+    return ops.flatten_result(function(*args, **kwargs))
 
 
 def call_constant(equation: Equation, read: Callable[[Var], Any]) -> tuple[Any, ...]:
@@ -115,8 +108,7 @@ def call_inplace_twin(equation: Equation, read: Callable[[Var], Any]) -> tuple[A
     twin = ops.inplace_twin(equation.op)
     if twin is None:
         raise NotImplementedError(f"{equation.op} has no in-place variant")
-    first, *rest = (python_arg(arg, read) for arg in equation.args)
-    kwargs = {key: python_arg(arg, read) for key, arg in equation.kwargs}
+    (first, *rest), kwargs = python_args(equation, read)
     return (twin(first.clone(), *rest, **kwargs),)
 
 
@@ -244,9 +236,7 @@ def vjp_rule(
             f"vjp: PyTorch has neither a derivative nor a decomposition for {question.equation.op}"
         )
         first = next(one for _, one in outcome.declined if one.error is not None)
-        raise MissingRule(
-            located(what, source=question.equation.source, fix=first.why)
-        ) from first.error
+        raise MissingRule(what, source=question.equation.source, fix=first.why) from first.error
     return outcome.rule
 
 
@@ -263,14 +253,10 @@ def _has_formula(trace: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> boo
 def _named(split: Split, single: Trace, wanted_inputs: Mask) -> Split:
     """The split with the equation's own names for unbacked sizes."""
     names = names_of(split.forward.output_types, single.output_types)
-    wanted = (type for type, flag in zip(single.input_types, wanted_inputs, strict=True) if flag)
-    pairs = [
-        (place, type)
-        for place, type in zip(split.gradients, wanted, strict=True)
-        if place is not None
-    ]
+    wanted = chosen(single.input_types, wanted_inputs)
+    pairs = [(at, type) for at, type in zip(split.gradients, wanted, strict=True) if at is not None]
     given = split.backward.output_types
-    names |= names_of([given[place] for place, _ in pairs], [type for _, type in pairs])
+    names |= names_of([given[at] for at, _ in pairs], [type for _, type in pairs])
     if not names:
         return split
     rename = renamed(names)
@@ -430,21 +416,18 @@ def attention_by_meaning(equation: Equation, read: Callable[[Var], Any]) -> tupl
     Raises:
         MissingRule: the kernel draws numbers that nobody else can draw.
     """
-    args = [python_arg(arg, read) for arg in equation.args]
-    kwargs = {key: python_arg(arg, read) for key, arg in equation.kwargs}
+    args, kwargs = python_args(equation, read)
     results = attention.meaning(ops.overload(equation.op), args, kwargs)
     if results is not NotImplemented:
         return ops.flatten_result(results)
     raise MissingRule(
-        located(
-            f"{equation.op} with dropout has a first derivative in reverse mode only, since no"
-            " other op can draw its numbers",
-            source=equation.source,
-            fix=(
-                "Call it with `dropout_p=0.0`, or inside of"
-                " `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`."
-            ),
-        )
+        f"{equation.op} with dropout has a first derivative in reverse mode only, since no"
+        " other op can draw its numbers",
+        source=equation.source,
+        fix=(
+            "Call it with `dropout_p=0.0`, or inside of"
+            " `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`."
+        ),
     )
 
 
@@ -532,7 +515,7 @@ def _split(
     known = {var.index for var in cotangents} | {
         constant.var.index for constant in recorder.constants
     }
-    known |= {var.index for equation in backward for var in equation.outputs}
+    known |= {var.index for var in bound(backward)}
     residuals = [var for var in needed if var.index not in known]
     places = [_place(var, inputs, outputs) for var in residuals]
     extras = [var for var, place in zip(residuals, places, strict=True) if place is None]
@@ -568,15 +551,9 @@ def _live_equations(leaves: list[Leaf], wanted: list[Var]) -> tuple[list[Equatio
     """The equations that are needed for `wanted`, and every variable they and `wanted` read, in
     order of first use.
     """
-    need = {var.index for var in wanted}
-    kept: list[Equation] = []
-    for leaf in reversed(leaves):
-        equation = Equation(leaf.op, leaf.args, leaf.kwargs, leaf.outputs, source=leaf.source)
-        if not leaf.outputs or any(var.index in need for var in leaf.outputs):
-            kept.append(equation)
-            need.update(var.index for var in equation.operands)
-    kept.reverse()
-    reads = {var.index: var for equation in kept for var in equation.operands}
+    found = needed(leaves, {var.index for var in wanted}, lambda leaf: not leaf.outputs)
+    kept = [Equation(one.op, one.args, one.kwargs, one.outputs, (), one.source) for one in found]
+    reads = {var.index: var for var in operands_in(kept)}
     reads |= {var.index: var for var in wanted if var.index not in reads}
     return kept, list(reads.values())
 
@@ -596,10 +573,7 @@ def decomposition(single: Trace) -> Trace | None:
     recorder = Recorder(track_no_grad=False, symbolic=is_symbolic(single))
     with recorder.running():
         tracers = recorder.inputs_of_types(single.input_types)
-        args = [python_arg(arg, lambda var: tracers[var.index]) for arg in equation.args]
-        kwargs = {
-            key: python_arg(arg, lambda var: tracers[var.index]) for key, arg in equation.kwargs
-        }
+        args, kwargs = python_args(equation, lambda var: tracers[var.index])
         try:
             result = function(*args, **kwargs)
         except (

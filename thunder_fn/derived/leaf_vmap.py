@@ -24,11 +24,10 @@ from thunder_fn.derived.decompositions import NOT_BATCHED
 from thunder_fn.derived.leaf_vjp import call_leaf, close_recording, decomposition
 from thunder_fn.derived.quirks import attention
 from thunder_fn.derived.quirks.batching import KNOWN, Batch, rule_of
-from thunder_fn.errors import located
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.constraints import equations_between, fixes_numbers, pinned
 from thunder_fn.ir.memos import kept_of_ops
-from thunder_fn.ir.rules import Mask, chosen
+from thunder_fn.ir.rules import Mask, chosen, scattered
 from thunder_fn.ir.symbols import is_symbolic, made_by
 from thunder_fn.ir.trace import (
     Dim,
@@ -42,6 +41,7 @@ from thunder_fn.ir.trace import (
     Type,
     map_arg,
     python_arg,
+    python_args,
 )
 
 SCAN = Op("structured", "scan")
@@ -323,10 +323,7 @@ def _known_rule(single: Trace, batched: Mask, size: Dim) -> Trace | None:
         rule = rule_of(equation, tracers, batch)
         if rule is None:
             return None
-        args = [python_arg(arg, lambda var: tracers[var.index]) for arg in equation.args]
-        kwargs = {
-            key: python_arg(arg, lambda var: tracers[var.index]) for key, arg in equation.kwargs
-        }
+        args, kwargs = python_args(equation, lambda var: tracers[var.index])
         results = ops.flatten_result(rule(batch, *args, **kwargs))
         return _with_types_of_batch(
             close_recording(recorder, list(results), f"vmap_{equation.op.name}"), single, size
@@ -338,15 +335,13 @@ def raise_size(equation: Equation) -> NoReturn:
     from thunder_fn.errors import VmapError
 
     raise VmapError(
-        located(
-            f"vmap: {equation.op} has a result whose size or value as a number depends on data, "
-            "so that it differs between examples",
-            source=equation.source,
-            fix=(
-                "Keep the size and mask instead: `torch.where(mask, x, 0)`, and sums over masks; "
-                "or share one mask (in_dims None), which has one size."
-            ),
-        )
+        f"vmap: {equation.op} has a result whose size or value as a number depends on data, "
+        "so that it differs between examples",
+        source=equation.source,
+        fix=(
+            "Keep the size and mask instead: `torch.where(mask, x, 0)`, and sums over masks; "
+            "or share one mask (in_dims None), which has one size."
+        ),
     )
 
 
@@ -397,12 +392,8 @@ def _ask_functorch(single: Trace, batched: Mask, size: Dim, randomness: str) -> 
             torch.empty(recorder.mode.size(size), device="meta"),
         )
         outputs = torch.vmap(run, randomness=randomness)(*examples)
-        supply = iter(outputs)
-        return close_recording(
-            recorder,
-            [next(supply) if flag else None for flag in present],
-            f"vmap_{equation.op.name}",
-        )
+        results = list(scattered(outputs, present))
+        return close_recording(recorder, results, f"vmap_{equation.op.name}")
 
 
 def _with_types_of_batch(rule: Trace, single: Trace, size: Dim) -> Trace | None:

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.distributed.heartbeat import join
-from thunder_fn.errors import RewriteError, kind_of, located
+from thunder_fn.errors import RewriteError, kind_of
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def check_there(steps: Sequence[Any], what: str = "restore") -> None:
             )
             trace = "restore" if what == "restore" else "compute"
             raise RewriteError(
-                located(why, fix=f"Run `rewrite(params, ...).{trace}` with `evaluate_ranks`.")
+                why, fix=f"Run `rewrite(params, ...).{trace}` with `evaluate_ranks`."
             )
 
 
@@ -113,10 +113,8 @@ def check_groups(steps: Sequence[Any], step: Any) -> None:
                 f"{one}: the {own.size} ranks of this mesh hold the parameters by {before} already"
             )
             raise RewriteError(
-                located(
-                    what,
-                    fix='Pass each its own dim of one mesh, such as `mesh["dp"]` and `mesh["tp"]`.',
-                )
+                what,
+                fix='Pass each its own dim of one mesh, such as `mesh["dp"]` and `mesh["tp"]`.',
             )
 
 
@@ -132,7 +130,7 @@ def group_of(mesh: Any) -> Group:
                 f" {', '.join(map(str, names))}"
             )
             raise RewriteError(
-                located(what, fix=f"Pass the dim to shard over, such as `mesh[{names[0]!r}]`.")
+                what, fix=f"Pass the dim to shard over, such as `mesh[{names[0]!r}]`."
             )
         if mesh.get_coordinate() is None:
             own, ranks = (
@@ -140,7 +138,7 @@ def group_of(mesh: Any) -> Group:
                 ", ".join(map(str, mesh.mesh.flatten().tolist())),
             )
             what = f"this process, rank {own}, is not in the mesh, which has {ranks}"
-            raise RewriteError(located(what, fix="Only the ranks of a mesh call what uses it."))
+            raise RewriteError(what, fix="Only the ranks of a mesh call what uses it.")
         join()
         return Group(
             mesh.get_group().group_name,
@@ -149,13 +147,10 @@ def group_of(mesh: Any) -> Group:
             internals.MeshDim.of(mesh),
         )
     raise RewriteError(
-        located(
-            f"expected a DeviceMesh, given {kind_of(mesh)}",
-            fix=(
-                'Write `torch.distributed.device_mesh.init_device_mesh("cpu", (size,))` under'
-                " torchrun."
-            ),
-        )
+        f"expected a DeviceMesh, given {kind_of(mesh)}",
+        fix=(
+            'Write `torch.distributed.device_mesh.init_device_mesh("cpu", (size,))` under torchrun.'
+        ),
     )
 
 
@@ -165,8 +160,6 @@ def groups_of(mesh: Any) -> tuple[Group, ...]:
         names = mesh.mesh_dim_names
         if names is None:
             what = "fsdp: a mesh of two dims needs names for them"
-            raise RewriteError(
-                located(what, fix='Make it with `mesh_dim_names=("replicate", "shard")`.')
-            )
+            raise RewriteError(what, fix='Make it with `mesh_dim_names=("replicate", "shard")`.')
         return tuple(group_of(mesh[name]) for name in names)
     return (group_of(mesh),)

@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.errors import DistributedError, located
+from thunder_fn.errors import DistributedError
 from thunder_fn.ir.trace import Equation, Literal, TensorType, Var, python_arg, type_of_value
 
 SECONDS = 0.5
@@ -184,7 +184,7 @@ def run_collective(
             " Start all ranks again."
         )
         raise DistributedError(
-            located(f"{equation.op}: {other}", equation=text(), source=equation.source, fix=fix)
+            f"{equation.op}: {other}", equation=text(), source=equation.source, fix=fix
         )
     is_wait = equation.op.name == WAIT
     group = (
@@ -237,7 +237,7 @@ def _watched(
             " checkpoint."
         )
         raise DistributedError(
-            located(f"{what}: {_absent(where, group, error)}", **place(), fix=fix)
+            f"{what}: {_absent(where, group, error)}", **place(), fix=fix
         ) from error
     finally:
         _heart.where = COMPUTING

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from thunder_fn.distributed.state import sharded_state, split_of, whole_tensor
-from thunder_fn.errors import RewriteError, located
+from thunder_fn.errors import RewriteError
 from thunder_fn.interpreters.rewriting.prepared import Prepared
 from thunder_fn.ir.trace import static_shape
 
@@ -136,4 +136,4 @@ def _begin(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _refused(what: str, fix: str) -> RewriteError:
-    return RewriteError(located(f"optimizer state: {what}", fix=fix))
+    return RewriteError(f"optimizer state: {what}", fix=fix)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from thunder_fn.distributed.heartbeat import WAIT as WAIT
-from thunder_fn.errors import MissingRule, located
+from thunder_fn.errors import MissingRule
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import ops
@@ -114,7 +114,7 @@ def _run(
     if is_collective(equation):
         what = f"evaluate_ranks: {equation.op} has no rule, or holds collectives in its bodies"
         raise MissingRule(
-            located(what, source=equation.source, fix="Run it on real ranks, launched by torchrun.")
+            what, source=equation.source, fix="Run it on real ranks, launched by torchrun."
         )
     alone = _alone(equation)
     return [evaluate(alone, values) for values in operands]

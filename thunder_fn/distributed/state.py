@@ -25,7 +25,7 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.distributed.collectives import collectives
 from thunder_fn.distributed.groups import Group
 from thunder_fn.distributed.heartbeat import watched
-from thunder_fn.errors import RewriteError, located
+from thunder_fn.errors import RewriteError
 from thunder_fn.interpreters.ddp import Ddp
 from thunder_fn.interpreters.fsdp import Fsdp
 from thunder_fn.interpreters.quantize.step import Quantize
@@ -236,4 +236,4 @@ def _cut(size: int, sizes: tuple[int, ...], ranks: tuple[int, ...]) -> tuple[int
 
 
 def _refused(what: str, fix: str) -> RewriteError:
-    return RewriteError(located(f"sharded_state_dict: {what}", fix=fix))
+    return RewriteError(f"sharded_state_dict: {what}", fix=fix)

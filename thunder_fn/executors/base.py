@@ -384,6 +384,10 @@ class FusionExecutor(Executor):
         """
         return 1
 
+    def runs_whole(self, loop: Trace) -> bool:
+        """Test whether all steps of a loop are best one region, as `fuse_loop` makes it."""
+        return False
+
     def is_worth(self, region: Trace) -> bool:
         """Test whether the region has enough ops that compute something to be compiled."""
         return (

@@ -43,6 +43,7 @@ from thunder_fn.executors.eligibility import (
     own_executors,
     shared_bodies,
 )
+from thunder_fn.executors.lists import with_lists
 from thunder_fn.executors.notes import Note, Part
 from thunder_fn.executors.pruning import drop_dead, prune
 from thunder_fn.executors.regions import bodies_of, grouped, partition
@@ -227,6 +228,10 @@ class _Claiming:
             return False
         return isinstance(fusion.answer(equation), Fuse)
 
+    def is_unclaimed(self, equation: Equation) -> bool:
+        """Test that no executor takes the equation as it is."""
+        return all(isinstance(one.answer(equation), Refused) for one in self.executors)
+
     def unfolded(self, part: Part, shared: frozenset[Trace], written: Written) -> Part:
         """The part with its shared composites as the parts that they are, and composites that no
         region took unfolded.
@@ -355,6 +360,8 @@ class _Walk:
         fuse: bool = True,
     ) -> tuple[Atom, ...]:
         step = partial(self.equation, depth, call, busy, fuse)
+        if not self.claiming.fusions:
+            trace = with_lists(trace, self.claiming.is_unclaimed)
         return walk(self.builder, trace, inputs, step, call=call)
 
     def equation(

@@ -29,11 +29,12 @@ from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.replaced.lookasides import lookasides
 from thunder_fn.capture.rewriting import remembered_in_context, rewritten_by
 from thunder_fn.derived.leaf_vjp import alone, is_differentiable
-from thunder_fn.errors import ExecutorError, kind_of, located, with_article
+from thunder_fn.errors import ExecutorError, kind_of, with_article
 from thunder_fn.executors.matching import LAYOUT_IS_UNKNOWN, apply_to, located_in
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import ops
 from thunder_fn.ir.memos import memo
+from thunder_fn.ir.rules import numbered
 from thunder_fn.ir.scoped import setting
 from thunder_fn.ir.splitting import dependent, handing_on, split
 from thunder_fn.ir.text import shown
@@ -110,14 +111,12 @@ def put_grad(argument: Any, gradient: torch.Tensor | None) -> None:
         return
     if not isinstance(gradient, torch.Tensor) or type_of_value(gradient) != var.type:
         raise ExecutorError(
-            located(
-                f"{joint.where}: the gradient of argument {joint.inputs.index(var)} is"
-                f" {_told(gradient)}, but the argument is {var.type}",
-                fix=(
-                    "Give it the argument's shape and dtype, e.g. with `.sum_to_size(a.shape)` or"
-                    " `.to(a.dtype)`."
-                ),
-            )
+            f"{joint.where}: the gradient of argument {joint.inputs.index(var)} is"
+            f" {_told(gradient)}, but the argument is {var.type}",
+            fix=(
+                "Give it the argument's shape and dtype, e.g. with `.sum_to_size(a.shape)` or"
+                " `.to(a.dtype)`."
+            ),
         )
     known = joint.gradients.get(var)
     joint.gradients[var] = gradient if known is None else known + gradient
@@ -330,8 +329,7 @@ def _cut(
         handing_on(halves),
         builder.build(inline_into(builder, halves.backward, (*residuals, *sums))),
     )
-    supply = iter(range(len(gradients)))
-    return fwd, bwd, tuple(next(supply) if flag else None for flag in flags)
+    return fwd, bwd, numbered(flags)
 
 
 def _sum(builder: TraceBuilder, a: Any, b: Any) -> Any:

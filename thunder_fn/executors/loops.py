@@ -32,6 +32,7 @@ from thunder_fn.executors.reuse import RegionOf, find_aliases, no_region
 from thunder_fn.interpreters.simplify import inline, is_kept
 from thunder_fn.ir import ops
 from thunder_fn.ir.constraints import is_positive
+from thunder_fn.ir.equations import bound, operands_in
 from thunder_fn.ir.pretty import as_comment
 from thunder_fn.ir.symbols import finders, is_symbolic, mentions
 from thunder_fn.ir.text import tuple_text
@@ -211,9 +212,9 @@ def split_invariant(
     late = tuple(
         equation for position, equation in enumerate(trace.equations) if position not in set(early)
     )
-    read = {var.index for equation in late for var in equation.operands}
+    read = {var.index for var in operands_in(late)}
     read |= {atom.index for atom in trace.outputs if isinstance(atom, Var)}
-    hoisted = tuple(var for equation in chosen for var in equation.outputs if var.index in read)
+    hoisted = tuple(var for var in bound(chosen) if var.index in read)
     once = cut(trace, inputs=trace.inputs[:num_consts], equations=chosen, outputs=hoisted)
     inputs = (*trace.inputs[:num_consts], *hoisted, *trace.inputs[num_consts:])
     step = cut(trace, inputs=inputs, equations=late)

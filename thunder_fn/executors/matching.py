@@ -54,14 +54,12 @@ def keys_of(op: Any, where: str) -> tuple[Key, ...]:
     name = function_name(op) if callable(op) and hasattr(op, "__name__") else None
     if name is None:
         raise ExecutorError(
-            located(
-                f"{where}: {getattr(op, '__qualname__', repr(op))} is no op of a trace",
-                fix=(
-                    "Give an ATen op (`torch.ops.aten.mul.Tensor`), a torch function (`torch.mul`),"
-                    " a `@composite` function, a module class, an operator that `register_operator`"
-                    " returned, or the name of one."
-                ),
-            )
+            f"{where}: {getattr(op, '__qualname__', repr(op))} is no op of a trace",
+            fix=(
+                "Give an ATen op (`torch.ops.aten.mul.Tensor`), a torch function (`torch.mul`),"
+                " a `@composite` function, a module class, an operator that `register_operator`"
+                " returned, or the name of one."
+            ),
         )
     short = name.rsplit(".", 1)[-1]
     packets = [
@@ -111,8 +109,7 @@ class FakeCall:
 def apply_to(function: Callable[..., Any], equation: Equation, *tensors: Any) -> Any:
     """Call a function with an equation's arguments, the tensors in place of its operands."""
     supply = iter(tensors)
-    args = [python_value(arg, lambda _: next(supply)) for arg in equation.args]
-    kwargs = {key: python_value(arg, lambda _: next(supply)) for key, arg in equation.kwargs}
+    args, kwargs = python_values(equation, lambda _: next(supply))
     return function(*args, **accepted(function, equation.op.name, kwargs))
 
 
@@ -166,9 +163,16 @@ def fake_call(equation: Equation) -> FakeCall:
             fakes[var.index] = internals.fake_in(mode, var.type)
         return fakes[var.index]
 
-    args = tuple(python_value(arg, read) for arg in equation.args)
-    kwargs = {key: python_value(arg, read) for key, arg in equation.kwargs}
+    args, kwargs = python_values(equation, read)
     return FakeCall(args, kwargs, mode, equation.op.name)
+
+
+def python_values(
+    equation: Equation, read: Callable[[Var], Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of an equation as Python has them: see `python_value`."""
+    args = tuple(python_value(arg, read) for arg in equation.args)
+    return args, {key: python_value(arg, read) for key, arg in equation.kwargs}
 
 
 def python_value(arg: Any, read: Callable[[Var], Any]) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 from thunder_fn.capture.replaced.lookasides import lookasides
 from thunder_fn.capture.rewriting import rewritten_by
 from thunder_fn.derived.leaf_vjp import alone
-from thunder_fn.errors import ExecutorError, located
+from thunder_fn.errors import ExecutorError
 from thunder_fn.executors.base import (
     NOT_REGISTERED,
     Answer,
@@ -168,10 +168,8 @@ class OperatorExecutor(Executor):
             and not (own and checker)
         ):
             raise ExecutorError(
-                located(
-                    f"{where}: nothing to do for {keys[0]}",
-                    fix="Give an operator, an execution_transform or a grad_transform.",
-                )
+                f"{where}: nothing to do for {keys[0]}",
+                fix="Give an operator, an execution_transform or a grad_transform.",
             )
         if operator is not None and execution_transform is not None:
             raise ExecutorError(
@@ -233,12 +231,12 @@ def _replacement(transform: Function, single: Trace) -> Trace:
         return result
 
     replaced.__name__ = name
-    types = [var.type for var in equation.operands]
+    types = equation.operand_types
     with rewritten_by(None), lookasides(LAYOUT_IS_UNKNOWN):
         (captured,) = calls.inside_capture(
             lambda: calls.captured_bodies(name, (replaced,), (calls.examples_of(types),))
         )
-    found, wanted = captured.trace.output_types, tuple(var.type for var in equation.outputs)
+    found, wanted = captured.trace.output_types, equation.output_types
     if found != wanted:
         texts = f"({', '.join(map(str, found))}), but the op gives ({', '.join(map(str, wanted))})"
         raise ExecutorError(

@@ -19,7 +19,7 @@ from typing import Any, Literal as Choice
 import torch
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.capture import TENSOR, Captured, current, pytree
+from thunder_fn.capture import Captured, current, pytree
 from thunder_fn.capture.apply import bind_equation, can_bind, operands_of, replay
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.rewriting import remembered_in_context
@@ -27,9 +27,9 @@ from thunder_fn.capture.scopes import encode_call, in_scope, lift_call, user_sou
 from thunder_fn.capture.supported import LITERALS, is_wrapped
 from thunder_fn.capture.under_autograd import bind_followed
 from thunder_fn.derived.leaf_vjp import alone
-from thunder_fn.errors import ExecutorError, ThunderError, kind_of, located
+from thunder_fn.errors import ExecutorError, ThunderError, kind_of
 from thunder_fn.executors.grad_transforms import DerivedRule, LazyRule, derive_rule
-from thunder_fn.executors.matching import FakeCall, python_value
+from thunder_fn.executors.matching import FakeCall, python_values
 from thunder_fn.executors.running import Runner
 from thunder_fn.ir import ops
 from thunder_fn.ir.scoped import setting
@@ -179,7 +179,7 @@ class Operator:
         return captured
 
     def _misuse(self, text: str) -> ExecutorError:
-        return ExecutorError(located(f"{self.name}: {text}", source=user_source(current())))
+        return ExecutorError(f"{self.name}: {text}", source=user_source(current()))
 
     # ---- what it means ----
 
@@ -247,10 +247,9 @@ def _capture_like(operator: Operator, single: Trace, without: frozenset[Rule]) -
     rules.
     """
     (equation,) = single.equations
-    supply = iter(calls.examples_of([var.type for var in equation.operands]))
-    args = tuple(python_value(arg, lambda _: next(supply)) for arg in equation.args)
-    kwargs = {key: python_value(arg, lambda _: next(supply)) for key, arg in equation.kwargs}
-    return operator._capture(_Arguments.of(args, kwargs))  # pyright: ignore[reportPrivateUsage]
+    supply = iter(calls.examples_of(equation.operand_types))
+    given = python_values(equation, lambda _: next(supply))
+    return operator._capture(_Arguments.of(*given))  # pyright: ignore[reportPrivateUsage]
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,16 +271,11 @@ class _Arguments:
     @property
     def layout(self) -> tuple[Literal, ...]:
         """The leaves, with marks for tensors."""
-        return tuple(
-            Literal(TENSOR if isinstance(leaf, torch.Tensor) else leaf) for leaf in self.leaves
-        )
+        return tuple(map(Literal, pytree.statics(self.leaves)))
 
     def with_tensors(self, tensors: Sequence[Any]) -> _Arguments:
-        supply = iter(tensors)
-        return _Arguments(
-            tuple(next(supply) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves),
-            self.spec,
-        )
+        leaves = pytree.filled(pytree.statics(self.leaves), tensors)
+        return _Arguments(tuple(leaves), self.spec)
 
     def apply(self, function: Any) -> Any:
         args, kwargs = pytree.unflatten(self.spec, self.leaves)
@@ -292,10 +286,7 @@ def _filled(
     layout: tuple[Literal, ...], spec: pytree.PyTreeSpec, tensors: Sequence[Any]
 ) -> _Arguments:
     """Arguments of a known layout."""
-    supply = iter(tensors)
-    return _Arguments(
-        tuple(next(supply) if leaf.value is TENSOR else leaf.value for leaf in layout), spec
-    )
+    return _Arguments(tuple(pytree.filled((leaf.value for leaf in layout), tensors)), spec)
 
 
 # ---- operators of which only the types are known ----
@@ -339,10 +330,8 @@ class _Opaque:
         found, spec = pytree.flatten(self.result_of_meta(call))
         types = tuple(type_of_value(leaf) for leaf in found if isinstance(leaf, torch.Tensor))
         fn_call = _FnCall(self.operator, call.layout, call.spec, types)
-        results = iter(bind(recorder, OPAQUE, call.tensors, (), types, call=fn_call))
-        return pytree.unflatten(
-            spec, [next(results) if isinstance(leaf, torch.Tensor) else leaf for leaf in found]
-        )
+        results = bind(recorder, OPAQUE, call.tensors, (), types, call=fn_call)
+        return pytree.unflatten(spec, pytree.filled(pytree.statics(found), results))
 
     def result_of_meta(self, call: _Arguments) -> Any:
         mode, operator = internals.fake_mode(), self.operator

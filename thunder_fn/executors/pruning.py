@@ -12,13 +12,12 @@ other.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from thunder_fn.derived.quirks.attention import without_log_sums
 from thunder_fn.executors.reuse import CLONE
 from thunder_fn.interpreters.noops import same_as
 from thunder_fn.interpreters.simplify import is_kept, makes_symbols
 from thunder_fn.ir import ops
+from thunder_fn.ir.equations import bound, needed
 from thunder_fn.ir.trace import Arg, Equation, Trace, Var, cut, map_arg
 
 
@@ -31,7 +30,7 @@ def prune(trace: Trace, *, below_autograd: bool) -> tuple[Trace, tuple[int, ...]
         The trace, and the positions of the equations that are gone.
     """
     escaping = escaping_vars(trace)
-    computed = {var.index for equation in trace.equations for var in equation.outputs}
+    computed = {var.index for var in bound(trace.equations)}
     returned = {atom.index for atom in trace.outputs if isinstance(atom, Var)}
     names, seen = dict[int, Arg](), dict[object, Equation]()
     kept, gone, makers = list[Equation](), list[int](), dict[int, Equation]()
@@ -40,9 +39,7 @@ def prune(trace: Trace, *, below_autograd: bool) -> tuple[Trace, tuple[int, ...]
         return names.get(var.index, var)
 
     for position, equation in enumerate(trace.equations):
-        args = tuple(map_arg(read, arg) for arg in equation.args)
-        kwargs = tuple((key, map_arg(read, arg)) for key, arg in equation.kwargs)
-        new = replace(equation, args=args, kwargs=kwargs)
+        new = equation.reading(read)
         same = _identity(new, equation, escaping, computed, returned, below_autograd)
         if same is None and not any(var.index in escaping for var in equation.outputs):
             same = same_as(new, makers)
@@ -102,10 +99,9 @@ def drop_dead(trace: Trace) -> tuple[Trace, tuple[int, ...]]:
 def escaping_vars(trace: Trace) -> set[int]:
     """The variables that outputs are or may share memory with."""
     escaping = {atom.index for atom in trace.outputs if isinstance(atom, Var)}
-    for equation in reversed(trace.equations):
-        shares = equation.op.kind != "leaf" or ops.is_view(equation.op)
-        if shares and any(var.index in escaping for var in equation.outputs):
-            escaping.update(var.index for var in equation.operands)
+    needed(
+        [one for one in trace.equations if one.op.kind != "leaf" or ops.is_view(one.op)], escaping
+    )
     return escaping
 
 

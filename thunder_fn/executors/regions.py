@@ -18,6 +18,7 @@ from itertools import takewhile
 
 from thunder_fn.interpreters.simplify import is_kept
 from thunder_fn.ir import ops
+from thunder_fn.ir.equations import bound, free
 from thunder_fn.ir.trace import Equation, Source, Trace, Var, canonical, cut
 
 Group = tuple[int, ...]
@@ -120,14 +121,9 @@ def _close(
     """A group as a closed trace: its inputs and outputs as variables of the trace around, and
     the trace.
     """
-    own = {var.index for equation in equations for var in equation.outputs}
     constants = {constant.var.index for constant in trace.constants}
-    read = {var.index: var for equation in equations for var in equation.operands}
-    inputs = tuple(
-        var for index, var in read.items() if index not in own and index not in constants
-    )
-    made = (var for equation in equations for var in equation.outputs)
-    outputs = tuple(var for var in made if readers.get(var.index, set()) - {group})
+    inputs = tuple(var for index, var in free(equations).items() if index not in constants)
+    outputs = tuple(var for var in bound(equations) if readers.get(var.index, set()) - {group})
     # The program around a region is guarded. A region is code for its inputs, so it takes no
     # constraints along.
     return inputs, outputs, canonical(inputs, tuple(equations), outputs, trace.constants, (), name)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property
 
 import torch
@@ -19,7 +19,19 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.errors import InvalidTrace
 from thunder_fn.ir import facts, ops
-from thunder_fn.ir.trace import Arg, Equation, Op, TensorType, Trace, Var, cut, map_arg, num_vars
+from thunder_fn.ir.equations import operands_in
+from thunder_fn.ir.trace import (
+    Arg,
+    Equation,
+    Op,
+    TensorType,
+    Trace,
+    Var,
+    cut,
+    map_arg,
+    num_vars,
+    vars_in,
+)
 
 COPY = ops.leaf(torch.ops.aten.copy.default)
 CLONE = ops.leaf(torch.ops.aten.clone.default)
@@ -109,7 +121,13 @@ def is_fresh(op: Op) -> bool:
     overload = ops.overload(op)
     if overload.namespace != "aten" or internals.is_decomposed(overload):
         return False
-    return torch.Tag.pointwise in overload.tags or op in facts.ALLOCATES
+    return torch.Tag.pointwise in overload.tags or op in facts.ALLOCATES or is_over_lists(op)
+
+
+@cache
+def is_over_lists(op: Op) -> bool:
+    """Test whether the op computes a list of tensors from lists, element by element."""
+    return op.kind == "leaf" and op.name.startswith("aten._foreach_")
 
 
 @cache
@@ -126,7 +144,7 @@ def in_place(op: Op) -> Op | None:
     if op.kind != "leaf" or not is_fresh(op) or ops.is_random(op):
         return None
     namespace, name, variant = op.name.split(".")
-    if torch.Tag.pointwise not in ops.overload(op).tags and op not in facts.SOME_OVERWRITTEN:
+    if not (ops.is_pointwise(op) or op in facts.SOME_OVERWRITTEN or is_over_lists(op)):
         return None
     try:
         written = Op("leaf", f"{namespace}.{name}_.{variant}")
@@ -152,7 +170,7 @@ def drop_copies(trace: Trace) -> tuple[Trace, tuple[int, ...]]:
     Returns:
         The trace, and the positions of the equations that are gone.
     """
-    uses = Counter(var.index for equation in trace.equations for var in equation.operands)
+    uses = Counter(var.index for var in operands_in(trace.equations))
     uses.update(atom.index for atom in trace.outputs if isinstance(atom, Var))
     makers, names, kept, gone = (
         dict[int, Equation](),
@@ -165,21 +183,19 @@ def drop_copies(trace: Trace) -> tuple[Trace, tuple[int, ...]]:
         return names.get(var.index, var)
 
     for position, equation in enumerate(trace.equations):
-        args = tuple(map_arg(read, arg) for arg in equation.args)
-        kwargs = tuple((key, map_arg(read, arg)) for key, arg in equation.kwargs)
+        new = equation.reading(read)
         if (
             equation.op == COPY
             and _is_layout_kept(equation, makers)
             and uses[equation.operands[1].index] == 1
         ):
-            names[equation.outputs[0].index] = args[1]
+            names[equation.outputs[0].index] = new.args[1]
             gone.append(position)
             continue
-        kept.append(replace(equation, args=args, kwargs=kwargs))
+        kept.append(new)
         makers.update((var.index, equation) for var in equation.outputs)
     outputs = tuple(map_arg(read, atom) for atom in trace.outputs)
-    new = cut(trace, equations=kept, outputs=outputs)
-    return new, tuple(gone)
+    return cut(trace, equations=kept, outputs=outputs), tuple(gone)
 
 
 def _is_layout_kept(copy: Equation, makers: Mapping[int, Equation]) -> bool:
@@ -227,9 +243,15 @@ class Reuse:
 
     def targets(self, trace: Trace) -> Iterator[Var]:
         """The variables whose memory is written to."""
-        yield from (trace.equations[position].operands[0] for position in self.in_place)
+        for position in self.in_place:
+            yield from overwritten(trace.equations[position])
         for position, places in self.given.items():
             yield from (trace.equations[position].operands[place] for place in places)
+
+
+def overwritten(equation: Equation) -> tuple[Var, ...]:
+    """The operands over which an equation in place writes, one for each result."""
+    return tuple(vars_in(equation.args[0]))
 
 
 def plan_reuse(
@@ -306,18 +328,27 @@ class _Plan:
         """Test whether an equation may write over its first operand; if so, its result lies
         there.
         """
-        source, target = equation.operands[0], equation.outputs[0]
+        pairs = tuple(zip(overwritten(equation), equation.outputs, strict=True))
+        if not all(self.may_lie_in(*pair, position) for pair in pairs):
+            return False
+        self.tenant_of.update(
+            (target.index, self.tenant_of[source.index])
+            for source, target in pairs
+            if source.index in self.tenant_of
+        )
+        return True
+
+    def may_lie_in(self, source: Var, target: Var, position: int) -> bool:
+        """Test whether a result may lie in the memory of an operand that nothing reads again."""
         is_ours = self.aliases.whole[source.index] or source.index in self.own
         if not is_ours or not self.is_free(source, position):
             return False
         home = self.tenant_of.get(source.index)
-        if home is not None:
-            ends = (target.index, *self.members.sharing(target))
-            escapes = any(self.last[index] == self.end for index in ends)
-            if escapes and self.writes[home] != target.index:
-                return False
-            self.tenant_of[target.index] = home
-        return True
+        if home is None:
+            return True
+        ends = (target.index, *self.members.sharing(target))
+        escapes = any(self.last[index] == self.end for index in ends)
+        return not escapes or self.writes[home] == target.index
 
 
 class _Members:
@@ -357,8 +388,10 @@ def _has_dims(var: Var) -> bool:
 
 def _has_form(equation: Equation) -> bool:
     """Test whether the op has an in-place form that fits these operands: one tensor of the
-    result's type, first.
+    result's type, first, or a list of them.
     """
+    if is_over_lists(equation.op):
+        return in_place(equation.op) is not None and _fits_lists(equation)
     if len(equation.outputs) != 1 or not equation.args or not isinstance(equation.args[0], Var):
         return False
     source, target = equation.args[0], equation.outputs[0]
@@ -370,6 +403,20 @@ def _has_form(equation: Equation) -> bool:
         return False
     repeats = sum(var == source for var in equation.operands)
     return repeats == 1 or equation.op not in facts.SOME_OVERWRITTEN
+
+
+def _fits_lists(equation: Equation) -> bool:
+    """Test that each result has the type of its tensor in the first list, which is in no other
+    list, or at the same place.
+    """
+    lists = [vars_in(arg) for arg in equation.args]
+    first = lists[0]
+    if [var.type for var in first] != [var.type for var in equation.outputs]:
+        return False
+    others = ((place, var) for own in lists[1:] for place, var in enumerate(own))
+    return len(set(first)) == len(first) and all(
+        var not in first or first[place : place + 1] == [var] for place, var in others
+    )
 
 
 def is_dense(tensor: torch.Tensor) -> bool:

@@ -43,7 +43,7 @@ class Line:
     __slots__ = ("equation", "types")
 
     def __init__(self, equation: Equation) -> None:
-        types = tuple(var.type for var in equation.outputs)
+        types = equation.output_types
         self.equation, self.types = equation, types if all(map(_is_static, types)) else None
 
 
@@ -94,7 +94,7 @@ class Runner:
             written = next(i for i, pair in pairs if pair[0] != pair[1])
             what = f"fn wrote to tensor {written} of its arguments, which others may read"
             fix = "fn has to be pure: write to a copy (`x = x.clone()`) and return it."
-            raise ExecutorError(located(f"{self.name}: {what}", source=source, fix=fix))
+            raise ExecutorError(f"{self.name}: {what}", source=source, fix=fix)
         if isinstance(result, torch.Tensor) and len(types) == 1 and _fits(result, types[0]):
             return (result,)
         tensors = tensors_in(result, len(types))
@@ -102,7 +102,7 @@ class Runner:
             found, wanted = ", ".join(map(_told, tensors)), ", ".join(map(str, types))
             what = f"fn returned ({found}), but the operator's results are ({wanted})"
             fix = "fn has to return tensors of the dtypes and shapes that `like` or `meta` says."
-            raise ExecutorError(located(f"{self.name}: {what}", source=source, fix=fix))
+            raise ExecutorError(f"{self.name}: {what}", source=source, fix=fix)
         return tuple(tensors)
 
 
@@ -143,11 +143,21 @@ class CheckedRegion:
             "Let the function that `fuse` makes return a tuple of tensors of the region's dtypes"
             " and shapes."
         )
-        raise ExecutorError(located(what, source=source, fix=fix))
+        raise ExecutorError(what, source=source, fix=fix)
 
     def donating(self, places: tuple[int, ...]) -> CheckedRegion:
         """The function that may write its results over these inputs."""
         return replace(self, run=donating(self.run, places))
+
+
+def returning_first(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the first argument, which `run` writes to and does not return."""
+
+    def writing(first: Any, /, *args: Any, **kwargs: Any) -> Any:
+        run(first, *args, **kwargs)
+        return first
+
+    return writing
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,17 @@ from thunder_fn.executors.heap import keep_freed_memory
 from thunder_fn.executors.loops import Function, function_of
 from thunder_fn.executors.names import Names
 from thunder_fn.executors.numbers import number_name, number_of
-from thunder_fn.executors.reuse import CLONE, Reuse, find_aliases, in_place, last_uses, plan_reuse
+from thunder_fn.executors.reuse import (
+    CLONE,
+    Reuse,
+    find_aliases,
+    in_place,
+    is_over_lists,
+    last_uses,
+    overwritten,
+    plan_reuse,
+)
+from thunder_fn.executors.running import returning_first
 from thunder_fn.executors.spelling import Spelling, spell
 from thunder_fn.executors.taking import donating, is_worth_handing_over, take
 from thunder_fn.interpreters.simplify import dce
@@ -199,7 +209,11 @@ class _Emitter:
                 yield binding_line(symbol, var, dim)
 
     def body(self) -> Iterator[str]:
-        written = {self.trace.equations[position].operands[0] for position in self.reuse.in_place}
+        written = {
+            var
+            for position in self.reuse.in_place
+            for var in overwritten(self.trace.equations[position])
+        }
         for var in filter(
             written.__contains__, self.overwritten
         ):  # a region gives tensors of its own
@@ -252,7 +266,7 @@ class _Emitter:
     def line(self, position: int, equation: Equation, given: bool = False) -> str:
         comment = ", ".join(str(var.type) for var in equation.outputs)
         if position in self.reuse.in_place:
-            comment += f" in v{equation.operands[0].index}'s memory"
+            comment += f" in {', '.join(f'{var}' for var in overwritten(equation))}'s memory"
         if equation.op.kind == "structured":
             call = self.structured(equation)
         elif equation.op.kind == "composite":
@@ -273,6 +287,8 @@ class _Emitter:
         if number is not None:
             return self.with_number(equation, op, number)
         spelling = spell(op, equation.args, equation.kwargs)
+        if overwrite and is_over_lists(equation.op):
+            spelling = replace(spelling, function=returning_first(spelling.function))
         if not all(is_keyword_name(key) for key, _ in equation.kwargs):
             raise InvalidTrace(f"{equation.op}: a keyword that Python does not allow")
         parts = [self.arg(arg, spelling) for arg in equation.args]

@@ -9,7 +9,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from thunder_fn.derived.leaf_vjp import alone
 from thunder_fn.executors.base import Fuse, FusionExecutor
+from thunder_fn.interpreters.simplify import inline
 from thunder_fn.ir import ops
 from thunder_fn.ir.rules import lowered
 from thunder_fn.ir.symbols import is_symbolic
@@ -20,7 +22,8 @@ from thunder_fn.structured.shared.scan_parts import SCAN, Loop
 def with_blocks(equation: Equation, fusions: Sequence[FusionExecutor]) -> Equation:
     """A scan of steps that one executor takes whole, in blocks as long as that executor asks for.
 
-    Law: it computes what the equation computes. A scan that has blocks already keeps them.
+    Law: it computes what the equation computes. A scan that has blocks already keeps them, and one
+        that the executor runs whole has none.
     """
     if equation.op != SCAN:
         return equation
@@ -30,13 +33,24 @@ def with_blocks(equation: Equation, fusions: Sequence[FusionExecutor]) -> Equati
         return equation
     leaves = tuple(_leaves(equation.body))
     for fusion in fusions:
+        if leaves and _takes_all(fusion, leaves) and fusion.runs_whole(_alone(equation)):
+            return equation
         most = fusion.unrolls(leaves) if leaves and length > 1 else 1
-        if most > 1 and all(isinstance(fusion.answer(leaf), Fuse) for leaf in leaves):
+        if most > 1 and _takes_all(fusion, leaves):
             blocks = math.ceil(length / most)
             literals = replace(loop, unroll=math.ceil(length / blocks)).literals()
             kwargs = tuple((key, Literal(value)) for key, value in literals.items())
             return replace(equation, kwargs=kwargs)
     return equation
+
+
+def _takes_all(fusion: FusionExecutor, leaves: Sequence[Equation]) -> bool:
+    return all(isinstance(fusion.answer(leaf), Fuse) for leaf in leaves)
+
+
+def _alone(equation: Equation) -> Trace:
+    """The loop alone, its body without composites."""
+    return alone(replace(equation, bodies=(inline(equation.body),)))
 
 
 def _leaves(trace: Trace) -> Iterator[Equation]:

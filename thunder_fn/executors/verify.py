@@ -34,7 +34,7 @@ from thunder_fn.errors import VerificationError
 from thunder_fn.executors.base import NUMERICS, Executor, Numerics
 from thunder_fn.executors.claims import Claim, Claimed, claim
 from thunder_fn.executors.evaluated import compiled_region
-from thunder_fn.executors.matching import located_in, python_value
+from thunder_fn.executors.matching import located_in, python_values
 from thunder_fn.executors.running import Runner
 from thunder_fn.executors.torch_executor import Program, lower
 from thunder_fn.interpreters.evaluate import evaluate
@@ -261,10 +261,9 @@ def _at(position: int, moved: Callable[[], Sequence[Sequence[Any]]]) -> Callable
 def _run(
     claim: Claim, equation: Equation, env: Sequence[Any], numbers: dict[Any, Any]
 ) -> tuple[Any, ...]:
-    args = tuple(python_value(arg, lambda var: env[var.index]) for arg in equation.args)
-    kwargs = {key: python_value(arg, lambda var: env[var.index]) for key, arg in equation.kwargs}
+    args, kwargs = python_values(equation, lambda var: env[var.index])
     if isinstance(claim.run, Runner):
-        return claim.run.run(args, kwargs, [var.type for var in equation.outputs], equation.source)
+        return claim.run.run(args, kwargs, equation.output_types, equation.source)
     run = claim.run or compiled_region(claim)
     return getattr(run, "on_its_own", run)(
         *args, *(replaced(number, numbers) for number in claim.numbers), **kwargs

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from thunder_fn.commands import UserError, users_code
-from thunder_fn.errors import InspectError, ThunderError, kind_of, located
+from thunder_fn.errors import InspectError, ThunderError, kind_of
 from thunder_fn.inspect.chains import chain
 from thunder_fn.inspect.chrome import chrome_trace
 from thunder_fn.inspect.costs import cost
@@ -113,10 +113,7 @@ def load(where: str) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any
     place, colon, name = where.rpartition(":")
     if not colon or not place:
         raise InspectError(
-            located(
-                f"{where!r} names no function",
-                fix="Write FILE:FUNCTION, such as `model.py:example`.",
-            )
+            f"{where!r} names no function", fix="Write FILE:FUNCTION, such as `model.py:example`."
         )
     module = _module(place)
     function = getattr(module, name, None)
@@ -129,9 +126,7 @@ def load(where: str) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any
             and getattr(value, "__module__", "") == module.__name__
         ]
         raise InspectError(
-            located(
-                f"{place} has no function {name!r}", fix=f"It has {', '.join(known) or 'none'}."
-            )
+            f"{place} has no function {name!r}", fix=f"It has {', '.join(known) or 'none'}."
         )
     return _call(where, function)
 
@@ -140,9 +135,7 @@ def _module(place: str) -> Any:
     path = Path(place)
     if path.suffix == ".py":
         if not path.is_file():
-            raise InspectError(
-                located(f"there is no file {place}", fix="Give the path of a Python file.")
-            )
+            raise InspectError(f"there is no file {place}", fix="Give the path of a Python file.")
         sys.path.insert(0, str(path.parent.resolve()))
         spec = importlib.util.spec_from_file_location(path.stem, path)
         assert spec is not None and spec.loader is not None, "a Python file has a loader"
@@ -153,9 +146,7 @@ def _module(place: str) -> Any:
         return module
     sys.path.insert(0, "")
     if importlib.util.find_spec(place.partition(".")[0]) is None:
-        raise InspectError(
-            located(f"there is no module {place}", fix="Or give a path that ends in .py.")
-        )
+        raise InspectError(f"there is no module {place}", fix="Or give a path that ends in .py.")
     with users_code():
         return importlib.import_module(place)
 
@@ -168,7 +159,7 @@ def _call(
     except TypeError as error:
         fix = "It takes no argument and returns (f, args), the function and what it is called with."
         raise InspectError(
-            located(f"{where} cannot be called without arguments: {error}", fix=fix)
+            f"{where} cannot be called without arguments: {error}", fix=fix
         ) from None
     with users_code():
         found: Any = function()
@@ -181,7 +172,7 @@ def _call(
             return f, (), {}
         case _:
             fix = "Return (f, args) or (f, args, kwargs), where args is a tuple: `return f, (x,)`."
-            raise InspectError(located(f"{where} returned {_kinds(found)}", fix=fix))
+            raise InspectError(f"{where} returned {_kinds(found)}", fix=fix)
 
 
 def _kinds(found: Any) -> str:

@@ -18,6 +18,7 @@ from thunder_fn.inspect.tables import bytes_text, count_text, plain, rich_table
 from thunder_fn.interpreters.checkpoint.cost import bytes_of, flops_of
 from thunder_fn.interpreters.simplify import dce, inline
 from thunder_fn.ir import facts, ops
+from thunder_fn.ir.equations import bound
 from thunder_fn.ir.notebook import Shown
 from thunder_fn.ir.text import escaped
 from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, Var
@@ -249,5 +250,5 @@ def machine_of(found: Chain) -> Machine | None:
 def _variables(found: Chain) -> list[Var]:
     return [
         *found.trace.inputs,
-        *(var for equation in found.trace.equations for var in equation.outputs),
+        *bound(found.trace.equations),
     ]

@@ -9,7 +9,7 @@ paired, and says which of it has changed itself.
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal as Choice, TypeAlias
@@ -20,7 +20,7 @@ from thunder_fn.ir import ops
 from thunder_fn.ir.notebook import Shown
 from thunder_fn.ir.pretty import format_equation
 from thunder_fn.ir.text import escaped, program_text
-from thunder_fn.ir.trace import Literal, Trace, Type, Var, map_arg
+from thunder_fn.ir.trace import Literal, Trace, Type, Var, all_args, map_args
 
 Status: TypeAlias = Choice["same", "changed", "added"]
 Pairs: TypeAlias = Sequence[tuple[int, int]]
@@ -252,11 +252,8 @@ def _first(queue: Iterable[int], count: int) -> list[int]:
 
 def _shape(leaf: Leaf) -> tuple[Any, ...]:
     """The parts of an equation other than the variables that it reads."""
-    equation = leaf.equation
-    hole: Callable[[Any], None] = lambda var: None
-    args = tuple(map_arg(hole, arg) for arg in equation.args)
-    kwargs = tuple((key, map_arg(hole, arg)) for key, arg in equation.kwargs)
-    return equation.op, args, kwargs, _types(leaf), equation.bodies
+    args, kwargs = map_args(lambda var: None, leaf.equation)
+    return leaf.equation.op, args, kwargs, _types(leaf), leaf.equation.bodies
 
 
 def _equal_bodies(before: Leaf, after: Leaf) -> bool:
@@ -266,7 +263,7 @@ def _equal_bodies(before: Leaf, after: Leaf) -> bool:
 
 
 def _types(leaf: Leaf) -> tuple[Type, ...]:
-    return tuple(var.type for var in leaf.equation.outputs)
+    return leaf.equation.output_types
 
 
 def _look(leaf: Leaf) -> Hashable:
@@ -297,7 +294,7 @@ def _arguments(leaf: Leaf) -> str:
             for item in arg:
                 read(item)
 
-    read((leaf.equation.args, tuple(arg for _, arg in leaf.equation.kwargs)))
+    read(all_args(leaf.equation))
     return f"({', '.join(found)})"
 
 
@@ -350,10 +347,6 @@ def leaf_text(leaf: Leaf) -> str:
         value, var = next(operands), next(types)
         return Var(value, var.type) if isinstance(value, int) else value
 
-    equation = leaf.equation
-    args = tuple(map_arg(read, arg) for arg in equation.args)
-    kwargs = tuple((key, map_arg(read, arg)) for key, arg in equation.kwargs)
-    outputs = tuple(
-        Var(value, var.type) for value, var in zip(leaf.outputs, equation.outputs, strict=True)
-    )
-    return format_equation(replace(equation, args=args, kwargs=kwargs, outputs=outputs))
+    pairs = zip(leaf.outputs, leaf.equation.output_types, strict=True)
+    outputs = tuple(Var(value, type) for value, type in pairs)
+    return format_equation(replace(leaf.equation.reading(read), outputs=outputs))

@@ -15,6 +15,7 @@ from thunder_fn.extras import extra
 from thunder_fn.inspect.chains import chain
 from thunder_fn.inspect.memory_use import common_module
 from thunder_fn.ir import ops
+from thunder_fn.ir.equations import operands_in
 from thunder_fn.ir.text import escaped
 from thunder_fn.ir.trace import Equation, Trace, Var
 
@@ -90,7 +91,7 @@ def _path(equation: Equation) -> list[str]:
 
 
 def _boxes(trace: Trace, runs: Sequence[Sequence[Equation]]) -> Iterator[_Box]:
-    read = {var.index for equation in trace.equations for var in equation.operands}
+    read = {var.index for var in operands_in(trace.equations)}
     for var in (*trace.inputs, *(constant.var for constant in trace.constants)):
         yield _Box(
             str(var) if var.index in read else f"{var} (unused)",

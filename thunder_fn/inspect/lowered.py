@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from thunder_fn.errors import JitError, PortableError, located
+from thunder_fn.errors import JitError, PortableError
 from thunder_fn.executors import wait
 from thunder_fn.inspect.chains import Chain, chain
 from thunder_fn.inspect.costs import CostReport, cost_of_chain
@@ -63,10 +63,8 @@ class Lowered:
         if self.is_module:
             what = "lower: a compiled program has the tensors of a module as arguments"
             raise JitError(
-                located(
-                    what,
-                    fix="Jit a function that calls the module: `jit(lambda x: model(x)).lower(x)`.",
-                )
+                what,
+                fix="Jit a function that calls the module: `jit(lambda x: model(x)).lower(x)`.",
             )
         wait()
         return Compiled(jitted.fn, jitted.options, jitted.programs)
@@ -81,10 +79,8 @@ class Lowered:
         found = self.chain.portable
         if self.is_module:
             found = PortableError(
-                located(
-                    "save: a program has the tensors of a module as arguments",
-                    fix="Jit a function that calls the module: `jit(lambda x: model(x)).lower(x)`.",
-                )
+                "save: a program has the tensors of a module as arguments",
+                fix="Jit a function that calls the module: `jit(lambda x: model(x)).lower(x)`.",
             )
         if not isinstance(found, PortableFunction):
             raise found or PortableError("save: the chain has no program")

@@ -12,7 +12,7 @@ from thunder_fn.derived.attempts import Attempt, Outcome, first_rule
 from thunder_fn.derived.leaf_jvp import JVP_ATTEMPTS, JvpQuestion
 from thunder_fn.derived.leaf_vjp import VJP_ATTEMPTS, VjpQuestion, alone, is_differentiable
 from thunder_fn.derived.leaf_vmap import VMAP_ATTEMPTS, LoopWarning, VmapQuestion
-from thunder_fn.errors import CaptureError, ThunderError, kind_of, located
+from thunder_fn.errors import CaptureError, ThunderError, kind_of
 from thunder_fn.interpreters.simplify import inline
 from thunder_fn.ir import ops
 from thunder_fn.ir.notebook import Shown
@@ -94,7 +94,7 @@ def explain_rule(op: Callable[..., Any], /, *args: Any, **kwargs: Any) -> RuleRe
     """
     if not callable(op):
         what = f"explain_rule: expected an op or a function, given {kind_of(op)}"
-        raise CaptureError(located(what, fix="Write `explain_rule(torch.sin, x)`."))
+        raise CaptureError(what, fix="Write `explain_rule(torch.sin, x)`.")
     trace = inline(capture(op, args, kwargs).trace)
     leaves = dict.fromkeys(
         alone(one) for one in trace.equations if one.op.kind == "leaf" and one.outputs

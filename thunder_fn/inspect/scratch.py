@@ -15,7 +15,7 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.executors import Claimed, claim
 from thunder_fn.executors.dry_run import dry_run_of
 from thunder_fn.executors.loops import private_carries
-from thunder_fn.executors.reuse import last_uses, plan_reuse
+from thunder_fn.executors.reuse import last_uses, overwritten, plan_reuse
 from thunder_fn.interpreters.checkpoint.cost import bytes_of
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import ops
@@ -36,7 +36,7 @@ def scratch_of(equation: Equation, *, has_lists: bool = True) -> int:
     match equation.op.kind:
         case "leaf":
             args = tuple(_plain(map_arg(lambda var: var.type, arg)) for arg in equation.args)
-            return kernel_scratch(equation.op.name, args, [var.type for var in equation.outputs])
+            return kernel_scratch(equation.op.name, args, equation.output_types)
         case "structured":
             return _inner_peak(equation, has_lists)
         case "composite":
@@ -154,14 +154,15 @@ def peak_of(trace: Trace, num_consts: int = 0, num_carry: int = 0) -> int:
     for position, equation in enumerate(trace.equations):
         made.append([])
         shares = position in in_place or ops.is_view(equation.op)
-        for var in equation.outputs:
+        homes = overwritten(equation) if position in in_place else equation.operands[:1]
+        for place, var in enumerate(equation.outputs):
             if not shares:
                 buffers[var.index] = len(sizes)
                 made[-1].append(len(sizes))
                 sizes.append(bytes_of(var.type))
                 ends.append(position)
-            elif equation.operands and equation.operands[0].index in buffers:
-                buffers[var.index] = buffers[equation.operands[0].index]
+            elif homes and (home := homes[min(place, len(homes) - 1)].index) in buffers:
+                buffers[var.index] = buffers[home]
             if var.index in buffers:
                 ends[buffers[var.index]] = max(ends[buffers[var.index]], last[var.index])
     freed: defaultdict[int, int] = defaultdict(int)

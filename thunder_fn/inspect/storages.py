@@ -12,7 +12,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.executors import FusionExecutor, Program
-from thunder_fn.executors.reuse import last_uses
+from thunder_fn.executors.reuse import last_uses, overwritten
 from thunder_fn.inspect.scratch import scratch_of, taken_on_fakes
 from thunder_fn.interpreters.checkpoint.cost import bytes_of
 from thunder_fn.interpreters.storages import fake_of, results_on_fakes
@@ -119,7 +119,7 @@ class Run:
         at = self.start + position
         inside = scratch_of(equation, has_lists=not self.compiles_loops)
         if position in self.program.reuse.in_place:
-            values: Sequence[Any] = (self.env[equation.operands[0].index],)
+            values: Sequence[Any] = tuple(self.env[var.index] for var in overwritten(equation))
         elif ops.is_operator(equation.op):
             values, inside = self.taken(mode, equation, self.program.reuse.given.get(position, ()))
         else:

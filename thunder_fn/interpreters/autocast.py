@@ -34,7 +34,7 @@ from thunder_fn.derived.leaf_autocast import (
     is_eligible,
 )
 from thunder_fn.derived.leaf_vjp import alone
-from thunder_fn.errors import AutocastError, located
+from thunder_fn.errors import AutocastError
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.check import fake_result_types
 from thunder_fn.ir.memos import memo
@@ -49,7 +49,7 @@ from thunder_fn.ir.trace import (
     TraceBuilder,
     Type,
     Var,
-    map_arg,
+    supplying,
     type_of,
 )
 from thunder_fn.ir.walking import inline_into, walk
@@ -97,7 +97,7 @@ class _Casting:
     def equation(self, equation: Equation, operands: tuple[Atom, ...]) -> tuple[Atom, ...]:
         """Append the equation on its arguments as they are now."""
         if is_region(equation.op):
-            types = tuple(var.type for var in equation.outputs)
+            types = equation.output_types
             return self._add(equation, self._as_before(equation, operands), types, equation.bodies)
         answer = None if self.policy is None else ask(self.policy, equation)
         inner = self.policy
@@ -156,7 +156,7 @@ class _Casting:
 
     def _leaf(self, equation: Equation, operands: tuple[Atom, ...]) -> tuple[Atom, ...]:
         if _same_types(equation, operands):
-            return self._add(equation, operands, tuple(var.type for var in equation.outputs))
+            return self._add(equation, operands, equation.output_types)
         is_backward = (
             "_backward." in equation.op.name
         )  # its kernel takes one precision, whatever its types promise
@@ -167,7 +167,7 @@ class _Casting:
         types = None if is_backward and _is_mixed(operands) else _result_types(equation, operands)
         if types is None:  # the op does not take these types: it gets those that it had
             operands = self._as_before(equation, operands)
-            types = tuple(var.type for var in equation.outputs)
+            types = equation.output_types
         return self._add(equation, operands, types)
 
     def _as_before(self, equation: Equation, operands: tuple[Atom, ...]) -> tuple[Atom, ...]:
@@ -181,7 +181,7 @@ class _Casting:
     ) -> tuple[Atom, ...]:
         is_known = ops.is_call(equation.op) or equation.op.name in LAYERS
         if inner is None and is_known and not _same_types(equation, operands):
-            body = body_of_call(alone(_on(equation, operands)))
+            body = body_of_call(alone(equation.reading(supplying(operands))))
             if body is not None:
                 return self._add(equation, operands, body.output_types, (body,))
         body = _retyped(equation.body, tuple(map(type_of, operands)), self.dtype, inner)
@@ -199,7 +199,7 @@ class _Casting:
             ending_in(_retyped(b, b.input_types, self.dtype, inner), b.output_types)
             for b in equation.bodies
         )
-        types = tuple(var.type for var in equation.outputs)
+        types = equation.output_types
         return self._add(equation, self._as_before(equation, operands), types, bodies)
 
     def _with_free_types(
@@ -222,7 +222,7 @@ class _Casting:
         types: tuple[Type, ...],
         bodies: tuple[Trace, ...] = (),
     ) -> tuple[Atom, ...]:
-        new = _on(equation, operands)
+        new = equation.reading(supplying(operands))
         return self.builder.add(
             new.op, new.args, types, kwargs=new.kwargs, bodies=bodies, source=new.source
         )
@@ -239,13 +239,11 @@ def ask(policy: Policy, equation: Equation) -> Answer:
             return answer
         case other:
             raise AutocastError(
-                located(
-                    f"autocast: the policy {getattr(policy, '__name__', type(policy).__name__)}"
-                    f" answered {other!r}",
-                    equation=format_equation(equation),
-                    source=equation.source,
-                    fix='Answer "lower", "float32", "promote" or None.',
-                )
+                f"autocast: the policy {getattr(policy, '__name__', type(policy).__name__)}"
+                f" answered {other!r}",
+                equation=format_equation(equation),
+                source=equation.source,
+                fix='Answer "lower", "float32", "promote" or None.',
             )
 
 
@@ -274,17 +272,9 @@ def _result_types(equation: Equation, operands: tuple[Atom, ...]) -> tuple[Type,
     """The types of a leaf's results on these operands; None where the op refuses them."""
     try:
         with internals.compiling():  # a refusal is no news for PyTorch's log
-            return fake_result_types(_on(equation, operands))
+            return fake_result_types(equation.reading(supplying(operands)))
     except (RuntimeError, NotImplementedError, TypeError, ValueError):
         return None
-
-
-def _on(equation: Equation, operands: tuple[Atom, ...]) -> Equation:
-    """The equation on other operands."""
-    supply = iter(operands)
-    args = tuple(map_arg(lambda _: next(supply), arg) for arg in equation.args)
-    kwargs = tuple((key, map_arg(lambda _: next(supply), arg)) for key, arg in equation.kwargs)
-    return Equation(equation.op, args, kwargs, equation.outputs, equation.bodies, equation.source)
 
 
 def _widest(type: Type, types: Sequence[Type]) -> Type:

@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from thunder_fn.interpreters.simplify import is_kept, makes_symbols
 from thunder_fn.ir import facts, ops
+from thunder_fn.ir.equations import bound
 from thunder_fn.ir.flow import Flow
 from thunder_fn.ir.memos import kept_of_ops, memo
 from thunder_fn.ir.rules import Mask, Split
@@ -44,7 +45,7 @@ def recomputable(
     again = set[int]()
     for index in sorted({var.index for var in carried} - known):
         cone = _cone(index, known, makers)
-        again.update(var.index for equation in cone or () for var in equation.outputs)
+        again.update(var.index for var in bound(cone or ()))
         known.add(index)
     return again
 

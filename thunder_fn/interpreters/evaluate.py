@@ -29,7 +29,16 @@ from thunder_fn.ir.symbols import (
     specialize_atom,
     specialize_equation,
 )
-from thunder_fn.ir.trace import Equation, TensorType, Trace, Type, Var, python_arg, short_dtype
+from thunder_fn.ir.trace import (
+    Equation,
+    TensorType,
+    Trace,
+    Type,
+    Var,
+    python_arg,
+    python_args,
+    short_dtype,
+)
 
 EvaluateRule = Callable[..., Sequence[Any]]
 
@@ -69,8 +78,7 @@ def _evaluate(trace: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
     ]
     read: Callable[[Var], Any] = lambda var: env[var.index]
     for equation, rule in zip(trace.equations, _rules(trace, env), strict=True):
-        args = [python_arg(arg, read) for arg in equation.args]
-        kwargs = {key: python_arg(arg, read) for key, arg in equation.kwargs}
+        args, kwargs = python_args(equation, read)
         env.extend(_apply(equation, env, args, kwargs, rule))
     return tuple(python_arg(atom, read) for atom in trace.outputs)
 
@@ -89,8 +97,7 @@ def _evaluate_symbolic(trace: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
     found: dict[Any, Any] = {}
     for equation, rule in zip(trace.equations, _rules(trace, env), strict=True):
         known = specialize_equation(equation, found)
-        args = [python_arg(arg, read) for arg in known.args]
-        kwargs = {key: python_arg(arg, read) for key, arg in known.kwargs}
+        args, kwargs = python_args(known, read)
         results = _apply(known, env, args, kwargs, rule)
         found.update(bind(known.outputs, results))
         env.extend(results)

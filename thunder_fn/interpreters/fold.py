@@ -12,6 +12,7 @@ import torch
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.noops import leaving_variables
 from thunder_fn.interpreters.simplify import is_kept
+from thunder_fn.ir.equations import bound, needed, operands_in
 from thunder_fn.ir.memos import memo
 from thunder_fn.ir.trace import Constant, Equation, TensorType, Trace, Var, cut
 
@@ -32,14 +33,9 @@ def fold_constants(trace: Trace, limit_bytes: int = LIMIT_BYTES) -> Trace:
     kept = [
         _with_folded_bodies(e, limit_bytes) for e in trace.equations if not _is_folded(e, foldable)
     ]
-    read = {var.index for equation in kept for var in equation.operands}
-    frontier = [
-        var
-        for e in trace.equations
-        if _is_folded(e, foldable)
-        for var in e.outputs
-        if var.index in read
-    ]
+    read = {var.index for var in operands_in(kept)}
+    folded = [e for e in trace.equations if _is_folded(e, foldable)]
+    frontier = [var for var in bound(folded) if var.index in read]
     values = _compute(trace, frontier)
     found = tuple(
         Constant(var, value, owned=True) for var, value in zip(frontier, values, strict=True)
@@ -94,14 +90,7 @@ def _compute(trace: Trace, wanted: list[Var]) -> tuple[Any, ...]:
     """The values of variables that no input decides."""
     if not wanted:
         return ()
-    need = {var.index for var in wanted}
-    equations: list[Equation] = []
-    for equation in reversed(trace.equations):
-        if any(var.index in need for var in equation.outputs):
-            equations.append(equation)
-            need.update(var.index for var in equation.operands)
-    program = cut(
-        trace, inputs=(), equations=tuple(reversed(equations)), outputs=wanted, name="program"
-    )
+    equations = needed(trace.equations, {var.index for var in wanted})
+    program = cut(trace, inputs=(), equations=equations, outputs=wanted, name="program")
     with torch.no_grad():
         return evaluate(program, ())

@@ -24,7 +24,7 @@ from thunder_fn.ir import ops
 from thunder_fn.ir.constraints import finds_numbers, fixes_numbers
 from thunder_fn.ir.memos import memo
 from thunder_fn.ir.pairs import Companion, through_bodies
-from thunder_fn.ir.rules import JVP, JvpRule, Mask, chosen
+from thunder_fn.ir.rules import JVP, JvpRule, Mask, chosen, scattered
 from thunder_fn.ir.trace import Atom, Equation, Op, Trace, TraceBuilder, Var
 from thunder_fn.ir.walking import inline_into, put, walk
 
@@ -133,11 +133,8 @@ def _push(builder: TraceBuilder, equation: Equation, operands: tuple[Dual, ...])
         )
     else:
         results = inline_into(builder, rule.trace, (*primals, *tangents), equation.source)
-    found = iter(results[len(equation.outputs) :])
-    return [
-        (value, next(found) if flag else None)
-        for value, flag in zip(results, rule.active_outputs, strict=False)
-    ]
+    found = scattered(results[len(equation.outputs) :], rule.active_outputs)
+    return list(zip(results, found, strict=False))
 
 
 def _push_all(builder: TraceBuilder, trace: Trace, arguments: Sequence[Dual]) -> tuple[Dual, ...]:
@@ -242,8 +239,7 @@ def transposed_twice(trace: Trace, active: Mask) -> JvpRule:
     saved = back.residual_values((*residuals, *given), linearized)
     used = chosen(tangents, [place is not None for place in split.gradients])
     found = inline_into(builder, back.backward, (*saved, *used))
-    places_out = iter(back.gradients)
-    moved = tuple(flag and next(places_out) is not None for flag in wanted)
+    moved = tuple(place is not None for place in back.places(wanted))
     return JvpRule(dce(builder.build((*results[: len(trace.outputs)], *found))), moved)
 
 

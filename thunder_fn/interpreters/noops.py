@@ -14,6 +14,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.ir import facts, ops
+from thunder_fn.ir.equations import needed
 from thunder_fn.ir.memos import kept_of_ops, memo
 from thunder_fn.ir.trace import (
     Arg,
@@ -67,10 +68,8 @@ def _may_go(copy: Var, source: Var, leaving: set[int], makers: Makers) -> bool:
 def leaving_variables(trace: Trace) -> set[int]:
     """The variables in whose memory an output may lie, or whose layout matters."""
     found = {atom.index for atom in trace.outputs if isinstance(atom, Var)}
-    for equation in reversed(trace.equations):
-        shares = is_alias(equation.op) and any(var.index in found for var in equation.outputs)
-        if shares or equation.op in facts.ADDRESSES:
-            found.update(var.index for var in equation.operands)
+    addresses: Callable[[Equation], bool] = lambda equation: equation.op in facts.ADDRESSES
+    needed([one for one in trace.equations if is_alias(one.op) or addresses(one)], found, addresses)
     return found
 
 

@@ -6,12 +6,13 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
-from thunder_fn.errors import MissingRule, located
+from thunder_fn.errors import MissingRule
 from thunder_fn.interpreters.carried import self_contained
 from thunder_fn.interpreters.simplify import dce, inline, is_kept
+from thunder_fn.ir.equations import bound, needed
 from thunder_fn.ir.memos import memo
 from thunder_fn.ir.rules import DCE, PARTIAL_EVAL, Mask, Split, chosen
-from thunder_fn.ir.splitting import dependent, handing_on, split
+from thunder_fn.ir.splitting import dependent, handing_on, is_late, split
 from thunder_fn.ir.symbols import finders
 from thunder_fn.ir.trace import Equation, Trace, Var, num_vars
 
@@ -52,20 +53,17 @@ def partial_split(trace: Trace, known_inputs: Mask, known_outputs: Mask) -> Spli
         else:
             first, second = _halves(equation, known, fresh)
         equations += (*first, *second)
-        known.update(var.index for half in first for var in half.outputs)
-    late = {
-        var.index for var in (*flat.inputs, *(v for eq in equations for v in eq.outputs))
-    } - known
+        known.update(var.index for var in bound(first))
+    late = {var.index for var in (*flat.inputs, *bound(equations))} - known
     outputs = (
         chosen(flat.outputs, known_outputs),
         chosen(flat.outputs, [not flag for flag in known_outputs]),
     )
     numbers = tuple(var for var in finders(flat).values() if var.index in late)
-    needed = _needed(
-        equations, late, {a.index for a in (*outputs[1], *numbers) if isinstance(a, Var)}
-    )
+    wanted = {atom.index for atom in (*outputs[1], *numbers) if isinstance(atom, Var)}
+    kept = needed(equations, wanted, lambda one: is_kept(one) or not is_late(one, late))
     names = (f"{trace.name}_known", f"{trace.name}_rest")
-    return self_contained(split(flat, late, outputs, equations=needed, names=names))
+    return self_contained(split(flat, late, outputs, equations=kept, names=names))
 
 
 def follows_from(trace: Trace, known_inputs: Mask) -> set[int]:
@@ -93,12 +91,10 @@ def _halves(
         return [], [equation]
     if is_kept(equation):
         raise MissingRule(
-            located(
-                f"partial_eval: {equation.op} draws random numbers or has effects, and cannot be"
-                " run in two halves",
-                source=equation.source,
-                fix="Use jvp instead of linearize, or draw the random numbers before it.",
-            )
+            f"partial_eval: {equation.op} draws random numbers or has effects, and cannot be"
+            " run in two halves",
+            source=equation.source,
+            fix="Use jvp instead of linearize, or draw the random numbers before it.",
         )
     dce = DCE.of(equation)
     first, second = dce(equation, flags)[0], dce(equation, tuple(not flag for flag in flags))[0]
@@ -138,14 +134,3 @@ def _divided(
 def _is_known(equation: Equation, position: int, known: set[int]) -> bool:
     wanted = tuple(index == position for index in range(len(equation.outputs)))
     return all(var.index in known for var in DCE.of(equation)(equation, wanted)[1])
-
-
-def _needed(equations: list[Equation], late: set[int], wanted: set[int]) -> list[Equation]:
-    """All early equations, and those late ones that something wanted needs."""
-    kept: list[Equation] = []
-    for equation in reversed(equations):
-        is_late = any(var.index in late for var in equation.outputs or equation.operands)
-        if not is_late or is_kept(equation) or any(var.index in wanted for var in equation.outputs):
-            kept.append(equation)
-            wanted.update(var.index for var in equation.operands)
-    return kept[::-1]

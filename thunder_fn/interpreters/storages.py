@@ -11,7 +11,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.ir import ops
-from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, Var, python_arg
+from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, Var, python_args
 
 WRAPPERS = ("call", "checkpoint")
 """Structured ops that compute what their body computes."""
@@ -60,8 +60,7 @@ def fake_of(mode: Any, var: Var) -> Any:
 
 def _on_fakes(mode: Any, equation: Equation, env: Sequence[Any]) -> tuple[Any, ...]:
     read: Callable[[Var], Any] = lambda var: env[var.index]
-    args = [python_arg(arg, read) for arg in equation.args]
-    kwargs = {key: python_arg(arg, read) for key, arg in equation.kwargs}
+    args, kwargs = python_args(equation, read)
     with internals.only_mode(mode), torch.no_grad():
         result = internals.call_on_fakes(ops.overload(equation.op), *args, **kwargs)
     found = ops.flatten_result(result)

@@ -29,7 +29,7 @@ from thunder_fn.interpreters.jvp import rule_of
 from thunder_fn.interpreters.simplify import is_kept
 from thunder_fn.interpreters.vmap import batch
 from thunder_fn.ir import ops
-from thunder_fn.ir.rules import Split
+from thunder_fn.ir.rules import Split, scattered
 from thunder_fn.ir.trace import Equation, Literal, Op, Trace, Var, type_of_value
 
 
@@ -159,9 +159,7 @@ class _Ruled(torch.autograd.Function):
             results = (*results[: len(active)], *extras)
         given = [value for value, flag in zip(cotangents, active, strict=False) if flag]
         found = evaluate(split.backward, (*split.residual_values(operands, results), *given))
-        places = iter(split.gradients)
-        taken = [next(places) if flag else None for flag in rule.flags]
-        return (None, *(None if place is None else found[place] for place in taken))
+        return (None, *split.gradients_in(found, rule.flags))
 
     @staticmethod
     def jvp(ctx: Any, *given: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -176,8 +174,7 @@ class _Ruled(torch.autograd.Function):
         ]
         with rule.again():
             results = evaluate(found.trace, (*operands, *tangents))
-        moved = iter(results[len(rule.active) :])
-        own = (next(moved) if flag else None for flag in found.active_outputs)
+        own = scattered(results[len(rule.active) :], found.active_outputs)
         return (*own, *(None for _ in range(rule.split.num_extra)))
 
 

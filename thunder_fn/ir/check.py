@@ -38,7 +38,7 @@ from thunder_fn.ir.trace import (
     Trace,
     Type,
     Var,
-    map_arg,
+    map_args,
     subtraces,
     type_of,
     type_of_value,
@@ -280,12 +280,7 @@ def _has_types(equation: Equation) -> bool:
 
 def types_in(equation: Equation) -> tuple[tuple[Any, ...], tuple[tuple[str, Any], ...]]:
     """The args and kwargs of an equation, with types in place of variables."""
-    args = tuple(map_arg(_type, arg) for arg in equation.args)
-    return args, tuple((key, map_arg(_type, arg)) for key, arg in equation.kwargs)
-
-
-def _type(var: Var) -> Type:
-    return var.type
+    return map_args(lambda var: var.type, equation)
 
 
 @kept(16384)

@@ -20,7 +20,7 @@ import torch
 import torch.fx
 from torch.utils._pytree import tree_leaves
 
-from thunder_fn.errors import CaptureError, MissingRule, kind_of, located
+from thunder_fn.errors import CaptureError, MissingRule, kind_of
 from thunder_fn.ir import ops
 from thunder_fn.ir.check import fake_result, types_in
 from thunder_fn.ir.pretty import format_equation
@@ -39,6 +39,7 @@ from thunder_fn.ir.trace import (
     Trace,
     TraceBuilder,
     Var,
+    all_args,
     type_of_value,
 )
 from thunder_fn.torch_internals import FakeTensorMode, OpOverload, detect_fake_mode
@@ -115,14 +116,12 @@ def _not_a_call(equation: Equation) -> MissingRule:
             " which no graph has"
         )
         fix = "Give the loop max_steps=, or run the trace with the torch executor."
-    return MissingRule(
-        located(what, equation=format_equation(equation), source=equation.source, fix=fix)
-    )
+    return MissingRule(what, equation=format_equation(equation), source=equation.source, fix=fix)
 
 
 def _symbols_of_numbers(equation: Equation) -> set[Any]:
     """The symbols in arguments that are numbers, not in the sizes of tensors."""
-    return set(symbols_in(without_vars((equation.args, tuple(arg for _, arg in equation.kwargs)))))
+    return set(symbols_in(without_vars(all_args(equation))))
 
 
 def _not_a_number(equation: Equation) -> MissingRule:
@@ -135,9 +134,7 @@ def _not_a_number(equation: Equation) -> MissingRule:
         "Run the trace with an executor; or trace the function with static sizes and numbers, and"
         " keep `.item()` out of it."
     )
-    return MissingRule(
-        located(what, equation=format_equation(equation), source=equation.source, fix=fix)
-    )
+    return MissingRule(what, equation=format_equation(equation), source=equation.source, fix=fix)
 
 
 def _read(graph: torch.fx.Graph, env: list[Any], arg: Arg) -> Any:
@@ -176,7 +173,7 @@ def _call(graph: torch.fx.Graph, equation: Equation, env: list[Any]) -> list[Any
     kwargs = {key: _read(graph, env, arg) for key, arg in equation.kwargs}
     call = graph.call_function(ops.overload(equation.op), args, kwargs)
     paths = _result_paths(equation)
-    types: tuple[Any, ...] = tuple(var.type for var in equation.outputs)
+    types: tuple[Any, ...] = equation.output_types
     call.meta["thunder_fn_type"] = types[0] if paths == [()] else _nest(paths, types)
     _locate(call, equation.source)
     items: dict[_Path, torch.fx.Node] = {(): call}
@@ -284,9 +281,7 @@ def from_fx(
 
 
 def _fail(node: torch.fx.Node, what: str, fix: str | None = None) -> NoReturn:
-    raise CaptureError(
-        located(f"from_fx: node '{node.name}': {what}", source=_source(node), fix=fix)
-    )
+    raise CaptureError(f"from_fx: node '{node.name}': {what}", source=_source(node), fix=fix)
 
 
 def _source(node: torch.fx.Node) -> Source | None:

@@ -36,7 +36,17 @@ from thunder_fn.ir.text import (
     run_text,
     tuple_text,
 )
-from thunder_fn.ir.trace import Arg, Equation, Literal, Op, TensorType, Trace, Var, subtraces
+from thunder_fn.ir.trace import (
+    Arg,
+    Equation,
+    Literal,
+    Op,
+    TensorType,
+    Trace,
+    Var,
+    all_args,
+    subtraces,
+)
 
 _BUILTINS = frozenset({"torch", "flat", "float", "complex", "getattr"})
 
@@ -255,7 +265,7 @@ def _operand_mask(equation: Equation) -> tuple[bool, ...] | None:
     """
     if all(isinstance(var.type, TensorType) for var in equation.operands):
         return None
-    return tuple(_mask((equation.args, tuple(arg for _, arg in equation.kwargs))))
+    return tuple(_mask(all_args(equation)))
 
 
 def _mask(arg: Any) -> Iterator[bool]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal as Choice, ParamSpec, TypeVar, cast
 
-from thunder_fn.errors import MissingRule, located
+from thunder_fn.errors import MissingRule
 from thunder_fn.ir.trace import Dim, Equation, Op, Trace, Var
 
 P = ParamSpec("P")
@@ -28,6 +28,12 @@ def chosen(values: Iterable[T], flags: Iterable[object]) -> tuple[T, ...]:
     return tuple([value for value, flag in zip(values, flags, strict=True) if flag])
 
 
+def scattered(values: Iterable[T], flags: Iterable[object]) -> tuple[T | None, ...]:
+    """Return the values where a flag is set, and None elsewhere: the inverse of `chosen`."""
+    supply = iter(values)
+    return tuple([next(supply) if flag else None for flag in flags])
+
+
 def union(masks: Iterable[Mask]) -> Mask:
     """Return the union of masks."""
     return tuple(map(any, zip(*masks, strict=True)))
@@ -35,8 +41,7 @@ def union(masks: Iterable[Mask]) -> Mask:
 
 def numbered(flags: Iterable[object]) -> tuple[int | None, ...]:
     """Number the flags that are set: (True, False, True) gives (0, None, 1)."""
-    numbers = itertools.count()
-    return tuple([next(numbers) if flag else None for flag in flags])
+    return scattered(itertools.count(), flags)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,17 @@ class Split:
     def num_extra(self) -> int:
         """The number of the forward's last outputs that are residuals."""
         return sum(residual.kind == "extra" for residual in self.residuals)
+
+    def places(self, wanted: Mask) -> tuple[int | None, ...]:
+        """The place of each input's gradient among those of the backward; None for zero, and for
+        inputs that are not wanted.
+        """
+        return scattered(self.gradients, wanted)
+
+    def gradients_in(self, found: Sequence[T], wanted: Mask) -> tuple[T | None, ...]:
+        """The gradient of each input, given the results of the backward."""
+        places = self.places(wanted)
+        return tuple([None if place is None else found[place] for place in places])
 
     def residual_values(self, inputs: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ...]:
         """The residuals, given the values of the forward's inputs and all its outputs."""
@@ -136,15 +152,12 @@ class Rules(Generic[T]):
             return self.by_name[equation.op.name]
         except KeyError:
             raise MissingRule(
-                located(
-                    f"{self.interpreter}: there is no rule for the {equation.op.kind} op"
-                    f" {equation.op}",
-                    source=equation.source,
-                    fix=(
-                        "Import the module that defines the op, or register a rule for it"
-                        " (`thunder_fn.ir.rules`)."
-                    ),
-                )
+                f"{self.interpreter}: there is no rule for the {equation.op.kind} op {equation.op}",
+                source=equation.source,
+                fix=(
+                    "Import the module that defines the op, or register a rule for it"
+                    " (`thunder_fn.ir.rules`)."
+                ),
             ) from None
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+from thunder_fn.ir.equations import makers
 from thunder_fn.ir.flow import Flow
 from thunder_fn.ir.rules import Mask, Residual, Split
 from thunder_fn.ir.trace import Atom, Equation, Trace, TraceBuilder, Var, cut
@@ -43,7 +44,7 @@ def split(
     early_outputs, late_outputs = tuple(outputs[0]), tuple(outputs[1])
     whole = trace.equations if equations is None else equations
     early_inputs = tuple(var for var in trace.inputs if var.index not in late)
-    early = [equation for equation in whole if not _is_late(equation, late)]
+    early = [equation for equation in whole if not is_late(equation, late)]
     second, carried = late_half(trace, whole, late, late_outputs, again)
     extras, residuals = _places(carried, early_inputs, early_outputs)
     late_inputs = tuple(var for var in trace.inputs if var.index in late)
@@ -120,10 +121,10 @@ def late_half(
 
     Both are in the order of first reading.
     """
-    makers = {var.index: equation for equation in equations for var in equation.outputs}
-    half = _LateHalf(late, again, makers, {constant.var.index for constant in trace.constants})
+    own = {constant.var.index for constant in trace.constants}
+    half = _LateHalf(late, again, makers(equations), own)
     for equation in equations:
-        if _is_late(equation, late):
+        if is_late(equation, late):
             for operand in equation.operands:
                 half.read(operand)
             half.equations.append(equation)
@@ -141,7 +142,7 @@ class _LateHalf:
 
     late: Collection[int]
     again: Callable[[Equation], bool]
-    makers: dict[int, Equation]
+    makers: dict[int, tuple[Equation, int]]
     own: set[int]
     equations: list[Equation] = field(default_factory=list)
     carried: dict[int, Var] = field(default_factory=dict)
@@ -153,7 +154,7 @@ class _LateHalf:
             var = pending.pop()
             if self._is_there(var):
                 continue
-            maker = self.makers.get(var.index)
+            maker, _ = self.makers.get(var.index, (None, 0))
             if maker is None or not self.again(maker):
                 self.carried[var.index] = var
                 continue
@@ -167,7 +168,7 @@ class _LateHalf:
         return var.index in self.late or var.index in self.own or var.index in self.carried
 
 
-def _is_late(equation: Equation, late: Collection[int]) -> bool:
+def is_late(equation: Equation, late: Collection[int]) -> bool:
     """Tell whether an equation belongs to the second half. Effects, without results, are early
     unless an operand is late.
     """

@@ -41,6 +41,7 @@ from thunder_fn.ir.trace import (
     Trace,
     Type,
     Var,
+    all_args,
     as_dim,
     subtraces,
     symbols_of_type,
@@ -169,7 +170,7 @@ def made_by(equation: Any) -> tuple[sympy.Basic, ...]:
     ]
     if not found:
         return ()
-    given = set(symbols_in((equation.args, tuple(arg for _, arg in equation.kwargs))))
+    given = set(symbols_in(all_args(equation)))
     given.update(*(symbols_of(body) for body in equation.bodies if isinstance(body, Trace)))
     return tuple(dict.fromkeys(symbol for symbol in found if symbol not in given))
 

@@ -26,7 +26,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal as Choice, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal as Choice, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -331,12 +331,25 @@ class Equation:
     def operands(self) -> tuple[Var, ...]:
         """The variables in args and kwargs, in order, with repeats."""
         if self._operands is None:
-            found = vars_in(
-                (self.args, tuple(value for _, value in self.kwargs)) if self.kwargs else self.args
-            )
+            found = vars_in(all_args(self) if self.kwargs else self.args)
             object.__setattr__(self, "_operands", tuple(found))
             return tuple(found)
         return self._operands
+
+    @property
+    def operand_types(self) -> tuple[Type, ...]:
+        """The types of the operands, in order."""
+        return tuple([var.type for var in self.operands])
+
+    @property
+    def output_types(self) -> tuple[Type, ...]:
+        """The types of the outputs, in order."""
+        return tuple([var.type for var in self.outputs])
+
+    def reading(self, read: Callable[[Var], Any]) -> Equation:
+        """The equation on other operands, each read through `read`; its outputs stay."""
+        args, kwargs = map_args(read, self)
+        return Equation(self.op, args, kwargs, self.outputs, self.bodies, self.source)
 
     @property
     def body(self) -> Trace:
@@ -552,6 +565,45 @@ def map_arg(f: Callable[[Var], Any], arg: Any) -> Any:
     return arg
 
 
+class Call(Protocol):
+    """An equation, or the record of one: whatever has arguments."""
+
+    @property
+    def args(self) -> tuple[Arg, ...]:
+        """The positional arguments."""
+        ...
+
+    @property
+    def kwargs(self) -> tuple[tuple[str, Arg], ...]:
+        """The names and values of the others."""
+        ...
+
+
+def all_args(call: Call) -> tuple[Arg, ...]:
+    """The arguments of a call, those by keyword last."""
+    return (*call.args, *[arg for _, arg in call.kwargs])
+
+
+def map_args(
+    f: Callable[[Var], Any], call: Call
+) -> tuple[tuple[Any, ...], tuple[tuple[str, Any], ...]]:
+    """Apply f to every variable in the arguments of a call, in order: new args and kwargs."""
+    args = tuple([f(arg) if type(arg) is Var else map_arg(f, arg) for arg in call.args])
+    return args, tuple([(key, map_arg(f, arg)) for key, arg in call.kwargs])
+
+
+def supplying(values: Iterable[Any]) -> Callable[[Var], Any]:
+    """A function for `map_args` that gives the next value for each variable that it is asked."""
+    supply = iter(values)
+    return lambda _: next(supply)
+
+
+def python_args(call: Call, read: Callable[[Var], Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a call as PyTorch takes them, variables read."""
+    args = [python_arg(arg, read) for arg in call.args]
+    return args, {key: python_arg(arg, read) for key, arg in call.kwargs}
+
+
 def python_arg(arg: Any, read: Callable[[Var], Any]) -> Any:
     """An argument as PyTorch takes it: variables read, literals unwrapped, tuples as lists."""
     if isinstance(arg, Var):
@@ -666,12 +718,15 @@ class TraceBuilder:
         """Append an equation of another trace, its operands read through `read`; other bodies,
         types and source if given.
         """
-        args = tuple(map_arg(read, arg) for arg in equation.args)
-        kwargs = tuple((key, map_arg(read, arg)) for key, arg in equation.kwargs)
-        bodies = equation.bodies if bodies is None else bodies
-        types = tuple(var.type for var in equation.outputs) if types is None else types
+        args, kwargs = map_args(read, equation)
+        types = equation.output_types if types is None else types
         return self.add(
-            equation.op, args, types, kwargs=kwargs, bodies=bodies, source=source or equation.source
+            equation.op,
+            args,
+            types,
+            kwargs=kwargs,
+            bodies=equation.bodies if bodies is None else bodies,
+            source=source or equation.source,
         )
 
     def build(self, outputs: tuple[Atom, ...]) -> Trace:
@@ -758,16 +813,9 @@ def canonical(
 
 
 def _rebind(equation: Equation, read: Callable[[Var], Var], bind: Callable[[Var], Var]) -> Equation:
-    args = tuple(map_arg(read, arg) for arg in equation.args)
-    kwargs = tuple((key, map_arg(read, arg)) for key, arg in equation.kwargs)
-    return Equation(
-        equation.op,
-        args,
-        kwargs,
-        tuple(map(bind, equation.outputs)),
-        equation.bodies,
-        equation.source,
-    )
+    args, kwargs = map_args(read, equation)
+    outputs = tuple(map(bind, equation.outputs))
+    return Equation(equation.op, args, kwargs, outputs, equation.bodies, equation.source)
 
 
 def subtraces(trace: Trace) -> Iterator[Trace]:

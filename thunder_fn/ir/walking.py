@@ -23,6 +23,8 @@ from thunder_fn.ir.trace import (
     Var,
     cut,
     map_arg,
+    map_args,
+    supplying,
 )
 
 V = TypeVar("V")
@@ -80,17 +82,7 @@ def put(
     types: tuple[Type, ...] | None = None,
 ) -> tuple[Var, ...]:
     """Append an equation on other operands, one for each of its own, in order: the default step."""
-    supply = iter(operands)
-    read = lambda _: next(supply)
-    args = tuple(
-        [next(supply) if type(arg) is Var else map_arg(read, arg) for arg in equation.args]
-    )
-    kwargs = tuple([(key, map_arg(read, arg)) for key, arg in equation.kwargs])
-    types = tuple([var.type for var in equation.outputs]) if types is None else types
-    bodies = equation.bodies if bodies is None else bodies
-    return builder.add(
-        equation.op, args, types, kwargs=kwargs, bodies=bodies, source=equation.source
-    )
+    return builder.copy(equation, supplying(operands), bodies=bodies, types=types)
 
 
 def inline_into(
@@ -147,8 +139,7 @@ def merged(
     kept: list[Equation] = []
     read: Callable[[Var], Var] = lambda var: names.get(var.index, var)
     for equation in trace.equations:
-        args = tuple(map_arg(read, arg) for arg in equation.args)
-        kwargs = tuple((key, map_arg(read, arg)) for key, arg in equation.kwargs)
+        args, kwargs = map_args(read, equation)
         bodies = tuple(map(body, equation.bodies))
         new = Equation(equation.op, args, kwargs, equation.outputs, bodies, equation.source)
         known = same(new)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from thunder_fn.errors import TraceTypeError, located
+from thunder_fn.errors import TraceTypeError
 from thunder_fn.jitted import Jitted
 from thunder_fn.jitted.call import call_key, read_call
 from thunder_fn.jitted.dynamic import find, reason
@@ -30,5 +30,5 @@ class Compiled(Jitted):
             miss = reason(cache, cache.families.of(call, key), call, key, known)
             what = f"{getattr(self.fn, '__name__', self.fn)} was compiled for another call: {miss}"
             fix = "Call it as it was lowered, or call the jitted function, which traces anew."
-            raise TraceTypeError(located(what, fix=fix))
+            raise TraceTypeError(what, fix=fix)
         return super().call_slowly(args, kwargs)

@@ -13,7 +13,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
 from thunder_fn.capture.kept import KINDS
-from thunder_fn.errors import DonatedTensorError, UnhashableStatic, kind_of, located
+from thunder_fn.errors import DonatedTensorError, UnhashableStatic, kind_of
 from thunder_fn.ir.trace import Literal
 from thunder_fn.jitted.memory import DonatedTensor
 from thunder_fn.jitted.options import Options
@@ -111,13 +111,11 @@ def _check_hashable(place: int | str, value: Any) -> None:
         hash(value)
     except Exception as error:  # noqa: BLE001  the user's `__hash__`
         raise UnhashableStatic(
-            located(
-                f"jit: static argument {place!r} is {kind_of(value)}, which has no hash: {error}",
-                fix=(
-                    "Make it a tuple or a frozen dataclass, or leave it out of static_argnums and"
-                    " static_argnames."
-                ),
-            )
+            f"jit: static argument {place!r} is {kind_of(value)}, which has no hash: {error}",
+            fix=(
+                "Make it a tuple or a frozen dataclass, or leave it out of static_argnums and"
+                " static_argnames."
+            ),
         ) from None
 
 
@@ -137,7 +135,7 @@ def _check_donation(leaves: Sequence[Any], donated: Sequence[int], tree: Any) ->
                 " memory is taken"
             )
             fix = "Pass the result of that call, or leave the argument out of donate_argnums."
-            raise DonatedTensorError(located(what, fix=fix))
+            raise DonatedTensorError(what, fix=fix)
     places: dict[int, list[int]] = {}
     for position, leaf in enumerate(leaves):
         places.setdefault(id(leaf), []).append(position)
@@ -145,11 +143,9 @@ def _check_donation(leaves: Sequence[Any], donated: Sequence[int], tree: Any) ->
         other = next((i for i in places[id(leaves[position])] if i != position), None)
         if other is not None:
             raise DonatedTensorError(
-                located(
-                    f"jit: {argument_name(tree, position)} is donated, but it is"
-                    f" {argument_name(tree, other)} as well",
-                    fix="Donate a tensor once, or pass a clone.",
-                )
+                f"jit: {argument_name(tree, position)} is donated, but it is"
+                f" {argument_name(tree, other)} as well",
+                fix="Donate a tensor once, or pass a clone.",
             )
 
 

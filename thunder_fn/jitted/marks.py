@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from thunder_fn.capture.numbers.arguments import Place
-from thunder_fn.errors import ArgnumError, JitError, located
+from thunder_fn.errors import ArgnumError, JitError
 from thunder_fn.ir.symbols import Bounds
 from thunder_fn.ir.text import shown
 
@@ -57,10 +57,7 @@ def read_marks(value: Any) -> Marks:
 def _key(key: Any) -> int | str:
     if isinstance(key, bool) or not isinstance(key, (int, str)):
         raise JitError(
-            located(
-                f"jit: dynamic names arguments by position or name, given {shown(key, 60)}",
-                fix=_FIX,
-            )
+            f"jit: dynamic names arguments by position or name, given {shown(key, 60)}", fix=_FIX
         )
     return key
 
@@ -75,9 +72,7 @@ def _read(mark: Any) -> Mark:
 
 def _dim(dim: Any) -> int:
     if isinstance(dim, bool) or not isinstance(dim, int):
-        raise JitError(
-            located(f"jit: dynamic has a dim that is no int: {shown(dim, 60)}", fix=_FIX)
-        )
+        raise JitError(f"jit: dynamic has a dim that is no int: {shown(dim, 60)}", fix=_FIX)
     return dim
 
 
@@ -92,7 +87,7 @@ def _read_bounds(mark: Any) -> Bounds:
             "jit: a mark is a flag or bounds (least, greatest), where None is no bound; given"
             f" {shown(mark, 60)}"
         )
-        raise JitError(located(text, fix=_FIX))
+        raise JitError(text, fix=_FIX)
     low, high = pair
     if low is not None and high is not None and low > high:
         raise JitError(f"jit: the bounds {pair} hold nothing between them")

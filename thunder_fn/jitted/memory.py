@@ -11,7 +11,8 @@ from typing import Any, NoReturn
 import torch
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.errors import DonatedTensorError, located
+from thunder_fn.errors import DonatedTensorError
+from thunder_fn.ir.equations import makers
 from thunder_fn.ir.ops import is_view
 from thunder_fn.ir.trace import Atom, Trace, Var
 from thunder_fn.structured.call import CALL
@@ -25,11 +26,9 @@ class DonatedTensor(torch.Tensor):
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> NoReturn:
         raise DonatedTensorError(
-            located(
-                "a tensor was used after it was donated to a jitted function; its memory belongs to"
-                " the results now",
-                fix="Use the function's result, or leave the argument out of donate_argnums.",
-            )
+            "a tensor was used after it was donated to a jitted function; its memory belongs to"
+            " the results now",
+            fix="Use the function's result, or leave the argument out of donate_argnums.",
         )
 
     def __repr__(self, **kwargs: Any) -> str:
@@ -63,13 +62,9 @@ def is_chosen(trace: Trace, atom: Atom) -> bool:
     """Tell whether a choice or a loop makes an output of a trace, which may then lie in the
     memory of an operand.
     """
-    makers = {
-        var.index: (equation, i)
-        for equation in trace.equations
-        for i, var in enumerate(equation.outputs)
-    }
-    while isinstance(atom, Var) and atom.index in makers:
-        equation, index = makers[atom.index]
+    known = makers(trace.equations)
+    while isinstance(atom, Var) and atom.index in known:
+        equation, index = known[atom.index]
         if equation.op.kind == "leaf" and is_view(equation.op):
             atom = equation.operands[0]
         elif equation.op.kind == "composite" or equation.op == CALL:

@@ -204,9 +204,7 @@ class Options:
                     f"jit: the transform {transform.name!r} is {transform.numerics}, and"
                     f" numerics={self.numerics!r}"
                 )
-                raise JitError(
-                    located(what, fix="Leave it out, or allow what it does with `numerics=`.")
-                )
+                raise JitError(what, fix="Leave it out, or allow what it does with `numerics=`.")
 
 
 _ELSEWHERE = {
@@ -290,9 +288,7 @@ def _read_transforms(value: Any) -> tuple[Transform, ...]:
             )
         if isinstance(transform, Transform) and transform.on != "trace":
             fix = "Apply it to the model, or give it to a recipe and call `compile`."
-            raise JitError(
-                located(f"jit: {transform.name!r} transforms models, not traces", fix=fix)
-            )
+            raise JitError(f"jit: {transform.name!r} transforms models, not traces", fix=fix)
     return tuple(map(as_transform, given))
 
 
@@ -313,9 +309,7 @@ def _read_lookasides(value: Any) -> tuple[Lookaside, ...]:
             )
             name = getattr(lookaside.fn, "__qualname__", repr(lookaside.fn))
             raise JitError(
-                located(
-                    f"jit: two lookasides divert {name}, to {both}", fix="Leave one of them out."
-                )
+                f"jit: two lookasides divert {name}, to {both}", fix="Leave one of them out."
             )
     return given
 

@@ -312,15 +312,12 @@ def _refuse(f: Callable[..., Any], watch: Watch) -> None:
     for value, path, progress in watch.drawn.values():
         if progress is None or progress_of(value) != progress:
             raise UnsupportedCall(
-                located(
-                    f"{_name(f)} draws from {path}, {kind_of(value)} from outside, which gives"
-                    " something else in each call",
-                    source=source_of(f),
-                    fix=(
-                        "Draw from it outside of the function, and pass what it gives as an"
-                        " argument."
-                    ),
-                )
+                f"{_name(f)} draws from {path}, {kind_of(value)} from outside, which gives"
+                " something else in each call",
+                source=source_of(f),
+                fix=(
+                    "Draw from it outside of the function, and pass what it gives as an argument."
+                ),
             )
     for path, name in watch.states.items():
         raise state_error(
@@ -328,15 +325,13 @@ def _refuse(f: Callable[..., Any], watch: Watch) -> None:
         )
     for value, path in watch.arrays.values():
         raise UnsupportedCall(
-            located(
-                f"{_name(f)} reads {path}, an array of NumPy of {value.nbytes} bytes from outside, "
-                f"which is too large to be compared in each call (the limit is {MAX_ARRAY_BYTES})",
-                source=source_of(f),
-                fix=(
-                    f"Pass `torch.from_numpy({path})` as an argument, or write"
-                    f" `tfn.constant({path})` if it never changes."
-                ),
-            )
+            f"{_name(f)} reads {path}, an array of NumPy of {value.nbytes} bytes from outside, "
+            f"which is too large to be compared in each call (the limit is {MAX_ARRAY_BYTES})",
+            source=source_of(f),
+            fix=(
+                f"Pass `torch.from_numpy({path})` as an argument, or write"
+                f" `tfn.constant({path})` if it never changes."
+            ),
         )
 
 

@@ -439,9 +439,7 @@ def _transformed(transform: Callable[[Trace], Trace], trace: Trace) -> Trace:
                 " signature."
             )
             raise JitError(
-                located(
-                    f"jit: the transform {name} changes the trace's {what} types\n{texts}", fix=fix
-                )
+                f"jit: the transform {name} changes the trace's {what} types\n{texts}", fix=fix
             )
     return new
 

@@ -25,7 +25,7 @@ from thunder_fn.capture import pytree
 from thunder_fn.capture.numbers.arguments import Symbolic
 from thunder_fn.capture.recorded import Decision, Layout
 from thunder_fn.capture.supported import check_supported
-from thunder_fn.errors import JitError, UnsupportedInput, kind_of, located
+from thunder_fn.errors import JitError, UnsupportedInput, kind_of
 from thunder_fn.ir import ops
 from thunder_fn.ir.text import shown
 from thunder_fn.ir.trace import (
@@ -153,10 +153,8 @@ def leaf_key(leaf: Any, position: int, tree: Any) -> Any:
         return type(leaf), Literal(leaf)
     name, kind = argument_name(tree, position), kind_of(leaf)
     raise UnsupportedInput(
-        located(
-            f"jit: the argument {name} is {kind}, neither a tensor nor a value to bake in",
-            fix="If it is hashable, name it in static_argnames, or let the function close over it.",
-        )
+        f"jit: the argument {name} is {kind}, neither a tensor nor a value to bake in",
+        fix="If it is hashable, name it in static_argnames, or let the function close over it.",
     )
 
 

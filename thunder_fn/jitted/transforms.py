@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
 from thunder_fn.capture.replaced.lookasides import same_function
-from thunder_fn.errors import TraitError, callable_name, kind_of, located
+from thunder_fn.errors import TraitError, callable_name, kind_of
 from thunder_fn.executors.base import Numerics, check_numerics
 from thunder_fn.interpreters.autocast import autocast
 from thunder_fn.ir.text import shown
@@ -197,11 +197,9 @@ def in_order(given: Sequence[T], what: str = "transform") -> tuple[T, ...]:
         )
         if rival is not None:
             raise TraitError(
-                located(
-                    f"the {what}s {one.name!r} and {rival.name!r} conflict: {one.name} says that it"
-                    " cannot be used with it",
-                    fix="Leave one of them out.",
-                )
+                f"the {what}s {one.name!r} and {rival.name!r} conflict: {one.name} says that it"
+                " cannot be used with it",
+                fix="Leave one of them out.",
             )
     placed = list[T]()
     while left:
@@ -250,9 +248,7 @@ def _contradiction(left: Sequence[HasTraits], what: str) -> TraitError:
             names = " and ".join(repr(one.name) for one in cycle[:-1])
             text = f"the {what}s {names} each want to come after the other\n" + "\n".join(lines)
             return TraitError(
-                located(
-                    text, fix="Leave one of them out, or change the traits of one that is yours."
-                )
+                text, fix="Leave one of them out, or change the traits of one that is yours."
             )
         chain.append(first)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from thunder_fn.errors import RewriteError, kind_of, located
+from thunder_fn.errors import RewriteError, kind_of
 
 Init = Callable[[torch.nn.Module], object]
 
@@ -27,7 +27,7 @@ def reset(name: str, module: torch.nn.Module) -> None:
         fix = (
             "Pass `init=`, a function that fills the parameters and buffers of one module in place."
         )
-        raise RewriteError(located(what, fix=fix))
+        raise RewriteError(what, fix=fix)
     own()
 
 

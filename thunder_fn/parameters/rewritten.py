@@ -20,7 +20,7 @@ from thunder_fn.api.pullbacks import vjp
 from thunder_fn.capture import Captured, capture, current, pytree
 from thunder_fn.derived.leaf_vjp import is_differentiable
 from thunder_fn.distributed.groups import check_groups, check_there
-from thunder_fn.errors import RewriteError, callable_name, kind_of, located
+from thunder_fn.errors import RewriteError, callable_name, kind_of
 from thunder_fn.interpreters.ddp import Ddp
 from thunder_fn.interpreters.fsdp import Fsdp
 from thunder_fn.interpreters.lora import Lora
@@ -206,19 +206,15 @@ class Rewritten(Transformed):
         name = callable_name(self.fn)
         if not isinstance(params, Prepared):
             raise RewriteError(
-                located(
-                    f"{name} was rewritten and takes prepared parameters, given {kind_of(params)}",
-                    fix="Prepare them once: `new = q.prepare(params)`, then call `q(new, ...)`.",
-                )
+                f"{name} was rewritten and takes prepared parameters, given {kind_of(params)}",
+                fix="Prepare them once: `new = q.prepare(params)`, then call `q(new, ...)`.",
             )
         if params.layout.steps is not self.steps and params.layout.steps != self.steps:
             raise RewriteError(
-                located(
-                    f"{name} was given parameters that another transform prepared\n  prepared by:"
-                    f" {_steps_text(params.layout.steps)}\n  taken:      "
-                    f" {_steps_text(self.steps)}",
-                    fix="Use the `prepare` of the function that you call.",
-                )
+                f"{name} was given parameters that another transform prepared\n  prepared by:"
+                f" {_steps_text(params.layout.steps)}\n  taken:      "
+                f" {_steps_text(self.steps)}",
+                fix="Use the `prepare` of the function that you call.",
             )
 
     def _check_writes(self, captured: Captured, layout: Layout) -> None:
@@ -226,11 +222,9 @@ class Rewritten(Transformed):
             if isinstance(write.target, int) and write.target < len(layout.names):
                 name = layout.names[write.target]
                 raise RewriteError(
-                    located(
-                        f"the function changes its parameter {name!r} in place, which has no place"
-                        " once it is rewritten",
-                        fix="Return the new parameters, and prepare those.",
-                    )
+                    f"the function changes its parameter {name!r} in place, which has no place"
+                    " once it is rewritten",
+                    fix="Return the new parameters, and prepare those.",
                 )
 
     @property
@@ -248,7 +242,7 @@ def checked(samples: Iterable[Any], *first: Any) -> Iterator[tuple[Any, ...]]:
     for inputs in samples:
         if not isinstance(inputs, tuple | list):
             what = f"calibrate: a sample is the inputs of a call, given {kind_of(inputs)}"
-            raise RewriteError(located(what, fix="Write `[(x,), (y,)]`: a tuple for each call."))
+            raise RewriteError(what, fix="Write `[(x,), (y,)]`: a tuple for each call.")
         yield (*first, *inputs)
 
 
@@ -281,7 +275,7 @@ def rewritten(f: Any, step: Step) -> Any:
             f" {shown(f, 60)}"
         )
         fix = "Use `rewrites.identity(trace, names)` for a trace whose first inputs are parameters."
-        raise RewriteError(located(what, fix=fix if isinstance(f, Trace) else None))
+        raise RewriteError(what, fix=fix if isinstance(f, Trace) else None)
     return Rewritten(f, (step,))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
-from thunder_fn.errors import RewriteError, located
+from thunder_fn.errors import RewriteError
 from thunder_fn.executors.of_traces import bring
 from thunder_fn.executors.quantized.codes_kernels import EXECUTOR as CODES
 from thunder_fn.executors.quantized.kernels import EXECUTOR as QUANTIZED
@@ -38,6 +38,6 @@ def scheme_named(scheme: Any) -> Scheme:
         near = difflib.get_close_matches(str(scheme), SCHEMES, n=1, cutoff=0.0)[0]
         what = f"quantize: unknown scheme {scheme!r}; did you mean {near!r}?"
         raise RewriteError(
-            located(what, fix=f"There are {', '.join(SCHEMES)}; or pass a `Scheme` of your own.")
+            what, fix=f"There are {', '.join(SCHEMES)}; or pass a `Scheme` of your own."
         )
     return SCHEMES[scheme]

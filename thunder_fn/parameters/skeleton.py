@@ -10,7 +10,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from thunder_fn.capture.modules import TRACING
-from thunder_fn.errors import RewriteError, located
+from thunder_fn.errors import RewriteError
 from thunder_fn.interpreters.rewriting.prepared import Layout, Prepared
 from thunder_fn.jitted.modules.module import STATE
 from thunder_fn.parameters.rewritten import Rewritten
@@ -54,7 +54,7 @@ def check_initialised(module: torch.nn.Module) -> None:
         if is_lazy(tensor):
             what = f"the parameter {name!r} of the {type(module).__name__} has no shape yet"
             raise RewriteError(
-                located(what, fix="Call the module once, which gives it one, and rewrite it then.")
+                what, fix="Call the module once, which gives it one, and rewrite it then."
             )
 
 
@@ -71,7 +71,7 @@ def check_inside(module: torch.nn.Module) -> None:
                 f"Rewrite the whole, with a filter such as `filter='{path}.*'`; or begin with"
                 " `restored()` of that module."
             )
-            raise RewriteError(located(what, fix=fix))
+            raise RewriteError(what, fix=fix)
 
 
 def places_of(module: torch.nn.Module) -> Iterator[tuple[str, str]]:

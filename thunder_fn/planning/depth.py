@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from thunder_fn.errors import InspectError, located
+from thunder_fn.errors import InspectError
 from thunder_fn.planning.plans import Plan, planned
 from thunder_fn.planning.rates import Hardware
 from thunder_fn.planning.streams import Timeline
@@ -43,7 +43,7 @@ def plan_layers(
     """
     if layers < 1:
         what = f"plan_layers: a model has one layer or more, given {layers}"
-        raise InspectError(located(what, fix="Give the number of the model's layers."))
+        raise InspectError(what, fix="Give the number of the model's layers.")
     if layers <= SHALLOW[1]:
         return planned(*make(layers), hardware, world, **options)
     first, second = (planned(*make(count), hardware, world, **options) for count in SHALLOW)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from thunder_fn.errors import InspectError, located
+from thunder_fn.errors import InspectError
 from thunder_fn.inspect.machines import Machine
 from thunder_fn.ir import facts
 from thunder_fn.ir.trace import Op
@@ -108,7 +108,7 @@ def hardware_named(name: str | Path) -> Hardware:
         known = ", ".join(sorted(file.stem for file in FOLDER.glob("*.toml")))
         what = f"there is no hardware {str(name)!r}"
         fix = f"Name one of {known}, or a TOML file; `measure-hardware` writes one."
-        raise InspectError(located(what, fix=fix))
+        raise InspectError(what, fix=fix)
     return read(tomllib.loads(path.read_text(encoding="utf-8")), str(path.name))
 
 
@@ -125,9 +125,7 @@ def read(found: dict[str, Any], place: str = "the hardware") -> Hardware:
         return Hardware(**found)
     except (KeyError, TypeError) as error:
         what = f"{place} is no hardware: {error}"
-        raise InspectError(
-            located(what, fix="Compare it with the files in planning/hardware.")
-        ) from error
+        raise InspectError(what, fix="Compare it with the files in planning/hardware.") from error
 
 
 def toml_of(hardware: Hardware) -> str:

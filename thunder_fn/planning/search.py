@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from thunder_fn.api import grad
 from thunder_fn.api.checkpoint import checkpoint
-from thunder_fn.errors import InspectError, ThunderError, located
+from thunder_fn.errors import InspectError, ThunderError
 from thunder_fn.inspect.tables import bytes_text, plain
 from thunder_fn.interpreters.checkpoint.policies import matmuls_saveable
 from thunder_fn.ir.notebook import Shown
@@ -159,7 +159,7 @@ def searched(  # noqa: PLR0913 - options, by keyword
     if not found:
         way, why = refused[0]
         what = f"search: no way is possible; {way}: {why}"
-        raise InspectError(located(what, fix="Give other choices of tensor, keeps or micro."))
+        raise InspectError(what, fix="Give other choices of tensor, keeps or micro.")
     return Search(tuple(sorted(found, key=_order)), tuple(refused))
 
 
@@ -208,5 +208,5 @@ def _part(x: Any, way: Way) -> Any:
     rows = x.shape[0] * way.tensor
     if rows % way.micro:
         what = f"{rows} examples are no {way.micro} micro-batches"
-        raise InspectError(located(what, fix="Give a batch that the numbers in `micro` divide."))
+        raise InspectError(what, fix="Give a batch that the numbers in `micro` divide.")
     return x.new_empty((rows // way.micro, *x.shape[1:]))

@@ -17,7 +17,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.distributed.groups import SIMULATED
 from thunder_fn.distributed.ranks import WAIT
-from thunder_fn.errors import DistributedError, located
+from thunder_fn.errors import DistributedError
 from thunder_fn.inspect.costs import FREE, Cost, cost_of
 from thunder_fn.interpreters.checkpoint.cost import bytes_of
 from thunder_fn.interpreters.simplify import dce, inline
@@ -105,7 +105,7 @@ def collective_of(equation: Equation, node_size: int) -> tuple[Collective, str]:
     if group.startswith(SIMULATED):
         what = "plan: the ranks of this group are simulated, so their nodes are unknown"
         fix = "Make the mesh by `init_device_mesh` inside `thunder_fn.planning.fake_world(world)`."
-        raise DistributedError(located(what, source=equation.source, fix=fix))
+        raise DistributedError(what, source=equation.source, fix=fix)
     ranks = internals.ranks_of_group(group)
     whole = equation.outputs if kind == "all-gather" else equation.operands
     num_bytes = sum(bytes_of(var.type) for var in whole)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.replaced.lookasides import Lookaside
-from thunder_fn.errors import DistributedError, located
+from thunder_fn.errors import DistributedError
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def fake_world(size: int) -> Generator[None]:
         if dist.get_world_size() != size:
             what = f"plan: asked for {size} ranks in a process group of {dist.get_world_size()}"
             fix = "Leave `world` out, or destroy the process group before."
-            raise DistributedError(located(what, fix=fix))
+            raise DistributedError(what, fix=fix)
         yield
         return
     dist.init_process_group("fake", store=internals.fake_store(), rank=0, world_size=size)

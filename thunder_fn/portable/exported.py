@@ -16,7 +16,7 @@ import torch
 
 from thunder_fn.capture import TENSOR, pytree
 from thunder_fn.capture.numbers.arguments import value_at
-from thunder_fn.errors import ThunderError, located
+from thunder_fn.errors import ThunderError
 from thunder_fn.ir.symbols import Symbol, compute
 from thunder_fn.ir.trace import Expr, subtraces
 from thunder_fn.jitted import Jitted, jit
@@ -77,7 +77,7 @@ def export(
         raise
     except Exception as error:
         what = f"torch.export refuses {function.trace.name}: {str(error).strip()}"
-        raise PortableError(located(f"export: {what}")) from error
+        raise PortableError(f"export: {what}") from error
 
 
 def _function(
@@ -145,8 +145,7 @@ class Exported(torch.nn.Module):
         count = len(outputs) - len(function.writes)
         for place, value in zip(function.writes, outputs[count:], strict=True):
             tensors[place].copy_(value)
-        supply = iter(outputs[:count])
-        filled = [next(supply) if leaf is TENSOR else leaf for leaf in function.result_leaves]
+        filled = pytree.filled(function.result_leaves, outputs[:count])
         return pytree.unflatten(pytree.flatten(function.results)[1], filled)
 
 

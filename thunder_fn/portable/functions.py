@@ -16,7 +16,7 @@ from thunder_fn.capture import TENSOR, Captured, current, pytree
 from thunder_fn.capture.apply import write
 from thunder_fn.capture.numbers.arguments import Place, value_at
 from thunder_fn.capture.outside.properties import FOUND, OF_MEMORY
-from thunder_fn.errors import TraceTypeError, located
+from thunder_fn.errors import TraceTypeError
 from thunder_fn.executors import Program, lower
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.ir.constraints import constraints_of
@@ -107,8 +107,7 @@ class PortableFunction:
         count = len(outputs) - len(self.writes)
         for place, value in zip(self.writes, outputs[count:], strict=True):
             write(_tensors(leaves)[place], value)
-        supply = iter(outputs[:count])
-        filled = [next(supply) if leaf is TENSOR else leaf for leaf in self.result_leaves]
+        filled = pytree.filled(self.result_leaves, outputs[:count])
         return pytree.unflatten(pytree.flatten(self.results)[1], filled)
 
     @cached_property
@@ -201,9 +200,7 @@ class PortableFunction:
 
     def _other(self, what: str) -> TraceTypeError:
         fix = "Call it as it was saved, or save a program for this call too."
-        return TraceTypeError(
-            located(f"{self.trace.name} was saved for another call: {what}", fix=fix)
-        )
+        return TraceTypeError(f"{self.trace.name} was saved for another call: {what}", fix=fix)
 
 
 def _range(low: Any, high: Any) -> str:

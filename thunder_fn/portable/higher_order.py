@@ -194,7 +194,7 @@ class Running:
         return (*found[1:stop], *map(flip, found[stop:]))
 
     def _nothing(self, equation: Equation, loop: Loop) -> Values:
-        types = [var.type for var in equation.outputs[loop.num_carry :]]
+        types = equation.output_types[loop.num_carry :]
         return tuple(
             torch.empty(
                 [self._number(size) for size in type.shape], dtype=type.dtype, device=type.device

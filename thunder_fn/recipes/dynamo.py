@@ -39,7 +39,6 @@ from thunder_fn.errors import (
     RecipeError,
     TracedFunctionError,
     UnsupportedCall,
-    located,
 )
 from thunder_fn.jitted import Jitted, Options, jit
 from thunder_fn.jitted.modules.module import (
@@ -157,7 +156,7 @@ def _compiled(f: Compiled, options: Options) -> Compiled:
                 "Delete models that are no longer used, or all programs with"
                 " `torch.compiler.reset()`."
             )
-            raise RecipeError(located(what, source=source_of(f), fix=fix)) from error
+            raise RecipeError(what, source=source_of(f), fix=fix) from error
 
     return call
 
@@ -170,7 +169,7 @@ def _unchanging(f: Compiled) -> Generator[None]:
     if (generator := host_random.drawn_since(before)) is not None:
         what = f"numbers were drawn from `{generator}`, which would be constants of a trace"
         fix = "Draw them with PyTorch, such as `torch.rand(())`, or outside the traced function."
-        raise UnsupportedCall(located(what, source=source_of(f), fix=fix))
+        raise UnsupportedCall(what, source=source_of(f), fix=fix)
 
 
 class _UnchangingForward(TracedForward):
@@ -229,9 +228,7 @@ class BreakingJit(ModuleJit):
         """
         if self.counting == PATIENCE and not _numbers_arguments(self.options):
             what = f"{type(self.module).__name__} changes its attribute {name!r} in each call"
-            error = UnsupportedCall(
-                located(what, source=source_of(self.module.forward), fix=COUNT_OUTSIDE)
-            )
+            error = UnsupportedCall(what, source=source_of(self.module.forward), fix=COUNT_OUTSIDE)
             warnings.warn(
                 _says_why(type(self.module).__name__, error), GraphBreakWarning, stacklevel=2
             )
@@ -337,21 +334,18 @@ def through_dynamo(model: Compiled, options: dict[str, Any]) -> Any:
             "the frontend 'dynamo' cannot trace what a rewrite such as quantize or fsdp made: it is"
             " captured directly"
         )
-        raise RecipeError(located(what, fix='Leave `frontend="dynamo"` out, or that recipe.'))
+        raise RecipeError(what, fix='Leave `frontend="dynamo"` out, or that recipe.')
     if _numbers_arguments(given):
         what = (
             "static and donated arguments and marks in dynamic are of a function's arguments, not"
             " of its graphs'"
         )
         raise RecipeError(
-            located(
-                f"the frontend 'dynamo': {what}",
-                fix="Leave them out: Dynamo finds out what is static.",
-            )
+            f"the frontend 'dynamo': {what}", fix="Leave them out: Dynamo finds out what is static."
         )
     if (lookaside := _out_of_reach(given)) is not None:
         fix = "Give a Python function of yours and another that returns what it computes."
-        raise RecipeError(located(f"the frontend 'dynamo' does not follow {lookaside}", fix=fix))
+        raise RecipeError(f"the frontend 'dynamo' does not follow {lookaside}", fix=fix)
     if isinstance(model, torch.nn.Module):
         return with_forward(model, functools.partial(DynamoForward, options=given))
     return _compiled(model, given)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, overload
 import torch
 from typing_extensions import ParamSpec, Unpack
 
-from thunder_fn.errors import RecipeError, kind_of, located
+from thunder_fn.errors import RecipeError, kind_of
 from thunder_fn.executors.base import Executor
 from thunder_fn.ir.text import shown
 from thunder_fn.jitted import jit
@@ -92,7 +92,7 @@ def _transformed(model: Model, transform: Transform) -> Model:
             f"the transform {transform.name!r} of the model returned {kind_of(made)}, not a module"
             " or function"
         )
-        raise RecipeError(located(what, fix="Return the model, also where it is changed in place."))
+        raise RecipeError(what, fix="Return the model, also where it is changed in place.")
     return made
 
 
@@ -128,9 +128,7 @@ def _made(recipe: type[Recipe]) -> Recipe:
         inspect.signature(recipe.__init__).bind(None)
     except TypeError as error:
         what = f"compile: the recipe {recipe.name!r} cannot be made without arguments: {error}"
-        raise RecipeError(
-            located(what, fix=f"Give the recipe itself, `{recipe.__name__}(...)`.")
-        ) from error
+        raise RecipeError(what, fix=f"Give the recipe itself, `{recipe.__name__}(...)`.") from error
     return recipe()
 
 

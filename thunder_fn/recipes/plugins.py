@@ -12,7 +12,7 @@ import torch
 import torch.distributed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from thunder_fn.errors import RecipeError, kind_of, located
+from thunder_fn.errors import RecipeError, kind_of
 from thunder_fn.executors import Executor
 from thunder_fn.executors.base import Numerics
 from thunder_fn.executors.cudagraphs import EXECUTOR as CUDAGRAPHS, CudaGraphs
@@ -32,10 +32,7 @@ def parameters_of(recipe: Recipe, model: Any) -> list[torch.nn.Parameter]:
         rewrite = recipe.name.partition("_")[0]
         what = f"{recipe.name}: {kind_of(model)} has no parameters of its own"
         raise RecipeError(
-            located(
-                what,
-                fix=f"Give `compile` the module, or call `{rewrite}` on a function of parameters.",
-            )
+            what, fix=f"Give `compile` the module, or call `{rewrite}` on a function of parameters."
         )
     return list(model.parameters())
 
@@ -128,17 +125,13 @@ class Fp8(Quantize):
         device = matrices[0].device
         if device.type != "cuda":
             raise RecipeError(
-                located(
-                    f"fp8: the model is on a {device.type}, which has no fp8 arithmetic", fix=fix
-                )
+                f"fp8: the model is on a {device.type}, which has no fp8 arithmetic", fix=fix
             )
         capability = torch.cuda.get_device_capability(device)
         if capability < (9, 0):
             has = f"{device} has compute capability {capability[0]}.{capability[1]}"
             raise RecipeError(
-                located(
-                    f"fp8: {has}, and fp8 arithmetic with a scale for each row takes 9.0", fix=fix
-                )
+                f"fp8: {has}, and fp8 arithmetic with a scale for each row takes 9.0", fix=fix
             )
         if not any(
             w.dtype == torch.bfloat16 and w.dim() == 2 and all(size % 16 == 0 for size in w.shape)
@@ -148,9 +141,7 @@ class Fp8(Quantize):
                 "fp8: no matrix of the model is in bfloat16 with both sizes multiples of 16, as"
                 " PyTorch's kernel takes it"
             )
-            raise RecipeError(
-                located(what, fix="Use `model.to(torch.bfloat16)`, or leave fp8 out.")
-            )
+            raise RecipeError(what, fix="Use `model.to(torch.bfloat16)`, or leave fp8 out.")
 
 
 # ---- many ranks ----
@@ -183,7 +174,7 @@ class Distributed(Recipe):
                 f' `get("{self.name}")(mesh)`.'
             )
             raise RecipeError(
-                located(f"{self.name}: there is no process group, and no mesh was given", fix=fix)
+                f"{self.name}: there is no process group, and no mesh was given", fix=fix
             )
 
     def spread(self, model: torch.nn.Module) -> Any:
@@ -242,7 +233,7 @@ class ReduceOverhead(Recipe):
         """Check that programs can be recorded where the model is."""
         fix = "Leave reduce_overhead out on this machine."
         if (missing := self.executor.recording.missing()) is not None:
-            raise RecipeError(located(f"reduce_overhead: {missing}", fix=fix))
+            raise RecipeError(f"reduce_overhead: {missing}", fix=fix)
         tensors = (
             [*model.parameters(), *model.buffers()] if isinstance(model, torch.nn.Module) else []
         )
@@ -254,7 +245,7 @@ class ReduceOverhead(Recipe):
                 f"reduce_overhead: the model is on a {other.device.type}, where programs cannot be"
                 " recorded"
             )
-            raise RecipeError(located(what, fix="Move it to the device first."))
+            raise RecipeError(what, fix="Move it to the device first.")
 
     def setup_executors(self) -> Sequence[Executor]:
         """The executor that records programs."""

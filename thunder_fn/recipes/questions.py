@@ -8,7 +8,7 @@ import difflib
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from thunder_fn.errors import RecipeError, kind_of, located
+from thunder_fn.errors import RecipeError, kind_of
 
 Frontend = Literal["direct", "dynamo"]
 
@@ -26,7 +26,7 @@ def check_names(cls: type) -> None:
     for name in vars(cls):
         if name in FINAL:
             fix = "Override `validate` and the `setup_` methods, whose answers it puts together."
-            raise RecipeError(located(f"{cls.__name__}: `{name}` is not to be overridden", fix=fix))
+            raise RecipeError(f"{cls.__name__}: `{name}` is not to be overridden", fix=fix)
         near = difflib.get_close_matches(name, QUESTIONS, n=1, cutoff=0.9)
         if near and name not in QUESTIONS:
             raise RecipeError(
@@ -46,7 +46,7 @@ def answer(recipe: Any, question: str) -> Any:
             f"{recipe!r}: {question} is a method that returns what is asked for, not"
             f" {kind_of(method)}"
         )
-        raise RecipeError(located(what, fix=f"Write `def {question}(self): return ...`."))
+        raise RecipeError(what, fix=f"Write `def {question}(self): return ...`.")
     return method()
 
 

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, final, get_args
 
 from thunder_fn.capture.replaced.lookasides import Lookaside, same_function
-from thunder_fn.errors import RecipeError, UnknownOption, kind_of, located
+from thunder_fn.errors import RecipeError, UnknownOption, kind_of
 from thunder_fn.executors import Executor, inductor
 from thunder_fn.executors.registry import resolve_executors
 from thunder_fn.jitted import Options
@@ -339,9 +339,7 @@ def assemble(recipe: Recipe, model: Model) -> Assembly:
         said: Any = part.validate(model)
         if said is False:
             fix = "Let it raise an error that says why."
-            raise RecipeError(
-                located(f"{part!r}: validate returned False for {kind_of(model)}", fix=fix)
-            )
+            raise RecipeError(f"{part!r}: validate returned False for {kind_of(model)}", fix=fix)
 
     def asked(question: str, read: Callable[[Sequence[Any]], Sequence[Any]] = tuple) -> list[Any]:
         found = list[Any]()
@@ -441,6 +439,6 @@ def _settled(
     for other, differs in others:
         if key(differs) != key(value):
             raise RecipeError(
-                located(f"{first!r} {describe(value)}, {other!r} {describe(differs)}", fix=fix)
+                f"{first!r} {describe(value)}, {other!r} {describe(differs)}", fix=fix
             )
     return value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from typing import Any, TypeVar
 
-from thunder_fn.errors import RecipeError, kind_of, located
+from thunder_fn.errors import RecipeError, kind_of
 from thunder_fn.ir.text import shown
 from thunder_fn.recipes.recipe import Recipe
 
@@ -23,7 +23,7 @@ def register(recipe: R) -> R:
     given: Any = recipe
     if not (isinstance(given, type) and issubclass(given, Recipe)):
         what = f"register: expected a class derived from `Recipe`, given {shown(given, 60)}"
-        raise RecipeError(located(what, fix="Give the class, not a recipe made of it."))
+        raise RecipeError(what, fix="Give the class, not a recipe made of it.")
     if not recipe.name:
         raise RecipeError(f"{recipe.__name__} has no `name` to be registered under")
     known = _recipes.get(recipe.name)
@@ -56,9 +56,7 @@ def get(name: str) -> type[Recipe]:
     if name not in _recipes:
         near = difflib.get_close_matches(name, _recipes, n=1, cutoff=0.0)
         fix = f"There are {', '.join(list_recipes())}; `recipes.register` adds others."
-        raise RecipeError(
-            located(f"there is no recipe {name!r}; did you mean {near[0]!r}?", fix=fix)
-        )
+        raise RecipeError(f"there is no recipe {name!r}; did you mean {near[0]!r}?", fix=fix)
     return _recipes[name]
 
 

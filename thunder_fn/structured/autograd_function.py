@@ -265,7 +265,7 @@ class ExtendedCall(FunctionCall):
     """
 
     forward: bool = False
-    notes: list[tuple[pytree.PyTreeSpec, list[Any], list[Place]]] = field(
+    notes: list[tuple[pytree.PyTreeSpec, tuple[Any, ...], list[Place]]] = field(
         default_factory=list, compare=False
     )
 
@@ -292,8 +292,7 @@ class ExtendedCall(FunctionCall):
             if isinstance(leaf, torch.Tensor):
                 places.append(_place(leaf, tensors, outputs) or ("other", len(others)))
                 others += [leaf.detach()] if places[-1][0] == "other" else []
-        statics = [TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        self.notes[:] = [(spec, statics, places)]
+        self.notes[:] = [(spec, pytree.statics(leaves), places)]
         return _map_outputs(output, context), others
 
 
@@ -310,7 +309,7 @@ class _Run:
 
     def __init__(self, call: FunctionCall) -> None:
         self.call, self.name = call, call.name
-        self.notes: tuple[pytree.PyTreeSpec, list[Any], list[Place]] | None = None
+        self.notes: tuple[pytree.PyTreeSpec, tuple[Any, ...], list[Place]] | None = None
 
     def again(
         self, tensors: Sequence[Any], *, forward: bool = False
@@ -342,10 +341,9 @@ class _Run:
         """The context that `forward` left, with these tensors in it."""
         if self.notes is None:
             raise CustomRuleError(f"{self.name}: backward runs after forward")
-        context, supply = self.call.context(types), iter(kept)
+        context = self.call.context(types)
         spec, statics, _ = self.notes
-        leaves = [next(supply) if leaf is TENSOR else leaf for leaf in statics]
-        for key, value in pytree.unflatten(spec, leaves).items():
+        for key, value in pytree.unflatten(spec, pytree.filled(statics, kept)).items():
             setattr(context, key, value)
         return context
 

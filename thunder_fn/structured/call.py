@@ -19,7 +19,7 @@ from typing import Any
 
 from thunder_fn.capture import current
 from thunder_fn.capture.recorder import Recorder
-from thunder_fn.errors import InvalidTrace, located
+from thunder_fn.errors import InvalidTrace
 from thunder_fn.interpreters.carried import self_contained
 from thunder_fn.interpreters.grad import forward_backward
 from thunder_fn.interpreters.partial_eval import partial_eval
@@ -60,7 +60,7 @@ def call_options(equation: Equation) -> tuple[str, Hashable]:
 def call_check_rule(equation: Equation) -> None:
     """Check one body on the operands whose types the outputs have, a name, and options."""
     if [key for key, _ in equation.kwargs] != ["name", "options"]:
-        raise InvalidTrace(located("call: takes name= and options=", source=equation.source))
+        raise InvalidTrace("call: takes name= and options=", source=equation.source)
     wrapper_check_rule(equation)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from thunder_fn.capture import current
-from thunder_fn.errors import TraceTypeError, located
+from thunder_fn.errors import TraceTypeError
 from thunder_fn.interpreters.grad import forward_backward, full
 from thunder_fn.interpreters.simplify import dce_to
 from thunder_fn.interpreters.vmap import batch, batched_outputs, batched_types, expand_missing
@@ -90,7 +90,7 @@ def carry_at_check_rule(equation: Equation) -> None:
     fits = all(tensor_type(var.type).shape[: len(type.shape)] == type.shape for var in carry)
     if type.dtype != torch.int64 or len(type.shape) > 1 or not fits:
         what = f"carry_at: the index is {type}, not an int64 or one for each example"
-        raise TraceTypeError(located(what, source=equation.source))
+        raise TraceTypeError(what, source=equation.source)
 
 
 # ---- evaluate ----
@@ -171,7 +171,7 @@ def as_while(equation: Equation) -> Trace:
     """The equation as a while_loop that counts its steps."""
     loop, body = While.of(equation), equation.body
     builder = TraceBuilder("counted")
-    index, *operands = builder.take(var.type for var in equation.operands)
+    index, *operands = builder.take(equation.operand_types)
     consts, carry = loop.parts(operands)
     values = ((index, *consts), (full(builder, COUNT, 0), *carry))
     types = tuple(tuple(type_of(value) for value in part) for part in values)
@@ -219,7 +219,7 @@ def carry_at_batch_rule(
         carry = (True,) * len(carry)
     body = batched_outputs(*batch(equation.body, (*consts, *carry), size, randomness), carry, size)
     builder = TraceBuilder("vmap_carry_at")
-    types = batched_types([var.type for var in equation.operands], batched, size)
+    types = batched_types(equation.operand_types, batched, size)
     index, *operands = builder.take(types)
     own_consts, own_carry = loop.parts(operands)
     start = expand_missing(builder, own_carry, given, carry, size)

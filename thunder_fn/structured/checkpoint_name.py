@@ -55,7 +55,7 @@ def name_of(equation: Equation) -> str | None:
 @CHECK.rule("checkpoint_name")
 def name_check_rule(equation: Equation) -> None:
     """Check for one operand whose type the output has."""
-    check_types(equation, tuple(var.type for var in equation.operands), "the operand is")
+    check_types(equation, equation.operand_types, "the operand is")
 
 
 @EVALUATE.rule("checkpoint_name")

@@ -16,7 +16,7 @@ from typing import Any
 from thunder_fn.capture import TENSOR, pytree
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.scopes import user_source
-from thunder_fn.errors import TraceTypeError, callable_name, located
+from thunder_fn.errors import TraceTypeError, callable_name
 from thunder_fn.ir.constraints import is_hinted
 from thunder_fn.ir.symbols import made_by, symbols_of
 from thunder_fn.ir.trace import Dim, Equation, Expr, NumberType, Op, TensorType, Trace, Type
@@ -115,7 +115,7 @@ def check_branches(op: Op, functions: Sequence[Callable[..., Any]], bodies: Bodi
         if wrong is not None:
             names = f"{described_function(functions[0])} and {described_function(function)}"
             what = f"{op}: the branches must return {wrong[0]}\nbranches:     {names}"
-            raise TraceTypeError(located(what, source=user_source(), fix=wrong[1]))
+            raise TraceTypeError(what, source=user_source(), fix=wrong[1])
 
 
 def _difference(
@@ -147,10 +147,8 @@ def _difference(
 
 
 def _leaf_types(captured: Any) -> list[Type | str]:
-    types = iter(captured.trace.output_types)
-    return [
-        next(types) if leaf is TENSOR else f"the value {leaf!r}" for leaf in captured.out_leaves
-    ]
+    texts = (leaf if leaf is TENSOR else f"the value {leaf!r}" for leaf in captured.out_leaves)
+    return pytree.filled(texts, captured.trace.output_types)
 
 
 # ---- names ----
@@ -210,7 +208,7 @@ def check_names(equation: Equation) -> None:
                     f"{equation.op}: {size} would be {_text(known[size.value])} and {_text(sizes)}"
                     " in the branches"
                 )
-                raise TraceTypeError(located(what, source=equation.source))
+                raise TraceTypeError(what, source=equation.source)
 
 
 def _text(sizes: Sizes) -> str:

@@ -22,7 +22,7 @@ from thunder_fn.capture import current
 from thunder_fn.capture.replaced.lookasides import divert
 from thunder_fn.derived.leaf_vjp import is_differentiable
 from thunder_fn.derived.leaf_vmap import raise_size
-from thunder_fn.errors import TraceTypeError, located, spelled
+from thunder_fn.errors import TraceTypeError, spelled
 from thunder_fn.interpreters.grad import zeros
 from thunder_fn.interpreters.simplify import dce, dce_to, is_kept
 from thunder_fn.interpreters.vmap import (
@@ -107,10 +107,8 @@ def cond_check_rule(equation: Equation) -> None:
     choice, *operands = equation.operands
     if not isinstance(choice.type, TensorType) or choice.type.shape != ():
         raise TraceTypeError(
-            located(
-                f"{equation.op}: the choice must be a scalar tensor, not {choice.type}",
-                source=equation.source,
-            )
+            f"{equation.op}: the choice must be a scalar tensor, not {choice.type}",
+            source=equation.source,
         )
     for body in equation.bodies:
         check_operands(equation, tuple(operands), body)
@@ -179,14 +177,14 @@ def cond_batch_rule(
     done = [batch(body, batched[1:], size, randomness) for body in equation.bodies]
     flags = union([mask for _, mask in done])
     bodies = tuple(batched_outputs(trace, mask, flags, size) for trace, mask in done)
-    types = batched_types([var.type for var in equation.operands], batched, size)
+    types = batched_types(equation.operand_types, batched, size)
     return one_choice(equation, bodies, types), flags
 
 
 def _select(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
     """Run every branch on safe operands and select each example's outputs."""
     builder = TraceBuilder(f"select_{equation.op.name}")
-    types = [var.type for var in equation.operands]
+    types = equation.operand_types
     choice, *operands = builder.take(batched_types(types, batched, size))
     taken = _taken(builder, equation, choice, size)
     columns: list[list[Atom]] = []
@@ -236,7 +234,7 @@ def _loop(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tupl
         if randomness == "same" and is_kept(equation):
             return _select(equation, batched, size, randomness)
     builder, step = TraceBuilder(f"loop_{equation.op.name}"), TraceBuilder(equation.op.name)
-    types = [var.type for var in equation.operands]
+    types = equation.operand_types
     order = sorted(
         range(len(types)), key=lambda i: batched[i]
     )  # consts, then what each example has of its own
@@ -244,7 +242,7 @@ def _loop(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tupl
     results = step.add(
         equation.op,
         tuple(inner[i] for i in range(len(types))),
-        tuple(var.type for var in equation.outputs),
+        equation.output_types,
         kwargs=equation.kwargs,
         bodies=equation.bodies,
         source=equation.source,

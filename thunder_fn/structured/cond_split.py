@@ -54,7 +54,7 @@ def cond_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mas
         _fill_slots(split.forward, count, slots, own)
         for split, own in zip(splits, owned, strict=True)
     )
-    forward = one_choice(equation, forward_bodies, [var.type for var in equation.operands])
+    forward = one_choice(equation, forward_bodies, equation.operand_types)
     inputs, outputs = _forwarded(splits)
     residuals = (
         Residual("input", 0),
@@ -63,7 +63,7 @@ def cond_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mas
         *(Residual("extra", index) for index in range(len(slots))),
     )
     gradients = union([tuple(place is not None for place in split.gradients) for split in splits])
-    operand_types = [var.type for var in equation.operands[1:]]
+    operand_types = equation.operand_types[1:]
     wanted_types = list(chosen(operand_types, wanted_inputs[1:]))
     given = [
         *(operand_types[index] for index in inputs),
@@ -87,7 +87,7 @@ def _split_branch(
     names of their own.
     """
     split = forward_backward(body, wanted_inputs, wanted_outputs)
-    results, count = [var.type for var in equation.outputs], len(split.residuals)
+    results, count = equation.output_types, len(split.residuals)
     wanted = chosen(results, wanted_outputs)
     found = names_of(split.backward.input_types[count:], wanted)
     outside = symbols_of(body)

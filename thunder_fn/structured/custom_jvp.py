@@ -50,6 +50,7 @@ from thunder_fn.ir.rules import (
     Split,
     chosen,
     keep_all,
+    scattered,
 )
 from thunder_fn.ir.trace import Dim, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Type
 from thunder_fn.ir.walking import inline_into
@@ -74,13 +75,13 @@ def custom_jvp_check_rule(equation: Equation) -> None:
     if len(equation.bodies) == 1:
         return
     rule, count = equation.bodies[1], num_args(equation)
-    types = [var.type for var in equation.operands]
+    types = equation.operand_types
     tangents = [type for type in types[:count] if is_differentiable(type)]
     if rule.input_types != (*types[:count], *tangents, *types[count:]):
         raise InvalidTrace(
             f"custom_jvp: the rule takes {rule.input_types}, not arguments, tangents and closures"
         )
-    results = [var.type for var in equation.outputs]
+    results = equation.output_types
     if rule.output_types != (*results, *(type for type in results if is_differentiable(type))):
         raise InvalidTrace(
             f"custom_jvp: the rule gives {rule.output_types}, not outputs and their tangents"
@@ -120,7 +121,7 @@ def custom_jvp_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
     """The user's rule, with zeros for the tangents that are absent."""
     equation, count = expanded(equation), num_args(equation)
     builder = TraceBuilder("custom_jvp_jvp")
-    primals = builder.take(var.type for var in equation.operands)
+    primals = builder.take(equation.operand_types)
     given = [
         builder.input(var.type) if flag else None
         for var, flag in zip(equation.operands, active, strict=True)
@@ -142,7 +143,7 @@ def expanded(equation: Equation) -> Equation:
     """The equation with its rule, captured now if it was not with the call."""
     if len(equation.bodies) == 2:
         return equation
-    types = tuple(var.type for var in equation.operands)
+    types = equation.operand_types
     primal, call = equation.bodies[0], equation.literals["rule"]
     bodies = (primal, capture_rule(call, primal, types))
     return replace(equation, bodies=bodies)
@@ -187,8 +188,7 @@ def custom_jvp_split_rule(equation: Equation, wanted_inputs: Mask, wanted_output
     wanted = tuple(flag and index < num_args(equation) for index, flag in enumerate(wanted_inputs))
     rule = custom_jvp_jvp_rule(equation, wanted)
     split = transposed(rule, wanted, wanted_outputs, len(equation.outputs))
-    found = iter(split.gradients)
-    asked = tuple(next(found) if own else None for own in chosen(wanted, wanted_inputs))
+    asked = split.places(chosen(wanted, wanted_inputs))
     return Split(split.forward, split.backward, split.residuals, asked)
 
 
@@ -203,7 +203,7 @@ def custom_jvp_batch_rule(
     primal, flags = batch(equation.bodies[0], batched, size, randomness)
     call = equation.literals["rule"]
     wanted = tuple(isinstance(var.type, TensorType) for var in equation.outputs)
-    types = tuple(var.type for var in equation.operands)
+    types = equation.operand_types
     if len(equation.bodies) == 1:
         call, rest = BatchedCall(call, equation.bodies[0], types, batched, size, randomness), ()
     else:
@@ -267,10 +267,7 @@ class JvpCall(Call):
     def jvp(self, primal: Captured, tensors: Sequence[Any], tangents: Sequence[Any]) -> Any:
         """The outputs and the tangents of the differentiable ones, from the user's rule."""
         where = f"custom_jvp: the rule of {self.name}"
-        supply = iter(tangents)
-        directions = [
-            next(supply) if is_differentiable(type) else None for type in primal.trace.input_types
-        ]
+        directions = scattered(tangents, map(is_differentiable, primal.trace.input_types))
         found = self.function.rule(
             *self.static_args, self.tree(tensors), self.tree(directions, lambda leaf: None)
         )

@@ -6,7 +6,7 @@ from thunder_fn.interpreters.grad import forward_backward, zeros
 from thunder_fn.interpreters.partial_eval import partial_split
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir.memos import kept
-from thunder_fn.ir.rules import JvpRule, Mask, Split
+from thunder_fn.ir.rules import JvpRule, Mask, Split, chosen
 from thunder_fn.ir.trace import TensorType, TraceBuilder
 from thunder_fn.ir.walking import inline_into
 
@@ -27,10 +27,8 @@ def transposed(rule: JvpRule, active: Mask, wanted_outputs: Mask, count: int) ->
         rule.trace, (True,) * num_primals + (False,) * num_tangents, known_outputs
     )
     linear, num_kept = halves.backward, len(halves.residuals)
-    moved = (
-        wanted for wanted, flag in zip(wanted_outputs, rule.active_outputs, strict=True) if flag
-    )
-    back = forward_backward(linear, (False,) * num_kept + (True,) * num_tangents, tuple(moved))
+    moved = chosen(wanted_outputs, rule.active_outputs)
+    back = forward_backward(linear, (False,) * num_kept + (True,) * num_tangents, moved)
     builder = TraceBuilder(f"{rule.trace.name}_transposed")
     kept = [builder.input(type) for type in linear.input_types[:num_kept]]
     given = [

@@ -127,7 +127,7 @@ def call_of(equation: Equation) -> Any:
 
 def _backward_types(equation: Equation, fwd: Trace, places: Places) -> tuple[Type, ...]:
     cotangents = [var.type for var in equation.outputs if is_differentiable(var.type)]
-    closures = [var.type for var in equation.operands[len(places) :]]
+    closures = equation.operand_types[len(places) :]
     return (*fwd.output_types[len(equation.outputs) :], *cotangents, *closures)
 
 
@@ -165,7 +165,7 @@ def custom_vjp_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
     """The function's own forward derivative, or the jvp of the primal function."""
     call = call_of(equation)
     if getattr(call, "has_jvp", False):
-        return capture_jvp(call, tuple(var.type for var in equation.operands), active)
+        return capture_jvp(call, equation.operand_types, active)
     count = len(gradients_of(equation))
     calls.check_closures(equation, call, count, active)
     rule = jvp_trace(
@@ -179,7 +179,7 @@ def _with_all_tangents(rule: JvpRule, active: Mask, count: int, equation: Equati
     if not any(active[count:]):
         return rule
     builder = TraceBuilder(rule.trace.name)
-    primals = builder.take(var.type for var in equation.operands)
+    primals = builder.take(equation.operand_types)
     tangents = [
         builder.input(var.type) if flag else None
         for var, flag in zip(equation.operands, active, strict=True)
@@ -227,7 +227,7 @@ def _backward(
     places, count = gradients_of(equation), len(equation.outputs)
     builder = TraceBuilder(bwd.name)
     kept = builder.take(fwd.output_types[count:])
-    closures = builder.take(var.type for var in equation.operands[len(places) :])
+    closures = builder.take(equation.operand_types[len(places) :])
     given = [
         builder.input(var.type) if flag else None
         for var, flag in zip(equation.outputs, wanted_outputs, strict=True)
@@ -252,7 +252,7 @@ def expanded(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> E
     asked = call.asked(wanted_inputs, wanted_outputs) if getattr(call, "asks", ()) else call
     if len(equation.bodies) == 3 and asked is call:
         return equation
-    types = tuple(var.type for var in equation.operands)
+    types = equation.operand_types
     fwd, bwd, places = capture_rule(asked, equation.bodies[0], types)
     kwargs = (("rule", Literal(call_of(equation))), ("gradients", Literal(places)))
     bodies = (equation.bodies[0], fwd, bwd)
@@ -287,7 +287,7 @@ def custom_vjp_batch_rule(
     yet will be batched when they are.
     """
     if getattr(call_of(equation), "has_vmap", False):
-        types = tuple(var.type for var in equation.operands)
+        types = equation.operand_types
         return capture_vmap(call_of(equation), types, batched, size, randomness)
     primal, flags = batch(equation.bodies[0], batched, size, randomness)
     wanted = tuple(isinstance(var.type, TensorType) for var in equation.outputs)
@@ -302,7 +302,7 @@ def custom_vjp_batch_rule(
             *equation.bodies[1:], gradients_of(equation), batched, wanted, size, randomness
         )
     else:
-        types = tuple(var.type for var in equation.operands)
+        types = equation.operand_types
         call = BatchedCall(call, equation.bodies[0], types, batched, wanted, size, randomness)
         kwargs, rest = (("rule", Literal(call)), ("gradients", Literal(gradients_of(equation)))), ()
     bodies = (batched_outputs(primal, flags, wanted, size), *rest)

@@ -290,9 +290,7 @@ class VjpCall(Call):
         self, primal: Captured, fwd: Captured, kept: Sequence[Any], cotangents: Sequence[Any]
     ) -> list[Any]:
         """One gradient or None for each tensor of the arguments, from the user's bwd."""
-        supply = iter(kept)
-        statics = fwd.out_leaves[primal.out_spec.num_leaves :]
-        leaves = [next(supply) if leaf is TENSOR else leaf for leaf in statics]
+        leaves = pytree.filled(fwd.out_leaves[primal.out_spec.num_leaves :], kept)
         residuals = pytree.unflatten(fwd.out_spec.children()[1], leaves)
         found = self.function.rule[1](
             *self.static_args, residuals, cotangent_tree(primal, cotangents)

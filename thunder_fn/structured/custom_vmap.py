@@ -90,7 +90,7 @@ def custom_vmap_batch_rule(
     equation: Equation, batched: Mask, size: Dim, randomness: str
 ) -> tuple[Trace, Mask]:
     """The user's rule. Closed-over tensors have no batch dim in it."""
-    call, types = equation.literals["rule"], tuple(var.type for var in equation.operands)
+    call, types = equation.literals["rule"], equation.operand_types
     count = sum(call.is_tensor)
     if any(batched[count:]):
         raise CustomRuleError(

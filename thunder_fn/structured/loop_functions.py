@@ -17,7 +17,8 @@ from thunder_fn.capture import Captured, current, pytree
 from thunder_fn.capture.numbers.arithmetic import is_found_in_data
 from thunder_fn.capture.replaced.lookasides import divert
 from thunder_fn.capture.scopes import user_source
-from thunder_fn.errors import TraceTypeError, kind_of, located, spelled
+from thunder_fn.errors import TraceTypeError, kind_of, spelled
+from thunder_fn.ir.rules import chosen
 from thunder_fn.ir.trace import Trace, Type, as_dim, cut, type_of_value
 from thunder_fn.structured.checkpoint import checkpoint as checkpointed
 from thunder_fn.structured.scan import scan_evaluate_rule
@@ -140,13 +141,11 @@ def number_of_steps(
             if op == "scan"
             else "xs has no tensor to be sliced"
         )
-        raise TraceTypeError(located(f"{op}: {what}", source=user_source()))
+        raise TraceTypeError(f"{op}: {what}", source=user_source())
     if any(size != sizes[0][1] for _, size in sizes):
         listed = "\n".join(f"  {path}: {size}" for path, size in sizes)
         raise TraceTypeError(
-            located(
-                f"{op}: the number of steps must be the same, but\n{listed}", source=user_source()
-            )
+            f"{op}: the number of steps must be the same, but\n{listed}", source=user_source()
         )
     return sizes[0][1], dim
 
@@ -184,7 +183,7 @@ def _pair(combine_fn: Callable[..., Any], result: Any) -> tuple[Any, Any]:
         what = f"{len(result)} values" if isinstance(result, (tuple, list)) else kind
         what = f"scan: {described_function(combine_fn)} must return (carry, y), not {what}"
         raise TraceTypeError(
-            located(what, source=user_source(), fix="Return `(carry, None)` if there is no y.")
+            what, source=user_source(), fix="Return `(carry, None)` if there is no y."
         )
     return result[0], result[1]
 
@@ -201,7 +200,7 @@ def check_stackable(
         if not isinstance(leaf, (Tensor, TypeText)):
             what = f"{op}: {path} is of type {type(leaf).__name__}, and only tensors can be stacked"
             what += f"\nfunction:     {described_function(function)}"
-            raise TraceTypeError(located(what, source=user_source(), fix=fix))
+            raise TraceTypeError(what, source=user_source(), fix=fix)
 
 
 def check_carry(
@@ -219,7 +218,7 @@ def check_carry(
     if other is not None:
         what = f"{op}: the {name} must keep its structure, but {other}\n{where}"
         fix = "Return the same tuples, lists and dicts as are given; None stands for nothing."
-        raise TraceTypeError(located(what, source=user_source(), fix=fix))
+        raise TraceTypeError(what, source=user_source(), fix=fix)
     different: list[tuple[Any, str]] = []
     for path, old, leaf in zip(pytree.paths(before, name), leaves, new, strict=True):
         mine, theirs = _leaf_text(old), _leaf_text(leaf)
@@ -236,7 +235,7 @@ def check_carry(
             )
         )
         what = f"{op}: the {name} must keep its types, but\n{lines}\n{where}"
-        raise TraceTypeError(located(what, source=user_source(), fix=fix))
+        raise TraceTypeError(what, source=user_source(), fix=fix)
 
 
 def _is_moved(old: Any, new: Any) -> bool:
@@ -304,8 +303,8 @@ def _record(
     init_leaves, x_leaves = tensor_leaves(init), tensor_leaves(xs)
     body = consts_first(bodies.bodies[0], len(closures))
     body, is_fixed = _fix_carries(body, len(closures), len(init_leaves))
-    consts = [leaf for leaf, flag in zip(init_leaves, is_fixed, strict=True) if flag]
-    moving = [leaf for leaf, flag in zip(init_leaves, is_fixed, strict=True) if not flag]
+    moves = [not flag for flag in is_fixed]
+    consts, moving = chosen(init_leaves, is_fixed), chosen(init_leaves, moves)
     loop = Loop(len(closures) + len(consts), len(moving), as_dim(size), bool(reverse), unroll)
     found = scan_evaluate_rule((body,), *closures, *consts, *moving, *x_leaves, **loop.literals())
     last, stacks = loop.results(found)
@@ -342,11 +341,10 @@ def _fix_carries(body: Trace, num_consts: int, num_carry: int) -> tuple[Trace, t
     """Carries that the body returns as they are become consts."""
     carries = body.inputs[num_consts : num_consts + num_carry]
     flags = tuple(var == atom for var, atom in zip(carries, body.outputs[:num_carry], strict=True))
-    fixed = tuple(var for var, flag in zip(carries, flags, strict=True) if flag)
-    moving = tuple(var for var, flag in zip(carries, flags, strict=True) if not flag)
-    inputs = (*body.inputs[:num_consts], *fixed, *moving, *body.inputs[num_consts + num_carry :])
-    outputs = tuple(atom for atom, flag in zip(body.outputs, flags, strict=False) if not flag)
-    outputs = (*outputs, *body.outputs[num_carry:])
+    moves = [not flag for flag in flags]
+    carries = (*chosen(carries, flags), *chosen(carries, moves))
+    inputs = (*body.inputs[:num_consts], *carries, *body.inputs[num_consts + num_carry :])
+    outputs = (*chosen(body.outputs[:num_carry], moves), *body.outputs[num_carry:])
     return cut(body, inputs=inputs, outputs=outputs), flags
 
 
@@ -427,10 +425,8 @@ def fori_loop(
         ):
             given = type_of_value(bound) if isinstance(bound, Tensor) else type(bound).__name__
             raise TraceTypeError(
-                located(
-                    f"fori_loop: {name} is an int or a scalar tensor of ints, not {given}",
-                    source=user_source(),
-                )
+                f"fori_loop: {name} is an int or a scalar tensor of ints, not {given}",
+                source=user_source(),
             )
     if any(isinstance(bound, Tensor) or is_found_in_data(bound) for bound in (lo, hi)):
         return _while_counted(lo, hi, body, init)

@@ -21,7 +21,7 @@ from thunder_fn.capture import current
 from thunder_fn.derived.activity import ACTIVE
 from thunder_fn.derived.leaf_vjp import is_differentiable
 from thunder_fn.derived.leaf_vmap import LoopWarning, batched_type
-from thunder_fn.errors import InvalidTrace, MissingRule, located
+from thunder_fn.errors import InvalidTrace, MissingRule
 from thunder_fn.interpreters.vmap import batched_types
 from thunder_fn.ir import ops
 from thunder_fn.ir.constraints import equals_hint
@@ -71,10 +71,8 @@ def call_of(equation: Equation) -> OpaqueCall:
 @CHECK.rule("opaque")
 def opaque_check_rule(equation: Equation) -> None:
     """Check that the outputs have the call's types."""
-    if tuple(var.type for var in equation.outputs) != call_of(equation).types:
-        raise InvalidTrace(
-            located(f"opaque: the results of {call_of(equation).name} have other types")
-        )
+    if equation.output_types != call_of(equation).types:
+        raise InvalidTrace(f"opaque: the results of {call_of(equation).name} have other types")
 
 
 @EVALUATE.rule("opaque")
@@ -93,15 +91,12 @@ def opaque_evaluate_rule(
 def missing(interpreter: str, call: OpaqueCall, equation: Equation | None = None) -> MissingRule:
     """The error for a derivative that nobody has given."""
     return MissingRule(
-        located(
-            f"{interpreter}: {call.name} has no derivative: only the types of its results are"
-            " known",
-            source=equation.source if equation is not None else None,
-            fix=(
-                "Register it with `like=`, with a `grad_transform=` for reverse mode, or with"
-                " `jvp=`, which serves both."
-            ),
-        )
+        f"{interpreter}: {call.name} has no derivative: only the types of its results are known",
+        source=equation.source if equation is not None else None,
+        fix=(
+            "Register it with `like=`, with a `grad_transform=` for reverse mode, or with"
+            " `jvp=`, which serves both."
+        ),
     )
 
 
@@ -135,7 +130,7 @@ def opaque_batch_rule(
         2,
     )
     builder = TraceBuilder(f"vmap_{name}")
-    inputs = builder.take(batched_types([var.type for var in equation.operands], batched, size))
+    inputs = builder.take(batched_types(equation.operand_types, batched, size))
     if isinstance(size, Expr):
         builder.require([equals_hint(size)])
     rows = [_example(builder, equation, inputs, batched, i) for i in range(hint_of(size))]
@@ -154,7 +149,7 @@ def _example(
                 ops.leaf(ops.aten.select.int), args, (var.type,), source=equation.source
             )
         operands.append(value)
-    types = tuple(var.type for var in equation.outputs)
+    types = equation.output_types
     return builder.add(
         OPAQUE, tuple(operands), types, kwargs=equation.kwargs, source=equation.source
     )

@@ -32,7 +32,7 @@ from thunder_fn.ir.trace import (
     Trace,
     TraceBuilder,
     Var,
-    map_arg,
+    map_args,
 )
 from thunder_fn.ir.walking import inline_into, put, rewritten
 from thunder_fn.structured.shared.bodies import tensor_type
@@ -102,9 +102,7 @@ def _find_run(trace: Trace) -> _Run | None:
 def _kind(equation: Equation) -> Any:
     """Equal for equations that differ in their operands only."""
     hole = Literal(...)
-    args = map_arg(lambda var: hole, equation.args)
-    kwargs = tuple((key, map_arg(lambda var: hole, arg)) for key, arg in equation.kwargs)
-    return equation.op, args, kwargs, equation.bodies
+    return equation.op, *map_args(lambda var: hole, equation), equation.bodies
 
 
 def _run_from(trace: Trace, positions: Sequence[int]) -> _Run | None:
@@ -258,13 +256,7 @@ def _body(step: Equation, columns: _Columns) -> Trace:
     builder = TraceBuilder(ops.short_name(step.op))
     places = (*columns.fixed, *(p for p, _ in columns.carried), *columns.moving)
     inputs = {p: builder.input(step.operands[p].type) for p in places}
-    supply = iter(inputs[p] for p in range(len(step.operands)))
-    args = tuple(map_arg(lambda var: next(supply), arg) for arg in step.args)
-    kwargs = tuple((key, map_arg(lambda var: next(supply), arg)) for key, arg in step.kwargs)
-    types = tuple(var.type for var in step.outputs)
-    outputs = builder.add(
-        step.op, args, types, kwargs=kwargs, bodies=step.bodies, source=step.source
-    )
+    outputs = put(builder, step, [inputs[p] for p in range(len(step.operands))])
     return builder.build(
         (*(outputs[k] for _, k in columns.carried), *(outputs[k] for k in columns.ys))
     )
@@ -379,7 +371,7 @@ def in_blocks(equation: Equation) -> Trace:
     loop = Loop.of(equation)
     count = min(loop.unroll, loop.steps)
     builder = TraceBuilder("unrolled")
-    operands = builder.take(var.type for var in equation.operands)
+    operands = builder.take(equation.operand_types)
     if count == loop.length:
         return builder.build(add_steps(builder, equation, operands, {}))
     consts, carry, xs = loop.parts(operands)

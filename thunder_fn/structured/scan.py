@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 
 from thunder_fn.capture import current
-from thunder_fn.errors import InvalidTrace, TraceTypeError, located
+from thunder_fn.errors import InvalidTrace, TraceTypeError
 from thunder_fn.interpreters.simplify import dce_to
 from thunder_fn.interpreters.vmap import (
     batch,
@@ -52,13 +52,13 @@ def scan_check_rule(equation: Equation) -> None:
     numbers = (loop.num_consts, loop.num_carry, loop.length)
     if any(isinstance(number, int) and number < 0 for number in numbers):
         raise InvalidTrace(
-            located(f"scan: its numbers are not negative, given {loop}", source=equation.source)
+            f"scan: its numbers are not negative, given {loop}", source=equation.source
         )
     consts, carry, xs = loop.parts(equation.operands)
     for var in xs:
         if tensor_type(var.type).shape[:1] != (loop.length,):
             what = f"scan: {var} is {var.type}, but the loop has {loop.length} steps"
-            raise TraceTypeError(located(what, source=equation.source))
+            raise TraceTypeError(what, source=equation.source)
     slices = (Var(var.index, slice_of(var.type)) for var in xs)
     check_operands(equation, (*consts, *carry, *slices), equation.body)
     own_carry, ys = loop.results(equation.body.output_types)
@@ -67,7 +67,7 @@ def scan_check_rule(equation: Equation) -> None:
     )
     check_types(
         equation,
-        (*(var.type for var in carry), *(var.type for var in equation.outputs[loop.num_carry :])),
+        (*(var.type for var in carry), *equation.output_types[loop.num_carry :]),
         "the carry is",
     )
 
@@ -142,7 +142,7 @@ def scan_batch_rule(
     )
     new, flags = batch(body, (*consts, *carry, *xs), size, randomness)
     builder = TraceBuilder("vmap_scan")
-    types = (var.type for var in equation.operands)
+    types = equation.operand_types
     operands = builder.take(batched_types(types, batched, size))
     own_consts, own_carry, own_xs = loop.parts(operands)
     parts = (

@@ -43,9 +43,8 @@ def scan_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mas
     wanted_carry, wanted_ys = loop.results(wanted_outputs)
 
     def step(live: Mask) -> Mask:
-        places = iter(forward_backward(equation.body, asked, (*live, *wanted_ys)).gradients)
-        found = tuple(flag and next(places) is not None for flag in asked)
-        return loop.parts(found)[1]
+        places = forward_backward(equation.body, asked, (*live, *wanted_ys)).places(asked)
+        return tuple(place is not None for place in loop.parts(places)[1])
 
     live = carry_fixpoint(step, wanted_carry)
     split = found_again(forward_backward(equation.body, asked, (*live, *wanted_ys)), "scan")
@@ -127,7 +126,7 @@ def _place_residuals(loop: Loop, split: Split, num_outputs: int) -> _Placed:
 def _forward(equation: Equation, loop: Loop, placed: _Placed) -> Trace:
     """The loop with stacked residuals, then the residuals that need no loop."""
     builder = TraceBuilder("scan_forward")
-    operands = builder.take(var.type for var in equation.operands)
+    operands = builder.take(equation.operand_types)
     results = add_scan(builder, loop, placed.body, loop.parts(operands), equation.source)
     once = inline_into(builder, placed.hoisted, operands, equation.source)
     return builder.build((*results, *once))
@@ -140,8 +139,7 @@ def _backward(
     residuals = tuple(dict.fromkeys(placed.places))
     num_stacked = len(placed.body.outputs) - len(equation.outputs)
     is_const = tuple(_is_const(place, loop, num_stacked) for place in residuals)
-    places = iter(split.gradients)
-    gradients = loop.parts(tuple(next(places) if flag else None for flag in question.asked))
+    gradients = loop.parts(split.places(question.asked))
     summed = [i for i, place in enumerate(gradients[0]) if place is not None]
     builder = TraceBuilder("scan_backward")
     given = builder.take(_residual_type(place, equation, placed) for place in residuals)

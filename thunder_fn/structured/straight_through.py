@@ -19,7 +19,7 @@ from thunder_fn.capture import current
 from thunder_fn.capture.apply import bind_equation, operands_of
 from thunder_fn.derived.activity import ACTIVE
 from thunder_fn.derived.leaf_vjp import is_differentiable
-from thunder_fn.errors import InvalidTrace, located
+from thunder_fn.errors import InvalidTrace
 from thunder_fn.interpreters.grad import zeros
 from thunder_fn.interpreters.vmap import batched_types, expand_missing
 from thunder_fn.ir import ops
@@ -77,7 +77,7 @@ def straight_through_check_rule(equation: Equation) -> None:
             f"{equation.op} takes two tensors, the value and the one that gets the gradient, and no"
             " bodies"
         )
-        raise InvalidTrace(located(what, source=equation.source))
+        raise InvalidTrace(what, source=equation.source)
     for var in operands:
         check_types(equation, (var.type,), "an operand is")
 
@@ -124,7 +124,7 @@ def pushed_write_activity_rule(equation: Equation, active: Mask) -> Mask:
 def pushed_write_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
     """The value with its tangent; to reverse mode both are the history's."""
     builder = TraceBuilder("no_grad_write")
-    primals = builder.take(var.type for var in equation.operands)
+    primals = builder.take(equation.operand_types)
     type = tensor_type(equation.outputs[0].type)
     given = [builder.input(type) if flag else None for flag in active]
     tangents = tuple(zeros(builder, type) if tangent is None else tangent for tangent in given)
@@ -142,7 +142,7 @@ def straight_through_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
     history.
     """
     builder = TraceBuilder("straight_through")
-    primals = builder.take(var.type for var in equation.operands)
+    primals = builder.take(equation.operand_types)
     tangents = builder.take(var.type for var in chosen(equation.operands, active))
     results = builder.add(equation.op, primals, (equation.outputs[0].type,))
     return JvpRule(
@@ -171,7 +171,7 @@ def straight_through_batch_rule(
 ) -> tuple[Trace, Mask]:
     """Return the op on batches; operands that are not batched are expanded."""
     builder = TraceBuilder("straight_through")
-    operands = builder.take(batched_types([var.type for var in equation.operands], batched, size))
+    operands = builder.take(batched_types(equation.operand_types, batched, size))
     wide = expand_missing(builder, operands, batched, (any(batched),) * 2, size)
     results = builder.add(equation.op, wide, (type_of(wide[0]),), source=equation.source)
     return builder.build(results), (any(batched),)

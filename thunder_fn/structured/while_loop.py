@@ -22,7 +22,7 @@ import torch
 
 from thunder_fn.capture import current
 from thunder_fn.capture.replaced.lookasides import divert
-from thunder_fn.errors import CaptureError, TraceTypeError, VmapError, located, spelled
+from thunder_fn.errors import CaptureError, TraceTypeError, VmapError, spelled
 from thunder_fn.interpreters.simplify import dce_to
 from thunder_fn.interpreters.vmap import batch, batched_outputs, batched_types, expand_missing
 from thunder_fn.ir import ops
@@ -88,7 +88,7 @@ def while_check_rule(equation: Equation) -> None:
             f"while_loop: the condition gives {', '.join(map(str, condition.output_types))}, not"
             " one bool"
         )
-        raise TraceTypeError(located(what, source=equation.source))
+        raise TraceTypeError(what, source=equation.source)
     check_types(equation, body.output_types, "the body gives")
     _, carry = While.of(equation).parts(equation.operands)
     check_types(equation, tuple(var.type for var in carry), "the carry is")
@@ -139,11 +139,11 @@ def while_batch_rule(
             " and these print or call back"
         )
         fix = "Use `tfn.map`, which runs a loop for each example, or print after the loop."
-        raise VmapError(located(what, source=equation.source, fix=fix))
+        raise VmapError(what, source=equation.source, fix=fix)
     if is_batched:
         carry = (True,) * len(carry)
     builder = TraceBuilder("vmap_while")
-    types = batched_types([var.type for var in equation.operands], batched, size)
+    types = batched_types(equation.operand_types, batched, size)
     own_consts, own_carry = loop.parts(builder.take(types))
     start = expand_missing(builder, own_carry, given, carry, size)
     if is_batched:

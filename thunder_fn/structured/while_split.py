@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from thunder_fn.errors import MissingRule, located
+from thunder_fn.errors import MissingRule
 from thunder_fn.interpreters.grad import add, forward_backward, full, zeros
 from thunder_fn.interpreters.simplify import dce, is_kept
 from thunder_fn.ir import ops
@@ -45,7 +45,7 @@ def while_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Ma
 
 def as_scan(equation: Equation, max_steps: int) -> Trace:
     """The loop as `max_steps` steps, each of which asks whether it is to be taken."""
-    consts, carry = While.of(equation).parts(tuple(var.type for var in equation.operands))
+    consts, carry = While.of(equation).parts(equation.operand_types)
     builder = TraceBuilder("bounded_while")
     operands = builder.take((*consts, *carry))
     first = full(builder, BOOL, True)
@@ -107,10 +107,10 @@ def _split_unbounded(equation: Equation, wanted_inputs: Mask, wanted_outputs: Ma
             " numbers or call back"
         )
         fix = "Give the loop max_steps=, which keeps what they gave."
-        raise MissingRule(located(what, source=equation.source, fix=fix))
+        raise MissingRule(what, source=equation.source, fix=fix)
     step = _split_step(equation, loop, wanted_inputs, wanted_outputs)
     builder = TraceBuilder("while_backward")
-    operands = builder.take(var.type for var in equation.operands)
+    operands = builder.take(equation.operand_types)
     steps = builder.input(COUNT)
     given = {
         i: builder.input(equation.outputs[i].type) for i, flag in enumerate(wanted_outputs) if flag
@@ -155,8 +155,7 @@ def _split_step(
     asked = (*consts, *active_carry(body, *loop.parts(wanted_inputs)))
 
     def places_of(live: Mask) -> tuple[int | None, ...]:
-        places = iter(forward_backward(body, asked, live).gradients)
-        return tuple(next(places) if flag else None for flag in asked)
+        return forward_backward(body, asked, live).places(asked)
 
     live = carry_fixpoint(
         lambda mask: tuple(place is not None for place in loop.parts(places_of(mask))[1]),
@@ -176,7 +175,7 @@ def _split_step(
 def _counting(equation: Equation, loop: While) -> Trace:
     """The loop, and the number of its steps."""
     builder = TraceBuilder("while_forward")
-    operands = builder.take(var.type for var in equation.operands)
+    operands = builder.take(equation.operand_types)
     consts, carry = loop.parts(operands)
     bodies = _counting_bodies(equation, loop)
     count, *results = add_while(
@@ -187,7 +186,7 @@ def _counting(equation: Equation, loop: While) -> Trace:
 
 def _counting_bodies(equation: Equation, loop: While) -> tuple[Trace, Trace]:
     """Condition and body with a counter before the carry."""
-    consts, carry = loop.parts(tuple(var.type for var in equation.operands))
+    consts, carry = loop.parts(equation.operand_types)
     condition, body = (TraceBuilder(trace.name) for trace in equation.bodies)
     inputs = [builder.take((*consts, COUNT, *carry)) for builder in (condition, body)]
     more, results = (
@@ -206,7 +205,7 @@ def _backward_bodies(equation: Equation, loop: While, step: _Step) -> tuple[Trac
     Consts are the operands of the loop; carries are the number of steps left, cotangents, and sums
     for the consts.
     """
-    types = tuple(var.type for var in equation.operands)
+    types = equation.operand_types
     consts, carry = loop.parts(types)
     carried = (COUNT, *(carry[i] for i in step.live), *(consts[i] for i in step.summed))
     condition = TraceBuilder("steps_left")

@@ -59,6 +59,15 @@ _ON_GPU: dict[str, Any] = {
 }
 
 
+TRITON_HEAD = """
+import triton
+import triton.language as tl
+from torch._inductor.runtime.triton_helpers import libdevice
+"""
+"""The imports of a module with Triton kernels, and of the device's functions as Inductor finds
+them.
+"""
+
 REINTERPRET = "import torch\nreinterpret_tensor = torch._C._dynamo.guards._reinterpret_tensor\n"
 """The lines of Inductor's modules that name the maker of a view."""
 
@@ -382,6 +391,13 @@ def inductor_backend() -> Callable[..., Any]:
     from torch._inductor.compile_fx import compile_fx
 
     return compile_fx
+
+
+def load_source(text: str) -> Any:
+    """A module of this text in a file: Triton reads the source of its kernels there."""
+    from torch._inductor.codecache import PyCodeCache
+
+    return PyCodeCache.load(text)
 
 
 def extern_kernel(name: str) -> Any:

@@ -19,7 +19,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTens
 from torch.utils import _pytree as torch_pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from thunder_fn.errors import UnsupportedCall, located
+from thunder_fn.errors import UnsupportedCall
 from thunder_fn.ir.trace import type_of_value
 from thunder_fn.torch_internals.calls import aten
 from thunder_fn.torch_internals.fakes import DEVICE, RecordingMode
@@ -518,7 +518,7 @@ class TracerMode(FunctionalTensorMode):
         if is_given or any(type(arg) is torch.Tensor for arg in (target, *source)):
             what = "`set_` of a tensor from outside was called, whose memory a trace does not have"
             fix = "Write `x.copy_(y)`, or return the new tensor."
-            raise UnsupportedCall(located(what, fix=fix))
+            raise UnsupportedCall(what, fix=fix)
         if type(source[0]) is not Tracer:
             return (target, *source)
         memory = source[0]

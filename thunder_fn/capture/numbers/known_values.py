@@ -24,8 +24,10 @@ from thunder_fn.ir.trace import (
     Literal,
     Trace,
     Var,
+    all_args,
     is_differentiable,
     python_arg,
+    python_args,
     vars_in,
 )
 
@@ -126,14 +128,13 @@ class KnownValues:
         for leaf in _backwards(self._recorder.root) if needed else ():
             made = made_by(leaf) if symbols else ()
             if not symbols.isdisjoint(made) or any(var.index in needed for var in leaf.outputs):
-                used = set(symbols_in((leaf.args, tuple(value for _, value in leaf.kwargs))))
+                used = set(symbols_in(all_args(leaf)))
                 if not _is_repeatable(leaf) or (used and not self.is_of_call):
                     return None
                 found.append(leaf)
                 symbols = (symbols | used) - self._numbers.keys() - set(made)
                 needed.difference_update(var.index for var in leaf.outputs)
-                args = leaf.args, tuple(value for _, value in leaf.kwargs)
-                needed.update(var.index for var in vars_in(args))
+                needed.update(var.index for var in vars_in(all_args(leaf)))
                 needed.difference_update(self._found)
         outer = self._recorder.outer
         for symbol in symbols:
@@ -197,8 +198,7 @@ class KnownValues:
         return all(recorder.values._drawn(leaf, scope) for recorder, leaf, scope in effects)
 
     def _drawn(self, leaf: Leaf, scope: Scope) -> bool:
-        args = leaf.args, tuple(value for _, value in leaf.kwargs)
-        if self._values(list(vars_in(args))) is None:
+        if self._values(vars_in(all_args(leaf))) is None:
             return False
         self._compute(leaf)
         scope.items[:] = [item for item in scope.items if item is not leaf]
@@ -249,11 +249,10 @@ def _is_draw(leaf: Leaf) -> bool:
     """Test for an op that draws from the default generator numbers through which no gradient
     flows.
     """
-    args = leaf.args, tuple(value for _, value in leaf.kwargs)
-    if not ops.is_random(leaf.op) or _generators_in(args):
+    if not ops.is_random(leaf.op) or _generators_in(all_args(leaf)):
         return False
     has_no_derivative = leaf.op in facts.DRAWS or leaf.op in facts.LIKE
-    operands = (var.type for var in vars_in(args))
+    operands = (var.type for var in vars_in(all_args(leaf)))
     is_count = not any(map(is_differentiable, (var.type for var in leaf.outputs)))
     return has_no_derivative or is_count or not any(map(is_differentiable, operands))
 
@@ -290,8 +289,7 @@ def _computed(equation: Equation, values: dict[int, Any]) -> Sequence[Any]:
     """
     if equation.op.kind == "composite":
         return _run(equation.body, [values[var.index] for var in equation.operands])
-    args = [python_arg(arg, lambda var: values[var.index]) for arg in equation.args]
-    kwargs = {key: python_arg(arg, lambda var: values[var.index]) for key, arg in equation.kwargs}
+    args, kwargs = python_args(equation, lambda var: values[var.index])
     if equation.op.kind == "structured":
         return EVALUATE.of(equation)(equation.bodies, *args, **kwargs)
     if kwargs.get("device") == torch.device("meta"):

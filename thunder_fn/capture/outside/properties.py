@@ -20,7 +20,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.outside.reads import ABSENT, seen
 from thunder_fn.capture.supported import is_wrapped
-from thunder_fn.errors import UnsupportedCall, located
+from thunder_fn.errors import UnsupportedCall
 
 if TYPE_CHECKING:
     from thunder_fn.capture.recorder import Recorder
@@ -313,7 +313,7 @@ def _is_inference(recorder: Recorder, tensor: Tensor) -> bool:
 def _refuse(recorder: Recorder, what: str, fix: str) -> Any:
     source = recorder.where() if recorder.where is not None else None
     raise UnsupportedCall(
-        located(f"the function reads {what}, which a trace does not have", source=source, fix=fix)
+        f"the function reads {what}, which a trace does not have", source=source, fix=fix
     )
 
 

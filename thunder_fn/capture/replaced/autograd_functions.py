@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from thunder_fn.errors import MissingRule, located
+from thunder_fn.errors import MissingRule
 from thunder_fn.ir import ops
 
 
@@ -32,9 +32,7 @@ def _without_derivative(op: str, why: str, fix: str) -> Any:
         ctx.name = inputs[1]
 
     def refuse(ctx: Any, cotangent: torch.Tensor) -> Any:
-        raise MissingRule(
-            located(f"the backward of the autograd function {ctx.name} {why}", fix=fix)
-        )
+        raise MissingRule(f"the backward of the autograd function {ctx.name} {why}", fix=fix)
 
     copied: Any = torch.library.custom_op(f"thunder_fn::{op}", copy, mutates_args=())
     copied.register_fake(lambda x, name: torch.empty_like(x))

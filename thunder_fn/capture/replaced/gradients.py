@@ -13,7 +13,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.kept import GRAD, Feed
 from thunder_fn.capture.supported import is_wrapped
-from thunder_fn.errors import UnsupportedCall, located
+from thunder_fn.errors import UnsupportedCall
 
 if TYPE_CHECKING:
     from thunder_fn.capture.recorder import Recorder
@@ -123,7 +123,7 @@ class Gradients:
                 "Remove them, and change `.grad` after `backward()` in the traced function, or call"
                 " the step without `jit`."
             )
-            raise UnsupportedCall(located(what, source=source, fix=fix))
+            raise UnsupportedCall(what, source=source, fix=fix)
 
     def free(self, roots: Iterable[torch.Tensor]) -> None:
         """Note the graph behind these tensors, which a backward has freed."""

@@ -16,7 +16,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.replaced.leaf_ops import SAME
 from thunder_fn.capture.scopes import user_source
-from thunder_fn.errors import UnsupportedCall, located
+from thunder_fn.errors import UnsupportedCall
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -32,15 +32,13 @@ def check_kernel(kernel: str, key: Tensor) -> None:
     """Raise where PyTorch has no keys on the device."""
     if not internals.has_kernel(f"aten::{kernel}", key.device.type):
         raise UnsupportedCall(
-            located(
-                f"PyTorch {torch.__version__} has no random keys on {key.device.type}: there is no"
-                f" kernel for {kernel}",
-                source=user_source(),
-                fix=(
-                    "Make the key on a CUDA device, `torch.func._random.key(seed, device='cuda')`,"
-                    " or draw from a generator."
-                ),
-            )
+            f"PyTorch {torch.__version__} has no random keys on {key.device.type}: there is no"
+            f" kernel for {kernel}",
+            source=user_source(),
+            fix=(
+                "Make the key on a CUDA device, `torch.func._random.key(seed, device='cuda')`,"
+                " or draw from a generator."
+            ),
         )
 
 

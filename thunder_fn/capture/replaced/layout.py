@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.errors import UnsupportedCall, located
+from thunder_fn.errors import UnsupportedCall
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.trace import Arg, Literal, TensorType, Var, type_of_value
 
@@ -105,7 +105,7 @@ def _record_as_is(
             " computed tensor"
         )
         fix = "Call as_strided on the tensor that has this memory, outside of the traced function."
-        raise UnsupportedCall(located(what, source=recorder.source, fix=fix))
+        raise UnsupportedCall(what, source=recorder.source, fix=fix)
     return recorder.emit(HIDDEN, tuple(map(recorder.encode, args)), (type_of_value(result),), ())
 
 

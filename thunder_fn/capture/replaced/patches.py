@@ -24,7 +24,7 @@ from thunder_fn.capture.replaced.lookasides import divert, original_of
 from thunder_fn.capture.replaced.refusals import script_error
 from thunder_fn.capture.replaced.seeds import FUNCTIONS as SEEDS, generator_class
 from thunder_fn.capture.scopes import in_scope, lift_call, user_source
-from thunder_fn.errors import UnsupportedCall, kind_of, located, with_article
+from thunder_fn.errors import UnsupportedCall, kind_of, with_article
 from thunder_fn.ir.trace import Source
 
 Tensor = torch.Tensor
@@ -74,12 +74,9 @@ def _refuse_backward_hooks(module: torch.nn.Module) -> None:
         raise script_error(f"{kind_of(module)} of `torch.jit` was called", user_source())
     if internals.has_backward_hooks(module):
         raise UnsupportedCall(
-            located(
-                f"{kind_of(module)} has backward hooks, which autograd runs and a trace does not"
-                " have",
-                source=user_source(),
-                fix="Remove them, or write what they do to the gradient with `custom_vjp`.",
-            )
+            f"{kind_of(module)} has backward hooks, which autograd runs and a trace does not have",
+            source=user_source(),
+            fix="Remove them, or write what they do to the gradient with `custom_vjp`.",
         )
 
 
@@ -154,15 +151,13 @@ def _refuse_outside_state(optimizer: torch.optim.Optimizer, args: Any, kwargs: A
         return
     name = type(optimizer).__name__
     raise UnsupportedCall(
-        located(
-            f"the step of {with_article(name)} that was made outside the traced function would"
-            " store traced tensors in its state",
-            source=user_source(),
-            fix=(
-                f"Use `functional_optimizer(torch.optim.{name}, ...)`, which takes the state and"
-                " returns it."
-            ),
-        )
+        f"the step of {with_article(name)} that was made outside the traced function would"
+        " store traced tensors in its state",
+        source=user_source(),
+        fix=(
+            f"Use `functional_optimizer(torch.optim.{name}, ...)`, which takes the state and"
+            " returns it."
+        ),
     )
 
 

@@ -16,7 +16,6 @@ from thunder_fn.errors import (
     DataDependentShape,
     DataDependentValue,
     UnsupportedCall,
-    located,
 )
 from thunder_fn.ir.trace import Expr, Source
 
@@ -70,7 +69,7 @@ def data_dependent_error(func: Any, error: Exception | None, source: Source | No
             "Use an op with a fixed shape, such as `torch.where(mask, x, 0)`, or do this step"
             " outside the traced function."
         )
-        return DataDependentShape(located(text, source=source, fix=fix))
+        return DataDependentShape(text, source=source, fix=fix)
     if name in BRANCHES:
         text = (
             "Python asked whether a traced tensor is true (`if`, `while`, `and`, `bool`), "
@@ -80,7 +79,7 @@ def data_dependent_error(func: Any, error: Exception | None, source: Source | No
             "Use `torch.where(condition, a, b)` or `torch.cond`, or move the decision outside the"
             " traced function."
         )
-        return DataDependentBranch(located(text, source=source, fix=fix))
+        return DataDependentBranch(text, source=source, fix=fix)
     text = (
         f"`{name}` asked for the values in a traced tensor as Python numbers, but they are not"
         " known while tracing"
@@ -91,7 +90,7 @@ def data_dependent_error(func: Any, error: Exception | None, source: Source | No
             "Write `x.item()`, which is a number while tracing too, and `math.trunc(x.item())` for"
             " the int of a float."
         )
-    return DataDependentValue(located(text, source=source, fix=fix))
+    return DataDependentValue(text, source=source, fix=fix)
 
 
 def decision_error(error: Any, source: Source | None) -> DataDependentBranch:
@@ -108,12 +107,10 @@ def decision_error(error: Any, source: Source | None) -> DataDependentBranch:
             " for the int of a float."
         )
     return DataDependentBranch(
-        located(
-            f"Python asked {what}, where {', '.join(sorted(map(str, error.cond.free_symbols)))} is"
-            " found in a tensor's values, which are not known while tracing",
-            source=source,
-            fix=fix,
-        )
+        f"Python asked {what}, where {', '.join(sorted(map(str, error.cond.free_symbols)))} is"
+        " found in a tensor's values, which are not known while tracing",
+        source=source,
+        fix=fix,
     )
 
 
@@ -122,7 +119,7 @@ def memory_error(func: Any, source: Source | None) -> UnsupportedCall:
     name = "pickle" if func is Tensor.__reduce_ex__ else func.__name__
     name = func.__self__.__name__ if name == "__get__" else name
     text = f"`{name}` needs the memory of a tensor, but a traced tensor has a type and no memory"
-    return UnsupportedCall(located(text, source=source, fix=MEMORY[func]))
+    return UnsupportedCall(text, source=source, fix=MEMORY[func])
 
 
 def no_fake_error(op: internals.OpOverload, source: Source | None) -> CaptureError:
@@ -134,9 +131,9 @@ def no_fake_error(op: internals.OpOverload, source: Source | None) -> CaptureErr
     )
     fix = f'Register one: `@torch.library.register_fake("{name}")`'
     if torch.Tag.dynamic_output_shape not in op.tags:
-        return UnsupportedCall(located(text, source=source, fix=f"{fix}."))
+        return UnsupportedCall(text, source=source, fix=f"{fix}.")
     fix += "; in it `torch.library.get_ctx().new_dynamic_size()` is a size that depends on values."
-    return DataDependentShape(located(text, source=source, fix=fix))
+    return DataDependentShape(text, source=source, fix=fix)
 
 
 # ---- where the user is ----
@@ -152,12 +149,12 @@ def listing_error(source: Source | None, count: Any) -> DataDependentValue:
         "Keep it a tensor, take the few numbers that are needed before (`x[:3].tolist()`), or pass"
         " the list as an argument."
     )
-    return DataDependentValue(located(text, source=source, fix=fix))
+    return DataDependentValue(text, source=source, fix=fix)
 
 
 def script_error(what: str, source: Source | None) -> UnsupportedCall:
     """The error for TorchScript, whose code runs in C++."""
     fix = "Call the module or function that it was made from."
     return UnsupportedCall(
-        located(f"{what}; what TorchScript has compiled cannot be traced", source=source, fix=fix)
+        f"{what}; what TorchScript has compiled cannot be traced", source=source, fix=fix
     )

@@ -21,7 +21,7 @@ from thunder_fn.capture.generators import STATE_METHODS, state_error
 from thunder_fn.capture.recorded import Leaf
 from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.scopes import user_source
-from thunder_fn.errors import UnsupportedCall, located
+from thunder_fn.errors import UnsupportedCall
 from thunder_fn.ir import ops
 from thunder_fn.ir.trace import Literal, TensorType
 
@@ -212,15 +212,13 @@ def _refused(name: str, original: Callable[[], int]) -> Callable[[], int]:
 
 def _refusal(name: str) -> UnsupportedCall:
     return UnsupportedCall(
-        located(
-            f"`torch.{name}` was called while tracing, but a trace draws its random numbers when it"
-            " runs",
-            source=user_source(),
-            fix=(
-                "Use `torch.manual_seed`, set back a state from `torch.get_rng_state`, or seed"
-                " outside the function."
-            ),
-        )
+        f"`torch.{name}` was called while tracing, but a trace draws its random numbers when it"
+        " runs",
+        source=user_source(),
+        fix=(
+            "Use `torch.manual_seed`, set back a state from `torch.get_rng_state`, or seed"
+            " outside the function."
+        ),
     )
 
 

@@ -24,7 +24,7 @@ from thunder_fn.derived.quirks.packed import (
     packed_rnn,
     pad_packed_sequence,
 )
-from thunder_fn.errors import UnsupportedCall, located, with_article
+from thunder_fn.errors import UnsupportedCall, with_article
 from thunder_fn.ir.trace import type_of_value
 
 
@@ -210,7 +210,7 @@ def _check_layout(recorder: Recorder, x: Tensor) -> None:
         )
         fix = "Call as_strided before the write, or write to the tensor that has the memory."
         raise UnsupportedCall(
-            located(what, source=recorder.where() if recorder.where is not None else None, fix=fix)
+            what, source=recorder.where() if recorder.where is not None else None, fix=fix
         )
 
 
@@ -232,15 +232,13 @@ def register_hook(x: Tensor, hook: Callable[[Tensor], Any]) -> Any:
     recorder = current()
     if recorder is not None and not is_wrapped(x) and _is_differentiated_outside(recorder, x):
         raise UnsupportedCall(
-            located(
-                "`register_hook` was called on a tensor whose gradient is computed after the traced"
-                " function has ended",
-                source=recorder.source,
-                fix=(
-                    "Change the gradient with `custom_vjp` of the identity, or a"
-                    " `torch.autograd.Function`."
-                ),
-            )
+            "`register_hook` was called on a tensor whose gradient is computed after the traced"
+            " function has ended",
+            source=recorder.source,
+            fix=(
+                "Change the gradient with `custom_vjp` of the identity, or a"
+                " `torch.autograd.Function`."
+            ),
         )
     return Tensor.register_hook(x, hook)
 
@@ -361,15 +359,13 @@ def _jacobian(recorder: Recorder, y: Tensor, x: Tensor) -> Tensor | None:
 
 def _refuse_graph(recorder: Recorder) -> NoReturn:
     raise UnsupportedCall(
-        located(
-            "autograd is asked for gradients through a graph that was recorded outside the traced"
-            " function",
-            source=recorder.where() if recorder.where is not None else None,
-            fix=(
-                "Compute what is differentiated inside the function; for many cotangents use `vjp`"
-                " and `vmap`."
-            ),
-        )
+        "autograd is asked for gradients through a graph that was recorded outside the traced"
+        " function",
+        source=recorder.where() if recorder.where is not None else None,
+        fix=(
+            "Compute what is differentiated inside the function; for many cotangents use `vjp`"
+            " and `vmap`."
+        ),
     )
 
 
@@ -458,7 +454,7 @@ def _check_own_gradient(x: Tensor) -> None:
         " in place where gradients are off"
     )
     fix = "Compute with a view such as `x.t()`, or change the tensor where f is called."
-    raise UnsupportedCall(located(what, source=recorder.source, fix=fix))
+    raise UnsupportedCall(what, source=recorder.source, fix=fix)
 
 
 _VIEWS = ("t", "transpose", "swapaxes", "swapdims", "squeeze", "unsqueeze", "as_strided")
@@ -530,15 +526,13 @@ def _saved_tensors_hooks(self: Any) -> None:
         internals.save_as_it_is()
     else:
         raise UnsupportedCall(
-            located(
-                "`saved_tensors_hooks` are used in a traced function that is differentiated; its"
-                " backward would not run them",
-                source=recorder.where() if recorder.where is not None else None,
-                fix=(
-                    "Use `checkpoint` to save memory, `custom_vjp` to change a gradient, or hooks"
-                    " around the traced function."
-                ),
-            )
+            "`saved_tensors_hooks` are used in a traced function that is differentiated; its"
+            " backward would not run them",
+            source=recorder.where() if recorder.where is not None else None,
+            fix=(
+                "Use `checkpoint` to save memory, `custom_vjp` to change a gradient, or hooks"
+                " around the traced function."
+            ),
         )
 
 

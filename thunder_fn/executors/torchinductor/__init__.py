@@ -24,6 +24,7 @@ from dataclasses import replace
 
 from thunder_fn.executors.torchinductor.adding_rows import AddedRows, added_rows, is_added_rows
 from thunder_fn.executors.torchinductor.backends import Backend, backend
+from thunder_fn.executors.torchinductor.loop_triton import suits
 from thunder_fn.executors.torchinductor.parts import is_on_cpu
 from thunder_fn.executors.torchinductor.products import is_worth_a_region
 from thunder_fn.executors.torchinductor.programs import Region, Staged, has_regions
@@ -102,6 +103,10 @@ class Inductor(RegionCompiler):
             return 1
         return MOST_UNROLLED // len(own)
 
+    def runs_whole(self, loop: Trace) -> bool:
+        """Have all small steps in one launch of a GPU, if a kernel can run them."""
+        return not is_on_cpu(loop) and suits(loop)
+
     def fuse(self, region: Trace) -> RunFunction:
         """The region: compiled when a program that has it knows its layouts."""
         if is_added_rows(region) and is_on_cpu(region):
@@ -112,11 +117,11 @@ class Inductor(RegionCompiler):
     def fuse_loop(self, loop: Trace) -> RunFunction | None:
         """The loop as compiled code, so that no step runs Python."""
         (equation,) = loop.equations
-        if not is_on_cpu(loop):  # loops are C++
-            return None
         results = [atom for body in equation.bodies for atom in body.outputs]
         atoms = (*equation.operands, *equation.outputs, *results)
         if not all(isinstance(atom, Var) and self.refused(atom) is None for atom in atoms):
+            return None
+        if not is_on_cpu(loop) and not self.runs_whole(loop):
             return None
         return Region(loop) if self.has_fuel(loop) else None
 

@@ -19,6 +19,7 @@ import torch
 
 from thunder_fn.extend.regions import Group
 from thunder_fn.ir import ops
+from thunder_fn.ir.equations import operands_in
 from thunder_fn.ir.trace import Equation, Expr, Literal, Trace, Var
 from thunder_fn.torch_internals import is_exclusive, is_kept_by_autograd
 
@@ -30,7 +31,7 @@ def added_rows(trace: Trace) -> tuple[Group, ...]:
     """The pairs of equations: the rows, which nothing else reads, and the sum with another
     matrix.
     """
-    reads = Counter(var.index for equation in trace.equations for var in equation.operands)
+    reads = Counter(var.index for var in operands_in(trace.equations))
     reads.update(atom.index for atom in trace.outputs if isinstance(atom, Var))
     rows = {
         equation.outputs[0].index: position

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from thunder_fn.errors import ExecutorError, UnknownOption, callable_name, kind_of, located
+from thunder_fn.errors import ExecutorError, UnknownOption, callable_name, kind_of
 from thunder_fn.executors.torchinductor.codegen import Strides, closed_region
 from thunder_fn.executors.torchinductor.regions import RegionCompiler
 from thunder_fn.extend.regions import RunFunction, not_compiled
@@ -81,7 +81,7 @@ def backend(compiler: str | Compiler, *, fuel: int | None = None) -> Backend:
         known = internals.list_backends()
         if compiler not in known:
             fix = f"There are {', '.join(known)}; or pass the function itself."
-            raise UnknownOption(located(f"backend: there is no backend {compiler!r}", fix=fix))
+            raise UnknownOption(f"backend: there is no backend {compiler!r}", fix=fix)
         return Backend(compiler, internals.lookup_backend(compiler), fuel=fuel)
     if not callable(compiler):
         what = (

@@ -323,7 +323,7 @@ def end_lines(plan: Plan, names: Sequence[str]) -> Iterator[str]:
             values = f"{name}[{', '.join(f':{size}' for size in own)}]"
             yield (
                 f"    {name} = torch.empty_strided({own}, {strides}, dtype={name}.dtype,"
-                f" device='cpu').copy_({values})"
+                f" device={name}.device).copy_({values})"
             )
             if own != shape:
                 yield f"    {name} = {name}.expand({shape})"

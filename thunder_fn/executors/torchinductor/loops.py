@@ -1,5 +1,5 @@
 """Code for regions and for loops: a loop in C++ where its step is kernels and matrix products,
-in Python elsewhere.
+in Python elsewhere; on a GPU as one Triton kernel.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from thunder_fn.executors.torchinductor.loop_plan import (
     is_loop,
     return_line,
 )
+from thunder_fn.executors.torchinductor.loop_triton import in_triton
+from thunder_fn.executors.torchinductor.parts import is_on_cpu
 from thunder_fn.extend.regions import Loop, While
+from thunder_fn.ir.equations import bound
 from thunder_fn.ir.symbols import hint_of
 from thunder_fn.ir.trace import TensorType, Trace
 
@@ -39,6 +42,8 @@ def generate(job: Job) -> Code:
     """
     if not is_loop(job.region):
         return generate_region(job, own_products=True)
+    if not is_on_cpu(job.region):
+        return in_triton(job)
     try:
         return in_cpp(*_with_codes(Plan.of(job, has_sums=True), job))
     except NotCpp:
@@ -66,7 +71,7 @@ def _with_codes(plan: Plan, job: Job) -> tuple[Plan, tuple[Code, ...]]:
 
 def _largest(trace: Trace) -> int:
     """The elements of the largest tensor that the trace makes."""
-    types = (var.type for equation in trace.equations for var in equation.outputs)
+    types = (var.type for var in bound(trace.equations))
     made = (math.prod(map(hint_of, type.shape)) for type in types if isinstance(type, TensorType))
     inner = (_largest(body) for equation in trace.equations for body in equation.bodies)
     return max((*made, *inner), default=0)

@@ -22,6 +22,7 @@ from typing import Any
 import sympy
 import torch
 
+from thunder_fn.ir.equations import bound
 from thunder_fn.ir.trace import Dim, Expr, TensorType, Trace, Var, as_dim, canonical
 
 Sizes = tuple[Dim, ...]
@@ -104,9 +105,7 @@ def plan_outputs(region: Trace, values: Sequence[Any]) -> Plan:
 
 
 def _variable(region: Trace, index: int) -> Var:
-    return next(
-        var for equation in region.equations for var in equation.outputs if var.index == index
-    )
+    return next(var for var in bound(region.equations) if var.index == index)
 
 
 def _storage(value: torch.Tensor) -> int:

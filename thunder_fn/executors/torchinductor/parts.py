@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from thunder_fn.ir.equations import bound, free
 from thunder_fn.ir.text import program_text, run_text
 from thunder_fn.ir.trace import Atom, TensorType, Trace, Var, cut
 
@@ -79,7 +80,7 @@ def _whole(region: Trace) -> Part:
 
 def is_on_cpu(trace: Trace) -> bool:
     """Test whether all tensors of the trace are on the CPU, those inside of bodies aside."""
-    variables = (*trace.inputs, *(var for equation in trace.equations for var in equation.outputs))
+    variables = (*trace.inputs, *bound(trace.equations))
     return all(
         var.type.device.type == "cpu" for var in variables if isinstance(var.type, TensorType)
     )
@@ -146,15 +147,10 @@ def _readers(region: Trace) -> dict[int, list[int]]:
 def _part(region: Trace, positions: Sequence[int], readers: Mapping[int, Sequence[int]]) -> Part:
     inside = set(positions)
     equations = tuple(region.equations[position] for position in positions)
-    made = {var.index for equation in equations for var in equation.outputs}
-    read = {
-        var.index: var
-        for equation in equations
-        for var in equation.operands
-        if var.index not in made
-    }
-    variables = (var for equation in equations for var in equation.outputs)
-    given = tuple(var for var in variables if not inside.issuperset(readers.get(var.index, ())))
+    read = free(equations)
+    given = tuple(
+        var for var in bound(equations) if not inside.issuperset(readers.get(var.index, ()))
+    )
     trace = cut(region, inputs=read.values(), equations=equations, outputs=given)
     return Part(trace, tuple(read), tuple(var.index for var in given))
 

@@ -97,7 +97,7 @@ def is_worth_a_region(equation: Equation) -> bool:
     """
     if equation.op.name not in ("aten.mm.default", "aten.addmm.default") or not is_faster_here():
         return False
-    types = (var.type for var in equation.operands)
+    types = equation.operand_types
     sizes = [
         static_shape(type)
         for type in types

@@ -13,8 +13,9 @@ from thunder_fn.errors import ExecutorError
 from thunder_fn.extend import FusionExecutor
 from thunder_fn.extend.regions import NOT_REGISTERED, Numerics, is_kept
 from thunder_fn.ir import facts, ops
+from thunder_fn.ir.equations import bound
 from thunder_fn.ir.symbols import Symbol
-from thunder_fn.ir.trace import Equation, Expr, Literal, NoneType, TensorType, Trace, Var
+from thunder_fn.ir.trace import Equation, Expr, Literal, NoneType, TensorType, Trace, Var, all_args
 
 EXTERN = facts.MATMULS | facts.CONVOLUTIONS
 """Ops that compilers leave to PyTorch."""
@@ -56,9 +57,7 @@ class RegionCompiler(FusionExecutor):
             return "an op that PyTorch does not bring runs as it is"
         if ops.is_random(equation.op) or is_kept(equation):
             return "random numbers and effects stay with torch, which draws what eager draws"
-        if not all(
-            map(_is_size, _expressions((equation.args, tuple(arg for _, arg in equation.kwargs))))
-        ):
+        if not all(map(_is_size, _expressions(all_args(equation)))):
             return "a number that is no size, and no constant"
         reasons = (self.refused(var) for var in (*equation.operands, *equation.outputs))
         return next((reason for reason in reasons if reason is not None), None)
@@ -69,7 +68,7 @@ class RegionCompiler(FusionExecutor):
         """
         variables = (
             *meaning.inputs,
-            *(var for equation in meaning.equations for var in equation.outputs),
+            *bound(meaning.equations),
         )
         return self.numerics if any(map(_is_half, variables)) else "reassociating"
 

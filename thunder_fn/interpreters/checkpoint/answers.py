@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from thunder_fn.interpreters.checkpoint.policies import Answer, ask
 from thunder_fn.interpreters.checkpoint.selective import Selective
+from thunder_fn.ir.equations import bound
 from thunder_fn.ir.trace import (
     Atom,
     Equation,
@@ -21,7 +22,6 @@ from thunder_fn.ir.trace import (
     TraceBuilder,
     Var,
     cut,
-    map_arg,
 )
 from thunder_fn.ir.walking import put, walk
 from thunder_fn.structured.call import CALL
@@ -101,7 +101,7 @@ def unmark(flat: Trace) -> tuple[Trace, Answers]:
             env[equation.outputs[0].index] = source
             answers[source.index] = answer
         else:
-            kept.append(_with_operands(equation, read))
+            kept.append(equation.reading(read))
     for equation in kept:
         chosen: list[Answer] = [
             answers[var.index] for var in equation.outputs if var.index in answers
@@ -113,18 +113,12 @@ def unmark(flat: Trace) -> tuple[Trace, Answers]:
     return _renumbered(flat, kept, outputs, answers)
 
 
-def _with_operands(equation: Equation, read: Callable[[Var], Any]) -> Equation:
-    args = tuple(map_arg(read, arg) for arg in equation.args)
-    kwargs = tuple((key, map_arg(read, arg)) for key, arg in equation.kwargs)
-    return Equation(equation.op, args, kwargs, equation.outputs, equation.bodies, equation.source)
-
-
 def _renumbered(
     flat: Trace, equations: list[Equation], outputs: tuple[Atom, ...], answers: Answers
 ) -> tuple[Trace, Answers]:
     trace = cut(flat, equations=equations, outputs=outputs)
-    olds = (var for equation in equations for var in equation.outputs)
-    news = (var for equation in trace.equations for var in equation.outputs)
+    olds = bound(equations)
+    news = bound(trace.equations)
     names = {old.index: new.index for old, new in zip(olds, news, strict=True)}
     names |= {old.index: new.index for old, new in zip(flat.inputs, trace.inputs, strict=True)}
     return trace, {names[index]: answer for index, answer in answers.items() if index in names}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal as Choice, TypeAlias
 
-from thunder_fn.errors import CheckpointError, callable_name, kind_of, located
+from thunder_fn.errors import CheckpointError, callable_name, kind_of
 from thunder_fn.interpreters.checkpoint.selective import Selective
 from thunder_fn.ir import facts
 from thunder_fn.ir.pretty import format_equation
@@ -174,10 +174,8 @@ def ask(policy: Callable[[Equation], Any], equation: Equation) -> Answer:
         case other:
             name = callable_name(policy)
             raise CheckpointError(
-                located(
-                    f"checkpoint: the policy {name} answered {other!r}",
-                    equation=format_equation(equation),
-                    source=equation.source,
-                    fix='Answer True or "save", False or "recompute", or "offload".',
-                )
+                f"checkpoint: the policy {name} answered {other!r}",
+                equation=format_equation(equation),
+                source=equation.source,
+                fix='Answer True or "save", False or "recompute", or "offload".',
             )

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import sympy
 import torch
 
-from thunder_fn.errors import MissingRule, located
+from thunder_fn.errors import MissingRule
 from thunder_fn.interpreters.checkpoint.cost import FLOPS_PER_BYTE, bytes_of, cost_of
 from thunder_fn.interpreters.checkpoint.policies import Answer
 from thunder_fn.interpreters.checkpoint.remat import (
@@ -27,6 +27,7 @@ from thunder_fn.interpreters.checkpoint.remat import (
 )
 from thunder_fn.interpreters.simplify import dce, inline, is_kept
 from thunder_fn.ir import ops
+from thunder_fn.ir.equations import bound
 from thunder_fn.ir.rules import Residual, Split
 from thunder_fn.ir.symbols import finders
 from thunder_fn.ir.trace import (
@@ -169,7 +170,7 @@ def found_again(split: Split, op: str) -> Split:
 
 
 def _results(trace: Trace) -> list[Var]:
-    return [var for equation in trace.equations for var in equation.outputs]
+    return list(bound(trace.equations))
 
 
 def _is_loose(type: Type, found: Collection[sympy.Basic]) -> bool:
@@ -188,4 +189,4 @@ def _refuse_drawing_again(least: Recomputation, op: str) -> None:
             " data says"
         )
         fix = "Draw as many as there may be and take some, or draw them outside."
-        raise MissingRule(located(what, source=equation.source, fix=fix))
+        raise MissingRule(what, source=equation.source, fix=fix)

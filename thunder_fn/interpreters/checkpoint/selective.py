@@ -16,7 +16,7 @@ import torch.utils.checkpoint as torch_checkpoint
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.ir import ops
-from thunder_fn.ir.trace import Equation, TensorType, Type, Var, python_arg
+from thunder_fn.ir.trace import Equation, TensorType, Type, Var, python_args
 
 ContextFn = Callable[[], Any]
 
@@ -45,8 +45,7 @@ class Selective:
             ):
                 return False
             read: Callable[[Var], Any] = lambda var: example(var.type)
-            args = [python_arg(arg, read) for arg in equation.args]
-            kwargs = {key: python_arg(arg, read) for key, arg in equation.kwargs}
+            args, kwargs = python_args(equation, read)
             results = tuple(example(var.type) for var in equation.outputs)
             context = torch_checkpoint.SelectiveCheckpointContext(is_recompute=False)
             context.op_output = results[0] if len(results) == 1 else results

@@ -15,7 +15,7 @@ import torch
 
 from thunder_fn.derived.leaf_vjp import alone
 from thunder_fn.distributed.collectives import collectives
-from thunder_fn.errors import RewriteError, located
+from thunder_fn.errors import RewriteError
 from thunder_fn.interpreters.ddp import Ddp
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.fsdp import Fsdp
@@ -71,9 +71,7 @@ def calibrated(
     """
     if not params.calibrated:
         what = "calibrate: no parameter is stored with a step for activations"
-        raise RewriteError(
-            located(what, fix='Quantise with a scheme that has one, such as "int8_static".')
-        )
+        raise RewriteError(what, fix='Quantise with a scheme that has one, such as "int8_static".')
     steps = tuple(step for step in params.layout.steps if isinstance(step, Fsdp | Ddp))
     local = replace(
         params.layout, steps=tuple(step for step in params.layout.steps if step not in steps)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from thunder_fn.errors import RewriteError, kind_of, located, with_article
+from thunder_fn.errors import RewriteError, kind_of, with_article
 from thunder_fn.interpreters.quantize.scheme import Scheme, Shape
 from thunder_fn.interpreters.rewriting.filters import NOTHING, Filter, in_stacks
 from thunder_fn.interpreters.rewriting.part_calls import EMBEDDING, LINEAR, Calls
@@ -60,7 +60,7 @@ def quantised(scheme: Scheme, type: TensorType) -> Representation:
     suffixes = tuple(names)
     if len(encoded.outputs) > len(names):
         what = f"quantize: encode of the scheme {scheme.name} changes the weight in place"
-        raise RewriteError(located(what, fix="Compute the parts from it, or from a copy."))
+        raise RewriteError(what, fix="Compute the parts from it, or from a copy.")
     parts = tuple(part for part in encoded.output_types if isinstance(part, TensorType))
     decoded = traced(
         lambda *xs: scheme.decode(dict(zip(suffixes, xs, strict=True)), shape, dtype), *parts

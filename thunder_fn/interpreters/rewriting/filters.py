@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from thunder_fn.errors import RewriteError, located
+from thunder_fn.errors import RewriteError
 from thunder_fn.interpreters.quantize.scheme import Shape
 from thunder_fn.interpreters.rewriting.representation import Representation
 from thunder_fn.interpreters.rewriting.stacks import layer_type, stack_of
@@ -88,14 +88,10 @@ class Patterns:
                 dims_text = "two" if least_dims == 2 else "three"
                 dims_text += "" if most_dims == least_dims else " or more"
                 raise RewriteError(
-                    located(
-                        f"{what}: the filter {pattern!r} matches no parameter of {dims_text} dims",
-                        fix=(
-                            f"There are {', '.join(near)}."
-                            if near
-                            else "There are no such parameters."
-                        ),
-                    )
+                    f"{what}: the filter {pattern!r} matches no parameter of {dims_text} dims",
+                    fix=(
+                        f"There are {', '.join(near)}." if near else "There are no such parameters."
+                    ),
                 )
 
 

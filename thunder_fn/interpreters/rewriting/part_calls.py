@@ -59,7 +59,7 @@ class Calls:
             )
             return in_precision(compute(dict(zip(others, given, strict=True)), parts), precision)
 
-        types = [var.type for var in equation.operands if isinstance(var.type, TensorType)]
+        types = [type for type in equation.operand_types if isinstance(type, TensorType)]
         return traced(call, *types[:position], *self.parts, *types[position + 1 :])
 
     def cast(self, equation: Equation, kept: Representation | None) -> Kept | None:

@@ -13,7 +13,7 @@ import torch
 from thunder_fn.capture import pytree
 from thunder_fn.distributed.agreement import check_same
 from thunder_fn.distributed.groups import check_there
-from thunder_fn.errors import RewriteError, kind_of, located
+from thunder_fn.errors import RewriteError, kind_of
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.quantize.scheme import INPUT_SCALE
 from thunder_fn.interpreters.rewriting.filters import ADAPTERS, NOTHING, Patterns
@@ -337,13 +337,11 @@ def check_left(step: Step, done: Rewrite) -> None:
                 else "there is"
             )
             raise RewriteError(
-                located(
-                    f"{word}: {named} no weight that is not stored as codes already ({codes}, ...)",
-                    fix=(
-                        "A weight is quantised once, and has its adapter before that. To store it"
-                        " in another way, begin with `restored()` or the parameters."
-                    ),
-                )
+                f"{word}: {named} no weight that is not stored as codes already ({codes}, ...)",
+                fix=(
+                    "A weight is quantised once, and has its adapter before that. To store it"
+                    " in another way, begin with `restored()` or the parameters."
+                ),
             )
 
 

@@ -342,7 +342,7 @@ class _Walk:
             for kept in inside:
                 self.note_decoded(equation, _first_of_bodies(equation), kept)
         args, bodies = _flat(operands), tuple(kept.trace for kept in inside)
-        types = tuple(var.type for var in equation.outputs)
+        types = equation.output_types
         return self.builder.add(
             equation.op,
             args,

@@ -100,7 +100,7 @@ class OnShares:
                 if not isinstance(one.rule, OnShares) or one.rule.group != self.group:
                     return None
                 dims[var.index] = one.rule.dim
-        types = [var.type for var in equation.outputs]
+        types = equation.output_types
         answer = _answer(equation, dims, self.group.size)
         if answer is None or not all(divides(self.group, type, answer.dim) for type in types):
             return None

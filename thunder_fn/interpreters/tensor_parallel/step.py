@@ -23,7 +23,7 @@ import torch
 from torch.nn import functional as F
 
 from thunder_fn.distributed.groups import Group
-from thunder_fn.errors import RewriteError, kind_of, located
+from thunder_fn.errors import RewriteError, kind_of
 from thunder_fn.interpreters.rewriting.part_calls import EMBEDDING, LINEAR, in_precision
 from thunder_fn.interpreters.rewriting.representation import Kept, Representation
 from thunder_fn.interpreters.rewriting.tracing import traced, traced_on_parts
@@ -148,7 +148,7 @@ class TensorParallel:
                 near = ", ".join(difflib.get_close_matches(pattern, names, n=3, cutoff=0.0))
                 what = f"tensor_parallel: the plan's {pattern!r} matches no parameter"
                 raise RewriteError(
-                    located(what, fix=f"There are {near}." if near else "There are no parameters.")
+                    what, fix=f"There are {near}." if near else "There are no parameters."
                 )
 
     def style(self, name: str, type: TensorType) -> str | None:
@@ -223,7 +223,7 @@ class _Layers:
         arguments = dict(zip(names, equation.args, strict=False)) | dict(equation.kwargs)
         if not self.fits(equation, arguments, kept):
             return None
-        (result,) = (var.type for var in equation.outputs)
+        (result,) = equation.output_types
         dim = len(static_shape(result)) - 1 if isinstance(result, TensorType) else 0
         if (
             layer is column_linear
@@ -302,9 +302,7 @@ def read_plan(plan: Any) -> tuple[tuple[str, str], ...]:
             "tensor_parallel: a plan is a dict of patterns on names and how the parameters are"
             f" split, given {kind_of(plan)}"
         )
-        raise RewriteError(
-            located(what, fix='Write `{"*.up.weight": "column", "*.down.weight": "row"}`.')
-        )
+        raise RewriteError(what, fix='Write `{"*.up.weight": "column", "*.down.weight": "row"}`.')
     for style in plan.values():
         if style not in STYLES:
             raise RewriteError(

@@ -23,13 +23,14 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture.generators import generators_of, random_state
 from thunder_fn.capture.watching import made
 from thunder_fn.derived.activity import activity
-from thunder_fn.errors import UnsupportedCall, located
+from thunder_fn.errors import UnsupportedCall
 from thunder_fn.executors import Executor, Program, any_fuses, lower
 from thunder_fn.executors.reuse import COPY
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.grad import forward_backward
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.constraints import close_symbols, constraints_of
+from thunder_fn.ir.equations import makers
 from thunder_fn.ir.memos import memo
 from thunder_fn.ir.rules import Split
 from thunder_fn.ir.trace import (
@@ -119,7 +120,7 @@ def check_dense(trace: Trace, wanted: Mask) -> None:
             "Write False for it, with an optimizer for dense gradients, or call it outside of the"
             " jitted function."
         )
-        raise UnsupportedCall(located(what, source=found.source, fix=fix))
+        raise UnsupportedCall(what, source=found.source, fix=fix)
 
 
 @memo(16384)
@@ -187,8 +188,9 @@ def history_of(trace: Trace, atom: Atom) -> Atom:
     """The variable that has the gradient of this one, unchanged, behind all changes made where
     gradients are off.
     """
-    made_by = {var: equation for equation in trace.equations for var in equation.outputs}
-    while isinstance(atom, Var) and (equation := made_by.get(atom)) is not None:
+    known = makers(trace.equations)
+    while isinstance(atom, Var) and atom.index in known:
+        equation, index = known[atom.index]
         if equation.op in (ops.STRAIGHT_THROUGH, ops.NO_GRAD_WRITE):
             atom = equation.operands[1]
             continue
@@ -197,7 +199,7 @@ def history_of(trace: Trace, atom: Atom) -> Atom:
             continue
         if equation.op.kind != "composite" and equation.op.name not in _ON_OPERANDS:
             break
-        inner = history_of(equation.body, equation.body.outputs[equation.outputs.index(atom)])
+        inner = history_of(equation.body, equation.body.outputs[index])
         if not isinstance(inner, Var) or inner not in equation.body.inputs:
             break
         atom = equation.operands[equation.body.inputs.index(inner)]

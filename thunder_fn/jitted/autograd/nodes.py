@@ -20,7 +20,8 @@ from thunder_fn.executors import Program, lower
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir.constraints import close_symbols
-from thunder_fn.ir.rules import Mask
+from thunder_fn.ir.equations import needed
+from thunder_fn.ir.rules import Mask, chosen
 from thunder_fn.ir.symbols import bind, is_symbolic, replaced, specialize
 from thunder_fn.ir.trace import Expr, Literal, Trace, TraceBuilder, cut, vars_in
 from thunder_fn.ir.walking import inline_into
@@ -134,16 +135,10 @@ class Node:
         forward = self.bridge.split.forward
         if self.bridge.sees_absent:
             return frozenset(range(len(forward.inputs)))
-        makers = {var.index: equation for equation in forward.equations for var in equation.outputs}
-        pending = [*self.read]
-        pending += [var.index for place, _ in self.kept for var in vars_in(forward.outputs[place])]
-        seen = set[int]()
-        while pending:
-            index = pending.pop()
-            if index not in seen:
-                seen.add(index)
-                pending += [var.index for var in makers[index].operands] if index in makers else []
-        return frozenset(place for place in range(len(forward.inputs)) if place in seen)
+        wanted = {*self.read}
+        wanted |= {var.index for place, _ in self.kept for var in vars_in(forward.outputs[place])}
+        needed(forward.equations, wanted)
+        return frozenset(place for place in range(len(forward.inputs)) if place in wanted)
 
     @cached_property
     def gradient(self) -> Trace:
@@ -222,7 +217,7 @@ class _Call:
                 for place, value in pairs
             )
         self.outputs = outputs
-        followed = (value for value, flag in zip(outputs, bridge.active, strict=True) if flag)
+        followed = chosen(outputs, bridge.active)
         self.edges.update(enumerate(followed))
         if len(bridge.pieces.edges) > len(self.edges):
             self.stand_in()

@@ -16,7 +16,7 @@ import torch
 
 from thunder_fn.capture import pytree
 from thunder_fn.capture.scopes import user_source
-from thunder_fn.errors import UnsupportedCall, kind_of, located
+from thunder_fn.errors import UnsupportedCall, kind_of
 
 KINDS = (list, deque, dict, OrderedDict, defaultdict)
 
@@ -69,11 +69,7 @@ def filling(arguments: Any) -> Callable[[Any], Any]:
                     " copy of"
                 )
                 raise UnsupportedCall(
-                    located(
-                        what,
-                        source=user_source(),
-                        fix="Return what is new, or pass a list or a dict.",
-                    )
+                    what, source=user_source(), fix="Return what is new, or pass a list or a dict."
                 )
         changed = filled(containers)
         return (

@@ -26,7 +26,7 @@ from thunder_fn.capture.outside.reads import (
     parts_of,
     seen,
 )
-from thunder_fn.errors import JitError, kind_of, located
+from thunder_fn.errors import JitError, kind_of
 
 Tensor = torch.Tensor
 
@@ -116,13 +116,10 @@ def _refuse_scripts(module: torch.nn.Module) -> None:
         " to trace"
     )
     raise JitError(
-        located(
-            what,
-            fix=(
-                "Put the module there that it was made from, or jit the modules around it one by"
-                " one."
-            ),
-        )
+        what,
+        fix=(
+            "Put the module there that it was made from, or jit the modules around it one by one."
+        ),
     )
 
 

@@ -25,7 +25,7 @@ from thunder_fn.interpreters.grad import forward_backward, vjp
 from thunder_fn.interpreters.jvp import jvp_trace
 from thunder_fn.interpreters.vmap import batch
 from thunder_fn.ir import ops
-from thunder_fn.ir.rules import Mask, Split
+from thunder_fn.ir.rules import Mask, Split, scattered
 from thunder_fn.ir.trace import (
     Equation,
     Literal,
@@ -106,8 +106,7 @@ class _Wrapped(torch.autograd.Function):
             *ctx.saved_tensors,
             *(cotangent for cotangent in cotangents if cotangent is not None),
         )
-        gradients = iter(_replayed(new, arguments)[len(trace.outputs) :])
-        return (None, *(next(gradients) if flag else None for flag in wanted))
+        return (None, *scattered(_replayed(new, arguments)[len(trace.outputs) :], wanted))
 
     @staticmethod
     def jvp(ctx: Any, *given: Any) -> Values:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -116,16 +115,12 @@ class _Wrapped(torch.autograd.Function):
         rule = jvp_trace(ctx.trace, active)
         arguments = (*ctx.saved_tensors, *(tangent for tangent in tangents if tangent is not None))
         results = _replayed(rule.trace, arguments)
-        found = iter(results[len(ctx.trace.outputs) :])
+        found = scattered(results[len(ctx.trace.outputs) :], rule.active_outputs)
         return tuple(
-            (
-                next(found)
-                if flag
-                else torch.zeros_like(value)
-                if is_differentiable(type_of_value(value))
-                else None
-            )
-            for value, flag in zip(results, rule.active_outputs, strict=False)
+            torch.zeros_like(value)
+            if tangent is None and is_differentiable(type_of_value(value))
+            else tangent
+            for value, tangent in zip(results, found, strict=False)
         )
 
     @staticmethod

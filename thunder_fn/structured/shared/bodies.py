@@ -24,7 +24,6 @@ from thunder_fn.errors import (
     TraceTypeError,
     callable_name,
     kind_of,
-    located,
 )
 from thunder_fn.interpreters.autocast import ending_in
 from thunder_fn.interpreters.simplify import is_kept
@@ -101,7 +100,7 @@ def _captured(
             raise
         what = f"{op}: {callable_name(function)} writes in place to a leaf that requires grad"
         what = f"{what}, but a body computes new values only"
-        raise CaptureError(located(what, source=user_source(), fix=RETURN_IT)) from error
+        raise CaptureError(what, source=user_source(), fix=RETURN_IT) from error
 
 
 RETURN_IT = "Return the new value, or write to a copy made inside the body (`x = x.clone()`)."
@@ -160,7 +159,7 @@ def check_no_writes(op: str, function: Callable[..., Any], captured: Captured) -
         f"{op}: {callable_name(function)} writes in place to {targets}, but a body computes new"
         " values only"
     )
-    raise CaptureError(located(what, source=source, fix=fix))
+    raise CaptureError(what, source=source, fix=fix)
 
 
 def made_at(trace: Trace, value: Atom) -> Source | None:
@@ -372,9 +371,7 @@ def misuse(
         if function is None
         else f"{op}: {what}\nfunction:     {described_function(function)}"
     )
-    return TraceTypeError(
-        located(what, source=user_source(), fix=f"{fix}\nWrite {SPELLINGS[op]}.".lstrip())
-    )
+    return TraceTypeError(what, source=user_source(), fix=f"{fix}\nWrite {SPELLINGS[op]}.".lstrip())
 
 
 def described(value: Any) -> str:
@@ -463,4 +460,4 @@ def decided(op: str, choice: Any, kind: type[int]) -> int:
             " Python's own"
         )
         fix = "Batch it with `thunder_fn.vmap`, which has a rule for it."
-        raise TraceTypeError(located(what, source=user_source(), fix=fix)) from error
+        raise TraceTypeError(what, source=user_source(), fix=fix) from error

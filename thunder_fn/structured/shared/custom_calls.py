@@ -24,12 +24,11 @@ from thunder_fn.errors import (
     MissingRule,
     callable_name,
     kind_of,
-    located,
     with_article,
 )
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.under_autograd import evaluate_followed
-from thunder_fn.ir.rules import Mask
+from thunder_fn.ir.rules import Mask, chosen
 from thunder_fn.ir.scoped import setting
 from thunder_fn.ir.trace import (
     Equation,
@@ -84,7 +83,7 @@ class Call:
     @property
     def tensor_paths(self) -> tuple[str, ...]:
         """The path of each tensor, such as `args[0]['w']`."""
-        return tuple(path for path, flag in zip(self.paths, self.is_tensor, strict=True) if flag)
+        return chosen(self.paths, self.is_tensor)
 
     @property
     def static_args(self) -> tuple[Any, ...]:
@@ -110,11 +109,8 @@ class Call:
         self, tensors: Sequence[Any], other: Callable[[Any], Any] = lambda leaf: leaf
     ) -> tuple[Any, ...]:
         """The tuple of arguments with these tensors; static leaves go through `other`."""
-        supply = iter(tensors)
-        return pytree.unflatten(
-            self.spec,
-            [next(supply) if leaf.value is TENSOR else other(leaf.value) for leaf in self.leaves],
-        )
+        leaves = [leaf.value if leaf.value is TENSOR else other(leaf.value) for leaf in self.leaves]
+        return pytree.unflatten(self.spec, pytree.filled(leaves, tensors))
 
     def typed_leaves(
         self, found: Sequence[Any], arguments: Sequence[Any], types: Sequence[Type], where: str
@@ -129,8 +125,8 @@ class Call:
             for value, argument, position in zip(found, arguments, positions, strict=True)
             for leaf in spread(value, argument, f"args[{position}]", where)
         ]
-        chosen = [leaf for leaf, flag in zip(leaves, self.is_tensor, strict=True) if flag]
-        return list(zip(chosen, types, self.tensor_paths, strict=True))
+        own = chosen(leaves, self.is_tensor)
+        return list(zip(own, types, self.tensor_paths, strict=True))
 
     def args(self, tensors: Sequence[Any]) -> list[Any]:
         """All positional arguments."""
@@ -167,11 +163,8 @@ class RuleOfBodies:
             MissingRule: always.
         """
         raise MissingRule(
-            located(
-                f"the rule of {self.name} calls {self.name}, and the rule of that call was not"
-                " saved",
-                fix="Take all derivatives before the program is saved: `save(jit(grad(f))...)`.",
-            )
+            f"the rule of {self.name} calls {self.name}, and the rule of that call was not saved",
+            fix="Take all derivatives before the program is saved: `save(jit(grad(f))...)`.",
         )
 
 
@@ -251,7 +244,7 @@ def check_closures(equation: Equation, call: Any, count: int, active: Mask) -> N
                 "Pass it as an argument that the rule knows; or close over `stop_gradient` of it,"
                 " if it is to be constant."
             )
-            raise CustomRuleError(located(what, source=equation.source, fix=fix))
+            raise CustomRuleError(what, source=equation.source, fix=fix)
 
 
 def make_call(
@@ -284,7 +277,7 @@ def make_call(
         for position, arg in zip(kept, rest, strict=True)
         for path in pytree.paths(arg, f"args[{position}]")
     )
-    marks = tuple(Literal(TENSOR if isinstance(leaf, torch.Tensor) else leaf) for leaf in leaves)
+    marks = tuple(map(Literal, pytree.statics(leaves)))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     return kind(function, len(args), spec, marks, tuple(static), paths), tensors
 
