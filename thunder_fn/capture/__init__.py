@@ -36,6 +36,7 @@ from thunder_fn.capture.kept import GRAD, Effect, Feed, Kept, KeptState, MustFee
 from thunder_fn.capture.modules import modules_of
 from thunder_fn.capture.nesting import nest
 from thunder_fn.capture.numbers.arguments import Symbolic
+from thunder_fn.capture.numbers.counts import tensors_of_numbers
 from thunder_fn.capture.outside import frames
 from thunder_fn.capture.outside.process import noted_state
 from thunder_fn.capture.outside.properties import Read
@@ -54,7 +55,6 @@ from thunder_fn.errors import (
     CaptureError,
     DataDependentShape,
     DataDependentValue,
-    ThunderError,
     TracedFunctionError,
     UnsupportedOutput,
     with_article,
@@ -642,9 +642,12 @@ def _run(
         internals.release_guards(error)
         if recorder.thread_error is not None and error is not recorder.thread_error:
             raise recorder.thread_error from error
-        if isinstance(error, ThunderError):
+        if recorder.kept is not None and isinstance(error, internals.NEEDS_A_NUMBER):
+            recorder.kept.ask_for_items(tensors_of_numbers(recorder, error.cond))
+        told = failure(error, name, recorder)
+        if told is error:
             raise
-        raise failure(error, name, recorder) from error
+        raise told from error
     if recorder.thread_error is not None:
         raise recorder.thread_error
     return result

@@ -33,6 +33,7 @@ from thunder_fn.torch_internals.fakes import (
     DATA_DEPENDENT_SHAPE,
     DATA_DEPENDENT_VALUE,
     INTERNAL_ERRORS,
+    NUMBER_OF,
     RecordingMode,
     allocations,
     call_on_fakes,
@@ -179,6 +180,7 @@ from thunder_fn.torch_internals.tensors import (
     weak_tensor,
 )
 from thunder_fn.torch_internals.tracers import (
+    FUSED_FUNCTIONS,
     OUT_OF_PLACE,
     SymbolicTracing,
     Tracer,
@@ -207,6 +209,8 @@ from thunder_fn.torch_internals.tracers import (
 )
 
 __all__ = [
+    "FUSED_FUNCTIONS",
+    "NUMBER_OF",
     "unpatched",
     "patched_places",
     "CUSTOM_OPS",

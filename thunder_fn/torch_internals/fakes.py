@@ -60,7 +60,7 @@ def _ignore_op(func: Any, args: Any, kwargs: Any, result: Any) -> None:
     pass
 
 
-_IS_ANY_TRUE, _NUMBER_OF = aten._is_any_true.default, aten._local_scalar_dense.default
+_IS_ANY_TRUE, NUMBER_OF = aten._is_any_true.default, aten._local_scalar_dense.default
 _looks_for_nan: Callable[[], bool] = torch.is_anomaly_check_nan_enabled
 
 
@@ -122,7 +122,7 @@ class RecordingMode(FakeTensorMode):
             with self.silent():
                 self._found_nan = super().__torch_dispatch__(func, types, args, kwargs)
             return self._found_nan
-        if func is _NUMBER_OF and args[0] is self._found_nan:
+        if func is NUMBER_OF and args[0] is self._found_nan:
             return False
         if self._silent:
             return super().__torch_dispatch__(func, types, args, kwargs)
@@ -446,6 +446,16 @@ def _group_norm_backward(  # noqa: PLR0913 - PyTorch's signature
     return tuple(part if wanted else None for part, wanted in zip(parts, mask, strict=True))
 
 
+def _fused_step(func: OpOverload) -> Callable[..., Any]:
+    """A step of an optimizer on lists of tensors, which returns a new list for each of the
+    first.
+    """
+    count = len(func._schema.returns)
+    return lambda *args, **kwargs: tuple(
+        [torch.empty_like(tensor) for tensor in tensors] for tensors in args[:count]
+    )
+
+
 FAKE_RESULTS: dict[Any, Callable[..., Any]] = {
     aten.native_group_norm_backward.default: _group_norm_backward,
     aten.mse_loss_backward.default: _loss_backward,
@@ -463,6 +473,12 @@ FAKE_RESULTS: dict[Any, Callable[..., Any]] = {
         getattr(aten, f"{name}{dims}d").default: _nearest
         for name in ("upsample_nearest", "_upsample_nearest_exact")
         for dims in (1, 2, 3)
+    },
+    **{
+        getattr(getattr(aten, name), overload): _fused_step(getattr(getattr(aten, name), overload))
+        for name in ("_fused_adam", "_fused_adamw", "_fused_sgd", "_fused_adagrad")
+        for overload in getattr(aten, name).overloads()
+        if not overload.endswith("out")
     },
 }
 """Results of ops that PyTorch says depend on data and whose shape does not, or whose shape it

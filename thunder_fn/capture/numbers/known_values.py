@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from thunder_fn import torch_internals as internals
+from thunder_fn.capture.numbers.counts import fed_number
 from thunder_fn.capture.recorded import Leaf, Scope, leaves_of
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.rules import EVALUATE
@@ -69,7 +70,10 @@ class KnownValues:
         except KeyError:  # a tensor that reached the dispatcher without passing a torch function
             return NotImplemented
         if values is None:
-            return NotImplemented
+            is_number = question is internals.NUMBER_OF
+            wanted = self._recorder.known(tensors[0])
+            number = fed_number(self._recorder, wanted) if is_number else None
+            return NotImplemented if number is None else number
         supply = iter(values)
         with self._recorder.suspended():
             return question(

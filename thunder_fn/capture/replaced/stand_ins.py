@@ -511,6 +511,20 @@ def _is_definite(constraint: Any, value: Tensor) -> Tensor:
     return torch.ones(value.shape[:-2], dtype=torch.bool, device=value.device)
 
 
+def _fused(step: Callable[..., None]) -> Callable[..., None]:
+    """A fused step of an optimizer that takes a symbolic learning rate as a tensor: PyTorch knows
+    the other numbers of the op.
+    """
+
+    def instead(*args: Any, lr: Any, **options: Any) -> None:
+        rate = lr
+        if isinstance(lr, Sym):
+            rate = torch.scalar_tensor(rate, dtype=torch.float64)
+        step(*args, lr=rate, **options)
+
+    return instead
+
+
 def _saved_tensors_hooks(self: Any) -> None:
     """Hooks on what autograd saves: they run for a backward inside the traced function.
     `save_on_cpu` changes no value.
@@ -555,4 +569,5 @@ REWRITTEN: dict[Any, Callable[..., Any]] = {
     internals.PAD_PACKED_SEQUENCE: pad_packed_sequence,
     **{original: _recurrent(cell) for cell, original in CELLS.items()},
     torch.tensor: tensor,
+    **{step: _fused(step) for step in internals.FUSED_FUNCTIONS},
 }
