@@ -30,7 +30,6 @@ from typing import Any
 
 import torch
 
-from thunder_fn.capture import current
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.derived.activity import ACTIVE
 from thunder_fn.derived.leaf_vjp import is_differentiable
@@ -80,8 +79,6 @@ from thunder_fn.structured.custom_vjp_rules import (
     capture_vmap,
 )
 from thunder_fn.structured.shared import custom_calls as calls
-from thunder_fn.structured.shared.bind import bind
-from thunder_fn.structured.shared.bodies import close_bodies
 from thunder_fn.structured.shared.wrapping import wrapped
 
 CUSTOM_VJP = Op("structured", "custom_vjp")
@@ -352,13 +349,7 @@ class custom_vjp(calls.CustomFunction):
         self._rule = (fwd, bwd)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        call, tensors = self.call(VjpCall, args, kwargs)
-        recorder = current()
-        if recorder is not None:
-            return bind_call(recorder, call, tensors)
-        if not calls.is_followed(tensors):
-            return self.f(*args, **kwargs)
-        return calls.call_eagerly(lambda *xs: self(*call.args(xs)), tensors)
+        return self.called(VjpCall, bind_call, args, kwargs)
 
 
 def bind_call(recorder: Recorder, call: Any, tensors: Sequence[torch.Tensor]) -> Any:
@@ -371,9 +362,5 @@ def bind_call(recorder: Recorder, call: Any, tensors: Sequence[torch.Tensor]) ->
         ):  # it is tried again, and fails, where a derivative asks for it
             fwd, bwd, places = capture_forward_and_backward(call, captured[0], tensors)
             captured += [fwd, bwd]
-    bodies, closures = close_bodies(captured)
     options = {"rule": call.settled(), "gradients": places}
-    results = bind(
-        recorder, CUSTOM_VJP, (*tensors, *closures), bodies, bodies[0].output_types, **options
-    )
-    return calls.result_of(call, recorder, captured[0], tensors, results)
+    return calls.bind_captured(recorder, CUSTOM_VJP, call, captured, tensors, **options)

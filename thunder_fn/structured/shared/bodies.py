@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.capture import TENSOR, Captured, capture, current, pytree
+from thunder_fn.capture import Captured, capture, current, pytree
 from thunder_fn.capture.numbers.arithmetic import is_found_in_data
 from thunder_fn.capture.numbers.python_numbers import running
 from thunder_fn.capture.scopes import user_source
@@ -285,11 +285,6 @@ def own_memory(tree: Any) -> Any:
 def types_of_tensors(tree: Any) -> tuple[Type, ...]:
     """The types of the tensors of a pytree."""
     return tuple(map(type_of_value, tensor_leaves(tree)))
-
-
-def statics(captured: Captured) -> tuple[Any, ...]:
-    """The non-tensor leaves of the result, with holes."""
-    return tuple(None if leaf is TENSOR else leaf for leaf in captured.out_leaves)
 
 
 # ---- what rules of loops ask of bodies ----
