@@ -54,6 +54,7 @@ def bind(
     bodies: tuple[Trace, ...],
     types: tuple[Type, ...],
     strides: Strides = (),
+    /,
     **kwargs: Any,
 ) -> Values:
     """Record one structured equation on tensors; its results are tracers, with these strides."""
