@@ -498,6 +498,11 @@ def type_of(atom: Atom) -> Type:
             )
 
 
+def is_differentiable(type: Type) -> bool:
+    """Test for a floating or complex tensor, which has derivatives."""
+    return isinstance(type, TensorType) and (type.dtype.is_floating_point or type.dtype.is_complex)
+
+
 def type_of_value(value: Any) -> Type:
     """The type of a runtime value: a tensor, a number or None."""
     match value:

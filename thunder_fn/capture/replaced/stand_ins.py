@@ -267,9 +267,7 @@ def _run_within(recorder: Recorder, outputs: Any, *args: Any, **options: Any) ->
     """Autograd through the graph of the traced function alone."""
     recorder.gradients.check_hooks([internals.node_of(x) for x in outputs])
     found = _engine(outputs, *args, **options)
-    _, is_retained, _, inputs, *_ = args
-    if options.get("accumulate_grad") and not is_retained and not inputs:
-        recorder.gradients.free(outputs)
+    recorder.gradients.has_freed |= not args[1]
     return found
 
 
