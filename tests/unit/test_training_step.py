@@ -5,13 +5,14 @@ bits in parameters, buffers, gradients, optimizer state and schedules after ever
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 
 import thunder_fn as tfn
-from thunder_fn.errors import ThunderError, UnsupportedCall
+from thunder_fn.errors import AliasedMutation, DataDependentValue, ThunderError, UnsupportedCall
 
 optim = torch.optim
 Make = Callable[[torch.nn.Module], torch.optim.Optimizer]
@@ -114,6 +115,7 @@ def adam(model: torch.nn.Module, **options: Any) -> torch.optim.Optimizer:
 
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "ASGD": {"weight_decay": 0.1},
     "Adadelta": {"weight_decay": 0.1},
     "Adafactor": {"weight_decay": 0.1},
     "Adagrad": {"lr_decay": 0.1},
@@ -121,6 +123,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "AdamW": {"maximize": True},
     "Adamax": {"weight_decay": 0.1},
     "NAdam": {"decoupled_weight_decay": True, "weight_decay": 0.1},
+    "RAdam": {"decoupled_weight_decay": True, "weight_decay": 0.1},
     "RMSprop": {"centered": True, "momentum": 0.9},
     "Rprop": {"maximize": True},
     "SGD": {"momentum": 0.9, "nesterov": True},
@@ -129,12 +132,94 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(
     ("name", "foreach"),
-    [*((name, False) for name in OPTIMIZERS), ("Adam", True), ("RMSprop", True), ("SGD", True)],
+    [
+        *((name, False) for name in OPTIMIZERS),
+        *((name, True) for name in ("ASGD", "Adafactor", "Adam", "RAdam", "RMSprop", "SGD")),
+    ],
 )
 def test_optimizers_of_torch(name: str, foreach: bool) -> None:
     options = {"lr": 0.01, "foreach": foreach, **OPTIMIZERS[name]}
     info = compare(lambda model: getattr(optim, name)(model.parameters(), **options))
     assert (info.misses, info.hits) == (2, 2)  # the first step makes the state
+
+
+@pytest.mark.parametrize(("count", "is_refused"), [(1e6, False), (2.0**24 - 1, True), (0.5, True)])
+def test_a_count_of_steps_is_that_of_its_dtype(count: float, is_refused: bool) -> None:
+    """A count in float32 ends at 2**24; one that is no whole number is not computed in Python."""
+
+    def between(side: Side, call: int) -> None:
+        if call == 3:
+            for entry in side.opt.state.values():
+                entry["step"].fill_(count)
+
+    with pytest.raises(DataDependentValue) if is_refused else nullcontext():
+        compare(lambda model: optim.RAdam(model.parameters()), calls=6, between=between)
+
+
+def test_two_steps_of_one_call() -> None:
+    def body(model: Any, opt: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        plain(model, opt, x, y)
+        return plain(model, opt, x, y)
+
+    info = compare(lambda model: optim.RAdam(model.parameters()), body, calls=6)
+    assert info.hits >= 2
+
+
+@pytest.mark.parametrize("name", ["Adagrad", "Adam", "AdamW", "SGD"])
+def test_fused_steps(name: str) -> None:
+    options = {"lr": 0.01, "fused": True, **OPTIMIZERS[name]} if name == "SGD" else {"fused": True}
+    info = compare(
+        lambda model: getattr(optim, name)(model.parameters(), **options),
+        schedule=SCHEDULES["ExponentialLR"],
+        between=lambda side, _: side.schedule.step(),
+    )
+    assert (info.misses, info.hits) == (2, 2)
+
+
+LISTS: dict[str, Callable[[Any, Any], Any]] = {
+    "itself": lambda a, b: torch._foreach_mul_(a, a),
+    "third": lambda a, b: torch._foreach_addcmul_(a, b, a),
+    "single": lambda a, b: torch._foreach_mul_(a, a[0].sum()),
+    "crossed": lambda a, b: torch._foreach_mul_(a, a[::-1]),
+    "first": lambda a, b: torch._foreach_add_(a, [a[0], a[0]]),
+    "whole": lambda a, b: torch._foreach_mul_(a, a[0][0, 0]),
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_lists_that_are_written_and_read(name: str) -> None:
+    """Each tensor of a list is computed from those beside it; elsewhere the order counts."""
+
+    def f(a: list[torch.Tensor], b: list[torch.Tensor]) -> list[torch.Tensor]:
+        copies = [one + 0 for one in a]
+        LISTS[name](copies, b)
+        return copies
+
+    a, b = ([torch.randn(2, 2) for _ in range(2)] for _ in "ab")
+    if name in ("crossed", "first", "whole"):
+        with pytest.raises(AliasedMutation):
+            tfn.jit(f)(a, b)
+    else:
+        assert all(map(torch.equal, f(a, b), tfn.jit(f)(a, b)))
+
+
+def with_closure(model: Any, opt: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
+    def closure() -> torch.Tensor:
+        opt.zero_grad()
+        loss = loss_of(model, x, y)
+        loss.backward()
+        return loss
+
+    return opt.step(closure)
+
+
+def test_steps_that_call_the_loss() -> None:
+    assert compare(adam, with_closure).misses == 2
+    side = Side(small, lambda model: optim.LBFGS(model.parameters()), None)
+    with pytest.raises(DataDependentValue) as caught:
+        tfn.jit(with_closure)(side.model, side.opt, torch.ones(6, 3), torch.ones(6, 2))
+    assert str(caught.value).startswith("the step of a LBFGS asks for values in tensors")
+    assert "`tfn.compile` runs such code as it is" in str(caught.value)
 
 
 def test_muon() -> None:
@@ -166,9 +251,10 @@ def test_schedules_between_calls_do_not_retrace(name: str) -> None:
     assert (info.misses, info.hits) == (2, 6)
 
 
-def test_a_cycled_momentum_becomes_an_input() -> None:
+@pytest.mark.parametrize("make", [sgd, adam])
+def test_a_cycled_momentum_becomes_an_input(make: Make) -> None:
     cycle = lambda opt: optim.lr_scheduler.OneCycleLR(opt, 0.1, total_steps=20)
-    info = compare(sgd, schedule=cycle, calls=8, between=lambda side, _: side.schedule.step())
+    info = compare(make, schedule=cycle, calls=8, between=lambda side, _: side.schedule.step())
     assert info.misses == 2
 
 
@@ -509,9 +595,3 @@ def test_a_gradient_scaler_skips_steps(make: Make, infinite: tuple[int, ...]) ->
         f(x)
         assert_same(eager.state(), jitted.state(), f"after call {call}")
     assert tfn.cache_info(f).misses <= 3
-
-
-def test_a_fused_step_is_refused_by_name() -> None:
-    side = Side(small, lambda model: sgd(model, fused=True), None)
-    with pytest.raises(UnsupportedCall, match="fused=True"):
-        tfn.jit(plain)(side.model, side.opt, torch.ones(2, 3), torch.ones(2, 2))

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from thunder_fn import torch_internals as internals
+from thunder_fn.capture.kept import KINDS
 from thunder_fn.capture.modules import holds_tracer
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.replaced.refusals import (
@@ -26,12 +27,16 @@ from thunder_fn.capture.scopes import is_internal, user_source
 from thunder_fn.capture.supported import check_supported
 from thunder_fn.errors import (
     AliasedMutation,
+    DataDependentBranch,
+    DataDependentValue,
+    ThunderError,
     TracedFunctionError,
     UnsupportedCall,
     UnsupportedInput,
     UnsupportedOutput,
     kind_of,
     located,
+    with_article,
 )
 from thunder_fn.ir.equations import operands_in
 from thunder_fn.ir.trace import Source, Trace, Var
@@ -135,6 +140,8 @@ def trace_type(tensor: torch.Tensor) -> str:
         return str(type_of_value(tensor))
 
 
+_OPTIMIZERS = torch.optim.__file__.rpartition("/")[0]
+
 # ---- exceptions inside the traced function ----
 
 _INTERNAL = re.compile(
@@ -148,6 +155,10 @@ _INTERNAL = re.compile(
 
 def failure(error: Exception, name: str, recorder: Recorder) -> Exception:
     """The error that tells the user about an exception inside the traced function."""
+    if (told := _optimizer_error(error)) is not None:
+        return told
+    if isinstance(error, ThunderError):
+        return error
     if recorder.refused is not None and isinstance(error, TypeError):
         return (
             recorder.refused
@@ -179,6 +190,40 @@ def failure(error: Exception, name: str, recorder: Recorder) -> Exception:
         )
         return UnsupportedCall(text, source=raised_at(error), fix=fix)
     return traced_function_error(error, name)
+
+
+def _optimizer_error(error: Exception) -> Exception | None:
+    """The error for a step of PyTorch's that decides by values in tensors; None for others."""
+    owner = _optimizer_that_asked(error)
+    kinds = (*DATA_DEPENDENT, DataDependentBranch, DataDependentValue)
+    if not owner or not isinstance(error, kinds):
+        return None
+    text = (
+        f"the step of {with_article(owner)} asks for values in tensors to decide how to go on,"
+        " which are not known while tracing"
+    )
+    fix = (
+        "Jit the function that computes the loss and its gradients, and call the step outside;"
+        " `tfn.compile` runs such code as it is."
+    )
+    return DataDependentValue(text, source=raised_at(error), fix=fix)
+
+
+def _optimizer_that_asked(error: Exception) -> str:
+    """The class of the optimizer or schedule of PyTorch's whose code raised; empty if it is none.
+
+    A closure that it calls is the user's code.
+    """
+    found = ""
+    step = error.__traceback__
+    while step is not None:
+        code, owner = step.tb_frame.f_code, step.tb_frame.f_locals.get("self")
+        if isinstance(owner, KINDS) and code.co_filename.startswith(_OPTIMIZERS):
+            found = type(owner).__name__
+        elif not is_internal(code.co_filename):
+            found = ""
+        step = step.tb_next
+    return found
 
 
 def _raised_by_user(error: Exception) -> bool:

@@ -79,18 +79,22 @@ class Feed:
 
     `holder` is a dict or list with an entry, or a tensor with its `.grad`: an input of the
         trace by index, or one that is closed over. `symbol` is that of a number, which may be an
-        item of a tuple, by index.
+        item of a tuple, by index. If it `is_item`, the entry is a tensor, and the number is its
+        value.
     """
 
     holder: Any
     key: Any
     symbol: Symbol | None = None
     index: int | None = None
+    is_item: bool = False
 
     def read(self, tensors: Sequence[torch.Tensor] = ()) -> Any:
         """The value now, for a call with these tensors."""
         if not isinstance(self.holder, (int, torch.Tensor)):
             value = self.holder[self.key]
+            if self.is_item:
+                return value.item()
             return value if self.index is None else value[self.index]
         return (tensors[self.holder] if isinstance(self.holder, int) else self.holder).grad
 
@@ -147,6 +151,13 @@ def _refill(container: Any, content: Any) -> None:
     (container.update if isinstance(container, dict) else container.extend)(content)
 
 
+@dataclass(frozen=True, slots=True)
+class Item:
+    """The key of the number in a tensor that is the entry under `key`."""
+
+    key: Any
+
+
 class MustFeed(BaseException):
     """Signal of a capture that has to begin again with numbers of these places fed."""
 
@@ -177,6 +188,8 @@ class Kept:
     met: dict[int, tuple[Any, str]] = field(default_factory=dict)
     lists: dict[Place, Any] = field(default_factory=dict)
     tensors: list[tuple[Feed, torch.Tensor]] = field(default_factory=list)
+    items: dict[int, tuple[torch.Tensor, Any]] = field(default_factory=dict)
+    counts: dict[int, Any] = field(default_factory=dict)
     skips: list[tuple[set[int], torch.Tensor]] = field(default_factory=list)
 
     @property
@@ -190,11 +203,6 @@ class Kept:
         if not self.recorder.symbolic:
             raise MustFeed(self.wanted)
         self.take(*self.met[id(value)])
-        if any(group.get("fused") for group in value.param_groups):
-            what = f"the step of {with_article(type(value).__name__)} with fused=True is one kernel"
-            fix = "Write `foreach=True`, or leave both out."
-            where = self.recorder.where() if self.recorder.where is not None else None
-            raise UnsupportedCall(f"{what} that has no rules", source=where, fix=fix)
         self.steps.append((frames.pause(), internals.eager_branches()))
         self.steps[-1][1].__enter__()
 
@@ -224,6 +232,8 @@ class Kept:
                 is_lr = key in _SCHEDULED and container is not vars(value).get("defaults")
                 if is_lr or (id(container), key) in self.wanted:
                     self._feed(container, key, item)
+                if (id(container), Item(key)) in self.wanted and _is_scalar(item):
+                    self._feed_item(container, key, item)
 
     def meet(self, value: Any, path: str) -> None:
         """Watch an object that the function can reach. Its first step asks for symbols."""
@@ -269,10 +279,45 @@ class Kept:
         """Test whether some entry is an input that has this tensor."""
         return any(tensor is value for _, tensor in self.tensors)
 
-    def _symbol(self, container: Any, key: Any, index: int | None, value: Any) -> Any:
+    def _symbol(
+        self, container: Any, key: Any, index: int | None, value: Any, *, is_item: bool = False
+    ) -> Any:
         symbol = number_symbol(_FIRST + len(self.feeds), value)
-        self.feeds.append(Feed(container, key, symbol, index))
+        self.feeds.append(Feed(container, key, symbol, index, is_item))
         return self.recorder.number(Expr(symbol))
+
+    def _feed_item(self, container: Any, key: Any, tensor: torch.Tensor) -> None:
+        """Make the number in a tensor an input of the trace."""
+        with internals.isolated(), internals.no_torch_function():
+            number = tensor.item()
+        if is_number(number):
+            symbol = self._symbol(container, key, None, number, is_item=True)
+            self.items[id(tensor)] = tensor, symbol
+
+    def item(self, tensor: torch.Tensor) -> Any:
+        """The number in a tensor that was there before the call, if it is fed; else None."""
+        known = self.items.get(id(tensor))
+        return None if known is None else known[1]
+
+    def ask_for_items(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Begin again with the numbers in these tensors fed, and in others under their keys, if
+        kept objects hold all of them.
+
+        Python asks for such numbers to decide how to go on, as steps of RAdam do.
+        """
+        held = [
+            (container, key, item)
+            for container, before in self.contents.values()
+            for key, item in _entries(before)
+            if _is_scalar(item)
+        ]
+        keys = {id(item): key for _, key, item in held}
+        if not tensors or not all(id(tensor) in keys for tensor in tensors):
+            return
+        wanted = {keys[id(tensor)] for tensor in tensors}
+        places = {(id(container), Item(key)) for container, key, _ in held if key in wanted}
+        if not places <= self.wanted:
+            raise MustFeed(self.wanted | places)
 
     def changes(self) -> Iterator[tuple[Any, Any, Any]]:
         """The entries that hold other values than before: holder, key, and the new value."""
@@ -435,6 +480,11 @@ def _type_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     return *place, tensor.requires_grad, type(tensor), is_plain
 
 
+def _is_scalar(value: Any) -> bool:
+    """Test for a tensor whose number a symbol can stand for."""
+    return isinstance(value, torch.Tensor) and value.dim() == 0 and not value.is_complex()
+
+
 def _is_numeric(value: Any) -> bool:
     """Test for a number, or a tuple or list of numbers."""
     parts = value if type(value) in (tuple, list) else (value,)
@@ -500,7 +550,13 @@ class KeptState:
         fed = [id(holder[key]) for holder, key in self.tensors]
         if len(set(fed)) < len(fed):
             return False
-        return self.decide is None or self.decide(*(feed.read() for feed in self.feeds))
+        if self.decide is None:
+            return True
+        numbers = [feed.read() for feed in self.feeds]
+        are_numbers = (
+            is_number(one) for one, f in zip(numbers, self.feeds, strict=True) if f.is_item
+        )
+        return all(are_numbers) and self.decide(*numbers)
 
     def _matches(self, pair: tuple[Any, Any]) -> bool:
         container, before = pair

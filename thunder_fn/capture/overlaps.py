@@ -67,8 +67,12 @@ def check_overlaps(
                 f"`{name}` writes to an expanded tensor, several of whose elements share memory;"
                 " write to the tensor that is expanded, or to a clone"
             )
-        for other in others:
-            if internals.have_one_memory(tensor, other) and _is_read_late(func, tensor, other):
+        for place, other in enumerate(others):
+            is_beside = _is_foreach(name) and place % len(changed) == number
+            is_beside &= len(others) % len(changed) == 0
+            if internals.have_one_memory(tensor, other) and _is_read_late(
+                tensor, other, is_elementwise=is_beside or _is_in_place(func)
+            ):
                 what = (
                     f"`{name}` writes to memory that it reads at another place, in an order that"
                     " PyTorch leaves open"
@@ -77,13 +81,18 @@ def check_overlaps(
                 raise AliasedMutation(what, source=source, fix=fix)
 
 
-def _is_read_late(func: Any, changed: torch.Tensor, read: torch.Tensor) -> bool:
+def _is_foreach(name: str) -> bool:
+    """Test for an op on lists of tensors, which computes each from those beside it."""
+    return name.startswith("_foreach_")
+
+
+def _is_read_late(changed: torch.Tensor, read: torch.Tensor, *, is_elementwise: bool) -> bool:
     """Test whether an element may be read after it was written: in its own place that is so for
     some ops only.
     """
     with internals.no_torch_function():
         if [_layout(changed), changed.dtype] == [_layout(read), read.dtype]:
-            return changed.numel() != 0 and not _is_in_place(func)
+            return changed.numel() != 0 and not is_elementwise
     return _share_elements(changed, read)
 
 

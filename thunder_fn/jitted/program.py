@@ -570,7 +570,8 @@ class _Execution:
             elif isinstance(feed.holder, int):
                 yield name, f"{self.leaves[feed.holder]}.grad"
             else:
-                part = "" if feed.index is None else f"[{feed.index}]"
+                part = ".item()" if feed.is_item else ""
+                part = part if feed.index is None else f"[{feed.index}]"
                 holder, key = self.names.bind(feed.holder, "holder"), self.names.literal(feed.key)
                 yield name, f"{holder}[{key}]{part}"
 

@@ -80,10 +80,16 @@ class Tracer(FunctionalTensor):
 
     def __repr__(self, **options: Any) -> str:
         with torch._C.DisableTorchFunction():
-            return f"Tracer({type_of_value(self)})"
+            text = self._text_of_value(repr)
+            return f"Tracer({type_of_value(self)}{'' if text is None else f', {text}'})"
 
     def __format__(self, spec: str) -> str:
-        return repr(self)
+        text = self._text_of_value(lambda value: format(value, spec))
+        return repr(self) if text is None else text
+
+    def _text_of_value(self, write: Callable[[torch.Tensor], str]) -> str | None:
+        mode = fake_mode_of(self)
+        return None if mode is None or mode.write is None else mode.write(self, write)
 
     def __copy__(self) -> torch.Tensor:
         """Copy to a leaf in the same memory without a history, as eager does."""
@@ -292,16 +298,38 @@ def _as_number(compare: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
     def compared(x: torch.Tensor, other: Any) -> torch.Tensor:
         result = compare(x, other).to(x.dtype)
         if not (x.requires_grad or (isinstance(other, torch.Tensor) and other.requires_grad)):
-            return result
+            return x.copy_(result)
         always = torch.ones((), dtype=torch.bool, device=x.device)
-        return torch.where(always, result, x + other)
+        return x.copy_(torch.where(always, result, x + other))
 
     return compared
 
 
+def _stepped(packet: Any) -> Callable[..., None]:
+    """A fused step of an optimizer by the op that returns new tensors. Gradients change if they
+    are scaled.
+    """
+
+    def step(*args: Any, lr: Any, **kwargs: Any) -> None:
+        func = packet.tensor_lr if isinstance(lr, torch.Tensor) else packet.default
+        results = func(*args, lr=lr, **kwargs)
+        is_scaled = kwargs.get("grad_scale") is not None
+        for place, (old, new) in enumerate(zip(args, results, strict=False)):
+            if place != 1 or is_scaled:
+                for tensor, value in zip(old, new, strict=True):
+                    tensor.copy_(value)
+
+    return step
+
+
+_FUSED = ("_fused_adam", "_fused_adamw", "_fused_sgd", "_fused_adagrad")
+FUSED_FUNCTIONS: tuple[Callable[..., None], ...] = tuple(
+    getattr(torch, f"{name}_") for name in _FUSED
+)
+"""Functions of torch that step an optimizer by one kernel."""
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 OUT_OF_PLACE: dict[Any, Callable[..., Any]] = {
-    aten.polygamma_.default: lambda x, n: aten.polygamma.default(n, x),
+    aten.polygamma_.default: lambda x, n: x.copy_(aten.polygamma.default(n, x)),
     **{
         getattr(getattr(aten, f"{name}_"), overload): _as_number(
             getattr(getattr(aten, name), overload)
@@ -309,9 +337,14 @@ OUT_OF_PLACE: dict[Any, Callable[..., Any]] = {
         for name in _COMPARISONS
         for overload in ("Scalar", "Tensor")
     },
+    **{
+        getattr(getattr(aten, f"{name}_"), overload): _stepped(getattr(aten, name))
+        for name in _FUSED
+        for overload in getattr(aten, f"{name}_").overloads()
+    },
 }
 """In-place ops that functionalization does not know, and comparisons, whose results have a
-gradient to autograd: zero.
+gradient to autograd: zero. It takes the empty lists of fused steps for tensors of others.
 """
 
 
@@ -430,7 +463,7 @@ class TracerMode(FunctionalTensorMode):
             raise SymbolicTracing
         if func in OUT_OF_PLACE:
             with self:
-                return args[0].copy_(OUT_OF_PLACE[func](*args, **(kwargs or {})))
+                return OUT_OF_PLACE[func](*args, **(kwargs or {}))
         if self.history is None:
             return self._dispatch(func, types, args, kwargs or {})
         changed, others = changed_tensors(func, args, kwargs or {})

@@ -126,11 +126,15 @@ def _power_operands(a: Any, b: Any) -> tuple[Any, Any]:
     finite float.
     """
     if isinstance(a, Sym) and isinstance(b, Sym):
+        if _is_between(a, 0.0, 1.0) and _is_between(b, -1.0, None):
+            return a, b
         b = concrete(b)
     if isinstance(b, Sym):
-        growth = abs(math.log2(a)) if a > 0 else math.inf
-        is_safe = growth == 0 or (
-            growth < math.inf and _is_between(b, -_EXPONENT / growth, _EXPONENT / growth)
+        growth = math.log2(a) if a > 0 else math.inf
+        limit = _EXPONENT / growth if growth else 0.0
+        is_safe = growth == 0 or (  # a power near zero is a float
+            growth < math.inf
+            and (_is_between(b, None, limit) if growth > 0 else _is_between(b, limit, None))
         )
         return (a, b) if is_safe else (a, concrete(b))
     is_whole = b >= 0 and b == int(b)
@@ -142,9 +146,11 @@ def _power_operands(a: Any, b: Any) -> tuple[Any, Any]:
     return (a, b) if is_safe else (concrete(a), b)
 
 
-def _is_between(value: Any, low: float, high: float | None) -> bool:
+def _is_between(value: Any, low: float | None, high: float | None) -> bool:
     """Decide that a number lies between two; a number that depends on data is taken to do so."""
-    return _hint(value) is None or (bool(value > low) and (high is None or bool(value < high)))
+    return _hint(value) is None or (
+        (low is None or bool(value > low)) and (high is None or bool(value < high))
+    )
 
 
 def compare(name: str, a: Any, b: Any) -> Any:

@@ -33,7 +33,10 @@ from thunder_fn.version import FOLDER
 
 _TORCH = torch.__file__.rsplit("/", 1)[0]
 _OURS = (_TORCH, FOLDER)
-_OUTER = tuple(f"{FOLDER}/{part}" for part in ("demo", "benchmarks", "testing"))
+_OUTER = (
+    *(f"{FOLDER}/{part}" for part in ("demo", "benchmarks", "testing")),
+    f"{_TORCH}/optim/",  # steps and schedules, which are Python on Python's numbers
+)
 
 
 @lru_cache(maxsize=4096)

@@ -92,16 +92,16 @@ def _define_draw(
     batched = lambda info, dims, like, key, a, b: _batched_draw(info, dims, like, key, a, b, own)
     torch.library.register_vmap(f"thunder_fn::{name}", batched, lib=_library)
 
-    def pure(like: Tensor, key: Tensor, *args: float, **kwargs: float) -> Tensor:
+    def draw(like: Tensor, key: Tensor, *args: float, **kwargs: float) -> Tensor:
         check_kernel(kernel, key)
         given = {
             **dict(zip((first, second), defaults, strict=True)),
             **dict(zip((first, second), args, strict=False)),
             **kwargs,
         }
-        return own(like, key, given[first], given[second])
+        return like.copy_(own(like, key, given[first], given[second]))
 
-    internals.OUT_OF_PLACE[overload] = pure
+    internals.OUT_OF_PLACE[overload] = draw
 
 
 if hasattr(aten, "_philox_normal_"):
