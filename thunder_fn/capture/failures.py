@@ -153,12 +153,15 @@ _INTERNAL = re.compile(
 )
 
 
+def is_told(error: Exception) -> bool:
+    """Test for an error of ours that says everything."""
+    return isinstance(error, ThunderError) and _optimizer_error(error) is None
+
+
 def failure(error: Exception, name: str, recorder: Recorder) -> Exception:
     """The error that tells the user about an exception inside the traced function."""
     if (told := _optimizer_error(error)) is not None:
         return told
-    if isinstance(error, ThunderError):
-        return error
     if recorder.refused is not None and isinstance(error, TypeError):
         return (
             recorder.refused

@@ -103,8 +103,10 @@ class Recorder:
             lambda *asked: known_answer(self, *asked),
         )
         self.outer = outer
-        self.thread_error: ThunderError | None = None
-        """The error of a use of its tracers in another thread."""
+        self.late_error: ThunderError | None = None
+        """The error of something after which Python code has gone on: a use of its tracers in
+        another thread, or a comparison of types.
+        """
         self.mode.elsewhere = self._on_other_thread
         self.is_same_function = is_same_function or (outer is None and not inside)
         self.around: dict[str, Any] = (
@@ -490,8 +492,8 @@ class Recorder:
         """Refuse a use of a tracer in a thread that is not the capture's. The thread and the
         capture raise it.
         """
-        self.thread_error = thread_error(func, self.where() if self.where is not None else None)
-        return self.thread_error
+        self.late_error = thread_error(func, self.where() if self.where is not None else None)
+        return self.late_error
 
     def _on_attribute(self, tracer: torch.Tensor, name: str) -> Any:
         return attribute(self, tracer, name)
