@@ -132,19 +132,21 @@ torch.testing.assert_close(tfn.grad(lambda x: torch.func.grad(cubes)(x).sum())(v
 # %% [markdown]
 # ## What must not hold
 #
-# Python that looks at values is no program of tensors. `torch.func.grad` runs it, since values are there while it runs; a
-# trace holds for all values, so the question is an error, and the error says what to write.
+# Python that looks at values is no program of tensors. `torch.func.grad` runs it, since values are there while it runs, and so
+# does `tfn.grad`. A jitted function is a program for all values, so the question is an error, which says what to write.
 
 # %%
 relu = lambda x: x if x > 0 else x * 0
-assert torch.func.grad(relu)(torch.tensor(2.0)) == 1
+assert torch.func.grad(relu)(torch.tensor(2.0)) == tfn.grad(relu)(torch.tensor(2.0)) == 1
+assert torch.func.grad(relu)(torch.tensor(-2.0)) == tfn.grad(relu)(torch.tensor(-2.0)) == 0
 try:
-    tfn.grad(relu)(torch.tensor(2.0))
+    tfn.jit(tfn.grad(relu))(torch.tensor(2.0))
 except tfn.errors.DataDependentBranch as error:
     print(error)
 else:
     raise AssertionError("it must not")
-assert tfn.grad(lambda x: tfn.cond(x > 0, lambda x: x, lambda x: x * 0, (x,)))(torch.tensor(2.0)) == 1
+step = lambda x: tfn.cond(x > 0, lambda x: x, lambda x: x * 0, (x,))
+assert tfn.jit(tfn.grad(step))(torch.tensor(2.0)) == 1
 
 # %% [markdown]
 # ## Where this lives

@@ -12,7 +12,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.api.calling import Transformed, transformed
 from thunder_fn.api.captures import Plan, in_place, planned
-from thunder_fn.capture import Captured, current
+from thunder_fn.capture import EVERY_LEAF, Captured, current
 from thunder_fn.capture.replaced.autocast_regions import REGION
 from thunder_fn.derived.leaf_autocast import Answer, autocast_policy
 from thunder_fn.errors import AutocastError
@@ -64,8 +64,11 @@ class Autocast(Transformed):
     policy: Policy
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        f = self._under_pytorchs() if self.policy is autocast_policy else self.fn
-        return planned(self, args, kwargs, lambda capture: self._plan(capture(f, args, kwargs)))
+        is_pytorchs = self.policy is autocast_policy
+        f = self._under_pytorchs() if is_pytorchs else self.fn
+        known = EVERY_LEAF if is_pytorchs else None  # another policy changes the values afterwards
+        make = lambda capture: self._plan(capture(f, args, kwargs, known=known))
+        return planned(self, args, kwargs, make)
 
     def _plan(self, captured: Captured) -> Plan:
         is_pytorchs = self.policy is autocast_policy

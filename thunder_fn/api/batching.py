@@ -63,7 +63,11 @@ class Vmap(Transformed):
             leaf if dim is None else example_of(leaf, dim)
             for leaf, dim in zip(leaves, dims, strict=True)
         ]
-        captured = capture(self.fn, pytree.unflatten(spec, examples), kwargs, inside="vmap")
+        more = pytree.flatten(kwargs)[0]  # keyword arguments are no batches
+        known = {i for i, dim in enumerate((*dims, *(None for _ in more))) if dim is None}
+        captured = capture(
+            self.fn, pytree.unflatten(spec, examples), kwargs, inside="vmap", known=known
+        )
         kept = [
             dim for leaf, dim in zip(leaves, dims, strict=True) if isinstance(leaf, torch.Tensor)
         ]

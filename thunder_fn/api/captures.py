@@ -473,6 +473,7 @@ def _is_plain(captured: Captured) -> bool:
         captured.effects,
         captured.kept,
         captured.freed,
+        captured.is_told,
     )
     return not any(more) and not _finds_numbers(captured.trace)
 

@@ -12,7 +12,7 @@ from torch.func import functional_call as functional_call, stack_module_state as
 
 from thunder_fn.api.calling import Transformed, transformed
 from thunder_fn.api.captures import Plan, in_place, planned
-from thunder_fn.capture import Captured
+from thunder_fn.capture import EVERY_LEAF, Captured
 from thunder_fn.errors import GradError
 from thunder_fn.jitted import Jitted
 
@@ -32,9 +32,8 @@ class Functionalized(Transformed):
     fn: Callable[..., Any]
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        return planned(
-            self, args, kwargs, lambda capture: self._plan(capture(self.fn, args, kwargs))
-        )
+        make = lambda capture: self._plan(capture(self.fn, args, kwargs, known=EVERY_LEAF))
+        return planned(self, args, kwargs, make)
 
     def _plan(self, captured: Captured) -> Plan:
         return Plan(self.__name__, captured, captured.trace, in_place(captured))

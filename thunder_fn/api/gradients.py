@@ -17,7 +17,7 @@ from thunder_fn.api.calling import (
     write_back,
 )
 from thunder_fn.api.captures import Plan, planned
-from thunder_fn.capture import Captured, current, pytree
+from thunder_fn.capture import EVERY_LEAF, Captured, current, pytree
 from thunder_fn.capture.failures import check_argument, source_of
 from thunder_fn.capture.rewriting import is_to_be_fused
 from thunder_fn.capture.scopes import user_source
@@ -60,7 +60,12 @@ class Grad(Transformed):
         argnums = check_argnums(self.argnums, args, self.__name__)
         wrt = differentiated_leaves(args, argnums, self.__name__)
         captured = capture(
-            self.fn, args, kwargs, inside="grad", differentiated=leaves_of(args, wrt)
+            self.fn,
+            args,
+            kwargs,
+            inside="grad",
+            differentiated=leaves_of(args, wrt),
+            known=EVERY_LEAF,
         )
         check_loss(captured, self.has_aux, self.fn, self.__name__)
         wanted, fused = input_mask(captured, args, wrt), is_to_be_fused()

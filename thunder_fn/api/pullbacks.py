@@ -19,7 +19,7 @@ from thunder_fn.api.calling import (
     write_back,
 )
 from thunder_fn.api.captures import Plan, planned
-from thunder_fn.capture import TENSOR, Captured, pytree
+from thunder_fn.capture import EVERY_LEAF, TENSOR, Captured, pytree
 from thunder_fn.capture.rewriting import is_to_be_fused
 from thunder_fn.derived.leaf_vjp import is_differentiable
 from thunder_fn.errors import CotangentError, NotDifferentiable, callable_name, kind_of
@@ -148,7 +148,8 @@ def _plan_of_vjp(
     name = callable_name(f)
     leaves, in_spec = pytree.flatten(primals)
     _check_tensors(primals, leaves)
-    captured = capture(f, primals, inside="vjp", differentiated=range(len(leaves)))
+    places = range(len(leaves))
+    captured = capture(f, primals, inside="vjp", differentiated=places, known=EVERY_LEAF)
     main = main_output(captured, has_aux, "vjp(f, *primals)")
     check_output(captured, main, "vjp(f, *primals)")
     types = captured.trace.output_types

@@ -18,7 +18,7 @@ from thunder_fn.api.calling import (
     write_back,
 )
 from thunder_fn.api.captures import Plan, planned
-from thunder_fn.capture import Captured, current, pytree
+from thunder_fn.capture import EVERY_LEAF, Captured, current, pytree
 from thunder_fn.capture.apply import shows_inputs
 from thunder_fn.capture.numbers.python_numbers import running_shape
 from thunder_fn.capture.replaced.lookasides import divert
@@ -111,7 +111,7 @@ def _plan_of_jvp(
 ) -> Plan:
     leaves = check_primals(primals, "jvp")
     given = check_tangents(primals, tangents)
-    captured = capture(f, tuple(primals), inside="jvp")
+    captured = capture(f, tuple(primals), inside="jvp", known=EVERY_LEAF)
     _check_apart(captured, leaves, given)
     main = main_output(captured, has_aux, "jvp(f, primals, tangents)")
     check_output(captured, main, "jvp(f, primals, tangents)")
@@ -290,7 +290,7 @@ def _plan_of_linearize(
     f: Callable[..., Any], primals: tuple[Any, ...], capture: Callable[..., Captured]
 ) -> Plan:
     leaves = check_primals(primals, "linearize")
-    captured = capture(f, primals, inside="linearize")
+    captured = capture(f, primals, inside="linearize", known=EVERY_LEAF)
     active = tuple(is_differentiable(type_of_value(leaf)) for leaf in leaves)
     further = len(captured.trace.inputs) - len(leaves)
     rule = jvp_trace(captured.trace, (*active, *(False,) * further))

@@ -13,6 +13,7 @@ visible to other threads.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -36,13 +37,14 @@ from thunder_fn.capture.kept import GRAD, Effect, Feed, Kept, KeptState, MustFee
 from thunder_fn.capture.modules import modules_of
 from thunder_fn.capture.nesting import nest
 from thunder_fn.capture.numbers.arguments import Symbolic
-from thunder_fn.capture.numbers.known_values import tensors_of_numbers
+from thunder_fn.capture.numbers.counts import tensors_of_numbers
 from thunder_fn.capture.outside import frames
 from thunder_fn.capture.outside.process import noted_state
 from thunder_fn.capture.outside.properties import Read
 from thunder_fn.capture.pytree import TENSOR
 from thunder_fn.capture.recorded import Decision
 from thunder_fn.capture.recorder import Recorder, current
+from thunder_fn.capture.replaced.autograd_functions import FREED_GRAPH
 from thunder_fn.capture.replaced.host_random import untouched_by_refusals
 from thunder_fn.capture.replaced.lookasides import diverted
 from thunder_fn.capture.replaced.patches import module_scopes
@@ -60,9 +62,10 @@ from thunder_fn.errors import (
     with_article,
 )
 from thunder_fn.ir.constraints import equations_between
-from thunder_fn.ir.trace import Atom, Expr, Literal, Trace, Var, as_dim, cut, type_of_value
+from thunder_fn.ir.trace import Atom, Dim, Expr, Literal, Trace, Var, as_dim, cut, type_of_value
 
 __all__ = [
+    "EVERY_LEAF",
     "TENSOR",
     "Alias",
     "Captured",
@@ -75,6 +78,9 @@ __all__ = [
     "pytree",
 ]
 
+
+EVERY_LEAF = range(sys.maxsize)
+"""The positions of all leaves of a call, however many there are."""
 
 Seen = TypeVar("Seen", "Alias", "Shared")
 
@@ -133,8 +139,10 @@ class Captured:
 
     With effects, the inputs end with one for each of `feeds`, and the outputs with those of the
     `effects`. `kept` guards the objects that they belong to. `freed` are results, by position,
-    whose graph `backward()` has freed.
+    whose graph `backward()` has freed. `strides` are those of the results of a function inside
+    another one, None for contiguous ones.
 
+    `is_told`: Python was told values of the call, so that the trace serves no other.
     `is_kept`: later calls use the capture again. Then tensors from outside are the last inputs.
     """
 
@@ -156,6 +164,8 @@ class Captured:
     effects: tuple[Effect, ...] = ()
     kept: tuple[KeptState, ...] = ()
     freed: tuple[int, ...] = ()
+    strides: tuple[tuple[Dim, ...] | None, ...] = ()
+    is_told: bool = False
     is_kept: bool = False
 
     @property
@@ -216,6 +226,7 @@ def capture(  # noqa: PLR0913 - options, by keyword
     differentiated: Collection[int] | None = None,
     has_effects: bool = False,
     wanted: frozenset[Any] = frozenset(),
+    known: Collection[int] | None = None,
 ) -> Captured:
     """Run f once on tracers and record what it does.
 
@@ -240,13 +251,15 @@ def capture(  # noqa: PLR0913 - options, by keyword
         has_effects: f may step optimizers from outside and leave gradients, which the caller
             stores.
         wanted: places of numbers in the state of optimizers that are inputs of the trace.
+        known: for a trace that serves this call only, the leaves of `(args, kwargs)` for whose
+            values Python may ask, by position, as it may for those of tensors from outside.
 
     Raises:
         CaptureError: f cannot be traced; the subclass says why. Modules and random generators are
             as they were before.
         TracedFunctionError: f raised. The error is an instance of the original type too.
     """
-    options = track_no_grad, symbolic, on_raise, shares, grad_off, inside, differentiated
+    options = track_no_grad, symbolic, on_raise, shares, grad_off, inside, differentiated, known
     kept = _Wanted(wanted) if has_effects else None
     has_symbols = symbolic is not None
     while True:
@@ -288,6 +301,7 @@ def _capture(  # noqa: PLR0913 - options, by keyword
     grad_off: bool,
     inside: str,
     differentiated: Collection[int] | None,
+    known: Collection[int] | None,
     has_symbols: bool,
     returning: Callable[[Any], Callable[[Any], Any]] | None,
     wanted: _Wanted | None,
@@ -311,12 +325,14 @@ def _capture(  # noqa: PLR0913 - options, by keyword
         outer=outer,
         inside=inside,
         is_same_function=shares,
+        is_of_call=known is not None,
     )
     recorder.kept = None if wanted is None else Kept(recorder, wanted.places, met=wanted.met)
     layouts, numbers = (symbolic.layouts, symbolic.numbers) if symbolic is not None else ({}, {})
     extra = symbolic.inputs if symbolic is not None else ()
     name = getattr(f, "__name__", type(f).__name__)
     tensors = [leaves[i] for i in places]
+    told = frozenset(i for i in places if known is not None and i in known)
     is_off = grad_off or not torch.is_grad_enabled()
 
     def captured(end: _End) -> Captured:
@@ -341,10 +357,9 @@ def _capture(  # noqa: PLR0913 - options, by keyword
             trace = dataclasses.replace(
                 trace, constraints=tuple(dict.fromkeys((*relations, *trace.constraints)))
             )
-        known = trace, in_spec, in_statics, end.out_spec, end.out_leaves
         follows = end.follows and is_off
         return Captured(
-            *known,
+            *(trace, in_spec, in_statics, end.out_spec, end.out_leaves),
             writes,
             decisions,
             end.own_leaves,
@@ -356,8 +371,8 @@ def _capture(  # noqa: PLR0913 - options, by keyword
             tuple(_at(places, shared) for shared in end.shared),
             feeds,
             tuple(effect for effect, _ in end.effects),
-            end.kept,
-            end.freed,
+            *(end.kept, end.freed, end.strides),
+            is_told=recorder.values.is_told,
         )
 
     unfinished: _End | None = None
@@ -368,7 +383,9 @@ def _capture(  # noqa: PLR0913 - options, by keyword
         ):
             wrt = frozenset(differentiated or ())
             tracers = {
-                i: recorder.input(leaves[i], layouts.get(i), is_differentiated=i in wrt)
+                i: recorder.input(
+                    leaves[i], layouts.get(i), is_differentiated=i in wrt, has_value=i in told
+                )
                 for i in places
             }
             internals.become_results([tracers[place_of[i]] for i in sorted(wrt) if i in place_of])
@@ -432,6 +449,7 @@ class _End:
     kept: tuple[KeptState, ...]
     freed: tuple[int, ...]
     fed: tuple[tuple[Feed, torch.Tensor | None], ...]
+    strides: tuple[tuple[Dim, ...] | None, ...]
 
 
 def _end(
@@ -467,7 +485,7 @@ def _end(
         )
     freed = tuple(place for place, leaf in enumerate(results) if recorder.gradients.is_freed(leaf))
     outputs = tuple(
-        recorder.stopped(atom) if place in freed else stored.get(id(results[place]), atom)
+        _freed(recorder, atom, name) if place in freed else stored.get(id(results[place]), atom)
         for place, atom in enumerate(outputs)
     )
     grads = [  # before the closed-over tensors are looked up below
@@ -500,7 +518,26 @@ def _end(
         kept,
         freed,
         fed,
+        () if recorder.outer is None else tuple(map(_strides_of, results)),
     )
+
+
+def _strides_of(result: Any) -> tuple[Dim, ...] | None:
+    """The strides of a result that is not contiguous."""
+    if not isinstance(result, torch.Tensor):
+        return None
+    with internals.no_torch_function():
+        is_plain = is_wrapped(result) or result.is_contiguous()
+        return None if is_plain else tuple(map(as_dim, result.stride()))
+
+
+def _freed(recorder: Recorder, atom: Atom, name: str) -> Atom:
+    """A result whose graph a backward has freed: a constant where the caller makes a node of it
+    that raises, else a value that raises itself.
+    """
+    if recorder.kept is not None or not isinstance(atom, Var):
+        return recorder.stopped(atom)
+    return recorder.emit(FREED_GRAPH, (atom, Literal(name)), (atom.type,), ())[0]
 
 
 def _effects(

@@ -220,10 +220,11 @@ def _optimizer_that_asked(error: Exception) -> str:
     found = ""
     step = error.__traceback__
     while step is not None:
-        code, owner = step.tb_frame.f_code, step.tb_frame.f_locals.get("self")
-        if isinstance(owner, KINDS) and code.co_filename.startswith(_OPTIMIZERS):
-            found = type(owner).__name__
-        elif not is_internal(code.co_filename):
+        file = step.tb_frame.f_code.co_filename
+        if file.startswith(_OPTIMIZERS):  # asking for the locals of a frame keeps them alive
+            owner = step.tb_frame.f_locals.get("self")
+            found = type(owner).__name__ if isinstance(owner, KINDS) else found
+        elif not is_internal(file):
             found = ""
         step = step.tb_next
     return found

@@ -31,7 +31,7 @@ from thunder_fn.capture.history import History
 from thunder_fn.capture.kept import Kept
 from thunder_fn.capture.modules import WatchedModules
 from thunder_fn.capture.numbers.decided import Decisions
-from thunder_fn.capture.numbers.known_values import known_answer
+from thunder_fn.capture.numbers.known_values import KnownValues
 from thunder_fn.capture.numbers.python_numbers import MATH, as_python
 from thunder_fn.capture.outside.properties import Properties, attribute
 from thunder_fn.capture.recorded import Layout, Leaf, Scope
@@ -50,13 +50,14 @@ from thunder_fn.capture.supported import (
     is_wrapped,
     thread_error,
 )
-from thunder_fn.errors import ThunderError, UnsupportedCall
+from thunder_fn.errors import ThunderError, TracedFunctionError, UnsupportedCall
 from thunder_fn.ir import ops
 from thunder_fn.ir.nesting import make_room
 from thunder_fn.ir.trace import (
     Arg,
     Atom,
     Constant,
+    Dim,
     Expr,
     NumberType,
     Op,
@@ -74,6 +75,16 @@ _current: ContextVar[Recorder | None] = ContextVar("thunder_fn_recorder", defaul
 def current() -> Recorder | None:
     """The recorder of the capture that this thread is in, if any."""
     return _current.get()
+
+
+def _nowhere() -> None:
+    """The source before the capture knows how to ask for the user's line, and after its end."""
+
+
+def _number_of(symbol: Any) -> Any:
+    """The number for which an unbacked symbol stands, if the innermost capture knows it."""
+    recorder = current()
+    return None if recorder is None else recorder.values.number(symbol)
 
 
 CHANGED = (
@@ -96,18 +107,22 @@ class Recorder:
         outer: Recorder | None = None,
         inside: str = "",
         is_same_function: bool = True,
+        is_of_call: bool = False,
     ) -> None:
         self.mode = internals.RecordingMode(
             self._on_op,
             lambda question, answer: self.decisions.on_decision(question, answer),
-            lambda *asked: known_answer(self, *asked),
+            lambda *asked: self.values.answer(*asked),
         )
         self.outer = outer
+        is_of_call = is_of_call and (outer is None or outer.values.is_of_call)
+        self.values = KnownValues(self, is_of_call=is_of_call)
         self.late_error: ThunderError | None = None
         """The error of something after which Python code has gone on: a use of its tracers in
         another thread, or a comparison of types.
         """
         self.mode.elsewhere = self._on_other_thread
+        self.mode.write = self.values.write if is_of_call else None
         self.is_same_function = is_same_function or (outer is None and not inside)
         self.around: dict[str, Any] = (
             {name: getattr(torch, name)() for name in CHANGED} if outer is None else outer.around
@@ -123,7 +138,7 @@ class Recorder:
         self.decisions = Decisions(self)
         if self.symbolic and self.mode.shape_env is None:
             self.mode.allow_data_dependent_sizes(
-                self.decisions.on_assertion, is_rule=not track_no_grad
+                self.decisions.on_assertion, _number_of, is_rule=not track_no_grad
             )
         self.history = History(self, is_tracked=track_no_grad)
         self.selections = Selections(self)
@@ -151,7 +166,7 @@ class Recorder:
         self.refused: ThunderError | None = None
         self.draws = 0
         self.generators: Generators = Generators() if outer is None else outer.generators
-        self.where: Callable[[], Source | None] | None = None
+        self.where: Callable[[], Source | None] = _nowhere
         self.states: list[tuple[torch.Tensor, int, Leaf]] = []
         self._next = 0
         self._vars: dict[int, tuple[torch.Tensor, Var]] = {}
@@ -195,9 +210,30 @@ class Recorder:
                 ):
                     stack.enter_context(context)
                 yield
+        except TracedFunctionError:
+            raise
+        except ThunderError:
+            self.values.undo_draws()
+            raise
         finally:
             _current.reset(token)
             self._close()
+
+    @contextmanager
+    def suspended(self) -> Generator[None]:
+        """Leave the capture: inside, PyTorch computes values."""
+        token = _current.set(None)
+        try:
+            with internals.isolated(), internals.no_torch_function(), torch.no_grad():
+                yield
+        finally:
+            _current.reset(token)
+
+    @contextmanager
+    def resumed(self) -> Generator[None]:
+        """Enter PyTorch's modes again from a capture inside this one."""
+        with internals.isolated(), self.mode, self.functional_mode:
+            yield
 
     def _close(self) -> None:
         """Close: tracers that are still alive become values that say so when used, and nothing
@@ -219,12 +255,13 @@ class Recorder:
         self.gradients.forget()
         self.kept = None
         self.properties.forget()
+        self.values.forget()
         self.history.forget()
         self.selections.forget()
         self.decisions.forget()
         self.refused = None
         self.module_paths.clear()
-        self.where = None
+        self.where = _nowhere
         self.mode.elsewhere = None
         self.mode.forget()
         self.functional_mode.forget()
@@ -260,11 +297,21 @@ class Recorder:
         return var
 
     def input(
-        self, tensor: torch.Tensor, layout: Layout | None = None, *, is_differentiated: bool = False
+        self,
+        tensor: torch.Tensor,
+        layout: Layout | None = None,
+        *,
+        is_differentiated: bool = False,
+        has_value: bool = False,
     ) -> torch.Tensor:
-        """A tracer for an argument; of these sizes and strides, where some of them are symbols."""
+        """A tracer for an argument; of these sizes and strides, where some of them are symbols.
+
+        `has_value`: the tensor is that of the call, no example.
+        """
         tracer, var = self._trace_like(tensor, layout, is_differentiated=is_differentiated)
         self.inputs.append(var)
+        if has_value:
+            self.values.give(var, tensor)
         self.arguments.append(tensor)
         self.given.append(tracer)
         self.gradients.take(tensor, tracer)
@@ -298,14 +345,14 @@ class Recorder:
         """Tracers for inputs of which only the types are known, without those that are numbers."""
         return [self.input_of_type(type) for type in types if isinstance(type, TensorType)]
 
-    def tracer_of(self, var: Var) -> Any:
+    def tracer_of(self, var: Var, strides: Sequence[Dim] | None = None) -> Any:
         """A tracer for a variable that an equation binds, or its number; None for a result that
-        is None.
+        is None. It is contiguous, unless other strides are given.
         """
         if not isinstance(var.type, TensorType):
             number = var.type.value if isinstance(var.type, NumberType) else None
             return None if number is None else as_python(self.mode.size(number))
-        fake = internals.fake_of_type(self.mode, var.type)
+        fake = internals.fake_of_type(self.mode, var.type, strides=strides)
         self.bind(fake, var)
         return internals.functionalize(fake, self.functional_mode)
 
@@ -492,7 +539,7 @@ class Recorder:
         """Refuse a use of a tracer in a thread that is not the capture's. The thread and the
         capture raise it.
         """
-        self.late_error = thread_error(func, self.where() if self.where is not None else None)
+        self.late_error = thread_error(func, self.where())
         return self.late_error
 
     def _on_attribute(self, tracer: torch.Tensor, name: str) -> Any:

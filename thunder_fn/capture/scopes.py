@@ -260,6 +260,9 @@ class ScopeMode(TorchFunctionMode):
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         recorder = self.recorder
+        if func in HAS_NUMBERS and (value := recorder.values.value(args[0])) is not None:
+            with recorder.suspended():
+                return func(value)
         if func in HAS_NUMBERS and not HAS_NUMBERS[func](*args):
             is_long = func is Tensor.tolist and not args[0].is_complex()
             raise (

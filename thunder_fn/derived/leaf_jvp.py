@@ -95,7 +95,7 @@ def _by_fixed_numbers(question: JvpQuestion) -> Trace | Declined:
 
 
 def _by_parts(question: JvpQuestion) -> Trace | Declined:
-    found = _parts(question.single)
+    found = decomposition(question.single)
     return Declined("PyTorch has no decomposition") if found is None else found
 
 
@@ -132,14 +132,6 @@ def own_statistics(single: Trace) -> Trace | None:
         return (
             None if results is None else close_recording(recorder, list(results), equation.op.name)
         )
-
-
-def _parts(single: Trace) -> Trace | None:
-    """The op's decomposition; None where it asks for unbacked numbers."""
-    try:
-        return decomposition(single)
-    except internals.NEEDS_A_NUMBER:
-        return None
 
 
 def _reads_statistics(single: Trace, active: Mask, pushed: Trace) -> bool:
@@ -181,7 +173,11 @@ def _ask_forward_ad(single: Trace, active: Mask) -> JvpRule:
         pushed: Any = torch.func.jvp(run, tuple(tracers[index] for index in moved), tuple(tangents))
         outputs, tangents_out = pushed
         flags = [is_differentiable(type) for type in chosen(equation.output_types, present)]
-        results = [*scattered(outputs, present), *chosen(tangents_out, flags)]
+        moves = [
+            tangent.to(result.dtype)  # PyTorch gives float64 for a float32 scalar times 1.5
+            for tangent, result in chosen(zip(tangents_out, outputs, strict=True), flags)
+        ]
+        results = [*scattered(outputs, present), *moves]
         trace = close_recording(recorder, results, f"{equation.op.name}_jvp")
     names = names_of(trace.output_types, single.output_types)
     trace = renamed(names)(trace) if names else trace

@@ -45,19 +45,14 @@ from thunder_fn.ir.trace import (
     TensorType,
     Trace,
     TraceBuilder,
-    Type,
     Var,
     as_dim,
     canonical,
     cut,
+    is_differentiable,
     python_args,
     supplying,
 )
-
-
-def is_differentiable(type: Type) -> bool:
-    """Test for a floating or complex tensor, which has derivatives."""
-    return isinstance(type, TensorType) and (type.dtype.is_floating_point or type.dtype.is_complex)
 
 
 def alone(equation: Equation) -> Trace:
@@ -581,7 +576,11 @@ def decomposition(single: Trace) -> Trace | None:
         args, kwargs = python_args(equation, lambda var: tracers[var.index])
         try:
             result = function(*args, **kwargs)
-        except (internals.DATA_DEPENDENT_VALUE, internals.DATA_DEPENDENT_SHAPE):
+        except (
+            internals.DATA_DEPENDENT_VALUE,
+            internals.DATA_DEPENDENT_SHAPE,
+            internals.NEEDS_A_NUMBER,
+        ):
             return None
         if result is NotImplemented:
             return None

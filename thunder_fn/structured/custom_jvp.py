@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from thunder_fn.capture import TENSOR, Captured, current
+from thunder_fn.capture import TENSOR, Captured
 from thunder_fn.capture.numbers.python_numbers import running_shape
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.rewriting import remembered_in_context
@@ -56,8 +56,6 @@ from thunder_fn.ir.trace import Dim, Equation, Literal, Op, TensorType, Trace, T
 from thunder_fn.ir.walking import inline_into
 from thunder_fn.structured.custom_jvp_split import transposed
 from thunder_fn.structured.shared import custom_calls as calls
-from thunder_fn.structured.shared.bind import bind
-from thunder_fn.structured.shared.bodies import close_bodies
 from thunder_fn.structured.shared.custom_calls import Call
 from thunder_fn.structured.shared.wrapping import wrapped
 
@@ -333,13 +331,7 @@ class custom_jvp(calls.CustomFunction):
         return rule
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        call, tensors = self.call(JvpCall, args, kwargs)
-        recorder = current()
-        if recorder is not None:
-            return _bind(recorder, call, tensors)
-        if not calls.is_followed(tensors):
-            return self.f(*args, **kwargs)
-        return calls.call_eagerly(lambda *xs: self(*call.args(xs)), tensors)
+        return self.called(JvpCall, _bind, args, kwargs)
 
 
 def _bind(recorder: Recorder, call: JvpCall, tensors: Sequence[torch.Tensor]) -> Any:
@@ -348,8 +340,4 @@ def _bind(recorder: Recorder, call: JvpCall, tensors: Sequence[torch.Tensor]) ->
         # it is tried again, and fails, where a derivative asks for it
         with contextlib.suppress(CaptureError):
             captured.append(capture_jvp(call, captured[0], tensors))
-    bodies, closures = close_bodies(captured)
-    results = bind(
-        recorder, CUSTOM_JVP, (*tensors, *closures), bodies, bodies[0].output_types, rule=call
-    )
-    return calls.result_of(call, recorder, captured[0], tensors, results)
+    return calls.bind_captured(recorder, CUSTOM_JVP, call, captured, tensors, rule=call)

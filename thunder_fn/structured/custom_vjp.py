@@ -30,13 +30,12 @@ from typing import Any
 
 import torch
 
-from thunder_fn.capture import current
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.derived.activity import ACTIVE
 from thunder_fn.derived.leaf_vjp import is_differentiable
 from thunder_fn.errors import CaptureError, InvalidTrace
 from thunder_fn.interpreters.grad import zeros
-from thunder_fn.interpreters.jvp import jvp_trace
+from thunder_fn.interpreters.jvp import jvp_trace, transposed_twice
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.interpreters.vmap import batch, batched_outputs
 from thunder_fn.ir.check import check_operands, check_types
@@ -80,8 +79,6 @@ from thunder_fn.structured.custom_vjp_rules import (
     capture_vmap,
 )
 from thunder_fn.structured.shared import custom_calls as calls
-from thunder_fn.structured.shared.bind import bind
-from thunder_fn.structured.shared.bodies import close_bodies
 from thunder_fn.structured.shared.wrapping import wrapped
 
 CUSTOM_VJP = Op("structured", "custom_vjp")
@@ -162,15 +159,19 @@ def custom_vjp_activity_rule(equation: Equation, active: Mask) -> Mask:
 
 @JVP.rule("custom_vjp")
 def custom_vjp_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
-    """The function's own forward derivative, or the jvp of the primal function."""
+    """The function's own forward derivative, or the jvp of the primal function; of an autograd
+    function, which has to mean what its backward says, the transpose of the backward.
+    """
     call = call_of(equation)
     if getattr(call, "has_jvp", False):
         return capture_jvp(call, equation.operand_types, active)
     count = len(gradients_of(equation))
     calls.check_closures(equation, call, count, active)
-    rule = jvp_trace(
-        equation.bodies[0], tuple(flag and index < count for index, flag in enumerate(active))
-    )
+    moving = tuple(flag and index < count for index, flag in enumerate(active))
+    if getattr(call, "ignores_closures", False):
+        rule = transposed_twice(wrapped(CUSTOM_VJP, equation.kwargs, *equation.bodies), moving)
+    else:
+        rule = jvp_trace(equation.bodies[0], moving)
     return _with_all_tangents(rule, active, count, equation)
 
 
@@ -352,13 +353,7 @@ class custom_vjp(calls.CustomFunction):
         self._rule = (fwd, bwd)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        call, tensors = self.call(VjpCall, args, kwargs)
-        recorder = current()
-        if recorder is not None:
-            return bind_call(recorder, call, tensors)
-        if not calls.is_followed(tensors):
-            return self.f(*args, **kwargs)
-        return calls.call_eagerly(lambda *xs: self(*call.args(xs)), tensors)
+        return self.called(VjpCall, bind_call, args, kwargs)
 
 
 def bind_call(recorder: Recorder, call: Any, tensors: Sequence[torch.Tensor]) -> Any:
@@ -371,9 +366,5 @@ def bind_call(recorder: Recorder, call: Any, tensors: Sequence[torch.Tensor]) ->
         ):  # it is tried again, and fails, where a derivative asks for it
             fwd, bwd, places = capture_forward_and_backward(call, captured[0], tensors)
             captured += [fwd, bwd]
-    bodies, closures = close_bodies(captured)
     options = {"rule": call.settled(), "gradients": places}
-    results = bind(
-        recorder, CUSTOM_VJP, (*tensors, *closures), bodies, bodies[0].output_types, **options
-    )
-    return calls.result_of(call, recorder, captured[0], tensors, results)
+    return calls.bind_captured(recorder, CUSTOM_VJP, call, captured, tensors, **options)

@@ -40,7 +40,6 @@ from thunder_fn.ir.rules import (
 from thunder_fn.ir.trace import Dim, Equation, Op, Trace, Type
 from thunder_fn.structured.shared import custom_calls as calls
 from thunder_fn.structured.shared.bind import bind
-from thunder_fn.structured.shared.bodies import close_bodies
 from thunder_fn.structured.shared.custom_calls import Call
 from thunder_fn.structured.shared.wrapping import wrapper_check_rule
 
@@ -206,7 +205,4 @@ class custom_vmap(calls.CustomFunction):
             return self.f(*args, **kwargs)
         call, tensors = self.call(VmapCall, args, kwargs)
         captured = calls.captured_bodies("custom_vmap", (call.primal,), (tensors,))
-        bodies, closures = close_bodies(captured)
-        values = (*tensors, *closures)
-        results = bind(recorder, CUSTOM_VMAP, values, bodies, bodies[0].output_types, rule=call)
-        return calls.result_of(call, recorder, captured[0], tensors, results)
+        return calls.bind_captured(recorder, CUSTOM_VMAP, call, captured, tensors, rule=call)

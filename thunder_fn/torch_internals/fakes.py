@@ -38,7 +38,7 @@ from thunder_fn.torch_internals.modes import (
     no_torch_function,
     only_memory,
 )
-from thunder_fn.torch_internals.numbers import Numbers, OnDecision
+from thunder_fn.torch_internals.numbers import Numbers, OnDecision, unknown
 
 DATA_DEPENDENT_VALUE = DataDependentOutputException
 
@@ -108,6 +108,8 @@ class RecordingMode(FakeTensorMode):
         self.thread = threading.get_ident()
         self.elsewhere: Callable[[Any], Exception] | None = None
         """The error for an op on its tensors in another thread."""
+        self.write: Callable[[Any, Callable[[torch.Tensor], str]], str | None] | None = None
+        """The text of the value of a tracer; None where it has none."""
         self._assumption: tuple[bool, str | None] | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: C901 - a branch for each kind of question
@@ -168,9 +170,10 @@ class RecordingMode(FakeTensorMode):
 
     def forget(self) -> None:
         """Drop what refers to the recorder, and with it every cycle."""
-        self._on_op, self._on_question = _ignore_op, None
+        self._on_op, self._on_question, self.write = _ignore_op, None, None
         if self._on_decision is not None and self.shape_env is not None and not self._shared:
             self.shape_env.on_decision = self.shape_env.on_assertion = None
+            self.shape_env.value_of = unknown
         self._on_decision = None
 
     def share_numbers(self, outer: RecordingMode) -> None:
@@ -178,15 +181,20 @@ class RecordingMode(FakeTensorMode):
         self.shape_env, self._shared = outer.shape_env, outer.shape_env is not None
 
     def allow_data_dependent_sizes(
-        self, on_assertion: Callable[[Expr], None], *, is_rule: bool
+        self,
+        on_assertion: Callable[[Expr], None],
+        value_of: Callable[[Any], Any],
+        *,
+        is_rule: bool,
     ) -> None:
         """Unbacked sizes and numbers of PyTorch are symbols from now on; told of what is demanded
-        of them.
+        of them. `value_of` gives the number for which one stands, if it is known.
 
         In a rule they count as two or more, as PyTorch itself takes them where nothing depends on
         it.
         """
         self.numbers.on_assertion, self.numbers.least_size = on_assertion, 2 if is_rule else 0
+        self.numbers.value_of = value_of
 
     @property
     def numbers(self) -> Numbers:
@@ -526,13 +534,21 @@ def symbolic_like(
 
 
 def fake_of_type(
-    mode: RecordingMode, type: TensorType, *, is_transposed: bool = False
+    mode: RecordingMode,
+    type: TensorType,
+    *,
+    is_transposed: bool = False,
+    strides: Sequence[Dim] | None = None,
 ) -> torch.Tensor:
-    """A contiguous fake tensor of mode, or the transpose of a contiguous matrix."""
+    """A contiguous fake tensor of mode, or the transpose of a contiguous matrix, or one of these
+    strides.
+    """
     shape = tuple(map(mode.size, type.shape))
+    given = tuple(map(mode.size, strides or ()))
+    steps: tuple[Any, ...] = (1, shape[0]) if is_transposed else given
     with only_memory():
-        if is_transposed:
-            elem = torch.empty_strided(shape, (1, shape[0]), dtype=type.dtype, device="meta")
+        if steps:
+            elem = torch.empty_strided(shape, steps, dtype=type.dtype, device="meta")
         else:
             elem = torch.empty(shape, dtype=type.dtype, device="meta")
         return FakeTensor(mode, elem, type.device)

@@ -35,6 +35,10 @@ OnDecision = Callable[[Expr, "bool | float"], None]
 _NOWHERE = SLoc("", None)
 
 
+def unknown(symbol: Any) -> None:
+    """The number of an unbacked symbol of which nothing is known."""
+
+
 class Numbers(ShapeEnv):
     """PyTorch's ShapeEnv over symbols of ours: it does the algebra, and tells of each decision that
     depends on hints.
@@ -47,6 +51,7 @@ class Numbers(ShapeEnv):
         super().__init__(duck_shape=False)
         self.on_decision = on_decision
         self.on_assertion: Callable[[Expr], None] | None = None
+        self.value_of: Callable[[Any], Any] = unknown
         self.least_size = 0
 
     def guard_or_defer_runtime_assert(  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -149,10 +154,25 @@ class Numbers(ShapeEnv):
 
     def _evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
         before = len(self.guards)
-        result = super()._evaluate_expr(orig_expr, *args, **kwargs)
+        try:
+            result = super()._evaluate_expr(orig_expr, *args, **kwargs)
+        except GuardOnDataDependentSymNode:
+            if (known := self._known(orig_expr)) is None:
+                raise
+            return known
         if len(self.guards) > before and self.on_decision is not None:
             self.on_decision(Expr(orig_expr), as_number(result))
         return result
+
+    def _known(self, expr: Any) -> Any:
+        """The value of an expression over unbacked symbols whose numbers are known, or None."""
+        values = {symbol: self.value_of(symbol) for symbol in expr.free_symbols}
+        unbacked = {symbol: value for symbol, value in values.items() if value is not None}
+        hints = {symbol: self.backed_var_to_val.get(symbol) for symbol in values}
+        known = {**hints, **unbacked}
+        if None in known.values():
+            return None
+        return expr.xreplace({symbol: sympy.sympify(value) for symbol, value in known.items()})
 
     @property
     def constraints(self) -> tuple[Expr, ...]:

@@ -80,10 +80,16 @@ class Tracer(FunctionalTensor):
 
     def __repr__(self, **options: Any) -> str:
         with torch._C.DisableTorchFunction():
-            return f"Tracer({type_of_value(self)})"
+            text = self._text_of_value(repr)
+            return f"Tracer({type_of_value(self)}{'' if text is None else f', {text}'})"
 
     def __format__(self, spec: str) -> str:
-        return repr(self)
+        text = self._text_of_value(lambda value: format(value, spec))
+        return repr(self) if text is None else text
+
+    def _text_of_value(self, write: Callable[[torch.Tensor], str]) -> str | None:
+        mode = fake_mode_of(self)
+        return None if mode is None or mode.write is None else mode.write(self, write)
 
     def __copy__(self) -> torch.Tensor:
         """Copy to a leaf in the same memory without a history, as eager does."""

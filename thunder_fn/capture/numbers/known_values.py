@@ -1,189 +1,313 @@
-"""Values that depend on nothing from outside: a function makes them of sizes and numbers alone,
-such as a mask of ones.
+"""The values for which Python asks while it is traced: `if x.sum() > 0`, `float(x)`.
 
-Python may ask for them while it is traced, as eager code does: they are the same in every call.
-Such a value is computed when it is asked for, from the equations recorded so far.
+A value that a function makes of sizes and numbers alone, such as a mask of ones, is the same in
+every call, so every capture knows it. A capture that serves one call, as that of an eager `grad`
+does, also knows what depends on the tensors of that call. A value is computed when it is asked for,
+from the equations recorded so far.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import sympy
 import torch
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.capture.recorded import Leaf, leaves_of
+from thunder_fn.capture.numbers.counts import fed_number
+from thunder_fn.capture.recorded import Leaf, Scope, leaves_of
 from thunder_fn.ir import facts, ops
-from thunder_fn.ir.symbols import made_by
-from thunder_fn.ir.trace import Expr, Literal, Var, all_args, python_args, vars_in
+from thunder_fn.ir.rules import EVALUATE
+from thunder_fn.ir.symbols import bind, made_by, specialize_equation, symbols_in
+from thunder_fn.ir.trace import (
+    Constant,
+    Equation,
+    Literal,
+    Trace,
+    Var,
+    all_args,
+    is_differentiable,
+    python_arg,
+    python_args,
+    vars_in,
+)
 
 if TYPE_CHECKING:
     from thunder_fn.capture.recorder import Recorder
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
-def known_answer(recorder: Recorder, question: Any, args: Any, kwargs: Any) -> Any:
-    """Answer a FakeTensor value query, or return NotImplemented if the value depends on an
-    input.
+
+class KnownValues:
+    """The values of one recorder's variables, as far as they are known.
+
+    Args:
+        recorder: whose equations are computed.
+        is_of_call: the trace serves one call, whose tensors from outside have their values.
     """
-    tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
-    try:
-        values = _values(recorder, [recorder.known(tensor) for tensor in tensors])
-    except KeyError:  # a tensor that reached the dispatcher without passing a torch function
-        return NotImplemented
-    if values is None:
-        is_number = question is internals.NUMBER_OF
-        number = _fed_number(recorder, recorder.known(tensors[0])) if is_number else None
-        return NotImplemented if number is None else number
-    supply = iter(values)
-    with internals.isolated(), internals.no_torch_function():
-        return question(
-            *(next(supply) if isinstance(arg, torch.Tensor) else arg for arg in args), **kwargs
+
+    def __init__(self, recorder: Recorder, *, is_of_call: bool) -> None:
+        self._recorder, self.is_of_call = recorder, is_of_call
+        self.is_told = False
+        """Python was told a value that another call may not have."""
+        self._given: dict[int, torch.Tensor] = {}
+        self._found: dict[int, Any] = {}
+        self._numbers: dict[Any, Any] = {}
+        self._undo: Callable[[], None] | None = None
+
+    def give(self, var: Var, tensor: torch.Tensor) -> None:
+        """Take the value of a variable from a tensor of the call, or of the capture around."""
+        if self.is_of_call:
+            self._given[var.index] = tensor
+
+    def answer(self, question: Any, args: Any, kwargs: Any) -> Any:
+        """Answer a value query about fake tensors, or return NotImplemented if a value is
+        unknown.
+        """
+        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        try:
+            values = self._values([self._recorder.known(tensor) for tensor in tensors])
+        except KeyError:  # a tensor that reached the dispatcher without passing a torch function
+            return NotImplemented
+        if values is None:
+            is_number = question is internals.NUMBER_OF
+            wanted = self._recorder.known(tensors[0])
+            number = fed_number(self._recorder, wanted) if is_number else None
+            return NotImplemented if number is None else number
+        supply = iter(values)
+        with self._recorder.suspended():
+            return question(
+                *(next(supply) if isinstance(arg, torch.Tensor) else arg for arg in args), **kwargs
+            )
+
+    def value(self, tracer: torch.Tensor) -> torch.Tensor | None:
+        """The value of a tracer in the call that is traced, or None."""
+        if not self.is_of_call or (var := self._recorder.var_of(tracer)) is None:
+            return None
+        values = self._values([var])
+        return None if values is None else values[0]
+
+    def write(self, tracer: torch.Tensor, write: Callable[[torch.Tensor], str]) -> str | None:
+        """The text of a tracer's value in the call that is traced, or None."""
+        value = self.value(tracer)
+        if value is None:
+            return None
+        with self._recorder.suspended():
+            return write(value)
+
+    def number(self, symbol: Any) -> Any:
+        """The number for which an unbacked symbol stands in the call that is traced, or None."""
+        if not self.is_of_call:
+            return None
+        if symbol not in self._numbers:
+            makers = (leaf for leaf in _backwards(self._recorder.root) if symbol in made_by(leaf))
+            maker = next(makers, None)
+            if maker is None:
+                outer = self._recorder.outer
+                return None if outer is None else outer.values.number(symbol)
+            self._values(list(maker.outputs))
+        return self._numbers.get(symbol)
+
+    def _values(self, wanted: Sequence[Var]) -> list[Any] | None:
+        """The values of variables; None if one depends on an input that has none, or on an effect
+        that cannot be had now.
+        """
+        with self._recorder.suspended():
+            needed = {var.index for var in wanted} - self._found.keys()
+            leaves = self._leaves_for(needed)
+            if leaves is None and self._draw():
+                needed = {var.index for var in wanted} - self._found.keys()
+                leaves = self._leaves_for(needed)
+            if leaves is None or not all(map(self._take, needed)):
+                return None
+            for leaf in reversed(leaves):
+                self._compute(leaf)
+        return [self._found[var.index] for var in wanted]
+
+    def _leaves_for(self, needed: set[int]) -> list[Leaf] | None:
+        """The equations that compute variables, the last one first. They leave in `needed` what no
+        equation computes. None if one cannot be computed.
+        """
+        found, symbols = list[Leaf](), set[Any]()
+        for leaf in _backwards(self._recorder.root) if needed else ():
+            made = made_by(leaf) if symbols else ()
+            if not symbols.isdisjoint(made) or any(var.index in needed for var in leaf.outputs):
+                used = set(symbols_in(all_args(leaf)))
+                if not _is_repeatable(leaf) or (used and not self.is_of_call):
+                    return None
+                found.append(leaf)
+                symbols = (symbols | used) - self._numbers.keys() - set(made)
+                needed.difference_update(var.index for var in leaf.outputs)
+                needed.update(var.index for var in vars_in(all_args(leaf)))
+                needed.difference_update(self._found)
+        outer = self._recorder.outer
+        for symbol in symbols:
+            number = None if outer is None else outer.values.number(symbol)
+            if number is None:
+                return None
+            self._numbers[symbol] = number
+        return found
+
+    def _take(self, index: int) -> bool:
+        """Take the value of a variable that no equation computes; False if it has none."""
+        tensor, is_owned = self._given.get(index), False
+        for constant in () if tensor is not None else self._recorder.constants:
+            if constant.var.index == index and (constant.owned or self.is_of_call):
+                tensor, is_owned = constant.tensor, constant.owned
+        value = None if tensor is None else self._from_outside(tensor)
+        if value is None:
+            return False
+        self._found[index] = value
+        self._note(is_told=not is_owned)
+        return True
+
+    def _note(self, *, is_told: bool) -> None:
+        """Note for the captures around this one, too, that Python is told what is in the call."""
+        recorder = self._recorder
+        while is_told and recorder is not None:
+            recorder.values.is_told, recorder = True, recorder.outer
+
+    def _from_outside(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The value of a tensor that is not of this capture."""
+        if not internals.is_tracer(tensor):
+            has_values = type(tensor) in _PLAIN and not internals.is_functorch_wrapped(tensor)
+            is_data = has_values and not tensor.is_meta and tensor.layout is torch.strided
+            return internals.plain(tensor.detach()) if is_data else None
+        outer = self._recorder.outer
+        while outer is not None and not internals.is_functorch_wrapped(tensor):
+            if outer.owns(tensor):
+                with outer.resumed():
+                    return outer.values.value(tensor)
+            outer = outer.outer
+        return None
+
+    def _draw(self) -> bool:
+        """Draw the random numbers of the captures up to here, in order, as eager code has drawn
+        them by now. They are constants from then on. False if they cannot be drawn now.
+        """
+        around = [self._recorder]
+        while around[0].outer is not None:
+            around.insert(0, around[0].outer)
+        effects = [
+            (recorder, leaf, scope)
+            for recorder in around
+            for leaf, scope in leaves_of(recorder.root)
+            if ops.has_side_effect(leaf)
+        ]
+        is_batch = any(recorder.inside == "vmap" for recorder in around)
+        if not self.is_of_call or is_batch or not all(_is_draw(leaf) for _, leaf, _ in effects):
+            return False
+        outermost = around[0].values
+        outermost._undo = outermost._undo or _undoing_draws()
+        return all(recorder.values._drawn(leaf, scope) for recorder, leaf, scope in effects)
+
+    def _drawn(self, leaf: Leaf, scope: Scope) -> bool:
+        if self._values(vars_in(all_args(leaf))) is None:
+            return False
+        self._compute(leaf)
+        scope.items[:] = [item for item in scope.items if item is not leaf]
+        self._recorder.constants.extend(
+            Constant(var, self._found[var.index], owned=True) for var in leaf.outputs
+        )
+        self._note(is_told=True)
+        return True
+
+    def undo_draws(self) -> None:
+        """Set the generators back: the function is captured anew."""
+        if self._undo is not None:
+            self._undo()
+
+    def _compute(self, leaf: Leaf) -> None:
+        given = leaf.args, leaf.kwargs, leaf.outputs, leaf.bodies
+        equation = Equation(leaf.op, *given, leaf.source)
+        results = _computed(specialize_equation(equation, self._numbers), self._found)
+        self._numbers.update(bind(leaf.outputs, results) if made_by(leaf) else {})
+        self._found.update(
+            (var.index, value) for var, value in zip(leaf.outputs, results, strict=True)
         )
 
+    def forget(self) -> None:
+        """Let go of the values."""
+        del self._recorder
+        for kept in (self._given, self._found, self._numbers):
+            kept.clear()
 
-def _values(recorder: Recorder, wanted: list[Var]) -> list[torch.Tensor] | None:
-    """The values of variables; None if one depends on an input, on a tensor from outside or on
-    random numbers.
+
+def _backwards(scope: Scope) -> Iterator[Leaf]:
+    """All ops recorded in a scope, the last one first."""
+    for item in reversed(scope.items):
+        if isinstance(item, Scope):
+            yield from _backwards(item)
+        else:
+            yield item
+
+
+def _is_repeatable(leaf: Leaf) -> bool:
+    """Test for an op that can be computed once more: it draws nothing, changes nothing outside and
+    waits for no other rank.
     """
-    own = _own_values(recorder)
-    leaves, roots = _history(recorder, wanted, _is_known)
-    if leaves is None or not roots <= set(own):
-        return None
-    with internals.isolated(), internals.no_torch_function(), torch.no_grad():
-        for leaf in leaves:
-            results = _run(leaf, own)
-            own.update((var.index, value) for var, value in zip(leaf.outputs, results, strict=True))
-    return [own[var.index] for var in wanted]
+    return not ops.has_side_effect(leaf) and not _communicates(leaf)
 
 
-def _own_values(recorder: Recorder) -> dict[int, torch.Tensor]:
-    """The tensors that the function made of numbers, by variable."""
-    return {
-        constant.var.index: constant.tensor
-        for constant in recorder.constants
-        if constant.owned and not constant.tensor.is_meta
-    }
-
-
-def _history(
-    recorder: Recorder, wanted: list[Var], is_allowed: Callable[[Leaf], bool]
-) -> tuple[list[Leaf] | None, set[int]]:
-    """The equations that compute variables, in order, and the variables that they begin with;
-    None for the equations if one is not allowed.
+def _is_draw(leaf: Leaf) -> bool:
+    """Test for an op that draws from the default generator numbers through which no gradient
+    flows.
     """
-    needed, found = {var.index for var in wanted}, list[Leaf]()
-    for leaf in reversed([leaf for leaf, _ in leaves_of(recorder.root)]):
-        if any(var.index in needed for var in leaf.outputs):
-            if not is_allowed(leaf):
-                return None, needed
-            found.append(leaf)
-            needed -= {var.index for var in leaf.outputs}
-            needed.update(var.index for var in vars_in(all_args(leaf)))
-    return found[::-1], needed
-
-
-# ---- counts in tensors of kept objects ----
-
-_ITEM = "aten._local_scalar_dense.default"
-_COPIES = facts.ALIASES | facts.Leaves("clone")
-_SIGNS = {
-    "aten.add.Tensor": 1,
-    "aten.add.Scalar": 1,
-    "aten.sub.Tensor": -1,
-    "aten.sub.Scalar": -1,
-    "aten._foreach_add.Tensor": 1,
-    "aten._foreach_add.Scalar": 1,
-}
-
-
-def _is_count(leaf: Leaf) -> bool:
-    """Test for an op that counts on, or copies."""
-    return leaf.op in _COPIES or leaf.op.name in _SIGNS
-
-
-def tensors_of_numbers(recorder: Recorder, asked: sympy.Basic) -> list[torch.Tensor]:
-    """The tensors from outside whose numbers a question is about, if it is about counts only."""
-    found: list[torch.Tensor] = []
-    own = _own_values(recorder)
-    tensors = {constant.var.index: constant.tensor for constant in recorder.constants}
-    for leaf, _ in leaves_of(recorder.root):
-        if set(made_by(leaf)) & asked.free_symbols:
-            counts = [arg for arg in leaf.args if isinstance(arg, Var)]
-            leaves, roots = _history(recorder, counts, _is_count)
-            if leaves is None or leaf.op.name != _ITEM or not roots <= set(tensors):
-                return []
-            found += [tensors[index] for index in roots if index not in own]
-    return found
-
-
-def _fed_number(recorder: Recorder, wanted: Var) -> Any:
-    """The number in a variable as an expression of numbers that are inputs of the trace; None if
-    it is no count of those.
-    """
-    kept = recorder.kept
-    if kept is None or not kept.items:
-        return None
-    known, own = kept.counts, _own_values(recorder)
-    for constant in recorder.constants:
-        if (number := kept.item(constant.tensor)) is not None:
-            known[constant.var.index] = number
-    leaves, roots = _history(
-        recorder, [wanted], lambda leaf: leaf.outputs[0].index in known or _is_count(leaf)
-    )
-    if leaves is None or roots.isdisjoint(known) or not roots <= {*known, *own}:
-        return None
-    with internals.isolated(), internals.no_torch_function():
-        known.update((index, own[index].item()) for index in roots if index in own)
-    for leaf in leaves:
-        if leaf.outputs[0].index not in known:
-            counts = _counts(leaf, known)
-            known.update((var.index, n) for var, n in zip(leaf.outputs, counts, strict=True))
-    return known[wanted.index]
-
-
-def _counts(leaf: Leaf, known: dict[int, Any]) -> list[Any]:
-    """The numbers that an op gives, each None if it may be inexact in the tensor's dtype."""
-    args, kwargs = python_args(leaf, lambda var: known[var.index])
-    if leaf.op in _COPIES:
-        return [args[0]]
-    alpha = kwargs.get("alpha", 1)
-    is_plain = isinstance(args[1], (int, float)) and isinstance(alpha, (int, float))
-    step = args[1] * alpha * _SIGNS[leaf.op.name] if is_plain else None
-    numbers = args[0] if isinstance(args[0], list) else [args[0]]
-    pairs = zip(numbers, leaf.outputs, strict=True)
-    return [_counted(one, step, var.type) for one, var in pairs]
-
-
-def _counted(number: Any, step: Any, type: Any) -> Any:
-    """The sum of a number and a step, if the dtype has it; else None."""
-    if number is None or step is None or step % 1:
-        return None
-    is_float = type.dtype.is_floating_point
-    most = 2 / torch.finfo(type.dtype).eps if is_float else torch.iinfo(type.dtype).max
-    total = number + (float(step) if is_float else int(step))
-    return total if total == math.floor(total) and -most <= total <= most else None
-
-
-def _is_known(leaf: Leaf) -> bool:
-    """Test for an op of PyTorch's that draws nothing, on numbers without symbols."""
-    if leaf.op.kind != "leaf" or ops.is_random(leaf.op) or ops.has_side_effect(leaf):
+    if not ops.is_random(leaf.op) or _generators_in(all_args(leaf)):
         return False
-    return not _has_symbols(all_args(leaf))
+    has_no_derivative = leaf.op in facts.DRAWS or leaf.op in facts.LIKE
+    operands = (var.type for var in vars_in(all_args(leaf)))
+    is_count = not any(map(is_differentiable, (var.type for var in leaf.outputs)))
+    return has_no_derivative or is_count or not any(map(is_differentiable, operands))
 
 
-def _has_symbols(arg: Any) -> bool:
+def _generators_in(arg: Any) -> bool:
     if isinstance(arg, tuple):
-        return any(map(_has_symbols, arg))
-    return isinstance(arg, Literal) and isinstance(arg.value, Expr)
+        return any(map(_generators_in, arg))
+    return isinstance(arg, Literal) and isinstance(arg.value, torch.Generator)
 
 
-def _run(leaf: Leaf, env: dict[int, torch.Tensor]) -> tuple[Any, ...]:
-    """Run the op; on the CPU in place of the meta device, on which nothing has values."""
-    read: Callable[[Var], torch.Tensor] = lambda var: env[var.index]
-    args, kwargs = python_args(leaf, read)
+def _undoing_draws() -> Callable[[], None]:
+    """The states of the default generators, as a function that sets them back."""
+    generators = [torch.default_generator]
+    if torch.cuda.is_initialized():
+        generators += torch.cuda.default_generators
+    states = [(generator, generator.get_state()) for generator in generators]
+
+    def undo() -> None:
+        for generator, state in states:
+            generator.set_state(state)
+
+    return undo
+
+
+def _communicates(equation: ops.Applied) -> bool:
+    return ops.is_collective(equation.op) or any(
+        _communicates(inner) for body in equation.bodies for inner in body.equations
+    )
+
+
+def _computed(equation: Equation, values: dict[int, Any]) -> Sequence[Any]:
+    """The results of an equation; on the CPU in place of the meta device, on which nothing has
+    values.
+    """
+    if equation.op.kind == "composite":
+        return _run(equation.body, [values[var.index] for var in equation.operands])
+    args, kwargs = python_args(equation, lambda var: values[var.index])
+    if equation.op.kind == "structured":
+        return EVALUATE.of(equation)(equation.bodies, *args, **kwargs)
     if kwargs.get("device") == torch.device("meta"):
         kwargs["device"] = torch.device("cpu")
-    return ops.flatten_result(ops.overload(leaf.op)(*args, **kwargs))
+    return ops.flatten_result(internals.runnable(ops.overload(equation.op))(*args, **kwargs))
+
+
+def _run(trace: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """The outputs of the body of a composite."""
+    values = dict(zip((var.index for var in trace.inputs), inputs, strict=True))
+    values.update((one.var.index, one.tensor) for one in trace.constants)
+    numbers: dict[Any, Any] = bind(trace.inputs, inputs)
+    for equation in trace.equations:
+        results = _computed(specialize_equation(equation, numbers), values)
+        numbers.update(bind(equation.outputs, results))
+        values.update(zip((var.index for var in equation.outputs), results, strict=True))
+    return tuple(python_arg(atom, lambda var: values[var.index]) for atom in trace.outputs)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.capture import TENSOR, Captured, capture, current, pytree
+from thunder_fn.capture import Captured, capture, current, pytree
 from thunder_fn.capture.numbers.arithmetic import is_found_in_data
 from thunder_fn.capture.numbers.python_numbers import running
 from thunder_fn.capture.scopes import user_source
@@ -276,20 +276,18 @@ def tensor_leaves(tree: Any) -> list[torch.Tensor]:
 
 
 def own_memory(tree: Any) -> Any:
-    """Copy the tensors of a result: a choice or a loop returns no memory of what it is given."""
+    """Copy the tensors of a result: a choice or a loop returns no memory of what it is given, and
+    contiguous tensors, as in a trace.
+    """
+    dense = {"memory_format": torch.contiguous_format}
     return pytree.tree_map(
-        lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, tree
+        lambda leaf: leaf.clone(**dense) if isinstance(leaf, torch.Tensor) else leaf, tree
     )
 
 
 def types_of_tensors(tree: Any) -> tuple[Type, ...]:
     """The types of the tensors of a pytree."""
     return tuple(map(type_of_value, tensor_leaves(tree)))
-
-
-def statics(captured: Captured) -> tuple[Any, ...]:
-    """The non-tensor leaves of the result, with holes."""
-    return tuple(None if leaf is TENSOR else leaf for leaf in captured.out_leaves)
 
 
 # ---- what rules of loops ask of bodies ----

@@ -42,7 +42,12 @@ from thunder_fn.ir.trace import (
 )
 from thunder_fn.ir.walking import inline_into
 from thunder_fn.structured.shared.bind import bind
-from thunder_fn.structured.shared.bodies import as_before_autocast, body_activity, check_no_writes
+from thunder_fn.structured.shared.bodies import (
+    as_before_autocast,
+    body_activity,
+    check_no_writes,
+    close_bodies,
+)
 
 C = TypeVar("C", bound="Call")
 
@@ -206,6 +211,18 @@ class CustomFunction:
         """A call of the function, and its tensors."""
         return make_call(kind, self, self._signature, self.nondiff_argnums, args, kwargs)
 
+    def called(
+        self, kind: type[C], record: Callable[[Recorder, C, list[Any]], Any], args: Any, kwargs: Any
+    ) -> Any:
+        """The result of a call, recorded in a capture; captured where autograd follows it."""
+        call, tensors = self.call(kind, args, kwargs)
+        recorder = current()
+        if recorder is not None:
+            return record(recorder, call, tensors)
+        if not is_followed(tensors):
+            return self.f(*args, **kwargs)
+        return call_eagerly(lambda *xs: self(*call.args(xs)), tensors)
+
 
 def evaluate_custom(
     op: Op, bodies: Sequence[Trace], operands: Sequence[Any], options: dict[str, Any]
@@ -341,16 +358,21 @@ def captured_bodies(
     return found
 
 
-def result_of(
-    call: Call,
+def bind_captured(
     recorder: Recorder,
-    captured: Captured,
+    op: Op,
+    call: Call,
+    bodies: Sequence[Captured],
     tensors: Sequence[Any],
-    results: tuple[Any, ...],
+    **options: Any,
 ) -> Any:
-    """The result of a bound custom function. One that is an argument or a view of it cannot be
-    changed, nor can that.
+    """Record a call whose bodies have been captured, the function's own first, and return its
+    result. One that is an argument or a view of it cannot be changed, nor can that.
     """
+    traces, closures = close_bodies(bodies)
+    values, captured = (*tensors, *closures), bodies[0]
+    types = traces[0].output_types
+    results = bind(recorder, op, values, traces, types, captured.strides, **options)
     for shared in captured.shared:
         source = tensors[shared.source] if isinstance(shared.source, int) else shared.source
         part(recorder, source, results[shared.result], call.name)
