@@ -496,3 +496,20 @@ def test_a_tensor_from_outside_is_shown_with_its_values_until_it_is_written(wrap
     wrap(f)(torch.ones(2))
     known = "" if wrap is tfn.jit else ", tensor([2., 3.])"  # in a capture of one call
     assert texts == ["tensor([1., 2.])"] * 3 + [f"Tracer(f32[2]{known})"]
+
+
+@pytest.mark.parametrize("retains", [True, False])
+def test_the_derivative_of_a_graph_that_a_backward_inside_has_freed(retains: bool) -> None:
+    """It is refused, not zero; what the backward keeps has one."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        (y := x.sin()).sum().backward(retain_graph=retains)
+        return y.sum()
+
+    x = torch.ones(3)
+    for transform in (tfn.grad(f), tfn.jit(tfn.grad(f))):
+        if retains:
+            torch.testing.assert_close(transform(x), x.cos())
+            continue
+        with pytest.raises(MissingRule, match="has freed what that reads\nWrite `backward\\(retain_graph=True\\)`"):
+            transform(x)

@@ -496,3 +496,29 @@ def test_attention_without_dropout_is_computed_again() -> None:
     assert [residual.reason for residual in kept] == ["argument args[0]"]
     dropped = tfn.saved_residuals(checkpoint(lambda x: attend(x, x, x, dropout_p=0.5).sum()), x)
     assert len(dropped) > 1
+
+
+def test_eager_calls_write_once_or_not_at_all() -> None:
+    """The backward runs the function again: what it has made itself may be written to, and nothing else."""
+    state, x = torch.ones(3), torch.arange(3.0, requires_grad=True)
+
+    def inside(x: Tensor) -> Tensor:
+        y, z = x * 2, torch.tensor([1.0, 2.0, 3.0])
+        y[0] = 0
+        return (y.add_(1) * z.mul_(2)).sin()
+
+    def outside(x: Tensor) -> Tensor:
+        state.view(-1).mul_(2)
+        return (x * state).sin()
+
+    same(torch.autograd.grad(checkpoint(inside)(x).sum(), x), torch.autograd.grad(inside(x).sum(), x))
+    for f in (outside, lambda x: F.batch_norm(x.expand(2, 3), state, state, training=True)):
+        y = checkpoint(f)(x).sum()
+        with pytest.raises(CheckpointError, match=r"writes in place to f32\[3\] from outside, and outside of a trace"):
+            y.backward()
+
+
+def test_eager_calls_of_torch_func_are_refused() -> None:
+    f = lambda x: torch.func.vjp(torch.sin, x.detach())[1](x.detach())[0] * x
+    with pytest.raises(CheckpointError, match=r"calls a transform of torch\.func, outside of a trace"):
+        checkpoint(f)(torch.ones(3, requires_grad=True))

@@ -90,7 +90,9 @@ def associative_scan(
         found = own_memory(found)
     if reverse:
         found = [leaf.flip(0) for leaf in found]
-    return pytree.unflatten(spec, [leaf.movedim(0, dim) if dim else leaf for leaf in found])
+    return pytree.unflatten(
+        spec, [leaf.movedim(0, dim).contiguous() if dim else leaf for leaf in found]
+    )
 
 
 def _called(

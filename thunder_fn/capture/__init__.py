@@ -29,6 +29,7 @@ from thunder_fn.capture.failures import (
     check_argument,
     check_static_output,
     failure,
+    is_told,
     source_of,
 )
 from thunder_fn.capture.garbage import no_collections
@@ -43,6 +44,7 @@ from thunder_fn.capture.outside.properties import Read
 from thunder_fn.capture.pytree import TENSOR
 from thunder_fn.capture.recorded import Decision
 from thunder_fn.capture.recorder import Recorder, current
+from thunder_fn.capture.replaced.autograd_functions import FREED_GRAPH
 from thunder_fn.capture.replaced.host_random import untouched_by_refusals
 from thunder_fn.capture.replaced.lookasides import diverted
 from thunder_fn.capture.replaced.patches import module_scopes
@@ -60,7 +62,7 @@ from thunder_fn.errors import (
     with_article,
 )
 from thunder_fn.ir.constraints import equations_between
-from thunder_fn.ir.trace import Atom, Expr, Literal, Trace, Var, as_dim, cut, type_of_value
+from thunder_fn.ir.trace import Atom, Dim, Expr, Literal, Trace, Var, as_dim, cut, type_of_value
 
 __all__ = [
     "EVERY_LEAF",
@@ -137,7 +139,8 @@ class Captured:
 
     With effects, the inputs end with one for each of `feeds`, and the outputs with those of the
     `effects`. `kept` guards the objects that they belong to. `freed` are results, by position,
-    whose graph `backward()` has freed.
+    whose graph `backward()` has freed. `strides` are those of the results of a function inside
+    another one, None for contiguous ones.
 
     `is_told`: Python was told values of the call, so that the trace serves no other.
     `is_kept`: later calls use the capture again. Then tensors from outside are the last inputs.
@@ -161,6 +164,7 @@ class Captured:
     effects: tuple[Effect, ...] = ()
     kept: tuple[KeptState, ...] = ()
     freed: tuple[int, ...] = ()
+    strides: tuple[tuple[Dim, ...] | None, ...] = ()
     is_told: bool = False
     is_kept: bool = False
 
@@ -367,8 +371,7 @@ def _capture(  # noqa: PLR0913 - options, by keyword
             tuple(_at(places, shared) for shared in end.shared),
             feeds,
             tuple(effect for effect, _ in end.effects),
-            end.kept,
-            end.freed,
+            *(end.kept, end.freed, end.strides),
             is_told=recorder.values.is_told,
         )
 
@@ -446,6 +449,7 @@ class _End:
     kept: tuple[KeptState, ...]
     freed: tuple[int, ...]
     fed: tuple[tuple[Feed, torch.Tensor | None], ...]
+    strides: tuple[tuple[Dim, ...] | None, ...]
 
 
 def _end(
@@ -481,7 +485,7 @@ def _end(
         )
     freed = tuple(place for place, leaf in enumerate(results) if recorder.gradients.is_freed(leaf))
     outputs = tuple(
-        recorder.stopped(atom) if place in freed else stored.get(id(results[place]), atom)
+        _freed(recorder, atom, name) if place in freed else stored.get(id(results[place]), atom)
         for place, atom in enumerate(outputs)
     )
     grads = [  # before the closed-over tensors are looked up below
@@ -514,7 +518,26 @@ def _end(
         kept,
         freed,
         fed,
+        () if recorder.outer is None else tuple(map(_strides_of, results)),
     )
+
+
+def _strides_of(result: Any) -> tuple[Dim, ...] | None:
+    """The strides of a result that is not contiguous."""
+    if not isinstance(result, torch.Tensor):
+        return None
+    with internals.no_torch_function():
+        is_plain = is_wrapped(result) or result.is_contiguous()
+        return None if is_plain else tuple(map(as_dim, result.stride()))
+
+
+def _freed(recorder: Recorder, atom: Atom, name: str) -> Atom:
+    """A result whose graph a backward has freed: a constant where the caller makes a node of it
+    that raises, else a value that raises itself.
+    """
+    if recorder.kept is not None or not isinstance(atom, Var):
+        return recorder.stopped(atom)
+    return recorder.emit(FREED_GRAPH, (atom, Literal(name)), (atom.type,), ())[0]
 
 
 def _effects(
@@ -640,16 +663,15 @@ def _run(
             result = f(*args, **kwargs)
     except Exception as error:
         internals.release_guards(error)
-        if recorder.thread_error is not None and error is not recorder.thread_error:
-            raise recorder.thread_error from error
+        if recorder.late_error is not None and error is not recorder.late_error:
+            raise recorder.late_error from error
         if recorder.kept is not None and isinstance(error, internals.NEEDS_A_NUMBER):
             recorder.kept.ask_for_items(tensors_of_numbers(recorder, error.cond))
-        told = failure(error, name, recorder)
-        if told is error:
+        if is_told(error):
             raise
-        raise told from error
-    if recorder.thread_error is not None:
-        raise recorder.thread_error
+        raise failure(error, name, recorder) from error
+    if recorder.late_error is not None:
+        raise recorder.late_error
     return result
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from thunder_fn import torch_internals as internals
+from thunder_fn.capture.overlaps import overlaps
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.ir.symbols import bind, binders, compute, symbols_in
 from thunder_fn.ir.trace import Expr, Var, as_dim
@@ -89,7 +90,9 @@ def aliases_of(
     """Find results that show memory of arguments and of tensors from outside.
 
     Of what the function writes to, they are found where that is contiguous. Elsewhere a write may
-    leave values in another layout in the trace than in memory.
+    leave values in another layout in the trace than in memory. Of an expanded tensor autograd gives
+    each element of a view by its place in memory the mean of the gradients there, so that no view
+    is taken.
     """
     if recorder.outer is not None:
         return
@@ -119,7 +122,7 @@ def aliases_of(
             ]
             value = internals.inner_fake(leaf)
             source, tracer = memories.get(internals.storage_id(value), (0, leaf))
-            if not found and tracer is not leaf:
+            if not found and tracer is not leaf and not (leaf.requires_grad and overlaps(tracer)):
                 found.append(_of_unchanged(place, value, source, internals.inner_fake(tracer)))
             if not found:
                 found.append(_of_result(place, value, results))

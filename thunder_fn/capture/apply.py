@@ -9,6 +9,7 @@ If a torch.func transform must see every op, the trace is replayed op by op.
 from __future__ import annotations
 
 import collections
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,6 +38,7 @@ from thunder_fn.ir.symbols import (
 from thunder_fn.ir.trace import (
     Arg,
     Atom,
+    Dim,
     Equation,
     Expr,
     Literal,
@@ -51,6 +53,9 @@ from thunder_fn.ir.trace import (
     python_arg,
     python_args,
 )
+
+Strides = tuple[tuple[Dim, ...] | None, ...]
+"""The strides of results, None for those that are contiguous; fewer than results."""
 
 
 def without_values(tree: Any) -> Any:
@@ -162,17 +167,21 @@ def bind_equation(
     bodies: tuple[Trace, ...],
     types: tuple[Type, ...],
     kwargs: tuple[tuple[str, Arg], ...] = (),
+    strides: Strides = (),
 ) -> tuple[Any, ...]:
-    """Record an equation; its results are new tracers."""
+    """Record an equation; its results are new tracers. They are contiguous but for those with other
+    strides.
+    """
     outputs = tuple(recorder.fresh(type) for type in types)
     source = user_source(recorder)
     if recorder.states and any(map(ops.draws_within, bodies)):
         recorder.draws += 1
     recorder.append(Leaf(op, args, kwargs, outputs, source, bodies))
-    return tuple(recorder.tracer_of(var) for var in outputs)
+    laid_out = itertools.zip_longest(outputs, strides[: len(outputs)])
+    return tuple(recorder.tracer_of(var, steps) for var, steps in laid_out)
 
 
-def bind_structured(
+def bind_structured(  # noqa: PLR0913 - one place for what an equation is made of
     recorder: Recorder,
     op: Op,
     values: Sequence[Any],
@@ -180,10 +189,12 @@ def bind_structured(
     types: tuple[Type, ...],
     split: SplitRule | None,
     of_bodies: SplitRule | None,
+    *,
+    strides: Strides = (),
     **kwargs: Any,
 ) -> tuple[Any, ...]:
     """Record a structured equation on tensors, or a composite, whose vjp rule is given;
-    `of_bodies` is any composite's.
+    `of_bodies` is any composite's. `strides` are those of `bind_equation`.
     """
     literals = tuple((key, Literal(value)) for key, value in kwargs.items())
     tracers = [recorder.lift(value) for value in values]
@@ -195,7 +206,8 @@ def bind_structured(
         )
 
     def bind() -> tuple[Any, ...]:
-        return bind_equation(recorder, op, _variables(recorder, tracers), bodies, types, literals)
+        args = _variables(recorder, tracers)
+        return bind_equation(recorder, op, args, bodies, types, literals, strides)
 
     def apply(half: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
         return apply_inside(recorder, half, inputs, ops.composite(half.name), of_bodies)

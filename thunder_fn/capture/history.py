@@ -327,6 +327,11 @@ class History:
                     fix = f"Return a clone from {name}, or clone its result."
                     raise AliasedMutation(what, source=self.recorder.source, fix=fix)
 
+    def is_parted(self, tensor: torch.Tensor) -> bool:
+        """Test whether the tensor shares memory with another one in eager mode, and not here."""
+        memory = internals.storage_id(internals.memory_in(tensor))
+        return any(memory in ids for ids, _, _ in self._apart)
+
     def is_given(self, tensor: torch.Tensor) -> bool:
         """Tell whether a tracer stands for an argument or for a tensor from outside."""
         return any(tensor is one for one in self.recorder.given)

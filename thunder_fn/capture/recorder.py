@@ -57,6 +57,7 @@ from thunder_fn.ir.trace import (
     Arg,
     Atom,
     Constant,
+    Dim,
     Expr,
     NumberType,
     Op,
@@ -74,6 +75,10 @@ _current: ContextVar[Recorder | None] = ContextVar("thunder_fn_recorder", defaul
 def current() -> Recorder | None:
     """The recorder of the capture that this thread is in, if any."""
     return _current.get()
+
+
+def _nowhere() -> None:
+    """The source before the capture knows how to ask for the user's line, and after its end."""
 
 
 def _number_of(symbol: Any) -> Any:
@@ -112,8 +117,10 @@ class Recorder:
         self.outer = outer
         is_of_call = is_of_call and (outer is None or outer.values.is_of_call)
         self.values = KnownValues(self, is_of_call=is_of_call)
-        self.thread_error: ThunderError | None = None
-        """The error of a use of its tracers in another thread."""
+        self.late_error: ThunderError | None = None
+        """The error of something after which Python code has gone on: a use of its tracers in
+        another thread, or a comparison of types.
+        """
         self.mode.elsewhere = self._on_other_thread
         self.mode.write = self.values.write if is_of_call else None
         self.is_same_function = is_same_function or (outer is None and not inside)
@@ -159,7 +166,7 @@ class Recorder:
         self.refused: ThunderError | None = None
         self.draws = 0
         self.generators: Generators = Generators() if outer is None else outer.generators
-        self.where: Callable[[], Source | None] | None = None
+        self.where: Callable[[], Source | None] = _nowhere
         self.states: list[tuple[torch.Tensor, int, Leaf]] = []
         self._next = 0
         self._vars: dict[int, tuple[torch.Tensor, Var]] = {}
@@ -254,7 +261,7 @@ class Recorder:
         self.decisions.forget()
         self.refused = None
         self.module_paths.clear()
-        self.where = None
+        self.where = _nowhere
         self.mode.elsewhere = None
         self.mode.forget()
         self.functional_mode.forget()
@@ -338,14 +345,14 @@ class Recorder:
         """Tracers for inputs of which only the types are known, without those that are numbers."""
         return [self.input_of_type(type) for type in types if isinstance(type, TensorType)]
 
-    def tracer_of(self, var: Var) -> Any:
+    def tracer_of(self, var: Var, strides: Sequence[Dim] | None = None) -> Any:
         """A tracer for a variable that an equation binds, or its number; None for a result that
-        is None.
+        is None. It is contiguous, unless other strides are given.
         """
         if not isinstance(var.type, TensorType):
             number = var.type.value if isinstance(var.type, NumberType) else None
             return None if number is None else as_python(self.mode.size(number))
-        fake = internals.fake_of_type(self.mode, var.type)
+        fake = internals.fake_of_type(self.mode, var.type, strides=strides)
         self.bind(fake, var)
         return internals.functionalize(fake, self.functional_mode)
 
@@ -532,8 +539,8 @@ class Recorder:
         """Refuse a use of a tracer in a thread that is not the capture's. The thread and the
         capture raise it.
         """
-        self.thread_error = thread_error(func, self.where() if self.where is not None else None)
-        return self.thread_error
+        self.late_error = thread_error(func, self.where())
+        return self.late_error
 
     def _on_attribute(self, tracer: torch.Tensor, name: str) -> Any:
         return attribute(self, tracer, name)

@@ -283,7 +283,8 @@ def call_inside_capture(jitted: Jitted, args: tuple[Any, ...], kwargs: dict[str,
     inputs = [tensor for _, tensor in call.tensors]
     recorder.gradients.follows |= captured.follows
     with torch.set_grad_enabled(torch.is_grad_enabled() or is_followed(captured)):
-        outputs = bind_call(recorder, body, (*inputs, *closures), body.name, options)
+        values, strides = (*inputs, *closures), captured.strides
+        outputs = bind_call(recorder, body, values, body.name, options, strides)
     result = captured.result(write_back(captured, inputs, outputs))
     return finish(result, call.args, call.kwargs) if type(result) is Filling else result
 

@@ -5,7 +5,8 @@ The primal body is `forward`; bwd is `backward`. fwd is `forward` with what it l
 as residuals: saved tensors and tensors among the context's attributes; other attributes stay Python
 values. Gradients are cast and summed to the type of their input, as PyTorch does. A class with a
 `vmap` staticmethod is batched by it, others by batching all bodies. A class with a `jvp`
-staticmethod is pushed forward by it, for others jvp differentiates `forward`.
+staticmethod is pushed forward by it. For others jvp is the transpose of `backward`, so that both
+modes have one derivative; PyTorch refuses them.
 
 A function that changes arguments in place, and says so (`mark_dirty`), becomes a custom_vjp of
 copies of these. Their new values are then written to the arguments. A call that cannot be a

@@ -18,6 +18,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from thunder_fn.capture import current
+from thunder_fn.capture.apply import Strides
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.errors import InvalidTrace
 from thunder_fn.interpreters.carried import self_contained
@@ -79,10 +80,16 @@ def call_evaluate_rule(
 
 
 def bind_call(
-    recorder: Recorder, body: Trace, operands: Sequence[Any], name: str, options: Hashable
+    recorder: Recorder,
+    body: Trace,
+    operands: Sequence[Any],
+    name: str,
+    options: Hashable,
+    strides: Strides = (),
 ) -> tuple[Any, ...]:
     """Record a call of a closed body on tensors."""
-    return bind(recorder, CALL, operands, (body,), body.output_types, name=name, options=options)
+    types = body.output_types
+    return bind(recorder, CALL, operands, (body,), types, strides, name=name, options=options)
 
 
 # ---- split ----

@@ -29,6 +29,7 @@ from thunder_fn.capture import current
 from thunder_fn.capture.apply import write_back
 from thunder_fn.capture.generators import drawing_from, random_state
 from thunder_fn.capture.replaced.lookasides import divert
+from thunder_fn.capture.scopes import user_source
 from thunder_fn.errors import CheckpointError, callable_name, kind_of
 from thunder_fn.interpreters.checkpoint.answers import Answers, is_marked, mark, unmark
 from thunder_fn.interpreters.checkpoint.policies import (
@@ -73,7 +74,16 @@ from thunder_fn.ir.rules import (
 )
 from thunder_fn.ir.symbols import finders
 from thunder_fn.ir.text import shown
-from thunder_fn.ir.trace import Atom, Equation, Literal, Op, Trace, cut, identity_of
+from thunder_fn.ir.trace import (
+    Atom,
+    Equation,
+    Literal,
+    Op,
+    Trace,
+    cut,
+    identity_of,
+    type_of_value,
+)
 from thunder_fn.structured.barrier import behind_barrier
 from thunder_fn.structured.shared.bind import bind
 from thunder_fn.structured.shared.bodies import capture_bodies, tensor_leaves
@@ -249,7 +259,8 @@ def checkpoint(f: Callable[..., Any], policy: Any = None) -> Callable[..., Any]:
         bodies = capture_bodies("checkpoint", (_called(f),), [(args, kwargs)], writes=True)
         (captured,), (body,) = bodies.captured, bodies.bodies
         values = (*leaves, *bodies.closures)
-        results = bind(recorder, CHECKPOINT, values, (body,), body.output_types, policy=chosen)
+        types, strides = body.output_types, captured.strides
+        results = bind(recorder, CHECKPOINT, values, (body,), types, strides, policy=chosen)
         return captured.result(write_back(captured, leaves, results))
 
     return checkpointed
@@ -272,14 +283,22 @@ def _eager(f: Callable[..., Any], policy: Policy, args: Any, kwargs: Any) -> Any
         return f(*args, **kwargs)
     if torch.compiler.is_compiling():  # Dynamo knows the contexts of selective checkpoints only
         return torch.utils.checkpoint.checkpoint(f, *args, use_reentrant=False, **kwargs)
-    return torch.utils.checkpoint.checkpoint(
-        f, *args, use_reentrant=False, context_fn=_same_numbers, **kwargs
-    )
+    options: dict[str, Any] = {"use_reentrant": False, "context_fn": _same_numbers}
+    try:
+        return torch.utils.checkpoint.checkpoint(f, *args, **options, **kwargs)
+    except RuntimeError as error:
+        if "support saved tensor hooks" not in str(error):
+            raise
+        what = f"checkpoint: {callable_name(f)} calls a transform of torch.func, outside of a trace"
+        fix = "Use thunder_fn's transform in it, or call it under `jit`."
+        raise CheckpointError(what, source=user_source(), fix=fix) from error
 
 
 class _Noting(TorchFunctionMode):
     """Notes the generators that ops are given, with their states before. PyTorch sets back the
     default ones only.
+
+    `writes` are those to tensors from outside, which cannot be made again.
     """
 
     def __init__(self) -> None:
@@ -287,6 +306,7 @@ class _Noting(TorchFunctionMode):
         self.states: dict[int, tuple[torch.Generator, Callable[[], None]]] = {}
         self.outer: _Noting | None = None
         self.inside = contextlib.ExitStack()
+        self.writes = internals.Writes(user_source)
 
     def __enter__(self) -> _Noting:
         """Take the place of the one around it, which notes what this one does."""
@@ -294,6 +314,7 @@ class _Noting(TorchFunctionMode):
             (mode for mode in reversed(internals.function_modes()) if type(mode) is _Noting), None
         )
         self.inside.enter_context(internals.without_function_modes(_Noting))
+        self.inside.enter_context(self.writes)
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
@@ -314,12 +335,23 @@ class _Noting(TorchFunctionMode):
 class _Again:
     """The context of each time that the function is computed again: it draws the numbers that it
     drew.
+
+    Raises:
+        CheckpointError: it would write to a tensor from outside again.
     """
 
     def __init__(self, noting: _Noting) -> None:
         self.noting, self.entered = noting, list[AbstractContextManager[None]]()
 
     def __enter__(self) -> None:
+        if self.noting.writes.found is not None:
+            tensor, source = self.noting.writes.found
+            what = (
+                f"checkpoint: the function writes in place to {type_of_value(tensor)} from outside,"
+                " and outside of a trace the backward runs it again"
+            )
+            fix = "Call it under `jit`, which writes once, or return the new value."
+            raise CheckpointError(what, source=source, fix=fix)
         now = random_state([generator for generator, _ in self.noting.states.values()])
 
         def then() -> None:

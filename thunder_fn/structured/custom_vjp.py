@@ -35,7 +35,7 @@ from thunder_fn.derived.activity import ACTIVE
 from thunder_fn.derived.leaf_vjp import is_differentiable
 from thunder_fn.errors import CaptureError, InvalidTrace
 from thunder_fn.interpreters.grad import zeros
-from thunder_fn.interpreters.jvp import jvp_trace
+from thunder_fn.interpreters.jvp import jvp_trace, transposed_twice
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.interpreters.vmap import batch, batched_outputs
 from thunder_fn.ir.check import check_operands, check_types
@@ -159,15 +159,19 @@ def custom_vjp_activity_rule(equation: Equation, active: Mask) -> Mask:
 
 @JVP.rule("custom_vjp")
 def custom_vjp_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
-    """The function's own forward derivative, or the jvp of the primal function."""
+    """The function's own forward derivative, or the jvp of the primal function; of an autograd
+    function, which has to mean what its backward says, the transpose of the backward.
+    """
     call = call_of(equation)
     if getattr(call, "has_jvp", False):
         return capture_jvp(call, equation.operand_types, active)
     count = len(gradients_of(equation))
     calls.check_closures(equation, call, count, active)
-    rule = jvp_trace(
-        equation.bodies[0], tuple(flag and index < count for index, flag in enumerate(active))
-    )
+    moving = tuple(flag and index < count for index, flag in enumerate(active))
+    if getattr(call, "ignores_closures", False):
+        rule = transposed_twice(wrapped(CUSTOM_VJP, equation.kwargs, *equation.bodies), moving)
+    else:
+        rule = jvp_trace(equation.bodies[0], moving)
     return _with_all_tangents(rule, active, count, equation)
 
 

@@ -165,6 +165,7 @@ from thunder_fn.torch_internals.tensors import (
     is_functorch_wrapped,
     is_kept_by_autograd,
     is_plain,
+    is_released,
     is_result_from_outside,
     is_uninitialized,
     is_write_to_leaf,
@@ -207,8 +208,10 @@ from thunder_fn.torch_internals.tracers import (
     set_class,
     write_memory,
 )
+from thunder_fn.torch_internals.writes import Writes
 
 __all__ = [
+    "Writes",
     "FUSED_FUNCTIONS",
     "NUMBER_OF",
     "unpatched",
@@ -339,6 +342,7 @@ __all__ = [
     "is_pytorchs_own",
     "is_tensor_type",
     "is_told_to_modes",
+    "is_released",
     "is_result_from_outside",
     "is_tracer",
     "is_uninitialized",

@@ -534,13 +534,21 @@ def symbolic_like(
 
 
 def fake_of_type(
-    mode: RecordingMode, type: TensorType, *, is_transposed: bool = False
+    mode: RecordingMode,
+    type: TensorType,
+    *,
+    is_transposed: bool = False,
+    strides: Sequence[Dim] | None = None,
 ) -> torch.Tensor:
-    """A contiguous fake tensor of mode, or the transpose of a contiguous matrix."""
+    """A contiguous fake tensor of mode, or the transpose of a contiguous matrix, or one of these
+    strides.
+    """
     shape = tuple(map(mode.size, type.shape))
+    given = tuple(map(mode.size, strides or ()))
+    steps: tuple[Any, ...] = (1, shape[0]) if is_transposed else given
     with only_memory():
-        if is_transposed:
-            elem = torch.empty_strided(shape, (1, shape[0]), dtype=type.dtype, device="meta")
+        if steps:
+            elem = torch.empty_strided(shape, steps, dtype=type.dtype, device="meta")
         else:
             elem = torch.empty(shape, dtype=type.dtype, device="meta")
         return FakeTensor(mode, elem, type.device)

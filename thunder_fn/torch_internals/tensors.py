@@ -193,6 +193,20 @@ def leaf_of(node: Any) -> torch.Tensor | None:
     return getattr(node, "variable", None)
 
 
+def is_released(node: Any) -> bool:
+    """Test whether a backward has freed the tensors that a node of autograd's graph saved."""
+    names = [name for name in dir(node) if name.startswith("_raw_saved_")]
+    try:
+        for name in names:
+            found = getattr(node, name)
+            saved = found if isinstance(found, tuple) else (found,)
+            if any(one.data is None and one.unpack_hook is None for one in saved):
+                getattr(node, name.removeprefix("_raw"))  # None, if nothing was saved
+    except RuntimeError as error:
+        return "already been freed" in str(error)
+    return False
+
+
 def is_result_from_outside(node: Any) -> bool:
     """Test for a node of autograd's graph where the history of a tensor from `become_results`
     begins.

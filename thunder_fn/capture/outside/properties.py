@@ -167,6 +167,7 @@ def answer(recorder: Recorder, name: str, tensor: Tensor, natural: Callable[[], 
     known = properties.outside_of(tensor)
     if name in ("_is_view", "_base") and known is None and _is_inference(recorder, tensor):
         return False if name == "_is_view" else None
+    _check_not_parted(recorder, name, tensor, known)
     if known is None or tensor.is_own_view:
         return natural() if name != "_base" else _base(recorder, tensor, natural())
     outside, is_same = known
@@ -183,6 +184,13 @@ def answer(recorder: Recorder, name: str, tensor: Tensor, natural: Callable[[], 
             recorder, name, found, result if name != "grad_fn" else FOUND["grad_fn"](tensor), result
         )
     return ANSWERS.get(name, _as_found)(recorder, outside, found, result)
+
+
+def _check_not_parted(recorder: Recorder, name: str, tensor: Tensor, known: Any) -> None:
+    """Refuse to answer for a result of a function inside that shares memory with its argument."""
+    if name in ("_is_view", "_base") and known is None and recorder.history.is_parted(tensor):
+        what = f"`{name}` of what shares memory with the argument of a function inside"
+        _refuse(recorder, what, "Ask outside of the traced function.")
 
 
 def check_type(recorder: Recorder, tensor: Any) -> None:
@@ -311,7 +319,7 @@ def _is_inference(recorder: Recorder, tensor: Tensor) -> bool:
 
 
 def _refuse(recorder: Recorder, what: str, fix: str) -> Any:
-    source = recorder.where() if recorder.where is not None else None
+    source = recorder.where()
     raise UnsupportedCall(
         f"the function reads {what}, which a trace does not have", source=source, fix=fix
     )

@@ -26,7 +26,7 @@ class Gradients:
 
     `read` are those whose gradient was read or changed, which the trace depends on: (tensor, the
     gradient). A function that was called `follows` if it turns gradients on where they are off, and
-    some result of it requires grad.
+    some result of it requires grad. `has_freed`: a backward has run that frees its graph.
     """
 
     recorder: Recorder
@@ -37,7 +37,7 @@ class Gradients:
     follows: bool = False
     _fed: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     _met: set[int] = field(default_factory=set)
-    _freed: list[Any] = field(default_factory=list)
+    has_freed: bool = False
 
     def take(self, tensor: torch.Tensor, tracer: torch.Tensor) -> None:
         """Close over a leaf's `.grad` with it."""
@@ -114,7 +114,7 @@ class Gradients:
             return
         reached = map(internals.leaf_of, internals.nodes_behind(nodes))
         if any(leaf is tracer for leaf in reached for tracer in hooked):
-            source = self.recorder.where() if self.recorder.where is not None else None
+            source = self.recorder.where()
             what = (
                 "the gradient of a tensor from outside has hooks, which a traced backward cannot"
                 " run"
@@ -125,30 +125,21 @@ class Gradients:
             )
             raise UnsupportedCall(what, source=source, fix=fix)
 
-    def free(self, roots: Iterable[torch.Tensor]) -> None:
-        """Note the graph behind these tensors, which a backward has freed."""
-        with internals.no_torch_function():
-            self._freed += [root.grad_fn for root in roots if root.grad_fn is not None]
-
     def is_freed(self, result: Any) -> bool:
-        """Test whether all ways from a result to leaves lead through a freed graph."""
-        if not self._freed or not isinstance(result, internals.Tracer):
+        """Test whether a backward from a result would read what another backward has freed.
+
+        A node that saves no tensors, such as that of a sum, may run again. So may what stands for
+        the history of a tensor from outside.
+        """
+        if not self.has_freed or not isinstance(result, internals.Tracer):
             return False
-        with internals.no_torch_function():
-            node = None if result.is_leaf else result.grad_fn
-        if node is None:
-            return False
-        freed = internals.nodes_behind(self._freed) | set(self._freed)
-        pending, seen = [node], set[Any]()
-        while pending:
-            one = pending.pop()
-            if one in freed or one in seen:
-                continue
-            seen.add(one)
-            if internals.leaf_of(one) is not None:
-                return False
-            pending += [each for each, _ in one.next_functions if each is not None]
-        return True
+        root = internals.node_of(result)
+        nodes = internals.nodes_behind([root]) | {root}
+        return root is not None and any(
+            internals.is_released(node)
+            for node in nodes
+            if not internals.is_result_from_outside(node)
+        )
 
     def is_changed(self, grad: torch.Tensor) -> bool:
         """Test whether a gradient that was closed over has other values than it had."""
@@ -163,5 +154,4 @@ class Gradients:
         self.read.clear()
         self._fed.clear()
         self._met.clear()
-        self._freed.clear()
         del self.recorder

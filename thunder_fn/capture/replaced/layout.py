@@ -254,19 +254,14 @@ def _gather(
             ),
         )
     with internals.isolated(), internals.no_torch_function():
-        known = {
-            place: i
-            for i, place in enumerate(
-                _places(tensor.shape, tensor.stride(), start).flatten().tolist()
-            )
-        }
+        known = dict[int, list[int]]()
+        for i, at in enumerate(_places(tensor.shape, tensor.stride(), start).flatten().tolist()):
+            known.setdefault(at, []).append(i)
         wanted = _places(size, stride, first).flatten().tolist()
         if not all(place in known for place in wanted):
             return None
-        index = torch.tensor(
-            [known[place] for place in wanted], dtype=torch.int64, device=tensor.device
-        )
-    taken = _taken(recorder, var, tensor, index)
+        elements = [known[place] for place in wanted]
+    taken = _taken_with_means(recorder, var, tensor, elements)
     return (_emit(recorder, aten.reshape.default, (taken, size), size, tensor),)
 
 
@@ -328,6 +323,37 @@ def _chosen_by_place(
     taken = _emit(recorder, aten.reshape.default, (taken, shape), shape, tensor)
     args = (recorder.constant(mask, owned=True), taken, recorder.read(tensor))
     return (_emit(recorder, aten.where.self, args, shape, tensor),)
+
+
+def _taken_with_means(
+    recorder: Recorder, var: Var, like: torch.Tensor, elements: list[list[int]]
+) -> Var:
+    """One number for each list of elements, which are one in memory. Each of them has the same
+    part of its gradient, as in eager mode.
+    """
+    with internals.isolated(), internals.no_torch_function():
+        place: dict[str, Any] = {"device": like.device}
+        index = torch.tensor([found[0] for found in elements], dtype=torch.int64, **place)
+        every = torch.tensor([i for found in elements for i in found], dtype=torch.int64, **place)
+        number = [at for at, found in enumerate(elements) for _ in found]
+        parts = [1 / len(found) for found in elements for _ in found]
+        target = torch.tensor(number, dtype=torch.int64, **place)
+        weights = torch.tensor(parts, dtype=torch.float64, **place).to(like.dtype)
+        zeros = torch.zeros(len(elements), dtype=like.dtype, **place)
+    value = _taken(recorder, var, like, index)
+    if len(every) == len(elements) or not (like.is_floating_point() or like.is_complex()):
+        return value
+    given = [recorder.constant(one, owned=True) for one in (weights, zeros, target)]
+    shares = _emit(
+        recorder,
+        aten.mul.Tensor,
+        (_taken(recorder, var, like, every), given[0]),
+        [len(every)],
+        like,
+    )
+    args = (given[1], 0, given[2], shares)
+    means = _emit(recorder, aten.index_add.default, args, [len(elements)], like)
+    return recorder.emit(ops.STRAIGHT_THROUGH, (value, means), (value.type,), ())[0]
 
 
 def _taken(recorder: Recorder, var: Var, like: torch.Tensor, index: torch.Tensor) -> Var:

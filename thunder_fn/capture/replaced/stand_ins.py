@@ -209,9 +209,7 @@ def _check_layout(recorder: Recorder, x: Tensor) -> None:
             " wrote to"
         )
         fix = "Call as_strided before the write, or write to the tensor that has the memory."
-        raise UnsupportedCall(
-            what, source=recorder.where() if recorder.where is not None else None, fix=fix
-        )
+        raise UnsupportedCall(what, source=recorder.where(), fix=fix)
 
 
 def _have_other_histories(recorder: Recorder, view: Tensor, base: Tensor) -> bool:
@@ -269,9 +267,7 @@ def _run_within(recorder: Recorder, outputs: Any, *args: Any, **options: Any) ->
     """Autograd through the graph of the traced function alone."""
     recorder.gradients.check_hooks([internals.node_of(x) for x in outputs])
     found = _engine(outputs, *args, **options)
-    _, is_retained, _, inputs, *_ = args
-    if options.get("accumulate_grad") and not is_retained and not inputs:
-        recorder.gradients.free(outputs)
+    recorder.gradients.has_freed |= not args[1]
     return found
 
 
@@ -361,7 +357,7 @@ def _refuse_graph(recorder: Recorder) -> NoReturn:
     raise UnsupportedCall(
         "autograd is asked for gradients through a graph that was recorded outside the traced"
         " function",
-        source=recorder.where() if recorder.where is not None else None,
+        source=recorder.where(),
         fix=(
             "Compute what is differentiated inside the function; for many cotangents use `vjp`"
             " and `vmap`."
@@ -542,7 +538,7 @@ def _saved_tensors_hooks(self: Any) -> None:
         raise UnsupportedCall(
             "`saved_tensors_hooks` are used in a traced function that is differentiated; its"
             " backward would not run them",
-            source=recorder.where() if recorder.where is not None else None,
+            source=recorder.where(),
             fix=(
                 "Use `checkpoint` to save memory, `custom_vjp` to change a gradient, or hooks"
                 " around the traced function."

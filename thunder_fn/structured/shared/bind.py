@@ -14,7 +14,14 @@ from typing import Any
 import torch
 
 from thunder_fn.capture import current
-from thunder_fn.capture.apply import apply_inside, bind_structured, can_bind, replay, with_memory
+from thunder_fn.capture.apply import (
+    Strides,
+    apply_inside,
+    bind_structured,
+    can_bind,
+    replay,
+    with_memory,
+)
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.capture.supported import is_wrapped
@@ -46,11 +53,16 @@ def bind(
     values: Sequence[Any],
     bodies: tuple[Trace, ...],
     types: tuple[Type, ...],
+    strides: Strides = (),
+    /,
     **kwargs: Any,
 ) -> Values:
-    """Record one structured equation on tensors; its results are tracers."""
+    """Record one structured equation on tensors; its results are tracers, with these strides."""
     if can_bind(recorder, values):
-        return bind_structured(recorder, op, values, bodies, types, None, split_body, **kwargs)
+        rules = None, split_body
+        return bind_structured(
+            recorder, op, values, bodies, types, *rules, strides=strides, **kwargs
+        )
     builder = TraceBuilder(op.name)
     inputs = tuple(builder.input(type_of_value(value)) for value in values)
     literals = tuple((key, Literal(value)) for key, value in kwargs.items())

@@ -276,9 +276,12 @@ def tensor_leaves(tree: Any) -> list[torch.Tensor]:
 
 
 def own_memory(tree: Any) -> Any:
-    """Copy the tensors of a result: a choice or a loop returns no memory of what it is given."""
+    """Copy the tensors of a result: a choice or a loop returns no memory of what it is given, and
+    contiguous tensors, as in a trace.
+    """
+    dense = {"memory_format": torch.contiguous_format}
     return pytree.tree_map(
-        lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, tree
+        lambda leaf: leaf.clone(**dense) if isinstance(leaf, torch.Tensor) else leaf, tree
     )
 
 

@@ -371,7 +371,8 @@ def bind_captured(
     """
     traces, closures = close_bodies(bodies)
     values, captured = (*tensors, *closures), bodies[0]
-    results = bind(recorder, op, values, traces, traces[0].output_types, **options)
+    types = traces[0].output_types
+    results = bind(recorder, op, values, traces, types, captured.strides, **options)
     for shared in captured.shared:
         source = tensors[shared.source] if isinstance(shared.source, int) else shared.source
         part(recorder, source, results[shared.result], call.name)
