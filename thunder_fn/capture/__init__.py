@@ -29,6 +29,7 @@ from thunder_fn.capture.failures import (
     check_argument,
     check_static_output,
     failure,
+    is_told,
     source_of,
 )
 from thunder_fn.capture.garbage import no_collections
@@ -700,16 +701,15 @@ def _run(
             result = f(*args, **kwargs)
     except Exception as error:
         internals.release_guards(error)
-        if recorder.thread_error is not None and error is not recorder.thread_error:
-            raise recorder.thread_error from error
+        if recorder.late_error is not None and error is not recorder.late_error:
+            raise recorder.late_error from error
         if recorder.kept is not None and isinstance(error, internals.NEEDS_A_NUMBER):
             recorder.kept.ask_for_items(tensors_of_numbers(recorder, error.cond))
-        told = failure(error, name, recorder)
-        if told is error:
+        if is_told(error):
             raise
-        raise told from error
-    if recorder.thread_error is not None:
-        raise recorder.thread_error
+        raise failure(error, name, recorder) from error
+    if recorder.late_error is not None:
+        raise recorder.late_error
     return result
 
 

@@ -129,7 +129,9 @@ def lower(
     emitter = _Emitter(claimed, frozen, donated, writes, below_autograd, taken=taken)
     program = replace(emitter.program(), meaning=trace)
     made("program", claimed.trace, trace)
-    for executor in reversed(frozen) if whole else ():
+    # Who compiles regions comes before who records the whole program.
+    ordered = sorted(frozen, key=lambda executor: executor.claims)
+    for executor in reversed(ordered) if whole else ():
         program = executor.finish(program)
     if any(map(autocasts, claimed.trace.equations)):
         program = replace(
