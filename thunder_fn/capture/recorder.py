@@ -117,8 +117,10 @@ class Recorder:
         self.outer = outer
         is_of_call = is_of_call and (outer is None or outer.values.is_of_call)
         self.values = KnownValues(self, is_of_call=is_of_call)
-        self.thread_error: ThunderError | None = None
-        """The error of a use of its tracers in another thread."""
+        self.late_error: ThunderError | None = None
+        """The error of something after which Python code has gone on: a use of its tracers in
+        another thread, or a comparison of types.
+        """
         self.mode.elsewhere = self._on_other_thread
         self.mode.write = self.values.write if is_of_call else None
         self.is_same_function = is_same_function or (outer is None and not inside)
@@ -537,8 +539,8 @@ class Recorder:
         """Refuse a use of a tracer in a thread that is not the capture's. The thread and the
         capture raise it.
         """
-        self.thread_error = thread_error(func, self.where())
-        return self.thread_error
+        self.late_error = thread_error(func, self.where())
+        return self.late_error
 
     def _on_attribute(self, tracer: torch.Tensor, name: str) -> Any:
         return attribute(self, tracer, name)
