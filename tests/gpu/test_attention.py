@@ -83,7 +83,8 @@ def reference(f: Callable[[Tensor], Tensor], q: Tensor) -> Tensor:
 
 
 def some(dtype: torch.dtype, requires_grad: bool) -> Tensor:
-    return torch.randn(2, 2, LENGTH, 16, device="cuda").to(dtype).requires_grad_(requires_grad)
+    # Drawn on the CPU: the same numbers on every GPU.
+    return torch.randn(2, 2, LENGTH, 16).to("cuda", dtype).requires_grad_(requires_grad)
 
 
 @pytest.mark.parametrize(("kernel", "dtype", "masked", "requires_grad"), CASES)
