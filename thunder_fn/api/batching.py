@@ -291,7 +291,9 @@ def frozen(dims: Any) -> Any:
 
 
 def example_of(leaf: torch.Tensor, dim: int) -> torch.Tensor:
-    """A tensor with the type of one example."""
+    """A tensor with the type of one example, in the memory of the batch: a function that writes to
+    it may read that by another name.
+    """
     shape = [size for index, size in enumerate(leaf.shape) if index != dim]
     if is_functorch_wrapped(
         leaf
@@ -304,7 +306,12 @@ def example_of(leaf: torch.Tensor, dim: int) -> torch.Tensor:
         outside_inference_mode(),
         torch.set_grad_enabled(bool(is_shown)),
     ):  # a view taken without gradients cannot be changed
-        example = leaf.data.as_strided(shape, stride) if is_shown else leaf.new_empty(shape)
+        if is_shown:
+            example = leaf.data.as_strided(shape, stride)
+        elif type(leaf.shape[dim]) is int and leaf.shape[dim]:
+            example = leaf.data.select(dim, 0)
+        else:
+            example = leaf.new_empty(shape)
     if leaf.requires_grad:
         with outside_torch_func():
             if leaf.is_leaf:
