@@ -302,13 +302,15 @@ def example_of(leaf: torch.Tensor, dim: int) -> torch.Tensor:
             return torch.empty(shape, dtype=leaf.dtype, device=leaf.device)
     stride = [step for index, step in enumerate(leaf.stride()) if index != dim]
     is_shown = not is_tracer(leaf) and leaf.shape[dim]
+    is_tracked = leaf.requires_grad or type(leaf.shape[dim]) is not int
+    is_view = is_shown or (not is_tracked and leaf.shape[dim])
     with (
         outside_inference_mode(),
-        torch.set_grad_enabled(bool(is_shown)),
+        torch.set_grad_enabled(bool(is_view)),
     ):  # a view taken without gradients cannot be changed
         if is_shown:
             example = leaf.data.as_strided(shape, stride)
-        elif type(leaf.shape[dim]) is int and leaf.shape[dim]:
+        elif is_view:
             example = leaf.data.select(dim, 0)
         else:
             example = leaf.new_empty(shape)

@@ -214,9 +214,8 @@ def bind_structured(  # noqa: PLR0913 - one place for what an equation is made o
 
     if all(_is_plain(recorder, tracer) for tracer in tracers):
         return bind()
-    if op.kind == "composite":
-        tracers = _cut_off(bodies[0], tracers)
-    return bind_followed(recorder, tracers, bind, apply, split)
+    followed = _cut_off(bodies[0], tracers) if op.kind == "composite" else tracers
+    return bind_followed(recorder, followed, bind, apply, split)
 
 
 def _cut_off(body: Trace, tracers: Sequence[torch.Tensor]) -> list[torch.Tensor]:
