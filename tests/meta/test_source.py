@@ -82,8 +82,6 @@ LONG = {
     "thunder_fn/benchmarks/__main__.py main": "a command: its options, then what it runs",
     "thunder_fn/benchmarks/chart.py svg": "the text of a picture, from top to bottom",
     "thunder_fn/benchmarks/transforms.py cases": "a list",
-    "thunder_fn/capture/__init__.py _capture": "the arguments, the run and the end of a capture; to be cut",
-    "thunder_fn/capture/__init__.py _end": "one part of a run's end after the other; to be cut",
     "thunder_fn/capture/aliases.py aliases_of": "a question for each result",
     "thunder_fn/capture/outside/expressions.py call": "a branch for each kind of call",
     "thunder_fn/capture/outside/expressions.py moved": "a branch for each kind of instruction",

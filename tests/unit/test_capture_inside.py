@@ -494,7 +494,8 @@ def test_a_tensor_from_outside_is_shown_with_its_values_until_it_is_written(wrap
         return (x * outside).sum()
 
     wrap(f)(torch.ones(2))
-    assert texts == ["tensor([1., 2.])"] * 3 + ["Tracer(f32[2])"]
+    known = "" if wrap is tfn.jit else ", tensor([2., 3.])"  # in a capture of one call
+    assert texts == ["tensor([1., 2.])"] * 3 + [f"Tracer(f32[2]{known})"]
 
 
 @pytest.mark.parametrize("retains", [True, False])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 import functools
 import math
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 import thunder_fn as tfn
-from thunder_fn.errors import DataDependentValue
+from thunder_fn.errors import DataDependentValue, UnsupportedCall
 from thunder_fn.jitted import cache_info, jit
 
 Tensor = torch.Tensor
@@ -51,6 +52,10 @@ KINDS: dict[str, Callable[[Any], Any]] = {
     "class": lambda n: n.__class__ is int,
     "match": _matched,
     "dispatch": _dispatched,
+    "equal": lambda n: (type(n) == int, float == type(n), type(n) != bool),  # noqa: E721
+    "among": lambda n: (type(n) in (int, bool), type(n) in {float}),
+    "table": lambda n: {int: 1, float: 2}[type(n)],
+    "copy": lambda n: type(copy.deepcopy([n])[0]) == int,  # noqa: E721
 }
 
 
@@ -62,6 +67,28 @@ def test_types_of_numbers_are_pythons(name: str) -> None:
         for n in (3, 4, 5, 2.5, 3.5, 4.5):
             assert g(torch.ones(2), n)[1] == f(n)
         assert cache_info(g).misses == (4 if mode == "constant values" else 2)
+
+
+IDENTICAL: dict[str, Callable[[Any], Any]] = {
+    "is": lambda n: type(n) is int,
+    "is_not": lambda n: type(n) is not float,
+    "name": lambda n: (kind := type(n)) is int or kind is bool,
+    "both": lambda n: type(n) is type(3),  # noqa: UP003
+    "expression": lambda n: type(n + 0) is int,
+    "subclass": lambda n: issubclass(type(n), int),
+}
+
+
+@pytest.mark.parametrize("name", IDENTICAL)
+def test_the_type_itself_is_asked_of_a_number(name: str) -> None:
+    """Nobody hears of `is`: numbers stand for themselves, and those found in data are refused."""
+    f = IDENTICAL[name]
+    sized = lambda x: (x + 1, f(x.shape[0]))
+    g = jit(sized, cache="symbolic values")
+    for rows in (3, 4, 5):
+        assert g(torch.ones(rows))[1] == sized(torch.ones(rows))[1]
+    with pytest.raises(UnsupportedCall, match=r"Write `isinstance\(.*, int\)`"):
+        jit(lambda x: (x, f(x.sum().item())))(torch.tensor([1, 2]))
 
 
 MADE: dict[str, Callable[[Any], Any]] = {

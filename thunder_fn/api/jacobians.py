@@ -10,10 +10,11 @@ import torch
 
 from thunder_fn.api.batching import Randomness, vmap
 from thunder_fn.api.calling import Transformed, described, transformed
+from thunder_fn.api.captures import Plan, in_place, planned
 from thunder_fn.api.gradients import Argnums, check_argnums, differentiated_leaves, frozen_argnums
 from thunder_fn.api.pullbacks import vjp
 from thunder_fn.api.tangents import jvp
-from thunder_fn.capture import pytree
+from thunder_fn.capture import EVERY_LEAF, Captured, current, pytree
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.errors import NotDifferentiable, callable_name, spelled
 from thunder_fn.ir.trace import type_of_value
@@ -22,8 +23,44 @@ from thunder_fn.jitted import Jitted
 P = ParamSpec("P")
 
 
+class Jacobian(Transformed):
+    """The common part of both modes: eager calls take the whole computation as one plan."""
+
+    argnums: Argnums
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        positions = check_argnums(self.argnums, args, self.__name__)
+        differentiated_leaves(args, positions, self.__name__)
+        for position in positions:
+            check_real(args[position], f"args[{position}]", self.__name__)
+        if current() is not None or not self.is_one_plan:
+            return self.compute(*args, **kwargs)
+        return planned(self, args, kwargs, lambda capture: self._plan(capture, args, kwargs))
+
+    def _plan(
+        self, capture: Callable[..., Captured], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Plan:
+        captured = capture(self.compute, args, kwargs, known=EVERY_LEAF)
+        return Plan(self.__name__, captured, captured.trace, in_place(captured))
+
+    @property
+    def is_one_plan(self) -> bool:
+        """Test for a computation that is to run at once."""
+        return True
+
+    def compute(self, *args: Any, **kwargs: Any) -> Any:
+        """The Jacobian, by transforms."""
+        raise NotImplementedError
+
+    def apart(self, args: tuple[Any, ...], kwargs: Any) -> tuple[Any, tuple[Any, ...]]:
+        """The function of the arguments that it is differentiated by, and these."""
+        positions = check_argnums(self.argnums, args, self.__name__)
+        chosen = tuple(args[position] for position in positions)
+        return at_positions(self.fn, args, kwargs, positions), chosen
+
+
 @dataclass(frozen=True)
-class Jacrev(Transformed):
+class Jacrev(Jacobian):
     """A Jacobian, row by row. See `jacrev`."""
 
     fn: Callable[..., Any]
@@ -31,13 +68,14 @@ class Jacrev(Transformed):
     has_aux: bool = False
     chunk_size: int | None = None
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        positions = check_argnums(self.argnums, args, self.__name__)
-        differentiated_leaves(args, positions, self.__name__)
-        for position in positions:
-            check_real(args[position], f"args[{position}]", self.__name__)
-        partial = at_positions(self.fn, args, kwargs, positions)
-        chosen = tuple(args[position] for position in positions)
+    @property
+    def is_one_plan(self) -> bool:
+        """Test for rows that are computed at once: chunks bound the memory of each."""
+        return self.chunk_size is None
+
+    def compute(self, *args: Any, **kwargs: Any) -> Any:
+        """The Jacobian: a pullback, batched over the elements of the output."""
+        partial, chosen = self.apart(args, kwargs)
         result: Any = vjp(partial, *chosen, has_aux=self.has_aux)
         output, pullback = result[0], result[1]
         leaves, spec = pytree.flatten(output)
@@ -48,7 +86,7 @@ class Jacrev(Transformed):
 
 
 @dataclass(frozen=True)
-class Jacfwd(Transformed):
+class Jacfwd(Jacobian):
     """A Jacobian, column by column. See `jacfwd`."""
 
     fn: Callable[..., Any]
@@ -56,13 +94,9 @@ class Jacfwd(Transformed):
     has_aux: bool = False
     randomness: Randomness = "error"
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        positions = check_argnums(self.argnums, args, self.__name__)
-        differentiated_leaves(args, positions, self.__name__)
-        for position in positions:
-            check_real(args[position], f"args[{position}]", self.__name__)
-        partial = at_positions(self.fn, args, kwargs, positions)
-        chosen = tuple(args[position] for position in positions)
+    def compute(self, *args: Any, **kwargs: Any) -> Any:
+        """The Jacobian: tangents, batched over the elements of the arguments."""
+        partial, chosen = self.apart(args, kwargs)
         leaves, spec = pytree.flatten(chosen)
 
         def push(*tangents: Any) -> Any:

@@ -29,6 +29,7 @@ from thunder_fn.capture.failures import (
     check_argument,
     check_static_output,
     failure,
+    is_told,
     source_of,
 )
 from thunder_fn.capture.garbage import no_collections
@@ -258,13 +259,14 @@ def capture(  # noqa: PLR0913 - options, by keyword
             as they were before.
         TracedFunctionError: f raised. The error is an instance of the original type too.
     """
-    options = track_no_grad, symbolic, on_raise, shares, grad_off, inside, differentiated, known
+    options = track_no_grad, symbolic, on_raise, shares, grad_off, returning, inside
+    asked = _Asked(f, args, kwargs or {}, *options, differentiated, known)
     kept = _Wanted(wanted) if has_effects else None
     has_symbols = symbolic is not None
     while True:
         try:
             with no_collections(), untouched_by_refusals(), _grad_mode(differentiated):
-                return _capture(f, args, kwargs, *options, has_symbols, returning, kept)
+                return _Attempt(asked, has_symbols, kept).run()
         except (DataDependentShape, DataDependentValue):
             if has_symbols or current() is not None:
                 raise
@@ -289,236 +291,273 @@ def _grad_mode(differentiated: Collection[int] | None) -> AbstractContextManager
     return nullcontext() if differentiated is None else torch.enable_grad()
 
 
-def _capture(  # noqa: PLR0913 - options, by keyword
-    f: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any] | None,
-    track_no_grad: bool,
-    symbolic: Symbolic | None,
-    on_raise: Callable[[Captured], None] | None,
-    shares: bool,
-    grad_off: bool,
-    inside: str,
-    differentiated: Collection[int] | None,
-    known: Collection[int] | None,
-    has_symbols: bool,
-    returning: Callable[[Any], Callable[[Any], Any]] | None,
-    wanted: _Wanted | None,
-) -> Captured:
-    outer = current()
-    if outer is not None:
-        outer.selections.settle()
-    leaves, in_spec = pytree.flatten((args, kwargs or {}))
-    first: dict[int, int] = {}
-    place_of = {
-        i: first.setdefault(id(leaf), i) if shares else i
-        for i, leaf in enumerate(leaves)
-        if _is_tensor(leaf)
-    }
-    places = [i for i, place in place_of.items() if i == place]
-    for i, leaf in enumerate(leaves):
-        check_argument(leaf, lambda i=i: _path(args, kwargs or {}, i))
-    recorder = Recorder(
-        track_no_grad=track_no_grad,
-        symbolic=has_symbols,
-        outer=outer,
-        inside=inside,
-        is_same_function=shares,
-        is_of_call=known is not None,
-    )
-    recorder.kept = None if wanted is None else Kept(recorder, wanted.places, met=wanted.met)
-    layouts, numbers = (symbolic.layouts, symbolic.numbers) if symbolic is not None else ({}, {})
-    extra = symbolic.inputs if symbolic is not None else ()
-    name = getattr(f, "__name__", type(f).__name__)
-    tensors = [leaves[i] for i in places]
-    told = frozenset(i for i in places if known is not None and i in known)
-    is_off = grad_off or not torch.is_grad_enabled()
+@dataclass(frozen=True, slots=True, eq=False)
+class _Asked:
+    """The function and the options of `capture`, which every attempt is made of."""
 
-    def captured(end: _End) -> Captured:
-        changes = end.changes
-        effects = (atom for _, atoms in end.effects for atom in atoms)
-        outputs = (*end.outputs, *(var for _, var in changes), *effects)
-        nested = nest(recorder, outputs, _identifier(name))
-        trace, writes, feeds, places = _fed(
-            recorder.decisions.settled(rewritten(nested, recorder)),
-            tuple(write for write, _ in changes),
-            end.fed,
-        )
-        made("capture", trace)
-        in_statics = tuple(
-            TENSOR if isinstance(leaf, torch.Tensor) or i in numbers else leaf
-            for i, leaf in enumerate(leaves)
-        )
-        bounds = symbolic.decisions if symbolic is not None else ()
-        decisions = (*bounds, *recorder.decisions.by_question.values())
-        if bounds:
-            relations = (decision.relation for decision in bounds)
-            trace = dataclasses.replace(
-                trace, constraints=tuple(dict.fromkeys((*relations, *trace.constraints)))
-            )
-        follows = end.follows and is_off
-        return Captured(
-            *(trace, in_spec, in_statics, end.out_spec, end.out_leaves),
-            writes,
-            decisions,
-            end.own_leaves,
-            end.grads,
-            end.retained,
-            follows,
-            end.reads,
-            tuple(_at(places, alias) for alias in end.aliases),
-            tuple(_at(places, shared) for shared in end.shared),
-            feeds,
-            tuple(effect for effect, _ in end.effects),
-            *(end.kept, end.freed, end.strides),
-            is_told=recorder.values.is_told,
-        )
+    f: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    track_no_grad: bool
+    symbolic: Symbolic | None
+    on_raise: Callable[[Captured], None] | None
+    shares: bool
+    grad_off: bool
+    returning: Callable[[Any], Callable[[Any], Any]] | None
+    inside: str
+    differentiated: Collection[int] | None
+    known: Collection[int] | None
 
-    unfinished: _End | None = None
-    try:
-        # diverted comes after what else replaces functions: lookasides are around it
-        with recorder.running(
-            module_scopes(), noted_state(), diverted(), ScopeMode(recorder).alone()
-        ):
-            wrt = frozenset(differentiated or ())
-            tracers = {
-                i: recorder.input(
-                    leaves[i], layouts.get(i), is_differentiated=i in wrt, has_value=i in told
-                )
-                for i in places
-            }
-            internals.become_results([tracers[place_of[i]] for i in sorted(wrt) if i in place_of])
-            values: dict[Any, Any] = {symbol: recorder.number(Expr(symbol)) for symbol, _ in extra}
-            given: dict[int, Any] = {i: tracers[place] for i, place in place_of.items()}
-            given |= {i: values[number.value] for i, number in numbers.items()}
-            given |= {
-                i: stand_in(recorder, leaf)
-                for i, leaf in enumerate(leaves)
-                if isinstance(leaf, torch.Generator)
-            }
-            recorder.modules.is_exclusive = True
-            try:
-                recorder.take_kept()
-                for module, path in modules_of(f, leaves):
-                    recorder.modules.watch(module, path)
-                arguments = pytree.unflatten(
-                    in_spec, [given.get(i, leaf) for i, leaf in enumerate(leaves)]
-                )
-                made_of = returning(arguments) if returning is not None else None
-                result = _run(recorder, f, name, grad_off, *arguments)
-                result = result if made_of is None else made_of(result)
-                end = _end(recorder, f, name, tensors, list(tracers.values()), result)
-                recorder.generators.check()
-            except TracedFunctionError:
-                if on_raise is not None:
-                    unfinished = _end(recorder, f, name, tensors, list(tracers.values()), ())
-                raise
-            finally:
-                recorder.restore()
-    except TracedFunctionError:
-        if on_raise is not None and unfinished is not None:
-            on_raise(captured(unfinished))
-        raise
-    del tracers, given, values, arguments, result, made_of
-    whole = captured(end)
-    check_aliases(whole.trace, tensors, whole.targets_among(len(tensors)), source_of(f), name)
-    return whole
-
-
-def _is_tensor(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor)
+    @property
+    def name(self) -> str:
+        """The function's name, or that of its class."""
+        return getattr(self.f, "__name__", type(self.f).__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """The end of a function's run: its result, and its changes."""
+    """The end of a function's run: what was found, but for the trace and what depends on it, and
+    the atoms of the outputs, the writes, the effects and the fed inputs.
+    """
 
-    out_spec: pytree.PyTreeSpec
-    out_leaves: tuple[Any, ...]
+    found: Captured
     outputs: tuple[Atom, ...]
     changes: tuple[tuple[Write, Atom], ...]
-    own_leaves: tuple[tuple[int, bool], ...]
-    grads: tuple[GradRead, ...]
-    retained: tuple[int, ...]
-    follows: bool
-    reads: tuple[Read, ...]
-    aliases: tuple[Alias, ...]
-    shared: tuple[Shared, ...]
     effects: tuple[tuple[Effect, tuple[Atom, ...]], ...]
-    kept: tuple[KeptState, ...]
-    freed: tuple[int, ...]
     fed: tuple[tuple[Feed, torch.Tensor | None], ...]
-    strides: tuple[tuple[Dim, ...] | None, ...]
 
 
-def _end(
-    recorder: Recorder,
-    f: Callable[..., Any],
-    name: str,
-    tensors: list[torch.Tensor],
-    tracers: list[torch.Tensor],
-    result: Any,
-) -> _End:
-    recorder.selections.settle()
-    positions = {id(tensor): position for position, tensor in enumerate(tensors)}
-    reads = recorder.properties.reads(positions)  # by the function: those below are ours
-    leaves, spec = pytree.flatten(result)
-    statics = tuple(_static(leaf, f, name) for leaf in leaves)
-    results = [leaf for leaf, static in zip(leaves, statics, strict=True) if static is TENSOR]
-    outputs = tuple(_output(recorder, leaf, name) for leaf in results)
+_NO_TRACE = Trace((), (), (), (), ())
+"""The trace of a run that has not been folded yet."""
+
+
+class _Attempt:
+    """One run of a function on tracers, and the trace that is made of it."""
+
+    def __init__(self, asked: _Asked, has_symbols: bool, wanted: _Wanted | None) -> None:
+        outer = current()
+        if outer is not None:
+            outer.selections.settle()
+        self.asked, self.symbolic = asked, asked.symbolic or Symbolic({}, {}, {})
+        self.leaves, self.in_spec = pytree.flatten((asked.args, asked.kwargs))
+        first: dict[int, int] = {}
+        self.place_of = {
+            i: first.setdefault(id(leaf), i) if asked.shares else i
+            for i, leaf in enumerate(self.leaves)
+            if isinstance(leaf, torch.Tensor)
+        }
+        self.places = [i for i, place in self.place_of.items() if i == place]
+        self.tensors = [self.leaves[i] for i in self.places]
+        for i, leaf in enumerate(self.leaves):
+            check_argument(leaf, lambda i=i: _path(asked.args, asked.kwargs, i))
+        self.recorder = Recorder(
+            track_no_grad=asked.track_no_grad,
+            symbolic=has_symbols,
+            outer=outer,
+            inside=asked.inside,
+            is_same_function=asked.shares,
+            is_of_call=asked.known is not None,
+        )
+        if wanted is not None:
+            self.recorder.kept = Kept(self.recorder, wanted.places, met=wanted.met)
+        self.is_off = asked.grad_off or not torch.is_grad_enabled()
+
+    def run(self) -> Captured:
+        """Run the function, and make a trace of what it did."""
+        asked, recorder = self.asked, self.recorder
+        unfinished: _End | None = None
+        try:
+            # diverted comes after what else replaces functions: lookasides are around it
+            with recorder.running(
+                module_scopes(), noted_state(), diverted(), ScopeMode(recorder).alone()
+            ):
+                tracers = self.tracers()
+                given = self.given(tracers)
+                recorder.modules.is_exclusive = True
+                try:
+                    recorder.take_kept()
+                    for module, path in modules_of(asked.f, self.leaves):
+                        recorder.modules.watch(module, path)
+                    arguments = pytree.unflatten(self.in_spec, given)
+                    made_of = None if asked.returning is None else asked.returning(arguments)
+                    result = _run(recorder, asked.f, asked.name, asked.grad_off, *arguments)
+                    result = result if made_of is None else made_of(result)
+                    end = self.end(tracers, result)
+                    recorder.generators.check()
+                except TracedFunctionError:
+                    if asked.on_raise is not None:
+                        unfinished = self.end(tracers, ())
+                    raise
+                finally:
+                    recorder.restore()
+        except TracedFunctionError:
+            if asked.on_raise is not None and unfinished is not None:
+                asked.on_raise(self.captured(unfinished))
+            raise
+        del tracers, given, arguments, result, made_of
+        whole = self.captured(end)
+        targets = whole.targets_among(len(self.tensors))
+        check_aliases(whole.trace, self.tensors, targets, source_of(asked.f), asked.name)
+        return whole
+
+    def tracers(self) -> list[torch.Tensor]:
+        """A tracer for each tensor that is an input."""
+        wrt, known = frozenset(self.asked.differentiated or ()), self.asked.known
+        tracers = {
+            i: self.recorder.input(
+                self.leaves[i],
+                self.symbolic.layouts.get(i),
+                is_differentiated=i in wrt,
+                has_value=known is not None and i in known,
+            )
+            for i in self.places
+        }
+        places = (self.place_of[i] for i in sorted(wrt) if i in self.place_of)
+        internals.become_results([tracers[place] for place in places])
+        return list(tracers.values())
+
+    def given(self, tracers: list[torch.Tensor]) -> list[Any]:
+        """The leaves of the arguments for the function: tracers, symbols, and generators of its
+        own.
+        """
+        recorder, symbolic = self.recorder, self.symbolic
+        inputs = dict(zip(self.places, tracers, strict=True))
+        values: dict[Any, Any] = {
+            symbol: recorder.number(Expr(symbol)) for symbol, _ in symbolic.inputs
+        }
+        given: dict[int, Any] = {i: inputs[place] for i, place in self.place_of.items()}
+        given |= {i: values[number.value] for i, number in symbolic.numbers.items()}
+        given |= {
+            i: stand_in(recorder, leaf)
+            for i, leaf in enumerate(self.leaves)
+            if isinstance(leaf, torch.Generator)
+        }
+        return [given.get(i, leaf) for i, leaf in enumerate(self.leaves)]
+
+    def end(self, tracers: list[torch.Tensor], result: Any) -> _End:
+        """The result of the run and its changes, while the recorder knows them."""
+        recorder, f, name = self.recorder, self.asked.f, self.asked.name
+        recorder.selections.settle()
+        positions = {id(tensor): position for position, tensor in enumerate(self.tensors)}
+        reads = recorder.properties.reads(positions)  # by the function: those below are ours
+        leaves, spec = pytree.flatten(result)
+        statics = tuple(_static(leaf, f, name) for leaf in leaves)
+        results = [leaf for leaf, static in zip(leaves, statics, strict=True) if static is TENSOR]
+        outputs = tuple(_output(recorder, leaf, name) for leaf in results)
+        _check_results(recorder, f, results, tracers)
+        own = tuple(_own_leaves(recorder, results))
+        changes = tuple(_changes(recorder, f, self.tensors, tracers))
+        stored = dict[int, Atom]()
+        effects = tuple(_effects(recorder, positions, name, stored))
+        kept = () if recorder.kept is None else recorder.kept.state()
+        fed = tuple(_feeds(recorder))
+        is_freed = [recorder.gradients.is_freed(leaf) for leaf in results]
+        outputs = tuple(
+            _freed(recorder, atom, name) if flag else stored.get(id(leaf), atom)
+            for leaf, atom, flag in zip(results, outputs, is_freed, strict=True)
+        )
+        grads = tuple(_grads(recorder, positions))  # before closed-over tensors are looked up below
+        begun = Captured(
+            _NO_TRACE,
+            self.in_spec,
+            self.in_leaves,
+            spec,
+            statics,
+            own_leaves=own,
+            grads=grads,
+            reads=reads,
+            effects=tuple(effect for effect, _ in effects),
+            kept=kept,
+            freed=tuple(place for place, flag in enumerate(is_freed) if flag),
+        )
+        targets = [write.target for write, _ in changes]
+        found = self.with_memory(begun, results, tracers, targets)
+        return _End(found, outputs, changes, effects, fed)
+
+    def with_memory(
+        self,
+        begun: Captured,
+        results: list[Any],
+        tracers: list[torch.Tensor],
+        targets: list[int | torch.Tensor],
+    ) -> Captured:
+        """Add the place of the results in autograd's graph, and in memory."""
+        recorder = self.recorder
+        inner = [place for place, leaf in enumerate(results) if _is_inner(leaf)]
+        return dataclasses.replace(
+            begun,
+            retained=tuple(place for place in inner if results[place].retains_grad),
+            follows=(recorder.gradients.follows or bool(inner)) and self.is_off,
+            aliases=tuple(aliases_of(recorder, results, tracers, targets)),
+            shared=tuple(_shared(recorder, results, tracers)),
+            strides=() if recorder.outer is None else tuple(map(_strides_of, results)),
+        )
+
+    @property
+    def in_leaves(self) -> tuple[Any, ...]:
+        """The leaves of the arguments that are static, with marks for the others."""
+        return tuple(
+            TENSOR if isinstance(leaf, torch.Tensor) or i in self.symbolic.numbers else leaf
+            for i, leaf in enumerate(self.leaves)
+        )
+
+    def captured(self, end: _End) -> Captured:
+        """Fold the recording into a trace, and say what a call needs to know of it."""
+        recorder, found, bounds = self.recorder, end.found, self.symbolic.decisions
+        effects = (atom for _, atoms in end.effects for atom in atoms)
+        outputs = (*end.outputs, *(var for _, var in end.changes), *effects)
+        nested = nest(recorder, outputs, _identifier(self.asked.name))
+        trace, writes, feeds, places = _fed(
+            recorder.decisions.settled(rewritten(nested, recorder)),
+            tuple(write for write, _ in end.changes),
+            end.fed,
+        )
+        made("capture", trace)
+        if bounds:
+            relations = (decision.relation for decision in bounds)
+            constraints = tuple(dict.fromkeys((*relations, *trace.constraints)))
+            trace = dataclasses.replace(trace, constraints=constraints)
+        return dataclasses.replace(
+            found,
+            trace=trace,
+            writes=writes,
+            decisions=(*bounds, *recorder.decisions.by_question.values()),
+            aliases=tuple(_at(places, alias) for alias in found.aliases),
+            shared=tuple(_at(places, shared) for shared in found.shared),
+            feeds=feeds,
+            is_told=recorder.values.is_told,
+        )
+
+
+def _check_results(
+    recorder: Recorder, f: Callable[..., Any], results: list[Any], tracers: list[torch.Tensor]
+) -> None:
+    """Refuse to lose an attribute that the function sets on a tensor that it has made."""
     given = {id(tracer) for tracer in (*tracers, *(tracer for _, tracer, _ in recorder.lifted()))}
     for leaf in results:
         if isinstance(leaf, internals.Tracer) and id(leaf) not in given:
             _check_attributes(f, leaf, "that it returns")
-    own = tuple(_own_leaves(recorder, results))
-    changes = tuple(_changes(recorder, f, tensors, tracers))
-    stored = dict[int, Atom]()
-    effects = tuple(_effects(recorder, positions, name, stored))
-    kept, fed = (), ()
+
+
+def _feeds(recorder: Recorder) -> Iterator[tuple[Feed, torch.Tensor | None]]:
+    """The places outside that are read in each call: numbers, then gradients and other tensors,
+    each with the tensor that was there.
+    """
     if recorder.kept is not None:
-        kept = recorder.kept.state()
-        fed = (
-            *((feed, None) for feed in recorder.kept.feeds),
-            *recorder.gradients.feeds(),
-            *recorder.kept.tensors,
-        )
-    freed = tuple(place for place, leaf in enumerate(results) if recorder.gradients.is_freed(leaf))
-    outputs = tuple(
-        _freed(recorder, atom, name) if place in freed else stored.get(id(results[place]), atom)
-        for place, atom in enumerate(outputs)
-    )
-    grads = [  # before the closed-over tensors are looked up below
-        GradRead(positions.get(id(tensor), tensor), grad, recorder.gradients.is_fed(grad))
-        for tensor, grad in recorder.gradients.read.values()
-    ]
-    inner = [
-        isinstance(leaf, torch.Tensor) and leaf.requires_grad and not leaf.is_leaf
-        for leaf in results
-    ]
-    retained = tuple(
-        place for place, flag in enumerate(inner) if flag and results[place].retains_grad
-    )
-    follows = recorder.gradients.follows or any(inner)
-    aliases = tuple(aliases_of(recorder, results, tracers, [write.target for write, _ in changes]))
-    shared = tuple(_shared(recorder, results, tracers))
-    return _End(
-        spec,
-        statics,
-        outputs,
-        changes,
-        own,
-        tuple(grads),
-        retained,
-        follows,
-        reads,
-        aliases,
-        shared,
-        effects,
-        kept,
-        freed,
-        fed,
-        () if recorder.outer is None else tuple(map(_strides_of, results)),
-    )
+        yield from ((feed, None) for feed in recorder.kept.feeds)
+        yield from recorder.gradients.feeds()
+        yield from recorder.kept.tensors
+
+
+def _grads(recorder: Recorder, positions: Mapping[int, int]) -> Iterator[GradRead]:
+    """The gradients that the function has looked at."""
+    for tensor, grad in recorder.gradients.read.values():
+        yield GradRead(positions.get(id(tensor), tensor), grad, recorder.gradients.is_fed(grad))
+
+
+def _is_inner(leaf: Any) -> bool:
+    """Test for a tensor inside of autograd's graph."""
+    return isinstance(leaf, torch.Tensor) and leaf.requires_grad and not leaf.is_leaf
 
 
 def _strides_of(result: Any) -> tuple[Dim, ...] | None:
@@ -662,16 +701,15 @@ def _run(
             result = f(*args, **kwargs)
     except Exception as error:
         internals.release_guards(error)
-        if recorder.thread_error is not None and error is not recorder.thread_error:
-            raise recorder.thread_error from error
+        if recorder.late_error is not None and error is not recorder.late_error:
+            raise recorder.late_error from error
         if recorder.kept is not None and isinstance(error, internals.NEEDS_A_NUMBER):
             recorder.kept.ask_for_items(tensors_of_numbers(recorder, error.cond))
-        told = failure(error, name, recorder)
-        if told is error:
+        if is_told(error):
             raise
-        raise told from error
-    if recorder.thread_error is not None:
-        raise recorder.thread_error
+        raise failure(error, name, recorder) from error
+    if recorder.late_error is not None:
+        raise recorder.late_error
     return result
 
 

@@ -166,12 +166,15 @@ _INTERNAL = re.compile(
 )
 
 
+def is_told(error: Exception) -> bool:
+    """Test for an error of ours that says everything."""
+    return isinstance(error, ThunderError) and _optimizer_error(error) is None
+
+
 def failure(error: Exception, name: str, recorder: Recorder) -> Exception:
     """The error that tells the user about an exception inside the traced function."""
     if (told := _optimizer_error(error)) is not None:
         return told
-    if isinstance(error, ThunderError):
-        return error
     if recorder.refused is not None and isinstance(error, TypeError):
         return (
             recorder.refused
@@ -230,10 +233,11 @@ def _optimizer_that_asked(error: Exception) -> str:
     found = ""
     step = error.__traceback__
     while step is not None:
-        code, owner = step.tb_frame.f_code, step.tb_frame.f_locals.get("self")
-        if isinstance(owner, KINDS) and code.co_filename.startswith(_OPTIMIZERS):
-            found = type(owner).__name__
-        elif not is_internal(code.co_filename):
+        file = step.tb_frame.f_code.co_filename
+        if file.startswith(_OPTIMIZERS):  # asking for the locals of a frame keeps them alive
+            owner = step.tb_frame.f_locals.get("self")
+            found = type(owner).__name__ if isinstance(owner, KINDS) else found
+        elif not is_internal(file):
             found = ""
         step = step.tb_next
     return found

@@ -77,6 +77,10 @@ def current() -> Recorder | None:
     return _current.get()
 
 
+def _nowhere() -> None:
+    """The source before the capture knows how to ask for the user's line, and after its end."""
+
+
 def _number_of(symbol: Any) -> Any:
     """The number for which an unbacked symbol stands, if the innermost capture knows it."""
     recorder = current()
@@ -113,8 +117,10 @@ class Recorder:
         self.outer = outer
         is_of_call = is_of_call and (outer is None or outer.values.is_of_call)
         self.values = KnownValues(self, is_of_call=is_of_call)
-        self.thread_error: ThunderError | None = None
-        """The error of a use of its tracers in another thread."""
+        self.late_error: ThunderError | None = None
+        """The error of something after which Python code has gone on: a use of its tracers in
+        another thread, or a comparison of types.
+        """
         self.mode.elsewhere = self._on_other_thread
         self.mode.write = self.values.write if is_of_call else None
         self.is_same_function = is_same_function or (outer is None and not inside)
@@ -160,7 +166,7 @@ class Recorder:
         self.refused: ThunderError | None = None
         self.draws = 0
         self.generators: Generators = Generators() if outer is None else outer.generators
-        self.where: Callable[[], Source | None] | None = None
+        self.where: Callable[[], Source | None] = _nowhere
         self.states: list[tuple[torch.Tensor, int, Leaf]] = []
         self._next = 0
         self._vars: dict[int, tuple[torch.Tensor, Var]] = {}
@@ -255,7 +261,7 @@ class Recorder:
         self.decisions.forget()
         self.refused = None
         self.module_paths.clear()
-        self.where = None
+        self.where = _nowhere
         self.mode.elsewhere = None
         self.mode.forget()
         self.functional_mode.forget()
@@ -533,8 +539,8 @@ class Recorder:
         """Refuse a use of a tracer in a thread that is not the capture's. The thread and the
         capture raise it.
         """
-        self.thread_error = thread_error(func, self.where() if self.where is not None else None)
-        return self.thread_error
+        self.late_error = thread_error(func, self.where())
+        return self.late_error
 
     def _on_attribute(self, tracer: torch.Tensor, name: str) -> Any:
         return attribute(self, tracer, name)

@@ -645,13 +645,16 @@ class TraceBuilder:
     hands out are provisional: `build` numbers them in binding order.
     """
 
-    def __init__(self, name: str = "program") -> None:
+    def __init__(self, name: str = "program", first: int = 0) -> None:
+        """Begin without equations; `first` is the index of the first variable, where the equations
+        are to be put into a trace by `cut`.
+        """
         self.name = name
         self.inputs: list[Var] = []
         self.constants: list[Constant] = []
         self.equations: list[Equation] = []
         self.constraints: list[Expr] = []
-        self._next = 0
+        self._next = first
         self._constant_vars: dict[int, Var] = {}
 
     @property

@@ -23,7 +23,9 @@ import torch
 
 from thunder_fn.interpreters.simplify import dce, is_kept
 from thunder_fn.ir import ops
+from thunder_fn.ir.equations import bound
 from thunder_fn.ir.memos import memo
+from thunder_fn.ir.rules import chosen
 from thunder_fn.ir.trace import (
     Atom,
     Equation,
@@ -32,7 +34,10 @@ from thunder_fn.ir.trace import (
     Trace,
     TraceBuilder,
     Var,
+    cut,
+    map_arg,
     map_args,
+    num_vars,
 )
 from thunder_fn.ir.walking import inline_into, put, rewritten
 from thunder_fn.structured.shared.bodies import tensor_type
@@ -193,20 +198,15 @@ def _columns(trace: Trace, run: _Run) -> _Columns:
 
 
 def _rolled(trace: Trace, run: _Run) -> Trace:
-    builder = TraceBuilder(trace.name)
-    env: dict[int, Atom] = {var.index: builder.input(var.type) for var in trace.inputs}
-    for constant in trace.constants:
-        env[constant.var.index] = builder.constant(
-            constant.tensor, constant.var.type, owned=constant.owned
-        )
-    builder.constraints.extend(trace.constraints)
     own, dependent = set(run.positions), _dependent(trace, run)
     outside = [equation for position, equation in enumerate(trace.equations) if position not in own]
+    constants = (constant.var for constant in trace.constants)
+    env: dict[int, Atom] = {var.index: var for var in (*trace.inputs, *constants, *bound(outside))}
+    builder = TraceBuilder(trace.name, num_vars(trace))
+    _add_rolled(builder, env, trace, run)
 
-    def copy(equations: Sequence[Equation]) -> None:
-        for equation in equations:
-            results = builder.copy(equation, lambda var: env[var.index])
-            env.update((var.index, new) for var, new in zip(equation.outputs, results, strict=True))
+    def read(var: Var) -> Atom:
+        return env[var.index]
 
     def is_late(equation: Equation, position: int) -> bool:
         return position > run.positions[-1] or any(
@@ -214,12 +214,10 @@ def _rolled(trace: Trace, run: _Run) -> Trace:
         )
 
     flags = [is_late(e, at) for at, e in enumerate(trace.equations) if at not in own]
-    copy([equation for equation, late in zip(outside, flags, strict=True) if not late])
-    _add_rolled(builder, env, trace, run)
-    copy([equation for equation, late in zip(outside, flags, strict=True) if late])
-    return builder.build(
-        tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in trace.outputs)
-    )
+    early = chosen(outside, [not late for late in flags])
+    late = [equation.reading(read) for equation in chosen(outside, flags)]
+    equations = (*early, *builder.equations, *late)
+    return cut(trace, equations=equations, outputs=map_arg(read, trace.outputs))
 
 
 def _add_rolled(builder: TraceBuilder, env: dict[int, Atom], trace: Trace, run: _Run) -> None:

@@ -89,8 +89,7 @@ class Decisions:
         )
 
     def _asked_at(self) -> Source | None:
-        where = self._recorder.where
-        return where() if where is not None else None
+        return self._recorder.where()
 
     def forget(self) -> None:
         """End the capture; decisions stay."""

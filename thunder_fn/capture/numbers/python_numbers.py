@@ -49,7 +49,23 @@ def _asked_by_user(depth: int = 2) -> bool:
     return not _knows_symbols(sys._getframe(depth).f_code.co_filename)  # pyright: ignore[reportPrivateUsage]
 
 
-class Int(torch.SymInt):
+class _Kind(type):
+    """The class of the classes that stand for Python's numbers. To user code each equals the
+    number's, such as in `type(n) == int` and `table[type(n)]`.
+    """
+
+    def __eq__(cls, other: object) -> bool:
+        return cls is other or (other is _NUMBERS[cls.__base__] and _asked_by_user())
+
+    def __hash__(cls) -> int:
+        return hash(_NUMBERS[cls.__base__])
+
+
+_NUMBERS: dict[Any, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+"""The class of Python's numbers for each class of symbolic ones."""
+
+
+class Int(torch.SymInt, metaclass=_Kind):
     """A symbolic int."""
 
     @property
@@ -75,7 +91,7 @@ class Int(torch.SymInt):
         return -self - 1
 
 
-class Float(torch.SymFloat):
+class Float(torch.SymFloat, metaclass=_Kind):
     """A symbolic float."""
 
     @property
@@ -99,7 +115,7 @@ class Float(torch.SymFloat):
         return as_python(rounded(None if ndigits is None else concrete(ndigits)))
 
 
-class Bool(torch.SymBool):
+class Bool(torch.SymBool, metaclass=_Kind):
     """A symbolic bool: the result of comparing symbolic numbers."""
 
     @property

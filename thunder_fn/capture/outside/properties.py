@@ -319,7 +319,7 @@ def _is_inference(recorder: Recorder, tensor: Tensor) -> bool:
 
 
 def _refuse(recorder: Recorder, what: str, fix: str) -> Any:
-    source = recorder.where() if recorder.where is not None else None
+    source = recorder.where()
     raise UnsupportedCall(
         f"the function reads {what}, which a trace does not have", source=source, fix=fix
     )

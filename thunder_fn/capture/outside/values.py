@@ -34,6 +34,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.garbage import referrers
 from thunder_fn.capture.generators import STATE_METHODS
+from thunder_fn.capture.numbers.types_asked import type_error
 from thunder_fn.capture.outside.effects import Effects, is_stateful
 from thunder_fn.capture.outside.expressions import Reading, Source, reading, text
 from thunder_fn.capture.outside.frames import (
@@ -309,6 +310,8 @@ class Watch:
         if self.importing is not None:
             self.importing = None if self.importing is frame else self.importing
             return
+        if (error := type_error(frame)) is not None and (recorder := current()) is not None:
+            recorder.late_error = error
         if not self.stack or self.stack[-1].code is not frame.f_code:
             return
         mine = self.stack.pop()

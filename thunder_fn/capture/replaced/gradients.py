@@ -114,7 +114,7 @@ class Gradients:
             return
         reached = map(internals.leaf_of, internals.nodes_behind(nodes))
         if any(leaf is tracer for leaf in reached for tracer in hooked):
-            source = self.recorder.where() if self.recorder.where is not None else None
+            source = self.recorder.where()
             what = (
                 "the gradient of a tensor from outside has hooks, which a traced backward cannot"
                 " run"

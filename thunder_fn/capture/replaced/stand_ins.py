@@ -209,9 +209,7 @@ def _check_layout(recorder: Recorder, x: Tensor) -> None:
             " wrote to"
         )
         fix = "Call as_strided before the write, or write to the tensor that has the memory."
-        raise UnsupportedCall(
-            what, source=recorder.where() if recorder.where is not None else None, fix=fix
-        )
+        raise UnsupportedCall(what, source=recorder.where(), fix=fix)
 
 
 def _have_other_histories(recorder: Recorder, view: Tensor, base: Tensor) -> bool:
@@ -359,7 +357,7 @@ def _refuse_graph(recorder: Recorder) -> NoReturn:
     raise UnsupportedCall(
         "autograd is asked for gradients through a graph that was recorded outside the traced"
         " function",
-        source=recorder.where() if recorder.where is not None else None,
+        source=recorder.where(),
         fix=(
             "Compute what is differentiated inside the function; for many cotangents use `vjp`"
             " and `vmap`."
@@ -540,7 +538,7 @@ def _saved_tensors_hooks(self: Any) -> None:
         raise UnsupportedCall(
             "`saved_tensors_hooks` are used in a traced function that is differentiated; its"
             " backward would not run them",
-            source=recorder.where() if recorder.where is not None else None,
+            source=recorder.where(),
             fix=(
                 "Use `checkpoint` to save memory, `custom_vjp` to change a gradient, or hooks"
                 " around the traced function."

@@ -32,7 +32,7 @@ from thunder_fn.ir.trace import (
     Var,
     static_shape,
 )
-from thunder_fn.ir.walking import inline_into
+from thunder_fn.ir.walking import inline_into, put, walk
 from thunder_fn.structured.checkpoint import alone
 
 REGATHER = AllBut(frozenset((GATHER,)))
@@ -127,15 +127,12 @@ class InUnits:
         builder = TraceBuilder(body.name)
         given = _given(builder, body.inputs, kept)
         left = _buckets(body, kept, self.step.bucket)
-        env: dict[int, Atom] = {}
-        for constant in body.constants:
-            env[constant.var.index] = builder.constant(
-                constant.tensor, constant.var.type, owned=constant.owned
-            )
-        builder.require(body.constraints)
 
-        def read(var: Var) -> Atom:
-            return given[var.index] if var.index < len(given) else env[var.index]
+        def read(atom: Atom, value: Atom) -> Atom:
+            """The value of a variable; an input may have been made whole by now."""
+            if isinstance(atom, Var) and atom.index < len(given):
+                return given[atom.index]
+            return value
 
         def ready(operands: Sequence[Var], source: Source | None) -> None:
             read_here = {var.index for var in operands}
@@ -143,16 +140,13 @@ class InUnits:
                 left.remove(positions)
                 self.decode(builder, given, kept, positions, source)
 
-        for equation in body.equations:
+        def step(equation: Equation, operands: tuple[Atom, ...]) -> tuple[Var, ...]:
             ready(equation.operands, equation.source)
-            results = builder.copy(equation, read)
-            env.update(
-                (var.index, value) for var, value in zip(equation.outputs, results, strict=True)
-            )
+            return put(builder, equation, list(map(read, equation.operands, operands)))
+
+        outputs = walk(builder, body, tuple(given), step)
         ready([atom for atom in body.outputs if isinstance(atom, Var)], None)
-        return builder.build(
-            tuple(read(atom) if isinstance(atom, Var) else atom for atom in body.outputs)
-        )
+        return builder.build(tuple(map(read, body.outputs, outputs)))
 
     def decode(
         self,

@@ -1,0 +1,83 @@
+"""Questions of user code about the very type of a number: `type(n) is int`.
+
+A symbolic number is an instance of `int` to user code, and `type(n) == int` holds. Python compares
+by identity without asking anybody, and would answer that it is no int. So code that asks is found
+by its instructions, and refused if the number was symbolic.
+"""
+
+from __future__ import annotations
+
+import dis
+import itertools
+import types
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from thunder_fn.capture.numbers.python_numbers import Bool, Float, Int
+from thunder_fn.errors import UnsupportedCall
+from thunder_fn.ir.trace import Source
+
+_NUMBERS = ("int", "float", "bool", "complex")
+_SILENT = ("CACHE", "PRECALL", "PUSH_NULL", "EXTENDED_ARG", "NOP")
+_LOCALS = ("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE", "LOAD_NAME")
+
+
+@lru_cache(maxsize=4096)
+def types_asked(code: types.CodeType) -> tuple[frozenset[str], bool]:
+    """The locals whose types code compares by `is`, and whether it does so with other values.
+
+    No call of `type` in other code is of interest.
+    """
+    if "type" not in code.co_names:
+        return frozenset(), False
+    steps = [step for step in dis.get_instructions(code) if step.opname not in _SILENT]
+    compared = any(
+        step.opname == "IS_OP" and (before.argval in _NUMBERS or before.opname.startswith("CALL"))
+        for before, step in itertools.pairwise(steps)
+    )
+    if not compared and "issubclass" not in code.co_names:
+        return frozenset(), False
+    names, others = set[str](), False
+    for step, value, call in zip(steps, steps[1:], steps[2:], strict=False):
+        if step.argval != "type" or not step.opname.startswith("LOAD"):
+            continue
+        if value.opname.startswith(_LOCALS) and call.opname.startswith("CALL"):
+            names.add(value.argval)
+        else:
+            others = True
+    return frozenset(names), others
+
+
+def type_error(frame: types.FrameType) -> UnsupportedCall | None:
+    """The error for a frame that has asked for the type of a symbolic number; None for others."""
+    names, others = types_asked(frame.f_code)
+    if not names and not others:
+        return None
+    values = frame.f_locals
+    asked = [name for name in sorted(names) if _is_symbolic(values.get(name))]
+    if not asked and not (others and any(map(_has_symbols, values.values()))):
+        return None
+    name = asked[0] if asked else "..."
+    what = (
+        f"`{frame.f_code.co_name}` asks whether `type({name})` is a class of numbers; while"
+        " tracing, the number is symbolic, and its type is another"
+    )
+    where = Source(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+    return UnsupportedCall(what, source=where, fix=f"Write `isinstance({name}, int)`.")
+
+
+def _is_symbolic(value: Any) -> bool:
+    return type(value) in _CLASSES
+
+
+_CLASSES = (torch.SymInt, torch.SymFloat, torch.SymBool, Int, Float, Bool)
+
+
+def _has_symbols(value: Any) -> bool:
+    """Test for a symbolic number, a tuple or list of such, or a tensor with symbolic sizes."""
+    if isinstance(value, torch.Tensor):
+        return any(map(_is_symbolic, value.shape))
+    parts = value if isinstance(value, (tuple, list)) else (value,)
+    return any(map(_is_symbolic, parts))
