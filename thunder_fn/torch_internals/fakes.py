@@ -309,7 +309,8 @@ def place_of(tensor: torch.Tensor) -> Place | None:
         numbers = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
         if not all(type(number) is int for number in numbers):
             return None
-        return tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), numbers[-1]
+        offset = int(tensor.storage_offset())
+        return tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), offset
 
 
 def running_number(expr: Expr) -> Any:
