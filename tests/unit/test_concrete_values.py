@@ -94,7 +94,7 @@ def _results(library: Any, f: Callable[[Tensor], Tensor], x: Tensor) -> list[Any
     return [*found, library.hessian(f)(x)] if f in (branch, writes) else found
 
 
-@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True to a scalar")
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True to a scalar")  # torch.func
 @pytest.mark.parametrize("f", FUNCTIONS, ids=lambda f: f.__name__)
 def test_torch_func_answers_alike(f: Callable[[Tensor], Tensor]) -> None:
     for x in POINTS:  # each takes other branches: no capture serves the next point
@@ -168,6 +168,48 @@ def test_text_has_the_values() -> None:
     seen.clear()
     tfn.trace(f, torch.ones(2))
     assert seen[:1] == ["Tracer(f32[2])"]
+
+
+class Chosen(torch.autograd.Function):
+    """Asks for values in both directions: of arguments, and of what is saved."""
+
+    @staticmethod
+    def forward(x: Any) -> Any:
+        y = x.exp()
+        return (y * float(x[0]) if x.sum() > 2 else y * 3), y
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(inputs[0], output[1])
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        grad, _ = grads
+        x, y = ctx.saved_tensors
+        return grad * y.tolist()[2] + (grad * x if x.sum() > 2 else grad)
+
+
+@tfn.custom_vjp
+def chosen(x: Tensor) -> Tensor:
+    return x * 2 if x.sum() > 2 else x * 3
+
+
+chosen.defvjp(lambda x: (chosen(x), x), lambda x, g: (g * 2 if x.sum() > 2 else g * 3,))
+
+
+def test_custom_rules_are_told() -> None:
+    for x in POINTS:
+        f = lambda x: Chosen.apply(x.sin() * 2)[0].pow(2).sum()  # pyright: ignore[reportUnknownMemberType]
+        assert_close(tfn.grad(f)(x), torch.func.grad(f)(x))
+        factor = 2 if x.sum() > 2 else 3
+        assert_close(tfn.grad(lambda x: chosen(x).pow(2).sum())(x), 2 * factor**2 * x)
+
+
+def test_checkpoints_are_told() -> None:
+    f = lambda x: tfn.checkpoint(branch)(x * 1.5).sin()
+    for x in POINTS:
+        assert_close(tfn.grad(f)(x), torch.func.grad(lambda x: branch(x * 1.5).sin())(x))
 
 
 def test_linearize_takes_the_branch_of_its_primals() -> None:

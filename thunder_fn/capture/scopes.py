@@ -29,6 +29,7 @@ from thunder_fn.capture.replaced.refusals import (
     BRANCHES,
     DATA_DEPENDENT,
     MEMORY,
+    PYTHON_NUMBERS,
     data_dependent_error,
     listing_error,
     memory_error,
@@ -172,6 +173,8 @@ INSTEAD: dict[Any, Callable[..., Any]] = {
 """Functions that eager PyTorch writes in terms of memory or values, which tracers do not have."""
 
 
+NUMBERS = {*HAS_NUMBERS, *(getattr(Tensor, name) for name in PYTHON_NUMBERS - {"__contains__"})}
+"""Methods that give Python's numbers of one tensor."""
 SHOWN = (Tensor.__repr__, Tensor.__format__)
 
 
@@ -260,7 +263,7 @@ class ScopeMode(TorchFunctionMode):
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         recorder = self.recorder
-        if func in HAS_NUMBERS and (value := recorder.values.value(args[0])) is not None:
+        if func in NUMBERS and (value := recorder.values.value(args[0])) is not None:
             with recorder.suspended():
                 return func(value)
         if func in HAS_NUMBERS and not HAS_NUMBERS[func](*args):

@@ -256,7 +256,9 @@ def checkpoint(f: Callable[..., Any], policy: Any = None) -> Callable[..., Any]:
         if recorder is None:
             return _eager(f, chosen, args, kwargs)
         leaves = tensor_leaves((args, kwargs))
-        bodies = capture_bodies("checkpoint", (_called(f),), [(args, kwargs)], writes=True)
+        bodies = capture_bodies(
+            "checkpoint", (_called(f),), [(args, kwargs)], writes=True, runs_once=True
+        )
         (captured,), (body,) = bodies.captured, bodies.bodies
         values = (*leaves, *bodies.closures)
         types, strides = body.output_types, captured.strides

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from thunder_fn.capture import TENSOR, Captured, pytree
+from thunder_fn.capture import TENSOR, Captured, current, pytree
 from thunder_fn.capture.rewriting import remembered_in_context
 from thunder_fn.derived.leaf_vjp import is_differentiable
 from thunder_fn.errors import CustomRuleError, InvalidTrace
@@ -85,9 +85,11 @@ def _capture_forward_and_backward(
         return tuple(gradient for gradient in found if gradient is not None)
 
     bwd.__name__ = call.backward_name
-    (captured,) = calls.captured_bodies(
-        "custom_vjp", (bwd,), (calls.examples_of((*kept, *cotangents)),)
-    )
+    examples = calls.examples_of((*kept, *cotangents))
+    recorder = current()
+    if recorder is not None and kept and len(examples) == len(kept) + len(cotangents):
+        recorder.values.give_results(examples[: len(kept)], fwd.trace, tensors)
+    (captured,) = calls.captured_bodies("custom_vjp", (bwd,), (examples,))
     return fwd, captured, tuple(places)
 
 

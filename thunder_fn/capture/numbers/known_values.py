@@ -8,6 +8,7 @@ from the equations recorded so far.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,7 @@ class KnownValues:
         self._recorder, self.is_of_call = recorder, is_of_call
         self.is_told = False
         """Python was told a value that another call may not have."""
-        self._given: dict[int, torch.Tensor] = {}
+        self._given: dict[int, torch.Tensor | Callable[[], Any]] = {}
         self._found: dict[int, Any] = {}
         self._numbers: dict[Any, Any] = {}
         self._undo: Callable[[], None] | None = None
@@ -59,6 +60,33 @@ class KnownValues:
         """Take the value of a variable from a tensor of the call, or of the capture around."""
         if self.is_of_call:
             self._given[var.index] = tensor
+
+    def give_results(
+        self, tracers: Sequence[torch.Tensor], trace: Trace, inputs: Sequence[torch.Tensor]
+    ) -> None:
+        """Let tracers of this recorder have the values of a trace's last outputs on inputs."""
+        if not self.is_of_call:
+            return
+
+        @functools.cache
+        def results() -> Sequence[Any] | None:
+            with self._recorder.resumed():
+                values = list(map(self._from_anywhere, inputs))
+            constants = [self._from_anywhere(one.tensor) for one in trace.constants]
+            is_known = all(value is not None for value in (*values, *constants))
+            is_pure = not any(
+                ops.has_side_effect(one) or _communicates(one) for one in trace.equations
+            )
+            return _run(trace, values, constants) if is_known and is_pure else None
+
+        for place, tracer in enumerate(reversed(tracers), 1):
+            var = self._recorder.var_of(tracer)
+            if var is not None:
+                self._given[var.index] = lambda place=place: (found := results()) and found[-place]
+
+    def _from_anywhere(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        is_own = internals.is_tracer(tensor) and self._recorder.owns(tensor)
+        return self.value(tensor) if is_own else self._from_outside(tensor)
 
     def answer(self, question: Any, args: Any, kwargs: Any) -> Any:
         """Answer a value query about fake tensors, or return NotImplemented if a value is
@@ -154,7 +182,10 @@ class KnownValues:
         for constant in () if tensor is not None else self._recorder.constants:
             if constant.var.index == index and (constant.owned or self.is_of_call):
                 tensor, is_owned = constant.tensor, constant.owned
-        value = None if tensor is None else self._from_outside(tensor)
+        if isinstance(tensor, torch.Tensor):
+            value = self._from_outside(tensor)
+        else:
+            value = None if tensor is None else tensor()
         if value is None:
             return False
         self._found[index] = value
@@ -292,7 +323,8 @@ def _computed(equation: Equation, values: dict[int, Any]) -> Sequence[Any]:
     values.
     """
     if equation.op.kind == "composite":
-        return _run(equation.body, [values[var.index] for var in equation.operands])
+        constants = [one.tensor for one in equation.body.constants]
+        return _run(equation.body, [values[var.index] for var in equation.operands], constants)
     args, kwargs = python_args(equation, lambda var: values[var.index])
     if equation.op.kind == "structured":
         return EVALUATE.of(equation)(equation.bodies, *args, **kwargs)
@@ -301,10 +333,10 @@ def _computed(equation: Equation, values: dict[int, Any]) -> Sequence[Any]:
     return ops.flatten_result(internals.runnable(ops.overload(equation.op))(*args, **kwargs))
 
 
-def _run(trace: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """The outputs of the body of a composite."""
-    values = dict(zip((var.index for var in trace.inputs), inputs, strict=True))
-    values.update((one.var.index, one.tensor) for one in trace.constants)
+def _run(trace: Trace, inputs: Sequence[Any], constants: Sequence[Any]) -> tuple[Any, ...]:
+    """The outputs of a trace."""
+    given = (*trace.inputs, *(one.var for one in trace.constants))
+    values = dict(zip((var.index for var in given), (*inputs, *constants), strict=True))
     numbers: dict[Any, Any] = bind(trace.inputs, inputs)
     for equation in trace.equations:
         results = _computed(specialize_equation(equation, numbers), values)

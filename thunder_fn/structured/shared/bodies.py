@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.capture import Captured, capture, current, pytree
+from thunder_fn.capture import EVERY_LEAF, Captured, capture, current, pytree
 from thunder_fn.capture.numbers.arithmetic import is_found_in_data
 from thunder_fn.capture.numbers.python_numbers import running
 from thunder_fn.capture.scopes import user_source
@@ -63,6 +63,7 @@ def capture_bodies(
     args: Sequence[tuple[Any, ...]],
     *,
     writes: bool = False,
+    runs_once: bool = False,
 ) -> Bodies:
     """Capture functions, each on its arguments, as bodies with shared closures.
 
@@ -72,6 +73,8 @@ def capture_bodies(
     Args:
         writes: a function may write to tensors from outside: the new values are outputs, for
             `write_back`.
+        runs_once: the functions run once, on these arguments, so that a capture around tells them
+            the values that it knows.
 
     Raises:
         CaptureError: a function writes to a tensor from outside, and may not.
@@ -79,7 +82,7 @@ def capture_bodies(
     known: dict[tuple[int, int], Captured] = {}
     for function, arguments in zip(functions, args, strict=True):
         key = id(function), id(arguments)
-        known[key] = known.get(key) or _captured(op, function, arguments, writes)
+        known[key] = known.get(key) or _captured(op, function, arguments, writes, runs_once)
     captured = tuple(
         known[id(function), id(arguments)]
         for function, arguments in zip(functions, args, strict=True)
@@ -91,10 +94,14 @@ def capture_bodies(
 
 
 def _captured(
-    op: str, function: Callable[..., Any], arguments: tuple[Any, ...], writes: bool
+    op: str,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    writes: bool,
+    runs_once: bool,
 ) -> Captured:
     try:
-        return capture(function, arguments)
+        return capture(function, arguments, known=EVERY_LEAF if runs_once else None)
     except TracedFunctionError as error:
         if writes or not internals.is_write_to_leaf(error.__cause__):
             raise

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.capture import TENSOR, Captured, capture, current, pytree
+from thunder_fn.capture import EVERY_LEAF, TENSOR, Captured, capture, current, pytree
 from thunder_fn.capture.apply import part
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.derived.leaf_vjp import is_differentiable
@@ -350,10 +350,12 @@ def capturing_rule_of(function: Any) -> AbstractContextManager[None]:
 def captured_bodies(
     op: str, functions: Sequence[Callable[..., Any]], examples: Sequence[Sequence[Any]]
 ) -> list[Captured]:
-    """Capture functions of tensors, none of which may write to its arguments."""
+    """Capture functions of tensors, none of which may write to its arguments. Tensors that a
+    capture around knows have their values inside.
+    """
     found: list[Captured] = []
     for function, tensors in zip(functions, examples, strict=True):
-        found.append(capture(function, tuple(tensors)))
+        found.append(capture(function, tuple(tensors), known=EVERY_LEAF))
         check_no_writes(op, function, found[-1])
     return found
 
