@@ -508,8 +508,7 @@ def views_after(
         known = bind(trace.inputs, inputs)
         for equation, index in steps:
             step = specialize_equation(equation, {**known, **bind(equation.operands, [value])})
-            args = [python_arg(arg, lambda _, value=value: value) for arg in step.args]
-            options = {key: python_arg(arg, lambda var: var) for key, arg in step.kwargs}
+            args, options = python_args(step, lambda _, value=value: value)
             value = ops.flatten_result(ops.overload(step.op)(*args, **options))[index]
         return value
 
