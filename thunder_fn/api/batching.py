@@ -12,6 +12,7 @@ from thunder_fn.api.calling import Transformed, transformed
 from thunder_fn.api.captures import Plan, planned
 from thunder_fn.capture import TENSOR, Alias, Captured, current, pytree
 from thunder_fn.capture.apply import part, view_again, write
+from thunder_fn.capture.failures import check_aliases
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.errors import VmapError, kind_of, spelled
 from thunder_fn.interpreters.vmap import vmap as vmap_trace
@@ -68,6 +69,10 @@ class Vmap(Transformed):
         captured = capture(
             self.fn, pytree.unflatten(spec, examples), kwargs, inside="vmap", known=known
         )
+        if captured.writes and current() is not None:  # whose examples are not in the batch
+            batches = [leaf for leaf in (*leaves, *more) if isinstance(leaf, torch.Tensor)]
+            targets = captured.targets_among(len(batches))
+            check_aliases(captured.trace, batches, targets, user_source(), self.__name__)
         kept = [
             dim for leaf, dim in zip(leaves, dims, strict=True) if isinstance(leaf, torch.Tensor)
         ]
