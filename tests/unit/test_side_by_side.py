@@ -13,12 +13,14 @@ from torch import Tensor
 
 import thunder_fn as tfn
 from thunder_fn.capture import pytree
-from thunder_fn.executors import claim
+from thunder_fn.errors import RegionWarning
+from thunder_fn.executors import claim, inductor, torchinductor
 from thunder_fn.executors.in_front import in_front
 from thunder_fn.executors.lists import with_lists
 from thunder_fn.executors.torch_executor import lower
 from thunder_fn.extend import FusionExecutor
 from thunder_fn.ir.trace import Equation, TensorType, Trace, Var
+from thunder_fn.torch_internals import inductor as inductor_internals
 
 
 class Launching(FusionExecutor):
@@ -227,3 +229,14 @@ def test_what_the_rest_computes_on_the_cpu_stays() -> None:
     assert in_front(on_device(tfn.trace(f, count, x), "cuda:0")) is not None
     assert in_front(on_device(tfn.trace(g, count, x), "cuda:0")) is None
     assert in_front(tfn.trace(f, count, x)) is None
+
+
+def test_a_device_without_a_compiler_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inductor_internals, "compiles_for", lambda device: device == "cpu")
+    trace = on_device(tfn.trace(lambda x: (x * 2).sin(), torch.ones(3)), "cuda:0")
+    torchinductor._say_no_compiler.cache_clear()
+    with pytest.warns(RegionWarning, match=r"^inductor: nothing on cuda is compiled.*\nInstall Triton") as said:
+        for _ in range(2):
+            assert not any("::" in one.op.name for one in claim(trace, [inductor()]).trace.equations)
+    assert len(said) == 1
+    torchinductor._say_no_compiler.cache_clear()
