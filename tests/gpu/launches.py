@@ -107,9 +107,7 @@ PROGRAMS: dict[str, Callable[[], Callable[[], Any]]] = {
     "module by torch.compile": lambda: of_module(torch.compile),
     "whole step": lambda: of_function(tfn.compile),
     "whole step by PyTorch's kernels": lambda: of_function(tfn.jit),
-    "whole step as a graph": lambda: of_function(
-        partial(tfn.jit, executors=["inductor", "cudagraphs"]), capturable=True
-    ),
+    "whole step as a graph": lambda: of_function(partial(tfn.jit, executors=["inductor", "cudagraphs"])),
     "scan": lambda: of_scan(averaged),
     "gradient of scan": lambda: of_scan(gradient(averaged)),
     "scan of large steps": lambda: of_scan(averaged, 64, 512),

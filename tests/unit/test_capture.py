@@ -5,8 +5,10 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
+import re
 import typing
 from collections import OrderedDict, defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from torch.nn import functional as F
 import thunder_fn as tfn
 from tests.unit.capturing import agree, agree_made, assert_same, call_captured
 from thunder_fn.capture import capture
-from thunder_fn.errors import DataDependentValue
+from thunder_fn.errors import DataDependentValue, UnsupportedCall
 from thunder_fn.ir import ops
 from thunder_fn.ir.trace import Trace, subtraces
 
@@ -513,3 +515,25 @@ def test_a_mask_of_bytes_is_one_of_bools() -> None:
     x, mask = torch.arange(3.0), torch.tensor([1, 0, 1], dtype=torch.uint8)
     f = lambda x, mask: (x[mask] * 2, x[None][:, mask])
     torch.testing.assert_close(tfn.jit(f)(x, mask), f(x, mask))
+
+
+def test_streams_are_refused_by_name() -> None:
+    """A program runs on the stream of its caller, so work on other streams would lose its order."""
+    stream, event = object.__new__(torch.cuda.Stream), object.__new__(torch.cuda.Event)
+    calls: dict[str, Callable[[], Any]] = {
+        "torch.cuda.stream": lambda: torch.cuda.stream(stream).__enter__(),
+        "torch.cuda.set_stream": lambda: torch.cuda.set_stream(stream),
+        "torch.cuda.Stream.wait_stream": lambda: stream.wait_stream(stream),
+        "torch.cuda.Stream.record_event": lambda: stream.record_event(event),
+        "torch.cuda.Event.record": lambda: event.record(stream),
+        "torch.cuda.Event.elapsed_time": lambda: event.elapsed_time(event),
+    }
+    for name, call in calls.items():
+        with pytest.raises(UnsupportedCall, match=rf"^`{re.escape(name)}` was called while tracing"):
+            tfn.trace(lambda x: call() or x * 2, torch.ones(2))
+
+    def without(x: torch.Tensor) -> torch.Tensor:
+        with torch.cuda.stream(None):  # type: ignore[arg-type]
+            return x * 2
+
+    assert torch.equal(tfn.jit(without)(torch.ones(2)), torch.full((2,), 2.0))

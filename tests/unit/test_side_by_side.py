@@ -13,11 +13,14 @@ from torch import Tensor
 
 import thunder_fn as tfn
 from thunder_fn.capture import pytree
-from thunder_fn.executors import claim
+from thunder_fn.errors import RegionWarning
+from thunder_fn.executors import claim, inductor, torchinductor
+from thunder_fn.executors.in_front import in_front
 from thunder_fn.executors.lists import with_lists
 from thunder_fn.executors.torch_executor import lower
 from thunder_fn.extend import FusionExecutor
 from thunder_fn.ir.trace import Equation, TensorType, Trace, Var
+from thunder_fn.torch_internals import inductor as inductor_internals
 
 
 class Launching(FusionExecutor):
@@ -118,9 +121,9 @@ def test_steps_that_an_executor_does_not_take_stay_steps() -> None:
 # ---- ops over lists ----
 
 
-def on_device(value: Any, device: str) -> Any:
+def on_device(value: Any, device: str, least: int = 1) -> Any:
     """A trace, or a part of one, with all tensors of one dim or more on another device."""
-    go = partial(on_device, device=device)
+    go = partial(on_device, device=device, least=least)
     match value:
         case Trace():
             parts = ("inputs", "equations", "outputs")
@@ -130,7 +133,8 @@ def on_device(value: Any, device: str) -> Any:
             parts = {name: go(getattr(value, name)) for name in ("args", "outputs", "bodies")}
             return replace(value, kwargs=kwargs, **parts)
         case Var(type=TensorType(shape=shape)):
-            return replace(value, type=replace(value.type, device=torch.device(device))) if shape else value
+            is_moved = len(shape) >= least
+            return replace(value, type=replace(value.type, device=torch.device(device))) if is_moved else value
         case tuple():
             return tuple(map(go, value))
         case _:
@@ -142,12 +146,11 @@ def over_lists(trace: Trace) -> Trace:
     return on_device(with_lists(on_device(trace, "cuda:0"), lambda equation: True), "cpu")
 
 
-def stepped(name: str, **options: Any) -> tuple[Any, Any]:
+def stepped(name: str, sizes: Any = ((3,), (3, 2), (2, 2), (4,), ())) -> tuple[Any, Any]:
     """A step of an optimizer, and its arguments: parameters of two dtypes and one of no dim."""
     torch.manual_seed(0)
-    sizes = [(3,), (3, 2), (2, 2), (4,), ()]
     params = [torch.randn(size, dtype=dtype) for size in sizes for dtype in (torch.float32, torch.bfloat16)]
-    adam = tfn.functional_optimizer(getattr(torch.optim, name), lr=0.1, **options)
+    adam = tfn.functional_optimizer(getattr(torch.optim, name), lr=0.1)
     grads, state = list(map(torch.randn_like, params)), adam.init(params)
     return adam.update, (params, grads, state)
 
@@ -195,3 +198,45 @@ def test_a_list_whose_tensors_are_read_elsewhere_is_not_overwritten() -> None:
     listed = over_lists(tfn.trace(f, xs))
     wanted = f(xs)
     assert all(map(torch.equal, lower(listed, (0, 1, 2), below_autograd=True)(*xs), wanted))
+
+
+# ---- numbers in front ----
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Adamax", "NAdam", "RMSprop"])
+def test_numbers_of_the_cpu_are_computed_in_front(name: str) -> None:
+    """A step count, which a recording would repeat, and all that follows from it alone."""
+    update, args = stepped(name, sizes=((3,), (3, 2), (4,)))
+    plain = tfn.trace(update, *args)
+    xs = [leaf for leaf in pytree.flatten(args)[0] if isinstance(leaf, Tensor)]
+    parts = in_front(on_device(plain, "cuda:0"))
+    assert parts is not None
+    tfn.check(parts.first)
+    tfn.check(parts.rest)
+    assert all(var.type.device.type == "cuda" for var in parts.rest.inputs)
+    rest = on_device(parts.rest, "cpu", least=0)
+    run = replace(parts, device=torch.device("cpu")).run(
+        lambda *ys: tfn.evaluate(parts.first, ys), lambda *ys: tfn.evaluate(rest, ys)
+    )
+    for found, value in zip(run(*xs), tfn.evaluate(plain, xs), strict=True):
+        rtol = 1e-2 if value.dtype == torch.bfloat16 else 1e-6
+        torch.testing.assert_close(found, value, rtol=rtol, atol=1e-7)
+
+
+def test_what_the_rest_computes_on_the_cpu_stays() -> None:
+    count, x = torch.ones(()), torch.ones(3)
+    f, g = (lambda count, x: x * (count + 1)), (lambda count, x: (x * (count + 1), torch.zeros(2)))
+    assert in_front(on_device(tfn.trace(f, count, x), "cuda:0")) is not None
+    assert in_front(on_device(tfn.trace(g, count, x), "cuda:0")) is None
+    assert in_front(tfn.trace(f, count, x)) is None
+
+
+def test_a_device_without_a_compiler_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inductor_internals, "compiles_for", lambda device: device == "cpu")
+    trace = on_device(tfn.trace(lambda x: (x * 2).sin(), torch.ones(3)), "cuda:0")
+    torchinductor._say_no_compiler.cache_clear()
+    with pytest.warns(RegionWarning, match=r"^inductor: nothing on cuda is compiled.*\nInstall Triton") as said:
+        for _ in range(2):
+            assert not any("::" in one.op.name for one in claim(trace, [inductor()]).trace.equations)
+    assert len(said) == 1
+    torchinductor._say_no_compiler.cache_clear()

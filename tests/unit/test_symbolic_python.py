@@ -69,6 +69,41 @@ def test_types_of_numbers_are_pythons(name: str) -> None:
         assert cache_info(g).misses == (4 if mode == "constant values" else 2)
 
 
+POWERS: dict[str, Callable[[Any], Any]] = {
+    "operator": lambda n: 0.999**n,
+    "pow": lambda n: math.pow(0.999, n),
+    "squared": lambda n: math.pow(n, 2),
+    "two_symbols": lambda n: math.pow(1 / (n + 1), n),
+    "to_zero": lambda n: 0.5 ** (n * 1e6),
+    "growing": lambda n: 2.0 ** (n / 8),
+}
+
+
+@pytest.mark.parametrize("name", POWERS)
+def test_powers_pin_nothing(name: str) -> None:
+    f = POWERS[name]
+    g = jit(lambda x, n: (x, f(n)), cache="symbolic values")
+    for n in (3, 400, 7000, 20):
+        mine, its = g(torch.ones(2), n)[1], f(n)
+        assert type(mine) is type(its) and mine == its
+    assert cache_info(g).misses == 1
+
+
+@pytest.mark.parametrize("args", [(0.0, -1.0), (-8.0, 1 / 3), (10.0, 400.0), (-2.0, 3.0), (1.0, math.inf)])
+def test_powers_raise_what_python_raises(args: tuple[float, float]) -> None:
+    for f in (math.pow, lambda a, b: a**b):
+        g = jit(lambda x, a, b, f=f: (x, f(a, b)), cache="symbolic values")
+        g(torch.ones(2), 2.0, 3.0)
+        try:
+            its = f(*args)
+        except (ArithmeticError, ValueError) as error:
+            with pytest.raises(type(error)):
+                g(torch.ones(2), *args)
+        else:
+            mine = g(torch.ones(2), *args)[1]
+            assert mine == its and type(mine) is type(its)
+
+
 IDENTICAL: dict[str, Callable[[Any], Any]] = {
     "is": lambda n: type(n) is int,
     "is_not": lambda n: type(n) is not float,

@@ -329,6 +329,11 @@ def test_an_error_in_printing_a_tensor_leaves_the_dispatcher_as_it_was() -> None
 # ---- names from JAX and PyTorch ----
 
 ELSEWHERE: dict[str, tuple[Callable[[], Any], str]] = {
+    "wrt": (lambda: tfn.grad(torch.sin, wrt=0), "which is called `argnums` here"),
+    "create_graph": (lambda: tfn.grad(torch.sin, create_graph=True), "Leave it out"),
+    "argnum": (lambda: tfn.jacrev(torch.sin, argnum=0), "which is called `argnums` here"),
+    "mode": (lambda: tfn.compile(torch.sin, mode="default"), r'Write `executors=\["inductor"\]`'),
+    "fullgraph": (lambda: tfn.compile(torch.sin, fullgraph=True), "Leave it out: `tfn.jit` raises"),
     "in_axes": (lambda: tfn.vmap(torch.sin, in_axes=0), "which is called `in_dims` here\nWrite `in_dims=` for it"),
     "out_axes": (lambda: tfn.vmap(torch.sin, out_axes=0), "which is called `out_dims` here"),
     "axis_name": (lambda: tfn.vmap(torch.sin, axis_name="i"), "Batch dims have no names"),

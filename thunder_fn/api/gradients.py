@@ -114,6 +114,11 @@ _SPELLED = spelled(
     holomorphic="Gradients of complex numbers follow PyTorch's convention, and need no option.",
     allow_int="Leave integer arguments out of `argnums`.",
     argnames="Pass the argument by position, and name it in `argnums`.",
+    argnum="argnums",
+    wrt="argnums",
+    in_axes="Write `vmap(grad(f), in_dims=...)` for gradients of each example.",
+    create_graph="Leave it out: the gradient of a gradient is `grad(grad(f))`.",
+    retain_graph="Leave it out: there is no graph to keep.",
 )
 
 

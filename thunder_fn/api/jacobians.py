@@ -119,6 +119,9 @@ _SPELLED = spelled(
     strategy="Write `jacfwd` for forward mode, and `jacrev` for reverse mode.",
     holomorphic="Take the derivative of real numbers, by `torch.view_as_real`.",
     allow_int="Leave integer arguments out of `argnums`.",
+    argnum="argnums",
+    wrt="argnums",
+    create_graph="Leave it out: a Jacobian is a function like any other.",
 )
 
 

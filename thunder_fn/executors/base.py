@@ -137,6 +137,8 @@ class Executor:
     """Names of executors that are asked after this one, where they are there."""
     conflicts: tuple[str, ...] = ()
     """Names of executors that it cannot be used with."""
+    only_gpu = False
+    """It runs whole programs on a GPU. Numbers on the CPU are computed in front, in each call."""
 
     def __init__(
         self, name: str, *, version: str = "", numerics: Numerics = "reassociating"

@@ -1,9 +1,10 @@
 """cudagraphs: a whole program as one CUDA graph.
 
-The first call runs the program, the second records it, and later calls replay it. An input that
-lies at the same address in each call, as parameters and donated arguments do, is read and written
-where it lies. A replay checks its address. Other inputs are copied into buffers, and results that
-lie in the graph's own memory are handed out as copies. Nothing of it holds on to an argument.
+The first call runs the program and records it, and later calls replay it. An input that lies at the
+same address in each call, as parameters and donated arguments do, is read and written where it
+lies. A replay checks its address. If an input moves, the program is recorded again, with a buffer
+into which it is copied. Results in the graph's own memory are handed out as copies. Nothing of it
+holds on to an argument.
 
 A program that cannot be recorded (it asks for values, or works on other devices too) goes on as it
 is, with a warning. So does one that a replay would repeat wrongly: it prints, calls Python, or
@@ -100,6 +101,8 @@ class CudaRecording:
 
 class CudaGraphs(Executor):
     """Records whole programs. See the module's docstring."""
+
+    only_gpu = True
 
     def __init__(self, name: str = "cudagraphs", recording: Recording | None = None) -> None:
         super().__init__(name, version=torch.__version__, numerics="bitwise")
@@ -204,7 +207,10 @@ class _Calls:
     """The calls with inputs of one size: where they lay, and the recording, if there is one."""
 
     def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
-        self.places: tuple[Place | None, ...] = tuple(map(_place, inputs))
+        # To copy a number costs nothing, and it is seldom where it was.
+        self.places: tuple[Place | None, ...] = tuple(
+            _place(value) if value.dim() else None for value in inputs
+        )
         self.graph: _Graph | None = None
         self.moves = 0
 
@@ -235,13 +241,20 @@ class _Recorded:
             key = tuple(map(_size, inputs)) if self.is_symbolic else ()
             calls = self.known.get(key)
             if calls is None:
-                if len(self.known) < MAX_SIZES and self.may_record(inputs):
-                    self.known[key] = _Calls(inputs)
-                return self.run(*inputs)
+                return self.first_call(key, inputs)
             if calls.graph is None or not calls.graph.fits(inputs):
                 calls.settle(inputs)
                 calls.graph = self.start(inputs, calls.places)
             return self.run(*inputs) if calls.graph is None else calls.graph(inputs)
+
+    def first_call(self, key: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """Run the program, and record it for inputs that lie where these do."""
+        is_ours = len(self.known) < MAX_SIZES and self.may_record(inputs)
+        results = self.run(*inputs)
+        if is_ours:
+            calls = self.known[key] = _Calls(inputs)
+            calls.graph = self.start(inputs, calls.places)
+        return results
 
     def may_record(self, inputs: Sequence[Any]) -> bool:
         """Test that all inputs are where a recording can read them."""

@@ -104,9 +104,11 @@ def _kind(equation: Equation) -> Any:
     if equation.op.kind != "composite" or ops.is_operator(equation.op):
         return None
     body = equation.body
-    if body.constants or body.constraints or not all(map(_is_listed, body.equations)):
+    if body.constants or body.constraints or not all(map(_may_be_listed, body.equations)):
         return None
-    if not any(list_form(inner) for inner in body.equations):
+    computing = [inner for inner in body.equations if not _launches_nothing(inner)]
+    listed = sum(list_form(inner) is not None for inner in computing)
+    if not listed or listed * 2 < len(computing):
         return None
     numbers = tuple(var.index for var in equation.operands if _is_scalar(var))
     inside = tuple(
@@ -115,13 +117,17 @@ def _kind(equation: Equation) -> Any:
     return numbers, inside, tuple(map(_mask, body.inputs)), tuple(map(_masked, body.outputs))
 
 
-def _is_listed(equation: Equation) -> bool:
-    """Test for an op that launches nothing, or has a form over lists."""
+def _may_be_listed(equation: Equation) -> bool:
+    """Test for an op that may run for all tensors before the next op runs for any."""
     return (
         equation.op.kind == "leaf"
-        and (ops.is_view(equation.op) or _is_copy(equation) or list_form(equation) is not None)
         and not ops.is_effectful(equation.op)
+        and not ops.is_random(equation.op)
     )
+
+
+def _launches_nothing(equation: Equation) -> bool:
+    return ops.is_view(equation.op) or _is_copy(equation)
 
 
 def _is_copy(equation: Equation) -> bool:

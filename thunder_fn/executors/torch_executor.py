@@ -33,6 +33,7 @@ from thunder_fn.executors.claims import Claimed, claim
 from thunder_fn.executors.eligibility import TORCH, autocasts
 from thunder_fn.executors.evaluated import compiled_region, numbers_read, run_compiled
 from thunder_fn.executors.heap import keep_freed_memory
+from thunder_fn.executors.in_front import InFront, in_front
 from thunder_fn.executors.loops import Function, function_of
 from thunder_fn.executors.names import Names
 from thunder_fn.executors.numbers import number_name, number_of
@@ -125,6 +126,9 @@ def lower(
     """
     keep_freed_memory()
     frozen = tuple(executor.frozen() for executor in executors if executor is not TORCH)
+    parts = in_front(trace) if whole and any(one.only_gpu for one in frozen) else None
+    if parts is not None:
+        return _lowered_in_two(trace, parts, frozen, donated, writes, below_autograd)
     claimed = claim(dce(trace).renamed(trace.name), frozen, writes, below_autograd=below_autograd)
     emitter = _Emitter(claimed, frozen, donated, writes, below_autograd, taken=taken)
     program = replace(emitter.program(), meaning=trace)
@@ -140,6 +144,29 @@ def lower(
     if spoiling.is_on():
         program = replace(program, run=spoiling.repeated(program.run, trace, donated))
     return program
+
+
+def _lowered_in_two(
+    trace: Trace,
+    parts: InFront,
+    executors: Sequence[Executor],
+    donated: Sequence[int],
+    writes: Sequence[int | None],
+    below_autograd: bool,
+) -> Program:
+    """The program of a trace in two: numbers on the CPU, and the rest."""
+    place_of = {place: new for new, place in enumerate(parts.kept)}
+    ends = zip(parts.is_first[len(parts.is_first) - len(writes) :], writes, strict=True)
+    first = lower(parts.first, below_autograd=below_autograd)
+    rest = lower(
+        parts.rest,
+        [place_of[place] for place in donated if place in place_of],
+        [None if end is None else place_of.get(end) for is_first, end in ends if not is_first],
+        below_autograd=below_autograd,
+        executors=executors,
+    )
+    run = parts.run(first.run, rest.run)
+    return replace(rest, text=f"{first.text}\n{rest.text}", run=run, meaning=trace)
 
 
 # ---- emitting ----

@@ -131,8 +131,8 @@ class Options:
         for name in given:
             if name not in names:
                 raise (
-                    misspelled("jit", name, _ELSEWHERE[name])
-                    if name in _ELSEWHERE
+                    misspelled("jit", name, ELSEWHERE[name])
+                    if name in ELSEWHERE
                     else UnknownOption(unknown("jit", "option", name, names))
                 )
         values = {name: _READERS[name](value) for name, value in given.items()}
@@ -207,7 +207,7 @@ class Options:
                 raise JitError(what, fix="Leave it out, or allow what it does with `numerics=`.")
 
 
-_ELSEWHERE = {
+ELSEWHERE = {
     "backend": 'Write `executors=["inductor"]` for the compiler of `torch.compile`.',
     "fullgraph": (
         "Leave it out: a jitted function is one graph. `tfn.compile` runs in pieces what cannot be"

@@ -32,11 +32,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, final, get_args
 
 from thunder_fn.capture.replaced.lookasides import Lookaside, same_function
-from thunder_fn.errors import RecipeError, UnknownOption, kind_of
+from thunder_fn.errors import RecipeError, UnknownOption, kind_of, misspelled
 from thunder_fn.executors import Executor, inductor
 from thunder_fn.executors.registry import resolve_executors
 from thunder_fn.jitted import Options
-from thunder_fn.jitted.options import Config as Config, unknown
+from thunder_fn.jitted.options import ELSEWHERE, Config as Config, unknown
 from thunder_fn.jitted.transforms import Transform, as_transform, in_order
 from thunder_fn.recipes.explaining import explain, name_of
 from thunder_fn.recipes.questions import (
@@ -49,6 +49,10 @@ from thunder_fn.recipes.questions import (
 Model = Callable[..., Any]
 ADDED = ("transforms", "executors", "operators", "lookasides", "frontend")
 """Arguments of `with_` and `compile` beside options of `jit`."""
+_ELSEWHERE = {
+    **ELSEWHERE,
+    "fullgraph": "Leave it out: `tfn.jit` raises if a function is not one graph.",
+}
 
 
 class _MadeOnce(ABCMeta):
@@ -168,6 +172,8 @@ class Recipe(metaclass=_MadeOnce):
         """
         for name in config:
             if name not in Config.__annotations__:
+                if name in _ELSEWHERE:
+                    raise misspelled("compile", name, _ELSEWHERE[name])
                 raise UnknownOption(
                     unknown("compile", "option", name, (*ADDED, *Config.__annotations__))
                 )

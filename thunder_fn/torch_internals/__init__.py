@@ -130,6 +130,7 @@ from thunder_fn.torch_internals.optimizers import make_optimizer_state
 from thunder_fn.torch_internals.patches import (
     CUSTOM_OPS,
     PROGRAMS,
+    STREAM_FUNCTIONS,
     Patch,
     TooManyPrograms,
     arrives_as,
@@ -283,6 +284,7 @@ __all__ = [
     "c_functions",
     "call_on_fakes",
     "class_of",
+    "STREAM_FUNCTIONS",
     "calls_patch",
     "compiling",
     "eager_branches",

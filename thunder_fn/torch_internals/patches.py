@@ -492,18 +492,36 @@ CUSTOM_OPS = "torch._library.autograd"
 """The module of the autograd functions that `torch.library.register_autograd` makes."""
 
 
+STREAM_FUNCTIONS: dict[str, tuple[Any, str]] = {
+    "torch.cuda.stream": (torch.cuda.StreamContext, "__enter__"),
+    "torch.cuda.set_stream": (torch.cuda, "set_stream"),
+    **{
+        f"torch.cuda.{owner.__name__}.{name}": (owner, name)
+        for owner, names in (
+            (torch.cuda.Stream, "wait_event wait_stream record_event query __enter__"),
+            (torch.cuda.Event, "record wait query elapsed_time"),
+        )
+        for name in names.split()
+        if hasattr(owner, name)  # without CUDA there is less
+    },
+}
+"""Functions that order work on streams or ask for it: where each is found."""
+
+
 def calls_patch(
     module_call: Callable[[Any], Any],
     function_inputs: Callable[[Any], Any],
     wrapped: Callable[[Any], Any],
     random: dict[str, Callable[[Any], Any]],
+    streams: dict[str, Callable[[Any], Any]],
     generator_class: Callable[[Any], Any],
 ) -> Patch:
     """The replacements of a capture in calls: each is made of what it replaces.
 
     `module_call` is `nn.Module.__call__`, and `function_inputs` what `autograd.Function.apply` does
     to its inputs. `wrapped` is how torch.func's transforms wrap a tensor in a level. `random` are
-    functions of `torch.random`, and `generator_class` is `torch.Generator`.
+    functions of `torch.random`, `streams` are `STREAM_FUNCTIONS`, and `generator_class` is
+    `torch.Generator`.
     """
     utils = torch._functorch.utils
     levels = (
@@ -518,6 +536,7 @@ def calls_patch(
         (utils, "unwrap_dead_wrappers", function_inputs),
         *levels,
         *generator,
+        *((*STREAM_FUNCTIONS[name], make) for name, make in streams.items()),
         (torch, "Generator", generator_class),
     )
 

@@ -244,6 +244,21 @@ _DOMAINS: dict[str, tuple[float, float]] = {
 }
 
 
+def math_power(a: Any, b: Any) -> Any:
+    """`math.pow(a, b)`, one of which is symbolic: the power of two floats."""
+    if not isinstance(a, (int, float, *Sym)) or not isinstance(b, (int, float, *Sym)):
+        return math.pow(concrete(a), concrete(b))  # raises
+    if not _is_singular(a) and not _is_singular(b):
+        a, b = _power_operands(a, b)
+    hints = _hint(a), _hint(b)
+    is_known = not isinstance(a, Sym) and not isinstance(b, Sym)
+    if is_known or _is_singular(a) or _is_singular(b):
+        return math.pow(concrete(a), concrete(b))
+    numbers = next(value.node.shape_env for value in (a, b) if isinstance(value, Sym))
+    power = STEPS["pow"](_as_float(a), _as_float(b))
+    return numbers.computed(power, None if None in hints else math.pow(*hints))
+
+
 def math_function(name: str, value: Any) -> Any:
     """`math.sqrt(n)` and its like."""
     low, high = _DOMAINS.get(name, (-math.inf, math.inf))

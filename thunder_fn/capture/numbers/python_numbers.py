@@ -27,6 +27,7 @@ from thunder_fn.capture.numbers.arithmetic import (
     compare,
     concrete,
     math_function,
+    math_power,
 )
 from thunder_fn.ir.trace import Dim, Expr, TensorType
 from thunder_fn.version import FOLDER
@@ -283,5 +284,17 @@ def _symbolic_math(name: str) -> Callable[[Any], Callable[..., Any]]:
     return make
 
 
-MATH = internals.Patch(*((math, name, _symbolic_math(name)) for name in internals.SYMBOLIC_MATH))
+def _symbolic_power(before: Any) -> Callable[..., Any]:
+    def pow(*args: Any) -> Any:
+        if len(args) == 2 and any(type(arg) in (Int, Float) for arg in args):
+            return as_python(math_power(*args))
+        return before(*args)
+
+    return pow
+
+
+MATH = internals.Patch(
+    *((math, name, _symbolic_math(name)) for name in internals.SYMBOLIC_MATH),
+    (math, "pow", _symbolic_power),
+)
 """The patch by which functions of Python's `math` give expressions for symbols."""

@@ -23,6 +23,7 @@ from thunder_fn.capture.replaced import keys as _keys  # noqa: F401  # pyright: 
 from thunder_fn.capture.replaced.lookasides import divert, original_of
 from thunder_fn.capture.replaced.refusals import script_error
 from thunder_fn.capture.replaced.seeds import FUNCTIONS as SEEDS, generator_class
+from thunder_fn.capture.replaced.streams import FUNCTIONS as STREAMS
 from thunder_fn.capture.scopes import in_scope, lift_call, user_source
 from thunder_fn.errors import UnsupportedCall, kind_of, with_article
 from thunder_fn.ir.trace import Source
@@ -125,7 +126,9 @@ def module_path(recorder: Recorder, module: torch.nn.Module) -> str:
     return recorder.module_paths[module]
 
 
-_calls = internals.calls_patch(_scoped_calls, _lifted_inputs, _lifted_first, SEEDS, generator_class)
+_calls = internals.calls_patch(
+    _scoped_calls, _lifted_inputs, _lifted_first, SEEDS, STREAMS, generator_class
+)
 
 
 def module_scopes() -> AbstractContextManager[None]:

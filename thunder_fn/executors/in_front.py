@@ -1,0 +1,191 @@
+"""Numbers on the CPU in front of a program that a GPU records, such as a step count.
+
+    v3 = add(v1, 1)             # on the CPU, in each call
+    ...
+    v9 = div(v7, v3)            # in the recording: v3 is a tensor of the GPU, which is copied there
+
+A kernel takes a number of the CPU as an argument, and a recording would repeat its first value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from thunder_fn.interpreters.simplify import is_kept
+from thunder_fn.ir import ops
+from thunder_fn.ir.trace import (
+    Arg,
+    Atom,
+    Equation,
+    Literal,
+    TensorType,
+    Trace,
+    TraceBuilder,
+    Var,
+    cut,
+    subtraces,
+)
+from thunder_fn.ir.walking import put, rewritten
+
+TO_COPY = ops.leaf(torch.ops.aten._to_copy.default)
+HALVES = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class InFront:
+    """A trace in two: `first` computes on the CPU, and gives its own outputs and what `rest` reads.
+
+    `given` are the places of first's inputs, `kept` those of rest's, which come before what it
+    reads of first. `is_first` says of each output who gives it.
+    """
+
+    first: Trace
+    rest: Trace
+    given: tuple[int, ...]
+    kept: tuple[int, ...]
+    is_first: tuple[bool, ...]
+    device: torch.device
+
+    def run(
+        self, first: Callable[..., tuple[Any, ...]], rest: Callable[..., tuple[Any, ...]]
+    ) -> Callable[..., tuple[Any, ...]]:
+        """The function of the trace's inputs, made of those of the two parts."""
+        count, device = sum(self.is_first), self.device
+
+        def run(*inputs: Any) -> tuple[Any, ...]:
+            found = first(*(inputs[place] for place in self.given))
+            sent = (value.to(device, non_blocking=True) for value in found[count:])
+            others = rest(*(inputs[place] for place in self.kept), *sent)
+            parts = iter(found), iter(others)
+            return tuple(next(parts[0] if flag else parts[1]) for flag in self.is_first)
+
+        return run
+
+
+def in_front(trace: Trace) -> InFront | None:
+    """The numbers of the CPU in front of the rest; None if there are none, or if the rest computes
+    on the CPU too.
+
+    Law: running `first`, then `rest`, computes what the trace computes, up to the order in which
+        a kernel divides by a number.
+    """
+    known = {var.index for var in trace.inputs if _is_number(var)}
+    devices = [var.type.device for var in trace.inputs if _is_on_gpu(var)]  # type: ignore[union-attr]
+    if not known or not devices or trace.constraints:
+        return None
+    early = list[Equation]()
+    for equation in trace.equations:
+        is_early = all(var.index in known for var in equation.operands) and equation.operands
+        if is_early and all(map(_is_number, equation.outputs)) and not is_kept(equation):
+            early.append(equation)
+            known.update(var.index for var in equation.outputs)
+    late = [one for one in trace.equations if not any(one is other for other in early)]
+    read = {var.index: var for one in late for var in one.operands if var.index in known}
+    is_first = tuple(isinstance(atom, Var) and atom.index in known for atom in trace.outputs)
+    split = [
+        [atom for atom, flag in zip(trace.outputs, is_first, strict=True) if flag is side]
+        for side in (True, False)
+    ]
+    given = tuple(place for place, var in enumerate(trace.inputs) if var.index in known)
+    kept = tuple(place for place, var in enumerate(trace.inputs) if var.index not in known)
+    sent = tuple(read.values())
+    inputs = [tuple(trace.inputs[place] for place in places) for places in (given, kept)]
+    first = cut(trace, inputs=inputs[0], equations=early, outputs=(*split[0], *sent), constants=())
+    rest = cut(trace, inputs=(*inputs[1], *sent), equations=late, outputs=tuple(split[1]))
+    if not _may_move(rest):
+        return None
+    moved = _moved(rest, devices[0])
+    return InFront(first.renamed(f"{trace.name}_numbers"), moved, given, kept, is_first, devices[0])
+
+
+def _is_number(var: Var) -> bool:
+    """Test for a tensor of the CPU with one element and no dims."""
+    type = var.type
+    return isinstance(type, TensorType) and not type.shape and type.device.type == "cpu"
+
+
+def _is_on_gpu(var: Var) -> bool:
+    return isinstance(var.type, TensorType) and var.type.device.type == "cuda"
+
+
+def _may_move(rest: Trace) -> bool:
+    """Test that nothing in a trace is on the CPU but numbers from outside, and what is computed
+    with them.
+    """
+    return all(
+        (_is_on_gpu(var) or _is_number(var) or not isinstance(var.type, TensorType))
+        for inner in subtraces(rest)
+        for var in (*inner.inputs, *(var for one in inner.equations for var in one.outputs))
+    ) and not any(
+        _names_cpu(arg)
+        for inner in subtraces(rest)
+        for one in inner.equations
+        for arg in (*one.args, *(value for _, value in one.kwargs))
+    )
+
+
+def _names_cpu(arg: Arg) -> bool:
+    if isinstance(arg, tuple):
+        return any(map(_names_cpu, arg))
+    value = arg.value if isinstance(arg, Literal) else None
+    return isinstance(value, torch.device) and value.type == "cpu"
+
+
+def _moved(trace: Trace, device: torch.device) -> Trace:
+    """The trace with its numbers on the GPU."""
+
+    def move(type: Any) -> Any:
+        is_there = not isinstance(type, TensorType) or type.device.type == device.type
+        return type if is_there else replace(type, device=device)
+
+    def step(
+        builder: TraceBuilder, equation: Equation, operands: tuple[Atom, ...]
+    ) -> Sequence[Atom]:
+        types = tuple(move(var.type) for var in equation.outputs)
+        if _is_rounded(equation):
+            return _in_float32(builder, equation, operands, types)
+        bodies = tuple(_moved(body, device) for body in equation.bodies)
+        return put(builder, equation, operands, bodies=bodies, types=types)
+
+    return rewritten(trace, step, types=tuple(map(move, trace.input_types)))
+
+
+def _is_rounded(equation: Equation) -> bool:
+    """Test for a pointwise op of tensors of 16 bits and of a wider number of the CPU.
+
+    With such a number a kernel computes in float32. A number of the GPU it would round first.
+    """
+    if not ops.is_pointwise(equation.op):
+        return False
+    numbers = [_dtype(var) for var in equation.operands if _is_number(var)]
+    others = [_dtype(var) for var in equation.operands if not _is_number(var)]
+    result = _dtype(equation.outputs[0])
+    return result in HALVES and result in others and any(one not in HALVES for one in numbers)
+
+
+def _dtype(var: Var) -> torch.dtype | None:
+    return var.type.dtype if isinstance(var.type, TensorType) else None
+
+
+def _in_float32(
+    builder: TraceBuilder, equation: Equation, operands: tuple[Atom, ...], types: tuple[Any, ...]
+) -> Sequence[Atom]:
+    """An equation on numbers of 16 bits, computed in float32."""
+
+    def cast(atom: Atom, type: Any, dtype: torch.dtype) -> Atom:
+        to = (("dtype", Literal(dtype)),)
+        return builder.add(TO_COPY, (atom,), (replace(type, dtype=dtype),), kwargs=to)[0]
+
+    wide = [
+        cast(atom, atom.type, torch.float32)
+        if isinstance(atom, Var) and isinstance(atom.type, TensorType) and atom.type.dtype in HALVES
+        else atom
+        for atom in operands
+    ]
+    wider = tuple(replace(type, dtype=torch.float32) for type in types)
+    results = put(builder, equation, wide, types=wider)
+    return [cast(result, type, type.dtype) for result, type in zip(results, types, strict=True)]
