@@ -77,8 +77,10 @@ def higher_order_error(func: Any, args: tuple[Any, ...], source: Source | None) 
 
 
 def check_forward_mode(source: Source | None) -> None:
-    """Refuse code that turns forward mode off alone: a trace stops derivatives of both modes."""
-    if not torch.is_inference_mode_enabled():
+    """Refuse code that turns forward mode off alone: a trace stops derivatives of both modes. The
+    forward of an autograd function runs with both off.
+    """
+    if torch.is_grad_enabled():
         what = "forward mode is turned off inside a traced function, by `_set_fwd_grad_enabled`"
         raise UnsupportedCall(
             what, source=source, fix="Write `x.detach()`, which stops both modes."
