@@ -224,3 +224,22 @@ def test_no_module_is_hidden_by_a_function() -> None:
         if not leaf.startswith("__") and not isinstance(getattr(sys.modules.get(parent), leaf, sys), ModuleType):
             hidden.append(info.name)
     assert not hidden
+
+
+ONE_WAY = {
+    r"\b(?!Runtime)\w+(Error|Input|Output|Call|Differentiable|Trace|Rule)\(\s*located\(": "keywords of the error",
+    r"(map_arg|python_arg)\([^()]*\)\s+for \w+ in \w+\.args\b(?!\[)": "`map_args`, `python_args`",
+    r"\(\w+\.args, tuple\(\w+ for _, \w+ in": "`all_args`",
+    r"\{var\.index for (\w+) in [\w.]+\s+for var in \1\.(outputs|operands)\b": "`bound` and `operands_in`",
+    r"[(\[](\w+)\.type for \1 in equation\.(outputs|operands)[)\]]": "`operand_types` and `output_types`",
+    r"next\(\w+\) if leaf is TENSOR else leaf": "`pytree.filled`",
+}
+"""Patterns that were written by hand in many places, and the function that does it."""
+WRITTEN_THERE = ("ir/trace.py", "capture/pytree.py", "executors/nvfuser/", "api/calling.py")
+
+
+@pytest.mark.parametrize("pattern", ONE_WAY, ids=range(len(ONE_WAY)))
+def test_there_is_one_way_to_read_an_equation(pattern: str) -> None:
+    rest = (path for path in PACKAGE if not any(part in path.as_posix() for part in WRITTEN_THERE))
+    found = [name(path) for path in rest if re.search(pattern, path.read_text())]
+    assert not found, f"write {ONE_WAY[pattern]}"

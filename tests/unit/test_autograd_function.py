@@ -505,3 +505,84 @@ def test_a_batching_rule_is_told_the_dims_of_the_call() -> None:
                 None if dim is None else dim % 2 if place == 0 else dim for place, dim in enumerate(in_dims)
             )
             assert told[-1] == (expected, tuple(args[0].shape), args[0].shape[1])
+
+
+def test_an_argument_that_is_a_result_cannot_be_saved() -> None:
+    """PyTorch refuses it with a context of `setup_context`, in the same words."""
+
+    class Same(torch.autograd.Function):
+        @staticmethod
+        def forward(x: Any) -> Any:
+            return x
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            ctx.save_for_backward(inputs[0])
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return grads[0]
+
+    f: Any = lambda x: Same.apply(x.clone()).sum()  # pyright: ignore[reportUnknownMemberType]
+    for transform in (torch.func.grad, tfn.grad, tfn.jit):
+        with pytest.raises(RuntimeError, match="returned as-is as output is being saved for"):
+            transform(f)(torch.ones(3, requires_grad=True))
+
+
+def test_jvp_may_change_the_tangent_of_what_forward_changes() -> None:
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(x: Any) -> Any:
+            return x.mul_(2)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            ctx.mark_dirty(inputs[0])
+
+        @staticmethod
+        def jvp(ctx: Any, *tangents: Any) -> Any:
+            return tangents[0].mul_(2)
+
+    f: Any = lambda x: Doubled.apply(x.clone())  # pyright: ignore[reportUnknownMemberType]
+    x, t = torch.ones(3), torch.tensor([1.0, 2.0, 3.0])
+    torch.testing.assert_close(tfn.jvp(f, (x,), (t,)), torch.func.jvp(f, (x,), (t.clone(),)))
+    assert t.equal(torch.tensor([1.0, 2.0, 3.0]))
+
+
+@pytest.mark.parametrize(
+    ("returned", "text"),
+    [
+        (lambda x: x, "to have two returns"),
+        (lambda x: ((x, x), 0), "returned 2 outputs, and forward returns 1"),
+        (lambda x: ((x, x), (0,)), "2 outputs and 1 out_dims"),
+    ],
+)
+def test_a_vmap_that_returns_something_else_is_refused(returned: Any, text: str) -> None:
+    class Wrong(torch.autograd.Function):
+        @staticmethod
+        def forward(x: Any) -> Any:
+            return x * 1
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
+
+        @staticmethod
+        def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+            return returned(args[0])
+
+    with pytest.raises(tfn.errors.CustomRuleError, match=text):
+        tfn.vmap(Wrong.apply)(torch.ones(2, 3))  # pyright: ignore[reportUnknownMemberType]
+
+
+def test_forward_mode_that_is_turned_off_inside_is_refused() -> None:
+    off: Any = torch.autograd.forward_ad._set_fwd_grad_enabled  # pyright: ignore[reportPrivateUsage]
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        with off(False):
+            shift = x**2
+        return x**2 - shift
+
+    with pytest.raises(tfn.errors.UnsupportedCall, match="forward mode is turned off"):
+        tfn.jvp(f, (torch.ones(3),), (torch.ones(3),))
+    with off(False):
+        assert tfn.jvp(lambda x: x**2, (torch.ones(3),), (torch.ones(3),))[1].equal(2 * torch.ones(3))

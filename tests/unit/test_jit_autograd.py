@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from thunder_fn.errors import UnsupportedOutput
 from thunder_fn.jitted import cache_info, jit, last_backward_traces, last_traces
 
 
@@ -286,3 +287,25 @@ def test_a_write_where_gradients_are_off_to_a_view_of_a_leaf(view: Any, mode: An
         x = view(leaf)
         results.append([h(x).detach(), x.detach(), leaf.detach()])
     torch.testing.assert_close(*results)
+
+
+def test_a_backward_outside_cannot_reach_a_leaf_made_inside() -> None:
+    """Eager fills `w.grad`; the program's results know nothing of each other, and it stayed None."""
+
+    def joined(x: torch.Tensor, p: torch.Tensor) -> Any:
+        w = x.clone().requires_grad_()
+        return w, (w * p).sum()
+
+    def apart(x: torch.Tensor, p: torch.Tensor) -> Any:
+        return x.clone().requires_grad_(), (x * p).sum()
+
+    def inside(x: torch.Tensor, p: torch.Tensor) -> Any:
+        w = x.clone().requires_grad_()
+        loss = (w * p).sum()
+        return w, torch.autograd.grad(loss, w)[0], loss.detach()
+
+    x, p = torch.ones(3), torch.full((3,), 2.0, requires_grad=True)
+    with pytest.raises(UnsupportedOutput, match="whose backward outside would not reach it"):
+        jit(joined)(x, p)
+    for f in (apart, inside):
+        assert all(map(torch.equal, jit(f)(x, p), f(x, p)))

@@ -44,6 +44,11 @@ def found_number() -> object:
 
 
 @error
+def found_type() -> object:
+    return tfn.jit(lambda x: x * (2 if type(x.sum().item()) is float else 3))(X)
+
+
+@error
 def found_length() -> object:
     return tfn.jit(lambda x: x * len(x[x > 2]))(X)
 

@@ -124,6 +124,8 @@ def test_the_type_itself_is_asked_of_a_number(name: str) -> None:
         assert g(torch.ones(rows))[1] == sized(torch.ones(rows))[1]
     with pytest.raises(UnsupportedCall, match=r"Write `isinstance\(.*, int\)`"):
         jit(lambda x: (x, f(x.sum().item())))(torch.tensor([1, 2]))
+    with pytest.raises(UnsupportedCall):
+        jit(lambda x: (x, type(x.sum().item()) is int))(torch.tensor([1, 2]))
 
 
 MADE: dict[str, Callable[[Any], Any]] = {

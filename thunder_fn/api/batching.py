@@ -12,6 +12,7 @@ from thunder_fn.api.calling import Transformed, transformed
 from thunder_fn.api.captures import Plan, planned
 from thunder_fn.capture import TENSOR, Alias, Captured, current, pytree
 from thunder_fn.capture.apply import part, view_again, write
+from thunder_fn.capture.failures import check_aliases
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.errors import VmapError, kind_of, spelled
 from thunder_fn.interpreters.vmap import vmap as vmap_trace
@@ -68,6 +69,10 @@ class Vmap(Transformed):
         captured = capture(
             self.fn, pytree.unflatten(spec, examples), kwargs, inside="vmap", known=known
         )
+        if captured.writes and current() is not None:  # whose examples are not in the batch
+            batches = [leaf for leaf in (*leaves, *more) if isinstance(leaf, torch.Tensor)]
+            targets = captured.targets_among(len(batches))
+            check_aliases(captured.trace, batches, targets, user_source(), self.__name__)
         kept = [
             dim for leaf, dim in zip(leaves, dims, strict=True) if isinstance(leaf, torch.Tensor)
         ]
@@ -291,7 +296,9 @@ def frozen(dims: Any) -> Any:
 
 
 def example_of(leaf: torch.Tensor, dim: int) -> torch.Tensor:
-    """A tensor with the type of one example."""
+    """A tensor with the type of one example, in the memory of the batch: a function that writes to
+    it may read that by another name.
+    """
     shape = [size for index, size in enumerate(leaf.shape) if index != dim]
     if is_functorch_wrapped(
         leaf
@@ -300,11 +307,18 @@ def example_of(leaf: torch.Tensor, dim: int) -> torch.Tensor:
             return torch.empty(shape, dtype=leaf.dtype, device=leaf.device)
     stride = [step for index, step in enumerate(leaf.stride()) if index != dim]
     is_shown = not is_tracer(leaf) and leaf.shape[dim]
+    is_tracked = leaf.requires_grad or type(leaf.shape[dim]) is not int
+    is_view = is_shown or (not is_tracked and leaf.shape[dim])
     with (
         outside_inference_mode(),
-        torch.set_grad_enabled(bool(is_shown)),
+        torch.set_grad_enabled(bool(is_view)),
     ):  # a view taken without gradients cannot be changed
-        example = leaf.data.as_strided(shape, stride) if is_shown else leaf.new_empty(shape)
+        if is_shown:
+            example = leaf.data.as_strided(shape, stride)
+        elif is_view:
+            example = leaf.data.select(dim, 0)
+        else:
+            example = leaf.new_empty(shape)
     if leaf.requires_grad:
         with outside_torch_func():
             if leaf.is_leaf:

@@ -446,6 +446,7 @@ class _Attempt:
         outputs = tuple(_output(recorder, leaf, name) for leaf in results)
         _check_results(recorder, f, results, tracers)
         own = tuple(_own_leaves(recorder, results))
+        _check_own_leaves(recorder, f, results, own)
         changes = tuple(_changes(recorder, f, self.tensors, tracers))
         stored = dict[int, Atom]()
         effects = tuple(_effects(recorder, positions, name, stored))
@@ -682,6 +683,30 @@ def _own_leaves(recorder: Recorder, results: list[Any]) -> Iterator[tuple[int, b
             var = recorder.var_of(leaf)
             if var is not None and var.index not in given:
                 yield place, isinstance(leaf, torch.nn.Parameter)
+
+
+def _check_own_leaves(
+    recorder: Recorder,
+    f: Callable[..., Any],
+    results: list[Any],
+    own: tuple[tuple[int, bool], ...],
+) -> None:
+    """Refuse a result whose backward outside would have to reach a leaf that the function made."""
+    if not own:
+        return
+    roots = [internals.node_of(leaf) for leaf in results if not recorder.gradients.is_freed(leaf)]
+    behind = {id(getattr(node, "variable", None)) for node in internals.nodes_behind(roots)}
+    if any(id(results[place]) in behind for place, _ in own):
+        name = getattr(f, "__name__", type(f).__name__)
+        what = (
+            f"{name} returns a tensor that it makes require grad, and another result computed from"
+            " it, whose backward outside would not reach it"
+        )
+        fix = (
+            "Take the gradient inside, by `torch.autograd.grad`, or call `requires_grad_()` outside"
+            " and pass the tensor."
+        )
+        raise UnsupportedOutput(what, source=source_of(f), fix=fix)
 
 
 def _path(args: tuple[Any, ...], kwargs: dict[str, Any], index: int) -> str:

@@ -24,7 +24,7 @@ from thunder_fn.capture.supported import is_wrapped
 from thunder_fn.capture.under_autograd import SplitRule, bind_followed
 from thunder_fn.errors import CaptureError, UnsupportedInput
 from thunder_fn.ir import facts, ops
-from thunder_fn.ir.equations import makers
+from thunder_fn.ir.equations import makers, needed
 from thunder_fn.ir.symbols import (
     Symbol,
     bind,
@@ -214,7 +214,21 @@ def bind_structured(  # noqa: PLR0913 - one place for what an equation is made o
 
     if all(_is_plain(recorder, tracer) for tracer in tracers):
         return bind()
-    return bind_followed(recorder, tracers, bind, apply, split)
+    followed = _cut_off(bodies[0], tracers) if op.kind == "composite" else tracers
+    return bind_followed(recorder, followed, bind, apply, split)
+
+
+def _cut_off(body: Trace, tracers: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The tracers without the history of those that a body does not read: a backward that frees
+    the graph behind its results leaves theirs alone.
+    """
+    wanted = {atom.index for atom in body.outputs if isinstance(atom, Var)}
+    needed(body.equations, wanted)
+    with internals.no_torch_function():
+        return [
+            tracer if var.index in wanted else torch.ops.aten.detach.default(tracer)
+            for var, tracer in zip(body.inputs, tracers, strict=True)
+        ]
 
 
 def can_bind(recorder: Recorder, values: Sequence[Any]) -> bool:
@@ -494,8 +508,7 @@ def views_after(
         known = bind(trace.inputs, inputs)
         for equation, index in steps:
             step = specialize_equation(equation, {**known, **bind(equation.operands, [value])})
-            args = [python_arg(arg, lambda _, value=value: value) for arg in step.args]
-            options = {key: python_arg(arg, lambda var: var) for key, arg in step.kwargs}
+            args, options = python_args(step, lambda _, value=value: value)
             value = ops.flatten_result(ops.overload(step.op)(*args, **options))[index]
         return value
 

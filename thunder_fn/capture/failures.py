@@ -16,7 +16,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.kept import KINDS
 from thunder_fn.capture.modules import holds_tracer
-from thunder_fn.capture.recorder import Recorder
+from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.replaced.refusals import (
     DATA_DEPENDENT,
     data_dependent_error,
@@ -115,7 +115,7 @@ def check_aliases(
         tensor = tensors[target] if isinstance(target, int) else target
         for other, position, alias in known:
             is_itself = position == target if isinstance(target, int) else alias is target
-            if not is_itself and internals.shares_memory(tensor, alias):
+            if not is_itself and _have_one_memory(tensor, alias):
                 what = (
                     f"tensor argument {target}"
                     if isinstance(target, int)
@@ -130,6 +130,19 @@ def check_aliases(
                         " changing this one."
                     ),
                 )
+
+
+def _have_one_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Test whether tensors share memory, or tracers of a capture around, as its function has it."""
+    recorder = current()
+    if not isinstance(a, internals.Tracer) or not isinstance(b, internals.Tracer):
+        return internals.shares_memory(a, b)
+    while recorder is not None and not recorder.owns(a):
+        recorder = recorder.outer
+    places = [internals.storage_id(internals.memory_in(one)) for one in (a, b)]
+    if places[0] == places[1]:
+        return internals.shares_memory(a, b, lambda one: places[0])
+    return recorder is not None and places[1] in recorder.history.linked(places[0])
 
 
 def trace_type(tensor: torch.Tensor) -> str:

@@ -103,9 +103,7 @@ class History:
         if not self.is_following and (leaf.op == ops.RESHAPE or ops.is_view(leaf.op)):
             self._views.update((var.index, leaf) for var in leaf.outputs)
         before = self._changing
-        if before is not None and [var.type for var in leaf.outputs] == [
-            var and var.type for var in before
-        ]:
+        if before is not None and leaf.output_types == tuple(var and var.type for var in before):
             changes = zip(leaf.outputs, before, strict=True)
             self._before.update((new.index, old) for new, old in changes if old is not None)
             self._changing, self._updating = None, True
@@ -181,8 +179,8 @@ class History:
         viewed = self._followed(leaf.args[0])
         if viewed == leaf.args[0]:
             return var
-        types = tuple(output.type for output in leaf.outputs)
-        again = self.recorder.emit(leaf.op, (viewed, *leaf.args[1:]), types, leaf.kwargs)
+        args = (viewed, *leaf.args[1:])
+        again = self.recorder.emit(leaf.op, args, leaf.output_types, leaf.kwargs)
         return again[leaf.outputs.index(var)]
 
     # ---- what is changed in place ----

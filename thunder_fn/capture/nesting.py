@@ -28,6 +28,7 @@ from thunder_fn.ir.trace import (
     TensorType,
     Trace,
     Var,
+    all_args,
     canonical,
     map_arg,
     map_args,
@@ -160,9 +161,7 @@ def _live(root: Scope, wanted: set[int], symbols: set[Any] | None) -> set[int]:
             wanted.update(var.index for var in leaf.outputs)
             wanted.update(var.index for var in leaf.operands)
             if symbols is not None:
-                symbols.update(
-                    symbols_in((leaf.args, tuple(value for _, value in leaf.kwargs), leaf.outputs))
-                )
+                symbols.update(symbols_in((all_args(leaf), leaf.outputs)))
                 symbols.update(*map(symbols_of, leaf.bodies))
     return wanted
 

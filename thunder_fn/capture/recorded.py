@@ -10,7 +10,7 @@ from typing import Any
 
 import sympy
 
-from thunder_fn.ir.trace import Arg, Dim, Expr, Op, Source, Var, all_args, vars_in
+from thunder_fn.ir.trace import Arg, Dim, Expr, Op, Source, Type, Var, all_args, vars_in
 
 
 @dataclass(slots=True)
@@ -28,6 +28,11 @@ class Leaf:
     def operands(self) -> tuple[Var, ...]:
         """The variables in args and kwargs, in order, with repeats."""
         return tuple(vars_in(all_args(self)))
+
+    @property
+    def output_types(self) -> tuple[Type, ...]:
+        """The types of the outputs, in order."""
+        return tuple([var.type for var in self.outputs])
 
 
 @dataclass(frozen=True, slots=True)

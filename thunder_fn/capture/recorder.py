@@ -42,6 +42,7 @@ from thunder_fn.capture.replaced.leaf_ops import ALIASES, LIFTS, PHYSICAL, RESHA
 from thunder_fn.capture.selections import Selections
 from thunder_fn.capture.supported import (
     EscapedValue,
+    check_forward_mode,
     check_results,
     check_supported,
     encode_literal,
@@ -199,7 +200,7 @@ class Recorder:
                     internals.isolated(),
                     internals.compiling(),
                     *(
-                        (internals.no_autocast_cache(),)
+                        (internals.no_autocast_cache(), internals.forward_mode_on())
                         if self.track_no_grad
                         else (internals.autocast_off(), torch.enable_grad())
                     ),
@@ -592,6 +593,8 @@ class Recorder:
         new_kwargs = tuple((key, self.encode(value)) for key, value in kwargs.items())
         values = () if ops.returns_nothing(op) else ops.flatten_result(result)
         check_results(op, values, self.source)
+        if self.track_no_grad and not internals.is_forward_mode_on():
+            check_forward_mode(self.source)
         if ops.is_random(op):
             self.draws += 1
         types = tuple(map(type_of_value, values))

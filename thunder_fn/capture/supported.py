@@ -76,6 +76,17 @@ def higher_order_error(func: Any, args: tuple[Any, ...], source: Source | None) 
     return UnsupportedCall(text, source=source, fix="Call it outside the traced function.")
 
 
+def check_forward_mode(source: Source | None) -> None:
+    """Refuse code that turns forward mode off alone: a trace stops derivatives of both modes. The
+    forward of an autograd function runs with both off.
+    """
+    if torch.is_grad_enabled():
+        what = "forward mode is turned off inside a traced function, by `_set_fwd_grad_enabled`"
+        raise UnsupportedCall(
+            what, source=source, fix="Write `x.detach()`, which stops both modes."
+        )
+
+
 def check_results(op: Op, values: Sequence[Any], source: Source | None) -> None:
     """Refuse a result of an op that has no type.
 

@@ -33,6 +33,7 @@ from thunder_fn.derived.quirks import attention
 from thunder_fn.derived.quirks.statistics import STATISTICS, with_own_statistics
 from thunder_fn.errors import MissingRule
 from thunder_fn.ir.constraints import names_of, pinned, renamed
+from thunder_fn.ir.equations import operands_in
 from thunder_fn.ir.memos import kept_of_ops
 from thunder_fn.ir.rules import JvpRule, Mask, chosen, scattered
 from thunder_fn.ir.symbols import is_symbolic
@@ -149,7 +150,7 @@ def _reads_statistics(single: Trace, active: Mask, pushed: Trace) -> bool:
         for var, flag, atom in pairs
         if not flag and is_differentiable(var.type) and isinstance(atom, Var)
     }
-    return any(var.index in saved for equation in pushed.equations for var in equation.operands)
+    return any(var.index in saved for var in operands_in(pushed.equations))
 
 
 def _ask_forward_ad(single: Trace, active: Mask) -> JvpRule:

@@ -39,7 +39,7 @@ from thunder_fn.ir.trace import (
     Trace,
     TraceBuilder,
     Type,
-    map_arg,
+    map_args,
     python_arg,
     python_args,
 )
@@ -474,10 +474,9 @@ def _of_whole_batch(single: Trace, size: Dim) -> Trace:
     (equation,) = single.equations
     builder = TraceBuilder(f"vmap_{equation.op.name}")
     value = builder.input(batched_type(single.inputs[0].type, size))
-    args = tuple(map_arg(lambda _: value, arg) for arg in equation.args)
     # the batch has one dim more
-    given = ((key, arg) for key, arg in equation.kwargs if arg not in RANKED)
-    kwargs = tuple((key, map_arg(lambda _: value, arg)) for key, arg in given)
+    given = tuple((key, arg) for key, arg in equation.kwargs if arg not in RANKED)
+    args, kwargs = map_args(lambda _: value, replace(equation, kwargs=given))
     types = tuple(batched_type(var.type, size) for var in equation.outputs)
     return builder.build(builder.add(equation.op, args, types, kwargs=kwargs))
 

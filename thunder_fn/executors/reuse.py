@@ -411,7 +411,7 @@ def _fits_lists(equation: Equation) -> bool:
     """
     lists = [vars_in(arg) for arg in equation.args]
     first = lists[0]
-    if [var.type for var in first] != [var.type for var in equation.outputs]:
+    if tuple(var.type for var in first) != equation.output_types:
         return False
     others = ((place, var) for own in lists[1:] for place, var in enumerate(own))
     return len(set(first)) == len(first) and all(

@@ -34,6 +34,7 @@ from thunder_fn.ir.trace import (
     Trace,
     Type,
     Var,
+    all_args,
     cut,
     subtraces,
     symbols_of_type,
@@ -199,7 +200,7 @@ def pinned(single: Trace) -> Trace | None:
     None if there are none.
     """
     (equation,) = single.equations
-    scalars: list[Any] = [*equation.args, *(arg for _, arg in equation.kwargs)]
+    scalars: tuple[Any, ...] = all_args(equation)
     found = dict.fromkeys(arg.value for arg in scalars if _is_symbol(arg))
     if not found or not all(map(is_hinted, found)):
         return None

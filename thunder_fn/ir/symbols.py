@@ -140,9 +140,7 @@ def symbols_in(value: Any) -> Iterator[sympy.Basic]:
             for item in value:
                 yield from symbols_in(item)
         case Equation():
-            yield from symbols_in(
-                (value.args, tuple(arg for _, arg in value.kwargs), value.outputs)
-            )
+            yield from symbols_in((all_args(value), value.outputs))
             for body in value.bodies:
                 yield from symbols_of(body)
         case _:

@@ -628,7 +628,8 @@ class _Execution:
         which is given away.
         """
         if position in self.captured.freed and torch.is_grad_enabled():
-            return f"{self.names.bind(freed, 'freed')}({values[position]})"
+            names = ", ".join((values[position], *self.inputs))
+            return f"{self.names.bind(freed, 'freed')}({names})"
         same = self.same_as_written(position)
         if same is not None:
             return same

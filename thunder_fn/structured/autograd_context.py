@@ -46,6 +46,10 @@ class Context:
         """Keep tensors for `jvp`."""
         self._saved_for_forward = tensors
 
+    def all_saved(self) -> tuple[Any, ...]:
+        """The tensors that are saved for either direction."""
+        return (*self._saved, *(self._saved_for_forward or ()))
+
     def turn_forward(self) -> None:
         """Take the saved tensors for `jvp` from now on."""
         self._saved = self._saved if self._saved_for_forward is None else self._saved_for_forward

@@ -154,6 +154,7 @@ class FunctionCall(Call):
         if self.has_setup:
             output = self.function.forward(*args)
             self.function.setup_context(context, tuple(args), output)
+            self._check_saved(context, given, output)
         else:
             output = self.function.forward(context, *args)
         if context.dirty and not self.copied:
@@ -172,6 +173,18 @@ class FunctionCall(Call):
             flag for value, flag in pairs for leaf in pytree.flatten(value)[0] if _is_tensor(leaf)
         ]
         return output, context
+
+    def _check_saved(self, context: Context, given: Sequence[Any], output: Any) -> None:
+        """Refuse what PyTorch refuses: to save an argument that is a result as it is."""
+        outputs = output if isinstance(output, tuple) else (output,)
+        as_is = [x for x in given if any(x is value for value in outputs)]
+        if not context.dirty and any(x is one for x in as_is for one in context.all_saved()):
+            what = (
+                f"{self.name}: An input that has been returned as-is as output is being saved for"
+                " backward or jvp"
+            )
+            fix = "Return and save a view of it, `x.view_as(x)`, or let `forward` take the context."
+            raise CustomRuleError(what, fix=fix)
 
     def primal(self, *tensors: Any) -> Any:
         """`forward`; results without a gradient are cut off."""
@@ -195,6 +208,9 @@ class FunctionCall(Call):
             )
             for x, t, type in zip(tensors, tangents, types, strict=True)
         ]
+        for place in self.copied:  # `jvp` changes the tangent of what `forward` changes
+            tangent = given[place]
+            given[place] = None if tangent is None else tangent.clone()
         found = self.function.jvp(context, *self.tree(given, lambda leaf: None))
         outputs = output if isinstance(output, tuple) else (output,)
         moved = found if isinstance(found, tuple) else (found,)

@@ -33,7 +33,7 @@ import torch
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.derived.activity import ACTIVE
 from thunder_fn.derived.leaf_vjp import is_differentiable
-from thunder_fn.errors import CaptureError, InvalidTrace
+from thunder_fn.errors import CaptureError, CustomRuleError, InvalidTrace
 from thunder_fn.interpreters.grad import zeros
 from thunder_fn.interpreters.jvp import jvp_trace, transposed_twice
 from thunder_fn.interpreters.simplify import dce
@@ -289,7 +289,11 @@ def custom_vjp_batch_rule(
     """
     if getattr(call_of(equation), "has_vmap", False):
         types = equation.operand_types
-        return capture_vmap(call_of(equation), types, batched, size, randomness)
+        new, flags = capture_vmap(call_of(equation), types, batched, size, randomness)
+        if len(flags) != len(equation.outputs):
+            what = f"{call_of(equation).name}: its vmap returned {len(flags)} outputs, and forward"
+            raise CustomRuleError(f"{what} returns {len(equation.outputs)}", source=equation.source)
+        return new, flags
     primal, flags = batch(equation.bodies[0], batched, size, randomness)
     wanted = tuple(isinstance(var.type, TensorType) for var in equation.outputs)
     kwargs = equation.kwargs

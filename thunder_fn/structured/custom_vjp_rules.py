@@ -13,7 +13,7 @@ import torch
 from thunder_fn.capture import TENSOR, Captured, current, pytree
 from thunder_fn.capture.rewriting import remembered_in_context
 from thunder_fn.derived.leaf_vjp import is_differentiable
-from thunder_fn.errors import CustomRuleError, InvalidTrace
+from thunder_fn.errors import CustomRuleError, InvalidTrace, kind_of
 from thunder_fn.interpreters.vmap import batch, batched_outputs, batched_types, expand
 from thunder_fn.ir import ops
 from thunder_fn.ir.rules import JvpRule, Mask, chosen, numbered
@@ -106,9 +106,16 @@ def capture_vmap(
     dims: list[int | None] = []
 
     def rule(*tensors: Any) -> Any:
-        outputs, out_dims = call.vmap(size, randomness, batched[:count], tensors)
+        result = call.vmap(size, randomness, batched[:count], tensors)
+        if not isinstance(result, tuple) or len(result) != 2:
+            what = f"{call.name}: Expected its vmap to have two returns, (outputs, out_dims)"
+            raise CustomRuleError(f"{what}; it returned {kind_of(result)}")
+        outputs, out_dims = result
         values = outputs if isinstance(outputs, tuple) else (outputs,)
         dims[:] = out_dims if isinstance(out_dims, tuple) else (out_dims,) * len(values)
+        if len(dims) != len(values):
+            what = f"{call.name}: its vmap returned {len(values)} outputs and {len(dims)} out_dims"
+            raise CustomRuleError(what)
         return tuple(
             value if dim is None else value.movedim(dim, 0)
             for value, dim in zip(values, dims, strict=True)

@@ -25,6 +25,7 @@ import torch
 
 from thunder_fn.ir import ops
 from thunder_fn.ir.check import fake_result_types
+from thunder_fn.ir.equations import operands_in
 from thunder_fn.ir.trace import (
     Arg,
     Equation,
@@ -230,7 +231,7 @@ class Draft:
 
     def unused(self) -> tuple[Var, ...]:
         """The variables that no equation reads."""
-        used = {var.index for equation in self.builder.equations for var in equation.operands}
+        used = {var.index for var in operands_in(self.builder.equations)}
         return tuple(var for var in self.env if var.index not in used)
 
     # picks

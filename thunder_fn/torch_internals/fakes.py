@@ -52,6 +52,18 @@ OnOp = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
 OnQuestion = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 """A function that answers a question about values, or returns NotImplemented."""
 
+_BASES = {
+    aten.select_scatter.default,
+    aten.slice_scatter.default,
+    aten.diagonal_scatter.default,
+    aten.as_strided_scatter.default,
+    aten.unfold_backward.default,
+}
+"""Ops that compute the value of a base from that of a view of it. They keep its layout."""
+
+Place = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int]
+"""The dtype of a tensor, its shape, its strides, and its offset in memory."""
+
 DEVICE = torch.ops.prim.device.default
 """A question that PyTorch asks of every tensor that it wraps."""
 
@@ -111,6 +123,8 @@ class RecordingMode(FakeTensorMode):
         self.write: Callable[[Any, Callable[[torch.Tensor], str]], str | None] | None = None
         """The text of the value of a tracer; None where it has none."""
         self._assumption: tuple[bool, str | None] | None = None
+        self.places: list[Place] = []
+        """The places in memory of tensors that an op changes in place at the moment."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: C901 - a branch for each kind of question
         if func is DEVICE and type(args[0]) is FakeTensor:
@@ -137,6 +151,8 @@ class RecordingMode(FakeTensorMode):
                 return known
         with self.silent():
             result = self._result_of(func, types, args, kwargs)
+        if self.places:
+            result = self._in_place(func, result)
         if result is not NotImplemented:
             self._on_op(func, args, kwargs, result)
         return result
@@ -167,6 +183,32 @@ class RecordingMode(FakeTensorMode):
         if asked is not None:
             remember(asked, result)
         return result
+
+    def _in_place(self, func: Any, result: Any) -> Any:
+        """The results of an op that computes new values of tensors, each with the strides and the
+        offset of the tensor: views of it by address are taken of the value.
+        """
+        if func.is_view or func in _BASES:
+            return result
+        if isinstance(result, (tuple, list)) and len(result) == len(self.places):
+            pairs = zip(result, self.places, strict=True)
+            return type(result)([self._laid(one, [place]) for one, place in pairs])
+        return self._laid(result, self.places)
+
+    def _laid(self, value: Any, places: Sequence[Place]) -> Any:
+        if not isinstance(value, FakeTensor):
+            return value
+        fitting = {place for place in places if place[:2] == (value.dtype, tuple(value.shape))}
+        if len(fitting) != 1:
+            return value
+        ((_, shape, strides, offset),) = fitting
+        if (tuple(value.stride()), value.storage_offset()) == (strides, offset):
+            return value
+        end = 1 + offset + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+        with only_memory():
+            size = offset if 0 in shape else end
+            memory = torch.empty(size, dtype=value.dtype, device="meta")
+            return FakeTensor(self, memory.as_strided(shape, strides, offset), value.device)
 
     def forget(self) -> None:
         """Drop what refers to the recorder, and with it every cycle."""
@@ -243,6 +285,15 @@ class RecordingMode(FakeTensorMode):
             self._assumption = before
 
     @contextlib.contextmanager
+    def changing(self, places: list[Place]) -> Generator[None]:
+        """Enter around an op that changes tensors of these places in memory."""
+        before, self.places = self.places, places
+        try:
+            yield
+        finally:
+            self.places = before
+
+    @contextlib.contextmanager
     def silent(self) -> Generator[None]:
         """Report no ops inside."""
         self._silent += 1
@@ -250,6 +301,16 @@ class RecordingMode(FakeTensorMode):
             yield
         finally:
             self._silent -= 1
+
+
+def place_of(tensor: torch.Tensor) -> Place | None:
+    """The place of a tensor in memory; None if its numbers are symbols."""
+    with no_torch_function():
+        numbers = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
+        if not all(type(number) is int for number in numbers):
+            return None
+        offset = int(tensor.storage_offset())
+        return tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), offset
 
 
 def running_number(expr: Expr) -> Any:

@@ -33,6 +33,16 @@ PROXY, FAKE, FUNCTIONAL = _KEYS.PROXY, _KEYS.FAKE, _KEYS.FUNCTIONAL
 levels_outside: ContextVar[int] = ContextVar("thunder_fn_levels_outside", default=0)
 
 
+def forward_mode_on() -> contextlib.AbstractContextManager[None]:
+    """Let forward mode follow what runs inside, as `torch.func.jvp` does."""
+    return forward_ad._set_fwd_grad_enabled(True)
+
+
+def is_forward_mode_on() -> bool:
+    """Test whether forward mode follows what runs now."""
+    return torch._C._is_fwd_grad_enabled()
+
+
 @contextlib.contextmanager
 def isolated() -> Generator[None]:
     """Leave all modes and torch.func levels: a capture starts from nothing but the grad mode,

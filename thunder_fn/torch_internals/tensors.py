@@ -118,15 +118,6 @@ def bits_between(tensor: torch.Tensor, other: torch.Tensor) -> tuple[Any, ...]:
     )
 
 
-def shares_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Test whether two tensors have a storage in common, and ranges in it that overlap."""
-    with no_torch_function():
-        if storage_id(a) != storage_id(b) or not a.numel() or not b.numel():
-            return False
-        (low, high), (other_low, other_high) = _range(a), _range(b)
-        return low < other_high and other_low < high
-
-
 weak_tensor: Callable[[torch.Tensor], Callable[[], torch.Tensor | None]] = TensorWeakRef
 """A reference to a tensor that does not keep it alive. PyTorch's, since Python's own ends when
 C++ alone holds the tensor.
@@ -221,6 +212,24 @@ def storage_id(tensor: torch.Tensor) -> int:
             return tensor.untyped_storage()._cdata
         except NotImplementedError:  # a wrapper of torch.func
             return innermost(tensor).untyped_storage()._cdata
+
+
+def shares_memory(
+    a: torch.Tensor, b: torch.Tensor, memory: Callable[[torch.Tensor], int] = storage_id
+) -> bool:
+    """Test whether two tensors have a storage in common, and ranges in it that overlap. Ranges
+    whose numbers are symbols do. `memory` gives the id of a tensor's storage.
+    """
+    with no_torch_function():
+        if memory(a) != memory(b) or 0 in (*a.shape, *b.shape):
+            return False
+        numbers = (
+            number for one in (a, b) for number in (*one.shape, *one.stride(), one.storage_offset())
+        )
+        if not all(type(number) is int for number in numbers):
+            return True
+        (low, high), (other_low, other_high) = _range(a), _range(b)
+        return low < other_high and other_low < high
 
 
 def memory_watch(tensor: torch.Tensor) -> Callable[[], bool]:

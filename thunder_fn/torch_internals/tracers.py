@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from thunder_fn.errors import UnsupportedCall
 from thunder_fn.ir.trace import type_of_value
 from thunder_fn.torch_internals.calls import aten
-from thunder_fn.torch_internals.fakes import DEVICE, RecordingMode
+from thunder_fn.torch_internals.fakes import DEVICE, RecordingMode, place_of
 from thunder_fn.torch_internals.functional import functionalized, traits_of
 from thunder_fn.torch_internals.modes import (
     FAKE,
@@ -430,6 +430,17 @@ def on_meta(func: Any, args: Any, kwargs: Any) -> Any:
     return None
 
 
+def _in_place(func: Any, changed: Sequence[torch.Tensor]) -> contextlib.AbstractContextManager[Any]:
+    """Let the new values of changed tensors lie as these do in memory. An op that changes the
+    layout says itself how they lie.
+    """
+    mode = fake_mode_of(changed[0])
+    if not isinstance(mode, RecordingMode) or torch.Tag.inplace_view in func.tags:
+        return contextlib.nullcontext()
+    places = map(place_of, changed)
+    return mode.changing([place for place in places if place is not None])
+
+
 class TracerMode(FunctionalTensorMode):
     """FunctionalTensorMode whose tensors are tracers; `on_new` is told of each.
 
@@ -469,7 +480,7 @@ class TracerMode(FunctionalTensorMode):
         changed, others = changed_tensors(func, args, kwargs or {})
         if changed:
             self.history.check(func, changed, others)
-            with self.history.changing(changed, others):
+            with self.history.changing(changed, others), _in_place(func, changed):
                 result = self._dispatch(func, types, args, kwargs or {})
                 if self.under_bits:
                     self._settle(changed)

@@ -59,6 +59,11 @@ class Decisions:
         self._made.update(made_by(leaf))
 
     @property
+    def has_found(self) -> bool:
+        """Test whether some size or number was found in data."""
+        return bool(self._made)
+
+    @property
     def constraints(self) -> tuple[Expr, ...]:
         """The decisions so far, as constraints."""
         return self._mode.numbers.constraints if self._mode.shape_env is not None else ()

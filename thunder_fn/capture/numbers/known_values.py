@@ -287,8 +287,8 @@ def _is_draw(leaf: Leaf) -> bool:
     if not ops.is_random(leaf.op) or _generators_in(all_args(leaf)):
         return False
     has_no_derivative = leaf.op in facts.DRAWS or leaf.op in facts.LIKE
-    operands = (var.type for var in vars_in(all_args(leaf)))
-    is_count = not any(map(is_differentiable, (var.type for var in leaf.outputs)))
+    operands = (var.type for var in leaf.operands)
+    is_count = not any(map(is_differentiable, leaf.output_types))
     return has_no_derivative or is_count or not any(map(is_differentiable, operands))
 
 

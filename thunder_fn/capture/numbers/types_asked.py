@@ -50,14 +50,33 @@ def types_asked(code: types.CodeType) -> tuple[frozenset[str], bool]:
     return frozenset(names), others
 
 
-def type_error(frame: types.FrameType) -> UnsupportedCall | None:
-    """The error for a frame that has asked for the type of a symbolic number; None for others."""
+@lru_cache(maxsize=4096)
+def _calls_inside(code: types.CodeType) -> bool:
+    """Test whether the argument of some call of `type` is a call, such as `x.item()`."""
+    steps = [step for step in dis.get_instructions(code) if step.opname not in _SILENT]
+    starts = [place for place, step in enumerate(steps) if step.argval == "type"]
+    for start in starts:
+        kinds = (step.opname for step in steps[start + 1 :])
+        until = list(itertools.takewhile(lambda kind: kind != "IS_OP", kinds))
+        if sum(kind.startswith("CALL") for kind in until) > 1:
+            return True
+    return False
+
+
+def type_error(frame: types.FrameType, *, has_found: bool) -> UnsupportedCall | None:
+    """The error for a frame that has asked for the type of a symbolic number; None for others.
+
+    `has_found`: numbers were found in data, so that a call may return one.
+    """
     names, others = types_asked(frame.f_code)
     if not names and not others:
         return None
     values = frame.f_locals
     asked = [name for name in sorted(names) if _is_symbolic(values.get(name))]
-    if not asked and not (others and any(map(_has_symbols, values.values()))):
+    may_ask = others and (
+        any(map(_has_symbols, values.values())) or (has_found and _calls_inside(frame.f_code))
+    )
+    if not asked and not may_ask:
         return None
     name = asked[0] if asked else "..."
     what = (

@@ -310,8 +310,9 @@ class Watch:
         if self.importing is not None:
             self.importing = None if self.importing is frame else self.importing
             return
-        if (error := type_error(frame)) is not None and (recorder := current()) is not None:
-            recorder.late_error = error
+        if (recorder := current()) is not None:
+            found = recorder.decisions.has_found
+            recorder.late_error = type_error(frame, has_found=found) or recorder.late_error
         if not self.stack or self.stack[-1].code is not frame.f_code:
             return
         mine = self.stack.pop()

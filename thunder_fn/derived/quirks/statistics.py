@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from thunder_fn.ir import ops
-from thunder_fn.ir.trace import Equation, Var, python_arg
+from thunder_fn.ir.trace import Equation, Var, python_args
 
 if TYPE_CHECKING:
     from thunder_fn.capture.recorder import Recorder
@@ -128,7 +128,6 @@ def with_own_statistics(
         assert tracer is not None, "of a tensor's type"
         return tracer
 
-    result = STATISTICS[equation.op.name](
-        constant, *(python_arg(arg, read) for arg in equation.args)
-    )
+    args, _ = python_args(equation, read)
+    result = STATISTICS[equation.op.name](constant, *args)
     return None if result is NotImplemented else ops.flatten_result(result)

@@ -17,6 +17,7 @@ import torch
 
 from thunder_fn.extend.regions import Loop, dce
 from thunder_fn.ir import ops
+from thunder_fn.ir.equations import operands_in
 from thunder_fn.ir.trace import Atom, Equation, Op, TensorType, Trace, Var, cut, static_shape
 
 aten = torch.ops.aten
@@ -38,9 +39,7 @@ def sums_of(equation: Equation) -> tuple[Sum, ...]:
     """The carries of a scan that are sums of products."""
     loop, body = Loop.of(equation), equation.body
     made = {var: one for one in body.equations for var in one.outputs}
-    times = Counter[Atom](var for one in body.equations for var in one.operands) + Counter[Atom](
-        body.outputs
-    )
+    times = Counter[Atom]((*operands_in(body.equations), *body.outputs))
 
     def maker(atom: object, op: Op) -> Equation | None:
         """The equation that makes a value that is read once, if it is of this op."""

@@ -22,6 +22,7 @@ import sympy
 
 from thunder_fn.interpreters.checkpoint.cost import bytes_of, cost_of
 from thunder_fn.interpreters.simplify import is_kept
+from thunder_fn.ir.equations import bound
 from thunder_fn.ir.symbols import finders, symbols_in, unbound_symbols
 from thunder_fn.ir.trace import Atom, Equation, Trace, Var
 
@@ -193,12 +194,7 @@ def _filled(
     while True:
         plan = recompute(forward, needed, kept)
         left = budget_bytes - plan.kept_bytes
-        candidates = [
-            var
-            for equation in plan.equations
-            for var in equation.outputs
-            if 0 < bytes_of(var.type) <= left
-        ]
+        candidates = [var for var in bound(plan.equations) if 0 < bytes_of(var.type) <= left]
         gains = [(_gain(forward, needed, kept, plan, var), var) for var in candidates]
         best = max(gains, key=lambda pair: pair[0], default=None)
         if best is None or best[0] <= 0:

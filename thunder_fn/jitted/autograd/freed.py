@@ -18,7 +18,7 @@ class _Freed(torch.autograd.Function):
     """A node whose backward has run."""
 
     @staticmethod
-    def forward(ctx: Any, leaf: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, value: torch.Tensor, *sources: torch.Tensor) -> torch.Tensor:
         return value.view_as(value)
 
     @staticmethod
@@ -26,6 +26,9 @@ class _Freed(torch.autograd.Function):
         raise RuntimeError(_AGAIN)
 
 
-def freed(value: torch.Tensor) -> torch.Tensor:
-    """The value as eager mode leaves it: it requires grad, and a backward from it raises."""
-    return _Freed.apply(torch.empty((), requires_grad=True), value)  # type: ignore[no-any-return]
+def freed(value: torch.Tensor, *inputs: Any) -> torch.Tensor:
+    """The value as eager mode leaves it: it requires grad, and a backward from it raises, whichever
+    of the inputs it goes to.
+    """
+    tensors = (one for one in inputs if isinstance(one, torch.Tensor) and one.requires_grad)
+    return _Freed.apply(value, torch.empty((), requires_grad=True), *tensors)  # type: ignore[no-any-return]

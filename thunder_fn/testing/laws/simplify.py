@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from thunder_fn.interpreters import simplify
 from thunder_fn.ir import ops
+from thunder_fn.ir.equations import operands_in
 from thunder_fn.ir.trace import Trace, Var, subtraces
 from thunder_fn.testing.laws.comparing import (
     Inputs,
@@ -20,7 +21,7 @@ def law_dce_drops_the_dead(trace: Trace, inputs: Inputs) -> None:
     new = simplify.dce(trace)
     holds(num_equations(new) <= num_equations(trace), "dce added equations", trace=trace, made=new)
     for inner in subtraces(new):
-        used = {var.index for equation in inner.equations for var in equation.operands}
+        used = {var.index for var in operands_in(inner.equations)}
         used |= {atom.index for atom in inner.outputs if isinstance(atom, Var)}
         for equation in inner.equations:
             live = any(var.index in used for var in equation.outputs) or ops.has_side_effect(

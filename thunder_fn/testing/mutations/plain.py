@@ -79,8 +79,8 @@ PLAIN = (
     Mutation(
         "derived rules forget keyword arguments",
         f"{DERIVE}:call_leaf",
-        "for key, arg in equation.kwargs}",
-        "for key, arg in equation.kwargs[:0]}",
+        "(*args, **kwargs)",
+        "(*args)",
         "vjp is autograd",
         seen_in=1,
     ),

@@ -29,8 +29,8 @@ TRANSFORMS = (
     Mutation(
         "the tangent of an op with two results goes to the last one",
         f"{JVP}:_push",
-        "zip(results, rule.active_outputs, strict=False)",
-        "zip(results, rule.active_outputs[::-1], strict=False)",
+        ":], rule.active_outputs)",
+        ":], rule.active_outputs[::-1])",
         "jvp is PyTorch's",
         seen_in=3,
     ),
