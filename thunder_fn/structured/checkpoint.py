@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -300,7 +299,7 @@ class _Noting(TorchFunctionMode):
     """Notes the generators that ops are given, with their states before. PyTorch sets back the
     default ones only.
 
-    `writes` are those to tensors from outside, which cannot be made again.
+    `writes` are those to tensors from outside.
     """
 
     def __init__(self) -> None:
@@ -336,21 +335,21 @@ class _Noting(TorchFunctionMode):
 
 class _Again:
     """The context of each time that the function is computed again: it draws the numbers that it
-    drew.
+    drew, and finds what it wrote to as it was then.
 
     Raises:
-        CheckpointError: it would write to a tensor from outside again.
+        CheckpointError: it writes to a tensor from outside, and reads it or lets autograd follow.
     """
 
     def __init__(self, noting: _Noting) -> None:
-        self.noting, self.entered = noting, list[AbstractContextManager[None]]()
+        self.noting, self.entered = noting, list[contextlib.ExitStack]()
 
     def __enter__(self) -> None:
-        if self.noting.writes.found is not None:
-            tensor, source = self.noting.writes.found
+        if (blocking := self.noting.writes.cannot_repeat) is not None:
+            tensor, source = blocking
             what = (
                 f"checkpoint: the function writes in place to {type_of_value(tensor)} from outside,"
-                " and outside of a trace the backward runs it again"
+                " and reads it, and outside of a trace the backward runs it again"
             )
             fix = "Call it under `jit`, which writes once, or return the new value."
             raise CheckpointError(what, source=source, fix=fix)
@@ -360,8 +359,10 @@ class _Again:
             for _, restore in self.noting.states.values():
                 restore()
 
-        self.entered.append(drawing_from(then, now))
-        self.entered[-1].__enter__()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(drawing_from(then, now))
+            stack.enter_context(internals.as_before(self.noting.writes))
+            self.entered.append(stack.pop_all())
 
     def __exit__(self, *error: object) -> None:
         self.entered.pop().__exit__(None, None, None)

@@ -211,10 +211,11 @@ from thunder_fn.torch_internals.tracers import (
     set_class,
     write_memory,
 )
-from thunder_fn.torch_internals.writes import Writes
+from thunder_fn.torch_internals.writes import Writes, as_before
 
 __all__ = [
     "Writes",
+    "as_before",
     "FUSED_FUNCTIONS",
     "NUMBER_OF",
     "unpatched",

@@ -3,7 +3,8 @@
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import torch
@@ -22,28 +23,67 @@ _STATISTICS = {
 
 
 class Writes(TorchDispatchMode):
-    """A note of the first write to a tensor whose memory the code inside did not make.
+    """A note of the writes to memory that the code inside did not make.
 
-    `found` is that tensor and what `where` answers then.
+    `before` is that memory, each with a copy as it was.
     """
 
     def __init__(self, where: Callable[[], Any]) -> None:
         super().__init__()
-        self.where, self.found = where, None
-        self._made = set[int]()
+        self.where = where
+        self.before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+        self._first: dict[int, tuple[torch.Tensor, Any]] = {}
+        self._followed, self._read, self._made = set[int](), set[int](), set[int]()
+
+    @property
+    def cannot_repeat(self) -> tuple[torch.Tensor, Any] | None:
+        """A tensor whose write cannot be made again, and what `where` answered then. Autograd
+        follows the write; or another op reads the memory, and may keep it for its backward.
+        """
+        found = (
+            first
+            for memory, first in self._first.items()
+            if memory in self._followed or memory in self._read
+        )
+        return next(found, None)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self.found is None:
-            for tensor in _written(func, args, kwargs):
-                if _storage(tensor) not in self._made:
-                    self.found: Any = tensor, self.where()
-                    break
+        written = list(_written(func, args, kwargs))
+        for tensor in written:
+            self._note(tensor)
+        given = set() if func is _LIFT_FRESH else set(map(_storage, _tensors((args, kwargs))))
+        self._read |= given - set(map(_storage, written))
         result = func(*args, **kwargs)
-        if self.found is None:
-            given = set() if func is _LIFT_FRESH else set(map(_storage, _tensors((args, kwargs))))
-            self._made |= set(map(_storage, _tensors(result))) - given
+        self._made |= set(map(_storage, _tensors(result))) - given
         return result
+
+    def _note(self, tensor: torch.Tensor) -> None:
+        memory = _storage(tensor)
+        if memory in self._made or memory in self._first:
+            return
+        self._first[memory] = tensor, self.where()
+        is_followed = tensor.requires_grad and torch.is_grad_enabled()
+        if is_followed or tensor.layout is not torch.strided or tensor.is_meta:
+            self._followed.add(memory)
+        else:
+            storage = tensor.untyped_storage()
+            self.before[memory] = storage, storage.clone()
+
+
+@contextlib.contextmanager
+def as_before(writes: Writes) -> Generator[None]:
+    """Give memory the content of before the writes, which are made again inside. Afterwards it has
+    what it has now. Autograd does not hear of it.
+    """
+    now = [(storage, storage.clone()) for storage, _ in writes.before.values()]
+    for storage, old in writes.before.values():
+        storage.copy_(old)
+    try:
+        yield
+    finally:
+        for storage, content in now:
+            storage.copy_(content)
 
 
 def _tensors(tree: Any) -> Iterator[torch.Tensor]:
