@@ -212,6 +212,20 @@ def test_checkpoints_are_told() -> None:
         assert_close(tfn.grad(f)(x), torch.func.grad(lambda x: branch(x * 1.5).sin())(x))
 
 
+def test_casts_around_the_call_are_those_of_the_function() -> None:
+    """What is asked is what autocast gives: 1 + 2**-9 is 1 in bfloat16."""
+
+    def f(w: Tensor, x: Tensor) -> Tensor:
+        y = (w @ x).float()
+        return y.sum() if (y - 1).sum() > 0 else y.sum() * 3
+
+    w, x = torch.tensor([[1.0, 2**-9]]), torch.ones(2, 1)
+    assert tfn.grad(f)(w, x).equal(torch.ones(1, 2))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert tfn.grad(f)(w, x).equal(torch.func.grad(f)(w, x))
+        assert tfn.grad(f)(w, x).equal(3 * torch.ones(1, 2))
+
+
 def test_linearize_takes_the_branch_of_its_primals() -> None:
     for x in POINTS:
         value, linear = tfn.linearize(branch, x)

@@ -253,6 +253,13 @@ def printed() -> bool:
 
 
 @different
+def tangent_dtype() -> bool:
+    x = torch.tensor(2.0)
+    dtypes = [m.jvp(lambda x: 1.5 * x, (x,), (x,))[1].dtype for m in (tfn, torch.func)]
+    return dtypes == [torch.float32, torch.float64]
+
+
+@different
 def side_effects() -> bool:
     calls: list[int] = []
 

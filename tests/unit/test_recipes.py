@@ -331,7 +331,9 @@ def test_answers_are_checked() -> None:
     )
     text = f"compile: unknown option 'chache'; did you mean 'cache'?\nThere are transforms, {options}."
     assert str(caught.value) == text
-    with pytest.raises(UnknownOption, match=r"^compile: unknown option 'mode'\nThere are transforms"):
+    with pytest.raises(UnknownOption, match=r"^compile: unknown option 'colour'\nThere are transforms"):
+        tfn.compile(torch.sin, colour="red")
+    with pytest.raises(UnknownOption, match=r"^compile: unknown option 'mode'\nWrite `executors="):
         tfn.compile(torch.sin, mode="max-autotune")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -83,4 +84,4 @@ def test_random_programs_are_as_ever_and_a_planted_bug_is_caught() -> None:
 
 
 def _blind(aliases: Any) -> Any:
-    return reuse.replace(aliases, buffers=tuple(frozenset((index,)) for index in range(len(aliases.buffers))))
+    return replace(aliases, buffers=tuple(frozenset((index,)) for index in range(len(aliases.buffers))))

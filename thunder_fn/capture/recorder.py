@@ -222,10 +222,15 @@ class Recorder:
 
     @contextmanager
     def suspended(self) -> Generator[None]:
-        """Leave the capture: inside, PyTorch computes values."""
+        """Leave the capture: inside, PyTorch computes values. Casts are those of the equations."""
         token = _current.set(None)
         try:
-            with internals.isolated(), internals.no_torch_function(), torch.no_grad():
+            with (
+                internals.isolated(),
+                internals.no_torch_function(),
+                internals.autocast_off(),
+                torch.no_grad(),
+            ):
                 yield
         finally:
             _current.reset(token)

@@ -354,8 +354,9 @@ def captured_bodies(
     capture around knows have their values inside.
     """
     found: list[Captured] = []
+    known = None if current() is None else EVERY_LEAF
     for function, tensors in zip(functions, examples, strict=True):
-        found.append(capture(function, tuple(tensors), known=EVERY_LEAF))
+        found.append(capture(function, tuple(tensors), known=known))
         check_no_writes(op, function, found[-1])
     return found
 
