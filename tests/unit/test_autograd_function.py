@@ -554,7 +554,7 @@ def test_jvp_may_change_the_tangent_of_what_forward_changes() -> None:
     [
         (lambda x: x, "to have two returns"),
         (lambda x: ((x, x), 0), "returned 2 outputs, and forward returns 1"),
-        (lambda x: ((x, x), (0,)), "2 outputs and 1 out_dims"),
+        (lambda x: ((x, x), (0,)), "incompatible .out_dims, output. pair: 2 outputs and 1 out_dims"),
     ],
 )
 def test_a_vmap_that_returns_something_else_is_refused(returned: Any, text: str) -> None:

@@ -279,10 +279,8 @@ def vmap(
         raise VmapError(
             f"vmap: randomness is one of {', '.join(map(repr, RANDOMNESS))}, given {randomness!r}"
         )
-    if chunk_size is not None and (
-        isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 1
-    ):
-        raise VmapError(f"vmap: chunk_size is a positive int or None, given {chunk_size!r}")
+    if wrong_chunk_size(chunk_size):
+        raise VmapError(f"vmap: {wrong_chunk_size(chunk_size)}")
     return transformed(
         f, lambda fn: Vmap(fn, frozen(in_dims), frozen(out_dims), randomness, chunk_size)
     )
@@ -293,6 +291,14 @@ def frozen(dims: Any) -> Any:
     if isinstance(dims, dict):
         return {key: frozen(item) for key, item in dims.items()}
     return tuple(frozen(item) for item in dims) if isinstance(dims, (list, tuple)) else dims
+
+
+def wrong_chunk_size(chunk_size: Any) -> str:
+    """The reason why there are no such chunks; empty if there are."""
+    is_int = isinstance(chunk_size, int) and not isinstance(chunk_size, bool)
+    if chunk_size is None or (is_int and chunk_size > 0):
+        return ""
+    return f"`chunk_size` should be greater than 0, an int or None, given {chunk_size!r}"
 
 
 def example_of(leaf: torch.Tensor, dim: int) -> torch.Tensor:

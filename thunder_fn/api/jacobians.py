@@ -8,7 +8,7 @@ from typing import Any, ParamSpec, overload
 
 import torch
 
-from thunder_fn.api.batching import Randomness, vmap
+from thunder_fn.api.batching import Randomness, vmap, wrong_chunk_size
 from thunder_fn.api.calling import Transformed, described, transformed
 from thunder_fn.api.captures import Plan, in_place, planned
 from thunder_fn.api.gradients import Argnums, check_argnums, differentiated_leaves, frozen_argnums
@@ -16,7 +16,7 @@ from thunder_fn.api.pullbacks import vjp
 from thunder_fn.api.tangents import jvp
 from thunder_fn.capture import EVERY_LEAF, Captured, current, pytree
 from thunder_fn.capture.scopes import user_source
-from thunder_fn.errors import NotDifferentiable, callable_name, spelled
+from thunder_fn.errors import NotDifferentiable, VmapError, callable_name, spelled
 from thunder_fn.ir.trace import type_of_value
 from thunder_fn.jitted import Jitted
 
@@ -180,6 +180,8 @@ def jacrev(
 
     Source: torch.func.jacrev for the signature.
     """
+    if wrong := wrong_chunk_size(chunk_size):
+        raise VmapError(f"jacrev: {wrong}")
     return transformed(f, lambda fn: Jacrev(fn, frozen_argnums(argnums), has_aux, chunk_size))
 
 

@@ -113,9 +113,12 @@ def capture_vmap(
         outputs, out_dims = result
         values = outputs if isinstance(outputs, tuple) else (outputs,)
         dims[:] = out_dims if isinstance(out_dims, tuple) else (out_dims,) * len(values)
-        if len(dims) != len(values):
-            what = f"{call.name}: its vmap returned {len(values)} outputs and {len(dims)} out_dims"
-            raise CustomRuleError(what)
+        is_one = isinstance(out_dims, tuple) and not isinstance(outputs, tuple)
+        if is_one or len(dims) != len(values):
+            counts = f"{len(values)} outputs and {len(dims)} out_dims"
+            found = "a tuple of out_dims for a single output" if is_one else counts
+            what = f"{call.name}: its vmap returned an incompatible (out_dims, output) pair"
+            raise CustomRuleError(f"{what}: {found}")
         return tuple(
             value if dim is None else value.movedim(dim, 0)
             for value, dim in zip(values, dims, strict=True)
