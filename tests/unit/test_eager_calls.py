@@ -527,3 +527,20 @@ def test_captures_are_bounded() -> None:
     for value in range(100):
         tfn.grad(lambda x: (x * value).sum())(torch.ones(1))
     assert len(captures._CAPTURES.kept) <= captures.LIVING + captures.ORPHANS
+
+
+def test_graphs_from_outside_are_those_of_the_call() -> None:
+    """What a function asks of the graph of a tensor from outside is not kept for one with another graph."""
+    vectors = torch.randn(4, 3)
+    for op in (torch.sin, torch.exp, lambda x: x**3):
+        x = torch.rand(3, requires_grad=True)
+        y = op(x) * 1
+        (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        for f in (
+            lambda v: torch.autograd.grad(y, x, v, retain_graph=True)[0],
+            lambda v: torch.autograd.grad(slope, x, v, retain_graph=True)[0],
+            lambda v: torch.autograd.grad((v * y).sum(), x, retain_graph=True)[0],
+        ):
+            expected = torch.stack([f(v) for v in vectors])
+            torch.testing.assert_close(tfn.vmap(f)(vectors), expected)
+            torch.testing.assert_close(tfn.vmap(f)(vectors), expected)

@@ -189,13 +189,14 @@ class KnownValues:
         if value is None:
             return False
         self._found[index] = value
-        self._note(is_told=not is_owned)
+        if not is_owned:
+            self.tell()
         return True
 
-    def _note(self, *, is_told: bool) -> None:
-        """Note for the captures around this one, too, that Python is told what is in the call."""
-        recorder = self._recorder
-        while is_told and recorder is not None:
+    def tell(self) -> None:
+        """Note, for the captures around this one too, that the trace serves this call only."""
+        recorder: Recorder | None = self._recorder
+        while recorder is not None:
             recorder.values.is_told, recorder = True, recorder.outer
 
     def _from_outside(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -240,7 +241,7 @@ class KnownValues:
         self._recorder.constants.extend(
             Constant(var, self._found[var.index], owned=True) for var in leaf.outputs
         )
-        self._note(is_told=True)
+        self.tell()
         return True
 
     def undo_draws(self) -> None:

@@ -285,6 +285,8 @@ def _run_backward(outputs: Any, *args: Any, **options: Any) -> Any:
         return _engine(outputs, *args, **options)
     cotangents, _, create, inputs, *unused = args
     ends = _ends(recorder, outputs)
+    if ends:  # the graphs behind them are those of this call
+        recorder.values.tell()
     behind = internals.nodes_behind([internals.node_of(x) for _, x in ends])
     leaves = [leaf for node in behind if (leaf := internals.leaf_of(node)) is not None]
     asked = [recorder.outside_of(x) for x in inputs if isinstance(x, Tensor)]
