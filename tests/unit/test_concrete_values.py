@@ -213,7 +213,7 @@ def test_checkpoints_are_told() -> None:
 
 
 def test_casts_around_the_call_are_those_of_the_function() -> None:
-    """What is asked is what autocast gives: 1 + 2**-9 is 1 in bfloat16."""
+    """A question is answered by the value that autocast gives: 1 + 2**-9 is 1 in bfloat16."""
 
     def f(w: Tensor, x: Tensor) -> Tensor:
         y = (w @ x).float()

@@ -530,7 +530,7 @@ def test_captures_are_bounded() -> None:
 
 
 def test_graphs_from_outside_are_those_of_the_call() -> None:
-    """What a function asks of the graph of a tensor from outside is not kept for one with another graph."""
+    """Gradients through the graph of a tensor from outside are not kept for a tensor with another graph."""
     vectors = torch.randn(4, 3)
     for op in (torch.sin, torch.exp, lambda x: x**3):
         x = torch.rand(3, requires_grad=True)
