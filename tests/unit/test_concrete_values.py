@@ -354,3 +354,22 @@ def test_draws_that_cannot_be_told_are_refused_and_undone() -> None:
     after = torch.rand(2)
     torch.manual_seed(0)
     assert after.equal(torch.rand(2))
+
+
+def test_rules_that_decide_by_their_own_draws_are_refused() -> None:
+    """Forward is captured for its value and for its rule, which have to draw the same numbers."""
+
+    class Drawing(torch.autograd.Function):
+        @staticmethod
+        def forward(x: Any) -> Any:
+            return x * 2 if torch.rand(3).sum() > 1.5 else x * 3
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return grads[0]
+
+    with pytest.raises(MissingRule, match="Drawing is not part of the trace"):
+        tfn.grad(lambda x: Drawing.apply(x).sum())(W)  # pyright: ignore[reportUnknownMemberType]

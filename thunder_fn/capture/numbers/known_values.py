@@ -36,6 +36,9 @@ from thunder_fn.ir.trace import (
 if TYPE_CHECKING:
     from thunder_fn.capture.recorder import Recorder
 
+CUSTOM_RULE = "a custom rule"
+"""The place of captures of one function, which have to draw the same numbers: none draws now."""
+
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -226,8 +229,8 @@ class KnownValues:
             for leaf, scope in leaves_of(recorder.root)
             if ops.has_side_effect(leaf)
         ]
-        is_batch = any(recorder.inside == "vmap" for recorder in around)
-        if not self.is_of_call or is_batch or not all(_is_draw(leaf) for _, leaf, _ in effects):
+        is_shared = any(recorder.inside in ("vmap", CUSTOM_RULE) for recorder in around)
+        if not self.is_of_call or is_shared or not all(_is_draw(leaf) for _, leaf, _ in effects):
             return False
         outermost = around[0].values
         outermost._undo = outermost._undo or _undoing_draws()

@@ -17,6 +17,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import EVERY_LEAF, TENSOR, Captured, capture, current, pytree
 from thunder_fn.capture.apply import part
+from thunder_fn.capture.numbers.known_values import CUSTOM_RULE
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.derived.leaf_vjp import is_differentiable
 from thunder_fn.errors import (
@@ -354,9 +355,11 @@ def captured_bodies(
     capture around knows have their values inside.
     """
     found: list[Captured] = []
-    known = None if current() is None else EVERY_LEAF
+    recorder = current()
+    is_told = recorder is not None and recorder.values.is_of_call
+    known, inside = (EVERY_LEAF, CUSTOM_RULE) if is_told else (None, "")
     for function, tensors in zip(functions, examples, strict=True):
-        found.append(capture(function, tuple(tensors), known=known))
+        found.append(capture(function, tuple(tensors), known=known, inside=inside))
         check_no_writes(op, function, found[-1])
     return found
 
