@@ -40,6 +40,7 @@ from thunder_fn.testing.laws.comparing import (
 )
 from thunder_fn.testing.laws.interpreters import widened
 from thunder_fn.testing.laws.pairs import once, values_of
+from thunder_fn.testing.laws.schedules import keeps_schedules
 
 Keeps = Choice["values", "nothing"]
 Ensures = Callable[[Trace, Trace], bool]
@@ -270,6 +271,7 @@ PROMISES: Mapping[str, tuple[str, Callable[[Transform], Law]]] = MappingProxyTyp
         "precision": ("is as precise", is_as_precise),
         "bits": ("keeps bits", keeps_bits),
         "lines": ("keeps lines", keeps_lines),
+        "schedules": ("ranks meet", keeps_schedules),
         "processes": ("is the same in every process", is_the_same_everywhere),
     }
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
 from thunder_fn.interpreters import simplify
@@ -21,7 +21,7 @@ def drops_the_dead(before: Trace, after: Trace) -> bool:
     """Never grow a trace; what is left is used, random or effectful, in bodies too."""
     small = num_equations(after) <= num_equations(before)
     holds(small, "equations were added", trace=before, made=after)
-    for inner in subtraces(after):
+    for inner in _outside_operators(after):
         used = {var.index for var in operands_in(inner.equations)}
         used |= {atom.index for atom in inner.outputs if isinstance(atom, Var)}
         for equation in inner.equations:
@@ -29,6 +29,15 @@ def drops_the_dead(before: Trace, after: Trace) -> bool:
             live = live or ops.has_side_effect(equation)
             holds(live, f"{equation.op} is left, which nothing uses", trace=before, made=after)
     return True
+
+
+def _outside_operators(trace: Trace) -> Iterator[Trace]:
+    """The trace and the bodies in it; an executor's operator is computed as a whole."""
+    yield trace
+    for equation in trace.equations:
+        if not ops.is_operator(equation.op):
+            for body in equation.bodies:
+                yield from _outside_operators(body)
 
 
 def leaves_no_twins(before: Trace, after: Trace) -> bool:
