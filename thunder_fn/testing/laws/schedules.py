@@ -79,7 +79,7 @@ def check_schedule(
         if way == MOST_CHOICES:
             what = f"check_schedule: there are more than {MOST_CHOICES} ways through the branches"
             raise DistributedError(what, fix="Check the parts of the program one by one.")
-        states += _explored(runs, groups)
+        states += explored(runs, groups)
     return states
 
 
@@ -207,10 +207,10 @@ def _members(groups: Partitions, group: str, rank: int, ranks: int) -> tuple[int
 # ---- the states ----
 
 
-def _explored(runs: Sequence[tuple[Event, ...]], groups: Partitions) -> int:
+def explored(runs: Sequence[tuple[Event, ...]], groups: Partitions) -> int:
     """The number of states that ranks with these events can reach, if all of them end."""
     sends = [[event for event in run if event.waits_for is None] for run in runs]
-    start = (0,) * len(runs)
+    start = tuple(0 for _ in runs)
     seen, todo = {start}, [start]
     while todo:
         done = todo.pop()
