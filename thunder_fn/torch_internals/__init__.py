@@ -43,6 +43,7 @@ from thunder_fn.torch_internals.fakes import (
     fake_like,
     fake_mode,
     fake_of_type,
+    layouts_on_fakes,
     only_mode,
     running_number,
     symbolic_like,
@@ -84,6 +85,7 @@ from thunder_fn.torch_internals.higher_order import (
     pytorchs_scan,
     vmap_info,
 )
+from thunder_fn.torch_internals.known_results import Layout, layout_of, layouts_of_results
 from thunder_fn.torch_internals.modes import (
     autocast_off,
     autocast_on,
@@ -304,6 +306,10 @@ __all__ = [
     "fake_mode",
     "fake_mode_of",
     "fake_of_type",
+    "layouts_on_fakes",
+    "Layout",
+    "layout_of",
+    "layouts_of_results",
     "fake_store",
     "first_op",
     "footprint",
