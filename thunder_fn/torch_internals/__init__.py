@@ -85,7 +85,12 @@ from thunder_fn.torch_internals.higher_order import (
     pytorchs_scan,
     vmap_info,
 )
-from thunder_fn.torch_internals.known_results import Layout, layout_of, layouts_of_results
+from thunder_fn.torch_internals.known_results import (
+    Layout,
+    layout_of,
+    layouts_of_results,
+    the_layout,
+)
 from thunder_fn.torch_internals.modes import (
     autocast_off,
     autocast_on,
@@ -310,6 +315,7 @@ __all__ = [
     "Layout",
     "layout_of",
     "layouts_of_results",
+    "the_layout",
     "fake_store",
     "first_op",
     "footprint",

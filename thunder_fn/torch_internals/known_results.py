@@ -119,16 +119,15 @@ def _layout_of(fake: FakeTensor) -> Layout:
         raise _Unknown
     if fake.is_conj() or fake.is_neg() or fake._is_zerotensor() or fake._has_symbolic_sizes_strides:
         raise _Unknown
-    parts = (
-        fake.dtype,
-        tuple(fake.shape),
-        fake.stride(),
-        int(fake.storage_offset()),
-        fake.fake_device,
-    )
-    found = _layouts.setdefault(parts, Layout(*parts))
+    shape, offset = tuple(fake.shape), int(fake.storage_offset())
+    found = the_layout(fake.dtype, shape, fake.stride(), offset, fake.fake_device)
     setattr(fake, _ATTRIBUTE, found)
     return found
+
+
+def the_layout(*parts: Any) -> Layout:
+    """The layout of this dtype, shape, strides, offset and device."""
+    return _layouts.setdefault(parts, Layout(*parts))
 
 
 def layout_of(fake: torch.Tensor) -> Layout | None:
