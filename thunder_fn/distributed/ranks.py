@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import torch
 
 from thunder_fn.distributed.heartbeat import WAIT as WAIT
-from thunder_fn.errors import DistributedError, MissingRule, located
+from thunder_fn.errors import DistributedError, MissingRule
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import ops
@@ -132,7 +132,8 @@ class _Ranks:
             self.go_on(rank, None)
         while any(self.asked):
             if not [rank for rank in range(len(self.runs)) if self.answer(rank)]:
-                raise DistributedError(self.stuck())
+                fix = "All ranks run the same collectives, in the same order."
+                raise DistributedError(self.stuck(), fix=fix)
         return self.found
 
     def go_on(self, rank: int, answer: Any) -> None:
@@ -200,8 +201,7 @@ class _Ranks:
             f"rank {rank} in {asked[0].op}" if asked else f"rank {rank} at the end"
             for rank, asked in enumerate(self.asked)
         ]
-        fix = "All ranks run the same collectives, in the same order."
-        return located(f"ranks wait for each other: {', '.join(places)}", fix=fix)
+        return f"ranks wait for each other: {', '.join(places)}"
 
 
 def _options(equation: Equation) -> list[Any]:

@@ -21,7 +21,7 @@ from thunder_fn.interpreters.rewriting.rewrite import Rewrite, identity
 from thunder_fn.parameters.clipping import clip_by_global_norm, global_norm
 from thunder_fn.parameters.functions import ddp, fsdp, lora, quantize, tensor_parallel
 from thunder_fn.parameters.modules import RewrittenModule
-from thunder_fn.parameters.pipeline import Pipelined, pipeline
+from thunder_fn.parameters.pipelines import Pipelined, pipeline
 from thunder_fn.parameters.rewritten import Rewritten
 from thunder_fn.parameters.schemes import SCHEMES
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal as Choice
 
-from thunder_fn.errors import DistributedError, located
+from thunder_fn.errors import DistributedError
 from thunder_fn.ir.notebook import Shown
 
 Kind = Choice["F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "SENT_F", "SENT_B"]
@@ -157,7 +157,7 @@ def interleaved(ranks: int, micro: int, chunks: int = 2) -> Schedule:
     """
     if chunks > 1 and micro % ranks:
         what = f"pipeline: interleaved stages on {ranks} ranks, and {micro} micro-batches"
-        raise DistributedError(located(what, fix="Give a multiple of the number of ranks."))
+        raise DistributedError(what, fix="Give a multiple of the number of ranks.")
 
     def row(rank: int) -> Iterator[Action]:
         place = lambda k: (k // ranks) % chunks
@@ -240,7 +240,7 @@ def _check_complete(schedule: Schedule) -> None:
         if found:
             text = f"pipeline: a schedule with {what}: {', '.join(found[:8])}"
             fix = "Give each stage to one rank, with F, and B or I and W, for each micro-batch."
-            raise DistributedError(located(text, fix=fix))
+            raise DistributedError(text, fix=fix)
 
 
 def _is_there(count: Mapping[Action, int], kind: str, stage: int, micro: int) -> bool:
@@ -353,7 +353,7 @@ def in_order(rows: Sequence[Row]) -> list[tuple[int, Action]]:
     ]
     if stuck:
         what = f"pipeline: the ranks of this schedule wait for ever: {', '.join(stuck)}"
-        raise DistributedError(located(what, fix="Put each action after those that it needs."))
+        raise DistributedError(what, fix="Put each action after those that it needs.")
     return found
 
 

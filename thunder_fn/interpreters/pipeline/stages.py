@@ -253,7 +253,7 @@ def _pieces(
 def _crossing(
     rows: Sequence[Sequence[Equation]], results: dict[int, Var], known: set[int]
 ) -> list[tuple[Var, ...]]:
-    """The values that cross each cut: made before, read after it. Inputs and constants are everywhere."""
+    """The values that cross each cut: made before, read after it. Inputs and constants do not."""
     later, found = results, list[tuple[Var, ...]]()
     for row in reversed(rows[1:]):
         own = {var.index for var in bound(row)}
