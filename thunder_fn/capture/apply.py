@@ -17,6 +17,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import TENSOR, Captured, Shared, pytree
+from thunder_fn.capture.layouts import strides_of_outputs
 from thunder_fn.capture.recorded import Leaf
 from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.scopes import in_scope, user_source
@@ -104,9 +105,11 @@ def bind_trace(
     if args is None and (split is None or not can_bind(recorder, values)):
         return None
     named = specialize(closed, _names(closed.inputs, values))
+    strides = strides_of_outputs(named, [recorder.lift(value) for value in values])
     if args is None:
-        return bind_structured(recorder, op, values, (named,), named.output_types, split, split)
-    return bind_equation(recorder, op, args, (named,), named.output_types)
+        known = (named,), named.output_types, split, split
+        return bind_structured(recorder, op, values, *known, strides=strides)
+    return bind_equation(recorder, op, args, (named,), named.output_types, strides=strides)
 
 
 def _names(variables: Sequence[Var], values: Sequence[Any]) -> dict[Any, Any]:

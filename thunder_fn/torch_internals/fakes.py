@@ -32,7 +32,14 @@ from torch.utils._pytree import tree_leaves, tree_map
 from thunder_fn.errors import InvalidTrace
 from thunder_fn.ir.trace import Dim, Expr, TensorType
 from thunder_fn.torch_internals.calls import aten, runnable
-from thunder_fn.torch_internals.known_results import answer, question, remember
+from thunder_fn.torch_internals.known_results import (
+    Layout,
+    answer,
+    fake_of_layout,
+    layout_of,
+    question,
+    remember,
+)
 from thunder_fn.torch_internals.modes import (
     FAKE,
     get_dispatch_mode,
@@ -679,3 +686,25 @@ def allocations(run: Callable[[], object]) -> list[int]:
     results: Any = profiled
     found = [event for event in results.kineto_results.events() if event.name() == "[memory]"]
     return [event.nbytes() for event in sorted(found, key=lambda event: event.start_ns())]
+
+
+def layouts_on_fakes(
+    mode: RecordingMode, op: Any, args: Any, kwargs: Any
+) -> tuple[Layout | None, ...]:
+    """The layouts of an op's results, given layouts for tensors. There are none where PyTorch's
+    rule takes values.
+    """
+    of: Callable[[Any], Any] = lambda arg: (
+        fake_of_layout(mode, arg)
+        if type(arg) is Layout
+        else list(map(of, arg))
+        if type(arg) is list
+        else arg
+    )
+    try:
+        with mode, torch.no_grad():
+            result = op(*map(of, args), **{name: of(arg) for name, arg in kwargs.items()})
+    except Exception:  # noqa: BLE001  # data-dependent, or an op without a fake implementation
+        return ()
+    found = result if isinstance(result, (tuple, list)) else (result,)
+    return tuple(map(layout_of, found))
