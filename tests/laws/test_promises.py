@@ -281,7 +281,8 @@ def test_the_states_leave_no_deadlock_out() -> None:
             if len(run) > 1 and [kind for kind, _ in run[:2]] == ["send", "send"]:
                 run[0], run[1] = run[1], run[0]
         events = [
-            tuple(Event("op", w) if kind == "send" else Event("op", waits_for=w) for kind, w in run) for run in runs
+            tuple(Event("send", group=w) if kind == "send" else Event("wait", number=w) for kind, w in run)
+            for run in runs
         ]
         try:
             explored(events, {name: (members,) for name, members in groups.items()})

@@ -6,7 +6,8 @@ The states that ranks can reach are enumerated. So are the branches that each ra
 whose predicate is the same on all ranks are taken together; else each rank decides for itself.
 
 Sends disable nothing and commute with everything, so each is done as soon as it can be: the states
-differ in how many collectives are done on each rank, and no deadlock is left out.
+differ in how many collectives are done on each rank, and no deadlock is left out. A message is one
+more way to wait: for the one that is received, and for its receiver.
 
 Source: Godefroid, Partial-order methods for the verification of concurrent systems, LNCS 1032,
 1996; Siegel and Avrunin, Verification of halting properties for MPI programs, VMCAI 2006.
@@ -15,19 +16,17 @@ Source: Godefroid, Partial-order methods for the verification of concurrent syst
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal as Choice
 
-from thunder_fn.distributed.ranks import GATHER, REDUCE, WAIT, is_collective
+from thunder_fn.distributed.ranks import GATHER, REDUCE, WAIT, Partitions
 from thunder_fn.errors import DistributedError
 from thunder_fn.ir import ops
 from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, TraceBuilder, Var
 from thunder_fn.ir.walking import inline_into
 from thunder_fn.testing.laws.comparing import Inputs, Law, LawBroken, Transform
-
-Partitions = Mapping[str, Sequence[Sequence[int]]]
-"""For each name of a group, the ranks of each group of that name, as for `evaluate_ranks`."""
 
 MOST_CHOICES = 4096
 """The number of ways through the branches of all ranks that are tried at most."""
@@ -37,15 +36,29 @@ GRID: Partitions = {"rows": ((0, 1), (2, 3)), "columns": ((0, 2), (1, 3))}
 """A mesh of two times two ranks."""
 
 
+Kind = Choice["send", "wait", "post", "receive", "sent"]
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A collective that a rank sends; or, if `waits_for` is a number, a wait for that one."""
+    """A step of a rank that others see.
 
-    op: str
+    Attributes:
+        kind: "send" begins a collective and "wait" waits for it. "post" begins a message, "receive"
+            waits for one, "sent" waits until one is received.
+        group: the name of a collective's group.
+        what: the things in which those that meet agree: the op and the types.
+        channel: of a message, its group, ranks and tag.
+        number: of a wait, the collective of this rank; of "sent", the message of its channel.
+    """
+
+    kind: Kind
+    op: str = ""
     group: str = ""
     what: tuple[Any, ...] = ()
     place: str = ""
-    waits_for: int | None = None
+    channel: tuple[Any, ...] = ()
+    number: int = 0
 
 
 def check_schedule(
@@ -116,6 +129,7 @@ class _Known:
 
     same: bool = False
     sent: int | None = None
+    posted: Event | None = None
 
 
 _DIFFERS, _SAME = _Known(), _Known(True)
@@ -150,11 +164,12 @@ class _Rank:
     ) -> list[_Known]:
         name, place = equation.op.name, str(equation.source or "")
         if name == WAIT:
-            sent = known[0].sent
-            if sent is not None:
-                self.events.append(Event(name, place=place, waits_for=sent))
+            if (sent := known[0].sent) is not None:
+                self.events.append(Event("wait", name, place=place, number=sent))
             return [_Known(known[0].same)]
-        if not is_collective(equation):
+        if equation.op in (ops.SEND, ops.RECEIVE, ops.SENT):
+            return self.message(equation, known, place)
+        if not ops.communicates(equation):
             same = all(one.same for one in known) and not ops.has_side_effect(equation)
             sent = known[0].sent if known and ops.is_view(equation.op) else None
             return [_Known(same, sent)] * len(equation.outputs)
@@ -167,10 +182,30 @@ class _Rank:
         group = next((one for one in reversed(literals) if isinstance(one, str)), "")
         types = [var.type for var in equation.operands if isinstance(var.type, TensorType)]
         sizes = tuple((type.dtype, type.shape) for type in types)
-        self.events.append(Event(equation.op.name, group, (literals, sizes), place))
+        what = (equation.op.name, literals, sizes)
+        self.events.append(Event("send", equation.op.name, group, what, place))
         self.num_sent += 1
-        whole = len(_members(self.groups, group, self.rank, self.ranks)) == self.ranks
+        whole = len(self.members(group)) == self.ranks
         return _Known(whole and equation.op.name in (GATHER, REDUCE), self.num_sent - 1)
+
+    def message(self, equation: Equation, known: list[_Known], place: str) -> list[_Known]:
+        if equation.op == ops.SENT:
+            if (post := known[1].posted) is not None:
+                self.events.append(replace(post, kind="sent", op=equation.op.name, place=place))
+            return []
+        other, tag, group = [arg.value for arg in equation.args if isinstance(arg, Literal)][-3:]
+        members, is_send = self.members(group), equation.op == ops.SEND
+        ends = (self.rank, members[other]) if is_send else (members[other], self.rank)
+        channel = (group, *ends, tag)
+        type = equation.operands[0].type if is_send else equation.outputs[0].type
+        number = sum(event.kind == "post" and event.channel == channel for event in self.events)
+        kind: Kind = "post" if is_send else "receive"
+        event = Event(kind, equation.op.name, group, (type,), place, channel, number)
+        self.events.append(event)
+        return [_Known(posted=event)]
+
+    def members(self, group: str) -> tuple[int, ...]:
+        return _members(self.groups, group, self.rank, self.ranks)
 
     def structured(
         self, equation: Equation, known: list[_Known], path: tuple[Any, ...]
@@ -209,39 +244,57 @@ def _members(groups: Partitions, group: str, rank: int, ranks: int) -> tuple[int
 
 def explored(runs: Sequence[tuple[Event, ...]], groups: Partitions) -> int:
     """The number of states that ranks with these events can reach, if all of them end."""
-    sends = [[event for event in run if event.waits_for is None] for run in runs]
+    sends = [[event for event in run if event.kind == "send"] for run in runs]
     start = tuple(0 for _ in runs)
     seen, todo = {start}, [start]
     while todo:
         done = todo.pop()
-        heads = [_head(run, own, n) for run, own, n in zip(runs, sends, done, strict=True)]
-        moved = False
-        for members in _ready(heads, groups):
-            _agree(heads, members)
+        places = _farthest(runs, done)
+        heads = [_head(run[:at], n) for run, at, n in zip(runs, places, done, strict=True)]
+        ready = _ready(heads, groups)
+        for members in ready:
+            _agree([head if rank in members else None for rank, head in enumerate(heads)])
             new = tuple(n + (rank in members) for rank, n in enumerate(done))
-            moved = True
             if new not in seen:
                 seen.add(new)
                 todo.append(new)
-        if not moved and any(n < len(own) for n, own in zip(done, sends, strict=True)):
-            raise LawBroken(f"ranks wait for each other for ever\n{_standing(runs, sends, done)}")
+        if not ready:
+            _check_end(runs, sends, done, places)
     return len(seen)
 
 
-def _head(run: Sequence[Event], sends: Sequence[Event], done: int) -> Event | None:
-    """The next collective of a rank that has done so many, if it comes to send it."""
-    if done == len(sends):
-        return None
-    count = 0
-    for event in run:
-        if event.waits_for is not None:
-            if event.waits_for >= done:
-                return None
-        elif count == done:
-            return event
-        else:
-            count += 1
-    return None
+def _farthest(runs: Sequence[tuple[Event, ...]], done: Sequence[int]) -> list[int]:
+    """The place to which each rank comes before it waits, if so many of its collectives are done.
+
+    Messages have one sender and one receiver, so no order of them changes how far ranks come.
+    """
+    places, posted = [0] * len(runs), defaultdict[Any, list[Event]](list)
+    received, moved = Counter[Any](), True
+    while moved:
+        moved = False
+        for rank, run in enumerate(runs):
+            while places[rank] < len(run):
+                event = run[places[rank]]
+                if event.kind == "wait" and event.number >= done[rank]:
+                    break
+                if event.kind == "receive":
+                    if received[event.channel] == len(posted[event.channel]):
+                        break
+                    _agree([posted[event.channel][received[event.channel]], event])
+                    received[event.channel] += 1
+                if event.kind == "sent" and event.number >= received[event.channel]:
+                    break
+                if event.kind == "post":
+                    posted[event.channel].append(event)
+                places[rank] += 1
+                moved = True
+    return places
+
+
+def _head(run: Sequence[Event], done: int) -> Event | None:
+    """The next collective of a rank that has done so many, if it has begun it."""
+    begun = [event for event in run if event.kind == "send"]
+    return begun[done] if done < len(begun) else None
 
 
 def _ready(heads: Sequence[Event | None], groups: Partitions) -> list[tuple[int, ...]]:
@@ -256,28 +309,48 @@ def _ready(heads: Sequence[Event | None], groups: Partitions) -> list[tuple[int,
     return list(found)
 
 
-def _agree(heads: Sequence[Event | None], members: tuple[int, ...]) -> None:
-    met = {rank: head for rank in members if (head := heads[rank]) is not None}
-    if len({(head.op, head.what) for head in met.values()}) > 1:
-        lines = [f"  rank {rank}: {_text(head)}" for rank, head in met.items()]
+def _agree(events: Sequence[Event | None]) -> None:
+    met = {rank: event for rank, event in enumerate(events) if event is not None}
+    if len({event.what for event in met.values()}) > 1:
+        if any(event.kind == "receive" for event in met.values()):
+            types = [str(event.what[0]) for event in met.values()]
+            lines = [f"  {_text(event)}" for event in met.values()]
+            raise LawBroken("\n".join([f"{types[0]} is sent, {types[1]} received", *lines]))
+        lines = [f"  rank {rank}: {_text(event)}" for rank, event in met.items()]
         raise LawBroken("\n".join(["ranks meet in different collectives", *lines]))
 
 
-def _standing(
-    runs: Sequence[Sequence[Event]], sends: Sequence[Sequence[Event]], done: Sequence[int]
-) -> str:
-    lines = list[str]()
-    for rank, (run, own, n) in enumerate(zip(runs, sends, done, strict=True)):
-        head = own[n] if n < len(own) else None
-        state = "is at its end" if head is None else f"waits in {_text(head)}"
-        if head is not None and _head(run, own, n) is None:
-            state = f"waits before it sends {_text(head)}"
-        lines.append(f"  rank {rank} {state}")
-    return "\n".join(lines)
+def _check_end(
+    runs: Sequence[Sequence[Event]],
+    sends: Sequence[Sequence[Event]],
+    done: Sequence[int],
+    places: Sequence[int],
+) -> None:
+    """Raise where a rank has more to do, and none goes on."""
+    lines, stuck = list[str](), False
+    for rank, (run, own) in enumerate(zip(runs, sends, strict=True)):
+        waits = done[rank] < len(own)
+        event = run[places[rank]] if places[rank] < len(run) else own[done[rank]] if waits else None
+        if event is not None and event.kind == "wait":
+            event = own[done[rank]]
+        stuck |= event is not None
+        lines.append(f"  rank {rank} {f'waits in {_text(event)}' if event else 'is at its end'}")
+    if stuck:
+        raise LawBroken("\n".join(["ranks wait for each other for ever", *lines]))
+    ends = Counter((e.channel, e.kind) for run in runs for e in run)
+    for run in runs:
+        for event in run:
+            if event.kind == "post" and ends[event.channel, "receive"] <= event.number:
+                raise LawBroken(f"a message is never received: {_text(event)}")
 
 
 def _text(event: Event) -> str:
-    return f"{event.op} of group {event.group!r} {event.place}".rstrip()
+    """The op of an event, its group, for a message its other end, and the user's line."""
+    to = ""
+    if event.channel:
+        _, source, target, tag = event.channel
+        to = f" from rank {source} to rank {target} with tag {tag}"
+    return f"{event.op}{to} of group {event.group!r} {event.place}".rstrip()
 
 
 # ---- the law of a transform ----
@@ -329,4 +402,4 @@ def keeps_schedules(transform: Transform) -> Law:
 
 def is_sent(trace: Trace) -> bool:
     """Test whether a trace talks to other ranks."""
-    return any(map(is_collective, trace.equations))
+    return any(map(ops.communicates, trace.equations))
