@@ -61,7 +61,8 @@ class Step:
 class Program:
     """A program as data. `build` makes it a trace; its repr is its own reproducer.
 
-    Without picks for its outputs it returns every variable that nothing uses.
+    Without picks for its outputs it returns every variable that nothing uses. A pick below 0 is a
+    number that is written in the trace.
     """
 
     inputs: tuple[TensorType, ...] = ()
@@ -217,7 +218,11 @@ class Draft:
         if not program.outputs:
             return builder.build(draft.unused())
         return builder.build(
-            tuple(draft.env[-1 - pick % len(draft.env)] for pick in program.outputs if draft.env)
+            tuple(
+                draft.env[-1 - pick % len(draft.env)] if pick >= 0 else Literal(0.5)
+                for pick in program.outputs
+                if draft.env
+            )
         )
 
     def take(self, step: Step) -> None:

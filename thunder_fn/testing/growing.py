@@ -118,18 +118,19 @@ CONSTANTS: tuple[Program, ...] = (
 change.
 """
 
-_PART = Program((), CHAIN[:3], (0,))
+_PART = Program((), CHAIN[:3], (1,))
 
 DEAD: tuple[Program, ...] = (
-    Program((VECTOR, VECTOR), CHAIN[:3], (0,)),
-    Program((VECTOR, VECTOR), CHAIN[:3], (2,)),
+    Program((VECTOR, VECTOR), CHAIN[:3], (1,)),
+    Program((VECTOR, VECTOR), CHAIN[:3], (2, -1)),
+    Program((VECTOR, VECTOR), CHAIN[:3], (0, -1, 4)),
     Program((VECTOR, VECTOR), (*CHAIN[:2], Step("twin"), Step("twin", (1,))), (1, 0)),
     *(Program((VECTOR, VECTOR), (*CHAIN[:2], nested(n, CHAIN[:2]).steps[0]), (2,)) for n in NESTS),
     *(
         Program((VECTOR, VECTOR), (Step(name, picks, (body,) * BODIES[name]),), outputs)
         for name, variants in NESTS.items()
         for picks in variants
-        for body, outputs in ((_PART, ()), (Program((), CHAIN[:3], (0, 1, 2)), (0,)))
+        for body, outputs in ((_PART, ()), (Program((), CHAIN[:3], (0, 1, 2)), (0, 3)))
     ),
 )
 """Programs with equations, results and operands of bodies that nothing reads."""

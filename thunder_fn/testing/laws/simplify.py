@@ -28,7 +28,26 @@ def drops_the_dead(before: Trace, after: Trace) -> bool:
             live = any(var.index in used for var in equation.outputs)
             live = live or ops.has_side_effect(equation)
             holds(live, f"{equation.op} is left, which nothing uses", trace=before, made=after)
+    _keeps_calls(before, after)
     return True
+
+
+def _keeps_calls(before: Trace, after: Trace) -> None:
+    """Executors' operators stay whole, and a user's call whose results are all used stays as
+    written.
+    """
+    given = [e for inner in subtraces(before) for e in inner.equations]
+    operators = {(e.op, e.bodies) for e in given if ops.is_operator(e.op)}
+    calls = {(ops.short_name(e.op), len(e.outputs)) for e in given if ops.is_call(e.op)}
+    own = {(e.op.name, len(e.outputs)) for e in given if not ops.is_call(e.op)}
+    opened = {ops.short_name(op) for op, _ in operators} - {name for name, _ in own}
+    for equation in (e for inner in subtraces(after) for e in inner.equations):
+        name = (equation.op.name, len(equation.outputs))
+        whole = not ops.is_operator(equation.op) or (equation.op, equation.bodies) in operators
+        whole = whole and equation.op.name not in opened - {one for one, _ in calls}
+        holds(whole, f"the operator {equation.op} was opened", trace=before, made=after)
+        kept = name not in calls - own
+        holds(kept, f"the call {equation.op} lost its arguments", trace=before, made=after)
 
 
 def _outside_operators(trace: Trace) -> Iterator[Trace]:
@@ -108,6 +127,8 @@ def _is_noop(equation: Equation, inside: set[Var]) -> bool:
     if not isinstance(first, Var) or first.type != equation.outputs[0].type:
         return False
     if equation.op.name in SAME_PLACES:
+        return True
+    if name == "clone.default" and not equation.kwargs and first in inside:
         return True
     second = equation.args[1] if len(equation.args) == 2 and not equation.kwargs else None
     return (

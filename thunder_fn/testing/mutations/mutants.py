@@ -110,7 +110,9 @@ def _of_constants(node: ast.AST) -> Iterator[Edit]:
 def _of_calls(node: ast.AST) -> Iterator[Edit]:
     if not isinstance(node, ast.Call):
         return
-    for place in range(len(node.keywords)):
+    for place, keyword in enumerate(node.keywords):
+        if keyword.arg == "strict":  # an assertion of `zip`
+            continue
         yield "dropped keyword", functools.partial(node.keywords.pop, place)
     if _is_plain(node.args):
         yield "swapped arguments", functools.partial(_swap, node.args)
@@ -168,7 +170,7 @@ def mutants_of(transform: Callable[[Trace], Trace]) -> list[Mutation]:
 
 def _that_run(node: ast.AST) -> Iterator[ast.AST]:
     """The nodes that say what is computed: no annotations, and no assertions."""
-    if isinstance(node, ast.Assert):
+    if isinstance(node, ast.Assert) or (isinstance(node, ast.keyword) and node.arg == "strict"):
         return
     yield node
     for name, field in ast.iter_fields(node):

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from thunder_fn.ir import ops
+from thunder_fn.ir.symbols import made_by
 from thunder_fn.ir.trace import (
     Atom,
     Equation,
@@ -139,12 +140,12 @@ def without_double_negation(trace: Trace) -> Trace:
 
 
 def without_dead_leaves(trace: Trace) -> Trace:
-    """A dce of one's own: leaves that nobody reads go, if they draw no random numbers."""
+    """A dce of one's own: leaves that nobody reads go, if they draw nothing and find no size."""
     read = {var for var in trace.outputs if isinstance(var, Var)}
     kept = list[Equation]()
     for equation in reversed(trace.equations):
         is_read = any(var in read for var in equation.outputs)
-        if is_read or equation.bodies or ops.has_side_effect(equation):
+        if is_read or equation.bodies or ops.has_side_effect(equation) or made_by(equation):
             kept.append(equation)
             read.update(equation.operands)
 
@@ -255,7 +256,10 @@ def _is_plain_difference(equation: Equation) -> bool:
 def _is_dead(trace: Trace) -> bool:
     read = {var for e in trace.equations for var in e.operands} | set(trace.outputs)
     return any(
-        e.op.kind == "leaf" and not ops.has_side_effect(e) and not read & set(e.outputs)
+        e.op.kind == "leaf"
+        and not ops.has_side_effect(e)
+        and not made_by(e)
+        and not read & set(e.outputs)
         for e in trace.equations
     )
 
