@@ -1,7 +1,7 @@
 """Programs whose sizes and numbers are variables: a transform must not take one for a constant.
 
-A call of an op becomes a symbolic trace: each size above 1 of an input, and each number among the
-arguments, is a symbol. It is run on inputs of other sizes and with the same numbers.
+A call of an op, or of one on the result of another, becomes a symbolic trace. Each size above 1 of
+an input, and each number among the arguments, is a symbol. It is run on inputs of other sizes.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from thunder_fn.capture import capture
 from thunder_fn.capture.numbers.arguments import symbolic_leaves
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.ir import ops
-from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, Var
+from thunder_fn.ir.trace import Literal, TensorType, Trace, Var
 from thunder_fn.testing.drawn_programs import Program, build, example_inputs, source_of
-from thunder_fn.testing.growing import calls_of
+from thunder_fn.testing.growing import calls_of, pairs_of
 from thunder_fn.testing.laws.symbolic import arguments, program, symbolic
 
-MOST = 16
-"""The number of calls that are made symbolic at most."""
+MOST, MOST_PAIRS = 12, 8
+"""The number of calls, and of calls on results of calls, that are made symbolic at most."""
 
 LARGER = {2: 4, 3: 5}
 """The sizes on which a program is run that was traced for others."""
@@ -67,7 +67,7 @@ class Sized:
             return arguments(SECOND, 3.0)
         call = build(self.program)
         larger = tuple(map(_larger, self.program.inputs))
-        numbers = tuple(_numbers(call.equations[-1]))
+        numbers = tuple(_numbers(call))
         found = (*example_inputs(build(Program(larger)), self.seed), *numbers)
         try:
             evaluate(self.trace, found)
@@ -86,6 +86,7 @@ def sized_cases(names: Sequence[str]) -> Iterator[Sized]:
     calls = [(place, call) for name in names for place, call in enumerate(calls_of(name))]
     calls.sort(key=lambda item: item[0])
     yield from (Sized(call) for _, call in calls[:MOST])
+    yield from map(Sized, pairs_of(names)[:MOST_PAIRS])
     yield from of_steps()
 
 
@@ -105,37 +106,42 @@ def _larger(type: TensorType) -> TensorType:
 
 def _symbolic_call(call: Program) -> Trace:
     trace = build(call)
-    tensors, numbers = example_inputs(trace), tuple(_numbers(trace.equations[-1]))
+    tensors, numbers = example_inputs(trace), tuple(_numbers(trace))
     given = (*tensors, *numbers)
     places = [(i, dim) for i, x in enumerate(tensors) for dim in range(x.dim())]
     places += [(len(tensors) + i, None) for i in range(len(numbers))]
-    f = _called(trace.equations[-1])
-    return capture(f, given, symbolic=symbolic_leaves(given, places)).trace
+    return capture(_called(trace), given, symbolic=symbolic_leaves(given, places)).trace
 
 
-def _numbers(equation: Equation) -> Iterator[int | float]:
-    """The numbers among the arguments of a call."""
-    for arg in (*equation.args, *(value for _, value in equation.kwargs)):
-        if isinstance(arg, Literal) and type(arg.value) in (int, float):
-            yield arg.value
+def _numbers(trace: Trace) -> Iterator[int | float]:
+    """The numbers among the arguments of the calls of a program."""
+    for equation in trace.equations:
+        for arg in (*equation.args, *(value for _, value in equation.kwargs)):
+            if isinstance(arg, Literal) and type(arg.value) in (int, float):
+                yield arg.value
 
 
-def _called(equation: Equation) -> Callable[..., Any]:
-    """The function of the inputs of a program and then of numbers that does its one call."""
+def _called(trace: Trace) -> Callable[..., Any]:
+    """The function of the inputs of a flat program and then of its numbers that does its calls."""
 
     def f(*values: Any) -> Any:
-        numbers = iter(values[len(values) - len(list(_numbers(equation))) :])
+        numbers = iter(values[len(values) - len(list(_numbers(trace))) :])
+        env = {var.index: value for var, value in zip(trace.inputs, values, strict=False)}
 
         def read(arg: Any) -> Any:
             if isinstance(arg, Var):
-                return values[arg.index]
+                return env[arg.index]
             if isinstance(arg, Literal):
                 is_number = type(arg.value) in (int, float)
                 return next(numbers) if is_number else arg.value
             return [item.value if isinstance(item, Literal) else read(item) for item in arg]
 
-        args = [read(arg) for arg in equation.args]
-        options = {key: read(value) for key, value in equation.kwargs}
-        return ops.overload(equation.op)(*args, **options)
+        for equation in trace.equations:
+            args = [read(arg) for arg in equation.args]
+            options = {key: read(value) for key, value in equation.kwargs}
+            result = ops.overload(equation.op)(*args, **options)
+            results = result if isinstance(result, (tuple, list)) else [result]
+            env |= {var.index: x for var, x in zip(equation.outputs, results, strict=True)}
+        return [env[atom.index] for atom in trace.outputs if isinstance(atom, Var)]
 
     return f

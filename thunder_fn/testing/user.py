@@ -177,7 +177,10 @@ class Search:
         self.alone = [n for n in self.laws if not n.startswith(BESIDE) and n not in self.few]
         self.beside = [name for name in self.laws if name.startswith(BESIDE)]
         self.movers = [BESIDE + name for name in MOVERS if BESIDE + name in self.laws]
-        self.ops = tuple(dict.fromkeys((*overloads_of(ops), *vocabulary(transform))))
+        named = vocabulary(transform)
+        if promised.ensures is not None:
+            named += vocabulary(promised.ensures)
+        self.ops = tuple(dict.fromkeys((*overloads_of(ops), *named)))
         self.coverage = Coverage(vocabulary=self.ops)
         self.coverage.applied.update(dict.fromkeys(self.laws, 0))
         self.kept: list[Program] = []

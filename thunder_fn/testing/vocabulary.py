@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from thunder_fn.ir.rules import Rules
-from thunder_fn.ir.trace import Op, Trace
+from thunder_fn.ir.trace import Op
 from thunder_fn.testing.schemas import is_callable
 from thunder_fn.torch_internals import OpOverload, OpOverloadPacket
 
@@ -29,7 +29,7 @@ _NAME = re.compile(r"(?:(?:aten|torch\.ops\.aten)\.)?([a-z_]\w*)(?:\.([A-Za-z]\w
 """An op in a string: `aten.sub.Tensor`, `sub.Tensor`, `aten.sub` or `sub`."""
 
 
-def functions_of(transform: Callable[[Trace], Trace]) -> list[FunctionType]:
+def functions_of(transform: Callable[..., Any]) -> list[FunctionType]:
     """The functions of a transform's own package that it may call, itself first."""
     found: dict[CodeType, FunctionType] = {}
     todo = list(_functions(transform))
@@ -90,8 +90,8 @@ def _referred(function: FunctionType) -> Iterator[Any]:
     yield from function.__defaults__ or ()
 
 
-def vocabulary(transform: Callable[[Trace], Trace]) -> tuple[str, ...]:
-    """The overloads that a transform names, sorted, at most `MOST`."""
+def vocabulary(transform: Callable[..., Any]) -> tuple[str, ...]:
+    """The overloads that a transform, or its postcondition, names, sorted, at most `MOST`."""
     found: dict[str, None] = {}
     for function in functions_of(transform):
         for value in _referred(function):

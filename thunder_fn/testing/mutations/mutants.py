@@ -27,6 +27,7 @@ from thunder_fn.ir.trace import Trace
 from thunder_fn.testing.growing import DRAWS, around_chains
 from thunder_fn.testing.laws.simplify import ENSURED_BY
 from thunder_fn.testing.mutations.planting import Mutation, OutdatedMutation, planted
+from thunder_fn.testing.mutations.reasons import reason_of
 from thunder_fn.testing.sized import of_steps
 from thunder_fn.testing.strategies import Case
 from thunder_fn.testing.user import STEPS, check_transform, steps_alone
@@ -298,7 +299,7 @@ def print_survivors(paths: Sequence[str] = (), count: int = 200, seconds: int = 
         write(f"{line:<110} {said} ({time.process_time() - began:.0f} s)\n")
         sys.stdout.flush()
         if said.startswith(("SURVIVES", "OUT OF TIME")):
-            survivors.append(f"{line}: {said}")
+            survivors.append(f"{line}: {said}\n    {reason_of(mutation.bug)}")
     caught = fitting - len(survivors)
     write(f"\n{caught} of {fitting} mutants caught ({total} there are), ")
     write(f"in {time.perf_counter() - start:.0f} s\n")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -176,6 +176,11 @@ def without_twins(trace: Trace) -> Trace:
     return rewritten(trace, step)
 
 
+def _is_number(arg: Any) -> bool:
+    """Test for a number that is known: others are variables, or expressions in them."""
+    return isinstance(arg, Literal) and isinstance(arg.value, int | float)
+
+
 def scalars_folded(trace: Trace) -> Trace:
     """`(x * a) * b` as `x * (a * b)`."""
     makers = {var: equation for equation in trace.equations for var in equation.outputs}
@@ -188,9 +193,9 @@ def scalars_folded(trace: Trace) -> Trace:
         if equation.op.name != name or inner is None or inner.op.name != name:
             return put(builder, equation, operands)
         a, b = equation.args[1], inner.args[1]
-        if not isinstance(a, Literal) or not isinstance(b, Literal):
+        if not (_is_number(a) and _is_number(b)):
             return put(builder, equation, operands)
-        factor = Literal(a.value * b.value)
+        factor = Literal(cast(Any, a).value * cast(Any, b).value)
         return builder.add(equation.op, (known[inner.operands[0]], factor), (_type(equation),))
 
     return rewritten(trace, step)
@@ -292,6 +297,7 @@ _every(sums_along_dims, _no(_sums_many))
 scalars_folded.laws = {  # type: ignore[attr-defined]
     "ensures": lambda before, after: (
         2 * _chains(after, "aten.mul.Scalar") <= _chains(before, "aten.mul.Scalar") + 1
+        or not all(_is_number(e.args[-1]) for e in before.equations if "mul.Scalar" in e.op.name)
     )
 }
 
