@@ -11,6 +11,7 @@ measured.
 from __future__ import annotations
 
 import functools
+import sys
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -115,8 +116,13 @@ class Jitted(Generic[P, R]):
     def __repr__(self) -> str:
         return f"jit({getattr(self.fn, '__qualname__', repr(self.fn))})"
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.fn, self.options)
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """Pickle a decorated function of a module by its name, as Python does functions."""
+        name = getattr(self.fn, "__qualname__", "")
+        found: Any = sys.modules.get(getattr(self.fn, "__module__", ""))
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        return name if found is self else (type(self), (self.fn, self.options))
 
     @property
     def traced(self) -> Callable[..., Any]:
@@ -293,12 +299,12 @@ def _call_slowly(jitted: Jitted, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """A call that no call path serves: look its program up or build it, and make a path for
     calls like it.
     """
-    if internals.inside_torch_func():
+    if internals.inside_torch_func() or torch.jit.is_tracing():
         return jitted.fn(*args, **kwargs)
     cache, call = jitted.programs, read_call(jitted.options, args, kwargs)
     if any(
-        isinstance(leaf, torch.fx.Proxy) for leaf in call.leaves
-    ):  # FX records the function, as it is written
+        isinstance(leaf, (torch.fx.Proxy, internals.FakeTensor)) for leaf in call.leaves
+    ):  # others trace the function, as it is written
         return jitted.fn(*args, **kwargs)
     key, generation = call_key(call), cache.generation
     if jitted.options.cache == "no caching":
