@@ -197,7 +197,8 @@ def jit(f: Callable[..., Any] | None = None, **options: Unpack[JitOptions]) -> A
     Law: ``jit(f)(*args)`` is ``f(*args)``, and ``jit(jit(f))`` is ``jit(f)``.
 
     Tensors are told apart by class, dtype, shape, strides, device and requires_grad, and by whether
-    one is passed twice; other arguments by type and value. A size or number that changes between
+    one is passed twice; plain values by type and value; other objects, such as the `self` of a
+    method, by identity, and what f reads of them is guarded. A size or number that changes between
     calls becomes a symbol of the program. Tensors that f closes over are used by reference. If a
     value that f reads from outside changes, such as a global number or a module's `training`, f is
     traced again. Both programs are kept. `constant(value)` bakes a value in. Side effects on
@@ -299,7 +300,7 @@ def _call_slowly(jitted: Jitted, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """A call that no call path serves: look its program up or build it, and make a path for
     calls like it.
     """
-    if internals.inside_torch_func() or torch.jit.is_tracing():
+    if internals.inside_torch_func() or internals.is_script_traced():
         return jitted.fn(*args, **kwargs)
     cache, call = jitted.programs, read_call(jitted.options, args, kwargs)
     if any(

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
+from torch.distributions.utils import lazy_property
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.garbage import referrers
@@ -99,7 +100,7 @@ _HARMLESS = frozenset(
         ),
     )
 )
-_FILLS_CACHE = torch.distributions.utils.lazy_property.__get__.__code__
+_FILLS_CACHE = lazy_property.__get__.__code__
 _DEEP = 6
 _Memo: TypeAlias = dict[Source, Sequence[Any]]
 
