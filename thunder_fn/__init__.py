@@ -14,7 +14,7 @@ Functions in, functions out:
     modules          functional_call, functionalize, stack_module_state, functional_optimizer
     parameters       quantize, lora, fsdp, ddp, tensor_parallel
     leave Python     save, load, export
-    many devices     plan
+    many devices     pipeline, plan
 Look at what became of them:
     traces           trace, eval_shape, evaluate, check, simplify, clear_caches
     calls            last_traces, last_backward_traces, last_prologue_traces, cache_info,
@@ -70,7 +70,7 @@ from thunder_fn.jitted import (
 )
 from thunder_fn.jitted.transforms import Transform
 from thunder_fn.optim import functional_optimizer
-from thunder_fn.parameters import ddp, fsdp, lora, quantize, tensor_parallel
+from thunder_fn.parameters import ddp, fsdp, lora, pipeline, quantize, tensor_parallel
 from thunder_fn.planning import plan
 from thunder_fn.portable import export, load, save
 from thunder_fn.recipes import Recipe, compile
@@ -134,6 +134,7 @@ __all__ = [
     "load",
     "lora",
     "map",
+    "pipeline",
     "plan",
     "quantize",
     "random",

@@ -48,7 +48,7 @@ GROUPS: dict[str, tuple[str, str]] = {
         "Transforms that change precision, or how parameters are stored.",
         "autocast autocast_policy quantize lora fsdp ddp tensor_parallel",
     ),
-    "Many devices": ("The cost of a step on many ranks, before anything runs.", "plan"),
+    "Many devices": ("A step cut into stages, and its cost before anything runs.", "pipeline plan"),
 }
 MODULES = {
     "thunder_fn.extend": "Executors and operators",

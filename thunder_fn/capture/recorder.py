@@ -131,6 +131,8 @@ class Recorder:
             else outer.around
         )
         self.inference: list[bool] = [] if outer is None else outer.inference
+        self.filled: Any = () if outer is None else outer.filled
+        """The arguments of the call, whose containers the traced function may fill."""
         self.properties = Properties(self)
         self.default_dtype: torch.dtype = (
             torch.get_default_dtype() if outer is None else outer.default_dtype
@@ -253,6 +255,7 @@ class Recorder:
                 internals.set_class(tracer, EscapedValue)
         self._tracers.clear()
         self.arguments.clear()
+        self.filled = ()
         self.given.clear()
         self.results_from_outside.clear()
         self._outside.clear()

@@ -30,7 +30,8 @@ class _Selection:
 
     `take` makes the copy again, `put` writes its value to the view. `index`: as the user wrote it.
     `written`: the gradient mode in which the copy was written to, if x does not have that yet.
-    `level`: of the torch.func transform inside which it was made.
+    `level`: of the torch.func transform inside which it was made. `history`: the copy's node of
+    autograd's graph when both last agreed; a write by `detach()` or `.data` leaves it.
     """
 
     copy: Callable[[], Tensor | None]
@@ -41,6 +42,7 @@ class _Selection:
     of_copy: Var | None
     of_view: Var | None
     level: int
+    history: Any = None
     kept: Tensor | None = None
     written: bool | None = None
     is_stale: bool = False
@@ -67,7 +69,8 @@ class Selections:
         if all(type(internals.innermost(one)) is internals.Tracer for one in (copy, view)):
             level = internals.torch_func_level()
             reference, known = internals.weak_tensor(copy), (self._var_of(copy), self._var_of(view))
-            self._all.append(_Selection(reference, view, take, put, index, *known, level))
+            history = _history(copy)
+            self._all.append(_Selection(reference, view, take, put, index, *known, level, history))
         return copy
 
     def keep(self, tensor: Tensor) -> None:
@@ -136,10 +139,10 @@ class Selections:
                 continue
             new_copy, new_view = var_of(copy), var_of(one.view)
             if one.of_view is None:  # `x[i] = copy` was written
-                one.of_copy, one.of_view = new_copy, new_view
+                one.of_copy, one.of_view, one.history = new_copy, new_view, _history(copy)
             elif new_copy != one.of_copy:
                 one.of_copy, one.kept = new_copy, copy
-                one.written = torch.is_grad_enabled()
+                one.written = torch.is_grad_enabled() and _history(copy) is not one.history
             elif new_view != one.of_view:
                 one.of_view, one.is_stale = new_view, True
             self._pending = self._pending or one.is_stale or one.written is not None
@@ -168,6 +171,13 @@ class Selections:
         one.is_stale = False
         one.of_view = None
         self._look()
+
+
+def _history(copy: Tensor) -> Any:
+    """The node of autograd's graph behind a copy, of its base if it is a view."""
+    tracer = internals.innermost(copy)
+    base = internals.base_of(tracer)
+    return (tracer if base is None else base).grad_fn
 
 
 def _have_one_memory(copy: Tensor, other: Tensor) -> bool:

@@ -43,6 +43,7 @@ from thunder_fn.torch_internals.fakes import (
     fake_like,
     fake_mode,
     fake_of_type,
+    layouts_on_fakes,
     only_mode,
     running_number,
     symbolic_like,
@@ -83,6 +84,12 @@ from thunder_fn.torch_internals.higher_order import (
     on_import,
     pytorchs_scan,
     vmap_info,
+)
+from thunder_fn.torch_internals.known_results import (
+    Layout,
+    layout_of,
+    layouts_of_results,
+    the_layout,
 )
 from thunder_fn.torch_internals.modes import (
     autocast_off,
@@ -307,6 +314,11 @@ __all__ = [
     "fake_mode",
     "fake_mode_of",
     "fake_of_type",
+    "layouts_on_fakes",
+    "Layout",
+    "layout_of",
+    "layouts_of_results",
+    "the_layout",
     "fake_store",
     "first_op",
     "footprint",
