@@ -25,7 +25,6 @@ from typing import Any, Protocol
 
 import torch
 
-from thunder_fn.capture.replaced.seeds import MANUAL_SEED, SEED_GENERATOR, SET_STATE
 from thunder_fn.errors import ExecutorError, RegionWarning
 from thunder_fn.extend import Executor
 from thunder_fn.extend.regions import Program
@@ -35,7 +34,9 @@ from thunder_fn.ir.trace import TensorType, Trace, subtraces
 
 Run = Callable[..., tuple[Any, ...]]
 
-SEEDING = (MANUAL_SEED, SEED_GENERATOR, SET_STATE)
+SEEDING = tuple(
+    f"thunder_fn.{name}.default" for name in ("manual_seed", "seed_generator", "set_rng_state")
+)
 """Ops that a recording would do once."""
 
 MAX_SIZES = 8
@@ -134,7 +135,7 @@ def _unrepeatable(trace: Trace) -> str | None:
     """The reason why a replay would not do again what the program does; None if it would."""
     if ops.calls_back(trace):
         return "it prints or calls Python in each call"
-    if any(one.op in SEEDING for inner in subtraces(trace) for one in inner.equations):
+    if any(one.op.name in SEEDING for inner in subtraces(trace) for one in inner.equations):
         return "it seeds a random number generator"
     if any(_draws_on_cpu(inner) for inner in subtraces(trace)):
         return "it draws random numbers on the CPU"
