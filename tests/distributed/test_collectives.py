@@ -121,8 +121,9 @@ def test_reverse_mode_is_autograd_over_all_ranks(problem: Problem) -> None:
 @given(problem=problems(differentiable("jvp")))
 @settings(max_examples=15, deadline=None)
 def test_forward_mode_is_torch_func_over_all_ranks(problem: Problem) -> None:
-    values, tangents = torch.func.jvp(lambda *xs: problem.expected(list(xs)), (*problem.xs,), (*problem.tangents,))
-    found = problem.run(lambda x, t: tfn.jvp(problem.f, (x,), (t,)), problem.xs, problem.tangents)
+    pushed: Any = torch.func.jvp(lambda *xs: problem.expected(list(xs)), (*problem.xs,), (*problem.tangents,))
+    (values, tangents), push = pushed, lambda x, t: tfn.jvp(problem.f, (x,), (t,))
+    found = problem.run(push, problem.xs, problem.tangents)
     for (value, tangent), y, t in zip(found, values, tangents, strict=True):
         torch.testing.assert_close((value, tangent), (y, t))
 
@@ -145,7 +146,7 @@ def test_gradients_of_each_example(problem: Problem, size: int) -> None:
     found = problem.run(tfn.vmap(gradient), batches)
     for at in range(size):
         xs = [x[at].clone().requires_grad_() for x in batches]
-        total = sum(y.square().sum() for y in problem.expected(xs))
+        total = torch.stack([y.square().sum() for y in problem.expected(xs)]).sum()
         for (value,), expected in zip(found, torch.autograd.grad(total, xs), strict=True):
             torch.testing.assert_close(value[at], expected)
 
