@@ -396,15 +396,19 @@ def write_back(
     for effect in captured.effects:
         effect.apply(outputs[first : first + effect.count], inputs)
         first += effect.count
-    results = list(outputs[:count])
+    results, placed = list(outputs[:count]), set[int]()
     for alias in captured.aliases:
         target = place(alias.source)
         if alias.is_written and recorder is None and not is_wrapped(target):
             results[alias.result] = alias.of(target)
+            placed.add(alias.result)
     for shared in captured.shared:
         source = place(shared.source)
         if shared.is_same:
             results[shared.result] = source
+        elif recorder is None and captured.writes and shared.result not in placed:
+            found = view_of_written(captured, captured.trace, shared, source)
+            results[shared.result] = results[shared.result] if found is None else found
         elif recorder is not None:
             results[shared.result] = view_again(
                 recorder, captured, captured.trace, shared, (source, source), results[shared.result]
@@ -443,6 +447,33 @@ def view_again(
             return value
     part(recorder, source, result, captured.trace.name)
     return result
+
+
+def view_of_written(
+    captured: Captured, trace: Trace, shared: Shared, target: torch.Tensor
+) -> torch.Tensor | None:
+    """A result that is a view of a tensor which the function has changed, taken of that tensor as
+    the trace takes it of the new value; None where the trace takes it otherwise.
+
+    An `Alias` says the same for contiguous tensors alone, in which each place is known.
+    """
+    new = zip(captured.writes, trace.outputs[captured.num_results :], strict=False)
+    written = next((value for one, value in new if one.target is shared.source), None)
+    is_changed = isinstance(written, Var) and not is_wrapped(target)
+    atom = trace.outputs[shared.result]
+    way = _way(makers(trace.equations), atom, written, is_view_step) if is_changed else None
+    if way is None or way[0] != written:
+        return None
+    value = target
+    try:
+        for equation, index in way[1]:
+            named = specialize_equation(equation, _names(equation.operands, [value]))
+            args, kwargs = python_args(named, lambda _, value=value: value)
+            found = internals.runnable(ops.overload(equation.op))(*args, **kwargs)
+            value = ops.flatten_result(found)[index]
+    except RuntimeError:  # the memory is laid out in another way than the new value
+        return None
+    return value if internals.storage_id(value) == internals.storage_id(target) else None
 
 
 def with_memory(

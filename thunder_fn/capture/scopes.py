@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
+from thunder_fn.capture.numbers.known_values import CUSTOM_RULE
 from thunder_fn.capture.numbers.python_numbers import as_python
 from thunder_fn.capture.numbers.scalars import with_tensor_scalars
 from thunder_fn.capture.outside import frames
@@ -176,6 +177,23 @@ INSTEAD: dict[Any, Callable[..., Any]] = {
 NUMBERS = {*HAS_NUMBERS, *(getattr(Tensor, name) for name in PYTHON_NUMBERS - {"__contains__"})}
 """Methods that give Python's numbers of one tensor."""
 SHOWN = (Tensor.__repr__, Tensor.__format__)
+ARRAYS = (Tensor.numpy, Tensor.__array__)
+
+
+def _known_array(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """The values of a tracer in the call that is traced, as a NumPy array that cannot be written
+    to; None where they are unknown, or their derivative would be lost: no custom rule has it.
+    """
+    tracer = args[0]
+    if recorder.inside != CUSTOM_RULE and (tracer.is_floating_point() or tracer.is_complex()):
+        return None
+    value = recorder.values.value(tracer)
+    if value is None:
+        return None
+    with recorder.suspended():
+        array = func(value, *args[1:], **kwargs)
+    array.setflags(write=False)  # eager mode would write to the tensor
+    return array
 
 
 def _shown(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> str:
@@ -274,7 +292,10 @@ class ScopeMode(TorchFunctionMode):
                 else data_dependent_error(func, None, recorder.source)
             )
         if func in MEMORY:
-            raise memory_error(func, recorder.source)
+            array = _known_array(recorder, func, args, kwargs) if func in ARRAYS else None
+            if array is None:
+                raise memory_error(func, recorder.source)
+            return array
         if recorder.kept is not None and recorder.kept.is_stepping:
             kwargs = _with_numbers(kwargs)
         instead = INSTEAD.get(func) or with_tensor_scalars(func, kwargs)

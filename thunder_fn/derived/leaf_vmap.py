@@ -159,8 +159,9 @@ def _by_ours(question: VmapQuestion, *, first: bool) -> VmapRule | Declined:
 
 
 def _by_ours_first(question: VmapQuestion) -> VmapRule | Declined:
-    if question.equation.op.name in attention.KERNELS and question.draws:
-        _check_randomness(question)
+    is_attention = question.equation.op.name in attention.KERNELS
+    if is_attention and question.draws and question.randomness == "same":
+        raise_same(question.equation.op.name)
     return _by_ours(question, first=True)
 
 
@@ -199,8 +200,6 @@ def _by_draw_at_once(question: VmapQuestion) -> VmapRule | Declined:
 
 def _by_loop(question: VmapQuestion) -> VmapRule:
     equation, same = question.equation, question.draws and question.randomness == "same"
-    if question.draws and question.randomness == "error":
-        raise_randomness(equation.op.name)
     elsewhere = (
         isinstance(var.type, TensorType) and var.type.device.type != "cpu"
         for var in equation.outputs
@@ -213,13 +212,6 @@ def _by_loop(question: VmapQuestion) -> VmapRule:
     )
     warnings.warn(what, LoopWarning, stacklevel=2)
     return VmapRule(_loop(question.single, question.batched, question.size, same))
-
-
-def _check_randomness(question: VmapQuestion) -> None:
-    if question.randomness == "error":
-        raise_randomness(question.equation.op.name)
-    if question.randomness == "same":
-        raise_same(question.equation.op.name)
 
 
 VMAP_ATTEMPTS: tuple[Attempt[VmapQuestion, VmapRule | Trace], ...] = (
@@ -241,7 +233,10 @@ VMAP_ATTEMPTS: tuple[Attempt[VmapQuestion, VmapRule | Trace], ...] = (
 @kept_of_ops(65536)
 def vmap_rule(single: Trace, batched: Mask, size: Dim, randomness: str) -> VmapRule | Trace:
     """The batched equation, or the op's decomposition."""
-    rule = first_rule(VMAP_ATTEMPTS, VmapQuestion(single, batched, size, randomness)).rule
+    question = VmapQuestion(single, batched, size, randomness)
+    if question.draws and randomness == "error":
+        raise_randomness(question.equation.op.name)
+    rule = first_rule(VMAP_ATTEMPTS, question).rule
     assert rule is not None  # the loop has one
     return rule
 
@@ -334,8 +329,10 @@ def raise_size(equation: Equation) -> NoReturn:
     """Raise for a result whose size differs between examples."""
     from thunder_fn.errors import VmapError
 
+    is_item = equation.op.name == "aten._local_scalar_dense.default"
+    what = ".item() on a Tensor" if is_item else str(equation.op)
     raise VmapError(
-        f"vmap: {equation.op} has a result whose size or value as a number depends on data, "
+        f"vmap: {what} has a result whose size or value as a number depends on data, "
         "so that it differs between examples",
         source=equation.source,
         fix=(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import threading
 import types
 from collections.abc import Callable, Generator, Sequence
@@ -26,6 +27,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch._subclasses.functional_tensor import disable_functional_mode
+from torch.utils._pytree import tree_leaves, tree_map
 
 from thunder_fn.errors import InvalidTrace
 from thunder_fn.ir.trace import Dim, Expr, TensorType
@@ -178,15 +180,15 @@ class RecordingMode(FakeTensorMode):
         if asked is not None and (known := answer(self, asked)) is not None:
             return known
         rule = FAKE_RESULTS.get(func)
-        result = NotImplemented if rule is None else self._result(rule, args, kwargs)
-        if result is NotImplemented:
-            try:
+        try:
+            result = NotImplemented if rule is None else self._result(rule, args, kwargs)
+            if result is NotImplemented:
                 result = super().__torch_dispatch__(func, types, args, kwargs)
-            except ValueError:
-                if func is not aten.view.default:
-                    raise
-                dense = aten.clone.default(args[0], memory_format=torch.contiguous_format)
-                result = super().__torch_dispatch__(func, types, (dense, *args[1:]), kwargs)
+        except (AssertionError, ValueError) as error:
+            if func is not aten.view.default:
+                raise _eager_error(func, args, kwargs) or error from None
+            dense = aten.clone.default(args[0], memory_format=torch.contiguous_format)
+            result = super().__torch_dispatch__(func, types, (dense, *args[1:]), kwargs)
         if asked is not None:
             remember(asked, result)
         return result
@@ -356,6 +358,35 @@ QUESTIONS: dict[Any, Callable[..., Any]] = {
     aten._local_scalar_dense.default: lambda a: aten.ne(a, 0),
 }
 """Ops with which PyTorch asks whether something is true, and the answer as a tensor."""
+
+
+def _eager_error(func: Any, args: Any, kwargs: Any) -> Exception | None:
+    """The error of an op on small tensors of these types, in the class and the words of eager
+    mode: rules for fake tensors have their own. None where it has none.
+    """
+
+    def real(leaf: Any) -> Any:
+        is_fake = isinstance(leaf, torch.Tensor)
+        return torch.zeros(tuple(leaf.shape), dtype=leaf.dtype) if is_fake else leaf
+
+    leaves = tree_leaves((args, kwargs))
+    shapes = [tuple(leaf.shape) for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    is_static = all(type(size) is int for shape in shapes for size in shape)
+    others = (torch.SymInt, torch.SymFloat, torch.device, torch.Generator)
+    if not is_static or any(isinstance(leaf, others) for leaf in leaves):
+        return None
+    if sum(map(math.prod, shapes)) > _SMALL:
+        return None
+    with only_memory():
+        try:
+            func(*tree_map(real, args), **tree_map(real, kwargs))
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            return error.with_traceback(None)
+    return None
+
+
+_SMALL = 1 << 16
+"""The number of elements up to which an op is run for its error."""
 
 
 def _lstsq(
