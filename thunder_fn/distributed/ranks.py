@@ -18,7 +18,7 @@ from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import ops
 from thunder_fn.ir.rules import lowered
-from thunder_fn.ir.trace import Equation, Trace, TraceBuilder, Var, python_arg, type_of_value
+from thunder_fn.ir.trace import Equation, Trace, TraceBuilder, Var, python_args, type_of_value
 
 Ranks = Sequence[Any]
 
@@ -221,7 +221,8 @@ class _Ranks:
 
 
 def _options(equation: Equation) -> list[Any]:
-    return [python_arg(arg, lambda var: None) for arg in equation.args if not isinstance(arg, Var)]
+    """The arguments of a collective but for its tensors."""
+    return [value for value in python_args(equation, lambda _: None)[0] if value is not None]
 
 
 def _alone(equation: Equation) -> Trace:
