@@ -371,6 +371,18 @@ def write(target: torch.Tensor, value: torch.Tensor) -> None:
         target.copy_(value)
 
 
+def write_to_result(target: torch.Tensor, value: torch.Tensor) -> None:
+    """Give a mutated tensor its new value, which has no gradient.
+
+    Raises:
+        RuntimeError: it is a leaf that requires grad, as PyTorch has it.
+    """
+    if target.is_leaf and target.requires_grad and torch.is_grad_enabled():
+        what = "a leaf Variable that requires grad is being used in an in-place operation."
+        raise RuntimeError(what)
+    write(target, value)
+
+
 def write_back(
     captured: Captured, inputs: Sequence[torch.Tensor], outputs: Sequence[Any]
 ) -> tuple[Any, ...]:

@@ -129,6 +129,8 @@ class Recorder:
             {name: getattr(torch, name)() for name in CHANGED} if outer is None else outer.around
         )
         self.inference: list[bool] = [] if outer is None else outer.inference
+        self.filled: Any = () if outer is None else outer.filled
+        """The arguments of the call, whose containers the traced function may fill."""
         self.properties = Properties(self)
         self.default_dtype: torch.dtype = (
             torch.get_default_dtype() if outer is None else outer.default_dtype
@@ -251,6 +253,7 @@ class Recorder:
                 internals.set_class(tracer, EscapedValue)
         self._tracers.clear()
         self.arguments.clear()
+        self.filled = ()
         self.given.clear()
         self.results_from_outside.clear()
         self._outside.clear()
