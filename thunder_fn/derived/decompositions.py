@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from thunder_fn.derived.quirks.backwards import BACKWARDS
+from thunder_fn.derived.quirks.collectives import mean_scattered
 from thunder_fn.derived.quirks.ctc import ctc_loss, ctc_loss_backward
 
 Tensor = torch.Tensor
@@ -349,6 +350,7 @@ DIFFERENTIABLE["aten.as_strided_scatter.default"] = _differentiable_scatter
 
 DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     **BACKWARDS,
+    "_c10d_functional.reduce_scatter_tensor.default": mean_scattered,
     "aten._ctc_loss.default": ctc_loss,
     "aten._ctc_loss_backward.default": ctc_loss_backward,
     "aten.as_strided_scatter.default": as_strided_scatter,
