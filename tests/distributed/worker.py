@@ -272,6 +272,55 @@ def compose(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
     torch.testing.assert_close(module.clip_grad_norm_(1.0), norm, check_dtype=False)
 
 
+def pipelined(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
+    """Steps of a pipeline, eager and jitted: those of a loop over micro-batches, to the bit."""
+    module, micro = model(4), size
+    params = {name: value.detach() for name, value in module.named_parameters()}
+    tokens = batches()[0]
+
+    def loss(params: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(torch.func.functional_call(module, params, (x,)).flatten(0, 1), y.flatten())
+
+    own = {name: value.clone().requires_grad_() for name, value in params.items()}
+    parts = [loss(own, part[:, :-1], part[:, 1:]) / micro for part in tokens.chunk(micro)]
+    for part in parts:
+        part.backward()
+    value = torch.stack([part.detach() for part in parts]).cumsum(0)[-1]
+    for name, f, stages in (
+        ("gpipe", loss, size),
+        ("zero_bubble", tfn.jit(loss), size),
+        ("interleaved", loss, 2 * size),
+    ):
+        step = tfn.pipeline(f, mesh, stages=stages, micro=micro, schedule=name)
+        held = tfn.pipeline(loss, mesh, stages=stages, micro=micro, schedule=name).prepare(
+            params, tokens[:, :-1], tokens[:, 1:]
+        )
+        found, grads = step(held, tokens[:, :-1], tokens[:, 1:])
+        assert torch.equal(found, value)
+        assert 0 < sum(grad is not None for grad in grads.values()) < len(grads)
+        for key, grad in grads.items():
+            assert (grad is None) == held[key].is_meta
+            assert grad is None or torch.equal(grad, own[key].grad), key
+
+
+def attend(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
+    """Attention over the positions of all ranks, and experts on all ranks, with gradients: those of one process."""
+    x = torch.randn(1, size, 4 * size, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(x, x.sin(), x, is_causal=True).square().sum()
+
+    own = x.chunk(size, 2)[rank].contiguous()
+    for kind in ("ring", "all_to_all"):
+        found = tfn.grad(tfn.context_parallel(f, mesh, kind))(own)
+        torch.testing.assert_close(found, tfn.grad(f)(x).chunk(size, 2)[rank])
+    tokens, indices = x[0].flatten(0, 1), torch.arange(4 * size * size).reshape(-1, 1) % (2 * size)
+    experts, weights = torch.stack([torch.eye(3, dtype=torch.float64) * i for i in range(2 * size)]), indices * 0.5
+    moe = tfn.jit(tfn.expert_parallel(lambda w, x: x @ w, mesh, 2 * size))
+    result = moe(experts.chunk(size)[rank], tokens, indices, weights)
+    torch.testing.assert_close(result, tokens * indices * weights)
+
+
 def stay_away(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
     """The last rank does not take part, in a group that waits two seconds."""
     group = dist.new_group(timeout=datetime.timedelta(seconds=2))
@@ -456,6 +505,8 @@ SCENARIOS: dict[str, Callable[[DeviceMesh, int, int, Path], None]] = {
         load_rounded,
         resume,
         compose,
+        pipelined,
+        attend,
         stay_away,
         disagree,
         begin_apart,

@@ -3,8 +3,9 @@
     python -m tests.peers.functorch ~/pytorch/test/functorch/test_vmap.py -k randomness --jit
 
 The files are PyTorch's and are no part of this repository: the caller names a copy, best of the version that is installed. Names
-that both packages have are exchanged in the file only, wherever it imports or writes them (`vmap`, `torch.func.vmap`,
-`functorch.vmap`), so PyTorch and thunder_fn themselves go on using torch.func. `not_applicable.py` lists what is left out.
+that both packages have are exchanged in the file, and in files beside it, wherever it imports or writes them (`vmap`,
+`torch.func.vmap`, `functorch.vmap`), so PyTorch and thunder_fn themselves go on using torch.func. `not_applicable.py` lists what
+is left out.
 
 Prints the tests that fail by the kind of failure, most frequent first, and the rate of those that pass.
 """
@@ -82,7 +83,11 @@ def load(path: Path, known: dict[str, Any]) -> types.ModuleType:
     module.__dict__.update({f"_peer_{name}": value for name, value in known.items()})
     sys.modules[path.stem] = module
     sys.path.insert(0, str(path.parent))
-    tree = ast.fix_missing_locations(Exchange(known).visit(ast.parse(path.read_text())))
+    parsed = ast.parse(path.read_text())
+    for name in {node.module for node in ast.walk(parsed) if isinstance(node, ast.ImportFrom) and node.module}:
+        if name not in sys.modules and (beside := path.parent / f"{name}.py").exists():
+            load(beside, known)  # what a test calls in such a file, as `compute_quantities_for_vmap_test`
+    tree = ast.fix_missing_locations(Exchange(known).visit(parsed))
     exec(compile(tree, str(path), "exec"), module.__dict__)
     return module
 

@@ -17,7 +17,7 @@ NOT_APPLICABLE: dict[str, str] = {
     r"TestMakeFunctional|TestExamplesCorrectness.*(lennard|maml).*": MAKE_FUNCTIONAL,
     r"CombineState|combine_state": MAKE_FUNCTIONAL,
     r"TestCompileTransforms|dynamo|torch_compile|make_fx|compile": DYNAMO,
-    r"fallback": FALLBACK,
+    r"fallback|op_has_batch_rule": FALLBACK,
     r"dispatch_key|unwrap|interpreter|escaped_wrappers|dead_tensor|dump_tensor|level": INTERNALS,
     r"cuda|CUDA": CUDA,
     r"tensor_print_|grad_fn_name|name_wrapping|deprecation_vmap": TEXTS,
@@ -26,6 +26,9 @@ NOT_APPLICABLE: dict[str, str] = {
     r"autograd_functional|retain_grad_inside|doesnt_support_saved_tensor_hooks": WIDER,
     r"aux_pytree|GradTransform.*invalid_argnums|chunk_jacrev_chunksize_one": WIDER,
     r"function_returns_input.*save_tensors_(input|output)_mark_dirty_False": WORDS,
-    r"randomness_same.*batched_input_(first|last)": WIDER,
+    r"randomness_same.*batched_(input|other|probability)_(first|last)": WIDER,
+    r"in_dims_wrong_type|not_enough_in_dims|fails_with_autograd_function|test_is_contiguous$": WIDER,
+    r"inplace_on_captures|requires_grad_inside": WIDER,
+    r"resize_program_inputs": DYNAMO,
 }
 """The first pattern that is found in a test's name says why it is left out."""

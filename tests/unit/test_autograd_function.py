@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.autograd.function import once_differentiable
 
 import thunder_fn as tfn
-from thunder_fn.errors import CustomRuleError, MissingRule
+from thunder_fn.errors import CustomRuleError, MissingRule, UnsupportedCall
 from thunder_fn.interpreters.grad import grad_and_value
 from thunder_fn.ir.check import check
 
@@ -586,3 +587,101 @@ def test_forward_mode_that_is_turned_off_inside_is_refused() -> None:
         tfn.jvp(f, (torch.ones(3),), (torch.ones(3),))
     with off(False):
         assert tfn.jvp(lambda x: x**2, (torch.ones(3),), (torch.ones(3),))[1].equal(2 * torch.ones(3))
+
+
+class NumpySine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return torch.tensor(np.sin(x.cpu().numpy()))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return torch.tensor(grads[0].numpy() * np.cos(ctx.saved_tensors[0].detach().numpy()))
+
+
+class NumpyCube(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor) -> Any:
+        return torch.tensor(x.numpy() ** 3), x.numpy()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.array = output[1]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0] * torch.tensor(3 * ctx.array**2)
+
+
+@pytest.mark.parametrize("cls", (NumpySine, NumpyCube))
+def test_numpy_in_eager_transforms_has_the_gradient_of_backward(cls: Any) -> None:
+    def f(x: Tensor) -> Tensor:
+        found = cls.apply(x * 2)
+        return (found[0] if isinstance(found, tuple) else found).square().sum()
+
+    for seed in range(2):
+        x = torch.randn(3, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+        (wanted,) = torch.autograd.grad(f(x), x)
+        assert torch.allclose(tfn.grad(f)(x.detach()), wanted)
+        assert torch.allclose(tfn.vjp(f, x.detach())[1](torch.tensor(3.0))[0], 3 * wanted)
+    x = torch.ones(3)
+    with pytest.raises(CustomRuleError, match="does not have vmap support"):
+        tfn.vmap(f)(x[None])
+    with pytest.raises(UnsupportedCall, match="`numpy` needs the memory"):
+        tfn.jit(f)(x)
+
+
+def test_a_numpy_backward_under_jit_and_twice() -> None:
+    class Sine(NumpySine):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x.sin()
+
+    f = lambda x: (Sine.apply(x) * x).sum()  # pyright: ignore[reportUnknownLambdaType]
+    for x in (torch.arange(3.0), torch.arange(4.0)):
+        wanted = x.sin() + x * x.cos()
+        assert torch.allclose(tfn.jit(tfn.grad(f))(x), wanted)
+        known = x.clone().requires_grad_()
+        assert torch.allclose(torch.autograd.grad(tfn.jit(f)(known), known)[0], wanted)
+    with pytest.raises(MissingRule, match=r"Sine\.backward has no derivative"):
+        tfn.grad(lambda x: tfn.grad(f)(x).sum())(torch.ones(3))
+
+
+def test_a_forward_that_writes_outside_and_returns_a_tensor_from_there() -> None:
+    count, kept = torch.zeros(3), torch.ones(3)
+
+    class Kept(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            count.add_(x.detach())
+            return kept
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return grads[0] * 7
+
+    for transform in (tfn.grad, lambda f: tfn.jit(tfn.grad(f)), lambda f: tfn.grad(tfn.jit(f))):
+        with pytest.raises(CustomRuleError, match="its forward changes tensors from outside"):
+            transform(lambda x: Kept.apply(x).sum())(torch.ones(3))
+
+
+def test_tensors_by_name_alone_are_refused() -> None:
+    class Sum(torch.autograd.Function):
+        @staticmethod
+        def forward(x: Tensor, *, y: Tensor | None = None) -> Tensor:
+            return x * 2 if y is None else x + y
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            pass
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return grads[0] * 2
+
+    x = torch.ones(3)
+    assert torch.equal(tfn.grad(lambda x: Sum.apply(x).sum())(x), 2 * x)
+    with pytest.raises(NotImplementedError, match="kwarg-only Tensor args"):
+        tfn.vmap(Sum.apply)(x, y=x)

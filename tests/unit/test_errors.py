@@ -22,7 +22,7 @@ from thunder_fn.errors import TracedFunctionError
 X = torch.arange(6.0).reshape(2, 3) + 0.5
 BRANCH = (
     "Python asked whether a traced tensor is true (`if`, `while`, `and`, `bool`), "
-    "but its values are not known while tracing\n"
+    "but its values are not known while tracing (data-dependent control flow)\n"
     "from:         {here}\n"
     "Use `torch.where(condition, a, b)` or `torch.cond`, or move the decision outside the traced function."
 )
@@ -479,3 +479,13 @@ def test_backward_hooks() -> None:
     )
     handle.remove()
     capture(layer, (X,))
+
+
+@pytest.mark.parametrize("f", (torch.linalg.cholesky, torch.linalg.eigh, torch.linalg.slogdet, torch.linalg.inv))
+def test_errors_of_fake_kernels_are_those_of_eager_mode(f: Any) -> None:
+    with pytest.raises(RuntimeError) as wanted:
+        f(torch.ones(3))
+    for transform in (tfn.jit, tfn.functionalize, lambda f: lambda x: tfn.vmap(f, in_dims=1)(x[:, None])):
+        with pytest.raises(RuntimeError) as found:
+            transform(f)(torch.ones(3))
+        assert str(wanted.value).splitlines()[0] in str(found.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -500,3 +501,14 @@ def test_a_row_that_python_writes_back_is_written_once() -> None:
         return x
 
     assert str(tfn.trace(f, torch.ones(3, 2), torch.tensor(1))).count("index_put") == 1
+
+
+@pytest.mark.parametrize("f", (lambda x: x.cos_(), lambda x: x.mul_(2)[1:].t(), lambda x: x.neg_()[..., 0]))
+def test_results_of_nested_vmaps_in_place_show_the_argument_at_any_batch_dim(f: Callable[[Tensor], Tensor]) -> None:
+    for inner, outer in itertools.product(range(3), range(4)):
+        mine, its = (torch.arange(120.0).reshape(2, 3, 4, 5).contiguous() for _ in range(2))
+        a, b = (v(v(f, inner), outer)(x) for v, x in ((tfn.vmap, mine), (torch.func.vmap, its)))
+        assert torch.equal(a, b) and a.stride() == b.stride(), (inner, outer)
+        for one in (a, b):
+            one.add_(1)
+        assert torch.equal(mine, its), (inner, outer)

@@ -10,8 +10,8 @@ import torch
 
 from thunder_fn.api.calling import Transformed, transformed
 from thunder_fn.api.captures import Plan, planned
-from thunder_fn.capture import TENSOR, Alias, Captured, current, pytree
-from thunder_fn.capture.apply import part, view_again, write
+from thunder_fn.capture import TENSOR, Alias, Captured, Shared, current, pytree
+from thunder_fn.capture.apply import part, view_again, view_of_written, write
 from thunder_fn.capture.failures import check_aliases
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.errors import VmapError, kind_of, spelled
@@ -99,7 +99,7 @@ class Vmap(Transformed):
         count = captured.num_results
         self._write_back(captured, inputs, in_dims, outputs[count:], flags[count:])
         results, dims = list(outputs[:count]), list(flags[:count])
-        for place, alias in _written_results(captured, inputs, in_dims, size):
+        for place, alias in _written_results(captured, new, inputs, in_dims, size):
             results[place], dims[place] = alias, 0
         if (recorder := current()) is not None:
             for shared in captured.shared:
@@ -127,8 +127,10 @@ class Vmap(Transformed):
             if flag is not None and dim is None:
                 raise VmapError(
                     f"{self.__name__}: the function writes a value that differs between examples"
-                    " into a tensor that is not batched\nReturn the value instead, or pass the"
-                    " tensor with a batch dim."
+                    " into a tensor that is not batched: different inplace randomness on an"
+                    " unbatched tensor, or an inplace op for which there exists a Tensor `other` in"
+                    " extra_args that has more elements than `self`\nReturn the value instead, or"
+                    " pass the tensor with a batch dim."
                 )
             placed = (
                 value
@@ -146,7 +148,7 @@ class Vmap(Transformed):
             if dim is None and flag is not None:
                 raise VmapError(
                     f"{self.__name__}: out_dims is None for {path}, but {path} differs between"
-                    " examples"
+                    " examples: its entry must be an int or a python collection of ints"
                 )
             if dim is None:
                 placed.append(value)
@@ -187,7 +189,11 @@ class Vmap(Transformed):
 
 
 def _written_results(
-    captured: Captured, inputs: Sequence[Any], in_dims: Sequence[int | None], size: int
+    captured: Captured,
+    new: Trace,
+    inputs: Sequence[Any],
+    in_dims: Sequence[int | None],
+    size: int,
 ) -> Iterator[tuple[int, torch.Tensor]]:
     """Results, by position, that show memory of arguments which the function writes to, as views
     of these, batched in front.
@@ -200,13 +206,20 @@ def _written_results(
         for i, atom in enumerate(captured.trace.outputs[:count])
         if atom in targets
     ]
-    for alias in (*(one for one in captured.aliases if one.is_written), *same):
+    placed = [*(one for one in captured.aliases if one.is_written), *same]
+    others = [one for one in captured.shared if captured.writes and not one.is_same]
+    known = {one.result for one in placed}
+    for alias in (*placed, *(one for one in others if one.result not in known)):
         target = alias.source
         tensor = inputs[target] if isinstance(target, int) else target
         dim = in_dims[target] if isinstance(target, int) else None
         if dim is None or is_tracer(tensor) or is_functorch_wrapped(tensor):
             continue
-        if alias in same:
+        if isinstance(alias, Shared):
+            view = view_of_written(captured, new, alias, tensor.movedim(dim, 0))
+            if view is not None:
+                yield alias.result, view
+        elif alias in same:
             yield alias.result, tensor.movedim(dim, 0)
         else:
             whole = replace(
@@ -465,7 +478,7 @@ def spread_out_dims(out_dims: Any, captured: Captured, name: str) -> list[int | 
     except ValueError as error:
         raise VmapError(
             f"{name}: out_dims is not compatible with the structure of the result, of which it must"
-            f" be a prefix: {error}"
+            f" be a prefix: {error}\nIt must be an int or a python collection of ints."
         ) from None
     for path, dim, leaf in zip(
         pytree.paths_of(captured.out_spec, "out"), spread, captured.out_leaves, strict=True

@@ -17,6 +17,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import TENSOR, Captured, Shared, pytree
+from thunder_fn.capture.layouts import strides_of_outputs
 from thunder_fn.capture.recorded import Leaf
 from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.scopes import in_scope, user_source
@@ -104,9 +105,12 @@ def bind_trace(
     if args is None and (split is None or not can_bind(recorder, values)):
         return None
     named = specialize(closed, _names(closed.inputs, values))
+    strides = strides_of_outputs(named, [recorder.lift(value) for value in values])
     if args is None:
-        return bind_structured(recorder, op, values, (named,), named.output_types, split, split)
-    return bind_equation(recorder, op, args, (named,), named.output_types)
+        known = (named,), named.output_types, split, split
+        return bind_structured(recorder, op, values, *known, strides=strides)
+    types = named.output_types
+    return _of_level(bind_equation(recorder, op, args, (named,), types, strides=strides))
 
 
 def _names(variables: Sequence[Var], values: Sequence[Any]) -> dict[Any, Any]:
@@ -181,6 +185,14 @@ def bind_equation(
     return tuple(recorder.tracer_of(var, steps) for var, steps in laid_out)
 
 
+def _of_level(results: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The results as those of the torch.func transform that runs, which may write to them."""
+    if not internals.torch_func_level():
+        return results
+    alias = torch.ops.aten.alias.default
+    return tuple(alias(one) if isinstance(one, torch.Tensor) else one for one in results)
+
+
 def bind_structured(  # noqa: PLR0913 - one place for what an equation is made of
     recorder: Recorder,
     op: Op,
@@ -213,9 +225,9 @@ def bind_structured(  # noqa: PLR0913 - one place for what an equation is made o
         return apply_inside(recorder, half, inputs, ops.composite(half.name), of_bodies)
 
     if all(_is_plain(recorder, tracer) for tracer in tracers):
-        return bind()
+        return _of_level(bind())
     followed = _cut_off(bodies[0], tracers) if op.kind == "composite" else tracers
-    return bind_followed(recorder, followed, bind, apply, split)
+    return _of_level(bind_followed(recorder, followed, bind, apply, split))
 
 
 def _cut_off(body: Trace, tracers: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -368,6 +380,18 @@ def write(target: torch.Tensor, value: torch.Tensor) -> None:
         target.copy_(value)
 
 
+def write_to_result(target: torch.Tensor, value: torch.Tensor) -> None:
+    """Give a mutated tensor its new value, which has no gradient.
+
+    Raises:
+        RuntimeError: it is a leaf that requires grad, as PyTorch has it.
+    """
+    if target.is_leaf and target.requires_grad and torch.is_grad_enabled():
+        what = "a leaf Variable that requires grad is being used in an in-place operation."
+        raise RuntimeError(what)
+    write(target, value)
+
+
 def write_back(
     captured: Captured, inputs: Sequence[torch.Tensor], outputs: Sequence[Any]
 ) -> tuple[Any, ...]:
@@ -393,15 +417,19 @@ def write_back(
     for effect in captured.effects:
         effect.apply(outputs[first : first + effect.count], inputs)
         first += effect.count
-    results = list(outputs[:count])
+    results, placed = list(outputs[:count]), set[int]()
     for alias in captured.aliases:
         target = place(alias.source)
         if alias.is_written and recorder is None and not is_wrapped(target):
             results[alias.result] = alias.of(target)
+            placed.add(alias.result)
     for shared in captured.shared:
         source = place(shared.source)
         if shared.is_same:
             results[shared.result] = source
+        elif recorder is None and captured.writes and shared.result not in placed:
+            found = view_of_written(captured, captured.trace, shared, source)
+            results[shared.result] = results[shared.result] if found is None else found
         elif recorder is not None:
             results[shared.result] = view_again(
                 recorder, captured, captured.trace, shared, (source, source), results[shared.result]
@@ -440,6 +468,33 @@ def view_again(
             return value
     part(recorder, source, result, captured.trace.name)
     return result
+
+
+def view_of_written(
+    captured: Captured, trace: Trace, shared: Shared, target: torch.Tensor
+) -> torch.Tensor | None:
+    """A result that is a view of a tensor which the function has changed, taken of that tensor as
+    the trace takes it of the new value; None where the trace takes it otherwise.
+
+    An `Alias` says the same for contiguous tensors alone, in which each place is known.
+    """
+    new = zip(captured.writes, trace.outputs[captured.num_results :], strict=False)
+    written = next((value for one, value in new if one.target is shared.source), None)
+    is_changed = isinstance(written, Var) and not is_wrapped(target)
+    atom = trace.outputs[shared.result]
+    way = _way(makers(trace.equations), atom, written, is_view_step) if is_changed else None
+    if way is None or way[0] != written:
+        return None
+    value = target
+    try:
+        for equation, index in way[1]:
+            named = specialize_equation(equation, _names(equation.operands, [value]))
+            args, kwargs = python_args(named, lambda _, value=value: value)
+            found = internals.runnable(ops.overload(equation.op))(*args, **kwargs)
+            value = ops.flatten_result(found)[index]
+    except RuntimeError:  # the memory is laid out in another way than the new value
+        return None
+    return value if internals.storage_id(value) == internals.storage_id(target) else None
 
 
 def with_memory(

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
+from thunder_fn.capture.numbers.known_values import CUSTOM_RULE
 from thunder_fn.capture.numbers.python_numbers import as_python
 from thunder_fn.capture.numbers.scalars import with_tensor_scalars
 from thunder_fn.capture.outside import frames
@@ -176,6 +177,23 @@ INSTEAD: dict[Any, Callable[..., Any]] = {
 NUMBERS = {*HAS_NUMBERS, *(getattr(Tensor, name) for name in PYTHON_NUMBERS - {"__contains__"})}
 """Methods that give Python's numbers of one tensor."""
 SHOWN = (Tensor.__repr__, Tensor.__format__)
+ARRAYS = (Tensor.numpy, Tensor.__array__)
+
+
+def _known_array(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """The values of a tracer in the call that is traced, as a NumPy array that cannot be written
+    to; None where they are unknown, or their derivative would be lost: no custom rule has it.
+    """
+    tracer = args[0]
+    if recorder.inside != CUSTOM_RULE and (tracer.is_floating_point() or tracer.is_complex()):
+        return None
+    value = recorder.values.value(tracer)
+    if value is None:
+        return None
+    with recorder.suspended():
+        array = func(value, *args[1:], **kwargs)
+    array.setflags(write=False)  # eager mode would write to the tensor
+    return array
 
 
 def _shown(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> str:
@@ -274,7 +292,10 @@ class ScopeMode(TorchFunctionMode):
                 else data_dependent_error(func, None, recorder.source)
             )
         if func in MEMORY:
-            raise memory_error(func, recorder.source)
+            array = _known_array(recorder, func, args, kwargs) if func in ARRAYS else None
+            if array is None:
+                raise memory_error(func, recorder.source)
+            return array
         if recorder.kept is not None and recorder.kept.is_stepping:
             kwargs = _with_numbers(kwargs)
         instead = INSTEAD.get(func) or with_tensor_scalars(func, kwargs)
@@ -282,7 +303,7 @@ class ScopeMode(TorchFunctionMode):
             return instead(*args, **kwargs)
         if func in GRADS:
             recorder.gradients.look_at(args[0])
-        if isinstance(kwargs.get("out"), Tensor):
+        if isinstance(kwargs.get("out"), (Tensor, tuple, list)):
             _check_out(recorder, func, args, kwargs)
             result = self._called(func, args, kwargs)
             _resize_out(recorder, kwargs["out"])
@@ -317,24 +338,26 @@ def _check_out(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> None:
     """Refuse to resize a view: PyTorch resizes it in eager mode, beyond its base or with other
     strides in it.
     """
-    out = kwargs["out"]
-    if not (
-        out.is_conj()
-        or out.is_neg()
-        or (isinstance(out, internals.Tracer) and internals.base_of(out) is not None)
-    ):
+    outs = kwargs["out"] if isinstance(kwargs["out"], (tuple, list)) else (kwargs["out"],)
+    if not any(map(_is_view, outs)):
         return
-    found = internals.on_meta(
-        func, args, {key: value for key, value in kwargs.items() if key != "out"}
-    )
-    if isinstance(found, Tensor) and (
-        found.dim() != out.dim() or any(a != b for a, b in zip(found.shape, out.shape, strict=True))
+    rest = {key: value for key, value in kwargs.items() if key != "out"}
+    found = internals.on_meta(func, args, rest)
+    for one, out in zip(
+        found if isinstance(found, (tuple, list)) else (found,), outs, strict=False
     ):
-        what = (
-            f"`out=` is a view of the shape {tuple(out.shape)}, and the result has"
-            f" {tuple(found.shape)}"
-        )
-        raise UnsupportedCall(what, source=recorder.source, fix="Use the result instead of `out=`.")
+        if not isinstance(one, Tensor) or not _is_view(out):
+            continue
+        if one.dim() != out.dim() or any(a != b for a, b in zip(one.shape, out.shape, strict=True)):
+            what = f"`out=` is a view of the shape {tuple(out.shape)}, and the result has"
+            what, fix = f"{what} {tuple(one.shape)}", "Use the result instead of `out=`."
+            raise UnsupportedCall(what, source=recorder.source, fix=fix)
+
+
+def _is_view(out: Tensor) -> bool:
+    if out.is_conj() or out.is_neg():
+        return True
+    return isinstance(out, internals.Tracer) and internals.base_of(out) is not None
 
 
 def _resize_out(recorder: Recorder, out: Tensor) -> None:

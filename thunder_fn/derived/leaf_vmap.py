@@ -17,7 +17,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.generators import generators_of
 from thunder_fn.capture.recorder import Recorder
-from thunder_fn.capture.replaced.seeds import GET_STATE, SET_STATE, SIZE
+from thunder_fn.capture.replaced.seeds import GET_STATE, SET_STATE, of_device, state_type
 from thunder_fn.derived import leaf_vjp as derive
 from thunder_fn.derived.attempts import Attempt, Declined, first_rule
 from thunder_fn.derived.decompositions import NOT_BATCHED
@@ -45,7 +45,6 @@ from thunder_fn.ir.trace import (
 )
 
 SCAN = Op("structured", "scan")
-STATE = TensorType(torch.uint8, (SIZE,))
 RANKED = (Literal(torch.channels_last), Literal(torch.channels_last_3d))
 """Layouts of values with so many dims."""
 
@@ -159,8 +158,9 @@ def _by_ours(question: VmapQuestion, *, first: bool) -> VmapRule | Declined:
 
 
 def _by_ours_first(question: VmapQuestion) -> VmapRule | Declined:
-    if question.equation.op.name in attention.KERNELS and question.draws:
-        _check_randomness(question)
+    is_attention = question.equation.op.name in attention.KERNELS
+    if is_attention and question.draws and question.randomness == "same":
+        raise_same(question.equation.op.name)
     return _by_ours(question, first=True)
 
 
@@ -199,8 +199,6 @@ def _by_draw_at_once(question: VmapQuestion) -> VmapRule | Declined:
 
 def _by_loop(question: VmapQuestion) -> VmapRule:
     equation, same = question.equation, question.draws and question.randomness == "same"
-    if question.draws and question.randomness == "error":
-        raise_randomness(equation.op.name)
     elsewhere = (
         isinstance(var.type, TensorType) and var.type.device.type != "cpu"
         for var in equation.outputs
@@ -213,13 +211,6 @@ def _by_loop(question: VmapQuestion) -> VmapRule:
     )
     warnings.warn(what, LoopWarning, stacklevel=2)
     return VmapRule(_loop(question.single, question.batched, question.size, same))
-
-
-def _check_randomness(question: VmapQuestion) -> None:
-    if question.randomness == "error":
-        raise_randomness(question.equation.op.name)
-    if question.randomness == "same":
-        raise_same(question.equation.op.name)
 
 
 VMAP_ATTEMPTS: tuple[Attempt[VmapQuestion, VmapRule | Trace], ...] = (
@@ -241,7 +232,10 @@ VMAP_ATTEMPTS: tuple[Attempt[VmapQuestion, VmapRule | Trace], ...] = (
 @kept_of_ops(65536)
 def vmap_rule(single: Trace, batched: Mask, size: Dim, randomness: str) -> VmapRule | Trace:
     """The batched equation, or the op's decomposition."""
-    rule = first_rule(VMAP_ATTEMPTS, VmapQuestion(single, batched, size, randomness)).rule
+    question = VmapQuestion(single, batched, size, randomness)
+    if question.draws and randomness == "error":
+        raise_randomness(question.equation.op.name)
+    rule = first_rule(VMAP_ATTEMPTS, question).rule
     assert rule is not None  # the loop has one
     return rule
 
@@ -334,8 +328,10 @@ def raise_size(equation: Equation) -> NoReturn:
     """Raise for a result whose size differs between examples."""
     from thunder_fn.errors import VmapError
 
+    is_item = equation.op.name == "aten._local_scalar_dense.default"
+    what = ".item() on a Tensor" if is_item else str(equation.op)
     raise VmapError(
-        f"vmap: {equation.op} has a result whose size or value as a number depends on data, "
+        f"vmap: {what} has a result whose size or value as a number depends on data, "
         "so that it differs between examples",
         source=equation.source,
         fix=(
@@ -492,9 +488,10 @@ def _loop(single: Trace, batched: Mask, size: Dim, same: bool) -> Trace:
     consts, xs = chosen(inputs, [not flag for flag in batched]), chosen(inputs, batched)
     env = {var.index: body.input(var.type) for var, flag in pairs if not flag}
     if same:
-        consts += builder.add(GET_STATE, (), (STATE,))
-        state = body.input(STATE)
-        body.add(SET_STATE, (state,), ())
+        device = _device(equation)
+        consts += builder.add(GET_STATE, (), (state_type(device),), kwargs=of_device(device))
+        state = body.input(state_type(device))
+        body.add(SET_STATE, (state,), (), kwargs=of_device(device))
     env |= {var.index: body.input(var.type) for var, flag in pairs if flag}
     results = body.copy(equation, lambda var: env[var.index])
     kept = tuple(var for var in results if isinstance(var.type, TensorType))
@@ -505,3 +502,10 @@ def _loop(single: Trace, batched: Mask, size: Dim, same: bool) -> Trace:
     whole = builder.add(SCAN, (*consts, *xs), types, kwargs=kwargs, bodies=(body.build(kept),))
     supply = iter(whole)
     return builder.build(tuple(next(supply) if var in kept else Literal(None) for var in results))
+
+
+def _device(equation: Equation) -> torch.device:
+    """The device whose generator an equation draws from."""
+    types = [var.type for var in (*equation.operands, *equation.outputs)]
+    found = [type.device for type in types if isinstance(type, TensorType)]
+    return next((device for device in found if device.type == "cuda"), found[0])

@@ -30,7 +30,16 @@ import torch.distributed as dist
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.errors import DistributedError
-from thunder_fn.ir.trace import Equation, Literal, TensorType, Var, python_arg, type_of_value
+from thunder_fn.ir import ops
+from thunder_fn.ir.trace import (
+    Equation,
+    Literal,
+    TensorType,
+    Type,
+    Var,
+    python_arg,
+    type_of_value,
+)
 
 SECONDS = 0.5
 PATIENCE = 4
@@ -88,7 +97,7 @@ class _Heart:
         """Return what another rank sends in place of this collective; None if that is the same,
         or is not known.
         """
-        topic = f"collective {_group_of(equation)}"
+        topic = f"collective {_group_of(equation)}{_ends(equation)}"
         if self.counts[topic] >= COMPARED and not all(map(_is_on_cpu, equation.operands)):
             return None
         other = self.other_than(topic, what)
@@ -177,7 +186,8 @@ def run_collective(
         return run()
     _heart.start()
     what = _text(equation, tensors)
-    other = None if equation.op.name == WAIT else _heart.sends(equation, what)
+    is_wait = equation.op.name == WAIT or equation.op == ops.SENT
+    other = None if is_wait else _heart.sends(equation, what)
     if other is not None:
         fix = (
             "All ranks call the same functions on parameters of the same types, in the same order."
@@ -186,7 +196,6 @@ def run_collective(
         raise DistributedError(
             f"{equation.op}: {other}", equation=text(), source=equation.source, fix=fix
         )
-    is_wait = equation.op.name == WAIT
     group = (
         _heart.groups.pop(internals.storage_id(tensors[0]), None)
         if is_wait
@@ -196,7 +205,7 @@ def run_collective(
         str(equation.op), what, lambda: {"equation": text(), "source": equation.source}, group
     ):
         result = run()
-    if group is not None and not is_wait:
+    if group is not None and equation.op not in (ops.SEND, ops.RECEIVE) and not is_wait:
         (sent,) = result if isinstance(result, tuple) else (result,)
         _heart.groups[internals.storage_id(sent)] = group
     return result
@@ -285,6 +294,16 @@ def _group_of(equation: Equation) -> Any:
     return python_arg(equation.args[-1], lambda var: None)
 
 
+def _ends(equation: Equation) -> str:
+    """The two ranks of a message, as both of them write it; nothing for other collectives."""
+    if equation.op not in (ops.SEND, ops.RECEIVE):
+        return ""
+    own = internals.ranks_of_group(_group_of(equation)).index(dist.get_rank())
+    other = python_arg(equation.args[-3], lambda var: None)
+    ends = (own, other) if equation.op == ops.SEND else (other, own)
+    return " from {} to {}".format(*ends)
+
+
 def _is_on_cpu(var: Var) -> bool:
     return isinstance(var.type, TensorType) and var.type.device.type == "cpu"
 
@@ -293,6 +312,9 @@ def _text(equation: Equation, tensors: Sequence[torch.Tensor]) -> str:
     """A collective, the types of the sent tensors and the module whose parameters these are, as all
     ranks write it.
     """
+    if equation.op in (ops.SEND, ops.RECEIVE):
+        sent = equation.operands if equation.op == ops.SEND else equation.outputs
+        return f"a message of {_on_ranks(sent[0].type)}"
     name = equation.op.name.removesuffix(".default").rpartition(".")[2]
     reduction = "".join(
         f"({arg.value})"
@@ -307,7 +329,10 @@ def text_on_ranks(tensor: torch.Tensor) -> str:
     """The type of a tensor as all ranks write it, without the index of a device: each rank has a
     GPU of its own.
     """
-    type = type_of_value(tensor)
+    return _on_ranks(type_of_value(tensor))
+
+
+def _on_ranks(type: Type) -> str:
     assert isinstance(type, TensorType), "the type of a tensor"
     return str(replace(type, device=torch.device(type.device.type)))
 

@@ -20,7 +20,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from thunder_fn.distributed.ranks import GATHER, REDUCE, SCATTER, WAIT, is_collective
+from thunder_fn.distributed.ranks import GATHER, REDUCE, SCATTER, WAIT
 from thunder_fn.ir import ops
 from thunder_fn.ir.trace import Atom, Equation, Trace, TraceBuilder, cut
 from thunder_fn.ir.walking import inline_into, put, rewritten
@@ -73,7 +73,7 @@ def _holds(equation: Equation) -> bool:
     return (
         equation.op.kind == "composite"
         and not ops.is_operator(equation.op)
-        and is_collective(equation)
+        and ops.communicates(equation)
     )
 
 

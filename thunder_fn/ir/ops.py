@@ -158,7 +158,7 @@ def is_effectful(op: Op) -> bool:
     if op.kind != "leaf":
         return False
     schema = schema_of(overload(op))
-    return schema.is_mutable or not schema.returns
+    return op in (SEND, RECEIVE) or schema.is_mutable or not schema.returns
 
 
 def calls_back(trace: Any) -> bool:
@@ -254,11 +254,23 @@ def inplace_twin(op: Op) -> OpOverload | None:
 
 
 COLLECTIVES = "_c10d_functional."
+SEND = Op("leaf", "thunder_fn.send.default")
+RECEIVE = Op("leaf", "thunder_fn.receive.default")
+SENT = Op("leaf", "thunder_fn.sent.default")
+"""The messages of `distributed/messages.py`."""
 
 
 def is_collective(op: Op) -> bool:
     """Test for a leaf that talks to other ranks."""
-    return op.kind == "leaf" and op.name.startswith(COLLECTIVES)
+    is_message = op in (SEND, RECEIVE, SENT)
+    return is_message or (op.kind == "leaf" and op.name.startswith(COLLECTIVES))
+
+
+def communicates(equation: Applied) -> bool:
+    """Test whether the equation, or one in its bodies, talks to other ranks."""
+    return is_collective(equation.op) or any(
+        communicates(inner) for body in equation.bodies for inner in body.equations
+    )
 
 
 def is_call(op: Op) -> bool:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, TypeAlias
 
@@ -31,11 +31,13 @@ from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.replaced.autograd_functions import once
 from thunder_fn.capture.replaced.lookasides import divert, original_of
 from thunder_fn.derived.leaf_vjp import is_differentiable
-from thunder_fn.errors import CaptureError, CustomRuleError
-from thunder_fn.ir.rules import Mask
+from thunder_fn.errors import CaptureError, CustomRuleError, UnsupportedCall
+from thunder_fn.ir.rules import Mask, chosen
+from thunder_fn.ir.symbols import symbols_in
 from thunder_fn.ir.trace import Dim, Equation, Literal, TensorType, Trace, Type, type_of_value
 from thunder_fn.structured.autograd_context import Context
 from thunder_fn.structured.custom_vjp import bind_call
+from thunder_fn.structured.opaque import opaque_evaluate_rule
 from thunder_fn.structured.shared import custom_calls as calls
 from thunder_fn.structured.shared.custom_calls import Call
 
@@ -378,8 +380,35 @@ class _Run:
         given = _cotangents(
             output, iter(cotangents), iter(primal.trace.output_types), self._absent(context)
         )
-        found = self._backward(context, given)
-        return self._gradients(primal, found if isinstance(found, tuple) else (found,))
+        try:
+            found = self._backward(context, given)
+        except UnsupportedCall:
+            if any(symbols_in(primal.trace.inputs)):
+                raise
+            return self._opaquely(primal, kept, given)
+        return self._gradients(primal, found)
+
+    def _opaquely(
+        self, primal: Captured, kept: Sequence[Any], given: Sequence[Any]
+    ) -> list[torch.Tensor | None]:
+        """The gradients by a `backward` that is called as it is, since it leaves PyTorch."""
+        types = primal.trace.input_types[: sum(self.call.is_tensor)]
+        needs = tuple(map(is_differentiable, types))
+        is_given = tuple(value is not None for value in given)
+
+        def run(*operands: Any) -> tuple[torch.Tensor, ...]:
+            values = iter(operands[len(kept) :])
+            context = self.context(primal.trace.input_types, operands[: len(kept)])
+            with torch.no_grad():
+                cotangents = [next(values) if flag else None for flag in is_given]
+                found = self._gradients(primal, self._backward(context, cotangents))
+            pairs = zip(chosen(found, needs), chosen(types, needs), strict=True)
+            return tuple(_zeros(type) if gradient is None else gradient for gradient, type in pairs)
+
+        call = _OpaqueBackward(f"{self.name}.backward", chosen(types, needs), run)
+        operands = (*kept, *(value for value in given if value is not None))
+        results = iter(opaque_evaluate_rule((), *operands, call=call))
+        return [next(results) if flag else None for flag in needs]
 
     def _absent(self, context: Context) -> Iterator[bool]:
         """Tell for each tensor of the result whether `backward` gets None instead of a
@@ -401,11 +430,20 @@ class _Run:
         if getattr(backward, "__code__", None) is not _ONCE:
             return backward(context, *given)
         found = inspect.unwrap(backward)(context, *given)
-        return pytree.tree_map(
-            lambda x: once(x, self.name) if isinstance(x, torch.Tensor) else x, found
-        )
+        return pytree.tree_map(lambda x: self._once(x, given) if _is_tensor(x) else x, found)
 
-    def _gradients(self, primal: Captured, found: tuple[Any, ...]) -> list[Any]:
+    def _once(self, gradient: torch.Tensor, given: Sequence[Any]) -> torch.Tensor:
+        """The gradient that nobody can differentiate. One that is computed outside of PyTorch is
+        tied to the cotangents, which it depends on.
+        """
+        for cotangent in given if not internals.is_tracer(gradient) else ():
+            if isinstance(cotangent, torch.Tensor):
+                no = torch.zeros((), dtype=torch.bool, device=gradient.device)
+                gradient = torch.where(no, cotangent.sum().to(gradient.dtype), gradient)
+        return once(gradient, self.name)
+
+    def _gradients(self, primal: Captured, gradients: Any) -> list[Any]:
+        found = gradients if isinstance(gradients, tuple) else (gradients,)
         needs = self.call.floating(primal.trace.input_types)
         if len(found) < len(needs) or any(value is not None for value in found[len(needs) :]):
             raise CustomRuleError(
@@ -417,6 +455,15 @@ class _Run:
         where = f"{self.name}.backward"
         typed = self.call.typed_leaves(tree, arguments, primal.trace.input_types, where)
         return [_fitted(value, type, path, where) for value, type, path in typed]
+
+
+@dataclass(frozen=True, eq=False)
+class _OpaqueBackward:
+    """A call of `backward` that nothing looks into."""
+
+    name: str
+    types: tuple[Type, ...]
+    run: Callable[..., tuple[torch.Tensor, ...]]
 
 
 def _cotangents(
@@ -435,6 +482,10 @@ def _cotangent(given: Iterator[Any], type: Type, is_absent: bool) -> Any:
     cotangent = next(given) if is_differentiable(type) else None
     if is_absent or cotangent is not None:
         return None if is_absent else cotangent
+    return _zeros(type)
+
+
+def _zeros(type: Type) -> torch.Tensor:
     assert isinstance(type, TensorType), "a tensor has such a type"
     return torch.zeros(running_shape(type), dtype=type.dtype, device=type.device)
 
@@ -519,7 +570,45 @@ def _apply(
         places = error.places if isinstance(error, ChangesInputs) else _changes(call, tensors)
         if places:
             return _apply_in_place(recorder, call, tensors, places)
-        return original(*args, **kwargs)
+        _check_batched(recorder, call, error)
+        result = original(*args, **kwargs)
+        _check_connected(recorder, call, tensors, result)
+        return result
+
+
+def _check_batched(recorder: Recorder, call: FunctionCall, error: CaptureError) -> None:
+    """Refuse what PyTorch refuses under vmap, where `forward` cannot be captured and batched."""
+    around: Recorder | None = recorder
+    while around is not None and around.inside != "vmap":
+        around = around.outer
+    if around is None or (call.has_vmap and not call.function.generate_vmap_rule):
+        return
+    what = f"{call.name} does not have vmap support: its forward cannot be captured"
+    fix = "Write a `vmap` staticmethod, and a forward of functions of torch."
+    if call.has_vmap:
+        what = f"{call.name} has both generate_vmap_rule=True and a vmap staticmethod"
+        fix = "Leave one of them out."
+    raise CustomRuleError(what, fix=fix) from error
+
+
+def _check_connected(
+    recorder: Recorder, call: FunctionCall, tensors: Sequence[torch.Tensor], result: Any
+) -> None:
+    """Refuse a result that is no tracer: nothing would say that it depends on the arguments, so
+    that its gradient would be zero.
+    """
+    is_given = any(internals.is_tracer(x) and _can_have_gradient(x) for x in tensors)
+    if not (is_given and torch.is_grad_enabled()):
+        return
+    for leaf in pytree.flatten(result)[0]:
+        if _is_tensor(leaf) and not internals.is_tracer(leaf) and _can_have_gradient(leaf):
+            what = f"{call.name}: its forward changes tensors from outside, and returns one"
+            fix = "Return a copy of it, or pass the tensors as arguments."
+            raise CustomRuleError(what, fix=fix)
+
+
+def _can_have_gradient(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _changes(call: FunctionCall, tensors: Sequence[torch.Tensor]) -> tuple[tuple[int, int], ...]:

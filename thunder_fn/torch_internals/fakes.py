@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import threading
 import types
 from collections.abc import Callable, Generator, Sequence
@@ -26,13 +27,22 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch._subclasses.functional_tensor import disable_functional_mode
+from torch.utils._pytree import tree_leaves, tree_map
 
 from thunder_fn.errors import InvalidTrace
 from thunder_fn.ir.trace import Dim, Expr, TensorType
 from thunder_fn.torch_internals.calls import aten, runnable
-from thunder_fn.torch_internals.known_results import answer, question, remember
+from thunder_fn.torch_internals.known_results import (
+    Layout,
+    answer,
+    fake_of_layout,
+    layout_of,
+    question,
+    remember,
+)
 from thunder_fn.torch_internals.modes import (
     FAKE,
+    current_gpu,
     get_dispatch_mode,
     isolated,
     no_torch_function,
@@ -167,19 +177,23 @@ class RecordingMode(FakeTensorMode):
             kwargs.get("generator") is not None
         ):  # nothing is drawn, and PyTorch's rules do not know it
             kwargs = {**kwargs, "generator": None}
+        device = kwargs.get("device")
+        if device is not None and device.type == "cuda" and device.index is None:
+            # PyTorch remembers the result by "cuda" alone
+            kwargs = {**kwargs, "device": torch.device("cuda", current_gpu())}
         asked = question(func, args, kwargs) if self.shape_env is None else None
         if asked is not None and (known := answer(self, asked)) is not None:
             return known
         rule = FAKE_RESULTS.get(func)
-        result = NotImplemented if rule is None else self._result(rule, args, kwargs)
-        if result is NotImplemented:
-            try:
+        try:
+            result = NotImplemented if rule is None else self._result(rule, args, kwargs)
+            if result is NotImplemented:
                 result = super().__torch_dispatch__(func, types, args, kwargs)
-            except ValueError:
-                if func is not aten.view.default:
-                    raise
-                dense = aten.clone.default(args[0], memory_format=torch.contiguous_format)
-                result = super().__torch_dispatch__(func, types, (dense, *args[1:]), kwargs)
+        except (AssertionError, ValueError) as error:
+            if func is not aten.view.default:
+                raise _eager_error(func, args, kwargs) or error from None
+            dense = aten.clone.default(args[0], memory_format=torch.contiguous_format)
+            result = super().__torch_dispatch__(func, types, (dense, *args[1:]), kwargs)
         if asked is not None:
             remember(asked, result)
         return result
@@ -349,6 +363,35 @@ QUESTIONS: dict[Any, Callable[..., Any]] = {
     aten._local_scalar_dense.default: lambda a: aten.ne(a, 0),
 }
 """Ops with which PyTorch asks whether something is true, and the answer as a tensor."""
+
+
+def _eager_error(func: Any, args: Any, kwargs: Any) -> Exception | None:
+    """The error of an op on small tensors of these types, in the class and the words of eager
+    mode: rules for fake tensors have their own. None where it has none.
+    """
+
+    def real(leaf: Any) -> Any:
+        is_fake = isinstance(leaf, torch.Tensor)
+        return torch.zeros(tuple(leaf.shape), dtype=leaf.dtype) if is_fake else leaf
+
+    leaves = tree_leaves((args, kwargs))
+    shapes = [tuple(leaf.shape) for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    is_static = all(type(size) is int for shape in shapes for size in shape)
+    others = (torch.SymInt, torch.SymFloat, torch.device, torch.Generator)
+    if not is_static or any(isinstance(leaf, others) for leaf in leaves):
+        return None
+    if sum(map(math.prod, shapes)) > _SMALL:
+        return None
+    with only_memory():
+        try:
+            func(*tree_map(real, args), **tree_map(real, kwargs))
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            return error.with_traceback(None)
+    return None
+
+
+_SMALL = 1 << 16
+"""The number of elements up to which an op is run for its error."""
 
 
 def _lstsq(
@@ -546,6 +589,24 @@ def _norm(func: OpOverload) -> Callable[..., Any]:
     return result
 
 
+def _lstm_cell(a: Any, _: Any, cx: Any, *biases: Any) -> Any:
+    """PyTorch asks for the device of a bias that is not there."""
+    return cx.new_empty(cx.shape), cx.new_empty(cx.shape), a.new_empty(a.shape)
+
+
+def _gru_cell(a: Any, _: Any, hx: Any, *biases: Any) -> Any:
+    """PyTorch has no shapes for it."""
+    rows, size = hx.shape
+    return hx.new_empty(rows, size), a.new_empty(rows, 5 * size)
+
+
+def _gru_cell_backward(grad: Any, _: Any, has_bias: bool) -> Any:
+    rows, size = grad.shape
+    gates = [grad.new_empty(rows, 3 * size) for _ in range(2)]
+    biases = [grad.new_empty(3 * size) if has_bias else None for _ in range(2)]
+    return *gates, grad.new_empty(rows, size), *biases
+
+
 FAKE_RESULTS: dict[Any, Callable[..., Any]] = {
     **{
         func: _of_first(func)
@@ -569,6 +630,9 @@ FAKE_RESULTS: dict[Any, Callable[..., Any]] = {
             aten._batch_norm_no_update.default,
         )
     },
+    aten._thnn_fused_lstm_cell.default: _lstm_cell,
+    aten._thnn_fused_gru_cell.default: _gru_cell,
+    aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
     aten.native_group_norm_backward.default: _group_norm_backward,
     aten.mse_loss_backward.default: _loss_backward,
     aten.huber_loss_backward.default: _loss_backward,
@@ -699,3 +763,25 @@ def allocations(run: Callable[[], object]) -> list[int]:
     results: Any = profiled
     found = [event for event in results.kineto_results.events() if event.name() == "[memory]"]
     return [event.nbytes() for event in sorted(found, key=lambda event: event.start_ns())]
+
+
+def layouts_on_fakes(
+    mode: RecordingMode, op: Any, args: Any, kwargs: Any
+) -> tuple[Layout | None, ...]:
+    """The layouts of an op's results, given layouts for tensors. There are none where PyTorch's
+    rule takes values.
+    """
+    of: Callable[[Any], Any] = lambda arg: (
+        fake_of_layout(mode, arg)
+        if type(arg) is Layout
+        else list(map(of, arg))
+        if type(arg) is list
+        else arg
+    )
+    try:
+        with mode, torch.no_grad():
+            result = op(*map(of, args), **{name: of(arg) for name, arg in kwargs.items()})
+    except Exception:  # noqa: BLE001  # data-dependent, or an op without a fake implementation
+        return ()
+    found = result if isinstance(result, (tuple, list)) else (result,)
+    return tuple(map(layout_of, found))

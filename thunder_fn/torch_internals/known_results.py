@@ -18,6 +18,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from thunder_fn.torch_internals.functional import traits_of
+from thunder_fn.torch_internals.modes import only_memory
 
 MAXSIZE = 2**16
 """The number of results that are remembered at a time."""
@@ -99,6 +100,8 @@ def _key(values: Any, tensors: list[FakeTensor]) -> tuple[Any, ...]:
         if kind is FakeTensor:
             tensors.append(value)
             found.append(_layout_of(value))
+        elif kind is Layout:
+            found.append(value)
         elif kind is list or kind is tuple:
             found.append(_key(value, tensors))
         elif kind in _PLAIN:
@@ -116,16 +119,42 @@ def _layout_of(fake: FakeTensor) -> Layout:
         raise _Unknown
     if fake.is_conj() or fake.is_neg() or fake._is_zerotensor() or fake._has_symbolic_sizes_strides:
         raise _Unknown
-    parts = (
-        fake.dtype,
-        tuple(fake.shape),
-        fake.stride(),
-        int(fake.storage_offset()),
-        fake.fake_device,
-    )
-    found = _layouts.setdefault(parts, Layout(*parts))
+    shape, offset = tuple(fake.shape), int(fake.storage_offset())
+    found = the_layout(fake.dtype, shape, fake.stride(), offset, fake.fake_device)
     setattr(fake, _ATTRIBUTE, found)
     return found
+
+
+def the_layout(*parts: Any) -> Layout:
+    """The layout of this dtype, shape, strides, offset and device."""
+    return _layouts.setdefault(parts, Layout(*parts))
+
+
+def layout_of(fake: torch.Tensor) -> Layout | None:
+    """The layout of a fake tensor; None if it has symbols, bits or a known value."""
+    try:
+        return _layout_of(fake) if type(fake) is FakeTensor else None
+    except _Unknown:
+        return None
+
+
+def layouts_of_results(op: Any, args: Any, kwargs: Any) -> tuple[Layout, ...] | None:
+    """The layouts of an op's results, from memory: its arguments have layouts for tensors.
+
+    None if they are not known.
+    """
+    try:
+        named = _key(tuple(kwargs.items()), []) if kwargs else ()
+        known = _results.get((op, torch.get_default_dtype(), _key(args, []), named))
+    except _Unknown:
+        return None
+    return None if known is None else tuple(result.layout for result in known[1])
+
+
+def fake_of_layout(mode: FakeTensorMode, layout: Layout) -> FakeTensor:
+    """A new fake tensor of a layout."""
+    with only_memory():
+        return _made(mode, _Result(layout, None), [])
 
 
 def answer(mode: FakeTensorMode, asked: Question) -> Any:
@@ -141,6 +170,10 @@ def answer(mode: FakeTensorMode, asked: Question) -> Any:
 def _made(mode: FakeTensorMode, result: _Result, tensors: list[FakeTensor]) -> FakeTensor:
     layout = result.layout
     elem = torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype, device="meta")
+    if result.viewed is None and layout.offset:
+        size = layout.offset + elem.untyped_storage().nbytes() // elem.itemsize
+        elem = torch.empty(size, dtype=layout.dtype, device="meta")
+        elem = elem.as_strided(layout.shape, layout.stride, layout.offset)
     if result.viewed is not None:
         elem.set_(
             tensors[result.viewed].untyped_storage(), layout.offset, layout.shape, layout.stride

@@ -78,7 +78,7 @@ class KnownValues:
             constants = [self._from_anywhere(one.tensor) for one in trace.constants]
             is_known = all(value is not None for value in (*values, *constants))
             is_pure = not any(
-                ops.has_side_effect(one) or _communicates(one) for one in trace.equations
+                ops.has_side_effect(one) or ops.communicates(one) for one in trace.equations
             )
             return _run(trace, values, constants) if is_known and is_pure else None
 
@@ -281,7 +281,7 @@ def _is_repeatable(leaf: Leaf) -> bool:
     """Test for an op that can be computed once more: it draws nothing, changes nothing outside and
     waits for no other rank.
     """
-    return not ops.has_side_effect(leaf) and not _communicates(leaf)
+    return not ops.has_side_effect(leaf) and not ops.communicates(leaf)
 
 
 def _is_draw(leaf: Leaf) -> bool:
@@ -314,12 +314,6 @@ def _undoing_draws() -> Callable[[], None]:
             generator.set_state(state)
 
     return undo
-
-
-def _communicates(equation: ops.Applied) -> bool:
-    return ops.is_collective(equation.op) or any(
-        _communicates(inner) for body in equation.bodies for inner in body.equations
-    )
 
 
 def _computed(equation: Equation, values: dict[int, Any]) -> Sequence[Any]:

@@ -73,7 +73,7 @@ def data_dependent_error(func: Any, error: Exception | None, source: Source | No
     if name in BRANCHES:
         text = (
             "Python asked whether a traced tensor is true (`if`, `while`, `and`, `bool`), "
-            "but its values are not known while tracing"
+            "but its values are not known while tracing (data-dependent control flow)"
         )
         fix = (
             "Use `torch.where(condition, a, b)` or `torch.cond`, or move the decision outside the"

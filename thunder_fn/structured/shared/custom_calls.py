@@ -300,6 +300,10 @@ def make_call(
     return kind(function, len(args), spec, marks, tuple(static), paths), tensors
 
 
+class KeywordOnly(CustomRuleError, NotImplementedError):
+    """An argument is passed that has no position."""
+
+
 def signature_of(f: Callable[..., Any]) -> inspect.Signature | None:
     """The function's signature, None where Python knows none."""
     try:
@@ -320,11 +324,11 @@ def _positional(
         return tuple(args)
     bound = signature.bind(*args, **kwargs)
     bound.apply_defaults()
-    if any(bound.kwargs.values()) or any(key in kwargs for key in bound.kwargs):
-        names = ", ".join(bound.kwargs)
-        raise CustomRuleError(
-            f"{function.__name__}: {names} can only be passed by name, but rules take arguments by"
-            " position"
+    named = [key for key in bound.kwargs if key in kwargs]
+    if named:
+        raise KeywordOnly(
+            f"{function.__name__}: {', '.join(named)} can only be passed by name, but rules take"
+            " arguments by position: no kwarg-only Tensor args"
         )
     return bound.args
 
