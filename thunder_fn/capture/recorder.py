@@ -33,7 +33,7 @@ from thunder_fn.capture.modules import WatchedModules
 from thunder_fn.capture.numbers.decided import Decisions
 from thunder_fn.capture.numbers.known_values import KnownValues
 from thunder_fn.capture.numbers.python_numbers import MATH, as_python
-from thunder_fn.capture.outside.properties import Properties, attribute
+from thunder_fn.capture.outside.properties import GPU, Properties, attribute
 from thunder_fn.capture.recorded import Layout, Leaf, Scope
 from thunder_fn.capture.replaced.default_dtype import promoted
 from thunder_fn.capture.replaced.gradients import Gradients
@@ -126,7 +126,9 @@ class Recorder:
         self.mode.write = self.values.write if is_of_call else None
         self.is_same_function = is_same_function or (outer is None and not inside)
         self.around: dict[str, Any] = (
-            {name: getattr(torch, name)() for name in CHANGED} if outer is None else outer.around
+            {name: getattr(torch, name)() for name in CHANGED} | {GPU: internals.current_gpu()}
+            if outer is None
+            else outer.around
         )
         self.inference: list[bool] = [] if outer is None else outer.inference
         self.filled: Any = () if outer is None else outer.filled
