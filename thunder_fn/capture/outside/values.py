@@ -286,9 +286,8 @@ class Watch:
         self.lost, self.over = dict[int, list[Frame]](), dict[int, tuple[Source, Frame]]()
         self.data: dict[type, bool] = {}
         self.late: list[tuple[dict[str, Any], str, str]] = []
-        """Values that cached properties compute while the function runs."""
         self.caches: list[tuple[dict[str, Any], str]] = []
-        """Values that distributions keep of their arguments."""
+        """Values that cached properties compute while the function runs; those of distributions."""
         self.cycles, self.touched = False, set[int]()
         self.reach(f, getattr(f, "__name__", "f"))
 
