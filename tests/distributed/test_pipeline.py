@@ -19,6 +19,7 @@ from thunder_fn.interpreters.pipeline.schedules import SCHEDULES, Action, Schedu
 from thunder_fn.ir import ops
 from thunder_fn.ir.trace import Trace
 from thunder_fn.parameters import simulated, simulated_mesh
+from thunder_fn.testing import LawBroken, check_schedule
 
 Params = Any
 
@@ -42,6 +43,7 @@ def pipelined(f: Any, ranks: int, params: Params, *batch: Any, **options: Any) -
     traces = [tfn.trace(step, own, *batch) for step, own in zip(steps, held, strict=True)]
     for trace in traces:
         tfn.check(trace)
+    check_schedule(traces)
     leaves = [pytree.flatten(own)[0] for own in held]
     found = list[tuple[Any, dict[int, Any]]]()
     for own, (value, *grads) in zip(leaves, evaluate_ranks(traces, [[*own, *batch] for own in leaves]), strict=True):
@@ -310,6 +312,10 @@ def test_ranks_that_wait_for_each_other_are_named() -> None:
     traces = [tfn.trace(step, params, *batch) for step in steps]
     with pytest.raises(DistributedError, match=r"rank 0 sends f64\[6, 3, 4\] where f64\[3, 3, 4\] is received"):
         evaluate_ranks(traces, [[*pytree.flatten(params)[0], *batch]] * 2)
+    with pytest.raises(LawBroken, match=r"f64\[6, 3, 4\] is sent, f64\[3, 3, 4\] received"):
+        check_schedule(traces)
+    with pytest.raises(LawBroken, match=r"rank 1 waits in thunder_fn.receive.default from rank 0 to rank 1"):
+        check_schedule([traces[1]] * 2)
     with pytest.raises(DistributedError, match=r"rank 0 in thunder_fn.receive.default, rank 1 in thunder_fn.receive"):
         evaluate_ranks([traces[1]] * 2, [[*pytree.flatten(params)[0], *batch]] * 2)
 

@@ -15,6 +15,7 @@ from thunder_fn.distributed.ranks import evaluate_ranks
 from thunder_fn.errors import RewriteError
 from thunder_fn.ir.rules import lowered
 from thunder_fn.parameters import Prepared, clip_by_global_norm, simulated, simulated_mesh
+from thunder_fn.testing import check_schedule
 
 PLAN = {
     "embedding.weight": "embedding",
@@ -76,6 +77,7 @@ def gradients(functions: list[Any], params: Any, batches: list[Any], partitions:
     with_value = tfn.grad_and_value(lambda own, fixed, x: functions[0](shards[0].replaced(own, fixed), x))
     program = tfn.trace(with_value, first, fixed, batches[0])
     tfn.check(program)
+    check_schedule(program, len(functions), partitions)
     inputs = [[*own.values(), *rest.values(), x] for (own, rest), x in zip(map(trained, shards), batches, strict=True)]
     results = evaluate_ranks(program, inputs, partitions)
     found = [

@@ -13,6 +13,7 @@ from thunder_fn.ir.trace import Equation, Literal, Trace, TraceBuilder, map_arg
 from thunder_fn.testing import Case, Coverage, LawBroken, check_transform
 from thunder_fn.testing.growing import DRAWS
 from thunder_fn.testing.laws.draws import laws_of_draws
+from thunder_fn.testing.laws.promises import Promised
 from thunder_fn.testing.mutations import counterexample_in
 from thunder_fn.testing.user import Search
 
@@ -26,7 +27,7 @@ def cosine_for_sine(trace: Trace) -> Trace:
 
 def test_a_right_transform_passes() -> None:
     """On random traces; the tutorial of laws has one that passes on those made on purpose, too."""
-    assert Search(lambda trace: cse(dce(trace)), "values", False, ()).at_random(6) is None
+    assert Search(lambda trace: cse(dce(trace)), Promised()).at_random(6) is None
 
 
 def test_a_wrong_transform_shrinks_to_a_tiny_trace() -> None:

@@ -380,6 +380,7 @@ class _Attempt:
                         recorder.modules.watch(module, path)
                     arguments = pytree.unflatten(self.in_spec, given)
                     made_of = None if asked.returning is None else asked.returning(arguments)
+                    recorder.filled = recorder.filled if made_of is None else arguments
                     result = _run(recorder, asked.f, asked.name, asked.grad_off, *arguments)
                     result = result if made_of is None else made_of(result)
                     end = self.end(tracers, result)

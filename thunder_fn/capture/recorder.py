@@ -33,7 +33,7 @@ from thunder_fn.capture.modules import WatchedModules
 from thunder_fn.capture.numbers.decided import Decisions
 from thunder_fn.capture.numbers.known_values import KnownValues
 from thunder_fn.capture.numbers.python_numbers import MATH, as_python
-from thunder_fn.capture.outside.properties import Properties, attribute
+from thunder_fn.capture.outside.properties import GPU, Properties, attribute
 from thunder_fn.capture.recorded import Layout, Leaf, Scope
 from thunder_fn.capture.replaced.default_dtype import promoted
 from thunder_fn.capture.replaced.gradients import Gradients
@@ -126,9 +126,13 @@ class Recorder:
         self.mode.write = self.values.write if is_of_call else None
         self.is_same_function = is_same_function or (outer is None and not inside)
         self.around: dict[str, Any] = (
-            {name: getattr(torch, name)() for name in CHANGED} if outer is None else outer.around
+            {name: getattr(torch, name)() for name in CHANGED} | {GPU: internals.current_gpu()}
+            if outer is None
+            else outer.around
         )
         self.inference: list[bool] = [] if outer is None else outer.inference
+        self.filled: Any = () if outer is None else outer.filled
+        """The arguments of the call, whose containers the traced function may fill."""
         self.properties = Properties(self)
         self.default_dtype: torch.dtype = (
             torch.get_default_dtype() if outer is None else outer.default_dtype
@@ -260,6 +264,7 @@ class Recorder:
                 internals.set_class(tracer, EscapedValue)
         self._tracers.clear()
         self.arguments.clear()
+        self.filled = ()
         self.given.clear()
         self.results_from_outside.clear()
         self._outside.clear()

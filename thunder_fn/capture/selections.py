@@ -15,6 +15,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
+from thunder_fn.capture.supported import is_wrapped
 from thunder_fn.errors import AliasedMutation
 from thunder_fn.ir.trace import Var
 
@@ -30,7 +31,8 @@ class _Selection:
 
     `take` makes the copy again, `put` writes its value to the view. `index`: as the user wrote it.
     `written`: the gradient mode in which the copy was written to, if x does not have that yet.
-    `level`: of the torch.func transform inside which it was made.
+    `level`: of the torch.func transform inside which it was made. `history`: the copy's node of
+    autograd's graph when both last agreed; a write by `detach()` or `.data` leaves it.
     """
 
     copy: Callable[[], Tensor | None]
@@ -41,6 +43,7 @@ class _Selection:
     of_copy: Var | None
     of_view: Var | None
     level: int
+    history: Any = None
     kept: Tensor | None = None
     written: bool | None = None
     is_stale: bool = False
@@ -67,7 +70,8 @@ class Selections:
         if all(type(internals.innermost(one)) is internals.Tracer for one in (copy, view)):
             level = internals.torch_func_level()
             reference, known = internals.weak_tensor(copy), (self._var_of(copy), self._var_of(view))
-            self._all.append(_Selection(reference, view, take, put, index, *known, level))
+            history = _history(copy)
+            self._all.append(_Selection(reference, view, take, put, index, *known, level, history))
         return copy
 
     def keep(self, tensor: Tensor) -> None:
@@ -136,10 +140,10 @@ class Selections:
                 continue
             new_copy, new_view = var_of(copy), var_of(one.view)
             if one.of_view is None:  # `x[i] = copy` was written
-                one.of_copy, one.of_view = new_copy, new_view
+                one.of_copy, one.of_view, one.history = new_copy, new_view, _history(copy)
             elif new_copy != one.of_copy:
                 one.of_copy, one.kept = new_copy, copy
-                one.written = torch.is_grad_enabled()
+                one.written = torch.is_grad_enabled() and _history(copy) is not one.history
             elif new_view != one.of_view:
                 one.of_view, one.is_stale = new_view, True
             self._pending = self._pending or one.is_stale or one.written is not None
@@ -168,6 +172,16 @@ class Selections:
         one.is_stale = False
         one.of_view = None
         self._look()
+
+
+def _history(copy: Tensor) -> Any:
+    """The node of autograd's graph behind a copy, of its base if it is a view. Inside torch.func
+    each answer differs: there every write counts as one with a history.
+    """
+    if is_wrapped(copy):
+        return object()
+    base = internals.base_of(copy)
+    return (copy if base is None else base).grad_fn
 
 
 def _have_one_memory(copy: Tensor, other: Tensor) -> bool:

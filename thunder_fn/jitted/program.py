@@ -27,6 +27,7 @@ from thunder_fn.capture.apply import (
     views_after,
     write,
     write_back,
+    write_to_result,
 )
 from thunder_fn.capture.failures import check_aliases, source_of
 from thunder_fn.capture.garbage import no_collections
@@ -52,7 +53,7 @@ from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.ir.constraints import constraints_of
 from thunder_fn.ir.symbols import symbols_in
 from thunder_fn.ir.trace import Atom, Source, Trace, Var, cut
-from thunder_fn.jitted.autograd.bridge import Bridge, bridge
+from thunder_fn.jitted.autograd.bridge import Bridge, bridge, history_of
 from thunder_fn.jitted.autograd.freed import freed
 from thunder_fn.jitted.call import Call
 from thunder_fn.jitted.callpath import Namespace, put_together, skeleton
@@ -464,6 +465,7 @@ class _Execution:
         self.captured, self.trace, self.writes, self.bridge = captured, trace, writes, bridged
         self.names = Namespace(all_exclusive=all_exclusive, give_away=give_away, write=write)
         tensors, donated = call.tensors, set(call.donated)
+        self.tensors = [tensor for _, tensor in tensors]
         self.leaves = [f"l{position}" for position, _ in tensors]
         self.leaves += [
             str(symbol) for symbol, _ in (symbolic.inputs if symbolic is not None else ())
@@ -496,6 +498,24 @@ class _Execution:
             self.names.bind(write.target, "target") if place is None else self.inputs[place]
             for write, place in pairs
         ]
+
+    def putting(self, target: str, place: int | None, atom: Atom) -> str:
+        """The function that writes a new value to a target. The trace was made for a leaf that is
+        written where gradients are off, or for a result of autograd's.
+        """
+        changed, moved = (
+            (self.bridge.changed, self.bridge.moved) if self.bridge is not None else ((), ())
+        )
+        tensor = dict(zip(self.leaves, self.tensors, strict=False)).get(target)
+        is_followed = tensor is not None and tensor.requires_grad and torch.is_grad_enabled()
+        is_kept = place in changed and place not in moved
+        if is_kept or (tensor is not None and is_followed and tensor.is_leaf):
+            return self.names.bind(torch.no_grad()(write), "write_values")
+        if place is None or place in changed or not is_followed:
+            return "write"
+        if history_of(self.trace, atom) == self.trace.inputs[place]:
+            return "write"
+        return self.names.bind(write_to_result, "write_to_result")
 
     @cached_property
     def program(self) -> Program:
@@ -547,9 +567,9 @@ class _Execution:
         first = self.captured.num_results + len(self.targets)
         written = values[self.captured.num_results : first]
         places = self.writes[: len(self.targets)]  # effects come after them
-        for value, target, place in zip(written, self.targets, places, strict=True):
-            kept = self.bridge is not None and place in self.bridge.changed - self.bridge.moved
-            put = self.names.bind(torch.no_grad()(write), "write_values") if kept else "write"
+        atoms = self.trace.outputs[self.captured.num_results : first]
+        for value, target, place, atom in zip(written, self.targets, places, atoms, strict=True):
+            put = self.putting(target, place, atom)
             lines.append(f"    if {value} is not {target}: {put}({target}, {value})")
         lines += self.effects(values[first:], values[: self.captured.num_results])
         result = self.result(values)

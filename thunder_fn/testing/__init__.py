@@ -17,7 +17,9 @@ from thunder_fn.testing.laws import (
     check_laws as check_laws,
     laws_of as laws_of,
 )
+from thunder_fn.testing.laws.schedules import check_schedule as check_schedule
 from thunder_fn.testing.others import check_backend as check_backend, check_pass as check_pass
+from thunder_fn.testing.sized import Sized as Sized
 from thunder_fn.testing.strategies import (
     Case as Case,
     cases as cases,

@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 
 from thunder_fn.ir.trace import TensorType
-from thunder_fn.testing.drawn_programs import BODIES, FAMILIES, Program, Step
+from thunder_fn.testing.drawn_programs import BODIES, FAMILIES, Program, Step, build
 from thunder_fn.testing.schemas import MOST_PICKS, num_picks, takes
 
 F64 = torch.float64
@@ -33,7 +33,8 @@ first two make the order of the steps show.
 """
 
 NESTS: dict[str, tuple[tuple[int, ...], ...]] = {
-    "composite": ((0, 1, 0, 1),),
+    "composite": ((0, 1, 0, 1), (1, 1, 0, 1), (2, 1, 0, 1)),
+    "operator": ((1, 0, 1),),
     "call": ((1, 0, 1),),
     "checkpoint": ((1, 0, 1), (1, 0, 1, 1)),
     "custom_vjp": ((1, 0, 1),),
@@ -95,6 +96,101 @@ DRAWS: tuple[Program, ...] = (
     ),
 )
 """Programs whose draws can be merged, dropped, repeated and put in another order."""
+
+
+_OWN, _CLOSED = Step("owned_constant"), Step("constant")
+
+CONSTANTS: tuple[Program, ...] = (
+    *(
+        Program((VECTOR,), (made, Step("sin"), *more))
+        for made in (_OWN, _CLOSED)
+        for more in ((), (Step("cos"),), (Step("exp"), Step("mul", (0, 1))))
+    ),
+    *(Program((VECTOR,), (made, Step("view"), Step("sin"))) for made in (_OWN, _CLOSED)),
+    Program((VECTOR,), (_OWN, Step("owned_constant", (1,)), Step("mul"), Step("sin"))),
+    Program((VECTOR,), (_OWN, Step("normal_like", (0,)), Step("mul", (0, 1)))),
+    Program((VECTOR,), (_OWN, Step("bernoulli", (0,)), Step("sin"))),
+    Program((VECTOR,), (_CLOSED, Step("two_constants"), Step("mul", (0, 1)), Step("sin"))),
+    *(nested(name, (_OWN, Step("sin"), Step("cos")), p[0]) for name, p in NESTS.items()),
+    *(nested(name, (_CLOSED, Step("sin"), Step("cos")), p[0]) for name, p in NESTS.items()),
+)
+"""Programs that compute with constants of their own, and with closed-over tensors, which may
+change.
+"""
+
+_PART = Program((), CHAIN[:3], (0,))
+
+DEAD: tuple[Program, ...] = (
+    Program((VECTOR, VECTOR), CHAIN[:3], (0,)),
+    Program((VECTOR, VECTOR), CHAIN[:3], (2,)),
+    Program((VECTOR, VECTOR), (*CHAIN[:2], Step("twin"), Step("twin", (1,))), (1, 0)),
+    *(Program((VECTOR, VECTOR), (*CHAIN[:2], nested(n, CHAIN[:2]).steps[0]), (2,)) for n in NESTS),
+    *(
+        Program((VECTOR, VECTOR), (Step(name, picks, (body,) * BODIES[name]),), outputs)
+        for name, variants in NESTS.items()
+        for picks in variants
+        for body, outputs in ((_PART, ()), (Program((), CHAIN[:3], (0, 1, 2)), (0,)))
+    ),
+)
+"""Programs with equations, results and operands of bodies that nothing reads."""
+
+MOST_PAIRS = 160
+
+
+def pairs_of(names: Sequence[str]) -> list[Program]:
+    """Programs in which one op reads what another made: the patterns that rewrites look for.
+
+    An op on its own result comes first, with other arguments the second time and three times in a
+    row; then an op twice on the same operand; then each op on the result of each other.
+    """
+    own = [program for name in names for program in _on_itself(name)]
+    other = [
+        program
+        for first in names
+        for second in names
+        if first != second
+        for program in _one_on_another(first, second)[:1]
+    ]
+    return [*own[: MOST_PAIRS // 2], *other[: MOST_PAIRS - len(own[: MOST_PAIRS // 2])]]
+
+
+def _on_itself(name: str) -> list[Program]:
+    calls = calls_of(name)
+    if not calls:
+        return []
+    types, (plain,) = calls[0].inputs, calls[0].steps
+    others = [call.steps[0] for call in calls[1:] if call.inputs == types][:3]
+    chains = [(plain, plain), (plain, plain, plain), *((plain, step) for step in others)]
+    chains += [(step, plain) for step in others]
+    both = replace(plain, picks=(1, *plain.picks[1:]))
+    return [
+        *(Program(types, chain) for chain in chains),
+        Program(types, (plain, plain), (0, 1)),
+        Program(types, (plain, both), (0, 1)),
+        Program(types, (plain, both, Step("sub", (0, 1)))),
+        Program(types, (plain, Step("sin"), plain)),
+    ]
+
+
+def _one_on_another(first: str, second: str) -> list[Program]:
+    return [
+        Program(call.inputs, (*call.steps, Step(second)))
+        for call in calls_of(first)[:1]
+        if takes_after(call, second)
+    ]
+
+
+def takes_after(call: Program, second: str) -> bool:
+    """Test whether an op takes what a call has made."""
+    made = build(replace(call, steps=(*call.steps, Step(second)))).equations
+    return len(made) > 1 and made[-1].op.name == second
+
+
+def in_single(program: Program) -> Program:
+    """The program on inputs in single precision."""
+    singles = {F64: torch.float32, torch.complex128: torch.complex64}
+    types = (TensorType(singles.get(t.dtype, t.dtype), t.shape) for t in program.inputs)
+    return replace(program, inputs=tuple(types))
 
 
 # ---- changing programs ----

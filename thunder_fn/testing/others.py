@@ -21,6 +21,7 @@ from thunder_fn.testing.laws.comparing import (
     seeded,
     tolerance,
 )
+from thunder_fn.testing.laws.promises import Promised
 from thunder_fn.testing.strategies import Case, cases, drawn_cases
 from thunder_fn.testing.user import STEPS, Search, steps_alone
 from thunder_fn.testing.watching import Coverage
@@ -60,7 +61,7 @@ def check_pass(fx_pass: Pass, *, max_examples: int = 50, ops: tuple[Any, ...] = 
     transform.__wrapped__ = fx_pass  # type: ignore[attr-defined]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        search = Search(transform, "values", False, ops, without=OF_FX)
+        search = Search(transform, Promised(), ops, without=OF_FX)
         search.run(max_examples)
     return search.coverage
 

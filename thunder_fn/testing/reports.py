@@ -14,11 +14,17 @@ from thunder_fn.ir.trace import Equation, Trace
 from thunder_fn.testing.drawn_programs import source_of
 from thunder_fn.testing.laws.comparing import LawBroken, is_inexact, run, tolerance
 from thunder_fn.testing.laws.pairs import arguments_of
+from thunder_fn.testing.laws.promises import ENSURED, Promised
+from thunder_fn.testing.sized import Sized
 from thunder_fn.testing.strategies import Case
 
 
 def described(
-    transform: Callable[[Trace], Trace], law: str, case: Case, error: Exception, keeps: str
+    transform: Callable[[Trace], Trace],
+    law: str,
+    case: Case | Sized,
+    error: Exception,
+    promised: Promised,
 ) -> LawBroken:
     """Describe a broken law: the trace, the transform's result, where they part, and a script."""
     name = _name(transform)
@@ -35,7 +41,7 @@ def described(
     parts += _composed(law, traces)
     parts.append(what)
     parts += _where(case, new, traces)
-    script = script_of(transform, law, case, keeps)
+    script = script_of(transform, law, case, promised)
     return LawBroken("\n\n".join([*parts, f"To see it again:\n{script}"]))
 
 
@@ -57,7 +63,7 @@ def _composed(law: str, traces: dict[str, Trace]) -> list[str]:
     ]
 
 
-def _where(case: Case, new: object, traces: dict[str, Trace]) -> list[str]:
+def _where(case: Case | Sized, new: object, traces: dict[str, Trace]) -> list[str]:
     """The first equation whose value the other trace does not compute."""
     if "plain" in traces:
         before, after = traces["plain"], traces["made"]
@@ -121,18 +127,31 @@ def _line(equation: Equation, value: Any) -> str:
     return f"  {format_equation(equation)}\n  = {value}"
 
 
-def script_of(transform: Callable[[Trace], Trace], law: str, case: Case, keeps: str) -> str:
+def script_of(
+    transform: Callable[[Trace], Trace], law: str, case: Case | Sized, promised: Promised
+) -> str:
     """A script that runs alone, if the transform can be imported; else a decorator for it."""
-    name = getattr(transform, "__qualname__", "")
-    module = getattr(transform, "__module__", "__main__")
-    options = [f"seed={case.seed}"] if case.seed else []
-    options += [f"keeps={keeps!r}"] if keeps != "values" else []
-    call = ", ".join([source_of(case.program), repr(law), *options])
+    name, home = _imported(transform)
+    is_sized = isinstance(case, Sized)
     lines = [
         "import torch",
         "from thunder_fn.ir.trace import TensorType",
-        "from thunder_fn.testing import Program, Step, reproduce",
+        f"from thunder_fn.testing import Program, {'Sized, ' * is_sized}Step, reproduce",
     ]
-    if name.isidentifier() and module != "__main__":
-        return "\n".join([*lines, f"from {module} import {name}", f"reproduce({call})({name})"])
+    options = [f"seed={case.seed}"] if case.seed else []
+    options += [f"keeps={promised.keeps!r}"] if promised.keeps != "values" else []
+    if promised.ensures is not None and law == ENSURED:
+        purpose, its_home = _imported(promised.ensures)
+        lines += [f"from {its_home} import {purpose}"] if its_home else []
+        options.append(f"ensures={purpose or '...  # as in check_transform'}")
+    source = case.source() if isinstance(case, Sized) else source_of(case.program)
+    call = ", ".join([source, repr(law), *options])
+    if home:
+        return "\n".join([*lines, f"from {home} import {name}", f"reproduce({call})({name})"])
     return "\n".join([*lines, f"@reproduce({call})  # above the transform"])
+
+
+def _imported(f: Callable[..., object]) -> tuple[str, str]:
+    """The name and the module of a function that can be imported, or two empty strings."""
+    name, module = getattr(f, "__qualname__", ""), getattr(f, "__module__", "__main__")
+    return (name, module) if name.isidentifier() and module != "__main__" else ("", "")

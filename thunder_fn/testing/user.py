@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -24,6 +24,8 @@ from thunder_fn.ir.check import check
 from thunder_fn.ir.trace import Trace
 from thunder_fn.testing.drawn_programs import BODIES, FAMILIES, Program, Step
 from thunder_fn.testing.growing import (
+    CONSTANTS,
+    DEAD,
     DRAWS,
     VECTOR,
     around,
@@ -31,6 +33,8 @@ from thunder_fn.testing.growing import (
     beside_chains,
     calls_of,
     changed,
+    in_single,
+    pairs_of,
     smallest,
     wrapped,
 )
@@ -55,13 +59,16 @@ from thunder_fn.testing.laws.interpreters import (
     interpreter_leaves_closures_alone,
 )
 from thunder_fn.testing.laws.pairs import TRANSFORMS, commute, floats, once, remembering, values_of
+from thunder_fn.testing.laws.promises import ENSURED, PROMISES, Ensures, Keeps, Promised
+from thunder_fn.testing.laws.threads import laws_of_functions
 from thunder_fn.testing.reports import described
+from thunder_fn.testing.sized import Sized, sized_cases
 from thunder_fn.testing.strategies import Case, cases, drawn_cases, smooth_cases
 from thunder_fn.testing.vocabulary import overloads_of, vocabulary
 from thunder_fn.testing.watching import Coverage, Watch
 
-Keeps = Literal["values", "nothing"]
 Transform = Callable[[Trace], Trace]
+AnyCase = Case | Sized
 STEPS = tuple(name for family, names in FAMILIES.items() if family != "random" for name in names)
 KINDS = (cases(max_steps=8), smooth_cases())
 MOVERS = ("vjp", "jvp", "vmap", "autocast", "checkpoint")
@@ -79,6 +86,8 @@ def check_transform(
     idempotent: bool = False,
     max_examples: int = 50,
     ops: Sequence[Any] = (),
+    promises: Sequence[str] = (),
+    ensures: Ensures | None = None,
 ) -> Coverage:
     """Test a function from trace to trace on programs made on purpose, and on random ones.
 
@@ -92,6 +101,14 @@ def check_transform(
         max_examples: how many random traces to try.
         ops: ops to draw often, with every argument of their schemas: names such as "sub" or
             "aten.sub.Tensor", or overloads. Those that the transform's code names are drawn anyway.
+        promises: further laws: "flops", "memory" and "launches" (no more of these than before),
+            "loops" (what a loop costs is linear in its length), "precision" (no farther from the
+            result in float64), "bits" (the same bits), "lines" (each equation has the user's line),
+            "schedules" (ranks that transform the same trace do not wait for each other for ever),
+            "processes" (the same trace in every process).
+        ensures: the purpose of the transform, as a test of the trace before and after:
+            `lambda before, after: not any(e.op == RELU for e in after.equations)`. Without it a
+            transform that does nothing keeps every law.
 
     Returns:
         The record of the search: ops, arguments, nestings. It has the lines of the transform that
@@ -99,16 +116,23 @@ def check_transform(
 
     Raises:
         LawBroken: a law does not hold; names it and prints the smallest trace found.
+        UnknownOption: nobody knows one of the promises.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        search = Search(transform, keeps, idempotent, ops)
+        promised = Promised(keeps, idempotent, tuple(promises), ensures)
+        search = Search(transform, promised, ops)
         search.run(max_examples)
     return search.coverage
 
 
 def reproduce(
-    program: Program, law: str, *, seed: int = 0, keeps: Keeps = "values"
+    program: Program | Sized,
+    law: str,
+    *,
+    seed: int = 0,
+    keeps: Keeps = "values",
+    ensures: Ensures | None = None,
 ) -> Callable[[Transform], Transform]:
     """Hold a transform to one law on one program: the decorator that a report of
     `check_transform` prints.
@@ -118,13 +142,14 @@ def reproduce(
     """
 
     def decorate(transform: Transform) -> Transform:
-        case = Case(program, seed)
+        case = program if isinstance(program, Sized) else Case(program, seed)
+        promised = Promised(keeps, True, tuple(PROMISES), ensures)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                laws_of_transform(transform, keeps, True)[law](case.trace, case.inputs)
+                laws_of_transform(transform, promised)[law](case.trace, case.inputs)
             except Exception as error:
-                raise described(transform, law, case, error, keeps) from error
+                raise described(transform, law, case, error, promised) from error
         return transform
 
     return decorate
@@ -136,18 +161,20 @@ class Search:
     def __init__(
         self,
         transform: Transform,
-        keeps: Keeps,
-        idempotent: bool,
-        ops: Sequence[Any],
+        promised: Promised,
+        ops: Sequence[Any] = (),
         without: Sequence[str] = (),
     ) -> None:
         self.watch = Watch(transform)
-        self.transform, self.keeps = transform, keeps
-        self.laws = laws_of_transform(transform, keeps, idempotent)
+        self.transform, self.promised = transform, promised
+        self.laws = laws_of_transform(transform, promised)
         for name in without:
             self.laws.pop(name, None)
-        self.of_identity = laws_of_transform(lambda trace: trace, keeps, idempotent)
-        self.alone = [name for name in self.laws if not name.startswith(BESIDE)]
+        never = replace(promised, ensures=None)
+        self.of_identity = laws_of_transform(lambda trace: trace, never)
+        self.few = [name for name in OF_FEW if name in self.laws]
+        self.of_sizes = [name for name in OF_SIZES if name in self.laws]
+        self.alone = [n for n in self.laws if not n.startswith(BESIDE) and n not in self.few]
         self.beside = [name for name in self.laws if name.startswith(BESIDE)]
         self.movers = [BESIDE + name for name in MOVERS if BESIDE + name in self.laws]
         self.ops = tuple(dict.fromkeys((*overloads_of(ops), *vocabulary(transform))))
@@ -157,21 +184,32 @@ class Search:
 
     def run(self, max_examples: int) -> None:
         """Search, and raise what is found."""
-        broken = self.on_purpose() or self.at_random(max_examples)
+        broken = (
+            self.on_purpose() or self.on_symbols() or self.on_few() or self.at_random(max_examples)
+        )
         if broken is not None:
             law, case = broken
             case, error = self.made_small(law, case)
-            raise described(self.transform, law, case, error, self.keeps) from error
+            raise described(self.transform, law, case, error, self.promised) from error
         self.coverage.never_ran = tuple(self.watch.never_ran())
 
     # what is tried
 
-    def on_purpose(self) -> tuple[str, Case] | None:
+    def on_purpose(self) -> tuple[str, AnyCase] | None:
         """Try the programs made on purpose: all alone, then some beside other transforms."""
         programs = list(self._programs())
-        return self._first_broken((program for program, _ in programs), self.alone) or (
-            self._first_broken((program for program, flag in programs if flag), self.movers)
+        alone = [Case(program) for program, _ in programs]
+        return self._first_broken(alone, self.alone) or self._first_broken(
+            (Case(program) for program, flag in programs if flag), self.movers
         )
+
+    def on_symbols(self) -> tuple[str, AnyCase] | None:
+        """Try programs whose sizes and numbers are variables."""
+        return self._first_broken(sized_cases(self.ops), self.of_sizes)
+
+    def on_few(self) -> tuple[str, AnyCase] | None:
+        """Try the laws about the transform as a function on some programs that were kept."""
+        return self._first_broken(map(Case, self.kept[:FEW]), self.few)
 
     def _programs(self) -> Iterator[tuple[Program, bool]]:
         for name in STEPS:
@@ -181,7 +219,18 @@ class Search:
         yield from ((program, False) for program in around_chains((1, 2, 3, 5, 6)))
         yield from ((program, True) for program in around_chains((4,)))
         yield from ((program, False) for program in beside_chains((1, 2, 3, 4, 5)))
-        yield from ((program, False) for program in DRAWS)
+        yield from ((program, False) for program in (*DRAWS, *CONSTANTS, *DEAD))
+        yield from ((program, False) for program in pairs_of(self.ops))
+        if "precision" in self.promised.promises:
+            yield from ((program, False) for program in self._in_single())
+
+    def _in_single(self) -> Iterator[Program]:
+        """Programs in single precision, where rounding shows."""
+        for name in STEPS:
+            yield from map(in_single, steps_alone(name))
+        for _, program in self._calls():
+            yield in_single(program)
+        yield from map(in_single, around_chains((2, 4)))
 
     def _calls(self) -> Iterator[tuple[int, Program]]:
         """The calls of the ops that the transform names: the plain call of each, then others."""
@@ -194,17 +243,17 @@ class Search:
             :MOST_NESTED_CALLS
         ]
 
-    def at_random(self, count: int) -> tuple[str, Case] | None:
+    def at_random(self, count: int) -> tuple[str, AnyCase] | None:
         """Try random programs, half of them inside of structured ops or like one that was kept.
 
         Where lines of the transform never ran, further ones are drawn, and the laws see those that
         run a new line.
         """
         names = [*self.alone, *self.beside]
-        broken = self._first_broken(self._random(count), names)
+        broken = self._first_broken(map(Case, self._random(count)), names)
         if broken is not None or not self.watch.never_ran():
             return broken
-        return self._first_broken(self._that_run_new_lines(count), names)
+        return self._first_broken(map(Case, self._that_run_new_lines(count)), names)
 
     def _that_run_new_lines(self, count: int) -> Iterator[Program]:
         for program in self._random(4 * count, 1):
@@ -230,14 +279,13 @@ class Search:
     # trying
 
     def _first_broken(
-        self, programs: Iterable[Program], names: Sequence[str]
-    ) -> tuple[str, Case] | None:
+        self, cases: Iterable[AnyCase], names: Sequence[str]
+    ) -> tuple[str, AnyCase] | None:
         """The most basic of some laws that a program breaks, and the first that does: the laws
         stand in that order. A more basic one is looked for in `MORE` programs after the first.
         """
         broken, more = None, MORE
-        for program in programs:
-            case = Case(program)
+        for case in cases:
             more -= broken is not None
             if not names or more < 0:
                 break
@@ -251,7 +299,7 @@ class Search:
                         break
         return broken
 
-    def _note(self, case: Case) -> bool:
+    def _note(self, case: AnyCase) -> bool:
         """Count what is in a trace, and keep its program if that, or the lines that run, is new."""
         try:
             trace = case.trace
@@ -261,7 +309,7 @@ class Search:
         new = self.coverage.add(trace)
         with self.watch.watching(), suppress(Exception):  # the laws say what is wrong
             self.transform(trace)
-        if new or len(self.watch.arcs) > known:
+        if isinstance(case, Case) and (new or len(self.watch.arcs) > known):
             self.kept.append(case.program)
         return True
 
@@ -273,15 +321,19 @@ class Search:
             said = self.laws[name](trace, inputs)
         except Exception as error:  # noqa: BLE001 - a wrong transform may raise anything
             try:
-                self.of_identity[name](trace, inputs)
+                if name in self.of_identity:
+                    self.of_identity[name](trace, inputs)
             except Exception:  # noqa: BLE001
                 return None
             return error
         self.coverage.applied[name] += said is not False
         return None
 
-    def made_small(self, name: str, case: Case) -> tuple[Case, Exception]:
+    def made_small(self, name: str, case: AnyCase) -> tuple[AnyCase, Exception]:
         """The smallest case found that breaks a law as this one does, and its error."""
+        if isinstance(case, Sized):
+            error = self._error(name, case.trace, case.inputs)
+            return case, error or LawBroken("the difference is gone when it is looked for again")
         errors: dict[Program, Exception] = {}
 
         def breaks(program: Program) -> bool:
@@ -320,8 +372,19 @@ BESIDE = "commutes with "
 """The beginning of the names of laws about two transforms."""
 
 
-def laws_of_transform(transform: Transform, keeps: Keeps, idempotent: bool) -> dict[str, Law]:
+OF_FEW = ("depends on the trace alone", "works in threads")
+"""Laws that are held on the first programs that were kept: each runs the transform many times."""
+
+FEW = 12
+"""The number of programs for these."""
+
+OF_SIZES = ("gives checked traces", "keeps values", "carries facts")
+"""Laws that are held on programs whose sizes and numbers are variables."""
+
+
+def laws_of_transform(transform: Transform, promised: Promised) -> dict[str, Law]:
     """The laws that a user's transform promises, basic ones first."""
+    keeps = promised.keeps
     alone = Interpreter(lambda trace: (once(transform, trace),))
     kept: Transform = lambda trace: once(transform, trace)
     laws: dict[str, Law] = {
@@ -335,12 +398,27 @@ def laws_of_transform(transform: Transform, keeps: Keeps, idempotent: bool) -> d
         laws["leaves closed-over tensors alone"] = interpreter_leaves_closures_alone(
             alone, exact=False
         )
-    if idempotent:
+    for key in promised.promises:
+        name, law_of = PROMISES[key]
+        laws[name] = law_of(transform)
+    if promised.ensures is not None:
+        laws[ENSURED] = _ensured(kept, promised.ensures)
+    if promised.idempotent:
         laws["is idempotent"] = interpreter_is_idempotent(alone)
     laws["carries facts"] = interpreter_carries_facts(alone, whole=False)
+    laws |= laws_of_functions(transform, Watch(transform).codes)
     if keeps == "values":
         laws |= {f"{BESIDE}{name}": commute(transform, other) for name, other in TRANSFORMS.items()}
     return laws
+
+
+def _ensured(transform: Transform, ensures: Ensures) -> Law:
+    def law(trace: Trace, inputs: Inputs) -> None:
+        new = transform(trace)
+        what = "the transform has not done what `ensures` says"
+        holds(ensures(trace, new) is not False, what, trace=trace, made=new)
+
+    return law
 
 
 def _checked(transform: Transform) -> Law:

@@ -42,6 +42,7 @@ from thunder_fn.torch_internals.known_results import (
 )
 from thunder_fn.torch_internals.modes import (
     FAKE,
+    current_gpu,
     get_dispatch_mode,
     isolated,
     no_torch_function,
@@ -176,6 +177,10 @@ class RecordingMode(FakeTensorMode):
             kwargs.get("generator") is not None
         ):  # nothing is drawn, and PyTorch's rules do not know it
             kwargs = {**kwargs, "generator": None}
+        device = kwargs.get("device")
+        if device is not None and device.type == "cuda" and device.index is None:
+            # PyTorch remembers the result by "cuda" alone
+            kwargs = {**kwargs, "device": torch.device("cuda", current_gpu())}
         asked = question(func, args, kwargs) if self.shape_env is None else None
         if asked is not None and (known := answer(self, asked)) is not None:
             return known
@@ -555,7 +560,28 @@ def _fused_step(func: OpOverload) -> Callable[..., Any]:
     )
 
 
+def _lstm_cell(a: Any, _: Any, cx: Any, *biases: Any) -> Any:
+    """PyTorch asks for the device of a bias that is not there."""
+    return cx.new_empty(cx.shape), cx.new_empty(cx.shape), a.new_empty(a.shape)
+
+
+def _gru_cell(a: Any, _: Any, hx: Any, *biases: Any) -> Any:
+    """PyTorch has no shapes for it."""
+    rows, size = hx.shape
+    return hx.new_empty(rows, size), a.new_empty(rows, 5 * size)
+
+
+def _gru_cell_backward(grad: Any, _: Any, has_bias: bool) -> Any:
+    rows, size = grad.shape
+    gates = [grad.new_empty(rows, 3 * size) for _ in range(2)]
+    biases = [grad.new_empty(3 * size) if has_bias else None for _ in range(2)]
+    return *gates, grad.new_empty(rows, size), *biases
+
+
 FAKE_RESULTS: dict[Any, Callable[..., Any]] = {
+    aten._thnn_fused_lstm_cell.default: _lstm_cell,
+    aten._thnn_fused_gru_cell.default: _gru_cell,
+    aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
     aten.native_group_norm_backward.default: _group_norm_backward,
     aten.mse_loss_backward.default: _loss_backward,
     aten.huber_loss_backward.default: _loss_backward,

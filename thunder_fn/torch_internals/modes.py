@@ -200,6 +200,16 @@ def without_autocast(
     return run_without_autocast
 
 
+def current_gpu() -> int:
+    """The index of the CUDA device that "cuda" stands for."""
+    return torch._C._cuda_getDevice() if torch.cuda.is_initialized() else 0
+
+
+def has_several_gpus() -> bool:
+    """Test whether "cuda" may stand for one device or another."""
+    return torch.cuda.is_initialized() and torch.cuda.device_count() > 1
+
+
 @functools.cache
 def autocast_ops(device: str) -> frozenset[str]:
     """The names of the ATen ops for which autocast has a rule on a type of device."""

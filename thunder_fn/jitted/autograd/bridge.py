@@ -98,8 +98,9 @@ def bridge(
     moved = frozenset(
         place for place, atom in given if history_of(trace, atom) != trace.inputs[place]
     )
+    fixed = frozenset(place for place in writes if place is not None and wanted[place]) - changed
     return (
-        Bridge(trace, wanted, outputs, overwritten, executors, changed, moved)
+        Bridge(trace, wanted, outputs, overwritten, executors, changed, moved, fixed)
         if any(outputs)
         else None
     )
@@ -232,6 +233,7 @@ class Bridge:
     `overwritten` are the inputs that will not hold their value when the backward runs. `executors`
     run both halves. `changed` are the inputs that require grad and get a value that does: the
     backward reads their old values. `moved` are those of them that get another history too.
+    `fixed` are inputs that require grad and get a value that does not.
     """
 
     trace: Trace
@@ -241,6 +243,7 @@ class Bridge:
     executors: tuple[Executor, ...] = ()
     changed: frozenset[int] = frozenset()
     moved: frozenset[int] = frozenset()
+    fixed: frozenset[int] = frozenset()
     narrower: dict[Mask, Bridge] = field(
         default_factory=dict[Mask, "Bridge"], repr=False, compare=False
     )
@@ -255,6 +258,11 @@ class Bridge:
         if internals.inside_torch_func():  # forward mode, which follows each op
             return evaluate(self.trace, inputs)
         known: dict[int, Any] = dict(enumerate(inputs))
+        if self.fixed:
+            inputs = tuple(
+                value.clone() if place in self.fixed and not value.is_leaf else value
+                for place, value in enumerate(inputs)
+            )
         if self.unreachable:
             inputs = tuple(
                 value.detach() if place in self.unreachable else value

@@ -395,7 +395,9 @@ def _saved_inputs(
             saved.append(tensor.detach().clone())
             continue
         elif place in node.read or (
-            not (tensor.is_leaf and tensor.requires_grad) and node.bridge.wanted[place]
+            not (tensor.is_leaf and tensor.requires_grad)
+            and node.bridge.wanted[place]
+            and place not in node.bridge.unreachable
         ):
             saved.append(tensor)
             continue

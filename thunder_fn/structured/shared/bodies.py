@@ -100,8 +100,14 @@ def _captured(
     writes: bool,
     runs_once: bool,
 ) -> Captured:
+    held = () if runs_once else _held()
     try:
-        return capture(function, arguments, known=EVERY_LEAF if runs_once else None)
+        captured = capture(function, arguments, known=EVERY_LEAF if runs_once else None)
+        if runs_once or held == _held():
+            return captured
+        what = f"{op}: {callable_name(function)} changes a list or dict among the arguments"
+        what = f"{what}, but a body runs as often as values say"
+        raise CaptureError(what, source=user_source(), fix=PUT_IT)
     except TracedFunctionError as error:
         if writes or not internals.is_write_to_leaf(error.__cause__):
             raise
@@ -110,6 +116,15 @@ def _captured(
         raise CaptureError(what, source=user_source(), fix=RETURN_IT) from error
 
 
+def _held() -> Any:
+    """The content of the containers among the arguments of the traced function."""
+    recorder = current()
+    nodes = () if recorder is None else pytree.nodes_in(recorder.filled)
+    found = [[*map(id, pytree.children_of(node))] for node in nodes if pytree.is_node(node)]
+    return found, pytree.orders_of(() if recorder is None else recorder.filled)
+
+
+PUT_IT = "Return the value from the body, and put it into the list or dict after the call."
 RETURN_IT = "Return the new value, or write to a copy made inside the body (`x = x.clone()`)."
 
 

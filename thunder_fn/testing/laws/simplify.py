@@ -1,11 +1,14 @@
-"""Laws of dce, cse and inline beyond those of every interpreter."""
+"""Postconditions of dce, cse, inline, drop_noops and fold_constants: what each is for."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 
 from thunder_fn.interpreters import simplify
 from thunder_fn.ir import ops
 from thunder_fn.ir.equations import operands_in
-from thunder_fn.ir.trace import Trace, Var, subtraces
+from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, Var, subtraces
 from thunder_fn.testing.laws.comparing import (
     Inputs,
     holds,
@@ -13,44 +16,154 @@ from thunder_fn.testing.laws.comparing import (
     num_equations,
 )
 
-# ---- laws of single interpreters ----
 
-
-def law_dce_drops_the_dead(trace: Trace, inputs: Inputs) -> None:
-    """dce never grows a trace, and what it leaves is used, random or effectful; in bodies too."""
-    new = simplify.dce(trace)
-    holds(num_equations(new) <= num_equations(trace), "dce added equations", trace=trace, made=new)
-    for inner in subtraces(new):
+def drops_the_dead(before: Trace, after: Trace) -> bool:
+    """Never grow a trace; what is left is used, random or effectful, in bodies too."""
+    small = num_equations(after) <= num_equations(before)
+    holds(small, "equations were added", trace=before, made=after)
+    for inner in _outside_operators(after):
         used = {var.index for var in operands_in(inner.equations)}
         used |= {atom.index for atom in inner.outputs if isinstance(atom, Var)}
         for equation in inner.equations:
-            live = any(var.index in used for var in equation.outputs) or ops.has_side_effect(
-                equation
-            )
-            holds(live, f"dce left {equation.op}, which nothing uses", trace=trace, made=new)
+            live = any(var.index in used for var in equation.outputs)
+            live = live or ops.has_side_effect(equation)
+            holds(live, f"{equation.op} is left, which nothing uses", trace=before, made=after)
+    return True
 
 
-def law_cse_leaves_no_twins(trace: Trace, inputs: Inputs) -> None:
-    """After cse no two equations are the same, unless they are random; it never grows a trace."""
-    new = simplify.cse(trace)
-    holds(num_equations(new) <= num_equations(trace), "cse added equations", trace=trace, made=new)
-    for inner in subtraces(new):
+def _outside_operators(trace: Trace) -> Iterator[Trace]:
+    """The trace and the bodies in it; an executor's operator is computed as a whole."""
+    yield trace
+    for equation in trace.equations:
+        if not ops.is_operator(equation.op):
+            for body in equation.bodies:
+                yield from _outside_operators(body)
+
+
+def leaves_no_twins(before: Trace, after: Trace) -> bool:
+    """No two equations are the same, unless they are random; the trace never grows."""
+    small = num_equations(after) <= num_equations(before)
+    holds(small, "equations were added", trace=before, made=after)
+    for inner in subtraces(after):
         kept = [
             (e.op, e.args, e.kwargs, e.bodies)
             for e in inner.equations
             if not ops.has_side_effect(e)
         ]
-        holds(len(kept) == len(set(kept)), "cse left an equation twice", trace=trace, made=new)
+        holds(len(kept) == len(set(kept)), "an equation stands twice", trace=before, made=after)
+    return True
+
+
+def leaves_no_composites(before: Trace, after: Trace) -> bool:
+    """All equations are leaves or structured, in bodies too, the same leaves as before."""
+    left = [e for t in subtraces(after) for e in t.equations if e.op.kind == "composite"]
+    holds(not left, "a composite is left", trace=before, made=after)
+    same = leaf_counts(after) == leaf_counts(before)
+    holds(same, "the leaves changed", trace=before, made=after)
+    return True
+
+
+SAME_PLACES = frozenset(
+    f"aten.{name}"
+    for name in (
+        *("reshape.default", "view.default", "_unsafe_view.default", "expand.default"),
+        *("squeeze.default", "squeeze.dim", "squeeze.dims", "slice.Tensor"),
+    )
+)
+"""Views that move no element where they keep the type."""
+
+NEUTRAL = {
+    **dict.fromkeys(("mul.Tensor", "mul.Scalar", "div.Tensor", "div.Scalar"), 1),
+    "pow.Tensor_Scalar": 1,
+    **dict.fromkeys(("sub.Tensor", "sub.Scalar"), 0),
+}
+"""The second operand of floats that changes no bit of the first."""
+
+
+def leaves_no_noops(before: Trace, after: Trace) -> bool:
+    """No reshape to the same shape is left, and no product with one, quotient by one or difference
+    with zero that stays inside.
+    """
+    for inner in subtraces(after):
+        inside = _inside(inner)
+        for equation in inner.equations:
+            what = f"{equation.op} is left, which computes its operand"
+            holds(not _is_noop(equation, inside), what, trace=before, made=after)
+    return True
+
+
+def _inside(trace: Trace) -> set[Var]:
+    """The variables that only leaves read which make new memory."""
+    found = {var for equation in trace.equations for var in equation.outputs}
+    for equation in trace.equations:
+        if equation.op.kind != "leaf" or not ops.is_pointwise(equation.op):
+            found -= set(equation.operands)
+    return found - set(trace.outputs)
+
+
+def _is_noop(equation: Equation, inside: set[Var]) -> bool:
+    if equation.op.kind != "leaf" or len(equation.outputs) != 1 or not equation.args:
+        return False
+    first, name = equation.args[0], equation.op.name.removeprefix("aten.")
+    if not isinstance(first, Var) or first.type != equation.outputs[0].type:
+        return False
+    if equation.op.name in SAME_PLACES:
+        return True
+    second = equation.args[1] if len(equation.args) == 2 and not equation.kwargs else None
+    return (
+        isinstance(second, Literal)
+        and name in NEUTRAL
+        and equation.outputs[0] in inside
+        and not isinstance(second.value, bool)
+        and repr(float(second.value)) == repr(float(NEUTRAL[name]))
+    )
+
+
+def leaves_no_known(before: Trace, after: Trace) -> bool:
+    """No leaf is left that computes with owned constants alone, draws nothing, and whose small
+    result stays inside.
+    """
+    for inner in subtraces(after):
+        owned = {constant.var for constant in inner.constants if constant.owned}
+        inside = _inside(inner)
+        for equation in inner.equations:
+            known = (
+                equation.op.kind == "leaf"
+                and bool(equation.operands)
+                and owned.issuperset(equation.operands)
+                and inside.issuperset(equation.outputs)
+                and all(isinstance(var.type, TensorType) for var in equation.outputs)
+                and not ops.has_side_effect(equation)
+            )
+            holds(not known, f"{equation.op} of constants is left", trace=before, made=after)
+    return True
+
+
+ENSURED_BY: Mapping[str, Callable[[Trace, Trace], bool]] = MappingProxyType(
+    {
+        "dce": drops_the_dead,
+        "cse": leaves_no_twins,
+        "inline": leaves_no_composites,
+        "drop_noops": leaves_no_noops,
+        "fold_constants": leaves_no_known,
+    }
+)
+"""The postcondition of each."""
+
+
+# ---- laws of single interpreters ----
+
+
+def law_dce_drops_the_dead(trace: Trace, inputs: Inputs) -> None:
+    """dce never grows a trace, and what it leaves is used, random or effectful; in bodies too."""
+    drops_the_dead(trace, simplify.dce(trace))
+
+
+def law_cse_leaves_no_twins(trace: Trace, inputs: Inputs) -> None:
+    """After cse no two equations are the same, unless they are random; it never grows a trace."""
+    leaves_no_twins(trace, simplify.cse(trace))
 
 
 def law_inline_leaves_no_composites(trace: Trace, inputs: Inputs) -> None:
     """After inline all equations are leaves or structured, the same leaves as before."""
-    new = simplify.inline(trace)
-    holds(
-        all(e.op.kind != "composite" for e in new.equations),
-        "inline left a composite",
-        trace=trace,
-        made=new,
-    )
-    leaves = leaf_counts(trace)
-    holds(leaf_counts(new) == leaves, "inline changed the leaves", trace=trace, made=new)
+    leaves_no_composites(trace, simplify.inline(trace))

@@ -25,7 +25,9 @@ from typing import Any
 
 from thunder_fn.ir.trace import Trace
 from thunder_fn.testing.growing import DRAWS, around_chains
+from thunder_fn.testing.laws.simplify import ENSURED_BY
 from thunder_fn.testing.mutations.planting import Mutation, OutdatedMutation, planted
+from thunder_fn.testing.sized import of_steps
 from thunder_fn.testing.strategies import Case
 from thunder_fn.testing.user import STEPS, check_transform, steps_alone
 from thunder_fn.testing.vocabulary import functions_of
@@ -45,6 +47,18 @@ OURS = (
     "thunder_fn.interpreters.fold:fold_constants",
 )
 """Transforms of this package that keep values."""
+
+
+def laws_of(path: str) -> dict[str, Any]:
+    """The promises of a transform, as options of `check_transform`: those of its attribute `laws`;
+    of ours, all that a simplification promises.
+    """
+    module, _, name = path.partition(":")
+    if path in OURS:
+        promises = ("flops", "launches")
+        return {"idempotent": True, "promises": promises, "ensures": ENSURED_BY[name]}
+    return getattr(getattr(importlib.import_module(module), name), "laws", {})
+
 
 _SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
     ast.Eq: ast.NotEq,
@@ -223,12 +237,12 @@ def verdict(path: str, mutation: Mutation, seconds: int = SECONDS) -> str:
     there is none, with the reason as far as it is seen, "OUT OF TIME" if none was broken in time.
     """
     module, _, name = path.partition(":")
-    made = _made(path)
+    made, laws = _made(path), laws_of(path)
     try:
         with planted(mutation):
             transform = getattr(importlib.import_module(module), name)
             with within(seconds):
-                check_transform(transform)
+                check_transform(transform, **laws)
             same = all(transform(trace) == new for trace, new in made)
             return f"SURVIVES: makes {'the same' if same else 'other'} traces, with right values"
     except TimeoutError:
@@ -247,6 +261,7 @@ def _made(path: str) -> tuple[tuple[Trace, Trace], ...]:
     transform = getattr(importlib.import_module(module), name)
     programs = (*around_chains((1, 4)), *DRAWS, *(p for step in STEPS for p in steps_alone(step)))
     traces = [Case(program).trace for program in programs]
+    traces += [case.trace for case in of_steps()]  # captured before there is a bug
     return tuple((trace, transform(trace)) for trace in traces)
 
 

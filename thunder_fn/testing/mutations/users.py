@@ -23,6 +23,7 @@ from thunder_fn.ir.trace import (
     TraceBuilder,
     Var,
     map_arg,
+    subtraces,
 )
 from thunder_fn.ir.walking import put, rewritten
 
@@ -81,8 +82,8 @@ def differences_as_sums(trace: Trace) -> Trace:
             return put(builder, equation, operands)
         options = dict(equation.kwargs)
         alpha = options.get("alpha", Literal(1))
-        if not isinstance(alpha, Literal):
-            return put(builder, equation, operands)
+        if not isinstance(alpha, Literal) or not isinstance(alpha.value, int | float):
+            return put(builder, equation, operands)  # a number that is a variable
         return builder.add(
             SUM, tuple(operands), (_type(equation),), kwargs=(("alpha", Literal(-alpha.value)),)
         )
@@ -210,6 +211,85 @@ def sums_along_dims(trace: Trace) -> Trace:
 
     return rewritten(trace, step)
 
+
+# ---- what each is for ----
+
+
+def _every(transform: Callable[[Trace], Trace], holds: Callable[[Trace], bool]) -> None:
+    """Say what a transform is for: something that holds of every trace that it makes."""
+    transform.laws = {"ensures": lambda _, after: holds(after)}  # type: ignore[attr-defined]
+
+
+def _no(wanted: Callable[[Equation], bool]) -> Callable[[Trace], bool]:
+    return lambda trace: not any(map(wanted, trace.equations))
+
+
+def _nowhere(wanted: Callable[[Equation], bool]) -> Callable[[Trace], bool]:
+    return lambda trace: not any(map(wanted, (e for t in subtraces(trace) for e in t.equations)))
+
+
+def _chains(trace: Trace, name: str) -> int:
+    """The length of the longest chain of calls of an op on its own results."""
+    lengths: dict[Var, int] = {}
+    for equation in trace.equations:
+        if equation.op.name == name:
+            lengths[equation.outputs[0]] = 1 + lengths.get(equation.operands[0], 0)
+    return max(lengths.values(), default=0)
+
+
+def _is_unsorted(equation: Equation) -> bool:
+    args = [arg.index for arg in equation.args if isinstance(arg, Var)]
+    return equation.op == SUM and not equation.kwargs and len(args) == 2 and args != sorted(args)
+
+
+def _is_square(equation: Equation) -> bool:
+    return equation.op == POWER and equation.args[1] == Literal(2) and _is_float(equation)
+
+
+def _is_plain_difference(equation: Equation) -> bool:
+    values = [value.value for _, value in equation.kwargs if isinstance(value, Literal)]
+    known = all(isinstance(value, int | float) for value in values)
+    return equation.op.name == "aten.sub.Tensor" and len(equation.operands) == 2 and known
+
+
+def _is_dead(trace: Trace) -> bool:
+    read = {var for e in trace.equations for var in e.operands} | set(trace.outputs)
+    return any(
+        e.op.kind == "leaf" and not ops.has_side_effect(e) and not read & set(e.outputs)
+        for e in trace.equations
+    )
+
+
+def _has_twins(trace: Trace) -> bool:
+    leaves = [
+        (e.op, e.args, e.kwargs)
+        for e in trace.equations
+        if e.op.kind == "leaf"
+        and not ops.has_side_effect(e)
+        and not any(var in trace.outputs for var in e.outputs)
+    ]
+    return len(leaves) != len(set(leaves))
+
+
+def _sums_many(equation: Equation) -> bool:
+    shape = getattr(equation.operands[0].type, "shape", ()) if equation.operands else ()
+    return equation.op.name == "aten.sum.default" and len(shape) > 0
+
+
+_every(sorted_sums, _no(_is_unsorted))
+_every(squares_as_products, _nowhere(_is_square))
+_every(differences_as_sums, _no(_is_plain_difference))
+_every(relu_as_clamp, _nowhere(lambda equation: equation.op == RELU))
+_every(silu_written_out, _no(lambda equation: equation.op.name == "aten.silu.default"))
+_every(without_double_negation, lambda trace: _chains(trace, "aten.neg.default") < 2)
+_every(without_dead_leaves, lambda trace: not _is_dead(trace))
+_every(without_twins, lambda trace: not _has_twins(trace))
+_every(sums_along_dims, _no(_sums_many))
+scalars_folded.laws = {  # type: ignore[attr-defined]
+    "ensures": lambda before, after: (
+        2 * _chains(after, "aten.mul.Scalar") <= _chains(before, "aten.mul.Scalar") + 1
+    )
+}
 
 USERS: tuple[Callable[[Trace], Trace], ...] = (
     *(sorted_sums, squares_as_products, differences_as_sums, relu_as_clamp, silu_written_out),

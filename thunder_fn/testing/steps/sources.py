@@ -6,7 +6,14 @@ import torch
 
 from thunder_fn.ir import ops
 from thunder_fn.ir.trace import Literal
-from thunder_fn.testing.drawn_programs import Draft, Step, register, tensor_type
+from thunder_fn.testing.drawn_programs import (
+    BODIES,
+    STEPS,
+    Draft,
+    Step,
+    register,
+    tensor_type,
+)
 from thunder_fn.testing.steps.enter import step
 from thunder_fn.testing.suits import (
     both,
@@ -195,6 +202,16 @@ def _sibling(d: Draft, step: Step) -> None:
     body = Draft.closed(step.body(), tuple(map(tensor_type, known.operands)), "block")
     d.call(known.op, known.args, body, known.kwargs)
 
+
+def _operator(d: Draft, step: Step) -> None:
+    """Append an operator as an executor brings it, which is computed as a whole."""
+    operands = tuple(d.var(is_any) for _ in range((1, 2, 3, 0)[d.number(4)]))
+    body = Draft.closed(step.body(), tuple(map(tensor_type, operands)), "block")
+    d.call(ops.composite("drawn::block"), operands, body)
+
+
+STEPS["operator"], BODIES["operator"] = _operator, 1
+"""A step that is in programs made on purpose, and in no family that is drawn."""
 
 register("composite", "composite", _composite, bodies=1)
 register("composite", "again", _again)

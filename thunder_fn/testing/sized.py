@@ -1,0 +1,130 @@
+"""Programs whose sizes and numbers are variables: a transform must not take one for a constant.
+
+A call of an op becomes a symbolic trace: each size above 1 of an input, and each number among the
+arguments, is a symbol. It is run on inputs of other sizes and with the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+from thunder_fn.capture import capture
+from thunder_fn.capture.numbers.arguments import symbolic_leaves
+from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.ir import ops
+from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, Var
+from thunder_fn.testing.drawn_programs import Program, build, example_inputs, source_of
+from thunder_fn.testing.growing import calls_of
+from thunder_fn.testing.laws.symbolic import arguments, program, symbolic
+
+MOST = 16
+"""The number of calls that are made symbolic at most."""
+
+LARGER = {2: 4, 3: 5}
+"""The sizes on which a program is run that was traced for others."""
+
+OFTEN_WRONG: tuple[str, ...] = (
+    *("number", "alpha", "scale", "cond", "scan", "while", "mask", "dim", "checkpoint", "blocks"),
+)
+"""The steps that are tried: numbers as arguments, sizes in bodies, sizes that depend on data."""
+
+FIRST, SECOND = (4, 3, 3), (6, 5, 3)
+"""Rows of x, rows of y and columns of both: of the trace, and of the run."""
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A symbolic trace of a call, or of a step of `laws/symbolic.py`, and inputs of other sizes."""
+
+    program: Program | str
+    seed: int = 0
+
+    @cached_property
+    def trace(self) -> Trace:
+        """The symbolic trace."""
+        if isinstance(self.program, str):
+            return symbolic(program((self.program,)), arguments(FIRST, 2.0))
+        return _symbolic_call(self.program)
+
+    @cached_property
+    def inputs(self) -> tuple[Any, ...]:
+        """Values of other sizes, or of the same ones where the program takes no others."""
+        if isinstance(self.program, str):
+            return arguments(SECOND, 3.0)
+        call = build(self.program)
+        larger = tuple(map(_larger, self.program.inputs))
+        numbers = tuple(_numbers(call.equations[-1]))
+        found = (*example_inputs(build(Program(larger)), self.seed), *numbers)
+        try:
+            evaluate(self.trace, found)
+        except Exception:  # noqa: BLE001 - the sizes of other arguments may be numbers
+            return (*example_inputs(call, self.seed), *numbers)
+        return found
+
+    def source(self) -> str:
+        """The Python that makes it."""
+        name = self.program
+        return f"Sized({repr(name) if isinstance(name, str) else source_of(name)})"
+
+
+def sized_cases(names: Sequence[str]) -> Iterator[Sized]:
+    """The calls of some ops, the plain ones of all first, and the steps of `laws/symbolic.py`."""
+    calls = [(place, call) for name in names for place, call in enumerate(calls_of(name))]
+    calls.sort(key=lambda item: item[0])
+    yield from (Sized(call) for _, call in calls[:MOST])
+    yield from of_steps()
+
+
+@cache
+def of_steps() -> tuple[Sized, ...]:
+    """The steps of `laws/symbolic.py`, which are captured once."""
+    found = tuple(map(Sized, OFTEN_WRONG))
+    for one in found:
+        one.trace.renamed("program")
+    return found
+
+
+def _larger(type: TensorType) -> TensorType:
+    sizes = (size for size in type.shape if isinstance(size, int))
+    return TensorType(type.dtype, tuple(LARGER.get(size, size) for size in sizes))
+
+
+def _symbolic_call(call: Program) -> Trace:
+    trace = build(call)
+    tensors, numbers = example_inputs(trace), tuple(_numbers(trace.equations[-1]))
+    given = (*tensors, *numbers)
+    places = [(i, dim) for i, x in enumerate(tensors) for dim in range(x.dim())]
+    places += [(len(tensors) + i, None) for i in range(len(numbers))]
+    f = _called(trace.equations[-1])
+    return capture(f, given, symbolic=symbolic_leaves(given, places)).trace
+
+
+def _numbers(equation: Equation) -> Iterator[int | float]:
+    """The numbers among the arguments of a call."""
+    for arg in (*equation.args, *(value for _, value in equation.kwargs)):
+        if isinstance(arg, Literal) and type(arg.value) in (int, float):
+            yield arg.value
+
+
+def _called(equation: Equation) -> Callable[..., Any]:
+    """The function of the inputs of a program and then of numbers that does its one call."""
+
+    def f(*values: Any) -> Any:
+        numbers = iter(values[len(values) - len(list(_numbers(equation))) :])
+
+        def read(arg: Any) -> Any:
+            if isinstance(arg, Var):
+                return values[arg.index]
+            if isinstance(arg, Literal):
+                is_number = type(arg.value) in (int, float)
+                return next(numbers) if is_number else arg.value
+            return [item.value if isinstance(item, Literal) else read(item) for item in arg]
+
+        args = [read(arg) for arg in equation.args]
+        options = {key: read(value) for key, value in equation.kwargs}
+        return ops.overload(equation.op)(*args, **options)
+
+    return f
