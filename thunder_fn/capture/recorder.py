@@ -249,7 +249,8 @@ class Recorder:
         """The capture around this one that made a tracer: autograd takes a view of what was written
         to again when it is asked for its node, and that is recorded there.
         """
-        outer = self.outer if internals.is_tracer(tensor) else None
+        is_own = internals.is_tracer(tensor) and not is_wrapped(tensor)
+        outer = self.outer if is_own else None
         while outer is not None and not outer.owns(tensor):
             outer = outer.outer
         return nullcontext() if outer is None else outer.resumed()
