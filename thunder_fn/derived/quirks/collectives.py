@@ -62,6 +62,30 @@ def check_derivative(equation: Equation, *, reverse: bool) -> None:
         raise MissingRule(f"vjp: {equation.op} has none", source=equation.source, fix=fix)
 
 
+def check_stays(equation: Equation) -> None:
+    """Check that a value with a derivative is not sent to another rank.
+
+    Raises:
+        MissingRule: it is, by this equation; names the user's line.
+    """
+    if equation.op == ops.SEND:
+        what = "a message to another rank has no derivative: that rank would have to send one back"
+        fix = "Use the gradients that `pipeline` returns; its step is not differentiated again."
+        raise MissingRule(what, source=equation.source, fix=fix)
+
+
+def check_batched(equation: Equation) -> None:
+    """Check that an op is no message.
+
+    Raises:
+        MissingRule: it is one; names the user's line.
+    """
+    if equation.op in (ops.SEND, ops.RECEIVE, ops.SENT):
+        what = "vmap: a message from rank to rank is not batched"
+        fix = "Give the step a larger batch, or take `vmap` inside the function of `pipeline`."
+        raise MissingRule(what, source=equation.source, fix=fix)
+
+
 def pushed(single: Trace, active: Mask) -> JvpRule:
     """The jvp of one linear collective, all of whose tensors have tangents: itself, twice."""
     builder = TraceBuilder(f"{single.name}_jvp")
