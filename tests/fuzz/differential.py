@@ -29,9 +29,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 SECONDS = 60
+"""After so long a program is a hang."""
 EXECUTORS: tuple[str, ...] = ()
 """The executors of jitted programs, by name; `python -m tests.fuzz --executors inductor` sets them."""
-"""After so long a program is a hang."""
 
 COARSE = (  # what a program mentions, and how far off results may be then, beside their largest
     (re.compile(r"bfloat16|float16|half\(|autocast"), 0.06),
