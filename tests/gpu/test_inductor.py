@@ -99,12 +99,9 @@ def test_regions_are_on_one_device() -> None:
         found = trained(jit, "cuda")
     for mine, wanted in zip(found, trained(lambda f: f, "cpu"), strict=True):
         torch.testing.assert_close(mine.cpu(), wanted, rtol=1e-2, atol=1e-3)
-    (program,) = tfn.last_traces(jitted[0])[-1:]
-    regions = [equation for equation in program.equations if "inductor_fusion" in equation.op.name]
-    assert regions
-    for region in regions:
-        inside = (var for one in region.body.equations for var in one.outputs)
-        assert {var.type.device.type for var in inside} == {"cuda"}
+    inside = [line for line in str(tfn.last_traces(jitted[0])[-1]).splitlines() if line.startswith("        #     v")]
+    assert inside
+    assert all("cuda:0" in line for line in inside), "numbers of the CPU are in a region"
 
 
 STEPS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Any]]] = {
