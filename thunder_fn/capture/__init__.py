@@ -577,7 +577,7 @@ def _freed(recorder: Recorder, atom: Atom, name: str) -> Atom:
     """
     if recorder.kept is not None or not isinstance(atom, Var):
         return recorder.stopped(atom)
-    return recorder.emit(FREED_GRAPH, (atom, Literal(name)), (atom.type,), ())[0]
+    return recorder.emit(FREED_GRAPH, (atom, Literal(name), ()), (atom.type,), ())[0]
 
 
 def _effects(

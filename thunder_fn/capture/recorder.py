@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -245,6 +245,16 @@ class Recorder:
         with internals.isolated(), self.mode, self.functional_mode:
             yield
 
+    def _home_of(self, tensor: torch.Tensor) -> AbstractContextManager[None]:
+        """The capture around this one that made a tracer: autograd takes a view of what was written
+        to again when it is asked for its node, and that is recorded there.
+        """
+        is_own = internals.is_tracer(tensor) and not is_wrapped(tensor)
+        outer = self.outer if is_own else None
+        while outer is not None and not outer.owns(tensor):
+            outer = outer.outer
+        return nullcontext() if outer is None else outer.resumed()
+
     def _close(self) -> None:
         """Close: tracers that are still alive become values that say so when used, and nothing
         is held any more.
@@ -452,7 +462,7 @@ class Recorder:
             fake = internals.fake_like(self.mode, tensor)
         else:
             fake = internals.symbolic_like(self.mode, tensor, layout.shape, layout.stride)
-        with internals.outside_torch_func():
+        with internals.outside_torch_func(), self._home_of(tensor):
             is_leaf = not tensor.requires_grad or tensor.is_leaf or is_wrapped(tensor)
             in_memory = () if is_wrapped(tensor) else internals.bits_in_memory(tensor)
         tracer, var = self._trace_fake(fake)

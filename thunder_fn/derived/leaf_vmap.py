@@ -22,7 +22,7 @@ from thunder_fn.derived import leaf_vjp as derive
 from thunder_fn.derived.attempts import Attempt, Declined, first_rule
 from thunder_fn.derived.decompositions import NOT_BATCHED
 from thunder_fn.derived.leaf_vjp import call_leaf, close_recording, decomposition
-from thunder_fn.derived.quirks import attention
+from thunder_fn.derived.quirks import attention, collectives
 from thunder_fn.derived.quirks.batching import KNOWN, Batch, rule_of
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.constraints import equations_between, fixes_numbers, pinned
@@ -235,6 +235,7 @@ def vmap_rule(single: Trace, batched: Mask, size: Dim, randomness: str) -> VmapR
     question = VmapQuestion(single, batched, size, randomness)
     if question.draws and randomness == "error":
         raise_randomness(question.equation.op.name)
+    collectives.check_batched(question.equation)
     rule = first_rule(VMAP_ATTEMPTS, question).rule
     assert rule is not None  # the loop has one
     return rule

@@ -14,7 +14,7 @@ import torch
 from thunder_fn.errors import MissingRule
 from thunder_fn.ir import ops
 from thunder_fn.ir.rules import JvpRule, Mask, Split, chosen
-from thunder_fn.ir.trace import Equation, Literal, Op, Trace, TraceBuilder
+from thunder_fn.ir.trace import Equation, Literal, Op, Trace, TraceBuilder, type_of
 from thunder_fn.ir.walking import inline_into
 
 _REDUCING = ("all_reduce", "reduce_scatter")
@@ -62,13 +62,42 @@ def check_derivative(equation: Equation, *, reverse: bool) -> None:
         raise MissingRule(f"vjp: {equation.op} has none", source=equation.source, fix=fix)
 
 
+def check_stays(equation: Equation) -> None:
+    """Check that a value with a derivative is not sent to another rank.
+
+    Raises:
+        MissingRule: it is, by this equation; names the user's line.
+    """
+    if equation.op == ops.SEND:
+        what = "a message to another rank has no derivative: that rank would have to send one back"
+        fix = "Use the gradients that `pipeline` returns; its step is not differentiated again."
+        raise MissingRule(what, source=equation.source, fix=fix)
+
+
+def check_batched(equation: Equation) -> None:
+    """Check that an op is no message.
+
+    Raises:
+        MissingRule: it is one; names the user's line.
+    """
+    if equation.op in (ops.SEND, ops.RECEIVE, ops.SENT):
+        what = "vmap: a message from rank to rank is not batched"
+        fix = "Give the step a larger batch, or take `vmap` inside the function of `pipeline`."
+        raise MissingRule(what, source=equation.source, fix=fix)
+
+
 def pushed(single: Trace, active: Mask) -> JvpRule:
-    """The jvp of one linear collective, all of whose tensors have tangents: itself, twice."""
+    """The jvp of one linear collective, all of whose tensors have tangents: itself, twice.
+
+    Tangents are awaited here, as gradients are: torch.func does not show them to a later wait.
+    """
     builder = TraceBuilder(f"{single.name}_jvp")
     primals = builder.take(single.input_types)
     tangents = builder.take(chosen(single.input_types, active))
-    results = (*inline_into(builder, single, primals), *inline_into(builder, single, tangents))
-    return JvpRule(builder.build(results), (True,) * len(single.outputs))
+    results = inline_into(builder, single, primals)
+    sent = inline_into(builder, single, tangents)
+    found = (builder.add(_WAIT, (one,), (type_of(one),))[0] for one in sent)
+    return JvpRule(builder.build((*results, *found)), (True,) * len(single.outputs))
 
 
 def transposed(single: Trace) -> Split:
