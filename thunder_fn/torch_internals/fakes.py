@@ -560,6 +560,35 @@ def _fused_step(func: OpOverload) -> Callable[..., Any]:
     )
 
 
+def _of_first(func: OpOverload) -> Callable[..., Any]:
+    """An op of the dtype of its first argument, where PyTorch's rule promotes."""
+
+    def result(x: torch.Tensor, other: Any, *args: Any, **kwargs: Any) -> Any:
+        if x.dtype == other.dtype:
+            return NotImplemented
+        found = func(x, other, *args, **kwargs)
+        return found if found.dtype == x.dtype else torch.empty_like(found, dtype=x.dtype)
+
+    return result
+
+
+def _norm(func: OpOverload) -> Callable[..., Any]:
+    """A norm of small floats by parameters of float32: the CPU has its statistics in those."""
+
+    def result(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        given = (*args, *kwargs.values())
+        is_mixed = x.dtype in (torch.float16, torch.bfloat16) and any(
+            isinstance(one, torch.Tensor) and one.dtype == torch.float32 for one in given
+        )
+        if not is_mixed or x.device.type != "cpu":
+            return NotImplemented
+        out, *statistics = func(x, *args, **kwargs)
+        found = (torch.empty_like(one, dtype=torch.float32) for one in statistics[:2])
+        return (out, *found, *statistics[2:])
+
+    return result
+
+
 def _lstm_cell(a: Any, _: Any, cx: Any, *biases: Any) -> Any:
     """PyTorch asks for the device of a bias that is not there."""
     return cx.new_empty(cx.shape), cx.new_empty(cx.shape), a.new_empty(a.shape)
@@ -579,6 +608,28 @@ def _gru_cell_backward(grad: Any, _: Any, has_bias: bool) -> Any:
 
 
 FAKE_RESULTS: dict[Any, Callable[..., Any]] = {
+    **{
+        func: _of_first(func)
+        for func in (
+            aten.huber_loss.default,
+            aten.soft_margin_loss.default,
+            aten.normal.Tensor_Tensor,
+        )
+    },
+    **{
+        func: _norm(func)
+        for func in (
+            aten.native_layer_norm.default,
+            aten.native_group_norm.default,
+            aten.native_batch_norm.default,
+            aten._native_batch_norm_legit.default,
+            aten._native_batch_norm_legit.no_stats,
+            aten._native_batch_norm_legit_functional.default,
+            aten._batch_norm_with_update.default,
+            aten._batch_norm_with_update_functional.default,
+            aten._batch_norm_no_update.default,
+        )
+    },
     aten._thnn_fused_lstm_cell.default: _lstm_cell,
     aten._thnn_fused_gru_cell.default: _gru_cell,
     aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
@@ -606,7 +657,7 @@ FAKE_RESULTS: dict[Any, Callable[..., Any]] = {
         if not overload.endswith("out")
     },
 }
-"""Results of ops that PyTorch says depend on data and whose shape does not, or whose shape it
+"""Results of ops that PyTorch says depend on data and whose shape does not, or whose type it
 says wrongly.
 """
 

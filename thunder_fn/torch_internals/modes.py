@@ -345,6 +345,11 @@ def inside_torch_func() -> bool:
     )
 
 
+def is_script_traced() -> bool:
+    """Test whether `torch.jit.trace` records what runs."""
+    return torch._C._get_tracing_state() is not None
+
+
 def is_intercepted() -> bool:
     """Test whether somebody sees the ops that run: a transform of torch.func, a dispatch mode, or
     a compiler.
