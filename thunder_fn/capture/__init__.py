@@ -58,6 +58,7 @@ from thunder_fn.errors import (
     DataDependentShape,
     DataDependentValue,
     TracedFunctionError,
+    UnsupportedCall,
     UnsupportedOutput,
     with_article,
 )
@@ -819,7 +820,7 @@ def _check_marks(
         "Do it outside of the function; inside, take `x.detach().requires_grad_()`, which is"
         " another tensor."
     )
-    raise CaptureError(what, source=source_of(f), fix=fix)
+    raise UnsupportedCall(what, source=source_of(f), fix=fix)
 
 
 def _check_attributes(

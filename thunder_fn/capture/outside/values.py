@@ -1019,7 +1019,8 @@ class Watch:
         """The state of a module is guarded as a whole; an attribute of its class is an edge."""
         held = value.__dict__
         self.touched.add(id(held))
-        for section in (held, held["_parameters"], held["_buffers"], held["_modules"]):
+        kinds = ("_parameters", "_buffers", "_modules")  # none before `Module.__init__` has run
+        for section in (held, *(held[kind] for kind in kinds if kind in held)):
             if name in section:
                 is_followed = id(value) not in self.own and self.is_outside(value)
                 return (self.reach(section[name], path) if is_followed else section[name],)

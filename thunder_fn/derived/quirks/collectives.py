@@ -14,7 +14,7 @@ import torch
 from thunder_fn.errors import MissingRule
 from thunder_fn.ir import ops
 from thunder_fn.ir.rules import JvpRule, Mask, Split, chosen
-from thunder_fn.ir.trace import Equation, Literal, Op, Trace, TraceBuilder
+from thunder_fn.ir.trace import Equation, Literal, Op, Trace, TraceBuilder, type_of
 from thunder_fn.ir.walking import inline_into
 
 _REDUCING = ("all_reduce", "reduce_scatter")
@@ -87,12 +87,17 @@ def check_batched(equation: Equation) -> None:
 
 
 def pushed(single: Trace, active: Mask) -> JvpRule:
-    """The jvp of one linear collective, all of whose tensors have tangents: itself, twice."""
+    """The jvp of one linear collective, all of whose tensors have tangents: itself, twice.
+
+    Tangents are awaited here, as gradients are: torch.func does not show them to a later wait.
+    """
     builder = TraceBuilder(f"{single.name}_jvp")
     primals = builder.take(single.input_types)
     tangents = builder.take(chosen(single.input_types, active))
-    results = (*inline_into(builder, single, primals), *inline_into(builder, single, tangents))
-    return JvpRule(builder.build(results), (True,) * len(single.outputs))
+    results = inline_into(builder, single, primals)
+    sent = inline_into(builder, single, tangents)
+    found = (builder.add(_WAIT, (one,), (type_of(one),))[0] for one in sent)
+    return JvpRule(builder.build((*results, *found)), (True,) * len(single.outputs))
 
 
 def transposed(single: Trace) -> Split:
