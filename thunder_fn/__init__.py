@@ -14,7 +14,7 @@ Functions in, functions out:
     modules          functional_call, functionalize, stack_module_state, functional_optimizer
     parameters       quantize, lora, fsdp, ddp, tensor_parallel
     leave Python     save, load, export
-    many devices     pipeline, plan
+    many devices     pipeline, context_parallel, expert_parallel, plan
 Look at what became of them:
     traces           trace, eval_shape, evaluate, check, simplify, clear_caches
     calls            last_traces, last_backward_traces, last_prologue_traces, cache_info,
@@ -70,7 +70,16 @@ from thunder_fn.jitted import (
 )
 from thunder_fn.jitted.transforms import Transform
 from thunder_fn.optim import functional_optimizer
-from thunder_fn.parameters import ddp, fsdp, lora, pipeline, quantize, tensor_parallel
+from thunder_fn.parameters import (
+    context_parallel,
+    ddp,
+    expert_parallel,
+    fsdp,
+    lora,
+    pipeline,
+    quantize,
+    tensor_parallel,
+)
 from thunder_fn.planning import plan
 from thunder_fn.portable import export, load, save
 from thunder_fn.recipes import Recipe, compile
@@ -102,6 +111,7 @@ __all__ = [
     "composite",
     "cond",
     "constant",
+    "context_parallel",
     "custom_jvp",
     "custom_vjp",
     "custom_vmap",
@@ -110,6 +120,7 @@ __all__ = [
     "errors",
     "eval_shape",
     "evaluate",
+    "expert_parallel",
     "export",
     "explain_claims",
     "explain_misses",

@@ -48,7 +48,10 @@ GROUPS: dict[str, tuple[str, str]] = {
         "Transforms that change precision, or how parameters are stored.",
         "autocast autocast_policy quantize lora fsdp ddp tensor_parallel",
     ),
-    "Many devices": ("A step cut into stages, and its cost before anything runs.", "pipeline plan"),
+    "Many devices": (
+        "Stages, positions and experts on many ranks, and the cost of a step before anything runs.",
+        "pipeline context_parallel expert_parallel plan",
+    ),
 }
 MODULES = {
     "thunder_fn.extend": "Executors and operators",

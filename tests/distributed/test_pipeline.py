@@ -9,16 +9,18 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
 import thunder_fn as tfn
 from thunder_fn.capture import pytree
 from thunder_fn.distributed.ranks import evaluate_ranks
-from thunder_fn.errors import DistributedError, RewriteError
+from thunder_fn.errors import DistributedError, MissingRule, RewriteError
 from thunder_fn.interpreters.pipeline.schedules import SCHEDULES, Action, Schedule, interleaved, one_f_one_b
 from thunder_fn.ir import ops
 from thunder_fn.ir.trace import Trace
 from thunder_fn.parameters import simulated, simulated_mesh
+from thunder_fn.planning import fake_world
 from thunder_fn.testing import LawBroken, check_schedule
 
 Params = Any
@@ -318,6 +320,51 @@ def test_ranks_that_wait_for_each_other_are_named() -> None:
         check_schedule([traces[1]] * 2)
     with pytest.raises(DistributedError, match=r"rank 0 in thunder_fn.receive.default, rank 1 in thunder_fn.receive"):
         evaluate_ranks([traces[1]] * 2, [[*pytree.flatten(params)[0], *batch]] * 2)
+
+
+def test_a_step_is_not_differentiated_again_and_not_batched() -> None:
+    """Other ranks would have to take part; without an error each rank would give the part of a derivative."""
+    params, x = [torch.randn(4, 3), torch.randn(3, 2)], torch.randn(6, 4)
+
+    def f(params: Params, x: torch.Tensor) -> torch.Tensor:
+        return (torch.tanh(x @ params[0]) @ params[1]).square().mean()
+
+    for group in simulated(2):
+        step = tfn.pipeline(f, group, stages=2, micro=3)
+        value = lambda p, x, step=step: step(p, x)[0]
+        push = lambda p, x, value=value: tfn.jvp(value, (p, x), (p, x))
+        for again in (tfn.grad(value), push):
+            with pytest.raises(MissingRule, match="a message to another rank has no derivative"):
+                tfn.trace(again, params, x)
+        with pytest.raises(MissingRule, match="vmap: a message from rank to rank is not batched"):
+            tfn.trace(tfn.vmap(value, in_dims=(None, 0)), params, x[None])
+        with pytest.raises(DistributedError, match="the ranks of this group are simulated and cannot answer"):
+            step(params, x)
+    alone = tfn.pipeline(f, simulated(1)[0], stages=1, micro=1)
+    found = tfn.grad(lambda p: alone(p, x)[1][0].square().sum())(params)
+    for grad, expected in zip(found, tfn.grad(lambda p: tfn.grad(f)(p, x)[0].square().sum())(params), strict=True):
+        torch.testing.assert_close(grad, expected)
+
+
+def test_parameters_that_require_grad() -> None:
+    """Nothing is recorded for autograd, under `jit` neither."""
+    params, x = [torch.randn(4, 3, requires_grad=True)], torch.randn(6, 4)
+    step = tfn.pipeline(lambda p, x: (x @ p[0]).square().mean(), simulated(1)[0], stages=1, micro=2)
+    for f in (step, tfn.jit(step)):
+        value, (grad,) = f(params, x)
+        assert not value.requires_grad and not grad.requires_grad
+        torch.testing.assert_close(grad, torch.autograd.grad((x @ params[0]).square().mean(), params)[0])
+
+
+def test_a_plan_of_a_step_counts_its_messages() -> None:
+    with fake_world(2):
+        mesh = init_device_mesh("cpu", (2,))
+        params, x = [torch.empty(8, 8, device="meta") for _ in range(2)], torch.empty(8, 8, device="meta")
+        step = tfn.pipeline(lambda p, x: (x @ p[0] @ p[1]).square().mean(), mesh, stages=2, micro=4)
+        found = tfn.plan(step, (step.prepare(params, x), x), "h100")
+    sent = {one.kind: times for one, times, _ in found.timeline.collectives if one.num_bytes > 4}
+    assert sent == {"send": 4, "receive": 4}
+    assert found.timeline.wire_bytes == 4 * 2 * 8 * 4
 
 
 def test_misuse() -> None:

@@ -303,6 +303,24 @@ def pipelined(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
             assert grad is None or torch.equal(grad, own[key].grad), key
 
 
+def attend(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
+    """Attention over the positions of all ranks, and experts on all ranks, with gradients: those of one process."""
+    x = torch.randn(1, size, 4 * size, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(x, x.sin(), x, is_causal=True).square().sum()
+
+    own = x.chunk(size, 2)[rank].contiguous()
+    for kind in ("ring", "all_to_all"):
+        found = tfn.grad(tfn.context_parallel(f, mesh, kind))(own)
+        torch.testing.assert_close(found, tfn.grad(f)(x).chunk(size, 2)[rank])
+    tokens, indices = x[0].flatten(0, 1), torch.arange(4 * size * size).reshape(-1, 1) % (2 * size)
+    experts, weights = torch.stack([torch.eye(3, dtype=torch.float64) * i for i in range(2 * size)]), indices * 0.5
+    moe = tfn.jit(tfn.expert_parallel(lambda w, x: x @ w, mesh, 2 * size))
+    result = moe(experts.chunk(size)[rank], tokens, indices, weights)
+    torch.testing.assert_close(result, tokens * indices * weights)
+
+
 def stay_away(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
     """The last rank does not take part, in a group that waits two seconds."""
     group = dist.new_group(timeout=datetime.timedelta(seconds=2))
@@ -488,6 +506,7 @@ SCENARIOS: dict[str, Callable[[DeviceMesh, int, int, Path], None]] = {
         resume,
         compose,
         pipelined,
+        attend,
         stay_away,
         disagree,
         begin_apart,

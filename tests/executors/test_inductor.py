@@ -180,14 +180,23 @@ def scatters() -> dict[str, Callable[..., Tensor]]:
 
 @pytest.mark.parametrize("name", scatters())
 def test_what_reads_a_scatter_comes_after_it(name: str) -> None:
-    """Inductor forgets that a kernel reads what was scattered where it rewrites the kernel's loops."""
+    """Inductor forgets that a kernel reads what was scattered: where it rewrites the kernel's
+    loops, and where the result is then written in place.
+    """
     scatter, i = scatters()[name], torch.tensor([0, 1, 2, 3, 0, 2])
     x, e, z, s = torch.randn(4, 1, 8), torch.randn(4, 3, 8), torch.zeros(4, 1, 8), torch.randn(6, 1, 8)
 
     def f(x: Tensor, e: Tensor, z: Tensor, i: Tensor, s: Tensor) -> tuple[Tensor, ...]:
         y = x * (e * e).sum(1, keepdim=True)
         found = scatter(z, i, s)
-        return y + found, y, (scatter(y, i, s) * y).sum(-1), z + 1, found
+        written = scatter(z + 2, i, s), scatter(z + 3, i, s), scatter(z + 4, i, s)
+        large = [one > 1 for one in written]
+        return (
+            *(y + found, y, (scatter(y, i, s) * y).sum(-1), z + 1, found),
+            torch.ops.aten.index_put(written[0], (large[0],), torch.tensor(5.0)),
+            torch.ops.aten.index_put(written[1], (large[1],), torch.tensor(5.0), True),
+            torch.ops.aten.slice_scatter(written[2], written[2] * 2, 0, 0, 4),
+        )
 
     same(jit(f)(x, e, z, i, s), f(x, e, z, i, s))
 

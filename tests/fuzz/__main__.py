@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from tests.fuzz import differential
 from tests.fuzz.differential import Outcome, judge
 from tests.fuzz.explained import is_open, reason
 from tests.fuzz.generate import generate
@@ -88,7 +89,9 @@ def main() -> None:
     parser.add_argument("--no-shrink", action="store_true")
     parser.add_argument("--skip", default="", help="leave out programs whose text this matches")
     parser.add_argument("--steady", action="store_true", help="leave out the classes of programs that are open")
+    parser.add_argument("--executors", nargs="*", default=(), help="run jitted programs on these, such as inductor")
     asked = parser.parse_args()
+    differential.EXECUTORS = tuple(asked.executors)
     asked.folder.mkdir(parents=True, exist_ok=True)
     warm_up()
     print(f"seed {asked.seed}", flush=True)

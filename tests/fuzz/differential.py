@@ -30,6 +30,8 @@ from torch.utils import _pytree as pytree
 
 SECONDS = 60
 """After so long a program is a hang."""
+EXECUTORS: tuple[str, ...] = ()
+"""The executors of jitted programs, by name; `python -m tests.fuzz --executors inductor` sets them."""
 
 COARSE = (  # what a program mentions, and how far off results may be then, beside their largest
     (re.compile(r"bfloat16|float16|half\(|autocast"), 0.06),
@@ -305,7 +307,8 @@ def ours(plan: dict[str, Any]) -> tuple[Any, Callable[[Any], Any]]:
     T = SimpleNamespace(**{name: getattr(tfn, name) for name in vars(FUNC)})
     if plan["via"] == "plain":
         return T, lambda f: f
-    return T, lambda f: tfn.jit(f, **plan.get("options", {}))
+    options = {**plan.get("options", {}), **({"executors": list(EXECUTORS)} if EXECUTORS else {})}
+    return T, lambda f: tfn.jit(f, **options)
 
 
 def judge(text: str, seconds: int = SECONDS) -> Outcome:

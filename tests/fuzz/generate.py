@@ -26,6 +26,8 @@ EXPRESSIONS = (
     (grammar.SHARED, 2),
     (grammar.PRODUCTS, 3),
     (grammar.NOT_FLOAT, 2),
+    (grammar.SIZED, 1),
+    (grammar.SUMS, 1),
     (grammar.RANDOM, 1),
     (grammar.NUMBERS, 1),
     (grammar.FUNCTION_CALLS, 1),
@@ -36,6 +38,7 @@ EXPRESSIONS = (
 KINDS = ["grad"] * 3 + ["vmap"] * 4 + ["vjp", "jvp", "scan"] * 2
 KINDS += ["value_and_grad", "jacrev", "jacfwd", "hessian", "checkpoint", "jit", "cond", "switch", "map", "while_loop"]
 KINDS += ["linearize", "vmap2", "vmapout", "cond2", "pairs", "checkpoint of torch", "grad of torch", "backward"]
+KINDS += ["dict scan", "dict cond", "dict while", "twice", "step", "step of two", "vmap of function"]
 KINDS += ["fori_loop", "associative_scan", "grad2", "vmapgrad", "gradvmap"]
 """What a nested function is handed to; `grad2` has two arguments, `vmapgrad` and `gradvmap` are one around the other."""
 
@@ -351,9 +354,18 @@ class Draw:
             whose = "T"
         if kind in ("jacrev", "jacfwd", "hessian") and (value.numel() > 9 or depth > 1):
             return None
-        if kind in ("vmap", "vmap2", "vmapout", "pairs", "map", "scan", "vmapgrad", "associative_scan") and (
-            not value.dim() or not value.shape[0]
-        ):
+        if kind in (
+            "vmap",
+            "vmap2",
+            "vmapout",
+            "pairs",
+            "map",
+            "scan",
+            "vmapgrad",
+            "associative_scan",
+            "dict scan",
+            "vmap of function",
+        ) and (not value.dim() or not value.shape[0]):
             return None
         row = value[0] if value.dim() and value.shape[0] else value
         slots: dict[str, tuple[list[Any], bool, int]] = {
@@ -385,6 +397,13 @@ class Draw:
             "checkpoint of torch": ([value], False, 1),
             "grad of torch": ([value], True, 1),
             "backward": ([value], True, 1),
+            "dict scan": ([row, row], False, 1),
+            "dict cond": ([value], False, 1),
+            "dict while": ([value], True, 1),
+            "twice": ([value], False, 1),
+            "step": ([value], True, 1),
+            "step of two": ([value], True, 1),
+            "vmap of function": ([row], False, 1),
         }
         samples, scalar, results = slots[kind]
         made = self.function(env, samples, depth, scalar, results)
@@ -407,6 +426,7 @@ class Draw:
         carry, backwards = self.like_carry(draw), draw.choice(("", ", reverse=True"))
         turn = f"lambda k, u: (k + 1, {f}(u).sum() * 0.1 + u * 0.9)"
         part = draw.choice(("[0][1]", "[1]", "[0][0]"))
+        tree = draw.choice(("0]['m'", "0]['k'][0", "1][0"))
         made = f"w := {x}.detach().clone().requires_grad_()"
         turns, combine = draw.choice((2, 3, f"{x}.dim()")), f"lambda p, q: p {draw.choice('*+')} q"
         call = {
@@ -444,6 +464,17 @@ class Draw:
             "checkpoint of torch": f"torch.utils.checkpoint.checkpoint({f}, {x}, use_reentrant=False)",
             "grad of torch": f"torch.autograd.grad({f}({made}), w, allow_unused=True, materialize_grads=True)[0]",
             "backward": f"({f}({made}) + w.sum()).backward() or w.grad",
+            "dict scan": f"T.scan(lambda c, u: ({{'m': c['m'] * 0.5 + u['q'], 'k': (c['k'][0] + 1,)}}, [{f}(c['m'], u['q'])]), "
+            f"{{'m': {x}[0], 'k': ({x}.sum(),)}}, {{'q': {x}}}{backwards})[{tree}]",
+            "dict cond": f"T.cond({asked}, lambda e: {{'r': [{f}(e['x'])]}}, lambda e: {{'r': [{f}(e['x']) * 2]}}, "
+            f"({{'x': {x}}},))['r'][0]",
+            "dict while": f"T.while_loop(lambda k, e: k < 2, lambda k, e: (k + 1, {{'x': e['x'] * 0.5 + {f}(e['x'])}}), "
+            f"(torch.tensor(0), {{'x': {x}}}))[1]['x']",
+            "twice": f"(g := T.jit({f}))({x}) * 2 + g({x})",
+            "step": f"({made}, o := torch.optim.SGD([w], lr=0.1), ({f}(w) + w.sum()).backward(), o.step())[0].detach()",
+            "step of two": f"({made}, o := torch.optim.Adam([w], lr=0.1), [(o.zero_grad(), ({f}(w) + w.sum()).backward(), "
+            f"o.step()) for _ in range(2)])[0].detach()",
+            "vmap of function": f"T.vmap(lambda u: Split.apply({f}(u), {f}(u))[0])({x})",
             "associative_scan": f"T.associative_scan({combine}, {x}, {draw.choice((0, 0, -1))}{backwards})",
         }[kind]
         line = f"{v} = {call}"

@@ -126,6 +126,24 @@ torch.randint_like({f},5) torch.rand({f}.shape[0],dtype=torch.float64) torch.ber
 torch.poisson({f}.abs()) F.feature_dropout({f},0.5) torch.nn.init.normal_(torch.empty_like({f}))
 """)
 
+SIZED = _words("""
+{f}**{f}.shape[0] {f}.sum({f}.dim()-1) {f}.roll({f}.shape[0]-1,0) {f}.norm(p={f}.dim()) {f}.reshape({f}.shape[0],-1)
+{f}[:{f}.shape[0]//2+1] torch.full_like({f},{f}.shape[-1]/2) F.pad({f},({f}.dim(),0)) {f}.new_ones({f}.shape[0])
+{f}.unflatten(0,(-1,{f}.shape[0])) {f}.split({f}.shape[0]//2+1)[0] {f}.view({f}.numel(),1) {f}.cumsum(-{f}.dim())
+{f}.expand({f}.shape[0],*{f}.shape) {f}.narrow(0,0,{f}.shape[0]-1) {f}.repeat({f}.dim(),*[1]*{f}.dim())
+torch.arange({f}.shape[0])*{f}.dim() {f}.mul({f}.numel()).div({f}.shape[0]) {f}.diagonal({f}.dim()-2)
+""")
+"""Sizes as exponents, dims, steps, shapes and numbers."""
+
+SUMS = _words("""
+torch.einsum("i...,i...->...",{f},{f}) torch.einsum("i...->...",{f}) torch.einsum("...i,...i->...i",{f},{f})
+torch.einsum("ij,jk->ki",{f},{f}) torch.einsum("ii->i",{f}) torch.einsum({f},[0,...],{f},[1,...],[0,1,...])
+torch.tensordot({f},{f},dims=1) torch.where({f}>0,{f},{g}) {f}.index_put(({i},),{f}) {f}.index_put(torch.where({f}>0),{f}.sum())
+torch.rand(3,generator=torch.Generator().manual_seed(2),dtype=torch.float64) torch.masked_fill({f},{f}>0,{p})
+{f}.masked_scatter({f}>0,{f}) torch.stack(torch.where({f}>0)) {f}.take_along_dim({f}.argsort(-1),-1)
+{f}.gather({d},{f}.argsort({d})) torch.logsumexp({f},{d}) torch.func.vmap(torch.sin)({f}) {f}.half().double()
+""")
+
 NUMBERS = _words("""
 {f}.shape[0] {f}.dim() {f}.numel() len({f}) {f}.size(-1)*2 {f}.shape[-1]/2 {f}.ndim+1 int({f}.shape[0]>2) {p}*2 {p}+1
 {f}.stride(-1) {f}.storage_offset() {f}.element_size() {f}.is_contiguous() {f}.requires_grad {f}.is_leaf
@@ -225,7 +243,8 @@ torch._neg_view({f})[0].mul_({p}) torch._neg_view({f}).copy_({f}) {f}.unfold(0,2
 {f}.lerp_({f},{f}) {f}.addmv_({f},{f}) {f}.addr_({f},{f}) {f}.baddbmm_({f},{f}) {f}.cumprod_({d}) {f}.triu_(1)
 {f}.clip_(-1,1)
 {f}.mul_({f}.detach()) {f}.add_({f}.data) {f}.sub_({f}[0]) {f}[0].sub_({f}[1])
-{f}[0],{f}[1]={f}[1].clone(),{f}[0].clone()
+{f}[0],{f}[1]={f}[1].clone(),{f}[0].clone() {f}[torch.where({f}>0)]={p} {f}[torch.where({f}>0)]*={p}
+{f}.index_put_(torch.where({f}>0),{f}.sum()) {f}.copy_({f}.reshape({f}.shape).flip(0))
 """)
 
 RARE_WRITES = _words("""

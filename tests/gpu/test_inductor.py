@@ -74,6 +74,36 @@ def test_a_step_that_gives_its_arguments_away(executor: str) -> None:
         torch.testing.assert_close(mine[name].cpu(), wanted, rtol=1e-4, atol=1e-5)
 
 
+def test_regions_are_on_one_device() -> None:
+    """An optimizer of PyTorch counts its steps on the CPU, beside updates on the GPU."""
+    start = [torch.randn(8, 8), torch.randn(8)]
+
+    def trained(jit: Callable[..., Any], device: str) -> list[Tensor]:
+        weights = [value.clone().to(device).requires_grad_() for value in start]
+        optimizer, x = torch.optim.AdamW(weights, lr=0.1), torch.ones(4, 8, device=device)
+
+        def step(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = F.gelu(x @ weights[0] + weights[1]).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        run = jit(step)
+        return [*(run(x).detach() for _ in range(3)), *(value.detach() for value in weights)]
+
+    jitted: list[Any] = []
+    jit = lambda f: jitted.append(tfn.jit(f, executors=["inductor"])) or jitted[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = trained(jit, "cuda")
+    for mine, wanted in zip(found, trained(lambda f: f, "cpu"), strict=True):
+        torch.testing.assert_close(mine.cpu(), wanted, rtol=1e-2, atol=1e-3)
+    inside = [line for line in str(tfn.last_traces(jitted[0])[-1]).splitlines() if line.startswith("        #     v")]
+    assert inside
+    assert all("cuda:0" in line for line in inside), "numbers of the CPU are in a region"
+
+
 STEPS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Any]]] = {
     "rnn": lambda c, x, w, b: ((new := (c @ w + x + b).tanh()), new.sigmoid()),
     "linear": lambda c, x, w, b: ((new := F.linear(c, w, b).relu() + x), new.mean(0, keepdim=True)),

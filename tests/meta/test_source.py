@@ -88,7 +88,6 @@ LONG = {
     "thunder_fn/capture/outside/expressions.py step": "a branch for each kind of instruction",
     "thunder_fn/capture/recorder.py __init__": "the state of a capture, field by field",
     "thunder_fn/demo.py demo": "a story, told in order",
-    "thunder_fn/derived/quirks/packed.py _layer": "nine arguments of an op's schema, around one recursion",
     "thunder_fn/executors/torchinductor/codegen.py cut_out": "a text is cut from top to bottom",
     "thunder_fn/executors/torchinductor/loop_cpp.py product": "the calls of BLAS that a product may be",
     "thunder_fn/executors/torchinductor/loops.py in_python": "the text of a program, from top to bottom",

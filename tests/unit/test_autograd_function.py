@@ -685,3 +685,75 @@ def test_tensors_by_name_alone_are_refused() -> None:
     assert torch.equal(tfn.grad(lambda x: Sum.apply(x).sum())(x), 2 * x)
     with pytest.raises(NotImplementedError, match="kwarg-only Tensor args"):
         tfn.vmap(Sum.apply)(x, y=x)
+
+
+class Assigned(torch.autograd.Function):
+    """torchdiffeq's: a write past the counter of versions, to what is returned as it is."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, row: Tensor, index: int) -> Tensor:
+        ctx.index = index
+        whole.data[index] = row
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0], grads[0][ctx.index], None
+
+
+def test_an_unmarked_write_to_what_is_returned_has_the_gradient_of_backward() -> None:
+    def f(x: Tensor) -> Tensor:
+        found = Assigned.apply(torch.zeros(4, 3), x, 0)
+        for index in range(3):
+            found = Assigned.apply(found, (found[: index + 1].sum(0) * x).sin(), index + 1)
+        return found.square().sum()
+
+    x = torch.tensor([0.3, 0.5, 0.7], requires_grad=True)
+    (wanted,) = torch.autograd.grad(f(x), x)
+    for transform in (tfn.grad, lambda f: tfn.jit(tfn.grad(f)), lambda f: tfn.grad(tfn.jit(f))):
+        assert torch.allclose(transform(f)(x.detach()), wanted)
+    assert torch.allclose(torch.autograd.grad(tfn.jit(f)(x), x)[0], wanted)
+
+
+def test_a_view_of_what_is_written_is_read_by_a_call() -> None:
+    """The view is taken again while the call is recorded."""
+
+    def f(x: Tensor) -> Tensor:
+        y = x.clone()
+        row = y[1:]
+        y.mul_(x)
+        return (Scaled.apply(row, 2.0, row) * row).sum()
+
+    x = torch.tensor([0.3, 0.5, 0.7], requires_grad=True)
+    (wanted,) = torch.autograd.grad(f(x), x)
+    assert torch.allclose(tfn.grad(f)(x.detach()), wanted)
+    assert torch.allclose(tfn.jit(tfn.grad(f))(x.detach()), wanted)
+
+
+OUTSIDE = torch.zeros(3)
+FORWARDS: dict[str, Any] = {
+    "the argument": lambda x: x,
+    "a view of it": lambda x: x.view_as(x),
+    "what depends on it": lambda x: x * 2,
+    "what does not": lambda x: torch.ones(3),
+    "a written view of it": lambda x: x.data.mul_(2).view_as(x),
+}
+
+
+@pytest.mark.parametrize("name", FORWARDS)
+def test_a_call_of_which_only_forward_is_recorded_is_not_differentiated(name: str) -> None:
+    class Counted(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            OUTSIDE.add_(1)
+            return FORWARDS[name](x)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return grads[0] * 7
+
+    f = lambda x: Counted.apply(x * 1).sum()  # pyright: ignore[reportUnknownLambdaType]
+    assert torch.equal(tfn.jit(f)(torch.ones(3)), f(torch.ones(3)))
+    for transform in (tfn.grad, lambda f: tfn.jit(tfn.grad(f)), lambda f: tfn.grad(tfn.jit(f))):
+        with pytest.raises(MissingRule, match="the backward of the autograd function Counted is not part of the trace"):
+            transform(f)(torch.ones(3))

@@ -332,3 +332,22 @@ def test_equal_layers_share_one_body() -> None:
     del first, second
     gc.collect()
     assert reference() is None
+
+
+class MadeInside(nn.Module):
+    """Looks `super().__init__` up on itself while it has no parameters yet, by keyword arguments as torchode does."""
+
+    def __init__(self, power: float, *, factor: float = 2.0) -> None:
+        super().__init__()
+        self.register_buffer("power", torch.tensor(power))
+        self.factor = factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.factor * x**self.power  # pyright: ignore[reportOperatorIssue]
+
+
+def test_a_module_with_parameters_of_its_own_is_made_inside() -> None:
+    x = torch.tensor([0.5, 2.0])
+    f = lambda x: MadeInside(3.0, factor=1.5)(x).sum()  # pyright: ignore[reportUnknownLambdaType]
+    for transform in (tfn.grad, lambda f: tfn.jit(tfn.grad(f))):
+        assert torch.allclose(transform(f)(x), 4.5 * x**2)

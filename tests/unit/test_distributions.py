@@ -42,3 +42,28 @@ def test_it_is_eagers(name: str) -> None:
         return result.detach(), leaf.grad
 
     torch.testing.assert_close(of(tfn.jit(CASES[name])), of(CASES[name]), rtol=1e-5, atol=1e-6)
+
+
+HELD: dict[str, tuple[Callable[[], D.Distribution], Callable[[D.Distribution, Tensor], Tensor]]] = {
+    "Normal": (lambda: D.Normal(torch.zeros(3), torch.ones(3)), lambda d, x: d.log_prob(x)),
+    "Bernoulli": (lambda: D.Bernoulli(logits=torch.zeros(3)), lambda d, x: d.probs * x),
+    "Categorical": (lambda: D.Categorical(probs=torch.ones(3)), lambda d, x: d.logits * x + d.entropy()),
+    "MultivariateNormal": (
+        lambda: D.MultivariateNormal(torch.zeros(3), covariance_matrix=EYE * 2),
+        lambda d, x: d.precision_matrix @ x + d.log_prob(x),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_distributions_from_outside_are_guarded(name: str) -> None:
+    """What a distribution computes once and keeps is no tracer afterwards, and a new parameter is seen."""
+    make, use = HELD[name]
+    held, x = make(), torch.linspace(-1, 1, 3)
+    jitted = tfn.jit(lambda x: use(held, x))
+    for _ in range(2):
+        torch.testing.assert_close(jitted(x), use(make(), x))
+    torch.testing.assert_close(use(held, x), use(make(), x))
+    if name == "Normal":
+        held.loc = held.loc + 1
+        torch.testing.assert_close(jitted(x), use(held, x))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -163,3 +164,30 @@ def test_traces_are_valid(around: str) -> None:
     f = AROUND[around][0](STEPS["sizes"])
     check(capture(tfn.grad(lambda x: f(x).sum()), (INPUTS[0],)).trace)
     check(capture(_linearized(f), (INPUTS[0],)).trace)
+
+
+CALLED_ON_A_STALE_VIEW: dict[str, Any] = {
+    "checkpoint": lambda row: tfn.checkpoint(torch.sin)(row),
+    "jit": lambda row: tfn.jit(torch.sin)(row),
+    "vmap": lambda row: tfn.vmap(torch.sin)(row),
+    "vjp": lambda row: tfn.vjp(torch.sin, row)[0],
+    "cond closes over it": lambda row: tfn.cond(torch.tensor(True), lambda: row.sin(), lambda: row.cos()),
+    "scan": lambda row: tfn.scan(lambda carry, x: (carry, x.sin()), torch.zeros(()), row)[1],
+}
+
+
+@pytest.mark.parametrize("name", CALLED_ON_A_STALE_VIEW)
+def test_a_view_of_what_was_written_is_given_to_a_body(name: str) -> None:
+    """Autograd takes the view again when a capture inside asks it for its node."""
+
+    def f(x: torch.Tensor, call: Any) -> torch.Tensor:
+        y = x.clone()
+        row = y[1:]
+        y.mul_(x)
+        return (call(row) * x[1:]).sum()
+
+    x = torch.tensor([0.3, 0.5, 0.7], requires_grad=True)
+    (wanted,) = torch.autograd.grad(f(x, torch.sin), x)
+    found = functools.partial(f, call=CALLED_ON_A_STALE_VIEW[name])
+    assert torch.allclose(tfn.grad(found)(x.detach()), wanted)
+    assert torch.allclose(tfn.jit(tfn.grad(found))(x.detach()), wanted)

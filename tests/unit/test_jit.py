@@ -8,6 +8,7 @@ import functools
 import inspect
 import pickle
 import sys
+import warnings
 from collections import namedtuple
 from dataclasses import dataclass
 from typing import Any
@@ -329,6 +330,17 @@ def test_methods_copies_and_pickles() -> None:
     assert Holder().double(torch.ones(1)).tolist() == [2]
     again = pickle.loads(pickle.dumps(jit(body, static_argnums=1)))
     assert again.fn is body and again.options.static_argnums == (1,) and isinstance(copy.copy(again), Jitted)
+    assert pickle.loads(pickle.dumps(Holder.double)) is Holder.double  # by name, as functions are
+
+
+def test_others_that_trace_a_jitted_function_trace_the_function() -> None:
+    f = jit(lambda x: x * torch.tensor(2.0))
+    with torch._subclasses.FakeTensorMode():
+        assert f(torch.ones(2)).shape == (2,)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TorchScript is deprecated
+        script = torch.jit.trace(f, torch.ones(2), check_trace=False)
+    assert script(torch.full((2,), 3.0)).tolist() == [6, 6] and cache_info(f).size == 0
 
 
 def test_transforms() -> None:

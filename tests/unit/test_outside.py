@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import functools
 import gc
 import importlib
 import sys
@@ -419,3 +420,62 @@ def test_attributes_of_tensors_from_outside_are_guarded() -> None:
     del weight.tag
     torch.testing.assert_close(f(x), g(x))
     assert str(tfn.explain_misses(f)[0]) == "weight.tag: it was missing, and is 1 now"
+
+
+# ---- objects among the arguments ----
+
+
+class Scaled:
+    """An object with state, which a function may have for an argument."""
+
+    def __init__(self) -> None:
+        self.k, self.shift = 2.0, torch.zeros(3)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.k + self.shift
+
+    @jit
+    def jitted(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.k + self.shift
+
+
+WAYS: dict[str, Callable[[Callable[..., torch.Tensor], Scaled], torch.Tensor]] = {
+    "object": lambda call, one: call(one, X),
+    "bound method": lambda call, one: call(one.__call__, X),
+    "partial": lambda call, one: call(functools.partial(Scaled.__call__, one), X),
+    "in a list": lambda call, one: call([one], X),
+}
+CALLERS: dict[str, Callable[[Callable[..., torch.Tensor]], Callable[..., torch.Tensor]]] = {
+    "jit": jit,
+    "static": lambda f: jit(f, static_argnums=0),
+    "eager grad": lambda f: tfn.grad(lambda one, x: f(one, x).square().sum(), argnums=1),
+    "jit of grad": lambda f: jit(tfn.grad(lambda one, x: f(one, x).square().sum(), argnums=1)),
+}
+
+
+@pytest.mark.parametrize("caller", CALLERS)
+@pytest.mark.parametrize("way", WAYS)
+def test_attributes_of_objects_among_the_arguments_are_guarded(way: str, caller: str) -> None:
+    def f(one: Callable[..., torch.Tensor] | list[Scaled], x: torch.Tensor) -> torch.Tensor:
+        return (one[0] if isinstance(one, list) else one)(x)
+
+    if (way, caller) == ("in a list", "static"):
+        return  # a list has no hash
+    call, plain, one = CALLERS[caller](f), CALLERS["eager grad"](f) if "grad" in caller else f, Scaled()
+    for _ in range(2):
+        assert torch.equal(WAYS[way](call, one), WAYS[way](plain, one))
+    for change in (("k", 3.0), ("shift", torch.ones(3))):
+        setattr(one, *change)
+        expected = f([one], X) if way == "in a list" else one(X)
+        expected = 2 * one.k * expected if "grad" in caller else expected
+        assert torch.equal(WAYS[way](call, one), expected)
+    assert torch.equal(WAYS[way](call, other := Scaled()), WAYS[way](plain, other))
+
+
+def test_methods_of_plain_classes_are_jitted() -> None:
+    one, other = Scaled(), Scaled()
+    other.k = 5.0
+    for _ in range(2):
+        assert torch.equal(one.jitted(X), one(X)) and torch.equal(other.jitted(X), other(X))
+    one.k = 7.0
+    assert torch.equal(one.jitted(X), one(X)) and torch.equal(other.jitted(X), other(X))

@@ -62,10 +62,30 @@ def run(name: str, new: Trace, inputs: Sequence[Any], captured: Captured) -> tup
     """
     is_followed = torch.is_grad_enabled() and any(map(internals.is_followed, inputs))
     is_eager = captured.is_kept and current() is None and not internals.is_intercepted()
+    if is_followed and captured.writes and current() is None:
+        new, inputs = _before_writes(captured, new, inputs)
     if not is_eager or is_followed:
         return apply(name, new, inputs, captured.trace)
     made(name, new, captured.trace)
     return _lowered(new).run(*map(internals.plain, inputs))
+
+
+def _before_writes(
+    captured: Captured, new: Trace, inputs: Sequence[Any]
+) -> tuple[Trace, Sequence[Any]]:
+    """A trace and its inputs, with copies of the tensors that the function writes: autograd reads
+    what they held before.
+    """
+    targets = (write.target for write in captured.writes)
+    written = {id(inputs[one] if isinstance(one, int) else one) for one in targets}
+    constants = tuple(
+        replace(constant, tensor=constant.tensor.clone())
+        if id(constant.tensor) in written
+        else constant
+        for constant in new.constants
+    )
+    given = [one.clone() if id(one) in written else one for one in inputs]
+    return cut(new, constants=constants), given
 
 
 def unwritten(

@@ -30,7 +30,7 @@ from thunder_fn.api.calling import Transformed, run
 from thunder_fn.capture import Captured, capture, current, pytree
 from thunder_fn.capture.apply import close_over, write_back
 from thunder_fn.capture.outside.properties import Read
-from thunder_fn.capture.outside.reads import CONTAINERS, LONG, PLAIN, is_a
+from thunder_fn.capture.outside.reads import CONTAINERS, LONG, PLAIN, is_a, is_object
 from thunder_fn.capture.outside.values import Watch
 from thunder_fn.capture.replaced import host_random
 from thunder_fn.ir.memos import clears, is_closed
@@ -47,6 +47,7 @@ MISSES = 32
 """A function that was captured so often is watched no more."""
 
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
+_BY_IDENTITY = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 
 
 class _Unknown(Exception):
@@ -81,7 +82,8 @@ class _Call:
 
     `given` are the tensors of its arguments. `tensors` are these, then those that its function
     closes over, each once, by `places`. `closed` are the places of the latter. `holders` are the
-    objects whose content the key compares, by their ids, in order.
+    objects whose content the key compares, by their ids, in order. `objects` are arguments that it
+    compares by identity.
     """
 
     given: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
@@ -89,6 +91,7 @@ class _Call:
     places: dict[int, int] = field(default_factory=dict[int, int])
     closed: set[int] = field(default_factory=set[int])
     holders: dict[int, int] = field(default_factory=dict[int, int])
+    objects: list[Any] = field(default_factory=list[Any])
 
     def key(self, f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
         """The key of the call.
@@ -108,9 +111,12 @@ class _Call:
             return self.key_of_tensor(leaf)
         if is_a(leaf, PLAIN):
             return _plain(leaf)
-        if is_a(leaf, (types.FunctionType, types.BuiltinFunctionType, types.MethodType)):
-            return _Same(leaf)
-        raise _Unknown
+        if not (is_a(leaf, _BY_IDENTITY) or is_object(leaf)):
+            raise _Unknown
+        self.objects.append(leaf)
+        if is_a(leaf, types.MethodType):
+            return _Same(leaf.__func__), _Same(leaf.__self__)
+        return _Same(leaf)
 
     def key_of_tensor(self, tensor: torch.Tensor) -> Hashable:
         """The kind of a tensor, or its place if it was met before."""
@@ -366,6 +372,8 @@ def _run_first(
     """The result of a call that no plan serves. Its own plan is kept, if it may serve others."""
     is_unchanged, before = internals.global_state_guard(), host_random.state()
     watch, lifting = Watch(root, hears_calls=True), _Lifting()
+    for one in call.objects:
+        watch.reach(one, type(one).__name__)
     with observing(watch) as attributes:
         plan = make(lifting.capture)
     watch.finish()

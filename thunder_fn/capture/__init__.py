@@ -58,6 +58,7 @@ from thunder_fn.errors import (
     DataDependentShape,
     DataDependentValue,
     TracedFunctionError,
+    UnsupportedCall,
     UnsupportedOutput,
     with_article,
 )
@@ -577,7 +578,7 @@ def _freed(recorder: Recorder, atom: Atom, name: str) -> Atom:
     """
     if recorder.kept is not None or not isinstance(atom, Var):
         return recorder.stopped(atom)
-    return recorder.emit(FREED_GRAPH, (atom, Literal(name)), (atom.type,), ())[0]
+    return recorder.emit(FREED_GRAPH, (atom, Literal(name), ()), (atom.type,), ())[0]
 
 
 def _effects(
@@ -819,7 +820,7 @@ def _check_marks(
         "Do it outside of the function; inside, take `x.detach().requires_grad_()`, which is"
         " another tensor."
     )
-    raise CaptureError(what, source=source_of(f), fix=fix)
+    raise UnsupportedCall(what, source=source_of(f), fix=fix)
 
 
 def _check_attributes(

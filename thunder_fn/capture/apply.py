@@ -109,7 +109,8 @@ def bind_trace(
     if args is None:
         known = (named,), named.output_types, split, split
         return bind_structured(recorder, op, values, *known, strides=strides)
-    return bind_equation(recorder, op, args, (named,), named.output_types, strides=strides)
+    types = named.output_types
+    return _of_level(bind_equation(recorder, op, args, (named,), types, strides=strides))
 
 
 def _names(variables: Sequence[Var], values: Sequence[Any]) -> dict[Any, Any]:
@@ -184,6 +185,14 @@ def bind_equation(
     return tuple(recorder.tracer_of(var, steps) for var, steps in laid_out)
 
 
+def _of_level(results: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The results as those of the torch.func transform that runs, which may write to them."""
+    if not internals.torch_func_level():
+        return results
+    alias = torch.ops.aten.alias.default
+    return tuple(alias(one) if isinstance(one, torch.Tensor) else one for one in results)
+
+
 def bind_structured(  # noqa: PLR0913 - one place for what an equation is made of
     recorder: Recorder,
     op: Op,
@@ -216,9 +225,9 @@ def bind_structured(  # noqa: PLR0913 - one place for what an equation is made o
         return apply_inside(recorder, half, inputs, ops.composite(half.name), of_bodies)
 
     if all(_is_plain(recorder, tracer) for tracer in tracers):
-        return bind()
+        return _of_level(bind())
     followed = _cut_off(bodies[0], tracers) if op.kind == "composite" else tracers
-    return bind_followed(recorder, followed, bind, apply, split)
+    return _of_level(bind_followed(recorder, followed, bind, apply, split))
 
 
 def _cut_off(body: Trace, tracers: Sequence[torch.Tensor]) -> list[torch.Tensor]:

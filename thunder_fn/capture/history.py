@@ -10,7 +10,7 @@ so: `detach`, `straight_through`, `no_grad_write` or `autograd_function`.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -70,7 +70,7 @@ class History:
         self.base_grad = torch.is_grad_enabled()
         self._off: set[int] = set()
         self._before: dict[int, Var] = {}
-        self._made_by: dict[int, str] = {}
+        self._made_by: dict[int, tuple[str, tuple[Var, ...]]] = {}
         self._views: dict[int, Leaf] = {}
         self._functions: list[str] = []
         self._custom_ops = 0
@@ -94,7 +94,15 @@ class History:
         if self.is_tracked and not self.is_following:
             self._off.add(var.index)
             if self._functions:
-                self._made_by[var.index] = self._functions[-1]
+                self._made_by[var.index] = self._functions[-1], ()
+
+    def made_by(self, tracer: torch.Tensor, name: str, given: Sequence[Var]) -> None:
+        """Note that a tensor is a result of the call of a `torch.autograd.Function`, whose
+        derivative is not recorded, on these.
+        """
+        var = self.recorder.known(internals.inner_fake(tracer))
+        self._off.add(var.index)
+        self._made_by[var.index] = name, tuple(given)
 
     def recorded(self, leaf: Leaf) -> None:
         """Note a recorded op. While tensors are changed in place, the first one of their types
@@ -143,7 +151,7 @@ class History:
         if known is None:
             before, function = self._before.get(var.index), self._made_by.get(var.index)
             if function is not None:
-                op, args = AUTOGRAD_FUNCTION, (var, Literal(function))
+                op, args = AUTOGRAD_FUNCTION, (var, Literal(function[0]), function[1])
             elif before is not None and self._has_history(before):
                 op, args = ops.NO_GRAD_WRITE, (var, self._followed(before))
             else:

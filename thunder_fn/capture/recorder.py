@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -33,7 +33,7 @@ from thunder_fn.capture.modules import WatchedModules
 from thunder_fn.capture.numbers.decided import Decisions
 from thunder_fn.capture.numbers.known_values import KnownValues
 from thunder_fn.capture.numbers.python_numbers import MATH, as_python
-from thunder_fn.capture.outside.properties import Properties, attribute
+from thunder_fn.capture.outside.properties import GPU, Properties, attribute
 from thunder_fn.capture.recorded import Layout, Leaf, Scope
 from thunder_fn.capture.replaced.default_dtype import promoted
 from thunder_fn.capture.replaced.gradients import Gradients
@@ -126,7 +126,9 @@ class Recorder:
         self.mode.write = self.values.write if is_of_call else None
         self.is_same_function = is_same_function or (outer is None and not inside)
         self.around: dict[str, Any] = (
-            {name: getattr(torch, name)() for name in CHANGED} if outer is None else outer.around
+            {name: getattr(torch, name)() for name in CHANGED} | {GPU: internals.current_gpu()}
+            if outer is None
+            else outer.around
         )
         self.inference: list[bool] = [] if outer is None else outer.inference
         self.filled: Any = () if outer is None else outer.filled
@@ -242,6 +244,16 @@ class Recorder:
         """Enter PyTorch's modes again from a capture inside this one."""
         with internals.isolated(), self.mode, self.functional_mode:
             yield
+
+    def _home_of(self, tensor: torch.Tensor) -> AbstractContextManager[None]:
+        """The capture around this one that made a tracer: autograd takes a view of what was written
+        to again when it is asked for its node, and that is recorded there.
+        """
+        is_own = internals.is_tracer(tensor) and not is_wrapped(tensor)
+        outer = self.outer if is_own else None
+        while outer is not None and not outer.owns(tensor):
+            outer = outer.outer
+        return nullcontext() if outer is None else outer.resumed()
 
     def _close(self) -> None:
         """Close: tracers that are still alive become values that say so when used, and nothing
@@ -450,7 +462,7 @@ class Recorder:
             fake = internals.fake_like(self.mode, tensor)
         else:
             fake = internals.symbolic_like(self.mode, tensor, layout.shape, layout.stride)
-        with internals.outside_torch_func():
+        with internals.outside_torch_func(), self._home_of(tensor):
             is_leaf = not tensor.requires_grad or tensor.is_leaf or is_wrapped(tensor)
             in_memory = () if is_wrapped(tensor) else internals.bits_in_memory(tensor)
         tracer, var = self._trace_fake(fake)

@@ -303,7 +303,7 @@ class ScopeMode(TorchFunctionMode):
             return instead(*args, **kwargs)
         if func in GRADS:
             recorder.gradients.look_at(args[0])
-        if isinstance(kwargs.get("out"), Tensor):
+        if isinstance(kwargs.get("out"), (Tensor, tuple, list)):
             _check_out(recorder, func, args, kwargs)
             result = self._called(func, args, kwargs)
             _resize_out(recorder, kwargs["out"])
@@ -338,24 +338,26 @@ def _check_out(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> None:
     """Refuse to resize a view: PyTorch resizes it in eager mode, beyond its base or with other
     strides in it.
     """
-    out = kwargs["out"]
-    if not (
-        out.is_conj()
-        or out.is_neg()
-        or (isinstance(out, internals.Tracer) and internals.base_of(out) is not None)
-    ):
+    outs = kwargs["out"] if isinstance(kwargs["out"], (tuple, list)) else (kwargs["out"],)
+    if not any(map(_is_view, outs)):
         return
-    found = internals.on_meta(
-        func, args, {key: value for key, value in kwargs.items() if key != "out"}
-    )
-    if isinstance(found, Tensor) and (
-        found.dim() != out.dim() or any(a != b for a, b in zip(found.shape, out.shape, strict=True))
+    rest = {key: value for key, value in kwargs.items() if key != "out"}
+    found = internals.on_meta(func, args, rest)
+    for one, out in zip(
+        found if isinstance(found, (tuple, list)) else (found,), outs, strict=False
     ):
-        what = (
-            f"`out=` is a view of the shape {tuple(out.shape)}, and the result has"
-            f" {tuple(found.shape)}"
-        )
-        raise UnsupportedCall(what, source=recorder.source, fix="Use the result instead of `out=`.")
+        if not isinstance(one, Tensor) or not _is_view(out):
+            continue
+        if one.dim() != out.dim() or any(a != b for a, b in zip(one.shape, out.shape, strict=True)):
+            what = f"`out=` is a view of the shape {tuple(out.shape)}, and the result has"
+            what, fix = f"{what} {tuple(one.shape)}", "Use the result instead of `out=`."
+            raise UnsupportedCall(what, source=recorder.source, fix=fix)
+
+
+def _is_view(out: Tensor) -> bool:
+    if out.is_conj() or out.is_neg():
+        return True
+    return isinstance(out, internals.Tracer) and internals.base_of(out) is not None
 
 
 def _resize_out(recorder: Recorder, out: Tensor) -> None:

@@ -15,6 +15,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
+from thunder_fn.capture.supported import is_wrapped
 from thunder_fn.errors import AliasedMutation
 from thunder_fn.ir.trace import Var
 
@@ -174,10 +175,13 @@ class Selections:
 
 
 def _history(copy: Tensor) -> Any:
-    """The node of autograd's graph behind a copy, of its base if it is a view."""
-    tracer = internals.innermost(copy)
-    base = internals.base_of(tracer)
-    return (tracer if base is None else base).grad_fn
+    """The node of autograd's graph behind a copy, of its base if it is a view. Inside torch.func
+    each answer differs: there every write counts as one with a history.
+    """
+    if is_wrapped(copy):
+        return object()
+    base = internals.base_of(copy)
+    return (copy if base is None else base).grad_fn
 
 
 def _have_one_memory(copy: Tensor, other: Tensor) -> bool:

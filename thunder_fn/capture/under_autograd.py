@@ -53,9 +53,11 @@ class _Node:
         self, recorder: Recorder, bind: Bind, apply: Apply, split: SplitRule | None
     ) -> None:
         self.recorder, self._bind, self.apply, self._split = recorder, bind, apply, split
+        self._is_forward_on = internals.is_forward_mode_on()
 
     def bind(self) -> tuple[Any, ...]:
-        with torch.enable_grad():
+        forward = internals.forward_mode_on() if self._is_forward_on else nullcontext()
+        with torch.enable_grad(), forward:  # the forward of an autograd function has both off
             results = self._bind()
         self.scope: Scope = self.recorder.scope
         leaf = self.scope.items[-1]

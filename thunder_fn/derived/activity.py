@@ -5,6 +5,7 @@ derivatives are asked for.
 from __future__ import annotations
 
 from thunder_fn.derived.leaf_vjp import alone, differentiable_outputs, is_differentiable
+from thunder_fn.derived.quirks.collectives import check_stays
 from thunder_fn.errors import MissingRule
 from thunder_fn.ir import ops
 from thunder_fn.ir.flow import Flow
@@ -14,6 +15,7 @@ from thunder_fn.ir.trace import Equation, Trace, Var
 
 
 def _active_results(equation: Equation, active: Mask) -> Mask:
+    check_stays(equation)
     if ops.is_constant(equation.op):
         return (False,) * len(equation.outputs)
     if equation.op.kind == "structured":

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from thunder_fn.derived.quirks.backwards import BACKWARDS
+from thunder_fn.derived.quirks.collectives import mean_scattered
 from thunder_fn.derived.quirks.ctc import ctc_loss, ctc_loss_backward
 
 Tensor = torch.Tensor
@@ -51,6 +52,39 @@ def _rrelu(self: Tensor, noise: Tensor, *args: Any, **kwargs: Any) -> Any:
     return aten.rrelu_with_noise(self, noise, *args, **kwargs), noise
 
 
+def _wide(first: Tensor, *others: Tensor | None) -> Tensor:
+    """A sum as the kernels of cells compute it, in float32 or wider."""
+    halves = torch.float16, torch.bfloat16
+    total = first.float() if first.dtype in halves else first
+    for other in others:
+        total = total if other is None else total + other
+    return total
+
+
+def _lstm_cell(a: Tensor, b: Tensor, cx: Tensor, *biases: Tensor | None) -> Any:
+    i, f, g, o = _wide(a, b, *biases).chunk(4, 1)
+    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+    cy = f * _wide(cx) + i * g
+    results = o * cy.tanh(), cy, torch.cat([i, f, g, o], 1)
+    return tuple(value.to(a.dtype) for value in results)
+
+
+def _gru_cell(
+    a: Tensor,
+    b: Tensor,
+    hx: Tensor,
+    input_bias: Tensor | None = None,
+    hidden_bias: Tensor | None = None,
+) -> Any:
+    x = _wide(a, input_bias).chunk(3, 1)
+    h = _wide(b, hidden_bias).chunk(3, 1)
+    before = _wide(hx)
+    r, z = (x[0] + h[0]).sigmoid(), (x[1] + h[1]).sigmoid()
+    n = (x[2] + r * h[2]).tanh()
+    results = n + z * (before - n), torch.cat([r, z, n, before, h[2]], 1)
+    return tuple(value.to(a.dtype) for value in results)
+
+
 def _linear_cross_entropy(*args: Any) -> Any:
     # the last three arguments ask for the gradients, which the op computes beside the loss
     grads = (True, True, args[3] is not None)
@@ -81,6 +115,8 @@ DIFFERENTIABLE: dict[str, Callable[..., Any]] = {
     "aten._embedding_bag_forward_only.default": aten._embedding_bag.default,
     "aten.rrelu_with_noise_functional.default": _rrelu,
     "torch_nn._linear_cross_entropy_batch_chunked.default": _linear_cross_entropy,
+    "aten._thnn_fused_lstm_cell.default": _lstm_cell,
+    "aten._thnn_fused_gru_cell.default": _gru_cell,
 }
 
 NOT_BATCHED = frozenset(
@@ -314,6 +350,7 @@ DIFFERENTIABLE["aten.as_strided_scatter.default"] = _differentiable_scatter
 
 DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     **BACKWARDS,
+    "_c10d_functional.reduce_scatter_tensor.default": mean_scattered,
     "aten._ctc_loss.default": ctc_loss,
     "aten._ctc_loss_backward.default": ctc_loss_backward,
     "aten.as_strided_scatter.default": as_strided_scatter,

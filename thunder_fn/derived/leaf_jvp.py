@@ -29,7 +29,7 @@ from thunder_fn.derived.leaf_vjp import (
     is_differentiable,
     meaning_of_attention,
 )
-from thunder_fn.derived.quirks import attention
+from thunder_fn.derived.quirks import attention, collectives
 from thunder_fn.derived.quirks.statistics import STATISTICS, with_own_statistics
 from thunder_fn.errors import MissingRule
 from thunder_fn.ir.constraints import names_of, pinned, renamed
@@ -53,6 +53,13 @@ class JvpQuestion:
     def equation(self) -> Equation:
         """The one equation."""
         return self.single.equations[0]
+
+
+def _by_linearity(question: JvpQuestion) -> JvpRule | Declined:
+    collectives.check_derivative(question.equation, reverse=False)
+    if not collectives.is_linear(question.equation) or not all(question.active):
+        return Declined("the op is no linear collective")
+    return collectives.pushed(question.single, question.active)
 
 
 def _by_meaning(question: JvpQuestion) -> Trace | Declined:
@@ -101,6 +108,7 @@ def _by_parts(question: JvpQuestion) -> Trace | Declined:
 
 
 JVP_ATTEMPTS: tuple[Attempt[JvpQuestion, JvpRule | Trace | None], ...] = (
+    Attempt("linear collective", _by_linearity),
     Attempt("definition of attention", _by_meaning),
     Attempt("decomposition in place of forward AD", _by_parts_first),
     Attempt("statistics computed anew", _by_own_statistics),

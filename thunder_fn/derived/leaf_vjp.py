@@ -29,7 +29,7 @@ from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.replaced.layout import HIDDEN
 from thunder_fn.derived.attempts import Attempt, Declined, first_rule
 from thunder_fn.derived.decompositions import DECOMPOSITIONS, DIFFERENTIABLE, NOT_PUSHED, ONCE
-from thunder_fn.derived.quirks import attention
+from thunder_fn.derived.quirks import attention, collectives
 from thunder_fn.derived.quirks.statistics import STATISTICS, with_own_statistics
 from thunder_fn.errors import MissingRule
 from thunder_fn.ir import facts, ops
@@ -106,7 +106,7 @@ def call_inplace_twin(equation: Equation, read: Callable[[Var], Any]) -> tuple[A
     in-place op has.
     """
     twin = ops.inplace_twin(equation.op)
-    if twin is None:
+    if twin is None or ops.is_collective(equation.op):  # autograd takes these for the identity
         raise NotImplementedError(f"{equation.op} has no in-place variant")
     (first, *rest), kwargs = python_args(equation, read)
     return (twin(first.clone(), *rest, **kwargs),)
@@ -159,6 +159,13 @@ def _by_zeros(question: VjpQuestion) -> Split | Declined:
     return _zero_split(question.single, question.wanted_inputs, question.wanted_outputs)
 
 
+def _by_transpose(question: VjpQuestion) -> Split | Declined:
+    collectives.check_derivative(question.equation, reverse=True)
+    if not collectives.is_symmetric(question.equation):
+        return Declined("the op is no sum or mean over ranks")
+    return collectives.transposed(question.single)
+
+
 def _by_attention_twice(question: VjpQuestion) -> Split | Declined:
     if question.equation.op.name not in attention.BACKWARDS:
         return Declined("the op is not the backward of an attention kernel")
@@ -207,6 +214,7 @@ def _by_parts(question: VjpQuestion) -> Trace | Declined:
 
 
 VJP_ATTEMPTS: tuple[Attempt[VjpQuestion, Split | Trace], ...] = (
+    Attempt("transpose of a collective", _by_transpose),
     Attempt("zero gradients", _by_zeros),
     Attempt("autograd's formula for a backward", _by_attention_twice),
     Attempt("autograd's formula", _by_autograd(call_differentiable)),

@@ -17,12 +17,12 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.generators import generators_of
 from thunder_fn.capture.recorder import Recorder
-from thunder_fn.capture.replaced.seeds import GET_STATE, SET_STATE, SIZE
+from thunder_fn.capture.replaced.seeds import GET_STATE, SET_STATE, of_device, state_type
 from thunder_fn.derived import leaf_vjp as derive
 from thunder_fn.derived.attempts import Attempt, Declined, first_rule
 from thunder_fn.derived.decompositions import NOT_BATCHED
 from thunder_fn.derived.leaf_vjp import call_leaf, close_recording, decomposition
-from thunder_fn.derived.quirks import attention
+from thunder_fn.derived.quirks import attention, collectives
 from thunder_fn.derived.quirks.batching import KNOWN, Batch, rule_of
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.constraints import equations_between, fixes_numbers, pinned
@@ -45,7 +45,6 @@ from thunder_fn.ir.trace import (
 )
 
 SCAN = Op("structured", "scan")
-STATE = TensorType(torch.uint8, (SIZE,))
 RANKED = (Literal(torch.channels_last), Literal(torch.channels_last_3d))
 """Layouts of values with so many dims."""
 
@@ -236,6 +235,7 @@ def vmap_rule(single: Trace, batched: Mask, size: Dim, randomness: str) -> VmapR
     question = VmapQuestion(single, batched, size, randomness)
     if question.draws and randomness == "error":
         raise_randomness(question.equation.op.name)
+    collectives.check_batched(question.equation)
     rule = first_rule(VMAP_ATTEMPTS, question).rule
     assert rule is not None  # the loop has one
     return rule
@@ -489,9 +489,10 @@ def _loop(single: Trace, batched: Mask, size: Dim, same: bool) -> Trace:
     consts, xs = chosen(inputs, [not flag for flag in batched]), chosen(inputs, batched)
     env = {var.index: body.input(var.type) for var, flag in pairs if not flag}
     if same:
-        consts += builder.add(GET_STATE, (), (STATE,))
-        state = body.input(STATE)
-        body.add(SET_STATE, (state,), ())
+        device = _device(equation)
+        consts += builder.add(GET_STATE, (), (state_type(device),), kwargs=of_device(device))
+        state = body.input(state_type(device))
+        body.add(SET_STATE, (state,), (), kwargs=of_device(device))
     env |= {var.index: body.input(var.type) for var, flag in pairs if flag}
     results = body.copy(equation, lambda var: env[var.index])
     kept = tuple(var for var in results if isinstance(var.type, TensorType))
@@ -502,3 +503,10 @@ def _loop(single: Trace, batched: Mask, size: Dim, same: bool) -> Trace:
     whole = builder.add(SCAN, (*consts, *xs), types, kwargs=kwargs, bodies=(body.build(kept),))
     supply = iter(whole)
     return builder.build(tuple(next(supply) if var in kept else Literal(None) for var in results))
+
+
+def _device(equation: Equation) -> torch.device:
+    """The device whose generator an equation draws from."""
+    types = [var.type for var in (*equation.operands, *equation.outputs)]
+    found = [type.device for type in types if isinstance(type, TensorType)]
+    return next((device for device in found if device.type == "cuda"), found[0])

@@ -11,7 +11,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.distributed.heartbeat import join
+from thunder_fn.distributed.heartbeat import SIMULATED as SIMULATED, join
 from thunder_fn.errors import RewriteError, kind_of
 
 
@@ -36,9 +36,6 @@ class Group:
             raise RewriteError(
                 f"a rank lies between 0 and the number of ranks, given {self.rank} of {self.size}"
             )
-
-
-SIMULATED = "simulated"
 
 
 def simulated_mesh(

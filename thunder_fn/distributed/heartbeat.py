@@ -46,6 +46,8 @@ PATIENCE = 4
 """A rank is gone whose number stands still for so many beats."""
 MOMENT = 0.05
 COMPUTING = "computing"
+SIMULATED = "simulated"
+"""The beginning of the names of groups whose ranks are not there."""
 REDUCING = ("all_reduce", "reduce_scatter_tensor")
 WAIT = "_c10d_functional.wait_tensor.default"
 COMPARED = 100
@@ -182,6 +184,11 @@ def run_collective(
         DistributedError: it failed; names the equation (its `text`), the user's line, and the ranks
             that are gone or elsewhere.
     """
+    group = None if equation.op.name == WAIT or equation.op == ops.SENT else _group_of(equation)
+    if isinstance(group, str) and group.startswith(SIMULATED):
+        what = f"{equation.op}: the ranks of this group are simulated and cannot answer"
+        fix = "Trace the function on each rank, and run the traces with `evaluate_ranks`."
+        raise DistributedError(what, source=equation.source, fix=fix)
     if not (dist.is_available() and dist.is_initialized()):
         return run()
     _heart.start()

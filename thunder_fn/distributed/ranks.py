@@ -18,13 +18,14 @@ from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import ops
 from thunder_fn.ir.rules import lowered
-from thunder_fn.ir.trace import Equation, Literal, Trace, TraceBuilder, Var, type_of_value
+from thunder_fn.ir.trace import Equation, Trace, TraceBuilder, Var, python_args, type_of_value
 
 Ranks = Sequence[Any]
 
 GATHER = "_c10d_functional.all_gather_into_tensor.default"
 SCATTER = "_c10d_functional.reduce_scatter_tensor.default"
 REDUCE = "_c10d_functional.all_reduce.default"
+ALL_TO_ALL = "_c10d_functional.all_to_all_single.default"
 
 _REDUCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sum": lambda stacked: stacked.sum(0),
@@ -46,10 +47,21 @@ def _reduce_scatter(values: list[Any], reduction: str, size: int, group: str) ->
     return list(_REDUCTIONS[reduction](torch.stack(values)).chunk(len(values)))
 
 
+def _broadcast(values: list[Any], source: int, group: str) -> list[Any]:
+    return [values[source]] * len(values)
+
+
+def _all_to_all(values: list[Any], sent: list[Sequence[int]]) -> list[Any]:
+    parts = [value.split(list(sizes)) for value, sizes in zip(values, sent, strict=True)]
+    return [torch.cat([part[rank] for part in parts]) for rank in range(len(values))]
+
+
 _RULES: dict[str, Callable[..., list[Any]]] = {
     GATHER: _all_gather,
     SCATTER: _reduce_scatter,
     REDUCE: _all_reduce,
+    ALL_TO_ALL: _all_to_all,
+    "_c10d_functional.broadcast.default": _broadcast,
     WAIT: lambda values: values,
 }
 
@@ -157,7 +169,11 @@ class _Ranks:
             ranks = [rank]
         given = [self.asked[one] for one in ranks]
         there = [one for one in given if one is not None and one[0].op == equation.op]
-        if len(there) < len(ranks) or any(_options(one) != options for one, _ in there):
+        if equation.op.name == ALL_TO_ALL:  # each rank says what it sends to the others
+            options = [[_options(one)[1] for one, _ in there]]
+        elif any(_options(one) != options for one, _ in there):
+            return False
+        if len(there) < len(ranks):
             return False
         found = _RULES[equation.op.name]([values[0] for _, values in there], *options)
         for one, value in zip(ranks, found, strict=True):
@@ -205,7 +221,8 @@ class _Ranks:
 
 
 def _options(equation: Equation) -> list[Any]:
-    return [arg.value for arg in equation.args if isinstance(arg, Literal)]
+    """The arguments of a collective but for its tensors."""
+    return [value for value in python_args(equation, lambda _: None)[0] if value is not None]
 
 
 def _alone(equation: Equation) -> Trace:

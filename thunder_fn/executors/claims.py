@@ -21,6 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+import torch
+
 from thunder_fn.derived.leaf_vjp import alone
 from thunder_fn.errors import ExecutorError
 from thunder_fn.executors.base import (
@@ -38,6 +40,7 @@ from thunder_fn.executors.decisions import INSTEAD, TOO_SMALL, Decision, how
 from thunder_fn.executors.eligibility import (
     TORCH,
     called,
+    device_of,
     frozen,
     is_final,
     own_executors,
@@ -196,7 +199,22 @@ class _Claiming:
         return part
 
     def fused(self, part: Part, fusion: FusionExecutor, written: Written) -> Part:
-        fusible = [self.is_fusible(equation, fusion) for equation in part.trace.equations]
+        """Fuse what is on each device. Numbers of the CPU beside a GPU's ops stay with torch."""
+        found = dict.fromkeys(map(device_of, part.trace.equations))
+        has_gpu = any(device is not None and device.type != "cpu" for device in found)
+        is_mixed = has_gpu and len(found) > 1
+        for device in filter(None, found) if is_mixed else [None]:
+            part = self.fused_on(device, part, fusion, written)
+        return part
+
+    def fused_on(
+        self, device: torch.device | None, part: Part, fusion: FusionExecutor, written: Written
+    ) -> Part:
+        """Fuse what is on a device; everything, if there is only one."""
+        fusible = [
+            (device is None or device_of(equation) == device) and self.is_fusible(equation, fusion)
+            for equation in part.trace.equations
+        ]
         for position in filter(fusible.__getitem__, updates(part.trace, written).equations):
             fusible[position] = False
             self.give_up([part.trace.equations[position]], fusion, IN_PLACE)

@@ -34,6 +34,11 @@ from thunder_fn.ir.trace import TensorType, Trace, subtraces
 
 Run = Callable[..., tuple[Any, ...]]
 
+SEEDING = tuple(
+    f"thunder_fn.{name}.default" for name in ("manual_seed", "seed_generator", "set_rng_state")
+)
+"""Ops that a recording would do once."""
+
 MAX_SIZES = 8
 """A program of symbolic sizes is recorded for so many; calls with others run as they are."""
 
@@ -130,6 +135,8 @@ def _unrepeatable(trace: Trace) -> str | None:
     """The reason why a replay would not do again what the program does; None if it would."""
     if ops.calls_back(trace):
         return "it prints or calls Python in each call"
+    if any(one.op.name in SEEDING for inner in subtraces(trace) for one in inner.equations):
+        return "it seeds a random number generator"
     if any(_draws_on_cpu(inner) for inner in subtraces(trace)):
         return "it draws random numbers on the CPU"
     return None

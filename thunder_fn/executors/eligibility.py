@@ -13,7 +13,7 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.executors.base import Executor, HasExecutors, size_of
 from thunder_fn.ir import ops
 from thunder_fn.ir.rules import lowered
-from thunder_fn.ir.trace import Equation, Trace
+from thunder_fn.ir.trace import Equation, TensorType, Trace
 from thunder_fn.structured.call import CALL, call_options
 
 TORCH = Executor("torch", version=torch.__version__, numerics="bitwise")
@@ -31,6 +31,15 @@ def frozen(executors: Sequence[Executor]) -> tuple[Executor, ...]:
 def is_final(equation: Equation) -> bool:
     """Test whether somebody runs the equation as it is."""
     return ops.is_operator(equation.op) or lowered(equation) is None
+
+
+def device_of(equation: Equation) -> torch.device | None:
+    """The device that an equation computes on; None if it gives no tensors, or numbers of the
+    CPU only.
+    """
+    types = [var.type for var in equation.outputs if isinstance(var.type, TensorType)]
+    own = (type.device for type in types if type.shape or type.device.type != "cpu")
+    return next(own, None)
 
 
 def called(equation: Equation) -> str:

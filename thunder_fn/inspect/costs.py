@@ -53,7 +53,13 @@ class Cost:
 FREE = Cost()
 _COPIES = facts.MOVES | facts.GATHERS
 _FREE = ("aten.reshape.default", "_c10d_functional.wait_tensor.default")
-COLLECTIVES = ("_c10d_functional.", "_dtensor.", "c10d_functional.")
+COLLECTIVES = (
+    "_c10d_functional.",
+    "_dtensor.",
+    "c10d_functional.",
+    "thunder_fn.send",
+    "thunder_fn.receive",
+)
 
 
 def is_collective(name: str) -> bool:

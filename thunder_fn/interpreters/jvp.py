@@ -17,6 +17,7 @@ import torch
 from thunder_fn.derived.activity import ACTIVE
 from thunder_fn.derived.leaf_jvp import jvp_rule, missing_jvp
 from thunder_fn.derived.leaf_vjp import alone, is_differentiable
+from thunder_fn.derived.quirks.collectives import check_stays
 from thunder_fn.errors import MissingRule
 from thunder_fn.interpreters.grad import forward_backward, type_of_cotangent, zeros
 from thunder_fn.interpreters.simplify import dce
@@ -112,6 +113,8 @@ Dual: TypeAlias = tuple[Atom, Atom | None]
 def _push(builder: TraceBuilder, equation: Equation, operands: tuple[Dual, ...]) -> list[Dual]:
     primals = tuple(primal for primal, _ in operands)
     tangents = tuple(tangent for _, tangent in operands if tangent is not None)
+    if tangents:
+        check_stays(equation)
     if (
         not tangents
         or ops.is_constant(equation.op)

@@ -149,7 +149,7 @@ def is_constant(op: Op) -> bool:
     """Test whether no derivative goes back through the op: it draws numbers, or makes a tensor
     like another.
     """
-    return op in (STOP_GRADIENT, NO_GRAD) or op in facts.DRAWS or op in facts.LIKE
+    return op in (STOP_GRADIENT, NO_GRAD, RECEIVE) or op in facts.DRAWS or op in facts.LIKE
 
 
 @kept_of_ops()

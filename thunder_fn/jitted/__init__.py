@@ -11,6 +11,7 @@ measured.
 from __future__ import annotations
 
 import functools
+import sys
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -115,8 +116,13 @@ class Jitted(Generic[P, R]):
     def __repr__(self) -> str:
         return f"jit({getattr(self.fn, '__qualname__', repr(self.fn))})"
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.fn, self.options)
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """Pickle a decorated function of a module by its name, as Python does functions."""
+        name = getattr(self.fn, "__qualname__", "")
+        found: Any = sys.modules.get(getattr(self.fn, "__module__", ""))
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        return name if found is self else (type(self), (self.fn, self.options))
 
     @property
     def traced(self) -> Callable[..., Any]:
@@ -191,7 +197,8 @@ def jit(f: Callable[..., Any] | None = None, **options: Unpack[JitOptions]) -> A
     Law: ``jit(f)(*args)`` is ``f(*args)``, and ``jit(jit(f))`` is ``jit(f)``.
 
     Tensors are told apart by class, dtype, shape, strides, device and requires_grad, and by whether
-    one is passed twice; other arguments by type and value. A size or number that changes between
+    one is passed twice; plain values by type and value; other objects, such as the `self` of a
+    method, by identity, and what f reads of them is guarded. A size or number that changes between
     calls becomes a symbol of the program. Tensors that f closes over are used by reference. If a
     value that f reads from outside changes, such as a global number or a module's `training`, f is
     traced again. Both programs are kept. `constant(value)` bakes a value in. Side effects on
@@ -293,12 +300,12 @@ def _call_slowly(jitted: Jitted, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """A call that no call path serves: look its program up or build it, and make a path for
     calls like it.
     """
-    if internals.inside_torch_func():
+    if internals.inside_torch_func() or internals.is_script_traced():
         return jitted.fn(*args, **kwargs)
     cache, call = jitted.programs, read_call(jitted.options, args, kwargs)
     if any(
-        isinstance(leaf, torch.fx.Proxy) for leaf in call.leaves
-    ):  # FX records the function, as it is written
+        isinstance(leaf, (torch.fx.Proxy, internals.FakeTensor)) for leaf in call.leaves
+    ):  # others trace the function, as it is written
         return jitted.fn(*args, **kwargs)
     key, generation = call_key(call), cache.generation
     if jitted.options.cache == "no caching":

@@ -21,7 +21,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.failures import source_of
 from thunder_fn.capture.generators import state_error
-from thunder_fn.capture.kept import KINDS, KeptState
+from thunder_fn.capture.kept import KeptState
 from thunder_fn.capture.outside.frames import observed_by
 from thunder_fn.capture.outside.reads import (
     ABSENT,
@@ -241,9 +241,9 @@ def outside_of(read: Sequence[Outside], kept: tuple[KeptState, ...]) -> Outside 
 
 
 @contextmanager
-def watching(f: Callable[..., Any], statics: Sequence[Any] = ()) -> Generator[list[Outside]]:
+def watching(f: Callable[..., Any], given: Sequence[Any] = ()) -> Generator[list[Outside]]:
     """Watch f while it is traced inside. Afterwards the list has its reads from outside, if there
-    are any. Modules and optimizers among its static arguments are outside, too.
+    are any. Objects among its arguments, such as modules and optimizers, are outside, too.
 
     Raises:
         UnsupportedCall: it reads what can be neither guarded nor baked in: an iterator, a large
@@ -254,9 +254,8 @@ def watching(f: Callable[..., Any], statics: Sequence[Any] = ()) -> Generator[li
         frozenset(map(id, own.modules())) if isinstance(own, torch.nn.Module) else frozenset[int]()
     )
     watch, found = Watch(f, parts), list[Outside]()
-    for value in statics:
-        if is_a(value, (torch.nn.Module, *KINDS)):
-            watch.reach(value, type(value).__name__)
+    for value in given:
+        watch.reach(value, type(value).__name__)
     with observing(watch) as attributes:
         yield found
     watch.finish()

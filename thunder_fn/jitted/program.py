@@ -160,7 +160,7 @@ def build(
     states = (one for entry in known if entry.outside is not None for one in entry.outside.modules)
     wanted = frozenset[Any]().union(*(one.moved() for one in states if isinstance(one, KeptState)))
     before = host_random.state()
-    with watching(f, [value for _, value in call.statics]) as read:
+    with watching(f, (*(value for _, value in call.statics), *call.leaves)) as read:
         is_final = symbolic is None  # else f is traced again, without symbols
         captured, traces = _with_numbers(
             wanted,

@@ -23,6 +23,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
 from thunder_fn.capture.numbers.arguments import Symbolic
+from thunder_fn.capture.outside.reads import is_object
 from thunder_fn.capture.recorded import Decision, Layout
 from thunder_fn.capture.supported import check_supported
 from thunder_fn.errors import JitError, UnsupportedInput, kind_of
@@ -122,8 +123,8 @@ for _name, _check in _CHECKS.items():
 _STATIC_TYPES = (bool, int, float, complex, str, bytes, range, type(Ellipsis), slice, np.generic)
 _STATIC_TORCH_TYPES = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
 _BY_IDENTITY = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, torch.Generator)
-"""Functions and generators are compared by identity: another one, be it of the same code or
-state, is another program.
+"""Functions and generators are compared by identity, as objects are (`is_object`): another one,
+be it of the same code or state, is another program.
 """
 
 
@@ -149,17 +150,14 @@ def leaf_key(leaf: Any, position: int, tree: Any) -> Any:
         )
     if isinstance(leaf, Repeated):
         return (leaf,)
-    if isinstance(leaf, (*_STATIC_TYPES, *_STATIC_TORCH_TYPES, *_BY_IDENTITY)) or _is_enum(leaf):
+    static = (*_STATIC_TYPES, *_STATIC_TORCH_TYPES, *_BY_IDENTITY, enum.Enum)
+    if isinstance(leaf, static) or is_object(leaf):
         return type(leaf), Literal(leaf)
     name, kind = argument_name(tree, position), kind_of(leaf)
     raise UnsupportedInput(
         f"jit: the argument {name} is {kind}, neither a tensor nor a value to bake in",
         fix="If it is hashable, name it in static_argnames, or let the function close over it.",
     )
-
-
-def _is_enum(leaf: Any) -> bool:
-    return isinstance(leaf, enum.Enum)
 
 
 def argument_name(tree: Any, position: int) -> str:

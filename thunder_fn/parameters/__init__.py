@@ -19,6 +19,8 @@ from thunder_fn.interpreters.quantize.scheme import Scheme
 from thunder_fn.interpreters.rewriting.prepared import Prepared
 from thunder_fn.interpreters.rewriting.rewrite import Rewrite, identity
 from thunder_fn.parameters.clipping import clip_by_global_norm, global_norm
+from thunder_fn.parameters.contexts import context_parallel
+from thunder_fn.parameters.experts import expert_parallel
 from thunder_fn.parameters.functions import ddp, fsdp, lora, quantize, tensor_parallel
 from thunder_fn.parameters.modules import RewrittenModule
 from thunder_fn.parameters.pipelines import Pipelined, pipeline
@@ -37,8 +39,10 @@ __all__ = [
     "Schedule",
     "Scheme",
     "clip_by_global_norm",
+    "context_parallel",
     "ddp",
     "evaluate_ranks",
+    "expert_parallel",
     "fp8",
     "fsdp",
     "global_norm",

@@ -60,9 +60,16 @@ class Pipelined(Transformed):
 
     def __call__(self, /, params: Any, *batch: Any) -> Any:
         args = self._arguments(params, batch)
-        follow = current() is not None or internals.is_intercepted()
-        with torch.set_grad_enabled(follow and torch.is_grad_enabled()):
-            return planned(self, args, {}, lambda captured: self._plan(captured, args)[0])
+        recorder = current()
+        if recorder is None and not internals.is_intercepted():
+            with torch.no_grad():
+                return self._run(args)
+        if recorder is not None and not recorder.inside:  # under jit, as outside: no graph
+            args = pytree.tree_map(_without_graph, args)
+        return self._run(args)
+
+    def _run(self, args: tuple[Any, ...]) -> Any:
+        return planned(self, args, {}, lambda captured: self._plan(captured, args)[0])
 
     def prepare(self, params: Any, *batch: Any) -> Any:
         """The parameters of this rank, and tensors without values, on the device `meta`, in the
@@ -127,6 +134,10 @@ class Pipelined(Transformed):
             return outputs[0], pytree.unflatten(spec, [found.get(at) for at in range(count)])
 
         return Plan(name, captured, _as_given(new, args), arrange), own
+
+
+def _without_graph(leaf: Any) -> Any:
+    return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _as_given(trace: Trace, args: tuple[Any, ...]) -> Trace:

@@ -13,7 +13,9 @@ from typing import Literal as Choice, TypeAlias
 
 from thunder_fn.planning.rates import Hardware
 
-Kind: TypeAlias = Choice["all-gather", "reduce-scatter", "all-reduce", "all-to-all", "broadcast"]
+Kind: TypeAlias = Choice[
+    "all-gather", "reduce-scatter", "all-reduce", "all-to-all", "broadcast", "send", "receive"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,8 @@ class Collective:
     @property
     def wire_bytes(self) -> float:
         """The bytes that each rank sends around a ring."""
+        if self.kind in ("send", "receive"):
+            return self.num_bytes if self.kind == "send" else 0
         rounds = 2 if self.kind == "all-reduce" else 1
         return rounds * self.num_bytes * (self.ranks - 1) / self.ranks
 
@@ -49,6 +53,9 @@ def collective_seconds(one: Collective, hardware: Hardware) -> float:
     """
     if one.ranks == 1:
         return 0.0
+    if one.kind in ("send", "receive"):
+        link = hardware.inside if one.nodes == 1 else hardware.across
+        return link.step_seconds + one.num_bytes / link.rate
     times = [ring_seconds(one, hardware)]
     if one.kind == "all-reduce":
         times.append(tree_seconds(one, hardware))

@@ -39,6 +39,8 @@ KINDS: dict[str, Kind] = {
     "all_to_all": "all-to-all",
     "shard_dim_alltoall": "all-to-all",
     "broadcast": "broadcast",
+    "send": "send",
+    "receive": "receive",
 }
 
 
@@ -107,7 +109,10 @@ def collective_of(equation: Equation, node_size: int) -> tuple[Collective, str]:
         fix = "Make the mesh by `init_device_mesh` inside `thunder_fn.planning.fake_world(world)`."
         raise DistributedError(what, source=equation.source, fix=fix)
     ranks = internals.ranks_of_group(group)
-    whole = equation.outputs if kind == "all-gather" else equation.operands
+    if kind in ("send", "receive"):
+        other = next(value for value in literals if type(value) is int)
+        ranks = [torch.distributed.get_rank(), ranks[other]]
+    whole = equation.outputs if kind in ("all-gather", "receive") else equation.operands
     num_bytes = sum(bytes_of(var.type) for var in whole)
     return Collective(kind, num_bytes, len(ranks), len({r // node_size for r in ranks})), group
 
@@ -124,8 +129,12 @@ class _Streams:
             if equation.op.name == WAIT:
                 arrival = arrives.get(equation.operands[0].index, 0.0)
                 self.state[COMPUTE] = max(self.state[COMPUTE], arrival)
+            elif equation.op == ops.SENT:
+                continue
             elif ops.is_collective(equation.op):
                 arrival = self.send(equation)
+                if equation.op == ops.RECEIVE:  # as if the other rank had just sent
+                    self.state[COMPUTE] = max(self.state[COMPUTE], arrival)
                 arrives.update((var.index, arrival) for var in equation.outputs)
             elif equation.bodies:
                 self.repeat(equation)

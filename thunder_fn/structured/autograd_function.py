@@ -34,7 +34,7 @@ from thunder_fn.derived.leaf_vjp import is_differentiable
 from thunder_fn.errors import CaptureError, CustomRuleError, UnsupportedCall
 from thunder_fn.ir.rules import Mask, chosen
 from thunder_fn.ir.symbols import symbols_in
-from thunder_fn.ir.trace import Dim, Equation, Literal, TensorType, Trace, Type, type_of_value
+from thunder_fn.ir.trace import Dim, Equation, Literal, TensorType, Trace, Type, Var, type_of_value
 from thunder_fn.structured.autograd_context import Context
 from thunder_fn.structured.custom_vjp import bind_call
 from thunder_fn.structured.opaque import opaque_evaluate_rule
@@ -433,14 +433,8 @@ class _Run:
         return pytree.tree_map(lambda x: self._once(x, given) if _is_tensor(x) else x, found)
 
     def _once(self, gradient: torch.Tensor, given: Sequence[Any]) -> torch.Tensor:
-        """The gradient that nobody can differentiate. One that is computed outside of PyTorch is
-        tied to the cotangents, which it depends on.
-        """
-        for cotangent in given if not internals.is_tracer(gradient) else ():
-            if isinstance(cotangent, torch.Tensor):
-                no = torch.zeros((), dtype=torch.bool, device=gradient.device)
-                gradient = torch.where(no, cotangent.sum().to(gradient.dtype), gradient)
-        return once(gradient, self.name)
+        """The gradient that nobody can differentiate, nor with respect to the cotangents."""
+        return once(gradient, self.name, [x for x in given if isinstance(x, torch.Tensor)])
 
     def _gradients(self, primal: Captured, gradients: Any) -> list[Any]:
         found = gradients if isinstance(gradients, tuple) else (gradients,)
@@ -571,8 +565,9 @@ def _apply(
         if places:
             return _apply_in_place(recorder, call, tensors, places)
         _check_batched(recorder, call, error)
+        found = [recorder.var_of(x) for x in tensors if _can_have_gradient(x)]
         result = original(*args, **kwargs)
-        _check_connected(recorder, call, tensors, result)
+        _mark(recorder, call, [var for var in found if var is not None], result)
         return result
 
 
@@ -591,20 +586,22 @@ def _check_batched(recorder: Recorder, call: FunctionCall, error: CaptureError) 
     raise CustomRuleError(what, fix=fix) from error
 
 
-def _check_connected(
-    recorder: Recorder, call: FunctionCall, tensors: Sequence[torch.Tensor], result: Any
-) -> None:
-    """Refuse a result that is no tracer: nothing would say that it depends on the arguments, so
-    that its gradient would be zero.
+def _mark(recorder: Recorder, call: FunctionCall, given: Sequence[Var], result: Any) -> None:
+    """Let nobody differentiate the results of a call of which only `forward` is recorded.
+
+    Raises:
+        CustomRuleError: one is no tracer, so that nothing can say what it depends on.
     """
-    is_given = any(internals.is_tracer(x) and _can_have_gradient(x) for x in tensors)
-    if not (is_given and torch.is_grad_enabled()):
+    if not given or not torch.is_grad_enabled():
         return
     for leaf in pytree.flatten(result)[0]:
-        if _is_tensor(leaf) and not internals.is_tracer(leaf) and _can_have_gradient(leaf):
+        if not _is_tensor(leaf) or not _can_have_gradient(leaf):
+            continue
+        if not (internals.is_tracer(leaf) and recorder.owns(leaf)):
             what = f"{call.name}: its forward changes tensors from outside, and returns one"
             fix = "Return a copy of it, or pass the tensors as arguments."
             raise CustomRuleError(what, fix=fix)
+        recorder.history.made_by(leaf, call.name, given)
 
 
 def _can_have_gradient(tensor: torch.Tensor) -> bool:
@@ -612,17 +609,23 @@ def _can_have_gradient(tensor: torch.Tensor) -> bool:
 
 
 def _changes(call: FunctionCall, tensors: Sequence[torch.Tensor]) -> tuple[tuple[int, int], ...]:
-    """Find the arguments that a call changes in place, on tensors that autograd does not follow: it
-    refuses changes of others.
+    """Find the arguments that a call changes in place and returns, on tensors that autograd does
+    not follow: it refuses changes of others. A change by `.data` is not marked as dirty.
     """
     examples = calls.examples_of([type_of_value(tensor) for tensor in tensors])
     try:
-        calls.captured_bodies("custom_vjp", (call.primal,), (examples,))
+        captured = calls.captured_body(call.primal, examples)
     except ChangesInputs as found:
         return found.places
     except CaptureError:
-        pass
-    return ()
+        return ()
+    flat = [place for place, leaf in enumerate(captured.out_leaves) if leaf is TENSOR]
+    is_flat = len(captured.out_leaves) == len(captured.out_spec.children() or (None,))
+    same = {one.source: flat[one.result] for one in captured.shared if one.is_same}
+    written = [one.target for one in captured.writes]
+    if not is_flat or not all(isinstance(i, int) and i in same for i in written):
+        return ()
+    return tuple((i, same[i]) for i in written if isinstance(i, int))
 
 
 def _apply_in_place(

@@ -42,6 +42,7 @@ from thunder_fn.torch_internals.known_results import (
 )
 from thunder_fn.torch_internals.modes import (
     FAKE,
+    current_gpu,
     get_dispatch_mode,
     isolated,
     no_torch_function,
@@ -176,6 +177,10 @@ class RecordingMode(FakeTensorMode):
             kwargs.get("generator") is not None
         ):  # nothing is drawn, and PyTorch's rules do not know it
             kwargs = {**kwargs, "generator": None}
+        device = kwargs.get("device")
+        if device is not None and device.type == "cuda" and device.index is None:
+            # PyTorch remembers the result by "cuda" alone
+            kwargs = {**kwargs, "device": torch.device("cuda", current_gpu())}
         asked = question(func, args, kwargs) if self.shape_env is None else None
         if asked is not None and (known := answer(self, asked)) is not None:
             return known
@@ -555,7 +560,79 @@ def _fused_step(func: OpOverload) -> Callable[..., Any]:
     )
 
 
+def _of_first(func: OpOverload) -> Callable[..., Any]:
+    """An op of the dtype of its first argument, where PyTorch's rule promotes."""
+
+    def result(x: torch.Tensor, other: Any, *args: Any, **kwargs: Any) -> Any:
+        if x.dtype == other.dtype:
+            return NotImplemented
+        found = func(x, other, *args, **kwargs)
+        return found if found.dtype == x.dtype else torch.empty_like(found, dtype=x.dtype)
+
+    return result
+
+
+def _norm(func: OpOverload) -> Callable[..., Any]:
+    """A norm of small floats by parameters of float32: the CPU has its statistics in those."""
+
+    def result(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        given = (*args, *kwargs.values())
+        is_mixed = x.dtype in (torch.float16, torch.bfloat16) and any(
+            isinstance(one, torch.Tensor) and one.dtype == torch.float32 for one in given
+        )
+        if not is_mixed or x.device.type != "cpu":
+            return NotImplemented
+        out, *statistics = func(x, *args, **kwargs)
+        found = (torch.empty_like(one, dtype=torch.float32) for one in statistics[:2])
+        return (out, *found, *statistics[2:])
+
+    return result
+
+
+def _lstm_cell(a: Any, _: Any, cx: Any, *biases: Any) -> Any:
+    """PyTorch asks for the device of a bias that is not there."""
+    return cx.new_empty(cx.shape), cx.new_empty(cx.shape), a.new_empty(a.shape)
+
+
+def _gru_cell(a: Any, _: Any, hx: Any, *biases: Any) -> Any:
+    """PyTorch has no shapes for it."""
+    rows, size = hx.shape
+    return hx.new_empty(rows, size), a.new_empty(rows, 5 * size)
+
+
+def _gru_cell_backward(grad: Any, _: Any, has_bias: bool) -> Any:
+    rows, size = grad.shape
+    gates = [grad.new_empty(rows, 3 * size) for _ in range(2)]
+    biases = [grad.new_empty(3 * size) if has_bias else None for _ in range(2)]
+    return *gates, grad.new_empty(rows, size), *biases
+
+
 FAKE_RESULTS: dict[Any, Callable[..., Any]] = {
+    **{
+        func: _of_first(func)
+        for func in (
+            aten.huber_loss.default,
+            aten.soft_margin_loss.default,
+            aten.normal.Tensor_Tensor,
+        )
+    },
+    **{
+        func: _norm(func)
+        for func in (
+            aten.native_layer_norm.default,
+            aten.native_group_norm.default,
+            aten.native_batch_norm.default,
+            aten._native_batch_norm_legit.default,
+            aten._native_batch_norm_legit.no_stats,
+            aten._native_batch_norm_legit_functional.default,
+            aten._batch_norm_with_update.default,
+            aten._batch_norm_with_update_functional.default,
+            aten._batch_norm_no_update.default,
+        )
+    },
+    aten._thnn_fused_lstm_cell.default: _lstm_cell,
+    aten._thnn_fused_gru_cell.default: _gru_cell,
+    aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
     aten.native_group_norm_backward.default: _group_norm_backward,
     aten.mse_loss_backward.default: _loss_backward,
     aten.huber_loss_backward.default: _loss_backward,
@@ -580,7 +657,7 @@ FAKE_RESULTS: dict[Any, Callable[..., Any]] = {
         if not overload.endswith("out")
     },
 }
-"""Results of ops that PyTorch says depend on data and whose shape does not, or whose shape it
+"""Results of ops that PyTorch says depend on data and whose shape does not, or whose type it
 says wrongly.
 """
 

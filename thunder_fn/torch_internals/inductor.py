@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import functools
 import threading
 import warnings
@@ -158,7 +159,12 @@ def wrapper_code(
         action="ignore"
     ):  # PyTorch's own deprecations are no user's business
         from torch._inductor.graph import GraphLowering
-        from torch._inductor.ir import DonatedBuffer, InputBuffer, TensorBox
+        from torch._inductor.ir import (
+            DonatedBuffer,
+            InputBuffer,
+            MutationLayoutSHOULDREMOVE,
+            TensorBox,
+        )
         from torch._inductor.virtualized import V
 
     class Lowering(GraphLowering):
@@ -174,6 +180,11 @@ def wrapper_code(
                 self.graph_inputs[name], self.graph_inputs_original[name] = box, box.data.data
                 return box
             return result
+
+        def register_buffer(self, buffer: Any, *, set_name: bool = False) -> str:
+            if isinstance(buffer.layout, MutationLayoutSHOULDREMOVE):
+                buffer.layout.target = _pinned(buffer.layout.target)
+            return super().register_buffer(buffer, set_name=set_name)
 
         def _update_scheduler(self) -> None:
             self.scheduler = _scheduler()(self.operations)
@@ -191,6 +202,28 @@ def wrapper_code(
             text: Any = lowering.codegen()[0]
     found = tuple(map(_strides, lowering.graph_outputs))
     return WrapperCode(text.value, dict(lowering.constants), _products(lowering.operations), found)
+
+
+def _pinned(target: Any) -> Any:
+    """The memory that a scatter writes to, whatever its box holds later.
+
+    An op in place gives a box other memory (`mutate_to`). PyTorch 2.13 lets an earlier scatter
+    follow the box, and runs it after the op; torch.compile is wrong alike:
+
+        def f(x, i):
+            y = torch.zeros(4, 3).scatter_add(0, i, x)
+            return y.index_put((y > 1,), torch.tensor(5.0))
+
+        args = torch.ones(2, 3), torch.tensor([[0, 1, 2], [0, 1, 2]])
+        torch.testing.assert_close(torch.compile(f)(*args), f(*args))  # fails on the CPU
+    """
+    from torch._inductor.ir import BaseView, MutableBox
+
+    if isinstance(target, MutableBox):
+        return type(target)(_pinned(target.data))
+    if isinstance(target, BaseView):
+        return dataclasses.replace(target, data=_pinned(target.data))
+    return target
 
 
 @functools.cache

@@ -200,6 +200,16 @@ def without_autocast(
     return run_without_autocast
 
 
+def current_gpu() -> int:
+    """The index of the CUDA device that "cuda" stands for."""
+    return torch._C._cuda_getDevice() if torch.cuda.is_initialized() else 0
+
+
+def has_several_gpus() -> bool:
+    """Test whether "cuda" may stand for one device or another."""
+    return torch.cuda.is_initialized() and torch.cuda.device_count() > 1
+
+
 @functools.cache
 def autocast_ops(device: str) -> frozenset[str]:
     """The names of the ATen ops for which autocast has a rule on a type of device."""
@@ -333,6 +343,11 @@ def inside_torch_func() -> bool:
     return (
         torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
     )
+
+
+def is_script_traced() -> bool:
+    """Test whether `torch.jit.trace` records what runs."""
+    return torch._C._get_tracing_state() is not None
 
 
 def is_intercepted() -> bool:

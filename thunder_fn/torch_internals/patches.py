@@ -515,13 +515,15 @@ def calls_patch(
     random: dict[str, Callable[[Any], Any]],
     streams: dict[str, Callable[[Any], Any]],
     generator_class: Callable[[Any], Any],
+    flattening: Callable[[Any], Any],
 ) -> Patch:
     """The replacements of a capture in calls: each is made of what it replaces.
 
     `module_call` is `nn.Module.__call__`, and `function_inputs` what `autograd.Function.apply` does
     to its inputs. `wrapped` is how torch.func's transforms wrap a tensor in a level. `random` are
-    functions of `torch.random`, `streams` are `STREAM_FUNCTIONS`, and `generator_class` is
-    `torch.Generator`.
+    functions of `torch.random` and `torch.cuda.random`, `streams` are `STREAM_FUNCTIONS`.
+    `generator_class` is `torch.Generator`, and `flattening` is what recurrent layers do to the
+    memory of their weights.
     """
     utils = torch._functorch.utils
     levels = (
@@ -529,7 +531,11 @@ def calls_patch(
         (torch._functorch.eager_transforms, "_wrap_for_grad", wrapped),
     )
     generator = [
-        (owner, name, make) for name, make in random.items() for owner in (torch, torch.random)
+        (owner, name.removeprefix("cuda."), make)
+        for name, make in random.items()
+        for owner in (
+            (torch.cuda, torch.cuda.random) if name.startswith("cuda.") else (torch, torch.random)
+        )
     ]
     return Patch(
         (torch.nn.Module, "__call__", module_call),
@@ -538,6 +544,7 @@ def calls_patch(
         *generator,
         *((*STREAM_FUNCTIONS[name], make) for name, make in streams.items()),
         (torch, "Generator", generator_class),
+        (torch.nn.RNNBase, "flatten_parameters", flattening),
     )
 
 

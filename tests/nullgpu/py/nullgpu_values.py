@@ -502,7 +502,7 @@ def _(g, workspace, has_bias):
 
 def recurrent(x, weights, per_layer, hx, cx, mode, layers, batch_first, dropout, train, both, sizes, seed):
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         has_bias = per_layer >= 4
         h = (hx, cx) if mode == 2 else hx
         f = {0: torch.rnn_relu, 1: torch.rnn_tanh, 2: torch.lstm, 3: torch.gru}[mode]
@@ -599,6 +599,9 @@ def _(
     reserve,
     mask,
 ):
+    if not train:
+        raise RuntimeError("cudnn RNN backward can only be called in training mode")
+
     def run():
         leaf = lambda t: None if t is None else t.detach().clone().requires_grad_()
         ins = [leaf(x), leaf(hx), leaf(cx)]

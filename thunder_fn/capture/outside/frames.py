@@ -5,7 +5,7 @@ is the profile hook of a thread, which sees all Python frames and all calls of C
 (`pause`) while PyTorch's and our own code run.
 
 Frames of PyTorch, of ours and of the standard library are passed over, and all that runs below an
-import. Other packages are the user's code, and so is `torch.optim`.
+import. Other packages are the user's code, and so are `torch.optim` and `torch.distributions`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,13 @@ OWN_PROGRAMS = ("thunder_fn.demo", "thunder_fn.benchmarks", "thunder_fn.testing"
 """Modules of this package that are programs, as a user's."""
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_OPTIM = _TORCH + "optim" + os.sep
+_LIKE_USERS = ("torch.optim", "torch.distributions")
+"""Packages of PyTorch that are seen as a user's: their objects are the user's state."""
+_SEEN = tuple(
+    root + name.partition(".")[2].replace(".", os.sep)
+    for root, names in ((_TORCH, _LIKE_USERS), (ROOT, OWN_PROGRAMS))
+    for name in names
+)
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
 _MACHINERY = frozenset(
     (
@@ -92,7 +98,7 @@ def is_machinery(name: str) -> bool:
     """Test for a module of PyTorch, of ours or of Python."""
     first = name.partition(".")[0]
     if first in _MACHINERY:
-        return not name.startswith(("torch.optim", *OWN_PROGRAMS))
+        return not name.startswith((*_LIKE_USERS, *OWN_PROGRAMS))
     return first in sys.stdlib_module_names and first != "__main__"
 
 
@@ -100,7 +106,7 @@ def is_machinery(name: str) -> bool:
 def is_user_file(file: str) -> bool:
     """Test for a file whose functions are the user's, or of a package that is not machinery."""
     if file.startswith((_TORCH, ROOT)):
-        return file.startswith((_OPTIM, *(ROOT + name.partition(".")[2] for name in OWN_PROGRAMS)))
+        return file.startswith(_SEEN)
     return not file.startswith("<frozen") and (
         "site-packages" in file or not file.startswith(_STDLIB)
     )

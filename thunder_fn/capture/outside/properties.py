@@ -46,6 +46,9 @@ def _type(tensor: Tensor) -> Any:
     return tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device, tensor.requires_grad
 
 
+GPU = "current_gpu"
+"""The name of the CUDA device that "cuda" stands for. With several, each trace depends on it."""
+
 FOUND = internals.PROPERTIES
 """The function that reads each property for comparison."""
 
@@ -134,6 +137,9 @@ class Properties:
         of_tensors = (
             Read(positions.get(id(one[0]), one[0]), *one[1:]) for one in self.found.values()
         )
+        if internals.has_several_gpus():
+            around = self.recorder.around[GPU]
+            self.found_in_process.setdefault(GPU, (internals.current_gpu, around))
         of_process = (
             Read(None, name, find, found) for name, (find, found) in self.found_in_process.items()
         )

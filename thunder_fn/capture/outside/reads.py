@@ -8,6 +8,7 @@ to trace again.
 from __future__ import annotations
 
 import enum
+import functools
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Iterator
@@ -62,6 +63,7 @@ _FUNCTIONS = (
 )
 CONTAINERS = (list, tuple, set, frozenset, dict, deque)
 DEPTH, LONG = 4, 256
+_HEAP_TYPE = 1 << 9
 
 
 def is_a(value: Any, kinds: type[T] | tuple[type[T], ...]) -> TypeGuard[T]:
@@ -69,6 +71,24 @@ def is_a(value: Any, kinds: type[T] | tuple[type[T], ...]) -> TypeGuard[T]:
     user may answer.
     """
     return issubclass(type(value), kinds)
+
+
+def is_object(value: Any) -> bool:
+    """Test for an object of a class written in Python that is compared by identity.
+
+    A function may have it for an argument: its attributes are guarded where they are read.
+    Iterators are none, since each use changes them.
+    """
+    cls = type(value)
+    if cls is functools.partial:
+        return True
+    return (
+        bool(cls.__flags__ & _HEAP_TYPE)
+        and cls.__eq__ is object.__eq__
+        and cls.__hash__ is object.__hash__
+        and not hasattr(cls, "__next__")
+        and not issubclass(cls, (type, torch.Tensor))
+    )
 
 
 def dict_of(value: Any) -> Any:

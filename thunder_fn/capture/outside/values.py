@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
+from torch.distributions.utils import lazy_property
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.garbage import referrers
@@ -57,6 +58,7 @@ from thunder_fn.capture.outside.reads import (
 )
 from thunder_fn.capture.recorder import current
 from thunder_fn.capture.replaced.lookasides import is_diverted
+from thunder_fn.capture.supported import EscapedValue
 from thunder_fn.ir.text import escaped
 
 MAX_ARRAY_BYTES = 4096
@@ -98,6 +100,7 @@ _HARMLESS = frozenset(
         ),
     )
 )
+_FILLS_CACHE = lazy_property.__get__.__code__
 _DEEP = 6
 _Memo: TypeAlias = dict[Source, Sequence[Any]]
 
@@ -283,7 +286,8 @@ class Watch:
         self.lost, self.over = dict[int, list[Frame]](), dict[int, tuple[Source, Frame]]()
         self.data: dict[type, bool] = {}
         self.late: list[tuple[dict[str, Any], str, str]] = []
-        """Values that cached properties compute while the function runs."""
+        self.caches: list[tuple[dict[str, Any], str]] = []
+        """Values that cached properties compute while the function runs; those of distributions."""
         self.cycles, self.touched = False, set[int]()
         self.reach(f, getattr(f, "__name__", "f"))
 
@@ -304,6 +308,8 @@ class Watch:
         mine.over = self.over.get(id(code))
         self.stack.append(mine)
         self.evaluate(mine)
+        if code is _FILLS_CACHE and self.is_outside(of := frame.f_locals["instance"]):
+            self.caches.append((vars(of), frame.f_locals["self"].wrapped.__name__))
 
     def ended(self, frame: types.FrameType, value: Any) -> None:
         """Look again, at the present values of its locals."""
@@ -1013,7 +1019,8 @@ class Watch:
         """The state of a module is guarded as a whole; an attribute of its class is an edge."""
         held = value.__dict__
         self.touched.add(id(held))
-        for section in (held, held["_parameters"], held["_buffers"], held["_modules"]):
+        kinds = ("_parameters", "_buffers", "_modules")  # none before `Module.__init__` has run
+        for section in (held, *(held[kind] for kind in kinds if kind in held)):
             if name in section:
                 is_followed = id(value) not in self.own and self.is_outside(value)
                 return (self.reach(section[name], path) if is_followed else section[name],)
@@ -1047,6 +1054,9 @@ class Watch:
         """
         for held, name, path in self.late:
             self.edge("key", held, name, path)
+        for held, name in self.caches:
+            if is_a(held.get(name), (EscapedValue, internals.Tracer)):
+                del held[name]  # each call computes it
         lost = {key: frames for key, frames in self.lost.items() if key not in self.inner}
         codes = [
             frames[0].code for frames in lost.values() if any(map(self.has_values_in_cells, frames))

@@ -10,6 +10,7 @@ capture, whose graph a `backward()` in it has freed, pass through `thunder_fn::f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,26 +20,26 @@ from thunder_fn.ir import ops
 
 
 def _without_derivative(op: str, what: str, fix: str) -> Any:
-    """A copy of a tensor that raises `MissingRule` when it is differentiated. `what` has a place
-    for a name.
+    """A copy of a tensor that raises `MissingRule` when it is differentiated, or one of the tensors
+    that it depends on in eager mode. `what` has a place for a name.
     """
 
-    def copy(x: torch.Tensor, name: str) -> torch.Tensor:
+    def copy(x: torch.Tensor, name: str, of: Sequence[torch.Tensor]) -> torch.Tensor:
         return x.clone()
 
     def batched(
-        info: Any, in_dims: tuple[int | None, None], x: torch.Tensor, name: str
+        info: Any, in_dims: tuple[Any, ...], x: torch.Tensor, name: str, of: Sequence[torch.Tensor]
     ) -> tuple[Any, int | None]:
-        return copied(x, name), in_dims[0]
+        return copied(x, name, of), in_dims[0]
 
-    def keep_name(ctx: Any, inputs: tuple[torch.Tensor, str], output: torch.Tensor) -> None:
+    def keep_name(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
         ctx.name = inputs[1]
 
     def refuse(ctx: Any, cotangent: torch.Tensor) -> Any:
         raise MissingRule(what.format(ctx.name), fix=fix)
 
     copied: Any = torch.library.custom_op(f"thunder_fn::{op}", copy, mutates_args=())
-    copied.register_fake(lambda x, name: torch.empty_like(x))
+    copied.register_fake(lambda x, name, of: torch.empty_like(x))
     copied.register_vmap(batched)
     copied.register_autograd(refuse, setup_context=keep_name)
     return copied

@@ -113,6 +113,16 @@ def _lifted_first(original: Callable[..., Any]) -> Callable[..., Any]:
     return wrap
 
 
+def _flattening(original: Callable[[Any], None]) -> Callable[[Any], None]:
+    """`nn.RNNBase.flatten_parameters`: tracers have no memory that could lie side by side."""
+
+    def flatten_parameters(self: Any) -> None:
+        if current() is None:
+            original(self)
+
+    return flatten_parameters
+
+
 def module_path(recorder: Recorder, module: torch.nn.Module) -> str:
     """The path of the module in the outermost module that is being called."""
     if module not in recorder.module_paths:
@@ -127,7 +137,7 @@ def module_path(recorder: Recorder, module: torch.nn.Module) -> str:
 
 
 _calls = internals.calls_patch(
-    _scoped_calls, _lifted_inputs, _lifted_first, SEEDS, STREAMS, generator_class
+    _scoped_calls, _lifted_inputs, _lifted_first, SEEDS, STREAMS, generator_class, _flattening
 )
 
 

@@ -12,24 +12,27 @@ seeding it are equations.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from thunder_fn import torch_internals as internals
 from thunder_fn.capture.generators import STATE_METHODS, state_error
 from thunder_fn.capture.recorded import Leaf
 from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.errors import UnsupportedCall
 from thunder_fn.ir import ops
-from thunder_fn.ir.trace import Literal, TensorType
+from thunder_fn.ir.trace import Arg, Literal, TensorType
 
 _Generator = torch.Generator
 _library = torch.library.Library("thunder_fn", "FRAGMENT")
-_library.define("manual_seed(int seed) -> ()")
-_library.define("get_rng_state() -> Tensor", tags=[torch.Tag.nondeterministic_seeded])
-_library.define("set_rng_state(Tensor state) -> ()")
+_library.define("manual_seed(int seed, *, Device? device=None) -> ()")
+_library.define(
+    "get_rng_state(*, Device? device=None) -> Tensor", tags=[torch.Tag.nondeterministic_seeded]
+)
+_library.define("set_rng_state(Tensor state, *, Device? device=None) -> ()")
 _library.define("seed_generator(Generator generator, int seed) -> ()")
 _library.impl(
     "seed_generator",
@@ -39,18 +42,61 @@ _library.impl(
 torch.library.register_fake(
     "thunder_fn::seed_generator", lambda generator, seed: None, lib=_library
 )
-_library.impl(
-    "manual_seed", lambda seed: torch.manual_seed(seed) and None, "CompositeExplicitAutograd"
-)
-_library.impl("get_rng_state", lambda: torch.get_rng_state(), "CompositeExplicitAutograd")
-_library.impl(
-    "set_rng_state", lambda state: torch.set_rng_state(state), "CompositeExplicitAutograd"
-)
-torch.library.register_fake("thunder_fn::manual_seed", lambda seed: None, lib=_library)
-torch.library.register_fake("thunder_fn::set_rng_state", lambda state: None, lib=_library)
+
+
+def _seed_now(seed: int, *, device: torch.device | None = None) -> None:
+    """Seed all devices, or one."""
+    if device is None:
+        torch.manual_seed(seed)
+    else:
+        torch.cuda.default_generators[device.index].manual_seed(seed)
+
+
+def _state_now(*, device: torch.device | None = None) -> torch.Tensor:
+    return torch.get_rng_state() if device is None else torch.cuda.get_rng_state(device)
+
+
+def _set_now(state: torch.Tensor, *, device: torch.device | None = None) -> None:
+    if device is None:
+        torch.set_rng_state(state)
+    else:
+        torch.cuda.set_rng_state(state, device)
+
+
 SIZE = torch.get_rng_state().numel()
+GPU_SIZE = 16
+"""Bytes of the state of a CUDA device: the seed and the offset."""
+
+
+def _size(device: torch.device | None) -> int:
+    return GPU_SIZE if device is not None and device.type == "cuda" else SIZE
+
+
+def state_type(device: torch.device | None = None) -> TensorType:
+    """The type of the state of the CPU's generator, or of a CUDA device's."""
+    return TensorType(torch.uint8, (_size(device),))
+
+
+def of_device(device: torch.device | None) -> tuple[tuple[str, Arg], ...]:
+    """The keyword argument of the ops below for a CUDA device; none for the CPU."""
+    is_gpu = device is not None and device.type == "cuda"
+    return (("device", Literal(device)),) if is_gpu else ()
+
+
+for _name, _now in (
+    ("manual_seed", _seed_now),
+    ("get_rng_state", _state_now),
+    ("set_rng_state", _set_now),
+):
+    _library.impl(_name, _now, "CompositeExplicitAutograd")
+for _name in ("manual_seed", "set_rng_state"):
+    torch.library.register_fake(
+        f"thunder_fn::{_name}", lambda value, *, device=None: None, lib=_library
+    )
 torch.library.register_fake(
-    "thunder_fn::get_rng_state", lambda: torch.empty(SIZE, dtype=torch.uint8), lib=_library
+    "thunder_fn::get_rng_state",
+    lambda *, device=None: torch.empty(_size(device), dtype=torch.uint8),
+    lib=_library,
 )
 
 
@@ -148,13 +194,13 @@ def generator_class(original: Any) -> Any:
     return Generator
 
 
-def _get(original: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+def _get(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """`torch.get_rng_state`; the equation is added if the state is set back later."""
 
-    def get_rng_state() -> torch.Tensor:
-        recorder, state = current(), original()
+    def get_rng_state(*device: Any, **named: Any) -> torch.Tensor:
+        recorder, state = current(), original(*device, **named)
         if recorder is not None:
-            place = Leaf(GET_STATE, (), (), (), recorder.source)
+            place = Leaf(GET_STATE, (), of_device(_meant(*device, **named)), (), recorder.source)
             recorder.scope.items.append(place)
             recorder.states.append((state, recorder.draws, place))
         return state
@@ -162,25 +208,51 @@ def _get(original: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
     return get_rng_state
 
 
-def _set(original: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
-    """`torch.set_rng_state` to a state that this capture has asked for."""
+def _get_of_gpu(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """`torch.cuda.get_rng_state`."""
+    get = _get(original)
+    return lambda device="cuda": get(device)
 
-    def set_rng_state(new_state: torch.Tensor) -> None:
+
+def _set(original: Callable[..., None]) -> Callable[..., None]:
+    """`torch.set_rng_state` and `torch.cuda.set_rng_state`, to a state that this capture has asked
+    for.
+    """
+
+    def set_rng_state(new_state: torch.Tensor, *device: Any, **named: Any) -> None:
         recorder = current()
         if recorder is None:
-            return original(new_state)
+            return original(new_state, *device, **named)
         for state, draws, place in recorder.states:
             if new_state is state:
-                if recorder.draws != draws:
-                    place.outputs = place.outputs or (
-                        recorder.fresh(TensorType(torch.uint8, (SIZE,))),
-                    )
-                    recorder.emit(SET_STATE, place.outputs, (), ())
+                to = of_device(_meant(*device, **named))
+                if recorder.draws != draws or to != place.kwargs:
+                    place.outputs = place.outputs or (recorder.fresh(_type_of_state(place)),)
+                    recorder.emit(SET_STATE, place.outputs, (), to)
                     recorder.draws += 1
                 return None
         raise _refusal("set_rng_state")
 
     return set_rng_state
+
+
+def _set_of_gpu(original: Callable[..., None]) -> Callable[..., None]:
+    """`torch.cuda.set_rng_state`."""
+    put = _set(original)
+    return lambda new_state, device="cuda": put(new_state, device)
+
+
+def _meant(device: Any = None) -> torch.device | None:
+    """The device that a function of `torch.cuda` was given; None for those of the CPU."""
+    if device is None:
+        return None
+    place = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    return place if place.index is not None else torch.device("cuda", internals.current_gpu())
+
+
+def _type_of_state(place: Leaf) -> TensorType:
+    devices = [arg.value for _, arg in place.kwargs if isinstance(arg, Literal)]
+    return state_type(*devices)
 
 
 def _seed(original: Callable[[int], Any]) -> Callable[[int], Any]:
@@ -190,11 +262,31 @@ def _seed(original: Callable[[int], Any]) -> Callable[[int], Any]:
         recorder = current()
         if recorder is None:
             return original(seed)
-        recorder.emit(MANUAL_SEED, (Literal(int(seed)),), (), ())
-        recorder.draws += 1
+        _emit_seed(recorder, seed)
         return torch.default_generator
 
     return manual_seed
+
+
+def _seed_of_gpus(
+    count: Callable[[], Sequence[int]], original: Callable[[int], None]
+) -> Callable[[int], None]:
+    """`torch.cuda.manual_seed` and `torch.cuda.manual_seed_all`."""
+
+    def manual_seed(seed: int) -> None:
+        recorder = current()
+        if recorder is None:
+            return original(seed)
+        for index in count():
+            _emit_seed(recorder, seed, torch.device("cuda", index))
+        return None
+
+    return manual_seed
+
+
+def _emit_seed(recorder: Recorder, seed: int, device: torch.device | None = None) -> None:
+    recorder.emit(MANUAL_SEED, (Literal(int(seed)),), (), of_device(device))
+    recorder.draws += 1
 
 
 def _refused(name: str, original: Callable[[], int]) -> Callable[[], int]:
@@ -228,5 +320,14 @@ FUNCTIONS = {
     "manual_seed": _seed,
     "seed": functools.partial(_refused, "seed"),
     "initial_seed": functools.partial(_refused, "initial_seed"),
+    "cuda.get_rng_state": _get_of_gpu,
+    "cuda.set_rng_state": _set_of_gpu,
+    "cuda.manual_seed": functools.partial(_seed_of_gpus, lambda: [internals.current_gpu()]),
+    "cuda.manual_seed_all": functools.partial(
+        _seed_of_gpus, lambda: range(torch.cuda.device_count())
+    ),
+    "cuda.seed": functools.partial(_refused, "cuda.seed"),
+    "cuda.seed_all": functools.partial(_refused, "cuda.seed_all"),
+    "cuda.initial_seed": functools.partial(_refused, "cuda.initial_seed"),
 }
-"""Replacements in captures of `torch`'s functions of these names."""
+"""Replacements in captures of the functions of `torch` and `torch.cuda` of these names."""

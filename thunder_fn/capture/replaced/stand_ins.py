@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.numbers.arithmetic import Sym
@@ -19,10 +20,12 @@ from thunder_fn.capture.replaced.lookasides import divert, original_of
 from thunder_fn.capture.supported import is_wrapped
 from thunder_fn.derived.quirks.packed import (
     CELLS,
+    is_of_cudnn,
     is_packed,
     pack_padded_sequence,
     packed_rnn,
     pad_packed_sequence,
+    whole_rnn,
 )
 from thunder_fn.errors import UnsupportedCall, with_article
 from thunder_fn.ir.trace import type_of_value
@@ -373,19 +376,30 @@ divert("backward engine", _run_backward)
 def _recurrent(cell: str) -> Callable[..., Any]:
     original = CELLS[cell]
 
-    def instead(*args: Any) -> Any:
-        """Run on packed sequences as ops that read their lengths when they run. Autocast casts
-        inside of PyTorch's only.
+    def instead(x: Any, *rest: Any) -> Any:
+        """Run on packed sequences as ops that read their lengths when they run, and so what cuDNN
+        runs. On CPUs autocast casts inside of PyTorch's only.
         """
-        recorder = current()
+        recorder, args = current(), (x, *rest)
+        if recorder is not None and len(args) > 2 and is_of_cudnn(x):
+            run = packed_rnn if is_packed(cell, args) else whole_rnn
+            return run(cell, *tree_map(_cast, args))
         if is_packed(cell, args):
-            is_cast = torch.is_autocast_enabled(args[0].device.type)
+            is_cast = torch.is_autocast_enabled(x.device.type)
             return original(*args) if is_cast else packed_rnn(cell, *args)
         if recorder is not None and recorder.symbolic and len(args) > 2:
             return _shaped(args[1], *_layer_by_layer(original, *args))
         return original(*args)
 
     return instead
+
+
+def _cast(value: Any) -> Any:
+    """A floating tensor as CUDA's autocast casts it for a recurrent layer."""
+    if not isinstance(value, Tensor) or not torch.is_autocast_enabled("cuda"):
+        return value
+    is_cast = value.is_cuda and value.is_floating_point() and value.dtype != torch.float64
+    return value.to(torch.get_autocast_dtype("cuda")) if is_cast else value
 
 
 def _layer_by_layer(  # noqa: PLR0913 - PyTorch's signature

@@ -282,6 +282,8 @@ _COLLECTIVES = {
     f"{ops.COLLECTIVES}{name}.default": rule
     for name, rule in (
         ("all_gather_into_tensor", of_more_columns),
+        ("all_to_all_single", of_more_columns),
+        ("broadcast", of_all_elements),
         ("reduce_scatter_tensor", of_more_columns),
         ("all_reduce", of_all_elements),
         ("wait_tensor", of_all_elements),

@@ -2,7 +2,8 @@
 
 PyTorch's recurrent ops read `batch_sizes`, how many sequences there are in each step, while they
 run. Here a layer is an op, which calls PyTorch's when it runs, so one trace serves sequences of any
-lengths. So are its derivatives, which run the layer again under autograd.
+lengths. So are its derivatives, which run the layer again under autograd. On a GPU sequences of
+one length take the same way.
 """
 
 from __future__ import annotations
@@ -18,6 +19,15 @@ from thunder_fn import torch_internals as internals
 CELLS: dict[str, Callable[..., Any]] = {
     name: getattr(torch, name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
 }
+
+GATES = {"lstm": 4, "gru": 3}
+MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
+"""cuDNN's numbers of the cells."""
+
+
+def is_of_cudnn(x: Tensor) -> bool:
+    """Test whether PyTorch's recurrent layers run as cuDNN's on this input."""
+    return x.is_cuda and torch.backends.cudnn.is_acceptable(x)
 
 
 def is_packed(cell: str, args: Sequence[Any]) -> bool:
@@ -54,6 +64,32 @@ def packed_rnn(
         )
         last.append(after)
     return x, *(torch.cat(parts) for parts in zip(*last, strict=True))
+
+
+def whole_rnn(
+    cell: str,
+    x: Tensor,
+    state: Any,
+    weights: Sequence[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, ...]:
+    """Compute `torch.lstm` and its like by cuDNN: sequences of one length, as packed ones.
+
+    PyTorch's own code asks where the weights lie in memory, and a tracer has none.
+    """
+    steps = x.transpose(0, 1) if batch_first else x
+    length, batch = steps.shape[:2]
+    batch_sizes = torch.full((length,), batch, dtype=torch.int64, device="cpu")
+    flags = has_biases, num_layers, dropout, train, bidirectional
+    rows = steps.reshape(length * batch, steps.shape[2])
+    y, *last = packed_rnn(cell, rows, batch_sizes, state, weights, *flags)
+    y = y.reshape(length, batch, y.shape[1])
+    return y.transpose(0, 1) if batch_first else y, *last
 
 
 def pack_padded_sequence(x: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
@@ -124,13 +160,7 @@ def _layer(
 
     def pulled(given: list[Tensor], level: int) -> list[Tensor]:
         if level == 0:
-            state = given[1 : 1 + states] if cell == "lstm" else given[1]
-            weights = given[1 + states :]
-            return list(
-                CELLS[cell](
-                    given[0], batch_sizes, state, weights, has_biases, 1, 0.0, False, bidirectional
-                )
-            )
+            return _run(cell, given, batch_sizes, states, has_biases, bidirectional)
         count = _count(states, inputs, level - 1)
         pairs = zip(pulled(given[:count], level - 1), given[count:], strict=True)
         values, cotangents = zip(
@@ -155,6 +185,45 @@ def _layer(
         pairs = zip(tensors, flags, strict=True)
         found = pulled([value.detach().requires_grad_(flag) for value, flag in pairs], order)
     return [value.detach().contiguous() for value in found]
+
+
+def _run(
+    cell: str,
+    given: list[Tensor],
+    batch_sizes: Tensor,
+    states: int,
+    has_biases: bool,
+    bidirectional: bool,
+) -> list[Tensor]:
+    """Run PyTorch's layer. cuDNN's is called as the op that copies the weights side by side:
+    `torch.lstm` would warn that they are not.
+    """
+    x, weights = given[0], given[1 + states :]
+    if not is_of_cudnn(x):
+        state = given[1 : 1 + states] if cell == "lstm" else given[1]
+        flags = has_biases, 1, 0.0, False, bidirectional
+        return list(CELLS[cell](x, batch_sizes, state, weights, *flags))
+    hidden = weights[0].shape[0] // GATES.get(cell, 1)
+    projected = given[1].shape[2] if given[1].shape[2] != hidden else 0
+    found = torch.ops.aten._cudnn_rnn.default(
+        x,
+        weights,
+        len(weights) // (2 if bidirectional else 1),
+        None,
+        given[1],
+        given[2] if states == 2 else None,
+        MODES[cell],
+        hidden,
+        projected,
+        1,
+        False,
+        0.0,
+        any(value.requires_grad for value in given),
+        bidirectional,
+        batch_sizes.tolist(),
+        None,
+    )
+    return list(found[: 1 + states])
 
 
 def _count(states: int, inputs: int, order: int) -> int:

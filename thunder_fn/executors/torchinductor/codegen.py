@@ -145,7 +145,12 @@ def generate(job: Job, *, own_products: bool = False) -> Code:
     donated = tuple(place for place in job.donated if place not in plan.inputs_shown)
     strides = [layout and layout.strides for layout in plan.layouts]
     wrapper = internals.wrapper_code(
-        plan.region.to_fx(), fakes, job.threads, strides, copy_expanded_targets, donated
+        calls(replace(job, region=plan.region)),
+        fakes,
+        job.threads,
+        strides,
+        copy_expanded_targets,
+        donated,
     )
     found = wrapper.products if own_products and is_faster_here() else {}
     products = {
@@ -280,12 +285,18 @@ def values_of(job: Job) -> Callable[..., list[Any]]:
 
         for equation in job.region.equations:
             kwargs = {key: read(arg) for key, arg in equation.kwargs}
-            env.extend(
-                ops.flatten_result(ops.overload(equation.op)(*map(read, equation.args), **kwargs))
-            )
+            result = ops.overload(equation.op)(*map(read, equation.args), **kwargs)
+            env.extend(map(_typed, ops.flatten_result(result), equation.outputs))
         return env
 
     return run
+
+
+def _typed(value: Any, var: Var) -> Any:
+    """The value in the dtype of its variable: some of Inductor's decompositions promote."""
+    if isinstance(var.type, TensorType) and value.dtype != var.type.dtype:
+        return value.to(var.type.dtype)
+    return value
 
 
 def _checked(job: Job, conditions: tuple[str, ...]) -> str:

@@ -359,13 +359,18 @@ def captured_bodies(
     capture around knows have their values inside.
     """
     found: list[Captured] = []
+    for function, tensors in zip(functions, examples, strict=True):
+        found.append(captured_body(function, tensors))
+        check_no_writes(op, function, found[-1])
+    return found
+
+
+def captured_body(function: Callable[..., Any], tensors: Sequence[Any]) -> Captured:
+    """Capture a function of tensors."""
     recorder = current()
     is_told = recorder is not None and recorder.values.is_of_call
     known, inside = (EVERY_LEAF, CUSTOM_RULE) if is_told else (None, "")
-    for function, tensors in zip(functions, examples, strict=True):
-        found.append(capture(function, tuple(tensors), known=known, inside=inside))
-        check_no_writes(op, function, found[-1])
-    return found
+    return capture(function, tuple(tensors), known=known, inside=inside)
 
 
 def bind_captured(
