@@ -84,8 +84,9 @@ def filled(b, atom, number):
 def bound_of(b, equation, value, operands):
     rule = bound.find(equation.op)
     pairs = [slots if len(slots) > 1 else (slots[0], *filled(b, slots[0], 0.0)) for slots in operands]
-    same = all(slots[0].type == value.type for slots in pairs)  # nothing is broadcast
-    return rule(b, value, *pairs) if rule and same and not equation.kwargs else filled(b, value, float("inf"))[0]
+    plain = len(equation.args) == len(pairs) and not equation.kwargs  # no numbers among the arguments
+    same = plain and all(slots[0].type == value.type for slots in pairs)  # nothing is broadcast
+    return rule(b, value, *pairs) if rule and same else filled(b, value, float("inf"))[0]
 
 
 def step(b, equation, operands):

@@ -57,7 +57,7 @@ def rule_order() -> dict[str, tuple[str, ...]]:
 
     Example:
         >>> from thunder_fn.inspect import rule_order
-        >>> rule_order()["vjp"][2:4]
+        >>> rule_order()["vjp"][3:5]
         ("autograd's formula", "autograd's formula for the in-place op")
     """
     tables: dict[str, tuple[Attempt[Any, Any], ...]] = {

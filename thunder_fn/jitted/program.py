@@ -160,7 +160,8 @@ def build(
     states = (one for entry in known if entry.outside is not None for one in entry.outside.modules)
     wanted = frozenset[Any]().union(*(one.moved() for one in states if isinstance(one, KeptState)))
     before = host_random.state()
-    with watching(f, (*(value for _, value in call.statics), *call.leaves)) as read:
+    objects = [leaf for leaf in call.leaves if not isinstance(leaf, torch.Tensor)]
+    with watching(f, [*(value for _, value in call.statics), *objects]) as read:
         is_final = symbolic is None  # else f is traced again, without symbols
         captured, traces = _with_numbers(
             wanted,
@@ -465,8 +466,10 @@ class _Execution:
         self.captured, self.trace, self.writes, self.bridge = captured, trace, writes, bridged
         self.names = Namespace(all_exclusive=all_exclusive, give_away=give_away, write=write)
         tensors, donated = call.tensors, set(call.donated)
-        self.tensors = [tensor for _, tensor in tensors]
         self.leaves = [f"l{position}" for position, _ in tensors]
+        self.is_leaf = {
+            f"l{position}": tensor.is_leaf for position, tensor in tensors if tensor.requires_grad
+        }
         self.leaves += [
             str(symbol) for symbol, _ in (symbolic.inputs if symbolic is not None else ())
         ]
@@ -506,10 +509,9 @@ class _Execution:
         changed, moved = (
             (self.bridge.changed, self.bridge.moved) if self.bridge is not None else ((), ())
         )
-        tensor = dict(zip(self.leaves, self.tensors, strict=False)).get(target)
-        is_followed = tensor is not None and tensor.requires_grad and torch.is_grad_enabled()
+        is_followed = target in self.is_leaf and torch.is_grad_enabled()
         is_kept = place in changed and place not in moved
-        if is_kept or (tensor is not None and is_followed and tensor.is_leaf):
+        if is_kept or (is_followed and self.is_leaf[target]):
             return self.names.bind(torch.no_grad()(write), "write_values")
         if place is None or place in changed or not is_followed:
             return "write"
