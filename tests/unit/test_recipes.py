@@ -7,7 +7,7 @@ import copy
 import importlib.metadata
 import pickle
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -524,6 +524,27 @@ def test_dynamo_breaks_graphs() -> None:
     assert same(copy.deepcopy(compiled)(X), module(X))
     found = torch.autograd.grad(compiled(X).sum(), module.linear.weight)[0]
     torch.testing.assert_close(found, torch.autograd.grad(module(X).sum(), module.linear.weight)[0])
+
+
+PARTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "writes that are counted": lambda x: (y := x.clone(), y._version, y.add_(1))[0] * y._version,
+    "nested tensors": lambda x: x * torch.nested.nested_tensor([x, x], layout=torch.jagged).values().sum(),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_that_cannot_be_traced_runs_as_it_is(name: str) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return PARTS[name](x + 1 if x.sum() > -100 else x)
+
+    compiled = tfn.compile(f)
+    with pytest.warns(tfn.errors.GraphBreakWarning) as caught:
+        assert same(compiled(X), f(X)) and same(compiled(X), f(X))
+    said = [str(one.message).splitlines()[0] for one in caught if one.category is tfn.errors.GraphBreakWarning]
+    assert said == [
+        "f is no single trace, and goes through Dynamo, in parts:",
+        "a part of a compiled function runs as it is, by PyTorch:",
+    ]
 
 
 class Counts(Breaks):

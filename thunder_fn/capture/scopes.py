@@ -29,11 +29,11 @@ from thunder_fn.capture.replaced.lookasides import original_of, replacement
 from thunder_fn.capture.replaced.refusals import (
     BRANCHES,
     DATA_DEPENDENT,
-    MEMORY,
     PYTHON_NUMBERS,
     data_dependent_error,
     listing_error,
     memory_error,
+    needs_memory,
 )
 from thunder_fn.capture.replaced.stand_ins import HAS_NUMBERS, REWRITTEN
 from thunder_fn.capture.supported import LITERALS, is_wrapped
@@ -291,7 +291,7 @@ class ScopeMode(TorchFunctionMode):
                 if is_long
                 else data_dependent_error(func, None, recorder.source)
             )
-        if func in MEMORY:
+        if needs_memory(func):
             array = _known_array(recorder, func, args, kwargs) if func in ARRAYS else None
             if array is None:
                 raise memory_error(func, recorder.source)

@@ -78,12 +78,32 @@ class _Backend:
         self, graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]
     ) -> Compiled:
         places = _floats_of(graph_module, example_inputs)
-        jitted = Jitted(graph_module.forward, self.options)
+        jitted = _Part(graph_module.forward, self.options)
         if not places:
             return jitted
         return lambda *given: jitted(
             *(one.item() if place in places else one for place, one in enumerate(given))
         )
+
+
+class _Part(Jitted):
+    """A graph that Dynamo found. One that cannot be traced runs as it is, with a warning."""
+
+    runs_eagerly: bool = False
+
+    def call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that no call path serves."""
+        if not self.runs_eagerly:
+            try:
+                return super().call_slowly(args, kwargs)
+            except TracedFunctionError:
+                raise
+            except CaptureError as error:
+                what = "a part of a compiled function runs as it is, by PyTorch:\n  "
+                text = what + "\n  ".join(str(error).splitlines())
+                warnings.warn(text, GraphBreakWarning, stacklevel=3)
+                object.__setattr__(self, "runs_eagerly", True)
+        return self.fn(*args, **kwargs)
 
 
 def _floats_of(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> frozenset[int]:

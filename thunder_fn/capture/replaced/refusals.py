@@ -55,6 +55,12 @@ MEMORY: dict[Any, str] = {
 """Functions that need a tensor's memory or another layout, and what to do instead."""
 
 
+def needs_memory(func: Any) -> bool:
+    """Test for a function of a tensor's memory; Dynamo asks for `_version` by an op of its own."""
+    is_op = isinstance(func, internals.OpOverload)
+    return func in MEMORY or (is_op and func.name() == "prims::_tensor_version")
+
+
 def data_dependent_error(func: Any, error: Exception | None, source: Source | None) -> Exception:
     """The error for Python code that needs the values in a tensor."""
     name = getattr(func, "__name__", str(func))
@@ -119,7 +125,7 @@ def memory_error(func: Any, source: Source | None) -> UnsupportedCall:
     name = "pickle" if func is Tensor.__reduce_ex__ else func.__name__
     name = func.__self__.__name__ if name == "__get__" else name
     text = f"`{name}` needs the memory of a tensor, but a traced tensor has a type and no memory"
-    return UnsupportedCall(text, source=source, fix=MEMORY[func])
+    return UnsupportedCall(text, source=source, fix=MEMORY.get(func, _OUTSIDE))
 
 
 def no_fake_error(op: internals.OpOverload, source: Source | None) -> CaptureError:
