@@ -142,9 +142,9 @@ def by_identity(trace: Trace) -> Trace:
     """Wrong: the order of equations depends on where objects lie."""
     if len(trace.equations) < 2 or any(set(e.operands) - set(trace.inputs) for e in trace.equations):
         return trace
-    addresses: dict[int, int] = {id(e): i for i, e in enumerate(SEEN)}
-    SEEN.extend(trace.equations)
-    return cut(trace, equations=sorted(trace.equations, key=lambda e: addresses.get(id(e), -len(SEEN) - id(e))))
+    SEEN.extend(e for e in trace.equations if not any(e is one for one in SEEN))
+    addresses = {id(e): 7 * place % 11 for place, e in enumerate(SEEN)}
+    return cut(trace, equations=sorted(trace.equations, key=lambda e: addresses[id(e)]))
 
 
 SEEN: list[Equation] = []
