@@ -57,7 +57,7 @@ HELD: dict[str, tuple[Callable[[], D.Distribution], Callable[[D.Distribution, Te
 
 @pytest.mark.parametrize("name", HELD)
 def test_distributions_from_outside_are_guarded(name: str) -> None:
-    """What a distribution computes once and keeps is no tracer afterwards, and a new parameter is seen."""
+    """Values that a distribution computes once and keeps are no tracers afterwards; a new parameter is seen."""
     make, use = HELD[name]
     held, x = make(), torch.linspace(-1, 1, 3)
     jitted = tfn.jit(lambda x: use(held, x))
