@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -287,12 +288,26 @@ def _eager(f: Callable[..., Any], policy: Policy, args: Any, kwargs: Any) -> Any
     options: dict[str, Any] = {"use_reentrant": False, "context_fn": _same_numbers}
     try:
         return torch.utils.checkpoint.checkpoint(f, *args, **options, **kwargs)
-    except RuntimeError as error:
-        if "support saved tensor hooks" not in str(error):
+    except BaseException as error:
+        _leave(error)
+        if not isinstance(error, RuntimeError) or "support saved tensor hooks" not in str(error):
             raise
         what = f"checkpoint: {callable_name(f)} calls a transform of torch.func, outside of a trace"
         fix = "Use thunder_fn's transform in it, or call it under `jit`."
         raise CheckpointError(what, source=user_source(), fix=fix) from error
+
+
+def _leave(error: BaseException) -> None:
+    """Leave the contexts of a checkpoint whose function has raised: PyTorch 2.12 keeps them open as
+    long as the error lives.
+    """
+    entry = error.__traceback__
+    while entry is not None:
+        if entry.tb_frame.f_code.co_filename == torch.utils.checkpoint.__file__:
+            opened = entry.tb_frame.f_locals.get("gen")
+            if isinstance(opened, types.GeneratorType):
+                opened.close()
+        entry = entry.tb_next
 
 
 class _Noting(TorchFunctionMode):
