@@ -43,9 +43,6 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "_dce_composite dropped condition: all(flags) and (all(reads)": (
             "a composite that is no call has a plain name and no keywords: it is built as it was"
         ),
-        "_dce_composite dropped condition: all(reads) or ops.is_call": (
-            "a composite that is no call has a plain name and no keywords: it is built as it was"
-        ),
         "_dce_equation negated condition: new if same": (
             "the rules of the structured ops that are drawn cut bodies themselves"
         ),
