@@ -444,8 +444,8 @@ class Watch:
 
     def reach_class(self, cls: type) -> None:
         """Reach a class, whose methods are known by their code, and those of its metaclass."""
-        bases: tuple[Any, ...] = (*cls.__mro__[:-1], *type(cls).__mro__[:-2])
-        for base in bases:
+        meta: type = type(cls)
+        for base in (*cls.__mro__[:-1], *meta.__mro__[:-2]):
             if id(base) in self.classes or base.__module__.startswith(("torch.", "builtins")):
                 continue
             self.classes[id(base)] = base
@@ -1047,7 +1047,7 @@ class Watch:
             return (self.reach(found, path),)
         if of_class is ABSENT:
             return self.waited(frame, [look("class", type(value), "__getattr__")])
-        if (reference := _reference_to(value)) is not None:
+        if (reference := _reference_to(value)) and not _is_ours(type(value).__module__):
             self.edge("type", reference, None, f"the class of {path}")
         self.edge("class", type(value), name, path)
         self.reach(of_class, path)
