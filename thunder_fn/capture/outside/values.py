@@ -446,7 +446,7 @@ class Watch:
         """Reach a class, whose methods are known by their code, and those of its metaclass."""
         meta: type = type(cls)
         for base in (*cls.__mro__[:-1], *meta.__mro__[:-2]):
-            if id(base) in self.classes or base.__module__.startswith(("torch.", "builtins")):
+            if id(base) in self.classes or str(base.__module__).startswith(("torch.", "builtins")):
                 continue
             self.classes[id(base)] = base
             for item in tuple(base.__dict__.values()):
