@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
+from thunder_fn.capture.scopes import is_internal
 from thunder_fn.executors import Decision, Executor, claim
 from thunder_fn.executors.base import is_within
 from thunder_fn.executors.of_traces import with_executors_of
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir.notebook import Shown
-from thunder_fn.ir.trace import Trace
+from thunder_fn.ir.trace import Source, Trace
 from thunder_fn.jitted.autograd.bridge import bridge
 from thunder_fn.jitted.call import read_call
 from thunder_fn.jitted.options import Options
@@ -65,8 +66,16 @@ def _line(decision: Decision) -> str:
         if decision.refusals
         else ""
     )
-    where = f" from {decision.source}" if decision.source else ""
-    return f"  {'  ' * decision.depth}{times}{decision.op}: {who}{why}{where}"
+    return f"  {'  ' * decision.depth}{times}{decision.op}: {who}{why}{_place(decision.source)}"
+
+
+def _place(source: Source | None) -> str:
+    """The user's line; the module alone where the line would be one of PyTorch."""
+    if source is None:
+        return ""
+    if not is_internal(source.file):
+        return f" from {source}"
+    return f" in {source.module}" if source.module else ""
 
 
 def explain(
