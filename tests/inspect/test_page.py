@@ -118,7 +118,9 @@ def test_steps_say_what_they_changed(name: str, made: Any, opened: Any) -> None:
         tab.keyboard.press("e")
         diff = found.diff(position)
         for mark, key in (("ghost", "removed"), ("changed", "changed")):
-            shown = tab.evaluate("() => inspector.data.steps.map((_, at) => inspector.changed(at).counts ?? null)")[position]
+            shown = tab.evaluate("() => inspector.data.steps.map((_, at) => inspector.changed(at).counts ?? null)")[
+                position
+            ]
             assert shown == (None if diff is None else diff.counts)
             if diff is not None and len(step.flat.leaves) < 20:
                 assert tab.locator(f".row.{mark}").count() == diff.counts[key]
@@ -429,7 +431,9 @@ def test_a_measured_call_opens_in_perfetto(opened: Any) -> None:
     """The profile is handed to Perfetto's page, for which another stands in, and saved as a file."""
     tab = opened(inspect.show(torch.sin, torch.ones(2), machine=MACHINE, measured=True))
     assert re.search(r"a call\s+[\d.]+ (µs|ms)", tab.locator("aside").inner_text())
-    tab.context.route("https://ui.perfetto.dev/**", lambda route: route.fulfill(body=PERFETTO, content_type="text/html"))
+    tab.context.route(
+        "https://ui.perfetto.dev/**", lambda route: route.fulfill(body=PERFETTO, content_type="text/html")
+    )
     with tab.expect_popup() as popup:
         tab.get_by_role("button", name="Open the profile in Perfetto").click()
     popup.value.wait_for_function("globalThis.given")

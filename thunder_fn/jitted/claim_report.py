@@ -4,6 +4,7 @@ refuse.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +17,7 @@ from thunder_fn.executors.base import is_within
 from thunder_fn.executors.of_traces import with_executors_of
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir.notebook import Shown
-from thunder_fn.ir.trace import Source, Trace
+from thunder_fn.ir.trace import Trace
 from thunder_fn.jitted.autograd.bridge import bridge
 from thunder_fn.jitted.call import read_call
 from thunder_fn.jitted.options import Options
@@ -69,13 +70,16 @@ def _line(decision: Decision) -> str:
     return f"  {'  ' * decision.depth}{times}{decision.op}: {who}{why}{_place(decision.source)}"
 
 
-def _place(source: Source | None) -> str:
+SOURCE = re.compile(r"(?P<file>.*):\d+ in .*?(?: \((?P<module>.*)\))?")
+"""The text of a source: file, line, function and module."""
+
+
+def _place(source: str) -> str:
     """The user's line; the module alone where the line would be one of PyTorch."""
-    if source is None:
-        return ""
-    if not is_internal(source.file):
-        return f" from {source}"
-    return f" in {source.module}" if source.module else ""
+    found = SOURCE.fullmatch(source)
+    if found is None or not is_internal(found["file"]):
+        return f" from {source}" if source else ""
+    return f" in {found['module']}" if found["module"] else ""
 
 
 def explain(
