@@ -25,7 +25,7 @@ import torch.utils.checkpoint
 from torch.overrides import TorchFunctionMode
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.capture import current
+from thunder_fn.capture import current, pytree
 from thunder_fn.capture.apply import write_back
 from thunder_fn.capture.generators import drawing_from, random_state
 from thunder_fn.capture.replaced.lookasides import divert
@@ -86,7 +86,7 @@ from thunder_fn.ir.trace import (
 )
 from thunder_fn.structured.barrier import behind_barrier
 from thunder_fn.structured.shared.bind import bind
-from thunder_fn.structured.shared.bodies import capture_bodies, tensor_leaves
+from thunder_fn.structured.shared.bodies import capture_bodies
 from thunder_fn.structured.shared.wrapping import (
     wrapped,
     wrapper_batch_rule,
@@ -255,7 +255,7 @@ def checkpoint(f: Callable[..., Any], policy: Any = None) -> Callable[..., Any]:
         recorder = current()
         if recorder is None:
             return _eager(f, chosen, args, kwargs)
-        leaves = tensor_leaves((args, kwargs))
+        leaves = pytree.tensors_in((args, kwargs))
         bodies = capture_bodies(
             "checkpoint", (_called(f),), [(args, kwargs)], writes=True, runs_once=True
         )

@@ -18,7 +18,7 @@ from typing import Any, Literal as Choice, TypeVar, TypeVarTuple, overload
 
 import torch
 
-from thunder_fn.capture import current
+from thunder_fn.capture import current, pytree
 from thunder_fn.capture.replaced.lookasides import divert
 from thunder_fn.derived.leaf_vjp import is_differentiable
 from thunder_fn.derived.leaf_vmap import raise_size
@@ -80,7 +80,6 @@ from thunder_fn.structured.shared.bodies import (
     own_memory,
     predicate,
     reduced,
-    tensor_leaves,
     widened,
 )
 from thunder_fn.structured.shared.running import body_function
@@ -459,7 +458,7 @@ def _choose(
     for other in bodies.bodies[1:]:
         bodies = agreed(bodies, bodies.bodies[0].output_types, other.output_types)
     check_branches(op, functions, bodies)
-    values = (choice, *tensor_leaves(operands), *bodies.closures)
+    values = (choice, *pytree.tensors_in(operands), *bodies.closures)
     results = _bind(recorder, op, values, bodies.bodies, options)
     return bodies.captured[0].result(results)
 

@@ -20,7 +20,7 @@ from typing import Any, TypeVarTuple, overload
 
 import torch
 
-from thunder_fn.capture import current
+from thunder_fn.capture import current, pytree
 from thunder_fn.capture.replaced.lookasides import divert
 from thunder_fn.errors import CaptureError, TraceTypeError, VmapError, spelled
 from thunder_fn.interpreters.simplify import dce_to
@@ -55,7 +55,6 @@ from thunder_fn.structured.shared.bodies import (
     predicate,
     reduced,
     standing_for,
-    tensor_leaves,
     tensor_type,
     types_of_tensors,
 )
@@ -370,7 +369,7 @@ def _record(
     check_carry("while_loop", body, carry, result_types(captured))
     num_consts = len(bodies.closures)
     traces = tuple(consts_first(trace, num_consts) for trace in bodies.bodies)
-    values = (*bodies.closures, *tensor_leaves(carry))
+    values = (*bodies.closures, *pytree.tensors_in(carry))
     return captured.result(
         while_evaluate_rule(traces, *values, num_consts=num_consts, max_steps=max_steps)
     )
