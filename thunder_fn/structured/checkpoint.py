@@ -89,9 +89,9 @@ from thunder_fn.structured.shared.bind import bind
 from thunder_fn.structured.shared.bodies import capture_bodies
 from thunder_fn.structured.shared.wrapping import (
     wrapped,
-    wrapper_batch_rule,
     wrapper_check_rule,
     wrapper_dce_rule,
+    wrapper_vmap_rule,
 )
 
 CHECKPOINT = Op("structured", "checkpoint")
@@ -140,7 +140,7 @@ def alone(body: Trace, policy: Policy) -> Trace:
 
 
 @VJP.rule("checkpoint")
-def checkpoint_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
+def checkpoint_vjp_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     """The forward keeps the values that the policy chooses; the backward computes the rest
     again.
     """
@@ -234,7 +234,7 @@ def checkpoint_divide_rule(equation: Equation, known: Mask, flags: Mask) -> tupl
     return whole, backward_computing(parts, flat, needed, plan, stored)
 
 
-VMAP.enter(wrapper_batch_rule, "checkpoint")
+VMAP.enter(wrapper_vmap_rule, "checkpoint")
 DCE.enter(wrapper_dce_rule, "checkpoint")
 FREE_TYPES.enter(True, "checkpoint")
 

@@ -84,7 +84,7 @@ def name_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
 
 
 @VJP.rule("checkpoint_name")
-def name_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
+def name_vjp_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     """Name the value, pass the cotangent."""
     identity = TraceBuilder("checkpoint_name_backward")
     cotangent = identity.input(equation.operands[0].type)
@@ -95,7 +95,7 @@ def name_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mas
 
 
 @VMAP.rule("checkpoint_name")
-def name_batch_rule(
+def name_vmap_rule(
     equation: Equation, batched: Mask, size: Dim, randomness: str
 ) -> tuple[Trace, Mask]:
     """Name the batch."""

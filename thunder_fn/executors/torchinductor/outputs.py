@@ -22,8 +22,9 @@ from typing import Any
 import sympy
 import torch
 
+from thunder_fn.ir.constraints import number_of
 from thunder_fn.ir.equations import bound
-from thunder_fn.ir.trace import Dim, Expr, TensorType, Trace, Var, as_dim, canonical
+from thunder_fn.ir.trace import Dim, TensorType, Trace, Var, as_dim, canonical
 from thunder_fn.torch_internals import storage_id
 
 Sizes = tuple[Dim, ...]
@@ -264,7 +265,7 @@ def _is_alike(layout: Layout, strides: Sizes) -> bool:
 
 def _is_zero(mine: Dim, its: Dim) -> bool:
     """Test whether two expressions are equal for all values."""
-    first, second = (dim.value if isinstance(dim, Expr) else dim for dim in (mine, its))
+    first, second = map(number_of, (mine, its))
     return sympy.simplify(first - second) == 0
 
 
