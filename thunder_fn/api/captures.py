@@ -355,12 +355,12 @@ def planned(
     """
     root = _root_of(of)
     if current() is not None or internals.is_intercepted() or not _CAPTURES.is_watched(root):
-        return make(capture).run(_tensors_in((args, kwargs)))
+        return make(capture).run(pytree.tensors_in((args, kwargs)))
     call = _Call()
     try:
         key = call.key(of, args, kwargs), internals.kinds_of_modes()
     except _Unknown:
-        return make(capture).run(_tensors_in((args, kwargs)))
+        return make(capture).run(pytree.tensors_in((args, kwargs)))
     found = _CAPTURES.find(key, call.tensors)
     _CAPTURES.count(root, is_miss=found is None)
     return found.run(call) if found is not None else _run_first(call, key, root, make)
@@ -397,10 +397,6 @@ def _run_first(
     return dataclasses.replace(plan, captured=once).run(call.given, lifting.tensors)
 
 
-def _tensors_in(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
-
-
 @dataclass(slots=True, eq=False)
 class _Lifting:
     """A capture that makes tensors from outside the last inputs of its trace, where it can."""
@@ -420,7 +416,7 @@ class _Lifting:
         lifted = _lifted(captured) if _is_plain(captured) else None
         if lifted is None:
             return captured
-        given = _tensors_in((args, kwargs or {}))
+        given = pytree.tensors_in((args, kwargs or {}))
         reads = tuple(
             dataclasses.replace(read, tensor=given[read.tensor])
             if isinstance(read.tensor, int)

@@ -299,12 +299,7 @@ def leaves_of(args: tuple[Any, ...], positions: set[int]) -> list[int]:
 
 def input_mask(captured: Captured, args: tuple[Any, ...], wrt: set[int]) -> tuple[bool, ...]:
     """Tell for each input of the trace whether it belongs to a differentiated argument."""
-    flags = [
-        number in wrt
-        for number, arg in enumerate(args)
-        for leaf in pytree.flatten(arg)[0]
-        if isinstance(leaf, torch.Tensor)
-    ]
+    flags = [number in wrt for number, arg in enumerate(args) for _ in pytree.tensors_in(arg)]
     return (*flags, *(False,) * (len(captured.trace.inputs) - len(flags)))
 
 

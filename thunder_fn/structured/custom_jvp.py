@@ -54,7 +54,7 @@ from thunder_fn.ir.rules import (
 )
 from thunder_fn.ir.trace import Dim, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Type
 from thunder_fn.ir.walking import inline_into
-from thunder_fn.structured.custom_jvp_split import transposed
+from thunder_fn.structured.custom_jvp_transposed import transposed
 from thunder_fn.structured.shared import custom_calls as calls
 from thunder_fn.structured.shared.custom_calls import Call
 from thunder_fn.structured.shared.wrapping import wrapped
@@ -181,7 +181,7 @@ def capture_jvp(call: Any, primal: Captured, tensors: Sequence[Any]) -> Captured
 
 
 @VJP.rule("custom_jvp")
-def custom_jvp_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
+def custom_jvp_vjp_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     """Transpose the rule."""
     wanted = tuple(flag and index < num_args(equation) for index, flag in enumerate(wanted_inputs))
     rule = custom_jvp_jvp_rule(equation, wanted)
@@ -194,7 +194,7 @@ def custom_jvp_split_rule(equation: Equation, wanted_inputs: Mask, wanted_output
 
 
 @VMAP.rule("custom_jvp")
-def custom_jvp_batch_rule(
+def custom_jvp_vmap_rule(
     equation: Equation, batched: Mask, size: Dim, randomness: str
 ) -> tuple[Trace, Mask]:
     """Batch both bodies; every output counts as batched."""

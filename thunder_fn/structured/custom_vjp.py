@@ -195,7 +195,7 @@ def _with_all_tangents(rule: JvpRule, active: Mask, count: int, equation: Equati
 
 
 @VJP.rule("custom_vjp")
-def custom_vjp_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
+def custom_vjp_vjp_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     """fwd and bwd. A residual that is an operand or an output is passed again, not kept twice."""
     check_wanted = getattr(call_of(equation), "check_wanted", None)
     if check_wanted is not None:  # a rule that may be silent about some gradients
@@ -277,7 +277,7 @@ def sees_absent_cotangents(trace: Trace) -> bool:
 
 
 @VMAP.rule("custom_vjp")
-def custom_vjp_batch_rule(
+def custom_vjp_vmap_rule(
     equation: Equation, batched: Mask, size: Dim, randomness: str
 ) -> tuple[Trace, Mask]:
     """All bodies in batches. The gradient of an operand that all examples share is the sum of

@@ -33,7 +33,7 @@ from thunder_fn.structured.shared.wrapping import wrapped
 
 
 @CHECK.rule("differentiated_as")
-def check_rule(equation: Equation) -> None:
+def differentiated_as_check_rule(equation: Equation) -> None:
     """Check that both bodies are on the operands and give the outputs."""
     for body in equation.bodies:
         check_operands(equation, equation.operands, body)
@@ -41,7 +41,7 @@ def check_rule(equation: Equation) -> None:
 
 
 @EVALUATE.rule("differentiated_as")
-def evaluate_rule(bodies: Sequence[Trace], *operands: Any) -> tuple[Any, ...]:
+def differentiated_as_evaluate_rule(bodies: Sequence[Trace], *operands: Any) -> tuple[Any, ...]:
     """Compute, where autograd or torch.func looks in the way that they can differentiate; inside
     a capture, record.
     """
@@ -55,19 +55,23 @@ def evaluate_rule(bodies: Sequence[Trace], *operands: Any) -> tuple[Any, ...]:
 
 
 @JVP.rule("differentiated_as")
-def jvp_rule(equation: Equation, active: Mask) -> JvpRule:
+def differentiated_as_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
     """The jvp of the body that is differentiated."""
     return jvp_trace(equation.bodies[1], active)
 
 
 @VJP.rule("differentiated_as")
-def split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
+def differentiated_as_vjp_rule(
+    equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask
+) -> Split:
     """The split of the body that is differentiated."""
     return forward_backward(equation.bodies[1], wanted_inputs, wanted_outputs)
 
 
 @VMAP.rule("differentiated_as")
-def batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
+def differentiated_as_vmap_rule(
+    equation: Equation, batched: Mask, size: Dim, randomness: str
+) -> tuple[Trace, Mask]:
     """Return the op on both bodies' batches."""
     done = [batch(body, batched, size, randomness) for body in equation.bodies]
     flags = union([own for _, own in done])
@@ -76,7 +80,9 @@ def batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: str) ->
 
 
 @DCE.rule("differentiated_as")
-def dce_rule(equation: Equation, wanted: Mask) -> tuple[Equation, tuple[Var, ...]]:
+def differentiated_as_dce_rule(
+    equation: Equation, wanted: Mask
+) -> tuple[Equation, tuple[Var, ...]]:
     """Drop the outputs that are not needed, and the operands that neither body needs."""
     cut = [dce_to(body, wanted) for body in equation.bodies]
     reads = union([flags for _, flags in cut])

@@ -30,7 +30,6 @@ from thunder_fn.structured.shared.bodies import (
     next_carry,
     own_memory,
     standing_for,
-    tensor_leaves,
     tensor_type,
     types_of_tensors,
 )
@@ -300,7 +299,7 @@ def _record(
     carry, ys = result_types(captured)
     check_carry("scan", combine_fn, init, carry)
     _check_ys(combine_fn, ys)
-    init_leaves, x_leaves = tensor_leaves(init), tensor_leaves(xs)
+    init_leaves, x_leaves = pytree.tensors_in(init), pytree.tensors_in(xs)
     body = consts_first(bodies.bodies[0], len(closures))
     body, is_fixed = _fix_carries(body, len(closures), len(init_leaves))
     moves = [not flag for flag in is_fixed]

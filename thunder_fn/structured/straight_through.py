@@ -151,7 +151,7 @@ def straight_through_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
 
 
 @VJP.rule("straight_through", "no_grad_write")
-def straight_through_split_rule(
+def straight_through_vjp_rule(
     equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask
 ) -> Split:
     """Forward is the op; backward hands the cotangent to the history."""
@@ -166,7 +166,7 @@ def straight_through_split_rule(
 
 
 @VMAP.rule("straight_through", "no_grad_write")
-def straight_through_batch_rule(
+def straight_through_vmap_rule(
     equation: Equation, batched: Mask, size: Dim, randomness: str
 ) -> tuple[Trace, Mask]:
     """Return the op on batches; operands that are not batched are expanded."""

@@ -22,8 +22,10 @@ from typing import Any
 import sympy
 import torch
 
+from thunder_fn.ir.constraints import number_of
 from thunder_fn.ir.equations import bound
-from thunder_fn.ir.trace import Dim, Expr, TensorType, Trace, Var, as_dim, canonical
+from thunder_fn.ir.trace import Dim, TensorType, Trace, Var, as_dim, canonical
+from thunder_fn.torch_internals import storage_id
 
 Sizes = tuple[Dim, ...]
 
@@ -83,7 +85,7 @@ def plan_outputs(region: Trace, values: Sequence[Any]) -> Plan:
     first: dict[int, int] = {}
     for index, value in enumerate(values):
         if isinstance(value, torch.Tensor):
-            first.setdefault(_storage(value), index)
+            first.setdefault(storage_id(value), index)
     count = len(region.inputs)
     made, outputs = dict[Any, int](), list[Output]()
     for atom in region.outputs:
@@ -91,7 +93,7 @@ def plan_outputs(region: Trace, values: Sequence[Any]) -> Plan:
         if not isinstance(value, torch.Tensor):
             outputs.append(Output(made.setdefault(atom, len(made)), False, None))
             continue
-        base = first[_storage(value)]
+        base = first[storage_id(value)]
         is_input = base < count
         place = base if is_input else made.setdefault(_variable(region, base), len(made))
         outputs.append(Output(place, is_input, _layout(value, values[base])))
@@ -106,10 +108,6 @@ def plan_outputs(region: Trace, values: Sequence[Any]) -> Plan:
 
 def _variable(region: Trace, index: int) -> Var:
     return next(var for var in bound(region.equations) if var.index == index)
-
-
-def _storage(value: torch.Tensor) -> int:
-    return value.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
 
 
 def _layout(value: torch.Tensor, base: torch.Tensor) -> Layout:
@@ -267,12 +265,8 @@ def _is_alike(layout: Layout, strides: Sizes) -> bool:
 
 def _is_zero(mine: Dim, its: Dim) -> bool:
     """Test whether two expressions are equal for all values."""
-    first, second = (_expression(dim) for dim in (mine, its))
+    first, second = map(number_of, (mine, its))
     return sympy.simplify(first - second) == 0
-
-
-def _expression(dim: Dim) -> Any:
-    return dim.value if isinstance(dim, Expr) else sympy.Integer(dim)
 
 
 class _Homes:

@@ -292,11 +292,6 @@ def _closed(trace: Trace, closures: dict[int, torch.Tensor]) -> Trace:
     return cut(trace, inputs=(*trace.inputs, *extra), constants=())
 
 
-def tensor_leaves(tree: Any) -> list[torch.Tensor]:
-    """The tensors of a pytree, which are the inputs of a trace captured on it."""
-    return [leaf for leaf in pytree.flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
-
-
 def own_memory(tree: Any) -> Any:
     """Copy the tensors of a result: a choice or a loop returns no memory of what it is given, and
     contiguous tensors, as in a trace.
@@ -309,7 +304,7 @@ def own_memory(tree: Any) -> Any:
 
 def types_of_tensors(tree: Any) -> tuple[Type, ...]:
     """The types of the tensors of a pytree."""
-    return tuple(map(type_of_value, tensor_leaves(tree)))
+    return tuple(map(type_of_value, pytree.tensors_in(tree)))
 
 
 # ---- what rules of loops ask of bodies ----

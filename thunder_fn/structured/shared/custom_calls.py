@@ -279,7 +279,7 @@ def make_call(
     for position in sorted(
         number % len(args) for number in nondiff if -len(args) <= number < len(args)
     ):
-        if any(isinstance(leaf, torch.Tensor) for leaf in pytree.flatten(args[position])[0]):
+        if pytree.tensors_in(args[position]):
             raise CustomRuleError(
                 f"{function.__name__}: args[{position}] is in nondiff_argnums, so it is static, but"
                 " it holds a tensor\nTake it out of nondiff_argnums, and return None for it from"

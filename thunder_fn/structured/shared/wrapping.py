@@ -39,7 +39,7 @@ def wrapper_check_rule(equation: Equation) -> None:
     check_types(equation, equation.body.output_types, "the body gives")
 
 
-def wrapper_batch_rule(
+def wrapper_vmap_rule(
     equation: Equation, batched: Mask, size: Dim, randomness: str
 ) -> tuple[Trace, Mask]:
     """The op around the batched body."""

@@ -32,7 +32,7 @@ from thunder_fn.structured.shared.while_parts import BOOL, COUNT, While, add_whi
 aten = torch.ops.aten
 
 
-def while_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
+def while_vjp_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     """Split a bounded loop as a scan, an unbounded one with a growing buffer."""
     max_steps = While.of(equation).max_steps
     if max_steps is None:
