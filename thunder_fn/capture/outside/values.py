@@ -1047,6 +1047,11 @@ class Watch:
             return (self.reach(found, path),)
         if of_class is ABSENT:
             return self.waited(frame, [look("class", type(value), "__getattr__")])
+        return self.class_attribute(value, name, path, frame)
+
+    def class_attribute(self, value: Any, name: str, path: str, frame: Frame) -> Sequence[Any]:
+        """An attribute that an object has from its class."""
+        of_class = look("class", type(value), name)
         if (reference := _reference_to(value)) and not _is_ours(type(value).__module__):
             self.edge("type", reference, None, f"the class of {path}")
         self.edge("class", type(value), name, path)
