@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from thunder_fn.distributed.ranks import GATHER, REDUCE, SCATTER, WAIT
 from thunder_fn.ir import ops
+from thunder_fn.ir.equations import made_at
 from thunder_fn.ir.trace import Atom, Equation, Trace, TraceBuilder, cut
 from thunder_fn.ir.walking import inline_into, put, rewritten
 
@@ -82,9 +83,7 @@ class _Schedule:
 
     def __init__(self, trace: Trace, in_flight: int) -> None:
         self.equations, self.in_flight = trace.equations, in_flight
-        self.made = {
-            var.index: at for at, equation in enumerate(trace.equations) for var in equation.outputs
-        }
+        self.made = made_at(trace.equations)
         self.needs = [
             sorted({self.made[var.index] for var in equation.operands if var.index in self.made})
             for equation in trace.equations

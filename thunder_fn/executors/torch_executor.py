@@ -43,7 +43,6 @@ from thunder_fn.executors.reuse import (
     find_aliases,
     in_place,
     is_over_lists,
-    last_uses,
     overwritten,
     plan_reuse,
 )
@@ -52,6 +51,7 @@ from thunder_fn.executors.spelling import Spelling, spell
 from thunder_fn.executors.taking import donating, is_worth_handing_over, take
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import facts, ops
+from thunder_fn.ir.equations import last_uses
 from thunder_fn.ir.pretty import as_comment, binding_line
 from thunder_fn.ir.rules import EVALUATE
 from thunder_fn.ir.symbols import binders, made_by, symbols_read, unbound_symbols

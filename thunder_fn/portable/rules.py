@@ -11,7 +11,7 @@ from thunder_fn.ir.trace import Equation, Literal
 from thunder_fn.portable.errors import refused
 from thunder_fn.structured import custom_jvp, custom_vjp
 from thunder_fn.structured.call import CALL
-from thunder_fn.structured.shared.custom_calls import RuleOfBodies
+from thunder_fn.structured.shared.custom_calls import BatchedRule, RuleOfBodies
 
 
 def _vjp_bodies(equation: Equation) -> Equation:
@@ -36,8 +36,7 @@ def function_of(equation: Equation) -> Any:
 
 def _of_one_example(call: Any) -> Any:
     """The call of one example, where this one is a batch."""
-    batched = (custom_vjp.BatchedCall, custom_jvp.BatchedCall)
-    return _of_one_example(call.call) if isinstance(call, batched) else call
+    return _of_one_example(call.call) if isinstance(call, BatchedRule) else call
 
 
 def without_options(equation: Equation) -> Equation:
@@ -84,8 +83,8 @@ def with_rules_in_bodies(equation: Equation, within: Collection[Any] = ()) -> Eq
     rule = RuleOfBodies(
         str(call.__name__),
         tuple(getattr(call, "is_tensor", ())),
-        tuple(getattr(call, "constant", ())),
-        bool(getattr(call, "ignores_closures", False)),
+        tuple(call.constant),
+        call.ignores_closures,
     )
     kwargs = tuple((k, Literal(rule) if k == "rule" else arg) for k, arg in equation.kwargs)
     return replace(equation, kwargs=kwargs)

@@ -236,7 +236,7 @@ PLAIN = (
     ),
     Mutation(
         "the executor reuses memory that is still needed",
-        "thunder_fn.executors.reuse:last_uses",
+        "thunder_fn.ir.equations:last_uses",
         "for var in equation.operands:",
         "for var in equation.operands[:1]:",
         "executor is evaluate",
