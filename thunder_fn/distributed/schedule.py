@@ -31,8 +31,8 @@ def overlapped(trace: Trace, in_flight: int) -> Trace:
     """The trace with gathers sent early and awaited late.
 
     Law: it computes what the trace computes, by the same equations; no more than `in_flight`
-        gathers, and as many reductions,
-    are sent and not yet awaited, unless one equation reads the results of more.
+        gathers, and as many reductions, are sent and not yet awaited, unless one equation reads the
+        results of more.
 
     Args:
         trace: closed and checked. Composites that hold collectives are unfolded.

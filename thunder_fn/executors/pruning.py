@@ -100,8 +100,8 @@ def _identity(
     below_autograd: bool,
 ) -> Var | None:
     """The operand of a detach or a clone whose copy can be dropped."""
-    operand = equation.args[0] if len(equation.args) == 1 else None
-    if equation.kwargs or not isinstance(operand, Var):
+    operand = equation.args[0] if len(equation.args) == 1 and not equation.kwargs else None
+    if not isinstance(operand, Var) or not equation.outputs:
         return None
     result = equation.outputs[0].index
     if equation.op in (ops.STOP_GRADIENT, ops.NO_GRAD):

@@ -28,8 +28,8 @@ def partition(trace: Trace, wanted: Sequence[bool]) -> list[Group]:
     """The positions of wanted equations, in regions.
 
     Law: every wanted equation is in exactly one region; regions are convex, and merging any two of
-        them would make a
-    circle. Equations with effects and random numbers stay in order; they are never wanted.
+        them would make a circle. Equations with effects and random numbers stay in order; they are
+        never wanted.
     """
     regions: list[list[int]] = []
     inside, behind = set[int](), set[int]()

@@ -234,9 +234,8 @@ def plan_reuse(
     """The equations that may run in place.
 
     Law: running them so changes no output's bits, and no memory but that of donated and written
-        variables. A region
-    may do anything with given memory but keep it: a result that it writes there is in nobody else's
-        memory.
+        variables. A region may do anything with given memory but keep it: a result that it writes
+        there is in nobody else's memory.
 
     Args:
         trace: leaves, structured ops, and composites that executors run.

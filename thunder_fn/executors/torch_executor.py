@@ -118,8 +118,7 @@ def lower(
     """Lower a trace to PyTorch calls, and calls of what other executors take.
 
     Law: ``lower(t)(*xs)`` is bitwise ``evaluate(t, xs)``, with executors as exactly as their labels
-        say; the memory of
-    inputs is untouched but for donated and written ones.
+        say; the memory of inputs is untouched but for donated and written ones.
 
     Args:
         trace: closed and checked.

@@ -25,9 +25,8 @@ def fold_constants(trace: Trace, limit_bytes: int = LIMIT_BYTES) -> Trace:
     """Replace equations on owned constants and literals by their results, in bodies too.
 
     Law: same values, bitwise; idempotent. Closed-over tensors of the user's are never read, as they
-        may change;
-    random numbers are never drawn. Results are computed each time, so that nobody can write to a
-        constant.
+        may change; random numbers are never drawn. Results are computed each time, so that nobody
+        can write to a constant.
     """
     foldable = _foldable(trace, limit_bytes)
     kept = [

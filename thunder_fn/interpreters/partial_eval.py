@@ -22,8 +22,7 @@ def partial_eval(trace: Trace, known_inputs: Mask, known_outputs: Mask) -> tuple
     """Split a trace into a part on the known inputs and a part on residuals and the unknown inputs.
 
     Law: running `first` on the known inputs and `second`, wherever it runs, on its residuals and
-        the unknown inputs
-    gives the outputs.
+        the unknown inputs gives the outputs.
 
     Args:
         known_inputs: one per input.
@@ -31,8 +30,7 @@ def partial_eval(trace: Trace, known_inputs: Mask, known_outputs: Mask) -> tuple
 
     Returns:
         `first`: known inputs to known outputs, then residuals. `second`: residuals, then unknown
-            inputs, to the other
-        outputs. Random equations that are known run in `first` only.
+            inputs, to the other outputs. Random equations that are known run in `first` only.
 
     Source: autodidax part 4.
     """

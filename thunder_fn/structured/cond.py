@@ -340,8 +340,7 @@ def cond(
     """Run `true_fn(*operands)` where pred is true, `false_fn(*operands)` where it is not.
 
     Law: ``cond(True, f, g, xs) == f(*xs)``; under vmap with a batched pred it is a select, without
-        NaN gradients from
-    the branch that is not taken.
+        NaN gradients from the branch that is not taken.
 
     Args:
         pred: a bool, symbolic or not, or a tensor of one bool.

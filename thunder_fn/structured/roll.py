@@ -286,8 +286,7 @@ def unroll(trace: Trace) -> Trace:
     """Turn each scan, also inside bodies, into its steps one after the other.
 
     Law: same values, bitwise. The inverse of `roll`: values that were stacked for a scan only are
-        not stacked any
-    more.
+        not stacked any more.
 
     Example:
         >>> import torch, thunder_fn as tfn

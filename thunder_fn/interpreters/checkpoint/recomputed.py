@@ -139,8 +139,7 @@ def found_again(split: Split, op: str) -> Split:
     values of these sizes.
 
     Law: forward and backward compute the same as those of the split. Every residual is a tensor
-        whose size is known
-    beforehand.
+        whose size is known beforehand.
 
     Raises:
         MissingRule: random numbers are among what would be computed again.
