@@ -15,7 +15,7 @@ from __future__ import annotations
 from thunder_fn.derived.quirks.attention import without_log_sums
 from thunder_fn.executors.reuse import CLONE
 from thunder_fn.interpreters.noops import same_as
-from thunder_fn.interpreters.simplify import is_kept, makes_symbols
+from thunder_fn.interpreters.simplify import makes_symbols
 from thunder_fn.ir import ops
 from thunder_fn.ir.equations import bound, needed
 from thunder_fn.ir.trace import Equation, Trace, Var, cut
@@ -67,7 +67,7 @@ def drop_dead(trace: Trace) -> tuple[Trace, tuple[int, ...]]:
     for position, equation in reversed(list(enumerate(trace.equations))):
         equations[position] = without_log_sums(equation, need)
         if (
-            is_kept(equation)
+            ops.has_side_effect(equation)
             or makes_symbols(equation)
             or any(var.index in need for var in equation.outputs)
         ):
@@ -113,7 +113,7 @@ def _identity(
 
 def _key(equation: Equation) -> object:
     """Equal for equations that compute the same; those that must run get a key of their own."""
-    if is_kept(equation) or makes_symbols(equation) or equation.op.kind != "leaf":
+    if ops.has_side_effect(equation) or makes_symbols(equation) or equation.op.kind != "leaf":
         return id(equation)
     return equation.op, equation.args, equation.kwargs
 

@@ -17,7 +17,7 @@ from thunder_fn.executors.spoiling import guarded, is_on as memory_is_checked
 from thunder_fn.executors.taking import take, taken_from
 from thunder_fn.executors.torch_executor import Program, lower, not_compiled
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.interpreters.simplify import dce, is_kept
+from thunder_fn.interpreters.simplify import dce
 from thunder_fn.structured.shared.scan_parts import SCAN, Loop
 from thunder_fn.structured.shared.while_parts import WHILE, While
 
@@ -42,7 +42,6 @@ __all__ = [
     "guarded",
     "memory_is_checked",
     "is_dense_layout",
-    "is_kept",
     "lower",
     "not_compiled",
     "stride_pattern",

@@ -30,7 +30,7 @@ def dce_to(trace: Trace, wanted: Mask) -> tuple[Trace, Mask]:
     outputs = chosen(trace.outputs, wanted)
     need = {atom.index for atom in outputs if isinstance(atom, Var)}
     found = {var.index for var in finders(trace).values()}  # anything may read these
-    kept = _cut_down(trace.equations, need, is_kept, found)
+    kept = _cut_down(trace.equations, need, ops.has_side_effect, found)
     reads = tuple(var.index in need for var in trace.inputs)
     if (
         len(kept) == len(trace.equations)
@@ -102,20 +102,6 @@ def _dce_composite(equation: Equation, flags: Mask) -> tuple[Equation, tuple[Var
     return Equation(op, operands, (), outputs, (closed,), equation.source), operands
 
 
-@memo(16384)
-def _body_is_kept(trace: Trace) -> bool:
-    return any(is_kept(equation) for equation in trace.equations)
-
-
-def is_kept(equation: Equation) -> bool:
-    """Test for an equation with an effect, which dce keeps: it draws random numbers or has a
-    side effect.
-    """
-    if equation.op.kind == "leaf":
-        return ops.draws(equation) or ops.is_effectful(equation.op)
-    return any(_body_is_kept(body) for body in equation.bodies)
-
-
 def makes_symbols(equation: Equation) -> bool:
     """Test whether a size or number of its results depends on data."""
     return bool(made_by(equation))
@@ -134,7 +120,7 @@ def cse(trace: Trace) -> Trace:
 
     def same(equation: Equation) -> tuple[Var, ...] | None:
         key = (equation.op, equation.args, equation.kwargs, equation.bodies)
-        if key in seen and not is_kept(equation) and not makes_symbols(equation):
+        if key in seen and not ops.has_side_effect(equation) and not makes_symbols(equation):
             return seen[key]
         seen[key] = equation.outputs
         return None
