@@ -17,9 +17,8 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Terminal:
-    """Standard error is a terminal, and nobody is patient."""
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Make standard error a terminal that nobody waits for, in the test itself: pytest puts its own back before."""
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setattr(shown, "PATIENCE_SECONDS", 0.0)
@@ -35,28 +34,31 @@ def wait_for(screen: Terminal, text: str) -> None:
     raise AssertionError(screen.getvalue())
 
 
-def test_a_bar_says_what_is_done_and_how_much(terminal: Terminal, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bar_says_what_is_done_and_how_much(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    screen = terminal(monkeypatch)
     with progress("generating", 2) as found:
-        wait_for(terminal, "0/2")
+        wait_for(screen, "0/2")
         with progress("inside", 3):  # not shown
             pass
         found.advance("building")
-        assert (
-            "generating" in terminal.getvalue() and "1/2" in terminal.getvalue() and "building" in terminal.getvalue()
-        )
+        assert "generating" in screen.getvalue() and "1/2" in screen.getvalue() and "building" in screen.getvalue()
         print("a result")
-    assert "inside" not in terminal.getvalue() and capsys.readouterr().out == "a result\n"
+    assert "inside" not in screen.getvalue() and capsys.readouterr().out == "a result\n"
 
 
-def test_items_are_yielded_as_they_are(terminal: Terminal) -> None:
+def test_items_are_yielded_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal(monkeypatch)
     assert list(tracked(range(3), "counting")) == [0, 1, 2]
     assert list(tracked(iter("ab"), "reading")) == ["a", "b"]
 
 
-def test_without_rich_a_terminal_gets_a_line(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_rich_a_terminal_gets_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = terminal(monkeypatch)
     monkeypatch.setattr(shown.importlib.util, "find_spec", lambda name: None)
     with progress("compiling", 2):
-        wait_for(terminal, "thunder_fn: compiling ...\n")
+        wait_for(screen, "thunder_fn: compiling ...\n")
 
 
 def test_nothing_is_shown_where_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
