@@ -86,7 +86,8 @@ def scan(  # noqa: PLR0913 - options, by keyword
     Source: torch's scan and jax.lax.scan.
     """
     if not callable(combine_fn):
-        raise TraceTypeError(f"scan: combine_fn must be a function, not {kind_of(combine_fn)}")
+        what = f"scan: combine_fn must be a function, not {kind_of(combine_fn)}"
+        raise TraceTypeError(what, fix="Write `scan(step, carry, xs)`.")
     if xs is not None and length is None and not pytree.flatten(xs)[0]:
         return own_memory(init), cast("Y", [])
     size, dim = number_of_steps(xs, dim, length, unroll)
@@ -411,7 +412,8 @@ def map(f: Callable[..., Any], xs: Any, *args: Any, dim: int = 0) -> Any:
 def mapped_function(f: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[Any], Any]:
     """`f` on a slice and args, for `map`: its results must be tensors."""
     if not callable(f):
-        raise TraceTypeError(f"map: f must be a function, not {kind_of(f)}")
+        what = f"map: f must be a function, not {kind_of(f)}"
+        raise TraceTypeError(what, fix="Write `map(f, xs)`.")
 
     @standing_for(f)
     def mapped(x: Any) -> Any:
