@@ -82,7 +82,6 @@ LONG = {
     "thunder_fn/benchmarks/__main__.py main": "a command: its options, then what it runs",
     "thunder_fn/benchmarks/chart.py svg": "the text of a picture, from top to bottom",
     "thunder_fn/benchmarks/transforms.py cases": "a list",
-    "thunder_fn/capture/aliases.py aliases_of": "a question for each result",
     "thunder_fn/capture/outside/expressions.py call": "a branch for each kind of call",
     "thunder_fn/capture/outside/expressions.py moved": "a branch for each kind of instruction",
     "thunder_fn/capture/outside/expressions.py step": "a branch for each kind of instruction",
