@@ -166,6 +166,24 @@ def test_a_difference_is_printed_as_lines(tmp_path: Path) -> None:
     assert shown.difference(path, tmp_path).startswith("page.md: a block's output is shown nowhere")
 
 
+RUN = 9
+"""Words in a row that no two pages have, in the same order, in their prose."""
+
+
+def test_nothing_is_taught_twice() -> None:
+    """Guides, concepts and tutorials each open in words of their own; `teach.py` is the course of one page beside them."""
+    pages = {path: re.sub(r"```.*?```|!\[[^]]*\]", " ", path.read_text(), flags=re.DOTALL) for path in PAGES}
+    pages = {path: text for path, text in pages.items() if path.parent.name != "errors"}
+    for path in (ROOT / "tutorials").glob("[0-9]*.py"):
+        pages[path] = "\n".join(cell.text for cell in tutorial.cells(path) if cell.is_prose)
+    found: dict[tuple[str, ...], set[str]] = {}
+    for path, text in pages.items():
+        words = re.findall(r"[\w`']+", text.lower())
+        for at in range(len(words) - RUN + 1):
+            found.setdefault(tuple(words[at : at + RUN]), set()).add(path.name)
+    assert not [(" ".join(words), sorted(names)) for words, names in found.items() if len(names) > 1]
+
+
 # ---- links ----
 
 LINK = re.compile(r"(?<!\\)\[[^]\[]*\]\(([^)\s]+)\)")
