@@ -26,7 +26,9 @@ from playwright.sync_api import Error as PlaywrightError
 
 import thunder_fn as tfn
 from docs.tools import api, errors, links, shown, tutorial
+from thunder_fn.__main__ import main
 from thunder_fn.errors import ThunderError, page_of
+from thunder_fn.explain import summary
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -63,6 +65,15 @@ def test_error_has_a_page_with_an_example_of_it(kind: type[Exception], request: 
         assert first.startswith(f"thunder_fn.errors.{kind.__name__}: ")
     if issubclass(kind, ThunderError) and kind is not ThunderError:
         assert first.endswith(f"\nDocs: python -m thunder_fn explain {kind.__name__}\n")
+
+
+def test_errors_are_listed_in_whole_sentences(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain"]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    page = errors.index()
+    for kind, line in zip(errors.KINDS, listed, strict=True):
+        assert line.startswith(kind.__name__) and line.endswith(".")
+        assert summary(kind).endswith(".") and f"| {summary(kind)} |" in page
 
 
 # ---- the link in a message ----
