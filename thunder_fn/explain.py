@@ -49,7 +49,8 @@ def main(argv: Sequence[str]) -> int:
     if wanted is None:
         width = max(map(len, known))
         for name, kind in known.items():
-            print(f"{name:<{width}}  {summary(kind).partition(". ")[0].rstrip(".")}.")
+            first = summary(kind).partition(". ")[0].rstrip(".")
+            print(f"{name:<{width}}  {first}.")
         return 0
     lower = {name.lower(): name for name in known}
     key = wanted.rpartition(".")[2].lower()
