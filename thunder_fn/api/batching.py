@@ -367,8 +367,10 @@ def spread_in_dims(in_dims: Any, args: tuple[Any, ...], name: str) -> list[int |
     given = (in_dims,) * len(args) if isinstance(in_dims, int) else in_dims
     if len(given) != len(args):
         raise VmapError(
-            f"{name}: in_dims is not compatible with the structure of `inputs`: it has {len(given)}"
-            f" entries, but the call has {len(args)} positional arguments"
+            f"{name}: in_dims is not compatible with the structure of `inputs`: it has"
+            f" {_counted(len(given), 'entry', 'entries')}, but the call has"
+            f" {_counted(len(args), 'positional argument', 'positional arguments')}",
+            fix="Give one for each argument, such as `in_dims=(0, None)`.",
         )
     dims: list[int | None] = []
     for index, (arg, entry) in enumerate(zip(args, given, strict=True)):
@@ -512,3 +514,7 @@ def place(value: Any, is_batched: bool, dim: int, size: int, where: str) -> Any:
     if not is_batched:
         value = value.unsqueeze(0).expand(size, *value.shape)
     return value if dim == 0 else value.movedim(0, dim)
+
+
+def _counted(count: int, one: str, many: str) -> str:
+    return f"{count} {one if count == 1 else many}"

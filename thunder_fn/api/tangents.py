@@ -84,8 +84,7 @@ def jvp(
 
     Returns:
         `(output, tangent of the output)`, or `(output, tangent, aux)`. Outputs that do not depend
-            on the primals have
-        tangents of zeros.
+            on the primals have tangents of zeros.
 
     Raises:
         TangentError: the tangents differ from the primals in structure, shape or dtype.
