@@ -37,8 +37,7 @@ def observe(trace: Trace, inputs: Sequence[Any], see: See) -> tuple[Any, ...]:
     which operands it runs.
 
     Law: where `see` returns the operands as they are, which are the very tensors that were passed
-        down, ``observe(t, xs, see)``
-    is ``evaluate(t, xs)``.
+        down, ``observe(t, xs, see)`` is ``evaluate(t, xs)``.
     """
     env = [*inputs, *(constant.tensor for constant in trace.constants)]
     for equation in trace.equations:
