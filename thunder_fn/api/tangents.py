@@ -217,6 +217,8 @@ def check_tangents(primals: Any, tangents: Any, name: str = "jvp") -> list[torch
         )
     given, given_spec = pytree.flatten(tuple(tangents))
     different = pytree.difference(given_spec, spec, "tangents", "primals")
+    if isinstance(tangents, list) != isinstance(primals, list):
+        different = f"tangents is {kind_of(tangents)}, and primals is {kind_of(primals)}"
     if different is not None:
         raise TangentError(
             f"{name}: Expected primals and tangents to have the same python structure, but"

@@ -527,7 +527,7 @@ def calls_patch(
     """
     utils = torch._functorch.utils
     levels = (
-        (torch._functorch.vmap, "_add_batch_dim", wrapped),
+        (torch._functorch.predispatch, "_add_batch_dim_impl", wrapped),  # TensorDict calls it too
         (torch._functorch.eager_transforms, "_wrap_for_grad", wrapped),
     )
     generator = [
