@@ -88,7 +88,8 @@ from thunder_fn.structured.cond import cond, switch
 from thunder_fn.structured.custom_jvp import custom_jvp
 from thunder_fn.structured.custom_vjp import custom_vjp
 from thunder_fn.structured.custom_vmap import custom_vmap
-from thunder_fn.structured.loop_functions import fori_loop, scan
+from thunder_fn.structured.fori_loop import fori_loop
+from thunder_fn.structured.loop_functions import scan
 from thunder_fn.structured.roll import roll, unroll
 from thunder_fn.structured.while_loop import while_loop
 from thunder_fn.version import __version__ as __version__

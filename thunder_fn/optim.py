@@ -484,12 +484,9 @@ def functional_optimizer(
 
     Returns:
         A value with `init(params) -> state` and `update(params, grads, state) -> (params, state)`.
-            The state of Adam
-        and others that start from zeros has its structure from the start. If the first step makes a
-            state of its own,
-        as that of SGD with a dampened momentum, of Rprop and of ASGD does, the state before is
-            empty and a jitted
-        step is traced twice.
+            The state of Adam and others that start from zeros has its structure from the start. If
+            the first step makes a state of its own, as that of SGD with a dampened momentum, of
+            Rprop and of ASGD does, the state before is empty and a jitted step is traced twice.
 
     Raises:
         OptimizerError: the optimizer's step calls the loss itself, as that of LBFGS does.

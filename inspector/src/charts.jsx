@@ -1,4 +1,4 @@
-import { useEffect, useMemo, useRef } from "preact/hooks";
+import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
 import { bytesText, countText } from "./data.js";
 
@@ -191,7 +191,14 @@ function Roofline({ model, step, reveal }) {
   const run = model.run(step);
   const { machine } = run;
   const points = useMemo(() => byOp(model, step), [run]);
-  const [width, height, left, bottom] = [900, 168, 64, 26];
+  const box = useRef(null);
+  const [width, setWidth] = useState(900);
+  useLayoutEffect(() => {
+    const watch = new ResizeObserver(() => setWidth(Math.max(200, box.current.clientWidth))); // letters keep their size
+    watch.observe(box.current);
+    return () => watch.disconnect();
+  }, []);
+  const [height, left, bottom] = [168, width < 600 ? 30 : 64, 26];
   const xs = points.map((one) => one.flops / one.bytes);
   const low = Math.min(-2, Math.floor(Math.log10(Math.min(...xs, machine ? 1 : 0.1))));
   const high = Math.ceil(Math.log10(Math.max(...xs, machine ? (machine[1] / machine[2]) * 4 : 10)));
@@ -205,7 +212,7 @@ function Roofline({ model, step, reveal }) {
   const ticks = Array.from({ length: high - low + 1 }, (_, k) => low + k);
   const ridge = machine && machine[1] / machine[2];
   return (
-    <svg class="roofline" viewBox={`0 0 ${width} ${height}`} role="group" aria-label="roofline" data-testid="roofline">
+    <svg ref={box} class="roofline" viewBox={`0 0 ${width} ${height}`} role="group" aria-label="roofline" data-testid="roofline">
       {ticks.map((tick) => [
         <line x1={px(10 ** tick)} x2={px(10 ** tick)} y1="10" y2={height - bottom} class="grid" />,
         <text x={px(10 ** tick)} y={height - bottom + 14} text-anchor="middle">{tick < 0 ? (10 ** tick).toFixed(-tick) : countText(10 ** tick)}</text>,
@@ -214,7 +221,7 @@ function Roofline({ model, step, reveal }) {
       <text x="4" y="18">{machine ? "FLOP/s, at most" : "FLOP"}</text>
       {machine && [
         <path class="roof" d={`M${px(10 ** low)} ${py(reach(10 ** low))}L${px(ridge)} ${py(machine[1])}L${px(10 ** high)} ${py(machine[1])}`} />,
-        <text x={px(ridge) + 6} y={py(machine[1]) + 12}>{countText(machine[1])}FLOP/s</text>,
+        <text x={width - 16} y={py(machine[1]) + 12} text-anchor="end">{countText(machine[1])}FLOP/s</text>,
       ]}
       {points.map((one) => (
         <circle tabIndex={0} role="button" aria-label={`${one.name}, ${one.times} times`} onKeyDown={(event) => event.key === "Enter" && (event.stopPropagation(), reveal(one.step, one.node))} cx={px(one.flops / one.bytes)} cy={py(value(one))} r={3 + 9 * Math.sqrt(one.weight / most)} onClick={() => reveal(one.step, one.node)}>

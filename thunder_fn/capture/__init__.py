@@ -655,10 +655,7 @@ def _shared(
     recorder: Recorder, results: Sequence[Any], tracers: Sequence[torch.Tensor]
 ) -> Iterator[Shared]:
     """Results that are inputs, tensors from outside, or views of them."""
-    sources: list[tuple[int | torch.Tensor, torch.Tensor]] = list(enumerate(tracers))
-    sources += [
-        (tensor, tracer) for tensor, tracer, _ in recorder.lifted() if not recorder.is_made(tensor)
-    ]
+    sources = recorder.sources(tracers)
     by_memory = {
         internals.storage_id(internals.memory_in(tracer)): source
         for source, tracer in reversed(sources)

@@ -340,7 +340,7 @@ def _derived(rule: LazyRule) -> DerivedRule:
 
 
 @dataclass(frozen=True)
-class LazyRule:
+class LazyRule(calls.Rule):
     """The rule of a `custom_vjp` equation before it is captured, which happens when a derivative
     asks for it.
     """

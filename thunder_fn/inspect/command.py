@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import os
 import sys
 import webbrowser
 from collections.abc import Callable, Sequence
@@ -81,6 +82,7 @@ def main(argv: Sequence[str]) -> int:
             print(chrome_trace(options.chrome_trace, f, *args, **kwargs))
             return 0
         look = measure if options.measure else chain
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler tells of its own starts
         runs = [look(f, *args, **kwargs) for f, args, kwargs in calls]
         page = page_of_runs(*runs, names=_told_apart(places) if options.beside else ())
         path = page.save(options.out or Path(f"{_file_name(page.name)}.html"))

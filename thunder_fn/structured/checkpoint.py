@@ -56,8 +56,9 @@ from thunder_fn.interpreters.checkpoint.selective import Selective, policy_of_co
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.grad import forward_backward
 from thunder_fn.interpreters.partial_eval import partial_eval
-from thunder_fn.interpreters.simplify import inline, is_kept
+from thunder_fn.interpreters.simplify import inline
 from thunder_fn.interpreters.under_autograd import evaluate_followed
+from thunder_fn.ir import ops
 from thunder_fn.ir.memos import kept
 from thunder_fn.ir.rules import (
     CHECK,
@@ -168,7 +169,7 @@ def _marked(body: Trace, policy: Policy) -> Trace:
     if isinstance(policy, (Budget, AllBut)) or policy is everything_saveable:
         return inline(body)
     marked = mark(body, policy)
-    return marked if is_marked(marked) or any(map(is_kept, body.equations)) else body
+    return marked if is_marked(marked) or ops.has_effects(body) else body
 
 
 def _choose(policy: Policy, flat: Trace, needed: Sequence[Atom], answers: Answers) -> Answers:

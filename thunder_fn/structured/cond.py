@@ -24,7 +24,7 @@ from thunder_fn.derived.leaf_vjp import is_differentiable
 from thunder_fn.derived.leaf_vmap import raise_size
 from thunder_fn.errors import TraceTypeError, spelled
 from thunder_fn.interpreters.grad import zeros
-from thunder_fn.interpreters.simplify import dce, dce_to, is_kept
+from thunder_fn.interpreters.simplify import dce, dce_to
 from thunder_fn.interpreters.vmap import (
     batch,
     batched_outputs,
@@ -230,7 +230,7 @@ def _loop(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tupl
         batch(
             body, batched[1:], size, randomness
         )  # refuses random numbers where they are not allowed
-        if randomness == "same" and is_kept(equation):
+        if randomness == "same" and ops.has_side_effect(equation):
             return _select(equation, batched, size, randomness)
     builder, step = TraceBuilder(f"loop_{equation.op.name}"), TraceBuilder(equation.op.name)
     types = equation.operand_types
@@ -340,8 +340,7 @@ def cond(
     """Run `true_fn(*operands)` where pred is true, `false_fn(*operands)` where it is not.
 
     Law: ``cond(True, f, g, xs) == f(*xs)``; under vmap with a batched pred it is a select, without
-        NaN gradients from
-    the branch that is not taken.
+        NaN gradients from the branch that is not taken.
 
     Args:
         pred: a bool, symbolic or not, or a tensor of one bool.

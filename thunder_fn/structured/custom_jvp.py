@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -203,7 +203,9 @@ def custom_jvp_vmap_rule(
     wanted = tuple(isinstance(var.type, TensorType) for var in equation.outputs)
     types = equation.operand_types
     if len(equation.bodies) == 1:
-        call, rest = BatchedCall(call, equation.bodies[0], types, batched, size, randomness), ()
+        primal_of_one = equation.bodies[0]
+        call = BatchedCall(call, primal_of_one, types, batched, wanted, size, randomness)
+        rest = ()
     else:
         rest = (
             _batched_jvp(
@@ -225,20 +227,8 @@ def _batched_jvp(
     )
 
 
-@dataclass(frozen=True)
-class BatchedCall:
+class BatchedCall(calls.BatchedRule):
     """A call in a batch whose rule has not been captured yet."""
-
-    call: Any
-    primal: Trace
-    types: tuple[Type, ...]
-    batched: Mask
-    size: Dim
-    randomness: str
-
-    @property
-    def __name__(self) -> str:
-        return f"vmap_{self.call.__name__}"
 
     @property
     def is_tensor(self) -> Mask:

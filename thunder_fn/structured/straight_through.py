@@ -1,6 +1,7 @@
 """straight_through and no_grad_write: the value of one tensor with the derivatives of another.
 
-    output = straight_through(value, history) output = no_grad_write(value, history)
+    output = straight_through(value, history)
+    output = no_grad_write(value, history)
 
 Both stand for an in-place change that autograd does not follow. Gradients of later uses flow to the
 earlier value, unchanged. Where `x.detach()` is written to, tangents do so too. Where x is written

@@ -25,7 +25,7 @@ import torch
 from thunder_fn.ir.constraints import number_of
 from thunder_fn.ir.equations import bound
 from thunder_fn.ir.trace import Dim, TensorType, Trace, Var, as_dim, canonical
-from thunder_fn.torch_internals import storage_id
+from thunder_fn.torch_internals import extent, storage_id
 
 Sizes = tuple[Dim, ...]
 
@@ -117,17 +117,13 @@ def _layout(value: torch.Tensor, base: torch.Tensor) -> Layout:
     offset = as_dim(value.storage_offset() - begin)
     numbers = (*sizes, *strides, offset, *map(as_dim, (*base.shape, *base.stride())))
     is_known = all(isinstance(number, int) for number in numbers) and value.numel() > 0
-    if is_known and (
-        offset < 0 or (offset + _reach(value)) * value.itemsize > _reach(base) * base.itemsize
-    ):
+    if is_known and (offset < 0 or offset * value.itemsize + _bytes(value) > _bytes(base)):
         raise RegionError("a view of memory beyond the tensor that it is taken of")
     return Layout(sizes, strides, value.dtype, value.device.type, offset)
 
 
-def _reach(value: torch.Tensor) -> int:
-    return 1 + sum(
-        (size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True)
-    )
+def _bytes(value: torch.Tensor) -> int:
+    return extent(value.shape, value.stride()) * value.itemsize
 
 
 # ---- the text ----

@@ -26,7 +26,7 @@ from thunder_fn.errors import (
     kind_of,
 )
 from thunder_fn.interpreters.autocast import ending_in
-from thunder_fn.interpreters.simplify import is_kept
+from thunder_fn.ir import ops
 from thunder_fn.ir.constraints import equations_between
 from thunder_fn.ir.memos import kept
 from thunder_fn.ir.rules import Mask, chosen
@@ -328,7 +328,7 @@ def invariant_atoms(trace: Trace, fixed: Mask) -> Mask:
     found = finders(trace)
     for equation in trace.equations:
         operands = tuple(flags[var.index] for var in equation.operands)
-        if is_kept(equation) or mentions(equation, found):
+        if ops.has_side_effect(equation) or mentions(equation, found):
             flags += [False] * len(equation.outputs)
         elif equation.op.kind == "composite":
             inner = invariant_atoms(equation.body, operands)
