@@ -402,7 +402,8 @@ def spreading(x: Any, a: Any, b: Any) -> Any:
 
 
 @pytest.mark.skipif(
-    torch.__version__ < "2.13", reason="before PyTorch 2.13, eager raises IndexError for a changed argument that is left out"
+    torch.__version__ < "2.13",
+    reason="before PyTorch 2.13, eager raises IndexError for a changed argument that is left out",
 )
 def test_custom_ops_that_mutate() -> None:
     trace = agree(lambda x: spreading(x[0].clone(), x[1].clone(), x.clone()), X)

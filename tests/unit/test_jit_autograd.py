@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from thunder_fn.api import trace
 from thunder_fn.errors import UnsupportedOutput
+from thunder_fn.interpreters.cheap_residuals import READ_WHOLE
 from thunder_fn.jitted import cache_info, jit, last_backward_traces, last_traces
 
 
@@ -309,3 +311,10 @@ def test_a_backward_outside_cannot_reach_a_leaf_made_inside() -> None:
         jit(joined)(x, p)
     for f in (apart, inside):
         assert all(map(torch.equal, jit(f)(x, p), f(x, p)))
+
+
+def test_what_is_compared_for_equality_is_not_computed_again() -> None:
+    """Compiled code may round it otherwise: no element is the greatest then, and gradients are NaN."""
+    x = torch.ones(3)
+    backward = trace(lambda x, y, ct: (x == y) * ct, x, x, x)
+    assert READ_WHOLE.over(backward, (True,)) == (True, True, False)

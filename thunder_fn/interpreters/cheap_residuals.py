@@ -3,7 +3,8 @@
 An executor may fuse pointwise ops. Then a value that such ops compute from values read anyway is
 cheaper to compute again than to write and read. A GELU that is written out keeps its input, and not
 the cube, the sums and the tanh inside. Values that another op reads, such as a matrix product, are
-kept.
+kept. So are those that are compared for equality, as by the gradient of a maximum: compiled code
+may round the second computation otherwise.
 
 Source: min_cut_rematerialization_partition of functorch, which recomputes and keeps by the same two
 questions.
@@ -113,6 +114,10 @@ READ_WHOLE = Flow(
 """The flow of values that some equation reads from memory and no compiled code computes with."""
 
 
+_EXACT = frozenset(("aten.eq.Tensor", "aten.ne.Tensor"))
+"""Comparisons that one rounding changes."""
+
+
 @kept_of_ops()
 def _is_fused(op: Op) -> bool:
-    return _is_cheap_op(op) or op in facts.REDUCES
+    return op.name not in _EXACT and (_is_cheap_op(op) or op in facts.REDUCES)
