@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -479,3 +480,20 @@ def test_methods_of_plain_classes_are_jitted() -> None:
         assert torch.equal(one.jitted(X), one(X)) and torch.equal(other.jitted(X), other(X))
     one.k = 7.0
     assert torch.equal(one.jitted(X), one(X)) and torch.equal(other.jitted(X), other(X))
+
+
+@pytest.mark.parametrize("kind", [tuple, list, dict, set])
+def test_containers_that_have_no_length_are_read(kind: type[Any]) -> None:
+    """A subclass may refuse `len`, as e3nn's `Irreps` does: no code of the user runs to look at it."""
+
+    def refuse(self: object) -> int:
+        raise NotImplementedError
+
+    given = type("Given", (kind,), {"__len__": refuse})([(2.0, 1), (3.0, 1)])
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        for item in given:
+            x = x * (item if isinstance(item, float) else item[0])
+        return x
+
+    assert torch.equal(jit(f)(X), X * 6) and torch.equal(tfn.grad(lambda x: f(x).sum())(X), torch.full_like(X, 6.0))

@@ -54,6 +54,7 @@ from thunder_fn.capture.outside.reads import (
     dict_of,
     fields_of,
     is_a,
+    length_of,
     seen,
 )
 from thunder_fn.capture.recorder import current
@@ -882,7 +883,7 @@ class Watch:
         """The items that a loop over a value gives."""
         self.touched.add(id(value))
         if is_a(value, CONTAINERS):
-            items = _items(value) if len(value) <= _MANY else []
+            items = _items(value) if length_of(value) <= _MANY else []
             return [self.reach(item, path) for item in items] if self.is_outside(value) else items
         if is_a(value, (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)):
             return list(value._modules.values())  # pyright: ignore[reportPrivateUsage]
