@@ -29,6 +29,7 @@ from thunder_fn.capture.outside.reads import (
     Reads,
     Tracked,
     is_a,
+    is_overridden,
     parts_of,
     seen,
     tracked,
@@ -171,6 +172,8 @@ def _quick(value: Any) -> Callable[[], bool]:
     """A quick check that a container, and those in it, hold the very objects that they held."""
     parts: list[tuple[Any, list[Any]]] = []
     for part in parts_of(value):
+        if is_overridden(part):
+            return lambda: False
         parts.append((part, list(part)))
         if is_a(part, dict):
             parts.append((part.values(), list(part.values())))

@@ -259,6 +259,15 @@ def length_of(value: Any) -> int:
     return int(_builtin_of(value).__len__(value))
 
 
+def is_overridden(value: Any) -> bool:
+    """Test for a container whose class answers for its length or items itself."""
+    if not is_a(value, CONTAINERS):
+        return False
+    own, kind = type(value), _builtin_of(value)
+    names = ("__len__", "__iter__", *(("values",) if is_a(value, dict) else ()))
+    return any(getattr(own, name) is not getattr(kind, name) for name in names)
+
+
 def _builtin_of(value: Any) -> Any:
     return next(kind for kind in (OrderedDict, *CONTAINERS) if is_a(value, kind))
 
