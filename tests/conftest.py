@@ -15,6 +15,7 @@ from typing import Any
 import hypothesis
 import pytest
 import torch
+from hypothesis.database import DirectoryBasedExampleDatabase
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.ir import memos
@@ -34,7 +35,15 @@ hypothesis.settings.register_profile(
     report_multiple_bugs=False,
     phases=set(hypothesis.Phase) - {hypothesis.Phase.explain},
 )
-hypothesis.settings.register_profile("thorough", max_examples=2000, deadline=None, print_blob=True)
+# In CI Hypothesis is derandomised and forgets by default; the nightly job keeps the examples that broke a law.
+hypothesis.settings.register_profile(
+    "thorough",
+    max_examples=2000,
+    derandomize=False,
+    database=DirectoryBasedExampleDatabase(Path(__file__).parents[1] / ".hypothesis" / "examples"),
+    deadline=None,
+    print_blob=True,
+)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
 collect_ignore = ["nullgpu", "typing"]  # run inside of PyTorch's CUDA build; read by a type checker

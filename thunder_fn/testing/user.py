@@ -25,8 +25,10 @@ from thunder_fn.ir.trace import Trace
 from thunder_fn.testing.drawn_programs import BODIES, FAMILIES, Program, Step
 from thunder_fn.testing.growing import (
     CONSTANTS,
+    COUSINS,
     DEAD,
     DRAWS,
+    SWAPPED,
     VECTOR,
     around,
     around_chains,
@@ -34,8 +36,10 @@ from thunder_fn.testing.growing import (
     calls_of,
     changed,
     in_single,
+    in_turn,
     pairs_of,
     smallest,
+    two_deep,
     wrapped,
 )
 from thunder_fn.testing.laws.comparing import (
@@ -66,6 +70,7 @@ from thunder_fn.testing.sized import Sized, sized_cases
 from thunder_fn.testing.strategies import Case, cases, drawn_cases, smooth_cases
 from thunder_fn.testing.vocabulary import overloads_of, vocabulary
 from thunder_fn.testing.watching import Coverage, Watch
+from thunder_fn.torch_internals.patches import no_meta_log
 
 Transform = Callable[[Trace], Trace]
 AnyCase = Case | Sized
@@ -118,7 +123,7 @@ def check_transform(
         LawBroken: a law does not hold; names it and prints the smallest trace found.
         UnknownOption: nobody knows one of the promises.
     """
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), no_meta_log():
         warnings.simplefilter("ignore")
         promised = Promised(keeps, idempotent, tuple(promises), ensures)
         search = Search(transform, promised, ops)
@@ -144,7 +149,7 @@ def reproduce(
     def decorate(transform: Transform) -> Transform:
         case = program if isinstance(program, Sized) else Case(program, seed)
         promised = Promised(keeps, True, tuple(PROMISES), ensures)
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), no_meta_log():
             warnings.simplefilter("ignore")
             try:
                 laws_of_transform(transform, promised)[law](case.trace, case.inputs)
@@ -217,12 +222,14 @@ class Search:
     def _programs(self) -> Iterator[tuple[Program, bool]]:
         for name in STEPS:
             yield from ((program, not i) for i, program in enumerate(steps_alone(name)))
-        yield from ((program, index == 0) for index, program in self._calls())
+        for index, program in self._calls():
+            yield program, index == 0 or "#" in program.steps[0].op
         yield from ((program, False) for program in self._nested_calls())
         yield from ((program, False) for program in around_chains((1, 2, 3, 5, 6)))
         yield from ((program, True) for program in around_chains((4,)))
         yield from ((program, False) for program in beside_chains((1, 2, 3, 4, 5)))
-        yield from ((program, False) for program in (*DRAWS, *CONSTANTS, *DEAD))
+        yield from ((program, False) for program in two_deep())
+        yield from ((program, False) for program in (*DRAWS, *CONSTANTS, *DEAD, *COUSINS, *SWAPPED))
         yield from ((program, False) for program in pairs_of(self.ops))
         if "precision" in self.promised.promises:
             yield from ((program, False) for program in self._in_single())
@@ -238,11 +245,11 @@ class Search:
     def _calls(self) -> Iterator[tuple[int, Program]]:
         """The calls of the ops that the transform names: the plain call of each, then others."""
         calls = [list(enumerate(calls_of(name))) for name in self.ops]
-        return iter(_in_turn(calls)[:MOST_CALLS])
+        return iter(in_turn(calls)[:MOST_CALLS])
 
     def _nested_calls(self) -> list[Program]:
-        steps = [[program.steps for program in calls_of(name)[:3]] for name in self.ops]
-        return _in_turn([[p for s in of_one for p in around(s)] for of_one in steps])[
+        calls = [calls_of(name)[:3] for name in self.ops]
+        return in_turn([[p for call in of_one for p in around(call)] for of_one in calls])[
             :MOST_NESTED_CALLS
         ]
 
@@ -361,12 +368,6 @@ def steps_alone(name: str) -> tuple[Program, ...]:
         Program((VECTOR, VECTOR), (Step(name, (0, 1), bodies),)),
         Program((VECTOR,), (Step(name, bodies=bodies),)),
     )
-
-
-def _in_turn(lists: Sequence[Sequence[Any]]) -> list[Any]:
-    """The first items of all lists, then the second ones, and so on."""
-    longest = max(map(len, lists), default=0)
-    return [items[place] for place in range(longest) for items in lists if place < len(items)]
 
 
 # ---- the laws ----
