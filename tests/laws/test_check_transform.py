@@ -30,7 +30,7 @@ from thunder_fn.testing.laws.promises import Promised
 from thunder_fn.testing.mutations import counterexample_in
 from thunder_fn.testing.samples import samples
 from thunder_fn.testing.schemas import calls_of_samples
-from thunder_fn.testing.user import Search, laws_of_transform
+from thunder_fn.testing.user import Search, laws_of_transform, steps_alone
 
 SIN, COS = ops.leaf(ops.aten.sin.default), ops.leaf(ops.aten.cos.default)
 
@@ -42,7 +42,7 @@ def cosine_for_sine(trace: Trace) -> Trace:
 
 def test_a_right_transform_passes() -> None:
     """On random traces; the tutorial of laws has one that passes on those made on purpose, too."""
-    assert Search(lambda trace: cse(dce(trace)), Promised()).at_random(6) is None
+    assert Search(lambda trace: cse(dce(trace)), Promised()).at_random(3) is None
 
 
 def test_a_wrong_transform_shrinks_to_a_tiny_trace() -> None:
@@ -207,7 +207,7 @@ def test_every_program_made_on_purpose_is_a_trace() -> None:
 
 
 def test_samples_are_calls_whose_arguments_fit() -> None:
-    """A few of each kind; `python -m thunder_fn.testing.samples` keeps those that can be drawn only."""
+    """A few of each kind; `python -m tests.ops.recorded` keeps those that can be drawn only."""
     names = ["convolution", "embedding", "max_pool2d_with_indices", "native_group_norm", "nll_loss_forward"]
     for name in names:
         found = [program for _, program in calls_of_samples(f"aten.{name}.default")]
@@ -317,8 +317,9 @@ def test_a_transform_that_only_pairs_find_wrong() -> None:
         equations = tuple(replace(e, args=tuple(map_arg(read, arg) for arg in e.args)) for e in trace.equations)
         return replace(trace, equations=equations, outputs=tuple(map_arg(read, atom) for atom in trace.outputs))
 
-    with pytest.raises(LawBroken, match=r'^without_detach breaks the law "commutes with vjp"'):
-        check_transform(without_detach, max_examples=300)
+    laws, case = laws_of_transform(without_detach, Promised()), Case(steps_alone("detach")[1])
+    assert not counterexample_in(laws["keeps values"], case)
+    assert "with the transform before the other" in str(counterexample_in(laws["commutes with vjp"], case))
 
 
 def test_a_transform_that_raises_is_broken_too() -> None:

@@ -11,7 +11,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -165,6 +165,15 @@ DEAD: tuple[Program, ...] = (
     ),
 )
 """Programs with equations, results and operands of bodies that nothing reads."""
+
+_SHOWN = (Step("effect", (1,)), Step("sin"), Step("effect"))
+
+EFFECTS: tuple[Program, ...] = (
+    Program((VECTOR, VECTOR), _SHOWN),
+    Program((VECTOR, VECTOR), (*_SHOWN, Step("effect"), Step("effect", (1,)), Step("cos"))),
+    *(nested(name, _SHOWN, variants[-1]) for name, variants in NESTS.items()),
+)
+"""Programs that call Python, on values that differ and on the same twice."""
 
 SWAPPED: tuple[Program, ...] = (
     *(
@@ -348,7 +357,7 @@ def smallest(program: Program, breaks: Callable[[Program], bool]) -> Program:
         found = False
         for smaller in _smaller(program):
             tries += 1
-            if breaks(smaller):
+            if _size(smaller) <= _size(program) and breaks(smaller):
                 program, found = smaller, True
                 break
             if tries >= MOST_TRIES:
@@ -356,9 +365,21 @@ def smallest(program: Program, breaks: Callable[[Program], bool]) -> Program:
     return program
 
 
+@lru_cache(1000)
+def _size(program: Program) -> float:
+    """The number of equations: in the place of an input that goes there may come one."""
+    try:
+        return len(build(program).equations)
+    except Exception:  # noqa: BLE001 - PyTorch refuses some arguments that schemas allow
+        return float("inf")
+
+
 def _smaller(program: Program) -> Iterator[Program]:
     """Programs that are one change smaller, those that are much smaller first."""
     steps, inputs = program.steps, program.inputs
+    if len(steps) == 1 and "#" in steps[0].op:
+        drawn = calls_of(steps[0].op.partition("#")[0])
+        yield from (call for call in drawn if "#" not in call.steps[0].op)
     if len(steps) > 3:
         half = len(steps) // 2
         yield replace(program, steps=steps[half:])

@@ -28,6 +28,7 @@ from thunder_fn.testing.growing import (
     COUSINS,
     DEAD,
     DRAWS,
+    EFFECTS,
     SWAPPED,
     VECTOR,
     around,
@@ -56,6 +57,7 @@ from thunder_fn.testing.laws.comparing import (
     tolerance,
 )
 from thunder_fn.testing.laws.draws import laws_of_draws
+from thunder_fn.testing.laws.effects import keeps_effects
 from thunder_fn.testing.laws.interpreters import (
     Interpreter,
     interpreter_carries_facts,
@@ -229,7 +231,10 @@ class Search:
         yield from ((program, True) for program in around_chains((4,)))
         yield from ((program, False) for program in beside_chains((1, 2, 3, 4, 5)))
         yield from ((program, False) for program in two_deep())
-        yield from ((program, False) for program in (*DRAWS, *CONSTANTS, *DEAD, *COUSINS, *SWAPPED))
+        yield from (
+            (program, False)
+            for program in (*DRAWS, *CONSTANTS, *DEAD, *COUSINS, *SWAPPED, *EFFECTS)
+        )
         yield from ((program, False) for program in pairs_of(self.ops))
         if "precision" in self.promised.promises:
             yield from ((program, False) for program in self._in_single())
@@ -398,6 +403,7 @@ def laws_of_transform(transform: Transform, promised: Promised) -> dict[str, Law
     if keeps == "values":
         laws["keeps values"] = _keeps_values(kept)
         laws |= laws_of_draws(kept)
+        laws["keeps effects"] = keeps_effects(kept)
         laws["keeps shared memory"] = _keeps_shared_memory(kept)
         laws["leaves closed-over tensors alone"] = interpreter_leaves_closures_alone(
             alone, exact=False

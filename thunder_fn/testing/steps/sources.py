@@ -18,6 +18,7 @@ from thunder_fn.testing.drawn_programs import (
     register,
     tensor_type,
 )
+from thunder_fn.testing.laws.effects import effect
 from thunder_fn.testing.steps.enter import step
 from thunder_fn.testing.suits import (
     both,
@@ -199,8 +200,14 @@ def _with_others(body: Trace) -> Trace:
     return replace(body, equations=tuple(new))
 
 
-STEPS["cousin"] = _cousin
-"""A step that is in programs made on purpose only, as is an operator."""
+def _effect(d: Draft, _: Step) -> None:
+    """Append a call of Python on a value."""
+    op, number = effect()
+    d.builder.add(op, (number, (d.var(is_inexact),), (), ()), ())
+
+
+STEPS["cousin"], STEPS["effect"] = _cousin, _effect
+"""Steps that are in programs made on purpose only, as is an operator."""
 
 
 # composites
