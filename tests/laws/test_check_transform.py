@@ -217,9 +217,9 @@ def test_samples_are_calls_whose_arguments_fit() -> None:
 
 
 def test_lost_lines_are_found() -> None:
-    law = laws_of_transform(without_lines, Promised(keeps="nothing"))["carries facts"]
+    law = laws_of_transform(without_lines, Promised(keeps="nothing"))["has lines"]
     case = Case(Program((VECTOR, VECTOR), CHAIN))
-    assert "without the lines" in str(counterexample_in(law, case))
+    assert "without its lines" in str(counterexample_in(law, case))
 
 
 def without_lines(trace: Trace) -> Trace:

@@ -16,8 +16,16 @@ from typing import Any
 
 import torch
 
+from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.ir.trace import TensorType
-from thunder_fn.testing.drawn_programs import BODIES, FAMILIES, Program, Step, build
+from thunder_fn.testing.drawn_programs import (
+    BODIES,
+    FAMILIES,
+    Program,
+    Step,
+    build,
+    example_inputs,
+)
 from thunder_fn.testing.schemas import (
     MOST_PICKS,
     UNCHECKED,
@@ -377,9 +385,7 @@ def _size(program: Program) -> float:
 def _smaller(program: Program) -> Iterator[Program]:
     """Programs that are one change smaller, those that are much smaller first."""
     steps, inputs = program.steps, program.inputs
-    if len(steps) == 1 and "#" in steps[0].op:
-        drawn = calls_of(steps[0].op.partition("#")[0])
-        yield from (call for call in drawn if "#" not in call.steps[0].op)
+    yield from _drawn_instead(steps)
     if len(steps) > 3:
         half = len(steps) // 2
         yield replace(program, steps=steps[half:])
@@ -400,6 +406,13 @@ def _smaller(program: Program) -> Iterator[Program]:
     for place, type in enumerate(inputs):
         if type != VECTOR:
             yield replace(program, inputs=(*inputs[:place], VECTOR, *inputs[place + 1 :]))
+
+
+def _drawn_instead(steps: tuple[Step, ...]) -> Iterator[Program]:
+    """The drawn calls of an op, in the place of a recorded one."""
+    if len(steps) == 1 and "#" in steps[0].op:
+        drawn = calls_of(steps[0].op.partition("#")[0])
+        yield from (call for call in drawn if "#" not in call.steps[0].op)
 
 
 def _smaller_steps(step: Step) -> Iterator[Step]:
@@ -458,10 +471,21 @@ def calls_of(name: str) -> tuple[Program, ...]:
     for count, types in enumerate(() if name in UNCHECKED else _fitting(name, not samples)):
         for step in _variants(name)[: None if count < MOST_PLACES else 1]:
             made = takes(name, types, step.picks)
-            if made:
-                found.setdefault((types, made), Program(types, (step,)))
+            program = Program(types, (step,))
+            if made and (count < MOST_PLACES or _runs(program)):
+                found.setdefault((types, made), program)
     drawn = list(found.values())
     return (*drawn[:1], *samples, *drawn[1:])
+
+
+def _runs(program: Program) -> bool:
+    """Test whether eager PyTorch computes it: rules for fake tensors take further dtypes."""
+    trace = build(program)
+    try:
+        evaluate(trace, example_inputs(trace))
+    except (RuntimeError, NotImplementedError, IndexError, ValueError):
+        return False
+    return True
 
 
 def _fitting(name: str, with_others: bool) -> list[tuple[TensorType, ...]]:

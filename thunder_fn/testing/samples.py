@@ -9,8 +9,7 @@ argument has other values than its default. `python -m tests.ops.recorded` write
              | {"t": "i64", "v": [[0, 1]]}         one that it owns: indices, masks
              | {"d": "float64"} | {"device": "cpu"} | a list of values | a literal
 
-Source: `torch.testing._internal.common_methods_invocations`, whose samples PyTorch tests its own
-ops with.
+Source: op_db, the samples with which PyTorch tests its own ops.
 """
 
 from __future__ import annotations

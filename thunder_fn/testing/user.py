@@ -65,7 +65,14 @@ from thunder_fn.testing.laws.interpreters import (
     interpreter_leaves_closures_alone,
 )
 from thunder_fn.testing.laws.pairs import TRANSFORMS, commute, floats, once, remembering, values_of
-from thunder_fn.testing.laws.promises import ENSURED, PROMISES, Ensures, Keeps, Promised
+from thunder_fn.testing.laws.promises import (
+    ENSURED,
+    PROMISES,
+    Ensures,
+    Keeps,
+    Promised,
+    has_lines,
+)
 from thunder_fn.testing.laws.threads import laws_of_functions
 from thunder_fn.testing.reports import described
 from thunder_fn.testing.sized import Sized, sized_cases
@@ -416,6 +423,7 @@ def laws_of_transform(transform: Transform, promised: Promised) -> dict[str, Law
     if promised.idempotent:
         laws["is idempotent"] = interpreter_is_idempotent(alone)
     laws["carries facts"] = interpreter_carries_facts(alone, whole=False)
+    laws["has lines"] = has_lines(transform)
     laws |= laws_of_functions(transform, Watch(transform).codes)
     if keeps == "values":
         laws |= {f"{BESIDE}{name}": commute(transform, other) for name, other in TRANSFORMS.items()}
