@@ -89,10 +89,8 @@ def aliases_of(
 ) -> Iterator[Alias]:
     """Find results that show memory of arguments and of tensors from outside.
 
-    Of what the function writes to, they are found where that is contiguous. Elsewhere a write may
-    leave values in another layout in the trace than in memory. Of an expanded tensor autograd gives
-    each element of a view by its place in memory the mean of the gradients there, so that no view
-    is taken.
+    Of an expanded tensor autograd gives each element of a view by its place in memory the mean of
+    the gradients there, so that no view is taken.
     """
     if recorder.outer is not None:
         return
@@ -123,7 +121,7 @@ def aliases_of(
             value = internals.inner_fake(leaf)
             source, tracer = memories.get(internals.storage_id(value), (0, leaf))
             if not found and tracer is not leaf and not (leaf.requires_grad and overlaps(tracer)):
-                found.append(_of_unchanged(place, value, source, internals.inner_fake(tracer)))
+                found.append(_in_memory(place, value, source, internals.inner_fake(tracer)))
             if not found:
                 found.append(_of_result(place, value, results))
         for alias in found:
@@ -141,31 +139,33 @@ def _of_written(
     tracer: torch.Tensor,
 ) -> Alias | None:
     """A result in the memory of a written tensor."""
-    whole = internals.inner_fake(tracer)
-    bits = internals.bits_in_memory(leaf) or internals.bits_in_memory(tracer)
-    if bits or not tracer.is_contiguous() or not whole.is_contiguous():
+    if isinstance(target, int):
+        var = recorder.inputs[target]
+    else:
+        var = next(var for tensor, _, var in recorder.lifted() if tensor is target)
+    given = next(fake for fake, known in recorder.fakes() if known == var)
+    views = recorder.history.views_to(leaf, tracer)
+    if views is None or overlaps(given):
         return None
-    values = recorder.history.way_to(leaf, tracer)
-    # of the values, since a write leaves a value without the offset that the argument has
-    offset = None if values is None else _offset(*values)
-    if offset is None:
-        return None
-    size, stride = tuple(map(as_dim, leaf.shape)), tuple(map(as_dim, leaf.stride()))
-    return Alias(place, target, size, stride, offset, leaf.dtype)
+    whole, *_, value = internals.laid_out_as(views, given)
+    return _in_memory(place, value, target, whole, is_written=True)
 
 
-def _of_unchanged(
-    place: int, value: torch.Tensor, source: int | torch.Tensor, whole: torch.Tensor
+def _in_memory(
+    place: int,
+    value: torch.Tensor,
+    source: int | torch.Tensor,
+    whole: torch.Tensor,
+    *,
+    is_written: bool = False,
 ) -> Alias | None:
-    """A result in the memory of a tensor that nothing is written to: both as fake tensors lie as
-    in eager mode.
-    """
-    offset = _offset((value, whole))
+    """A result in the memory of a source, both of which lie as in eager mode."""
+    offset = _offset(value, whole)
     if offset is None:
         return None
     size, stride = tuple(map(as_dim, value.shape)), tuple(map(as_dim, value.stride()))
     bits = internals.bits_in_memory(value)
-    return Alias(place, source, size, stride, offset, value.dtype, bits, is_written=False)
+    return Alias(place, source, size, stride, offset, value.dtype, bits, is_written)
 
 
 def _of_result(place: int, value: torch.Tensor, results: Sequence[Any]) -> Alias | None:
@@ -186,20 +186,16 @@ def _lies(value: torch.Tensor) -> tuple[Any, ...]:
     return internals.storage_id(value), value.dtype, *map(as_dim, numbers)
 
 
-def _offset(*pairs: tuple[torch.Tensor, torch.Tensor]) -> Any:
-    """The offset of a result in its source, in the unit that `Alias` has. A result lies in the
-    second of the first pair; that lies where the first of the next pair is.
-
-    Returns:
-        None where their elements do not fit.
+def _offset(result: torch.Tensor, source: torch.Tensor) -> Any:
+    """The offset of a result in its source, in the unit that `Alias` has; None where their elements
+    do not fit.
     """
-    result, source = pairs[0][0], pairs[-1][1]
     is_pair = result.is_complex() and not source.is_complex()
     unit = result.itemsize // 2 if is_pair else result.itemsize
-    if any(one.itemsize % unit for pair in pairs for one in pair):
+    if any(one.itemsize % unit for one in (result, source)):
         return None
     first: Callable[[torch.Tensor], Any] = lambda one: one.storage_offset() * (one.itemsize // unit)
-    return as_dim(sum(first(here) - first(there) for here, there in pairs))
+    return as_dim(first(result) - first(source))
 
 
 def _memory(tracer: torch.Tensor) -> int:
