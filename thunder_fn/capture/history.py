@@ -21,7 +21,7 @@ from thunder_fn.capture.overlaps import check_overlaps
 from thunder_fn.capture.replaced.autograd_functions import AUTOGRAD_FUNCTION
 from thunder_fn.errors import AliasedMutation
 from thunder_fn.ir import ops
-from thunder_fn.ir.trace import Literal, Op, Var, as_dim
+from thunder_fn.ir.trace import Literal, Op, Var
 
 if TYPE_CHECKING:
     from thunder_fn.capture.recorded import Leaf

@@ -24,7 +24,6 @@ from thunder_fn.capture.apply import (
     is_view_step,
     restride,
     viewed,
-    views_after,
     write,
     write_back,
     write_to_result,
@@ -663,9 +662,6 @@ class _Execution:
             if target not in self.given:
                 is_active = self.bridge is not None and self.bridge.active[position]
                 return self.view(alias, target if is_active else f"{target}.detach()")
-        view = self.view_of_written(position, atom) if alias is None else None
-        if view is not None:
-            return view
         if isinstance(atom, Var) and atom in written:
             target = self.targets[written.index(atom)]
             return f"{target}.detach()" if target in self.given else target
@@ -701,17 +697,6 @@ class _Execution:
         places = [write.target for write in self.captured.writes]
         index = next(_indices(places, same.source), None)
         return None if index is None or self.targets[index] in self.given else self.targets[index]
-
-    def view_of_written(self, position: int, atom: Atom) -> str | None:
-        """The expression for a result that is by views what a tensor was changed to."""
-        for target, new in zip(self.targets, self.written, strict=True):
-            if isinstance(new, Var) and atom != new and target not in self.given:
-                view = views_after(self.trace, atom, new, has_bits=target in self.with_bits)
-                if view is not None:
-                    is_active = self.bridge is not None and self.bridge.active[position]
-                    given = (target if is_active else f"{target}.detach()", *self.inputs)
-                    return f"{self.names.bind(view, 'view')}({', '.join(given)})"
-        return None
 
     def views(self, values: Sequence[str]) -> Iterator[str]:
         """Lines that take results of inputs which nothing is written to, each tensor once."""
