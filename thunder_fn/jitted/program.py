@@ -699,19 +699,33 @@ class _Execution:
         return None if index is None or self.targets[index] in self.given else self.targets[index]
 
     def views(self, values: Sequence[str]) -> Iterator[str]:
-        """Lines that take results of inputs which nothing is written to, each tensor once."""
+        """Lines that take results of inputs which nothing is written to, and of other results,
+        each tensor once.
+        """
         first: dict[Any, str] = {}
         for alias in self.captured.aliases:
-            atom = self.trace.outputs[alias.result]
-            is_active = self.bridge is not None and self.bridge.active[alias.result]
-            if alias.is_of_result and isinstance(alias.source, int):
-                source = None if is_active else f"{values[alias.source]}.detach()"
+            atom, value = self.trace.outputs[alias.result], values[alias.result]
+            if alias.is_of_result:
+                taken = self.view_of_result(alias, values)
             else:
                 source = None if alias.is_written else self.viewed_by(alias, atom)
-            if source is not None:
-                value = values[alias.result]
-                yield f"    {value} = {first.get(atom) or self.view(alias, source)}"
+                taken = None if source is None else self.view(alias, source)
+            if taken is not None:
+                yield f"    {value} = {first.get(atom) or taken}"
                 first.setdefault(atom, value)
+
+    def view_of_result(self, alias: Alias, values: Sequence[str]) -> str | None:
+        """The expression for a result in the memory of another one; None if the program's value
+        lies there.
+        """
+        assert isinstance(alias.source, int)
+        of_result, of_source = (self.trace.outputs[i] for i in (alias.result, alias.source))
+        is_active = self.bridge is not None and self.bridge.active[alias.result]
+        roots = [viewed(self.trace, atom, is_view_step) for atom in (of_result, of_source)]
+        if is_active or roots[0] == roots[1]:
+            return None
+        name = self.names.bind(alias.of_result, "alias")
+        return f"{name}({values[alias.source]}.detach(), {values[alias.result]})"
 
     def view(self, alias: Alias, source: str) -> str:
         """The expression for a result that is a view of the source."""

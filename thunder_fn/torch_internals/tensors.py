@@ -223,13 +223,8 @@ def shares_memory(
     with no_torch_function():
         if memory(a) != memory(b) or 0 in (*a.shape, *b.shape):
             return False
-        numbers = (
-            number for one in (a, b) for number in (*one.shape, *one.stride(), one.storage_offset())
-        )
-        if not all(type(number) is int for number in numbers):
-            return True
-        (low, high), (other_low, other_high) = _range(a), _range(b)
-        return low < other_high and other_low < high
+        one, other = span(a), span(b)
+        return one is None or other is None or (one[0] < other[1] and other[0] < one[1])
 
 
 def memory_watch(tensor: torch.Tensor) -> Callable[[], bool]:
@@ -241,13 +236,16 @@ def memory_watch(tensor: torch.Tensor) -> Callable[[], bool]:
     return lambda: not reference.expired()
 
 
-def _range(tensor: torch.Tensor) -> tuple[Any, Any]:
-    """The first byte in the storage, and the one after the last."""
-    first = tensor.storage_offset() * tensor.itemsize
-    steps = sum(
-        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
-    return first, first + (steps + 1) * tensor.itemsize
+def span(tensor: torch.Tensor) -> tuple[int, int] | None:
+    """The first byte of a tensor in the storage, and the one after the last; None if some of its
+    numbers are symbols.
+    """
+    numbers: list[Any] = [*tensor.shape, *tensor.stride(), tensor.storage_offset()]
+    if not all(type(number) is int for number in numbers):
+        return None
+    shape, strides, first = numbers[: tensor.dim()], numbers[tensor.dim() : -1], numbers[-1]
+    steps = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    return first * tensor.itemsize, (first + steps + 1) * tensor.itemsize
 
 
 def is_uninitialized(tensor: torch.Tensor) -> bool:
