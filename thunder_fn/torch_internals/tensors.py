@@ -174,6 +174,16 @@ def node_of(tensor: torch.Tensor) -> Any:
         return tensor.grad_fn
 
 
+def is_leaf(tensor: torch.Tensor) -> bool | None:
+    """Test for a leaf of autograd's graph; None for a view of which PyTorch refuses to tell, since
+    it was taken without gradients and its base was changed with them.
+    """
+    try:
+        return tensor.is_leaf
+    except RuntimeError:
+        return None
+
+
 def has_hooks(tensor: torch.Tensor) -> bool:
     """Test whether autograd calls a function of the user's for the gradient of a leaf."""
     return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
