@@ -560,7 +560,9 @@ def _grads(recorder: Recorder, positions: Mapping[int, int]) -> Iterator[GradRea
 
 def _is_inner(leaf: Any) -> bool:
     """Test for a tensor inside of autograd's graph."""
-    return isinstance(leaf, torch.Tensor) and leaf.requires_grad and internals.is_leaf(leaf) is False
+    return (
+        isinstance(leaf, torch.Tensor) and leaf.requires_grad and internals.is_leaf(leaf) is False
+    )
 
 
 def _strides_of(result: Any) -> tuple[Dim, ...] | None:
