@@ -280,11 +280,12 @@ def capture(  # noqa: PLR0913 - options, by keyword
 @dataclass(frozen=True, slots=True)
 class _Wanted:
     """Findings of captures of a function for the next one: numbers in the state of objects that
-    have to be inputs, and the objects.
+    have to be inputs, and the objects; places of others that it reads and writes tensors to.
     """
 
     places: frozenset[Any]
     met: dict[int, tuple[Any, str]] = dataclasses.field(default_factory=dict)
+    written: dict[Any, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
 
 
 def _grad_mode(differentiated: Collection[int] | None) -> AbstractContextManager[Any]:
@@ -360,7 +361,9 @@ class _Attempt:
             is_of_call=asked.known is not None,
         )
         if wanted is not None:
-            self.recorder.kept = Kept(self.recorder, wanted.places, met=wanted.met)
+            self.recorder.kept = Kept(
+                self.recorder, wanted.places, met=wanted.met, places=wanted.written
+            )
         self.is_off = asked.grad_off or not torch.is_grad_enabled()
 
     def run(self) -> Captured:

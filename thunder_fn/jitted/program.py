@@ -618,10 +618,10 @@ class _Execution:
             value = put_together(skeleton(effect.spec), leaves, self.names, effect.spec)
             if effect.key is GRAD:
                 yield f"    {holder}.grad = {value}"
-            elif effect.key is None:
-                yield f"    {unless}{stored}({holder}, None, {value})"
-            else:
+            elif isinstance(effect.holder, dict) and effect.key is not None:
                 yield f"    {unless}{holder}[{key}] = {value}"
+            else:
+                yield f"    {unless}{stored}({holder}, {key}, {value})"
 
     def own_leaves(self, values: Sequence[str]) -> Iterator[str]:
         """Lines that make results leaves of autograd's graph, each tensor once."""
