@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -246,6 +246,16 @@ def memory_watch(tensor: torch.Tensor) -> Callable[[], bool]:
     return lambda: not reference.expired()
 
 
+def last_offset(sizes: Sequence[Any], strides: Sequence[Any]) -> Any:
+    """The offset of the last element of a tensor in this layout, from its first."""
+    return sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+
+
+def extent(sizes: Sequence[Any], strides: Sequence[Any]) -> Any:
+    """The number of elements from the first to the last one, both included, in this layout."""
+    return 0 if 0 in sizes else 1 + last_offset(sizes, strides)
+
+
 def span(tensor: torch.Tensor) -> tuple[int, int] | None:
     """The first byte of a tensor in the storage, and the one after the last; None if some of its
     numbers are symbols.
@@ -253,9 +263,8 @@ def span(tensor: torch.Tensor) -> tuple[int, int] | None:
     numbers: list[Any] = [*tensor.shape, *tensor.stride(), tensor.storage_offset()]
     if not all(type(number) is int for number in numbers):
         return None
-    shape, strides, first = numbers[: tensor.dim()], numbers[tensor.dim() : -1], numbers[-1]
-    steps = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    return first * tensor.itemsize, (first + steps + 1) * tensor.itemsize
+    end = numbers[-1] + 1 + last_offset(tensor.shape, tensor.stride())
+    return numbers[-1] * tensor.itemsize, end * tensor.itemsize
 
 
 def is_uninitialized(tensor: torch.Tensor) -> bool:

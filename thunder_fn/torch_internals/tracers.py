@@ -33,7 +33,7 @@ from thunder_fn.torch_internals.modes import (
     levels_outside,
     only_memory,
 )
-from thunder_fn.torch_internals.tensors import bits_between, innermost, storage_id
+from thunder_fn.torch_internals.tensors import bits_between, extent, innermost, storage_id
 
 _DETACH = torch.ops.aten.detach.default
 _VIEW = torch.ops.aten.view.default
@@ -646,11 +646,11 @@ def laid_out_as(memories: Sequence[torch.Tensor], fake: torch.Tensor) -> list[to
     Returns:
         Tensors of PyTorch's device "meta", in one memory: that of `fake`, and one for each.
     """
-    spans = ((n - 1) * step for n, step in zip(fake.shape, fake.stride(), strict=True))
     first = fake.storage_offset()
-    extent = 0 if 0 in fake.shape else first + sum(spans) + 1
     with isolated(), torch._C.DisableTorchFunction():
-        room = torch.empty(extent, dtype=fake.dtype, device="meta")
+        room = torch.empty(
+            first + extent(fake.shape, fake.stride()), dtype=fake.dtype, device="meta"
+        )
         value = room.as_strided(fake.shape, fake.stride(), first)
         found = [value]
         for memory in memories:
