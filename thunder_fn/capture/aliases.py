@@ -129,11 +129,9 @@ def aliases_of(
                 found.append(_in_memory(place, value, source, internals.inner_fake(tracer)))
             if not found:
                 found.append(_of_result(place, value, wholes))
-        for alias in found:
-            if alias is not None:
-                symbols = set(symbols_in((*alias.size, *alias.stride, alias.offset)))
-                if symbols <= bound:
-                    yield alias
+        for alias in filter(None, found):
+            if set(symbols_in((*alias.size, *alias.stride, alias.offset))) <= bound:
+                yield alias
 
 
 def _of_written(
