@@ -15,6 +15,7 @@ from thunder_fn.commands import output_folder, run_command
 
 NAMES = (
     *("call", "checkpoint", "compile", "compiled", "control_flow", "distributed", "dynamic", "gpu"),
+    "growth",
     *("models", "plan", "quantize", "trace", "train", "transforms"),
 )
 MODULES = {"models": "pretrained"}
