@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
+from functorch import make_fx
 
 import thunder_fn as tfn
 from thunder_fn.benchmarks.harness import OURS, Result, once, single
