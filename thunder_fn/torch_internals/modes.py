@@ -315,14 +315,14 @@ def function_modes() -> list[Any]:
 
 
 @contextlib.contextmanager
-def without_function_modes(kind: type) -> Generator[None]:
-    """Leave the active torch function modes of a class; all others stay."""
+def without_function_modes(kind: type | None = None) -> Generator[None]:
+    """Leave the active torch function modes of a class, or all; the others stay."""
     modes = function_modes()
-    first = next((i for i, mode in enumerate(modes) if type(mode) is kind), None)
+    first = next((i for i, mode in enumerate(modes) if kind in (None, type(mode))), None)
     if first is None:
         yield
         return
-    others = [mode for mode in modes[first:] if type(mode) is not kind]
+    others = [mode for mode in modes[first:] if kind not in (None, type(mode))]
     _exchange_function_modes(len(modes) - first, others)
     try:
         yield
