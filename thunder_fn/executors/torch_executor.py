@@ -37,7 +37,7 @@ from thunder_fn.executors.heap import keep_freed_memory
 from thunder_fn.executors.in_front import InFront, in_front
 from thunder_fn.executors.loops import Function, function_of
 from thunder_fn.executors.names import Names
-from thunder_fn.executors.numbers import number_name, number_of
+from thunder_fn.executors.numbers import number_name, number_tensor, stands_for_number
 from thunder_fn.executors.reuse import (
     CLONE,
     Reuse,
@@ -65,7 +65,7 @@ from thunder_fn.ir.symbols import (
     unbound_symbols,
 )
 from thunder_fn.ir.text import identifier, is_keyword_name, literal_text, object_name, tuple_text
-from thunder_fn.ir.trace import Arg, Atom, Equation, Literal, Op, Trace, Var, type_of_value
+from thunder_fn.ir.trace import Arg, Atom, Equation, Literal, Op, TensorType, Trace, Var
 from thunder_fn.structured.barrier import BARRIER
 from thunder_fn.structured.shared.running import bodies_compiled_by
 
@@ -321,9 +321,8 @@ class _Emitter:
         if equation.op == BARRIER or (overwrite and equation.op == CLONE):
             return f"{equation.outputs[0]} = {equation.args[0]}"
         op = (in_place(equation.op) if overwrite else None) or equation.op
-        number = number_of(equation)
-        if number is not None:
-            return self.with_number(equation, op, number)
+        if stands_for_number(equation):
+            return self.with_number(equation, op)
         spelling = spell(op, equation.args, equation.kwargs)
         if overwrite and is_over_lists(equation.op):
             spelling = replace(spelling, function=returning_first(spelling.function))
@@ -336,12 +335,16 @@ class _Emitter:
             call = f"{self.bind(spoiling.spoil, 'spoil', spoiling.spoil)}({call})"
         return self.assign(equation, call)
 
-    def with_number(self, equation: Equation, op: Op, number: torch.Tensor) -> str:
+    def with_number(self, equation: Equation, op: Op) -> str:
         """An op of a tensor and a number, which the program holds as a tensor."""
         operand, literal = equation.args
-        assert isinstance(operand, Var) and isinstance(literal, Literal), "as `number_of` says"
-        spelling = spell(op, (operand, Var(-1, type_of_value(number))), ())
-        name = self.bind((literal, number.dtype), number_name(literal.value), number)
+        type = equation.outputs[0].type
+        assert isinstance(operand, Var) and isinstance(literal, Literal), "as the test says"
+        assert isinstance(type, TensorType), "as the test says"
+        spelling = spell(op, (operand, Var(-1, TensorType(type.dtype, ()))), ())
+        key = literal, type.dtype
+        number = None if key in self.names.names else number_tensor(literal.value, type.dtype)
+        name = self.bind(key, number_name(literal.value), number)
         return self.assign(equation, f"{self.function(spelling)}({operand}, {name})")
 
     def claim(self, equation: Equation, given: bool, donated: tuple[int, ...]) -> tuple[str, str]:
