@@ -38,6 +38,7 @@ from thunder_fn.capture.modules import modules_of
 from thunder_fn.capture.nesting import nest
 from thunder_fn.capture.numbers.arguments import Symbolic
 from thunder_fn.capture.numbers.counts import tensors_of_numbers
+from thunder_fn.capture.numbers.python_numbers import class_of_numbers
 from thunder_fn.capture.outside import frames
 from thunder_fn.capture.outside.process import noted_state
 from thunder_fn.capture.outside.properties import Read
@@ -46,7 +47,8 @@ from thunder_fn.capture.recorded import Decision
 from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.replaced.autograd_functions import FREED_GRAPH
 from thunder_fn.capture.replaced.host_random import untouched_by_refusals
-from thunder_fn.capture.replaced.lookasides import diverted
+from thunder_fn.capture.replaced.lookasides import Lookaside, diverted, lookasides
+from thunder_fn.capture.replaced.number_calls import answered
 from thunder_fn.capture.replaced.patches import module_scopes
 from thunder_fn.capture.replaced.seeds import stand_in
 from thunder_fn.capture.rewriting import rewritten
@@ -55,6 +57,7 @@ from thunder_fn.capture.supported import is_wrapped
 from thunder_fn.capture.watching import made
 from thunder_fn.errors import (
     CaptureError,
+    DataDependentBranch,
     DataDependentShape,
     DataDependentValue,
     TracedFunctionError,
@@ -263,14 +266,22 @@ def capture(  # noqa: PLR0913 - options, by keyword
     options = track_no_grad, symbolic, on_raise, shares, grad_off, returning, inside
     asked = _Asked(f, args, kwargs or {}, *options, differentiated, known)
     kept = _Wanted(wanted) if has_effects else None
-    has_symbols = symbolic is not None
+    has_symbols, copies = symbolic is not None, tuple[Lookaside, ...]()
     while True:
         try:
-            with no_collections(), untouched_by_refusals(), _grad_mode(differentiated):
+            with (
+                no_collections(),
+                untouched_by_refusals(),
+                _grad_mode(differentiated),
+                lookasides(copies),
+            ):
                 return _Attempt(asked, has_symbols, kept).run()
-        except (DataDependentShape, DataDependentValue):
-            if has_symbols or current() is not None:
+        except (DataDependentShape, DataDependentValue, DataDependentBranch, UnsupportedCall) as e:
+            more = answered(e, copies) if current() is None and known is None else ()
+            is_new = not has_symbols and isinstance(e, (DataDependentShape, DataDependentValue))
+            if not more and (not is_new or current() is not None):
                 raise
+            copies += more
         except MustFeed as again:
             assert kept is not None, "others have no kept objects"
             kept = dataclasses.replace(kept, places=again.places)
@@ -280,11 +291,12 @@ def capture(  # noqa: PLR0913 - options, by keyword
 @dataclass(frozen=True, slots=True)
 class _Wanted:
     """Findings of captures of a function for the next one: numbers in the state of objects that
-    have to be inputs, and the objects.
+    have to be inputs, and the objects; places of others that it reads and writes tensors to.
     """
 
     places: frozenset[Any]
     met: dict[int, tuple[Any, str]] = dataclasses.field(default_factory=dict)
+    written: dict[Any, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
 
 
 def _grad_mode(differentiated: Collection[int] | None) -> AbstractContextManager[Any]:
@@ -360,7 +372,9 @@ class _Attempt:
             is_of_call=asked.known is not None,
         )
         if wanted is not None:
-            self.recorder.kept = Kept(self.recorder, wanted.places, met=wanted.met)
+            self.recorder.kept = Kept(
+                self.recorder, wanted.places, met=wanted.met, places=wanted.written
+            )
         self.is_off = asked.grad_off or not torch.is_grad_enabled()
 
     def run(self) -> Captured:
@@ -560,7 +574,9 @@ def _grads(recorder: Recorder, positions: Mapping[int, int]) -> Iterator[GradRea
 
 def _is_inner(leaf: Any) -> bool:
     """Test for a tensor inside of autograd's graph."""
-    return isinstance(leaf, torch.Tensor) and leaf.requires_grad and not leaf.is_leaf
+    return (
+        isinstance(leaf, torch.Tensor) and leaf.requires_grad and internals.is_leaf(leaf) is False
+    )
 
 
 def _strides_of(result: Any) -> tuple[Dim, ...] | None:
@@ -644,10 +660,7 @@ def _shared(
     recorder: Recorder, results: Sequence[Any], tracers: Sequence[torch.Tensor]
 ) -> Iterator[Shared]:
     """Results that are inputs, tensors from outside, or views of them."""
-    sources: list[tuple[int | torch.Tensor, torch.Tensor]] = list(enumerate(tracers))
-    sources += [
-        (tensor, tracer) for tensor, tracer, _ in recorder.lifted() if not recorder.is_made(tensor)
-    ]
+    sources = recorder.sources(tracers)
     by_memory = {
         internals.storage_id(internals.memory_in(tracer)): source
         for source, tracer in reversed(sources)
@@ -680,7 +693,7 @@ def _own_leaves(recorder: Recorder, results: list[Any]) -> Iterator[tuple[int, b
             isinstance(leaf, torch.Tensor)
             and not is_wrapped(leaf)
             and leaf.requires_grad
-            and leaf.is_leaf
+            and internals.is_leaf(leaf)
         ):
             var = recorder.var_of(leaf)
             if var is not None and var.index not in given:
@@ -696,7 +709,8 @@ def _check_own_leaves(
     """Refuse a result whose backward outside would have to reach a leaf that the function made."""
     if not own:
         return
-    roots = [internals.node_of(leaf) for leaf in results if not recorder.gradients.is_freed(leaf)]
+    inner = (leaf for leaf in results if _is_inner(leaf) and not recorder.gradients.is_freed(leaf))
+    roots = list(map(internals.node_of, inner))
     behind = {id(getattr(node, "variable", None)) for node in internals.nodes_behind(roots)}
     if any(id(results[place]) in behind for place, _ in own):
         name = getattr(f, "__name__", type(f).__name__)
@@ -743,7 +757,7 @@ def _run(
 def _static(leaf: Any, f: Callable[..., Any], name: str) -> Any:
     if isinstance(leaf, torch.Tensor):
         return TENSOR
-    leaf = as_dim(leaf)
+    leaf = class_of_numbers(as_dim(leaf))
     if isinstance(leaf, Expr):
         return TENSOR
     check_static_output(leaf, f, name)

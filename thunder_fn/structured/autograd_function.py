@@ -20,7 +20,7 @@ import inspect
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -69,10 +69,10 @@ class FunctionCall(Call):
     given: Mask = ()
     constant: Mask = ()
     dims: tuple[int | None, ...] = ()
-    asks: frozenset[str] = frozenset()  # pyright: ignore[reportIncompatibleMethodOverride]
+    asks: frozenset[str] = frozenset()
     seen: set[str] = field(default_factory=set[str], compare=False)
     marked: list[bool] = field(default_factory=list[bool], compare=False)
-    ignores_closures: ClassVar[bool] = True
+    ignores_closures = True
     """True: a value that `forward` closes over is constant, as in PyTorch."""
 
     @property
@@ -86,12 +86,12 @@ class FunctionCall(Call):
         return f"{self.name}_backward"
 
     @property
-    def has_vmap(self) -> bool:
+    def has_vmap(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Test whether the class has a batching rule of its own."""
         return self.function.vmap is not torch.autograd.Function.vmap
 
     @property
-    def has_jvp(self) -> bool:
+    def has_jvp(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Test whether the class has a forward derivative of its own."""
         return self.function.jvp is not torch.autograd.Function.jvp
 
@@ -191,7 +191,7 @@ class FunctionCall(Call):
     def primal(self, *tensors: Any) -> Any:
         """`forward`; results without a gradient are cut off."""
         output, context = self.run(tensors)
-        return _map_outputs(output, context)
+        return _map_outputs(output, context, tensors)
 
     def push(self, tensors: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """The tensors of the result, and for each its tangent by the class's `jvp` or None.
@@ -260,11 +260,13 @@ def _is_tensor(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor)
 
 
-def _map_outputs(output: Any, context: Context) -> Any:
+def _map_outputs(output: Any, context: Context, given: Sequence[Any]) -> Any:
+    """Cut off the results without a gradient. An argument as a result is a new tensor."""
     outputs = output if isinstance(output, tuple) else (output,)
-    flags = context.constants_among(outputs)
+    flags = zip(outputs, context.constants_among(outputs), strict=True)
     new = tuple(
-        value.detach() if flag else value for value, flag in zip(outputs, flags, strict=True)
+        value.detach() if flag or any(value is one for one in given) else value
+        for value, flag in flags
     )
     return new if isinstance(output, tuple) else new[0]
 
@@ -312,7 +314,7 @@ class ExtendedCall(FunctionCall):
                 places.append(_place(leaf, tensors, outputs) or ("other", len(others)))
                 others += [leaf.detach()] if places[-1][0] == "other" else []
         self.notes[:] = [(spec, pytree.statics(leaves), places)]
-        return _map_outputs(output, context), others
+        return _map_outputs(output, context, tensors), others
 
 
 def _place(leaf: torch.Tensor, tensors: Sequence[Any], outputs: Sequence[Any]) -> Place | None:
@@ -614,7 +616,7 @@ def _changes(call: FunctionCall, tensors: Sequence[torch.Tensor]) -> tuple[tuple
     """
     examples = calls.examples_of([type_of_value(tensor) for tensor in tensors])
     try:
-        captured = calls.captured_body(call.primal, examples)
+        captured = calls.captured_body(lambda *tensors: call.run(tensors)[0], examples)
     except ChangesInputs as found:
         return found.places
     except CaptureError:
