@@ -24,12 +24,13 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture.generators import generators_of, random_state
 from thunder_fn.capture.watching import made
 from thunder_fn.derived.activity import activity
-from thunder_fn.derived.leaf_vjp import ruled
+from thunder_fn.derived.leaf_vjp import is_autograds
 from thunder_fn.errors import UnsupportedCall
 from thunder_fn.executors import Executor, Program, any_fuses, lower
-from thunder_fn.executors.reuse import COPY, find_aliases
+from thunder_fn.executors.reuse import COPY
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.grad import forward_backward
+from thunder_fn.interpreters.noops import leaving_variables
 from thunder_fn.interpreters.simplify import inline
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.constraints import close_symbols, constraints_of
@@ -240,14 +241,12 @@ def is_followable(trace: Trace) -> bool:
     and the results are small and in memory of their own.
     """
     trace = inline(trace)
-    equations, buffers = trace.equations, find_aliases(trace).buffers
+    if not _is_small(trace.equations) or any(map(ops.has_side_effect, trace.equations)):
+        return False
     given = frozenset(range(len(trace.inputs) + len(trace.constants)))
-    return (
-        _is_small(equations)
-        and all(one.op.kind == "leaf" and not ops.has_side_effect(one) for one in equations)
-        and all(isinstance(a, Var) and given.isdisjoint(buffers[a.index]) for a in trace.outputs)
-        and not any(ruled(trace))
-    )
+    are_own = given.isdisjoint(leaving_variables(trace))
+    is_leaf = all(equation.op.kind == "leaf" for equation in trace.equations)
+    return are_own and is_leaf and is_autograds(trace)
 
 
 def _is_small(equations: Sequence[Equation]) -> bool:
@@ -425,11 +424,16 @@ class Bridge:
         A node written in Python costs as much as ten calls of ops. So it does not pay where calling
         the ops takes longer than computing them.
         """
-        cares = self.overwritten or self.fixed or self.changed or self.sees_absent or self.draws
-        if cares or not all(self.active) or self.unreachable or not is_followable(self.trace):
+        cares = (
+            self.overwritten or self.fixed or self.changed or self.sees_absent or self.unreachable
+        )
+        if cares or not all(self.active) or not is_followable(self.trace):
             return None
-        claims = self.executors and self.forward.claimed.claims
-        return None if claims else lower(self.trace, donated=None)
+        if self.executors and self.forward.claimed.claims:
+            return None
+        program = lower(self.trace, donated=None)
+        is_torchs = all(executor.finish(program) is program for executor in self.executors)
+        return program if is_torchs else None
 
     @cached_property
     def draws(self) -> bool:
