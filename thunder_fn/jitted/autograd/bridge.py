@@ -250,10 +250,12 @@ def is_followable(trace: Trace) -> bool:
 
 
 def _is_small(equations: Sequence[Equation]) -> bool:
-    types = [var.type for var in bound(equations)]
-    sizes = [math.prod(type.shape) for type in types if isinstance(type, TensorType)]
-    is_known = all(isinstance(size, int) for size in sizes)
-    return is_known and sum(map(int, sizes)) <= SMALL * len(sizes)
+    types = (var.type for var in bound(equations))
+    shapes = [type.shape for type in types if isinstance(type, TensorType)]
+    known = [[dim for dim in shape if isinstance(dim, int)] for shape in shapes]
+    return list(map(len, known)) == list(map(len, shapes)) and (
+        sum(map(math.prod, known)) <= SMALL * len(shapes)
+    )
 
 
 @dataclass(frozen=True)
