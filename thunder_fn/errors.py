@@ -13,7 +13,7 @@ import importlib.metadata
 import re
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeGuard, TypeVar
 
 if TYPE_CHECKING:
     from thunder_fn.ir.trace import Source
@@ -56,7 +56,7 @@ class TraceTypeError(ThunderError, TypeError):
 
 
 class InvalidTrace(ThunderError, ValueError):
-    """A trace breaks a rule of its grammar (see `thunder_fn.trace`). The interpreter that built
+    """A trace breaks a rule of its grammar (see `thunder_fn.ir.trace`). The interpreter that built
     it has a bug.
     """
 
@@ -395,3 +395,10 @@ def callable_name(function: Any) -> str:
 def kind_of(value: object) -> str:
     """Name the kind of a value: "an int", "a list"."""
     return with_article(type(value).__name__)
+
+
+def is_int(value: object, least: int | None = None) -> TypeGuard[int]:
+    """Test for an int that is no bool, and not less than `least`."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        return False
+    return least is None or value >= least

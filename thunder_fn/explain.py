@@ -49,15 +49,19 @@ def main(argv: Sequence[str]) -> int:
     if wanted is None:
         width = max(map(len, known))
         for name, kind in known.items():
-            print(f"{name:<{width}}  {(inspect.getdoc(kind) or '').splitlines()[0]}")
+            first = summary(kind).partition(". ")[0].rstrip(".")
+            print(f"{name:<{width}}  {first}.")
         return 0
     lower = {name.lower(): name for name in known}
     key = wanted.rpartition(".")[2].lower()
     if key not in lower:
-        near = difflib.get_close_matches(key, lower, n=1, cutoff=0.0)
-        parser.error(
-            f"there is no error {wanted!r}; did you mean {lower[near[0]]}? Without a name, all are"
-            " listed"
-        )
+        near = difflib.get_close_matches(key, lower, n=1)
+        meant = f"; did you mean {lower[near[0]]}?" if near else "."
+        parser.error(f"there is no error {wanted!r}{meant} Without a name, all are listed")
     print(page(lower[key]), end="")
     return 0
+
+
+def summary(kind: type[Exception]) -> str:
+    """The first paragraph of an error's docstring, in one line."""
+    return " ".join((inspect.getdoc(kind) or "").partition("\n\n")[0].split())

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import array
+import datetime
 import functools
 import gc
 import importlib
+import os
 import sys
 import threading
+import time
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from time import time as clock
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +30,7 @@ from thunder_fn import cache_info, explain_misses, jit
 from thunder_fn.capture.outside import frames, values as outside
 from thunder_fn.errors import OutsideWarning, UnsupportedCall
 
+HERE = Path(__file__)
 FILLED_BY_THE_CALL = {"defaultdict"}
 """Rows in which the first call changes what it reads, so that the second is traced too."""
 
@@ -139,6 +145,69 @@ def test_a_number_that_always_changes_keeps_few_programs() -> None:
 
 
 # ---- what cannot be guarded ----
+
+
+@pytest.mark.parametrize(
+    ("ask", "name"),
+    [
+        (lambda: time.time(), "time.time"),
+        (lambda: clock(), "clock"),
+        (lambda: datetime.datetime.now().second, "datetime.datetime.now"),
+        (lambda: os.path.exists("x"), "os.path.exists"),
+        (lambda: HERE.exists(), "HERE.exists"),
+        (lambda: open(HERE).close() or 1, "open"),
+    ],
+)
+def test_answers_that_change_by_themselves_are_said_to_be_constants(ask: Callable[[], float], name: str) -> None:
+    with pytest.warns(OutsideWarning, match=rf"the answer of {name} in test_outside.py:\d+ is taken as a constant"):
+        jit(lambda x: x * ask())(X)
+    jit(lambda x: x * tfn.constant(time.time()))(X)
+
+
+def popping() -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]:
+    def make() -> Callable[..., torch.Tensor]:
+        held = [3.0, 2.0, 1.0]
+        return lambda x: x * held.pop()
+
+    return make(), make()
+
+
+def counting() -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]:
+    class Counting(nn.Module):
+        n = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.n += 1
+            return x * self.n
+
+    def make() -> Callable[..., torch.Tensor]:
+        module = Counting()
+        return lambda x: module(x)
+
+    return make(), make()
+
+
+@pytest.mark.parametrize("make", [popping, counting])
+def test_content_that_the_function_changes_after_it_has_read_it(
+    make: Callable[[], Sequence[Callable[..., torch.Tensor]]],
+) -> None:
+    ours, eager = make()
+    jitted = jit(ours)
+    for _ in range(3):
+        assert torch.equal(jitted(X), eager(X))
+
+
+def test_what_a_function_mode_does_is_done_once() -> None:
+    class Twice(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found = function(*args, **(kwargs or {}))
+            return found * 2 if function is torch.sin else found
+
+    f = jit(torch.sin)
+    for _ in range(2):
+        assert torch.equal(f(X), X.sin())
+        with Twice():
+            assert torch.equal(f(X), X.sin() * 2)
 
 
 def test_iterators_are_refused() -> None:

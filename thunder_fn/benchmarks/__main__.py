@@ -12,9 +12,11 @@ from pathlib import Path
 from thunder_fn.benchmarks.chart import read, svg
 from thunder_fn.benchmarks.harness import machine, save, show
 from thunder_fn.commands import output_folder, run_command
+from thunder_fn.progress import tracked
 
 NAMES = (
     *("call", "checkpoint", "compile", "compiled", "control_flow", "distributed", "dynamic", "gpu"),
+    "growth",
     *("models", "plan", "quantize", "trace", "train", "transforms"),
 )
 MODULES = {"models": "pretrained"}
@@ -83,7 +85,7 @@ def main(argv: Sequence[str]) -> int:
                 if options.only is None
                 else module.run(options.quick, options.only)
             )
-            for result in results:
+            for result in tracked(results, f"benchmarks of {name}"):
                 print("\n" + show(result), flush=True)
                 save(result, options.json)
     return 0

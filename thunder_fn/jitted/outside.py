@@ -41,7 +41,7 @@ from thunder_fn.capture.outside.values import (
     look,
     progress_of,
 )
-from thunder_fn.errors import OutsideWarning, UnsupportedCall, kind_of, located
+from thunder_fn.errors import OutsideWarning, UnsupportedCall, callable_name, kind_of, located
 from thunder_fn.ir.text import escaped
 from thunder_fn.ir.trace import Literal
 from thunder_fn.jitted.callpath import Namespace
@@ -110,7 +110,7 @@ def _described(value: Any) -> str:
 # ---- edges as text ----
 
 
-def _conditions(edge: Edge, names: Namespace) -> Iterator[str]:
+def _conditions(edge: Edge, names: Namespace) -> Iterator[str]:  # noqa: C901 - a branch for each kind of edge
     holder = edge.holder
     key = repr(edge.key) if type(edge.key) in (str, int) else names.bind(edge.key, "key")
     match edge.kind:
@@ -130,12 +130,16 @@ def _conditions(edge: Edge, names: Namespace) -> Iterator[str]:
             yield _equal(f"{names.bind(holder, 'of')}.{edge.key}", edge.value, names)
         case "attr":
             yield _equal(f"getattr({names.bind(holder, 'of')}, {key}, ABSENT)", edge.value, names)
+        case "type":
+            yield f"type({names.bind(holder, 'ref')}()) is {names.bind(edge.value, 'class')}"
+        case "alive":
+            yield f"({names.bind(holder, 'ref')}() is not None) is {edge.value}"
         case "context":
             yield _equal(f"{names.bind(holder.get, 'get')}(ABSENT)", edge.value, names)
         case "class":
             yield from _class_conditions(edge, key, names)
         case _:
-            value, same = names.bind(edge.value, "seen"), names.bind(_quick(holder), "same")
+            value, same = names.bind(edge.value, "seen"), names.bind(_quick(edge), "same")
             yield f"{same}() or seen({names.bind(holder, 'of')}) == {value}"
 
 
@@ -167,9 +171,13 @@ def _equal(found: str, value: Any, names: Namespace) -> str:
     return f"(v := {found}) is {known} or type(v) is type({known}) and v == {known}"
 
 
-def _quick(value: Any) -> Callable[[], bool]:
-    """A quick check that a container, and those in it, hold the very objects that they held."""
-    parts: list[tuple[Any, list[Any]]] = []
+def _quick(edge: Edge) -> Callable[[], bool]:
+    """A quick check that a container, and those in it, hold the very objects that they held. It
+    fails where the function itself has changed the content since it was read.
+    """
+    value, parts = edge.holder, list[tuple[Any, list[Any]]]()
+    if seen(value) != edge.value:
+        return lambda: False
     for part in parts_of(value):
         parts.append((part, list(part)))
         if is_a(part, dict):
@@ -192,7 +200,7 @@ class ModuleCheck:
     def __init__(self, module: torch.nn.Module, path: str, reads: Reads) -> None:
         self.module, self.path, self.reads = module, path, reads
         self.reading, self.hooks = module_state.read(module), self.own_hooks()
-        self.quick = self.quick_check()
+        self.quick = (lambda: False) if self.change() else self.quick_check()
 
     def own_hooks(self) -> list[Any]:
         """The hooks of the module itself, which are part of no layout."""
@@ -311,7 +319,7 @@ def _refuse(f: Callable[..., Any], watch: Watch) -> None:
     for value, path, progress in watch.drawn.values():
         if progress is None or progress_of(value) != progress:
             raise UnsupportedCall(
-                f"{_name(f)} draws from {path}, {kind_of(value)} from outside, which gives"
+                f"{callable_name(f)} draws from {path}, {kind_of(value)} from outside, which gives"
                 " something else in each call",
                 source=source_of(f),
                 fix=(
@@ -320,19 +328,16 @@ def _refuse(f: Callable[..., Any], watch: Watch) -> None:
             )
     for path, name in watch.states.items():
         raise state_error(
-            f"{_name(f)} calls `{name}` of {path}, a generator from outside,", source_of(f)
+            f"{callable_name(f)} calls `{name}` of {path}, a generator from outside,", source_of(f)
         )
     for value, path in watch.arrays.values():
         raise UnsupportedCall(
-            f"{_name(f)} reads {path}, an array of NumPy of {value.nbytes} bytes from outside, "
-            f"which is too large to be compared in each call (the limit is {MAX_ARRAY_BYTES})",
+            f"{callable_name(f)} reads {path}, an array of NumPy of {value.nbytes} bytes from"
+            " outside, which is too large to be compared in each call (the limit is"
+            f" {MAX_ARRAY_BYTES})",
             source=source_of(f),
             fix=(
                 f"Pass `torch.from_numpy({path})` as an argument, or write"
                 f" `tfn.constant({path})` if it never changes."
             ),
         )
-
-
-def _name(f: Any) -> str:
-    return getattr(f, "__name__", type(f).__name__)

@@ -9,7 +9,7 @@ import torch
 
 from thunder_fn.distributed.collectives import FLOATS
 from thunder_fn.distributed.groups import group_of, groups_of
-from thunder_fn.errors import RewriteError
+from thunder_fn.errors import RewriteError, is_int
 from thunder_fn.interpreters.ddp import Ddp
 from thunder_fn.interpreters.fsdp import Fsdp
 from thunder_fn.interpreters.lora import Lora
@@ -33,15 +33,12 @@ def quantize(
     """Store weights as numbers of few bits.
 
     Law: ``q(q.prepare(params), *xs)`` is ``f(q.prepare(params).restore(), *xs)`` up to rounding,
-        and `restore` gives
-    each parameter back within the scheme's bound. Schemes that round activations too
-        (`int8_dynamic`, `fp8_dynamic`)
-    are off by half a step of each row of them besides. Jitted functions run linear layers on codes
-        with PyTorch's
-    kernels where it has fast ones (the executor `quantized`). On CPUs with a C++ compiler they run
-        our own (`codes`),
-    compiled once and kept on disk. `jit(executors=["torch"])` and `numerics="bitwise"` do without
-        either.
+        and `restore` gives each parameter back within the scheme's bound. Schemes that round
+        activations too (`int8_dynamic`, `fp8_dynamic`) are off by half a step of each row of them
+        besides. Jitted functions run linear layers on codes with PyTorch's kernels where it has
+        fast ones (the executor `quantized`). On CPUs with a C++ compiler they run our own
+        (`codes`), compiled once and kept on disk. `jit(executors=["torch"])` and
+        `numerics="bitwise"` do without either.
 
     Args:
         f: a function of `(params, *inputs)`, jitted or not, already rewritten or not; a module; or
@@ -117,7 +114,7 @@ def lora(
 
     Source: LoRA (arXiv:2106.09685), QLoRA (arXiv:2305.14314).
     """
-    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
+    if not is_int(rank, 1):
         raise RewriteError(f"lora: the rank is a number from 1 on, given {rank!r}")
     if alpha is not None and not (isinstance(alpha, int | float) and math.isfinite(alpha)):
         raise RewriteError(f"lora: alpha is a finite number, given {alpha!r}")
@@ -146,9 +143,8 @@ def fsdp(  # noqa: PLR0913 - options, by keyword
     """Shard parameters over the ranks of a mesh, by rows; gather them where they are used.
 
     Law: on N ranks with a batch each, loss and gradients are those of one rank that sees all
-        batches: the mean over ranks,
-    however many examples each has. Buffers and random numbers are each rank's own.
-    Composes with `quantize` and `lora` in either order.
+        batches: the mean over ranks, however many examples each has. Buffers and random numbers are
+        each rank's own. Composes with `quantize` and `lora` in either order.
 
     Args:
         f: as for `quantize`. Every rank calls it, on its own batch.
@@ -171,8 +167,7 @@ def fsdp(  # noqa: PLR0913 - options, by keyword
 
     Returns:
         What was given, on shards: `prepare` takes whole parameters, the same on all ranks, and
-            keeps this rank's rows;
-        `restore` and `state_dict` gather, so all ranks call them.
+            keeps this rank's rows; `restore` and `state_dict` gather, so all ranks call them.
 
     Raises:
         RewriteError: mesh is no mesh of one or two dims, or its ranks have shares of the parameters
@@ -196,9 +191,7 @@ def fsdp(  # noqa: PLR0913 - options, by keyword
         raise RewriteError(
             f"fsdp: precision is a floating dtype of 16 bits or more, given {precision!r}"
         )
-    if prefetch is not None and (
-        isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0
-    ):
+    if prefetch is not None and not is_int(prefetch, 0):
         raise RewriteError(f"fsdp: prefetch is a number of buckets from 0 on, given {prefetch!r}")
     *replicas, shards = groups_of(mesh)
     sharded = rewritten(f, Fsdp(shards, zero, bucket, reduction, precision, offload, prefetch))
@@ -278,6 +271,6 @@ def _read_bucket(name: str, given: Any) -> Bucket:
     """
     if given is None or given in ("block", "each"):
         return given or "each"
-    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+    if not is_int(given, 1):
         raise RewriteError(f"{name}: bucket is 'block', a number of bytes or None, given {given!r}")
     return given

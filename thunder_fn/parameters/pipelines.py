@@ -21,7 +21,7 @@ from thunder_fn.capture import EVERY_LEAF, Captured, capture, current, pytree
 from thunder_fn.capture.apply import without_values
 from thunder_fn.capture.rewriting import is_to_be_fused
 from thunder_fn.distributed.groups import Group, group_of
-from thunder_fn.errors import RewriteError, kind_of
+from thunder_fn.errors import RewriteError, is_int, kind_of
 from thunder_fn.interpreters.pipeline.programs import program_of
 from thunder_fn.interpreters.pipeline.schedules import SCHEDULES, Schedule, interleaved
 from thunder_fn.interpreters.pipeline.stages import stages_of
@@ -142,7 +142,7 @@ def _without_graph(leaf: Any) -> Any:
 
 def _as_given(trace: Trace, args: tuple[Any, ...]) -> Trace:
     """The trace, with the types of the arguments: parameters of other ranks are on `meta`."""
-    leaves = [leaf for leaf in pytree.flatten(args)[0] if isinstance(leaf, torch.Tensor)]
+    leaves = pytree.tensors_in(args)
     given = [Var(at, type_of_value(leaf)) for at, leaf in enumerate(leaves)]
     return cut(trace, inputs=(*given, *trace.inputs[len(given) :]))
 
@@ -151,9 +151,9 @@ def _places(args: tuple[Any, ...]) -> tuple[tuple[int, ...], ...]:
     """For each argument, the places of its tensors among those of all."""
     count, found = 0, list[tuple[int, ...]]()
     for arg in args:
-        tensors = [leaf for leaf in pytree.flatten(arg)[0] if isinstance(leaf, torch.Tensor)]
-        found.append(tuple(range(count, count + len(tensors))))
-        count += len(tensors)
+        end = count + len(pytree.tensors_in(arg))
+        found.append(tuple(range(count, end)))
+        count = end
     return tuple(found)
 
 
@@ -172,7 +172,7 @@ def _without_values(args: tuple[Any, ...]) -> Any:
     of this one's tensors.
     """
     leaves, spec = pytree.flatten(args[0])
-    tensors = [one for one in pytree.flatten(args)[0] if isinstance(one, torch.Tensor)]
+    tensors = pytree.tensors_in(args)
     device = next((one.device for one in tensors if not one.is_meta), torch.device("meta"))
     types = [type_of_value(leaf) for leaf in leaves]
     known = [replace(one, device=device) if isinstance(one, TensorType) else one for one in types]
@@ -253,7 +253,7 @@ def _read_schedule(
         raise RewriteError(f"{what}, given {given!r}")
     else:
         micro = 2 * ranks if micro is None else micro
-        if isinstance(micro, bool) or not isinstance(micro, int) or micro < 1:
+        if not is_int(micro, 1):
             raise RewriteError(f"pipeline: micro is a number from 1 on, given {micro!r}")
         chunks = (stages or 0) // ranks
         is_chunked = given == "interleaved" and chunks > 0

@@ -45,10 +45,12 @@ from thunder_fn.torch_internals.modes import (
     current_gpu,
     get_dispatch_mode,
     isolated,
+    never_compiled,
     no_torch_function,
     only_memory,
 )
 from thunder_fn.torch_internals.numbers import Numbers, OnDecision, unknown
+from thunder_fn.torch_internals.tensors import extent
 
 DATA_DEPENDENT_VALUE = DataDependentOutputException
 
@@ -113,6 +115,7 @@ class RecordingMode(FakeTensorMode):
     """
 
     supports_higher_order_operators = True
+    _should_skip_dynamo = never_compiled
 
     def __init__(
         self,
@@ -218,9 +221,8 @@ class RecordingMode(FakeTensorMode):
         ((_, shape, strides, offset),) = fitting
         if (tuple(value.stride()), value.storage_offset()) == (strides, offset):
             return value
-        end = 1 + offset + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
         with only_memory():
-            size = offset if 0 in shape else end
+            size = offset + extent(shape, strides)
             memory = torch.empty(size, dtype=value.dtype, device="meta")
             return FakeTensor(self, memory.as_strided(shape, strides, offset), value.device)
 
@@ -690,12 +692,8 @@ def fake_like(mode: RecordingMode, tensor: torch.Tensor) -> torch.Tensor:
         if is_found or not offset:
             elem = torch.empty_strided(shape, stride, dtype=tensor.dtype, device="meta")
         else:
-            extent = (
-                0
-                if 0 in shape
-                else 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-            )
-            memory = torch.empty(offset + extent, dtype=tensor.dtype, device="meta")
+            size = offset + extent(shape, stride)
+            memory = torch.empty(size, dtype=tensor.dtype, device="meta")
             elem = torch.as_strided(memory, shape, stride, offset)
         return FakeTensor(mode, elem, tensor.device)
 

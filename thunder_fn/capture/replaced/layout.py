@@ -23,6 +23,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.errors import UnsupportedCall
 from thunder_fn.ir import facts, ops
+from thunder_fn.ir.memos import kept_of_ops
 from thunder_fn.ir.trace import Arg, Literal, TensorType, Var, type_of_value
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ def with_plain_layout(
     """Record an op that looks at layout; the variables of its results. None if it can be
     recorded as it is.
     """
+    if not _looks_at_layout(name):
+        return None
     if name in facts.FACTORS:
         return _factor(recorder, name, args, kwargs, result)
     if name in facts.READ_AS_CONTIGUOUS:
@@ -56,6 +59,13 @@ def with_plain_layout(
         found = _scatter(recorder, *args) if "scatter" in name else _gather(recorder, *args)
         return found or _record_as_is(recorder, args, result)
     return None
+
+
+@kept_of_ops()
+def _looks_at_layout(name: str) -> bool:
+    known = (facts.FACTORS, facts.READ_AS_CONTIGUOUS, facts.ADDRESSES)
+    exact = (READS_OUTPUT, "aten.view_as_complex.default")
+    return name in exact or any(name in names for names in known)
 
 
 def _emit(
@@ -245,7 +255,7 @@ def _gather(
     if tensor is not view and recorder.history.is_stopped(recorder.known(view)):
         var = _emit(recorder, aten.alias.default, (var,), tensor.shape, tensor)
     order, start = _order(tensor), _offset(tensor)
-    last = first + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    last = first + internals.last_offset(size, stride)
     if order is not None and start <= first and last < start + tensor.numel():
         flat = _flat(recorder, tensor, var, order)
         return (
@@ -282,7 +292,7 @@ def _scatter(
     start = _offset(laid)
     first = start if offset is None else offset
     order, shape = _order(laid), tuple(tensor.shape)
-    last = first + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    last = first + internals.last_offset(size, stride)
     new = recorder.read(source)
     if order is not None and start <= first and last < start + tensor.numel():
         flat = _flat(recorder, tensor, recorder.read(tensor), order)

@@ -244,7 +244,7 @@ class ModuleJit:
     @property
     def again(self) -> Callable[[torch.nn.Module], ModuleJit]:
         """The function that jits another module alike."""
-        return functools.partial(_module_jit, options=self.options)
+        return functools.partial(ModuleJit, options=self.options)
 
     def function(self) -> Jitted:
         """The module as a jitted function of its tensors too, which keeps nothing."""
@@ -421,9 +421,7 @@ def jit_of(module: torch.nn.Module) -> ModuleJit:
 
 def is_jitted(module: Any) -> bool:
     """Test whether the module was made by `jit`."""
-    return isinstance(module, torch.nn.Module) and isinstance(
-        getattr(module, SLOT, None), ModuleJit
-    )
+    return isinstance(module, torch.nn.Module) and hasattr(type(module), SLOT)
 
 
 def as_function(module: torch.nn.Module, kwargs: dict[str, Any]) -> tuple[Jitted, dict[str, Any]]:
@@ -458,11 +456,7 @@ def jit_module(module: torch.nn.Module, options: Mapping[str, Any]) -> Any:
 def jitted_module(module: torch.nn.Module, options: Options) -> Any:
     """A module that shares its state with this one."""
     named = options.of_arguments(module.forward)
-    return with_forward(module, functools.partial(_module_jit, options=named))
-
-
-def _module_jit(module: torch.nn.Module, options: Options) -> ModuleJit:
-    return ModuleJit(module, options)
+    return with_forward(module, functools.partial(ModuleJit, options=named))
 
 
 def with_forward(
