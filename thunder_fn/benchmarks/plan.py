@@ -199,7 +199,9 @@ SPLIT = {
     **dict.fromkeys(("*.q_proj.weight", "*.k_proj.weight", "*.v_proj.weight"), "column"),
     **dict.fromkeys(("*.gate_proj.weight", "*.up_proj.weight"), "column"),
     **dict.fromkeys(("*.o_proj.weight", "*.down_proj.weight"), "row"),
+    "lm_head.weight": "column",
 }
+"""As torchtitan's plan, whose losses, norms and residuals are split too; here they are whole."""
 LENGTH, WORDS = 8192, 128256
 
 
