@@ -201,7 +201,7 @@ SPLIT = {
     **dict.fromkeys(("*.o_proj.weight", "*.down_proj.weight"), "row"),
     "lm_head.weight": "column",
 }
-"""As torchtitan's plan, whose losses, norms and residuals are split too; here they are whole."""
+"""torchtitan's plan, but for losses, norms and residuals, which it splits too."""
 LENGTH, WORDS = 8192, 128256
 
 
