@@ -242,7 +242,11 @@ def outside_of(read: Sequence[Outside], kept: tuple[KeptState, ...]) -> Outside 
         return read[0] if read else None
     edges, modules = (read[0].edges, read[0].modules) if read else ((), ())
     held = {id(container) for state in kept for container, _ in state.contents}
-    return Outside(tuple(one for one in edges if id(one.holder) not in held), (*modules, *kept))
+    fed = {(id(holder), key) for state in kept for holder, key, _ in state.places}
+    others = (
+        one for one in edges if id(one.holder) not in held and (id(one.holder), one.key) not in fed
+    )
+    return Outside(tuple(others), (*modules, *kept))
 
 
 # ---- watching a trace ----

@@ -29,11 +29,12 @@ from thunder_fn.torch_internals.modes import (
     FUNCTIONAL,
     PROXY,
     get_dispatch_mode,
+    isolated,
     levels_outside,
     never_compiled,
     only_memory,
 )
-from thunder_fn.torch_internals.tensors import bits_between, innermost, storage_id
+from thunder_fn.torch_internals.tensors import bits_between, extent, innermost, storage_id
 from thunder_fn.torch_internals.traits import traits_of
 
 _DETACH = torch.ops.aten.detach.default
@@ -632,6 +633,34 @@ def base_of(tracer: torch.Tensor) -> torch.Tensor | None:
 def memory_in(tracer: torch.Tensor) -> torch.Tensor:
     """The functional tensor in a tracer, which its views share."""
     return tracer.elem  # type: ignore[attr-defined]
+
+
+def is_whole(memory: torch.Tensor) -> bool:
+    """Test for a functional tensor that is no view of the memory that it has."""
+    return not torch._C._functionalization.get_view_meta_sequence(memory)
+
+
+def laid_out_as(memories: Sequence[torch.Tensor], fake: torch.Tensor) -> list[torch.Tensor]:
+    """Lay out the views of functional tensors as eager mode does: each one's of what the one
+    before it gives, the first one's of memory with the layout of `fake`, without its bits.
+
+    A write leaves a value in a layout of its own, which says nothing of memory.
+
+    Returns:
+        Tensors of PyTorch's device "meta", in one memory: that of `fake`, and one for each.
+    """
+    first = fake.storage_offset()
+    with isolated(), torch._C.DisableTorchFunction():
+        room = torch.empty(
+            first + extent(fake.shape, fake.stride()), dtype=fake.dtype, device="meta"
+        )
+        value = room.as_strided(fake.shape, fake.stride(), first)
+        found = [value]
+        for memory in memories:
+            steps = torch._C._functionalization.get_view_meta_sequence(memory)
+            value = torch._C._functionalization.apply_view_meta_sequence(value, steps)
+            found.append(value)
+        return found
 
 
 def is_laid_out_anew(tracer: torch.Tensor) -> bool:
