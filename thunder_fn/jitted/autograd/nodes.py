@@ -41,7 +41,7 @@ symbols.
 Keeping: TypeAlias = OneOf[
     "saved", "shape", "copy", "probed shape", "probed", "probed leaf", "number"
 ]
-"""How a node keeps an input that it needs: what the backward reads is saved. Of an input that only
+"""The ways to keep an input that a node needs. What the backward reads is saved. Of an input that only
 the derivative of the backward reads, the version is probed. It is saved unless it is a leaf, which
 lives without the node. What autograd keeps may be the shape alone, or a copy.
 """
