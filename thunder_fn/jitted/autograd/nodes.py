@@ -41,9 +41,9 @@ symbols.
 Keeping: TypeAlias = OneOf[
     "saved", "shape", "copy", "probed shape", "probed", "probed leaf", "number"
 ]
-"""The ways to keep an input that a node needs. What the backward reads is saved. Of an input that only
-the derivative of the backward reads, the version is probed. It is saved unless it is a leaf, which
-lives without the node. What autograd keeps may be the shape alone, or a copy.
+"""The ways to keep an input that a node needs. What the backward reads is saved. Of an input that
+only the derivative of the backward reads, the version is probed. It is saved unless it is a leaf,
+which lives without the node. What autograd keeps may be the shape alone, or a copy.
 """
 
 MAX_KNOWN = 16
