@@ -40,6 +40,7 @@ from thunder_fn.executors.names import Names
 from thunder_fn.executors.numbers import number_name, number_tensor, stands_for_number
 from thunder_fn.executors.reuse import (
     CLONE,
+    NO_REUSE,
     Reuse,
     find_aliases,
     in_place,
@@ -107,7 +108,7 @@ class Program:
 
 def lower(
     trace: Trace,
-    donated: Sequence[int] = (),
+    donated: Sequence[int] | None = (),
     writes: Sequence[int | None] = (),
     *,
     below_autograd: bool = False,
@@ -123,7 +124,7 @@ def lower(
     Args:
         trace: closed and checked.
         donated: inputs, by position, whose memory the program may use. They are dense and share
-            memory with nothing.
+            memory with nothing. None: autograd follows the program, so it writes to no memory.
         writes: one for each of the last outputs: the input, by position, that it will be written
             to, or None. The program may compute it there, and then returns the very tensor. These
             inputs share memory with nothing.
@@ -137,7 +138,7 @@ def lower(
     frozen = tuple(executor.frozen() for executor in executors if executor is not TORCH)
     parts = in_front(trace) if whole and any(one.only_gpu for one in frozen) else None
     if parts is not None:
-        return _lowered_in_two(trace, parts, frozen, donated, writes, below_autograd)
+        return _lowered_in_two(trace, parts, frozen, donated or (), writes, below_autograd)
     claimed = claim(dce(trace).renamed(trace.name), frozen, writes, below_autograd=below_autograd)
     emitter = _Emitter(claimed, frozen, donated, writes, below_autograd, taken=taken)
     program = replace(emitter.program(), meaning=trace)
@@ -151,7 +152,7 @@ def lower(
             program, run=internals.without_autocast(program.run, partial(take, program.run))
         )
     if spoiling.is_on():
-        program = replace(program, run=spoiling.repeated(program.run, trace, donated))
+        program = replace(program, run=spoiling.repeated(program.run, trace, donated or ()))
     return program
 
 
@@ -190,7 +191,7 @@ class _Emitter:
         self,
         flat: Claimed,
         executors: tuple[Executor, ...],
-        donated: Sequence[int],
+        donated: Sequence[int] | None,
         writes: Sequence[int | None],
         below_autograd: bool,
         names: Names | None = None,
@@ -199,7 +200,7 @@ class _Emitter:
         self.claimed, self.executors, self.taken = flat, executors, taken
         self.trace, self.notes = flat.trace, flat.notes
         self.shown: set[Trace] = set()
-        self.donated, self.last = tuple(donated), last_uses(flat.trace)
+        self.donated, self.last = tuple(donated or ()), last_uses(flat.trace)
         written = flat.trace.outputs[len(flat.trace.outputs) - len(writes) :]
         pairs = zip(writes, written, strict=True)
         finals = {
@@ -207,7 +208,8 @@ class _Emitter:
             for target, atom in pairs
             if target is not None and isinstance(atom, Var)
         }
-        plan = plan_reuse(flat.trace, donated, finals, flat.region_of)
+        plan = plan_reuse(flat.trace, self.donated, finals, flat.region_of)
+        plan = plan if donated is not None else NO_REUSE
         self.reuse = (
             plan if below_autograd else replace(plan, given={})
         )  # autograd may have kept an operand

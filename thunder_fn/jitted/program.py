@@ -520,8 +520,10 @@ class _Execution:
 
     @cached_property
     def program(self) -> Program:
-        """The program to run: the forward of a bridge where gradients may be asked for."""
-        return self.lowered(self.writable) if self.bridge is None else self.bridge.forward
+        """The program to run: that of a bridge where gradients may be asked for."""
+        if self.bridge is None:
+            return self.lowered(self.writable)
+        return self.bridge.followed or self.bridge.forward
 
     def lowered(self, donated: Sequence[int]) -> Program:
         return lower(
@@ -532,7 +534,8 @@ class _Execution:
         values = [f"r{i}" for i in range(len(self.trace.outputs))]
         lines = [f"def execute({', '.join(self.leaves)}):"]
         lines += [f"    {name} = {text}" for name, text in self.feeds]
-        run = self.names.bind(self.bridge or self.program.run, "program")
+        is_node = self.bridge is not None and self.bridge.followed is None
+        run = self.names.bind(self.bridge if is_node else self.program.run, "program")
         if self.writable:
             careful = self.names.bind(_Lazily(partial(self.lowered, ())), "careful")
             given = ", ".join(self.inputs[i] for i in self.writable)
