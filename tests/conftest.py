@@ -15,9 +15,11 @@ from typing import Any
 import hypothesis
 import pytest
 import torch
+from hypothesis.database import DirectoryBasedExampleDatabase
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.ir import memos
+from thunder_fn.jitted.autograd.bridge import Bridge
 from thunder_fn.torch_internals import patches
 
 # Workers hold what hundreds of tests import: a full collection takes a second, and there is little to collect.
@@ -34,7 +36,15 @@ hypothesis.settings.register_profile(
     report_multiple_bugs=False,
     phases=set(hypothesis.Phase) - {hypothesis.Phase.explain},
 )
-hypothesis.settings.register_profile("thorough", max_examples=2000, deadline=None, print_blob=True)
+# In CI Hypothesis is derandomised and forgets by default; the nightly job keeps the examples that broke a law.
+hypothesis.settings.register_profile(
+    "thorough",
+    max_examples=2000,
+    derandomize=False,
+    database=DirectoryBasedExampleDatabase(Path(__file__).parents[1] / ".hypothesis" / "examples"),
+    deadline=None,
+    print_blob=True,
+)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
 collect_ignore = ["nullgpu", "typing"]  # run inside of PyTorch's CUDA build; read by a type checker
@@ -106,6 +116,12 @@ def _empty_memos() -> Iterator[None]:
     """A file's traces go with it: what looks through all objects, as the collector does, is as fast at the end."""
     yield
     memos.clear_caches(rules=False)
+
+
+@pytest.fixture
+def by_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Autograd follows no small program op by op: our own backward runs."""
+    monkeypatch.setattr(Bridge, "followed", None)
 
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")

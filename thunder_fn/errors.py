@@ -84,8 +84,8 @@ class DataDependentBranch(CaptureError, TypeError, RuntimeError):
 
 
 class DataDependentValue(CaptureError, TypeError, RuntimeError):
-    """Python asked for a number inside a traced tensor (`int(x)`, `float(x)`, `.tolist()`). Keep
-    it a tensor.
+    """Python asked for values of a traced tensor that must be known while tracing, such as
+    `complex(x)`. Keep them in a tensor.
     """
 
 

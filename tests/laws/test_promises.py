@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import random
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -338,3 +341,26 @@ def test_an_order_of_collectives_that_differs_between_ranks_is_found() -> None:
 
     found = counterexample_in(law_of(every_other), Case(Program((VECTOR, replace(VECTOR, shape=(3,))), ())))
     assert found is not None and "ranks meet in different collectives" in found
+
+
+BY_HASH = """
+from thunder_fn.ir.trace import Trace
+
+def by_hash(trace: Trace) -> Trace:
+    return trace.renamed(f"program_{hash('program') % 10**9}")
+
+def by_name(trace: Trace) -> Trace:
+    return trace.renamed("program_1")
+"""
+
+
+@pytest.mark.skipif(
+    os.environ.get("HYPOTHESIS_PROFILE") != "thorough", reason="it starts four processes: `make thorough` runs it"
+)
+def test_processes_make_the_same_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "by_hash_of_text.py").write_text(BY_HASH)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("by_hash_of_text")
+    assert PROMISES["processes"][1](module.by_name)(CASE.trace, CASE.inputs) is True
+    with pytest.raises(LawBroken, match="two processes made different traces"):
+        PROMISES["processes"][1](module.by_hash)(CASE.trace, CASE.inputs)

@@ -301,6 +301,92 @@ def test_a_memo_that_the_first_call_fills() -> None:
     assert cache_info(jitted).misses == 2
 
 
+class Kept:
+    """An object that a function keeps tensors in."""
+
+    def __init__(self) -> None:
+        self.last, self.state, self.log, self.parts = None, torch.zeros(3), [], {"n": 1}
+
+
+def _keeps(kind: str) -> tuple[Kept, Callable[[torch.Tensor], torch.Tensor]]:
+    kept, last = Kept(), None
+
+    def attributes(x):
+        kept.last, kept.parts["tree"] = x * 2, {"a": (x, x + 1)}
+        return x.sin()
+
+    def state(x):
+        kept.state = kept.state * 0.5 + x
+        return kept.state + 1
+
+    def first(x):
+        kept.last = x if kept.last is None else kept.last + x
+        return kept.last * 2
+
+    def appended(x):
+        kept.log.append(x * 2)
+        kept.log.extend([x, x.sin()])
+        return x
+
+    def filled_again(x):
+        kept.log.clear()
+        kept.log.append(x * 2)
+        return x
+
+    def method(x):
+        kept.parts.update(w=x * 3)
+        kept.parts.__setitem__("v", x)
+        return x
+
+    def cell(x):
+        nonlocal last
+        last = x * 2
+        return x
+
+    cell.get = lambda: last  # type: ignore[attr-defined]  # pyright: ignore[reportFunctionMemberAccess]
+    return kept, locals()[kind]
+
+
+KEPT = {"attributes": 1, "state": 1, "first": 2, "appended": 2, "filled_again": 2, "method": 4, "cell": 1}
+"""Functions that keep tensors, and the traces of four calls: `update` counts as a read of all."""
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_tensors_in_objects_from_outside_are_those_of_the_call(kind: str) -> None:
+    (kept, f), (ours, g) = _keeps(kind), _keeps(kind)
+    jitted = jit(g)
+    for step in range(4):
+        x = torch.full((3,), float(step))
+        assert torch.equal(jitted(x), f(x))
+        assert repr(vars(ours)) == repr(vars(kept))
+        found, expected = (getattr(one, "get", lambda: None)() for one in (g, f))
+        assert repr(found) == repr(expected)
+    assert cache_info(jitted).misses <= KEPT[kind]
+
+
+def test_tensors_that_hooks_keep_have_gradients() -> None:
+    found: dict[str, torch.Tensor] = {}
+    layer = nn.Linear(3, 3)
+    layer.register_forward_hook(lambda *given: found.update(out=given[-1] * 2))
+    jitted = jit(lambda x: layer(x).sum())
+    for _ in range(2):
+        jitted(X)
+    found["out"].sum().backward()
+    assert layer.bias.grad is not None and torch.equal(layer.bias.grad, torch.full((3,), 2.0 * X.numel() / 3))
+
+
+def test_a_tensor_between_the_items_of_a_list_is_refused() -> None:
+    items: list[object] = [1, 2]
+
+    def f(x):
+        items[0] = x * 2
+        return x
+
+    with pytest.raises(UnsupportedCall, match="between the items of a list"):
+        jit(f)(X)
+    assert items == [1, 2]
+
+
 # ---- around it ----
 
 
@@ -548,3 +634,20 @@ def test_methods_of_plain_classes_are_jitted() -> None:
         assert torch.equal(one.jitted(X), one(X)) and torch.equal(other.jitted(X), other(X))
     one.k = 7.0
     assert torch.equal(one.jitted(X), one(X)) and torch.equal(other.jitted(X), other(X))
+
+
+@pytest.mark.parametrize("kind", [tuple, list, dict, set])
+def test_containers_that_have_no_length_are_read(kind: type[Any]) -> None:
+    """A subclass may refuse `len`, as e3nn's `Irreps` does: no code of the user runs to look at it."""
+
+    def refuse(self: object) -> int:
+        raise NotImplementedError
+
+    given = type("Given", (kind,), {"__len__": refuse})([(2.0, 1), (3.0, 1)])
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        for item in given:
+            x = x * (item if isinstance(item, float) else item[0])
+        return x
+
+    assert torch.equal(jit(f)(X), X * 6) and torch.equal(tfn.grad(lambda x: f(x).sum())(X), torch.full_like(X, 6.0))

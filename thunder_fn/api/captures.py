@@ -30,7 +30,15 @@ from thunder_fn.api.calling import Transformed, run
 from thunder_fn.capture import Captured, capture, current, pytree
 from thunder_fn.capture.apply import close_over, write_back
 from thunder_fn.capture.outside.properties import Read
-from thunder_fn.capture.outside.reads import CONTAINERS, LONG, PLAIN, Same, is_a, is_object
+from thunder_fn.capture.outside.reads import (
+    CONTAINERS,
+    LONG,
+    PLAIN,
+    Same,
+    content_of,
+    is_a,
+    is_object,
+)
 from thunder_fn.capture.outside.values import Watch
 from thunder_fn.capture.replaced import host_random
 from thunder_fn.ir.memos import clears, is_closed
@@ -515,7 +523,8 @@ def _tensors_of(outside: Outside | None) -> Iterator[torch.Tensor]:
 def _leaves(value: Any, depth: int = 4) -> Iterator[Any]:
     """The values in a container, and in those in it."""
     if depth and is_a(value, CONTAINERS):
-        parts = (*value, *value.values()) if is_a(value, dict) else tuple(value)
+        items = content_of(value)
+        parts = [part for pair in items for part in pair] if is_a(value, dict) else items
         for part in parts:
             yield from _leaves(part, depth - 1)
     else:

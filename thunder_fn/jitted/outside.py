@@ -29,6 +29,7 @@ from thunder_fn.capture.outside.reads import (
     Reads,
     Tracked,
     is_a,
+    is_overridden,
     parts_of,
     seen,
     tracked,
@@ -179,6 +180,8 @@ def _quick(edge: Edge) -> Callable[[], bool]:
     if seen(value) != edge.value:
         return lambda: False
     for part in parts_of(value):
+        if is_overridden(part):
+            return lambda: False
         parts.append((part, list(part)))
         if is_a(part, dict):
             parts.append((part.values(), list(part.values())))
@@ -242,7 +245,11 @@ def outside_of(read: Sequence[Outside], kept: tuple[KeptState, ...]) -> Outside 
         return read[0] if read else None
     edges, modules = (read[0].edges, read[0].modules) if read else ((), ())
     held = {id(container) for state in kept for container, _ in state.contents}
-    return Outside(tuple(one for one in edges if id(one.holder) not in held), (*modules, *kept))
+    fed = {(id(holder), key) for state in kept for holder, key, _ in state.places}
+    others = (
+        one for one in edges if id(one.holder) not in held and (id(one.holder), one.key) not in fed
+    )
+    return Outside(tuple(others), (*modules, *kept))
 
 
 # ---- watching a trace ----

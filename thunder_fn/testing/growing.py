@@ -7,18 +7,38 @@ Programs are data, so each of these is a few lines.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache, lru_cache
+from typing import Any
 
 import torch
 
+from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.ir.trace import TensorType
-from thunder_fn.testing.drawn_programs import BODIES, FAMILIES, Program, Step, build
-from thunder_fn.testing.schemas import MOST_PICKS, num_picks, takes
+from thunder_fn.testing.drawn_programs import (
+    BODIES,
+    FAMILIES,
+    Program,
+    Step,
+    build,
+    example_inputs,
+)
+from thunder_fn.testing.schemas import (
+    MOST_PICKS,
+    UNCHECKED,
+    calls_of_samples,
+    num_picks,
+    num_values,
+    takes,
+    tensor_places,
+)
 
 F64 = torch.float64
 VECTOR = TensorType(F64, (2,))
+MATRIX = TensorType(F64, (3, 3))
 
 CHAIN = (
     Step("mul", (0, 1)),
@@ -38,8 +58,8 @@ NESTS: dict[str, tuple[tuple[int, ...], ...]] = {
     "call": ((1, 0, 1),),
     "checkpoint": ((1, 0, 1), (1, 0, 1, 1)),
     "custom_vjp": ((1, 0, 1),),
-    "cond": ((0, 0, 1, 0, 1), (2, 1, 1, 0, 1)),
-    "switch": ((0, 2, 1, 1, 0, 1),),
+    "cond": ((0, 0, 1, 2, 3), (2, 1, 1, 1, 2)),
+    "switch": ((0, 2, 1, 1, 1, 2),),
     "scan": ((), (1, 0, 1, 0, 0, 0, 1, 0, 1)),
     "map": ((),),
     "while_loop": ((), (1, 0, 1, 0, 0, 0, 1, 0, 0, 1)),
@@ -48,11 +68,15 @@ NESTS: dict[str, tuple[tuple[int, ...], ...]] = {
 
 
 def nested(
-    name: str, steps: Sequence[Step], picks: tuple[int, ...] = (), outputs: tuple[int, ...] = ()
+    name: str,
+    steps: Sequence[Step],
+    picks: tuple[int, ...] = (),
+    types: tuple[TensorType, ...] = (VECTOR, VECTOR),
 ) -> Program:
     """A program of one step around a body."""
+    outputs = (0, 1) if name in ("scan", "while_loop") else ()  # carries that are not the same
     bodies = (Program((), tuple(steps), outputs),) * BODIES[name]
-    return Program((VECTOR, VECTOR), (Step(name, picks, bodies),))
+    return Program(types, (Step(name, picks, bodies),))
 
 
 def around_chains(lengths: Sequence[int]) -> Iterator[Program]:
@@ -73,27 +97,37 @@ def beside_chains(lengths: Sequence[int]) -> Iterator[Program]:
             yield Program((VECTOR, VECTOR), steps)
 
 
-def around(steps: Sequence[Step]) -> Iterator[Program]:
-    """Each structured op around a body of some steps, alone and at the end of a chain."""
-    for name, variants in NESTS.items():
-        yield nested(name, steps, variants[0])
-        yield nested(name, (*CHAIN[:3], *steps), variants[-1])
+def two_deep() -> Iterator[Program]:
+    """Each structured op around each other."""
+    for inner, variants in NESTS.items():
+        step = nested(inner, CHAIN[:3], variants[-1]).steps[0]
+        for outer, of_outer in NESTS.items():
+            yield nested(outer, (step,), of_outer[-1])
 
+
+def around(program: Program) -> Iterator[Program]:
+    """Each structured op around the steps of a program, alone and at the end of a chain."""
+    steps, types = program.steps, program.inputs or (VECTOR, VECTOR)
+    for name, variants in NESTS.items():
+        yield nested(name, steps, variants[0], types)
+        yield nested(name, (*CHAIN[:3], *steps), variants[-1], types)
+
+
+_DRAWING = ("rand", "normal_like", "bernoulli", "dropout")
 
 DRAWS: tuple[Program, ...] = (
-    Program((), (Step("rand"), Step("rand"))),
+    *(Program((VECTOR,), (Step(a), Step(b, (1,)))) for a in _DRAWING for b in _DRAWING),
     Program((), (Step("rand"), Step("rand"), Step("sub", (0, 1)))),
-    Program((VECTOR,), (Step("normal_like"), Step("normal_like", (1,)))),
-    Program((VECTOR,), (Step("rand"), Step("normal_like", (1,)))),
     Program((VECTOR,), (Step("bernoulli"), Step("bernoulli", (1,)), Step("sub", (0, 1)))),
     Program((VECTOR,), (Step("dropout"), Step("twin"))),
     Program((VECTOR,), (Step("rand"), Step("sin", (1,)), Step("rand")), (0,)),
     Program((VECTOR,), (Step("rand"),), (1,)),
-    Program((VECTOR,), (Step("normal_like"), Step("rand"), Step("sin", (2,))), (0,)),
+    Program((VECTOR,), (Step("normal_like"), Step("rand"), Step("sin", (1,))), (0,)),
     *(
         nested(name, (Step("normal_like"), Step("normal_like", (1,)), Step("sub", (0, 1))), picks)
         for name, (picks, *_) in NESTS.items()
     ),
+    *(nested(name, (Step("rand"), Step("sin")), picks) for name, (picks, *_) in NESTS.items()),
 )
 """Programs whose draws can be merged, dropped, repeated and put in another order."""
 
@@ -106,7 +140,7 @@ CONSTANTS: tuple[Program, ...] = (
         for made in (_OWN, _CLOSED)
         for more in ((), (Step("cos"),), (Step("exp"), Step("mul", (0, 1))))
     ),
-    *(Program((VECTOR,), (made, Step("view"), Step("sin"))) for made in (_OWN, _CLOSED)),
+    *(Program((VECTOR,), (made, Step("reshape"), Step("sin"))) for made in (_OWN, _CLOSED)),
     Program((VECTOR,), (_OWN, Step("owned_constant", (1,)), Step("mul"), Step("sin"))),
     Program((VECTOR,), (_OWN, Step("normal_like", (0,)), Step("mul", (0, 1)))),
     Program((VECTOR,), (_OWN, Step("bernoulli", (0,)), Step("sin"))),
@@ -119,6 +153,7 @@ change.
 """
 
 _PART = Program((), CHAIN[:3], (1,))
+_ONE_SIDED = Program((), (Step("sin"),), (0,))
 
 DEAD: tuple[Program, ...] = (
     Program((VECTOR, VECTOR), CHAIN[:3], (1,)),
@@ -130,61 +165,126 @@ DEAD: tuple[Program, ...] = (
         Program((VECTOR, VECTOR), (Step(name, picks, (body,) * BODIES[name]),), outputs)
         for name, variants in NESTS.items()
         for picks in variants
-        for body, outputs in ((_PART, ()), (Program((), CHAIN[:3], (0, 1, 2)), (0, 3)))
+        for body, outputs in (
+            (_PART, ()),
+            (_ONE_SIDED, ()),
+            (Program((), CHAIN[:3], (0, 1, 2)), (0, 3)),
+        )
     ),
 )
 """Programs with equations, results and operands of bodies that nothing reads."""
 
-MOST_PAIRS = 160
+_SHOWN = (Step("effect", (1,)), Step("sin"), Step("effect"))
+
+EFFECTS: tuple[Program, ...] = (
+    Program((VECTOR, VECTOR), _SHOWN),
+    Program((VECTOR, VECTOR), (*_SHOWN, Step("effect"), Step("effect", (1,)), Step("cos"))),
+    *(nested(name, _SHOWN, variants[-1]) for name, variants in NESTS.items()),
+)
+"""Programs that call Python, on values that differ and on the same twice."""
+
+SWAPPED: tuple[Program, ...] = (
+    *(
+        Program((VECTOR, VECTOR), (Step(name, (0, 1)), Step(name, (2, 1))))
+        for name in FAMILIES["binary"]
+    ),
+    Program((MATRIX, MATRIX), (Step("mm", (0, 1)), Step("mm", (2, 1)))),
+)
+"""Programs with one op on two operands, and on the same in the other order."""
+
+COUSINS: tuple[Program, ...] = tuple(
+    Program(
+        (VECTOR, VECTOR), (*nested(name, CHAIN[:3], variants[-1]).steps, Step("cousin", (what,)))
+    )
+    for name, variants in NESTS.items()
+    for what in (0, 1)
+)
+"""Programs with two structured ops that differ in a body, or in an option, and nothing else."""
+
+MOST_PAIRS, MOST_CHAINS = 240, 50
+
+CUBES = ((TensorType(F64, (2, 2, 2)),) * 2, (TensorType(F64, (4, 4)),) * 2, (VECTOR, VECTOR))
+"""Inputs all of whose dims are alike, so that one op can often follow another."""
 
 
 def pairs_of(names: Sequence[str]) -> list[Program]:
     """Programs in which one op reads what another made: the patterns that rewrites look for.
 
-    An op on its own result comes first, with other arguments the second time and three times in a
-    row; then an op twice on the same operand; then each op on the result of each other.
+    An op reads its own result, or that of each other, as each of its operands, and with each value
+    of each argument. It reads two results of another, made with other arguments.
     """
-    own = [program for name in names for program in _on_itself(name)]
-    other = [
-        program
-        for first in names
-        for second in names
-        if first != second
-        for program in _one_on_another(first, second)[:1]
-    ]
-    return [*own[: MOST_PAIRS // 2], *other[: MOST_PAIRS - len(own[: MOST_PAIRS // 2])]]
+    own = [_on_itself(name) for name in names]
+    other = [_one_on_another(a, b) for a in names for b in names if a != b]
+    first = in_turn(own)[: MOST_PAIRS // 2]
+    return [*first, *in_turn(other)[: MOST_PAIRS - len(first)]]
+
+
+def in_turn(lists: Sequence[Sequence[Any]]) -> list[Any]:
+    """The first items of all lists, then the second ones, and so on."""
+    longest = max(map(len, lists), default=0)
+    return [items[place] for place in range(longest) for items in lists if place < len(items)]
 
 
 def _on_itself(name: str) -> list[Program]:
-    calls = calls_of(name)
-    if not calls:
-        return []
-    types, (plain,) = calls[0].inputs, calls[0].steps
-    others = [call.steps[0] for call in calls[1:] if call.inputs == types][:3]
-    chains = [(plain, plain), (plain, plain, plain), *((plain, step) for step in others)]
-    chains += [(step, plain) for step in others]
-    both = replace(plain, picks=(1, *plain.picks[1:]))
-    return [
-        *(Program(types, chain) for chain in chains),
-        Program(types, (plain, plain), (0, 1)),
-        Program(types, (plain, both), (0, 1)),
-        Program(types, (plain, both, Step("sub", (0, 1)))),
-        Program(types, (plain, Step("sin"), plain)),
-    ]
+    found = dict[Program, None]()
+    for types in CUBES:
+        calls = [step for step in _variants(name) if takes(name, types, step.picks)]
+        if not calls:
+            continue
+        plain = calls[0]
+        both = replace(plain, picks=(1, *plain.picks[1:]))
+        chains = [(plain, plain), (plain, plain, plain), (plain, Step("sin"), plain)]
+        chains += [pair for step in calls[1:] for pair in ((plain, step), (step, plain))]
+        chains += [(step, step) for step in calls[1:]]
+        several = list(itertools.product(calls[-MOST_SEVERAL:], repeat=2))
+        chains += random.Random(name).sample(several, min(len(several), MOST_CHAINS))
+        programs = [Program(types, chain) for chain in chains]
+        programs[1:1] = [
+            Program(types, (plain, plain), (0, 1)),
+            Program(types, (plain, both), (0, 1)),
+            Program(types, (plain, both, Step("sub", (0, 1)))),
+        ]
+        found.update(dict.fromkeys(programs))
+    for call in calls_of(name)[:1]:
+        found.update(dict.fromkeys([replace(call, steps=call.steps * 2)]))
+    return list(found)
 
 
 def _one_on_another(first: str, second: str) -> list[Program]:
-    return [
-        Program(call.inputs, (*call.steps, Step(second)))
-        for call in calls_of(first)[:1]
-        if takes_after(call, second)
-    ]
+    """The second op reads results of the first, as each operand and with each argument."""
+    types = next((call.inputs for call in calls_of(first)), (VECTOR, VECTOR))
+    makers = [step for step in _variants(first) if takes(first, types, step.picks)]
+    readers = [_as_operand(second, place, step) for step in _variants(second) for place in (0, 1)]
+    if not makers or not takes_after(Program(types, (makers[0],)), readers[0]):
+        return []
+    programs = [Program(types, (makers[0], step)) for step in readers]
+    other = [Program(types, (step, reader)) for step in makers[1:] for reader in readers[:2]]
+    both = [Program(types, (makers[0], step, readers[0])) for step in makers[1:]]
+    return in_turn((programs, other, both))
 
 
-def takes_after(call: Program, second: str) -> bool:
+def _as_operand(name: str, place: int, step: Step) -> Step:
+    """The step reading what is newest as its operand at this place."""
+    picks = [*step.picks, *(0,) * (num_picks(name) - len(step.picks))]
+    for at in tensor_places(name)[:place]:
+        picks[at] = 1
+    return replace(step, picks=tuple(picks))
+
+
+@cache
+def _variants(name: str) -> tuple[Step, ...]:
+    """The calls of an op: the plain one, other values of one literal, and of all."""
+    counts = [1 if at in tensor_places(name) else n for at, n in enumerate(num_values(name))]
+    rng = random.Random(name)
+    several = [tuple(rng.randrange(count) for count in counts) for _ in range(MOST_SEVERAL)]
+    alone = list(_one_at_a_time(counts))
+    return tuple(Step(name, picks) for picks in dict.fromkeys((*alone, *several)))
+
+
+def takes_after(call: Program, second: Step) -> bool:
     """Test whether an op takes what a call has made."""
-    made = build(replace(call, steps=(*call.steps, Step(second)))).equations
-    return len(made) > 1 and made[-1].op.name == second
+    made = build(replace(call, steps=(*call.steps, second))).equations
+    return len(made) > 1 and made[-1].op.name == second.op
 
 
 def in_single(program: Program) -> Program:
@@ -265,7 +365,7 @@ def smallest(program: Program, breaks: Callable[[Program], bool]) -> Program:
         found = False
         for smaller in _smaller(program):
             tries += 1
-            if breaks(smaller):
+            if _size(smaller) <= _size(program) and breaks(smaller):
                 program, found = smaller, True
                 break
             if tries >= MOST_TRIES:
@@ -273,9 +373,19 @@ def smallest(program: Program, breaks: Callable[[Program], bool]) -> Program:
     return program
 
 
+@lru_cache(1000)
+def _size(program: Program) -> float:
+    """The number of equations: in the place of an input that goes there may come one."""
+    try:
+        return len(build(program).equations)
+    except Exception:  # noqa: BLE001 - PyTorch refuses some arguments that schemas allow
+        return float("inf")
+
+
 def _smaller(program: Program) -> Iterator[Program]:
     """Programs that are one change smaller, those that are much smaller first."""
     steps, inputs = program.steps, program.inputs
+    yield from _drawn_instead(steps)
     if len(steps) > 3:
         half = len(steps) // 2
         yield replace(program, steps=steps[half:])
@@ -296,6 +406,13 @@ def _smaller(program: Program) -> Iterator[Program]:
     for place, type in enumerate(inputs):
         if type != VECTOR:
             yield replace(program, inputs=(*inputs[:place], VECTOR, *inputs[place + 1 :]))
+
+
+def _drawn_instead(steps: tuple[Step, ...]) -> Iterator[Program]:
+    """The drawn calls of an op, in the place of a recorded one."""
+    if len(steps) == 1 and "#" in steps[0].op:
+        drawn = calls_of(steps[0].op.partition("#")[0])
+        yield from (call for call in drawn if "#" not in call.steps[0].op)
 
 
 def _smaller_steps(step: Step) -> Iterator[Step]:
@@ -325,33 +442,63 @@ PLACES: tuple[tuple[TensorType, ...], ...] = tuple(
         ((torch.int64, (3,)), (torch.int64, (3,))),
         ((torch.bool, (2,)), (torch.bool, (2,))),
         ((torch.complex128, (2,)), (torch.complex128, (2,))),
+        ((torch.float32, (2, 2)), (torch.float32, (2, 2))),
+        ((F64, (2, 1)), (F64, (3,))),
         ((F64, (2, 3)), (torch.int64, (2,))),
         ((torch.int64, (2,)), (F64, (3, 2))),
         ((F64, (2,)), (F64, (2,)), (torch.bool, (2,))),
     )
 )
-"""Inputs of the calls of an op: its first two that the op takes are used."""
+"""Inputs of the calls of an op: every argument is tried with the first two that it takes, and the
+defaults with the others.
+"""
 
 
-def calls_of(name: str) -> list[Program]:
-    """Programs that call an op with its defaults, and with each other value of each argument."""
+MOST_PLACES = 2
+"""The number of inputs with which every argument of an op is tried."""
+
+MOST_SEVERAL = 12
+"""The number of calls in which all arguments have other values."""
+
+
+@cache
+def calls_of(name: str) -> tuple[Program, ...]:
+    """Programs that call an op with its defaults, with each other value of each argument, and as
+    PyTorch's own samples do.
+    """
+    samples = [program for _, program in calls_of_samples(name)]
     found: dict[object, Program] = {}
-    fitting = 0
-    for types in PLACES:
-        if not takes(name, types, ()):
-            continue
-        fitting += 1
-        for picks in _one_at_a_time(num_picks(name)):
-            made = takes(name, types, picks)
-            if made:
-                found.setdefault((types, made), Program(types, (Step(name, picks),)))
-        if fitting == 2:
-            break
-    return list(found.values())
+    for count, types in enumerate(() if name in UNCHECKED else _fitting(name, not samples)):
+        for step in _variants(name)[: None if count < MOST_PLACES else 1]:
+            made = takes(name, types, step.picks)
+            program = Program(types, (step,))
+            if made and (count < MOST_PLACES or _runs(program)):
+                found.setdefault((types, made), program)
+    drawn = list(found.values())
+    return (*drawn[:1], *samples, *drawn[1:])
 
 
-def _one_at_a_time(count: int) -> Iterator[tuple[int, ...]]:
+def _runs(program: Program) -> bool:
+    """Test whether eager PyTorch computes it: rules for fake tensors take further dtypes."""
+    trace = build(program)
+    try:
+        evaluate(trace, example_inputs(trace))
+    except (RuntimeError, NotImplementedError, IndexError, ValueError):
+        return False
+    return True
+
+
+def _fitting(name: str, with_others: bool) -> list[tuple[TensorType, ...]]:
+    """The inputs that an op takes by default, or else with some other argument."""
+    fitting = [types for types in PLACES if takes(name, types, ())]
+    if fitting or not with_others:
+        return fitting
+    others = [step.picks for step in _variants(name)]
+    return [types for types in PLACES if any(takes(name, types, picks) for picks in others)]
+
+
+def _one_at_a_time(counts: Sequence[int]) -> Iterator[tuple[int, ...]]:
     yield ()
-    for place in range(count):
-        for pick in range(1, MOST_PICKS):
+    for place, count in enumerate(counts):
+        for pick in range(1, count):
             yield (*(0,) * place, pick)

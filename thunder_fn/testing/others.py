@@ -25,6 +25,7 @@ from thunder_fn.testing.laws.promises import Promised
 from thunder_fn.testing.strategies import Case, cases, drawn_cases
 from thunder_fn.testing.user import STEPS, Search, steps_alone
 from thunder_fn.testing.watching import Coverage
+from thunder_fn.torch_internals.patches import no_meta_log
 
 Pass = Callable[[torch.fx.GraphModule], Any]
 FLAT = cases(
@@ -59,7 +60,7 @@ def check_pass(fx_pass: Pass, *, max_examples: int = 50, ops: tuple[Any, ...] = 
 
     transform.__name__ = getattr(fx_pass, "__name__", type(fx_pass).__name__)
     transform.__wrapped__ = fx_pass  # type: ignore[attr-defined]
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), no_meta_log():
         warnings.simplefilter("ignore")
         search = Search(transform, Promised(), ops, without=OF_FX)
         search.run(max_examples)

@@ -16,7 +16,10 @@ from typing import Any
 
 import pytest
 
-RESULTS = pytest.StashKey[list[tuple[str, bool, int]]]()
+TRACES = "thunder_fn_traces"
+"""The property of a report that says on how many traces a transform was tried: workers of xdist
+send it on.
+"""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,7 +35,6 @@ def pytest_collection_modifyitems(
     session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
 ) -> None:
     """Add one test for each transform."""
-    config.stash[RESULTS] = []
     names: Any = config.getoption("--tfn-laws")
     for name in names:
         for path, transform in transforms_of(importlib.import_module(name)):
@@ -77,16 +79,11 @@ class LawItem(pytest.Item):
         """Run `check_transform`; its report of coverage goes to the test's output."""
         from thunder_fn.testing.user import check_transform
 
-        results = self.config.stash[RESULTS]
         options: dict[str, Any] = {"max_examples": self.config.getoption("--tfn-examples")}
-        try:
-            coverage = check_transform(
-                self.transform, **(options | getattr(self.transform, "laws", {}))
-            )
-        except Exception:
-            results.append((self.name, False, 0))
-            raise
-        results.append((self.name, True, coverage.traces))
+        options |= getattr(self.transform, "laws", {})
+        self.user_properties[:] = [(TRACES, 0)]
+        coverage = check_transform(self.transform, **options)
+        self.user_properties[:] = [(TRACES, coverage.traces)]
         self.add_report_section("call", "laws", str(coverage))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> str:
@@ -99,12 +96,17 @@ class LawItem(pytest.Item):
         return code.co_filename, code.co_firstlineno - 1, self.name
 
 
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Print one line: how many transforms keep the laws, on how many traces."""
-    results = config.stash.get(RESULTS, [])
-    if results:
-        kept = sum(flag for _, flag, _ in results)
-        traces = sum(count for _, _, count in results)
+    found = [
+        (report.passed, traces)
+        for outcome in ("passed", "failed")
+        for report in terminalreporter.getreports(outcome)
+        for name, traces in report.user_properties
+        if name == TRACES
+    ]
+    if found:
+        kept, traces = sum(passed for passed, _ in found), sum(traces for _, traces in found)
         terminalreporter.write_line(
-            f"laws: {kept} of {len(results)} transforms keep them, on {traces} traces"
+            f"laws: {kept} of {len(found)} transforms keep them, on {traces} traces"
         )

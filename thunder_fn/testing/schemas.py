@@ -4,6 +4,9 @@ A step whose name is that of an overload, such as `Step("aten.sub.Tensor", (0, 1
 overload. Each argument of the schema takes one pick. Pick 0 is the default, or the newest variable
 of a fitting type; the others are further values. So every argument of an op is reached by one pick,
 and a failure shrinks to the arguments that matter.
+
+`Step("aten.convolution.default#1")` makes a recorded call (see `samples.py`), whose arguments fit
+together. Each of its tensors takes one pick.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import Any
 import torch
 
 from thunder_fn.ir import ops
-from thunder_fn.ir.trace import TensorType, Var
+from thunder_fn.ir.trace import TensorType, TraceBuilder, Var
 from thunder_fn.testing.drawn_programs import (
     RULES_OF_OVERLOADS,
     Draft,
@@ -27,22 +30,27 @@ from thunder_fn.testing.drawn_programs import (
     dtype_of,
     shape_of,
 )
+from thunder_fn.testing.samples import literal_of, samples, tensor_of, types_of
 from thunder_fn.testing.suits import broadcast
 from thunder_fn.torch_internals import OpOverload, schema_of
 from thunder_fn.torch_internals.patches import no_meta_log
 
 DTYPES = (torch.float64, torch.float32, torch.int64, torch.bool, torch.complex128)
-NUMBERS = (2, 0.5, -3, 0, 1, True)
-INTEGERS = (1, 0, -1, 2)
+NUMBERS = (2, 0.5, -3, 0, 1, True, -1, 3, -2, -0.5)
+INTEGERS = (1, 0, -1, 2, 3)
 TEXTS = ("none", "tanh", "floor", "trunc", "sum", "mean", "ij", "reflect")
 """The texts that arguments of PyTorch's ops take, `None` aside."""
 
-MOST_PICKS = 6
-"""The number of values, apart from the default, that an argument is given at most."""
+MOST_PICKS = 10
+"""The number of values, with the default, that an argument is given at most."""
+
+
+UNCHECKED = ("aten._native_batch_norm_legit.no_stats",)
+"""Ops whose kernels end the process for arguments that their schemas allow: only recorded calls."""
 
 
 @cache
-def is_callable(name: str) -> bool:
+def is_callable(name: str, any_arguments: bool = False) -> bool:
     """Test for the name of an overload that a step can call: functional, of tensors, literals."""
     if name.count(".") != 2:
         return False
@@ -56,12 +64,22 @@ def is_callable(name: str) -> bool:
         not schema.is_mutable
         and bool(returns)
         and all(kind in ("Tensor", "List[Tensor]") for kind in returns)
-        and all(_is_known(argument) for argument in schema.arguments)
+        and (
+            any_arguments
+            or name in samples()
+            or all(_is_known(argument) for argument in schema.arguments)
+        )
     )
 
 
 def _is_known(argument: Any) -> bool:
-    return argument.has_default_value() or _kind(argument) in _VALUES or _is_tensors(argument)
+    kind = _kind(argument)
+    return (
+        argument.has_default_value()
+        or kind.startswith("Optional")
+        or kind in _VALUES
+        or _is_tensors(argument)
+    )
 
 
 def _kind(argument: Any) -> str:
@@ -75,13 +93,16 @@ def _is_tensors(argument: Any) -> bool:
 
 @cache
 def rule_of_overload(name: str) -> Rule:
-    """The rule of a step that calls the overload of this name."""
+    """The rule of a step that calls the overload of this name, or makes one of its samples."""
+    name, _, place = name.partition("#")
     if not is_callable(name):
         raise KeyError(f"{name} is no step, and no functional op of tensors")
     overload = ops.overload_named(name)
 
     def rule(draft: Draft, _: Step) -> None:
-        args, kwargs = _arguments(draft, overload)
+        args, kwargs = (
+            _sampled(draft, samples()[name][int(place)]) if place else _arguments(draft, overload)
+        )
         with no_meta_log():
             try:
                 made = draft.leaf(overload, *args, **kwargs)
@@ -96,9 +117,62 @@ def rule_of_overload(name: str) -> Rule:
 RULES_OF_OVERLOADS.append(rule_of_overload)
 
 
+def _sampled(draft: Draft, call: Any) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a recorded call, its tensors among the variables of their types."""
+    used = list[Var]()
+
+    def value_of(value: Any) -> Any:
+        if isinstance(value, list):
+            return list(map(value_of, value))
+        found = tensor_of(value)
+        if isinstance(found, torch.Tensor):
+            return draft.builder.constant(found, owned=True)
+        if found is None:
+            return literal_of(value)
+        suiting = [var for var in reversed(draft.env) if var.type == found]
+        suiting.sort(key=used.count)
+        used.append(suiting[draft.number(len(suiting))] if suiting else draft.of_type(found))
+        return used[-1]
+
+    args, kwargs = call
+    return [value_of(arg) for arg in args], {key: value_of(arg) for key, arg in kwargs.items()}
+
+
+def calls_of_samples(name: str) -> Iterator[tuple[int, Program]]:
+    """The programs that make the recorded calls of an op, each with its place."""
+    for place, call in enumerate(samples().get(name, ())):
+        program = Program(types_of(call), (Step(f"{name}#{place}"),))
+        if build(program).equations:
+            yield place, program
+
+
 def num_picks(name: str) -> int:
     """The number of picks of a step that calls this overload: one for each argument."""
-    return len(schema_of(ops.overload_named(name)).arguments)
+    return len(_schema_arguments(name))
+
+
+@cache
+def num_values(name: str) -> tuple[int, ...]:
+    """The number of picks that are worth trying for each argument of an overload."""
+    draft = Draft(TraceBuilder("values"), [])
+    draft.env.extend(draft.builder.take((TensorType(torch.float64, (2, 2)),)))
+    return tuple(
+        2 if _is_tensors(argument) else min(len(_values(argument, draft)), MOST_PICKS)
+        for argument in _schema_arguments(name)
+    )
+
+
+def tensor_places(name: str) -> tuple[int, ...]:
+    """The places of the picks of a step that choose a variable."""
+    return tuple(
+        place
+        for place, argument in enumerate(_schema_arguments(name))
+        if _kind(argument) == "Tensor"
+    )
+
+
+def _schema_arguments(name: str) -> Sequence[Any]:
+    return schema_of(ops.overload_named(name.partition("#")[0])).arguments
 
 
 def _arguments(draft: Draft, overload: OpOverload) -> tuple[list[Any], dict[str, Any]]:
@@ -130,7 +204,9 @@ def _tensors(draft: Draft, argument: Any, used: list[Var]) -> Any:
         return None if found == 0 else _nearest(draft, used)[(found - 1) % len(draft.env)]
     if kind in ("List[Tensor]", "List[Optional[Tensor]]"):
         count = (2, 1, 3)[draft.number(3)]
-        return [_nearest(draft, used)[0] for _ in range(count)] if draft.env else _skip()
+        for _ in range(count):
+            used.append(_nearest(draft, used)[0])
+        return used[-count:]
     return _skip()
 
 
@@ -140,7 +216,8 @@ def _skip() -> Any:
 
 def _variable(draft: Draft, used: list[Var]) -> Var:
     found = _nearest(draft, used)
-    return found[draft.number(len(found))]
+    used.append(found[draft.number(len(found))])
+    return used[-1]
 
 
 def _nearest(draft: Draft, used: list[Var]) -> list[Var]:
@@ -151,10 +228,7 @@ def _nearest(draft: Draft, used: list[Var]) -> list[Var]:
     else:
         first = used[0]
         found = sorted(newest, key=lambda var: (_distance(var, first), used.count(var)))
-    if not found:
-        raise Skip
-    used.append(found[0])
-    return found
+    return found or _skip()
 
 
 def _distance(var: Var, first: Var) -> int:
@@ -167,20 +241,25 @@ def _distance(var: Var, first: Var) -> int:
 
 def _pick(draft: Draft, argument: Any) -> Any:
     """A literal: the default first, if there is one."""
-    values = list(_values(argument, draft))
+    values = _values(argument, draft)
     return values[draft.number(len(values))]
 
 
-def _values(argument: Any, draft: Draft) -> Iterator[Any]:
-    kind = _kind(argument)
-    if argument.has_default_value():
-        yield argument.default_value
+def _values(argument: Any, draft: Draft) -> list[Any]:
+    """The values of an argument, the default first, each once."""
+    found = [argument.default_value] if argument.has_default_value() else []
     if argument.name in _OF_MEMORY:
-        return
-    for value in _of_kind(kind, draft):
-        if not argument.has_default_value() or not _same(value, argument.default_value):
-            yield value
+        return found
+    if not found and _kind(argument).startswith("Optional"):
+        found.append(None)
+    for value in _of_kind(argument, draft):
+        if not any(_same(value, known) for known in found):
+            found.append(value)
+    return found
 
+
+_SHAPES = ("size", "shape")
+"""Arguments that are sizes: one of 0 would hide every value."""
 
 _OF_MEMORY = ("pin_memory", "non_blocking", "layout", "memory_format")
 """Arguments about where values lie: a trace says nothing of that."""
@@ -201,10 +280,13 @@ _VALUES: dict[str, Sequence[Any]] = {
 """The literals of each kind of argument, the plainest first."""
 
 
-def _of_kind(kind: str, draft: Draft) -> Iterator[Any]:
+def _of_kind(argument: Any, draft: Draft) -> Iterator[Any]:
+    kind = _kind(argument)
     inner = kind.removeprefix("Optional[").removesuffix("]") if "Optional[" in kind else kind
     if inner == "List[int]" and draft.env:
-        yield from ((0,), tuple(shape_of(draft.env[-1])))
+        shape = tuple(shape_of(draft.env[-1]))
+        turned = (*range(1, len(shape)), 0)[: len(shape)]
+        yield from (shape, (0,)) if argument.name in _SHAPES else ((0,), turned, shape)
     yield from _VALUES.get(inner, ())
 
 

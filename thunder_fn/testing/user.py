@@ -25,8 +25,11 @@ from thunder_fn.ir.trace import Trace
 from thunder_fn.testing.drawn_programs import BODIES, FAMILIES, Program, Step
 from thunder_fn.testing.growing import (
     CONSTANTS,
+    COUSINS,
     DEAD,
     DRAWS,
+    EFFECTS,
+    SWAPPED,
     VECTOR,
     around,
     around_chains,
@@ -34,8 +37,10 @@ from thunder_fn.testing.growing import (
     calls_of,
     changed,
     in_single,
+    in_turn,
     pairs_of,
     smallest,
+    two_deep,
     wrapped,
 )
 from thunder_fn.testing.laws.comparing import (
@@ -52,6 +57,7 @@ from thunder_fn.testing.laws.comparing import (
     tolerance,
 )
 from thunder_fn.testing.laws.draws import laws_of_draws
+from thunder_fn.testing.laws.effects import keeps_effects
 from thunder_fn.testing.laws.interpreters import (
     Interpreter,
     interpreter_carries_facts,
@@ -59,13 +65,21 @@ from thunder_fn.testing.laws.interpreters import (
     interpreter_leaves_closures_alone,
 )
 from thunder_fn.testing.laws.pairs import TRANSFORMS, commute, floats, once, remembering, values_of
-from thunder_fn.testing.laws.promises import ENSURED, PROMISES, Ensures, Keeps, Promised
+from thunder_fn.testing.laws.promises import (
+    ENSURED,
+    PROMISES,
+    Ensures,
+    Keeps,
+    Promised,
+    has_lines,
+)
 from thunder_fn.testing.laws.threads import laws_of_functions
 from thunder_fn.testing.reports import described
 from thunder_fn.testing.sized import Sized, sized_cases
 from thunder_fn.testing.strategies import Case, cases, drawn_cases, smooth_cases
 from thunder_fn.testing.vocabulary import overloads_of, vocabulary
 from thunder_fn.testing.watching import Coverage, Watch
+from thunder_fn.torch_internals.patches import no_meta_log
 
 Transform = Callable[[Trace], Trace]
 AnyCase = Case | Sized
@@ -118,7 +132,7 @@ def check_transform(
         LawBroken: a law does not hold; names it and prints the smallest trace found.
         UnknownOption: nobody knows one of the promises.
     """
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), no_meta_log():
         warnings.simplefilter("ignore")
         promised = Promised(keeps, idempotent, tuple(promises), ensures)
         search = Search(transform, promised, ops)
@@ -144,7 +158,7 @@ def reproduce(
     def decorate(transform: Transform) -> Transform:
         case = program if isinstance(program, Sized) else Case(program, seed)
         promised = Promised(keeps, True, tuple(PROMISES), ensures)
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), no_meta_log():
             warnings.simplefilter("ignore")
             try:
                 laws_of_transform(transform, promised)[law](case.trace, case.inputs)
@@ -217,12 +231,17 @@ class Search:
     def _programs(self) -> Iterator[tuple[Program, bool]]:
         for name in STEPS:
             yield from ((program, not i) for i, program in enumerate(steps_alone(name)))
-        yield from ((program, index == 0) for index, program in self._calls())
+        for index, program in self._calls():
+            yield program, index == 0 or "#" in program.steps[0].op
         yield from ((program, False) for program in self._nested_calls())
         yield from ((program, False) for program in around_chains((1, 2, 3, 5, 6)))
         yield from ((program, True) for program in around_chains((4,)))
         yield from ((program, False) for program in beside_chains((1, 2, 3, 4, 5)))
-        yield from ((program, False) for program in (*DRAWS, *CONSTANTS, *DEAD))
+        yield from ((program, False) for program in two_deep())
+        yield from (
+            (program, False)
+            for program in (*DRAWS, *CONSTANTS, *DEAD, *COUSINS, *SWAPPED, *EFFECTS)
+        )
         yield from ((program, False) for program in pairs_of(self.ops))
         if "precision" in self.promised.promises:
             yield from ((program, False) for program in self._in_single())
@@ -238,11 +257,11 @@ class Search:
     def _calls(self) -> Iterator[tuple[int, Program]]:
         """The calls of the ops that the transform names: the plain call of each, then others."""
         calls = [list(enumerate(calls_of(name))) for name in self.ops]
-        return iter(_in_turn(calls)[:MOST_CALLS])
+        return iter(in_turn(calls)[:MOST_CALLS])
 
     def _nested_calls(self) -> list[Program]:
-        steps = [[program.steps for program in calls_of(name)[:3]] for name in self.ops]
-        return _in_turn([[p for s in of_one for p in around(s)] for of_one in steps])[
+        calls = [calls_of(name)[:3] for name in self.ops]
+        return in_turn([[p for call in of_one for p in around(call)] for of_one in calls])[
             :MOST_NESTED_CALLS
         ]
 
@@ -363,12 +382,6 @@ def steps_alone(name: str) -> tuple[Program, ...]:
     )
 
 
-def _in_turn(lists: Sequence[Sequence[Any]]) -> list[Any]:
-    """The first items of all lists, then the second ones, and so on."""
-    longest = max(map(len, lists), default=0)
-    return [items[place] for place in range(longest) for items in lists if place < len(items)]
-
-
 # ---- the laws ----
 
 BESIDE = "commutes with "
@@ -397,6 +410,7 @@ def laws_of_transform(transform: Transform, promised: Promised) -> dict[str, Law
     if keeps == "values":
         laws["keeps values"] = _keeps_values(kept)
         laws |= laws_of_draws(kept)
+        laws["keeps effects"] = keeps_effects(kept)
         laws["keeps shared memory"] = _keeps_shared_memory(kept)
         laws["leaves closed-over tensors alone"] = interpreter_leaves_closures_alone(
             alone, exact=False
@@ -409,6 +423,7 @@ def laws_of_transform(transform: Transform, promised: Promised) -> dict[str, Law
     if promised.idempotent:
         laws["is idempotent"] = interpreter_is_idempotent(alone)
     laws["carries facts"] = interpreter_carries_facts(alone, whole=False)
+    laws["has lines"] = has_lines(transform)
     laws |= laws_of_functions(transform, Watch(transform).codes)
     if keeps == "values":
         laws |= {f"{BESIDE}{name}": commute(transform, other) for name, other in TRANSFORMS.items()}

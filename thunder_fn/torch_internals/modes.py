@@ -27,6 +27,15 @@ def only_memory() -> Generator[None]:
 
 get_dispatch_mode = torch._C._get_dispatch_mode
 
+
+@classmethod
+def never_compiled(cls: type) -> bool:
+    """Answer PyTorch that nothing has to keep Dynamo out of a mode: a capture runs outside of it
+    (`outside_dynamo`). The wrapper that does so imports Dynamo and costs microseconds for each op.
+    """
+    return False
+
+
 _KEYS = torch._C._TorchDispatchModeKey
 PROXY, FAKE, FUNCTIONAL = _KEYS.PROXY, _KEYS.FAKE, _KEYS.FUNCTIONAL
 

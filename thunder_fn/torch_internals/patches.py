@@ -318,7 +318,7 @@ def no_meta_log() -> Generator[None]:
 def _no_meta_log(record: logging.LogRecord) -> bool:
     """Keep a wrong shape, while capturing, an exception for the user and no news for the log."""
     return (_capturing.value == 0 and not _quiet.get()) or not str(record.msg).startswith(
-        "failed while attempting to run meta"
+        ("failed while attempting to run meta", "fake tensor raised")
     )
 
 

@@ -250,8 +250,26 @@ def content_of(value: Any) -> list[Any]:
     """The content of a container, pairs of a dict, by the methods of its builtin class: a subclass
     may override its own.
     """
-    kind: Any = next(kind for kind in (OrderedDict, *CONTAINERS) if is_a(value, kind))
+    kind = _builtin_of(value)
     return list(kind.items(value) if is_a(value, dict) else kind.__iter__(value))
+
+
+def length_of(value: Any) -> int:
+    """The number of items in a container, by its builtin class."""
+    return int(_builtin_of(value).__len__(value))
+
+
+def is_overridden(value: Any) -> bool:
+    """Test for a container whose class answers for its length or items itself."""
+    if not is_a(value, CONTAINERS):
+        return False
+    own, kind = type(value), _builtin_of(value)
+    names = ("__len__", "__iter__", *(("values",) if is_a(value, dict) else ()))
+    return any(getattr(own, name) is not getattr(kind, name) for name in names)
+
+
+def _builtin_of(value: Any) -> Any:
+    return next(kind for kind in (OrderedDict, *CONTAINERS) if is_a(value, kind))
 
 
 def fields_of(value: Any) -> dict[str, Any] | None:

@@ -59,6 +59,7 @@ from thunder_fn.capture.outside.reads import (
     dict_of,
     fields_of,
     is_a,
+    length_of,
     seen,
 )
 from thunder_fn.capture.recorder import current
@@ -297,7 +298,7 @@ class Watch:
         self.late: list[tuple[dict[str, Any], str, str]] = []
         self.caches: list[tuple[dict[str, Any], str]] = []
         """Values that cached properties compute while the function runs; those of distributions."""
-        self.cycles, self.touched = False, set[int]()
+        self.cycles, self.touched, self.contents = False, set[int](), dict[int, tuple[Any, Any]]()
         self.reach(f, getattr(f, "__name__", "f"))
 
     # ---- what the frames tell ----
@@ -377,17 +378,15 @@ class Watch:
         if id(value) in self.outside or self.is_data(value) or is_a(value, types.ModuleType):
             return value
         self.outside[id(value)] = value, path
+        if type(value) in (list, dict) and len(value) <= _MANY:
+            self.contents[id(value)] = value, value.copy()
         self.asked(value, path)
         self.meet(value, path)
         self.iterator(value, path, is_used=False)
         if depth == 0:
             return value
         if is_a(value, torch.nn.Module):
-            if id(value) not in self.own:
-                self.modules.setdefault(id(value), value)
-            for name, part in value.named_modules():
-                self.outside.setdefault(id(part), (part, f"{path}.{escaped(name)}"))
-                self.reach(type(part), type(part).__name__, depth - 1)
+            self.reach_module(value, path, depth)
         elif is_a(value, types.FunctionType):
             self.reach_function(value, path, depth)
         elif is_a(value, types.MethodType):
@@ -408,6 +407,17 @@ class Watch:
         elif not is_a(value, CONTAINERS):
             self.reach(type(value), type(value).__name__, depth - 1)
         return value
+
+    def reach_module(self, module: torch.nn.Module, path: str, depth: int) -> None:
+        """Reach a module, its parts, and the functions of their hooks."""
+        if id(module) not in self.own:
+            self.modules.setdefault(id(module), module)
+        for name, part in module.named_modules():
+            self.outside.setdefault(id(part), (part, f"{path}.{escaped(name)}"))
+            for kind in internals.HOOKS[:2]:
+                for hook in getattr(part, kind, {}).values():
+                    self.reach(hook, getattr(hook, "__name__", "hook"), depth - 1)
+            self.reach(type(part), type(part).__name__, depth - 1)
 
     def asked(self, function: Any, path: str) -> None:
         """Take the answer of a clock or of the file system as a constant."""
@@ -921,7 +931,7 @@ class Watch:
         """The items that a loop over a value gives."""
         self.touched.add(id(value))
         if is_a(value, CONTAINERS):
-            items = _items(value) if len(value) <= _MANY else []
+            items = _items(value) if length_of(value) <= _MANY else []
             return [self.reach(item, path) for item in items] if self.is_outside(value) else items
         if is_a(value, (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)):
             return list(value._modules.values())  # pyright: ignore[reportPrivateUsage]

@@ -211,6 +211,27 @@ def keeps_lines(transform: Transform) -> Law:
     return law
 
 
+MANY = 3
+"""The number of different ops without a line that no rewrite of one op explains."""
+
+
+def has_lines(transform: Transform) -> Law:
+    """Do not lose every line of the user's code where the trace stays as it is."""
+    from thunder_fn.testing.laws.interpreters import marked
+
+    def law(trace: Trace, inputs: Inputs) -> bool:
+        given, _ = marked(trace)
+        new = transform(given)
+        made = [equation for inner in subtraces(new) for equation in inner.equations]
+        lost = {equation.op for equation in made if equation.source is None}
+        has_some = any(equation.source is not None for equation in made)
+        what = "the trace is as it was, without its lines: make the new one with `rewritten`, `put`"
+        holds(new != given or has_some or len(lost) < MANY, what, trace=given, made=new)
+        return new == given and len(made) >= MANY
+
+    return law
+
+
 _IN_A_PROCESS = """
 import sys, importlib
 from thunder_fn.testing.laws.promises import text_of

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from thunder_fn.ir import ops
-from thunder_fn.ir.trace import Literal
+from thunder_fn.ir.trace import Arg, Literal, Trace
+from thunder_fn.structured.custom_vjp import CUSTOM_VJP
 from thunder_fn.testing.drawn_programs import (
     BODIES,
     STEPS,
     Draft,
+    Skip,
     Step,
     register,
     tensor_type,
 )
+from thunder_fn.testing.laws.effects import effect
 from thunder_fn.testing.steps.enter import step
 from thunder_fn.testing.suits import (
     both,
@@ -161,6 +166,50 @@ def _twin(d: Draft) -> object:
     return d.bind(d.builder.copy(known, lambda var: var))
 
 
+OTHERS = {
+    ops.leaf(op): ops.leaf(other)
+    for one in ((aten.sin.default, aten.cos.default), (aten.mul.Tensor, aten.sub.Tensor))
+    for op, other in (one, one[::-1])
+}
+"""Leaves that take each other's place in a cousin."""
+
+
+def _cousin(d: Draft, _: Step) -> None:
+    """Append the newest equation with bodies once more, with another option, or other bodies."""
+    known = next((e for e in reversed(d.builder.equations) if e.bodies), None)
+    if known is None or known.op == CUSTOM_VJP:  # its bodies have to fit each other
+        raise Skip
+    new = replace(known, bodies=tuple(map(_with_others, known.bodies)))
+    if d.number(2) == 1:
+        options = tuple((key, _turned(value)) for key, value in known.kwargs)
+        if options == known.kwargs:
+            raise Skip
+        new = replace(known, kwargs=options)
+    d.bind(d.builder.copy(new, lambda var: var))
+
+
+def _turned(value: Arg) -> Arg:
+    """Another value of an option that is true or false."""
+    if isinstance(value, Literal) and isinstance(value.value, bool):
+        return Literal(not value.value)
+    return value
+
+
+def _with_others(body: Trace) -> Trace:
+    new = (replace(e, op=OTHERS.get(e.op, e.op)) for e in body.equations)
+    return replace(body, equations=tuple(new))
+
+
+def _effect(d: Draft, _: Step) -> None:
+    """Append a call of Python on a value."""
+    op, number = effect()
+    d.builder.add(op, (number, (d.var(is_inexact),), (), ()), ())
+
+
+STEPS["cousin"], STEPS["effect"] = _cousin, _effect
+"""Steps that are in programs made on purpose only, as is an operator."""
+
+
 # composites
 
 
@@ -211,7 +260,6 @@ def _operator(d: Draft, step: Step) -> None:
 
 
 STEPS["operator"], BODIES["operator"] = _operator, 1
-"""A step that is in programs made on purpose, and in no family that is drawn."""
 
 register("composite", "composite", _composite, bodies=1)
 register("composite", "again", _again)
