@@ -12,18 +12,19 @@ from torch import Tensor, nn
 import thunder_fn as tfn
 from thunder_fn import executors
 from thunder_fn.executors import cudagraphs
+from thunder_fn.recipes import Recipe
 
 
 @pytest.fixture
 def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by the number of results whenever a recording is replayed."""
-    found, call = list[int](), cudagraphs._Graph.__call__
+    found, call = list[int](), cudagraphs.Graph.__call__
 
     def counting(self: Any, inputs: Any) -> Any:
         found.append(len(self.results))
         return call(self, inputs)
 
-    monkeypatch.setattr(cudagraphs._Graph, "__call__", counting)
+    monkeypatch.setattr(cudagraphs.Graph, "__call__", counting)
     return found
 
 
@@ -34,12 +35,13 @@ def model(dropout: float = 0.0) -> nn.Module:
 
 
 def plain(run: Any, xs: list[Tensor], _: Any) -> Tensor:
-    return sum(run(x).square().mean() for x in xs[:1])
+    return run(xs[0]).square().mean()
 
 
 def of_two_batches(run: Any, xs: list[Tensor], _: Any) -> Tensor:
     """The second forward finds what the first one lent still needed."""
-    return sum(run(x).square().mean() for x in xs)
+    first, second = (run(x).square().mean() for x in xs)
+    return first + second
 
 
 def accumulated(run: Any, xs: list[Tensor], backward: Callable[[Tensor], None]) -> Tensor:
@@ -78,7 +80,7 @@ def test_training_steps_are_eagers(way: str, dropout: float, replays: list[int])
 
 
 def test_explain_says_so() -> None:
-    assert "cudagraphs (bitwise, what launches take the time of)" in tfn.recipes.Recipe().explain(model())
+    assert "cudagraphs (bitwise, what launches take the time of)" in Recipe().explain(model())
 
 
 @pytest.mark.parametrize("case", ["large", "few launches", "asks for values", "copies from the CPU"])

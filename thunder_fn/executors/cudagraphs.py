@@ -193,7 +193,7 @@ def _gives_seeds_away(trace: Trace) -> bool:
 
 
 def _drops(equation: Equation) -> bool:
-    names = [argument.name for argument in ops.overload(equation.op)._schema.arguments]
+    names = [argument.name for argument in ops.schema_of(ops.overload(equation.op)).arguments]
     given = dict(zip(names, equation.args, strict=False)) | dict(equation.kwargs)
     return given.get("dropout_p", Literal(0.0)) != Literal(0.0)
 
@@ -239,7 +239,7 @@ class _Shown:
         return source.as_strided(self.size, self.strides, source.storage_offset() + self.offset)
 
 
-class _Graph:
+class Graph:
     """A recording: the buffers that it reads, or the places of inputs that it reads where they
     lie, and the results that a replay overwrites. The first ones are copied for the caller, those
     from `first` on are lent.
@@ -304,7 +304,7 @@ class _Calls:
             _place(value) if isinstance(value, torch.Tensor) and value.dim() else None
             for value in inputs
         )
-        self.graph: _Graph | None = None
+        self.graph: Graph | None = None
         self.moves = self.count = 0
 
     def settle(self, inputs: Sequence[Any], lent: frozenset[int]) -> None:
@@ -388,7 +388,7 @@ class _Recorded:
         )
         return False
 
-    def start(self, inputs: Sequence[Any], places: Sequence[Place | None]) -> _Graph | None:
+    def start(self, inputs: Sequence[Any], places: Sequence[Place | None]) -> Graph | None:
         """Record the program on inputs that stay where they are and on buffers like the others,
         unless that cannot be.
         """
@@ -417,7 +417,7 @@ class _Recorded:
             for buffer, place in zip(buffers, places, strict=True)
         )
         shown = tuple(_shown(value, buffers, lying) for value in results)
-        graph = _Graph(tuple(kept), replay, shown, len(shown) if self.first is None else self.first)
+        graph = Graph(tuple(kept), replay, shown, len(shown) if self.first is None else self.first)
         graph.stream, graph.age = self.recording.stream(inputs), self.memory.age
         if self.first is not None:
             self.memory.lent = graph.addresses

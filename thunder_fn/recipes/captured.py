@@ -91,14 +91,9 @@ def _is_recordable(equation: Equation) -> bool:
         isinstance(type := type_of(var), TensorType) and type.dtype in (torch.bool, torch.uint8)
         for var in equation.operands[1:]
     )
-    return (
-        not rest.startswith(ON_THE_HOST)
-        and not is_masked
-        and all(
-            map(_is_input, (var for var in equation.outputs if isinstance(var.type, TensorType)))
-        )
-        and all(map(_is_input, equation.operands))
-    )
+    tensors = (var for var in equation.outputs if isinstance(var.type, TensorType))
+    is_there = all(map(_is_input, (*equation.operands, *tensors)))
+    return is_there and not is_masked and not rest.startswith(ON_THE_HOST)
 
 
 def _is_on_gpu(type: object) -> bool:
