@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -24,8 +26,8 @@ def test_nobody_waits_for_what_is_offloaded(executor: str) -> None:
     x, w = torch.randn(4, 8, device="cuda"), torch.randn(8, 8, device="cuda", requires_grad=True)
     for _ in range(2):
         value = run(x, w)
-        assert value.grad_fn is not None
-        kept = [one for one in value.grad_fn.saved_tensors if not one.is_cuda]
+        node: Any = value.grad_fn
+        kept = [one for one in node.saved_tensors if not one.is_cuda]
         assert len(kept) == 3
         assert all(one.is_pinned() for one in kept), "copies from and to such memory need not be waited for"
         (found,) = torch.autograd.grad(value, w)
