@@ -26,7 +26,6 @@ Look at what became of them:
 """
 
 import importlib
-import sys
 
 import thunder_fn.ir as ir
 from thunder_fn import debug, errors, inspect, random
@@ -89,7 +88,8 @@ from thunder_fn.structured.cond import cond, switch
 from thunder_fn.structured.custom_jvp import custom_jvp
 from thunder_fn.structured.custom_vjp import custom_vjp
 from thunder_fn.structured.custom_vmap import custom_vmap
-from thunder_fn.structured.loop_functions import fori_loop, scan
+from thunder_fn.structured.fori_loop import fori_loop
+from thunder_fn.structured.loop_functions import scan
 from thunder_fn.structured.roll import roll, unroll
 from thunder_fn.structured.while_loop import while_loop
 from thunder_fn.version import __version__ as __version__
@@ -181,22 +181,10 @@ _SUBMODULES = (
 its own.
 """
 
-_FORMER = {
-    "trace": "ir.trace",
-    "rules": "ir.rules",
-    "ops": "ir.ops",
-    "rewrites": "parameters",
-    "jit": "jitted",
-}
-"""Former names of modules, which transforms and executors of users import."""
-for _old, _new in _FORMER.items():
-    sys.modules.setdefault(f"{__name__}.{_old}", importlib.import_module(f"{__name__}.{_new}"))
-
 
 def __getattr__(name: str) -> object:
     """Import a submodule of `_SUBMODULES` when it is first asked for."""
-    name = _FORMER.get(name, name)
-    if name in _SUBMODULES or name in _FORMER.values():
+    if name in _SUBMODULES:
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

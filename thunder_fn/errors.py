@@ -56,7 +56,7 @@ class TraceTypeError(ThunderError, TypeError):
 
 
 class InvalidTrace(ThunderError, ValueError):
-    """A trace breaks a rule of its grammar (see `thunder_fn.trace`). The interpreter that built
+    """A trace breaks a rule of its grammar (see `thunder_fn.ir.trace`). The interpreter that built
     it has a bug.
     """
 

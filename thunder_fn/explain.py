@@ -49,15 +49,18 @@ def main(argv: Sequence[str]) -> int:
     if wanted is None:
         width = max(map(len, known))
         for name, kind in known.items():
-            print(f"{name:<{width}}  {(inspect.getdoc(kind) or '').splitlines()[0]}")
+            print(f"{name:<{width}}  {_first_sentence(kind)}")
         return 0
     lower = {name.lower(): name for name in known}
     key = wanted.rpartition(".")[2].lower()
     if key not in lower:
-        near = difflib.get_close_matches(key, lower, n=1, cutoff=0.0)
-        parser.error(
-            f"there is no error {wanted!r}; did you mean {lower[near[0]]}? Without a name, all are"
-            " listed"
-        )
+        near = difflib.get_close_matches(key, lower, n=1)
+        meant = f"; did you mean {lower[near[0]]}?" if near else "."
+        parser.error(f"there is no error {wanted!r}{meant} Without a name, all are listed")
     print(page(lower[key]), end="")
     return 0
+
+
+def _first_sentence(kind: type[Exception]) -> str:
+    text = " ".join((inspect.getdoc(kind) or "").split())
+    return text.partition(". ")[0].rstrip(".") + "."

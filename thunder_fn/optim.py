@@ -108,9 +108,7 @@ class _Updates:
         rest: tuple[Any, ...],
     ) -> None:
         self.recorder, self.update, self.op, self.rest = recorder, update, ops.composite(name), rest
-        self.shared_tensors = [
-            leaf for leaf in pytree.flatten(rest)[0] if isinstance(leaf, torch.Tensor)
-        ]
+        self.shared_tensors = pytree.tensors_in(rest)
         self.known: dict[Any, _Update | None] = {}
         self.values: dict[Any, tuple[Any, ...] | None] = {}
 
@@ -166,7 +164,7 @@ class _Updates:
         if shared is None:
             return None
         count = sum(update.is_shared)
-        tensors = [leaf for leaf in pytree.flatten(own)[0] if isinstance(leaf, torch.Tensor)]
+        tensors = pytree.tensors_in(own)
         operands = operands_of(self.recorder, (*shared[count:], *tensors))
         if operands is None:
             return None
@@ -486,12 +484,9 @@ def functional_optimizer(
 
     Returns:
         A value with `init(params) -> state` and `update(params, grads, state) -> (params, state)`.
-            The state of Adam
-        and others that start from zeros has its structure from the start. If the first step makes a
-            state of its own,
-        as that of SGD with a dampened momentum, of Rprop and of ASGD does, the state before is
-            empty and a jitted
-        step is traced twice.
+            The state of Adam and others that start from zeros has its structure from the start. If
+            the first step makes a state of its own, as that of SGD with a dampened momentum, of
+            Rprop and of ASGD does, the state before is empty and a jitted step is traced twice.
 
     Raises:
         OptimizerError: the optimizer's step calls the loss itself, as that of LBFGS does.

@@ -1,6 +1,8 @@
 """Random numbers from keys: pure functions, as in JAX.
 
-    key = tfn.random.key(0) one, other = tfn.random.split(key) x = tfn.random.normal(one, (3, 4))
+    key = tfn.random.key(0)
+    one, other = tfn.random.split(key)
+    x = tfn.random.normal(one, (3, 4))
 
 A key is an i64[2] tensor of two words of 32 bits. The numbers that it gives depend on the key and
 the shape alone: not on PyTorch's generators, the device, or the transform around the call. So

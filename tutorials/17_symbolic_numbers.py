@@ -113,12 +113,17 @@ assert tfn.cache_info(parity).misses == 2
 
 # %% [markdown]
 # A symbol stands for one type of numbers: `isinstance(n, int)` and `n.__class__ is int` are true of one that stands for ints.
-# `type(n) is int` is not, since no class of Python's can answer that for its objects. Ask with `isinstance`, or pass the number
-# with `static_argnums` if code that you cannot change asks for the type.
+# `type(n) is int` asks nobody, so the number of a call that asks is the program's: each number has a program. A number that
+# is found in data has none, and there the functions that ask are rewritten: `int(n)`, `float(n)`, `len(x)`, `type(n)`, `max`
+# and `min` give symbols.
 
 # %%
 kind = tfn.jit(lambda x, n: x * 2 if isinstance(n, int) else x, cache="symbolic values")
 assert [kind(torch.ones(()), n).item() for n in (3, 4, 2.5)] == [2, 2, 1]
+
+first = tfn.jit(lambda x: x[: max(int(x.max()), 1)] * len(x[x > 1]))
+assert [first(torch.tensor(x)).tolist() for x in ([2, 1, 2], [0, 0, 0])] == [[4, 2], [0]]
+assert tfn.cache_info(first).misses == 1
 
 # %% [markdown]
 # ## Where this lives

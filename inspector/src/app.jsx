@@ -28,7 +28,7 @@ function App({ model }) {
   const [value, setValue] = useState(null);
   const [query, setQuery] = useState(initial.q ?? "");
   const [asked, setAsked] = useState(query);
-  const [inputs, setInputs] = useState(() => data.arguments.length <= 6);
+  const [inputs, setInputs] = useState(() => data.runs[0].arguments.length <= 6);
   const [chart, setChart] = useState(initial.chart ?? "memory");
   const [theme, setTheme] = useState(() => storedTheme() ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"));
   const [help, setHelp] = useState(false);
@@ -150,7 +150,7 @@ function App({ model }) {
     reveal(step, flat.nodes[after ?? (by > 0 ? hits[0] : hits.at(-1))]);
   };
   const nextChange = (by) => {
-    const { status } = data.steps[step];
+    const { status } = model.changed(step);
     if (!status) return;
     const here = node ? (by > 0 ? node.ls : node.ls - 1) : by > 0 ? -1 : status.length;
     const from = node && by > 0 && node.le - node.ls === 1 ? here + 1 : Math.max(here, by > 0 ? 0 : here);
@@ -165,7 +165,7 @@ function App({ model }) {
     if (all.length) setValue(all[(all.indexOf(value) + 1) % all.length]);
   };
   const toPeak = () => {
-    const found = model.atPosition(data.memory.peakAt);
+    const found = model.atPosition(step, model.run(step).memory.peakAt);
     if (found) reveal(found.step, found.node);
   };
   const unfoldAll = (all) => openWith(step, () => new Set(all ? [...flat.nodes.filter((one) => hasInside(one)).map((one) => one.i), ...[...groupsOf(model, step).keys()].map((first) => `m${first}`)] : []));
@@ -228,8 +228,8 @@ function App({ model }) {
   return (
     <div class="page">
       <header>
-        <h1>{data.name}</h1>
-        <span class="quiet figures">{data.steps.length} steps · {msText(data.steps.reduce((sum, one) => sum + one.ms, 0))} · {flat.leaves.length.toLocaleString("en")} equations</span>
+        <h1>{[...new Set(data.runs.map((run) => run.name))].join(" beside ")}</h1>
+        <span class="quiet figures">{data.steps.length} steps · {msText(data.steps.reduce((sum, one) => sum + one.ms, 0))} · {counted(flat.leaves.length, "equation")}</span>
         <div class="grow" />
         <label class="search">
           <input id="search" type="search" placeholder="Search op, module, type, line…   /" value={query} onInput={(event) => setQuery(event.target.value)} aria-label="search" />
@@ -251,32 +251,40 @@ function App({ model }) {
 }
 
 function Steps({ model, step, followed, goTo }) {
-  const { steps } = model.data;
+  const { runs, steps } = model.data;
   const most = Math.max(...steps.map((one) => one.ms), 1e-9);
   return (
     <nav aria-label="steps" tabIndex={0}>
-      <h2>Steps</h2>
+      {runs.length === 1 && <h2>Steps</h2>}
       <ol>
         {steps.map((one, at) => (
           <li key={at}>
+            {runs.length > 1 && steps[at - 1]?.run !== one.run && <h2>{one.run + 1}. {runs[one.run].name}</h2>}
             <button class={`step ${at === step ? "on" : ""} ${followed && followed[at] === undefined ? "without" : ""}`} onClick={() => goTo(at)} aria-current={at === step}>
               <span class="name"><i class={`dot ${one.kind}`} />{one.name}</span>
               <span class="ms">{msText(one.ms)}</span>
               <span class="bar"><i style={{ width: `${(100 * one.ms) / most}%` }} /></span>
-              {one.counts && (
-                <span class="counts">
-                  {one.counts.added > 0 && <b class="added">+{one.counts.added}</b>}
-                  {one.counts.removed > 0 && <b class="removed">−{one.counts.removed}</b>}
-                  {one.counts.changed > 0 && <b class="changed">~{one.counts.changed}</b>}
-                  {one.counts.added + one.counts.removed + one.counts.changed === 0 && <span>no change</span>}
-                </span>
-              )}
+              <StepCounts counts={model.changed(at).counts} />
             </button>
           </li>
         ))}
       </ol>
-      <p class="legend"><span><b class="added">+</b> added</span> <span><b class="removed">−</b> removed</span> <span><b class="changed">~</b> changed</span> against the step before</p>
+      <p class="legend"><span><b class="added">+</b> added</span> <span><b class="removed">−</b> removed</span> <span><b class="changed">~</b> changed</span> against the step before{runs.length > 1 && "; in the second run, against the first"}</p>
     </nav>
+  );
+}
+
+const counted = (count, what) => `${count.toLocaleString("en")} ${what}${count === 1 ? "" : "s"}`;
+
+function StepCounts({ counts }) {
+  if (!counts) return null;
+  return (
+    <span class="counts">
+      {counts.added > 0 && <b class="added">+{counts.added}</b>}
+      {counts.removed > 0 && <b class="removed">−{counts.removed}</b>}
+      {counts.changed > 0 && <b class="changed">~{counts.changed}</b>}
+      {counts.added + counts.removed + counts.changed === 0 && <span>no change</span>}
+    </span>
   );
 }
 

@@ -1,4 +1,4 @@
-import { useEffect, useMemo, useRef } from "preact/hooks";
+import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
 import { bytesText, countText } from "./data.js";
 
@@ -10,16 +10,17 @@ export function Charts(props) {
         {["memory", "roofline"].map((name) => (
           <button role="tab" aria-selected={chart === name} class={chart === name ? "on" : ""} onClick={() => setChart(name)}>{name === "memory" ? "Memory" : "Roofline"}</button>
         ))}
-        <span class="quiet">{chart === "memory" ? memoryText(model) : roofText(model)}{chart === "memory" && <span class="hint"> · click to go to an equation</span>}</span>
+        <span class="quiet">{chart === "memory" ? memoryText(model, props.step) : roofText(model.run(props.step))}{chart === "memory" && <span class="hint"> · click to go to an equation</span>}</span>
       </div>
       {chart === "memory" ? <Memory {...props} /> : <Roofline {...props} />}
     </section>
   );
 }
 
-const memoryText = (model) => memoryParts(model, model.data);
-const memoryParts = (model, { memory }) => [
-  model.programs().length > 1 ? "of the forward's and the backward's program" : "of the program that runs",
+const memoryText = (model, step) => memoryParts(model, step, model.run(step));
+const memoryParts = (model, step, { memory }) => [
+  model.data.runs.length > 1 && `run ${model.data.steps[step].run + 1}`,
+  model.programs(step).length > 1 ? "of the forward's and the backward's program" : "of the program that runs",
   `peak ${bytesText(memory.peak)}`,
   `residuals ${bytesText(memory.residuals)}`,
   memory.unknown && `${memory.unknown} sizes depend on data and are counted as 1`,
@@ -31,8 +32,7 @@ const PALETTE = 6; // colours of the style sheet; more modules are a ramp of hue
 const BYTES = Array.from({ length: 40 }, (_, k) => 2 ** k); // distances of ticks
 
 // Live bytes over the programs in parts: what is saved for the backward, the modules that have most at the peak, the rest.
-function stacks(data) {
-  const { memory, modules } = data;
+function stacks({ memory }, modules) {
   const { buffers, kinds, length, peakAt } = memory;
   const named = buffers.some((one) => modules[one[5]]);
   const families = memory.names.map((name) => name.replace(/^aten\.|\.\w+$/g, "")); // where there are no modules: the op
@@ -74,9 +74,11 @@ function stacks(data) {
 function Memory({ model, step, node, reveal, theme }) {
   const box = useRef(null);
   const plot = useRef(null);
-  const { names, sums } = useMemo(() => stacks(model.data), [model]);
-  const { length, starts } = model.data.memory;
-  const sent = useMemo(() => collectives(model), [model]);
+  const run = model.run(step);
+  const { names, sums } = useMemo(() => stacks(run, model.data.modules), [run]);
+  const { length, starts } = run.memory;
+  const most = Math.max(...model.data.runs.map((one) => one.memory.peak)); // runs that are compared have one scale
+  const sent = useMemo(() => collectives(model, step), [run]);
   const mostSent = Math.max(1, ...sent.map(([, bytes]) => bytes));
   const totalSent = sent.reduce((sum, [, bytes]) => sum + bytes, 0);
   const marked = useRef(null);
@@ -119,7 +121,7 @@ function Memory({ model, step, node, reveal, theme }) {
         const tall = (6 + 22 * (bytes / mostSent)) * devicePixelRatio;
         u.ctx.fillRect(u.valToPos(at, "x", true), u.bbox.top + u.bbox.height - tall, Math.max(2 * devicePixelRatio, u.bbox.width / length), tall);
       }
-      const { peak, peakAt } = model.data.memory;
+      const { peak, peakAt } = run.memory;
       u.ctx.fillStyle = color("--text");
       u.ctx.beginPath();
       u.ctx.arc(u.valToPos(peakAt + 0.5, "x", true), u.valToPos(peak, "y", true), 3 * devicePixelRatio, 0, 7);
@@ -131,7 +133,7 @@ function Memory({ model, step, node, reveal, theme }) {
       padding: [10, 12, 0, 0],
       cursor: { y: false, drag: { x: true, y: false }, points: { show: false } },
       legend: { show: true, live: false },
-      scales: { x: { time: false, range: (_, low, high) => [low, Math.max(high, low + 1)] }, y: { range: (_, low, high) => [0, (high || 1) * 1.14] } },
+      scales: { x: { time: false, range: (_, low, high) => [low, Math.max(high, low + 1)] }, y: { range: (_, low, high) => [0, (Math.max(most, high) || 1) * 1.14] } },
       axes: [
         { label: "equation", labelSize: 14, labelGap: 0, labelFont: "11px system-ui", stroke: color("--quiet"), grid: { show: false }, ticks: { show: false }, size: 22, font: "11px system-ui", values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) && (tick < length || !length) ? tick : "")) },
         { stroke: color("--quiet"), grid: { stroke: color("--line"), width: 1 }, ticks: { show: false }, size: 60, label: "live bytes", labelSize: 16, labelGap: 0, labelFont: "11px system-ui", font: "11px system-ui", incrs: BYTES, values: (_, ticks) => ticks.map(bytesText) },
@@ -140,12 +142,12 @@ function Memory({ model, step, node, reveal, theme }) {
         draw: [draw],
         ready: [(u) => u.over.addEventListener("click", () => {
           const at = under(u);
-          const found = at !== null && model.atPosition(at);
+          const found = at !== null && model.atPosition(step, at);
           if (found) reveal(found.step, found.node);
         })],
         setCursor: [(u) => {
           const at = under(u);
-          const found = at === null ? null : model.atPosition(at);
+          const found = at === null ? null : model.atPosition(step, at);
           tip.textContent = found ? `${at}  ${model.op(found.node).name}  ${model.module(found.step, found.node)}  ${bytesText(sums.at(-1)[at])}` : "";
         }],
       },
@@ -161,7 +163,7 @@ function Memory({ model, step, node, reveal, theme }) {
       watch.disconnect();
       u.destroy();
     };
-  }, [model, theme]);
+  }, [run, theme]);
   useEffect(() => plot.current?.redraw(false), [marked.current]);
   return (
     <div class="memory" ref={box} data-testid="memory">
@@ -171,23 +173,32 @@ function Memory({ model, step, node, reveal, theme }) {
 }
 
 // Positions on the timeline where values go to other ranks, and how many bytes.
-function collectives(model) {
+function collectives(model, step) {
   const found = [];
-  model.programs().forEach((step, number) => {
-    for (const node of model.flat(step).nodes) {
+  const { starts } = model.run(step).memory;
+  model.programs(step).forEach((program, number) => {
+    for (const node of model.flat(program).nodes) {
       const { sent } = model.cost(node);
-      if (sent && node.live && node.depth === 0) found.push([model.data.memory.starts[number] + node.position, sent]);
+      if (sent && node.live && node.depth === 0) found.push([starts[number] + node.position, sent]);
     }
   });
   return found;
 }
 
-const roofText = ({ data }) => (data.machine ? `${data.machine[0]}: ${countText(data.machine[1])}FLOP/s, ${bytesText(data.machine[2])}/s` : "the machine's peaks are not known: pass machine=inspect.measured_machine()");
+const roofText = ({ machine }) => (machine ? `${machine[0]}: ${countText(machine[1])}FLOP/s, ${bytesText(machine[2])}/s` : "the machine's peaks are not known: pass machine=inspect.measured_machine()");
 
-function Roofline({ model, reveal }) {
-  const { machine } = model.data;
-  const points = useMemo(() => byOp(model), [model]);
-  const [width, height, left, bottom] = [900, 168, 64, 26];
+function Roofline({ model, step, reveal }) {
+  const run = model.run(step);
+  const { machine } = run;
+  const points = useMemo(() => byOp(model, step), [run]);
+  const box = useRef(null);
+  const [width, setWidth] = useState(900);
+  useLayoutEffect(() => {
+    const watch = new ResizeObserver(() => setWidth(Math.max(200, box.current.clientWidth))); // letters keep their size
+    watch.observe(box.current);
+    return () => watch.disconnect();
+  }, []);
+  const [height, left, bottom] = [168, width < 600 ? 30 : 64, 26];
   const xs = points.map((one) => one.flops / one.bytes);
   const low = Math.min(-2, Math.floor(Math.log10(Math.min(...xs, machine ? 1 : 0.1))));
   const high = Math.ceil(Math.log10(Math.max(...xs, machine ? (machine[1] / machine[2]) * 4 : 10)));
@@ -201,7 +212,7 @@ function Roofline({ model, reveal }) {
   const ticks = Array.from({ length: high - low + 1 }, (_, k) => low + k);
   const ridge = machine && machine[1] / machine[2];
   return (
-    <svg class="roofline" viewBox={`0 0 ${width} ${height}`} role="group" aria-label="roofline" data-testid="roofline">
+    <svg ref={box} class="roofline" viewBox={`0 0 ${width} ${height}`} role="group" aria-label="roofline" data-testid="roofline">
       {ticks.map((tick) => [
         <line x1={px(10 ** tick)} x2={px(10 ** tick)} y1="10" y2={height - bottom} class="grid" />,
         <text x={px(10 ** tick)} y={height - bottom + 14} text-anchor="middle">{tick < 0 ? (10 ** tick).toFixed(-tick) : countText(10 ** tick)}</text>,
@@ -210,7 +221,7 @@ function Roofline({ model, reveal }) {
       <text x="4" y="18">{machine ? "FLOP/s, at most" : "FLOP"}</text>
       {machine && [
         <path class="roof" d={`M${px(10 ** low)} ${py(reach(10 ** low))}L${px(ridge)} ${py(machine[1])}L${px(10 ** high)} ${py(machine[1])}`} />,
-        <text x={px(ridge) + 6} y={py(machine[1]) + 12}>{countText(machine[1])}FLOP/s</text>,
+        <text x={width - 16} y={py(machine[1]) + 12} text-anchor="end">{countText(machine[1])}FLOP/s</text>,
       ]}
       {points.map((one) => (
         <circle tabIndex={0} role="button" aria-label={`${one.name}, ${one.times} times`} onKeyDown={(event) => event.key === "Enter" && (event.stopPropagation(), reveal(one.step, one.node))} cx={px(one.flops / one.bytes)} cy={py(value(one))} r={3 + 9 * Math.sqrt(one.weight / most)} onClick={() => reveal(one.step, one.node)}>
@@ -235,17 +246,17 @@ function labels(wanted) {
 }
 
 // The ops of the programs, dearest first.
-function byOp(model) {
-  const { machine } = model.data;
+function byOp(model, step) {
+  const { machine } = model.run(step);
   const found = new Map();
-  for (const step of model.programs()) {
-    const flat = model.flat(step);
+  for (const program of model.programs(step)) {
+    const flat = model.flat(program);
     for (const i of flat.leaves) {
       const node = flat.nodes[i];
       const { flops, bytes } = model.cost(node);
       if (!flops || !bytes) continue;
       const name = model.op(node).name;
-      const known = found.get(name) ?? { name, step, node, times: 0, flops: 0, bytes: 0 };
+      const known = found.get(name) ?? { name, step: program, node, times: 0, flops: 0, bytes: 0 };
       known.times += 1;
       known.flops += flops;
       known.bytes += bytes;

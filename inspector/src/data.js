@@ -112,11 +112,23 @@ export class Model {
     return this.flats[step];
   }
 
-  // The values of a step and of the one before that are equal, both ways.
-  link(step) {
-    const { before, matches, inputs } = this.data.steps[step];
-    if (before === undefined) return { up: new Map(), down: new Map() };
-    if (this.links[step]) return this.links[step];
+  run(step) {
+    return this.data.runs[this.data.steps[step].run];
+  }
+
+  // The changes that are marked in a step: against the other run, or against the step before; none for a first step.
+  changed(step) {
+    const { across, own } = this.data.steps[step];
+    return across ?? own ?? {};
+  }
+
+  // The values of a step that are equal to those of the steps that it is compared with, both ways.
+  linksOf(step) {
+    const { across, own } = this.data.steps[step];
+    return (this.links[step] ??= [own, across].filter(Boolean).map((changes) => this.link(step, changes)));
+  }
+
+  link(step, { before, matches, inputs }) {
     const [old, now] = [this.flat(before), this.flat(step)];
     const up = new Map();
     const down = new Map();
@@ -131,22 +143,23 @@ export class Model {
       const [a, b] = [old.nodes[old.leaves[at]], now.nodes[now.leaves[leaf]]];
       b.outs.forEach((value, k) => k < a.outs.length && join(a.outs[k], value));
     });
-    return (this.links[step] = { up, down });
+    return { before, up, down };
   }
 
   // Where a value is in every step: a list with a value or undefined for each.
   follow(step, value) {
     const found = this.data.steps.map(() => undefined);
-    const [forward, backward] = this.halves();
     const pending = [[step, value]];
     while (pending.length) {
       const [at, one] = pending.pop();
       if (one === undefined || found[at] !== undefined) continue;
       found[at] = one;
-      const { before } = this.data.steps[at];
-      if (before !== undefined) pending.push([before, this.link(at).up.get(one)]);
-      this.data.steps.forEach((next, t) => next.before === at && pending.push([t, this.link(t).down.get(one)]));
-      for (const [mine, its] of this.data.saved) {
+      for (const { before, up } of this.linksOf(at)) pending.push([before, up.get(one)]);
+      this.data.steps.forEach((_, t) => {
+        for (const { before, down } of this.linksOf(t)) if (before === at) pending.push([t, down.get(one)]);
+      });
+      const [forward, backward] = this.halves(at);
+      for (const [mine, its] of this.run(at).saved) {
         if (at === forward && mine === one) pending.push([backward, its]);
         if (at === backward && its === one) pending.push([forward, mine]);
       }
@@ -154,20 +167,26 @@ export class Model {
     return found;
   }
 
-  halves() {
-    const split = this.data.steps.flatMap((step, i) => (step.kind === "split" ? [i] : []));
+  // The steps of a run of one kind.
+  ofKind(step, kind) {
+    const { run } = this.data.steps[step];
+    return this.data.steps.flatMap((one, i) => (one.kind === kind && one.run === run ? [i] : []));
+  }
+
+  halves(step) {
+    const split = this.ofKind(step, "split");
     return split.length === 2 ? split : [-1, -1];
   }
 
   isSaved(step, value) {
-    const [forward, backward] = this.halves();
-    return this.data.saved.some(([mine, its]) => (step === forward && mine === value) || (step === backward && its === value));
+    const [forward, backward] = this.halves(step);
+    return this.run(step).saved.some(([mine, its]) => (step === forward && mine === value) || (step === backward && its === value));
   }
 
   // Running counts of changes over the leaves of a step.
   changes(step) {
     if (this.sums[step]) return this.sums[step];
-    const { status, removed } = this.data.steps[step];
+    const { status, removed } = this.changed(step);
     const count = this.flat(step).leaves.length;
     const sum = (test) => {
       const found = new Int32Array(count + 1);
@@ -195,7 +214,7 @@ export class Model {
     const { data } = this;
     const modules = data.steps[step].modules;
     if (!node.live) return this.innerModule(step, node);
-    if (node.le === node.ls) return this.source(node)?.module ?? "";
+    if (node.le === node.ls) return data.modules[data.sources[node.eq?.[4]]?.[3]] ?? "";
     const first = data.modules[modules[node.ls]];
     const last = data.modules[modules[node.le - 1]];
     if (first === last) return first;
@@ -219,6 +238,7 @@ export class Model {
     if (!found) return null;
     const [file, line, fn, module] = found;
     const path = this.data.files[file];
+    if (!path) return null; // a line of PyTorch
     return { file, line, fn, path, module: this.data.modules[module], text: this.data.lines[file]?.[line]?.trim() ?? "" };
   }
 
@@ -255,40 +275,41 @@ export class Model {
     return known ? this.data.types[known.type][1] : 0;
   }
 
-  programs() {
-    return this.data.steps.flatMap((step, i) => (step.kind === "program" ? [i] : []));
+  // The programs of the run of a step.
+  programs(step) {
+    return this.ofKind(step, "program");
   }
 
-  // The equation of a program that runs at a position of the memory timeline.
-  atPosition(position) {
-    const { starts } = this.data.memory;
+  // The equation of a program that runs at a position of the memory timeline of the step's run.
+  atPosition(step, position) {
+    const { starts } = this.run(step).memory;
     const number = starts.length > 1 && position >= starts[1] ? 1 : 0;
-    const step = this.programs()[number];
+    const program = this.programs(step)[number];
     const wanted = position - starts[number];
-    const node = this.flat(step).nodes.find((one) => one.depth === 0 && one.position === wanted);
-    return node ? { step, node } : null;
+    const node = this.flat(program).nodes.find((one) => one.depth === 0 && one.position === wanted);
+    return node ? { step: program, node } : null;
   }
 
   // The position on the memory timeline of a node of any step.
   positionOf(step, node) {
     if (!node.live || node.le === node.ls) return null;
-    const programs = this.programs();
+    const programs = this.programs(step);
     for (let number = 0; number < programs.length; number++) {
       const program = programs[number];
       const chain = [];
-      for (let at = program; at !== undefined && at !== step; at = this.data.steps[at].before) chain.push(at);
-      const reaches = chain.length === 0 || this.data.steps[chain.at(-1)].before === step;
+      for (let at = program; at !== undefined && at !== step; at = this.data.steps[at].own?.before) chain.push(at);
+      const reaches = chain.length === 0 || this.data.steps[chain.at(-1)].own?.before === step;
       if (program !== step && !reaches) continue;
       let leaf = node.ls;
       for (const at of chain.reverse()) {
-        leaf = this.data.steps[at].matches.indexOf(leaf);
+        leaf = this.data.steps[at].own.matches.indexOf(leaf);
         if (leaf < 0) break;
       }
       if (leaf < 0) continue;
       const flat = this.flat(program);
       let top = flat.nodes[flat.leaves[leaf]];
       while (top.parent >= 0) top = flat.nodes[top.parent];
-      return this.data.memory.starts[number] + top.position;
+      return this.run(step).memory.starts[number] + top.position;
     }
     return null;
   }
@@ -309,3 +330,5 @@ export const countText = (count) => {
 };
 
 export const msText = (ms) => (ms >= 1000 ? `${(ms / 1000).toFixed(2)} s` : ms >= 10 ? `${ms.toFixed(0)} ms` : `${ms.toFixed(1)} ms`);
+
+export const timeText = (seconds) => (seconds >= 1e-3 ? msText(seconds * 1e3) : `${(seconds * 1e6).toFixed(1)} µs`);

@@ -39,7 +39,7 @@ export function Rows(props) {
   const found = new Set(hits);
   const isProgram = Boolean(props.model.data.steps[props.step].text);
   return (
-    <div class="table" role={props.asText && isProgram ? "table" : "treegrid"} aria-label={`equations of ${props.model.data.steps[props.step].name}`} aria-rowcount={rows.length + 1} tabIndex={0} aria-activedescendant={props.selected === null ? undefined : `row${props.selected}`}>
+    <div class="table" role={props.asText && isProgram ? "table" : "treegrid"} aria-label={`equations of ${props.model.data.steps[props.step].name}`} aria-rowcount={rows.length + 1} style={{ "--rows": rows.length }} tabIndex={0} aria-activedescendant={props.selected === null ? undefined : `row${props.selected}`}>
       <div class="row head" role="row" aria-rowindex={1}>
         <Cell class="mark" head><span class="unseen">change</span></Cell><span class="eq" role="columnheader">{props.asText && isProgram ? "Python" : "equation"}{isProgram && <button class="tag" onClick={() => props.setAsText((was) => !was)} title="the Python that runs (s)">{props.asText ? "equations" : "Python"}</button>}</span>
         {!(props.asText && isProgram) && [<Cell class="type" head>type</Cell>, <Cell class="num" head>FLOP</Cell>, <Cell class="num" head>bytes</Cell>, <Cell class="line" head>your line</Cell>]}
@@ -113,9 +113,8 @@ function Root(props) {
 
 // Only steps over the whole function have its arguments in order; those of an inner one have as many by chance.
 export const argumentName = (model, step, at) => {
-  const { data } = model;
-  const kind = data.steps[step].name;
-  return kind.startsWith("backward") ? "" : (data.arguments[at] ?? "");
+  const kind = model.data.steps[step].name;
+  return kind.startsWith("backward") ? "" : (model.run(step).arguments[at] ?? "");
 };
 
 // The equations of a program that belong to one module, folded.
@@ -123,7 +122,7 @@ function Group({ row, model, step, open, place, selected, found, toggle, pick })
   const { group } = row;
   const key = keyOfRow(row);
   const isOpen = open.has(key);
-  const { status } = model.data.steps[step];
+  const { status } = model.changed(step);
   const nodes = model.flat(step).nodes.slice(row.i, group.end).filter((node) => node.depth === 0);
   const sum = (part) => nodes.reduce((total, node) => total + model.cost(node)[part], 0);
   const hidden = isOpen ? 0 : countIn(found, { i: row.i - 1, end: group.end });
@@ -145,7 +144,7 @@ function Group({ row, model, step, open, place, selected, found, toggle, pick })
 }
 
 function Ghost({ row, model, step, place }) {
-  const before = model.data.steps[step].before;
+  const { before } = model.changed(step);
   const flat = model.flat(before);
   const node = flat.nodes[flat.leaves[row.leaf]];
   const source = model.nearestSource(flat, node);
@@ -164,7 +163,7 @@ const MARKS = { a: ["added", "+"], c: ["changed", "~"], s: ["", ""] };
 
 const Equation = memo(function Equation(props) {
   const { model, step, flat, node, open, selected, found, toggle, pick, place, indent } = props;
-  const { status, inPlace } = model.data.steps[step];
+  const [{ status }, { inPlace }] = [model.changed(step), model.data.steps[step]];
   const isOpen = open.has(node.i);
   const single = node.live && !node.label && !hasInside(node) && node.le - node.ls === 1;
   const [name, sign] = status && node.live && node.le - node.ls === 1 && single ? MARKS[status[node.ls]] : ["", ""];
@@ -221,23 +220,35 @@ const Line = ({ source }) => (
   <span title={`${source.path}:${source.line} in ${source.fn}`}><i>{source.path.split("/").pop()}:{source.line}</i> {source.text}</span>
 );
 
-function Label(props) {
+// What a body is for: the condition or the step of a loop.
+export const labelOf = (model, flat, node) => (loopParts(model, flat, flat.nodes[node.parent])?.conditioned ? ["condition", "step"][node.position] : node.label);
+
+export function Label(props) {
   const { node, model, flat } = props;
   const parts = loopParts(model, flat, flat.nodes[node.parent], node.inputs);
-  if (!parts) return <span><em>{node.label}</em>(<Values {...props} values={node.inputs} limit={6} />)</span>;
+  const label = labelOf(model, flat, node);
+  if (!parts) return <span><em>{label}</em>(<Values {...props} values={node.inputs} limit={6} />)</span>;
   return (
     <span>
-      <em>{node.label}</em>({parts.filter(([, values]) => values.length).map(([name, values], k) => [k > 0 && "; ", <span class="key">{name} </span>, <Values {...props} values={values} limit={4} />])}) <span class="quiet">{parts.trips}</span>
+      <em>{label}</em>({parts.filter(([, values]) => values.length).map(([name, values], k) => [k > 0 && "; ", <span class="key">{name} </span>, <Values {...props} values={values} limit={4} />])}) {!parts.conditioned && <span class="quiet">{parts.trips}</span>}
     </span>
   );
 }
 
 const option = (node, name) => node.kwargs?.find(([key]) => key === name)?.[1];
 
-// The operands of a scan by their parts, in the order in which it takes them; null for what is no scan.
+// The operands of a loop by their parts, in the order in which it takes them; null for what is no loop.
 export function loopParts(model, flat, node, values = node.args) {
-  if (!node?.eq || model.op(node).name !== "scan") return null;
-  const [consts, carry] = [Number(option(node, "num_consts") ?? 0), Number(option(node, "num_carry") ?? 0)];
+  const name = node?.eq && model.op(node).name;
+  const consts = Number(option(node ?? {}, "num_consts") ?? 0);
+  if (name === "while_loop") {
+    const [parts, most] = [[["consts", values.slice(0, consts)], ["carry", values.slice(consts)]], option(node, "max_steps")];
+    parts.conditioned = true;
+    parts.trips = most === undefined || most === "None" ? "as long as its condition holds" : `at most ${most} trips`;
+    return parts;
+  }
+  if (name !== "scan") return null;
+  const carry = Number(option(node, "num_carry") ?? 0);
   const parts = [["consts", values.slice(0, consts)], ["carry", values.slice(consts, consts + carry)], ["xs", values.slice(consts + carry)]];
   const length = option(node, "length") ?? model.type(flat, node.args[consts + carry]).match(/\[(\w+)/)?.[1];
   parts.trips = length === undefined ? "" : `${length} trip${length === "1" ? "" : "s"}`;

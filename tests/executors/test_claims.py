@@ -17,7 +17,7 @@ from thunder_fn.errors import ExecutorError, JitError, RegionWarning, UnknownOpt
 from thunder_fn.executors import FusionExecutor, claim, lower
 from thunder_fn.executors.regions import Group, grouped, partition
 from thunder_fn.interpreters.autocast import autocast as autocast_trace
-from thunder_fn.interpreters.simplify import inline, is_kept
+from thunder_fn.interpreters.simplify import inline
 from thunder_fn.ir import ops
 from thunder_fn.ir.check import check
 from thunder_fn.ir.trace import Trace
@@ -78,12 +78,12 @@ def test_regions_are_convex_and_as_large_as_can_be(case: Case, mask: int) -> Non
     wanted = [bool(mask >> (i % 16) & 1) for i in range(len(flat.equations))]
     groups = partition(flat, wanted)
     placed = [position for group in groups for position in group]
-    expected = [i for i, flag in enumerate(wanted) if flag and not is_kept(flat.equations[i])]
+    expected = [i for i, flag in enumerate(wanted) if flag and not ops.has_side_effect(flat.equations[i])]
     assert sorted(placed) == expected
     for group in groups:
         assert not outside_paths(flat, group)
     for first, second in itertools.pairwise(groups):
-        if any(map(is_kept, flat.equations)):
+        if any(map(ops.has_side_effect, flat.equations)):
             break  # an order of effects may keep two apart
         assert outside_paths(flat, (*first, *second)), "two regions that could be one"
     new, firsts = grouped(flat, groups, "any::region")

@@ -32,7 +32,6 @@ from thunder_fn.executors.torchinductor import codegen, compiling, native, regio
 from thunder_fn.executors.torchinductor.codegen import Job, closed_region, generate
 from thunder_fn.executors.torchinductor.parts import join, parts_of
 from thunder_fn.executors.torchinductor.programs import Staged
-from thunder_fn.executors.torchinductor.progress import Progress
 from thunder_fn.executors.torchinductor.region_calls import Region
 from thunder_fn.executors.verify import unwritten_outputs
 from thunder_fn.extend import FusionExecutor, OperatorExecutor
@@ -846,7 +845,7 @@ def test_one_region_that_cannot_be_compiled_does_not_stop_the_others(
     assert isinstance(results[bad], compiling.Failed)
 
 
-# ---- threads and progress ----
+# ---- threads ----
 
 
 def test_threads_share_one_program() -> None:
@@ -865,14 +864,6 @@ def test_threads_share_one_program() -> None:
         thread.join()
     for index, x in enumerate(xs):
         torch.testing.assert_close(found[index], wave(x))
-
-
-def test_progress_says_what_is_being_done() -> None:
-    progress = Progress([1, 2])
-    assert progress.text() == f"thunder_fn: compiling regions [{'.' * 24}] 0/2 generating code 0 s"
-    progress.advance()
-    progress.advance()
-    assert progress.text() == f"thunder_fn: compiling regions [{'#' * 24}] 2/2 running the C++ compiler 0 s"
 
 
 def test_the_executor_by_name() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import json
 import os
 import re
 from collections.abc import Callable
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import thunder_fn as tfn
@@ -18,7 +21,7 @@ from thunder_fn import inspect
 from thunder_fn.benchmarks.models import GPT, gpt_loss, params_of
 from thunder_fn.executors import FusionExecutor
 from thunder_fn.inspect.chains import Chain, chain
-from thunder_fn.inspect.encode import encode
+from thunder_fn.inspect.encode import Run, encode
 from thunder_fn.inspect.memory_use import memory_of
 from thunder_fn.inspect.page import asset, page_of
 from thunder_fn.inspect.tables import bytes_text
@@ -115,7 +118,9 @@ def test_steps_say_what_they_changed(name: str, made: Any, opened: Any) -> None:
         tab.keyboard.press("e")
         diff = found.diff(position)
         for mark, key in (("ghost", "removed"), ("changed", "changed")):
-            shown = tab.evaluate("() => inspector.data.steps.map(one => one.counts ?? null)")[position]
+            shown = tab.evaluate("() => inspector.data.steps.map((_, at) => inspector.changed(at).counts ?? null)")[
+                position
+            ]
             assert shown == (None if diff is None else diff.counts)
             if diff is not None and len(step.flat.leaves) < 20:
                 assert tab.locator(f".row.{mark}").count() == diff.counts[key]
@@ -357,6 +362,26 @@ def test_a_loop_says_how_often_and_what_it_carries(made: Any, opened: Any) -> No
     assert "argument 2 of body 0 of the loop or choice that makes v3" in tab.locator(".variable").inner_text()
 
 
+def newton(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return tfn.while_loop(lambda x: (x * x - a).abs().max() > 1e-5, lambda x: ((x + a / x) / 2,), (x,))[0]
+
+
+def test_a_while_loop_has_a_condition_and_a_step(opened: Any) -> None:
+    tab = opened(inspect.show(newton, torch.tensor([2.0]), torch.ones(1), machine=MACHINE))
+    tab.locator(".row.node:has(.op[title='while_loop'])").first.click()
+    details = tab.locator("aside").inner_text()
+    assert "The loop, as long as its condition holds" in details
+    for part in (r"consts\s+v0", r"carry\s+v1", r"carry after\s+v2"):
+        assert re.search(part, details), part
+    labels = tab.locator(".row.node", has_text="; carry").all_inner_texts()
+    assert [re.match(r"\W*(\w+)\(consts v2:\d.x0; carry v2:\d.x1\)", label.strip())[1] for label in labels] == [
+        "condition",
+        "step",
+    ]
+    tab.keyboard.press("j")
+    assert tab.locator("aside h2").first.inner_text() == "condition"
+
+
 def test_code_is_whole_and_opens_in_an_editor(made: Any, opened: Any) -> None:
     tab = opened(made("loops")[1])
     tab.locator(".row.node:has(.op[title='scan'])").first.click()
@@ -372,6 +397,74 @@ def test_chart_says_what_it_draws_and_has_colours_without_modules(made: Any, ope
     tab = opened(made("loops")[1])
     assert "of the program that runs" in tab.locator(".tabs").inner_text()
     assert "scan" in tab.locator(".u-legend").inner_text()
+
+
+def test_two_runs_stand_beside_each_other(opened: Any) -> None:
+    """Steps of the second are marked against those of the first, values are followed from one to the other, and
+    costs stand side by side.
+    """
+    x = torch.ones(3)
+    before, after = chain(lambda x: x.sin() * 2, x), chain(lambda x: (x.sin() * 3).cos(), x)
+    tab = opened(inspect.compare(before, after, names=("before", "after"), machine=MACHINE))
+    assert tab.locator("h1").inner_text() == "before beside after"
+    assert tab.locator("nav h2").all_inner_texts() == ["1. before", "2. after"]
+    table = [row.split("\t") for row in tab.locator(".beside tr").all_inner_texts()]
+    assert ["equations", "2", "3", "1.50"] in table and ["cos", "0", "1", "+1"] in table
+    assert tab.locator(".row.changed, .row.added, .row.ghost").count() == 0
+    for position in (2, 3):
+        steps(tab).nth(position).click()
+        assert tab.locator(".row.changed").count() == tab.locator(".row.added").count() == 1
+    assert "run 2" in tab.locator(".tabs").inner_text()
+    tab.locator(".row.node", has_text="sin").first.locator("var").first.click()
+    assert all("made by sin" in text for text in tab.locator(".life li").all_inner_texts())
+    tab.keyboard.press("g")
+    assert steps(tab).last.get_attribute("aria-current") == "true", "the peak of the run that is shown"
+
+
+PERFETTO = """<script>addEventListener("message", event => {
+    if (event.data === "PING") event.source.postMessage("PONG", "*");
+    else globalThis.given = event.data.perfetto;
+})</script>"""
+
+
+def test_a_measured_call_opens_in_perfetto(opened: Any) -> None:
+    """The profile is handed to Perfetto's page, for which another stands in, and saved as a file."""
+    tab = opened(inspect.show(torch.sin, torch.ones(2), machine=MACHINE, measured=True))
+    assert re.search(r"a call\s+[\d.]+ (µs|ms)", tab.locator("aside").inner_text())
+    tab.context.route(
+        "https://ui.perfetto.dev/**", lambda route: route.fulfill(body=PERFETTO, content_type="text/html")
+    )
+    with tab.expect_popup() as popup:
+        tab.get_by_role("button", name="Open the profile in Perfetto").click()
+    popup.value.wait_for_function("globalThis.given")
+    given = popup.value.evaluate("[given.title, new TextDecoder().decode(given.buffer)]")
+    with tab.expect_download() as download:
+        tab.get_by_role("link", name="download").click()
+    saved = Path(download.value.path()).read_text()
+    assert given == ["sin", saved] and any(event["name"] == "aten::sin" for event in json.loads(saved)["traceEvents"])
+
+
+@pytest.mark.parametrize("width", [400, 1440])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_screenshot(scheme: str, width: int, opened: Any, request: pytest.FixtureRequest) -> None:
+    """The page as it was looked at, in a grid of shades, so that another font makes no difference."""
+    found = chain(*module())
+    data = encode([Run("module", found, memory_of(found), MACHINE)])
+    for step in data["steps"]:
+        step["ms"] = 1.0
+    tab = opened(page_of("module", data), viewport={"width": width, "height": 900}, color_scheme=scheme)
+    tab.keyboard.press("j")
+    picture = Image.open(io.BytesIO(tab.screenshot())).convert("L").resize((width // 40, 36), Image.Resampling.BOX)
+    pixels = picture.tobytes()
+    rows = [pixels[at : at + picture.width].hex(" ") for at in range(0, len(pixels), picture.width)]
+    path = ROOT / "tests" / "golden" / "inspector" / f"{scheme}_{width}.txt"
+    if request.config.getoption("--update-golden"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("\n".join(rows) + "\n")
+    wanted = bytes.fromhex(path.read_text())
+    assert len(wanted) == len(pixels)
+    mean = sum(abs(a - b) for a, b in zip(pixels, wanted, strict=True)) / len(pixels)
+    assert mean < 6, f"looks other than {path.name} (of 255 shades, by {mean:.1f}): `make golden` if that is meant"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -400,15 +493,15 @@ def test_print_has_all_rows_and_black_on_white(made: Any, opened: Any) -> None:
 def test_50000_equations_are_a_few_rows_at_a_time(opened: Any) -> None:
     """The trace is made long in the data: to capture so many equations takes a minute."""
     found = chain(lambda x: x.sin(), torch.ones(2))
-    data = encode(found, memory_of(found))
+    data = encode([Run("long", found, memory_of(found))])
     for step in data["steps"]:
         body = data["bodies"][step["body"]]
         first = body[3][0]
         body[3] = [[first[0], [position], *first[2:]] for position in range(50_000)]
         body[4] = [50_000]
         step["modules"] = [0] * 50_000
-    data["steps"][1] |= {"matches": list(range(50_000)), "status": "s" * 49_999 + "c", "whys": {"49999": "all"}}
-    data["memory"] |= {"length": 50_000}
+    data["steps"][1]["own"] |= {"matches": list(range(50_000)), "status": "s" * 49_999 + "c", "whys": {"49999": "all"}}
+    data["runs"][0]["memory"] |= {"length": 50_000}
     tab = opened(page_of("long", data))
     assert tab.locator(".row").count() < 100
     tab.keyboard.press("]")

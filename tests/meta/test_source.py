@@ -82,7 +82,6 @@ LONG = {
     "thunder_fn/benchmarks/__main__.py main": "a command: its options, then what it runs",
     "thunder_fn/benchmarks/chart.py svg": "the text of a picture, from top to bottom",
     "thunder_fn/benchmarks/transforms.py cases": "a list",
-    "thunder_fn/capture/aliases.py aliases_of": "a question for each result",
     "thunder_fn/capture/outside/expressions.py call": "a branch for each kind of call",
     "thunder_fn/capture/outside/expressions.py moved": "a branch for each kind of instruction",
     "thunder_fn/capture/outside/expressions.py step": "a branch for each kind of instruction",
@@ -191,14 +190,12 @@ DOORS = {
     ("ir.pretty", "interpreters.evaluate"): "printed programs run structured equations by the reference semantics",
     ("capture.apply", "interpreters.evaluate"): "applied traces run by the reference semantics",
     ("interpreters.evaluate", "interpreters.under_autograd"): "a value that autograd follows is evaluated by its rule",
-    ("structured.loop_functions", "structured.while_loop"): "fori_loop of unknown length is a while_loop",
     ("jitted", "jitted.modules.module"): "jit of a module",
     ("jitted", "inspect.lowered"): "`jit(f).lower(...)`, a door to the reports on programs",
     ("jitted.modules.module", "inspect.lowered"): "`jit(module).lower(...)`",
     ("parameters.rewritten", "parameters.modules"): "a rewritten function of a module becomes a module",
     ("executors.base", "executors.registry"): "executors are looked up by name",
     ("executors.base", "executors.torch_executor"): "an executor's program is lowered when it first runs",
-    ("executors.evaluated", "executors.torch_executor"): "bodies are lowered when they are first run",
 }
 """Imports inside functions that close a cycle between files, and why."""
 

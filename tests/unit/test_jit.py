@@ -441,7 +441,7 @@ def test_among_many_programs_the_right_one_is_found_without_taking_the_call_apar
     for x, n, name in calls:
         f(x, n, name=name)
     monkeypatch.setattr(
-        sys.modules["thunder_fn.jit"], "_call_slowly", lambda *args: pytest.fail("the call was taken apart")
+        sys.modules["thunder_fn.jitted"], "_call_slowly", lambda *args: pytest.fail("the call was taken apart")
     )
     for x, n, name in (*calls, *calls[::-1], calls[3], calls[3], calls[3]):
         assert torch.equal(f(x, n, name=name), x * table[n] + len(name))

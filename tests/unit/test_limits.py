@@ -39,21 +39,6 @@ def branch() -> object:
 
 
 @error
-def found_number() -> object:
-    return tfn.jit(lambda x: x * int(x[0].item()))(X)
-
-
-@error
-def found_type() -> object:
-    return tfn.jit(lambda x: x * (2 if type(x.sum().item()) is float else 3))(X)
-
-
-@error
-def found_length() -> object:
-    return tfn.jit(lambda x: x * len(x[x > 2]))(X)
-
-
-@error
 def found_range() -> object:
     return tfn.jit(lambda x: [x for _ in range(x[1].long().item())])(X)
 

@@ -111,7 +111,7 @@ def test_misses_tell_what_kind_of_argument_changed() -> None:
 
 @pytest.mark.filterwarnings("ignore::thunder_fn.jitted.RetraceWarning")
 def test_programs_that_take_turns_keep_their_call_paths(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module("thunder_fn.jit")
+    module = importlib.import_module("thunder_fn.jitted")
     made: list[Any] = []
     original = module.call_path
     monkeypatch.setattr(module, "call_path", lambda *args, **kwargs: made.append(args) or original(*args, **kwargs))

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import thunder_fn as tfn
-from thunder_fn.errors import DataDependentValue, UnsupportedCall
+from thunder_fn.errors import DataDependentValue
 from thunder_fn.jitted import cache_info, jit
 
 Tensor = torch.Tensor
@@ -116,16 +116,14 @@ IDENTICAL: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", IDENTICAL)
 def test_the_type_itself_is_asked_of_a_number(name: str) -> None:
-    """Nobody hears of `is`: numbers stand for themselves, and those found in data are refused."""
+    """Nobody hears of `is`: sizes stand for themselves, and a function that asks of a found number is rewritten."""
     f = IDENTICAL[name]
     sized = lambda x: (x + 1, f(x.shape[0]))
     g = jit(sized, cache="symbolic values")
     for rows in (3, 4, 5):
         assert g(torch.ones(rows))[1] == sized(torch.ones(rows))[1]
-    with pytest.raises(UnsupportedCall, match=r"Write `isinstance\(.*, int\)`"):
-        jit(lambda x: (x, f(x.sum().item())))(torch.tensor([1, 2]))
-    with pytest.raises(UnsupportedCall):
-        jit(lambda x: (x, type(x.sum().item()) is int))(torch.tensor([1, 2]))
+    found = lambda x: (x, f(x.sum().item()), type(x.sum().item()) is int)
+    assert jit(found)(torch.tensor([1, 2]))[1:] == found(torch.tensor([1, 2]))[1:]
 
 
 MADE: dict[str, Callable[[Any], Any]] = {
@@ -176,19 +174,63 @@ def test_too_many_numbers_to_list() -> None:
     ]
 
 
-def test_python_numbers_of_items() -> None:
-    """`int` of an item cannot be a symbol; the error says what can."""
-    for f, advice in (
-        (lambda x: x[: int(x.max())], "Write `x.item()`, which is a number while tracing too"),
-        (lambda x: x[: int(x.max().item())], "leave `int()` and `float()` out, and write `math.trunc`"),
-    ):
-        with pytest.raises(tfn.errors.CaptureError, match=advice.replace("(", r"\(").replace(")", r"\)")):
+class _First(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[: int(x.max())] * len(x)
+
+
+def _helper(x: Any) -> int:
+    return int(x.max().item())
+
+
+def _made_inside(x: Tensor) -> Tensor:
+    def g(y: Tensor) -> int:
+        return int(y.max()) + len(y[y > 1])
+
+    return x * g(x)
+
+
+BUILTINS: dict[str, Callable[[Tensor], Any]] = {
+    "trunc": lambda x: x[: math.trunc(x.max().double().item() * 0.5)],
+    "int": lambda x: x[: int(x.max().item())],
+    "int_of_tensor": lambda x: x.new_zeros(int(x.sum())),
+    "int_of_float": lambda x: x * int(x.double().mean().item() * 1.5),
+    "int_of_text": lambda x: x * int(x.max()) * int("11", base=2),
+    "float": lambda x: x * float(x.max()),
+    "len": lambda x: x * len(x[x > 1]) + len([x, x]),
+    "type": lambda x: x * (2 if type(x.sum().item()) is int else 3) + (type([x]) is list),
+    "max": lambda x: x[: max(x.max().item() - 1, 1)],
+    "min": lambda x: x[: min(int(x.max()), len(x[x > 1]))],
+    "key": lambda x: x.new_zeros(max(int(x.max()), 2) + max([1, 3], key=lambda n: -n)),
+    "module": _First(),
+    "helper": lambda x: x[: _helper(x)],
+    "made_inside": _made_inside,
+    "defaults": lambda x, k=3: x.new_zeros(int(x.sum())) + k,
+}
+
+
+@pytest.mark.parametrize("name", BUILTINS)
+def test_builtins_of_found_numbers_are_symbols(name: str) -> None:
+    """As under torch.compile, one program serves all numbers."""
+    f = BUILTINS[name]
+    g = jit(f)
+    for x in (torch.tensor([1, 2, 1]), torch.tensor([3, 0, 1]), torch.tensor([2, 2, 2])):
+        mine, its = g(x), f(x)
+        assert torch.equal(mine, its) and mine.dtype == its.dtype
+    assert cache_info(g).misses == 1
+
+
+def test_builtins_of_other_threads_and_calls_are_pythons() -> None:
+    f = lambda x: (type(_helper(x)), x)
+    code = _helper.__code__
+    assert jit(lambda x: f(x))(torch.tensor([1, 2]))[0] is int
+    assert _helper.__code__ is code and type(_helper(torch.tensor([3]))) is int
+
+
+def test_found_numbers_that_python_decides_by() -> None:
+    for f in (lambda x: [x] * int(x[0].item()), lambda x: [int(x.max()) for _ in range(int(x.max()))]):
+        with pytest.raises(tfn.errors.DataDependentBranch):
             jit(f)(torch.tensor([1, 2]))
-    for f in (lambda x: x[: x.max().item()], lambda x: x[: math.trunc(x.max().double().item() * 0.5)]):
-        g = jit(f)
-        for x in (torch.tensor([1, 2, 1]), torch.tensor([3, 0, 1])):
-            assert torch.equal(g(x), f(x))
-        assert cache_info(g).misses == 1
 
 
 def test_numbers_are_results_under_autograd() -> None:

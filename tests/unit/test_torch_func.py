@@ -122,7 +122,7 @@ def test_signatures_are_torch_funcs(name: str) -> None:
         (
             lambda: tfn.vmap(lambda p: p, out_dims={"w": 0, "b": 0})({"w": X}),
             errors.VmapError,
-            "vmap_<lambda>: out_dims is not compatible with the structure of the result, of which it must be a prefix: "
+            "vmap_<lambda>: out_dims is not compatible with the structure of `outputs`, of which it must be a prefix: "
             "out_dims is {'w': 0, 'b': 0}, and out is a dict with the keys 'w'",
         ),
         (
@@ -385,3 +385,33 @@ def test_vmap_inside_torch_funcs_of_a_computed_tensor_that_requires_grad(via: Ca
     found, known = via(f(tfn))(x), f(torch.func)(x)
     torch.testing.assert_close(found, known)
     torch.testing.assert_close(torch.autograd.grad(found.sum(), w), torch.autograd.grad(known.sum(), w))
+
+
+@pytest.mark.parametrize("dim", [0, -1])
+def test_squeeze_of_scalars_under_vmap(dim: int) -> None:
+    for x in (X[:1, 0], X[0]):
+        assert torch.equal(tfn.vmap(lambda x: x.squeeze(dim))(x), x)
+
+
+def test_tangents_are_a_tuple_as_primals_are() -> None:
+    for tangents in ([X], X):
+        with pytest.raises(RuntimeError, match="same python structure"):
+            tfn.jvp(torch.sin, (X,), tangents)
+
+
+def test_vmap_whose_batches_a_library_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorDict puts functions of its own into PyTorch's vmap, which have taken its helpers by name."""
+    source = torch._functorch.vmap
+    add = source._add_batch_dim
+
+    def create(dims: Any, args: Any, level: int, spec: Any) -> Any:
+        pairs = zip(dims, args, strict=True)
+        batched = [arg if dim is None else add(arg, dim, level) for dim, arg in pairs]
+        return torch.utils._pytree.tree_unflatten(batched, spec)
+
+    monkeypatch.setattr(source, "_create_batched_inputs", create)
+    distances = torch.vmap(lambda x, y: (x - y.unsqueeze(0)).square().sum(), in_dims=(None, 0))
+    for transform in (tfn.jacrev, tfn.jacfwd, tfn.jit):
+        mine = transform(distances)(X[:, 0], Y)
+        its = getattr(torch.func, transform.__name__, lambda f: f)(distances)(X[:, 0], Y)
+        torch.testing.assert_close(mine, its)

@@ -120,8 +120,8 @@ def autocast(f: Callable[..., Any], dtype: torch.dtype = torch.bfloat16, policy:
 
     Returns:
         A function with the arguments of f. Carries of loops keep their types, and branches that
-            autocast leaves in
-        different precisions give the widest. The result for a jitted function is jitted.
+            autocast leaves in different precisions give the widest. The result for a jitted
+            function is jitted.
 
     Raises:
         AutocastError: the dtype or the policy is none, or the policy answers something else.

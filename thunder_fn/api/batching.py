@@ -148,7 +148,8 @@ class Vmap(Transformed):
             if dim is None and flag is not None:
                 raise VmapError(
                     f"{self.__name__}: out_dims is None for {path}, but {path} differs between"
-                    " examples: its entry must be an int or a python collection of ints"
+                    " examples: can not return a BatchedTensor when out_dim is None. Its entry must"
+                    " be an int or a python collection of ints"
                 )
             if dim is None:
                 placed.append(value)
@@ -293,7 +294,7 @@ def vmap(
             f"vmap: randomness is one of {', '.join(map(repr, RANDOMNESS))}, given {randomness!r}"
         )
     if wrong_chunk_size(chunk_size):
-        raise VmapError(f"vmap: {wrong_chunk_size(chunk_size)}")
+        raise VmapError(f"vmap: chunk_size should be None or greater than 0. Given {chunk_size!r}")
     return transformed(
         f, lambda fn: Vmap(fn, frozen(in_dims), frozen(out_dims), randomness, chunk_size)
     )
@@ -366,8 +367,10 @@ def spread_in_dims(in_dims: Any, args: tuple[Any, ...], name: str) -> list[int |
     given = (in_dims,) * len(args) if isinstance(in_dims, int) else in_dims
     if len(given) != len(args):
         raise VmapError(
-            f"{name}: in_dims is not compatible with the structure of `inputs`: it has {len(given)}"
-            f" entries, but the call has {len(args)} positional arguments"
+            f"{name}: in_dims is not compatible with the structure of `inputs`: it has"
+            f" {_counted(len(given), 'entry', 'entries')}, but the call has"
+            f" {_counted(len(args), 'positional argument', 'positional arguments')}",
+            fix="Give one for each argument, such as `in_dims=(0, None)`.",
         )
     dims: list[int | None] = []
     for index, (arg, entry) in enumerate(zip(args, given, strict=True)):
@@ -477,8 +480,8 @@ def spread_out_dims(out_dims: Any, captured: Captured, name: str) -> list[int | 
         spread = spread_over_result(out_dims, captured.out_spec)
     except ValueError as error:
         raise VmapError(
-            f"{name}: out_dims is not compatible with the structure of the result, of which it must"
-            f" be a prefix: {error}\nIt must be an int or a python collection of ints."
+            f"{name}: out_dims is not compatible with the structure of `outputs`, of which it must"
+            f" be a prefix: {error}\nIt must be an int, None or a python collection of ints."
         ) from None
     for path, dim, leaf in zip(
         pytree.paths_of(captured.out_spec, "out"), spread, captured.out_leaves, strict=True
@@ -511,3 +514,7 @@ def place(value: Any, is_batched: bool, dim: int, size: int, where: str) -> Any:
     if not is_batched:
         value = value.unsqueeze(0).expand(size, *value.shape)
     return value if dim == 0 else value.movedim(0, dim)
+
+
+def _counted(count: int, one: str, many: str) -> str:
+    return f"{count} {one if count == 1 else many}"

@@ -30,7 +30,7 @@ from thunder_fn.api.calling import Transformed, run
 from thunder_fn.capture import Captured, capture, current, pytree
 from thunder_fn.capture.apply import close_over, write_back
 from thunder_fn.capture.outside.properties import Read
-from thunder_fn.capture.outside.reads import CONTAINERS, LONG, PLAIN, is_a, is_object
+from thunder_fn.capture.outside.reads import CONTAINERS, LONG, PLAIN, Same, is_a, is_object
 from thunder_fn.capture.outside.values import Watch
 from thunder_fn.capture.replaced import host_random
 from thunder_fn.ir.memos import clears, is_closed
@@ -52,21 +52,6 @@ _BY_IDENTITY = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 
 class _Unknown(Exception):
     """Raised for a call that has no key."""
-
-
-class _Same:
-    """An object that is compared by identity."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.value is self.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +100,8 @@ class _Call:
             raise _Unknown
         self.objects.append(leaf)
         if is_a(leaf, types.MethodType):
-            return _Same(leaf.__func__), _Same(leaf.__self__)
-        return _Same(leaf)
+            return Same(leaf.__func__), Same(leaf.__self__)
+        return Same(leaf)
 
     def key_of_tensor(self, tensor: torch.Tensor) -> Hashable:
         """The kind of a tensor, or its place if it was met before."""
@@ -148,11 +133,11 @@ class _Call:
             return key
         if is_a(value, PLAIN):
             return _plain(value)
-        if type(value) in (_Same, _Equal):
+        if type(value) in (Same, _Equal):
             return value
         parts = _parts_of(value)
         if parts is None:
-            return _Same(value)
+            return Same(value)
         place = self.holders.setdefault(id(value), len(self.holders))
         if place < len(self.holders) - 1:
             return "met", place
@@ -198,7 +183,7 @@ def _parts_of(value: Any) -> tuple[Any, ...] | None:
 def _parts_of_function(value: types.FunctionType) -> tuple[Any, ...]:
     """The code, and what it is closed over."""
     more = value.__dict__, value.__defaults__, value.__kwdefaults__
-    known = value.__code__, _Same(value.__globals__)
+    known = value.__code__, Same(value.__globals__)
     return (*known, *(part or None for part in more), *(value.__closure__ or ()))
 
 
@@ -221,7 +206,7 @@ _PARTS: dict[type, Callable[[Any], tuple[Any, ...] | None]] = {
     types.MethodType: lambda value: (value.__func__, value.__self__),
     functools.partial: lambda value: (value.func, value.args, value.keywords),
     pytree.PyTreeSpec: lambda value: (_Equal(value),),
-    Captured: lambda value: (_Same(value.trace),) if value.is_kept else None,
+    Captured: lambda value: (Same(value.trace),) if value.is_kept else None,
     list: _items_of,
     tuple: _items_of,
     dict: _items_of,
@@ -355,12 +340,12 @@ def planned(
     """
     root = _root_of(of)
     if current() is not None or internals.is_intercepted() or not _CAPTURES.is_watched(root):
-        return make(capture).run(_tensors_in((args, kwargs)))
+        return make(capture).run(pytree.tensors_in((args, kwargs)))
     call = _Call()
     try:
         key = call.key(of, args, kwargs), internals.kinds_of_modes()
     except _Unknown:
-        return make(capture).run(_tensors_in((args, kwargs)))
+        return make(capture).run(pytree.tensors_in((args, kwargs)))
     found = _CAPTURES.find(key, call.tensors)
     _CAPTURES.count(root, is_miss=found is None)
     return found.run(call) if found is not None else _run_first(call, key, root, make)
@@ -397,10 +382,6 @@ def _run_first(
     return dataclasses.replace(plan, captured=once).run(call.given, lifting.tensors)
 
 
-def _tensors_in(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
-
-
 @dataclass(slots=True, eq=False)
 class _Lifting:
     """A capture that makes tensors from outside the last inputs of its trace, where it can."""
@@ -420,7 +401,7 @@ class _Lifting:
         lifted = _lifted(captured) if _is_plain(captured) else None
         if lifted is None:
             return captured
-        given = _tensors_in((args, kwargs or {}))
+        given = pytree.tensors_in((args, kwargs or {}))
         reads = tuple(
             dataclasses.replace(read, tensor=given[read.tensor])
             if isinstance(read.tensor, int)

@@ -42,9 +42,8 @@ def checkpoint(f: Callable[..., Any], policy: Any = None) -> Callable[..., Any]:
 
     Returns:
         A function with the arguments of f; that of a jitted function is jitted. Outside a transform
-            and outside `jit` autograd
-        computes all of f again (`torch.utils.checkpoint`), unless the policy is
-            `everything_saveable`.
+            and outside `jit` autograd computes all of f again (`torch.utils.checkpoint`), unless
+            the policy is `everything_saveable`.
 
     Raises:
         CheckpointError: the policy is none, or answers something else.

@@ -139,8 +139,7 @@ def grad(f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> 
     """Differentiate a scalar function: return a function that computes its gradient.
 
     Law: ``<grad(f)(x), v>`` is the derivative of f at x along v, for every v. Complex inputs follow
-        PyTorch's
-    convention (the conjugate of JAX's).
+        PyTorch's convention (the conjugate of JAX's).
 
     Args:
         f: returns one real scalar tensor, or `(scalar, aux)` with has_aux.
@@ -150,10 +149,9 @@ def grad(f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> 
 
     Returns:
         A function with the arguments of f that returns the gradients, in the structure of the
-            argument (a tuple of
-        them for a tuple of argnums), or `(gradients, aux)`. An argument that the result does not
-            depend on has
-        gradients of zeros. The gradient of a jitted function is jitted.
+            argument (a tuple of them for a tuple of argnums), or `(gradients, aux)`. An argument
+            that the result does not depend on has gradients of zeros. The gradient of a jitted
+            function is jitted.
 
     Raises:
         NonScalarLoss: f returned something other than one real scalar.
@@ -299,12 +297,7 @@ def leaves_of(args: tuple[Any, ...], positions: set[int]) -> list[int]:
 
 def input_mask(captured: Captured, args: tuple[Any, ...], wrt: set[int]) -> tuple[bool, ...]:
     """Tell for each input of the trace whether it belongs to a differentiated argument."""
-    flags = [
-        number in wrt
-        for number, arg in enumerate(args)
-        for leaf in pytree.flatten(arg)[0]
-        if isinstance(leaf, torch.Tensor)
-    ]
+    flags = [number in wrt for number, arg in enumerate(args) for _ in pytree.tensors_in(arg)]
     return (*flags, *(False,) * (len(captured.trace.inputs) - len(flags)))
 
 

@@ -165,8 +165,7 @@ def jacrev(
 
     Returns:
         A function that returns, in the structure of the output and inside it that of the argument,
-            tensors of shape
-        output shape + input shape.
+            tensors of shape output shape + input shape.
 
     Raises:
         ArgnumError: there is no such argument.

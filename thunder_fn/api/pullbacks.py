@@ -115,8 +115,7 @@ def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
 
     Returns:
         `(output, pullback)` or `(output, pullback, aux)`. `pullback(cotangent)` takes the structure
-            of the output and
-        returns a tuple with one cotangent for each primal.
+            of the output and returns a tuple with one cotangent for each primal.
 
     Raises:
         CotangentError: the cotangent differs from the output in structure, shape or dtype.

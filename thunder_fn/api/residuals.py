@@ -55,8 +55,7 @@ def saved_residuals(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list
 
     Returns:
         One `SavedResidual` for each; its `reason` is `argument args[0]['w']`, `named 'hidden'` for
-            a value that
-        `checkpoint_name` has named, or `output of` an op.
+            a value that `checkpoint_name` has named, or `output of` an op.
 
     Example:
         >>> for residual in saved_residuals(lambda x: x.sin().exp().sum(), torch.ones(3)):

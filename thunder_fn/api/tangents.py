@@ -84,8 +84,7 @@ def jvp(
 
     Returns:
         `(output, tangent of the output)`, or `(output, tangent, aux)`. Outputs that do not depend
-            on the primals have
-        tangents of zeros.
+            on the primals have tangents of zeros.
 
     Raises:
         TangentError: the tangents differ from the primals in structure, shape or dtype.
@@ -218,6 +217,8 @@ def check_tangents(primals: Any, tangents: Any, name: str = "jvp") -> list[torch
         )
     given, given_spec = pytree.flatten(tuple(tangents))
     different = pytree.difference(given_spec, spec, "tangents", "primals")
+    if isinstance(tangents, list) != isinstance(primals, list):
+        different = f"tangents is {kind_of(tangents)}, and primals is {kind_of(primals)}"
     if different is not None:
         raise TangentError(
             f"{name}: Expected primals and tangents to have the same python structure, but"

@@ -12,6 +12,7 @@ from pathlib import Path
 from thunder_fn.benchmarks.chart import read, svg
 from thunder_fn.benchmarks.harness import machine, save, show
 from thunder_fn.commands import output_folder, run_command
+from thunder_fn.progress import tracked
 
 NAMES = (
     *("call", "checkpoint", "compile", "compiled", "control_flow", "distributed", "dynamic", "gpu"),
@@ -83,7 +84,7 @@ def main(argv: Sequence[str]) -> int:
                 if options.only is None
                 else module.run(options.quick, options.only)
             )
-            for result in results:
+            for result in tracked(results, f"benchmarks of {name}"):
                 print("\n" + show(result), flush=True)
                 save(result, options.json)
     return 0

@@ -38,6 +38,7 @@ from thunder_fn.capture.modules import modules_of
 from thunder_fn.capture.nesting import nest
 from thunder_fn.capture.numbers.arguments import Symbolic
 from thunder_fn.capture.numbers.counts import tensors_of_numbers
+from thunder_fn.capture.numbers.python_numbers import class_of_numbers
 from thunder_fn.capture.outside import frames
 from thunder_fn.capture.outside.process import noted_state
 from thunder_fn.capture.outside.properties import Read
@@ -46,7 +47,8 @@ from thunder_fn.capture.recorded import Decision
 from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.replaced.autograd_functions import FREED_GRAPH
 from thunder_fn.capture.replaced.host_random import untouched_by_refusals
-from thunder_fn.capture.replaced.lookasides import diverted
+from thunder_fn.capture.replaced.lookasides import Lookaside, diverted, lookasides
+from thunder_fn.capture.replaced.number_calls import answered
 from thunder_fn.capture.replaced.patches import module_scopes
 from thunder_fn.capture.replaced.seeds import stand_in
 from thunder_fn.capture.rewriting import rewritten
@@ -55,6 +57,7 @@ from thunder_fn.capture.supported import is_wrapped
 from thunder_fn.capture.watching import made
 from thunder_fn.errors import (
     CaptureError,
+    DataDependentBranch,
     DataDependentShape,
     DataDependentValue,
     TracedFunctionError,
@@ -263,14 +266,22 @@ def capture(  # noqa: PLR0913 - options, by keyword
     options = track_no_grad, symbolic, on_raise, shares, grad_off, returning, inside
     asked = _Asked(f, args, kwargs or {}, *options, differentiated, known)
     kept = _Wanted(wanted) if has_effects else None
-    has_symbols = symbolic is not None
+    has_symbols, copies = symbolic is not None, tuple[Lookaside, ...]()
     while True:
         try:
-            with no_collections(), untouched_by_refusals(), _grad_mode(differentiated):
+            with (
+                no_collections(),
+                untouched_by_refusals(),
+                _grad_mode(differentiated),
+                lookasides(copies),
+            ):
                 return _Attempt(asked, has_symbols, kept).run()
-        except (DataDependentShape, DataDependentValue):
-            if has_symbols or current() is not None:
+        except (DataDependentShape, DataDependentValue, DataDependentBranch, UnsupportedCall) as e:
+            more = answered(e, copies) if current() is None and known is None else ()
+            is_new = not has_symbols and isinstance(e, (DataDependentShape, DataDependentValue))
+            if not more and (not is_new or current() is not None):
                 raise
+            copies += more
         except MustFeed as again:
             assert kept is not None, "others have no kept objects"
             kept = dataclasses.replace(kept, places=again.places)
@@ -644,10 +655,7 @@ def _shared(
     recorder: Recorder, results: Sequence[Any], tracers: Sequence[torch.Tensor]
 ) -> Iterator[Shared]:
     """Results that are inputs, tensors from outside, or views of them."""
-    sources: list[tuple[int | torch.Tensor, torch.Tensor]] = list(enumerate(tracers))
-    sources += [
-        (tensor, tracer) for tensor, tracer, _ in recorder.lifted() if not recorder.is_made(tensor)
-    ]
+    sources = recorder.sources(tracers)
     by_memory = {
         internals.storage_id(internals.memory_in(tracer)): source
         for source, tracer in reversed(sources)
@@ -743,7 +751,7 @@ def _run(
 def _static(leaf: Any, f: Callable[..., Any], name: str) -> Any:
     if isinstance(leaf, torch.Tensor):
         return TENSOR
-    leaf = as_dim(leaf)
+    leaf = class_of_numbers(as_dim(leaf))
     if isinstance(leaf, Expr):
         return TENSOR
     check_static_output(leaf, f, name)

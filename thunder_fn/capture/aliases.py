@@ -101,14 +101,10 @@ def aliases_of(
         (target, tracers[target] if isinstance(target, int) else recorder.lift(target))
         for target in written
     ]
-    others: list[tuple[int | torch.Tensor, torch.Tensor]] = list(enumerate(tracers))
-    others += [
-        (tensor, tracer) for tensor, tracer, _ in recorder.lifted() if not recorder.is_made(tensor)
-    ]
     changed = {id(tracer) for _, tracer in targets}
     memories = {
         internals.storage_id(internals.inner_fake(tracer)): (source, tracer)
-        for source, tracer in reversed(others)
+        for source, tracer in reversed(recorder.sources(tracers))
         if id(tracer) not in changed
     }
     for place, leaf in enumerate(results):

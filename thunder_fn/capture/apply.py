@@ -178,7 +178,7 @@ def bind_equation(
     """
     outputs = tuple(recorder.fresh(type) for type in types)
     source = user_source(recorder)
-    if recorder.states and any(map(ops.draws_within, bodies)):
+    if recorder.states and any(map(ops.has_effects, bodies)):
         recorder.draws += 1
     recorder.append(Leaf(op, args, kwargs, outputs, source, bodies))
     laid_out = itertools.zip_longest(outputs, strides[: len(outputs)])

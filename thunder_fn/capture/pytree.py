@@ -77,6 +77,11 @@ def statics(leaves: Iterable[Any]) -> tuple[Any, ...]:
     return tuple([TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves])
 
 
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    """The tensors of a pytree, which are the inputs of a trace captured on it."""
+    return [leaf for leaf in flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
+
+
 def filled(leaves: Iterable[Any], values: Iterable[Any]) -> list[Any]:
     """The leaves with a value in the place of each mark, in order."""
     supply = iter(values)

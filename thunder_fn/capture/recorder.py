@@ -535,6 +535,13 @@ class Recorder:
         inputs = {var.index for var in self.inputs}
         return [entry for entry in self._lifted.values() if entry[2].index not in inputs]
 
+    def sources(
+        self, tracers: Sequence[torch.Tensor]
+    ) -> list[tuple[int | torch.Tensor, torch.Tensor]]:
+        """The arguments, by position, and the tensors from outside, each with its tracer."""
+        outside = [(one, tracer) for one, tracer, _ in self.lifted() if not self.is_made(one)]
+        return [*enumerate(tracers), *outside]
+
     # ---- ops ----
 
     def _on_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:

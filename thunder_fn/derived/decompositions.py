@@ -340,6 +340,13 @@ def as_strided_scatter(
     return self.reshape(-1).scatter(0, places.reshape(-1), src.reshape(-1)).reshape(self.shape)
 
 
+def squeeze(self: Tensor, dim: int) -> Any:
+    """A scalar as it is. PyTorch's decomposition is a prim that nothing follows, and functorch's
+    rule removes the batch.
+    """
+    return NotImplemented if self.dim() else aten.alias.default(self)
+
+
 def _differentiable_scatter(self: Tensor, src: Tensor, *where: Any) -> Tensor:
     found = as_strided_scatter(self, src, *where)
     return aten.as_strided_scatter.default(self, src, *where) if found is NotImplemented else found
@@ -354,6 +361,7 @@ DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     "aten._ctc_loss.default": ctc_loss,
     "aten._ctc_loss_backward.default": ctc_loss_backward,
     "aten.as_strided_scatter.default": as_strided_scatter,
+    "aten.squeeze.dim": squeeze,
     "aten.diagonal_scatter.default": diagonal_scatter,
     "aten.linalg_lu_solve.default": lu_solve,
     "aten.remainder.Scalar_Tensor": remainder,

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from thunder_fn.distributed.ranks import GATHER, REDUCE, SCATTER, WAIT
 from thunder_fn.ir import ops
+from thunder_fn.ir.equations import made_at
 from thunder_fn.ir.trace import Atom, Equation, Trace, TraceBuilder, cut
 from thunder_fn.ir.walking import inline_into, put, rewritten
 
@@ -30,8 +31,8 @@ def overlapped(trace: Trace, in_flight: int) -> Trace:
     """The trace with gathers sent early and awaited late.
 
     Law: it computes what the trace computes, by the same equations; no more than `in_flight`
-        gathers, and as many reductions,
-    are sent and not yet awaited, unless one equation reads the results of more.
+        gathers, and as many reductions, are sent and not yet awaited, unless one equation reads the
+        results of more.
 
     Args:
         trace: closed and checked. Composites that hold collectives are unfolded.
@@ -82,9 +83,7 @@ class _Schedule:
 
     def __init__(self, trace: Trace, in_flight: int) -> None:
         self.equations, self.in_flight = trace.equations, in_flight
-        self.made = {
-            var.index: at for at, equation in enumerate(trace.equations) for var in equation.outputs
-        }
+        self.made = made_at(trace.equations)
         self.needs = [
             sorted({self.made[var.index] for var in equation.operands if var.index in self.made})
             for equation in trace.equations

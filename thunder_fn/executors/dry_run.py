@@ -19,8 +19,7 @@ class HasDryRun(Protocol):
     """A compiled region that can say what it allocates.
 
     Law: on tensors without values `dry_run` allocates, keeps and frees the same memory as a call on
-        tensors with
-    values.
+        tensors with values.
     """
 
     def dry_run(self, *inputs: Any) -> tuple[Any, ...]:

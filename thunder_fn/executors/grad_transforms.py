@@ -246,9 +246,7 @@ def derive_rule(
         def joint(*tensors: Any) -> Any:
             with _capturing(where, tensors) as state:
                 result = transform(*tensors)
-                results = [
-                    leaf for leaf in pytree.flatten(result)[0] if isinstance(leaf, torch.Tensor)
-                ]
+                results = pytree.tensors_in(result)
                 _check_results(results, outputs, where)
                 given.extend(_asked(state, results))
                 put.extend(var in state.gradients for var in state.inputs)
@@ -342,7 +340,7 @@ def _derived(rule: LazyRule) -> DerivedRule:
 
 
 @dataclass(frozen=True)
-class LazyRule:
+class LazyRule(calls.Rule):
     """The rule of a `custom_vjp` equation before it is captured, which happens when a derivative
     asks for it.
     """

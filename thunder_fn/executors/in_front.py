@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from thunder_fn.interpreters.simplify import is_kept
 from thunder_fn.ir import ops
 from thunder_fn.ir.trace import (
     Arg,
@@ -80,7 +79,8 @@ def in_front(trace: Trace) -> InFront | None:
     early = list[Equation]()
     for equation in trace.equations:
         is_early = all(var.index in known for var in equation.operands) and equation.operands
-        if is_early and all(map(_is_number, equation.outputs)) and not is_kept(equation):
+        is_number = all(map(_is_number, equation.outputs))
+        if is_early and is_number and not ops.has_side_effect(equation):
             early.append(equation)
             known.update(var.index for var in equation.outputs)
     late = [one for one in trace.equations if not any(one is other for other in early)]

@@ -29,7 +29,7 @@ import torch
 from thunder_fn.derived.leaf_vjp import alone
 from thunder_fn.executors.base import Fuse, FusionExecutor
 from thunder_fn.executors.reuse import RegionOf, find_aliases, no_region
-from thunder_fn.interpreters.simplify import inline, is_kept
+from thunder_fn.interpreters.simplify import inline
 from thunder_fn.ir import ops
 from thunder_fn.ir.constraints import is_positive
 from thunder_fn.ir.equations import bound, operands_in
@@ -203,7 +203,7 @@ def split_invariant(
             continue
         if (
             operands_are_fixed
-            and not is_kept(equation)
+            and not ops.has_side_effect(equation)
             and (ops.is_view(equation.op) or not only_views)
         ):
             early.append(position)

@@ -4,7 +4,6 @@ that users' functions see.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -20,6 +19,7 @@ from thunder_fn.capture.scopes import function_name
 from thunder_fn.errors import ExecutorError, located
 from thunder_fn.ir import ops
 from thunder_fn.ir.trace import Equation, Literal, TensorType, Var
+from thunder_fn.structured.shared.custom_calls import signature_of
 
 Key: TypeAlias = str
 """The name of an op, or of a leaf without its overload: `aten.mul`."""
@@ -141,14 +141,6 @@ def _defaults_of(op: str) -> dict[str, Any]:
     if signature is None:
         return {}
     return {key: p.default for key, p in signature.parameters.items() if p.default is not p.empty}
-
-
-def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
-    """The function's signature, None where Python knows none."""
-    try:
-        return inspect.signature(function)
-    except (TypeError, ValueError):
-        return None
 
 
 def fake_call(equation: Equation) -> FakeCall:

@@ -15,7 +15,10 @@ from thunder_fn.ir.text import identifier, is_usable, program_text, run_text, tu
 from thunder_fn.ir.trace import Atom, Equation, Var
 
 RESERVED = frozenset(
-    {"float", "complex", "getattr", "zip", "reversed", "range", "int", "__builtins__", LINES, TEXT}
+    (
+        *("float", "int", "complex", "abs", "max", "min", "round"),
+        *("getattr", "zip", "reversed", "range", "__builtins__", LINES, TEXT),
+    )
 )
 """Names of Python's that generated code calls, and those of what lies beside a program."""
 

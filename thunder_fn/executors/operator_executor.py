@@ -91,9 +91,8 @@ class OperatorExecutor(Executor):
         computes with `fn`.
 
         Law: every transform and every other executor computes what `like` does; `fn` agrees with it
-            as exactly as the
-        executor's label says. `fn` is pure: it changes none of its arguments, and keeps no count of
-            its calls.
+            as exactly as the executor's label says. `fn` is pure: it changes none of its arguments,
+            and keeps no count of its calls.
 
         Args:
             name: an identifier.

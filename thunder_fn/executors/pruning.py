@@ -15,10 +15,11 @@ from __future__ import annotations
 from thunder_fn.derived.quirks.attention import without_log_sums
 from thunder_fn.executors.reuse import CLONE
 from thunder_fn.interpreters.noops import same_as
-from thunder_fn.interpreters.simplify import is_kept, makes_symbols
+from thunder_fn.interpreters.simplify import makes_symbols
 from thunder_fn.ir import ops
 from thunder_fn.ir.equations import bound, needed
-from thunder_fn.ir.trace import Arg, Equation, Trace, Var, cut, map_arg
+from thunder_fn.ir.trace import Equation, Trace, Var, cut
+from thunder_fn.ir.walking import merged
 
 
 def prune(trace: Trace, *, below_autograd: bool) -> tuple[Trace, tuple[int, ...]]:
@@ -32,39 +33,25 @@ def prune(trace: Trace, *, below_autograd: bool) -> tuple[Trace, tuple[int, ...]
     escaping = escaping_vars(trace)
     computed = {var.index for var in bound(trace.equations)}
     returned = {atom.index for atom in trace.outputs if isinstance(atom, Var)}
-    names, seen = dict[int, Arg](), dict[object, Equation]()
-    kept, gone, makers = list[Equation](), list[int](), dict[int, Equation]()
+    seen, makers = dict[object, Equation](), dict[int, Equation]()
 
-    def read(var: Var) -> Arg:
-        return names.get(var.index, var)
-
-    for position, equation in enumerate(trace.equations):
-        new = equation.reading(read)
-        same = _identity(new, equation, escaping, computed, returned, below_autograd)
+    def known(equation: Equation) -> tuple[Var, ...] | None:
+        same = _identity(equation, escaping, computed, returned, below_autograd)
         if same is None and not any(var.index in escaping for var in equation.outputs):
-            same = same_as(new, makers)
-        known = seen.get(_key(new))
+            same = same_as(equation, makers)
         if same is not None:
-            names[equation.outputs[0].index] = same
-            if equation.outputs[0].index in returned and isinstance(same, Var):
+            if equation.outputs[0].index in returned:
                 returned.add(same.index)
-        elif known is not None and not _both_escape(known, equation, escaping):
-            names.update(
-                (old.index, var) for old, var in zip(equation.outputs, known.outputs, strict=True)
-            )
-            escaping |= {
-                var.index
-                for old, var in zip(equation.outputs, known.outputs, strict=True)
-                if old.index in escaping
-            }
-        else:
-            kept.append(new)
-            seen.setdefault(_key(new), new)
-            makers.update((var.index, new) for var in new.outputs)
-            continue
-        gone.append(position)
-    outputs = tuple(map_arg(read, atom) for atom in trace.outputs)
-    return cut(trace, equations=kept, outputs=outputs), tuple(gone)
+            return (same,)
+        earlier = seen.setdefault(_key(equation), equation)
+        if earlier is not equation and not _both_escape(earlier, equation, escaping):
+            pairs = zip(equation.outputs, earlier.outputs, strict=True)
+            escaping.update(var.index for old, var in pairs if old.index in escaping)
+            return earlier.outputs
+        makers.update((var.index, equation) for var in equation.outputs)
+        return None
+
+    return merged(trace, known)
 
 
 def drop_dead(trace: Trace) -> tuple[Trace, tuple[int, ...]]:
@@ -80,7 +67,7 @@ def drop_dead(trace: Trace) -> tuple[Trace, tuple[int, ...]]:
     for position, equation in reversed(list(enumerate(trace.equations))):
         equations[position] = without_log_sums(equation, need)
         if (
-            is_kept(equation)
+            ops.has_side_effect(equation)
             or makes_symbols(equation)
             or any(var.index in need for var in equation.outputs)
         ):
@@ -106,28 +93,27 @@ def escaping_vars(trace: Trace) -> set[int]:
 
 
 def _identity(
-    new: Equation,
     equation: Equation,
     escaping: set[int],
     computed: set[int],
     returned: set[int],
     below_autograd: bool,
-) -> Arg | None:
+) -> Var | None:
     """The operand of a detach or a clone whose copy can be dropped."""
-    if len(new.args) != 1 or new.kwargs or not isinstance(new.args[0], Var):
+    operand = equation.args[0] if len(equation.args) == 1 and not equation.kwargs else None
+    if not isinstance(operand, Var) or not equation.outputs:
         return None
-    if new.op in (ops.STOP_GRADIENT, ops.NO_GRAD):
-        result, operand = equation.outputs[0].index, new.args[0].index
-        own = result not in escaping or (operand in computed and not {result, operand} <= returned)
-        return new.args[0] if below_autograd and own else None
-    if new.op == CLONE and equation.outputs[0].index not in escaping:
-        return new.args[0]
-    return None
+    result = equation.outputs[0].index
+    if equation.op in (ops.STOP_GRADIENT, ops.NO_GRAD):
+        both = {result, operand.index}
+        own = result not in escaping or (operand.index in computed and not both <= returned)
+        return operand if below_autograd and own else None
+    return operand if equation.op == CLONE and result not in escaping else None
 
 
 def _key(equation: Equation) -> object:
     """Equal for equations that compute the same; those that must run get a key of their own."""
-    if is_kept(equation) or makes_symbols(equation) or equation.op.kind != "leaf":
+    if ops.has_side_effect(equation) or makes_symbols(equation) or equation.op.kind != "leaf":
         return id(equation)
     return equation.op, equation.args, equation.kwargs
 

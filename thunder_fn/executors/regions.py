@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile
 
-from thunder_fn.interpreters.simplify import is_kept
 from thunder_fn.ir import ops
 from thunder_fn.ir.equations import bound, free
 from thunder_fn.ir.trace import Equation, Source, Trace, Var, canonical, cut
@@ -28,8 +27,8 @@ def partition(trace: Trace, wanted: Sequence[bool]) -> list[Group]:
     """The positions of wanted equations, in regions.
 
     Law: every wanted equation is in exactly one region; regions are convex, and merging any two of
-        them would make a
-    circle. Equations with effects and random numbers stay in order; they are never wanted.
+        them would make a circle. Equations with effects and random numbers stay in order; they are
+        never wanted.
     """
     regions: list[list[int]] = []
     inside, behind = set[int](), set[int]()
@@ -37,14 +36,14 @@ def partition(trace: Trace, wanted: Sequence[bool]) -> list[Group]:
     for position, equation in enumerate(trace.equations):
         operands = {var.index for var in equation.operands}
         outputs = {var.index for var in equation.outputs}
-        if wanted[position] and not is_kept(equation):
+        if wanted[position] and not ops.has_side_effect(equation):
             if not regions or operands & behind:
                 regions.append([])
                 inside, behind, after_effect = set(), set(), False
             regions[-1].append(position)
             inside |= outputs
             continue
-        kept = is_kept(equation)
+        kept = ops.has_side_effect(equation)
         if operands & (inside | behind) or (kept and after_effect):
             behind |= outputs
             after_effect = after_effect or kept
@@ -145,7 +144,7 @@ def _order(trace: Trace, group_of: dict[int, Group]) -> list[Group]:
         for position in item:
             equation = trace.equations[position]
             before[item] |= {maker[var.index] for var in equation.operands if var.index in maker}
-            if is_kept(equation):
+            if ops.has_side_effect(equation):
                 before[item] |= {last_kept} if last_kept is not None else set()
                 last_kept = item
         before[item].discard(item)

@@ -19,19 +19,16 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.errors import InvalidTrace
 from thunder_fn.ir import facts, ops
-from thunder_fn.ir.equations import operands_in
+from thunder_fn.ir.equations import last_uses, operands_in
 from thunder_fn.ir.trace import (
-    Arg,
     Equation,
     Op,
     TensorType,
     Trace,
     Var,
-    cut,
-    map_arg,
-    num_vars,
     vars_in,
 )
+from thunder_fn.ir.walking import merged
 
 COPY = ops.leaf(torch.ops.aten.copy.default)
 CLONE = ops.leaf(torch.ops.aten.clone.default)
@@ -172,30 +169,18 @@ def drop_copies(trace: Trace) -> tuple[Trace, tuple[int, ...]]:
     """
     uses = Counter(var.index for var in operands_in(trace.equations))
     uses.update(atom.index for atom in trace.outputs if isinstance(atom, Var))
-    makers, names, kept, gone = (
-        dict[int, Equation](),
-        dict[int, Arg](),
-        list[Equation](),
-        list[int](),
-    )
+    makers: dict[int, Equation] = {}
 
-    def read(var: Var) -> Arg:
-        return names.get(var.index, var)
-
-    for position, equation in enumerate(trace.equations):
-        new = equation.reading(read)
-        if (
-            equation.op == COPY
-            and _is_layout_kept(equation, makers)
-            and uses[equation.operands[1].index] == 1
-        ):
-            names[equation.outputs[0].index] = new.args[1]
-            gone.append(position)
-            continue
-        kept.append(new)
+    def same(equation: Equation) -> tuple[Var, ...] | None:
+        if equation.op == COPY and _is_layout_kept(equation, makers):
+            source = equation.operands[1]
+            if uses[source.index] == 1:
+                uses[source.index] = uses[equation.outputs[0].index]
+                return (source,)
         makers.update((var.index, equation) for var in equation.outputs)
-    outputs = tuple(map_arg(read, atom) for atom in trace.outputs)
-    return cut(trace, equations=kept, outputs=outputs), tuple(gone)
+        return None
+
+    return merged(trace, same)
 
 
 def _is_layout_kept(copy: Equation, makers: Mapping[int, Equation]) -> bool:
@@ -214,20 +199,6 @@ def _is_layout_kept(copy: Equation, makers: Mapping[int, Equation]) -> bool:
         return False
     same_place = bool(maker.args) and maker.args[0] == target
     return same_place and source.type == target.type == copy.outputs[0].type
-
-
-def last_uses(trace: Trace) -> list[int]:
-    """The last equation that reads each variable: -1 if none does, one past the last if it is an
-    output.
-    """
-    found = [-1] * num_vars(trace)
-    for position, equation in enumerate(trace.equations):
-        for var in equation.operands:
-            found[var.index] = position
-    for atom in trace.outputs:
-        if isinstance(atom, Var):
-            found[atom.index] = len(trace.equations)
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,9 +234,8 @@ def plan_reuse(
     """The equations that may run in place.
 
     Law: running them so changes no output's bits, and no memory but that of donated and written
-        variables. A region
-    may do anything with given memory but keep it: a result that it writes there is in nobody else's
-        memory.
+        variables. A region may do anything with given memory but keep it: a result that it writes
+        there is in nobody else's memory.
 
     Args:
         trace: leaves, structured ops, and composites that executors run.

@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from thunder_fn import torch_internals as internals
 from thunder_fn.capture.generators import generators_of, random_state
 from thunder_fn.errors import VerificationError
 from thunder_fn.ir import ops
@@ -94,11 +95,7 @@ def guarded(
 
 def fresh(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """A tensor of nothing, with canaries around it."""
-    size = (
-        0
-        if 0 in shape
-        else 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    )
+    size = internals.extent(shape, strides)
     whole = torch.full(((size + 2 * _GUARD) * dtype.itemsize,), MAGIC, dtype=torch.uint8).view(
         dtype
     )

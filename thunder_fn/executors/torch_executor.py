@@ -17,21 +17,22 @@ call, with its meaning written below it:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.watching import made
-from thunder_fn.errors import InvalidTrace
+from thunder_fn.errors import InvalidTrace, RegionWarning, located
 from thunder_fn.executors import spoiling
-from thunder_fn.executors.base import Executor
-from thunder_fn.executors.claims import Claimed, claim
+from thunder_fn.executors.base import Executor, FusionExecutor, RunFunction
+from thunder_fn.executors.claims import Claim, Claimed, claim
 from thunder_fn.executors.eligibility import TORCH, autocasts
-from thunder_fn.executors.evaluated import compiled_region, numbers_read, run_compiled
 from thunder_fn.executors.heap import keep_freed_memory
 from thunder_fn.executors.in_front import InFront, in_front
 from thunder_fn.executors.lending import Memory
@@ -44,7 +45,6 @@ from thunder_fn.executors.reuse import (
     find_aliases,
     in_place,
     is_over_lists,
-    last_uses,
     overwritten,
     plan_reuse,
 )
@@ -53,12 +53,22 @@ from thunder_fn.executors.spelling import Spelling, spell
 from thunder_fn.executors.taking import donating, is_worth_handing_over, take
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import facts, ops
+from thunder_fn.ir.constraints import close_symbols
+from thunder_fn.ir.equations import last_uses
 from thunder_fn.ir.pretty import as_comment, binding_line
 from thunder_fn.ir.rules import EVALUATE
-from thunder_fn.ir.symbols import binders, made_by, symbols_read, unbound_symbols
+from thunder_fn.ir.symbols import (
+    binders,
+    made_by,
+    symbols_of,
+    symbols_of_options,
+    symbols_read,
+    unbound_symbols,
+)
 from thunder_fn.ir.text import identifier, is_keyword_name, literal_text, object_name, tuple_text
 from thunder_fn.ir.trace import Arg, Atom, Equation, Literal, Op, Trace, Var, type_of_value
 from thunder_fn.structured.barrier import BARRIER
+from thunder_fn.structured.shared.running import bodies_compiled_by
 
 BELOW_AUTOGRAD_FROM = 12
 """Programs of so many calls gain more from running below autograd than entering that mode costs."""
@@ -114,8 +124,7 @@ def lower(  # noqa: PLR0913 - options, by keyword
     """Lower a trace to PyTorch calls, and calls of what other executors take.
 
     Law: ``lower(t)(*xs)`` is bitwise ``evaluate(t, xs)``, with executors as exactly as their labels
-        say; the memory of
-    inputs is untouched but for donated and written ones.
+        say; the memory of inputs is untouched but for donated and written ones.
 
     Args:
         trace: closed and checked.
@@ -545,3 +554,89 @@ def _is_long(trace: Trace) -> bool:
     """Test whether the program makes so many calls that running below autograd pays."""
     is_loop = (equation.op.kind == "structured" and equation.bodies for equation in trace.equations)
     return len(trace.equations) >= BELOW_AUTOGRAD_FROM or any(is_loop)
+
+
+# ---- callees beside ops: structured ops by their evaluation rule, and regions ----
+
+
+def numbers_read(equation: Equation) -> tuple[str, ...]:
+    """The symbols from outside that the function of a structured equation computes with."""
+    found = {
+        str(symbol) for body in equation.bodies for symbol in symbols_read(body) & symbols_of(body)
+    }
+    return tuple(sorted(found.union(map(str, symbols_of_options(equation)))))
+
+
+def run_compiled(
+    rule: Callable[..., Any],
+    bodies: tuple[Trace, ...],
+    numbers: tuple[Any, ...],
+    executors: tuple[Executor, ...],
+    below_autograd: bool,
+) -> Callable[..., Any]:
+    """A structured op's evaluation rule, its bodies lowered when they are first run.
+
+    If bodies read symbols from outside, their values are the first argument.
+    """
+
+    def run(values: Mapping[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        lowered = partial(_body_function, executors=executors, values=values)
+        with (
+            bodies_compiled_by(lowered),
+            internals.below_autograd() if below_autograd else nullcontext(),
+        ):
+            return rule(bodies, *args, **kwargs)
+
+    if not numbers:
+        return lambda *args, **kwargs: run({}, args, kwargs)
+    return lambda values, *args, **kwargs: run(
+        dict(zip(numbers, values, strict=True)), args, kwargs
+    )
+
+
+def _body_function(
+    body: Trace, executors: tuple[Executor, ...], values: Mapping[Any, Any]
+) -> Callable[..., tuple[Any, ...]]:
+    """The body's program, given the values of its symbols."""
+    if not values:
+        return _lower_body(body, executors)
+    closed, numbers = close_symbols(body)
+    run, given = _lower_body(closed, executors), tuple(values[number.value] for number in numbers)
+    return lambda *inputs: run(*inputs, *given)
+
+
+@lru_cache(maxsize=4096)
+def _lower_body(body: Trace, executors: tuple[Executor, ...]) -> Callable[..., tuple[Any, ...]]:
+    return lower(body, executors=executors, whole=False).run
+
+
+def compiled_region(claim: Claim) -> RunFunction:
+    """The function of a region. One that its executor cannot compile runs on the torch executor,
+    with a warning.
+    """
+    region, executor = claim.closed_region, claim.executor
+    assert region is not None and isinstance(executor, FusionExecutor), (
+        "a claim has a function or a region"
+    )
+    try:
+        return executor.compiled(region)
+    except Exception as error:  # noqa: BLE001  # the program runs without the compiler
+        return not_compiled(executor, region, claim.name, error)
+
+
+def not_compiled(executor: Executor, region: Trace, name: str, error: Exception) -> RunFunction:
+    """The function of a region that its executor failed to compile, on the torch executor; with
+    a warning.
+    """
+    source = next((equation.source for equation in region.equations if equation.source), None)
+    what = (
+        f"{executor.name} could not compile the region {name} of {len(region.equations)}"
+        " equations, "
+    )
+    what += f"which runs on the torch executor instead\n{type(error).__name__}: {error}"
+    fix = (
+        f"The results are right. Leave {executor.name} out of `executors` to run without this"
+        " warning."
+    )
+    warnings.warn(located(what, source=source, fix=fix), RegionWarning, stacklevel=3)
+    return lower(region).run

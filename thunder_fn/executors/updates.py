@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from thunder_fn.ir import facts, ops
+from thunder_fn.ir.equations import made_at
 from thunder_fn.ir.trace import Atom, Equation, TensorType, Trace, Var
 
 Written = tuple[tuple[int, int], ...]
@@ -63,7 +64,7 @@ def written_by(trace: Trace, writes: Sequence[int | None]) -> Written:
 
 def updates(trace: Trace, written: Written) -> Updates:
     """Find the equations that give written inputs new values, element by element."""
-    makers = _makers(trace) if written else {}
+    makers = made_at(trace.equations) if written else {}
     equations, inside = set[int](), dict[int, Written]()
     for target, place in written:
         path = _path_to(trace, trace.outputs[place], makers)
@@ -72,14 +73,6 @@ def updates(trace: Trace, written: Written) -> Updates:
             for position, pair in path.inside:
                 inside[position] = (*inside.get(position, ()), pair)
     return Updates(frozenset(equations), inside)
-
-
-def _makers(trace: Trace) -> dict[int, int]:
-    return {
-        var.index: place
-        for place, equation in enumerate(trace.equations)
-        for var in equation.outputs
-    }
 
 
 def _path_to(trace: Trace, atom: Atom, makers: Mapping[int, int]) -> _Path | None:
@@ -97,7 +90,7 @@ def _path_to(trace: Trace, atom: Atom, makers: Mapping[int, int]) -> _Path | Non
         if equation.op.kind != "composite" or ops.is_operator(equation.op):
             return None
         body, place = equation.body, equation.outputs.index(atom)
-        inner = _path_to(body, body.outputs[place], _makers(body))
+        inner = _path_to(body, body.outputs[place], made_at(body.equations))
         if inner is None:
             return None
         path.inside.append((position, (inner.home, place)))

@@ -33,10 +33,9 @@ from thunder_fn.derived.leaf_vjp import alone
 from thunder_fn.errors import VerificationError
 from thunder_fn.executors.base import NUMERICS, Executor, Numerics
 from thunder_fn.executors.claims import Claim, Claimed, claim
-from thunder_fn.executors.evaluated import compiled_region
 from thunder_fn.executors.matching import located_in, python_values
 from thunder_fn.executors.running import Runner
-from thunder_fn.executors.torch_executor import Program, lower
+from thunder_fn.executors.torch_executor import Program, compiled_region, lower
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import facts

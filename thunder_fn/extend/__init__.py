@@ -1,7 +1,8 @@
 """Executors, operators and derivatives of your own.
 
-    myex = OperatorExecutor("myex", version="0.1") multimul = myex.register_operator("multimul",
-    like=multimul_like, fn=multimul_impl) jit(f, executors=[myex])
+    myex = OperatorExecutor("myex", version="0.1")
+    multimul = myex.register_operator("multimul", like=multimul_like, fn=multimul_impl)
+    jit(f, executors=[myex])
 
 An executor's registrations apply in functions that are jitted with it and nowhere else.
 `tutorials/08_extend.py` goes through all of it.

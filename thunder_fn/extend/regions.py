@@ -10,16 +10,15 @@ from __future__ import annotations
 from thunder_fn.capture.numbers.arguments import stride_pattern, strides_of
 from thunder_fn.derived.leaf_vjp import CANNOT, alone, decomposition
 from thunder_fn.executors.base import NOT_REGISTERED, Numerics, RunFunction
-from thunder_fn.executors.evaluated import not_compiled
 from thunder_fn.executors.lending import Memory
 from thunder_fn.executors.pruning import drop_dead
 from thunder_fn.executors.regions import Group
 from thunder_fn.executors.reuse import CLONE, find_aliases, is_dense_layout
 from thunder_fn.executors.spoiling import guarded, is_on as memory_is_checked
 from thunder_fn.executors.taking import take, taken_from
-from thunder_fn.executors.torch_executor import Program, lower
+from thunder_fn.executors.torch_executor import Program, lower, not_compiled
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.interpreters.simplify import dce, is_kept
+from thunder_fn.interpreters.simplify import dce
 from thunder_fn.structured.shared.scan_parts import SCAN, Loop
 from thunder_fn.structured.shared.while_parts import WHILE, While
 
@@ -45,7 +44,6 @@ __all__ = [
     "guarded",
     "memory_is_checked",
     "is_dense_layout",
-    "is_kept",
     "lower",
     "not_compiled",
     "stride_pattern",

@@ -15,8 +15,9 @@ from thunder_fn.inspect.diffs import Diff, diff
 from thunder_fn.inspect.graphs import Picture, graph
 from thunder_fn.inspect.lowered import Lowered
 from thunder_fn.inspect.machines import Machine, machine_named, measured_machine
+from thunder_fn.inspect.measured import Measured, measure
 from thunder_fn.inspect.memory_use import Buffer, Memory, memory
-from thunder_fn.inspect.page import Page, show
+from thunder_fn.inspect.page import Page, compare, show
 from thunder_fn.inspect.residual_tables import Residuals, residuals
 from thunder_fn.inspect.rules_of_ops import RuleReport, RuleRow, explain_rule, rule_order
 
@@ -28,6 +29,7 @@ __all__ = [
     "Diff",
     "Lowered",
     "Machine",
+    "Measured",
     "Memory",
     "Page",
     "Picture",
@@ -37,12 +39,14 @@ __all__ = [
     "Step",
     "chain",
     "chrome_trace",
+    "compare",
     "cost",
     "diff",
     "explain_rule",
     "graph",
     "is_collective",
     "machine_named",
+    "measure",
     "measured_machine",
     "memory",
     "residuals",

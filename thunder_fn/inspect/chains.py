@@ -93,6 +93,10 @@ class Chain(Shown):
         default=None, repr=False, compare=False
     )
 
+    def __repr__(self) -> str:
+        counts = " -> ".join(str(len(step.flat.leaves)) for step in self.steps)
+        return f"<chain of {self.name}: {counts} equations>"
+
     def diff(self, position: int) -> Diff | None:
         """The changes of a step; None for one that starts from nothing."""
         return self._diffs[position]

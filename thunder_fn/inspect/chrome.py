@@ -44,7 +44,7 @@ def chrome_trace(path: str | Path, f: Callable[..., Any], /, *args: Any, **kwarg
         True
     """
     found = chain(f, *args, **kwargs)
-    tensors = [leaf for leaf in pytree.flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
+    tensors = pytree.tensors_in((args, kwargs))
     if isinstance(f, torch.nn.Module) and len(tensors) < len(found.trace.inputs):
         known = {**dict(f.named_parameters()), **dict(f.named_buffers())}
         tensors += [known[name] for name in found.arguments[len(tensors) :]]

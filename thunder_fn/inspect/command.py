@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import os
 import sys
 import webbrowser
 from collections.abc import Callable, Sequence
@@ -19,13 +20,14 @@ from typing import Any
 
 from thunder_fn.commands import UserError, users_code
 from thunder_fn.errors import InspectError, ThunderError, kind_of
-from thunder_fn.inspect.chains import chain
+from thunder_fn.inspect.chains import Chain, chain
 from thunder_fn.inspect.chrome import chrome_trace
 from thunder_fn.inspect.costs import cost
-from thunder_fn.inspect.machines import Machine, measured_machine
+from thunder_fn.inspect.measured import Measured, measure
 from thunder_fn.inspect.memory_use import memory
-from thunder_fn.inspect.page import show
+from thunder_fn.inspect.page import page_of_runs
 from thunder_fn.inspect.residual_tables import residuals
+from thunder_fn.inspect.tables import seconds_text
 
 REPORTS: dict[str, Callable[..., Any]] = {
     "chain": chain,
@@ -42,6 +44,11 @@ def main(argv: Sequence[str]) -> int:
         "function", metavar="FILE:FUNCTION", help="returns (f, args) or (f, args, kwargs)"
     )
     parser.add_argument(
+        "--beside",
+        metavar="FILE:FUNCTION",
+        help="another run, which the page compares with the first: its differences and its costs",
+    )
+    parser.add_argument(
         "--out", type=Path, metavar="PAGE", help="where the page goes; NAME.html if left out"
     )
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
@@ -52,26 +59,34 @@ def main(argv: Sequence[str]) -> int:
         "--chrome-trace", type=Path, metavar="JSON", help="run it, and write a trace for Perfetto"
     )
     parser.add_argument(
-        "--measure", action="store_true", help="measure this machine's peaks for the roofline"
+        "--measure",
+        action="store_true",
+        help="run it: the page says what a call takes and opens PyTorch's profile of one in"
+        " Perfetto; the profile is also written beside it, as PAGE.trace.json",
     )
     options = parser.parse_args(argv)
     try:
-        f, args, kwargs = load(options.function)
+        places = [name for name in (options.function, options.beside) if name is not None]
+        calls = [load(place) for place in places]
     except UserError as error:
         print(f"thunder_fn inspect: {error}", file=sys.stderr)
         return 1
     except (ThunderError, OSError) as error:
         print(f"thunder_fn inspect: {error}", file=sys.stderr)
         return 2
+    f, args, kwargs = calls[0]
     try:
         if options.report is not None:
             return _print(REPORTS[options.report](f, *args, **kwargs))
         if options.chrome_trace is not None:
             print(chrome_trace(options.chrome_trace, f, *args, **kwargs))
             return 0
-        machine: Machine | None = measured_machine() if options.measure else None
-        page = show(f, *args, machine=machine, **kwargs)
+        look = measure if options.measure else chain
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler tells of its own starts
+        runs = [look(f, *args, **kwargs) for f, args, kwargs in calls]
+        page = page_of_runs(*runs, names=_told_apart(places) if options.beside else ())
         path = page.save(options.out or Path(f"{_file_name(page.name)}.html"))
+        _save_profiles(runs, path)
     except OSError as error:
         print(
             f"thunder_fn inspect: {error.filename} cannot be written: {error.strerror}",
@@ -85,6 +100,21 @@ def main(argv: Sequence[str]) -> int:
     if options.open:
         webbrowser.open(path.resolve().as_uri())
     return 0
+
+
+def _save_profiles(runs: Sequence[Chain | Measured], page: Path) -> None:
+    """Write the profiles of what was measured beside the page, and print what a call took."""
+    measured = [run for run in runs if isinstance(run, Measured)]
+    for number, run in enumerate(measured):
+        turn = f".{number + 1}" if len(measured) > 1 else ""
+        path = run.save(page.with_name(f"{page.stem}{turn}.trace.json"))
+        print(f"{path} (a call of {run.chain.name} takes {seconds_text(run.seconds)})")
+
+
+def _told_apart(places: Sequence[str]) -> list[str]:
+    """The names of functions, with their files if the names are equal."""
+    names = [place.rpartition(":")[2] for place in places]
+    return names if len(set(names)) == len(names) else list(places)
 
 
 def _print(report: Any) -> int:

@@ -246,11 +246,15 @@ def unfolded_programs(found: Chain) -> tuple[Trace, ...]:
 
 def machine_of(found: Chain) -> Machine | None:
     """The machine that a chain's values are on, where its peaks are known."""
+    return known_machine(device_of(found))
+
+
+def device_of(found: Chain) -> torch.device:
+    """The device of the first of a chain's tensors."""
     types = (var.type for var in _variables(found))
-    device = next(
+    return next(
         (type.device for type in types if isinstance(type, TensorType)), torch.device("cpu")
     )
-    return known_machine(device)
 
 
 def _variables(found: Chain) -> list[Var]:

@@ -87,8 +87,7 @@ def diff(before: Trace, after: Trace, inputs: Pairs | None = None) -> Diff:
     """Compare two traces.
 
     Laws: ``diff(t, t)`` is empty, also where one of the two is folded otherwise; each leaf of
-        either trace is in exactly
-    one of matched, added and removed.
+        either trace is in exactly one of matched, added and removed.
 
     Args:
         inputs: pairs of values (see `flatten`) of the two that are equal. Left out, inputs and

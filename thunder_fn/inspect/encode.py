@@ -1,6 +1,7 @@
-"""A chain as the compact data that the page reads.
+"""One run, or two to compare, as the compact data that the page reads.
 
-Everything that repeats is in a table and has a number there: types, ops, sources, modules, costs,
+A second run's steps are compared with those of the first that have the same part in it. Everything
+that repeats is in a table and has a number there: types, ops, sources, modules, costs,
 claims and bodies. Bodies are as shared in the data as they are in the traces. The page unfolds them
 the way `flat.py` does, so leaves and values have the same numbers on both sides.
 """
@@ -10,16 +11,20 @@ from __future__ import annotations
 import linecache
 import os
 from bisect import bisect_left
-from collections.abc import Hashable, Iterator
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from thunder_fn.capture.scopes import is_internal
 from thunder_fn.executors import Decision
 from thunder_fn.inspect.chains import Chain, Step
 from thunder_fn.inspect.costs import cost_of
-from thunder_fn.inspect.diffs import Diff, paired
+from thunder_fn.inspect.diffs import Diff, Pairs, diff_flat, paired
 from thunder_fn.inspect.flat import unfolded
 from thunder_fn.inspect.machines import Machine
+from thunder_fn.inspect.measured import Measured
 from thunder_fn.inspect.memory_use import Memory
 from thunder_fn.interpreters.checkpoint.cost import bytes_of
 from thunder_fn.ir.text import literal_text, object_name
@@ -48,13 +53,24 @@ class _Table:
         return self.numbers[key]
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A chain with what is known of it: memory, the machine's peaks, and what was measured."""
+
+    name: str
+    found: Chain
+    memory: Memory
+    machine: Machine | None = None
+    measured: Measured | None = None
+
+
 class _Encoding:
-    def __init__(self, found: Chain) -> None:
-        self.found = found
+    def __init__(self) -> None:
         self.types, self.ops, self.files, self.modules = _Table(), _Table(), _Table(), _Table()
         self.sources, self.costs, self.claims, self.tensors = _Table(), _Table(), _Table(), _Table()
         self.bodies, self.known = list[Any](), dict[Hashable, int]()
-        self.decisions = dict(_decisions(found))
+        self.decisions = dict[tuple[str, str], Decision]()
+        self.steps, self.order = list[dict[str, Any]](), list[Step]()
         self.modules.number("", "")
 
     def type(self, type: Type) -> int:
@@ -70,7 +86,8 @@ class _Encoding:
     def source(self, source: Source | None) -> int:
         if source is None:
             return -1
-        file = self.files.number(source.file, source.file)
+        name = "" if is_internal(source.file) else source.file  # no line of the user's
+        file = self.files.number(name, name)
         inside = -1 if source.around is None else self.module(source.inside)
         entry = file, source.line, source.function, self.module(source.module), inside
         return self.sources.number(entry, list(entry))
@@ -123,29 +140,54 @@ class _Encoding:
             self.claim(equation),
         ]
 
-    def step(self, position: int, step: Step) -> dict[str, Any]:
-        diff = self.found.diff(position)
+    def run(self, run: Run, number: int, others: Sequence[Step | None]) -> dict[str, Any]:
+        """A run, whose steps are appended. `others` has the steps that they are compared with."""
+        found, first = run.found, len(self.steps)
+        self.decisions, self.known = dict(_decisions(found)), {}
+        for position, (step, other) in enumerate(zip(found.steps, others, strict=True)):
+            entry = self.step(found, position, first) | {"run": number}
+            if other is not None:
+                diff = diff_flat(other.flat, step.flat)
+                before = next(at for at, one in enumerate(self.order) if one is other)
+                entry["across"] = self.changes(diff, before, paired(diff.before, diff.after))
+            self.steps.append(entry)
+        self.order += found.steps
+        machine = run.machine
+        return {
+            "name": run.name,
+            "arguments": list(found.arguments),
+            "leftOut": list(map(list, found.left_out)),
+            "saved": [list(pair) for pair in found.saved],
+            "memory": self.memory(run.memory),
+            "machine": machine
+            and [machine.name, machine.flops_per_second, machine.bytes_per_second],
+            "measured": run.measured
+            and [run.measured.seconds, run.measured.calls, run.measured.profile],
+        }
+
+    def step(self, found: Chain, position: int, first: int) -> dict[str, Any]:
+        step, diff = found.steps[position], found.diff(position)
         entry: dict[str, Any] = {
             "name": step.name,
             "kind": step.kind,
             "ms": round(step.seconds * 1e3, 3),
             "body": self.body(step.trace),
-            "modules": [self.module(name) for name in self.found.modules(position)],
+            "modules": [self.module(name) for name in found.modules(position)],
         }
-        split = self.found.split
+        split = found.split
         if split is not None and step.name.startswith("forward"):
             entry["results"] = len(split.forward.outputs) - split.num_extra
         if step.program is not None:
             entry["inPlace"] = sorted(step.program.reuse.in_place)
             entry["text"] = step.program.text
         if diff is not None and step.before is not None:
-            entry |= self.changes(step, diff)
+            pairs = paired(diff.before, diff.after) if step.inputs is None else step.inputs
+            entry["own"] = self.changes(diff, first + step.before, pairs)
         return entry
 
-    def changes(self, step: Step, diff: Diff) -> dict[str, Any]:
-        pairs = paired(diff.before, diff.after) if step.inputs is None else step.inputs
+    def changes(self, diff: Diff, before: int, pairs: Pairs) -> dict[str, Any]:
         return {
-            "before": step.before,
+            "before": before,
             "matches": [-1 if at is None else at for at in diff.matches],
             "status": "".join(LETTERS[status] for status in diff.status),
             "whys": {position: why for position, why in enumerate(diff.whys) if why},
@@ -199,19 +241,17 @@ class _Encoding:
         }
 
 
-def encode(found: Chain, memory: Memory, machine: Machine | None = None) -> dict[str, Any]:
-    """The data of a page."""
-    encoding = _Encoding(found)
-    steps = [encoding.step(position, step) for position, step in enumerate(found.steps)]
-    live = encoding.memory(memory)
+def encode(runs: Sequence[Run]) -> dict[str, Any]:
+    """The data of a page: of one run, or of two that are compared."""
+    encoding = _Encoding()
+    first = runs[0].found.steps
+    shown = [
+        encoding.run(run, number, counterparts(first, run.found.steps, number))
+        for number, run in enumerate(runs)
+    ]
     return {
-        "name": found.name,
-        "arguments": list(found.arguments),
-        "steps": steps,
-        "leftOut": list(map(list, found.left_out)),
-        "saved": [list(pair) for pair in found.saved],
-        "memory": live,
-        "machine": machine and [machine.name, machine.flops_per_second, machine.bytes_per_second],
+        "runs": shown,
+        "steps": encoding.steps,
         "types": encoding.types.entries,
         "ops": encoding.ops.entries,
         "modules": encoding.modules.entries,
@@ -224,6 +264,25 @@ def encode(found: Chain, memory: Memory, machine: Machine | None = None) -> dict
         "claims": encoding.claims.entries,
         "bodies": encoding.bodies,
     }
+
+
+def counterparts(first: Sequence[Step], steps: Sequence[Step], number: int) -> list[Step | None]:
+    """The step of the first run that has the same part in it as each of these: the same kind and
+    turn, and for halves and programs the same half. None for all steps of the first run itself.
+    """
+    if not number:
+        return [None] * len(steps)
+    known = dict(_parts(first))
+    return [known.get(part) for part, _ in _parts(steps)]
+
+
+def _parts(steps: Sequence[Step]) -> Iterator[tuple[Hashable, Step]]:
+    seen = Counter[Hashable]()
+    for step in steps:
+        half = step.name.partition(" ")[0] if step.kind in ("split", "program") else ""
+        part = step.kind, "" if half == "program" else half
+        yield (*part, seen[part]), step
+        seen[part] += 1
 
 
 def _short(file: str) -> str:

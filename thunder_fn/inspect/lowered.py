@@ -51,9 +51,8 @@ class Lowered:
         """Return the function with these programs, compiled. It never traces.
 
         Law: ``jit(f).lower(*args).compile()(*args)`` is ``f(*args)``. Called with arguments of
-            other types, numbers or
-        structure it is a TraceTypeError. With `jit(f, dynamic={...})` it serves all sizes within
-            the bounds.
+            other types, numbers or structure it is a TraceTypeError. With `jit(f, dynamic={...})`
+            it serves all sizes within the bounds.
 
         Raises:
             JitError: a module was jitted.

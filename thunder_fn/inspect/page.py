@@ -10,16 +10,17 @@ import base64
 import html
 import json
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from thunder_fn.inspect.chains import chain
-from thunder_fn.inspect.costs import machine_of
-from thunder_fn.inspect.encode import encode
-from thunder_fn.inspect.machines import Machine
+from thunder_fn.inspect.chains import Chain, chain
+from thunder_fn.inspect.costs import device_of, machine_of
+from thunder_fn.inspect.encode import Run, encode
+from thunder_fn.inspect.machines import Machine, this_processor
+from thunder_fn.inspect.measured import Measured, measure
 from thunder_fn.inspect.memory_use import memory_of
 from thunder_fn.ir.text import escaped
 
@@ -60,15 +61,22 @@ class Page:
 
 
 def show(
-    f: Callable[..., Any], /, *args: Any, machine: Machine | None = None, **kwargs: Any
+    f: Callable[..., Any],
+    /,
+    *args: Any,
+    machine: Machine | None = None,
+    measured: bool = False,
+    **kwargs: Any,
 ) -> Page:
-    """The inspector's page of `jit(f)(*args, **kwargs)`. Nothing is run.
+    """The inspector's page of `jit(f)(*args, **kwargs)`. Nothing is run unless it is `measured`.
 
     Args:
         f: any PyTorch callable: a function, a module, a jitted or transformed function. `jit`'s
             options are its own.
-        machine: whose peaks draw the roofline; see `measured_machine`. Left out, the device's where
-            they are known.
+        machine: whose peaks draw the roofline. Left out, the device's where they are known; those
+            of a CPU are measured once in a process.
+        measured: run it, as `measure` does; the page says what a call takes, and opens the profile
+            of one in Perfetto.
 
     Returns:
         A page: `.save("page.html")` writes it, notebooks show it.
@@ -79,9 +87,57 @@ def show(
         >>> page.html.startswith("<!doctype html>")
         True
     """
-    found = chain(f, *args, **kwargs)
-    data = encode(found, memory_of(found), machine or machine_of(found))
-    return Page(found.name, page_of(found.name, data))
+    return page_of_runs((measure if measured else chain)(f, *args, **kwargs), machine=machine)
+
+
+def compare(
+    first: Chain | Measured,
+    second: Chain | Measured,
+    names: Sequence[str] = (),
+    machine: Machine | None = None,
+) -> Page:
+    """One page of two runs: before and after a change, two executors, two devices.
+
+    Each step of the second run is compared with the step of the first that has the same part in it.
+    Their costs, memory and times stand beside each other.
+
+    Args:
+        first, second: what `chain` gives, or `measure` if their times are of interest.
+        names: what the page calls the two; the names of the functions if left out.
+        machine: as for `show`.
+
+    Example:
+        >>> import torch
+        >>> compare(chain(torch.sin, torch.ones(2)), chain(torch.cos, torch.ones(2))).name
+        'sin beside cos'
+    """
+    return page_of_runs(first, second, names=names, machine=machine)
+
+
+def page_of_runs(
+    *runs: Chain | Measured, names: Sequence[str] = (), machine: Machine | None = None
+) -> Page:
+    """The page of one run or of two."""
+    names = names or [_chain_of(run).name for run in runs]
+    shown = [_run(name, run, machine) for name, run in zip(names, runs, strict=True)]
+    name = " beside ".join(dict.fromkeys(names))
+    return Page(name, page_of(name, encode(shown)))
+
+
+def _chain_of(run: Chain | Measured) -> Chain:
+    return run.chain if isinstance(run, Measured) else run
+
+
+def _run(name: str, run: Chain | Measured, machine: Machine | None) -> Run:
+    found = _chain_of(run)
+    measured = run if isinstance(run, Measured) else None
+    peaks = machine or machine_of(found) or _processor(found)
+    return Run(name, found, memory_of(found), peaks, measured)
+
+
+def _processor(found: Chain) -> Machine | None:
+    """The processor at hand, if the run is on it."""
+    return this_processor() if device_of(found).type == "cpu" else None
 
 
 def page_of(name: str, data: dict[str, Any]) -> str:

@@ -15,10 +15,11 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.executors import Claimed, claim
 from thunder_fn.executors.dry_run import dry_run_of
 from thunder_fn.executors.loops import private_carries
-from thunder_fn.executors.reuse import last_uses, overwritten, plan_reuse
+from thunder_fn.executors.reuse import overwritten, plan_reuse
 from thunder_fn.interpreters.checkpoint.cost import bytes_of
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import ops
+from thunder_fn.ir.equations import last_uses
 from thunder_fn.ir.symbols import hint_of
 from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, Type, map_arg, type_of_value
 from thunder_fn.structured.cond import COND, SWITCH

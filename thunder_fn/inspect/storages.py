@@ -12,11 +12,12 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.executors import FusionExecutor, Program
-from thunder_fn.executors.reuse import last_uses, overwritten
+from thunder_fn.executors.reuse import overwritten
 from thunder_fn.inspect.scratch import scratch_of, taken_on_fakes
 from thunder_fn.interpreters.checkpoint.cost import bytes_of
 from thunder_fn.interpreters.storages import fake_of, results_on_fakes
 from thunder_fn.ir import ops
+from thunder_fn.ir.equations import last_uses
 from thunder_fn.ir.trace import Equation, Op, Source, Var
 
 WAIT = Op("leaf", "_c10d_functional.wait_tensor.default")

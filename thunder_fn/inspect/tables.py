@@ -67,3 +67,11 @@ def count_text(count: float) -> str:
             return f"{count:.0f}{unit}" if not unit else f"{count:.1f}{unit}"
         count /= 1000
     return ""
+
+
+def seconds_text(seconds: float) -> str:
+    """Write seconds such as `1.50 ms`."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= scale:
+            return f"{seconds / scale:.2f} {unit}"
+    return f"{seconds * 1e6:.1f} µs"

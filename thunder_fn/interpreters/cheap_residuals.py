@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from thunder_fn.interpreters.simplify import is_kept, makes_symbols
+from thunder_fn.interpreters.simplify import makes_symbols
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.equations import bound
 from thunder_fn.ir.flow import Flow
@@ -73,7 +73,7 @@ def _cone(
 
 def is_cheap(equation: Equation) -> bool:
     """Test whether the equation computes or moves single elements, and may do so again."""
-    if is_kept(equation) or makes_symbols(equation):
+    if ops.has_side_effect(equation) or makes_symbols(equation):
         return False
     match equation.op.kind:
         case "leaf":

@@ -16,8 +16,7 @@ def simplify(trace: Trace) -> Trace:
     """Drop dead equations, compute equal ones once, fold constants, drop copies and other no-ops.
 
     Law: same values, bitwise; idempotent; never more equations. Checkpoints still compute again,
-        random numbers are
-    drawn as before, and outputs share no memory that they did not share.
+        random numbers are drawn as before, and outputs share no memory that they did not share.
 
     Example:
         >>> import torch

@@ -11,7 +11,7 @@ import torch
 
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.noops import leaving_variables
-from thunder_fn.interpreters.simplify import is_kept
+from thunder_fn.ir import ops
 from thunder_fn.ir.equations import bound, needed, operands_in
 from thunder_fn.ir.memos import memo
 from thunder_fn.ir.trace import Constant, Equation, TensorType, Trace, Var, cut
@@ -25,9 +25,8 @@ def fold_constants(trace: Trace, limit_bytes: int = LIMIT_BYTES) -> Trace:
     """Replace equations on owned constants and literals by their results, in bodies too.
 
     Law: same values, bitwise; idempotent. Closed-over tensors of the user's are never read, as they
-        may change;
-    random numbers are never drawn. Results are computed each time, so that nobody can write to a
-        constant.
+        may change; random numbers are never drawn. Results are computed each time, so that nobody
+        can write to a constant.
     """
     foldable = _foldable(trace, limit_bytes)
     kept = [
@@ -67,7 +66,8 @@ def _foldable(trace: Trace, limit_bytes: int) -> set[int]:
         small = all(
             _bytes(var) <= limit_bytes and var.index not in leaving for var in equation.outputs
         )
-        if equation.op.kind == "leaf" and operands <= known and small and not is_kept(equation):
+        is_leaf = equation.op.kind == "leaf" and operands <= known
+        if is_leaf and small and not ops.has_side_effect(equation):
             outputs = {var.index for var in equation.outputs}
             known |= outputs
             found |= outputs

@@ -268,8 +268,7 @@ def vjp(trace: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> Trace:
 
     Returns:
         The trace from the inputs, then one cotangent for each wanted output, to the outputs, then
-            one gradient for
-        each wanted input, zeros where the outputs do not depend on it.
+            one gradient for each wanted input, zeros where the outputs do not depend on it.
     """
     split = forward_backward(trace, wanted_inputs, wanted_outputs)
     builder = TraceBuilder(f"{trace.name}_vjp")

@@ -39,8 +39,8 @@ def jvp_trace(trace: Trace, active: Mask) -> JvpRule:
 
     Returns:
         A rule whose trace maps the inputs, then the tangents of the active inputs, to the outputs,
-            then the tangents
-        of those outputs that `active_outputs` marks; the others' tangents are zero.
+            then the tangents of those outputs that `active_outputs` marks; the others' tangents are
+            zero.
     """
     for op, stand_in in _STAND_INS.items():
         if _has_op(trace, op):
@@ -258,8 +258,8 @@ def jvp(trace: Trace, active: Mask) -> Trace:
 
     Returns:
         The trace from the inputs, then one tangent for each active input, to the outputs, then one
-            tangent for each
-        floating or complex output, zeros where it does not depend on the active inputs.
+            tangent for each floating or complex output, zeros where it does not depend on the
+            active inputs.
     """
     rule = jvp_trace(trace, active)
     builder = TraceBuilder(f"{trace.name}_jvp")

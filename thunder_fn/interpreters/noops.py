@@ -49,7 +49,7 @@ def drop_noops(trace: Trace) -> Trace:
         makers.update((var.index, equation) for var in equation.outputs)
         return None
 
-    return merged(trace, known, drop_noops)
+    return merged(trace, known, drop_noops)[0]
 
 
 def _may_go(copy: Var, source: Var, leaving: set[int], makers: Makers) -> bool:

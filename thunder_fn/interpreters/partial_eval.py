@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from thunder_fn.errors import MissingRule
 from thunder_fn.interpreters.carried import self_contained
-from thunder_fn.interpreters.simplify import dce, inline, is_kept
+from thunder_fn.interpreters.simplify import dce, inline
+from thunder_fn.ir import ops
 from thunder_fn.ir.equations import bound, needed
 from thunder_fn.ir.memos import memo
 from thunder_fn.ir.rules import DCE, PARTIAL_EVAL, Mask, Split, chosen
@@ -22,8 +23,7 @@ def partial_eval(trace: Trace, known_inputs: Mask, known_outputs: Mask) -> tuple
     """Split a trace into a part on the known inputs and a part on residuals and the unknown inputs.
 
     Law: running `first` on the known inputs and `second`, wherever it runs, on its residuals and
-        the unknown inputs
-    gives the outputs.
+        the unknown inputs gives the outputs.
 
     Args:
         known_inputs: one per input.
@@ -31,8 +31,7 @@ def partial_eval(trace: Trace, known_inputs: Mask, known_outputs: Mask) -> tuple
 
     Returns:
         `first`: known inputs to known outputs, then residuals. `second`: residuals, then unknown
-            inputs, to the other
-        outputs. Random equations that are known run in `first` only.
+            inputs, to the other outputs. Random equations that are known run in `first` only.
 
     Source: autodidax part 4.
     """
@@ -61,7 +60,7 @@ def partial_split(trace: Trace, known_inputs: Mask, known_outputs: Mask) -> Spli
     )
     numbers = tuple(var for var in finders(flat).values() if var.index in late)
     wanted = {atom.index for atom in (*outputs[1], *numbers) if isinstance(atom, Var)}
-    kept = needed(equations, wanted, lambda one: is_kept(one) or not is_late(one, late))
+    kept = needed(equations, wanted, lambda one: ops.has_side_effect(one) or not is_late(one, late))
     names = (f"{trace.name}_known", f"{trace.name}_rest")
     return self_contained(split(flat, late, outputs, equations=kept, names=names))
 
@@ -89,7 +88,7 @@ def _halves(
         )
     if not any(flags):
         return [], [equation]
-    if is_kept(equation):
+    if ops.has_side_effect(equation):
         raise MissingRule(
             f"partial_eval: {equation.op} draws random numbers or has effects, and cannot be"
             " run in two halves",

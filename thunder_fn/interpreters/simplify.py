@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -28,18 +29,8 @@ def dce_to(trace: Trace, wanted: Mask) -> tuple[Trace, Mask]:
     """The trace cut down to the wanted outputs, and which inputs it reads. All inputs stay."""
     outputs = chosen(trace.outputs, wanted)
     need = {atom.index for atom in outputs if isinstance(atom, Var)}
-    kept: list[Equation] = []
     found = {var.index for var in finders(trace).values()}  # anything may read these
-    for equation in reversed(trace.equations):
-        flags = tuple(var.index in need for var in equation.outputs)
-        if any(var.index in found for var in equation.outputs):
-            flags = (True,) * len(flags)
-        if not any(flags) and not is_kept(equation):
-            continue
-        new, reads = _dce_equation(equation, flags)
-        kept.append(new)
-        need.update(var.index for var in reads)
-    kept.reverse()
+    kept = _cut_down(trace.equations, need, ops.has_side_effect, found)
     reads = tuple(var.index in need for var in trace.inputs)
     if (
         len(kept) == len(trace.equations)
@@ -55,14 +46,28 @@ def cut_to(trace: Trace, outputs: tuple[Atom, ...]) -> Trace:
     need go too.
     """
     need = {atom.index for atom in outputs if isinstance(atom, Var)}
+    return cut(trace, equations=_cut_down(trace.equations, need), outputs=outputs)
+
+
+def _cut_down(
+    equations: Sequence[Equation],
+    need: set[int],
+    keep: Callable[[Equation], bool] = lambda equation: False,
+    found: Collection[int] = (),
+) -> list[Equation]:
+    """The equations that variables need, each cut down to the needed results; `need` grows by what
+    they read. One that gives a variable in `found` is whole.
+    """
     kept: list[Equation] = []
-    for equation in reversed(trace.equations):
+    for equation in reversed(equations):
         flags = tuple(var.index in need for var in equation.outputs)
-        if any(flags):
+        if any(var.index in found for var in equation.outputs):
+            flags = (True,) * len(flags)
+        if any(flags) or keep(equation):
             new, reads = _dce_equation(equation, flags)
             kept.append(new)
             need.update(var.index for var in reads)
-    return cut(trace, equations=reversed(kept), outputs=outputs)
+    return kept[::-1]
 
 
 def _dce_equation(equation: Equation, flags: Mask) -> tuple[Equation, tuple[Var, ...]]:
@@ -97,20 +102,6 @@ def _dce_composite(equation: Equation, flags: Mask) -> tuple[Equation, tuple[Var
     return Equation(op, operands, (), outputs, (closed,), equation.source), operands
 
 
-@memo(16384)
-def _body_is_kept(trace: Trace) -> bool:
-    return any(is_kept(equation) for equation in trace.equations)
-
-
-def is_kept(equation: Equation) -> bool:
-    """Test for an equation with an effect, which dce keeps: it draws random numbers or has a
-    side effect.
-    """
-    if equation.op.kind == "leaf":
-        return ops.draws(equation) or ops.is_effectful(equation.op)
-    return any(_body_is_kept(body) for body in equation.bodies)
-
-
 def makes_symbols(equation: Equation) -> bool:
     """Test whether a size or number of its results depends on data."""
     return bool(made_by(equation))
@@ -129,12 +120,12 @@ def cse(trace: Trace) -> Trace:
 
     def same(equation: Equation) -> tuple[Var, ...] | None:
         key = (equation.op, equation.args, equation.kwargs, equation.bodies)
-        if key in seen and not is_kept(equation) and not makes_symbols(equation):
+        if key in seen and not ops.has_side_effect(equation) and not makes_symbols(equation):
             return seen[key]
         seen[key] = equation.outputs
         return None
 
-    return merged(trace, same, cse)
+    return merged(trace, same, cse)[0]
 
 
 # ---- inline ----

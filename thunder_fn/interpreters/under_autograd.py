@@ -26,7 +26,6 @@ from thunder_fn.derived.leaf_vjp import alone, is_differentiable
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.grad import forward_backward
 from thunder_fn.interpreters.jvp import rule_of
-from thunder_fn.interpreters.simplify import is_kept
 from thunder_fn.interpreters.vmap import batch
 from thunder_fn.ir import ops
 from thunder_fn.ir.rules import Split, scattered
@@ -65,7 +64,8 @@ def follow(equation: Equation, operands: Sequence[Any], plain: Callable[[], Any]
     reached = activity(single, flags)
     active = tuple(isinstance(atom, Var) and reached[atom.index] for atom in single.outputs)
     split = forward_backward(single, flags, active)
-    again = _same_random_numbers(tensors, single) if is_kept(equation) else contextlib.nullcontext
+    is_pure = not ops.has_side_effect(equation)
+    again = contextlib.nullcontext if is_pure else _same_random_numbers(tensors, single)
     node = _Sending if ops.is_collective(equation.op) else _Ruled
     results = node.apply(_Rule(equation, split, flags, active, again), *operands)  # type: ignore[no-untyped-call]
     return results[: len(single.outputs)]

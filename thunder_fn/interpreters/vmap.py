@@ -176,8 +176,7 @@ def vmap(
     """Batch a trace over a new axis.
 
     Law: ``evaluate(vmap(t, d, n)[0], xs)[k]`` at index i of its batch dim is ``evaluate(t, take(xs,
-        d, i))[k]``, for
-    every ``i < n``.
+        d, i))[k]``, for every ``i < n``.
 
     Args:
         trace: closed and checked.
@@ -187,8 +186,7 @@ def vmap(
 
     Returns:
         The batched trace, and the batch dim of each output, None where it does not depend on the
-            batch. Input i of
-        shape s becomes s with n inserted at in_dims[i].
+            batch. Input i of shape s becomes s with n inserted at in_dims[i].
 
     Raises:
         MissingRule: an op has no batching rule; names it and the user's line.

@@ -79,16 +79,17 @@ def _known_of_data(equation: Equation) -> Iterator[Expr]:
     ):
         yield first.value
     if equation.op in facts.FINDS and isinstance(first, Var) and isinstance(first.type, TensorType):
-        count = sympy.prod([_sympy(size) for size in first.type.shape])
+        count = sympy.prod([number_of(size) for size in first.type.shape])
         yield from (Expr(sympy.Le(symbol, count)) for symbol in made_by(equation))
 
 
 def equality(one: Dim, other: Dim) -> Expr:
     """The relation that two sizes are equal."""
-    return Expr(sympy.Eq(_sympy(one), _sympy(other)))
+    return Expr(sympy.Eq(number_of(one), number_of(other)))
 
 
-def _sympy(dim: Dim) -> Any:
+def number_of(dim: Dim) -> Any:
+    """The size as sympy has it."""
     return dim.value if isinstance(dim, Expr) else sympy.Integer(dim)
 
 

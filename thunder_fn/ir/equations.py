@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
-from thunder_fn.ir.trace import Equation, Var
+from thunder_fn.ir.trace import Equation, Trace, Var, num_vars
 
 
 class Row(Protocol):
@@ -44,6 +44,25 @@ def makers(equations: Iterable[Equation]) -> dict[int, tuple[Equation, int]]:
         for equation in equations
         for place, var in enumerate(equation.outputs)
     }
+
+
+def last_uses(trace: Trace) -> list[int]:
+    """The last equation that reads each variable: -1 if none does, one past the last if it is an
+    output.
+    """
+    found = [-1] * num_vars(trace)
+    for position, equation in enumerate(trace.equations):
+        for var in equation.operands:
+            found[var.index] = position
+    for atom in trace.outputs:
+        if isinstance(atom, Var):
+            found[atom.index] = len(trace.equations)
+    return found
+
+
+def made_at(equations: Iterable[Row]) -> dict[int, int]:
+    """The position of the equation that binds each variable, by index."""
+    return {var.index: at for at, equation in enumerate(equations) for var in equation.outputs}
 
 
 def free(equations: Sequence[Row]) -> dict[int, Var]:

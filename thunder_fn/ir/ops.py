@@ -13,8 +13,8 @@ import torch
 
 from thunder_fn.errors import InvalidTrace
 from thunder_fn.ir import facts
-from thunder_fn.ir.memos import kept_of_ops
-from thunder_fn.ir.trace import Arg, Literal, Op
+from thunder_fn.ir.memos import kept_of_ops, memo
+from thunder_fn.ir.trace import Arg, Literal, Op, Trace
 from thunder_fn.torch_internals import OpOverload, schema_of
 from thunder_fn.torch_internals.pure_twins import PREFIX, twin_of
 
@@ -111,18 +111,6 @@ def draws(equation: Applied) -> bool:
     with a probability other than 0.
     """
     return is_random(equation.op) and not _drops_nothing(equation)
-
-
-def draws_within(trace: Any) -> bool:
-    """Test whether some equation of a trace, however deep, draws random numbers or has another
-    effect.
-    """
-    return any(
-        draws(equation)
-        or (equation.op.kind == "leaf" and is_effectful(equation.op))
-        or any(map(draws_within, equation.bodies))
-        for equation in trace.equations
-    )
 
 
 def _drops_nothing(equation: Applied) -> bool:
@@ -238,9 +226,15 @@ def has_random(equation: Applied) -> bool:
 
 def has_side_effect(equation: Applied) -> bool:
     """Test whether the equation or anything in its bodies draws random numbers or has an effect."""
-    if draws(equation) or is_effectful(equation.op):
-        return True
-    return any(has_side_effect(inner) for body in equation.bodies for inner in body.equations)
+    return draws(equation) or is_effectful(equation.op) or any(map(has_effects, equation.bodies))
+
+
+@memo(16384)
+def has_effects(trace: Trace) -> bool:
+    """Test whether some equation of a trace, however deep, draws random numbers or has another
+    effect.
+    """
+    return any(map(has_side_effect, trace.equations))
 
 
 @kept_of_ops()

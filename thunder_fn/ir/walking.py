@@ -126,9 +126,9 @@ def rewritten(
 def merged(
     trace: Trace,
     same: Callable[[Equation], Sequence[Var] | None],
-    body: Callable[[Trace], Trace],
-) -> Trace:
-    """Return the trace without equations whose results are known already.
+    body: Callable[[Trace], Trace] = lambda body: body,
+) -> tuple[Trace, tuple[int, ...]]:
+    """Return the trace without equations whose results are known already, and their positions.
 
     Args:
         same: an equation on what its operands are known as -> the variables that its results are,
@@ -136,9 +136,9 @@ def merged(
         body: what becomes of a body.
     """
     names: dict[int, Var] = {}
-    kept: list[Equation] = []
+    kept, gone = list[Equation](), list[int]()
     read: Callable[[Var], Var] = lambda var: names.get(var.index, var)
-    for equation in trace.equations:
+    for position, equation in enumerate(trace.equations):
         args, kwargs = map_args(read, equation)
         bodies = tuple(map(body, equation.bodies))
         new = Equation(equation.op, args, kwargs, equation.outputs, bodies, equation.source)
@@ -148,7 +148,8 @@ def merged(
         else:
             pairs = zip(new.outputs, known, strict=True)
             names.update((var.index, other) for var, other in pairs)
-    return cut(trace, equations=kept, outputs=map_arg(read, trace.outputs))
+            gone.append(position)
+    return cut(trace, equations=kept, outputs=map_arg(read, trace.outputs)), tuple(gone)
 
 
 def at(equation: Equation, call: Source) -> Equation:

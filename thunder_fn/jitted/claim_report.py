@@ -4,12 +4,14 @@ refuse.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from thunder_fn.capture.scopes import is_internal
 from thunder_fn.executors import Decision
 from thunder_fn.executors.base import is_within
 from thunder_fn.executors.idle import decisions_of
@@ -65,8 +67,19 @@ def _line(decision: Decision) -> str:
         if decision.refusals
         else ""
     )
-    where = f" from {decision.source}" if decision.source else ""
-    return f"  {'  ' * decision.depth}{times}{decision.op}: {who}{why}{where}"
+    return f"  {'  ' * decision.depth}{times}{decision.op}: {who}{why}{_place(decision.source)}"
+
+
+SOURCE = re.compile(r"(?P<file>.*):\d+ in .*?(?: \((?P<module>.*)\))?")
+"""The text of a source: file, line, function and module."""
+
+
+def _place(source: str) -> str:
+    """The user's line; the module alone where the line would be one of PyTorch."""
+    found = SOURCE.fullmatch(source)
+    if found is None or not is_internal(found["file"]):
+        return f" from {source}" if source else ""
+    return f" in {found['module']}" if found["module"] else ""
 
 
 def explain(

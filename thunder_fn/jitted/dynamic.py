@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from thunder_fn.capture.numbers.arguments import symbolic_leaves
-from thunder_fn.errors import located
+from thunder_fn.errors import callable_name, located
 from thunder_fn.ir.trace import Source
 from thunder_fn.jitted.cache import Cache
 from thunder_fn.jitted.call import Call
@@ -118,15 +118,14 @@ def _with_symbols(
         family.refused |= numbers or wanted
         family.refusal = f"no symbol stands for it, since then: {str(error).splitlines()[0]}"
         _log.info(
-            "%s is traced for constant %s: %s", _name(f), "numbers" if numbers else "sizes", error
+            "%s is traced for constant %s: %s",
+            callable_name(f),
+            "numbers" if numbers else "sizes",
+            error,
         )
         return _with_symbols(f, options, family, call)
     family.insert(call, symbolic, wanted, entry.decisions, entry)
     return entry
-
-
-def _name(f: Callable[..., Any]) -> str:
-    return getattr(f, "__name__", type(f).__name__)
 
 
 # ---- why ----
@@ -224,18 +223,20 @@ def _tell(f: Callable[..., Any], cache: Cache, family: Family, miss: Miss | None
     if miss is None:
         return
     cache.misses.append(miss)
-    _log.info("%s is traced again: %s", _name(f), miss)
+    _log.info("%s is traced again: %s", callable_name(f), miss)
     if family.count == RETRACES:
         what = (
-            f"jit: {_name(f)} has been traced {RETRACES} times for calls that differ in sizes and"
-            " numbers only; "
+            f"jit: {callable_name(f)} has been traced {RETRACES} times for calls that differ in"
+            " sizes and numbers only; "
         )
         fix = (
             "Pad to a few sizes, pass numbers that are computed with as tensors, or put the"
             " decision inside the program with `cond`. `explain_misses` shows every reason."
         )
         if miss is GRAD_READ:
-            what = f"jit: {_name(f)} has been traced {RETRACES} times for calls of one kind; "
+            what = (
+                f"jit: {callable_name(f)} has been traced {RETRACES} times for calls of one kind; "
+            )
             fix = (
                 "Pass the gradient as an argument, or keep it in place:"
                 " `zero_grad(set_to_none=False)`."

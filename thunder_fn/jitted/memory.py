@@ -93,12 +93,7 @@ def all_exclusive(*tensors: torch.Tensor) -> bool:
 
 def extent(tensor: torch.Tensor) -> int:
     """The number of bytes between the first and the last element, both included."""
-    if tensor.numel() == 0:
-        return 0
-    steps = sum(
-        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
-    return (steps + 1) * tensor.element_size()
+    return internals.extent(tensor.shape, tensor.stride()) * tensor.element_size()
 
 
 def clash_check(

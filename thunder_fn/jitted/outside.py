@@ -41,7 +41,7 @@ from thunder_fn.capture.outside.values import (
     look,
     progress_of,
 )
-from thunder_fn.errors import OutsideWarning, UnsupportedCall, kind_of, located
+from thunder_fn.errors import OutsideWarning, UnsupportedCall, callable_name, kind_of, located
 from thunder_fn.ir.text import escaped
 from thunder_fn.ir.trace import Literal
 from thunder_fn.jitted.callpath import Namespace
@@ -311,7 +311,7 @@ def _refuse(f: Callable[..., Any], watch: Watch) -> None:
     for value, path, progress in watch.drawn.values():
         if progress is None or progress_of(value) != progress:
             raise UnsupportedCall(
-                f"{_name(f)} draws from {path}, {kind_of(value)} from outside, which gives"
+                f"{callable_name(f)} draws from {path}, {kind_of(value)} from outside, which gives"
                 " something else in each call",
                 source=source_of(f),
                 fix=(
@@ -320,19 +320,16 @@ def _refuse(f: Callable[..., Any], watch: Watch) -> None:
             )
     for path, name in watch.states.items():
         raise state_error(
-            f"{_name(f)} calls `{name}` of {path}, a generator from outside,", source_of(f)
+            f"{callable_name(f)} calls `{name}` of {path}, a generator from outside,", source_of(f)
         )
     for value, path in watch.arrays.values():
         raise UnsupportedCall(
-            f"{_name(f)} reads {path}, an array of NumPy of {value.nbytes} bytes from outside, "
-            f"which is too large to be compared in each call (the limit is {MAX_ARRAY_BYTES})",
+            f"{callable_name(f)} reads {path}, an array of NumPy of {value.nbytes} bytes from"
+            " outside, which is too large to be compared in each call (the limit is"
+            f" {MAX_ARRAY_BYTES})",
             source=source_of(f),
             fix=(
                 f"Pass `torch.from_numpy({path})` as an argument, or write"
                 f" `tfn.constant({path})` if it never changes."
             ),
         )
-
-
-def _name(f: Any) -> str:
-    return getattr(f, "__name__", type(f).__name__)

@@ -1,9 +1,11 @@
 """The prologue: what must hold of a call for a cached program to serve it, as a trace and as a key.
 
-    def prologue(v0, v1): # v0: f32[2, 2] # v1: int thunder_fn_prologue.check_state.default('...,
-        grad_mode=True, ...') thunder_fn_prologue.check_structure.default('(args, kwargs)', "((*, *,
-        'relu'), {})") thunder_fn_prologue.check_tensor.default(v0, torch.float32, (2, 2), (2, 1),
-        torch.device("cpu"), False) thunder_fn_prologue.check_number.default(v1, 3) return ()
+    def prologue(v0, v1):  # v0: f32[2, 2], v1: int
+        thunder_fn_prologue.check_state.default('..., grad_mode=True, ...')
+        thunder_fn_prologue.check_structure.default('(args, kwargs)', "((*, *, 'relu'), {})")
+        thunder_fn_prologue.check_tensor.default(v0, torch.float32, (2, 2), (2, 1), ...)
+        thunder_fn_prologue.check_number.default(v1, 3)
+        return ()
 
 Its ops are defined with `torch.library`, so the prologue evaluates like any trace and raises where
 a check fails. `guards.py` lowers it to PyTorch's C++ guards, with Python for the rest.

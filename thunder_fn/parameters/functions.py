@@ -33,15 +33,12 @@ def quantize(
     """Store weights as numbers of few bits.
 
     Law: ``q(q.prepare(params), *xs)`` is ``f(q.prepare(params).restore(), *xs)`` up to rounding,
-        and `restore` gives
-    each parameter back within the scheme's bound. Schemes that round activations too
-        (`int8_dynamic`, `fp8_dynamic`)
-    are off by half a step of each row of them besides. Jitted functions run linear layers on codes
-        with PyTorch's
-    kernels where it has fast ones (the executor `quantized`). On CPUs with a C++ compiler they run
-        our own (`codes`),
-    compiled once and kept on disk. `jit(executors=["torch"])` and `numerics="bitwise"` do without
-        either.
+        and `restore` gives each parameter back within the scheme's bound. Schemes that round
+        activations too (`int8_dynamic`, `fp8_dynamic`) are off by half a step of each row of them
+        besides. Jitted functions run linear layers on codes with PyTorch's kernels where it has
+        fast ones (the executor `quantized`). On CPUs with a C++ compiler they run our own
+        (`codes`), compiled once and kept on disk. `jit(executors=["torch"])` and
+        `numerics="bitwise"` do without either.
 
     Args:
         f: a function of `(params, *inputs)`, jitted or not, already rewritten or not; a module; or
@@ -146,9 +143,8 @@ def fsdp(  # noqa: PLR0913 - options, by keyword
     """Shard parameters over the ranks of a mesh, by rows; gather them where they are used.
 
     Law: on N ranks with a batch each, loss and gradients are those of one rank that sees all
-        batches: the mean over ranks,
-    however many examples each has. Buffers and random numbers are each rank's own.
-    Composes with `quantize` and `lora` in either order.
+        batches: the mean over ranks, however many examples each has. Buffers and random numbers are
+        each rank's own. Composes with `quantize` and `lora` in either order.
 
     Args:
         f: as for `quantize`. Every rank calls it, on its own batch.
@@ -171,8 +167,7 @@ def fsdp(  # noqa: PLR0913 - options, by keyword
 
     Returns:
         What was given, on shards: `prepare` takes whole parameters, the same on all ranks, and
-            keeps this rank's rows;
-        `restore` and `state_dict` gather, so all ranks call them.
+            keeps this rank's rows; `restore` and `state_dict` gather, so all ranks call them.
 
     Raises:
         RewriteError: mesh is no mesh of one or two dims, or its ranks have shares of the parameters

@@ -142,7 +142,7 @@ def _without_graph(leaf: Any) -> Any:
 
 def _as_given(trace: Trace, args: tuple[Any, ...]) -> Trace:
     """The trace, with the types of the arguments: parameters of other ranks are on `meta`."""
-    leaves = [leaf for leaf in pytree.flatten(args)[0] if isinstance(leaf, torch.Tensor)]
+    leaves = pytree.tensors_in(args)
     given = [Var(at, type_of_value(leaf)) for at, leaf in enumerate(leaves)]
     return cut(trace, inputs=(*given, *trace.inputs[len(given) :]))
 
@@ -151,9 +151,9 @@ def _places(args: tuple[Any, ...]) -> tuple[tuple[int, ...], ...]:
     """For each argument, the places of its tensors among those of all."""
     count, found = 0, list[tuple[int, ...]]()
     for arg in args:
-        tensors = [leaf for leaf in pytree.flatten(arg)[0] if isinstance(leaf, torch.Tensor)]
-        found.append(tuple(range(count, count + len(tensors))))
-        count += len(tensors)
+        end = count + len(pytree.tensors_in(arg))
+        found.append(tuple(range(count, end)))
+        count = end
     return tuple(found)
 
 
@@ -172,7 +172,7 @@ def _without_values(args: tuple[Any, ...]) -> Any:
     of this one's tensors.
     """
     leaves, spec = pytree.flatten(args[0])
-    tensors = [one for one in pytree.flatten(args)[0] if isinstance(one, torch.Tensor)]
+    tensors = pytree.tensors_in(args)
     device = next((one.device for one in tensors if not one.is_meta), torch.device("meta"))
     types = [type_of_value(leaf) for leaf in leaves]
     known = [replace(one, device=device) if isinstance(one, TensorType) else one for one in types]

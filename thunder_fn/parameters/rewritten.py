@@ -158,7 +158,7 @@ class Rewritten(Transformed):
                 compute = layout.rewritten(self._captured(params.layout, inputs, {}).trace).compute
                 yield (
                     compute,
-                    [leaf for leaf in pytree.flatten(inputs)[0] if isinstance(leaf, torch.Tensor)],
+                    pytree.tensors_in(inputs),
                 )
 
         return calibrated(params, runs)
@@ -168,9 +168,7 @@ class Rewritten(Transformed):
         captured = self._captured(params.layout, inputs, kwargs)
         count = len(params.layout.names)
         self._check_writes(captured, params.layout)
-        tensors = [
-            leaf for leaf in pytree.flatten((inputs, kwargs))[0] if isinstance(leaf, torch.Tensor)
-        ]
+        tensors = pytree.tensors_in((inputs, kwargs))
         compute = params.layout.rewritten(captured.trace).compute
         written = {
             write.target - count for write in captured.writes if isinstance(write.target, int)

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from thunder_fn.inspect.costs import FREE, Cost, cost_of
 from thunder_fn.interpreters.checkpoint.cost import bytes_of
 from thunder_fn.ir import facts, ops
-from thunder_fn.ir.trace import Equation, Trace, Type, Var
+from thunder_fn.ir.equations import last_uses
+from thunder_fn.ir.trace import Equation, Trace, Type
 
 _FUSIBLE = facts.REDUCES | facts.MOVES | facts.RESHAPES | facts.LIKE | facts.PARAMETERS_MAY_BE_WIDER
 
@@ -30,7 +31,7 @@ def fused_costs(trace: Trace) -> Iterator[tuple[Equation, Cost]]:
 
     The first equation of a kernel has the bytes of the kernel, the others none.
     """
-    last = _last_uses(trace)
+    last = last_uses(trace)
     pending: list[tuple[int, Equation]] = []
     for position, equation in enumerate(trace.equations):
         if is_fusible(equation):
@@ -42,18 +43,8 @@ def fused_costs(trace: Trace) -> Iterator[tuple[Equation, Cost]]:
     yield from _kernel(pending, last)
 
 
-def _last_uses(trace: Trace) -> dict[int, int]:
-    last = {
-        var.index: position
-        for position, equation in enumerate(trace.equations)
-        for var in equation.operands
-    }
-    end = len(trace.equations)
-    return last | {atom.index: end for atom in trace.outputs if isinstance(atom, Var)}
-
-
 def _kernel(
-    group: Sequence[tuple[int, Equation]], last: dict[int, int]
+    group: Sequence[tuple[int, Equation]], last: Sequence[int]
 ) -> Iterator[tuple[Equation, Cost]]:
     if not group:
         return
@@ -65,7 +56,7 @@ def _kernel(
         yield equation, Cost(cost.flops, moved if at == first and whole != FREE else 0)
 
 
-def _crossing(group: Sequence[tuple[int, Equation]], last: dict[int, int]) -> int:
+def _crossing(group: Sequence[tuple[int, Equation]], last: Sequence[int]) -> int:
     """The bytes of values that a kernel reads from others or leaves to others; a view is the value
     that it is a view of.
     """
@@ -89,6 +80,6 @@ def _crossing(group: Sequence[tuple[int, Equation]], last: dict[int, int]) -> in
         made.update(var.index for var in equation.outputs)
     for _, equation in group:
         for var in equation.outputs:
-            if last.get(var.index, -1) > end and roots.get(var.index, var.index) in made:
+            if last[var.index] > end and roots.get(var.index, var.index) in made:
                 crosses(var.index, var.type)
     return sum(sizes.values())

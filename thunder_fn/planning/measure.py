@@ -29,6 +29,7 @@ from thunder_fn.distributed.groups import group_of
 from thunder_fn.errors import DistributedError
 from thunder_fn.inspect.machines import fastest, measured_machine
 from thunder_fn.planning.rates import Hardware, Link, toml_of
+from thunder_fn.progress import tracked
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 NO_LINK = Link(1e9, 0.0)
@@ -68,7 +69,10 @@ def measured_hardware(seconds: float = 0.2, device: str = "cpu") -> Hardware:
     Args:
         seconds: for each figure.
     """
-    machines = {dtype: measured_machine(dtype, device, seconds) for dtype in DTYPES}
+    machines = {
+        dtype: measured_machine(dtype, device, seconds)
+        for dtype in tracked(DTYPES, "measuring matrix products")
+    }
     rates = {
         str(dtype).removeprefix("torch."): machine.flops_per_second
         for dtype, machine in machines.items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from thunder_fn.inspect.tables import bytes_text, count_text, plain
+from thunder_fn.inspect.tables import bytes_text, count_text, plain, seconds_text
 from thunder_fn.ir.text import escaped
 
 if TYPE_CHECKING:
@@ -77,11 +77,3 @@ def _collectives(plan: Plan) -> str:
         for one, times, took in plan.timeline.collectives[:ROWS]
     ]
     return plain(("kind", "ranks", "nodes", "bytes", "times", "each", "all"), rows)
-
-
-def seconds_text(seconds: float) -> str:
-    """Write seconds such as `1.50 ms`."""
-    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= scale:
-            return f"{seconds / scale:.2f} {unit}"
-    return f"{seconds * 1e6:.1f} us"

@@ -19,13 +19,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from thunder_fn.api import grad
 from thunder_fn.api.checkpoint import checkpoint
 from thunder_fn.errors import InspectError, ThunderError
-from thunder_fn.inspect.tables import bytes_text, plain
+from thunder_fn.inspect.tables import bytes_text, plain, seconds_text
 from thunder_fn.interpreters.checkpoint.policies import matmuls_saveable
 from thunder_fn.ir.notebook import Shown
 from thunder_fn.parameters import fsdp, tensor_parallel
 from thunder_fn.planning.plans import Plan, planned
 from thunder_fn.planning.rates import Hardware
-from thunder_fn.planning.report import seconds_text
 from thunder_fn.planning.worlds import fake_world
 
 POLICIES: Mapping[str, Any] = {"none": None, "matmuls": matmuls_saveable, "all": None}

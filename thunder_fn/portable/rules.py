@@ -11,7 +11,7 @@ from thunder_fn.ir.trace import Equation, Literal
 from thunder_fn.portable.errors import refused
 from thunder_fn.structured import custom_jvp, custom_vjp
 from thunder_fn.structured.call import CALL
-from thunder_fn.structured.shared.custom_calls import RuleOfBodies
+from thunder_fn.structured.shared.custom_calls import BatchedRule, Rule, RuleOfBodies
 
 
 def _vjp_bodies(equation: Equation) -> Equation:
@@ -23,8 +23,13 @@ _EXPANDED: dict[str, Callable[[Equation], Equation]] = {
     "custom_vjp": _vjp_bodies,
     "custom_jvp": custom_jvp.expanded,
 }
-_PYTHON = ("has_jvp", "has_vmap", "asks", "check_wanted")
-"""The parts of a call that are asked again for each question."""
+
+
+def _is_asked_again(rule: Any) -> bool:
+    """Test whether a part of the rule is asked again for each question."""
+    rule = _of_one_example(rule)
+    checks = type(rule).check_wanted is not Rule.check_wanted
+    return bool(rule.has_jvp or rule.has_vmap or rule.asks or checks)
 
 
 def function_of(equation: Equation) -> Any:
@@ -36,8 +41,7 @@ def function_of(equation: Equation) -> Any:
 
 def _of_one_example(call: Any) -> Any:
     """The call of one example, where this one is a batch."""
-    batched = (custom_vjp.BatchedCall, custom_jvp.BatchedCall)
-    return _of_one_example(call.call) if isinstance(call, batched) else call
+    return _of_one_example(call.call) if isinstance(call, BatchedRule) else call
 
 
 def without_options(equation: Equation) -> Equation:
@@ -65,8 +69,7 @@ def with_rules_in_bodies(equation: Equation, within: Collection[Any] = ()) -> Eq
     call = equation.literals["rule"]
     if isinstance(call, RuleOfBodies):
         return equation
-    kept = next((part for part in _PYTHON if getattr(_of_one_example(call), part, False)), None)
-    if equation.op.name not in _EXPANDED or kept is not None:
+    if equation.op.name not in _EXPANDED or _is_asked_again(call):
         raise refused(
             f"{equation.op}: the rule of {call.__name__} is Python code that each transform asks",
             equation,
@@ -84,8 +87,8 @@ def with_rules_in_bodies(equation: Equation, within: Collection[Any] = ()) -> Eq
     rule = RuleOfBodies(
         str(call.__name__),
         tuple(getattr(call, "is_tensor", ())),
-        tuple(getattr(call, "constant", ())),
-        bool(getattr(call, "ignores_closures", False)),
+        tuple(call.constant),
+        call.ignores_closures,
     )
     kwargs = tuple((k, Literal(rule) if k == "rule" else arg) for k, arg in equation.kwargs)
     return replace(equation, kwargs=kwargs)

@@ -27,6 +27,7 @@ from thunder_fn.errors import CaptureError, ThunderError, kind_of
 from thunder_fn.executors.torchinductor import wait
 from thunder_fn.extras import extra
 from thunder_fn.inspect.scratch import peak_of
+from thunder_fn.inspect.tables import bytes_text, seconds_text
 from thunder_fn.interpreters.simplify import dce, inline
 from thunder_fn.ir.trace import Trace
 from thunder_fn.jitted import Options, explain_claims
@@ -323,7 +324,7 @@ def _text(found: dict[str, Any]) -> str:
     ops = ", ".join(
         f"{count} {name.removeprefix('aten.')}" for name, count in list(found["ops"].items())[:12]
     )
-    shown = lambda value: "fails" if value is None else f"{value * 1e3:.1f} ms"
+    shown = lambda value: "fails" if value is None else seconds_text(value)
     times = ", ".join(f"{name} {shown(value)}" for name, value in found["seconds"].items()) or (
         f"nothing is run, on the meta device: the machine has {memory() / 2**30:.1f} GiB of memory"
     )
@@ -333,8 +334,8 @@ def _text(found: dict[str, Any]) -> str:
             found["recipe"],
             f"ops        {sum(found['ops'].values())}: {ops}{in_graphs}",
             (
-                f"memory     {found['parameter_bytes'] / 2**20:.1f} MiB of parameters, at most "
-                f"{found['forward_peak_bytes'] / 2**20:.1f} MiB of results at a time"
+                f"memory     {bytes_text(found['parameter_bytes'])} of parameters, at most "
+                f"{bytes_text(found['forward_peak_bytes'])} of results at a time"
             ),
             f"time       first call {found['first_call_seconds']:.2f} s; then {times}",
             "claims",

@@ -20,7 +20,7 @@ import inspect
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -69,10 +69,10 @@ class FunctionCall(Call):
     given: Mask = ()
     constant: Mask = ()
     dims: tuple[int | None, ...] = ()
-    asks: frozenset[str] = frozenset()  # pyright: ignore[reportIncompatibleMethodOverride]
+    asks: frozenset[str] = frozenset()
     seen: set[str] = field(default_factory=set[str], compare=False)
     marked: list[bool] = field(default_factory=list[bool], compare=False)
-    ignores_closures: ClassVar[bool] = True
+    ignores_closures = True
     """True: a value that `forward` closes over is constant, as in PyTorch."""
 
     @property
@@ -86,12 +86,12 @@ class FunctionCall(Call):
         return f"{self.name}_backward"
 
     @property
-    def has_vmap(self) -> bool:
+    def has_vmap(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Test whether the class has a batching rule of its own."""
         return self.function.vmap is not torch.autograd.Function.vmap
 
     @property
-    def has_jvp(self) -> bool:
+    def has_jvp(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Test whether the class has a forward derivative of its own."""
         return self.function.jvp is not torch.autograd.Function.jvp
 

@@ -40,9 +40,9 @@ from thunder_fn.structured.shared.bind import bind
 from thunder_fn.structured.shared.running import body_function
 from thunder_fn.structured.shared.wrapping import (
     wrapped_again,
-    wrapper_batch_rule,
     wrapper_check_rule,
     wrapper_dce_rule,
+    wrapper_vmap_rule,
 )
 
 CALL = Op("structured", "call")
@@ -96,7 +96,7 @@ def bind_call(
 
 
 @VJP.rule("call")
-def call_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
+def call_vjp_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     """A call of the body's forward, and a call of its backward."""
     split = self_contained(forward_backward(equation.body, wanted_inputs, wanted_outputs))
     forward, backward = (wrapped_again(equation, half) for half in (split.forward, split.backward))
@@ -112,6 +112,6 @@ def call_divide_rule(equation: Equation, known: Mask, flags: Mask) -> tuple[Trac
     return partial_eval(equation.body, known, flags)
 
 
-VMAP.enter(wrapper_batch_rule, "call")
+VMAP.enter(wrapper_vmap_rule, "call")
 DCE.enter(wrapper_dce_rule, "call")
 FREE_TYPES.enter(True, "call")

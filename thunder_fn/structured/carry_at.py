@@ -162,7 +162,7 @@ def carry_at_evaluate_rule(
 
 
 @VJP.rule("carry_at")
-def carry_at_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
+def carry_at_vjp_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     """Split it like the loop that it is."""
     return forward_backward(as_while(equation), wanted_inputs, wanted_outputs)
 
@@ -203,7 +203,7 @@ def _inputs(name: str, types: tuple[tuple[Type, ...], ...]) -> tuple[TraceBuilde
 
 
 @VMAP.rule("carry_at")
-def carry_at_batch_rule(
+def carry_at_vmap_rule(
     equation: Equation, batched: Mask, size: Dim, randomness: str
 ) -> tuple[Trace, Mask]:
     """The carry of the batched loop; with an index for each example, each takes its own."""

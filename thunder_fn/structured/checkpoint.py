@@ -25,7 +25,7 @@ import torch.utils.checkpoint
 from torch.overrides import TorchFunctionMode
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.capture import current
+from thunder_fn.capture import current, pytree
 from thunder_fn.capture.apply import write_back
 from thunder_fn.capture.generators import drawing_from, random_state
 from thunder_fn.capture.replaced.lookasides import divert
@@ -56,8 +56,9 @@ from thunder_fn.interpreters.checkpoint.selective import Selective, policy_of_co
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.grad import forward_backward
 from thunder_fn.interpreters.partial_eval import partial_eval
-from thunder_fn.interpreters.simplify import inline, is_kept
+from thunder_fn.interpreters.simplify import inline
 from thunder_fn.interpreters.under_autograd import evaluate_followed
+from thunder_fn.ir import ops
 from thunder_fn.ir.memos import kept
 from thunder_fn.ir.rules import (
     CHECK,
@@ -86,12 +87,12 @@ from thunder_fn.ir.trace import (
 )
 from thunder_fn.structured.barrier import behind_barrier
 from thunder_fn.structured.shared.bind import bind
-from thunder_fn.structured.shared.bodies import capture_bodies, tensor_leaves
+from thunder_fn.structured.shared.bodies import capture_bodies
 from thunder_fn.structured.shared.wrapping import (
     wrapped,
-    wrapper_batch_rule,
     wrapper_check_rule,
     wrapper_dce_rule,
+    wrapper_vmap_rule,
 )
 
 CHECKPOINT = Op("structured", "checkpoint")
@@ -140,7 +141,7 @@ def alone(body: Trace, policy: Policy) -> Trace:
 
 
 @VJP.rule("checkpoint")
-def checkpoint_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
+def checkpoint_vjp_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     """The forward keeps the values that the policy chooses; the backward computes the rest
     again.
     """
@@ -168,7 +169,7 @@ def _marked(body: Trace, policy: Policy) -> Trace:
     if isinstance(policy, (Budget, AllBut)) or policy is everything_saveable:
         return inline(body)
     marked = mark(body, policy)
-    return marked if is_marked(marked) or any(map(is_kept, body.equations)) else body
+    return marked if is_marked(marked) or ops.has_effects(body) else body
 
 
 def _choose(policy: Policy, flat: Trace, needed: Sequence[Atom], answers: Answers) -> Answers:
@@ -234,7 +235,7 @@ def checkpoint_divide_rule(equation: Equation, known: Mask, flags: Mask) -> tupl
     return whole, backward_computing(parts, flat, needed, plan, stored)
 
 
-VMAP.enter(wrapper_batch_rule, "checkpoint")
+VMAP.enter(wrapper_vmap_rule, "checkpoint")
 DCE.enter(wrapper_dce_rule, "checkpoint")
 FREE_TYPES.enter(True, "checkpoint")
 
@@ -255,7 +256,7 @@ def checkpoint(f: Callable[..., Any], policy: Any = None) -> Callable[..., Any]:
         recorder = current()
         if recorder is None:
             return _eager(f, chosen, args, kwargs)
-        leaves = tensor_leaves((args, kwargs))
+        leaves = pytree.tensors_in((args, kwargs))
         bodies = capture_bodies(
             "checkpoint", (_called(f),), [(args, kwargs)], writes=True, runs_once=True
         )

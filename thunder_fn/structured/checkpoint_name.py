@@ -31,6 +31,7 @@ from thunder_fn.ir.rules import (
     Mask,
     Residual,
     Split,
+    keep_all,
 )
 from thunder_fn.ir.trace import (
     Dim,
@@ -83,7 +84,7 @@ def name_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
 
 
 @VJP.rule("checkpoint_name")
-def name_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
+def name_vjp_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     """Name the value, pass the cotangent."""
     identity = TraceBuilder("checkpoint_name_backward")
     cotangent = identity.input(equation.operands[0].type)
@@ -94,17 +95,14 @@ def name_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mas
 
 
 @VMAP.rule("checkpoint_name")
-def name_batch_rule(
+def name_vmap_rule(
     equation: Equation, batched: Mask, size: Dim, randomness: str
 ) -> tuple[Trace, Mask]:
     """Name the batch."""
     return _alone(equation, batched_type(equation.operands[0].type, size)), (True,)
 
 
-@DCE.rule("checkpoint_name")
-def name_dce_rule(equation: Equation, wanted: Mask) -> tuple[Equation, tuple[Var, ...]]:
-    """Keep it: it is asked only if it is wanted."""
-    return equation, equation.operands
+DCE.enter(keep_all, "checkpoint_name")
 
 
 @LOWER.rule("checkpoint_name")

@@ -6,7 +6,7 @@
 Semantics: JAX; the signature of `cond` is torch.cond's. Results share no memory with operands. Both
 are one op with a chosen branch: cond's number is 0 for true and 1 for false.
 
-Reverse mode is in `cond_split.py`. vmap with a batched choice runs every branch and selects. A
+Reverse mode is in `cond_vjp.py`. vmap with a batched choice runs every branch and selects. A
 branch reads zeros for the examples that do not take it, so that no NaN of theirs reaches a
 gradient.
 """
@@ -18,13 +18,13 @@ from typing import Any, Literal as Choice, TypeVar, TypeVarTuple, overload
 
 import torch
 
-from thunder_fn.capture import current
+from thunder_fn.capture import current, pytree
 from thunder_fn.capture.replaced.lookasides import divert
 from thunder_fn.derived.leaf_vjp import is_differentiable
 from thunder_fn.derived.leaf_vmap import raise_size
 from thunder_fn.errors import TraceTypeError, spelled
 from thunder_fn.interpreters.grad import zeros
-from thunder_fn.interpreters.simplify import dce, dce_to, is_kept
+from thunder_fn.interpreters.simplify import dce, dce_to
 from thunder_fn.interpreters.vmap import (
     batch,
     batched_outputs,
@@ -66,7 +66,7 @@ from thunder_fn.structured.choice_types import (
     new_names,
     types_of_choice,
 )
-from thunder_fn.structured.cond_split import cond_split_rule, one_choice
+from thunder_fn.structured.cond_vjp import cond_vjp_rule, one_choice
 from thunder_fn.structured.shared.bind import bind
 from thunder_fn.structured.shared.bodies import (
     agreed,
@@ -80,7 +80,6 @@ from thunder_fn.structured.shared.bodies import (
     own_memory,
     predicate,
     reduced,
-    tensor_leaves,
     widened,
 )
 from thunder_fn.structured.shared.running import body_function
@@ -159,7 +158,7 @@ def cond_constants_rule(equation: Equation) -> Mask:
 
 
 @VMAP.rule("cond", "switch")
-def cond_batch_rule(
+def cond_vmap_rule(
     equation: Equation, batched: Mask, size: Dim, randomness: str
 ) -> tuple[Trace, Mask]:
     """One choice for all examples stays a choice; a choice for each example becomes a select, or
@@ -231,7 +230,7 @@ def _loop(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tupl
         batch(
             body, batched[1:], size, randomness
         )  # refuses random numbers where they are not allowed
-        if randomness == "same" and is_kept(equation):
+        if randomness == "same" and ops.has_side_effect(equation):
             return _select(equation, batched, size, randomness)
     builder, step = TraceBuilder(f"loop_{equation.op.name}"), TraceBuilder(equation.op.name)
     types = equation.operand_types
@@ -304,7 +303,7 @@ def cond_dce_rule(equation: Equation, wanted: Mask) -> tuple[Equation, tuple[Var
     return reduced(equation, [trace for trace, _ in done], (True, *reads), wanted)
 
 
-VJP.enter(cond_split_rule, "cond", "switch")
+VJP.enter(cond_vjp_rule, "cond", "switch")
 FREE_TYPES.enter(True, "cond", "switch")
 
 
@@ -341,8 +340,7 @@ def cond(
     """Run `true_fn(*operands)` where pred is true, `false_fn(*operands)` where it is not.
 
     Law: ``cond(True, f, g, xs) == f(*xs)``; under vmap with a batched pred it is a select, without
-        NaN gradients from
-    the branch that is not taken.
+        NaN gradients from the branch that is not taken.
 
     Args:
         pred: a bool, symbolic or not, or a tensor of one bool.
@@ -459,7 +457,7 @@ def _choose(
     for other in bodies.bodies[1:]:
         bodies = agreed(bodies, bodies.bodies[0].output_types, other.output_types)
     check_branches(op, functions, bodies)
-    values = (choice, *tensor_leaves(operands), *bodies.closures)
+    values = (choice, *pytree.tensors_in(operands), *bodies.closures)
     results = _bind(recorder, op, values, bodies.bodies, options)
     return bodies.captured[0].result(results)
 

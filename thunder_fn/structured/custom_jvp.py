@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -54,7 +54,7 @@ from thunder_fn.ir.rules import (
 )
 from thunder_fn.ir.trace import Dim, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Type
 from thunder_fn.ir.walking import inline_into
-from thunder_fn.structured.custom_jvp_split import transposed
+from thunder_fn.structured.custom_jvp_transposed import transposed
 from thunder_fn.structured.shared import custom_calls as calls
 from thunder_fn.structured.shared.custom_calls import Call
 from thunder_fn.structured.shared.wrapping import wrapped
@@ -181,7 +181,7 @@ def capture_jvp(call: Any, primal: Captured, tensors: Sequence[Any]) -> Captured
 
 
 @VJP.rule("custom_jvp")
-def custom_jvp_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
+def custom_jvp_vjp_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     """Transpose the rule."""
     wanted = tuple(flag and index < num_args(equation) for index, flag in enumerate(wanted_inputs))
     rule = custom_jvp_jvp_rule(equation, wanted)
@@ -194,7 +194,7 @@ def custom_jvp_split_rule(equation: Equation, wanted_inputs: Mask, wanted_output
 
 
 @VMAP.rule("custom_jvp")
-def custom_jvp_batch_rule(
+def custom_jvp_vmap_rule(
     equation: Equation, batched: Mask, size: Dim, randomness: str
 ) -> tuple[Trace, Mask]:
     """Batch both bodies; every output counts as batched."""
@@ -203,7 +203,9 @@ def custom_jvp_batch_rule(
     wanted = tuple(isinstance(var.type, TensorType) for var in equation.outputs)
     types = equation.operand_types
     if len(equation.bodies) == 1:
-        call, rest = BatchedCall(call, equation.bodies[0], types, batched, size, randomness), ()
+        primal_of_one = equation.bodies[0]
+        call = BatchedCall(call, primal_of_one, types, batched, wanted, size, randomness)
+        rest = ()
     else:
         rest = (
             _batched_jvp(
@@ -225,20 +227,8 @@ def _batched_jvp(
     )
 
 
-@dataclass(frozen=True)
-class BatchedCall:
+class BatchedCall(calls.BatchedRule):
     """A call in a batch whose rule has not been captured yet."""
-
-    call: Any
-    primal: Trace
-    types: tuple[Type, ...]
-    batched: Mask
-    size: Dim
-    randomness: str
-
-    @property
-    def __name__(self) -> str:
-        return f"vmap_{self.call.__name__}"
 
     @property
     def is_tensor(self) -> Mask:

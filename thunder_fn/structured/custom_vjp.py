@@ -151,7 +151,7 @@ def custom_vjp_activity_rule(equation: Equation, active: Mask) -> Mask:
     calls.check_closures(equation, call, count, active)
     any_active, constant = (
         any(active[:count]),
-        itertools.chain(getattr(call, "constant", ()), itertools.repeat(False)),
+        itertools.chain(call.constant, itertools.repeat(False)),
     )
     pairs = zip(equation.outputs, constant, strict=False)
     return tuple(any_active and is_differentiable(var.type) and not flag for var, flag in pairs)
@@ -163,12 +163,12 @@ def custom_vjp_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
     function, which has to mean what its backward says, the transpose of the backward.
     """
     call = call_of(equation)
-    if getattr(call, "has_jvp", False):
+    if call.has_jvp:
         return capture_jvp(call, equation.operand_types, active)
     count = len(gradients_of(equation))
     calls.check_closures(equation, call, count, active)
     moving = tuple(flag and index < count for index, flag in enumerate(active))
-    if getattr(call, "ignores_closures", False):
+    if call.ignores_closures:
         rule = transposed_twice(wrapped(CUSTOM_VJP, equation.kwargs, *equation.bodies), moving)
     else:
         rule = jvp_trace(equation.bodies[0], moving)
@@ -195,11 +195,9 @@ def _with_all_tangents(rule: JvpRule, active: Mask, count: int, equation: Equati
 
 
 @VJP.rule("custom_vjp")
-def custom_vjp_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
+def custom_vjp_vjp_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     """fwd and bwd. A residual that is an operand or an output is passed again, not kept twice."""
-    check_wanted = getattr(call_of(equation), "check_wanted", None)
-    if check_wanted is not None:  # a rule that may be silent about some gradients
-        check_wanted(wanted_inputs, wanted_outputs, equation)
+    call_of(equation).check_wanted(wanted_inputs, wanted_outputs, equation)
     equation = expanded(equation, wanted_inputs, wanted_outputs)
     _, fwd, bwd = equation.bodies
     places, count = gradients_of(equation), len(equation.outputs)
@@ -250,7 +248,7 @@ def expanded(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> E
     question.
     """
     call = call_of(equation)
-    asked = call.asked(wanted_inputs, wanted_outputs) if getattr(call, "asks", ()) else call
+    asked = call.asked(wanted_inputs, wanted_outputs) if call.asks else call
     if len(equation.bodies) == 3 and asked is call:
         return equation
     types = equation.operand_types
@@ -266,7 +264,7 @@ def sees_absent_cotangents(trace: Trace) -> bool:
     (`set_materialize_grads(False)`).
     """
     for equation in trace.equations:
-        if equation.op == CUSTOM_VJP and "absent" in getattr(call_of(equation), "asks", ()):
+        if equation.op == CUSTOM_VJP and "absent" in call_of(equation).asks:
             return True
         if any(map(sees_absent_cotangents, equation.bodies)):
             return True
@@ -277,7 +275,7 @@ def sees_absent_cotangents(trace: Trace) -> bool:
 
 
 @VMAP.rule("custom_vjp")
-def custom_vjp_batch_rule(
+def custom_vjp_vmap_rule(
     equation: Equation, batched: Mask, size: Dim, randomness: str
 ) -> tuple[Trace, Mask]:
     """All bodies in batches. The gradient of an operand that all examples share is the sum of
@@ -287,7 +285,7 @@ def custom_vjp_batch_rule(
     its own for each output, and what `bwd` makes of them may be summed. Bodies that are not there
     yet will be batched when they are.
     """
-    if getattr(call_of(equation), "has_vmap", False):
+    if call_of(equation).has_vmap:
         types = equation.operand_types
         new, flags = capture_vmap(call_of(equation), types, batched, size, randomness)
         if len(flags) != len(equation.outputs):
@@ -298,11 +296,7 @@ def custom_vjp_batch_rule(
     wanted = tuple(isinstance(var.type, TensorType) for var in equation.outputs)
     kwargs = equation.kwargs
     call = call_of(equation)
-    if (
-        len(equation.bodies) == 3
-        and not getattr(call, "has_jvp", False)
-        and not getattr(call, "asks", ())
-    ):
+    if len(equation.bodies) == 3 and not call.has_jvp and not call.asks:
         rest = batched_rule(
             *equation.bodies[1:], gradients_of(equation), batched, wanted, size, randomness
         )

@@ -5,7 +5,8 @@ become batched ones.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import torch
@@ -162,41 +163,15 @@ def capture_jvp(call: Any, types: tuple[Type, ...], active: Mask) -> JvpRule:
     return JvpRule(builder.build(results), tuple(moved))
 
 
-@dataclass(frozen=True)
-class BatchedCall:
-    """A call in a batch whose rule has not been captured yet."""
+class BatchedCall(calls.BatchedRule):
+    """A call in a batch whose rule has not been captured yet; its rule is that of one example, in
+    batches.
+    """
 
-    call: Any
-    primal: Trace
-    types: tuple[Type, ...]
-    batched: Mask
-    outputs: Mask
-    size: Dim
-    randomness: str
-
-    @property
-    def __name__(self) -> str:
-        return f"vmap_{self.call.__name__}"
-
-    @property
-    def has_jvp(self) -> bool:
-        """Test whether the function has a forward derivative of its own."""
-        return getattr(self.call, "has_jvp", False)
-
-    @property
-    def ignores_closures(self) -> bool:
-        """Tell whether tensors that the function closes over are constant."""
-        return getattr(self.call, "ignores_closures", False)
-
-    @property
-    def constant(self) -> Mask:
-        """The outputs that the rule marks as constant."""
-        return getattr(self.call, "constant", ())
-
-    @property
-    def asks(self) -> frozenset[str]:
-        """The parts of a question that the rule looks at."""
-        return getattr(self.call, "asks", frozenset())
+    has_jvp: Any = property(attrgetter("call.has_jvp"))
+    ignores_closures: Any = property(attrgetter("call.ignores_closures"))
+    constant: Any = property(attrgetter("call.constant"))
+    asks: Any = property(attrgetter("call.asks"))
 
     def asked(self, wanted_inputs: Mask, wanted_outputs: Mask) -> BatchedCall:
         """The batch of the call whose rule answers this question."""
@@ -215,9 +190,7 @@ class BatchedCall:
 
     def check_wanted(self, inputs: Mask, outputs: Mask, equation: Equation) -> None:
         """Check as for the call of one example."""
-        check = getattr(self.call, "check_wanted", None)
-        if check is not None:
-            check(inputs, outputs, equation)
+        self.call.check_wanted(inputs, outputs, equation)
 
     def capture(self) -> tuple[Trace, Trace, Places]:
         """The rule of the call of one example, in batches."""

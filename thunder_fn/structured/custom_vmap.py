@@ -76,7 +76,7 @@ def custom_vmap_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
 
 
 @VJP.rule("custom_vmap")
-def custom_vmap_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
+def custom_vmap_vjp_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     """Return the function's own rule."""
     return forward_backward(equation.body, wanted_inputs, wanted_outputs)
 
@@ -85,7 +85,7 @@ def custom_vmap_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outpu
 
 
 @VMAP.rule("custom_vmap")
-def custom_vmap_batch_rule(
+def custom_vmap_vmap_rule(
     equation: Equation, batched: Mask, size: Dim, randomness: str
 ) -> tuple[Trace, Mask]:
     """The user's rule. Closed-over tensors have no batch dim in it."""

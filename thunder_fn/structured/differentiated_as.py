@@ -20,28 +20,22 @@ from thunder_fn.capture import current
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.grad import forward_backward
 from thunder_fn.interpreters.jvp import jvp_trace
-from thunder_fn.interpreters.simplify import dce_to
-from thunder_fn.interpreters.vmap import batch, batched_outputs
 from thunder_fn.ir import ops
-from thunder_fn.ir.check import check_operands, check_types
 from thunder_fn.ir.flow import Wiring, body_ports, wiring
-from thunder_fn.ir.rules import CHECK, DCE, EVALUATE, JVP, VJP, VMAP, JvpRule, Mask, Split, union
-from thunder_fn.ir.trace import Dim, Equation, Trace, Var
+from thunder_fn.ir.rules import CHECK, DCE, EVALUATE, JVP, VJP, VMAP, JvpRule, Mask, Split
+from thunder_fn.ir.trace import Equation, Trace
 from thunder_fn.structured.shared.bind import bind
-from thunder_fn.structured.shared.bodies import reduced
-from thunder_fn.structured.shared.wrapping import wrapped
+from thunder_fn.structured.shared.wrapping import (
+    wrapper_check_rule,
+    wrapper_dce_rule,
+    wrapper_vmap_rule,
+)
 
-
-@CHECK.rule("differentiated_as")
-def check_rule(equation: Equation) -> None:
-    """Check that both bodies are on the operands and give the outputs."""
-    for body in equation.bodies:
-        check_operands(equation, equation.operands, body)
-        check_types(equation, body.output_types, f"{body.name} gives")
+CHECK.enter(wrapper_check_rule, "differentiated_as")
 
 
 @EVALUATE.rule("differentiated_as")
-def evaluate_rule(bodies: Sequence[Trace], *operands: Any) -> tuple[Any, ...]:
+def differentiated_as_evaluate_rule(bodies: Sequence[Trace], *operands: Any) -> tuple[Any, ...]:
     """Compute, where autograd or torch.func looks in the way that they can differentiate; inside
     a capture, record.
     """
@@ -55,32 +49,21 @@ def evaluate_rule(bodies: Sequence[Trace], *operands: Any) -> tuple[Any, ...]:
 
 
 @JVP.rule("differentiated_as")
-def jvp_rule(equation: Equation, active: Mask) -> JvpRule:
+def differentiated_as_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
     """The jvp of the body that is differentiated."""
     return jvp_trace(equation.bodies[1], active)
 
 
 @VJP.rule("differentiated_as")
-def split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
+def differentiated_as_vjp_rule(
+    equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask
+) -> Split:
     """The split of the body that is differentiated."""
     return forward_backward(equation.bodies[1], wanted_inputs, wanted_outputs)
 
 
-@VMAP.rule("differentiated_as")
-def batch_rule(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
-    """Return the op on both bodies' batches."""
-    done = [batch(body, batched, size, randomness) for body in equation.bodies]
-    flags = union([own for _, own in done])
-    bodies = tuple(batched_outputs(trace, own, flags, size) for trace, own in done)
-    return wrapped(equation.op, (), *bodies), flags
-
-
-@DCE.rule("differentiated_as")
-def dce_rule(equation: Equation, wanted: Mask) -> tuple[Equation, tuple[Var, ...]]:
-    """Drop the outputs that are not needed, and the operands that neither body needs."""
-    cut = [dce_to(body, wanted) for body in equation.bodies]
-    reads = union([flags for _, flags in cut])
-    return reduced(equation, [body for body, _ in cut], reads, wanted)
+VMAP.enter(wrapper_vmap_rule, "differentiated_as")
+DCE.enter(wrapper_dce_rule, "differentiated_as")
 
 
 @wiring("differentiated_as")

@@ -1,4 +1,4 @@
-"""scan, fori_loop and map for users: from PyTorch callables to the scan equation, or plainly in
+"""scan and map for users: from PyTorch callables to the scan equation, or plainly in
 Python.
 
 Outside a trace they run the user's function step by step. Inside one the function is captured once,
@@ -14,7 +14,6 @@ from typing import Any, TypeVar, cast
 import torch
 
 from thunder_fn.capture import Captured, current, pytree
-from thunder_fn.capture.numbers.arithmetic import is_found_in_data
 from thunder_fn.capture.replaced.lookasides import divert
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.errors import TraceTypeError, kind_of, spelled
@@ -30,7 +29,6 @@ from thunder_fn.structured.shared.bodies import (
     next_carry,
     own_memory,
     standing_for,
-    tensor_leaves,
     tensor_type,
     types_of_tensors,
 )
@@ -88,7 +86,8 @@ def scan(  # noqa: PLR0913 - options, by keyword
     Source: torch's scan and jax.lax.scan.
     """
     if not callable(combine_fn):
-        raise TraceTypeError(f"scan: combine_fn must be a function, not {kind_of(combine_fn)}")
+        what = f"scan: combine_fn must be a function, not {kind_of(combine_fn)}"
+        raise TraceTypeError(what, fix="Write `scan(step, carry, xs)`.")
     if xs is not None and length is None and not pytree.flatten(xs)[0]:
         return own_memory(init), cast("Y", [])
     size, dim = number_of_steps(xs, dim, length, unroll)
@@ -300,7 +299,7 @@ def _record(
     carry, ys = result_types(captured)
     check_carry("scan", combine_fn, init, carry)
     _check_ys(combine_fn, ys)
-    init_leaves, x_leaves = tensor_leaves(init), tensor_leaves(xs)
+    init_leaves, x_leaves = pytree.tensors_in(init), pytree.tensors_in(xs)
     body = consts_first(bodies.bodies[0], len(closures))
     body, is_fixed = _fix_carries(body, len(closures), len(init_leaves))
     moves = [not flag for flag in is_fixed]
@@ -395,64 +394,6 @@ def _run_in_blocks(
 
 
 @spelled(lower="lo", upper="hi", body_fun="body", init_val="init")
-def fori_loop(
-    lo: Any, hi: Any, body: Callable[[Tensor, Any], Any], init: Any, *, unroll: int | bool = 1
-) -> Any:
-    """Run `for i in range(lo, hi): value = body(i, value)`, where i is an int64 scalar tensor.
-
-    Law: equals the Python loop, under every transform.
-
-    Args:
-        lo, hi: ints, which give a `scan`, or what data says, as scalar tensors or items, which give
-            a `while_loop`.
-        unroll: as in `scan`; where lo and hi are ints.
-
-    Raises:
-        TraceTypeError: the value changes its structure or types, or lo or hi is no int.
-
-    Example:
-        >>> fori_loop(0, 5, lambda i, total: total + i, torch.tensor(0))
-        tensor(10)
-
-    Source: jax.lax.fori_loop.
-    """
-    for name, bound in (("lo", lo), ("hi", hi)):
-        is_scalar = (
-            isinstance(bound, Tensor) and bound.numel() == 1 and not bound.is_floating_point()
-        )
-        if not is_scalar and (
-            isinstance(bound, bool) or not isinstance(bound, (int, torch.SymInt))
-        ):
-            given = type_of_value(bound) if isinstance(bound, Tensor) else type(bound).__name__
-            raise TraceTypeError(
-                f"fori_loop: {name} is an int or a scalar tensor of ints, not {given}",
-                source=user_source(),
-            )
-    if any(isinstance(bound, Tensor) or is_found_in_data(bound) for bound in (lo, hi)):
-        return _while_counted(lo, hi, body, init)
-    steps = torch.arange(lo, max(lo, hi), dtype=torch.int64)
-
-    @standing_for(body)
-    def step(value: Any, i: Tensor) -> tuple[Any, None]:
-        return body(i, value), None
-
-    return scan(step, init, steps, unroll=unroll)[0]
-
-
-def _while_counted(lo: Any, hi: Any, body: Callable[[Tensor, Any], Any], init: Any) -> Any:
-    """A while_loop with a counter, for bounds that only tensors know."""
-    from thunder_fn.structured.while_loop import while_loop
-
-    first = lo.reshape(()).to(torch.int64) if isinstance(lo, Tensor) else torch.tensor(lo)
-    last = hi.reshape(()) if isinstance(hi, Tensor) else torch.tensor(hi)
-
-    @standing_for(body)
-    def step(i: Tensor, value: Any) -> tuple[Tensor, Any]:
-        return i + 1, body(i, value)
-
-    return while_loop(lambda i, value: i < last, step, (first, init))[1]
-
-
 def map(f: Callable[..., Any], xs: Any, *args: Any, dim: int = 0) -> Any:
     """`f` on each slice of xs along dim, one after the other; the results are stacked along dim.
     See `thunder_fn.map`.
@@ -471,7 +412,8 @@ def map(f: Callable[..., Any], xs: Any, *args: Any, dim: int = 0) -> Any:
 def mapped_function(f: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[Any], Any]:
     """`f` on a slice and args, for `map`: its results must be tensors."""
     if not callable(f):
-        raise TraceTypeError(f"map: f must be a function, not {kind_of(f)}")
+        what = f"map: f must be a function, not {kind_of(f)}"
+        raise TraceTypeError(what, fix="Write `map(f, xs)`.")
 
     @standing_for(f)
     def mapped(x: Any) -> Any:

@@ -113,13 +113,13 @@ def opaque_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
 
 
 @VJP.rule("opaque")
-def opaque_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
+def opaque_vjp_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     """Raise: there is no such rule."""
     raise missing("vjp", call_of(equation), equation)
 
 
 @VMAP.rule("opaque")
-def opaque_batch_rule(
+def opaque_vmap_rule(
     equation: Equation, batched: Mask, size: Dim, randomness: str
 ) -> tuple[Trace, Mask]:
     """One call for each example, and a stack of their results."""

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from thunder_fn.interpreters.simplify import dce, is_kept
+from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import ops
 from thunder_fn.ir.equations import bound
 from thunder_fn.ir.memos import memo
@@ -151,7 +151,7 @@ def _is_possible(trace: Trace, run: _Run) -> bool:
         if len(set(column)) > 1 and not all(isinstance(var.type, TensorType) for var in column):
             return False
     between = set(range(run.positions[0], run.positions[-1])) - set(run.positions)
-    return not any(is_kept(trace.equations[position]) for position in between)
+    return not any(ops.has_side_effect(trace.equations[position]) for position in between)
 
 
 def _dependent(trace: Trace, run: _Run) -> set[int]:
@@ -286,8 +286,7 @@ def unroll(trace: Trace) -> Trace:
     """Turn each scan, also inside bodies, into its steps one after the other.
 
     Law: same values, bitwise. The inverse of `roll`: values that were stacked for a scan only are
-        not stacked any
-    more.
+        not stacked any more.
 
     Example:
         >>> import torch, thunder_fn as tfn

@@ -6,7 +6,7 @@ ys.
 Inside, xs and ys are stacked along dim 0. The signature is torch's, the semantics are in JAX.
 
 Every rule asks the same question first, which carries are active, batched or used, and answers it
-with `carry_fixpoint`. The split, which decides memory, is in `scan_split.py`; the functions for
+with `carry_fixpoint`. Reverse mode, which decides memory, is in `scan_vjp.py`; the functions for
 users are in `loops.py`.
 """
 
@@ -33,7 +33,7 @@ from thunder_fn.ir.pairs import COUNTS
 from thunder_fn.ir.rules import CHECK, DCE, EVALUATE, INVARIANT, LOWER, SLICED, VJP, VMAP, Mask
 from thunder_fn.ir.trace import Dim, Equation, Trace, TraceBuilder, Type, Var, as_dim
 from thunder_fn.structured.roll import in_blocks
-from thunder_fn.structured.scan_split import scan_split_rule
+from thunder_fn.structured.scan_vjp import scan_vjp_rule
 from thunder_fn.structured.shared.bind import bind
 from thunder_fn.structured.shared.bodies import reduced, tensor_type
 from thunder_fn.structured.shared.fixpoint import carry_fixpoint
@@ -130,7 +130,7 @@ def scan_slices_rule(equation: Equation) -> Mask:
 
 
 @VMAP.rule("scan")
-def scan_batch_rule(
+def scan_vmap_rule(
     equation: Equation, batched: Mask, size: Dim, randomness: str
 ) -> tuple[Trace, Mask]:
     """A scan of the batched body. A carry that becomes batched on the way starts expanded."""
@@ -194,7 +194,7 @@ def scan_lower_rule(equation: Equation) -> Trace | None:
     return in_blocks(equation) if loop.unroll > 1 and loop.length else None
 
 
-VJP.enter(scan_split_rule, "scan")
+VJP.enter(scan_vjp_rule, "scan")
 
 
 @wiring("scan")

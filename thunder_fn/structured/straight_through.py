@@ -1,6 +1,7 @@
 """straight_through and no_grad_write: the value of one tensor with the derivatives of another.
 
-    output = straight_through(value, history) output = no_grad_write(value, history)
+    output = straight_through(value, history)
+    output = no_grad_write(value, history)
 
 Both stand for an in-place change that autograd does not follow. Gradients of later uses flow to the
 earlier value, unchanged. Where `x.detach()` is written to, tangents do so too. Where x is written
@@ -151,7 +152,7 @@ def straight_through_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
 
 
 @VJP.rule("straight_through", "no_grad_write")
-def straight_through_split_rule(
+def straight_through_vjp_rule(
     equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask
 ) -> Split:
     """Forward is the op; backward hands the cotangent to the history."""
@@ -166,7 +167,7 @@ def straight_through_split_rule(
 
 
 @VMAP.rule("straight_through", "no_grad_write")
-def straight_through_batch_rule(
+def straight_through_vmap_rule(
     equation: Equation, batched: Mask, size: Dim, randomness: str
 ) -> tuple[Trace, Mask]:
     """Return the op on batches; operands that are not batched are expanded."""

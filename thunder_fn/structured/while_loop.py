@@ -3,7 +3,7 @@
     carry... = while_loop(consts..., carry...)    bodies: cond: consts, carry -> bool
                                                           body: consts, carry -> carry
 
-The signature is torch's with `max_steps` added. Reverse mode is in `while_split.py`.
+The signature is torch's with `max_steps` added. Reverse mode is in `while_vjp.py`.
 
 vmap with a condition for each example runs until all are done. An example that is done keeps its
 carry. The body runs for it on its last carry before the end. If it never ran, it runs on the first
@@ -20,7 +20,7 @@ from typing import Any, TypeVarTuple, overload
 
 import torch
 
-from thunder_fn.capture import current
+from thunder_fn.capture import current, pytree
 from thunder_fn.capture.replaced.lookasides import divert
 from thunder_fn.errors import CaptureError, TraceTypeError, VmapError, spelled
 from thunder_fn.interpreters.simplify import dce_to
@@ -55,14 +55,13 @@ from thunder_fn.structured.shared.bodies import (
     predicate,
     reduced,
     standing_for,
-    tensor_leaves,
     tensor_type,
     types_of_tensors,
 )
 from thunder_fn.structured.shared.fixpoint import carry_fixpoint
 from thunder_fn.structured.shared.running import body_function
 from thunder_fn.structured.shared.while_parts import BOOL, WHILE, While, add_while
-from thunder_fn.structured.while_split import while_split_rule
+from thunder_fn.structured.while_vjp import while_vjp_rule
 
 Xs = TypeVarTuple("Xs")
 
@@ -125,7 +124,7 @@ def while_constants_rule(equation: Equation) -> Mask:
 
 
 @VMAP.rule("while_loop")
-def while_batch_rule(
+def while_vmap_rule(
     equation: Equation, batched: Mask, size: Dim, randomness: str
 ) -> tuple[Trace, Mask]:
     """One condition for all examples stays one; a condition for each runs until all are done."""
@@ -244,7 +243,7 @@ def while_dce_rule(equation: Equation, wanted: Mask) -> tuple[Equation, tuple[Va
     return reduced(equation, (small, new), (*consts, *live), live, num_consts=sum(consts))
 
 
-VJP.enter(while_split_rule, "while_loop")
+VJP.enter(while_vjp_rule, "while_loop")
 
 
 # ---- for users ----
@@ -370,7 +369,7 @@ def _record(
     check_carry("while_loop", body, carry, result_types(captured))
     num_consts = len(bodies.closures)
     traces = tuple(consts_first(trace, num_consts) for trace in bodies.bodies)
-    values = (*bodies.closures, *tensor_leaves(carry))
+    values = (*bodies.closures, *pytree.tensors_in(carry))
     return captured.result(
         while_evaluate_rule(traces, *values, num_consts=num_consts, max_steps=max_steps)
     )

@@ -49,6 +49,7 @@ from thunder_fn.torch_internals.modes import (
     only_memory,
 )
 from thunder_fn.torch_internals.numbers import Numbers, OnDecision, unknown
+from thunder_fn.torch_internals.tensors import extent
 
 DATA_DEPENDENT_VALUE = DataDependentOutputException
 
@@ -218,9 +219,8 @@ class RecordingMode(FakeTensorMode):
         ((_, shape, strides, offset),) = fitting
         if (tuple(value.stride()), value.storage_offset()) == (strides, offset):
             return value
-        end = 1 + offset + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
         with only_memory():
-            size = offset if 0 in shape else end
+            size = offset + extent(shape, strides)
             memory = torch.empty(size, dtype=value.dtype, device="meta")
             return FakeTensor(self, memory.as_strided(shape, strides, offset), value.device)
 
@@ -726,12 +726,8 @@ def fake_like(mode: RecordingMode, tensor: torch.Tensor) -> torch.Tensor:
         if is_found or not offset:
             elem = torch.empty_strided(shape, stride, dtype=tensor.dtype, device="meta")
         else:
-            extent = (
-                0
-                if 0 in shape
-                else 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-            )
-            memory = torch.empty(offset + extent, dtype=tensor.dtype, device="meta")
+            size = offset + extent(shape, stride)
+            memory = torch.empty(size, dtype=tensor.dtype, device="meta")
             elem = torch.as_strided(memory, shape, stride, offset)
         return FakeTensor(mode, elem, tensor.device)
 

@@ -27,8 +27,7 @@ class Traits:
     """The properties of an op that functionalization needs.
 
     `is_simple`: the kernel does it all. `has_aliases`: results are arguments, or views of them.
-        `written` are the positions and
-    the names of the arguments that it changes in place.
+        `written` are the positions and the names of the arguments that it changes in place.
     """
 
     is_simple: bool

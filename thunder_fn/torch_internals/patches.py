@@ -527,7 +527,7 @@ def calls_patch(
     """
     utils = torch._functorch.utils
     levels = (
-        (torch._functorch.vmap, "_add_batch_dim", wrapped),
+        (torch._functorch.predispatch, "_add_batch_dim_impl", wrapped),  # TensorDict calls it too
         (torch._functorch.eager_transforms, "_wrap_for_grad", wrapped),
     )
     generator = [
@@ -549,51 +549,37 @@ def calls_patch(
 
 
 STATE = (
-    *(
-        "_get_blas_preferred_backend",
-        "_get_linalg_preferred_backend",
-        "_get_rocm_fa_preferred_backend",
-    ),
-    *(
-        "_get_cpu_allow_fp16_reduced_precision_reduction",
-        "_get_cublas_allow_bf16_reduced_precision_reduction",
-    ),
-    *(
-        "_get_cublas_allow_fp16_accumulation",
-        "_get_cublas_allow_fp16_reduced_precision_reduction",
-        "_get_cublas_allow_tf32",
-    ),
-    *(
-        "_get_cudnn_allow_tf32",
-        "_get_cudnn_benchmark",
-        "_get_cudnn_deterministic",
-        "_get_cudnn_enabled",
-        "_get_cudnn_sdp_enabled",
-    ),
-    *("_get_flash_sdp_enabled", "_get_math_sdp_allow_fp16_bf16_reduction", "_get_math_sdp_enabled"),
-    *(
-        "_get_mem_efficient_sdp_enabled",
-        "_get_overrideable_sdp_enabled",
-        "_get_float32_matmul_precision",
-    ),
-    *(
-        "_get_fp32_precision_getter",
-        "_get_mkldnn_deterministic",
-        "_get_mkldnn_enabled",
-        "_get_onednn_allow_tf32",
-    ),
-    *(
-        "_get_miopen_immediate",
-        "_get_nnpack_enabled",
-        "_get_qengine",
-        "_get_sm_carveout_experimental",
-        "_get_warnAlways",
-    ),
-    *(
-        "_get_deterministic_fill_uninitialized_memory",
-        "_is_xnnpack_enabled",
-        "_get_sdp_priority_order",
-    ),
+    "_get_blas_preferred_backend",
+    "_get_cpu_allow_fp16_reduced_precision_reduction",
+    "_get_cublas_allow_bf16_reduced_precision_reduction",
+    "_get_cublas_allow_fp16_accumulation",
+    "_get_cublas_allow_fp16_reduced_precision_reduction",
+    "_get_cublas_allow_tf32",
+    "_get_cudnn_allow_tf32",
+    "_get_cudnn_benchmark",
+    "_get_cudnn_deterministic",
+    "_get_cudnn_enabled",
+    "_get_cudnn_sdp_enabled",
+    "_get_deterministic_fill_uninitialized_memory",
+    "_get_flash_sdp_enabled",
+    "_get_float32_matmul_precision",
+    "_get_fp32_precision_getter",
+    "_get_linalg_preferred_backend",
+    "_get_math_sdp_allow_fp16_bf16_reduction",
+    "_get_math_sdp_enabled",
+    "_get_mem_efficient_sdp_enabled",
+    "_get_miopen_immediate",
+    "_get_mkldnn_deterministic",
+    "_get_mkldnn_enabled",
+    "_get_nnpack_enabled",
+    "_get_onednn_allow_tf32",
+    "_get_overrideable_sdp_enabled",
+    "_get_qengine",
+    "_get_rocm_fa_preferred_backend",
+    "_get_sdp_priority_order",
+    "_get_sm_carveout_experimental",
+    "_get_warnAlways",
+    "_is_xnnpack_enabled",
 )
 """Functions of `torch._C` by which `torch.backends` and others ask for flags of the process."""
 

@@ -1,7 +1,7 @@
 """Pure twins of custom ops that write to their arguments.
 
-    mylib::scale_(Tensor(a!) x, float by) -> () thunder_fn_pure_mylib::scale_(Tensor x, float by) ->
-    Tensor
+    mylib::scale_(Tensor(a!) x, float by) -> ()
+    thunder_fn_pure_mylib::scale_(Tensor x, float by) -> Tensor
 
 The twin copies what the op would change, calls the op and returns its results followed by the
 copies. It is an op like any other. A call of `mylib::scale_` in a traced function becomes an

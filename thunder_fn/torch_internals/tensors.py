@@ -241,12 +241,20 @@ def memory_watch(tensor: torch.Tensor) -> Callable[[], bool]:
     return lambda: not reference.expired()
 
 
+def last_offset(sizes: Sequence[Any], strides: Sequence[Any]) -> Any:
+    """The offset of the last element of a tensor in this layout, from its first."""
+    return sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+
+
+def extent(sizes: Sequence[Any], strides: Sequence[Any]) -> Any:
+    """The number of elements from the first to the last one, both included, in this layout."""
+    return 0 if 0 in sizes else 1 + last_offset(sizes, strides)
+
+
 def _range(tensor: torch.Tensor) -> tuple[Any, Any]:
     """The first byte in the storage, and the one after the last."""
     first = tensor.storage_offset() * tensor.itemsize
-    steps = sum(
-        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
+    steps = last_offset(tensor.shape, tensor.stride())
     return first, first + (steps + 1) * tensor.itemsize
 
 

@@ -262,6 +262,11 @@ def as_python(value: Any) -> Any:
             return value
 
 
+def class_of_numbers(value: Any) -> Any:
+    """The class of Python's for a class of symbolic numbers; anything else as it is."""
+    return _NUMBERS[value.__base__] if type(value) is _Kind else value
+
+
 def running(size: Dim) -> Any:
     """A size as user code takes it that runs in the capture of this thread."""
     return as_python(internals.running_number(size)) if isinstance(size, Expr) else size

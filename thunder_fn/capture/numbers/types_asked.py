@@ -63,6 +63,12 @@ def _calls_inside(code: types.CodeType) -> bool:
     return False
 
 
+def asks_for_types(code: types.CodeType) -> bool:
+    """Test whether code compares types by `is`."""
+    names, others = types_asked(code)
+    return others or bool(names)
+
+
 def type_error(frame: types.FrameType, *, has_found: bool) -> UnsupportedCall | None:
     """The error for a frame that has asked for the type of a symbolic number; None for others.
 
@@ -84,7 +90,8 @@ def type_error(frame: types.FrameType, *, has_found: bool) -> UnsupportedCall | 
         " tracing, the number is symbolic, and its type is another"
     )
     where = Source(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
-    return UnsupportedCall(what, source=where, fix=f"Write `isinstance({name}, int)`.")
+    error = UnsupportedCall(what, source=where, fix=f"Write `isinstance({name}, int)`.")
+    return error.with_traceback(types.TracebackType(None, frame, frame.f_lasti, frame.f_lineno))
 
 
 def _is_symbolic(value: Any) -> bool:

@@ -3,8 +3,9 @@
     def f(x):
         return x * cfg.lr + box["w"]
 
-    reading(f.__code__).uses # ("global", "cfg"), ("attr", ("global", "cfg"), ("const", "lr")),
-    ("item", ("global", "box"), ("const", "w")), ...
+    reading(f.__code__).uses
+    # ("global", "cfg"), ("attr", ("global", "cfg"), ("const", "lr")),
+    # ("item", ("global", "box"), ("const", "w")), ...
 
 One straight walk with a symbolic stack reads a code object. An unknown instruction pops and pushes
 as `dis.stack_effect` says, and its result is unknown (None): a new Python costs precision and

@@ -245,7 +245,7 @@ def _gather(
     if tensor is not view and recorder.history.is_stopped(recorder.known(view)):
         var = _emit(recorder, aten.alias.default, (var,), tensor.shape, tensor)
     order, start = _order(tensor), _offset(tensor)
-    last = first + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    last = first + internals.last_offset(size, stride)
     if order is not None and start <= first and last < start + tensor.numel():
         flat = _flat(recorder, tensor, var, order)
         return (
@@ -282,7 +282,7 @@ def _scatter(
     start = _offset(laid)
     first = start if offset is None else offset
     order, shape = _order(laid), tuple(tensor.shape)
-    last = first + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    last = first + internals.last_offset(size, stride)
     new = recorder.read(source)
     if order is not None and start <= first and last < start + tensor.numel():
         flat = _flat(recorder, tensor, recorder.read(tensor), order)

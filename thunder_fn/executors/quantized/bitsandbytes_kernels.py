@@ -1,6 +1,7 @@
 """bitsandbytes: nf4 linear layers by the kernels of that package, where it is installed.
 
-    import thunder_fn as tfn q = tfn.quantize(tfn.jit(model, executors=["bitsandbytes"]), "nf4")
+    import thunder_fn as tfn
+    q = tfn.quantize(tfn.jit(model, executors=["bitsandbytes"]), "nf4")
 
 Its kernel decodes, which is most of the time; on CPUs its product of a row and codes wants them in
 bytes of its own.

@@ -1,7 +1,8 @@
 """torchao: linear layers of int8 weights and activations by the integer product of that package,
 where it is installed.
 
-    import thunder_fn as tfn q = tfn.quantize(tfn.jit(model, executors=["torchao"]), "int8_dynamic")
+    import thunder_fn as tfn
+    q = tfn.quantize(tfn.jit(model, executors=["torchao"]), "int8_dynamic")
 
 On GPUs its product is a Triton kernel that it tunes (`TORCHAO_AUTOTUNER_ENABLE=1`), on CPUs
 PyTorch's, of the kind of integers that the processor multiplies fastest.

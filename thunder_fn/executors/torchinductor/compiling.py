@@ -22,8 +22,8 @@ from thunder_fn.executors.torchinductor.codegen import (
 from thunder_fn.executors.torchinductor.loop_plan import is_loop
 from thunder_fn.executors.torchinductor.loops import generate
 from thunder_fn.executors.torchinductor.native import build, build_module, check_compiler, load
-from thunder_fn.executors.torchinductor.progress import Progress
 from thunder_fn.extend.regions import guarded, memory_is_checked
+from thunder_fn.progress import Progress, progress
 
 Function = Callable[..., Any]
 Functions = Mapping[str, Function]
@@ -82,8 +82,8 @@ def compile_jobs(jobs: Iterable[Job]) -> dict[Job, Function | Failed]:
         results: dict[Job, Function | Failed] = dict(find(jobs))
         missing = [job for job in jobs if job not in results]
         if missing:
-            with Progress(missing) as progress:
-                results |= _compile(missing, progress)
+            with progress(GENERATING, len(missing)) as found:
+                results |= _compile(missing, found)
     return results
 
 
@@ -109,19 +109,22 @@ def _functions_of(kernels: tuple[Kernel, ...]) -> Functions | Failed:
         return Failed(f"{type(error).__name__}: {error}")
 
 
-def _compile(jobs: Sequence[Job], progress: Progress) -> dict[Job, Function | Failed]:
+GENERATING, BUILDING = "generating code of regions", "running the C++ compiler"
+
+
+def _compile(jobs: Sequence[Job], found: Progress) -> dict[Job, Function | Failed]:
     codes = dict[Job, Code]()
     results = dict[Job, Function | Failed]()
     try:
         check_compiler()
     except RegionError as error:
         return dict.fromkeys(jobs, Failed(str(error)))
-    for job in jobs:
+    for turn, job in enumerate(jobs, 1):
         try:
             codes[job] = generate(job)
         except Exception as error:  # noqa: BLE001  whatever goes wrong in Inductor, the region runs on torch
             results[job] = Failed(f"{type(error).__name__}: {error}")
-        progress.advance()
+        found.advance(BUILDING if turn == len(jobs) else GENERATING)
     try:
         return results | _built(codes)
     except RegionError as error:

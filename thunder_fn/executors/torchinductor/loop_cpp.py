@@ -43,7 +43,7 @@ from thunder_fn.executors.torchinductor.loop_plan import (
 )
 from thunder_fn.extend.regions import Loop, While
 from thunder_fn.ir.trace import Var, static_shape
-from thunder_fn.torch_internals import inductor as internals
+from thunder_fn.torch_internals import extent, inductor as internals
 
 ALIGNMENT = 64
 SMALL = 2**18
@@ -282,11 +282,8 @@ def _slice(var: Var) -> int:
 
 
 def _bytes(shape: Sequence[int], dtype: torch.dtype, strides: Strides | None = None) -> int:
-    if 0 in shape:
-        return 0
     strides = contiguous_strides(shape) if strides is None else strides
-    last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    return (last + 1) * dtype.itemsize
+    return extent(shape, strides) * dtype.itemsize
 
 
 class _Statements:

@@ -42,6 +42,7 @@ from thunder_fn.executors.torchinductor.loop_plan import (
 )
 from thunder_fn.extend.regions import SCAN, Loop
 from thunder_fn.ir.trace import Arg, Equation, Literal, TensorType, Trace, Var, static_shape
+from thunder_fn.torch_internals import last_offset
 from thunder_fn.torch_internals.inductor import TRITON_HEAD
 
 Shape = tuple[int, ...]
@@ -328,8 +329,7 @@ def _tuple(shape: Sequence[int]) -> str:
 
 def _check_reach(var: Var, strides: Strides) -> None:
     shape = static_shape(tensor_type(var))
-    reach = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    if reach >= 1 << 31:
+    if last_offset(shape, strides) >= 1 << 31:
         raise NotTriton("offsets do not fit into 32 bits")
 
 

@@ -22,8 +22,10 @@ from typing import Any
 import sympy
 import torch
 
+from thunder_fn.ir.constraints import number_of
 from thunder_fn.ir.equations import bound
-from thunder_fn.ir.trace import Dim, Expr, TensorType, Trace, Var, as_dim, canonical
+from thunder_fn.ir.trace import Dim, TensorType, Trace, Var, as_dim, canonical
+from thunder_fn.torch_internals import extent, storage_id
 
 Sizes = tuple[Dim, ...]
 
@@ -83,7 +85,7 @@ def plan_outputs(region: Trace, values: Sequence[Any]) -> Plan:
     first: dict[int, int] = {}
     for index, value in enumerate(values):
         if isinstance(value, torch.Tensor):
-            first.setdefault(_storage(value), index)
+            first.setdefault(storage_id(value), index)
     count = len(region.inputs)
     made, outputs = dict[Any, int](), list[Output]()
     for atom in region.outputs:
@@ -91,7 +93,7 @@ def plan_outputs(region: Trace, values: Sequence[Any]) -> Plan:
         if not isinstance(value, torch.Tensor):
             outputs.append(Output(made.setdefault(atom, len(made)), False, None))
             continue
-        base = first[_storage(value)]
+        base = first[storage_id(value)]
         is_input = base < count
         place = base if is_input else made.setdefault(_variable(region, base), len(made))
         outputs.append(Output(place, is_input, _layout(value, values[base])))
@@ -108,10 +110,6 @@ def _variable(region: Trace, index: int) -> Var:
     return next(var for var in bound(region.equations) if var.index == index)
 
 
-def _storage(value: torch.Tensor) -> int:
-    return value.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
-
-
 def _layout(value: torch.Tensor, base: torch.Tensor) -> Layout:
     """The layout of a value, relative to a tensor that begins its storage or is an input."""
     sizes, strides = (tuple(map(as_dim, found)) for found in (value.shape, value.stride()))
@@ -119,17 +117,13 @@ def _layout(value: torch.Tensor, base: torch.Tensor) -> Layout:
     offset = as_dim(value.storage_offset() - begin)
     numbers = (*sizes, *strides, offset, *map(as_dim, (*base.shape, *base.stride())))
     is_known = all(isinstance(number, int) for number in numbers) and value.numel() > 0
-    if is_known and (
-        offset < 0 or (offset + _reach(value)) * value.itemsize > _reach(base) * base.itemsize
-    ):
+    if is_known and (offset < 0 or offset * value.itemsize + _bytes(value) > _bytes(base)):
         raise RegionError("a view of memory beyond the tensor that it is taken of")
     return Layout(sizes, strides, value.dtype, value.device.type, offset)
 
 
-def _reach(value: torch.Tensor) -> int:
-    return 1 + sum(
-        (size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True)
-    )
+def _bytes(value: torch.Tensor) -> int:
+    return extent(value.shape, value.stride()) * value.itemsize
 
 
 # ---- the text ----
@@ -267,12 +261,8 @@ def _is_alike(layout: Layout, strides: Sizes) -> bool:
 
 def _is_zero(mine: Dim, its: Dim) -> bool:
     """Test whether two expressions are equal for all values."""
-    first, second = (_expression(dim) for dim in (mine, its))
+    first, second = map(number_of, (mine, its))
     return sympy.simplify(first - second) == 0
-
-
-def _expression(dim: Dim) -> Any:
-    return dim.value if isinstance(dim, Expr) else sympy.Integer(dim)
 
 
 class _Homes:

@@ -40,8 +40,7 @@ def parts_of(region: Trace) -> tuple[Part, ...]:
     rest.
 
     Law: every variable that a part reads is an input of the region or an output of a part before
-        it; the region's
-    outputs are outputs of parts.
+        it; the region's outputs are outputs of parts.
     """
     if not is_on_cpu(region):
         return (_whole(region),)

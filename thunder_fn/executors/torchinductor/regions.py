@@ -11,7 +11,7 @@ import torch
 
 from thunder_fn.errors import ExecutorError
 from thunder_fn.extend import FusionExecutor
-from thunder_fn.extend.regions import NOT_REGISTERED, Numerics, is_kept
+from thunder_fn.extend.regions import NOT_REGISTERED, Numerics
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.equations import bound
 from thunder_fn.ir.symbols import Symbol
@@ -55,7 +55,7 @@ class RegionCompiler(FusionExecutor):
             return NOT_REGISTERED.reason
         if not equation.op.name.startswith(("aten.", "prims.")):
             return "an op that PyTorch does not bring runs as it is"
-        if ops.is_random(equation.op) or is_kept(equation):
+        if ops.is_random(equation.op) or ops.has_side_effect(equation):
             return "random numbers and effects stay with torch, which draws what eager draws"
         if not all(map(_is_size, _expressions(all_args(equation)))):
             return "a number that is no size, and no constant"

@@ -25,7 +25,7 @@ from thunder_fn.interpreters.checkpoint.remat import (
     recompute,
     variables,
 )
-from thunder_fn.interpreters.simplify import dce, inline, is_kept
+from thunder_fn.interpreters.simplify import dce, inline
 from thunder_fn.ir import ops
 from thunder_fn.ir.equations import bound
 from thunder_fn.ir.rules import Residual, Split
@@ -146,8 +146,7 @@ def found_again(split: Split, op: str) -> Split:
     values of these sizes.
 
     Law: forward and backward compute the same as those of the split. Every residual is a tensor
-        whose size is known
-    beforehand.
+        whose size is known beforehand.
 
     Raises:
         MissingRule: random numbers are among what would be computed again.
@@ -189,7 +188,7 @@ def _is_loose(type: Type, found: Collection[sympy.Basic]) -> bool:
 
 def _refuse_drawing_again(least: Recomputation, op: str) -> None:
     """Raise where random numbers would be drawn again, however much is kept."""
-    equation = next(filter(is_kept, least.equations), None)
+    equation = next(filter(ops.has_side_effect, least.equations), None)
     if equation is not None:
         what = (
             f"{op}: its backward reads {equation.op}, as many random numbers as a size found in"

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import sympy
 
 from thunder_fn.interpreters.checkpoint.cost import bytes_of, cost_of
-from thunder_fn.interpreters.simplify import is_kept
+from thunder_fn.ir import ops
 from thunder_fn.ir.equations import bound
 from thunder_fn.ir.symbols import finders, symbols_in, unbound_symbols
 from thunder_fn.ir.trace import Atom, Equation, Trace, Var
@@ -97,7 +97,7 @@ def recompute(forward: Trace, needed: Collection[Atom], kept: Collection[int]) -
 
 def keep_random(forward: Trace, needed: Collection[Atom], kept: Collection[int]) -> frozenset[int]:
     """The kept values, and as few bytes more as are needed so that nothing random runs again."""
-    if not any(map(is_kept, recompute(forward, needed, kept).equations)):
+    if not any(map(ops.has_side_effect, recompute(forward, needed, kept).equations)):
         return frozenset(kept)
     total = sum(map(cost_of, forward.equations)) + 1
     return frozenset(kept) | cheapest_cut(
@@ -131,7 +131,7 @@ def cheapest_cut(
     found = finders(forward)
     for position, equation in enumerate(forward.equations):
         node = ("equation", position)
-        if is_kept(equation):
+        if ops.has_side_effect(equation):
             graph.add_edge("source", node)
         else:
             graph.add_edge("source", node, capacity=cost(equation))

@@ -12,7 +12,7 @@ from thunder_fn.interpreters.checkpoint.cost import bytes_of, cost_of
 from thunder_fn.interpreters.grad import forward_backward
 from thunder_fn.interpreters.simplify import inline
 from thunder_fn.ir import ops
-from thunder_fn.ir.equations import bound, needed, operands_in
+from thunder_fn.ir.equations import bound, last_uses, needed, operands_in
 from thunder_fn.ir.memos import memo
 from thunder_fn.ir.rules import Mask, Split
 from thunder_fn.ir.splitting import split
@@ -213,13 +213,12 @@ def _unfolded_by_cost(trace: Trace, count: int) -> Trace:
 
 def _crossing_bytes(trace: Trace) -> list[int]:
     """For each place, the bytes that are made before it and read from it on."""
-    last = {var.index: at for at, one in enumerate(trace.equations) for var in one.operands}
-    last |= {atom.index: len(trace.equations) for atom in trace.outputs if isinstance(atom, Var)}
+    last = last_uses(trace)
     change = [0] * (len(trace.equations) + 2)
     for at, equation in enumerate(trace.equations):
         for var in equation.outputs:
             change[at + 1] += bytes_of(var.type)
-            change[max(last.get(var.index, at), at) + 1] -= bytes_of(var.type)
+            change[max(last[var.index], at) + 1] -= bytes_of(var.type)
     return [*accumulate(change)]
 
 

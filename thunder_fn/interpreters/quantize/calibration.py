@@ -26,6 +26,7 @@ from thunder_fn.interpreters.rewriting.rewrite import has_one_body
 from thunder_fn.interpreters.rewriting.tracing import traced
 from thunder_fn.ir.rules import lowered
 from thunder_fn.ir.trace import Equation, TensorType, Trace, Var
+from thunder_fn.progress import tracked
 from thunder_fn.structured.shared.running import bodies_compiled_by
 
 See = Callable[[Equation, Sequence[Any]], Sequence[Any]]
@@ -36,8 +37,7 @@ def observe(trace: Trace, inputs: Sequence[Any], see: See) -> tuple[Any, ...]:
     which operands it runs.
 
     Law: where `see` returns the operands as they are, which are the very tensors that were passed
-        down, ``observe(t, xs, see)``
-    is ``evaluate(t, xs)``.
+        down, ``observe(t, xs, see)`` is ``evaluate(t, xs)``.
     """
     env = [*inputs, *(constant.tensor for constant in trace.constants)]
     for equation in trace.equations:
@@ -126,7 +126,7 @@ def _steps_met(
     if not runs:
         raise RewriteError("calibrate: no sample inputs were given")
     with torch.no_grad():
-        for trace, others in runs:
+        for trace, others in tracked(runs, "calibrating on samples"):
             observe(trace, [*prepared.values(), *others], see)
         found = {name: steps.clone() for name, steps in prepared.calibrated.items()}
         unseen = next(iter(found.values())).new_tensor(-1.0)

@@ -237,8 +237,7 @@ class Prepared(Mapping[str, torch.Tensor]):
         """Adapters taken out of the matrices that `merge` added them to.
 
         Law: ``merged.unmerge(adapters)`` is the original, up to rounding and, where matrices are
-            codes, twice the
-        scheme's bound.
+            codes, twice the scheme's bound.
         """
         negated = {
             name: -value if name.endswith(ADAPTERS[1]) else value

@@ -33,8 +33,7 @@ class Rewrite:
     """A computation on parameters that are stored in another way.
 
     Laws: ``compute(prepare(p), x)`` is the original on ``restore(prepare(p))`` and x; composition
-        is associative, and
-    `identity` is neutral.
+        is associative, and `identity` is neutral.
 
     Args:
         compute: its first inputs are the outputs of `prepare`, in order.
@@ -107,8 +106,8 @@ def rewrite(
     """Store the parameters, which are the first inputs of a trace, as a step decides.
 
     Law: ``evaluate(r.compute, [*evaluate(r.prepare, p), *x])`` is ``evaluate(trace, [*q, *x])``
-        where
-    ``q = evaluate(r.restore, evaluate(r.prepare, p))``, for steps whose restore is their decode.
+        where ``q = evaluate(r.restore, evaluate(r.prepare, p))``, for steps whose restore is their
+        decode.
 
     Args:
         trace: closed and checked.

@@ -395,7 +395,7 @@ class Bridge:
     @cached_property
     def draws(self) -> bool:
         """Test whether the forward draws random numbers."""
-        return ops.draws_within(self.trace)
+        return ops.has_effects(self.trace)
 
     @cached_property
     def devices(self) -> tuple[torch.device, ...]:

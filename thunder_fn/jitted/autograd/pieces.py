@@ -66,8 +66,7 @@ def pieces_of(split: Split, *, whole: bool = False) -> Pieces:
     """The backward of a split in pieces; `whole`, in one.
 
     Law: run one after the other, the pieces give the gradients of the backward; values given to one
-        edge or gradient
-    are added up.
+        edge or gradient are added up.
     """
     cutting = _Cutting(split)
     if whole or len(cutting.cotangents) < 2 or any(map(makes_symbols, split.backward.equations)):

@@ -244,7 +244,7 @@ class ModuleJit:
     @property
     def again(self) -> Callable[[torch.nn.Module], ModuleJit]:
         """The function that jits another module alike."""
-        return functools.partial(_module_jit, options=self.options)
+        return functools.partial(ModuleJit, options=self.options)
 
     def function(self) -> Jitted:
         """The module as a jitted function of its tensors too, which keeps nothing."""
@@ -458,11 +458,7 @@ def jit_module(module: torch.nn.Module, options: Mapping[str, Any]) -> Any:
 def jitted_module(module: torch.nn.Module, options: Options) -> Any:
     """A module that shares its state with this one."""
     named = options.of_arguments(module.forward)
-    return with_forward(module, functools.partial(_module_jit, options=named))
-
-
-def _module_jit(module: torch.nn.Module, options: Options) -> ModuleJit:
-    return ModuleJit(module, options)
+    return with_forward(module, functools.partial(ModuleJit, options=named))
 
 
 def with_forward(

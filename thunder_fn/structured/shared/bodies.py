@@ -26,7 +26,7 @@ from thunder_fn.errors import (
     kind_of,
 )
 from thunder_fn.interpreters.autocast import ending_in
-from thunder_fn.interpreters.simplify import is_kept
+from thunder_fn.ir import ops
 from thunder_fn.ir.constraints import equations_between
 from thunder_fn.ir.memos import kept
 from thunder_fn.ir.rules import Mask, chosen
@@ -292,11 +292,6 @@ def _closed(trace: Trace, closures: dict[int, torch.Tensor]) -> Trace:
     return cut(trace, inputs=(*trace.inputs, *extra), constants=())
 
 
-def tensor_leaves(tree: Any) -> list[torch.Tensor]:
-    """The tensors of a pytree, which are the inputs of a trace captured on it."""
-    return [leaf for leaf in pytree.flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
-
-
 def own_memory(tree: Any) -> Any:
     """Copy the tensors of a result: a choice or a loop returns no memory of what it is given, and
     contiguous tensors, as in a trace.
@@ -309,7 +304,7 @@ def own_memory(tree: Any) -> Any:
 
 def types_of_tensors(tree: Any) -> tuple[Type, ...]:
     """The types of the tensors of a pytree."""
-    return tuple(map(type_of_value, tensor_leaves(tree)))
+    return tuple(map(type_of_value, pytree.tensors_in(tree)))
 
 
 # ---- what rules of loops ask of bodies ----
@@ -333,7 +328,7 @@ def invariant_atoms(trace: Trace, fixed: Mask) -> Mask:
     found = finders(trace)
     for equation in trace.equations:
         operands = tuple(flags[var.index] for var in equation.operands)
-        if is_kept(equation) or mentions(equation, found):
+        if ops.has_side_effect(equation) or mentions(equation, found):
             flags += [False] * len(equation.outputs)
         elif equation.op.kind == "composite":
             inner = invariant_atoms(equation.body, operands)

@@ -32,6 +32,7 @@ from thunder_fn.interpreters.under_autograd import evaluate_followed
 from thunder_fn.ir.rules import Mask, chosen
 from thunder_fn.ir.scoped import setting
 from thunder_fn.ir.trace import (
+    Dim,
     Equation,
     Literal,
     Op,
@@ -53,8 +54,32 @@ from thunder_fn.structured.shared.bodies import (
 C = TypeVar("C", bound="Call")
 
 
+class Rule:
+    """The rule of a custom function, as its equation keeps it.
+
+    Here is what most rules are. `constant` are the outputs that the rule marks as constant.
+    `ignores_closures`: tensors that the function closes over are constant. `has_jvp`, `has_vmap`:
+    the function has a forward derivative, a batching rule, of its own. `asks` are the parts of the
+    question that a derivative's rule looks at: "needs" (wanted gradients), "absent" (missing
+    cotangents). Its bodies hold for one question only.
+    """
+
+    constant: Mask = ()
+    ignores_closures: bool = False
+    has_jvp: bool = False
+    has_vmap: bool = False
+    asks: frozenset[str] = frozenset()
+
+    def asked(self, wanted_inputs: Mask, wanted_outputs: Mask) -> Any:
+        """The rule that answers this question: itself, where its bodies do."""
+        return self
+
+    def check_wanted(self, inputs: Mask, outputs: Mask, equation: Equation) -> None:
+        """Raise if the rule says nothing about a gradient that is wanted."""
+
+
 @dataclass(frozen=True)
-class Call:
+class Call(Rule):
     """A call of a custom function. Two are equal if they are calls of one function with equal
     static parts.
 
@@ -96,19 +121,8 @@ class Call:
         """The values of nondiff_argnums."""
         return tuple(value.value for _, value in self.nondiff)
 
-    @property
-    def asks(self) -> frozenset[str]:
-        """The parts of the question that a derivative's rule looks at: "needs" (wanted gradients),
-        "absent" (missing cotangents). Its bodies hold for one question only.
-        """
-        return frozenset()
-
     def settled(self) -> Call:
         """The call as its equation keeps it, once its bodies have been captured."""
-        return self
-
-    def asked(self, wanted_inputs: Mask, wanted_outputs: Mask) -> Call:
-        """The call whose rule answers this question: itself, where its bodies do."""
         return self
 
     def tree(
@@ -146,16 +160,35 @@ class Call:
         return self.function.f(*self.args(tensors))
 
 
-@dataclass(frozen=True, slots=True)
-class RuleOfBodies:
+@dataclass(frozen=True)
+class BatchedRule(Rule):
+    """The rule of a call in a batch, which has not been captured yet; `types` are the operands of
+    one example.
+    """
+
+    call: Any
+    primal: Trace
+    types: tuple[Type, ...]
+    batched: Mask
+    outputs: Mask
+    size: Dim
+    randomness: str
+
+    @property
+    def __name__(self) -> str:
+        return f"vmap_{self.call.__name__}"
+
+
+@dataclass(frozen=True)
+class RuleOfBodies(Rule):
     """A rule that is all in the bodies of its equation: nothing of Python is left of it.
 
     `is_tensor`, `constant`: as of the call that it was made of.
     """
 
     name: str
-    is_tensor: tuple[bool, ...]
-    constant: tuple[bool, ...] = ()
+    is_tensor: Mask
+    constant: Mask = ()
     ignores_closures: bool = False
 
     @property
@@ -247,7 +280,7 @@ def check_closures(equation: Equation, call: Any, count: int, active: Mask) -> N
     """Check that the function closes over nothing that is differentiated: a rule speaks of the
     arguments, the first `count` operands, only.
     """
-    if not any(active[count:]) or getattr(call, "ignores_closures", False):
+    if not any(active[count:]) or call.ignores_closures:
         return
     primal = equation.bodies[0]
     for index in range(count, len(active)):
@@ -279,7 +312,7 @@ def make_call(
     for position in sorted(
         number % len(args) for number in nondiff if -len(args) <= number < len(args)
     ):
-        if any(isinstance(leaf, torch.Tensor) for leaf in pytree.flatten(args[position])[0]):
+        if pytree.tensors_in(args[position]):
             raise CustomRuleError(
                 f"{function.__name__}: args[{position}] is in nondiff_argnums, so it is static, but"
                 " it holds a tensor\nTake it out of nondiff_argnums, and return None for it from"

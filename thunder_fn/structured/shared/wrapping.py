@@ -1,18 +1,20 @@
-"""Rules of ops that own one body on their operands and keep it through every transform: checkpoint
-and call.
+"""Rules of ops whose bodies, mostly one, are on their operands, and that keep them through every
+transform: checkpoint, call and differentiated_as.
 
-    outputs = op(*operands, **options)      one body, on the operands
+    outputs = op(*operands, **options)      bodies: operands -> outputs
 
-A transform of such an equation is the same op, with the same options, around the transformed body.
+A transform of such an equation is the same op, with the same options, around transformed bodies.
 """
 
 from __future__ import annotations
 
+from thunder_fn.errors import InvalidTrace
 from thunder_fn.interpreters.simplify import dce_to
-from thunder_fn.interpreters.vmap import batch
+from thunder_fn.interpreters.vmap import batch, batched_outputs
+from thunder_fn.ir import ops
 from thunder_fn.ir.check import check_operands, check_types
 from thunder_fn.ir.flow import Wiring, body_ports, wiring
-from thunder_fn.ir.rules import LOWER, Mask
+from thunder_fn.ir.rules import LOWER, Mask, union
 from thunder_fn.ir.trace import Arg, Dim, Equation, Op, Source, Trace, TraceBuilder, Var
 from thunder_fn.structured.shared.bodies import reduced
 
@@ -28,29 +30,36 @@ def wrapped(
     )
 
 
-def wrapped_again(equation: Equation, body: Trace) -> Trace:
-    """The equation's op and options around another body."""
-    return wrapped(equation.op, equation.kwargs, body, source=equation.source)
+def wrapped_again(equation: Equation, *bodies: Trace) -> Trace:
+    """The equation's op and options around other bodies."""
+    return wrapped(equation.op, equation.kwargs, *bodies, source=equation.source)
 
 
 def wrapper_check_rule(equation: Equation) -> None:
-    """Check one body on the operands whose types the outputs have."""
-    check_operands(equation, equation.operands, equation.body)
-    check_types(equation, equation.body.output_types, "the body gives")
+    """Check bodies on the operands that give what the outputs are."""
+    wanted, found = 1 + (equation.op == ops.DIFFERENTIATED_AS), len(equation.bodies)
+    if found != wanted:
+        raise InvalidTrace(f"{equation.op}: its bodies are {wanted}, not {found}")
+    for body in equation.bodies:
+        check_operands(equation, equation.operands, body)
+        check_types(equation, body.output_types, "the body gives")
 
 
-def wrapper_batch_rule(
+def wrapper_vmap_rule(
     equation: Equation, batched: Mask, size: Dim, randomness: str
 ) -> tuple[Trace, Mask]:
-    """The op around the batched body."""
-    body, flags = batch(equation.body, batched, size, randomness)
-    return wrapped_again(equation, body), flags
+    """The op around the batched bodies. An output is batched if it is in one of them."""
+    done = [batch(body, batched, size, randomness) for body in equation.bodies]
+    flags = union([own for _, own in done])
+    bodies = (batched_outputs(body, own, flags, size) for body, own in done)
+    return wrapped_again(equation, *bodies), flags
 
 
 def wrapper_dce_rule(equation: Equation, wanted: Mask) -> tuple[Equation, tuple[Var, ...]]:
-    """Drop the outputs and operands that are not needed."""
-    body, reads = dce_to(equation.body, wanted)
-    return reduced(equation, (body,), reads, wanted)
+    """Drop the outputs that are not needed, and the operands that no body needs."""
+    small = [dce_to(body, wanted) for body in equation.bodies]
+    reads = union([flags for _, flags in small])
+    return reduced(equation, [body for body, _ in small], reads, wanted)
 
 
 @LOWER.rule("call", "custom_jvp", "custom_vjp", "custom_vmap", "differentiated_as")

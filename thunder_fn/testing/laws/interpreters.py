@@ -266,9 +266,7 @@ INTERPRETERS: dict[str, Interpreter] = {
     "represent": Interpreter(lambda t: (represent(t, (None,) * len(t.inputs)),), keeps_values=True),
     "roll": Interpreter(_alone(roll), keeps_values=True),
     "unroll": Interpreter(_alone(unroll), keeps_values=True),
-    "partial_eval": Interpreter(
-        known_and_rest, covers=lambda t: not any(map(simplify.is_kept, t.equations))
-    ),
+    "partial_eval": Interpreter(known_and_rest, covers=lambda t: not ops.has_effects(t)),
     "vjp of vjp": Interpreter(lambda t: (pull(pull(t)),)),
 }
 """Every function from trace to trace, by name."""

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import torch
 
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.interpreters.simplify import is_kept
+from thunder_fn.ir import ops
 from thunder_fn.ir.trace import (
     Atom,
     Equation,
@@ -136,7 +136,7 @@ def _counted_steps(
     first = carry[0] if carry else None
     value = known.get(first.index) if isinstance(first, Var) else None
     goes_on, counts = _of_counter(condition, loop.num_consts), _of_counter(body, loop.num_consts)
-    if value is None or goes_on is None or counts is None or any(map(is_kept, condition.equations)):
+    if value is None or goes_on is None or counts is None or ops.has_effects(condition):
         return None
     limit, steps, counter = loop.max_steps, 0, torch.tensor(value)
     while (limit is None or steps < limit) and goes_on(counter):
@@ -160,7 +160,7 @@ def _of_counter(trace: Trace, position: int) -> Callable[[torch.Tensor], torch.T
     constants = {constant.var.index for constant in trace.constants}
     if (
         need & (others | constants)
-        or any(map(is_kept, kept))
+        or any(map(ops.has_side_effect, kept))
         or trace.inputs[position].type != COUNT
     ):
         return None

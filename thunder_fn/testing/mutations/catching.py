@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
+from thunder_fn.progress import tracked
 from thunder_fn.testing.laws import LAWS
 from thunder_fn.testing.laws.pairs import PAIRS
 from thunder_fn.testing.laws.python_numbers import NUMBERS, law_numbers_are_pythons
@@ -120,19 +120,17 @@ def print_table(
     mutations: Sequence[Mutation], *, every_law: bool = False, count: int = EXAMPLES
 ) -> int:
     """Print each bug with the law that catches it, or with every law that does; how many escape."""
-    write = sys.stdout.write
     start, escaped = time.perf_counter(), 0
     sound = (
         [name for name, law in LAWS.items() if not counterexample(law, count=count)]
         if every_law
         else []
     )
-    for mutation in mutations:
+    for mutation in tracked(mutations, "planting bugs"):
         names = sound if every_law else [mutation.law]
         caught = [name for name in names if counterexample(KNOWN[name], mutation, count=count)]
         escaped += not caught
-        write(f"{mutation.bug:<62} {', '.join(caught) or 'ESCAPED'}\n")
-        sys.stdout.flush()
+        print(f"{mutation.bug:<62} {', '.join(caught) or 'ESCAPED'}", flush=True)
     seconds = time.perf_counter() - start
-    write(f"\n{len(mutations) - escaped} of {len(mutations)} bugs caught, in {seconds:.0f} s\n")
+    print(f"\n{len(mutations) - escaped} of {len(mutations)} bugs caught, in {seconds:.0f} s")
     return escaped

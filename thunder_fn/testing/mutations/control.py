@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from thunder_fn.testing.mutations.planting import Mutation
 
-SCAN, SCAN_SPLIT = "thunder_fn.structured.scan", "thunder_fn.structured.scan_split"
-WHILE, WHILE_SPLIT = "thunder_fn.structured.while_loop", "thunder_fn.structured.while_split"
-COND, COND_SPLIT = "thunder_fn.structured.cond", "thunder_fn.structured.cond_split"
+SCAN, SCAN_VJP = "thunder_fn.structured.scan", "thunder_fn.structured.scan_vjp"
+WHILE, WHILE_VJP = "thunder_fn.structured.while_loop", "thunder_fn.structured.while_vjp"
+COND, COND_VJP = "thunder_fn.structured.cond", "thunder_fn.structured.cond_vjp"
 CUSTOM, CUSTOM_RULES = "thunder_fn.structured.custom_vjp", "thunder_fn.structured.custom_vjp_rules"
 
 CONTROL = (
@@ -20,7 +20,7 @@ CONTROL = (
     ),
     Mutation(
         "scan looks at one step to know which carries have cotangents",
-        f"{SCAN_SPLIT}:scan_split_rule",
+        f"{SCAN_VJP}:scan_vjp_rule",
         "live = carry_fixpoint(step, wanted_carry)",
         "live = wanted_carry",
         "vjp is autograd",
@@ -28,7 +28,7 @@ CONTROL = (
     ),
     Mutation(
         "scan looks at one step to know which carries are batched",
-        f"{SCAN}:scan_batch_rule",
+        f"{SCAN}:scan_vmap_rule",
         "carry = carry_fixpoint(",
         "carry = (lambda step, init: init)(",
         "vmap gives checked traces",
@@ -43,35 +43,35 @@ CONTROL = (
     ),
     Mutation(
         "residuals of scan are swapped",
-        f"{SCAN_SPLIT}:_backward_body",
+        f"{SCAN_VJP}:_backward_body",
         "*(values[place] for place in placed.places)",
         "*[values[place] for place in placed.places][::-1]",
         "vjp is autograd",
     ),
     Mutation(
         "scan takes a carry for one of its constants",
-        f"{SCAN_SPLIT}:_place_residuals",
+        f"{SCAN_VJP}:_place_residuals",
         "position < loop.num_consts for position",
         "position < loop.num_consts + loop.num_carry for position",
         "vjp is autograd",
     ),
     Mutation(
         "the backward of scan runs forwards",
-        f"{SCAN_SPLIT}:_backward",
+        f"{SCAN_VJP}:_backward",
         "not loop.reverse",
         "loop.reverse",
         "vjp is autograd",
     ),
     Mutation(
         "the gradient of a constant of scan is that of the last step",
-        f"{SCAN_SPLIT}:_backward_body",
+        f"{SCAN_VJP}:_backward_body",
         "add(builder, total, found[place])",
         "found[place]",
         "vjp is autograd",
     ),
     Mutation(
         "vmap reverses the xs of scan",
-        f"{SCAN}:scan_batch_rule",
+        f"{SCAN}:scan_vmap_rule",
         "add_scan(builder, loop,",
         "add_scan(builder, replace(loop, reverse=not loop.reverse),",
         "vmap is a loop",
@@ -93,7 +93,7 @@ CONTROL = (
     ),
     Mutation(
         "while_loop looks at one step to know which carries are batched",
-        f"{WHILE}:while_batch_rule",
+        f"{WHILE}:while_vmap_rule",
         "carry = carry_fixpoint(",
         "carry = (lambda step, init: init)(",
         "vmap gives checked traces",
@@ -124,7 +124,7 @@ CONTROL = (
     ),
     Mutation(
         "a bounded loop runs to its bound",
-        f"{WHILE_SPLIT}:_guarded_step",
+        f"{WHILE_VJP}:_guarded_step",
         "stay.build(kept[len(consts) :])",
         "body",
         "vjp is autograd",
@@ -133,7 +133,7 @@ CONTROL = (
     # cond and switch
     Mutation(
         "the backward takes the other branch",
-        f"{COND_SPLIT}:cond_split_rule",
+        f"{COND_VJP}:cond_vjp_rule",
         "one_choice(equation, bodies, [",
         "one_choice(equation, bodies[::-1], [",
         "vjp is autograd",
@@ -164,7 +164,7 @@ CONTROL = (
     # custom rules
     Mutation(
         "a custom rule keeps the first operand for every other",
-        f"{CUSTOM}:custom_vjp_split_rule",
+        f"{CUSTOM}:custom_vjp_vjp_rule",
         'Residual("input", inputs.index(atom))',
         'Residual("input", 0)',
         "unfold keeps gradients",

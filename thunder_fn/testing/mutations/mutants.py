@@ -16,7 +16,6 @@ import importlib
 import inspect
 import random
 import signal
-import sys
 import textwrap
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -24,6 +23,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from thunder_fn.ir.trace import Trace
+from thunder_fn.progress import tracked
 from thunder_fn.testing.growing import DRAWS, around_chains
 from thunder_fn.testing.laws.simplify import ENSURED_BY
 from thunder_fn.testing.mutations.planting import Mutation, OutdatedMutation, planted
@@ -282,7 +282,6 @@ def print_survivors(paths: Sequence[str] = (), count: int = 200, seconds: int = 
         paths: transforms as `module:name`; ours and the users' by default.
         count: how many mutants to try, drawn from all with a fixed seed.
     """
-    write = sys.stdout.write
     found = list[tuple[str, Mutation]]()
     for path in paths or (*OURS, *users()):
         module, _, name = path.partition(":")
@@ -291,18 +290,17 @@ def print_survivors(paths: Sequence[str] = (), count: int = 200, seconds: int = 
     total = len(found)
     random.Random(0).shuffle(found)
     start, survivors, fitting = time.perf_counter(), list[str](), 0
-    for path, mutation in found[:count]:
+    for path, mutation in tracked(found[:count], "trying mutants"):
         began = time.process_time()
         said = verdict(path, mutation, seconds)
         fitting += said != "does not fit"
         line = f"{path.partition(':')[2]} / {mutation.bug}"
-        write(f"{line:<110} {said} ({time.process_time() - began:.0f} s)\n")
-        sys.stdout.flush()
+        print(f"{line:<110} {said} ({time.process_time() - began:.0f} s)", flush=True)
         if said.startswith(("SURVIVES", "OUT OF TIME")):
             survivors.append(f"{line}: {said}\n    {reason_of(mutation.bug)}")
     caught = fitting - len(survivors)
-    write(f"\n{caught} of {fitting} mutants caught ({total} there are), ")
-    write(f"in {time.perf_counter() - start:.0f} s\n")
+    seconds_taken = time.perf_counter() - start
+    print(f"\n{caught} of {fitting} mutants caught ({total} there are), in {seconds_taken:.0f} s")
     for line in survivors:
-        write(f"  {line}\n")
+        print(f"  {line}")
     return len(survivors)

@@ -77,7 +77,7 @@ TRANSFORMS = (
     Mutation(
         "a checkpoint draws its random numbers again",
         f"{REMAT}:keep_random",
-        "if not any(map(is_kept, recompute(forward, needed, kept).equations)):",
+        "if not any(map(ops.has_side_effect, recompute(forward, needed, kept).equations)):",
         "if True:",
         "checkpoint keeps gradients bitwise",
         seen_in=3,
@@ -116,8 +116,8 @@ TRANSFORMS = (
     # simplify
     Mutation(
         "dce takes every body for random",
-        f"{SIMPLIFY}:_body_is_kept",
-        "any(is_kept(equation) for equation in trace.equations)",
+        "thunder_fn.ir.ops:has_effects",
+        "any(map(has_side_effect, trace.equations))",
         "bool(trace.equations)",
         "dce drops the dead",
         seen_in=1,
@@ -132,7 +132,7 @@ TRANSFORMS = (
     Mutation(
         "folding draws random numbers",
         f"{FOLD}:_foldable",
-        "and small and not is_kept(equation)",
+        "and small and not ops.has_side_effect(equation)",
         "and small",
         "fold_constants keeps values",
         seen_in=3,

@@ -26,6 +26,7 @@ from thunder_fn.structured.call import CALL
 from thunder_fn.structured.checkpoint import CHECKPOINT
 from thunder_fn.structured.cond import COND, SWITCH
 from thunder_fn.structured.custom_vjp import CUSTOM_VJP
+from thunder_fn.structured.shared.custom_calls import Rule
 from thunder_fn.structured.shared.scan_parts import SCAN, slice_of, stacked
 from thunder_fn.structured.shared.while_parts import BOOL, COUNT, WHILE
 from thunder_fn.testing.drawn_programs import (
@@ -309,7 +310,7 @@ def _checkpoint(d: Draft, step: Step) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class DerivedRule:
+class DerivedRule(Rule):
     """The rule of a function whose backward is the one that `forward_backward` gives."""
 
     @property

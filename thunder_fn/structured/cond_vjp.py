@@ -43,7 +43,7 @@ def one_choice(equation: Equation, bodies: tuple[Trace, ...], input_types: Seque
     )
 
 
-def cond_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
+def cond_vjp_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     """Split every branch; the backward makes the same choice."""
     splits = [
         _split_branch(equation, body, wanted_inputs[1:], wanted_outputs) for body in equation.bodies

@@ -34,7 +34,7 @@ from thunder_fn.structured.shared.scan_parts import (
 )
 
 
-def scan_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
+def scan_vjp_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     """A scan that leaves residuals, and a scan in the other direction on cotangents."""
     loop = Loop.of(equation)
     wanted_consts, _, wanted_xs = loop.parts(wanted_inputs)

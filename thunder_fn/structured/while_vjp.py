@@ -17,7 +17,7 @@ import torch
 
 from thunder_fn.errors import MissingRule
 from thunder_fn.interpreters.grad import add, forward_backward, full, zeros
-from thunder_fn.interpreters.simplify import dce, is_kept
+from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import ops
 from thunder_fn.ir.rules import Mask, Residual, Split, chosen, numbered
 from thunder_fn.ir.trace import Atom, Equation, Literal, Trace, TraceBuilder, Type, Var, subtraces
@@ -32,7 +32,7 @@ from thunder_fn.structured.shared.while_parts import BOOL, COUNT, While, add_whi
 aten = torch.ops.aten
 
 
-def while_split_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
+def while_vjp_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     """Split a bounded loop as a scan, an unbounded one with a growing buffer."""
     max_steps = While.of(equation).max_steps
     if max_steps is None:
@@ -76,7 +76,7 @@ def _asked_while_alive(
     """Test whether the loop goes on. A condition that draws random numbers is not asked again
     after the end.
     """
-    if any(map(is_kept, condition.equations)):
+    if ops.has_effects(condition):
         never = TraceBuilder("never")
         never.take(condition.input_types)
         bodies = (condition, never.build((full(never, BOOL, False),)))

@@ -1,0 +1,74 @@
+"""fori_loop for users: a scan over numbers, or a while_loop where only data says how many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from thunder_fn.capture.numbers.arithmetic import is_found_in_data
+from thunder_fn.capture.scopes import user_source
+from thunder_fn.errors import TraceTypeError
+from thunder_fn.ir.trace import type_of_value
+from thunder_fn.structured.loop_functions import scan
+from thunder_fn.structured.shared.bodies import standing_for
+from thunder_fn.structured.while_loop import while_loop
+
+Tensor = torch.Tensor
+
+
+def fori_loop(
+    lo: Any, hi: Any, body: Callable[[Tensor, Any], Any], init: Any, *, unroll: int | bool = 1
+) -> Any:
+    """Run `for i in range(lo, hi): value = body(i, value)`, where i is an int64 scalar tensor.
+
+    Law: equals the Python loop, under every transform.
+
+    Args:
+        lo, hi: ints, which give a `scan`, or what data says, as scalar tensors or items, which give
+            a `while_loop`.
+        unroll: as in `scan`; where lo and hi are ints.
+
+    Raises:
+        TraceTypeError: the value changes its structure or types, or lo or hi is no int.
+
+    Example:
+        >>> fori_loop(0, 5, lambda i, total: total + i, torch.tensor(0))
+        tensor(10)
+
+    Source: jax.lax.fori_loop.
+    """
+    for name, bound in (("lo", lo), ("hi", hi)):
+        is_scalar = (
+            isinstance(bound, Tensor) and bound.numel() == 1 and not bound.is_floating_point()
+        )
+        if not is_scalar and (
+            isinstance(bound, bool) or not isinstance(bound, (int, torch.SymInt))
+        ):
+            given = type_of_value(bound) if isinstance(bound, Tensor) else type(bound).__name__
+            raise TraceTypeError(
+                f"fori_loop: {name} is an int or a scalar tensor of ints, not {given}",
+                source=user_source(),
+            )
+    if any(isinstance(bound, Tensor) or is_found_in_data(bound) for bound in (lo, hi)):
+        return _while_counted(lo, hi, body, init)
+    steps = torch.arange(lo, max(lo, hi), dtype=torch.int64)
+
+    @standing_for(body)
+    def step(value: Any, i: Tensor) -> tuple[Any, None]:
+        return body(i, value), None
+
+    return scan(step, init, steps, unroll=unroll)[0]
+
+
+def _while_counted(lo: Any, hi: Any, body: Callable[[Tensor, Any], Any], init: Any) -> Any:
+    """A while_loop with a counter, for bounds that only tensors know."""
+    first = lo.reshape(()).to(torch.int64) if isinstance(lo, Tensor) else torch.tensor(lo)
+    last = hi.reshape(()) if isinstance(hi, Tensor) else torch.tensor(hi)
+
+    @standing_for(body)
+    def step(i: Tensor, value: Any) -> tuple[Tensor, Any]:
+        return i + 1, body(i, value)
+
+    return while_loop(lambda i, value: i < last, step, (first, init))[1]
