@@ -11,9 +11,13 @@ from thunder_fn.errors import RegionWarning, located
 from thunder_fn.executors.base import NOT_REGISTERED, Executor, FusionExecutor
 from thunder_fn.executors.claims import Claimed, claim
 from thunder_fn.executors.decisions import TOO_SMALL, Decision
+from thunder_fn.executors.operator_executor import GRAD_ONLY
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import ops
 from thunder_fn.ir.trace import Source, Trace
+
+NOTHING_TO_TAKE = (NOT_REGISTERED.reason, GRAD_ONLY.reason, TOO_SMALL)
+"""Reasons that leave nothing slow."""
 
 SHOWN = 3
 """A warning gives so many reasons."""
@@ -65,7 +69,7 @@ def _reasons(executor: Executor, left: Sequence[Decision]) -> str | None:
     found = Counter[tuple[str, str]]()
     for decision in left:
         reason = dict(decision.refusals).get(executor.name, NOT_REGISTERED.reason)
-        if reason not in (NOT_REGISTERED.reason, TOO_SMALL):
+        if reason not in NOTHING_TO_TAKE:
             found[decision.op, reason] += decision.times
     if isinstance(executor, FusionExecutor):
         times = sum(times for (op, _), times in found.items() if op.startswith("aten."))
