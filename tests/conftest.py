@@ -18,6 +18,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.ir import memos
+from thunder_fn.jitted.autograd.bridge import Bridge
 from thunder_fn.torch_internals import patches
 
 # Workers hold what hundreds of tests import: a full collection takes a second, and there is little to collect.
@@ -106,6 +107,12 @@ def _empty_memos() -> Iterator[None]:
     """A file's traces go with it: what looks through all objects, as the collector does, is as fast at the end."""
     yield
     memos.clear_caches(rules=False)
+
+
+@pytest.fixture
+def by_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Autograd follows no small program op by op: our own backward runs."""
+    monkeypatch.setattr(Bridge, "followed", None)
 
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")

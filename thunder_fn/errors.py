@@ -13,7 +13,7 @@ import importlib.metadata
 import re
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeGuard, TypeVar
 
 if TYPE_CHECKING:
     from thunder_fn.ir.trace import Source
@@ -84,8 +84,8 @@ class DataDependentBranch(CaptureError, TypeError, RuntimeError):
 
 
 class DataDependentValue(CaptureError, TypeError, RuntimeError):
-    """Python asked for a number inside a traced tensor (`int(x)`, `float(x)`, `.tolist()`). Keep
-    it a tensor.
+    """Python asked for values of a traced tensor that must be known while tracing, such as
+    `complex(x)`. Keep them in a tensor.
     """
 
 
@@ -397,3 +397,10 @@ def callable_name(function: Any) -> str:
 def kind_of(value: object) -> str:
     """Name the kind of a value: "an int", "a list"."""
     return with_article(type(value).__name__)
+
+
+def is_int(value: object, least: int | None = None) -> TypeGuard[int]:
+    """Test for an int that is no bool, and not less than `least`."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        return False
+    return least is None or value >= least

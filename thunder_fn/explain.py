@@ -49,7 +49,8 @@ def main(argv: Sequence[str]) -> int:
     if wanted is None:
         width = max(map(len, known))
         for name, kind in known.items():
-            print(f"{name:<{width}}  {_first_sentence(kind)}")
+            first = summary(kind).partition(". ")[0].rstrip(".")
+            print(f"{name:<{width}}  {first}.")
         return 0
     lower = {name.lower(): name for name in known}
     key = wanted.rpartition(".")[2].lower()
@@ -61,6 +62,6 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _first_sentence(kind: type[Exception]) -> str:
-    text = " ".join((inspect.getdoc(kind) or "").split())
-    return text.partition(". ")[0].rstrip(".") + "."
+def summary(kind: type[Exception]) -> str:
+    """The first paragraph of an error's docstring, in one line."""
+    return " ".join((inspect.getdoc(kind) or "").partition("\n\n")[0].split())

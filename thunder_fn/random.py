@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from thunder_fn.capture.scopes import user_source
-from thunder_fn.errors import TraceTypeError, with_article
+from thunder_fn.errors import TraceTypeError, is_int, with_article
 from thunder_fn.ir.trace import type_of_value
 
 __all__ = [
@@ -171,7 +171,7 @@ def key(seed: int | Tensor, *, device: Any = None) -> Tensor:
     if isinstance(seed, Tensor) and not seed.dtype.is_floating_point and seed.dim() == 0:
         wide = seed.to(dtype=torch.int64, device=device)
         return torch.stack((wide & _MASK, (wide >> 32) & _MASK))
-    if isinstance(seed, bool) or not isinstance(seed, int):
+    if not is_int(seed):
         given = with_article(
             type_of_value(seed) if isinstance(seed, Tensor) else type(seed).__name__
         )

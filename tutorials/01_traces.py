@@ -50,7 +50,7 @@ assert torch.equal(t.python_callable()(x, w)[0], result)
 # %% [markdown]
 # ## A trace is a value
 #
-# Nothing changes a trace, ever. Variables are numbered in the order in which they are bound, so two traces are equal exactly
+# A trace is frozen. Variables are numbered in the order in which they are bound, so two traces are equal exactly
 # if they are the same program; they hash, and they pickle.
 
 # %%

@@ -50,7 +50,7 @@ print(t)
 assert torch.equal(evaluate(t, [w, x], call)[0], layer(w, x))
 
 # %% [markdown]
-# Variables are numbered in the order in which they are bound, so the environment is a list that grows. `python_arg` reads
+# The environment is a list that grows, because a variable's number is its place in it. `python_arg` reads
 # variables and unwraps literals.
 #
 # ## Do something else at each equation

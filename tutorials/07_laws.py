@@ -9,7 +9,7 @@
 # %% [markdown]
 # # Laws: write a transform, watch it fail, fix it
 #
-# A transform is a function from trace to trace. Here is one: it sorts the operands of sums, so that `x + y` and `y + x` become
+# Here is a transform: it sorts the operands of sums, so that `x + y` and `y + x` become
 # the same equation and `cse` computes it once. `rewritten` copies a trace equation by equation; a function of ours says what
 # stands in place of each, and `put` appends it as it is.
 

@@ -9,8 +9,8 @@
 # %% [markdown]
 # # Quantise a model
 #
-# Some transforms change how parameters are stored. Such a transform is a **rewrite**, three traces: `compute` works on the
-# new parameters, `prepare` makes them from the old ones, `restore` gives the old ones back.
+# `quantize` stores the weights of a function or a module in eight bits, four, or as fp8. It is a **rewrite**: it gives the new
+# program, and the traces that turn the old parameters into the new ones and back. Here are the first two.
 
 # %%
 import torch

@@ -64,8 +64,8 @@ assert "rank 0 has (4,) (4, 6) (2,) (2, 7)" in done.stdout
 
 # %% [markdown]
 # What happens is in the trace, so it can be looked at, and run, without any other rank: here the ranks are **simulated**.
-# `simulated(n)` are n ranks that are not there, and `evaluate_ranks` runs a trace on all of them in step: the reference to which
-# real ones are compared, and a way to debug a sharded function in one process.
+# `simulated(n)` stands for n ranks in one process, and `evaluate_ranks` runs a trace on all of them in step. That is the
+# reference to which real ranks are compared, and a way to debug a sharded function in one process.
 
 # %%
 import torch

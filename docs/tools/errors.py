@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 
-from thunder_fn.explain import KINDS
+from thunder_fn.explain import KINDS, summary
 
 FOLDER = "errors"
 
@@ -25,7 +25,7 @@ def with_head(kind: type[Exception], page: str) -> str:
 
 def index() -> str:
     """The page that lists all errors."""
-    rows = (f"| {_link(kind)} | {(inspect.getdoc(kind) or '').splitlines()[0]} |" for kind in KINDS)
+    rows = (f"| {_link(kind)} | {summary(kind)} |" for kind in KINDS)
     return "\n".join(
         [
             "# Errors",

@@ -53,7 +53,7 @@ function Programs({ run: { memory, machine, measured } }) {
 function Beside({ model }) {
   const found = model.data.runs.map((run, k) => totals(model, run, model.data.steps.findIndex((step) => step.run === k)));
   const measures = [
-    ["a call", "measured", timeText], ["roofline", "least", timeText], ["equations", "equations", String], ["computes", "flops", (count) => `${countText(count)} FLOP`],
+    ["a call", "measured", timeText], ["roofline", "least", timeText], ["equations", "equations", String], ["FLOP", "flops", countText],
     ["moves", "bytes", bytesText], ["sends", "sent", bytesText], ["peak", "peak", bytesText], ["residuals", "residuals", bytesText],
   ].filter(([, key]) => found.some((one) => one[key]));
   const names = [...new Set(found.flatMap((one) => [...one.ops.keys()]))];
@@ -98,7 +98,7 @@ function Profiles({ runs }) {
   const measured = runs.filter((run) => run.measured);
   return measured.map((run) => (
     <p class="profile">
-      <button class="link" onClick={() => openInPerfetto(run)}>Open the profile{measured.length > 1 ? ` of ${runs.indexOf(run) + 1}. ${run.name}` : ""} in Perfetto</button>
+      Profile{measured.length > 1 ? ` of ${runs.indexOf(run) + 1}. ${run.name}` : ""}: <button class="link" onClick={() => openInPerfetto(run)}>open in Perfetto</button>
       {" · "}
       <a class="link" download={`${run.name}.trace.json`} href={fileOf(run)}>download</a>
     </p>

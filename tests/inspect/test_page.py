@@ -435,7 +435,7 @@ def test_a_measured_call_opens_in_perfetto(opened: Any) -> None:
         "https://ui.perfetto.dev/**", lambda route: route.fulfill(body=PERFETTO, content_type="text/html")
     )
     with tab.expect_popup() as popup:
-        tab.get_by_role("button", name="Open the profile in Perfetto").click()
+        tab.get_by_role("button", name="open in Perfetto").click()
     popup.value.wait_for_function("globalThis.given")
     given = popup.value.evaluate("[given.title, new TextDecoder().decode(given.buffer)]")
     with tab.expect_download() as download:

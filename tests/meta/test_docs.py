@@ -26,7 +26,9 @@ from playwright.sync_api import Error as PlaywrightError
 
 import thunder_fn as tfn
 from docs.tools import api, errors, links, shown, tutorial
+from thunder_fn.__main__ import main
 from thunder_fn.errors import ThunderError, page_of
+from thunder_fn.explain import summary
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -63,6 +65,15 @@ def test_error_has_a_page_with_an_example_of_it(kind: type[Exception], request: 
         assert first.startswith(f"thunder_fn.errors.{kind.__name__}: ")
     if issubclass(kind, ThunderError) and kind is not ThunderError:
         assert first.endswith(f"\nDocs: python -m thunder_fn explain {kind.__name__}\n")
+
+
+def test_errors_are_listed_in_whole_sentences(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain"]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    page = errors.index()
+    for kind, line in zip(errors.KINDS, listed, strict=True):
+        assert line.startswith(kind.__name__) and line.endswith(".")
+        assert summary(kind).endswith(".") and f"| {summary(kind)} |" in page
 
 
 # ---- the link in a message ----
@@ -164,6 +175,24 @@ def test_a_difference_is_printed_as_lines(tmp_path: Path) -> None:
     assert shown.difference(path, tmp_path) == ""
     path.write_text("```python\nprint(1)\n```\n")
     assert shown.difference(path, tmp_path).startswith("page.md: a block's output is shown nowhere")
+
+
+RUN = 9
+"""Words in a row that no two pages have, in the same order, in their prose."""
+
+
+def test_nothing_is_taught_twice() -> None:
+    """Guides, concepts and tutorials each open in words of their own; `teach.py` is the course of one page beside them."""
+    pages = {path: re.sub(r"```.*?```|!\[[^]]*\]", " ", path.read_text(), flags=re.DOTALL) for path in PAGES}
+    pages = {path: text for path, text in pages.items() if path.parent.name != "errors"}
+    for path in (ROOT / "tutorials").glob("[0-9]*.py"):
+        pages[path] = "\n".join(cell.text for cell in tutorial.cells(path) if cell.is_prose)
+    found: dict[tuple[str, ...], set[str]] = {}
+    for path, text in pages.items():
+        words = re.findall(r"[\w`']+", text.lower())
+        for at in range(len(words) - RUN + 1):
+            found.setdefault(tuple(words[at : at + RUN]), set()).add(path.name)
+    assert not [(" ".join(words), sorted(names)) for words, names in found.items() if len(names) > 1]
 
 
 # ---- links ----

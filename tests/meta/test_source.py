@@ -229,9 +229,15 @@ ONE_WAY = {
     r"\{var\.index for (\w+) in [\w.]+\s+for var in \1\.(outputs|operands)\b": "`bound` and `operands_in`",
     r"[(\[](\w+)\.type for \1 in equation\.(outputs|operands)[)\]]": "`operand_types` and `output_types`",
     r"next\(\w+\) if leaf is TENSOR else leaf": "`pytree.filled`",
+    r"for (\w+) in pytree\.flatten\([^()]*\)\[0\]\s+if isinstance\(\1, torch\.Tensor\)\s*\]": "`pytree.tensors_in`",
+    r"isinstance\((\w+), bool\) or not isinstance\(\1, int\)": "`is_int`",
+    r"\(size - 1\) \* stride\s+for size, stride in": "`last_offset`, `extent`",
 }
 """Patterns that were written by hand in many places, and the function that does it."""
-WRITTEN_THERE = ("ir/trace.py", "capture/pytree.py", "executors/nvfuser/", "api/calling.py")
+WRITTEN_THERE = (
+    *("ir/trace.py", "capture/pytree.py", "executors/nvfuser/", "api/calling.py"),
+    "torch_internals/tensors.py",
+)
 
 
 @pytest.mark.parametrize("pattern", ONE_WAY, ids=range(len(ONE_WAY)))

@@ -21,6 +21,7 @@ from thunder_fn.capture import capture
 from thunder_fn.ir.check import check
 
 transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("by_nodes")
 logging.getLogger("transformers").setLevel(logging.ERROR)
 
 IDS = torch.randint(3, 64, (2, 8), generator=torch.Generator().manual_seed(0))

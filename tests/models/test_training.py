@@ -28,6 +28,7 @@ from thunder_fn.recipes import huggingface
 from thunder_fn.recipes.huggingface import HuggingFace
 
 transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("by_nodes")
 
 FAMILIES = {
     "BertForMaskedLM": "hf-bert",

@@ -2024,3 +2024,196 @@ def global_function_rebound():
     g = {"h": lambda x: x * 2}
     exec("def f(x): return h(x)", g)
     return g["f"], lambda: g.update(h=lambda x: x * 3)
+
+
+@row
+def global_absent():
+    g = {"__builtins__": {"NameError": NameError}}
+    exec("def f(x):\n    try: return x * K\n    except NameError: return x", g)
+    return g["f"], lambda: g.update(K=3.0)
+
+
+@row
+def name_in_builtins():
+    held = {"K": 2.0}
+    g = {"__builtins__": held}
+    exec("def f(x): return x * K", g)
+    return g["f"], lambda: g.update(K=3.0)
+
+
+@row
+def globals_called():
+    g = {"__builtins__": __builtins__}
+    exec("def f(x): return x * globals().get('K', 2.0)", g)
+    return g["f"], lambda: g.update(K=3.0)
+
+
+@row
+def imported_name():
+    module = sys.modules["settings_of_a_row"] = types.ModuleType("settings_of_a_row")
+    module.k = 2.0
+
+    def f(x):
+        from settings_of_a_row import k
+
+        return x * k
+
+    return f, lambda: setattr(module, "k", 3.0)
+
+
+@row
+def imported_module_exchanged():
+    def put(k):
+        sys.modules["settings_of_another"] = types.ModuleType("settings_of_another")
+        sys.modules["settings_of_another"].k = k
+
+    def f(x):
+        import settings_of_another as s
+
+        return x * s.k
+
+    put(2.0)
+    return f, lambda: put(3.0)
+
+
+@row
+def getattr_of_a_module():
+    module, table = types.ModuleType("with_getattr"), {"k": 2.0}
+    module.__getattr__ = lambda name: table[name]
+    return (lambda x: x * module.k), lambda: table.update(k=3.0)
+
+
+@row
+def getattribute():
+    class C:
+        def __init__(s):
+            s.k = 2.0
+
+        def __getattribute__(s, n):
+            v = object.__getattribute__(s, n)
+            return v * 2 if n == "k" else v
+
+    o = C()
+    return (lambda x: x * o.k), lambda: setattr(o, "k", 3.0)
+
+
+@row
+def getattribute_of_super():
+    class C:
+        def __init__(s):
+            s.k = 2.0
+
+        def __getattribute__(s, n):
+            v = super().__getattribute__(n)
+            return v * 2 if n == "k" else v
+
+    o = C()
+    return (lambda x: x * o.k), lambda: setattr(o, "k", 3.0)
+
+
+@row
+def attribute_of_a_metaclass():
+    class M(type):
+        k = 2.0
+
+    class C(metaclass=M):
+        pass
+
+    return (lambda x: x * C.k), lambda: setattr(M, "k", 3.0)
+
+
+@row
+def instancecheck_of_a_metaclass():
+    class M(type):
+        yes = True
+
+        def __instancecheck__(cls, o):
+            return M.yes
+
+    class C(metaclass=M):
+        pass
+
+    o = ns()
+    return (lambda x: x * (2 if isinstance(o, C) else 3)), lambda: setattr(M, "yes", False)
+
+
+@row
+def class_of_an_object():
+    class A:
+        def g(s, x):
+            return x * 2
+
+    class B:
+        def g(s, x):
+            return x * 3
+
+    o = A()
+    return (lambda x: o.g(x)), lambda: setattr(o, "__class__", B)
+
+
+@row
+def class_of_a_module():
+    class A(nn.Module):
+        k = 2.0
+
+        def forward(s, x):
+            return x * s.k
+
+    class B(A):
+        k = 3.0
+
+    m = nn.Sequential(A())
+    return (lambda x: m(x)), lambda: setattr(m[0], "__class__", B)
+
+
+@row
+def method_by_another_name():
+    class C(nn.Module):
+        forward = lambda s, x: x * 2
+
+    m = C()
+    return (lambda x: m(x)), lambda: setattr(C, "forward", lambda s, x: x * 3)
+
+
+@row
+def decorated_method():
+    def decorated(g):
+        @functools.wraps(g)
+        def wrapper(*args):
+            return g(*args) + 1
+
+        return wrapper
+
+    class C(nn.Module):
+        @decorated
+        def forward(s, x):
+            return x * 2
+
+    m = C()
+    return (lambda x: m(x)), lambda: setattr(C, "forward", lambda s, x: x * 3)
+
+
+@row
+def dict_of_a_module():
+    m = nn.Identity()
+    m.k = 2.0
+    return (lambda x: x * m.__dict__["k"]), lambda: setattr(m, "k", 3.0)
+
+
+@row
+def partial_made_anew():
+    def g(k, x):
+        return x * k
+
+    p = functools.partial(g, 2.0)
+    return (lambda x: p(x)), lambda: p.__setstate__((g, (3.0,), {}, None))
+
+
+@row
+def weak_ref_that_dies():
+    class C:
+        k = 2.0
+
+    held = [C()]
+    r = weakref.ref(held[0])
+    return (lambda x: x * (3 if r() is None else r().k)), held.clear

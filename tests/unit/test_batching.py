@@ -34,6 +34,17 @@ RULES: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("shapes", [((3, 1), (3, 1)), ((2, 3, 2), (4, 2)), ((1, 3, 2), (2, 4, 2))])
+@pytest.mark.parametrize("p", [1.0, 2.0, 3.0])
+def test_the_jacobian_of_distances(p: float, shapes: tuple[tuple[int, ...], ...]) -> None:
+    """Functorch's rule reads one example's cotangent for all, where the points are the same."""
+    points = tuple(
+        torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) for shape in shapes
+    )
+    f = lambda a, b: torch.cdist(a, 2 * b, p=p)
+    torch.testing.assert_close(tfn.jacrev(f, (0, 1))(*points), torch.autograd.functional.jacobian(f, points))
+
+
 @pytest.mark.parametrize("name", RULES)
 def test_one_program_for_all_batch_sizes(name: str) -> None:
     f, shape = RULES[name]

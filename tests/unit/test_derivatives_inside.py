@@ -37,6 +37,15 @@ def differentiates_inside(v: Any) -> Any:
     return torch.autograd.grad((v**3).sum(), v, create_graph=True)[0].sum()
 
 
+def differentiates_rows_inside(v: Any) -> Any:
+    rows = torch.autograd.grad(v**3, v, torch.eye(3), is_grads_batched=True, create_graph=True)[0]
+    return rows.square().sum() + torch.autograd.grad((v**2).sum(), v, create_graph=True)[0].sum()
+
+
+def asks_functional_by_rows(v: Any) -> Any:
+    return torch.autograd.functional.hessian(lambda u: (u**3).prod(), v, create_graph=True, vectorize=True).sum()
+
+
 def asks_functional(v: Any) -> Any:
     return torch.autograd.functional.jacobian(lambda u: (u**3).sum(), v, create_graph=True).sum()
 
@@ -54,13 +63,22 @@ REVERSE: dict[str, Any] = {
 
 @pytest.mark.parametrize("around", (contextlib.nullcontext, torch.no_grad, torch.inference_mode))
 @pytest.mark.parametrize(
-    "f", (asks_for_grad, asks_for_a_node, asks_for_the_mode, differentiates_inside, asks_functional)
+    "f",
+    (
+        asks_for_grad,
+        asks_for_a_node,
+        asks_for_the_mode,
+        differentiates_inside,
+        differentiates_rows_inside,
+        asks_functional,
+        asks_functional_by_rows,
+    ),
 )
 def test_bodies_that_ask_about_gradients(f: Any, around: Any) -> None:
     leaf = X.clone().requires_grad_()
     (expected,) = torch.autograd.grad(f(leaf), leaf)
     for name, transform in REVERSE.items():
-        if name == "in a checkpoint" and f is asks_functional:
+        if name == "in a checkpoint" and f in (asks_functional, asks_functional_by_rows):
             continue  # `detach` inside makes a leaf of its own
         with around():
             torch.testing.assert_close(transform(f)(X), expected, msg=lambda m, name=name: f"{name}: {m}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,9 @@ def f(x):
 
 def example():
     return f, (torch.ones(8, 8),)
+
+def other():
+    return torch.relu, (torch.ones(8, 8),)
 
 def wrong():
     return 3
@@ -56,6 +61,16 @@ def test_writes_a_chrome_trace(file: Path, capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out == "run.json\n" and Path("run.json").exists()
 
 
+def test_measures_two_runs_on_one_page(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", f"{file}:example", "--beside", f"{file}:other", "--measure", "--out", "both.html"]) == 0
+    first, second, page = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"both\.1\.trace\.json \(a call of f takes [\d.]+ (µs|ms|s)\)", first)
+    assert second.startswith("both.2.trace.json (a call of relu takes") and page.startswith("both.html (")
+    events = json.loads(Path("both.1.trace.json").read_text())["traceEvents"]
+    assert {"f", "aten::mm"} <= {event["name"] for event in events}
+    assert "<title>example beside other" in Path("both.html").read_text()
+
+
 @pytest.mark.parametrize(
     ("where", "message"),
     [
@@ -63,7 +78,7 @@ def test_writes_a_chrome_trace(file: Path, capsys: pytest.CaptureFixture[str]) -
         ("none.py:f", "there is no file none.py\nGive the path of a Python file."),
         (
             "an_example_to_inspect.py:g",
-            "an_example_to_inspect.py has no function 'g'\nIt has f, example, wrong, needs.",
+            "an_example_to_inspect.py has no function 'g'\nIt has f, example, other, wrong, needs.",
         ),
         (
             "an_example_to_inspect.py:wrong",

@@ -11,8 +11,16 @@ from typing import Any
 import pytest
 import torch
 
+import thunder_fn as tfn
 from thunder_fn.errors import UnsupportedOutput
 from thunder_fn.jitted import cache_info, jit, last_backward_traces, last_traces
+
+
+@pytest.fixture(autouse=True, params=("ops", "nodes"))
+def followed(request: pytest.FixtureRequest) -> None:
+    """Autograd follows small programs op by op, or has our nodes."""
+    if request.param == "nodes":
+        request.getfixturevalue("by_nodes")
 
 
 def model() -> torch.nn.Module:
@@ -309,3 +317,52 @@ def test_a_backward_outside_cannot_reach_a_leaf_made_inside() -> None:
         jit(joined)(x, p)
     for f in (apart, inside):
         assert all(map(torch.equal, jit(f)(x, p), f(x, p)))
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g
+
+
+def partly_constant(x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        scale = x.exp()
+    return x * scale
+
+
+FOLLOWED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], dict[str, Any], bool]] = {
+    "small ops": (lambda x: (x @ x).tanh(), {}, True),
+    "a loss": (lambda x: torch.nn.functional.mse_loss(torch.nn.functional.gelu(x), x.detach()), {}, True),
+    "softmax in place of nothing": (lambda x: x.softmax(-1).exp(), {}, True),
+    "large results": (lambda x: x.repeat(10_000, 1).sin().sum(0), {}, False),
+    "saved statistics": (lambda x: torch.nn.functional.layer_norm(x, (4,)), {}, False),
+    "random numbers": (lambda x: torch.nn.functional.dropout(x), {}, False),
+    "a view of the argument": (lambda x: x.t(), {}, False),
+    "a write": (lambda x: x.clone().mul_(2) + x.detach().clone().add_(x), {}, True),
+    "numbers that gradients do not pass": (partly_constant, {}, False),
+    "a rule of its own": (Twice.apply, {}, False),
+    "a choice": (lambda x: tfn.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), {}, False),
+    "a checkpoint": (lambda x: tfn.checkpoint(torch.sin)(x), {}, False),
+    "verified": (lambda x: x.sin(), {"verify": True}, False),
+    "a derivative without one": (lambda x: tfn.grad(lambda x: torch.nn.functional.silu(x).sum())(x), {}, False),
+}
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_autograd_follows_small_programs_as_it_does_eager_code(name: str, request: pytest.FixtureRequest) -> None:
+    """Each program has eager's gradients either way; who computes them is told by the results' `grad_fn`."""
+    f, options, is_followed = FOLLOWED[name]
+    is_followed = is_followed and "by_nodes" not in request.fixturenames
+    x = torch.linspace(-1, 2, 16).reshape(4, 4).requires_grad_()
+    torch.manual_seed(0)
+    found = jit(f, **options)(x)
+    torch.manual_seed(0)
+    known = f(x)
+    assert torch.equal(found, known)
+    assert (found.grad_fn.name() != "_FunctionBackward") == is_followed
+    torch.testing.assert_close(*(torch.autograd.grad(y.sum(), x) for y in (found, known)))

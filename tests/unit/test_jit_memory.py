@@ -279,6 +279,7 @@ def test_taken_values_are_freed_when_they_were_read_last(count):
     assert program(*(torch.ones(2) for _ in range(count)))[0].equal(y)
 
 
+@pytest.mark.usefixtures("by_nodes")
 @pytest.mark.parametrize("retain", [False, True])
 def test_the_backward_frees_residuals_as_it_goes(retain):
     def f(x):

@@ -18,6 +18,8 @@ from torch.nn import functional as F
 import thunder_fn as tfn
 from thunder_fn.executors import inductor
 
+pytestmark = pytest.mark.usefixtures("by_nodes")
+
 Tensor = torch.Tensor
 
 

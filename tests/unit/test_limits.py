@@ -220,7 +220,7 @@ def whole_optimizer() -> object:
 
 @error
 def changed_before_backward() -> object:
-    inner = X.clone().requires_grad_() * 1
+    inner = X.repeat(100_000, 1).requires_grad_() * 1
     result = tfn.jit(lambda x: x.exp())(inner)
     with torch.no_grad():
         inner.mul_(2)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import array
+import datetime
 import functools
 import gc
 import importlib
+import os
 import sys
 import threading
+import time
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from time import time as clock
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +30,7 @@ from thunder_fn import cache_info, explain_misses, jit
 from thunder_fn.capture.outside import frames, values as outside
 from thunder_fn.errors import OutsideWarning, UnsupportedCall
 
+HERE = Path(__file__)
 FILLED_BY_THE_CALL = {"defaultdict"}
 """Rows in which the first call changes what it reads, so that the second is traced too."""
 
@@ -141,6 +147,69 @@ def test_a_number_that_always_changes_keeps_few_programs() -> None:
 # ---- what cannot be guarded ----
 
 
+@pytest.mark.parametrize(
+    ("ask", "name"),
+    [
+        (lambda: time.time(), "time.time"),
+        (lambda: clock(), "clock"),
+        (lambda: datetime.datetime.now().second, "datetime.datetime.now"),
+        (lambda: os.path.exists("x"), "os.path.exists"),
+        (lambda: HERE.exists(), "HERE.exists"),
+        (lambda: open(HERE).close() or 1, "open"),
+    ],
+)
+def test_answers_that_change_by_themselves_are_said_to_be_constants(ask: Callable[[], float], name: str) -> None:
+    with pytest.warns(OutsideWarning, match=rf"the answer of {name} in test_outside.py:\d+ is taken as a constant"):
+        jit(lambda x: x * ask())(X)
+    jit(lambda x: x * tfn.constant(time.time()))(X)
+
+
+def popping() -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]:
+    def make() -> Callable[..., torch.Tensor]:
+        held = [3.0, 2.0, 1.0]
+        return lambda x: x * held.pop()
+
+    return make(), make()
+
+
+def counting() -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]:
+    class Counting(nn.Module):
+        n = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.n += 1
+            return x * self.n
+
+    def make() -> Callable[..., torch.Tensor]:
+        module = Counting()
+        return lambda x: module(x)
+
+    return make(), make()
+
+
+@pytest.mark.parametrize("make", [popping, counting])
+def test_content_that_the_function_changes_after_it_has_read_it(
+    make: Callable[[], Sequence[Callable[..., torch.Tensor]]],
+) -> None:
+    ours, eager = make()
+    jitted = jit(ours)
+    for _ in range(3):
+        assert torch.equal(jitted(X), eager(X))
+
+
+def test_what_a_function_mode_does_is_done_once() -> None:
+    class Twice(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found = function(*args, **(kwargs or {}))
+            return found * 2 if function is torch.sin else found
+
+    f = jit(torch.sin)
+    for _ in range(2):
+        assert torch.equal(f(X), X.sin())
+        with Twice():
+            assert torch.equal(f(X), X.sin() * 2)
+
+
 def test_iterators_are_refused() -> None:
     numbers, endless, pairs = iter([1.0, 2.0]), (n for n in (1.0, 2.0)), zip([1.0], [2.0], strict=True)
     for f, name in (
@@ -230,6 +299,92 @@ def test_a_memo_that_the_first_call_fills() -> None:
     for _ in range(4):
         assert torch.equal(jitted(X), X * 2)
     assert cache_info(jitted).misses == 2
+
+
+class Kept:
+    """An object that a function keeps tensors in."""
+
+    def __init__(self) -> None:
+        self.last, self.state, self.log, self.parts = None, torch.zeros(3), [], {"n": 1}
+
+
+def _keeps(kind: str) -> tuple[Kept, Callable[[torch.Tensor], torch.Tensor]]:
+    kept, last = Kept(), None
+
+    def attributes(x):
+        kept.last, kept.parts["tree"] = x * 2, {"a": (x, x + 1)}
+        return x.sin()
+
+    def state(x):
+        kept.state = kept.state * 0.5 + x
+        return kept.state + 1
+
+    def first(x):
+        kept.last = x if kept.last is None else kept.last + x
+        return kept.last * 2
+
+    def appended(x):
+        kept.log.append(x * 2)
+        kept.log.extend([x, x.sin()])
+        return x
+
+    def filled_again(x):
+        kept.log.clear()
+        kept.log.append(x * 2)
+        return x
+
+    def method(x):
+        kept.parts.update(w=x * 3)
+        kept.parts.__setitem__("v", x)
+        return x
+
+    def cell(x):
+        nonlocal last
+        last = x * 2
+        return x
+
+    cell.get = lambda: last  # type: ignore[attr-defined]  # pyright: ignore[reportFunctionMemberAccess]
+    return kept, locals()[kind]
+
+
+KEPT = {"attributes": 1, "state": 1, "first": 2, "appended": 2, "filled_again": 2, "method": 4, "cell": 1}
+"""Functions that keep tensors, and the traces of four calls: `update` counts as a read of all."""
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_tensors_in_objects_from_outside_are_those_of_the_call(kind: str) -> None:
+    (kept, f), (ours, g) = _keeps(kind), _keeps(kind)
+    jitted = jit(g)
+    for step in range(4):
+        x = torch.full((3,), float(step))
+        assert torch.equal(jitted(x), f(x))
+        assert repr(vars(ours)) == repr(vars(kept))
+        found, expected = (getattr(one, "get", lambda: None)() for one in (g, f))
+        assert repr(found) == repr(expected)
+    assert cache_info(jitted).misses <= KEPT[kind]
+
+
+def test_tensors_that_hooks_keep_have_gradients() -> None:
+    found: dict[str, torch.Tensor] = {}
+    layer = nn.Linear(3, 3)
+    layer.register_forward_hook(lambda *given: found.update(out=given[-1] * 2))
+    jitted = jit(lambda x: layer(x).sum())
+    for _ in range(2):
+        jitted(X)
+    found["out"].sum().backward()
+    assert layer.bias.grad is not None and torch.equal(layer.bias.grad, torch.full((3,), 2.0 * X.numel() / 3))
+
+
+def test_a_tensor_between_the_items_of_a_list_is_refused() -> None:
+    items: list[object] = [1, 2]
+
+    def f(x):
+        items[0] = x * 2
+        return x
+
+    with pytest.raises(UnsupportedCall, match="between the items of a list"):
+        jit(f)(X)
+    assert items == [1, 2]
 
 
 # ---- around it ----

@@ -6,6 +6,7 @@ import abc
 import copy
 import importlib.metadata
 import pickle
+import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -780,6 +781,8 @@ def test_command(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert "1 aten.addmm" not in text and "1 addmm.default" in text and (tmp_path / "report.txt").read_text() == text
     assert (tmp_path / "trace.py").read_text().startswith("def Sequential(v0, v1, v2):")
+    assert "memory     64 B of parameters" in text and re.search(r"; then thunder_fn [\d.]+ (µs|ms), eager", text)
+    assert "torch/nn" not in text, "no line of PyTorch is shown as the user's"
 
 
 def number() -> int:

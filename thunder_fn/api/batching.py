@@ -14,7 +14,7 @@ from thunder_fn.capture import TENSOR, Alias, Captured, Shared, current, pytree
 from thunder_fn.capture.apply import part, view_again, view_of_written, write
 from thunder_fn.capture.failures import check_aliases
 from thunder_fn.capture.scopes import user_source
-from thunder_fn.errors import VmapError, kind_of, spelled
+from thunder_fn.errors import VmapError, is_int, kind_of, spelled
 from thunder_fn.interpreters.vmap import vmap as vmap_trace
 from thunder_fn.ir.trace import Trace, as_dim, type_of_value
 from thunder_fn.jitted import Jitted
@@ -422,7 +422,7 @@ def check_dim(leaf: Any, dim: Any, path: str, name: str) -> int | None:
     """The dim counted from the front."""
     if dim is None:
         return None
-    if isinstance(dim, bool) or not isinstance(dim, int):
+    if not is_int(dim):
         raise VmapError(f"{name}: the batch dim of {path} is an int or None, given {dim!r}")
     if not isinstance(leaf, torch.Tensor):
         raise VmapError(

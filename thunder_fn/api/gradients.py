@@ -26,6 +26,7 @@ from thunder_fn.errors import (
     ArgnumError,
     NonScalarLoss,
     NotDifferentiable,
+    is_int,
     kind_of,
     spelled,
 )
@@ -240,7 +241,7 @@ def frozen_argnums(argnums: Any) -> Argnums:
         return argnums
     if not argnums:
         raise ArgnumError(f"argnums must be non-empty, given {argnums!r}")
-    if any(isinstance(number, bool) or not isinstance(number, int) for number in argnums):
+    if any(not is_int(number) for number in argnums):
         raise ArgnumError(f"argnums elements must be int, given {argnums!r}")
     return tuple(argnums)
 

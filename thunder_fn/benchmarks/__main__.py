@@ -16,6 +16,7 @@ from thunder_fn.progress import tracked
 
 NAMES = (
     *("call", "checkpoint", "compile", "compiled", "control_flow", "distributed", "dynamic", "gpu"),
+    "growth",
     *("models", "plan", "quantize", "trace", "train", "transforms"),
 )
 MODULES = {"models": "pretrained"}

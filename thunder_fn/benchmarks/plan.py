@@ -199,7 +199,9 @@ SPLIT = {
     **dict.fromkeys(("*.q_proj.weight", "*.k_proj.weight", "*.v_proj.weight"), "column"),
     **dict.fromkeys(("*.gate_proj.weight", "*.up_proj.weight"), "column"),
     **dict.fromkeys(("*.o_proj.weight", "*.down_proj.weight"), "row"),
+    "lm_head.weight": "column",
 }
+"""torchtitan's plan, but for losses, norms and residuals, which it splits too."""
 LENGTH, WORDS = 8192, 128256
 
 

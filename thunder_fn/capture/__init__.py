@@ -291,11 +291,12 @@ def capture(  # noqa: PLR0913 - options, by keyword
 @dataclass(frozen=True, slots=True)
 class _Wanted:
     """Findings of captures of a function for the next one: numbers in the state of objects that
-    have to be inputs, and the objects.
+    have to be inputs, and the objects; places of others that it reads and writes tensors to.
     """
 
     places: frozenset[Any]
     met: dict[int, tuple[Any, str]] = dataclasses.field(default_factory=dict)
+    written: dict[Any, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
 
 
 def _grad_mode(differentiated: Collection[int] | None) -> AbstractContextManager[Any]:
@@ -371,7 +372,9 @@ class _Attempt:
             is_of_call=asked.known is not None,
         )
         if wanted is not None:
-            self.recorder.kept = Kept(self.recorder, wanted.places, met=wanted.met)
+            self.recorder.kept = Kept(
+                self.recorder, wanted.places, met=wanted.met, places=wanted.written
+            )
         self.is_off = asked.grad_off or not torch.is_grad_enabled()
 
     def run(self) -> Captured:
@@ -571,7 +574,9 @@ def _grads(recorder: Recorder, positions: Mapping[int, int]) -> Iterator[GradRea
 
 def _is_inner(leaf: Any) -> bool:
     """Test for a tensor inside of autograd's graph."""
-    return isinstance(leaf, torch.Tensor) and leaf.requires_grad and not leaf.is_leaf
+    return (
+        isinstance(leaf, torch.Tensor) and leaf.requires_grad and internals.is_leaf(leaf) is False
+    )
 
 
 def _strides_of(result: Any) -> tuple[Dim, ...] | None:
@@ -688,7 +693,7 @@ def _own_leaves(recorder: Recorder, results: list[Any]) -> Iterator[tuple[int, b
             isinstance(leaf, torch.Tensor)
             and not is_wrapped(leaf)
             and leaf.requires_grad
-            and leaf.is_leaf
+            and internals.is_leaf(leaf)
         ):
             var = recorder.var_of(leaf)
             if var is not None and var.index not in given:
@@ -704,7 +709,8 @@ def _check_own_leaves(
     """Refuse a result whose backward outside would have to reach a leaf that the function made."""
     if not own:
         return
-    roots = [internals.node_of(leaf) for leaf in results if not recorder.gradients.is_freed(leaf)]
+    inner = (leaf for leaf in results if _is_inner(leaf) and not recorder.gradients.is_freed(leaf))
+    roots = list(map(internals.node_of, inner))
     behind = {id(getattr(node, "variable", None)) for node in internals.nodes_behind(roots)}
     if any(id(results[place]) in behind for place, _ in own):
         name = getattr(f, "__name__", type(f).__name__)

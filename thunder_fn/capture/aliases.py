@@ -31,8 +31,8 @@ class Alias:
     It has sizes, strides, and an offset from the beginning of that tensor. The unit of the offset
     is an element of the result; a real number, if one of them is complex and the other is not.
     `bits` are the ops that make the result of what lies in memory. `is_written`: the function
-    writes to the source. `is_of_result`: the source is another result, by position, and has the
-    same layout.
+    writes to the source. `is_of_result`: the source is another result, by position, with the
+    strides `within`; or with the same layout, if that is None.
     """
 
     result: int
@@ -44,6 +44,7 @@ class Alias:
     bits: tuple[Any, ...] = ()
     is_written: bool = True
     is_of_result: bool = False
+    within: tuple[int, ...] | None = None
 
     @property
     def is_symbolic(self) -> bool:
@@ -52,7 +53,7 @@ class Alias:
 
     def of(self, source: torch.Tensor) -> torch.Tensor:
         """The result, as a view of the source."""
-        if self.is_of_result:
+        if self.is_of_result and self.within is None:
             return functools.reduce(lambda value, view: view(value), self.bits, source)
         for view in internals.bits_in_memory(source):
             source = view(source)
@@ -66,6 +67,12 @@ class Alias:
         for view in self.bits:
             found = view(found)
         return found
+
+    def of_result(self, source: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """The result, as a view of the source; its value, if an executor has laid the source out
+        in its own way.
+        """
+        return self.of(source) if self.within in (None, source.stride()) else value
 
     def among(self, variables: Sequence[Var], source: torch.Tensor, *values: Any) -> torch.Tensor:
         """The same with expressions over symbols, which the variables bind that have these
@@ -89,10 +96,8 @@ def aliases_of(
 ) -> Iterator[Alias]:
     """Find results that show memory of arguments and of tensors from outside.
 
-    Of what the function writes to, they are found where that is contiguous. Elsewhere a write may
-    leave values in another layout in the trace than in memory. Of an expanded tensor autograd gives
-    each element of a view by its place in memory the mean of the gradients there, so that no view
-    is taken.
+    Of an expanded tensor autograd gives each element of a view by its place in memory the mean of
+    the gradients there, so that no view is taken.
     """
     if recorder.outer is not None:
         return
@@ -107,6 +112,8 @@ def aliases_of(
         for source, tracer in reversed(recorder.sources(tracers))
         if id(tracer) not in changed
     }
+    with internals.no_torch_function():
+        wholes = _wholes(results)
     for place, leaf in enumerate(results):
         if not isinstance(leaf, internals.Tracer):
             continue
@@ -119,14 +126,12 @@ def aliases_of(
             value = internals.inner_fake(leaf)
             source, tracer = memories.get(internals.storage_id(value), (0, leaf))
             if not found and tracer is not leaf and not (leaf.requires_grad and overlaps(tracer)):
-                found.append(_of_unchanged(place, value, source, internals.inner_fake(tracer)))
+                found.append(_in_memory(place, value, source, internals.inner_fake(tracer)))
             if not found:
-                found.append(_of_result(place, value, results))
-        for alias in found:
-            if alias is not None:
-                symbols = set(symbols_in((*alias.size, *alias.stride, alias.offset)))
-                if symbols <= bound:
-                    yield alias
+                found.append(_of_result(place, value, wholes))
+        for alias in filter(None, found):
+            if set(symbols_in((*alias.size, *alias.stride, alias.offset))) <= bound:
+                yield alias
 
 
 def _of_written(
@@ -137,43 +142,75 @@ def _of_written(
     tracer: torch.Tensor,
 ) -> Alias | None:
     """A result in the memory of a written tensor."""
-    whole = internals.inner_fake(tracer)
-    bits = internals.bits_in_memory(leaf) or internals.bits_in_memory(tracer)
-    if bits or not tracer.is_contiguous() or not whole.is_contiguous():
+    if isinstance(target, int):
+        var = recorder.inputs[target]
+    else:
+        var = next(var for tensor, _, var in recorder.lifted() if tensor is target)
+    given = next(fake for fake, known in recorder.fakes() if known == var)
+    views = recorder.history.views_to(leaf, tracer)
+    if views is None or overlaps(given):
         return None
-    values = recorder.history.way_to(leaf, tracer)
-    # of the values, since a write leaves a value without the offset that the argument has
-    offset = None if values is None else _offset(*values)
-    if offset is None:
-        return None
-    size, stride = tuple(map(as_dim, leaf.shape)), tuple(map(as_dim, leaf.stride()))
-    return Alias(place, target, size, stride, offset, leaf.dtype)
+    whole, *_, value = internals.laid_out_as(views, given)
+    return _in_memory(place, value, target, whole, is_written=True)
 
 
-def _of_unchanged(
-    place: int, value: torch.Tensor, source: int | torch.Tensor, whole: torch.Tensor
+def _in_memory(
+    place: int,
+    value: torch.Tensor,
+    source: int | torch.Tensor,
+    whole: torch.Tensor,
+    *,
+    is_written: bool = False,
 ) -> Alias | None:
-    """A result in the memory of a tensor that nothing is written to: both as fake tensors lie as
-    in eager mode.
-    """
-    offset = _offset((value, whole))
+    """A result in the memory of a source, both of which lie as in eager mode."""
+    offset = _offset(value, whole)
     if offset is None:
         return None
     size, stride = tuple(map(as_dim, value.shape)), tuple(map(as_dim, value.stride()))
     bits = internals.bits_in_memory(value)
-    return Alias(place, source, size, stride, offset, value.dtype, bits, is_written=False)
+    return Alias(place, source, size, stride, offset, value.dtype, bits, is_written)
 
 
-def _of_result(place: int, value: torch.Tensor, results: Sequence[Any]) -> Alias | None:
-    """A result that is another one with a conjugate or negative bit."""
-    bits = internals.bits_in_memory(value)
-    for other, leaf in enumerate(results):
-        if bits and isinstance(leaf, internals.Tracer):
-            whole = internals.inner_fake(leaf)
-            if not internals.bits_in_memory(whole) and _lies(whole) == _lies(value):
-                kind = value.dtype, bits
-                return Alias(place, other, (), (), 0, *kind, is_written=False, is_of_result=True)
-    return None
+def _wholes(results: Sequence[Any]) -> dict[int, tuple[int, torch.Tensor]]:
+    """The result, with its position, that shows most of each memory, by the memory's id."""
+    found = dict[int, tuple[int, torch.Tensor]]()
+    for place, leaf in enumerate(results):
+        if not isinstance(leaf, internals.Tracer):
+            continue
+        value = internals.inner_fake(leaf)
+        memory = internals.storage_id(value)
+        if memory not in found or _extent(value) > _extent(found[memory][1]):
+            found[memory] = place, value
+    return found
+
+
+def _extent(value: torch.Tensor) -> tuple[int, bool]:
+    """The number of bytes that a tensor fills without a gap, 0 if that is unknown; and whether it
+    has no bits.
+    """
+    span = internals.span(value)
+    is_full = span is not None and value.numel() * value.itemsize == span[1] - span[0]
+    size = span[1] - span[0] if span is not None and is_full else 0
+    return size, not internals.bits_in_memory(value)
+
+
+def _of_result(
+    place: int, value: torch.Tensor, wholes: dict[int, tuple[int, torch.Tensor]]
+) -> Alias | None:
+    """A result that lies in the memory of another one."""
+    other, whole = wholes[internals.storage_id(value)]
+    if other == place:
+        return None
+    if _lies(whole) == _lies(value) and not internals.bits_in_memory(whole):
+        bits = internals.bits_in_memory(value)
+        alias = Alias(place, other, (), (), 0, value.dtype, bits, is_written=False)
+        return dataclasses.replace(alias, is_of_result=True) if bits else None
+    spans = internals.span(whole), internals.span(value)
+    if spans[0] is None or spans[1] is None or not _extent(whole)[0]:
+        return None
+    is_inside = spans[0][0] <= spans[1][0] and spans[1][1] <= spans[0][1]
+    alias = _in_memory(place, value, other, whole) if is_inside else None
+    return alias and dataclasses.replace(alias, is_of_result=True, within=tuple(whole.stride()))
 
 
 def _lies(value: torch.Tensor) -> tuple[Any, ...]:
@@ -182,20 +219,16 @@ def _lies(value: torch.Tensor) -> tuple[Any, ...]:
     return internals.storage_id(value), value.dtype, *map(as_dim, numbers)
 
 
-def _offset(*pairs: tuple[torch.Tensor, torch.Tensor]) -> Any:
-    """The offset of a result in its source, in the unit that `Alias` has. A result lies in the
-    second of the first pair; that lies where the first of the next pair is.
-
-    Returns:
-        None where their elements do not fit.
+def _offset(result: torch.Tensor, source: torch.Tensor) -> Any:
+    """The offset of a result in its source, in the unit that `Alias` has; None where their elements
+    do not fit.
     """
-    result, source = pairs[0][0], pairs[-1][1]
     is_pair = result.is_complex() and not source.is_complex()
     unit = result.itemsize // 2 if is_pair else result.itemsize
-    if any(one.itemsize % unit for pair in pairs for one in pair):
+    if any(one.itemsize % unit for one in (result, source)):
         return None
     first: Callable[[torch.Tensor], Any] = lambda one: one.storage_offset() * (one.itemsize // unit)
-    return as_dim(sum(first(here) - first(there) for here, there in pairs))
+    return as_dim(first(result) - first(source))
 
 
 def _memory(tracer: torch.Tensor) -> int:

@@ -29,12 +29,10 @@ from thunder_fn.ir.equations import makers, needed
 from thunder_fn.ir.symbols import (
     Symbol,
     bind,
-    binders,
     made_by,
     specialize,
     specialize_atom,
     specialize_equation,
-    symbols_in,
 )
 from thunder_fn.ir.trace import (
     Arg,
@@ -539,56 +537,6 @@ def viewed(trace: Trace, atom: Atom, is_step: Callable[[Equation], bool]) -> Var
     """The variable from which an atom comes by such steps, which have one operand."""
     way = _way(makers(trace.equations), atom, None, is_step)
     return None if way is None else way[0]
-
-
-def views_after(
-    trace: Trace, atom: Atom, start: Var, *, has_bits: bool
-) -> Callable[..., torch.Tensor] | None:
-    """The views by which an atom comes from a variable, as a function of that and of the trace's
-    inputs; None if it comes otherwise.
-
-    `has_bits`: the tensor in place of the variable has a conjugate or negative bit.
-    """
-    steps = _steps_after(trace, atom, start)
-    if steps is None:
-        return None
-    bound = set(binders(trace.inputs))
-    for equation, _ in steps:
-        if not set(symbols_in(equation)) <= bound | set(binders(equation.operands)):
-            return None
-        if has_bits and equation.op.name == "aten.view_as_real.default":
-            return None
-
-    def view(value: torch.Tensor, *inputs: Any) -> torch.Tensor:
-        known = bind(trace.inputs, inputs)
-        for equation, index in steps:
-            step = specialize_equation(equation, {**known, **bind(equation.operands, [value])})
-            args, options = python_args(step, lambda _, value=value: value)
-            value = ops.flatten_result(ops.overload(step.op)(*args, **options))[index]
-        return value
-
-    return view
-
-
-def _steps_after(trace: Trace, atom: Atom, start: Var) -> list[tuple[Equation, int]] | None:
-    """The views by which an atom comes from a variable, or from what is computed like it.
-
-    A value with bits is made of its memory for each use.
-    """
-    known = makers(trace.equations)
-    way = _way(known, atom, start, is_view_step)
-    if way is not None and way[0] == start:
-        return way[1]
-    first = _way(known, start, None, is_layout)
-    way = _way(known, atom, None, is_layout)
-    if first is None or way is None or way[0] != first[0]:
-        return None
-    same = [equation.op for equation, _ in first[1]]
-    rest = way[1][len(same) :]
-    if [equation.op for equation, _ in way[1]][: len(same)] != same or not same:
-        return None
-    is_exact = all(equation.op in facts.COPIES_OF_VIEWS for equation, _ in first[1])
-    return rest if is_exact and all(is_view_step(equation) for equation, _ in rest) else None
 
 
 def is_view_step(equation: Equation) -> bool:

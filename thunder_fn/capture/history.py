@@ -21,7 +21,7 @@ from thunder_fn.capture.overlaps import check_overlaps
 from thunder_fn.capture.replaced.autograd_functions import AUTOGRAD_FUNCTION
 from thunder_fn.errors import AliasedMutation
 from thunder_fn.ir import ops
-from thunder_fn.ir.trace import Literal, Op, Var, as_dim
+from thunder_fn.ir.trace import Literal, Op, Var
 
 if TYPE_CHECKING:
     from thunder_fn.capture.recorded import Leaf
@@ -358,28 +358,25 @@ class History:
             ]
         return found
 
-    def way_to(
-        self, result: torch.Tensor, source: torch.Tensor
-    ) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
-        """The values, in pairs in one memory, that lead from a result to a source in whose memory
-        it lies: over the links between, backwards; None where there are none, or a value between
-        has other strides than the memory that it stands for.
+    def views_to(self, result: torch.Tensor, source: torch.Tensor) -> list[Memory] | None:
+        """The memories whose views, one of another, lead to a result from the memory of a source,
+        over the links between; None where a link leads to a part of a memory.
         """
         at = internals.storage_id
-        found, goal = list[tuple[torch.Tensor, torch.Tensor]](), at(internals.memory_in(source))
-        value, memory = internals.inner_fake(result), at(internals.memory_in(result))
-        while memory != goal:
-            pairs = ((one.source, one.alias()) for one in self._links)
-            link = next(((a, b) for a, b in pairs if b is not None and at(b) == memory), None)
-            if link is None:
-                return None
-            whole = internals.read_memory(link[1])
-            strides = [tuple(map(as_dim, one.stride())) for one in (whole, link[0])]
-            if value is not whole and strides[0] != strides[1]:
-                return None
-            found.append((value, whole))
-            value, memory = internals.read_memory(link[0]), at(link[0])
-        return [*found, (value, internals.inner_fake(source))]
+        goal = at(internals.memory_in(source))
+        ways, seen = [[internals.memory_in(result)]], {at(internals.memory_in(result))}
+        for way in ways:
+            if at(way[0]) == goal:
+                return way
+            for link in self._links:
+                alias = link.alias()
+                for here, there in ((alias, link.source), (link.source, alias)):
+                    if here is None or there is None or at(there) in seen:
+                        continue
+                    if at(here) == at(way[0]) and internals.is_whole(here):
+                        seen.add(at(there))
+                        ways.append([there, *way])
+        return None
 
     def others(self, memory: Memory) -> bool:
         """Test whether another memory that lives has the same values."""

@@ -6,6 +6,9 @@ its new value, which the program's epilogue stores in each call. A number that t
 or that a schedule changes between calls, is a `Feed`: an input of the trace that the program reads
 from its place in each call. Tensors are closed over and changed in place, as any others.
 
+Of other objects, dicts, lists and cells from outside only the places count to which the function
+writes tensors (`Kept.stored`). One that it also reads is a `Feed`.
+
 `KeptState` holds everything else that the trace depends on. A program is guarded by it.
 """
 
@@ -26,6 +29,8 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
 from thunder_fn.capture.numbers.arguments import is_number
 from thunder_fn.capture.outside import frames
+from thunder_fn.capture.outside.reads import ABSENT
+from thunder_fn.capture.supported import EscapedValue
 from thunder_fn.errors import UnsupportedCall, kind_of, with_article
 from thunder_fn.ir.rules import chosen
 from thunder_fn.ir.symbols import Symbol, number_symbol
@@ -59,17 +64,14 @@ KINDS: tuple[type, ...] = (
     torch.amp.GradScaler,
 )
 """Classes whose objects are kept."""
+_DEEP = 4
+"""Containers in containers that are looked into for tensors of a trace."""
 _FIRST = 1000
 """The number of the first symbol of a feed. Those of arguments come before."""
 
 
-class _Absent:
-    def __repr__(self) -> str:
-        return "ABSENT"
-
-
-ABSENT: Any = _Absent()
-"""Stand-in for the value of an entry that is not there."""
+APPENDED: Any = type("Appended", (), {"__repr__": lambda self: "APPENDED"})()
+"""The key of what is appended to a list."""
 GRAD: Any = "grad"
 
 
@@ -138,6 +140,10 @@ def put(holder: Any, key: Any, value: Any) -> None:
     """Store a value in an entry of a container, in all of it, or in the `.grad` of a tensor."""
     if isinstance(holder, torch.Tensor):
         holder.grad = None if value is ABSENT else value
+    elif isinstance(holder, types.CellType):
+        holder.cell_contents = value
+    elif key is APPENDED:
+        holder.extend(value)
     elif key is None:
         _refill(holder, value)
     elif value is ABSENT:
@@ -176,6 +182,7 @@ class Kept:
     Args:
         wanted: places whose numbers have to be fed, from a capture before this one.
         met: the objects that the function can reach, from captures before this one.
+        places: places of other objects that it reads and writes tensors to, from such captures.
     """
 
     recorder: Recorder
@@ -186,6 +193,8 @@ class Kept:
     steps: list[tuple[Any, Any]] = field(default_factory=list)
     given: dict[Place, Any] = field(default_factory=dict)
     met: dict[int, tuple[Any, str]] = field(default_factory=dict)
+    places: dict[Place, tuple[Any, Any]] = field(default_factory=dict)
+    empty: list[list[Any]] = field(default_factory=list[list[Any]])
     lists: dict[Place, Any] = field(default_factory=dict)
     tensors: list[tuple[Feed, torch.Tensor]] = field(default_factory=list)
     items: dict[int, tuple[torch.Tensor, Any]] = field(default_factory=dict)
@@ -245,6 +254,8 @@ class Kept:
         """Watch what a capture before this one has met."""
         for value, path in tuple(self.met.values()):
             self.take(value, path)
+        for holder, key in self.places.values():
+            self._feed(holder, key, holder[key])
 
     def _note(self, container: Any) -> None:
         """Remember the content of a container, and of those in it."""
@@ -362,7 +373,49 @@ class Kept:
         ]
         if moving or (found and not self.recorder.symbolic):
             raise MustFeed(self.wanted | frozenset(moving))
-        return [self._effect(holder, key, value, static) for holder, key, value in found]
+        changed = [(holder, key, now) for holder, key, _, now in self.moved_tensors()]
+        return [self._effect(holder, key, value, static) for holder, key, value in found + changed]
+
+    def moved_tensors(self) -> list[tuple[Any, Any, Any, Any]]:
+        """The places of other objects that the function writes tensors to: holder, key, the value
+        before and now.
+
+        Raises:
+            MustFeed: it reads the tensor that was there, which is another one in the next call.
+            UnsupportedCall: some items of a list are new, and others are not.
+        """
+        found, before = list(self.stored()), len(self.places)
+        watch = frames.observer()
+        for holder, key, old, now in found:
+            if key is None and isinstance(holder, list) and any(a is b for a in old for b in now):
+                what = "the function puts a tensor between the items of a list from outside"
+                fix = "Append it, or store it in a dict or in an attribute."
+                raise UnsupportedCall(what, source=None, fix=fix)
+            place, is_read = (id(holder), key), watch and ("key", id(holder), key) in watch.edges
+            if is_read and isinstance(now, torch.Tensor) and _is_plain(old):
+                self.places.setdefault(place, (holder, key))
+            if key is APPENDED and not old:  # it may be emptied before
+                self.empty.append(holder)
+        if len(self.places) > before:
+            raise MustFeed(self.wanted)
+        return found
+
+    def stored(self) -> Iterator[tuple[Any, Any, Any, Any]]:
+        """Find tensors of the trace in places outside: holder, key, the value before and now."""
+        watch = frames.observer()
+        if watch is None or self.recorder.outer is not None:
+            return
+        for (kind, _, key), (holder, old) in tuple(watch.before.items()):
+            if kind == "cell":
+                now = ABSENT if _is_empty(holder) else holder.cell_contents
+            else:
+                now = holder.get(key, ABSENT) if kind == "key" else ABSENT
+            is_other = id(holder) not in self.contents and id(holder) not in watch.contents
+            if is_other and _has_tracers(now):
+                yield holder, key, old, now
+        for held, before in watch.contents.values():
+            if id(held) not in self.contents and _has_tracers(held):
+                yield from _stored_in(held, before)
 
     def _is_moving(self, holder: Any, key: Any, now: Any) -> bool:
         before = self.contents[id(holder)][1]
@@ -423,28 +476,41 @@ class Kept:
         )
 
     def _refused(self, holder: Any, key: Any, value: Any) -> UnsupportedCall:
-        owner = next(iter(self.objects.values()))[0]
+        owner = next((owner for owner, _ in self.objects.values()), None)
+        who, fix = "the function", "Return it, and store it outside of the jitted function."
+        if owner is not None:
+            who = f"a step of {with_article(type(owner).__name__)} from outside"
+            fix = "Call the step outside of the jitted function."
         what = (
-            f"a step of {with_article(type(owner).__name__)} from outside stores {kind_of(value)}"
-            f" under {key!r}, which a program cannot make anew in each call"
+            f"{who} stores {kind_of(value)} under {key!r}, which a program cannot make anew in each"
+            " call"
         )
-        return UnsupportedCall(
-            what, source=None, fix="Call the step outside of the jitted function."
-        )
+        return UnsupportedCall(what, source=None, fix=fix)
 
     def state(self) -> tuple[KeptState, ...]:
         """The guards of the objects: all that they held before, but for the feeds."""
-        if not self.objects or not self.recorder.symbolic:
+        is_whole = bool(self.objects) and self.recorder.symbolic
+        if not (is_whole or self.places or self.empty):
             return ()
-        name = ", ".join(path for _, path in self.objects.values())
-        contents, fed = tuple(self.contents.values()), frozenset(self.given)
+        name = ", ".join(path for _, path in self.objects.values()) or "what it stores tensors in"
+        contents, fed = tuple(self.contents.values()) if is_whole else (), frozenset(self.given)
+        contents += tuple((one, []) for one in self.empty)
         tensors = tuple((feed.holder, feed.key) for feed, _ in self.tensors)
         numbers = tuple(self.feeds)
-        return (KeptState(name, contents, fed, numbers, wanted=self.wanted, tensors=tensors),)
+        places = tuple((*one, self.given[place]) for place, one in self.places.items())
+        options: dict[str, Any] = {"wanted": self.wanted, "tensors": tensors, "places": places}
+        return (KeptState(name, contents, fed, numbers, **options),)
 
     def restore(self) -> None:
         """Give the objects back what they held before."""
         self.give_up()
+        for holder, key, before, _ in tuple(self.stored()):
+            if key is APPENDED:
+                put(holder, None, before)
+            elif isinstance(holder, types.CellType) and before is ABSENT:
+                del holder.cell_contents
+            else:
+                put(holder, key, before)
         for container, before in self.contents.values():
             if isinstance(container, dict):
                 for key in [key for key in container if key not in before]:
@@ -478,6 +544,48 @@ def _type_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     is_plain = not tensor.is_conj() and not tensor.is_neg()
     place = tensor.dtype, tensor.shape, tensor.stride(), tensor.device
     return *place, tensor.requires_grad, type(tensor), is_plain
+
+
+def _stored_in(held: Any, before: Any) -> Iterator[tuple[Any, Any, Any, Any]]:
+    """Find tensors of the trace that a list or dict did not hold before."""
+    if isinstance(held, dict):
+        for key, now in tuple(_entries(held)):
+            if now is not before.get(key, ABSENT) and _has_tracers(now):
+                yield held, key, before.get(key, ABSENT), now
+    elif len(held) >= len(before) and all(a is b for a, b in zip(before, held, strict=False)):
+        yield held, APPENDED, before, held[len(before) :]
+    else:
+        yield held, None, before, list(held)
+
+
+def _has_tracers(value: Any) -> bool:
+    """Test for tensors of the trace in a value. Those of a function inside it are lost, as under
+    torch.func.
+    """
+    kinds = set(map(type, _leaves(value, _DEEP)))
+    is_lost = any(issubclass(kind, EscapedValue) for kind in kinds)
+    return not is_lost and any(issubclass(kind, internals.Tracer) for kind in kinds)
+
+
+def _leaves(value: Any, depth: int) -> Iterator[Any]:
+    """The leaves of a value; no code of the user's classes runs."""
+    if not issubclass(type(value), (list, tuple, dict)) or not depth:
+        yield value
+        return
+    for item in tuple(dict.values(value) if issubclass(type(value), dict) else value):
+        yield from _leaves(item, depth - 1)
+
+
+def _is_plain(value: Any) -> bool:
+    """Test for a tensor that a program can be given instead of another one."""
+    return isinstance(value, torch.Tensor) and not value.requires_grad
+
+
+def _is_empty(cell: types.CellType) -> bool:
+    try:
+        return cell.cell_contents is ABSENT
+    except ValueError:
+        return True
 
 
 def _is_scalar(value: Any) -> bool:
@@ -526,6 +634,7 @@ class KeptState:
     wanted: frozenset[Place] = frozenset()
     refused: frozenset[Place] = frozenset()
     tensors: tuple[tuple[Any, Any], ...] = ()
+    places: tuple[tuple[Any, Any, torch.Tensor], ...] = ()
     quick: Callable[[], bool] | None = None
     slow: tuple[tuple[Any, Any], ...] = ()
 
@@ -547,6 +656,8 @@ class KeptState:
             return False
         if not quick:
             self.prepare()
+        if self._unfed():
+            return False
         fed = [id(holder[key]) for holder, key in self.tensors]
         if len(set(fed)) < len(fed):
             return False
@@ -585,6 +696,14 @@ class KeptState:
             type(a) is type(b) and is_number(a) for a, b in pairs
         )
 
+    def _unfed(self) -> list[Any]:
+        """The keys of places that no longer hold a tensor like the one of the trace."""
+        return [
+            key
+            for holder, key, before in self.places
+            if not self._is_fed(holder, key, before, holder.get(key, ABSENT))
+        ]
+
     def moved(self) -> frozenset[Place]:
         """The places of numbers that should be fed: those that were, and those that have changed
         since.
@@ -603,6 +722,8 @@ class KeptState:
     def change(self) -> str:
         """Describe the change; empty if nothing has changed."""
         pair = next((pair for pair in self.contents if not self._matches(pair)), None)
+        if pair is None and (keys := self._unfed()):
+            return f"another kind of value is stored under {', '.join(map(repr, keys))}"
         if pair is None:
             return "" if self() else f"a decision about the numbers of {self.path} comes out anew"
         now, before = dict(_entries(pair[0])), dict(_entries(pair[1]))

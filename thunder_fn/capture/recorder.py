@@ -53,6 +53,7 @@ from thunder_fn.capture.supported import (
 )
 from thunder_fn.errors import ThunderError, TracedFunctionError, UnsupportedCall
 from thunder_fn.ir import ops
+from thunder_fn.ir.memos import kept_of_ops
 from thunder_fn.ir.nesting import make_room
 from thunder_fn.ir.trace import (
     Arg,
@@ -86,6 +87,17 @@ def _number_of(symbol: Any) -> Any:
     """The number for which an unbacked symbol stands, if the innermost capture knows it."""
     recorder = current()
     return None if recorder is None else recorder.values.number(symbol)
+
+
+@kept_of_ops(2**16)
+def _type_of_layout(layout: internals.Layout) -> TensorType:
+    return TensorType(layout.dtype, layout.shape, layout.device)
+
+
+def _type_of(value: Any) -> Type:
+    """The type of a result; the same object for results of one layout."""
+    layout = internals.layout_of(value)
+    return type_of_value(value) if layout is None else _type_of_layout(layout)
 
 
 CHANGED = (
@@ -549,9 +561,11 @@ class Recorder:
             self._on_higher_order(func, args, kwargs)
         if func.namespace in ("prim", "profiler"):
             return
-        if str(func) in SAME:
-            func, args, kwargs = SAME[str(func)](*args, **kwargs)
-        name = str(func)
+        op = ops.leaf(func)
+        if op.name in SAME:
+            func, args, kwargs = SAME[op.name](*args, **kwargs)
+            op = ops.leaf(func)
+        name = op.name
         if name in LIFTS:
             self._bind_fresh(args[0], result)
         elif name in ALIASES and not (
@@ -561,7 +575,7 @@ class Recorder:
         elif name in PHYSICAL:
             self._record_physical(PHYSICAL[name], args[0], result)
         else:
-            self._record(ops.RESHAPE if name in RESHAPES else ops.leaf(func), args, kwargs, result)
+            self._record(ops.RESHAPE if name in RESHAPES else op, args, kwargs, result)
 
     def _on_other_thread(self, func: Any) -> ThunderError:
         """Refuse a use of a tracer in a thread that is not the capture's. The thread and the
@@ -624,7 +638,7 @@ class Recorder:
             check_forward_mode(self.source)
         if ops.is_random(op):
             self.draws += 1
-        types = tuple(map(type_of_value, values))
+        types = tuple(map(_type_of, values))
         new_args, new_kwargs = promoted(self, new_args, new_kwargs, types)
         outputs = tuple(map(self.fresh, types))
         leaf = Leaf(op, new_args, new_kwargs, outputs, self.source)

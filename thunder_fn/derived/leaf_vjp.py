@@ -287,6 +287,7 @@ def ruled(trace: Trace) -> Mask:
     )
 
 
+@kept_of_ops(65536)
 def _is_ruled(single: Trace) -> bool:
     (equation,) = single.equations
     if equation.op.name in _OTHERWISE:
@@ -302,6 +303,28 @@ def _is_ruled(single: Trace) -> bool:
         return False
     except CANNOT:
         return _has_rule(single, wanted, followed)
+
+
+def is_autograds(trace: Trace) -> bool:
+    """Test whether autograd's derivatives of leaves, of any order, are those of our rules: neither
+    an op nor its backward has a rule of another kind.
+    """
+    return not any(ruled(trace)) and not any(
+        map(_has_ruled_backward, dict.fromkeys(map(alone, trace.equations)))
+    )
+
+
+@kept_of_ops(65536)
+def _has_ruled_backward(single: Trace) -> bool:
+    (equation,) = single.equations
+    wanted = tuple(is_differentiable(var.type) for var in equation.operands)
+    followed = tuple(is_differentiable(var.type) for var in equation.outputs)
+    if not any(wanted) or not any(followed) or ops.is_constant(equation.op):
+        return False
+    rule = vjp_rule(single, wanted, followed)
+    return isinstance(rule, Trace) or any(
+        one.op.name in _OTHERWISE or one.op.kind != "leaf" for one in rule.backward.equations
+    )
 
 
 def _has_rule(single: Trace, wanted_inputs: Mask, wanted_outputs: Mask) -> bool:

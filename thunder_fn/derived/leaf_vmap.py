@@ -23,7 +23,7 @@ from thunder_fn.derived.attempts import Attempt, Declined, first_rule
 from thunder_fn.derived.decompositions import NOT_BATCHED
 from thunder_fn.derived.leaf_vjp import call_leaf, close_recording, decomposition
 from thunder_fn.derived.quirks import attention, collectives
-from thunder_fn.derived.quirks.batching import KNOWN, Batch, rule_of
+from thunder_fn.derived.quirks.batching import KNOWN, WRONG, Batch, rule_of
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.constraints import equations_between, fixes_numbers, pinned
 from thunder_fn.ir.memos import kept_of_ops
@@ -109,7 +109,7 @@ class VmapQuestion:
         numbers.
         """
         op = self.equation.op
-        ours = ops.is_collective(op) or op.name in attention.KERNELS
+        ours = ops.is_collective(op) or op.name in attention.KERNELS or op.name in WRONG
         return op.name in KNOWN and (ours or _has_symbols(self.single, self.size))
 
 

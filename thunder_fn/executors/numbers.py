@@ -24,28 +24,31 @@ CONVERTING = frozenset(
 EXACT = 2**53
 
 
-def number_of(equation: Equation) -> torch.Tensor | None:
-    """The tensor that stands for the number that an equation's last argument is; None where it
-    has to stay a number.
+def stands_for_number(equation: Equation) -> bool:
+    """Test whether a tensor of the result's dtype may stand for the number that an equation's last
+    argument is.
     """
     if equation.op not in CONVERTING or equation.kwargs or len(equation.args) != 2:
-        return None
+        return False
     operand, number = equation.args
     type = equation.outputs[0].type
     if not isinstance(operand, Var) or operand.type != type or not isinstance(number, Literal):
-        return None
+        return False
     if (
         not isinstance(type, TensorType)
         or type.device.type != "cpu"
         or type.dtype not in (torch.float32, torch.float64)
     ):
-        return None
+        return False
     value = number.value
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or (isinstance(value, int) and abs(value) > EXACT):
-        return None
+    return is_number and not (isinstance(value, int) and abs(value) > EXACT)
+
+
+def number_tensor(value: float, dtype: torch.dtype) -> torch.Tensor:
+    """The tensor that stands for a number in a program."""
     with internals.isolated(), internals.no_torch_function():
-        return torch.tensor(value, dtype=type.dtype)
+        return torch.tensor(value, dtype=dtype)
 
 
 def number_name(value: float) -> str:

@@ -220,6 +220,10 @@ class Reuse:
             yield from (trace.equations[position].operands[place] for place in places)
 
 
+NO_REUSE = Reuse(frozenset(), {})
+"""The plan of a program whose values autograd keeps."""
+
+
 def overwritten(equation: Equation) -> tuple[Var, ...]:
     """The operands over which an equation in place writes, one for each result."""
     return tuple(vars_in(equation.args[0]))

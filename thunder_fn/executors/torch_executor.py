@@ -38,9 +38,10 @@ from thunder_fn.executors.in_front import InFront, in_front
 from thunder_fn.executors.lending import Memory
 from thunder_fn.executors.loops import Function, function_of
 from thunder_fn.executors.names import Names
-from thunder_fn.executors.numbers import number_name, number_of
+from thunder_fn.executors.numbers import number_name, number_tensor, stands_for_number
 from thunder_fn.executors.reuse import (
     CLONE,
+    NO_REUSE,
     Reuse,
     find_aliases,
     in_place,
@@ -66,7 +67,7 @@ from thunder_fn.ir.symbols import (
     unbound_symbols,
 )
 from thunder_fn.ir.text import identifier, is_keyword_name, literal_text, object_name, tuple_text
-from thunder_fn.ir.trace import Arg, Atom, Equation, Literal, Op, Trace, Var, type_of_value
+from thunder_fn.ir.trace import Arg, Atom, Equation, Literal, Op, TensorType, Trace, Var
 from thunder_fn.structured.barrier import BARRIER
 from thunder_fn.structured.shared.running import bodies_compiled_by
 
@@ -111,7 +112,7 @@ class Program:
 
 def lower(  # noqa: PLR0913 - options, by keyword
     trace: Trace,
-    donated: Sequence[int] = (),
+    donated: Sequence[int] | None = (),
     writes: Sequence[int | None] = (),
     *,
     below_autograd: bool = False,
@@ -129,7 +130,7 @@ def lower(  # noqa: PLR0913 - options, by keyword
     Args:
         trace: closed and checked.
         donated: inputs, by position, whose memory the program may use. They are dense and share
-            memory with nothing.
+            memory with nothing. None: autograd follows the program, so it writes to no memory.
         writes: one for each of the last outputs: the input, by position, that it will be written
             to, or None. The program may compute it there, and then returns the very tensor. These
             inputs share memory with nothing.
@@ -147,7 +148,7 @@ def lower(  # noqa: PLR0913 - options, by keyword
     if parts is not None:
         lent = first_lent and sum(not flag for flag in parts.is_first[:first_lent])
         rest = partial(lower, executors=frozen, memory=memory, first_lent=lent)
-        return _lowered_in_two(trace, parts, rest, donated, writes, below_autograd)
+        return _lowered_in_two(trace, parts, rest, donated or (), writes, below_autograd)
     claimed = claim(dce(trace).renamed(trace.name), frozen, writes, below_autograd=below_autograd)
     emitter = _Emitter(claimed, frozen, donated, writes, below_autograd, taken=taken)
     program = emitter.program()
@@ -162,7 +163,7 @@ def lower(  # noqa: PLR0913 - options, by keyword
             program, run=internals.without_autocast(program.run, partial(take, program.run))
         )
     if spoiling.is_on():
-        program = replace(program, run=spoiling.repeated(program.run, trace, donated))
+        program = replace(program, run=spoiling.repeated(program.run, trace, donated or ()))
     return program
 
 
@@ -200,7 +201,7 @@ class _Emitter:
         self,
         flat: Claimed,
         executors: tuple[Executor, ...],
-        donated: Sequence[int],
+        donated: Sequence[int] | None,
         writes: Sequence[int | None],
         below_autograd: bool,
         names: Names | None = None,
@@ -209,7 +210,7 @@ class _Emitter:
         self.claimed, self.executors, self.taken = flat, executors, taken
         self.trace, self.notes = flat.trace, flat.notes
         self.shown: set[Trace] = set()
-        self.donated, self.last = tuple(donated), last_uses(flat.trace)
+        self.donated, self.last = tuple(donated or ()), last_uses(flat.trace)
         written = flat.trace.outputs[len(flat.trace.outputs) - len(writes) :]
         pairs = zip(writes, written, strict=True)
         finals = {
@@ -217,7 +218,8 @@ class _Emitter:
             for target, atom in pairs
             if target is not None and isinstance(atom, Var)
         }
-        plan = plan_reuse(flat.trace, donated, finals, flat.region_of)
+        plan = plan_reuse(flat.trace, self.donated, finals, flat.region_of)
+        plan = plan if donated is not None else NO_REUSE
         self.reuse = (
             plan if below_autograd else replace(plan, given={})
         )  # autograd may have kept an operand
@@ -331,9 +333,8 @@ class _Emitter:
         if equation.op == BARRIER or (overwrite and equation.op == CLONE):
             return f"{equation.outputs[0]} = {equation.args[0]}"
         op = (in_place(equation.op) if overwrite else None) or equation.op
-        number = number_of(equation)
-        if number is not None:
-            return self.with_number(equation, op, number)
+        if stands_for_number(equation):
+            return self.with_number(equation, op)
         spelling = spell(op, equation.args, equation.kwargs)
         if overwrite and is_over_lists(equation.op):
             spelling = replace(spelling, function=returning_first(spelling.function))
@@ -346,12 +347,16 @@ class _Emitter:
             call = f"{self.bind(spoiling.spoil, 'spoil', spoiling.spoil)}({call})"
         return self.assign(equation, call)
 
-    def with_number(self, equation: Equation, op: Op, number: torch.Tensor) -> str:
+    def with_number(self, equation: Equation, op: Op) -> str:
         """An op of a tensor and a number, which the program holds as a tensor."""
         operand, literal = equation.args
-        assert isinstance(operand, Var) and isinstance(literal, Literal), "as `number_of` says"
-        spelling = spell(op, (operand, Var(-1, type_of_value(number))), ())
-        name = self.bind((literal, number.dtype), number_name(literal.value), number)
+        type = equation.outputs[0].type
+        assert isinstance(operand, Var) and isinstance(literal, Literal), "as the test says"
+        assert isinstance(type, TensorType), "as the test says"
+        spelling = spell(op, (operand, Var(-1, TensorType(type.dtype, ()))), ())
+        key = literal, type.dtype
+        number = None if key in self.names.names else number_tensor(literal.value, type.dtype)
+        name = self.bind(key, number_name(literal.value), number)
         return self.assign(equation, f"{self.function(spelling)}({operand}, {name})")
 
     def claim(self, equation: Equation, given: bool, donated: tuple[int, ...]) -> tuple[str, str]:

@@ -79,7 +79,7 @@ def measure(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Measured:
 
 def _step(name: str, jitted: Callable[..., Any], call: tuple[Any, Any]) -> float:
     """The seconds of a call, and of its backward where there is one."""
-    given = [*_tensors(call)]
+    given = [*pytree.tensors_in(call)]
     if isinstance(jitted, torch.nn.Module):
         given += jitted.parameters()
     leaves = [tensor for tensor in given if tensor.requires_grad]
@@ -87,7 +87,7 @@ def _step(name: str, jitted: Callable[..., Any], call: tuple[Any, Any]) -> float
     start = time.perf_counter()
     with record_function(name):
         results = jitted(*call[0], **call[1])
-    ends = [tensor for tensor in _tensors(results) if tensor.requires_grad]
+    ends = [tensor for tensor in pytree.tensors_in(results) if tensor.requires_grad]
     if ends and leaves:
         with record_function(f"backward of {name}"):
             ones = [torch.ones_like(tensor) for tensor in ends]
@@ -110,10 +110,6 @@ def _profiled(step: Callable[[], object]) -> str:
 def _synchronize() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-
-
-def _tensors(values: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.flatten(values)[0] if isinstance(leaf, torch.Tensor)]
 
 
 def _copied(call: tuple[Any, Any]) -> tuple[Any, Any]:

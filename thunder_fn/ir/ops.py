@@ -43,6 +43,7 @@ DIFFERENTIATED_AS = Op("structured", "differentiated_as")
 
 
 @kept_of_ops()
+@kept_of_ops()
 def leaf(overload: OpOverload) -> Op:
     """The leaf op of a PyTorch overload."""
     return Op("leaf", str(overload))

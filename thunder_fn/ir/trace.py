@@ -24,6 +24,7 @@ Sources, names and spans are for people: they take no part in equality.
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal as Choice, Protocol, TypeAlias
@@ -348,7 +349,10 @@ class Equation:
 
     def reading(self, read: Callable[[Var], Any]) -> Equation:
         """The equation on other operands, each read through `read`; its outputs stay."""
-        args, kwargs = map_args(read, self)
+        atoms = [read(var) for var in self.operands]
+        if all(map(operator.is_, atoms, self.operands)):
+            return self
+        args, kwargs = map_args(supplying(atoms), self)
         return Equation(self.op, args, kwargs, self.outputs, self.bodies, self.source)
 
     @property
@@ -816,9 +820,11 @@ def canonical(
 
 
 def _rebind(equation: Equation, read: Callable[[Var], Var], bind: Callable[[Var], Var]) -> Equation:
-    args, kwargs = map_args(read, equation)
-    outputs = tuple(map(bind, equation.outputs))
-    return Equation(equation.op, args, kwargs, outputs, equation.bodies, equation.source)
+    new = equation.reading(read)
+    outputs = tuple([bind(var) for var in equation.outputs])
+    if all(map(operator.is_, outputs, equation.outputs)):
+        return new
+    return Equation(new.op, new.args, new.kwargs, outputs, new.bodies, new.source)
 
 
 def subtraces(trace: Trace) -> Iterator[Trace]:

@@ -348,12 +348,16 @@ def _path(jitted: Jitted, entry: Entry, call: Call, key: Any) -> CallPath:
 
 
 def _execute(entry: Entry, call: Call) -> Any:
-    """Run the program, unless arguments share memory that it writes to."""
+    """Run the program, unless arguments share memory that it writes to.
+
+    Function modes see the function when it is traced, so what they do is part of the program.
+    """
     if entry.clash is not None:
         tensors = [tensor for _, tensor in call.tensors]
         if entry.clash(*tensors):
             entry.check_clash(tensors)
-    result = entry.execute(*entry.arguments(call))
+    with internals.without_function_modes():
+        result = entry.execute(*entry.arguments(call))
     return finish(result, call.args, call.kwargs) if entry.fills else result
 
 

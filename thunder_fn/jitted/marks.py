@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from thunder_fn.capture.numbers.arguments import Place
-from thunder_fn.errors import ArgnumError, JitError
+from thunder_fn.errors import ArgnumError, JitError, is_int
 from thunder_fn.ir.symbols import Bounds
 from thunder_fn.ir.text import shown
 
@@ -71,7 +71,7 @@ def _read(mark: Any) -> Mark:
 
 
 def _dim(dim: Any) -> int:
-    if isinstance(dim, bool) or not isinstance(dim, int):
+    if not is_int(dim):
         raise JitError(f"jit: dynamic has a dim that is no int: {shown(dim, 60)}", fix=_FIX)
     return dim
 

@@ -110,7 +110,7 @@ def _described(value: Any) -> str:
 # ---- edges as text ----
 
 
-def _conditions(edge: Edge, names: Namespace) -> Iterator[str]:
+def _conditions(edge: Edge, names: Namespace) -> Iterator[str]:  # noqa: C901 - a branch for each kind of edge
     holder = edge.holder
     key = repr(edge.key) if type(edge.key) in (str, int) else names.bind(edge.key, "key")
     match edge.kind:
@@ -130,12 +130,16 @@ def _conditions(edge: Edge, names: Namespace) -> Iterator[str]:
             yield _equal(f"{names.bind(holder, 'of')}.{edge.key}", edge.value, names)
         case "attr":
             yield _equal(f"getattr({names.bind(holder, 'of')}, {key}, ABSENT)", edge.value, names)
+        case "type":
+            yield f"type({names.bind(holder, 'ref')}()) is {names.bind(edge.value, 'class')}"
+        case "alive":
+            yield f"({names.bind(holder, 'ref')}() is not None) is {edge.value}"
         case "context":
             yield _equal(f"{names.bind(holder.get, 'get')}(ABSENT)", edge.value, names)
         case "class":
             yield from _class_conditions(edge, key, names)
         case _:
-            value, same = names.bind(edge.value, "seen"), names.bind(_quick(holder), "same")
+            value, same = names.bind(edge.value, "seen"), names.bind(_quick(edge), "same")
             yield f"{same}() or seen({names.bind(holder, 'of')}) == {value}"
 
 
@@ -167,9 +171,13 @@ def _equal(found: str, value: Any, names: Namespace) -> str:
     return f"(v := {found}) is {known} or type(v) is type({known}) and v == {known}"
 
 
-def _quick(value: Any) -> Callable[[], bool]:
-    """A quick check that a container, and those in it, hold the very objects that they held."""
-    parts: list[tuple[Any, list[Any]]] = []
+def _quick(edge: Edge) -> Callable[[], bool]:
+    """A quick check that a container, and those in it, hold the very objects that they held. It
+    fails where the function itself has changed the content since it was read.
+    """
+    value, parts = edge.holder, list[tuple[Any, list[Any]]]()
+    if seen(value) != edge.value:
+        return lambda: False
     for part in parts_of(value):
         parts.append((part, list(part)))
         if is_a(part, dict):
@@ -192,7 +200,7 @@ class ModuleCheck:
     def __init__(self, module: torch.nn.Module, path: str, reads: Reads) -> None:
         self.module, self.path, self.reads = module, path, reads
         self.reading, self.hooks = module_state.read(module), self.own_hooks()
-        self.quick = self.quick_check()
+        self.quick = (lambda: False) if self.change() else self.quick_check()
 
     def own_hooks(self) -> list[Any]:
         """The hooks of the module itself, which are part of no layout."""
@@ -234,7 +242,11 @@ def outside_of(read: Sequence[Outside], kept: tuple[KeptState, ...]) -> Outside 
         return read[0] if read else None
     edges, modules = (read[0].edges, read[0].modules) if read else ((), ())
     held = {id(container) for state in kept for container, _ in state.contents}
-    return Outside(tuple(one for one in edges if id(one.holder) not in held), (*modules, *kept))
+    fed = {(id(holder), key) for state in kept for holder, key, _ in state.places}
+    others = (
+        one for one in edges if id(one.holder) not in held and (id(one.holder), one.key) not in fed
+    )
+    return Outside(tuple(others), (*modules, *kept))
 
 
 # ---- watching a trace ----

@@ -24,7 +24,6 @@ from thunder_fn.capture.apply import (
     is_view_step,
     restride,
     viewed,
-    views_after,
     write,
     write_back,
     write_to_result,
@@ -523,8 +522,10 @@ class _Execution:
 
     @cached_property
     def program(self) -> Program:
-        """The program to run: the forward of a bridge where gradients may be asked for."""
-        return self.lowered(self.writable) if self.bridge is None else self.bridge.forward
+        """The program to run: that of a bridge where gradients may be asked for."""
+        if self.bridge is None:
+            return self.lowered(self.writable)
+        return self.bridge.followed or self.bridge.forward
 
     def lowered(self, donated: Sequence[int]) -> Program:
         return lower(
@@ -535,7 +536,8 @@ class _Execution:
         values = [f"r{i}" for i in range(len(self.trace.outputs))]
         lines = [f"def execute({', '.join(self.leaves)}):"]
         lines += [f"    {name} = {text}" for name, text in self.feeds]
-        run = self.names.bind(self.bridge or self.program.run, "program")
+        is_node = self.bridge is not None and self.bridge.followed is None
+        run = self.names.bind(self.bridge if is_node else self.program.run, "program")
         if self.writable:
             careful = self.names.bind(_Lazily(partial(self.lowered, ())), "careful")
             given = ", ".join(self.inputs[i] for i in self.writable)
@@ -621,10 +623,10 @@ class _Execution:
             value = put_together(skeleton(effect.spec), leaves, self.names, effect.spec)
             if effect.key is GRAD:
                 yield f"    {holder}.grad = {value}"
-            elif effect.key is None:
-                yield f"    {unless}{stored}({holder}, None, {value})"
-            else:
+            elif isinstance(effect.holder, dict) and effect.key is not None:
                 yield f"    {unless}{holder}[{key}] = {value}"
+            else:
+                yield f"    {unless}{stored}({holder}, {key}, {value})"
 
     def own_leaves(self, values: Sequence[str]) -> Iterator[str]:
         """Lines that make results leaves of autograd's graph, each tensor once."""
@@ -665,9 +667,6 @@ class _Execution:
             if target not in self.given:
                 is_active = self.bridge is not None and self.bridge.active[position]
                 return self.view(alias, target if is_active else f"{target}.detach()")
-        view = self.view_of_written(position, atom) if alias is None else None
-        if view is not None:
-            return view
         if isinstance(atom, Var) and atom in written:
             target = self.targets[written.index(atom)]
             return f"{target}.detach()" if target in self.given else target
@@ -704,31 +703,34 @@ class _Execution:
         index = next(_indices(places, same.source), None)
         return None if index is None or self.targets[index] in self.given else self.targets[index]
 
-    def view_of_written(self, position: int, atom: Atom) -> str | None:
-        """The expression for a result that is by views what a tensor was changed to."""
-        for target, new in zip(self.targets, self.written, strict=True):
-            if isinstance(new, Var) and atom != new and target not in self.given:
-                view = views_after(self.trace, atom, new, has_bits=target in self.with_bits)
-                if view is not None:
-                    is_active = self.bridge is not None and self.bridge.active[position]
-                    given = (target if is_active else f"{target}.detach()", *self.inputs)
-                    return f"{self.names.bind(view, 'view')}({', '.join(given)})"
-        return None
-
     def views(self, values: Sequence[str]) -> Iterator[str]:
-        """Lines that take results of inputs which nothing is written to, each tensor once."""
+        """Lines that take results of inputs which nothing is written to, and of other results,
+        each tensor once.
+        """
         first: dict[Any, str] = {}
         for alias in self.captured.aliases:
-            atom = self.trace.outputs[alias.result]
-            is_active = self.bridge is not None and self.bridge.active[alias.result]
-            if alias.is_of_result and isinstance(alias.source, int):
-                source = None if is_active else f"{values[alias.source]}.detach()"
+            atom, value = self.trace.outputs[alias.result], values[alias.result]
+            if alias.is_of_result:
+                taken = self.view_of_result(alias, values)
             else:
                 source = None if alias.is_written else self.viewed_by(alias, atom)
-            if source is not None:
-                value = values[alias.result]
-                yield f"    {value} = {first.get(atom) or self.view(alias, source)}"
+                taken = None if source is None else self.view(alias, source)
+            if taken is not None:
+                yield f"    {value} = {first.get(atom) or taken}"
                 first.setdefault(atom, value)
+
+    def view_of_result(self, alias: Alias, values: Sequence[str]) -> str | None:
+        """The expression for a result in the memory of another one; None if the program's value
+        lies there.
+        """
+        assert isinstance(alias.source, int)
+        of_result, of_source = (self.trace.outputs[i] for i in (alias.result, alias.source))
+        is_active = self.bridge is not None and self.bridge.active[alias.result]
+        roots = [viewed(self.trace, atom, is_view_step) for atom in (of_result, of_source)]
+        if is_active or roots[0] == roots[1]:
+            return None
+        name = self.names.bind(alias.of_result, "alias")
+        return f"{name}({values[alias.source]}.detach(), {values[alias.result]})"
 
     def view(self, alias: Alias, source: str) -> str:
         """The expression for a result that is a view of the source."""

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from thunder_fn.distributed.collectives import collectives
 from thunder_fn.distributed.groups import Group, group_of
-from thunder_fn.errors import RewriteError, kind_of
+from thunder_fn.errors import RewriteError, is_int, kind_of
 
 Tensor = torch.Tensor
 
@@ -119,7 +119,7 @@ def expert_parallel(
     if not callable(expert):
         raise RewriteError(f"expert_parallel: expected a function, given {kind_of(expert)}")
     for name, value in (("experts", experts), ("capacity", 1 if capacity is None else capacity)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if not is_int(value, 1):
             raise RewriteError(f"expert_parallel: {name} is a number from 1 on, given {value!r}")
     if experts % group.size:
         what = f"expert_parallel: {experts} experts on {group.size} ranks"

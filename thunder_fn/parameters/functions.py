@@ -9,7 +9,7 @@ import torch
 
 from thunder_fn.distributed.collectives import FLOATS
 from thunder_fn.distributed.groups import group_of, groups_of
-from thunder_fn.errors import RewriteError
+from thunder_fn.errors import RewriteError, is_int
 from thunder_fn.interpreters.ddp import Ddp
 from thunder_fn.interpreters.fsdp import Fsdp
 from thunder_fn.interpreters.lora import Lora
@@ -114,7 +114,7 @@ def lora(
 
     Source: LoRA (arXiv:2106.09685), QLoRA (arXiv:2305.14314).
     """
-    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
+    if not is_int(rank, 1):
         raise RewriteError(f"lora: the rank is a number from 1 on, given {rank!r}")
     if alpha is not None and not (isinstance(alpha, int | float) and math.isfinite(alpha)):
         raise RewriteError(f"lora: alpha is a finite number, given {alpha!r}")
@@ -191,9 +191,7 @@ def fsdp(  # noqa: PLR0913 - options, by keyword
         raise RewriteError(
             f"fsdp: precision is a floating dtype of 16 bits or more, given {precision!r}"
         )
-    if prefetch is not None and (
-        isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0
-    ):
+    if prefetch is not None and not is_int(prefetch, 0):
         raise RewriteError(f"fsdp: prefetch is a number of buckets from 0 on, given {prefetch!r}")
     *replicas, shards = groups_of(mesh)
     sharded = rewritten(f, Fsdp(shards, zero, bucket, reduction, precision, offload, prefetch))
@@ -273,6 +271,6 @@ def _read_bucket(name: str, given: Any) -> Bucket:
     """
     if given is None or given in ("block", "each"):
         return given or "each"
-    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+    if not is_int(given, 1):
         raise RewriteError(f"{name}: bucket is 'block', a number of bytes or None, given {given!r}")
     return given

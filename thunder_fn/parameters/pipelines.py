@@ -21,7 +21,7 @@ from thunder_fn.capture import EVERY_LEAF, Captured, capture, current, pytree
 from thunder_fn.capture.apply import without_values
 from thunder_fn.capture.rewriting import is_to_be_fused
 from thunder_fn.distributed.groups import Group, group_of
-from thunder_fn.errors import RewriteError, kind_of
+from thunder_fn.errors import RewriteError, is_int, kind_of
 from thunder_fn.interpreters.pipeline.programs import program_of
 from thunder_fn.interpreters.pipeline.schedules import SCHEDULES, Schedule, interleaved
 from thunder_fn.interpreters.pipeline.stages import stages_of
@@ -253,7 +253,7 @@ def _read_schedule(
         raise RewriteError(f"{what}, given {given!r}")
     else:
         micro = 2 * ranks if micro is None else micro
-        if isinstance(micro, bool) or not isinstance(micro, int) or micro < 1:
+        if not is_int(micro, 1):
             raise RewriteError(f"pipeline: micro is a number from 1 on, given {micro!r}")
         chunks = (stages or 0) // ranks
         is_chunked = given == "interleaved" and chunks > 0

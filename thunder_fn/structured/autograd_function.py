@@ -191,7 +191,7 @@ class FunctionCall(Call):
     def primal(self, *tensors: Any) -> Any:
         """`forward`; results without a gradient are cut off."""
         output, context = self.run(tensors)
-        return _map_outputs(output, context)
+        return _map_outputs(output, context, tensors)
 
     def push(self, tensors: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """The tensors of the result, and for each its tangent by the class's `jvp` or None.
@@ -260,11 +260,13 @@ def _is_tensor(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor)
 
 
-def _map_outputs(output: Any, context: Context) -> Any:
+def _map_outputs(output: Any, context: Context, given: Sequence[Any]) -> Any:
+    """Cut off the results without a gradient. An argument as a result is a new tensor."""
     outputs = output if isinstance(output, tuple) else (output,)
-    flags = context.constants_among(outputs)
+    flags = zip(outputs, context.constants_among(outputs), strict=True)
     new = tuple(
-        value.detach() if flag else value for value, flag in zip(outputs, flags, strict=True)
+        value.detach() if flag or any(value is one for one in given) else value
+        for value, flag in flags
     )
     return new if isinstance(output, tuple) else new[0]
 
@@ -312,7 +314,7 @@ class ExtendedCall(FunctionCall):
                 places.append(_place(leaf, tensors, outputs) or ("other", len(others)))
                 others += [leaf.detach()] if places[-1][0] == "other" else []
         self.notes[:] = [(spec, pytree.statics(leaves), places)]
-        return _map_outputs(output, context), others
+        return _map_outputs(output, context, tensors), others
 
 
 def _place(leaf: torch.Tensor, tensors: Sequence[Any], outputs: Sequence[Any]) -> Place | None:
@@ -614,7 +616,7 @@ def _changes(call: FunctionCall, tensors: Sequence[torch.Tensor]) -> tuple[tuple
     """
     examples = calls.examples_of([type_of_value(tensor) for tensor in tensors])
     try:
-        captured = calls.captured_body(call.primal, examples)
+        captured = calls.captured_body(lambda *tensors: call.run(tensors)[0], examples)
     except ChangesInputs as found:
         return found.places
     except CaptureError:

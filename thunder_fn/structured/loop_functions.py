@@ -16,7 +16,7 @@ import torch
 from thunder_fn.capture import Captured, current, pytree
 from thunder_fn.capture.replaced.lookasides import divert
 from thunder_fn.capture.scopes import user_source
-from thunder_fn.errors import TraceTypeError, kind_of, spelled
+from thunder_fn.errors import TraceTypeError, is_int, kind_of, spelled
 from thunder_fn.ir.rules import chosen
 from thunder_fn.ir.trace import Trace, Type, as_dim, cut, type_of_value
 from thunder_fn.structured.checkpoint import checkpoint as checkpointed
@@ -115,11 +115,9 @@ def number_of_steps(
     xs: Any, dim: Any, length: int | None = None, unroll: int | bool = 1, op: str = "scan"
 ) -> tuple[int, int]:
     """The number of steps, and dim counted from the front."""
-    if unroll is not True and (
-        isinstance(unroll, bool) or not isinstance(unroll, int) or unroll < 1
-    ):
+    if unroll is not True and not is_int(unroll, 1):
         raise TraceTypeError(f"{op}: unroll is True or a positive int, given {unroll!r}")
-    if isinstance(dim, bool) or not isinstance(dim, int):
+    if not is_int(dim):
         raise TraceTypeError(f"{op}: dim is an int, given {dim!r}")
     leaves = pytree.flatten(xs)[0]
     named = list(zip(pytree.paths(xs, "xs"), leaves, strict=True))

@@ -22,7 +22,7 @@ import torch
 
 from thunder_fn.capture import current, pytree
 from thunder_fn.capture.replaced.lookasides import divert
-from thunder_fn.errors import CaptureError, TraceTypeError, VmapError, spelled
+from thunder_fn.errors import CaptureError, TraceTypeError, VmapError, is_int, spelled
 from thunder_fn.interpreters.simplify import dce_to
 from thunder_fn.interpreters.vmap import batch, batched_outputs, batched_types, expand_missing
 from thunder_fn.ir import ops
@@ -300,9 +300,7 @@ def while_loop(
 
     Source: torch.while_loop for the signature, jax.lax.while_loop for the semantics.
     """
-    if max_steps is not None and (
-        isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 0
-    ):
+    if max_steps is not None and not is_int(max_steps, 0):
         raise TraceTypeError(
             f"while_loop: max_steps is None or an int that is not negative, given {max_steps!r}"
         )

@@ -15,7 +15,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from thunder_fn.torch_internals.modes import below_autograd, isolated
+from thunder_fn.torch_internals.modes import below_autograd, isolated, never_compiled
 
 aten = torch.ops.aten
 
@@ -178,12 +178,7 @@ class _FirstOp(Exception):
 
 
 class _FirstOpMode(TorchDispatchMode):
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """No: what PyTorch wraps a mode in to skip Dynamo imports Dynamo, for more than half a
-        second.
-        """
-        return False
+    _should_skip_dynamo = never_compiled
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise _FirstOp(func, tuple(args), dict(kwargs or {}))

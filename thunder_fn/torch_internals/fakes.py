@@ -45,6 +45,7 @@ from thunder_fn.torch_internals.modes import (
     current_gpu,
     get_dispatch_mode,
     isolated,
+    never_compiled,
     no_torch_function,
     only_memory,
 )
@@ -114,6 +115,7 @@ class RecordingMode(FakeTensorMode):
     """
 
     supports_higher_order_operators = True
+    _should_skip_dynamo = never_compiled
 
     def __init__(
         self,

@@ -1,5 +1,5 @@
 """Functionalization of one op, as FunctionalTensorMode does it, without asking again what
-depends on the op alone.
+depends on the op alone, and without the dispatcher where its kernel does no more than unwrap.
 """
 
 # Private names are what this package is about, and PyTorch's stubs leave many of them out.
@@ -7,66 +7,79 @@ depends on the op alone.
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._higher_order_ops.effects import has_effects
-from torch._ops import OpOverload
-from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
-from torch.utils._python_dispatch import get_alias_info, return_and_correct_aliasing
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.utils._python_dispatch import return_and_correct_aliasing
+
+from thunder_fn.torch_internals.known_results import layout_of
+from thunder_fn.torch_internals.modes import FAKE, get_dispatch_mode
+from thunder_fn.torch_internals.traits import Traits
 
 _KEYS = torch._C.DispatchKey
 _FUNCTIONALIZE = torch._C.DispatchKeySet(_KEYS.Functionalize)
-_LIFT_FRESH = torch.ops.aten.lift_fresh.default
 
 
-@dataclass(frozen=True, slots=True)
-class Traits:
-    """The properties of an op that functionalization needs.
+def functionalized(cls: type, op: Any, args: Any, kwargs: Any, traits: Traits) -> Any:
+    """A simple op on functional tensors of a class, its results wrapped again."""
+    result = _on_fakes(op, args, kwargs) if traits.is_pure else NotImplemented
+    if result is not NotImplemented:
+        return _mapped(lambda value: wrapped(cls, torch._to_functional_tensor(value)), result)
+    result = _by_kernel(op, args, kwargs)
+    is_functional = torch._is_functional_tensor
+    made = _mapped(lambda value: wrapped(cls, value) if is_functional(value) else value, result)
+    is_view = (
+        traits.has_aliases and bool(args) and not isinstance(args[0], (int, float, complex))
+    )  # PyTorch takes conj of a number
+    return return_and_correct_aliasing(op, args, kwargs, made) if is_view else made
 
-    `is_simple`: the kernel does it all. `has_aliases`: results are arguments, or views of them.
-        `written` are the positions and the names of the arguments that it changes in place.
+
+class _NotPlain(Exception):
+    """An argument is a tensor that has symbols or bits, or that is not functional."""
+
+
+def _on_fakes(op: Any, args: Any, kwargs: Any) -> Any:
+    """A pure op on the fake tensors in its arguments, as PyTorch's kernel calls it, without the way
+    there through the dispatcher; NotImplemented where that would do more on its way.
     """
-
-    is_simple: bool
-    has_aliases: bool
-    has_effects: bool
-    written: frozenset[int | str]
-
-
-@functools.cache
-def traits_of(op: Any) -> Traits:
-    """The traits of an op, found once."""
-    if not isinstance(op, OpOverload):
-        return Traits(False, True, has_effects(op), frozenset())
-    arguments = op._schema.arguments
-    written = frozenset(
-        key for i, item in enumerate(arguments) if item.is_write for key in (i, item.name)
-    )
-    if (
-        op.namespace not in ("aten", "prims")
-        or op in FunctionalTensor.metadata_fns
-        or op is _LIFT_FRESH
-    ):
-        return Traits(False, True, has_effects(op), written)
-    is_composite = (
-        _KEYS.CompositeImplicitAutograd in op.py_kernels
-        or torch._C._dispatch_has_kernel_for_dispatch_key(
-            op.name(), _KEYS.CompositeImplicitAutograd
-        )
-    )
-    info = get_alias_info(op)
-    is_simple = not is_composite and not info.is_inplace_view_op and not has_effects(op)
-    has_aliases = bool(info.read_only_alias_match_indexes) or info.outs_write_aliases is not None
-    return Traits(is_simple, has_aliases, has_effects(op), written)
+    fake_mode = get_dispatch_mode(FAKE)
+    try:
+        inner = tuple([_held(value, fake_mode) for value in args])
+        named = {key: _held(value, fake_mode) for key, value in kwargs.items()}
+    except _NotPlain:
+        return NotImplemented
+    if fake_mode is None:
+        return NotImplemented
+    torch._C._unset_dispatch_mode(FAKE)
+    try:
+        return fake_mode.__torch_dispatch__(op, (FakeTensor,), inner, named)
+    finally:
+        torch._C._set_dispatch_mode(fake_mode)
 
 
-def functionalized(
-    mode: FunctionalTensorMode, op: Any, args: Any, kwargs: Any, *, has_aliases: bool
-) -> Any:
-    """A simple op on functional tensors: the C++ kernel on what they wrap, wrapped again."""
+def _held(value: Any, mode: Any) -> Any:
+    if isinstance(value, FunctionalTensor):
+        fake = fake_in(value)
+        if layout_of(fake) is None or fake.fake_mode is not mode:
+            raise _NotPlain
+        return fake
+    if isinstance(value, torch.Tensor):
+        raise _NotPlain
+    return [_held(item, mode) for item in value] if type(value) in (list, tuple) else value
+
+
+def fake_in(tensor: Any) -> Any:
+    """The up-to-date tensor inside a functional one; replays pending view updates."""
+    if torch._functionalize_has_data_mutation(tensor.elem):
+        torch._sync(tensor)
+    return torch._from_functional_tensor(tensor.elem)
+
+
+def _by_kernel(op: Any, args: Any, kwargs: Any) -> Any:
+    """PyTorch's kernel on what the functional tensors wrap."""
     inner, named = _unwrapped(args), {key: _unwrapped_one(value) for key, value in kwargs.items()}
     included = torch._C._dispatch_tls_local_include_set() | _FUNCTIONALIZE
     excluded = torch._C._dispatch_tls_local_exclude_set().remove(_KEYS.Functionalize)
@@ -75,15 +88,10 @@ def functionalized(
     ):
         before = torch._functionalize_enable_reapply_views(True)
         try:
-            result = op._op_dk(_KEYS.Functionalize, *inner, **named)
+            return op._op_dk(_KEYS.Functionalize, *inner, **named)
         finally:
             torch._disable_functionalization()
             torch._functionalize_enable_reapply_views(before)
-    wrapped = _wrapped(mode, result)
-    is_view = (
-        has_aliases and bool(args) and not isinstance(args[0], (int, float, complex))
-    )  # PyTorch takes conj of a number
-    return return_and_correct_aliasing(op, args, kwargs, wrapped) if is_view else wrapped
 
 
 def _unwrapped(values: Any) -> tuple[Any, ...]:
@@ -96,9 +104,26 @@ def _unwrapped_one(value: Any) -> Any:
     return [_unwrapped_one(item) for item in value] if type(value) in (list, tuple) else value
 
 
-def _wrapped(mode: FunctionalTensorMode, value: Any) -> Any:
+def _mapped(wrap: Callable[[torch.Tensor], Any], value: Any) -> Any:
+    """The results of an op, each tensor among them wrapped."""
     if isinstance(value, torch.Tensor):
-        return FunctionalTensor(value, mode) if torch._is_functional_tensor(value) else value
-    if type(value) in (list, tuple):
-        return type(value)([_wrapped(mode, item) for item in value])
+        return wrap(value)
+    if isinstance(value, (list, tuple)):
+        found = [_mapped(wrap, item) for item in value]
+        return found if isinstance(value, list) else tuple(found)  # of a named tuple, too
     return value
+
+
+def wrapped(cls: type, elem: torch.Tensor) -> Any:
+    """A functional tensor of a class, as `FunctionalTensor.__new__` makes it outside of inference
+    mode.
+    """
+    keys = FunctionalTensor._extra_dispatch_keys & torch._C._dispatch_keys(elem)
+    sizes = elem.shape, elem.stride(), elem.storage_offset()
+    kind = elem.dtype, elem.layout, elem.device
+    made = torch.Tensor._make_wrapper_subclass(
+        cls, *sizes, None, *kind, False, elem.requires_grad, None, False, False, keys
+    )
+    torch._C._set_throw_on_mutable_data_ptr(made)
+    made.elem = elem
+    return made

@@ -17,8 +17,8 @@ import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from thunder_fn.torch_internals.functional import traits_of
 from thunder_fn.torch_internals.modes import only_memory
+from thunder_fn.torch_internals.traits import traits_of
 
 MAXSIZE = 2**16
 """The number of results that are remembered at a time."""
@@ -178,8 +178,28 @@ def _made(mode: FakeTensorMode, result: _Result, tensors: list[FakeTensor]) -> F
         elem.set_(
             tensors[result.viewed].untyped_storage(), layout.offset, layout.shape, layout.stride
         )
-    made = FakeTensor(mode, elem, layout.device)
+    made = fake_around(mode, elem, layout.device)
     setattr(made, _ATTRIBUTE, layout)
+    return made
+
+
+_attributes: dict[torch.device, dict[str, Any]] = {}
+
+
+def fake_around(mode: FakeTensorMode, elem: torch.Tensor, device: torch.device) -> FakeTensor:
+    """`FakeTensor(mode, elem, device)`, with the attributes of the first one of the device: making
+    them anew takes most of its time.
+    """
+    known = _attributes.get(device)
+    if known is None:
+        made = FakeTensor(mode, elem, device)
+        _attributes[device] = {**vars(made), "fake_mode": None}
+        return made
+    made = torch.Tensor._make_subclass(
+        FakeTensor, elem, False, dispatch_device=True, device_for_backend_keys=device
+    )
+    torch._C._set_throw_on_mutable_data_ptr(made)
+    vars(made).update(known, fake_mode=mode)
     return made
 
 

@@ -27,6 +27,15 @@ def only_memory() -> Generator[None]:
 
 get_dispatch_mode = torch._C._get_dispatch_mode
 
+
+@classmethod
+def never_compiled(cls: type) -> bool:
+    """Answer PyTorch that nothing has to keep Dynamo out of a mode: a capture runs outside of it
+    (`outside_dynamo`). The wrapper that does so imports Dynamo and costs microseconds for each op.
+    """
+    return False
+
+
 _KEYS = torch._C._TorchDispatchModeKey
 PROXY, FAKE, FUNCTIONAL = _KEYS.PROXY, _KEYS.FAKE, _KEYS.FUNCTIONAL
 
@@ -306,14 +315,14 @@ def function_modes() -> list[Any]:
 
 
 @contextlib.contextmanager
-def without_function_modes(kind: type) -> Generator[None]:
-    """Leave the active torch function modes of a class; all others stay."""
+def without_function_modes(kind: type | None = None) -> Generator[None]:
+    """Leave the active torch function modes of a class, or all; the others stay."""
     modes = function_modes()
-    first = next((i for i, mode in enumerate(modes) if type(mode) is kind), None)
+    first = next((i for i, mode in enumerate(modes) if kind in (None, type(mode))), None)
     if first is None:
         yield
         return
-    others = [mode for mode in modes[first:] if type(mode) is not kind]
+    others = [mode for mode in modes[first:] if kind not in (None, type(mode))]
     _exchange_function_modes(len(modes) - first, others)
     try:
         yield

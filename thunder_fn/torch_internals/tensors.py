@@ -174,6 +174,16 @@ def node_of(tensor: torch.Tensor) -> Any:
         return tensor.grad_fn
 
 
+def is_leaf(tensor: torch.Tensor) -> bool | None:
+    """Test for a leaf of autograd's graph; None for a view of which PyTorch refuses to tell, since
+    it was taken without gradients and its base was changed with them.
+    """
+    try:
+        return tensor.is_leaf
+    except RuntimeError:
+        return None
+
+
 def has_hooks(tensor: torch.Tensor) -> bool:
     """Test whether autograd calls a function of the user's for the gradient of a leaf."""
     return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
@@ -223,13 +233,8 @@ def shares_memory(
     with no_torch_function():
         if memory(a) != memory(b) or 0 in (*a.shape, *b.shape):
             return False
-        numbers = (
-            number for one in (a, b) for number in (*one.shape, *one.stride(), one.storage_offset())
-        )
-        if not all(type(number) is int for number in numbers):
-            return True
-        (low, high), (other_low, other_high) = _range(a), _range(b)
-        return low < other_high and other_low < high
+        one, other = span(a), span(b)
+        return one is None or other is None or (one[0] < other[1] and other[0] < one[1])
 
 
 def memory_watch(tensor: torch.Tensor) -> Callable[[], bool]:
@@ -251,11 +256,15 @@ def extent(sizes: Sequence[Any], strides: Sequence[Any]) -> Any:
     return 0 if 0 in sizes else 1 + last_offset(sizes, strides)
 
 
-def _range(tensor: torch.Tensor) -> tuple[Any, Any]:
-    """The first byte in the storage, and the one after the last."""
-    first = tensor.storage_offset() * tensor.itemsize
-    steps = last_offset(tensor.shape, tensor.stride())
-    return first, first + (steps + 1) * tensor.itemsize
+def span(tensor: torch.Tensor) -> tuple[int, int] | None:
+    """The first byte of a tensor in the storage, and the one after the last; None if some of its
+    numbers are symbols.
+    """
+    numbers: list[Any] = [*tensor.shape, *tensor.stride(), tensor.storage_offset()]
+    if not all(type(number) is int for number in numbers):
+        return None
+    end = numbers[-1] + 1 + last_offset(tensor.shape, tensor.stride())
+    return numbers[-1] * tensor.itemsize, end * tensor.itemsize
 
 
 def is_uninitialized(tensor: torch.Tensor) -> bool:

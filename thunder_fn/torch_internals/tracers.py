@@ -23,16 +23,19 @@ from thunder_fn.errors import UnsupportedCall
 from thunder_fn.ir.trace import type_of_value
 from thunder_fn.torch_internals.calls import aten
 from thunder_fn.torch_internals.fakes import DEVICE, RecordingMode, place_of
-from thunder_fn.torch_internals.functional import functionalized, traits_of
+from thunder_fn.torch_internals.functional import fake_in, functionalized
 from thunder_fn.torch_internals.modes import (
     FAKE,
     FUNCTIONAL,
     PROXY,
     get_dispatch_mode,
+    isolated,
     levels_outside,
+    never_compiled,
     only_memory,
 )
-from thunder_fn.torch_internals.tensors import bits_between, innermost, storage_id
+from thunder_fn.torch_internals.tensors import bits_between, extent, innermost, storage_id
+from thunder_fn.torch_internals.traits import traits_of
 
 _DETACH = torch.ops.aten.detach.default
 _VIEW = torch.ops.aten.view.default
@@ -450,6 +453,7 @@ class TracerMode(FunctionalTensorMode):
     """
 
     supports_higher_order_operators = True
+    _should_skip_dynamo = never_compiled
 
     def __init__(
         self,
@@ -520,13 +524,13 @@ class TracerMode(FunctionalTensorMode):
                 return pure(*args, **kwargs)
         with torch._C.DisableTorchFunction():
             if traits.is_simple and all(kind is Tracer for kind in types):
-                result = functionalized(self, func, args, kwargs, has_aliases=traits.has_aliases)
+                result = functionalized(Tracer, func, args, kwargs, traits)
             else:
                 result = super().__torch_dispatch__(func, _without_tracers(types), args, kwargs)  # pyright: ignore[reportArgumentType]
         if type(result) is FakeTensor and not any(isinstance(arg, torch.Tensor) for arg in args):
             return functionalize(result, self)  # of two numbers, as in `torch.add(1, 2)`
         for item in result if isinstance(result, (list, tuple)) else (result,):
-            if type(item) is FunctionalTensor:
+            if type(item) in (Tracer, FunctionalTensor):
                 self.adopt(item)
         return result
 
@@ -631,6 +635,34 @@ def memory_in(tracer: torch.Tensor) -> torch.Tensor:
     return tracer.elem  # type: ignore[attr-defined]
 
 
+def is_whole(memory: torch.Tensor) -> bool:
+    """Test for a functional tensor that is no view of the memory that it has."""
+    return not torch._C._functionalization.get_view_meta_sequence(memory)
+
+
+def laid_out_as(memories: Sequence[torch.Tensor], fake: torch.Tensor) -> list[torch.Tensor]:
+    """Lay out the views of functional tensors as eager mode does: each one's of what the one
+    before it gives, the first one's of memory with the layout of `fake`, without its bits.
+
+    A write leaves a value in a layout of its own, which says nothing of memory.
+
+    Returns:
+        Tensors of PyTorch's device "meta", in one memory: that of `fake`, and one for each.
+    """
+    first = fake.storage_offset()
+    with isolated(), torch._C.DisableTorchFunction():
+        room = torch.empty(
+            first + extent(fake.shape, fake.stride()), dtype=fake.dtype, device="meta"
+        )
+        value = room.as_strided(fake.shape, fake.stride(), first)
+        found = [value]
+        for memory in memories:
+            steps = torch._C._functionalization.get_view_meta_sequence(memory)
+            value = torch._C._functionalization.apply_view_meta_sequence(value, steps)
+            found.append(value)
+        return found
+
+
 def is_laid_out_anew(tracer: torch.Tensor) -> bool:
     """Test whether the value of a tracer lies otherwise in memory than its tensor: a write to a
     tensor with gaps leaves a value without.
@@ -687,8 +719,7 @@ def read_memory(memory: torch.Tensor) -> torch.Tensor:
 def inner_fake(tensor: torch.Tensor) -> torch.Tensor:
     """The up-to-date fake tensor inside a functional one; replays pending view updates."""
     with torch._C.DisableTorchFunction():
-        torch._sync(tensor)
-        return torch._from_functional_tensor(tensor.elem)  # type: ignore[attr-defined]
+        return fake_in(tensor)
 
 
 def is_below_tracers(tensor: torch.Tensor, mode: RecordingMode) -> bool:

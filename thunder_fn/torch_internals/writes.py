@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as torch_pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from thunder_fn.torch_internals.functional import traits_of
+from thunder_fn.torch_internals.traits import traits_of
 
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default
 _STATISTICS = {

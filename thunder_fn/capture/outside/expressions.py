@@ -33,6 +33,7 @@ Source: TypeAlias = tuple[Any, ...] | None
     ("any", sources)             one of several
     ("call", target, arguments)  the result of a call
     ("whole", of)                all that a container holds counts
+    ("import", name, level, is_whole)  a module; its first package unless `is_whole`
     ("given", target, of)        an argument of a call
     ("before", place)            it is written here: the value that it had before counts
     ("counted", place)           it is written or deleted here, and its old value counts for nothing
@@ -311,6 +312,13 @@ class _Reader:
             case "IS_OP":
                 self.pop(2)
                 self.stack.append(None)
+            case "IMPORT_NAME":
+                level, names = self.pop(2)
+                is_from = names is not None and names[1] is not None
+                self.push(None if level is None else ("import", arg, level[1], is_from))
+            case "IMPORT_FROM":
+                of = self.stack[-1] if self.stack else None
+                self.push(None if of is None else ("attr", of, ("const", arg)))
             case "COPY":
                 self.stack.append(self.stack[-number] if len(self.stack) >= number else None)
             case "SWAP":
@@ -402,6 +410,9 @@ class _Reader:
             is_known = place[0] in ("global", "cell") or place[1] is not None
             self.use(("before" if is_known else "counted", place))
 
+    def first_local(self) -> Source:
+        return ("local", self.code.co_varnames[0]) if self.code.co_argcount else None
+
     def item(self, of: Source, key: Source) -> Source:
         if key is not None and key[0] == "local":
             self.keys.add(key[1])
@@ -424,6 +435,10 @@ class _Reader:
         if name in ("getattr", "hasattr") and len(arguments) >= 2 and not is_spread:
             self.item(None, arguments[1])
             self.push(None if arguments[0] is None else ("attr", arguments[0], arguments[1]))
+        elif method == "__getattribute__" and arguments and not is_spread:
+            of = arguments[0] if len(arguments) > 1 else self.first_local()  # `super()` has it
+            self.item(None, arguments[-1])
+            self.push(None if of is None else ("attr", of, arguments[-1]))
         elif name == "vars" and known:
             self.push(("attr", known[0], ("const", "__dict__")))
         elif method in ("get", "getenv") and not is_spread:
@@ -500,14 +515,14 @@ def _is_moving(source: Any, fixed: frozenset[str]) -> bool:
         return False
     if source[0] == "local":
         return source[1] not in fixed
-    return source[0] == "call" or any(_is_moving(part, fixed) for part in source)
+    return source[0] in ("call", "import") or any(_is_moving(part, fixed) for part in source)
 
 
 def _is_settled(source: Any) -> bool:
     """Test whether an expression depends on globals and constants alone."""
     if not isinstance(source, tuple) or not source or source[0] == "const":
         return True
-    return source[0] not in ("local", "cell", "call", "before", "counted") and all(
+    return source[0] not in ("local", "cell", "call", "before", "counted", "import") and all(
         map(_is_settled, source)
     )
 
@@ -519,7 +534,7 @@ def _is_live(source: Any, names: set[str], gives: bool) -> bool:
     match source:
         case None | ("const" | "code", *_):
             return False
-        case ("global" | "cell", _):
+        case ("global" | "cell" | "import", *_):
             return True
         case ("local", name):
             return name in names
@@ -561,7 +576,7 @@ def _parts(source: Source) -> Iterator[Source]:
 def text(source: Source) -> str:
     """An expression as a user would write it."""
     match source:
-        case ("global" | "cell" | "local", name):
+        case ("global" | "cell" | "local" | "import", name, *_):
             return str(name)
         case ("const", value):
             return repr(value)

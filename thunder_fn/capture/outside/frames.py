@@ -64,6 +64,14 @@ class Observer(Protocol):
     """Hears of the frames of a capture; with `hears_calls`, of calls that leave them too."""
 
     hears_calls: bool
+    before: dict[tuple[str, int, Any], tuple[Any, Any]]
+    """The places outside that the code of these frames writes to, (kind, id of the holder, key),
+    each with the holder and the value that it had.
+    """
+    edges: dict[tuple[str, int, Any], Any]
+    """The places outside that it reads."""
+    contents: dict[int, tuple[Any, Any]]
+    """Lists and dicts outside, with the content that they had."""
 
     def started(self, frame: types.FrameType) -> None:
         """Note that a frame of the user's code begins, a generator goes on, or an import begins
@@ -85,6 +93,11 @@ class Observer(Protocol):
 
 _observer: ContextVar[Observer | None] = ContextVar("thunder_fn_frames", default=None)
 _told: ContextVar[Observer | None] = ContextVar("thunder_fn_frames_told", default=None)
+
+
+def observer() -> Observer | None:
+    """Return the observer of the frames that run now."""
+    return _observer.get()
 
 
 @cache

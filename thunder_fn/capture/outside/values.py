@@ -15,15 +15,20 @@ Objects that the function makes are looked through, and are no holders of edges.
 
 from __future__ import annotations
 
+import builtins
 import collections
 import contextvars
+import datetime
 import functools
 import inspect
 import operator
 import os
+import pathlib
 import sys
 import threading
+import time
 import types
+import uuid
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -171,6 +176,10 @@ def look(kind: str, holder: Any, key: Any) -> Any:
                 )
             case "context":
                 return holder.get(ABSENT)
+            case "type":
+                return type(holder())
+            case "alive":
+                return holder() is not None
             case _:
                 return seen(holder)
     except (LookupError, ValueError, AttributeError, TypeError):
@@ -288,7 +297,7 @@ class Watch:
         self.late: list[tuple[dict[str, Any], str, str]] = []
         self.caches: list[tuple[dict[str, Any], str]] = []
         """Values that cached properties compute while the function runs; those of distributions."""
-        self.cycles, self.touched = False, set[int]()
+        self.cycles, self.touched, self.contents = False, set[int](), dict[int, tuple[Any, Any]]()
         self.reach(f, getattr(f, "__name__", "f"))
 
     # ---- what the frames tell ----
@@ -368,25 +377,25 @@ class Watch:
         if id(value) in self.outside or self.is_data(value) or is_a(value, types.ModuleType):
             return value
         self.outside[id(value)] = value, path
+        if type(value) in (list, dict) and len(value) <= _MANY:
+            self.contents[id(value)] = value, value.copy()
+        self.asked(value, path)
         self.meet(value, path)
         self.iterator(value, path, is_used=False)
         if depth == 0:
             return value
         if is_a(value, torch.nn.Module):
-            if id(value) not in self.own:
-                self.modules.setdefault(id(value), value)
-            for name, part in value.named_modules():
-                self.outside.setdefault(id(part), (part, f"{path}.{escaped(name)}"))
-                self.reach(type(part), type(part).__name__, depth - 1)
+            self.reach_module(value, path, depth)
         elif is_a(value, types.FunctionType):
             self.reach_function(value, path, depth)
         elif is_a(value, types.MethodType):
             self.reach(value.__func__, path, depth - 1)
             self.reach(value.__self__, path.rpartition(".")[0] or path, depth - 1)
         elif is_a(value, functools.partial):
-            self.reach(value.func, f"{path}.func", depth - 1)
-            for name in ("args", "keywords"):
-                self.content(getattr(value, name), f"{path}.{name}")
+            for name in ("func", "args", "keywords"):
+                found = self.edge("attr", value, name, f"{path}.{name}", is_by_value=True)
+                self.reach(found, f"{path}.{name}", depth - 1)
+                self.content(found, f"{path}.{name}")
         elif is_a(value, type):
             self.reach_class(value)
         elif is_machinery(type(value).__module__):
@@ -397,6 +406,24 @@ class Watch:
         elif not is_a(value, CONTAINERS):
             self.reach(type(value), type(value).__name__, depth - 1)
         return value
+
+    def reach_module(self, module: torch.nn.Module, path: str, depth: int) -> None:
+        """Reach a module, its parts, and the functions of their hooks."""
+        if id(module) not in self.own:
+            self.modules.setdefault(id(module), module)
+        for name, part in module.named_modules():
+            self.outside.setdefault(id(part), (part, f"{path}.{escaped(name)}"))
+            for kind in internals.HOOKS[:2]:
+                for hook in getattr(part, kind, {}).values():
+                    self.reach(hook, getattr(hook, "__name__", "hook"), depth - 1)
+            self.reach(type(part), type(part).__name__, depth - 1)
+
+    def asked(self, function: Any, path: str) -> None:
+        """Take the answer of a clock or of the file system as a constant."""
+        if id(function) in _ANSWERS_ANEW and self.stack:
+            file, line = self.stack[-1].code.co_filename, self.stack[-1].line
+            answer = Constant(f"the answer of {path}", file, line)
+            self.constants.setdefault(answer.text, answer)
 
     def meet(self, value: Any, path: str) -> None:
         """Leave the state of an optimizer to the capture, which guards it as a whole."""
@@ -425,9 +452,10 @@ class Watch:
         self.reach(getattr(function, "__wrapped__", None), path, depth - 1)
 
     def reach_class(self, cls: type) -> None:
-        """Reach a class, whose methods are known by their code."""
-        for base in cls.__mro__[:-1]:
-            if id(base) in self.classes or base.__module__.startswith(("torch.", "builtins")):
+        """Reach a class, whose methods are known by their code, and those of its metaclass."""
+        meta: type = type(cls)
+        for base in (*cls.__mro__[:-1], *meta.__mro__[:-2]):
+            if id(base) in self.classes or str(base.__module__).startswith(("torch.", "builtins")):
                 continue
             self.classes[id(base)] = base
             for item in tuple(base.__dict__.values()):
@@ -650,14 +678,13 @@ class Watch:
         if not self.is_outside(value):
             return
         self.methods.add((cls, frame.code))
-        name = frame.code.co_name
-        owner = next(
-            (base for base in cls.__mro__ if _code_of(base.__dict__.get(name)) is frame.code), None
-        )
-        if owner is not None:
-            # `super()` passes the first one over
-            of = cls if look("class", cls, name) is owner.__dict__[name] else owner
-            self.edge("class", of, name, f"{of.__name__}.{name}")
+        for owner in cls.__mro__:
+            name = _name_of_method(owner, frame.code)
+            if name is not None:
+                # `super()` passes the first one over
+                of = cls if look("class", cls, name) is owner.__dict__[name] else owner
+                self.edge("class", of, name, f"{of.__name__}.{name}")
+                return
 
     def value(self, source: Source, frame: Frame, memo: _Memo) -> Sequence[Any]:
         """The possible values of an expression, by the rule of its kind."""
@@ -711,6 +738,19 @@ class Watch:
             if any(map(_is_unseen, self.value(target, frame, memo))):
                 self.unseen(value, self.path(value, text(of)), frame)
         return ()
+
+    def imported_values(self, source: tuple[Any, ...], frame: Frame, memo: _Memo) -> Sequence[Any]:
+        """The module of an import statement, which other code may exchange."""
+        _, name, level, is_whole = source
+        package = frame.globals.get("__package__") or ""
+        path = ".".join([*package.split(".")[: 1 - level or None], name]) if level else name
+        path = path if is_whole else path.partition(".")[0]
+        module = sys.modules.get(path)
+        if not is_a(module, types.ModuleType):
+            return ()
+        if not _is_library_module(module):
+            self.edge("key", sys.modules, path, f"the module {path}")
+        return (module,)
 
     def field_values(self, source: tuple[Any, ...], frame: Frame, memo: _Memo) -> Sequence[Any]:
         """The values in the attributes of an object."""
@@ -805,11 +845,17 @@ class Watch:
         """A global, or a builtin."""
         name = source[1]
         if name not in frame.globals:
-            builtins: Any = frame.globals.get("__builtins__")
+            found: Any = frame.globals.get("__builtins__")
             held: dict[str, Any] = (
-                builtins if is_a(builtins, dict) else vars(builtins) if builtins is not None else {}
+                found if is_a(found, dict) else vars(found) if found is not None else {}
             )
-            return (held[name],) if name in held else ()
+            if name in _BUILTINS:
+                self.asked(held.get(name), name)
+                return (held[name],) if name in held else ()
+            if not frame.is_library:
+                self.edge("key", frame.globals, name, name)
+                self.edge("key", held, name, f"builtins.{name}")
+            return (self.reach(held[name], name),) if name in held else ()
         value = frame.globals[name]
         if not frame.is_library or is_a(value, (*PLAIN, *CONTAINERS)):
             self.edge("key", frame.globals, name, name)
@@ -846,8 +892,10 @@ class Watch:
                 and _is_unseen(callee)
             ):
                 self.unseen(callee.__self__, self.path(callee.__self__, text(target)), frame)
-            if is_a(callee, weakref.ref) and (value := callee()) is not None:
-                found.append(self.reach(value, f"{text(target)}()"))
+            if callee is globals:
+                found.append(self.reach(frame.globals, "globals()"))
+            if is_a(callee, weakref.ref) and self.edge("alive", callee, None, f"{text(target)}()"):
+                found.append(self.reach(callee(), f"{text(target)}()"))
             if is_a(callee, _FUNCTIONS) or not self.is_outside(callee):
                 continue
             self.attribute_of_class(callee, "__call__")
@@ -965,17 +1013,20 @@ class Watch:
         if name == "__dict__" and type(dict_of(value)) is dict:
             return (self.reach(value.__dict__, path),)
         if is_a(value, types.ModuleType):
-            return self.global_attribute(value, name, path)
+            return self.global_attribute(value, name, path, frame)
         if is_a(value, threading.local):
             return (self.reach(self.edge("attr", value, name, path), path),)
         if is_a(value, type):
             found = self.edge("class", value, name, path)
+            if found is ABSENT and look("class", meta := type(value), name) is not ABSENT:
+                found = self.edge("class", meta, name, path)
             return (self.reach(getattr(found, "__func__", found), path),)
         return self.object_attribute(value, name, path, frame)
 
     def object_attribute(self, value: Any, name: str, path: str, frame: Frame) -> Sequence[Any]:  # noqa: C901 - a branch for each kind of holder
         """An attribute of an object, of its own or of its class."""
         of_class, held = look("class", type(value), name), dict_of(value)
+        self.asked(of_class, path)
         if is_a(value, CONTAINERS) and (
             held is None or (name not in held and not _is_python(of_class))
         ):
@@ -1005,6 +1056,13 @@ class Watch:
             return (self.reach(found, path),)
         if of_class is ABSENT:
             return self.waited(frame, [look("class", type(value), "__getattr__")])
+        return self.class_attribute(value, name, path, frame)
+
+    def class_attribute(self, value: Any, name: str, path: str, frame: Frame) -> Sequence[Any]:
+        """An attribute that an object has from its class."""
+        of_class = look("class", type(value), name)
+        if (reference := _reference_to(value)) and not _is_ours(type(value).__module__):
+            self.edge("type", reference, None, f"the class of {path}")
         self.edge("class", type(value), name, path)
         self.reach(of_class, path)
         if is_a(of_class, types.FunctionType):
@@ -1019,6 +1077,8 @@ class Watch:
         """The state of a module is guarded as a whole; an attribute of its class is an edge."""
         held = value.__dict__
         self.touched.add(id(held))
+        if name == "__dict__":
+            return (self.reach(held, path),)
         kinds = ("_parameters", "_buffers", "_modules")  # none before `Module.__init__` has run
         for section in (held, *(held[kind] for kind in kinds if kind in held)):
             if name in section:
@@ -1030,7 +1090,9 @@ class Watch:
         self.edge("class", type(value), name, path)
         return (self.reach(found, path),)
 
-    def global_attribute(self, module: types.ModuleType, name: str, path: str) -> Sequence[Any]:
+    def global_attribute(
+        self, module: types.ModuleType, name: str, path: str, frame: Frame
+    ) -> Sequence[Any]:
         """The value of a module's global. Those of libraries are constants but for flags."""
         held = vars(module)
         if name in held:
@@ -1040,6 +1102,9 @@ class Watch:
             if not _is_library_module(module) or (is_flag and not is_settled):
                 self.edge("key", held, name, path)
             return (self.reach(held[name], path),)
+        if not _is_library_module(module):
+            self.edge("key", held, name, path)
+            return self.waited(frame, [held.get("__getattr__")])
         if type(module) is not types.ModuleType and is_machinery(module.__name__):
             self.edge(
                 "attr", module, name, path, is_by_value=True
@@ -1096,6 +1161,7 @@ RULES: dict[str, Callable[..., Sequence[Any]]] = {
     "whole": Watch.whole_values,
     "given": Watch.given_values,
     "fields": Watch.field_values,
+    "import": Watch.imported_values,
     "each": Watch.each_values,
     "attr": Watch.attribute_values,
     "item": Watch.item_values,
@@ -1113,6 +1179,25 @@ _FUNCTIONS = (
     functools.partial,
     torch.nn.Module,
 )
+_BUILTINS = frozenset(vars(builtins))
+"""Names of Python's own, which nobody binds anew."""
+_ANSWERS_ANEW = frozenset(
+    id(vars(of)[name])
+    for of, names in (
+        (builtins, "open"),
+        (time, "time time_ns monotonic monotonic_ns perf_counter perf_counter_ns process_time"),
+        (time, "localtime gmtime ctime strftime"),
+        (datetime.datetime, "now today utcnow"),
+        (datetime.date, "today"),
+        (os, "getcwd listdir scandir stat access getpid urandom getloadavg"),
+        (os.path, "exists isfile isdir getmtime getsize"),
+        (pathlib.Path, "exists is_file is_dir stat read_text read_bytes iterdir glob open"),
+        (uuid, "uuid1 uuid4"),
+    )
+    for name in names.split()
+    if name in vars(of)
+)
+"""Functions whose answers change by themselves."""
 _EXACT = frozenset((list, tuple, dict, set, frozenset, collections.deque))
 _KEYS = (str, int, float, bytes, type(None), tuple, torch.dtype, torch.device)
 _SETTLED = frozenset(
@@ -1157,6 +1242,14 @@ def _given_back(frame: Frame, callees: Sequence[Any]) -> list[Any]:
     ]
 
 
+def _reference_to(value: Any) -> Any:
+    """A weak reference, since a guard keeps no object alive; None if the object allows none."""
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return None
+
+
 def _is_lasting(value: Any) -> bool:
     """Test for a class or function of a module, which was not made by the traced function."""
     return is_a(value, (type, types.FunctionType)) and "<locals>" not in value.__qualname__
@@ -1165,6 +1258,20 @@ def _is_lasting(value: Any) -> bool:
 def _items(value: Any) -> list[Any]:
     items = content_of(value)
     return [part for pair in items for part in pair] if is_a(value, dict) else items
+
+
+def _name_of_method(owner: type, code: types.CodeType) -> str | None:
+    """The name under which a class has a method of this code, be it decorated."""
+
+    def is_it(found: Any) -> bool:
+        while found is not None and _code_of(found) is not code:
+            found = getattr(getattr(found, "__func__", found), "__wrapped__", None)
+        return found is not None
+
+    held, name = owner.__dict__, code.co_name
+    if is_it(held.get(name)):
+        return name
+    return next((name for name, found in held.items() if is_it(found)), None)
 
 
 def _is_ours(module: Any) -> bool:
@@ -1177,7 +1284,7 @@ def _is_ours(module: Any) -> bool:
 
 
 def _is_library_module(module: types.ModuleType) -> bool:
-    file = getattr(module, "__file__", None)
+    file = vars(module).get("__file__")
     return is_machinery(module.__name__) or (file is not None and is_library(file))
 
 

@@ -23,6 +23,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.errors import UnsupportedCall
 from thunder_fn.ir import facts, ops
+from thunder_fn.ir.memos import kept_of_ops
 from thunder_fn.ir.trace import Arg, Literal, TensorType, Var, type_of_value
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ def with_plain_layout(
     """Record an op that looks at layout; the variables of its results. None if it can be
     recorded as it is.
     """
+    if not _looks_at_layout(name):
+        return None
     if name in facts.FACTORS:
         return _factor(recorder, name, args, kwargs, result)
     if name in facts.READ_AS_CONTIGUOUS:
@@ -56,6 +59,13 @@ def with_plain_layout(
         found = _scatter(recorder, *args) if "scatter" in name else _gather(recorder, *args)
         return found or _record_as_is(recorder, args, result)
     return None
+
+
+@kept_of_ops()
+def _looks_at_layout(name: str) -> bool:
+    known = (facts.FACTORS, facts.READ_AS_CONTIGUOUS, facts.ADDRESSES)
+    exact = (READS_OUTPUT, "aten.view_as_complex.default")
+    return name in exact or any(name in names for names in known)
 
 
 def _emit(

@@ -7,10 +7,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 from torch.utils._pytree import tree_map
 
 from thunder_fn import torch_internals as internals
@@ -28,6 +30,7 @@ from thunder_fn.derived.quirks.packed import (
     whole_rnn,
 )
 from thunder_fn.errors import UnsupportedCall, with_article
+from thunder_fn.ir.scoped import setting
 from thunder_fn.ir.trace import type_of_value
 
 
@@ -262,8 +265,13 @@ def _is_differentiated_outside(recorder: Recorder, x: Tensor) -> bool:
     )
 
 
-def _engine(*args: Any, **options: Any) -> Any:
-    return original_of(internals.higher_order_function("backward engine"))(*args, **options)
+_has_more_rows: ContextVar[bool] = ContextVar("thunder_fn_more_rows", default=False)
+
+
+def _engine(outputs: Any, cotangents: Any, keep: Any, *args: Any, **options: Any) -> Any:
+    """Run autograd, which keeps its graph while more rows of cotangents follow."""
+    original = original_of(internals.higher_order_function("backward engine"))
+    return original(outputs, cotangents, keep or _has_more_rows.get(), *args, **options)
 
 
 def _run_within(recorder: Recorder, outputs: Any, *args: Any, **options: Any) -> Any:
@@ -371,6 +379,42 @@ def _refuse_graph(recorder: Recorder) -> NoReturn:
 
 
 divert("backward engine", _run_backward)
+
+
+def _row_by_row(f: Callable[..., Any], *dims: int, **options: Any) -> Callable[..., Any]:
+    """The vmap of `torch.autograd.grad(is_grads_batched=True)` and of vectorised Jacobians, in a
+    capture: one row after the other, since its batched tensors are nobody's tracers.
+    """
+
+    def run(*args: Any) -> Any:
+        tensors = [x for x in pytree.tree_leaves(args) if isinstance(x, Tensor)]
+        count = tensors[0].shape[0]
+        rows: list[Any] = []
+        for i in range(max(count, 1)):
+            with setting(_has_more_rows, _has_more_rows.get() or i + 1 < count):
+                rows.append(f(*tree_map(lambda x, i=i: _row(x, i), args)))
+        return _stacked(rows, count)
+
+    is_ours = current() is not None
+    original = original_of(internals.higher_order_function("rows of a backward"))
+    return run if is_ours else original(f, *dims, **options)
+
+
+def _row(x: Any, i: int) -> Any:
+    """Row i of a batched argument; zeros if it has none."""
+    if not isinstance(x, Tensor):
+        return x
+    return x[i] if x.shape[0] else x.new_zeros(x.shape[1:])
+
+
+def _stacked(rows: list[Any], count: int) -> Any:
+    """The results of all rows, of which each may be None, as batched ones."""
+    if isinstance(rows[0], (tuple, list)):
+        return tuple(_stacked(list(parts), count) for parts in zip(*rows, strict=True))
+    return None if rows[0] is None else torch.stack(rows)[:count]
+
+
+divert("rows of a backward", _row_by_row)
 
 
 def _recurrent(cell: str) -> Callable[..., Any]:

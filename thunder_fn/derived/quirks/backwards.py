@@ -34,6 +34,7 @@ def cdist_backward(grad: Tensor, x1: Tensor, x2: Tensor, p: float, cdist: Tensor
     batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
     if any(isinstance(size, int) and size == 0 for size in (*batch, *x1.shape[-2:], x2.shape[-2])):
         return torch.zeros_like(x1)  # as the op, which then sees no batches
+    grad = grad.reshape(*batch, x1.shape[-2], x2.shape[-2])  # it may have a batch of one more
     return pulled(lambda x: distances(x, x2, p), x1.expand(*batch, *x1.shape[-2:]), grad)
 
 

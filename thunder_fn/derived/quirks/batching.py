@@ -255,6 +255,18 @@ def _examples(batch: Batch, x: Tensor, rank: int) -> Tensor:
     )
 
 
+def cdist_backward(batch: Batch, grad: Tensor, x1: Tensor, x2: Tensor, p: Any, out: Tensor) -> Any:
+    """Functorch's rule, which `jacrev` asks, reads the first example's cotangent for all of them
+    where the points are the same.
+    """
+    rank = max(batch.rank(x1), batch.rank(x2))
+    points = [
+        x.reshape(x.shape[0], *[1] * (rank + 1 - x.dim()), *x.shape[1:])
+        for x in map(batch.wide, (x1, x2))
+    ]
+    return batch.op(batch.wide(grad).contiguous(), *points, p, batch.wide(out).contiguous())
+
+
 def _is_mask(var: Var) -> bool:
     return isinstance(var.type, TensorType) and var.type.dtype in (torch.bool, torch.uint8)
 
@@ -290,8 +302,14 @@ _COLLECTIVES = {
     )
 }
 
+WRONG = {"aten._cdist_backward.default": cdist_backward}
+"""The ops whose rules in functorch are wrong, and other ones."""
+
+_FOR_ALL = _COLLECTIVES | WRONG
+
 KNOWN = frozenset(
     (
+        *WRONG,
         *_POOLS,
         *_INDEXED,
         *_COLLECTIVES,
@@ -309,8 +327,8 @@ def rule_of(
     name, first = equation.op.name, operands[0] if operands else None
     if first is None:
         return None
-    if name in _COLLECTIVES:
-        return _COLLECTIVES[name]
+    if name in _FOR_ALL:
+        return _FOR_ALL[name]
     if name in attention.KERNELS:
         return attention_of_all if _draws_alike(equation, operands, batch) else None
     if name in _POOLS:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal as Choice, TypeAlias
 
-from thunder_fn.errors import CheckpointError, callable_name, kind_of
+from thunder_fn.errors import CheckpointError, callable_name, is_int, kind_of
 from thunder_fn.interpreters.checkpoint.selective import Selective
 from thunder_fn.ir import facts
 from thunder_fn.ir.pretty import format_equation
@@ -125,7 +125,7 @@ class checkpoint_policies:
         meets the budget. The rest of the budget goes to the values that save most computation for
         their bytes.
         """
-        if isinstance(budget_bytes, bool) or not isinstance(budget_bytes, int) or budget_bytes < 0:
+        if not is_int(budget_bytes, 0):
             raise CheckpointError(
                 f"checkpoint_policies.budget: a number of bytes, not {budget_bytes!r}"
             )

@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from torch.nn.functional import linear
 
-from thunder_fn.errors import RewriteError
+from thunder_fn.errors import RewriteError, is_int
 from thunder_fn.interpreters.quantize.scheme import (
     Bias,
     Method,
@@ -125,7 +125,7 @@ def int4(group: int = 256) -> Scheme:
 
     Rows that the group does not divide have groups of 128, 64 or 32 where those do.
     """
-    if isinstance(group, bool) or not isinstance(group, int) or group < 2 or group % 2:
+    if not is_int(group, 2) or group % 2:
         raise RewriteError(f"int4: a group is an even number of weights, given {group!r}")
     own = _Int4(group)
     encode, decode, bound, call = (

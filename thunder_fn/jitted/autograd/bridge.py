@@ -11,6 +11,7 @@ That trace draws the random numbers of the forward again.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,15 +24,18 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture.generators import generators_of, random_state
 from thunder_fn.capture.watching import made
 from thunder_fn.derived.activity import activity
+from thunder_fn.derived.leaf_vjp import is_autograds
 from thunder_fn.errors import UnsupportedCall
 from thunder_fn.executors import Executor, Program, any_fuses, lower
 from thunder_fn.executors.lending import Memory
 from thunder_fn.executors.reuse import COPY
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.grad import forward_backward
+from thunder_fn.interpreters.noops import leaving_variables
+from thunder_fn.interpreters.simplify import inline
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.constraints import close_symbols, constraints_of
-from thunder_fn.ir.equations import makers
+from thunder_fn.ir.equations import bound, makers
 from thunder_fn.ir.memos import memo
 from thunder_fn.ir.rules import Split
 from thunder_fn.ir.trace import (
@@ -226,6 +230,35 @@ def handed_over(trace: Trace) -> Mask:
     return tuple(found)
 
 
+SMALL = 2**14
+"""The mean number of elements of a result up to which calling an op takes longer than computing
+it.
+"""
+
+
+@memo(16384)
+def is_followable(trace: Trace) -> bool:
+    """Test whether autograd may follow a trace op by op: its derivatives are those of our rules,
+    and the results are small and in memory of their own.
+    """
+    trace = inline(trace)
+    if not _is_small(trace.equations) or any(map(ops.has_side_effect, trace.equations)):
+        return False
+    given = frozenset(range(len(trace.inputs) + len(trace.constants)))
+    are_own = given.isdisjoint(leaving_variables(trace))
+    is_leaf = all(equation.op.kind == "leaf" for equation in trace.equations)
+    return are_own and is_leaf and is_autograds(trace)
+
+
+def _is_small(equations: Sequence[Equation]) -> bool:
+    types = (var.type for var in bound(equations))
+    shapes = [type.shape for type in types if isinstance(type, TensorType)]
+    known = [[dim for dim in shape if isinstance(dim, int)] for shape in shapes]
+    return list(map(len, known)) == list(map(len, shapes)) and (
+        sum(map(math.prod, known)) <= SMALL * len(shapes)
+    )
+
+
 @dataclass(frozen=True)
 class Bridge:
     """A trace, called under autograd.
@@ -258,6 +291,8 @@ class Bridge:
         """
         if internals.inside_torch_func():  # forward mode, which follows each op
             return evaluate(self.trace, inputs)
+        if self.is_plain:
+            return call(self, inputs)
         known: dict[int, Any] = dict(enumerate(inputs))
         if self.fixed:
             inputs = tuple(
@@ -288,6 +323,16 @@ class Bridge:
         return tuple(
             known[atom.index] if isinstance(atom, Var) else value for atom, value in outputs
         )
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Test whether each output is a result of the one node, and no input needs care."""
+        edges = self.pieces.edges
+        if not all(self.active) or len(self.nodes) != 1 or len(edges) > len(self.active):
+            return False
+        (node,) = self.nodes
+        in_order = node.piece.takes == tuple(range(len(self.active)))
+        return in_order and not (self.fixed or self.unreachable or self.changed)
 
     @cached_property
     def wanted_places(self) -> tuple[int, ...]:
@@ -391,6 +436,24 @@ class Bridge:
         return lower(
             trace, below_autograd=True, executors=self.executors, taken=True, memory=self.memory
         )
+
+    @cached_property
+    def followed(self) -> Program | None:
+        """The trace as a program that autograd follows op by op, where that is as right and faster.
+
+        A node written in Python costs as much as ten calls of ops. So it does not pay where calling
+        the ops takes longer than computing them.
+        """
+        cares = (
+            self.overwritten or self.fixed or self.changed or self.sees_absent or self.unreachable
+        )
+        if cares or not all(self.active) or not is_followable(self.trace):
+            return None
+        if self.executors and self.forward.claimed.claims:
+            return None
+        program = lower(self.trace, donated=None)
+        is_torchs = all(executor.finish(program) is program for executor in self.executors)
+        return program if is_torchs else None
 
     @cached_property
     def draws(self) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal as OneOf, TypeAlias
 
 import torch
 
@@ -18,12 +18,13 @@ from thunder_fn.capture.generators import drawing_from
 from thunder_fn.errors import located
 from thunder_fn.executors import Program
 from thunder_fn.interpreters.evaluate import evaluate
+from thunder_fn.interpreters.noops import drop_noops
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir.constraints import close_symbols
 from thunder_fn.ir.equations import needed
 from thunder_fn.ir.rules import Mask, chosen
 from thunder_fn.ir.symbols import bind, is_symbolic, replaced, specialize
-from thunder_fn.ir.trace import Expr, Literal, Trace, TraceBuilder, cut, vars_in
+from thunder_fn.ir.trace import Expr, Literal, TensorType, Trace, TraceBuilder, cut, vars_in
 from thunder_fn.ir.walking import inline_into
 from thunder_fn.jitted.autograd.pieces import Piece, depends
 from thunder_fn.jitted.memory import own
@@ -35,6 +36,14 @@ if TYPE_CHECKING:
 Following = tuple[Callable[..., tuple[Any, ...]], tuple[Expr, ...]]
 """A trace as a function of tensors that autograd follows, and the constraints on the trace's
 symbols.
+"""
+
+Keeping: TypeAlias = OneOf[
+    "saved", "shape", "copy", "probed shape", "probed", "probed leaf", "number"
+]
+"""The ways to keep an input that a node needs. What the backward reads is saved. Of an input that
+only the derivative of the backward reads, the version is probed. It is saved unless it is a leaf,
+which lives without the node. What autograd keeps may be the shape alone, or a copy.
 """
 
 MAX_KNOWN = 16
@@ -72,7 +81,7 @@ class Node:
     @cached_property
     def program(self) -> Program:
         """The program from residuals, cotangents and numbers to the results of the piece."""
-        return self.bridge.lowered_backward(self.closed[0])
+        return self.bridge.lowered_backward(drop_noops(self.closed[0]))
 
     @cached_property
     def sources(self) -> tuple[tuple[bool, int], ...]:
@@ -111,6 +120,41 @@ class Node:
     def read(self) -> frozenset[int]:
         """The inputs that the backward reads."""
         return frozenset(place for place in self.inputs if place is not None)
+
+    @cached_property
+    def residuals(self) -> tuple[int, ...]:
+        """The place of each residual among the inputs that are needed and the results that are
+        kept.
+        """
+        kept = iter(range(len(self.needed), len(self.needed) + len(self.kept)))
+        return tuple(
+            next(kept) if place is None else self.needed.index(place) for place in self.inputs
+        )
+
+    @cached_property
+    def keeping(self) -> tuple[tuple[int, Keeping], ...]:
+        """The inputs that are needed, and how each is kept."""
+        return tuple((place, self._keeping(place)) for place in self.needed)
+
+    @cached_property
+    def reads_numbers(self) -> bool:
+        """Test whether the backward reads inputs that are numbers."""
+        how = dict(self.keeping)
+        return any(place is not None and how[place] == "number" for place in self.inputs)
+
+    def _keeping(self, place: int) -> Keeping:
+        bridge = self.bridge
+        if not isinstance(bridge.trace.inputs[place].type, TensorType):
+            return "number"
+        if place not in self.valued:
+            return "shape"
+        if place in bridge.overwritten:
+            return "copy"
+        if place in self.read:
+            return "saved"
+        if not bridge.wanted[place]:
+            return "probed shape"
+        return "probed" if place in bridge.unreachable else "probed leaf"
 
     @cached_property
     def needed(self) -> tuple[int, ...]:
@@ -201,10 +245,13 @@ class _Call:
         bridge = self.bridge
         self.state = bridge.random_state() if bridge.draws else None
         self.results = results = bridge.forward(*self.inputs)
-        passing = zip(results, bridge.handed_over, bridge.trace.outputs, strict=False)
-        outputs = tuple(
-            value if flag or isinstance(atom, Literal) else None for value, flag, atom in passing
-        )
+        outputs = results[: len(bridge.trace.outputs)]
+        if not bridge.is_plain:
+            passing = zip(outputs, bridge.handed_over, bridge.trace.outputs, strict=True)
+            outputs = tuple(
+                value if flag or isinstance(atom, Literal) else None
+                for value, flag, atom in passing
+            )
         if any(isinstance(value, torch.Tensor) and value._is_view() for value in outputs):
             outputs = _own_tensors(outputs, self.inputs, bridge.active)
         if bridge.chosen:
@@ -215,7 +262,7 @@ class _Call:
                 for place, value in pairs
             )
         self.outputs = outputs
-        followed = chosen(outputs, bridge.active)
+        followed = outputs if bridge.is_plain else chosen(outputs, bridge.active)
         self.edges.update(enumerate(followed))
         if len(bridge.pieces.edges) > len(self.edges):
             self.stand_in()
@@ -244,6 +291,8 @@ def call(bridge: Bridge, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
             inputs[place] if is_input else run.edges[place] for is_input, place in node.sources
         ]
         values = _Function.apply(node, run, *tensors)  # type: ignore[no-untyped-call]
+        if bridge.is_plain:
+            return values
         run.edges.update(zip(node.piece.takes, values, strict=True))
     edges = iter(run.edges.values())
     return tuple(
@@ -266,7 +315,7 @@ class _Function(torch.autograd.Function):
         ctx.node, ctx.state = node, run.state
         ctx.numbers = results[first : first + len(node.numbers)]
         ctx.set_materialize_grads(False)
-        saved, ctx.others, ctx.probes = _saved_inputs(node, run.inputs)
+        saved, ctx.others, ctx.probes = _kept_inputs(node, run.inputs)
         ctx.save_for_backward(*saved, *kept)
         edges = tuple(run.edges[edge] for edge in node.piece.takes)
         if len(edges) > 1:
@@ -281,32 +330,28 @@ class _Function(torch.autograd.Function):
         if node.bridge.sees_absent and any(cotangent is None for cotangent in cotangents):
             return None, None, *_backward_of_given(ctx, cotangents)
         followed = torch.is_grad_enabled()
-        saved = list[Any]()
-        if followed or node.piece.residuals:
-            saved += ctx.saved_tensors
+        values = list[Any]()
+        if followed or node.residuals:
+            values += ctx.saved_tensors
             # unless the graph is retained, only this call holds them now
             ctx.maybe_clear_saved_tensors()
-        count = len(node.needed)
-        inputs, kept = dict(zip(node.needed, saved, strict=False)), saved[count:]
-        saved.clear()
-        inputs.update(ctx.others)
+            for place, value in ctx.others.items() if followed or node.reads_numbers else ():
+                values[node.needed.index(place)] = value
         given = [
             _zeros(node, place, ctx.shapes[place]) if cotangent is None else cotangent
             for place, cotangent in enumerate(cotangents)
         ]
+        results: Sequence[Any]
         if followed:
             _check_unchanged(node, ctx.probes)
             with _drawing_again(node.bridge, ctx.state):
-                results: Sequence[Any] = node.differentiable(
-                    (*(inputs[place] for place in node.needed), *given)
-                )
+                results = node.differentiable((*values[: len(node.needed)], *given))
         else:
-            others = iter(kept)
-            box = [next(others) if place is None else inputs[place] for place in node.inputs]
+            box = [values[place] for place in node.residuals]
             box += [*given, *ctx.numbers]
             batched = any(map(internals.is_batched, given))
-            for values in (inputs, kept, given):
-                values.clear()
+            values.clear()
+            given.clear()
             results = evaluate(node.closed[0], box) if batched else node.program.take(box)
         if any(cotangent is None for cotangent in cotangents):
             reached = node.reached(tuple(cotangent is not None for cotangent in cotangents))
@@ -370,7 +415,7 @@ def _own_tensors(outputs: tuple[Any, ...], inputs: Sequence[Any], active: Mask) 
     return tuple(value.detach() if is_alone(value, flag) else value for value, flag in pairs)
 
 
-def _saved_inputs(
+def _kept_inputs(
     node: Node, inputs: Sequence[Any]
 ) -> tuple[list[torch.Tensor | None], dict[int, Any], list[tuple[torch.Tensor, int]]]:
     """The inputs that are needed, as autograd keeps them; those that it need not keep, by place;
@@ -382,31 +427,22 @@ def _saved_inputs(
     saved: list[torch.Tensor | None] = []
     others: dict[int, Any] = {}
     probes: list[tuple[torch.Tensor, int]] = []
-    for place in node.needed:
+    for place, how in node.keeping:
         tensor = inputs[place]
-        if not isinstance(tensor, torch.Tensor):
-            others[place] = tensor  # a number
-        elif place not in node.valued:
-            saved.append(tensor.data)
-            continue
-        elif place in node.bridge.overwritten:
-            saved.append(tensor.detach().clone())
-            continue
-        elif place in node.read or (
-            not (tensor.is_leaf and tensor.requires_grad)
-            and node.bridge.wanted[place]
-            and place not in node.bridge.unreachable
-        ):
+        if how == "saved" or (how == "probed leaf" and not tensor.is_leaf):
             saved.append(tensor)
-            continue
-        elif node.bridge.wanted[place]:
-            others[place] = tensor
-            probes.append((tensor, tensor._version))
-        else:
+        elif how == "shape":
+            saved.append(tensor.data)
+        elif how == "copy":
+            saved.append(tensor.detach().clone())
+        elif how == "probed shape":
             probes.append((internals.version_probe(tensor), tensor._version))
             saved.append(tensor.data)
-            continue
-        saved.append(None)
+        else:
+            others[place] = tensor
+            saved.append(None)
+            if how != "number":
+                probes.append((tensor, tensor._version))
     return saved, others, probes
 
 

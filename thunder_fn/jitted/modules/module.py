@@ -421,9 +421,7 @@ def jit_of(module: torch.nn.Module) -> ModuleJit:
 
 def is_jitted(module: Any) -> bool:
     """Test whether the module was made by `jit`."""
-    return isinstance(module, torch.nn.Module) and isinstance(
-        getattr(module, SLOT, None), ModuleJit
-    )
+    return isinstance(module, torch.nn.Module) and hasattr(type(module), SLOT)
 
 
 def as_function(module: torch.nn.Module, kwargs: dict[str, Any]) -> tuple[Jitted, dict[str, Any]]:

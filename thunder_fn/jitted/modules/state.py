@@ -179,17 +179,19 @@ def unchanged(reading: Reading, reads: Reads, depth: int = DEPTH) -> Callable[[]
             dicts_match,
             lambda: not internals.is_caching() and versions_match(),
         )
+    modules, classes = reading.layout.modules, [*reading.layout.classes]
     others = [(part, list(part)) for part in parts.values() if not isinstance(part, dict)]
     pairs = {(type(module), name) for module, name in reads if name not in module.__dict__}
     of_classes = [
         (cls, name, value) for cls, name in pairs if (value := of_class(cls, name)) is not ABSENT
     ]
     if not others and not of_classes:
-        return dicts_match
+        return lambda: dicts_match() and [*map(type, modules)] == classes
 
     def match() -> bool:
         return (
             dicts_match()
+            and [*map(type, modules)] == classes
             and all(getattr(cls, name, ABSENT) is value for cls, name, value in of_classes)
             and all(
                 len(part) == len(items) and all(map(operator.is_, part, items))
