@@ -14,7 +14,7 @@ from thunder_fn.executors.decisions import TOO_SMALL, Decision
 from thunder_fn.executors.operator_executor import GRAD_ONLY
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import ops
-from thunder_fn.ir.trace import Source, Trace
+from thunder_fn.ir.trace import Equation, Source, TensorType, Trace
 
 NOTHING_TO_TAKE = (NOT_REGISTERED.reason, GRAD_ONLY.reason, TOO_SMALL)
 """Reasons that leave nothing slow."""
@@ -50,7 +50,7 @@ def warn_of_idle(asked: Sequence[Executor], claimed: Claimed, source: Source | N
     busy = {decision.taken_by for decision in claimed.log}
     idle = [one for one in asked if one.claims and one.name not in busy]
     log = (*claimed.log, *(_inside(claimed, claimed.asked) if idle else ()))
-    views = {one.op.name for one in claimed.trace.equations if ops.is_view(one.op)}
+    views = {one.op.name for one in claimed.trace.equations if ops.is_view(one.op) or is_empty(one)}
     left = [one for one in log if one.op not in views and one.taken_by in (None, "torch")]
     for executor in idle:
         is_busy = any(decision.taken_by == executor.name for decision in log)
@@ -60,6 +60,12 @@ def warn_of_idle(asked: Sequence[Executor], claimed: Claimed, source: Source | N
             what = f"{executor.name}: takes nothing of {name}, and others run it:{reasons}"
             fix = "`tfn.explain_claims` says who runs what. Leave it out if that is meant."
             warnings.warn(located(what, source=source, fix=fix), RegionWarning, stacklevel=3)
+
+
+def is_empty(equation: Equation) -> bool:
+    """Test for an equation whose results have no elements: there is nothing to compute."""
+    types = (var.type for var in equation.outputs)
+    return all(isinstance(type, TensorType) and 0 in type.shape for type in types)
 
 
 def _reasons(executor: Executor, left: Sequence[Decision]) -> str | None:
