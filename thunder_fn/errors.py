@@ -257,7 +257,9 @@ class CacheWarning(UserWarning):
 
 
 class RegionWarning(UserWarning):
-    """An executor could not compile a region, which runs on the torch executor instead."""
+    """An executor could not compile a region or record a program, which runs on the torch executor
+    instead; or it was asked for and takes nothing of a program.
+    """
 
 
 class OutsideWarning(UserWarning):

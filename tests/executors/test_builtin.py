@@ -25,6 +25,7 @@ from thunder_fn.executors import FusionExecutor, backend, get_executor, list_exe
 from thunder_fn.executors.cudagraphs import MAX_MOVES, CudaGraphs
 from thunder_fn.executors.sdpa import BACKENDS, choose_kernel
 from thunder_fn.extend import OperatorExecutor
+from thunder_fn.extend.regions import Memory
 
 
 def program(f: Callable[..., Any]) -> str:
@@ -60,13 +61,30 @@ def test_cross_entropy(reduction: str, dtype: torch.dtype) -> None:
 
 def test_cross_entropy_is_left_where_the_kernel_would_be_wrong() -> None:
     logits, labels = torch.randn(6, 11), torch.randint(0, 11, (6,))
+    refused = pytest.warns(RegionWarning, match=r"^triton: takes nothing of .*\n  .*cross_entropy: the checker _takes")
     for options in ({"label_smoothing": 0.1}, {"weight": torch.rand(11)}):
         f = jit(lambda x, y, options=options: F.cross_entropy(x, y, **options), executors=["triton"])
-        torch.testing.assert_close(f(logits, labels), F.cross_entropy(logits, labels, **options))
+        with refused:
+            torch.testing.assert_close(f(logits, labels), F.cross_entropy(logits, labels, **options))
         assert "triton" not in program(f)
     double = jit(lambda x, y: F.cross_entropy(x, y), executors=["triton"])
-    torch.testing.assert_close(double(logits.double(), labels), F.cross_entropy(logits.double(), labels))
+    with refused:
+        torch.testing.assert_close(double(logits.double(), labels), F.cross_entropy(logits.double(), labels))
     assert "triton" not in program(double)
+
+
+def test_an_executor_that_takes_nothing_says_why() -> None:
+    """Once for a program, if there was something to take: nothing is slow without a word."""
+    x = torch.randn(4, dtype=torch.complex64)
+    with pytest.warns(RegionWarning, match="^inductor: takes nothing of f, ") as said:
+
+        def f(x: Tensor) -> Tensor:
+            return (x * 2).exp() + x
+
+        run = jit(f, executors=["inductor"])
+        run(x), run(x)
+    assert len(said) == 1 and "aten.mul.Tensor: Inductor does not compile complex numbers" in str(said[0].message)
+    jit(lambda x: x * 2, executors=["inductor", "sdpa"])(x)  # nothing to fuse, nothing registered
 
 
 def test_rms_norm() -> None:
@@ -125,7 +143,8 @@ def test_attention_on_the_chosen_kernel() -> None:
         torch.testing.assert_close(f(q, k, v), F.scaled_dot_product_attention(q, k, v, **options))
         assert f"kernel='{kernel}'" in program(f)
     g = jit(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, dropout_p=0.5), executors=["sdpa"])
-    g(q, k, v)
+    with pytest.warns(RegionWarning, match="sdpa: takes nothing of"):
+        g(q, k, v)
     assert "kernel=" not in program(g), "random numbers are PyTorch's"
     h = grad(jit(lambda q: F.scaled_dot_product_attention(q, k, v).sum(), executors=["sdpa"]))
     torch.testing.assert_close(h(q), torch.func.grad(lambda q: F.scaled_dot_product_attention(q, k, v).sum())(q))
@@ -163,15 +182,24 @@ class Rerun:
     def takes(self, tensor: Tensor) -> bool:
         return tensor.device.type == self.device
 
-    def record(self, run: Callable[..., Any], buffers: Sequence[Tensor]) -> tuple[Callable[[], None], tuple[Any, ...]]:
+    def stream(self, inputs: Sequence[Any]) -> int | None:
+        return 0
+
+    def record(
+        self, run: Callable[..., Any], buffers: Sequence[Any], memory: Memory
+    ) -> tuple[Callable[[], None], tuple[Any, ...]]:
         if self.fail:
             raise RuntimeError(self.fail)
         self.recorded += 1
-        copies = [buffer.clone() for buffer in buffers]  # recording computes nothing
-        memory = [in_memory_of(buffer) for buffer in buffers]
-        homes = {copy.untyped_storage().data_ptr(): place for copy, place in zip(copies, memory, strict=True)}
+        # Recording computes nothing.
+        copies = [one.clone() if isinstance(one, Tensor) else one for one in buffers]
+        places = [in_memory_of(one) if isinstance(one, Tensor) else one for one in buffers]
+        pairs = zip(copies, places, strict=True)
+        homes = {copy.untyped_storage().data_ptr(): place for copy, place in pairs if isinstance(copy, Tensor)}
 
-        def lying(result: Tensor) -> Tensor:
+        def lying(result: Any) -> Any:
+            if not isinstance(result, Tensor):
+                return result
             home = homes.get(result.untyped_storage().data_ptr())
             shape = result.shape, result.stride(), result.storage_offset()
             return result if home is None else home.as_strided(*shape)
@@ -180,8 +208,8 @@ class Rerun:
 
         def replay() -> None:
             self.replayed += 1
-            for result, new in zip(results, run(*memory), strict=True):
-                if result.data_ptr() != new.data_ptr():
+            for result, new in zip(results, run(*places), strict=True):
+                if isinstance(result, Tensor) and result.data_ptr() != new.data_ptr():
                     result.copy_(new)
 
         return replay, results
@@ -289,10 +317,45 @@ def test_cudagraphs_run_both_halves_of_a_gradient() -> None:
     assert device.recorded >= 2
 
 
+def test_what_a_backward_reads_is_lent() -> None:
+    """Residuals are not copied. While somebody holds them, calls run as they are."""
+    device = Rerun()
+    f = jit(lambda x, w: ((x * w).sin() * w).exp(), executors=[CudaGraphs("graphs", device)])
+    w, kept = torch.randn(3, requires_grad=True), list[tuple[Tensor, Tensor]]()
+    for step in range(8):
+        xs = [torch.randn(3) for _ in range(1 + step % 2)]
+        values = [f(x, w) for x in xs]  # a second forward before the backward of the first
+        grads = [torch.autograd.grad(value.sum(), w, retain_graph=step == 5)[0] for value in values]
+        for x, value, found in zip(xs, values, grads, strict=True):
+            wanted = ((x * w).sin() * w).exp()
+            kept += [(value.detach(), wanted.detach()), (found, torch.autograd.grad(wanted.sum(), w)[0])]
+    for found, wanted in kept:
+        torch.testing.assert_close(found, wanted)
+    assert device.replayed > 8 and device.recorded < 8
+
+
+def test_cudagraphs_where_they_pay() -> None:
+    device = Rerun()
+    graphs = CudaGraphs("graphs", device, pays=lambda trace: len(trace.equations) > 1)
+    small, large = jit(lambda x: x.sin(), executors=[graphs]), jit(lambda x: x.sin() * 2, executors=[graphs])
+    for _ in range(5):
+        assert torch.equal(small(x := torch.randn(3)), x.sin()) and torch.equal(large(x), x.sin() * 2)
+    assert (device.recorded, device.replayed) == (1, 3)
+
+
+def test_cudagraphs_record_each_number() -> None:
+    device = Rerun()
+    f = jit(lambda x, n: x.sin() * n, executors=[CudaGraphs("graphs", device)])
+    for number in (2, 3, 5, 3, 5, 2):
+        assert torch.equal(f(x := torch.randn(3), number), x.sin() * number)
+    assert device.replayed
+
+
 def test_cudagraphs_that_cannot_record() -> None:
     f = jit(lambda x: x + 1, executors=[CudaGraphs("graphs", Rerun("cuda"))])
     with pytest.warns(
-        RegionWarning, match=r"^graphs: a program cannot be recorded and runs as it is: an input is on cpu\nMove it to"
+        RegionWarning,
+        match=r"^graphs: a program cannot be recorded and runs as it is: an input is on the cpu\nMove it to",
     ):
         assert torch.equal(f(torch.ones(2)), torch.full((2,), 2.0))
     with warnings.catch_warnings():

@@ -104,6 +104,7 @@ def gradient(f: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., Any]:
 
 PROGRAMS: dict[str, Callable[[], Callable[[], Any]]] = {
     "module": lambda: of_module(tfn.compile),
+    "module without graphs": lambda: of_module(partial(tfn.jit, executors=[executors.inductor(tiered=True)])),
     "module by torch.compile": lambda: of_module(torch.compile),
     "whole step": lambda: of_function(tfn.compile),
     "whole step by PyTorch's kernels": lambda: of_function(tfn.jit),

@@ -14,7 +14,8 @@ from torch import Tensor
 import thunder_fn as tfn
 from thunder_fn.capture import pytree
 from thunder_fn.errors import RegionWarning
-from thunder_fn.executors import claim, inductor, torchinductor
+from thunder_fn.executors import claim, inductor
+from thunder_fn.executors.idle import warn_of_idle
 from thunder_fn.executors.in_front import in_front
 from thunder_fn.executors.lists import with_lists
 from thunder_fn.executors.torch_executor import lower
@@ -231,12 +232,11 @@ def test_what_the_rest_computes_on_the_cpu_stays() -> None:
     assert in_front(tfn.trace(f, count, x)) is None
 
 
-def test_a_device_without_a_compiler_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_without_a_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inductor_internals, "compiles_for", lambda device: device == "cpu")
     trace = on_device(tfn.trace(lambda x: (x * 2).sin(), torch.ones(3)), "cuda:0")
-    torchinductor._say_no_compiler.cache_clear()
-    with pytest.warns(RegionWarning, match=r"^inductor: nothing on cuda is compiled.*\nInstall Triton") as said:
-        for _ in range(2):
-            assert not any("::" in one.op.name for one in claim(trace, [inductor()]).trace.equations)
-    assert len(said) == 1
-    torchinductor._say_no_compiler.cache_clear()
+    executor = inductor()
+    claimed = claim(trace, [executor])
+    assert not any("::" in one.op.name for one in claimed.trace.equations)
+    with pytest.warns(RegionWarning, match=r"^inductor: takes nothing of .*\n.*no compiler here \(`pip install triton"):
+        warn_of_idle([executor], claimed, None)

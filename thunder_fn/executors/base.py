@@ -137,6 +137,8 @@ class Executor:
     """Names of executors that are asked after this one, where they are there."""
     conflicts: tuple[str, ...] = ()
     """Names of executors that it cannot be used with."""
+    note = ""
+    """A few words on what it runs, for those who ask a recipe."""
     only_gpu = False
     """It runs whole programs on a GPU. Numbers on the CPU are computed in front, in each call."""
 
@@ -184,6 +186,10 @@ class Executor:
         better.
         """
         return self.numerics
+
+    def serves(self, trace: Trace) -> bool:
+        """Test whether the executor is to be asked about programs of this trace."""
+        return True
 
     def finish(self, program: Any) -> Any:
         """The whole program as the executor runs it; as it is, for those that run parts only."""

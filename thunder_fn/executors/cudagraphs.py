@@ -6,11 +6,19 @@ lies. A replay checks its address. If an input moves, the program is recorded ag
 into which it is copied. Results in the graph's own memory are handed out as copies. Nothing of it
 holds on to an argument.
 
+Forward and backward of a function share one pool of memory (`lending.Memory`). What only the
+backward reads is lent to it where it lies. While somebody holds it, as before the backward of an
+earlier call, the next forward runs as it is, and so does its backward.
+
+`CudaGraphs(pays=...)` records programs for which this is true, from their third call on, and is
+silent about those that it cannot record: nobody asked for it. `compile` has one on a GPU.
+
 A program that cannot be recorded (it asks for values, or works on other devices too) goes on as it
 is, with a warning. So does one that a replay would repeat wrongly: it prints, calls Python, or
 draws random numbers on the CPU. A program of symbolic sizes is recorded for each size.
 
-Tested: the logic of the buffers on CPU, with a stand-in for the recording; all of it on an H100.
+Tested: the logic of the buffers on CPU, with a stand-in for the recording; all of it on a simulated
+H200, and the first part on an H100.
 
 Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 """
@@ -25,12 +33,13 @@ from typing import Any, Protocol
 
 import torch
 
+from thunder_fn import torch_internals as internals
 from thunder_fn.errors import ExecutorError, RegionWarning
 from thunder_fn.extend import Executor
-from thunder_fn.extend.regions import Program
+from thunder_fn.extend.regions import Memory, Program
 from thunder_fn.ir import ops
 from thunder_fn.ir.symbols import is_symbolic
-from thunder_fn.ir.trace import TensorType, Trace, subtraces
+from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, Var, subtraces
 
 Run = Callable[..., tuple[Any, ...]]
 
@@ -41,6 +50,9 @@ SEEDING = tuple(
 
 MAX_SIZES = 8
 """A program of symbolic sizes is recorded for so many; calls with others run as they are."""
+
+PATIENCE = 2
+"""A program that nobody asked to be recorded runs so often as it is."""
 
 MAX_MOVES = 3
 """After so many recordings whose inputs then lay elsewhere, all inputs are copied."""
@@ -59,8 +71,12 @@ class Recording(Protocol):
         """Test whether the tensor is where it can be recorded."""
         ...
 
+    def stream(self, inputs: Sequence[Any]) -> Any:
+        """The queue that the caller works on, None if somebody is recording it."""
+        ...
+
     def record(
-        self, run: Run, buffers: Sequence[torch.Tensor]
+        self, run: Run, buffers: Sequence[Any], memory: Memory
     ) -> tuple[Callable[[], None], tuple[Any, ...]]:
         """Record a run. Returns the function that replays it, and its results, which a replay
         overwrites.
@@ -79,29 +95,35 @@ class CudaRecording:
         """Test whether the tensor is where it can be recorded."""
         return tensor.is_cuda
 
+    def stream(self, inputs: Sequence[Any]) -> Any:
+        """The queue that the caller works on, None if somebody is recording it."""
+        tensor = next((one for one in inputs if isinstance(one, torch.Tensor)), None)
+        device = tensor.device if tensor is not None and tensor.is_cuda else None
+        if torch.cuda.is_current_stream_capturing():
+            return None
+        return torch.cuda.current_stream(device)
+
     def record(
-        self, run: Run, buffers: Sequence[torch.Tensor]
+        self, run: Run, buffers: Sequence[Any], memory: Memory
     ) -> tuple[Callable[[], None], tuple[Any, ...]]:
         """Record a run. Returns the function that replays it, and its results, which a replay
         overwrites.
 
         The graph is of the device that the buffers are on, whichever is the current one.
         Recording computes nothing, and leaves the generator as it was, so that a replay draws the
-        numbers that eager would.
+        numbers that eager would. Calls of other threads do not disturb it.
         """
-        device = buffers[0].device if buffers else torch.device("cuda")
-        with torch.cuda.device(device):
-            return self._recorded(run, buffers)
-
-    def _recorded(
-        self, run: Run, buffers: Sequence[torch.Tensor]
-    ) -> tuple[Callable[[], None], tuple[Any, ...]]:
-        state = torch.cuda.get_rng_state()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            results = run(*buffers)
-        torch.cuda.set_rng_state(state)
-        return graph.replay, results
+        tensors = (one for one in buffers if isinstance(one, torch.Tensor))
+        first = next(tensors, None)
+        with torch.cuda.device(first.device if first is not None else torch.device("cuda")):
+            if memory.pool is None:
+                memory.pool = torch.cuda.graph_pool_handle()
+            state = torch.cuda.get_rng_state()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, memory.pool, capture_error_mode="thread_local"):
+                results = run(*buffers)
+            torch.cuda.set_rng_state(state)
+            return graph.replay, results
 
 
 class CudaGraphs(Executor):
@@ -109,9 +131,21 @@ class CudaGraphs(Executor):
 
     only_gpu = True
 
-    def __init__(self, name: str = "cudagraphs", recording: Recording | None = None) -> None:
+    def __init__(
+        self,
+        name: str = "cudagraphs",
+        recording: Recording | None = None,
+        pays: Callable[[Trace], bool] | None = None,
+    ) -> None:
         super().__init__(name, version=torch.__version__, numerics="bitwise")
         self.recording: Recording = recording or CudaRecording()
+        self.pays = pays
+        self.patience = 0 if pays is None else PATIENCE
+        self.note = "" if pays is None else "what launches take the time of"
+
+    def serves(self, trace: Trace) -> bool:
+        """Test whether recording a program of this trace pays."""
+        return self.pays is None or (self.recording.missing() is None and self.pays(trace))
 
     def finish(self, program: Program) -> Program:
         """The program, recorded when it is first called.
@@ -124,7 +158,7 @@ class CudaGraphs(Executor):
             raise ExecutorError(
                 f"{self.name}: {missing}\nLeave the executor {self.name!r} out on this machine."
             )
-        run = _Recorded(self.name, program.run, self.recording, is_symbolic(program.trace))
+        run = _Recorded(self, program)
         reason = _unrepeatable(program.trace)
         if reason is not None:
             run.refuse(reason)
@@ -139,7 +173,33 @@ def _unrepeatable(trace: Trace) -> str | None:
         return "it seeds a random number generator"
     if any(_draws_on_cpu(inner) for inner in subtraces(trace)):
         return "it draws random numbers on the CPU"
+    if any(_gives_seeds_away(inner) for inner in subtraces(trace)):
+        return "an attention's dropout in it shares its seeds, which PyTorch reads on the CPU"
     return None
+
+
+def _gives_seeds_away(trace: Trace) -> bool:
+    """Test for seeds of an attention's dropout among the results, or among the inputs.
+
+    A recording has them on the GPU, and a backward that is none reads them on the CPU.
+    """
+    edge = {atom.index for atom in (*trace.inputs, *trace.outputs) if isinstance(atom, Var)}
+    return any(
+        "_attention" in one.op.name
+        and _drops(one)
+        and any(var.index in edge and _is_integer(var) for var in (*one.operands, *one.outputs))
+        for one in trace.equations
+    )
+
+
+def _drops(equation: Equation) -> bool:
+    names = [argument.name for argument in ops.schema_of(ops.overload(equation.op)).arguments]
+    given = dict(zip(names, equation.args, strict=False)) | dict(equation.kwargs)
+    return given.get("dropout_p", Literal(0.0)) != Literal(0.0)
+
+
+def _is_integer(var: Var) -> bool:
+    return isinstance(var.type, TensorType) and not var.type.dtype.is_floating_point
 
 
 def _draws_on_cpu(trace: Trace) -> bool:
@@ -171,7 +231,7 @@ class _Shown:
     strides: tuple[int, ...]
     offset: int
 
-    def of(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+    def of(self, inputs: Sequence[Any]) -> torch.Tensor:
         """The result, of the inputs of a call."""
         source = inputs[self.place].detach()
         if (self.offset, self.size, self.strides) == (0, source.shape, source.stride()):
@@ -179,55 +239,81 @@ class _Shown:
         return source.as_strided(self.size, self.strides, source.storage_offset() + self.offset)
 
 
-@dataclass(frozen=True, slots=True)
-class _Graph:
+class Graph:
     """A recording: the buffers that it reads, or the places of inputs that it reads where they
-    lie, and the results that a replay overwrites.
+    lie, and the results that a replay overwrites. The first ones are copied for the caller, those
+    from `first` on are lent.
     """
 
-    buffers: tuple[torch.Tensor | Place, ...]
-    replay: Callable[[], None]
-    results: tuple[Any, ...]
+    def __init__(
+        self,
+        buffers: tuple[torch.Tensor | Place | None, ...],
+        replay: Callable[[], None],
+        results: tuple[Any, ...],
+        first: int,
+    ) -> None:
+        self.buffers, self.replay, self.results, self.first = buffers, replay, results, first
+        self.stream: Any = None
+        self.age = 0
+        lent = (value for value in results[first:] if isinstance(value, torch.Tensor))
+        storages = {value.data_ptr(): value.untyped_storage() for value in lent}
+        self.lent = [(one, internals.uses_of(one)) for one in storages.values()]
 
-    def fits(self, inputs: Sequence[torch.Tensor]) -> bool:
+    @property
+    def addresses(self) -> frozenset[int]:
+        """The addresses of what it lends."""
+        found = (value for value in self.results[self.first :] if isinstance(value, torch.Tensor))
+        return frozenset(value.data_ptr() for value in found)
+
+    def fits(self, inputs: Sequence[Any]) -> bool:
         """Test that inputs lie where the graph reads them."""
         return all(
-            isinstance(buffer, torch.Tensor) or _place(value) == buffer
+            not isinstance(buffer, tuple) or _place(value) == buffer
             for buffer, value in zip(self.buffers, inputs, strict=True)
         )
 
-    def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    def is_free(self) -> bool:
+        """Test that nobody holds results of an earlier replay that were lent."""
+        return all(internals.uses_of(storage) == uses for storage, uses in self.lent)
+
+    def __call__(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         for buffer, value in zip(self.buffers, inputs, strict=True):
             if isinstance(buffer, torch.Tensor):
                 buffer.copy_(value)
         self.replay()
-        return tuple(self.result(value, inputs) for value in self.results)
-
-    def result(self, value: Any, inputs: Sequence[torch.Tensor]) -> Any:
-        """A result of a call."""
-        if isinstance(value, _Shown):
-            return value.of(inputs)
-        return value.clone() if isinstance(value, torch.Tensor) else value
+        own = [value for value in self.results[: self.first] if isinstance(value, torch.Tensor)]
+        copies = iter(internals.copies_of(own))
+        return tuple(
+            value.of(inputs)
+            if isinstance(value, _Shown)
+            else value
+            if not isinstance(value, torch.Tensor)
+            else next(copies)
+            if place < self.first
+            else value.detach()
+            for place, value in enumerate(self.results)
+        )
 
 
 class _Calls:
     """The calls with inputs of one size: where they lay, and the recording, if there is one."""
 
-    def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
+    def __init__(self, inputs: Sequence[Any]) -> None:
         # To copy a number costs nothing, and it is seldom where it was.
         self.places: tuple[Place | None, ...] = tuple(
-            _place(value) if value.dim() else None for value in inputs
+            _place(value) if isinstance(value, torch.Tensor) and value.dim() else None
+            for value in inputs
         )
-        self.graph: _Graph | None = None
-        self.moves = 0
+        self.graph: Graph | None = None
+        self.moves = self.count = 0
 
-    def settle(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Note which inputs lie where they lay in all calls before."""
-        now = tuple(map(_place, inputs))
-        self.moves += 1
+    def settle(self, inputs: Sequence[Any], lent: frozenset[int]) -> None:
+        """Note which inputs lie where they lay in all calls before, or are lent."""
+        now = [_place(value) if isinstance(value, torch.Tensor) else None for value in inputs]
+        self.moves += self.graph is not None
         is_over = self.moves > MAX_MOVES
         self.places = tuple(
-            old if old == new and not is_over else None
+            new if (new and new[0] in lent) or (old == new and not is_over) else None
             for old, new in zip(self.places, now, strict=True)
         )
 
@@ -235,60 +321,89 @@ class _Calls:
 class _Recorded:
     """A program and, once it was called, its recordings: one for each size of its inputs."""
 
-    def __init__(self, name: str, run: Run, recording: Recording, is_symbolic: bool) -> None:
-        self.name, self.run, self.recording = name, run, recording
-        self.is_symbolic, self.lock = is_symbolic, threading.Lock()
+    def __init__(self, owner: CudaGraphs, program: Program) -> None:
+        self.owner, self.run, self.recording = owner, program.run, owner.recording
+        self.is_symbolic, self.lock = is_symbolic(program.trace), threading.Lock()
         self.known: dict[Any, _Calls] = {}
         self.refused = False
+        self.memory = program.memory or Memory()
+        self.first = program.first_lent
+        if self.is_symbolic:  # what one recording lends would be overwritten by another one
+            self.memory, self.first = Memory(), None
+        self.memory.has_lender |= self.first is not None
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
-        if self.refused:
-            return self.run(*inputs)
+        if self.refused or self.recording.stream(inputs) is None:
+            return self.plainly(inputs)
         with self.lock:
+            # The sizes of a program of symbols, and its numbers.
             key = tuple(map(_size, inputs)) if self.is_symbolic else ()
             calls = self.known.get(key)
             if calls is None:
-                return self.first_call(key, inputs)
-            if calls.graph is None or not calls.graph.fits(inputs):
-                calls.settle(inputs)
-                calls.graph = self.start(inputs, calls.places)
-            return self.run(*inputs) if calls.graph is None else calls.graph(inputs)
+                if len(self.known) >= MAX_SIZES or not self.may_record(inputs):
+                    return self.plainly(inputs)
+                calls = self.known[key] = _Calls(inputs)
+            return self.answer(calls, inputs)
 
-    def first_call(self, key: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        """Run the program, and record it for inputs that lie where these do."""
-        is_ours = len(self.known) < MAX_SIZES and self.may_record(inputs)
-        results = self.run(*inputs)
-        if is_ours:
-            calls = self.known[key] = _Calls(inputs)
-            calls.graph = self.start(inputs, calls.places)
-        return results
+    def plainly(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """Run the program as it is."""
+        if self.first is not None:
+            self.memory.is_lent = False
+        return self.run(*inputs)
+
+    def answer(self, calls: _Calls, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """Replay, record and replay, or run the program as it is."""
+        calls.count += 1
+        graph, memory = calls.graph, self.memory
+        is_borrower = self.first is None and memory.has_lender
+        is_current = graph is not None and (not is_borrower or graph.age == memory.age)
+        if graph is None or not is_current or not graph.fits(inputs):
+            if is_borrower and not memory.is_lent:
+                return self.plainly(inputs)
+            calls.settle(inputs, memory.lent if is_borrower else frozenset())
+            if calls.count <= self.owner.patience or getattr(self.run, "is_pending", False):
+                return self.plainly(inputs)
+            if graph is not None and not graph.is_free():
+                return self.plainly(inputs)
+            results = self.plainly(inputs) if calls.count == 1 else None
+            graph = calls.graph = self.start(inputs, calls.places)
+            if graph is None or results is not None:
+                return self.plainly(inputs) if results is None else results
+        if not graph.is_free() or graph.stream != self.recording.stream(inputs):
+            return self.plainly(inputs)
+        if self.first is not None:
+            memory.is_lent = True
+        return graph(inputs)
 
     def may_record(self, inputs: Sequence[Any]) -> bool:
         """Test that all inputs are where a recording can read them."""
-        other = next(
-            (x for x in inputs if not isinstance(x, torch.Tensor) or not self.recording.takes(x)),
-            None,
-        )
+        tensors = [one for one in inputs if isinstance(one, torch.Tensor)]
+        other = next((one for one in tensors if not self.recording.takes(one)), None)
         if other is None:
             return True
+        what = "an input is a number on" if not other.dim() else "an input is on"
         self.refuse(
-            f"an input is on {getattr(other, 'device', 'no device')}\n"
+            f"{what} the {other.device.type}\n"
             "Move it to the GPU. An optimizer has its step count there with `capturable=True`."
         )
         return False
 
-    def start(
-        self, inputs: Sequence[torch.Tensor], places: Sequence[Place | None]
-    ) -> _Graph | None:
+    def start(self, inputs: Sequence[Any], places: Sequence[Place | None]) -> Graph | None:
         """Record the program on inputs that stay where they are and on buffers like the others,
         unless that cannot be.
         """
         buffers = tuple(
-            x.detach() if place is not None else x.detach().clone()
+            x
+            if not isinstance(x, torch.Tensor)
+            else x.detach()
+            if place is not None
+            else x.detach().clone()
             for x, place in zip(inputs, places, strict=True)
         )
+        if self.first is not None:
+            self.memory.renew()
         try:
-            replay, results = self.recording.record(self.run, buffers)
+            replay, results = self.recording.record(self.run, buffers, self.memory)
         except RuntimeError as error:
             self.refuse(f"{type(error).__name__}: {error}")
             return None
@@ -297,16 +412,26 @@ class _Recorded:
             for i, (buffer, place) in enumerate(zip(buffers, places, strict=True))
             if place is not None and buffer.numel()
         }
-        kept = (place or buffer for buffer, place in zip(buffers, places, strict=True))
-        return _Graph(
-            tuple(kept), replay, tuple(_shown(value, buffers, lying) for value in results)
+        kept = (
+            place or (buffer if isinstance(buffer, torch.Tensor) else None)
+            for buffer, place in zip(buffers, places, strict=True)
         )
+        shown = tuple(_shown(value, buffers, lying) for value in results)
+        graph = Graph(tuple(kept), replay, shown, len(shown) if self.first is None else self.first)
+        graph.stream, graph.age = self.recording.stream(inputs), self.memory.age
+        if self.first is not None:
+            self.memory.lent = graph.addresses
+        return graph
 
     def refuse(self, reason: str) -> None:
         """Leave the program as it is, and say why."""
         self.refused = True
+        if self.first is not None:
+            self.memory.has_lender = False
+        if self.owner.pays is not None:  # nobody asked for it
+            return
         warnings.warn(
-            f"{self.name}: a program cannot be recorded and runs as it is: {reason}",
+            f"{self.owner.name}: a program cannot be recorded and runs as it is: {reason}",
             RegionWarning,
             stacklevel=5,
         )

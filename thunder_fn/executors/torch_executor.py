@@ -35,6 +35,7 @@ from thunder_fn.executors.claims import Claim, Claimed, claim
 from thunder_fn.executors.eligibility import TORCH, autocasts
 from thunder_fn.executors.heap import keep_freed_memory
 from thunder_fn.executors.in_front import InFront, in_front
+from thunder_fn.executors.lending import Memory
 from thunder_fn.executors.loops import Function, function_of
 from thunder_fn.executors.names import Names
 from thunder_fn.executors.numbers import number_name, number_tensor, stands_for_number
@@ -77,7 +78,8 @@ BELOW_AUTOGRAD_FROM = 12
 @dataclass(frozen=True, slots=True)
 class Program:
     """A program that runs: a function of the trace's inputs, its text, the claims, and the plan for
-    memory that nobody needs. `meaning` is the trace from which it was lowered.
+    memory that nobody needs. `meaning` is the trace from which it was lowered. Programs of one
+    function share `memory`. Only these read results from `first_lent` on; None if others do.
     """
 
     text: str
@@ -85,6 +87,8 @@ class Program:
     claimed: Claimed = field(repr=False)
     reuse: Reuse = field(repr=False)
     meaning: Trace | None = field(default=None, repr=False)
+    memory: Memory | None = field(default=None, repr=False)
+    first_lent: int | None = field(default=None, repr=False)
 
     @property
     def trace(self) -> Trace:
@@ -106,7 +110,7 @@ class Program:
         return self.text
 
 
-def lower(
+def lower(  # noqa: PLR0913 - options, by keyword
     trace: Trace,
     donated: Sequence[int] | None = (),
     writes: Sequence[int | None] = (),
@@ -115,6 +119,8 @@ def lower(
     executors: Sequence[Executor] = (),
     whole: bool = True,
     taken: bool = False,
+    memory: Memory | None = None,
+    first_lent: int | None = None,
 ) -> Program:
     """Lower a trace to PyTorch calls, and calls of what other executors take.
 
@@ -133,15 +139,20 @@ def lower(
         whole: executors that run whole programs get this one.
         taken: callers hand the inputs over with `take`, and the program lets go of each when it has
             read it last.
+        memory, first_lent: as of `Program`, for those who run whole programs.
     """
     keep_freed_memory()
-    frozen = tuple(executor.frozen() for executor in executors if executor is not TORCH)
+    chosen = (executor.frozen() for executor in executors if executor is not TORCH)
+    frozen = tuple(executor for executor in chosen if executor.serves(trace))
     parts = in_front(trace) if whole and any(one.only_gpu for one in frozen) else None
     if parts is not None:
-        return _lowered_in_two(trace, parts, frozen, donated or (), writes, below_autograd)
+        lent = first_lent and sum(not flag for flag in parts.is_first[:first_lent])
+        rest = partial(lower, executors=frozen, memory=memory, first_lent=lent)
+        return _lowered_in_two(trace, parts, rest, donated or (), writes, below_autograd)
     claimed = claim(dce(trace).renamed(trace.name), frozen, writes, below_autograd=below_autograd)
     emitter = _Emitter(claimed, frozen, donated, writes, below_autograd, taken=taken)
-    program = replace(emitter.program(), meaning=trace)
+    program = emitter.program()
+    program = replace(program, meaning=trace, memory=memory, first_lent=first_lent)
     made("program", claimed.trace, trace)
     # Who compiles regions comes before who records the whole program.
     ordered = sorted(frozen, key=lambda executor: executor.claims)
@@ -159,7 +170,7 @@ def lower(
 def _lowered_in_two(
     trace: Trace,
     parts: InFront,
-    executors: Sequence[Executor],
+    lower_rest: Callable[..., Program],
     donated: Sequence[int],
     writes: Sequence[int | None],
     below_autograd: bool,
@@ -168,12 +179,11 @@ def _lowered_in_two(
     place_of = {place: new for new, place in enumerate(parts.kept)}
     ends = zip(parts.is_first[len(parts.is_first) - len(writes) :], writes, strict=True)
     first = lower(parts.first, below_autograd=below_autograd)
-    rest = lower(
+    rest = lower_rest(
         parts.rest,
         [place_of[place] for place in donated if place in place_of],
         [None if end is None else place_of.get(end) for is_first, end in ends if not is_first],
         below_autograd=below_autograd,
-        executors=executors,
     )
     run = parts.run(first.run, rest.run)
     return replace(rest, text=f"{first.text}\n{rest.text}", run=run, meaning=trace)

@@ -5,17 +5,17 @@ refuse.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from thunder_fn.capture.scopes import is_internal
-from thunder_fn.executors import Decision, Executor, claim
+from thunder_fn.executors import Decision
 from thunder_fn.executors.base import is_within
+from thunder_fn.executors.idle import decisions_of
 from thunder_fn.executors.of_traces import with_executors_of
-from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir.notebook import Shown
 from thunder_fn.ir.trace import Trace
 from thunder_fn.jitted.autograd.bridge import bridge
@@ -113,18 +113,3 @@ def left_out(options: Options, trace: Trace) -> tuple[tuple[str, str], ...]:
         for executor in with_executors_of(options.executors, trace)
         if not is_within(executor.numerics, options.numerics)
     )
-
-
-def decisions_of(
-    trace: Trace, executors: Sequence[Executor], writes: Sequence[int | None] = (), depth: int = 0
-) -> tuple[Decision, ...]:
-    """The log of a claiming, then those of the bodies of structured ops, which are programs of
-    their own.
-    """
-    claimed = claim(dce(trace), executors, writes, below_autograd=True)
-    found = [replace(decision, depth=decision.depth + depth) for decision in claimed.log]
-    for equation in claimed.trace.equations:
-        if equation.op.kind == "structured":
-            for body in dict.fromkeys(equation.bodies):
-                found += decisions_of(body, executors, depth=depth + 1)
-    return tuple(found)

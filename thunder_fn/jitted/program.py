@@ -47,6 +47,7 @@ from thunder_fn.errors import (
     located,
 )
 from thunder_fn.executors import Executor, Program, any_fuses, lower
+from thunder_fn.executors.idle import warn_of_idle
 from thunder_fn.executors.reuse import find_aliases, is_dense
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.ir.constraints import constraints_of
@@ -191,6 +192,7 @@ def build(
     followed = torch.is_grad_enabled() or is_followed(captured)
     bridged = bridge(closed, values, writes, executors) if followed else None
     execution = _Execution(captured, closed, constants, writes, call, bridged, executors, symbolic)
+    warn_of_idle(options.executors, execution.program.claimed, source_of(f))
     decisions = _fed_apart(captured, _decisions(captured, traces[-1], bridged))
     decisions = decisions if symbolic is not None else ()
     watched = _distinct(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from thunder_fn.executors import TORCH
+from thunder_fn.executors import TORCH, Executor
 from thunder_fn.executors.base import is_within
 from thunder_fn.jitted import Options
 from thunder_fn.jitted.transforms import HasTraits, reason
@@ -30,7 +30,7 @@ def explain(assembly: Assembly) -> str:
     )
     numerics = dict(assembly.config).get("numerics", Options().numerics)
     chosen = [one for one in assembly.executors if is_within(one.numerics, numerics)]
-    lines += _listed("executors", chosen, assembly.origins, lambda one: one.numerics)
+    lines += _listed("executors", chosen, assembly.origins, _described)
     left_out = [one for one in assembly.executors if one not in chosen]
     lines += [
         f"  without {one.name}, which is {one.numerics}, as numerics={numerics!r}"
@@ -45,6 +45,10 @@ def explain(assembly: Assembly) -> str:
     ]
     lines += [f"option     {name}={value!r}" for name, value in assembly.config]
     return "\n".join(lines)
+
+
+def _described(executor: Executor) -> str:
+    return f"{executor.numerics}, {executor.note}" if executor.note else executor.numerics
 
 
 def _listed(

@@ -31,6 +31,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final, get_args
 
+import torch
+
 from thunder_fn.capture.replaced.lookasides import Lookaside, same_function
 from thunder_fn.errors import RecipeError, UnknownOption, kind_of, misspelled
 from thunder_fn.executors import Executor, inductor
@@ -38,6 +40,7 @@ from thunder_fn.executors.registry import resolve_executors
 from thunder_fn.jitted import Options
 from thunder_fn.jitted.options import ELSEWHERE, Config as Config, unknown
 from thunder_fn.jitted.transforms import Transform, as_transform, in_order
+from thunder_fn.recipes.captured import GRAPHS
 from thunder_fn.recipes.explaining import explain, name_of
 from thunder_fn.recipes.questions import (
     Frontend as Frontend,
@@ -335,7 +338,8 @@ def _tiered() -> Executor:
 
 def machine_executors() -> tuple[Executor, ...]:
     """The fastest executors that run here. They come after those that recipes ask for."""
-    return (_tiered(),) if shutil.which(os.environ.get("CXX", "g++")) else ()
+    compilers = (_tiered(),) if shutil.which(os.environ.get("CXX", "g++")) else ()
+    return (*compilers, GRAPHS) if torch.cuda.is_available() else compilers
 
 
 def assemble(recipe: Recipe, model: Model) -> Assembly:

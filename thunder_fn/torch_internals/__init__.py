@@ -171,6 +171,7 @@ from thunder_fn.torch_internals.tensors import (
     bits_between,
     bits_in_memory,
     bits_of,
+    copies_of,
     extent,
     has_hooks,
     has_type,
@@ -196,6 +197,7 @@ from thunder_fn.torch_internals.tensors import (
     shares_memory,
     span,
     storage_id,
+    uses_of,
     version_probe,
     weak_tensor,
 )

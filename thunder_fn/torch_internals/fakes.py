@@ -591,6 +591,25 @@ def _norm(func: OpOverload) -> Callable[..., Any]:
     return result
 
 
+def _on_one_device(func: OpOverload) -> Callable[..., Any]:
+    """An op whose kernels take no number of the CPU beside tensors of a GPU, as PyTorch's rule
+    does.
+    """
+
+    def result(*args: Any, **kwargs: Any) -> Any:
+        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+        devices = list(dict.fromkeys(str(one.device) for one in given))
+        if len(devices) > 1:
+            raise RuntimeError(
+                f"{func.name()}: expected all tensors to be on the same device, but found"
+                f" {' and '.join(devices)}. Numbers of the CPU count too: move them, or pass"
+                " Python's."
+            )
+        return NotImplemented
+
+    return result
+
+
 def _lstm_cell(a: Any, _: Any, cx: Any, *biases: Any) -> Any:
     """PyTorch asks for the device of a bias that is not there."""
     return cx.new_empty(cx.shape), cx.new_empty(cx.shape), a.new_empty(a.shape)
@@ -630,6 +649,23 @@ FAKE_RESULTS: dict[Any, Callable[..., Any]] = {
             aten._batch_norm_with_update.default,
             aten._batch_norm_with_update_functional.default,
             aten._batch_norm_no_update.default,
+        )
+    },
+    **{
+        func: _on_one_device(func)
+        for func in (
+            aten.clamp.Tensor,
+            aten.clamp_max.Tensor,
+            aten.clamp_min.Tensor,
+            aten.stack.default,
+            aten.cat.default,
+            aten.gcd.default,
+            aten.lcm.default,
+            aten.igamma.default,
+            aten.igammac.default,
+            aten.logaddexp.default,
+            aten.logaddexp2.default,
+            aten.nextafter.default,
         )
     },
     aten._thnn_fused_lstm_cell.default: _lstm_cell,

@@ -326,6 +326,25 @@ def is_exclusive(tensor: torch.Tensor) -> bool:
     )  # its own, and `storage` here
 
 
+def uses_of(storage: torch.UntypedStorage) -> int:
+    """The number of tensors and of others that hold a storage."""
+    return torch._C._storage_Use_Count(storage._cdata)
+
+
+def copies_of(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Copies of tensors of one device, by few launches."""
+    if len(tensors) < 2:
+        return [tensor.clone() for tensor in tensors]
+    made = [torch.empty_like(tensor) for tensor in tensors]
+    kinds = dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]]()
+    for to, source in zip(made, tensors, strict=True):
+        for many, one in zip(kinds.setdefault(to.dtype, ([], [])), (to, source), strict=True):
+            many.append(one)
+    for to, source in kinds.values():
+        torch._foreach_copy_(to, source)
+    return made
+
+
 def mark_non_differentiable(ctx: Any, tensors: Iterable[torch.Tensor]) -> None:
     """Mark results of a node so, under torch.func too. Its batching rule hands over what stands
     for one example of a result, and autograd would look for that among the results.

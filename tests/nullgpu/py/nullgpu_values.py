@@ -640,6 +640,17 @@ def _(x, grid, g):
     return torch.ops.aten.grid_sampler_2d_backward(g, x, grid, 0, 0, True, [True, True])
 
 
+def weak(value):
+    """The same memory: a graph's node keeps nothing alive."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    whole = value.untyped_storage()
+    told = {"size": value.size(), "stride": value.stride(), "storage_offset": value.storage_offset()}
+    told |= {"dtype": value.dtype, "device": value.device, "nbytes": whole.nbytes(), "data_ptr": whole.data_ptr()}
+    storage = torch._C._construct_storage_from_data_pointer(whole.data_ptr(), value.device, whole.nbytes())
+    return torch._C._construct_CUDA_Tensor_From_Storage_And_Metadata(told, storage)
+
+
 def interpret():
     """TRITON_INTERPRET=1: Triton's interpreter knows no libdevice (which kernels of Inductor call), and counts no launches."""
     import numpy as np
@@ -653,6 +664,7 @@ def interpret():
 
     def counted(self, *args, **kwargs):
         if n.nullcuda_capturing():
+            args, kwargs = tuple(map(weak, args)), {name: weak(value) for name, value in kwargs.items()}
             nodes.append(ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: run(self, *args, **kwargs) and None))
             n.nullcuda_record(nodes[-1], None)
             return None

@@ -18,13 +18,10 @@ here. Each step is a function of the one before.
 
 from __future__ import annotations
 
-import functools
 import types
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 
-from thunder_fn.errors import RegionWarning, located
 from thunder_fn.executors.torchinductor.adding_rows import AddedRows, added_rows, is_added_rows
 from thunder_fn.executors.torchinductor.backends import Backend, backend
 from thunder_fn.executors.torchinductor.loop_triton import suits
@@ -70,8 +67,8 @@ class Inductor(RegionCompiler):
     def refused(self, var: Var) -> str | None:
         """Regions are compiled for the CPU, by a C++ compiler, and for CUDA devices, by Triton."""
         if isinstance(var.type, TensorType) and not internals.compiles_for(var.type.device.type):
-            _say_no_compiler(var.type.device.type)
-            return f"tensors on {var.type.device.type}: Inductor has no compiler for them here"
+            fix = " (`pip install triton`)" if var.type.device.type == "cuda" else ""
+            return f"tensors on {var.type.device.type}: Inductor has no compiler here{fix}"
         if isinstance(var.type, TensorType) and var.type.dtype.is_complex:
             return "Inductor does not compile complex numbers"
         if isinstance(var.type, TensorType) and 0 in var.type.shape:
@@ -151,25 +148,6 @@ class Inductor(RegionCompiler):
             )
             for equation in trace.equations
         )
-
-
-@functools.cache
-def _say_no_compiler(device: str) -> None:
-    """Say once for a type of device that nothing on it is compiled, and why."""
-    if device == "meta":
-        return
-    fix = "Leave the inductor executor out to run without this warning."
-    if device == "cuda":
-        fix = "Install Triton (`pip install triton`) on a machine with a GPU that it knows."
-    warnings.warn(
-        located(
-            f"inductor: nothing on {device} is compiled, and PyTorch's own kernels run there:"
-            " Inductor has no compiler for it here",
-            fix=fix,
-        ),
-        RegionWarning,
-        stacklevel=2,
-    )
 
 
 def _chooses(trace: Trace) -> bool:

@@ -57,12 +57,18 @@ class Staged:
         self.lock = threading.RLock()  # a program settles while its first call holds it
         self.ready: dict[tuple[Layout, int], Callable[..., tuple[Any, ...]]] = {}
         self.matches: Callable[..., bool] = _never
+        self.num_pending = 0
         self.fast: Callable[..., tuple[Any, ...]] = run
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         if self.matches(*inputs):
             return self.fast(*inputs)
         return self._call_slowly(inputs)
+
+    @property
+    def is_pending(self) -> bool:
+        """Test whether calls run PyTorch's ops until something is compiled."""
+        return self.num_pending > 0
 
     def take(self, box: list[Any]) -> tuple[Any, ...]:
         """Run on values that only the box holds."""
@@ -97,6 +103,7 @@ class Staged:
         wanted = [job for found in jobs.values() for job in _all_jobs(found)]
         if self.tiered and len(find(wanted)) < len(set(wanted)):
             self.ready[key] = self.run
+            self.num_pending += 1
             WORKER.submit(wanted).add_done_callback(
                 lambda future: self._swap(key, jobs, future.result())
             )
@@ -115,6 +122,7 @@ class Staged:
         with self.lock:
             self.ready[key] = new
             self.matches = _never
+            self.num_pending -= 1
 
     def _bound(
         self, key: tuple[Layout, int], jobs: Jobs, results: dict[Job, Function | Failed]

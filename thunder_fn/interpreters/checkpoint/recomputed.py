@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import sympy
 import torch
@@ -90,9 +90,16 @@ def forward_keeping(flat: Trace, count: int, stored: Kept) -> Trace:
 
 
 def _moved(builder: TraceBuilder, value: Var, device: torch.device) -> Var:
+    """A copy elsewhere. Between a GPU and the CPU's memory, which is pinned then, nobody waits for
+    it: the way back is behind the way there in the GPU's queue.
+    """
     assert isinstance(value.type, TensorType), "only tensors are kept elsewhere"
     type = TensorType(value.type.dtype, value.type.shape, device)
-    return builder.add(COPY_TO, (value,), (type,), kwargs=(("device", Literal(device)),))[0]
+    options: dict[str, Any] = {"device": device}
+    if "cuda" in (device.type, value.type.device.type):
+        options["non_blocking"] = True
+    kwargs = tuple((name, Literal(option)) for name, option in options.items())
+    return builder.add(COPY_TO, (value,), (type,), kwargs=kwargs)[0]
 
 
 def backward_computing(

@@ -27,6 +27,7 @@ from thunder_fn.derived.activity import activity
 from thunder_fn.derived.leaf_vjp import is_autograds
 from thunder_fn.errors import UnsupportedCall
 from thunder_fn.executors import Executor, Program, any_fuses, lower
+from thunder_fn.executors.lending import Memory
 from thunder_fn.executors.reuse import COPY
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.grad import forward_backward
@@ -407,7 +408,18 @@ class Bridge:
         numbers = [Literal(number) for node in reversed(self.nodes) for number in node.numbers]
         numbers += [Literal(size) for size in self.inner_sizes]
         whole = replace(self.split.forward, outputs=(*self.split.forward.outputs, *numbers))
-        return lower(whole, below_autograd=True, executors=self.executors)
+        return lower(
+            whole,
+            below_autograd=True,
+            executors=self.executors,
+            memory=self.memory,
+            first_lent=len(self.trace.outputs),
+        )
+
+    @cached_property
+    def memory(self) -> Memory:
+        """The memory that its programs share if they are recorded."""
+        return Memory()
 
     @cached_property
     def backward(self) -> Program:
@@ -417,7 +429,13 @@ class Bridge:
         if len(self.nodes) == 1:
             return self.nodes[0].program
         closed, _ = close_symbols(self.split.backward)
-        return lower(closed, below_autograd=True, executors=self.executors, taken=True)
+        return self.lowered_backward(closed)
+
+    def lowered_backward(self, trace: Trace) -> Program:
+        """The program of the backward, or of a piece of it."""
+        return lower(
+            trace, below_autograd=True, executors=self.executors, taken=True, memory=self.memory
+        )
 
     @cached_property
     def followed(self) -> Program | None:

@@ -16,7 +16,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.generators import drawing_from
 from thunder_fn.errors import located
-from thunder_fn.executors import Program, lower
+from thunder_fn.executors import Program
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.noops import drop_noops
 from thunder_fn.interpreters.simplify import dce
@@ -81,10 +81,7 @@ class Node:
     @cached_property
     def program(self) -> Program:
         """The program from residuals, cotangents and numbers to the results of the piece."""
-        executors = self.bridge.executors
-        return lower(
-            drop_noops(self.closed[0]), below_autograd=True, executors=executors, taken=True
-        )
+        return self.bridge.lowered_backward(drop_noops(self.closed[0]))
 
     @cached_property
     def sources(self) -> tuple[tuple[bool, int], ...]:
