@@ -76,7 +76,8 @@ def leaving_variables(trace: Trace) -> set[int]:
 @kept_of_ops()
 def is_alias(op: Op) -> bool:
     """Test whether results may lie in the memory of operands."""
-    return op.kind != "leaf" or ops.is_view(op) or internals.is_decomposed(ops.overload(op))
+    is_view = op in facts.UNTOLD_VIEWS or ops.is_view(op)
+    return op.kind != "leaf" or is_view or internals.is_decomposed(ops.overload(op))
 
 
 def same_as(equation: Equation, makers: Makers) -> Var | None:

@@ -143,6 +143,9 @@ RESHAPES = Leaves("reshape view permute transpose t unsqueeze squeeze")
 ALIASES = Leaves("detach alias")
 """Ops whose result is their operand, in its memory."""
 
+UNTOLD_VIEWS = Leaves("_unsafe_view")
+"""Ops whose result lies in their operand's memory, which their schemas do not tell."""
+
 UNSTACKS = Leaves("select.int unbind.int")
 """Ops that give the parts of a stack along a dim."""
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
 from thunder_fn.interpreters import simplify
-from thunder_fn.interpreters.noops import is_alias
 from thunder_fn.ir import ops
 from thunder_fn.ir.equations import operands_in
 from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, Var, subtraces
@@ -128,7 +127,7 @@ def _is_noop(equation: Equation, inside: set[Var]) -> bool:
     if not isinstance(first, Var) or first.type != equation.outputs[0].type:
         return False
     if equation.op.name in SAME_PLACES:
-        return is_alias(equation.op) or equation.outputs[0] in inside
+        return True
     if name == "clone.default" and not equation.kwargs and first in inside:
         return True
     second = equation.args[1] if len(equation.args) == 2 and not equation.kwargs else None
