@@ -64,8 +64,7 @@ def warn_of_idle(asked: Sequence[Executor], claimed: Claimed, source: Source | N
 
 def is_empty(equation: Equation) -> bool:
     """Test for an equation whose results have no elements: there is nothing to compute."""
-    types = (var.type for var in equation.outputs)
-    return all(isinstance(type, TensorType) and 0 in type.shape for type in types)
+    return all(isinstance(one, TensorType) and 0 in one.shape for one in equation.output_types)
 
 
 def _reasons(executor: Executor, left: Sequence[Decision]) -> str | None:

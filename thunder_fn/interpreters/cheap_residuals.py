@@ -114,10 +114,6 @@ READ_WHOLE = Flow(
 """The flow of values that some equation reads from memory and no compiled code computes with."""
 
 
-_EXACT = frozenset(("aten.eq.Tensor", "aten.ne.Tensor"))
-"""Comparisons that one rounding changes."""
-
-
 @kept_of_ops()
 def _is_fused(op: Op) -> bool:
-    return op.name not in _EXACT and (_is_cheap_op(op) or op in facts.REDUCES)
+    return op not in facts.COMPARES_EXACTLY and (_is_cheap_op(op) or op in facts.REDUCES)

@@ -128,6 +128,9 @@ TRANSCENDENTAL = Leaves(
 )
 """Ops of which an element takes tens of operations."""
 
+COMPARES_EXACTLY = Leaves("eq.Tensor ne.Tensor")
+"""Comparisons whose result one rounding changes."""
+
 PARAMETERS_MAY_BE_WIDER = Leaves(
     "native_layer_norm native_group_norm native_batch_norm _fused_rms_norm",
     "_native_batch_norm_legit_functional _batch_norm_with_update_functional",
