@@ -1058,3 +1058,19 @@ def test_a_region_lets_go_of_what_it_has_read_last(settled: bool, monkeypatch: p
         assert torch.equal(program.take(box)[0], expected[0]) and events == order and box == []
         monkeypatch.setattr(torch, "mm", multiply)
         events.clear()
+
+
+@pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
+def test_gradients_of_recurrent_layers(kind: type[torch.nn.Module]) -> None:
+    """The kernel of LSTMs saves a workspace for its backward, which a region's call of it did not."""
+    layer, x = kind(8, 6, 2, bidirectional=True), torch.randn(3, 2, 8)
+
+    def loss(x: Tensor, **parameters: Tensor) -> Tensor:
+        return torch.func.functional_call(layer, parameters, (x,))[0].transpose(0, 1).relu().square().sum()
+
+    parameters = {name: p.detach().clone().requires_grad_() for name, p in layer.named_parameters()}
+    found, known = (
+        torch.autograd.grad(f(x, **parameters), [*parameters.values()])
+        for f in (tfn.jit(loss, executors=[inductor()]), loss)
+    )
+    torch.testing.assert_close(found, known)

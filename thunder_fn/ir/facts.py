@@ -176,6 +176,11 @@ READ_AS_CONTIGUOUS: dict[str, tuple[int, ...]] = {
 }
 """Ops that read arguments as if they were contiguous, and the positions of those."""
 
+WITH_WORKSPACE = Leaves("mkldnn_rnn_layer mkldnn_rnn_layer_backward")
+"""Kernels that hand memory of their own to their backward, only if they are asked to where they
+are called.
+"""
+
 COPIES_OF_VIEWS = Leaves("clone conj_physical neg resolve_conj resolve_neg")
 """Ops by which a trace takes some views: with bits, and of memory."""
 

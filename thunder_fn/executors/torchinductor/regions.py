@@ -57,6 +57,8 @@ class RegionCompiler(FusionExecutor):
             return "an op that PyTorch does not bring runs as it is"
         if ops.is_random(equation.op) or ops.has_side_effect(equation):
             return "random numbers and effects stay with torch, which draws what eager draws"
+        if equation.op in facts.WITH_WORKSPACE:
+            return "a kernel that saves a workspace for its backward runs as it is"
         if not all(map(_is_size, _expressions(all_args(equation)))):
             return "a number that is no size, and no constant"
         reasons = (self.refused(var) for var in (*equation.operands, *equation.outputs))
