@@ -258,7 +258,7 @@ class CacheWarning(UserWarning):
 
 class RegionWarning(UserWarning):
     """An executor could not compile a region or record a program, which runs on the torch executor
-    instead; or it was asked for and takes nothing of a program.
+    instead; or a compiler that was asked for takes nothing of a program.
     """
 
 

@@ -1,4 +1,4 @@
-"""Executors that were asked for and take nothing of a program: one warning says why."""
+"""Compilers that were asked for and take nothing of a program: one warning says why."""
 
 from __future__ import annotations
 
@@ -41,14 +41,15 @@ def _inside(claimed: Claimed, executors: Sequence[Executor]) -> Iterator[Decisio
 
 
 def warn_of_idle(asked: Sequence[Executor], claimed: Claimed, source: Source | None) -> None:
-    """Warn of each executor that was asked for and refuses all that it is asked about in a program,
+    """Warn of each compiler that was asked for and refuses all that it is asked about in a program,
     and say why.
 
-    There is no warning where nothing is lost: a compiler is left with a single small op, or the
-    program has none of an executor's operators.
+    There is no warning where nothing is lost, as where a compiler is left with a single small op.
+    Checkers of single operators refuse as their authors mean it: `tfn.explain_claims` tells.
     """
     busy = {decision.taken_by for decision in claimed.log}
-    idle = [one for one in asked if one.claims and one.name not in busy]
+    compilers = (one for one in asked if isinstance(one, FusionExecutor))
+    idle = [one for one in compilers if one.name not in busy]
     log = (*claimed.log, *(_inside(claimed, claimed.asked) if idle else ()))
     views = {one.op.name for one in claimed.trace.equations if ops.is_view(one.op) or is_empty(one)}
     left = [one for one in log if one.op not in views and one.taken_by in (None, "torch")]
@@ -63,11 +64,12 @@ def warn_of_idle(asked: Sequence[Executor], claimed: Claimed, source: Source | N
 
 
 def is_empty(equation: Equation) -> bool:
-    """Test for an equation whose results have no elements: there is nothing to compute."""
-    return all(isinstance(one, TensorType) and 0 in one.shape for one in equation.output_types)
+    """Test for an equation on tensors without elements: there is nothing to compute."""
+    types = (*equation.operand_types, *equation.output_types)
+    return any(isinstance(one, TensorType) and 0 in one.shape for one in types)
 
 
-def _reasons(executor: Executor, left: Sequence[Decision]) -> str | None:
+def _reasons(executor: FusionExecutor, left: Sequence[Decision]) -> str | None:
     """The commonest reasons of an executor to refuse what PyTorch's own kernels run; None if it is
     asked about nothing, or about too little.
     """
@@ -76,8 +78,7 @@ def _reasons(executor: Executor, left: Sequence[Decision]) -> str | None:
         reason = dict(decision.refusals).get(executor.name, NOT_REGISTERED.reason)
         if reason not in NOTHING_TO_TAKE:
             found[decision.op, reason] += decision.times
-    if isinstance(executor, FusionExecutor):
-        times = sum(times for (op, _), times in found.items() if op.startswith("aten."))
-        if times < executor.min_size:
-            return None
+    times = sum(times for (op, _), times in found.items() if op.startswith("aten."))
+    if times < executor.min_size:
+        return None
     return "".join(f"\n  {op}: {reason}" for (op, reason), _ in found.most_common(SHOWN)) or None

@@ -205,9 +205,7 @@ def chain_of_programs(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Ch
     half of the time.
     """
     found = _built(f, args, kwargs)
-    bridge, program = found.entry.bridge, found.entry.stages[-1]
-    assert isinstance(program, Program), "the last stage"
-    ran = (program,) if bridge is None else (program, bridge.backward)
+    bridge, ran = found.entry.bridge, programs_of(found.entry)
     steps = tuple(Step("program", "program", one.trace, 0.0, program=one) for one in ran)
     trace = [stage for stage in found.entry.stages if isinstance(stage, Trace)][-1]
     split = bridge.split if bridge is not None else None
@@ -241,12 +239,22 @@ def _built(f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any])
     call = read_call(jitted.options, args, kwargs)
     built = Jitted(jitted.fn, jitted.options)
     entry = build_for(jitted.fn, jitted.options, built.programs, call, call_key(call), ())
-    if entry.bridge is not None:
-        _ = entry.bridge.backward
+    programs_of(entry)
     paths = (*pytree.paths(call.args, "args"), *pytree.paths(call.kwargs, "kwargs"))
     known = {id(tensor): name for name, tensor in _tensors_of(f)}
     arguments = tuple(known.get(id(tensor), paths[position]) for position, tensor in call.tensors)
     return _Built(callable_name(f), built, entry, arguments, _portable(entry, call))
+
+
+def programs_of(entry: Entry) -> tuple[Program, ...]:
+    """The program of an entry, or those of its two halves. Where autograd follows the program
+    itself, ours tell what it computes and keeps.
+    """
+    if entry.bridge is not None:
+        return entry.bridge.forward, entry.bridge.backward
+    program = entry.stages[-1]
+    assert isinstance(program, Program), "the last stage"
+    return (program,)
 
 
 def _portable(entry: Entry, call: Call) -> PortableFunction | PortableError:
@@ -369,8 +377,7 @@ class _Assembly:
         to ask for.
         """
         last, bridge = self.places[id(trace)], self.entry.bridge
-        program = self.entry.stages[-1]
-        assert isinstance(program, Program), "the last stage"
+        program, *others = programs_of(self.entry)
         inputs = _closed(trace)
         if bridge is None:
             self.add(
@@ -401,7 +408,7 @@ class _Assembly:
             program=program,
         )
         backward = self.add("backward", "split", split.backward, self.clock)
-        ran = bridge.backward
+        (ran,) = others
         self.add(
             "backward program", "program", ran.trace, self.at(ran), before=backward, program=ran
         )

@@ -9,7 +9,7 @@ import torch
 
 from thunder_fn.capture.numbers.arithmetic import is_found_in_data
 from thunder_fn.capture.scopes import user_source
-from thunder_fn.errors import TraceTypeError
+from thunder_fn.errors import TraceTypeError, spelled
 from thunder_fn.ir.trace import type_of_value
 from thunder_fn.structured.loop_functions import scan
 from thunder_fn.structured.shared.bodies import standing_for
@@ -18,6 +18,7 @@ from thunder_fn.structured.while_loop import while_loop
 Tensor = torch.Tensor
 
 
+@spelled(lower="lo", upper="hi", body_fun="body", init_val="init")
 def fori_loop(
     lo: Any, hi: Any, body: Callable[[Tensor, Any], Any], init: Any, *, unroll: int | bool = 1
 ) -> Any:

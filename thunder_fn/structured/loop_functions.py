@@ -391,7 +391,6 @@ def _run_in_blocks(
     return carry, pytree.tree_map(lambda y: y.movedim(0, dim) if 0 < dim < y.ndim else y, joined)
 
 
-@spelled(lower="lo", upper="hi", body_fun="body", init_val="init")
 def map(f: Callable[..., Any], xs: Any, *args: Any, dim: int = 0) -> Any:
     """`f` on each slice of xs along dim, one after the other; the results are stacked along dim.
     See `thunder_fn.map`.

@@ -202,13 +202,19 @@ class Changed:
     name: str
 
 
+_BY_IDENTITY = (
+    *(torch.Tensor, torch.nn.Module, torch.SymInt, torch.SymFloat, torch.SymBool),
+    *_FUNCTIONS,
+)
+
+
 def seen(value: Any, depth: int = DEPTH) -> Any:
     """A value as a program may depend on it. Numbers count by value and type, containers by
     content, objects by identity and by the plain values that they hold.
     """
     if is_a(value, PLAIN):
         return type(value), Literal(value)
-    if is_a(value, (torch.Tensor, torch.nn.Module, *_FUNCTIONS)) or depth == 0:
+    if is_a(value, _BY_IDENTITY) or depth == 0:
         return Same(value)
     if is_a(value, CONTAINERS):
         items = content_of(value)
