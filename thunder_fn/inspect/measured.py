@@ -55,7 +55,7 @@ def measure(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Measured:
     """Run `jit(f)(*args, **kwargs)` and measure it, on the devices that its tensors are on.
 
     The arguments are copied for each call, so that writes to them and donations change nothing.
-    What else `f` changes, such as the buffers of a module, is changed by each call.
+    Other changes by `f`, such as those of a module's buffers, are made by each call.
 
     Args:
         f: any PyTorch callable, as for `chain`.
