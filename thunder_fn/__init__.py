@@ -26,6 +26,7 @@ Look at what became of them:
 """
 
 import importlib
+import sys
 
 import thunder_fn.ir as ir
 from thunder_fn import debug, errors, inspect, random
@@ -181,10 +182,22 @@ _SUBMODULES = (
 its own.
 """
 
+_FORMER = {
+    "trace": "ir.trace",
+    "rules": "ir.rules",
+    "ops": "ir.ops",
+    "rewrites": "parameters",
+    "jit": "jitted",
+}
+"""Former names of modules, which transforms and executors of users import."""
+for _old, _new in _FORMER.items():
+    sys.modules.setdefault(f"{__name__}.{_old}", importlib.import_module(f"{__name__}.{_new}"))
+
 
 def __getattr__(name: str) -> object:
     """Import a submodule of `_SUBMODULES` when it is first asked for."""
-    if name in _SUBMODULES:
+    name = _FORMER.get(name, name)
+    if name in _SUBMODULES or name in _FORMER.values():
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

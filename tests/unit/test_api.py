@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -354,3 +355,12 @@ def test_the_gradient_of_a_loss_of_nothing(loss: str, reduction: str) -> None:
     assert_same(ours.detach(), theirs.detach())
     assert_same(torch.autograd.grad(ours, x)[0], torch.autograd.grad(theirs, x)[0])
     assert_same(tfn.grad(f)(x.detach()), torch.zeros(0, 3))
+
+
+def test_former_names_of_modules_still_import() -> None:
+    """Transforms and executors of users say `from thunder_fn.trace import TraceBuilder`."""
+    for old, new in {"trace": "ir.trace", "rules": "ir.rules", "ops": "ir.ops", "rewrites": "parameters"}.items():
+        assert importlib.import_module(f"thunder_fn.{old}") is importlib.import_module(f"thunder_fn.{new}")
+    from thunder_fn import ops
+
+    assert ops is importlib.import_module("thunder_fn.ir.ops")
