@@ -20,6 +20,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
+from thunder_fn.capture.outside.reads import Place
 from thunder_fn.errors import EscapedTracer, with_article
 from thunder_fn.ir.trace import Source, type_of_value
 
@@ -71,15 +72,15 @@ class WatchedModules:
     """
 
     is_exclusive: bool = False
-    states: dict[torch.nn.Module, _State] = dataclasses.field(default_factory=dict)
+    states: dict[int, _State] = dataclasses.field(default_factory=dict)
 
     def watch(self, module: torch.nn.Module, path: str = "") -> None:
         """Remember what the module holds, the first time."""
-        if module in self.states:
+        if id(module) in self.states:
             return
         if self.is_exclusive and not self.states:
             TRACING.acquire()
-        self.states[module] = _state(module, path)
+        self.states[id(module)] = _state(module, path)
 
     def rebound(self) -> list[Rebound]:
         """Buffers that were bound to new tensors; every module as it was.
@@ -106,11 +107,9 @@ class WatchedModules:
             raise _escaped_error(*escaped[0])
         return found
 
-    def take_assigned(
-        self, modules: Collection[torch.nn.Module], written: Collection[tuple[torch.nn.Module, str]]
-    ) -> list[Assigned]:
-        """Attributes of these modules that were bound, buffers among them; each holds again what it
-        held.
+    def take_assigned(self, modules: Collection[int], written: Collection[Place]) -> list[Assigned]:
+        """Attributes of these modules, named by their identity, that were bound, buffers among
+        them; each holds again what it held.
 
         `written` are those that were set, maybe to their old values.
         """
@@ -118,8 +117,8 @@ class WatchedModules:
         for state in (state for module, state in self.states.items() if module in modules):
             for section, name, value in list(_current(state.module)):
                 before = state.entries.get((section, name), _ABSENT)
-                is_same = value is before and (state.module, name) not in written
-                if isinstance(value, torch.nn.Module) and value not in modules:
+                is_same = value is before and Place(state.module, name) not in written
+                if isinstance(value, torch.nn.Module) and id(value) not in modules:
                     continue
                 if (
                     section not in ("", "_buffers", "_modules")

@@ -307,7 +307,11 @@ def reads_of(
         if part is not module
     }
     roots = [module for key, module in watch.modules.items() if key not in inner]
-    reads = {key: value for key, value in attributes.reads.items() if id(key[0]) not in watch.own}
+    reads = {
+        place: value
+        for place, value in attributes.reads.items()
+        if id(place.module) not in watch.own
+    }
     edges = tuple(
         edge
         for edge in watch.edges.values()
