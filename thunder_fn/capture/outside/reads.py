@@ -162,6 +162,13 @@ def tracked(depth: int = DEPTH) -> Generator[Tracked]:
                 result.reads[place] = before if seen(now, depth) == before else Changed(name)
 
 
+def value_read(place: Place) -> Any:
+    """The value that the code read first from an attribute, while it is tracked; ABSENT if none."""
+    found = _reads.get()
+    known = None if found is None else found[0].get((id(place.module), place.name))
+    return ABSENT if known is None else known[1]
+
+
 def _tracking(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
     def __getattribute__(self: torch.nn.Module, name: str) -> Any:
         reads = _reads.get()

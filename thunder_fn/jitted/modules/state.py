@@ -9,7 +9,7 @@ submodules and hooks, and the attributes that were read while it was traced.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,8 +74,9 @@ class Reading:
         return not any(map(internals.is_uninitialized, self.tensors))
 
 
-def read(module: torch.nn.Module) -> Reading:
-    """Walk over a module and its submodules.
+def read(module: torch.nn.Module, but: Container[tuple[int, str]] = ()) -> Reading:
+    """Walk over a module and its submodules. Tensors in the places `but` do not count, each a dict
+    by identity and a name.
 
     Raises:
         JitError: one of them is compiled by `torch.jit`.
@@ -97,7 +98,10 @@ def read(module: torch.nn.Module) -> Reading:
             hooks += _hooks(own)
         plain = {name: value for name, value in held.items() if isinstance(value, Tensor)}
         for section in (held["_parameters"], held["_buffers"], plain):
+            holder = held if section is plain else section
             for name, tensor in section.items():
+                if but and (id(holder), name) in but:
+                    continue
                 if tensor is not None and id(tensor) not in numbers:
                     numbers[id(tensor)] = len(tensors)
                     tensors.append(tensor)
