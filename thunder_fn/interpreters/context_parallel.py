@@ -188,9 +188,9 @@ def _attention(equation: Equation, positions: Positions, kind: str) -> Trace:
 
     Inputs: the equation's operands. Outputs: its result.
     """
-    given = dict(zip(_NAMES, equation.args, strict=False)) | dict(equation.kwargs)
-    values = {name: arg.value for name, arg in given.items() if isinstance(arg, Literal)}
-    vars = {name: arg for name, arg in given.items() if isinstance(arg, Var)}
+    named = dict(zip(_NAMES, equation.args, strict=False)) | dict(equation.kwargs)
+    values = {name: arg.value for name, arg in named.items() if isinstance(arg, Literal)}
+    vars = {name: arg for name, arg in named.items() if isinstance(arg, Var)}
     types = {name: var.type for name, var in vars.items() if isinstance(var.type, TensorType)}
     if values.get("dropout_p"):
         _refuse(equation, "attention drops weights")
@@ -210,8 +210,8 @@ def _attention(equation: Equation, positions: Positions, kind: str) -> Trace:
         q, k, v, *mask = (found[index] for index in order)
         return _KINDS[kind](ring, q, k, v, mask[0] if mask else None)
 
-    operands = (var.type for var in equation.operands)
-    body = traced(run, *(type for type in operands if isinstance(type, TensorType)))
+    given = (type for type in equation.operand_types if isinstance(type, TensorType))
+    body = traced(run, *given)
     return alone(body, nothing_saveable) if kind == "ring" else body
 
 
