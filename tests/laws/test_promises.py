@@ -26,7 +26,7 @@ from thunder_fn.testing.laws.threads import depends_on_values, works_in_threads
 from thunder_fn.testing.laws.unfolding import unfolded
 from thunder_fn.testing.mutations import counterexample_in
 from thunder_fn.testing.mutations.users import differences_as_sums
-from thunder_fn.testing.watching import Watch
+from thunder_fn.testing.vocabulary import functions_of, own_code
 
 aten = torch.ops.aten
 SIN = ops.leaf(aten.sin.default)
@@ -155,7 +155,7 @@ SEEN: list[Equation] = []
 
 def test_state_that_threads_share_is_found() -> None:
     for transform, is_right in ((through_a_global, False), (same, True), (dce, True)):
-        law = works_in_threads(transform, Watch(transform).codes)
+        law = works_in_threads(transform, own_code(functions_of(transform)))
         found = counterexample_in(law, CASE)
         assert (found is None) == is_right, found
 
