@@ -158,6 +158,7 @@ def test_state_that_threads_share_is_found() -> None:
         law = works_in_threads(transform, own_code(functions_of(transform)))
         found = counterexample_in(law, CASE)
         assert (found is None) == is_right, found
+    assert works_in_threads(dce, own_code(functions_of(dce)))(CASE.trace, CASE.inputs), "a memo hides no thread"
 
 
 def test_an_order_by_identity_is_found() -> None:
