@@ -148,6 +148,8 @@ def script_of(
         purpose, its_home = _imported(promised.ensures)
         lines += [f"from {its_home} import {purpose}"] if its_home else []
         options.append(f"ensures={purpose or '...  # as in check_transform'}")
+    if bounded := [one for one in promised.promises if "=" in one]:
+        options.append(f"promises={bounded}")
     source = source_of(case.program) if isinstance(case, Case) else case.source()
     call = ", ".join([source, repr(law), *options])
     if home:

@@ -76,6 +76,7 @@ from thunder_fn.testing.laws.promises import (
     Keeps,
     Promised,
     has_lines,
+    law_of_promise,
 )
 from thunder_fn.testing.laws.threads import laws_of_functions
 from thunder_fn.testing.reports import AnyCase, described
@@ -121,9 +122,11 @@ def check_transform(  # noqa: PLR0913 - options, by keyword
             "aten.sub.Tensor", or overloads. Those that the transform's code names are drawn anyway.
         traces: programs of your own to try first, such as `tfn.trace(f, *arguments)`. The values of
             their inputs are drawn; `Given(trace, values=arguments)` brings its own.
-        promises: further laws: "flops", "memory" and "launches" (no more of these than before),
-            "loops" (what a loop costs is linear in its length), "precision" (no farther from the
-            result in float64), "bits" (the same bits), "lines" (each equation has the user's line),
+        promises: further laws: "flops", "memory" and "launches" (no more of these than before;
+            "flops=2" for twice as many), "loops" (what a loop costs is linear in its length),
+            "precision" (no farther from the result in float64; up to 4 units in the last place, or
+            as many as "precision=1" says), "refines" (in float64 the result has its precision),
+            "bits" (the same bits), "lines" (each equation has the user's line),
             "schedules" (ranks that transform the same trace do not wait for each other for ever),
             "processes" (the same trace in every process).
         ensures: the purpose of the transform, as a test of the trace before and after:
@@ -153,6 +156,7 @@ def reproduce(
     seed: int = 0,
     keeps: Keeps = "values",
     ensures: Ensures | None = None,
+    promises: Sequence[str] = (),
 ) -> Callable[[Transform], Transform]:
     """Hold a transform to one law on one program: the decorator that a report of
     `check_transform` prints.
@@ -163,7 +167,7 @@ def reproduce(
 
     def decorate(transform: Transform) -> Transform:
         case = Case(program, seed) if isinstance(program, Program) else program
-        promised = Promised(keeps, True, tuple(PROMISES), ensures)
+        promised = Promised(keeps, True, (*PROMISES, *promises), ensures)
         with warnings.catch_warnings(), no_meta_log():
             warnings.simplefilter("ignore")
             try:
@@ -264,7 +268,7 @@ class Search:
             for program in (*DRAWS, *CONSTANTS, *DEAD, *COUSINS, *SWAPPED, *EFFECTS)
         )
         yield from ((program, False) for program in pairs_of(self.ops))
-        if "precision" in self.promised.promises:
+        if any(promise.startswith(("precision", "refines")) for promise in self.promised.promises):
             yield from ((program, False) for program in self._in_single())
 
     def _in_single(self) -> Iterator[Program]:
@@ -437,9 +441,7 @@ def laws_of_transform(transform: Transform, promised: Promised) -> dict[str, Law
         laws["leaves closed-over tensors alone"] = interpreter_leaves_closures_alone(
             alone, exact=False
         )
-    for key in promised.promises:
-        name, law_of = PROMISES[key]
-        laws[name] = law_of(transform)
+    laws.update(law_of_promise(promise, transform) for promise in promised.promises)
     if promised.ensures is not None:
         laws[ENSURED] = _ensured(kept, promised.ensures)
     if promised.idempotent:
