@@ -89,7 +89,7 @@ class Coverage:
         self.ops_to_pass = tuple(name for name in dict.fromkeys(named) if self.ops[name] < FEW)
 
     def _to_see_more(self) -> list[str]:
-        """What to pass so that more of the transform runs."""
+        """Advice: the options with which more of the transform runs."""
         if not self.never_ran and not self.one_sided:
             return []
         lines = ["to see more, pass"]
