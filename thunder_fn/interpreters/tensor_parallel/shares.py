@@ -108,7 +108,7 @@ class Copies:
         return None
 
     def converted(self, kept: Representation) -> Trace | None:
-        """From shares: collecting them adds up the gradients of all ranks."""
+        """Convert shares: collecting them adds up the gradients of all ranks."""
         if not isinstance(kept.rule, OnShares) or kept.rule.group != self.group:
             return None
         group, dim = self.group, kept.rule.dim
