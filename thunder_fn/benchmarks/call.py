@@ -61,9 +61,26 @@ def run(quick: bool = False) -> Iterator[Result]:
         yield run_case(
             _case("call: sum of a list of 100 tensors", total, (many,), 200, "1.0 x eager"), quick
         )
+        yield from _layers(quick)
         yield from _not_jitted(quick)
     finally:
         torch.set_num_threads(threads)
+
+
+def _layers(quick: bool) -> Iterator[Result]:
+    """Jitted modules of tiny layers under autograd, forward and with the backward."""
+    x, cotangent = torch.randn(4, 16), torch.ones(4, 16)
+    for count, target in ((1, "1.0 x eager"), (10, "0.9 x eager")):
+        layers = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(count)))
+        module = layers if count > 1 else layers[0]
+        peers = {OURS: tfn.jit(module), "eager": module}
+        name = f"call: {count} Linear(16, 16), 4 rows"
+        forward: dict[str, Any] = {who: partial(f, x) for who, f in peers.items()}
+        yield run_case(Case(f"{name}, forward", forward, calls=1000, target=target), quick)
+        both: dict[str, Any] = {
+            who: lambda f=f: f(x).backward(cotangent) for who, f in peers.items()
+        }
+        yield run_case(Case(f"{name}, with backward", both, calls=500, target=target), quick)
 
 
 def energy(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
