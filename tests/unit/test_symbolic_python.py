@@ -220,6 +220,48 @@ def test_builtins_of_found_numbers_are_symbols(name: str) -> None:
     assert cache_info(g).misses == 1
 
 
+def _rows_of_two(x: Tensor) -> Tensor:
+    def mean(y: Tensor) -> Tensor:
+        return y.sum() / len(y)
+
+    return mean(x) + mean(x[1:])
+
+
+class _Mean(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sum(0) / len(x)
+
+
+LENGTHS: dict[str, Any] = {
+    "factor": lambda x: x * len(x),
+    "slice": lambda x: x[: len(x) // 2],
+    "shape": lambda x: x.new_zeros(max(len(x), 2)),
+    "made inside": _rows_of_two,
+    "module": _Mean(),
+}
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+def test_lengths_of_arguments_are_symbols(name: str) -> None:
+    """`len(x)` is as good as `x.shape[0]`: a second program serves all lengths."""
+    f = LENGTHS[name]
+    g = jit(f)
+    for rows in (3, 4, 5, 6):
+        x = torch.arange(2.0 * rows).reshape(rows, 2)
+        assert torch.equal(g(x), f(x))
+    assert cache_info(g).misses == 2
+
+
+def test_lengths_that_python_decides_by() -> None:
+    """Each list is as long as its tensor, so each length has a program; a comparison serves many."""
+    as_list = jit(lambda x: torch.tensor([1.0] * len(x)))
+    compared = jit(lambda x: x * 2 if len(x) > 4 else x * 3)
+    for rows in (3, 4, 5, 6):
+        x = torch.ones(rows)
+        assert torch.equal(as_list(x), x) and torch.equal(compared(x), x * (2 if rows > 4 else 3))
+    assert (cache_info(as_list).misses, cache_info(compared).misses) == (4, 3)
+
+
 def test_builtins_of_other_threads_and_calls_are_pythons() -> None:
     f = lambda x: (type(_helper(x)), x)
     code = _helper.__code__

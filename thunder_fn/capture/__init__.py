@@ -48,7 +48,7 @@ from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.replaced.autograd_functions import FREED_GRAPH
 from thunder_fn.capture.replaced.host_random import untouched_by_refusals
 from thunder_fn.capture.replaced.lookasides import Lookaside, diverted, lookasides
-from thunder_fn.capture.replaced.number_calls import answered
+from thunder_fn.capture.replaced.number_calls import LengthsAsked, answered
 from thunder_fn.capture.replaced.patches import module_scopes
 from thunder_fn.capture.replaced.seeds import stand_in
 from thunder_fn.capture.rewriting import rewritten
@@ -267,6 +267,7 @@ def capture(  # noqa: PLR0913 - options, by keyword
     asked = _Asked(f, args, kwargs or {}, *options, differentiated, known)
     kept = _Wanted(wanted) if has_effects else None
     has_symbols, copies = symbolic is not None, tuple[Lookaside, ...]()
+    is_outermost, pins = current() is None and known is None, False
     while True:
         try:
             with (
@@ -275,9 +276,14 @@ def capture(  # noqa: PLR0913 - options, by keyword
                 _grad_mode(differentiated),
                 lookasides(copies),
             ):
-                return _Attempt(asked, has_symbols, kept).run()
+                attempt = _Attempt(asked, has_symbols, kept)
+                attempt.recorder.lengths = {} if is_outermost and not pins else None
+                return attempt.run()
+        except LengthsAsked as again:
+            copies += again.answered(copies)
+            pins = True
         except (DataDependentShape, DataDependentValue, DataDependentBranch, UnsupportedCall) as e:
-            more = answered(e, copies) if current() is None and known is None else ()
+            more = answered(e, copies) if is_outermost else ()
             is_new = not has_symbols and isinstance(e, (DataDependentShape, DataDependentValue))
             if not more and (not is_new or current() is not None):
                 raise
@@ -397,6 +403,8 @@ class _Attempt:
                     made_of = None if asked.returning is None else asked.returning(arguments)
                     recorder.filled = recorder.filled if made_of is None else arguments
                     result = _run(recorder, asked.f, asked.name, asked.grad_off, *arguments)
+                    if recorder.lengths:
+                        raise LengthsAsked(tuple(recorder.lengths))
                     result = result if made_of is None else made_of(result)
                     end = self.end(tracers, result)
                     recorder.generators.check()

@@ -152,6 +152,10 @@ class Recorder:
         if outer is not None:
             self.mode.share_numbers(outer.mode)
         self.symbolic = symbolic or (outer is not None and outer.symbolic)
+        self.lengths: dict[Any, None] | None = None
+        """The codes of functions that take a symbolic size for a number by `len(x)`, if anybody
+        traces them again as copies that do not.
+        """
         self.decisions = Decisions(self)
         if self.symbolic and self.mode.shape_env is None:
             self.mode.allow_data_dependent_sizes(

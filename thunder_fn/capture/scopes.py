@@ -26,6 +26,7 @@ from thunder_fn.capture.recorded import Scope
 from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.replaced.indexing import getitem, setitem
 from thunder_fn.capture.replaced.lookasides import original_of, replacement
+from thunder_fn.capture.replaced.number_calls import asks_length
 from thunder_fn.capture.replaced.refusals import (
     BRANCHES,
     DATA_DEPENDENT,
@@ -43,7 +44,7 @@ from thunder_fn.errors import (
     with_article,
 )
 from thunder_fn.ir.nesting import make_room
-from thunder_fn.ir.trace import Arg, Literal, Source, Var, as_dim, type_of_value
+from thunder_fn.ir.trace import Arg, Expr, Literal, Source, Var, as_dim, type_of_value
 from thunder_fn.version import FOLDER
 
 P = ParamSpec("P")
@@ -196,6 +197,14 @@ def _known_array(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return array
 
 
+def _note_length(recorder: Recorder, tensor: torch.Tensor) -> None:
+    """Note the function that takes a symbolic size for a number by `len(x)`."""
+    is_symbolic = tensor.dim() > 0 and isinstance(as_dim(tensor.shape[0]), Expr)
+    code = asks_length() if is_symbolic and recorder.lengths is not None else None
+    if code is not None:
+        recorder.lengths = {**(recorder.lengths or {}), code: None}
+
+
 def _shown(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> str:
     """The text of a tensor from outside: its values, unless the function has written to it."""
     if recorder.is_written(args[0]):
@@ -228,6 +237,8 @@ class ScopeMode(TorchFunctionMode):
         if is_passed or current() is not recorder or (self._running and self._running[-1] is func):
             if is_passed and type(args[0]) is not internals.Tracer and current() is recorder:
                 check_type(recorder, args[0])
+            if func is Tensor.__len__ and recorder.lengths is not None:
+                _note_length(recorder, args[0])
             result = func(*args, **kwargs)
             return as_python(result) if recorder.symbolic and func in METADATA else result
         if func in READ and replacement(func) is None:

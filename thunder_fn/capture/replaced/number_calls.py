@@ -14,8 +14,10 @@ import dis
 import functools
 import itertools
 import math
+import os
+import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +29,9 @@ from thunder_fn.capture.outside.frames import is_user_file
 from thunder_fn.capture.replaced.lookasides import Lookaside, original_of
 from thunder_fn.capture.replaced.trampolines import copy_of
 from thunder_fn.errors import UnsupportedCall
+from thunder_fn.version import FOLDER
 
+_CAPTURE = os.path.join(FOLDER, "capture", "__init__.py")
 _CODES: dict[types.CodeType, types.CodeType] = {}
 """Rewritten code objects, by the user's."""
 
@@ -138,8 +142,49 @@ def answered(error: Exception, known: tuple[Lookaside, ...]) -> tuple[Lookaside,
     if not frames or not _is_about_a_call(error, *frames[-1]):
         return ()
     code = frames[-1][0].f_code
-    outer = next(frame.f_code for frame, _ in frames if _is_in(code, frame.f_code))
-    functions = [one for one in referrers(outer) if _has_code(one, outer)]
+    return _copies([next(frame.f_code for frame, _ in frames if _is_in(code, frame.f_code))], known)
+
+
+class LengthsAsked(BaseException):
+    """Signal of a capture that has to begin again, since `len(x)` took symbolic sizes for numbers.
+    `codes` are those of the functions that said so.
+    """
+
+    def __init__(self, codes: Sequence[types.CodeType]) -> None:
+        super().__init__(codes)
+        self.codes = codes
+
+    def answered(self, known: tuple[Lookaside, ...]) -> tuple[Lookaside, ...]:
+        """The functions to trace as copies."""
+        return _copies(self.codes, known)
+
+
+def asks_length() -> types.CodeType | None:
+    """The code of the user's function that calls `len` at the moment; None if none does, or if it
+    is a copy.
+    """
+    frames = list(_callers(sys._getframe(1)))  # pyright: ignore[reportPrivateUsage]
+    if not frames or frames[0].f_code in _CODES.values():
+        return None
+    code, place = frames[0].f_code, frames[0].f_lasti
+    if not dis.opname[code.co_code[place]].startswith(("CALL", "PRECALL")):
+        return None
+    if not any(name == "len" for name, *_ in _calls(code)):
+        return None
+    return next(one.f_code for one in reversed(frames) if _is_in(code, one.f_code))
+
+
+def _callers(frame: types.FrameType | None) -> Iterator[types.FrameType]:
+    """The frames of the user's code in the capture, innermost first."""
+    while frame is not None and frame.f_code.co_filename != _CAPTURE:
+        if is_user_file(frame.f_code.co_filename):
+            yield frame
+        frame = frame.f_back
+
+
+def _copies(codes: Sequence[types.CodeType], known: tuple[Lookaside, ...]) -> tuple[Lookaside, ...]:
+    """Lookasides from functions of these codes to copies, but for those that are known."""
+    functions = [one for code in codes for one in referrers(code) if _has_code(one, code)]
     replaced = {one.fn for one in known}
     return tuple(
         Lookaside(fn, _copy(fn)) for fn in functions if fn not in replaced and _uses_builtins(fn)
