@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import logging
 import math
 import sys
@@ -252,6 +253,8 @@ class Patch:
 
 class _Depth(threading.local):
     value = 0
+    applied: contextlib.ExitStack | None = None
+    """The patches of the outermost capture."""
 
 
 _capturing = _Depth()
@@ -347,15 +350,42 @@ def compiling() -> Generator[None]:
 
     Libraries then skip their data-dependent checks.
     """
-    frames = sys.modules.get("torch._dynamo.eval_frame")
-    if frames is not None and not _dynamo:
-        _dynamo.append(Patch((frames, "_callback_from_stance", _compile_nothing)))
-    with _compiling_flag.applied(), _dynamo[0].applied() if _dynamo else contextlib.nullcontext():
+    with contextlib.ExitStack() as applied:
+        applied.enter_context(_compiling_flag.applied())
+        applied.enter_context(_first_compile.applied())
+        _leave_uncompiled(applied)
+        outer, _capturing.applied = _capturing.applied, _capturing.applied or applied
         _capturing.value += 1
         try:
             yield
         finally:
             _capturing.value -= 1
+            _capturing.applied = outer
+
+
+def _leave_uncompiled(applied: contextlib.ExitStack) -> None:
+    """Let `torch.compile`d functions run as they are in this thread, if Dynamo is imported."""
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    if frames is not None and not _dynamo:
+        _dynamo.append(Patch((frames, "_callback_from_stance", _compile_nothing)))
+    if _dynamo:
+        applied.enter_context(_dynamo[0].applied())
+
+
+def _after_dynamo(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Replace `torch.compile` where nothing has imported Dynamo before the capture."""
+
+    @functools.wraps(original)
+    def compile(*args: Any, **kwargs: Any) -> Any:
+        if _capturing.applied is not None and not _dynamo:
+            importlib.import_module("torch._dynamo")
+            _leave_uncompiled(_capturing.applied)
+        return original(*args, **kwargs)
+
+    return compile
+
+
+_first_compile = Patch((torch, "compile", _after_dynamo))
 
 
 def is_tensor_type(cls: type) -> bool:
