@@ -13,7 +13,6 @@ import functools
 import importlib
 import inspect
 import math
-import sys
 import threading
 import types
 from collections.abc import Callable, Generator, Sequence
@@ -121,7 +120,8 @@ class _Torch:
 
     @property
     def _dynamo(self) -> Any:
-        return sys.modules.get("torch._dynamo", types.SimpleNamespace(config=_Settings()))
+        whole = vars(torch).get("_dynamo")  # set when its import, maybe in another thread, is done
+        return types.SimpleNamespace(config=_Settings()) if whole is None else whole
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)

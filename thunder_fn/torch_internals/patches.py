@@ -366,7 +366,8 @@ def compiling() -> Generator[None]:
 def _leave_uncompiled(applied: contextlib.ExitStack) -> None:
     """Let `torch.compile`d functions run as they are in this thread, if Dynamo is imported."""
     frames = sys.modules.get("torch._dynamo.eval_frame")
-    if frames is not None and not _dynamo:
+    is_whole = "_dynamo" in vars(torch)  # else another thread imports it at the moment
+    if frames is not None and is_whole and not _dynamo:
         _dynamo.append(Patch((frames, "_callback_from_stance", _compile_nothing)))
     if _dynamo:
         applied.enter_context(_dynamo[0].applied())
