@@ -34,6 +34,12 @@ class Measured:
         seconds: the median of a call, with its backward where a result requires a gradient.
         calls: how many were timed.
         profile: one further call as PyTorch's profiler recorded it, in Chrome's trace format.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> found = tfn.inspect.measure(torch.sin, torch.ones(2))
+        >>> found.calls >= 1, "aten::sin" in found.profile
+        (True, True)
     """
 
     chain: Chain
@@ -59,6 +65,8 @@ def measure(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Measured:
 
     Args:
         f: any PyTorch callable, as for `chain`.
+
+    Errors as in `chain`.
 
     Example:
         >>> found = measure(torch.sin, torch.ones(2))

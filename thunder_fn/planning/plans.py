@@ -34,6 +34,14 @@ class Plan(Shown):
         live_bytes: of all that lives beside them, at most.
         timeline: seconds, by op and by collective.
         model_flops: operations of a rank that count for the MFU.
+
+    Example:
+        >>> import torch
+        >>> from thunder_fn.planning import plan
+        >>> x = torch.empty(64, 64, device="meta")
+        >>> found = plan(torch.mm, (x, x), "h100")
+        >>> found.world, found.fits, found.memory.peak
+        (1, True, 16384)
     """
 
     function: str
