@@ -65,8 +65,8 @@ def backend(**options: Any) -> Callable[[torch.fx.GraphModule, Sequence[Any]], C
     Example:
         >>> import torch, thunder_fn as tfn
         >>> mine = tfn.recipes.backend(executors=["torch"])
-        >>> torch.compile(lambda x: x.sin() + 1, backend=mine)(torch.zeros(2))
-        tensor([1., 1.])
+        >>> torch.compile(torch.nn.ReLU(), backend=mine)(torch.tensor([-1.0, 1.0]))
+        tensor([0., 1.])
     """
     return _Backend(Options().changed(options))
 
