@@ -11,6 +11,8 @@ them, DOCS_EXAMPLES=0 does so for the other pages, for a look at the layout.
 from __future__ import annotations
 
 import ast
+import atexit
+import gc
 import hashlib
 import os
 import re
@@ -184,12 +186,13 @@ def in_forks(
     CACHE.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)  # a fork would lose PyTorch's own threads
     tfn.vmap(tfn.grad(torch.sin))(torch.ones(2))  # imports what the first trace imports
+    gc.freeze()  # so that forks share memory
     waiting, running = list(reversed(tasks)), dict[int, tuple[Path, Path]]()
     while waiting or running:
         while waiting and len(running) < (os.cpu_count() or 1):
             path, file = waiting.pop()
             part = file.with_suffix(".part")
-            pid = forks.start(lambda path=path, part=part: part.write_text(work(path)), _log(file))
+            pid = forks.start(lambda path=path, part=part: _write(part, work(path)), _log(file))
             running[pid] = path, file
         pid, status = os.waitpid(-1, 0)
         path, file = running.pop(pid)
@@ -197,6 +200,13 @@ def in_forks(
         if not status:
             file.with_suffix(".part").replace(file)
         yield path, said if status else ""
+
+
+def _write(file: Path, text: str) -> None:
+    """Write the result of a fork and end it, without a second for taking its modules apart."""
+    file.write_text(text)
+    atexit._run_exitfuncs()
+    os._exit(0)
 
 
 def _log(file: Path) -> Path:
