@@ -799,7 +799,9 @@ def _changes(
         found += _written(recorder, f, Write(position), recorder.inputs[position], tracer)
     for tensor, tracer, before in recorder.lifted():
         found += _written(recorder, f, Write(tensor), before, tracer)
-    for rebound in recorder.modules.rebound():
+    watch = None if recorder.kept is None or recorder.outer is not None else frames.observer()
+    is_kept = lambda value: watch is None or id(value) in watch.contents
+    for rebound in recorder.modules.rebound(is_kept):
         var = recorder.var_of(recorder.lift(rebound.tracer))
         if var is not None:
             found.append(

@@ -143,7 +143,7 @@ def lower(  # noqa: PLR0913 - options, by keyword
     """
     keep_freed_memory()
     chosen = (executor.frozen() for executor in executors if executor is not TORCH)
-    frozen = tuple(executor for executor in chosen if executor.serves(trace))
+    frozen = tuple(executor for executor in chosen if executor.declines(trace) is None)
     parts = in_front(trace) if whole and any(one.only_gpu for one in frozen) else None
     if parts is not None:
         lent = first_lent and sum(not flag for flag in parts.is_first[:first_lent])

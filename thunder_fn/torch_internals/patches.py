@@ -26,6 +26,7 @@ from torch._C._dynamo.eval_frame import (
     set_code_exec_strategy,
     set_eval_frame,
 )
+from torch._decomp import global_decomposition_table
 
 
 class _Place:
@@ -418,6 +419,32 @@ def outside_dynamo(fn: Callable[..., Any]) -> Callable[..., Any]:
     )
     called._torchdynamo_disable = True  # pyright: ignore[reportFunctionMemberAccess]
     return called
+
+
+@functools.cache
+def formulas_outside_dynamo() -> None:
+    """Keep Dynamo out of PyTorch's formulas in Python without importing it.
+
+    PyTorch does so by a wrapper that makes `torch._dynamo.disable(formula)` at the first call. The
+    import takes half a second, and no public name says what the wrapper is to call instead.
+    """
+    wrapper = torch._disable_dynamo(formulas_outside_dynamo).__code__
+    left: list[Any] = [
+        one for table in global_decomposition_table.values() for one in table.values()
+    ]
+    seen = set[Any]()
+    while left:
+        function = left.pop()
+        if not isinstance(function, types.FunctionType) or function in seen:
+            continue
+        seen.add(function)
+        names = function.__code__.co_freevars
+        inside = dict(
+            zip(names, (cell.cell_contents for cell in function.__closure__ or ()), strict=True)
+        )
+        if function.__code__ is wrapper and not hasattr(inside["fn"], "__dynamo_disable"):
+            inside["fn"].__dynamo_disable = outside_dynamo(inside["fn"])
+        left.extend(inside.values())
 
 
 def is_op(fn: Any) -> bool:
