@@ -8,6 +8,7 @@ that the laws must catch, `user.py` has `check_transform`. A new kind of equatio
 
 from thunder_fn.testing import steps
 from thunder_fn.testing.drawn_programs import Program, Step, build
+from thunder_fn.testing.given import Given
 from thunder_fn.testing.laws import (
     GROUPS,
     INTERPRETERS,
@@ -37,6 +38,7 @@ __all__ = [
     "Case",
     "Coverage",
     "GROUPS",
+    "Given",
     "INTERPRETERS",
     "Interpreter",
     "LAWS",
