@@ -68,11 +68,8 @@ MODULES = {
 
 def public_names() -> set[str]:
     """The names that `import thunder_fn as tfn` offers, modules aside."""
-    return {
-        name
-        for name, value in vars(thunder_fn).items()
-        if name in thunder_fn.__all__ and not isinstance(value, ModuleType)
-    }
+    names = thunder_fn.__all__
+    return {name for name in names if not isinstance(getattr(thunder_fn, name), ModuleType)}
 
 
 def pages() -> dict[str, str]:
