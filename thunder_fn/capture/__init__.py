@@ -694,6 +694,7 @@ def _own_leaves(recorder: Recorder, results: list[Any]) -> Iterator[tuple[int, b
             and not is_wrapped(leaf)
             and leaf.requires_grad
             and internals.is_leaf(leaf)
+            and not recorder.history.is_given(leaf)
         ):
             var = recorder.var_of(leaf)
             if var is not None and var.index not in given:

@@ -419,7 +419,7 @@ def write_back(
     for alias in captured.aliases:
         target = place(alias.source)
         if alias.is_written and recorder is None and not is_wrapped(target):
-            results[alias.result] = alias.of(target)
+            results[alias.result] = alias.in_place_of(target, results[alias.result])
             placed.add(alias.result)
     for shared in captured.shared:
         source = place(shared.source)

@@ -69,6 +69,7 @@ class History:
         self.is_tracked = is_tracked
         self.base_grad = torch.is_grad_enabled()
         self._off: set[int] = set()
+        self._stops: set[int] = set()
         self._before: dict[int, Var] = {}
         self._made_by: dict[int, tuple[str, tuple[Var, ...]]] = {}
         self._views: dict[int, Leaf] = {}
@@ -158,14 +159,20 @@ class History:
                 op, args = ops.NO_GRAD, (var,)
             (known,) = recorder.emit(op, args, (var.type,), ())
             recorder.scope.detached[var.index] = known
+            if op == ops.NO_GRAD:
+                self._stops.add(known.index)
         return known
 
     def is_stopped(self, var: Var) -> bool:
-        """Test whether the variable is a constant here: it was made where gradients are off, not
-        changed there.
+        """Test whether the variable is a constant here, or a view of one: made where gradients are
+        off, not changed there.
         """
-        before = self._before.get(var.index)
-        return self.read(var) != var and (before is None or not self._has_history(before))
+        before, viewed = self._before.get(var.index), self.recorder.viewed.get(var.index)
+        return (
+            var.index in self._stops
+            or (self.read(var) != var and (before is None or not self._has_history(before)))
+            or (viewed is not None and self.is_stopped(viewed))
+        )
 
     def _has_history(self, var: Var) -> bool:
         """Test whether autograd follows the variable, or the value that its memory held before

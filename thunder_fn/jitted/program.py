@@ -19,6 +19,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import TENSOR, Alias, Captured, GradRead, capture, current
+from thunder_fn.capture.aliases import with_memory
 from thunder_fn.capture.apply import (
     is_layout,
     is_view_step,
@@ -665,8 +666,7 @@ class _Execution:
             places = [write.target for write in self.captured.writes]
             target = self.targets[next(_indices(places, alias.source))]
             if target not in self.given:
-                is_active = self.bridge is not None and self.bridge.active[position]
-                return self.view(alias, target if is_active else f"{target}.detach()")
+                return self.in_written(alias, target, values[position])
         if isinstance(atom, Var) and atom in written:
             target = self.targets[written.index(atom)]
             return f"{target}.detach()" if target in self.given else target
@@ -687,6 +687,16 @@ class _Execution:
             others = [self.inputs[root] for root in roots if root < len(self.inputs)]
             return f"{self.names.bind(own, 'own')}({', '.join((values[position], *others))})"
         return values[position]
+
+    def in_written(self, alias: Alias, target: str, value: str) -> str:
+        """The expression for a result in the memory of a written tensor."""
+        is_active = self.bridge is not None and self.bridge.active[alias.result]
+        if is_active and not alias.is_apart:
+            return self.view(alias, target)
+        memory = self.view(alias, f"{target}.detach()")
+        if not is_active:
+            return memory
+        return f"{self.names.bind(with_memory, 'with_memory')}({value}, {memory})"
 
     @property
     def written(self) -> tuple[Atom, ...]:

@@ -229,8 +229,6 @@ class Node:
 class _Call:
     """The values of one call of a bridge, until all nodes are made."""
 
-    __slots__ = ("bridge", "edges", "inputs", "outputs", "results", "state")
-
     def __init__(self, bridge: Bridge, inputs: tuple[Any, ...]) -> None:
         self.bridge, self.inputs = bridge, inputs
         self.edges: dict[int, Any] = {}
@@ -267,6 +265,20 @@ class _Call:
         if len(bridge.pieces.edges) > len(self.edges):
             self.stand_in()
         return results
+
+    @cached_property
+    def written(self) -> set[int]:
+        """The memories of inputs that get other values before the backward runs."""
+        places = self.bridge.overwritten | self.bridge.fixed
+        return {internals.storage_id(self.inputs[place]) for place in places}
+
+    def kept(self, value: torch.Tensor, is_others: bool) -> torch.Tensor:
+        """A residual as a node keeps it: detached if another node returns it, a copy if it lies in
+        memory that is written to.
+        """
+        if self.written and internals.storage_id(value) in self.written:
+            return value.clone()
+        return value.detach() if is_others else value
 
     def stand_in(self) -> None:
         """Put tensors of one element in place of the values on edges: autograd asks for their
@@ -307,10 +319,7 @@ class _Function(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, node: Node, run: _Call, *tensors: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         results, bridge = run.run(), node.bridge
-        kept = [
-            results[place].detach() if is_others else results[place]
-            for place, is_others in node.kept
-        ]
+        kept = [run.kept(results[place], is_others) for place, is_others in node.kept]
         first = len(bridge.split.forward.outputs) + node.start
         ctx.node, ctx.state = node, run.state
         ctx.numbers = results[first : first + len(node.numbers)]
