@@ -79,6 +79,7 @@ class History:
         self._updating = False
         self.writes = 0
         self._written: set[int] = set()
+        self._rebound: set[int] = set()
         self._kept: list[torch.Tensor] = []
         self._links: list[_Link] = []
         self._apart: list[tuple[set[int], list[Callable[[], bool]], str]] = []
@@ -315,6 +316,11 @@ class History:
             history = self.read(known(internals.inner_fake(tracer)))
         fake = self._with_history(internals.inner_fake(value), history)
         self._link(internals.memory_in(value), internals.give_memory(tracer, fake))
+        self._rebound.add(id(tracer))
+
+    def is_rebound(self, tracer: torch.Tensor) -> bool:
+        """Tell whether a tracer from outside has been given other memory."""
+        return id(tracer) in self._rebound
 
     def part(self, source: torch.Tensor, result: torch.Tensor, name: str) -> None:
         """A result shares memory with a source in eager mode, and not in the trace: while both
