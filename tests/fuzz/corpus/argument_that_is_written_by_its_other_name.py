@@ -1,10 +1,14 @@
-"""A function inside read its argument as it was before it wrote to that tensor, which it closed over too (98010591, 98020677, 98106808)."""
+"""A function inside read its argument as it was before a write by another name (98020677, 98106808)."""
+
 import torch
+
 EXPECTED = "refused"
-PLAN = {'calls': [3], 'via': 'jit', 'options': {}, 'backward': False, 'grad_mode': ''}
+PLAN = {"calls": [3], "via": "jit", "options": {}, "backward": False, "grad_mode": ""}
+
 
 def inputs(n):
     return (torch.randn(n, 3, dtype=torch.float64),)
+
 
 def program(T):
 
@@ -13,5 +17,7 @@ def program(T):
         def f1(x1):
             a0.detach()[0].zero_()
             return x1 * 1
+
         return T.checkpoint(f1)(a0)
+
     return (f, [])

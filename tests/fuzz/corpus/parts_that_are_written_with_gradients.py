@@ -1,10 +1,14 @@
-"""Results that share memory with a written argument, but not its history, had that of the argument: no gradient reached what was written."""
+"""Results that share memory with a written argument had its history, and not their own."""
+
 import torch
-PLAN = {'calls': [3, 3], 'via': 'jit', 'options': {}, 'backward': True, 'grad_mode': '', 'poke': True}
+
+PLAN = {"calls": [3, 3], "via": "jit", "options": {}, "backward": True, "grad_mode": "", "poke": True}
+
 
 def inputs(n):
     a0, a1, a2 = (torch.randn(3, 3, dtype=torch.float64) for _ in range(3))
     return (a0, a1.requires_grad_(), a2.requires_grad_() * 1, torch.randn(3, dtype=torch.float64).requires_grad_())
+
 
 def program(T):
 
@@ -16,4 +20,5 @@ def program(T):
         v3 = a2.unsafe_chunk(3)[1]
         a2.mul_(a3)
         return [v1.t(), v2, v2[0], v3, a1, a2]
+
     return (f, [])
