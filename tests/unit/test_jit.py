@@ -529,5 +529,5 @@ def test_containers_that_lie_deep() -> None:
             lambda: tfn.jit(lambda x: nested(x, depth))(x),
             lambda: tfn.vmap(lambda t: x)(nested(x, depth)),
         ):
-            with pytest.raises(tfn.errors.UnsupportedInput, match=rf"{depth}\d? containers deep"):
+            with pytest.raises(tfn.errors.UnsupportedInput, match="containers deep"):
                 call()
