@@ -61,7 +61,7 @@ EXPLAINED = [
     Explained(
         "eager PyTorch 2.13 loses the gradient of a leaf that is a view itself, if a view of it is alive at a write of values",
         kind="value of gradient",
-        text=r"(\)|\]|\.T)\.requires_grad_\(\).*\.(detach\(\)|data)\b",
+        text=r"(\)|\]|\.T)\.requires_grad_\(\).*\.(detach\(\)|data\b)",
         instead=(r"(?<!detach\(\))\.requires_grad_\(\)", ".clone().requires_grad_()"),
     ),
     Explained(

@@ -302,12 +302,10 @@ class Watch:
         self.inner: dict[int, tuple[types.CodeType, dict[str, types.CellType]]] = {}
         """Code objects that are made by a frame, and the cells that they share with it."""
         self.lost, self.over = dict[int, list[Frame]](), dict[int, tuple[Source, Frame]]()
-        self.data: dict[type, bool] = {}
-        self.late: list[tuple[dict[str, Any], str, str]] = []
+        self.data, self.late = dict[type, bool](), list[tuple[dict[str, Any], str, str]]()
         self.caches: list[tuple[dict[str, Any], str]] = []
         """Values that cached properties compute while the function runs; those of distributions."""
-        self.answers: dict[int, tuple[Any, str, dict[Any, Any], Any]] = {}
-        """Cached functions, how they are written, their answers, and how often they were asked."""
+        self.answers = dict[int, tuple[Any, str, dict[Any, Any], Any]]()  # asked so often before
         self.cycles, self.touched, self.contents = False, set[int](), dict[int, tuple[Any, Any]]()
         self.reach(f, getattr(f, "__name__", "f"))
 

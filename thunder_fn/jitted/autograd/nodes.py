@@ -19,12 +19,22 @@ from thunder_fn.errors import located
 from thunder_fn.executors import Program
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.noops import drop_noops
-from thunder_fn.interpreters.simplify import dce
+from thunder_fn.interpreters.simplify import cut_to
+from thunder_fn.ir import ops
 from thunder_fn.ir.constraints import close_symbols
 from thunder_fn.ir.equations import needed
 from thunder_fn.ir.rules import Mask, chosen
-from thunder_fn.ir.symbols import bind, is_symbolic, replaced, specialize
-from thunder_fn.ir.trace import Expr, Literal, TensorType, Trace, TraceBuilder, cut, vars_in
+from thunder_fn.ir.symbols import bind, is_symbolic, made_by, replaced, specialize
+from thunder_fn.ir.trace import (
+    Equation,
+    Expr,
+    Literal,
+    TensorType,
+    Trace,
+    TraceBuilder,
+    cut,
+    vars_in,
+)
 from thunder_fn.ir.walking import inline_into
 from thunder_fn.jitted.autograd.pieces import Piece, depends
 from thunder_fn.jitted.memory import own
@@ -177,10 +187,25 @@ class Node:
         forward = self.bridge.split.forward
         if self.bridge.sees_absent:
             return frozenset(range(len(forward.inputs)))
-        wanted = {*self.read}
-        wanted |= {var.index for place, _ in self.kept for var in vars_in(forward.outputs[place])}
-        needed(forward.equations, wanted)
+        wanted = self.computed
+        needed(forward.equations, wanted, self.stays)
         return frozenset(place for place in range(len(forward.inputs)) if place in wanted)
+
+    @property
+    def computed(self) -> set[int]:
+        """The variables of the forward that the backward reads, by index."""
+        outputs = self.bridge.split.forward.outputs
+        kept = {var.index for place, _ in self.kept for var in vars_in(outputs[place])}
+        return {*self.read} | kept
+
+    @cached_property
+    def stays(self) -> Callable[[Equation], bool]:
+        """Test whether the derivative of the backward runs an equation that it does not need: one
+        that finds a size; a draw of random numbers, for those that are drawn after it.
+        """
+        again = needed(self.bridge.split.forward.equations, self.computed)
+        draws = self.bridge.sees_absent or any(map(ops.has_side_effect, again))
+        return lambda equation: bool(made_by(equation)) or (draws and ops.has_side_effect(equation))
 
     @cached_property
     def gradient(self) -> Trace:
@@ -193,7 +218,8 @@ class Node:
         given = tuple(builder.input(self.bridge.pieces.edges[edge]) for edge in self.piece.takes)
         values = split.residual_values(inputs, inline_into(builder, split.forward, inputs))
         residuals = tuple(values[number] for number in self.piece.residuals)
-        whole = dce(builder.build(inline_into(builder, self.piece.trace, (*residuals, *given))))
+        whole = builder.build(inline_into(builder, self.piece.trace, (*residuals, *given)))
+        whole = cut_to(whole, whole.outputs, self.stays)
         kept = (*(whole.inputs[place] for place in self.needed), *whole.inputs[len(inputs) :])
         return cut(whole, inputs=kept)
 
