@@ -13,8 +13,9 @@ import thunder_fn as tfn
 from thunder_fn.capture import pytree
 from thunder_fn.distributed.ranks import evaluate_ranks
 from thunder_fn.errors import RewriteError
+from thunder_fn.inspect.costs import cost_of_trace
 from thunder_fn.ir.trace import Trace, subtraces
-from thunder_fn.parameters import simulated
+from thunder_fn.parameters import positions, simulated
 
 Tensor = torch.Tensor
 
@@ -36,42 +37,90 @@ class Layer(nn.Module):
         self.norm, self.query, self.out = nn.LayerNorm(8), nn.Linear(8, heads * 3), nn.Linear(heads * 3, 8)
         self.keys = nn.Linear(8, 2 * grouped * 3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         h = self.norm(x)
         q = self.query(h).unflatten(-1, (self.heads, 3)).transpose(1, 2)
         k, v = self.keys(h).unflatten(-1, (2, self.grouped, 3)).unbind(-3)
         k, v = k.transpose(1, 2), v.transpose(1, 2)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=self.is_causal, enable_gqa=self.heads != self.grouped)
+        grouped = self.heads != self.grouped
+        y = F.scaled_dot_product_attention(q, k, v, mask, is_causal=self.is_causal, enable_gqa=grouped)
         return x + self.out(y.transpose(1, 2).flatten(2))
 
 
-@pytest.mark.parametrize("kind", ["ring", "all_to_all"])
-@pytest.mark.parametrize(("ranks", "grouped", "is_causal"), [(1, 12, True), (2, 4, True), (3, 12, False)])
+def sees(*shape: int) -> Tensor:
+    """A mask in which one query sees nothing, and every other the first or the last key."""
+    seen = torch.rand(shape) < 0.5
+    seen[..., 0] = True
+    if shape[-2] > 1:
+        seen[..., 5, :] = False
+    return seen
+
+
+LENGTH, HEADS = 12, 12
+MASKS: dict[str, Any] = {
+    "": lambda: None,
+    "causal": lambda: None,
+    "of bools": lambda: sees(LENGTH, LENGTH),
+    "of an example": lambda: sees(2, 1, LENGTH, LENGTH),
+    "of keys": lambda: sees(2, 1, 1, LENGTH),
+    "added, of heads": lambda: torch.randn(1, HEADS, LENGTH, LENGTH, dtype=torch.float64),
+    "added, of keys and heads": lambda: torch.randn(HEADS, 1, LENGTH, dtype=torch.float64),
+    "added, of queries": lambda: torch.randn(LENGTH, 1, dtype=torch.float64),
+}
+CASES = [
+    *((kind, order, 2, 4, "causal") for kind in ("ring", "all_to_all") for order in (False, True)),
+    ("ring", True, 1, 12, "causal"),
+    ("ring", False, 3, 12, ""),
+    ("all_to_all", True, 3, 12, ""),
+    *(("ring", True, 2, 4, name) for name in [*MASKS][2:]),
+    *(("all_to_all", True, 2, 4, name) for name in [*MASKS][2:] if name != "of an example"),
+    ("ring", False, 2, 4, "of bools"),
+]
+
+
+@pytest.mark.parametrize(("kind", "balanced", "ranks", "grouped", "masked"), CASES)
 def test_ranks_with_parts_of_the_positions_equal_one_with_all(
-    kind: str, ranks: int, grouped: int, is_causal: bool
+    kind: str, balanced: bool, ranks: int, grouped: int, masked: str
 ) -> None:
     torch.manual_seed(0)
-    net = nn.Sequential(Layer(12, grouped, is_causal)).double()
+    net, mask = Layer(HEADS, grouped, masked == "causal").double(), MASKS[masked]()
     params = {name: value.detach() for name, value in net.named_parameters()}
-    x = torch.randn(2, 6, 8, dtype=torch.float64)
+    x, scale = torch.randn(2, LENGTH, 8, dtype=torch.float64), torch.ones((), dtype=torch.float64)
+    is_added = mask is not None and mask.is_floating_point()
 
-    def loss(params: Any, x: Tensor) -> Tensor:
-        return torch.func.functional_call(net, params, (x,)).square().sum()
+    def f(params: Any, x: Tensor, scale: Tensor, mask: Tensor | None) -> Tensor:
+        seen = mask * scale if is_added and mask is not None else mask
+        return torch.func.functional_call(net, params, (x, seen))
 
-    def call(x: Tensor) -> Tensor:
-        return net(x)
+    def step(f: Any) -> Any:
+        loss = lambda *args: ((y := f(*args)).square().sum(), y)
+        return tfn.grad_and_value(loss, argnums=(0, 1, 2), has_aux=True)
 
-    parts = [(part.contiguous(),) for part in x.chunk(ranks, 1)]
-    found = on_ranks([tfn.context_parallel(call, g, kind) for g in simulated(ranks)], parts)
-    torch.testing.assert_close(torch.cat([y for (y,) in found], 1), net(x))
+    groups = simulated(ranks)
+    places = [positions(group, balanced=balanced) for group in groups]
+    given = list[Any]()
+    for place in places:
+        rows = mask if mask is None or mask.shape[-2] == 1 else place.part(mask, -2)
+        given.append((params, place.part(x, 1), scale, rows))
+    steps = [step(tfn.context_parallel(f, group, kind, balanced=balanced)) for group in groups]
+    found = on_ranks(steps, given)
+    (own, dx, dscale), (_, y) = step(f)(params, x, scale, mask)
+    torch.testing.assert_close(places[0].joined([each[-1] for each in found], 1), y)
+    count = len(params)
+    torch.testing.assert_close(places[0].joined([each[count] for each in found], 1), dx)
+    torch.testing.assert_close(sum(each[count + 1] for each in found), dscale)
+    for at, name in enumerate(sorted(own)):
+        torch.testing.assert_close(torch.stack([each[at] for each in found]).sum(0), own[name])
 
-    gradients = [tfn.grad(tfn.context_parallel(loss, g, kind), argnums=(0, 1)) for g in simulated(ranks)]
-    expected = tfn.grad(loss, argnums=(0, 1))(params, x)
-    given = [(params, *part) for part in parts]
-    found = on_ranks(gradients, given)
-    torch.testing.assert_close(torch.cat([each[-1] for each in found], 1), expected[1])
-    for at, name in enumerate(sorted(params)):
-        torch.testing.assert_close(torch.stack([each[at] for each in found]).sum(0), expected[0][name])
+
+def test_a_balanced_ring_gives_all_ranks_the_same_work() -> None:
+    """Half of the products of a ring without causality, and those of a rank's own part."""
+    x = torch.randn(1, 2, 16, 4)
+    causal = lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True)
+    every = lambda x: F.scaled_dot_product_attention(x, x, x)
+    flops = lambda f, group: cost_of_trace(tfn.trace(tfn.context_parallel(f, group, balanced=True), x)).flops
+    first, *others = (flops(causal, group) for group in simulated(4))
+    assert {*others} == {first} and first < 0.65 * flops(every, simulated(4)[0])
 
 
 def test_a_ring_stores_neither_keys_of_others_nor_scores() -> None:
@@ -91,7 +140,11 @@ def test_attention_that_cannot_be_cut() -> None:
     first, _ = simulated(2)
     q, mask = torch.randn(1, 3, 4, 2), torch.zeros(4, 4)
     for f, kind, text in (
-        (lambda x: F.scaled_dot_product_attention(x, x, x, mask), "ring", "attention has a mask"),
+        (
+            lambda x: F.scaled_dot_product_attention(x, x, x, mask),
+            "ring",
+            "a mask of 4 rows and 4 columns for 4 queries of this rank and 8 keys of all ranks",
+        ),
         (lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.5), "ring", "attention drops weights"),
         (lambda x: F.scaled_dot_product_attention(x, x, x), "all_to_all", "the numbers of heads are no multiples of 2"),
         (
@@ -102,6 +155,11 @@ def test_attention_that_cannot_be_cut() -> None:
     ):
         with pytest.raises(RewriteError, match=f"context_parallel: {text}"):
             tfn.trace(tfn.context_parallel(f, first, kind), q)
+    with pytest.raises(RewriteError, match="3 positions of a rank are no two parts"):
+        odd = lambda x: F.scaled_dot_product_attention(x, x, x)
+        tfn.trace(tfn.context_parallel(odd, first, balanced=True), q[:, :, :3])
+    with pytest.raises(RewriteError, match="6 positions are no 4 equal parts"):
+        positions(first, balanced=True).part(torch.ones(6), 0)
     with pytest.raises(RewriteError, match="kind is ring or all_to_all, given 'star'"):
         tfn.context_parallel(lambda x: x, first, "star")
 

@@ -307,13 +307,15 @@ def attend(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
     """Attention over the positions of all ranks, and experts on all ranks, with gradients: those of one process."""
     x = torch.randn(1, size, 4 * size, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
-    def f(x: torch.Tensor) -> torch.Tensor:
-        return F.scaled_dot_product_attention(x, x.sin(), x, is_causal=True).square().sum()
+    def f(x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        return F.scaled_dot_product_attention(x, x.sin(), x, mask, is_causal=mask is None).square().sum()
 
-    own = x.chunk(size, 2)[rank].contiguous()
-    for kind in ("ring", "all_to_all"):
-        found = tfn.grad(tfn.context_parallel(f, mesh, kind))(own)
-        torch.testing.assert_close(found, tfn.grad(f)(x).chunk(size, 2)[rank])
+    seen = (torch.arange(4 * size)[:, None] - torch.arange(4 * size)).abs() < 3
+    for kind, balanced, mask in (("ring", True, None), ("all_to_all", False, None), ("ring", False, seen)):
+        places = tfn.parameters.positions(mesh, balanced=balanced)
+        own = places.part(x, 2), None if mask is None else places.part(mask, 0)
+        found = tfn.grad(tfn.context_parallel(f, mesh, kind, balanced=balanced))(*own)
+        torch.testing.assert_close(found, places.part(tfn.grad(f)(x, mask), 2))
     tokens, indices = x[0].flatten(0, 1), torch.arange(4 * size * size).reshape(-1, 1) % (2 * size)
     experts, weights = torch.stack([torch.eye(3, dtype=torch.float64) * i for i in range(2 * size)]), indices * 0.5
     moe = tfn.jit(tfn.expert_parallel(lambda w, x: x @ w, mesh, 2 * size))

@@ -332,11 +332,27 @@ def test_what_a_backward_reads_is_lent() -> None:
 
 def test_cudagraphs_where_they_pay() -> None:
     device = Rerun()
-    graphs = CudaGraphs("graphs", device, pays=lambda trace: len(trace.equations) > 1)
+    graphs = CudaGraphs("graphs", device, why_not=lambda trace: None if len(trace.equations) > 1 else "it is small")
     small, large = jit(lambda x: x.sin(), executors=[graphs]), jit(lambda x: x.sin() * 2, executors=[graphs])
     for _ in range(5):
         assert torch.equal(small(x := torch.randn(3)), x.sin()) and torch.equal(large(x), x.sin() * 2)
     assert (device.recorded, device.replayed) == (1, 3)
+    assert "graphs is not asked: no graph is recorded: it is small" in str(tfn.explain_claims(small, x))
+
+
+def test_a_recording_that_nobody_asked_for_fails_with_a_word() -> None:
+    """Once: it is not tried again, and the report says why."""
+    graphs = CudaGraphs("graphs", Rerun(fail="not permitted"), why_not=lambda trace: None)
+    f = jit(lambda x: x.sin() * 2, executors=[graphs])
+    with pytest.warns(RegionWarning) as said:
+        for _ in range(5):
+            assert torch.equal(f(x := torch.randn(3)), x.sin() * 2)
+    reason = "RuntimeError: not permitted"
+    assert [str(one.message).partition("\n")[0] for one in said] == [
+        f"graphs: a program cannot be recorded and runs as it is: {reason}"
+    ]
+    report = tfn.explain_claims(f, torch.ones(3))
+    assert report.left_out == (("graphs", f"no graph is recorded: {reason}"),)
 
 
 def test_cudagraphs_record_each_number() -> None:
@@ -351,13 +367,13 @@ def test_cudagraphs_that_cannot_record() -> None:
     f = jit(lambda x: x + 1, executors=[CudaGraphs("graphs", Rerun("cuda"))])
     with pytest.warns(
         RegionWarning,
-        match=r"^graphs: a program cannot be recorded and runs as it is: an input is on the cpu\nMove it to",
+        match=r"^graphs: a program cannot be recorded and runs as it is: an input is on the cpu\nfrom: .*\nMove it to",
     ):
         assert torch.equal(f(torch.ones(2)), torch.full((2,), 2.0))
     with warnings.catch_warnings():
         f(torch.zeros(2))
     g = jit(lambda x: x + 1, executors=[CudaGraphs("graphs", Rerun(fail="not permitted"))])
-    with pytest.warns(RegionWarning, match=r"runs as it is: RuntimeError: not permitted$"):
+    with pytest.warns(RegionWarning, match=r"runs as it is: RuntimeError: not permitted\nfrom: "):
         assert torch.equal(g(torch.ones(2)), torch.full((2,), 2.0))
 
 
@@ -368,6 +384,10 @@ def test_cudagraphs_record_each_size() -> None:
         x = torch.randn(size, 3)
         assert torch.equal(f(x), x.sin() * 2)
     assert device.recorded >= 5 and device.replayed >= 5
+    with pytest.warns(RegionWarning, match="a program is recorded for 8 sizes; others run as it is") as said:
+        for size in range(8, 16):
+            assert torch.equal(f(x := torch.randn(size, 3)), x.sin() * 2)
+    assert len(said) == 1
 
 
 @pytest.mark.parametrize(

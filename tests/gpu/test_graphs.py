@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+import traceback
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils import _pytree as pytree
 
 import thunder_fn as tfn
 from thunder_fn import executors
+from thunder_fn.errors import RegionWarning
 from thunder_fn.executors import cudagraphs
-from thunder_fn.recipes import Recipe
+from thunder_fn.ir.trace import Equation
+from thunder_fn.recipes import Recipe, captured
 
 
 @pytest.fixture
@@ -96,6 +102,62 @@ def test_where_they_do_not_pay_nothing_is_recorded(case: str, replays: list[int]
     for _ in range(5):
         torch.testing.assert_close(run(x), f[case](x), rtol=1e-3, atol=1e-2)
     assert not replays
+
+
+def test_a_recording_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, with the line; numbers, and those drawn afterwards, are eager's."""
+    never: Callable[[Equation], bool] = lambda equation: False
+    monkeypatch.setattr(captured, "waits", never)
+    f = lambda x: sum((torch.nn.functional.dropout(x) * k for k in range(9)), x.masked_fill(x > 0, x.sum()))
+    x = torch.randn(4, 4, device="cuda")
+    run = tfn.jit(f, executors=[captured.GRAPHS])
+    torch.manual_seed(0)
+    with pytest.warns(RegionWarning) as said:
+        found = [*(run(x) for _ in range(5)), torch.randn(3, device="cuda")]
+    torch.manual_seed(0)
+    for mine in found:
+        torch.testing.assert_close(mine, f(x) if mine.dim() == 2 else torch.randn(3, device="cuda"))
+    assert len(said) == 1 and "a program cannot be recorded and runs as it is: AcceleratorError" in str(said[0].message)
+    (reason,) = tfn.explain_claims(run, x).left_out
+    assert reason[1].startswith("no graph is recorded: AcceleratorError: CUDA error: operation not permitted")
+
+
+@pytest.mark.valueless
+@pytest.mark.filterwarnings("ignore")
+def test_ops_that_wait_for_the_gpu_are_known() -> None:
+    """Of PyTorch's operators: a program of leaves that are not known to wait does not."""
+    unknown = list[str]()
+    for op in op_db:
+        if torch.float32 in op.supported_dtypes("cuda") and op.name != "sparse.mm":  # a layout of its own
+            for sample in itertools.islice(op.sample_inputs("cuda", torch.float32), 2):
+                call = lambda x, op=op, sample=sample: op(x, *sample.args, **sample.kwargs)
+                if waits(call, sample.input) and not is_known_to_wait(call, sample.input):
+                    unknown.append(f"{op.name} {sample.summary()}")
+    assert not unknown
+
+
+def waits(call: Callable[..., Any], *args: Any) -> bool:
+    """Test whether eager PyTorch waits."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        call(*args)
+    except RuntimeError as error:
+        frames = traceback.extract_tb(error.__traceback__)  # PyTorch has kernels in Triton, whose interpreter waits
+        return "synchroniz" in str(error) and not any("triton/runtime" in one.filename for one in frames)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return False
+
+
+def is_known_to_wait(call: Callable[..., Any], x: Any) -> bool:
+    """Test whether a leaf of the trace is known to wait, or its leaves do not: eager copied numbers from the CPU."""
+    try:
+        found = tfn.trace(call, x)
+    except tfn.errors.CaptureError:  # it asks for values
+        return True
+    tensors = [leaf for leaf in pytree.tree_leaves(x) if isinstance(leaf, Tensor)]
+    known = any(map(captured.unrecordable, (equation for equation, _ in captured.leaves(found))))
+    return known or not waits(tfn.evaluate, found, tensors)
 
 
 def test_seeds_of_attention_stay_in_a_recording(replays: list[int]) -> None:

@@ -6,12 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
+import thunder_fn as tfn
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.simplify import cse, dce
 from thunder_fn.ir import ops, put, rewritten
 from thunder_fn.ir.trace import Equation, Literal, Trace, TraceBuilder, map_arg
-from thunder_fn.testing import Case, Coverage, LawBroken, check_transform
+from thunder_fn.testing import Case, Coverage, Given, LawBroken, check_transform, reproduce
 from thunder_fn.testing.drawn_programs import Program
 from thunder_fn.testing.growing import (
     CHAIN,
@@ -243,6 +245,26 @@ def test_the_report_says_what_was_not_tried() -> None:
     assert "aten.sub.Tensor alpha=2" in found.arguments
     assert [line.partition(": ")[2] for line in found.never_ran] == ['return trace.renamed("never")']
     assert "lines of the transform that never ran" in said and "scan" in found.nestings
+    assert "`len(trace.equations) == 1000` was never true" in said and "traces=[tfn.trace(f, *arguments)]" in said
+
+
+def without_rare(trace: Trace) -> Trace:
+    """Wrong for an op that its code does not name."""
+
+    def step(builder: Any, equation: Any, operands: Any) -> Any:
+        return operands if equation.op.name.endswith("rfinv.default") else put(builder, equation, operands)
+
+    return rewritten(trace, step)
+
+
+def test_a_trace_of_the_users_own_is_cut_to_its_beginning() -> None:
+    whole = tfn.trace(lambda x: torch.erfinv(x.sin()).cos().exp(), torch.full((3,), 0.5))
+    with pytest.raises(LawBroken, match="keeps values") as caught:
+        check_transform(without_rare, traces=[whole], max_examples=0)
+    said = str(caught.value)
+    assert "reproduce(Given(traces[0], 2), 'keeps values')(without_rare)" in said and "aten.cos" not in said
+    with pytest.raises(LawBroken, match="keeps values"):
+        reproduce(Given(whole, 2, (torch.full((3,), 0.5),)), "keeps values")(without_rare)
 
 
 def test_a_law_that_no_trace_could_break_says_so() -> None:

@@ -20,13 +20,13 @@ from thunder_fn.ir import ops, put, rewritten
 from thunder_fn.ir.trace import Equation, Op, TensorType, Trace, TraceBuilder, cut
 from thunder_fn.testing import Case, LawBroken, Program, Sized, Step, check_schedule, check_transform, reproduce
 from thunder_fn.testing.growing import CHAIN, VECTOR, in_single
-from thunder_fn.testing.laws.promises import PROMISES
+from thunder_fn.testing.laws.promises import PROMISES, law_of_promise
 from thunder_fn.testing.laws.schedules import Event, explored
 from thunder_fn.testing.laws.threads import depends_on_values, works_in_threads
 from thunder_fn.testing.laws.unfolding import unfolded
 from thunder_fn.testing.mutations import counterexample_in
 from thunder_fn.testing.mutations.users import differences_as_sums
-from thunder_fn.testing.watching import Watch
+from thunder_fn.testing.vocabulary import functions_of, own_code
 
 aten = torch.ops.aten
 SIN = ops.leaf(aten.sin.default)
@@ -80,6 +80,15 @@ def rounded_otherwise(builder: TraceBuilder, equation: Equation, operands: Any) 
     return builder.add(Op("leaf", "aten.cos.default"), (x,), (type,))
 
 
+def cut_off(builder: TraceBuilder, equation: Equation, operands: Any) -> Any:
+    """`sin(x)` in single precision as `cos(x - pi / 2)`, with the digits of pi that single precision has."""
+    (type,) = equation.output_types
+    if not isinstance(type, TensorType) or type.dtype != torch.float32:
+        return put(builder, equation, operands)
+    (x,) = builder.add(Op("leaf", "aten.sub.Scalar"), (operands[0], tfn.ir.Literal(1.57079637)), (type,))
+    return builder.add(Op("leaf", "aten.cos.default"), (x,), (type,))
+
+
 def without_line(builder: TraceBuilder, equation: Equation, operands: Any) -> Any:
     return builder.add(equation.op, operands, equation.output_types)
 
@@ -97,6 +106,8 @@ def written_out(trace: Trace) -> Trace:
         ("memory", step_of(padded), Case(Program((VECTOR,), (Step("sin"), Step("sin"))))),
         ("loops", written_out, CASE),
         ("precision", step_of(in_half), Case(in_single(CASE.program))),
+        ("refines", step_of(in_half), Case(in_single(CASE.program))),
+        ("refines", step_of(cut_off), Case(in_single(CASE.program))),
         ("bits", step_of(rounded_otherwise), CASE),
         ("lines", step_of(without_line), CASE),
     ],
@@ -114,8 +125,26 @@ def test_promises_are_named_in_the_report() -> None:
     wrong = step_of(computed_twice)
     with pytest.raises(LawBroken, match='breaks the law "adds no FLOP"'):
         check_transform(wrong, promises=["flops"], max_examples=0)
-    with pytest.raises(UnknownOption, match="nobody knows the promises 'speed'"):
+    with pytest.raises(UnknownOption, match="nobody knows the promise 'speed'"):
         check_transform(same, promises=["speed"])
+    with pytest.raises(UnknownOption, match="'loops=2' is no promise with a bound"):
+        check_transform(same, promises=["loops=2"])
+
+
+def test_a_promise_has_a_bound() -> None:
+    single = Case(in_single(CASE.program))
+    for promise, wrong, case in (
+        ("flops=1.2", step_of(computed_twice), CASE),
+        ("precision=0.2", step_of(cut_off), single),
+    ):
+        assert counterexample_in(law_of_promise(promise, wrong)[1], case) is not None
+        assert counterexample_in(law_of_promise(promise, same)[1], case) is None
+    for promise, right, case in (("flops=2", step_of(computed_twice), CASE), ("precision", step_of(cut_off), single)):
+        name, law = law_of_promise(promise, right)
+        assert counterexample_in(law, case) is None, name
+    with pytest.raises(LawBroken, match="adds no FLOP"):
+        reproduce(CASE.program, "adds no FLOP")(step_of(computed_twice))
+    reproduce(CASE.program, "adds no FLOP", promises=["flops=2"])(step_of(computed_twice))
 
 
 def test_a_transform_that_does_nothing_breaks_its_purpose() -> None:
@@ -155,9 +184,10 @@ SEEN: list[Equation] = []
 
 def test_state_that_threads_share_is_found() -> None:
     for transform, is_right in ((through_a_global, False), (same, True), (dce, True)):
-        law = works_in_threads(transform, Watch(transform).codes)
+        law = works_in_threads(transform, own_code(functions_of(transform)))
         found = counterexample_in(law, CASE)
         assert (found is None) == is_right, found
+    assert works_in_threads(dce, own_code(functions_of(dce)))(CASE.trace, CASE.inputs), "a memo hides no thread"
 
 
 def test_an_order_by_identity_is_found() -> None:

@@ -70,7 +70,7 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_has_the_package_and_nothing_else(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
-    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"thunder_fn"}
+    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"thunder_fn", "thunder_fn_pytest.py"}
     assert "thunder_fn/py.typed" in names and any(name.startswith("thunder_fn/inspect/assets/") for name in names)
     cpp = {path.relative_to(ROOT).as_posix() for path in (ROOT / "thunder_fn").glob("executors/*/cpp/*")}
     assert cpp and cpp <= names

@@ -41,7 +41,7 @@ from thunder_fn.capture.numbers.counts import tensors_of_numbers
 from thunder_fn.capture.numbers.python_numbers import class_of_numbers
 from thunder_fn.capture.outside import frames
 from thunder_fn.capture.outside.process import noted_state
-from thunder_fn.capture.outside.properties import Read
+from thunder_fn.capture.outside.properties import Read, types_of
 from thunder_fn.capture.pytree import TENSOR
 from thunder_fn.capture.recorded import Decision
 from thunder_fn.capture.recorder import Recorder, current
@@ -332,7 +332,8 @@ class _Asked:
 @dataclass(frozen=True, slots=True)
 class _End:
     """The end of a function's run: what was found, but for the trace and what depends on it, and
-    the atoms of the outputs, the writes, the effects and the fed inputs.
+    the atoms of the outputs, the writes, the effects and the fed inputs. `met` are the tensors from
+    outside.
     """
 
     found: Captured
@@ -340,6 +341,7 @@ class _End:
     changes: tuple[tuple[Write, Atom], ...]
     effects: tuple[tuple[Effect, tuple[Atom, ...]], ...]
     fed: tuple[tuple[Feed, torch.Tensor | None], ...]
+    met: tuple[torch.Tensor, ...]
 
 
 _NO_TRACE = Trace((), (), (), (), ())
@@ -494,7 +496,8 @@ class _Attempt:
         )
         targets = [write.target for write, _ in changes]
         found = self.with_memory(begun, results, tracers, targets)
-        return _End(found, outputs, changes, effects, fed)
+        met = () if recorder.outer is not None else tuple(recorder.met.values())
+        return _End(found, outputs, changes, effects, fed, met)
 
     def with_memory(
         self,
@@ -539,9 +542,12 @@ class _Attempt:
             relations = (decision.relation for decision in bounds)
             constraints = tuple(dict.fromkeys((*relations, *trace.constraints)))
             trace = dataclasses.replace(trace, constraints=constraints)
+        given = {id(one) for one in (*self.tensors, *(c.tensor for c in trace.constants))}
+        unread = types_of(one for one in end.met if id(one) not in given)
         return dataclasses.replace(
             found,
             trace=trace,
+            reads=(*found.reads, *unread),
             writes=writes,
             decisions=(*bounds, *recorder.decisions.by_question.values()),
             aliases=tuple(_at(places, alias) for alias in found.aliases),
@@ -799,7 +805,9 @@ def _changes(
         found += _written(recorder, f, Write(position), recorder.inputs[position], tracer)
     for tensor, tracer, before in recorder.lifted():
         found += _written(recorder, f, Write(tensor), before, tracer)
-    for rebound in recorder.modules.rebound():
+    watch = None if recorder.kept is None or recorder.outer is not None else frames.observer()
+    is_kept = lambda value: watch is None or id(value) in watch.contents
+    for rebound in recorder.modules.rebound(is_kept):
         var = recorder.var_of(recorder.lift(rebound.tracer))
         if var is not None:
             found.append(
@@ -829,7 +837,11 @@ def _check_marks(
     """
     _check_attributes(f, tracer, "from outside", vars(tensor))
     with internals.no_torch_function():
-        if required_grad is None or not tracer.is_leaf or tracer.requires_grad == required_grad:
+        if (
+            required_grad is None
+            or not internals.is_leaf(tracer)
+            or tracer.requires_grad == required_grad
+        ):
             return
         type = with_article(type_of_value(tracer))
     what = (
@@ -903,7 +915,7 @@ def _accumulated(
     """The gradient that `backward()` left in a leaf from outside. One that was changed in place
     is none any more.
     """
-    if not tracer.is_leaf:
+    if not internals.is_leaf(tracer):
         return []
     with internals.no_torch_function():
         after = tracer.grad

@@ -357,7 +357,7 @@ def restride(target: torch.Tensor, strides: tuple[int, ...]) -> None:
     )
     if is_permuted and new != tuple(target.stride()):
         with torch.set_grad_enabled(
-            torch.is_grad_enabled() and not (target.requires_grad and target.is_leaf)
+            torch.is_grad_enabled() and not (target.requires_grad and internals.is_leaf(target))
         ):
             target.as_strided_(shape, new, target.storage_offset())
 
@@ -371,7 +371,7 @@ def write(target: torch.Tensor, value: torch.Tensor) -> None:
         if value.stride() == target.stride() and value.storage_offset() == target.storage_offset():
             return
         value = value.clone()
-    if target.requires_grad and target.is_leaf:
+    if target.requires_grad and internals.is_leaf(target):
         with torch.no_grad():
             target.copy_(value)
     else:
@@ -394,7 +394,7 @@ def write_to_result(target: torch.Tensor, value: torch.Tensor) -> None:
     Raises:
         RuntimeError: it is a leaf that requires grad, as PyTorch has it.
     """
-    if target.is_leaf and target.requires_grad and torch.is_grad_enabled():
+    if internals.is_leaf(target) and target.requires_grad and torch.is_grad_enabled():
         what = "a leaf Variable that requires grad is being used in an in-place operation."
         raise RuntimeError(what)
     write(target, value)

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.capture.overlaps import check_overlaps
+from thunder_fn.capture.overlaps import check_overlaps, overlaps
 from thunder_fn.capture.replaced.autograd_functions import AUTOGRAD_FUNCTION
 from thunder_fn.errors import AliasedMutation
 from thunder_fn.ir import ops
-from thunder_fn.ir.trace import Literal, Op, Var
+from thunder_fn.ir.trace import Literal, Op, Source, Var
 
 if TYPE_CHECKING:
     from thunder_fn.capture.recorded import Leaf
@@ -54,6 +54,15 @@ class _Link(NamedTuple):
     alias: weakref.ref[Memory]
     write: Op
     between: tuple[Memory, ...]
+
+
+def _overlapping_error(source: Source | None) -> AliasedMutation:
+    what = (
+        "a tensor whose elements share memory (`expand`) was detached, and some of them are written"
+        " to"
+    )
+    fix = "Write to the tensor that is expanded, or to a clone."
+    return AliasedMutation(what, source=source, fix=fix)
 
 
 class History:
@@ -417,6 +426,8 @@ class History:
                     if here is None or there is None or internals.storage_id(here) != memory:
                         continue
                     if internals.storage_id(there) not in told:
+                        if here is alias and overlaps(here):
+                            raise _overlapping_error(self.recorder.source)
                         history = self._followed(self.recorder.known(internals.read_memory(there)))
                         internals.write_memory(
                             there, self._with_history(internals.read_memory(here), history, write)

@@ -198,6 +198,8 @@ class Recorder:
         self.given: list[torch.Tensor] = []
         self.results_from_outside: list[tuple[torch.Tensor, Any, torch.Tensor]] = []
         self._outside: dict[int, torch.Tensor] = {}
+        self.met: dict[int, torch.Tensor] = {} if outer is None else outer.met
+        """The tensors from outside, by their id, that this capture or one in it has met."""
         self.required_grad: dict[int, bool] = {}
         self._tracers: list[weakref.ref[torch.Tensor]] = []
 
@@ -281,6 +283,7 @@ class Recorder:
         self.given.clear()
         self.results_from_outside.clear()
         self._outside.clear()
+        self.met = {}
         self.required_grad.clear()
         self._vars.clear()
         self._lifted.clear()
@@ -343,6 +346,8 @@ class Recorder:
         """
         tracer, var = self._trace_like(tensor, layout, is_differentiated=is_differentiated)
         self.inputs.append(var)
+        if is_differentiated:
+            self.properties.differentiated.add(id(tracer))
         if has_value:
             self.values.give(var, tensor)
         self.arguments.append(tensor)
@@ -420,6 +425,8 @@ class Recorder:
         if not owned:
             self.gradients.take(tensor, tracer)
             self.properties.take(tensor, tracer, is_same=True)
+            if not (internals.is_tracer(tensor) or is_wrapped(tensor)):
+                self.met[id(tensor)] = tensor
         return tracer
 
     def take_kept(self) -> None:

@@ -187,9 +187,11 @@ class Executor:
         """
         return self.numerics
 
-    def serves(self, trace: Trace) -> bool:
-        """Test whether the executor is to be asked about programs of this trace."""
-        return True
+    def declines(self, trace: Trace) -> str | None:
+        """The reason why the executor is not asked about a program of this trace; None if it
+        is.
+        """
+        return None
 
     def finish(self, program: Any) -> Any:
         """The whole program as the executor runs it; as it is, for those that run parts only."""

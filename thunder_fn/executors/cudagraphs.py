@@ -10,12 +10,13 @@ Forward and backward of a function share one pool of memory (`lending.Memory`). 
 backward reads is lent to it where it lies. While somebody holds it, as before the backward of an
 earlier call, the next forward runs as it is, and so does its backward.
 
-`CudaGraphs(pays=...)` records programs for which this is true, from their third call on, and is
-silent about those that it cannot record: nobody asked for it. `compile` has one on a GPU.
+`CudaGraphs(why_not=...)` records programs for which this gives no reason against it, from their
+third call on. `compile` has one on a GPU. `explain_claims` tells the reasons.
 
 A program that cannot be recorded (it asks for values, or works on other devices too) goes on as it
-is, with a warning. So does one that a replay would repeat wrongly: it prints, calls Python, or
-draws random numbers on the CPU. A program of symbolic sizes is recorded for each size.
+is, with one warning, and is not tried again. So does one that a replay would repeat wrongly: it
+prints, calls Python, or draws random numbers on the CPU. A program of symbolic sizes is recorded
+for each size.
 
 Tested: the logic of the buffers on CPU, with a stand-in for the recording; all of it on a simulated
 H200, and the first part on an H100.
@@ -30,13 +31,14 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.errors import ExecutorError, RegionWarning
+from thunder_fn.errors import ExecutorError, RegionWarning, located
 from thunder_fn.extend import Executor
-from thunder_fn.extend.regions import Memory, Program
+from thunder_fn.extend.regions import Memory, Program, in_front
 from thunder_fn.ir import ops
 from thunder_fn.ir.symbols import is_symbolic
 from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, Var, subtraces
@@ -120,9 +122,11 @@ class CudaRecording:
                 memory.pool = torch.cuda.graph_pool_handle()
             state = torch.cuda.get_rng_state()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, memory.pool, capture_error_mode="thread_local"):
-                results = run(*buffers)
-            torch.cuda.set_rng_state(state)
+            try:
+                with torch.cuda.graph(graph, memory.pool, capture_error_mode="thread_local"):
+                    results = run(*buffers)
+            finally:
+                torch.cuda.set_rng_state(state)
             return graph.replay, results
 
 
@@ -135,17 +139,23 @@ class CudaGraphs(Executor):
         self,
         name: str = "cudagraphs",
         recording: Recording | None = None,
-        pays: Callable[[Trace], bool] | None = None,
+        why_not: Callable[[Trace], str | None] | None = None,
     ) -> None:
         super().__init__(name, version=torch.__version__, numerics="bitwise")
         self.recording: Recording = recording or CudaRecording()
-        self.pays = pays
-        self.patience = 0 if pays is None else PATIENCE
-        self.note = "" if pays is None else "what launches take the time of"
+        self.why_not = why_not
+        self.patience = 0 if why_not is None else PATIENCE
+        self.note = "" if why_not is None else "what launches take the time of"
+        self.failed: WeakKeyDictionary[Trace, str] = WeakKeyDictionary()
+        """Programs that could not be recorded, and why."""
 
-    def serves(self, trace: Trace) -> bool:
-        """Test whether recording a program of this trace pays."""
-        return self.pays is None or (self.recording.missing() is None and self.pays(trace))
+    def declines(self, trace: Trace) -> str | None:
+        """The reason to leave a program of this trace as it is, where nobody asked for more."""
+        if self.why_not is None:
+            return None
+        failed = self.failed.get(_recorded_of(trace))
+        reason = failed or self.recording.missing() or self.why_not(trace)
+        return reason and f"no graph is recorded: {reason}"
 
     def finish(self, program: Program) -> Program:
         """The program, recorded when it is first called.
@@ -163,6 +173,12 @@ class CudaGraphs(Executor):
         if reason is not None:
             run.refuse(reason)
         return replace(program, run=run)
+
+
+def _recorded_of(trace: Trace) -> Trace:
+    """The part of a trace that is recorded: what computes numbers of the CPU is in front."""
+    parts = in_front(trace)
+    return trace if parts is None else parts.rest
 
 
 def _unrepeatable(trace: Trace) -> str | None:
@@ -323,9 +339,10 @@ class _Recorded:
 
     def __init__(self, owner: CudaGraphs, program: Program) -> None:
         self.owner, self.run, self.recording = owner, program.run, owner.recording
+        self.trace = program.meaning or program.trace
         self.is_symbolic, self.lock = is_symbolic(program.trace), threading.Lock()
         self.known: dict[Any, _Calls] = {}
-        self.refused = False
+        self.refused = self.is_full = False
         self.memory = program.memory or Memory()
         self.first = program.first_lent
         if self.is_symbolic:  # what one recording lends would be overwritten by another one
@@ -340,10 +357,18 @@ class _Recorded:
             key = tuple(map(_size, inputs)) if self.is_symbolic else ()
             calls = self.known.get(key)
             if calls is None:
-                if len(self.known) >= MAX_SIZES or not self.may_record(inputs):
+                if not self.has_room() or not self.may_record(inputs):
                     return self.plainly(inputs)
                 calls = self.known[key] = _Calls(inputs)
             return self.answer(calls, inputs)
+
+    def has_room(self) -> bool:
+        """Test that there are not too many recordings for one more. The first time, say so."""
+        is_full = len(self.known) >= MAX_SIZES
+        if is_full and not self.is_full:
+            self.is_full = True
+            self.warn(f"a program is recorded for {MAX_SIZES} sizes; others run as it is")
+        return not is_full
 
     def plainly(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """Run the program as it is."""
@@ -382,10 +407,8 @@ class _Recorded:
         if other is None:
             return True
         what = "an input is a number on" if not other.dim() else "an input is on"
-        self.refuse(
-            f"{what} the {other.device.type}\n"
-            "Move it to the GPU. An optimizer has its step count there with `capturable=True`."
-        )
+        fix = "Move it to the GPU. An optimizer has its step count there with `capturable=True`."
+        self.refuse(f"{what} the {other.device.type}", fix)
         return False
 
     def start(self, inputs: Sequence[Any], places: Sequence[Place | None]) -> Graph | None:
@@ -405,7 +428,9 @@ class _Recorded:
         try:
             replay, results = self.recording.record(self.run, buffers, self.memory)
         except RuntimeError as error:
-            self.refuse(f"{type(error).__name__}: {error}")
+            first = _first_of(error)
+            what, *_ = str(first).splitlines() or [""]
+            self.refuse(f"{type(first).__name__}: {what}")
             return None
         lying = {
             buffer.untyped_storage().data_ptr(): i
@@ -423,18 +448,25 @@ class _Recorded:
             self.memory.lent = graph.addresses
         return graph
 
-    def refuse(self, reason: str) -> None:
+    def refuse(self, reason: str, fix: str | None = None) -> None:
         """Leave the program as it is, and say why."""
         self.refused = True
+        self.owner.failed[self.trace] = reason
         if self.first is not None:
             self.memory.has_lender = False
-        if self.owner.pays is not None:  # nobody asked for it
-            return
-        warnings.warn(
-            f"{self.owner.name}: a program cannot be recorded and runs as it is: {reason}",
-            RegionWarning,
-            stacklevel=5,
-        )
+        self.warn(f"a program cannot be recorded and runs as it is: {reason}", fix)
+
+    def warn(self, what: str, fix: str | None = None) -> None:
+        """Say something of the program, with the user's line."""
+        sources = (one.source for one in self.trace.equations if one.source is not None)
+        text = located(f"{self.owner.name}: {what}", source=next(sources, None), fix=fix)
+        warnings.warn(text, RegionWarning, stacklevel=6)
+
+
+def _first_of(error: BaseException) -> BaseException:
+    """The error that began it: the end of a capture that failed raises one of its own."""
+    before = error.__context__
+    return error if before is None else _first_of(before)
 
 
 def _shown(value: Any, inputs: Sequence[torch.Tensor], lying: dict[int, int]) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from thunder_fn.capture.numbers.arguments import stride_pattern, strides_of
 from thunder_fn.derived.leaf_vjp import CANNOT, alone, decomposition
 from thunder_fn.executors.base import NOT_REGISTERED, Numerics, RunFunction
+from thunder_fn.executors.in_front import in_front
 from thunder_fn.executors.lending import Memory
 from thunder_fn.executors.pruning import drop_dead
 from thunder_fn.executors.regions import Group
@@ -42,6 +43,7 @@ __all__ = [
     "evaluate",
     "find_aliases",
     "guarded",
+    "in_front",
     "memory_is_checked",
     "is_dense_layout",
     "lower",

@@ -194,7 +194,7 @@ def chain(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Chain:
     return replace(
         whole,
         decisions=decisions,
-        left_out=left_out(options, halves[0]),
+        left_out=left_out(options, halves),
         jitted=found.jitted,
         portable=found.portable,
     )

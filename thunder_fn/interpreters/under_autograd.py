@@ -117,8 +117,12 @@ class _Ruled(torch.autograd.Function):
 
     @staticmethod
     def forward(rule: _Rule, *operands: Any) -> Any:
-        results = evaluate(rule.split.forward, operands)
+        """A view that is made where gradients are off requires grad where its base does."""
+        results = list(evaluate(rule.split.forward, operands))
         given = {id(value) for value in operands}
+        for place, (value, flag) in enumerate(zip(results, rule.active, strict=False)):
+            if not flag and isinstance(value, torch.Tensor) and value.requires_grad:
+                results[place] = value.detach()
         return tuple(value.view_as(value) if id(value) in given else value for value in results)
 
     @staticmethod

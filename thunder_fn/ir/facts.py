@@ -95,6 +95,20 @@ FINDS = Leaves("nonzero index masked_select _unique2 unique_dim unique_consecuti
 data.
 """
 
+INDEXES = Leaves("index index_put _unsafe_index _unsafe_index_put _index_put_impl")
+"""Ops that take lists of places, or masks, which count their elements first."""
+
+WAITS = Leaves(
+    "multinomial histc embedding_renorm _ctc_loss _ctc_loss_backward isin.Tensor_Tensor",
+    "masked_fill.Tensor index_fill.int_Tensor",
+    "linspace.Tensor_Tensor linspace.Tensor_Scalar linspace.Scalar_Tensor",
+    "logspace.Tensor_Tensor logspace.Tensor_Scalar logspace.Scalar_Tensor",
+)
+"""Ops that read values of a GPU on the host, which their tags do not tell."""
+
+NORMS = Leaves("linalg_vector_norm linalg__powsum linalg_cross")
+"""Ops of PyTorch's `linalg` that factor nothing, so that no library computes them."""
+
 ASSERTS = Leaves("_assert_scalar")
 """Ops that say that a relation of numbers holds."""
 
@@ -146,7 +160,7 @@ RESHAPES = Leaves("reshape view permute transpose t unsqueeze squeeze")
 ALIASES = Leaves("detach alias")
 """Ops whose result is their operand, in its memory."""
 
-UNTOLD_VIEWS = Leaves("_unsafe_view")
+UNTOLD_VIEWS = Leaves("_unsafe_view unsafe_split unsafe_split_with_sizes unsafe_chunk")
 """Ops whose result lies in their operand's memory, which their schemas do not tell."""
 
 UNSTACKS = Leaves("select.int unbind.int")

@@ -5,7 +5,7 @@ refuse.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +49,7 @@ class ClaimReport(Shown):
         lines += [f"  {name} is not asked: {reason}" for name, reason in self.left_out]
         if not self.forward:
             lines.append("  the torch executor runs all of it")
-        for title, decisions in (("forward", self.forward), ("backward", self.backward)):
+        for title, decisions in zip(HALVES, (self.forward, self.backward), strict=True):
             if decisions:
                 lines += [f"{title}:", *(_line(decision) for decision in decisions)]
         return "\n".join(lines)
@@ -69,6 +69,8 @@ def _line(decision: Decision) -> str:
     )
     return f"  {'  ' * decision.depth}{times}{decision.op}: {who}{why}{_place(decision.source)}"
 
+
+HALVES = ("forward", "backward")
 
 SOURCE = re.compile(r"(?P<file>.*):\d+ in .*?(?: \((?P<module>.*)\))?")
 """The text of a source: file, line, function and module."""
@@ -97,19 +99,25 @@ def explain(
         if torch.is_grad_enabled()
         else None
     )
-    forward = closed if bridged is None else bridged.split.forward
+    halves = (closed,) if bridged is None else (bridged.split.forward, bridged.split.backward)
     return ClaimReport(
         closed.name,
-        decisions_of(forward, executors, writes if bridged is None else ()),
+        decisions_of(halves[0], executors, writes if bridged is None else ()),
         () if bridged is None else decisions_of(bridged.split.backward, executors),
-        left_out(options, closed),
+        left_out(options, halves),
     )
 
 
-def left_out(options: Options, trace: Trace) -> tuple[tuple[str, str], ...]:
-    """The executors that are not asked, and why."""
-    return tuple(
-        (executor.name, f"its results are {executor.numerics}, and numerics={options.numerics!r}")
-        for executor in with_executors_of(options.executors, trace)
-        if not is_within(executor.numerics, options.numerics)
-    )
+def left_out(options: Options, halves: Sequence[Trace]) -> tuple[tuple[str, str], ...]:
+    """The executors that are not asked about a program, or about its two halves, and why."""
+    found = list[tuple[str, str]]()
+    for executor in with_executors_of(options.executors, halves[0]):
+        if not is_within(executor.numerics, options.numerics):
+            what = f"its results are {executor.numerics}, and numerics={options.numerics!r}"
+            found.append((executor.name, what))
+            continue
+        for title, half in zip(HALVES, halves, strict=False):
+            reason = executor.declines(half)
+            if reason is not None:
+                found.append((executor.name, reason if len(halves) == 1 else f"{title}: {reason}"))
+    return tuple(dict.fromkeys(found))

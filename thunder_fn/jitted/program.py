@@ -50,7 +50,7 @@ from thunder_fn.errors import (
 )
 from thunder_fn.executors import Executor, Program, any_fuses, lower
 from thunder_fn.executors.idle import warn_of_idle
-from thunder_fn.executors.reuse import find_aliases, is_dense
+from thunder_fn.executors.reuse import is_dense
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.ir.constraints import constraints_of
 from thunder_fn.ir.symbols import symbols_in
@@ -59,7 +59,7 @@ from thunder_fn.jitted.autograd.bridge import Bridge, bridge, history_of
 from thunder_fn.jitted.autograd.freed import freed
 from thunder_fn.jitted.call import Call
 from thunder_fn.jitted.callpath import Namespace, put_together, skeleton
-from thunder_fn.jitted.memory import all_exclusive, clash_check, give_away, is_chosen, own
+from thunder_fn.jitted.memory import all_exclusive, clash_check, give_away
 from thunder_fn.jitted.modules.containers import Filling, filling
 from thunder_fn.jitted.options import Options, calls_within
 from thunder_fn.jitted.outside import Outside, outside_of, watching
@@ -201,8 +201,9 @@ def build(
     warn_of_idle(options.executors, execution.program.claimed, source_of(f))
     decisions = _fed_apart(captured, _decisions(captured, traces[-1], bridged))
     decisions = decisions if symbolic is not None else ()
+    before = close_over(captured.trace)[1]  # a transform may have let go of one
     watched = _distinct(
-        (*constants, *(target for target in targets if isinstance(target, torch.Tensor)))
+        (*constants, *before, *(target for target in targets if isinstance(target, torch.Tensor)))
     )
     return Entry(
         execute=execution.function(),
@@ -699,10 +700,6 @@ class _Execution:
             and self.inputs[atom.index] in self.with_bits
         ):
             return self.inputs[atom.index]
-        if isinstance(atom, Var) and is_chosen(self.trace, atom):
-            roots = sorted(find_aliases(self.trace).buffers[atom.index])
-            others = [self.inputs[root] for root in roots if root < len(self.inputs)]
-            return f"{self.names.bind(own, 'own')}({', '.join((values[position], *others))})"
         return values[position]
 
     def in_written(self, alias: Alias, target: str, value: str) -> str:

@@ -19,7 +19,7 @@ from thunder_fn.interpreters.quantize.scheme import Scheme
 from thunder_fn.interpreters.rewriting.prepared import Prepared
 from thunder_fn.interpreters.rewriting.rewrite import Rewrite, identity
 from thunder_fn.parameters.clipping import clip_by_global_norm, global_norm
-from thunder_fn.parameters.contexts import context_parallel
+from thunder_fn.parameters.contexts import context_parallel, positions
 from thunder_fn.parameters.experts import expert_parallel
 from thunder_fn.parameters.functions import ddp, fsdp, lora, quantize, tensor_parallel
 from thunder_fn.parameters.modules import RewrittenModule
@@ -50,6 +50,7 @@ __all__ = [
     "int4",
     "lora",
     "pipeline",
+    "positions",
     "quantize",
     "simulated",
     "simulated_mesh",

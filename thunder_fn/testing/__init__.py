@@ -8,6 +8,7 @@ that the laws must catch, `user.py` has `check_transform`. A new kind of equatio
 
 from thunder_fn.testing import steps as steps
 from thunder_fn.testing.drawn_programs import Program as Program, Step as Step, build as build
+from thunder_fn.testing.given import Given as Given
 from thunder_fn.testing.laws import (
     GROUPS as GROUPS,
     INTERPRETERS as INTERPRETERS,

@@ -183,23 +183,31 @@ EFFECTS: tuple[Program, ...] = (
 )
 """Programs that call Python, on values that differ and on the same twice."""
 
+_READING = (Step("sub", (0, 1)), Step("sub", (3, 4)), Step("sub", (0, 1)))
+"""Steps that read the four newest values: results that leave are often spared."""
+
 SWAPPED: tuple[Program, ...] = (
     *(
-        Program((VECTOR, VECTOR), (Step(name, (0, 1)), Step(name, (2, 1))))
+        Program((VECTOR, VECTOR), (Step(name, (0, 1)), Step(name, (2, 1)), *more))
+        for more in ((), _READING)
         for name in FAMILIES["binary"]
     ),
     Program((MATRIX, MATRIX), (Step("mm", (0, 1)), Step("mm", (2, 1)))),
 )
-"""Programs with one op on two operands, and on the same in the other order."""
+"""Programs with one op on two operands, and on the same in the other order, returned or read."""
 
 COUSINS: tuple[Program, ...] = tuple(
     Program(
-        (VECTOR, VECTOR), (*nested(name, CHAIN[:3], variants[-1]).steps, Step("cousin", (what,)))
+        (VECTOR, VECTOR),
+        (*nested(name, CHAIN[:3], variants[-1]).steps, Step("cousin", (what,)), *more),
     )
+    for more in ((), _READING)
     for name, variants in NESTS.items()
     for what in (0, 1)
 )
-"""Programs with two structured ops that differ in a body, or in an option, and nothing else."""
+"""Programs with two structured ops that differ in a body, or in an option, and nothing else. Their
+results are returned, or read.
+"""
 
 MOST_PAIRS, MOST_CHAINS = 240, 50
 

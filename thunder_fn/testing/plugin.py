@@ -1,4 +1,4 @@
-"""A pytest plugin: `pytest -p thunder_fn.testing.plugin --tfn-laws mypackage.transforms`.
+"""The tests of the pytest plugin: `pytest --tfn-laws mypackage.transforms`.
 
 It collects every public transform of a module, or of the modules of a package: each function whose
 one required argument and whose result are annotated as `Trace`. A transform may have a dict
@@ -22,13 +22,8 @@ send it on.
 """
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--tfn-laws` and `--tfn-examples`."""
-    group = parser.getgroup("thunder_fn")
-    text = "hold every public transform of this module or package to the laws"
-    group.addoption("--tfn-laws", action="append", default=[], metavar="MODULE", help=text)
-    text = "how many random traces each transform is tried on (50)"
-    group.addoption("--tfn-examples", type=int, default=50, metavar="N", help=text)
+pytest_plugins = ["thunder_fn_pytest"]
+"""The module that adds the options, for where pytest has not found it by itself."""
 
 
 def pytest_collection_modifyitems(

@@ -12,17 +12,20 @@ import torch
 from thunder_fn.ir.pretty import format_equation
 from thunder_fn.ir.trace import Equation, Trace
 from thunder_fn.testing.drawn_programs import source_of
+from thunder_fn.testing.given import Given
 from thunder_fn.testing.laws.comparing import LawBroken, is_inexact, run, tolerance
 from thunder_fn.testing.laws.pairs import arguments_of
 from thunder_fn.testing.laws.promises import ENSURED, Promised
 from thunder_fn.testing.sized import Sized
 from thunder_fn.testing.strategies import Case
 
+AnyCase = Case | Sized | Given
+
 
 def described(
     transform: Callable[[Trace], Trace],
     law: str,
-    case: Case | Sized,
+    case: AnyCase,
     error: Exception,
     promised: Promised,
 ) -> LawBroken:
@@ -63,7 +66,7 @@ def _composed(law: str, traces: dict[str, Trace]) -> list[str]:
     ]
 
 
-def _where(case: Case | Sized, new: object, traces: dict[str, Trace]) -> list[str]:
+def _where(case: AnyCase, new: object, traces: dict[str, Trace]) -> list[str]:
     """The first equation whose value the other trace does not compute."""
     if "plain" in traces:
         before, after = traces["plain"], traces["made"]
@@ -128,23 +131,26 @@ def _line(equation: Equation, value: Any) -> str:
 
 
 def script_of(
-    transform: Callable[[Trace], Trace], law: str, case: Case | Sized, promised: Promised
+    transform: Callable[[Trace], Trace], law: str, case: AnyCase, promised: Promised
 ) -> str:
     """A script that runs alone, if the transform can be imported; else a decorator for it."""
     name, home = _imported(transform)
-    is_sized = isinstance(case, Sized)
+    kind = "" if isinstance(case, Case) else f"{type(case).__name__}, "
     lines = [
         "import torch",
         "from thunder_fn.ir.trace import TensorType",
-        f"from thunder_fn.testing import Program, {'Sized, ' * is_sized}Step, reproduce",
+        f"from thunder_fn.testing import {kind}Program, Step, reproduce",
     ]
+    lines += ["traces = ...  # as in check_transform"] if isinstance(case, Given) else []
     options = [f"seed={case.seed}"] if case.seed else []
     options += [f"keeps={promised.keeps!r}"] if promised.keeps != "values" else []
     if promised.ensures is not None and law == ENSURED:
         purpose, its_home = _imported(promised.ensures)
         lines += [f"from {its_home} import {purpose}"] if its_home else []
         options.append(f"ensures={purpose or '...  # as in check_transform'}")
-    source = case.source() if isinstance(case, Sized) else source_of(case.program)
+    if bounded := [one for one in promised.promises if "=" in one]:
+        options.append(f"promises={bounded}")
+    source = source_of(case.program) if isinstance(case, Case) else case.source()
     call = ", ".join([source, repr(law), *options])
     if home:
         return "\n".join([*lines, f"from {home} import {name}", f"reproduce({call})({name})"])

@@ -3,7 +3,7 @@
 The search has three parts. Programs made on purpose come first: every kind of equation, every
 argument of every op that the transform names, every structured op around bodies of one to six
 equations, and draws that can be merged. Random programs follow, half of them inside of structured
-ops. A program that reached a new line of the transform, or a new kind of trace, is kept and
+ops. A program that ran a new branch of the transform, or has a new kind of trace, is kept and
 changed. Whatever breaks a law is made small.
 
 Source: coverage-guided fuzzing (AFL, M. Zalewski 2013); swarm testing (Groce et al. 2012).
@@ -21,8 +21,12 @@ from typing import Any
 import torch
 
 from thunder_fn.ir.check import check
-from thunder_fn.ir.trace import Trace
+from thunder_fn.ir.ops import overload
+from thunder_fn.ir.symbols import made_by
+from thunder_fn.ir.trace import Equation, Trace, subtraces
+from thunder_fn.testing.branches import Branches
 from thunder_fn.testing.drawn_programs import BODIES, FAMILIES, Program, Step
+from thunder_fn.testing.given import Given
 from thunder_fn.testing.growing import (
     CONSTANTS,
     COUSINS,
@@ -72,17 +76,17 @@ from thunder_fn.testing.laws.promises import (
     Keeps,
     Promised,
     has_lines,
+    law_of_promise,
 )
 from thunder_fn.testing.laws.threads import laws_of_functions
-from thunder_fn.testing.reports import described
+from thunder_fn.testing.reports import AnyCase, described
 from thunder_fn.testing.sized import Sized, sized_cases
 from thunder_fn.testing.strategies import Case, cases, drawn_cases, smooth_cases
-from thunder_fn.testing.vocabulary import overloads_of, vocabulary
-from thunder_fn.testing.watching import Coverage, Watch
+from thunder_fn.testing.vocabulary import functions_of, overloads_of, own_code, vocabulary
+from thunder_fn.testing.watching import Coverage
 from thunder_fn.torch_internals.patches import no_meta_log
 
 Transform = Callable[[Trace], Trace]
-AnyCase = Case | Sized
 STEPS = tuple(name for family, names in FAMILIES.items() if family != "random" for name in names)
 KINDS = (cases(max_steps=8), smooth_cases())
 MOVERS = ("vjp", "jvp", "vmap", "autocast", "checkpoint")
@@ -93,13 +97,14 @@ MOST_CALLS = 240
 MOST_NESTED_CALLS = 90
 
 
-def check_transform(
+def check_transform(  # noqa: PLR0913 - options, by keyword
     transform: Transform,
     *,
     keeps: Keeps = "values",
     idempotent: bool = False,
     max_examples: int = 50,
     ops: Sequence[Any] = (),
+    traces: Sequence[Trace | Given] = (),
     promises: Sequence[str] = (),
     ensures: Ensures | None = None,
 ) -> Coverage:
@@ -115,9 +120,13 @@ def check_transform(
         max_examples: how many random traces to try.
         ops: ops to draw often, with every argument of their schemas: names such as "sub" or
             "aten.sub.Tensor", or overloads. Those that the transform's code names are drawn anyway.
-        promises: further laws: "flops", "memory" and "launches" (no more of these than before),
-            "loops" (what a loop costs is linear in its length), "precision" (no farther from the
-            result in float64), "bits" (the same bits), "lines" (each equation has the user's line),
+        traces: programs of your own to try first, such as `tfn.trace(f, *arguments)`. The values of
+            their inputs are drawn; `Given(trace, values=arguments)` brings its own.
+        promises: further laws: "flops", "memory" and "launches" (no more of these than before;
+            "flops=2" for twice as many), "loops" (what a loop costs is linear in its length),
+            "precision" (no farther from the result in float64; up to 4 units in the last place, or
+            as many as "precision=1" says), "refines" (in float64 the result has its precision),
+            "bits" (the same bits), "lines" (each equation has the user's line),
             "schedules" (ranks that transform the same trace do not wait for each other for ever),
             "processes" (the same trace in every process).
         ensures: the purpose of the transform, as a test of the trace before and after:
@@ -125,8 +134,8 @@ def check_transform(
             transform that does nothing keeps every law.
 
     Returns:
-        The record of the search: ops, arguments, nestings. It has the lines of the transform that
-        never ran, and the laws that no trace could break. Print it.
+        The record of the search: ops, arguments, nestings, the branches of the transform that
+        never ran and what to pass to see more, the laws that no trace could break. Print it.
 
     Raises:
         LawBroken: a law does not hold; names it and prints the smallest trace found.
@@ -136,17 +145,18 @@ def check_transform(
         warnings.simplefilter("ignore")
         promised = Promised(keeps, idempotent, tuple(promises), ensures)
         search = Search(transform, promised, ops)
-        search.run(max_examples)
+        search.run(max_examples, traces)
     return search.coverage
 
 
 def reproduce(
-    program: Program | Sized,
+    program: Program | Sized | Given,
     law: str,
     *,
     seed: int = 0,
     keeps: Keeps = "values",
     ensures: Ensures | None = None,
+    promises: Sequence[str] = (),
 ) -> Callable[[Transform], Transform]:
     """Hold a transform to one law on one program: the decorator that a report of
     `check_transform` prints.
@@ -156,8 +166,8 @@ def reproduce(
     """
 
     def decorate(transform: Transform) -> Transform:
-        case = program if isinstance(program, Sized) else Case(program, seed)
-        promised = Promised(keeps, True, tuple(PROMISES), ensures)
+        case = Case(program, seed) if isinstance(program, Program) else program
+        promised = Promised(keeps, True, (*PROMISES, *promises), ensures)
         with warnings.catch_warnings(), no_meta_log():
             warnings.simplefilter("ignore")
             try:
@@ -179,7 +189,8 @@ class Search:
         ops: Sequence[Any] = (),
         without: Sequence[str] = (),
     ) -> None:
-        self.watch = Watch(transform)
+        self.functions = functions_of(transform)
+        self.ran = Branches(own_code(self.functions))
         self.transform, self.promised = transform, promised
         self.laws = laws_of_transform(transform, promised)
         for name in without:
@@ -199,18 +210,28 @@ class Search:
         self.coverage.applied.update(dict.fromkeys(self.laws, 0))
         self.kept: list[Program] = []
 
-    def run(self, max_examples: int) -> None:
+    def run(self, max_examples: int, traces: Sequence[Trace | Given] = ()) -> None:
         """Search, and raise what is found."""
         broken = (
-            self.on_purpose() or self.on_symbols() or self.on_few() or self.at_random(max_examples)
+            self.on_given(traces)
+            or self.on_purpose()
+            or self.on_symbols()
+            or self.on_few()
+            or self.at_random(max_examples)
         )
         if broken is not None:
             law, case = broken
             case, error = self.made_small(law, case)
             raise described(self.transform, law, case, error, self.promised) from error
-        self.coverage.never_ran = tuple(self.watch.never_ran())
+        self.coverage.note_branches(self.ran, self.functions)
 
     # what is tried
+
+    def on_given(self, traces: Sequence[Trace | Given]) -> tuple[str, AnyCase] | None:
+        """Try the user's own traces."""
+        given = (one if isinstance(one, Given) else Given(one) for one in traces)
+        cases = [replace(one, place=place) for place, one in enumerate(given)]
+        return self._first_broken(cases, [*self.alone, *self.beside])
 
     def on_purpose(self) -> tuple[str, AnyCase] | None:
         """Try the programs made on purpose: all alone, then some beside other transforms."""
@@ -228,6 +249,10 @@ class Search:
         """Try the laws about the transform as a function on some programs that were kept."""
         return self._first_broken(map(Case, self.kept[:FEW]), self.few)
 
+    def programs(self) -> Iterator[Program]:
+        """The programs made on purpose."""
+        return (program for program, _ in self._programs())
+
     def _programs(self) -> Iterator[tuple[Program, bool]]:
         for name in STEPS:
             yield from ((program, not i) for i, program in enumerate(steps_alone(name)))
@@ -243,7 +268,7 @@ class Search:
             for program in (*DRAWS, *CONSTANTS, *DEAD, *COUSINS, *SWAPPED, *EFFECTS)
         )
         yield from ((program, False) for program in pairs_of(self.ops))
-        if "precision" in self.promised.promises:
+        if any(promise.startswith(("precision", "refines")) for promise in self.promised.promises):
             yield from ((program, False) for program in self._in_single())
 
     def _in_single(self) -> Iterator[Program]:
@@ -268,19 +293,19 @@ class Search:
     def at_random(self, count: int) -> tuple[str, AnyCase] | None:
         """Try random programs, half of them inside of structured ops or like one that was kept.
 
-        Where lines of the transform never ran, further ones are drawn, and the laws see those that
-        run a new line.
+        Where branches of the transform never ran, further ones are drawn, and the laws see those
+        that run a new one.
         """
         names = [*self.alone, *self.beside]
         broken = self._first_broken(map(Case, self._random(count)), names)
-        if broken is not None or not self.watch.never_ran():
+        if broken is not None or not (self.ran.never_ran() or self.ran.one_sided()):
             return broken
-        return self._first_broken(map(Case, self._that_run_new_lines(count)), names)
+        return self._first_broken(map(Case, self._that_run_more(count)), names)
 
-    def _that_run_new_lines(self, count: int) -> Iterator[Program]:
+    def _that_run_more(self, count: int) -> Iterator[Program]:
         for program in self._random(4 * count, 1):
-            known = len(self.watch.arcs)
-            if self._note(Case(program)) and len(self.watch.arcs) > known:
+            known = len(self.ran)
+            if self._note(Case(program)) and len(self.ran) > known:
                 yield program
 
     def _random(self, count: int, start: int = 0) -> Iterator[Program]:
@@ -316,7 +341,7 @@ class Search:
             with remembering():
                 trace, inputs = case.trace, case.inputs
                 for position, name in enumerate(names):
-                    if self._error(name, trace, inputs) is not None:
+                    if self.error_of(name, trace, inputs) is not None:
                         names, broken = names[:position], (name, case)
                         break
         return broken
@@ -327,15 +352,15 @@ class Search:
             trace = case.trace
         except Exception:  # noqa: BLE001 - PyTorch refuses some arguments that schemas allow
             return False
-        known = len(self.watch.arcs)
+        known = len(self.ran)
         new = self.coverage.add(trace)
-        with self.watch.watching(), suppress(Exception):  # the laws say what is wrong
+        with self.ran.watching(), suppress(Exception):  # the laws say what is wrong
             self.transform(trace)
-        if isinstance(case, Case) and (new or len(self.watch.arcs) > known):
+        if isinstance(case, Case) and (new or len(self.ran) > known):
             self.kept.append(case.program)
         return True
 
-    def _error(self, name: str, trace: Trace, inputs: Inputs) -> Exception | None:
+    def error_of(self, name: str, trace: Trace, inputs: Inputs) -> Exception | None:
         """The error of a law; None also where the trace is out of the law's reach, as the same
         error for a transform that changes nothing shows.
         """
@@ -353,24 +378,25 @@ class Search:
 
     def made_small(self, name: str, case: AnyCase) -> tuple[AnyCase, Exception]:
         """The smallest case found that breaks a law as this one does, and its error."""
-        if isinstance(case, Sized):
-            error = self._error(name, case.trace, case.inputs)
-            return case, error or LawBroken("the difference is gone when it is looked for again")
-        errors: dict[Program, Exception] = {}
+        errors: dict[AnyCase, Exception] = {}
 
-        def breaks(program: Program) -> bool:
+        def breaks(case: AnyCase) -> bool:
             try:
-                trace, inputs = Case(program).trace, Case(program).inputs
+                trace, inputs = case.trace, case.inputs
             except Exception:  # noqa: BLE001
                 return False
-            error = self._error(name, trace, inputs)
+            error = self.error_of(name, trace, inputs)
             if error is not None:
-                errors[program] = error
+                errors[case] = error
             return error is not None
 
-        breaks(case.program)
-        program = smallest(case.program, breaks)
-        return Case(program), errors[program]
+        breaks(case)
+        if isinstance(case, Given):
+            case = case.shortest(breaks)
+        elif isinstance(case, Case):
+            case = Case(smallest(case.program, lambda program: breaks(Case(program))))
+        gone = LawBroken("the difference is gone when it is looked for again")
+        return case, errors.get(case, gone)
 
 
 def steps_alone(name: str) -> tuple[Program, ...]:
@@ -415,16 +441,14 @@ def laws_of_transform(transform: Transform, promised: Promised) -> dict[str, Law
         laws["leaves closed-over tensors alone"] = interpreter_leaves_closures_alone(
             alone, exact=False
         )
-    for key in promised.promises:
-        name, law_of = PROMISES[key]
-        laws[name] = law_of(transform)
+    laws.update(law_of_promise(promise, transform) for promise in promised.promises)
     if promised.ensures is not None:
         laws[ENSURED] = _ensured(kept, promised.ensures)
     if promised.idempotent:
         laws["is idempotent"] = interpreter_is_idempotent(alone)
     laws["carries facts"] = interpreter_carries_facts(alone, whole=False)
     laws["has lines"] = has_lines(transform)
-    laws |= laws_of_functions(transform, Watch(transform).codes)
+    laws |= laws_of_functions(transform, own_code(functions_of(transform)))
     if keeps == "values":
         laws |= {f"{BESIDE}{name}": commute(transform, other) for name, other in TRANSFORMS.items()}
     return laws
@@ -448,8 +472,22 @@ def _checked(transform: Transform) -> Law:
                 " itself; a transform that makes several is tested once for each."
             )
         check(new)
+        for inner in subtraces(new):
+            for equation in inner.equations:
+                what = f"{equation.op} gives a size that it does not find"
+                holds(not made_by(equation) or _may_find(equation), what, made=new)
 
     return law
+
+
+_FINDS = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
+
+
+def _may_find(equation: Equation) -> bool:
+    """Test whether an equation may find a size in data: PyTorch tags such ops of ATen."""
+    if equation.op.kind != "leaf" or not equation.op.name.startswith("aten."):
+        return True
+    return bool(_FINDS & set(overload(equation.op).tags))
 
 
 def _pure(transform: Transform) -> Law:

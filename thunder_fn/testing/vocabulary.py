@@ -6,11 +6,12 @@ rules for them. So its code says on which ops it should be tried.
 
 from __future__ import annotations
 
+import ast
 import functools
 import re
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
@@ -66,6 +67,33 @@ def _functions(value: Any) -> Iterator[FunctionType]:
         yield from (inner for inner in vars(value).values() if isinstance(inner, FunctionType))
     elif callable(value) and isinstance(vars(type(value)).get("__call__"), FunctionType):
         yield from _functions(type(value))
+
+
+Functions = Sequence[FunctionType]
+
+
+def own_code(functions: Functions) -> frozenset[CodeType]:
+    """The code of some functions, and of those inside of them."""
+    return frozenset(code for function in functions for code in codes_of(function.__code__))
+
+
+def named_in(source: str, functions: Functions) -> Iterator[str]:
+    """The overloads that an expression in some of the functions names."""
+    try:
+        nodes = list(ast.walk(ast.parse(source, mode="eval")))
+    except SyntaxError:
+        return
+    scopes = {id(function.__globals__): function.__globals__ for function in functions}
+    for node in nodes:
+        if isinstance(node, ast.Constant):
+            yield from _named_by(node.value, 1)
+        elif isinstance(node, (ast.Name, ast.Attribute)):
+            first, *rest = ast.unparse(node).split(".")
+            for scope in scopes.values():
+                value = functools.reduce(
+                    lambda owner, name: getattr(owner, name, None), rest, scope.get(first)
+                )
+                yield from _named_by(value, 2)
 
 
 def codes_of(code: CodeType) -> Iterator[CodeType]:

@@ -1,70 +1,18 @@
-"""The record of a search: ops and arguments of traces, and lines of the transform's own code."""
+"""The record of a search: ops and arguments of traces, and what ran of the transform's code."""
 
 from __future__ import annotations
 
-import linecache
-import os
-import sys
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from types import CodeType, FrameType
 from typing import Any
 
 from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace
-from thunder_fn.testing.vocabulary import codes_of, functions_of
+from thunder_fn.testing.branches import Branches, OneSided
+from thunder_fn.testing.vocabulary import Functions, named_in
 
-Arc = tuple[CodeType, int, int]
-
-
-class Watch:
-    """The lines of a transform's own code that have run, and steps from line to line."""
-
-    def __init__(self, transform: Callable[[Trace], Trace]) -> None:
-        functions = functions_of(transform)
-        self.codes = {code for function in functions for code in codes_of(function.__code__)}
-        self.arcs: set[Arc] = set()
-
-    @contextmanager
-    def watching(self) -> Generator[None]:
-        """Note which lines run. Where a debugger or a coverage tool traces, nothing is noted."""
-        if sys.gettrace() is not None:
-            yield
-            return
-        sys.settrace(self._enter)
-        try:
-            yield
-        finally:
-            sys.settrace(None)
-
-    def _enter(self, frame: FrameType, event: str, _: Any) -> Any:
-        if frame.f_code not in self.codes:
-            return None
-        code, last = frame.f_code, [0]
-
-        def line(frame: FrameType, event: str, _: Any) -> Any:
-            if event == "line":
-                self.arcs.add((code, last[0], frame.f_lineno))
-                last[0] = frame.f_lineno
-            return line
-
-        return line
-
-    def never_ran(self) -> list[str]:
-        """The lines of the transform that no trace has reached, as `file:line: text`."""
-        ran = {(code.co_filename, line) for code, _, line in self.arcs}
-        if not ran:
-            return []
-        missing: set[tuple[str, int]] = set()
-        for code in self.codes:
-            lines = {line for _, _, line in code.co_lines() if line and line > code.co_firstlineno}
-            missing |= {(code.co_filename, line) for line in lines} - ran
-        return [
-            f"{os.path.basename(file)}:{line}: {text}"
-            for file, line in sorted(missing)
-            if (text := linecache.getline(file, line).strip())
-        ]
+FEW = 20
+"""An op in fewer equations than this has been drawn too rarely."""
 
 
 @dataclass
@@ -79,6 +27,8 @@ class Coverage:
     applied: Counter[str] = field(default_factory=Counter[str])
     vocabulary: tuple[str, ...] = ()
     never_ran: tuple[str, ...] = ()
+    one_sided: tuple[OneSided, ...] = ()
+    ops_to_pass: tuple[str, ...] = ()
     shapes: set[Any] = field(default_factory=set[Any])
 
     def add(self, trace: Trace) -> bool:
@@ -125,11 +75,27 @@ class Coverage:
         if silent := self.laws_that_said_nothing():
             lines.append(f"laws that no trace could break: {', '.join(silent)}")
         if self.never_ran:
-            lines.append(
-                "lines of the transform that never ran (pass `ops=` to draw more of an op):"
-            )
+            lines.append("lines of the transform that never ran:")
             lines += [f"  {line}" for line in self.never_ran]
-        return "\n".join(lines)
+        if self.one_sided:
+            lines.append("tests in the transform that always came out alike:")
+            lines += [f"  {test}" for test in self.one_sided]
+        return "\n".join([*lines, *self._to_see_more()])
+
+    def note_branches(self, ran: Branches, functions: Functions) -> None:
+        """Note which lines and branches of the transform were not reached."""
+        self.never_ran, self.one_sided = tuple(ran.never_ran()), tuple(ran.one_sided())
+        named = (name for test in self.one_sided for name in named_in(test.text, functions))
+        self.ops_to_pass = tuple(name for name in dict.fromkeys(named) if self.ops[name] < FEW)
+
+    def _to_see_more(self) -> list[str]:
+        """Advice: the options with which more of the transform runs."""
+        if not self.never_ran and not self.one_sided:
+            return []
+        lines = ["to see more, pass"]
+        if self.ops_to_pass:
+            lines.append(f"  ops={list(self.ops_to_pass)}: drawn fewer than {FEW} times")
+        return [*lines, "  traces=[tfn.trace(f, *arguments)]: a program in which the test differs"]
 
 
 def _equations(trace: Trace, where: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Equation]]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -178,10 +179,9 @@ def is_leaf(tensor: torch.Tensor) -> bool | None:
     """Test for a leaf of autograd's graph; None for a view of which PyTorch refuses to tell, since
     it was taken without gradients and its base was changed with them.
     """
-    try:
+    with no_torch_function(), contextlib.suppress(RuntimeError):
         return tensor.is_leaf
-    except RuntimeError:
-        return None
+    return None
 
 
 def has_hooks(tensor: torch.Tensor) -> bool:

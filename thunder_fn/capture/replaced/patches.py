@@ -123,6 +123,18 @@ def _flattening(original: Callable[[Any], None]) -> Callable[[Any], None]:
     return flatten_parameters
 
 
+def _variable(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Call `torch.autograd.Variable(x)` as `x.detach()`, which it is, and which modes see."""
+
+    def __call__(cls: Any, data: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if current() is None or not isinstance(data, Tensor):
+            return original(cls, *(() if data is None else (data,)), *args, **kwargs)
+        requires_grad = args[0] if args else kwargs.get("requires_grad")
+        return data.detach().requires_grad_(bool(requires_grad))
+
+    return __call__
+
+
 def module_path(recorder: Recorder, module: torch.nn.Module) -> str:
     """The path of the module in the outermost module that is being called."""
     if module not in recorder.module_paths:
@@ -137,7 +149,12 @@ def module_path(recorder: Recorder, module: torch.nn.Module) -> str:
 
 
 _calls = internals.calls_patch(
-    _scoped_calls, _lifted_inputs, _lifted_first, SEEDS, STREAMS, generator_class, _flattening
+    _scoped_calls,
+    _lifted_inputs,
+    _lifted_first,
+    SEEDS,
+    STREAMS,
+    {"Generator": generator_class, "flatten_parameters": _flattening, "Variable": _variable},
 )
 
 

@@ -490,7 +490,9 @@ def _shaped(state: Any, x: Tensor, *finals: Tensor) -> tuple[Tensor, ...]:
 
 def _becoming(change: Callable[..., Any], view: Callable[..., Tensor]) -> Callable[..., Any]:
     def instead(x: Tensor, /, *args: Any, **kwargs: Any) -> Any:
-        if is_wrapped(x) or (x.requires_grad and (x.is_leaf or not torch.is_grad_enabled())):
+        if is_wrapped(x) or (
+            x.requires_grad and (internals.is_leaf(x) or not torch.is_grad_enabled())
+        ):
             _check_own_gradient(x)
             return change(x, *args, **kwargs)
         with torch.enable_grad():

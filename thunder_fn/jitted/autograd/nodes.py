@@ -37,7 +37,6 @@ from thunder_fn.ir.trace import (
 )
 from thunder_fn.ir.walking import inline_into
 from thunder_fn.jitted.autograd.pieces import Piece, depends
-from thunder_fn.jitted.memory import own
 
 if TYPE_CHECKING:
     from thunder_fn.jitted.autograd.bridge import Bridge
@@ -278,13 +277,6 @@ class _Call:
             )
         if any(isinstance(value, torch.Tensor) and value._is_view() for value in outputs):
             outputs = _own_tensors(outputs, self.inputs, bridge.active)
-        if bridge.chosen:
-            given = [value for value in self.inputs if isinstance(value, torch.Tensor)]
-            pairs = enumerate(outputs)
-            outputs = tuple(
-                own(value, *given) if value is not None and place in bridge.chosen else value
-                for place, value in pairs
-            )
         self.outputs = outputs
         followed = outputs if bridge.is_plain else chosen(outputs, bridge.active)
         self.edges.update(enumerate(followed))

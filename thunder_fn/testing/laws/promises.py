@@ -23,7 +23,7 @@ import torch
 from thunder_fn.errors import UnknownOption
 from thunder_fn.inspect.costs import FREE, cost_of, cost_of_trace
 from thunder_fn.inspect.scratch import peak_of
-from thunder_fn.ir.trace import Equation, Literal, Trace, TraceBuilder, subtraces
+from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, TraceBuilder, subtraces
 from thunder_fn.structured.shared.scan_parts import Loop, add_scan, stacked
 from thunder_fn.testing.laws.comparing import (
     Inputs,
@@ -31,6 +31,7 @@ from thunder_fn.testing.laws.comparing import (
     LawBroken,
     Transform,
     agree,
+    close,
     draws,
     holds,
     is_inexact,
@@ -49,8 +50,8 @@ Ensures = Callable[[Trace, Trace], bool]
 ENSURED = "does what it is for"
 """The name of the law about `ensures`."""
 
-ULPS = 4
-"""The units in the last place by which a result may be farther from the exact one than before."""
+LawOf = Callable[..., Law]
+"""The law of a transform, and of a bound if the promise takes one."""
 
 LENGTHS = (2, 4, 8)
 """The lengths of the loops whose costs are compared."""
@@ -91,15 +92,16 @@ MEASURES: Mapping[str, tuple[str, Callable[[Trace], int]]] = MappingProxyType(
 """The costs that a transform may promise not to raise, each with its unit."""
 
 
-def _adds_no(name: str) -> Callable[[Transform], Law]:
+def _adds_no(name: str) -> LawOf:
     unit, measure = MEASURES[name]
 
-    def of(transform: Transform) -> Law:
+    def of(transform: Transform, times: float = 1) -> Law:
         def law(trace: Trace, inputs: Inputs) -> bool:
             new = once(transform, trace)
             have, want = measure(new), measure(trace)
             what = f"there are {have} {unit}, and there were {want}"
-            holds(have <= want, what, trace=trace, made=new)
+            what += f": more than {times:g} times as many" * (times != 1)
+            holds(have <= times * want, what, trace=trace, made=new)
             return want > 0 or bool(trace.equations)
 
         return law
@@ -147,9 +149,9 @@ def over_rows(trace: Trace, length: int) -> Trace:
 # ---- precision ----
 
 
-def is_as_precise(transform: Transform) -> Law:
-    """Be no farther from the result in float64 than before, up to a few units in the last place of
-    the least precise dtype; in float64, than rounding explains.
+def is_as_precise(transform: Transform, ulps: float = 4) -> Law:
+    """Be no farther from the result in float64 than before, up to some units in the last place of
+    the dtype.
     """
 
     def law(trace: Trace, inputs: Inputs) -> bool:
@@ -168,10 +170,41 @@ def is_as_precise(transform: Transform) -> Law:
                 f"value {place} is {have / unit:.1f} units in the last place from the result in"
                 f" float64, and was {want / unit:.1f}"
             )
-            holds(have <= want + ULPS * unit, what, trace=trace, made=new)
+            holds(have <= want + ulps * unit, what, trace=trace, made=new)
         return bool(exact)
 
     return law
+
+
+def refines(transform: Transform) -> Law:
+    """Get as precise as the numbers are: where all of them become float64, so does the result. A
+    constant that is cut off for float32, or a detour through another dtype, stays as it is.
+    """
+
+    def law(trace: Trace, inputs: Inputs) -> bool:
+        wide = widened(trace)
+        if tolerance(trace) < 1e-6 or not _is_wide(wide) or draws(trace):
+            return False
+        want = [x.double() for x in _reals(run(wide, inputs))]
+        if not is_tame(want) or not is_tame(values_of(trace, inputs)):
+            return False
+        new = once(transform, trace)
+        have = [x.double() for x in _reals(run(widened(new), inputs))]
+        close(have, want, WIDE, "the transformed trace in float64", trace=trace, made=new)
+        return bool(want)
+
+    return law
+
+
+WIDE = 1e-9
+"""The relative error of a result in float64."""
+
+
+def _is_wide(trace: Trace) -> bool:
+    """Test that no equation makes floats that are less precise than float64."""
+    made = (var.type for t in subtraces(trace) for e in t.equations for var in e.outputs)
+    dtypes = {type.dtype for type in made if isinstance(type, TensorType)}
+    return all(torch.finfo(d).eps < WIDE for d in dtypes if d.is_floating_point or d.is_complex)
 
 
 def _reals(values: Sequence[Any]) -> list[torch.Tensor]:
@@ -283,13 +316,14 @@ def text_of(transform: Transform) -> str:
     return hashlib.sha256(whole.encode()).hexdigest()
 
 
-PROMISES: Mapping[str, tuple[str, Callable[[Transform], Law]]] = MappingProxyType(
+PROMISES: Mapping[str, tuple[str, LawOf]] = MappingProxyType(
     {
         "flops": ("adds no FLOP", _adds_no("flops")),
         "memory": ("adds no memory", _adds_no("memory")),
         "launches": ("adds no launch", _adds_no("launches")),
         "loops": ("keeps loops linear", keeps_loops_linear),
         "precision": ("is as precise", is_as_precise),
+        "refines": ("gets as precise as its numbers", refines),
         "bits": ("keeps bits", keeps_bits),
         "lines": ("keeps lines", keeps_lines),
         "schedules": ("ranks meet", keeps_schedules),
@@ -298,22 +332,34 @@ PROMISES: Mapping[str, tuple[str, Callable[[Transform], Law]]] = MappingProxyTyp
 )
 """The promises that `check_transform` takes, each with the name of its law."""
 
+BOUNDED = (*MEASURES, "precision")
+"""Promises that take a bound: `flops=2` for twice as many, `precision=1` for one unit."""
+
+
+def law_of_promise(promise: str, transform: Transform) -> tuple[str, Law]:
+    """The name of the law of a promise, and the law.
+
+    Raises:
+        UnknownOption: nobody knows the promise, or its bound.
+    """
+    name, _, bound = promise.partition("=")
+    if name not in PROMISES:
+        what = f"check_transform: nobody knows the promise {name!r}"
+        raise UnknownOption(what, fix=f"Choose among {', '.join(PROMISES)}.")
+    law, law_of = PROMISES[name]
+    if not bound:
+        return law, law_of(transform)
+    if name not in BOUNDED or not bound.replace(".", "", 1).isdigit():
+        what = f"check_transform: {promise!r} is no promise with a bound"
+        raise UnknownOption(what, fix=f"Choose among {', '.join(f'{one}=2' for one in BOUNDED)}.")
+    return law, law_of(transform, float(bound))
+
 
 @dataclass(frozen=True, slots=True)
 class Promised:
-    """The promises of a transform, as `check_transform` takes them.
-
-    Raises:
-        UnknownOption: nobody knows one of the promises.
-    """
+    """The promises of a transform, as `check_transform` takes them."""
 
     keeps: Keeps = "values"
     idempotent: bool = False
     promises: tuple[str, ...] = ()
     ensures: Ensures | None = None
-
-    def __post_init__(self) -> None:
-        unknown = [name for name in self.promises if name not in PROMISES]
-        if unknown:
-            what = f"check_transform: nobody knows the promises {', '.join(map(repr, unknown))}"
-            raise UnknownOption(what, fix=f"Choose among {', '.join(PROMISES)}.")

@@ -10,6 +10,7 @@ programs, PLDI 2007: most bugs of threads need one preemption or two.
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import sys
 import threading
@@ -33,27 +34,32 @@ def works_in_threads(transform: Transform, codes: Collection[CodeType]) -> Law:
     Args:
         codes: the transform's own code.
     """
+    numbers = itertools.count()
+
+    def new(trace: Trace) -> Trace:
+        """Make the trace under a name that no memo knows."""
+        return transform(trace.renamed(f"{trace.name}_{id(numbers)}_{next(numbers)}"))
 
     def law(trace: Trace, inputs: Inputs) -> bool:
         if sys.gettrace() is not None or not trace.equations:
             return False
         other = _another(trace)
         lines: list[int] = []
-        want = _traced(lambda: transform(trace), codes, lambda: lines.append(0)), transform(other)
+        want = _traced(lambda: new(trace), codes, lambda: lines.append(0)), new(other)
         every = -(-len(lines) // MOST_PREEMPTIONS) or 1
         made, count = list[Trace](), [0]
 
         def preempt() -> None:
             count[0] += 1
             if count[0] % every == 0:
-                thread = threading.Thread(target=lambda: made.append(transform(other)), daemon=True)
+                thread = threading.Thread(target=lambda: made.append(new(other)), daemon=True)
                 thread.start()
                 thread.join(PATIENCE_SECONDS)
 
-        have = _traced(lambda: transform(trace), codes, preempt)
+        have = _traced(lambda: new(trace), codes, preempt)
         holds(have == want[0], "another thread changed the result", first=want[0], second=have)
-        for new in made:
-            holds(new == want[1], "another thread changed the result", first=want[1], second=new)
+        for one in made:
+            holds(one == want[1], "another thread changed the result", first=want[1], second=one)
         return bool(made)
 
     return law

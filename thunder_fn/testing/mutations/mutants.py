@@ -24,13 +24,18 @@ from typing import Any
 
 from thunder_fn.ir.trace import Trace
 from thunder_fn.progress import tracked
-from thunder_fn.testing.growing import DRAWS, around_chains
+from thunder_fn.testing.given import Given
+from thunder_fn.testing.laws.comparing import num_equations
+from thunder_fn.testing.laws.pairs import TRANSFORMS
+from thunder_fn.testing.laws.promises import Promised
 from thunder_fn.testing.laws.simplify import ENSURED_BY
 from thunder_fn.testing.mutations.planting import Mutation, OutdatedMutation, planted
-from thunder_fn.testing.mutations.reasons import reason_of
-from thunder_fn.testing.sized import of_steps
-from thunder_fn.testing.strategies import Case
-from thunder_fn.testing.user import STEPS, check_transform, steps_alone
+from thunder_fn.testing.reports import AnyCase
+from thunder_fn.testing.samples import samples
+from thunder_fn.testing.schemas import calls_of_samples, is_callable
+from thunder_fn.testing.sized import sized_cases
+from thunder_fn.testing.strategies import Case, cases, drawn_cases
+from thunder_fn.testing.user import Search, check_transform
 from thunder_fn.testing.vocabulary import functions_of
 
 SECONDS = 30
@@ -38,6 +43,9 @@ SECONDS = 30
 
 Edit = tuple[str, Callable[[], object]]
 """The name of an edit, and the call that makes it."""
+
+LONG, FAR = cases(max_steps=16, depth=3), 10_000
+"""Programs that are longer and deeper than those of a search, and seeds that it never takes."""
 
 LAW = "any law of check_transform"
 OURS = (
@@ -114,7 +122,7 @@ def _of_calls(node: ast.AST) -> Iterator[Edit]:
     for place, keyword in enumerate(node.keywords):
         if keyword.arg == "strict":  # an assertion of `zip`
             continue
-        yield "dropped keyword", functools.partial(node.keywords.pop, place)
+        yield f"dropped keyword {keyword.arg}", functools.partial(node.keywords.pop, place)
     if _is_plain(node.args):
         yield "swapped arguments", functools.partial(_swap, node.args)
 
@@ -127,7 +135,8 @@ def _of_conditions(node: ast.AST) -> Iterator[Edit]:
         yield "condition false", functools.partial(setattr, node, "test", ast.Constant(False))
     if isinstance(node, ast.BoolOp):
         for place in range(len(node.values)):
-            yield "dropped condition", functools.partial(node.values.pop, place)
+            what = f"dropped condition {place + 1}"
+            yield what, functools.partial(node.values.pop, place)
     if isinstance(node, ast.comprehension) and node.ifs:
         yield "dropped filter", functools.partial(node.ifs.pop, 0)
 
@@ -235,19 +244,22 @@ def within(seconds: int) -> Generator[None]:
         signal.signal(signal.SIGPROF, old)
 
 
+NO_BUG = ("EQUAL", "NO WORSE")
+"""The beginnings of the verdicts on mutants that are no bugs, as far as the witnesses tell."""
+
+
 def verdict(path: str, mutation: Mutation, seconds: int = SECONDS) -> str:
-    """The law that a mutant of the transform at this path (`module:name`) breaks; "SURVIVES" if
-    there is none, with the reason as far as it is seen, "OUT OF TIME" if none was broken in time.
+    """The law that a mutant of the transform at this path (`module:name`) breaks in time.
+
+    Where there is none, the mutant is tried on the witnesses: "EQUAL" if it makes the same trace of
+    each; "NO WORSE" if some are others, which keep every law and have no more equations; or else
+    "SURVIVES" with a witness that shows the bug. "OUT OF TIME" if no law was broken in time.
     """
-    module, _, name = path.partition(":")
-    made, laws = _made(path), laws_of(path)
+    laws = laws_of(path)
     try:
-        with planted(mutation):
-            transform = getattr(importlib.import_module(module), name)
-            with within(seconds):
-                check_transform(transform, **laws)
-            same = all(transform(trace) == new for trace, new in made)
-            return f"SURVIVES: makes {'the same' if same else 'other'} traces, with right values"
+        with planted(mutation), within(seconds):
+            check_transform(_transform(path), **laws)
+        return _beyond(path, mutation)
     except TimeoutError:
         return "OUT OF TIME"
     except OutdatedMutation:
@@ -257,15 +269,86 @@ def verdict(path: str, mutation: Mutation, seconds: int = SECONDS) -> str:
         return said or type(error).__name__
 
 
-@functools.cache
-def _made(path: str) -> tuple[tuple[Trace, Trace], ...]:
-    """Traces, and the traces that a transform without a bug makes of them."""
+def _transform(path: str) -> Callable[[Trace], Trace]:
     module, _, name = path.partition(":")
-    transform = getattr(importlib.import_module(module), name)
-    programs = (*around_chains((1, 4)), *DRAWS, *(p for step in STEPS for p in steps_alone(step)))
-    traces = [Case(program).trace for program in programs]
-    traces += [case.trace for case in of_steps()]  # captured before there is a bug
-    return tuple((trace, transform(trace)) for trace in traces)
+    return getattr(importlib.import_module(module), name)
+
+
+def _beyond(path: str, mutation: Mutation) -> str:
+    """The verdict of the witnesses on a mutant that the search has not caught."""
+    made = _made(path)  # while there is no bug: capturing and other transforms call ours
+    with planted(mutation):
+        search, others = _search(path), 0
+        for case, new, origin in made:
+            wrong, is_other = _wrong(search, case, new, origin)
+            others += is_other
+            if wrong:
+                return f"SURVIVES: {wrong} with\n{case.trace}"
+    if not others:
+        return f"EQUAL: makes the same trace of each of {len(made)} witnesses"
+    return (
+        f"NO WORSE: {others} of {len(made)} witnesses become other traces, all right, none larger"
+    )
+
+
+def _wrong(search: Search, case: AnyCase, new: Trace, origin: int) -> tuple[str, bool]:
+    """The fault of the trace that a mutant makes of a case, and whether it is another trace."""
+    try:
+        other = search.transform(case.trace)
+    except Exception as error:  # noqa: BLE001 - a mutant may raise anything
+        return f"raises {type(error).__name__}", True
+    if other == new and other.origin == origin:
+        return "", False
+    for name in search.alone:
+        if search.error_of(name, case.trace, case.inputs) is not None:
+            return f'breaks the law "{name}"', True
+    return "makes more equations" * (num_equations(other) > num_equations(new)), True
+
+
+def _search(path: str) -> Search:
+    laws = laws_of(path)
+    promised = ("idempotent", "promises", "ensures")
+    options = {name: laws[name] for name in promised if name in laws}
+    return Search(_transform(path), Promised(**options))
+
+
+@functools.cache
+def _made(path: str) -> tuple[tuple[AnyCase, Trace, int], ...]:
+    """The witnesses for a transform, each with what it makes of it, and where that is from."""
+    search, found = _search(path), dict[tuple[Trace, int], tuple[AnyCase, Trace, int]]()
+    own = (*map(Case, search.programs()), *sized_cases(search.ops))
+    for case in (*filter(is_made, own), *witnesses()):
+        new = search.transform(case.trace)
+        found[case.trace, case.trace.origin] = (case, new, new.origin)
+    return tuple(found.values())
+
+
+@functools.cache
+def witnesses() -> tuple[AnyCase, ...]:
+    """Programs that no search draws: longer and deeper random ones, calls of every op of which
+    there are PyTorch's own samples, and all the transforms of some of both.
+    """
+    drawn = [case for n in range(12) for case in drawn_cases(LONG, FAR + n, 25)]
+    names = filter(is_callable, samples())
+    called = [Case(program) for name in names for _, program in calls_of_samples(name)]
+    plain = [*filter(is_made, (*drawn, *called))]
+    moved = [_moved(move, case.trace) for case in plain[::15] for move in TRANSFORMS.values()]
+    return (*plain, *(Given(trace) for trace in moved if trace is not None))
+
+
+def _moved(move: Callable[[Trace], Trace], trace: Trace) -> Trace | None:
+    try:
+        return move(trace)
+    except Exception:  # noqa: BLE001 - not every op has every rule
+        return None
+
+
+def is_made(case: AnyCase) -> bool:
+    """Test whether there is the trace of a case: PyTorch refuses some arguments."""
+    try:
+        return bool(case.trace.equations)
+    except Exception:  # noqa: BLE001 - PyTorch raises anything
+        return False
 
 
 def users() -> tuple[str, ...]:
@@ -278,29 +361,36 @@ def users() -> tuple[str, ...]:
 def print_survivors(paths: Sequence[str] = (), count: int = 200, seconds: int = SECONDS) -> int:
     """Print the law that catches each mutant, and the survivors at the end; return their number.
 
+    Mutants that no witness tells from a right transform are counted apart: see `verdict`.
+
     Args:
         paths: transforms as `module:name`; ours and the users' by default.
         count: how many mutants to try, drawn from all with a fixed seed.
     """
-    found = list[tuple[str, Mutation]]()
-    for path in paths or (*OURS, *users()):
-        module, _, name = path.partition(":")
-        transform = getattr(importlib.import_module(module), name)
-        found += [(path, mutation) for mutation in mutants_of(transform)]
+    found = [
+        (path, mutation)
+        for path in paths or (*OURS, *users())
+        for mutation in mutants_of(_transform(path))
+    ]
     total = len(found)
     random.Random(0).shuffle(found)
-    start, survivors, fitting = time.perf_counter(), list[str](), 0
+    start, said = time.perf_counter(), dict[str, str]()
     for path, mutation in tracked(found[:count], "trying mutants"):
         began = time.process_time()
-        said = verdict(path, mutation, seconds)
-        fitting += said != "does not fit"
         line = f"{path.partition(':')[2]} / {mutation.bug}"
-        print(f"{line:<110} {said} ({time.process_time() - began:.0f} s)", flush=True)
-        if said.startswith(("SURVIVES", "OUT OF TIME")):
-            survivors.append(f"{line}: {said}\n    {reason_of(mutation.bug)}")
-    caught = fitting - len(survivors)
-    seconds_taken = time.perf_counter() - start
-    print(f"\n{caught} of {fitting} mutants caught ({total} there are), in {seconds_taken:.0f} s")
+        said[line] = verdict(path, mutation, seconds)
+        took = f"({time.process_time() - began:.0f} s)"
+        print(f"{line:<110} {said[line].partition(chr(10))[0]} {took}", flush=True)
+    no_bugs = [line for line, one in said.items() if one.startswith(NO_BUG)]
+    survivors = [line for line, one in said.items() if one.startswith(("SURVIVES", "OUT OF TIME"))]
+    told = [line for line, one in said.items() if one != "does not fit" and line not in no_bugs]
+    print(
+        f"\n{len(told) - len(survivors)} of {len(told)} mutants caught ({total} there are), in"
+        f" {time.perf_counter() - start:.0f} s; {len(no_bugs)} others are no bugs:"
+    )
+    for line in no_bugs:
+        print(f"  {line}: {said[line]}")
+    print("the survivors:" if survivors else "no survivors")
     for line in survivors:
-        print(f"  {line}")
+        print(f"  {line}: {textwrap.indent(said[line], '    ').strip()}")
     return len(survivors)

@@ -1,0 +1,48 @@
+"""Traces that a user passes: the beginning of one is small enough to read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from thunder_fn.ir.trace import Trace, cut
+from thunder_fn.testing.drawn_programs import example_inputs
+
+
+@dataclass(frozen=True)
+class Given:
+    """A trace, or its first equations. Values for its inputs are drawn if none are given."""
+
+    whole: Trace
+    length: int | None = None
+    values: tuple[Any, ...] | None = None
+    place: int = 0
+    seed: int = 0
+
+    @cached_property
+    def trace(self) -> Trace:
+        """The trace of these equations, whose outputs are what none of them reads."""
+        if self.length is None:
+            return self.whole
+        kept = self.whole.equations[: self.length]
+        read = {var for equation in kept for var in equation.operands}
+        outputs = [var for e in kept for var in e.outputs if var not in read]
+        return cut(self.whole, equations=kept, outputs=outputs)
+
+    @cached_property
+    def inputs(self) -> tuple[Any, ...]:
+        """The values of its inputs."""
+        return example_inputs(self.whole, self.seed) if self.values is None else self.values
+
+    def source(self) -> str:
+        """The Python that makes it from what was passed."""
+        length = "" if self.length is None else f", {self.length}"
+        return f"Given(traces[{self.place}]{length})"
+
+    def shortest(self, breaks: Callable[[Given], bool]) -> Given:
+        """The shortest beginning that breaks what the whole does."""
+        lengths = range(1, len(self.whole.equations))
+        found = (case for case in (replace(self, length=n) for n in lengths) if breaks(case))
+        return next(found, self)
