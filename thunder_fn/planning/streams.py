@@ -221,6 +221,8 @@ class _Streams:
             elif equation.op == ops.SENT:
                 continue
             elif equation.op == ops.RECEIVE:
+                if self.rank is not None:  # the rank that sends it has the time
+                    self.counted(equation)
                 arrival = yield Message(equation, _other_of(equation))
                 assert arrival is not None, "a rank goes on when a message has arrived"
                 self.state[COMPUTE] = max(self.state[COMPUTE], arrival)
@@ -253,13 +255,19 @@ class _Streams:
 
     def travel(self, equation: Equation) -> float:
         """Run a collective on its group's stream, and return the time when its result arrives."""
-        one, group = collective_of(equation, self.hardware.node_size, self.rank)
-        took = collective_seconds(one, self.hardware)
+        took, group = self.counted(equation)
         stream = ("clock", group)
         self.state[stream] = max(self.state[stream], self.state[COMPUTE]) + took
-        self.add({("sending", ""): took, ("sent", one): took, ("times", one): 1})
-        self.add({("launches", ""): 1, ("bytes", ""): cost_of(equation).num_bytes})
+        self.add({("sending", ""): took})
         return self.state[stream]
+
+    def counted(self, equation: Equation) -> tuple[float, str]:
+        """Count a collective; the seconds that it takes, and its group."""
+        one, group = collective_of(equation, self.hardware.node_size, self.rank)
+        took = collective_seconds(one, self.hardware)
+        self.add({("sent", one): took, ("times", one): 1, ("launches", ""): 1})
+        self.add({("bytes", ""): cost_of(equation).num_bytes})
+        return took, group
 
     def repeat(self, equation: Equation) -> Run:
         """Run a loop's body, or the last branch of a choice.

@@ -226,6 +226,8 @@ class Node:
         """Compute the piece from the inputs that are needed and the cotangents, so that autograd
         follows it.
         """
+        if any(map(internals.is_legacy_batched, tensors)):  # no node of ours holds such a tensor
+            return tuple(evaluate(self.gradient, tensors))
         wanted = tuple(
             isinstance(tensor, torch.Tensor) and tensor.requires_grad for tensor in tensors
         )
