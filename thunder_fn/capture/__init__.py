@@ -95,10 +95,12 @@ class Write:
 
     `strides`: the tensor is its own view from then on, as after `t_()`, with other strides in the
         same memory.
+    `rebinds`: the tensor gets other memory, as by `x.data = y`, and its own keeps its content.
     """
 
     target: int | torch.Tensor
     strides: tuple[int, ...] | None = None
+    rebinds: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,10 +180,10 @@ class Captured:
         return len(self.trace.outputs) - len(self.writes) - self.num_effects
 
     def targets_among(self, count: int) -> list[int | torch.Tensor]:
-        """The tensors that are written to, but for the gradients that are fed: of the `count`
-        tensors of a call, or closed over.
+        """The tensors whose memory is written to, but for the gradients that are fed: of the
+        `count` tensors of a call, or closed over.
         """
-        targets = (write.target for write in self.writes)
+        targets = (write.target for write in self.writes if not write.rebinds)
         return [one for one in targets if not isinstance(one, int) or one < count]
 
     @property
@@ -432,6 +434,9 @@ class _Attempt:
         }
         places = (self.place_of[i] for i in sorted(wrt) if i in self.place_of)
         internals.become_results([tracers[place] for place in places])
+        if self.asked.shares and self.recorder.outer is not None:
+            for place, tracer in tracers.items():  # the function may close over it too
+                self.recorder.identify(self.leaves[place], tracer)
         return list(tracers.values())
 
     def given(self, tracers: list[torch.Tensor]) -> list[Any]:
@@ -700,6 +705,7 @@ def _own_leaves(recorder: Recorder, results: list[Any]) -> Iterator[tuple[int, b
             and not is_wrapped(leaf)
             and leaf.requires_grad
             and internals.is_leaf(leaf)
+            and not recorder.history.is_given(leaf)
         ):
             var = recorder.var_of(leaf)
             if var is not None and var.index not in given:
@@ -883,6 +889,8 @@ def _written(
         )
     if internals.is_own_view(tracer):
         write = dataclasses.replace(write, strides=_strides(tracer))
+    if recorder.history.is_rebound(tracer):
+        write = dataclasses.replace(write, rebinds=True)
     with internals.no_torch_function():
         is_leaf = recorder.kept is not None and tracer.is_leaf and tracer.requires_grad
     # what is written to a leaf is a constant for autograd, which a jitted function's caller knows

@@ -378,6 +378,16 @@ def write(target: torch.Tensor, value: torch.Tensor) -> None:
         target.copy_(value)
 
 
+def rebind(target: torch.Tensor, value: torch.Tensor, *others: Any) -> None:
+    """Give a tensor the memory of its new value; of a program, whose memory may be used again, if
+    one of its other arguments and results lies there.
+    """
+    memory = internals.storage_id(value)
+    tensors = (one for one in others if isinstance(one, torch.Tensor))
+    is_free = not others or any(internals.storage_id(one) == memory for one in tensors)
+    target.data = value.detach() if is_free else value.detach().clone()
+
+
 def write_to_result(target: torch.Tensor, value: torch.Tensor) -> None:
     """Give a mutated tensor its new value, which has no gradient.
 
@@ -411,7 +421,8 @@ def write_back(
         target = place(one.target)
         if one.strides is not None:
             restride(target, one.strides)
-        write(target if recorder is None else recorder.lift(target), value)
+        put = rebind if one.rebinds else write
+        put(target if recorder is None else recorder.lift(target), value)
     for effect in captured.effects:
         effect.apply(outputs[first : first + effect.count], inputs)
         first += effect.count
@@ -419,7 +430,7 @@ def write_back(
     for alias in captured.aliases:
         target = place(alias.source)
         if alias.is_written and recorder is None and not is_wrapped(target):
-            results[alias.result] = alias.of(target)
+            results[alias.result] = alias.in_place_of(target, results[alias.result])
             placed.add(alias.result)
     for shared in captured.shared:
         source = place(shared.source)

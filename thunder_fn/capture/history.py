@@ -78,6 +78,7 @@ class History:
         self.is_tracked = is_tracked
         self.base_grad = torch.is_grad_enabled()
         self._off: set[int] = set()
+        self._stops: set[int] = set()
         self._before: dict[int, Var] = {}
         self._made_by: dict[int, tuple[str, tuple[Var, ...]]] = {}
         self._views: dict[int, Leaf] = {}
@@ -87,6 +88,7 @@ class History:
         self._updating = False
         self.writes = 0
         self._written: set[int] = set()
+        self._rebound: set[int] = set()
         self._kept: list[torch.Tensor] = []
         self._links: list[_Link] = []
         self._apart: list[tuple[set[int], list[Callable[[], bool]], str]] = []
@@ -167,14 +169,20 @@ class History:
                 op, args = ops.NO_GRAD, (var,)
             (known,) = recorder.emit(op, args, (var.type,), ())
             recorder.scope.detached[var.index] = known
+            if op == ops.NO_GRAD:
+                self._stops.add(known.index)
         return known
 
     def is_stopped(self, var: Var) -> bool:
-        """Test whether the variable is a constant here: it was made where gradients are off, not
-        changed there.
+        """Test whether the variable is a constant here, or a view of one: made where gradients are
+        off, not changed there.
         """
-        before = self._before.get(var.index)
-        return self.read(var) != var and (before is None or not self._has_history(before))
+        before, viewed = self._before.get(var.index), self.recorder.viewed.get(var.index)
+        return (
+            var.index in self._stops
+            or (self.read(var) != var and (before is None or not self._has_history(before)))
+            or (viewed is not None and self.is_stopped(viewed))
+        )
 
     def _has_history(self, var: Var) -> bool:
         """Test whether autograd follows the variable, or the value that its memory held before
@@ -317,6 +325,11 @@ class History:
             history = self.read(known(internals.inner_fake(tracer)))
         fake = self._with_history(internals.inner_fake(value), history)
         self._link(internals.memory_in(value), internals.give_memory(tracer, fake))
+        self._rebound.add(id(tracer))
+
+    def is_rebound(self, tracer: torch.Tensor) -> bool:
+        """Tell whether a tracer from outside has been given other memory."""
+        return id(tracer) in self._rebound
 
     def part(self, source: torch.Tensor, result: torch.Tensor, name: str) -> None:
         """A result shares memory with a source in eager mode, and not in the trace: while both

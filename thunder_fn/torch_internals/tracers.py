@@ -499,11 +499,11 @@ class TracerMode(FunctionalTensorMode):
         return self._noted(func, args, self._dispatch(func, types, args, kwargs or {}))
 
     def _change(self, func: Any, types: Any, changed: Any, args: Any, kwargs: Any) -> Any:
-        """Run an op that changes tensors. A view that an `expand` leads to is taken in another way:
-        PyTorch adds up the differences, which rounds, and is NaN beside infinities.
+        """Run an op that changes tensors. Views through an `expand` or `unfold` are taken
+        in another way: PyTorch adds up differences, which rounds, and is NaN beside infinities.
         """
         with self:
-            views = {id(tensor): _past_expand(tensor) for tensor in changed}
+            views = {id(tensor): _at_once(tensor) for tensor in changed}
         back = {id(view): tensor for tensor in changed if (view := views[id(tensor)]) is not tensor}
         if not back:
             return self._dispatch(func, types, args, kwargs)
@@ -676,15 +676,26 @@ def laid_out_as(memories: Sequence[torch.Tensor], fake: torch.Tensor) -> list[to
         return found
 
 
-def _past_expand(tensor: torch.Tensor) -> torch.Tensor:
-    """The same elements by a view of the memory to which no `expand` leads."""
+_OVERLAPPING = tuple(
+    getattr(torch._C._functionalization, f"{name}_ViewMeta")
+    for name in ("expand", "unfold", "as_strided")
+)
+
+
+def _at_once(tensor: torch.Tensor) -> torch.Tensor:
+    """The same elements by one view of the memory, if views lead there of which several elements
+    may be one.
+    """
     steps = torch._C._functionalization.get_view_meta_sequence(memory_in(tensor))
-    if not any(isinstance(step, torch._C._functionalization.expand_ViewMeta) for step in steps):
+    *before, last = steps or (None,)
+    if not any(isinstance(step, _OVERLAPPING) for step in before) and not isinstance(
+        last, _OVERLAPPING[:2]
+    ):
         return tensor
     base = base_of(tensor)
     if base is None or not have_one_memory(base, tensor) or not is_whole(memory_in(base)):
-        what = "a view of an expanded tensor is written to, and the tensor is not known any more"
-        raise UnsupportedCall(what, fix="Write to the tensor that is expanded, or to a clone.")
+        what = "a part of an expanded or unfolded tensor is written to, whose memory is not known"
+        raise UnsupportedCall(what, fix="Write to the tensor that has the memory, or to a clone.")
     *_, view = laid_out_as([memory_in(tensor)], inner_fake(base))
     return base.as_strided(view.shape, view.stride(), view.storage_offset())
 

@@ -20,6 +20,10 @@ def program(T):
         v2 = a0.clone()
         v2.expand(3, 3).diagonal().copy_(a0.detach().flip(0) / 2)
         a1.expand(2, 5)[:, 1].mul_(2)
-        return [v1, v2, a1]
+        v3 = a0.clone()
+        v3.unfold(0, 2, 1)[:, 1].mul_(2)
+        v4 = a0 + 1
+        v4.as_strided((2, 2), (1, 1), 0)[0].fill_(3)
+        return [v1, v2, a1, v3, v4]
 
     return f, []
