@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import example, given, settings, strategies as st
+from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional as F
 
@@ -394,6 +397,51 @@ def test_a_module_on_the_meta_device_is_initialised_share_by_share() -> None:
         expected = tfn.fsdp(whole, group)
         assert all(torch.equal(value, expected.parts()[name]) for name, value in sharded.parts().items())
         assert sharded.get_buffer("buffer 1/running_var").eq(1).all()
+
+
+class Tied(nn.Module):
+    """A head that is tied, as models of transformers have it, and a buffer that no file has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.norm, self.head = nn.Embedding(7, 4), nn.BatchNorm1d(4), nn.Linear(4, 7, bias=False)
+        self.head.weight = self.words.weight
+        self.register_buffer("steps", torch.arange(3.0), persistent=False)
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_a_module_on_the_meta_device_reads_files_module_by_module(tmp_path: Path, indexed: bool) -> None:
+    whole, read = Tied(), list[str]()
+    state = {name: value for name, value in whole.state_dict().items() if name != "head.weight"}
+    files = {"a.safetensors": ["words.weight"], "b.safetensors": [name for name in state if name != "words.weight"]}
+    for file, names in files.items() if indexed else [("all.safetensors", [*state])]:
+        save_file({name: state[name] for name in names}, tmp_path / file)
+    if indexed:
+        where = {name: file for file, names in files.items() for name in names}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+        save_file({}, tmp_path / "other.safetensors")
+
+    def init(module: nn.Module) -> None:
+        read.append(type(module).__name__)
+        if isinstance(module, Tied):
+            module.steps.copy_(torch.arange(3.0))
+
+    with torch.device("meta"):
+        empty = Tied()
+    for group in simulated(2):
+        sharded = tfn.fsdp(empty, group).initialise("cpu", init, weights=tmp_path)
+        expected = tfn.fsdp(whole, group)
+        assert all(torch.equal(value, expected.parts()[name]) for name, value in sharded.parts().items())
+        assert all(torch.equal(one, two) for one, two in zip(sharded.buffers(), expected.buffers(), strict=True))
+    assert read[:2] == ["Tied", "Embedding"]
+    for weights, text in (
+        ({**state, "words.weight": torch.ones(3)}, "'words.weight' is of shape (7, 4), its weight of (3,)"),
+        ({}, "there is no weight of 'steps'\nPass `init=`, which fills what has no weight."),
+        (tmp_path / "nowhere", "nowhere has no file of safetensors\nGive a file"),
+    ):
+        with pytest.raises(RewriteError) as error:
+            tfn.fsdp(empty, simulated(2)[0]).initialise("cpu", init if weights else None, weights=weights)
+        assert text in str(error.value)
 
 
 def test_what_cannot_initialise_itself() -> None:

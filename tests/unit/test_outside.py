@@ -687,3 +687,21 @@ def test_containers_that_have_no_length_are_read(kind: type[Any]) -> None:
         return x
 
     assert torch.equal(jit(f)(X), X * 6) and torch.equal(tfn.grad(lambda x: f(x).sum())(X), torch.full_like(X, 6.0))
+
+
+def test_cached_functions_keep_no_tracers() -> None:
+    """A tensor that a cached function makes while it is traced is none of its later answers."""
+
+    @functools.lru_cache
+    def ramp(n: int) -> torch.Tensor:
+        return torch.arange(n).float()
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x * ramp(3) + ramp(3)
+
+    x = torch.ones(3)
+    want = x * torch.arange(3) * 2
+    for _ in range(2):
+        assert torch.equal(tfn.jit(f)(x), want)
+        assert torch.equal(tfn.vmap(lambda a: a * ramp(1))(x), torch.zeros(3, 1))
+        assert torch.equal(f(x), want)

@@ -190,7 +190,6 @@ class Kept:
     objects: dict[int, tuple[Any, str]] = field(default_factory=dict)
     contents: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     feeds: list[Feed] = field(default_factory=list)
-    steps: list[tuple[Any, Any]] = field(default_factory=list)
     given: dict[Place, Any] = field(default_factory=dict)
     met: dict[int, tuple[Any, str]] = field(default_factory=dict)
     places: dict[Place, tuple[Any, Any]] = field(default_factory=dict)
@@ -201,31 +200,13 @@ class Kept:
     counts: dict[int, Any] = field(default_factory=dict)
     skips: list[tuple[set[int], torch.Tensor]] = field(default_factory=list)
 
-    @property
-    def is_stepping(self) -> bool:
-        """Test whether the step of a kept object runs, as it is written for eager mode."""
-        return bool(self.steps)
-
     def begin(self, value: Any) -> None:
-        """Begin a step: PyTorch's code takes its eager branches, and its reads are guarded here."""
+        """Begin a step, whose reads are guarded here."""
         self.met.setdefault(id(value), (value, type(value).__name__))
         if not self.recorder.symbolic:
             raise MustFeed(self.wanted)
         self.take(*self.met[id(value)])
-        self.steps.append((frames.pause(), internals.eager_branches()))
-        self.steps[-1][1].__enter__()
-
-    def end(self, value: Any) -> None:
-        """End the step."""
-        if self.steps:
-            watching, branches = self.steps.pop()
-            branches.__exit__(None, None, None)
-            frames.resume(watching)
-
-    def give_up(self) -> None:
-        """End all steps, one of which has failed."""
-        while self.steps:
-            self.steps.pop()[1].__exit__(None, None, None)
+        self.recorder.begin_step()
 
     def take(self, value: Any, path: str) -> None:
         """Watch an object from now on."""
@@ -524,7 +505,7 @@ class Kept:
 
     def restore(self) -> None:
         """Give the objects back what they held before."""
-        self.give_up()
+        self.recorder.give_up_steps()
         for holder, key, before, _ in tuple(self.stored()):
             if key is APPENDED:
                 put(holder, None, before)

@@ -48,6 +48,19 @@ def check_pass(fx_pass: Pass, *, max_examples: int = 50, ops: tuple[Any, ...] = 
 
     Raises:
         LawBroken: a law does not hold; names it and prints the smallest trace found.
+
+    Example:
+        >>> import torch
+        >>> from thunder_fn.testing import LawBroken, check_pass
+        >>> def cosine_for_sine(graph):
+        ...     for node in graph.graph.nodes:
+        ...         if node.target is torch.ops.aten.sin.default:
+        ...             node.target = torch.ops.aten.cos.default
+        >>> try:
+        ...     check_pass(cosine_for_sine, max_examples=1)
+        ... except LawBroken:
+        ...     print("broken")
+        broken
     """
 
     def transform(trace: Trace) -> Trace:
@@ -79,6 +92,11 @@ def check_backend(backend: Any, *, max_examples: int = 20) -> int:
 
     Raises:
         LawBroken: the backend is wrong, or fails; the message is a script that needs PyTorch only.
+
+    Example:
+        >>> from thunder_fn.testing import check_backend
+        >>> check_backend("eager", max_examples=2)
+        2
     """
     count = 0
     for program in _flat_programs(max_examples):

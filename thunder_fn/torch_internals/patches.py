@@ -572,16 +572,15 @@ def calls_patch(
     wrapped: Callable[[Any], Any],
     random: dict[str, Callable[[Any], Any]],
     streams: dict[str, Callable[[Any], Any]],
-    generator_class: Callable[[Any], Any],
-    flattening: Callable[[Any], Any],
+    others: dict[str, Callable[[Any], Any]],
 ) -> Patch:
     """The replacements of a capture in calls: each is made of what it replaces.
 
     `module_call` is `nn.Module.__call__`, and `function_inputs` what `autograd.Function.apply` does
     to its inputs. `wrapped` is how torch.func's transforms wrap a tensor in a level. `random` are
     functions of `torch.random` and `torch.cuda.random`, `streams` are `STREAM_FUNCTIONS`.
-    `generator_class` is `torch.Generator`, and `flattening` is what recurrent layers do to the
-    memory of their weights.
+    `others` are the class `torch.Generator`, the call of `torch.autograd.Variable`, and
+    `flatten_parameters`, which is what recurrent layers do to the memory of their weights.
     """
     utils = torch._functorch.utils
     levels = (
@@ -601,8 +600,9 @@ def calls_patch(
         *levels,
         *generator,
         *((*STREAM_FUNCTIONS[name], make) for name, make in streams.items()),
-        (torch, "Generator", generator_class),
-        (torch.nn.RNNBase, "flatten_parameters", flattening),
+        (torch, "Generator", others["Generator"]),
+        (torch.nn.RNNBase, "flatten_parameters", others["flatten_parameters"]),
+        (type(torch.autograd.Variable), "__call__", others["Variable"]),
     )
 
 
