@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,9 @@ import pytest
 import torch
 
 from thunder_fn.testing import Case, LawBroken, Program, Step, check_backend, check_pass
-from thunder_fn.testing.growing import VECTOR
+from thunder_fn.testing.growing import MATRIX, VECTOR
 from thunder_fn.testing.mutations import planted
-from thunder_fn.testing.mutations.mutants import mutants_of
+from thunder_fn.testing.mutations.mutants import beyond, mutants_of
 from thunder_fn.testing.mutations.users import USERS, sorted_sums
 from thunder_fn.testing.others import compare
 from thunder_fn.testing.plugin import transforms_of
@@ -112,3 +113,18 @@ def test_mutants_are_made_and_fit() -> None:
         with planted(mutation):
             pass
     assert len(USERS) == 10
+
+
+def test_mutants_that_no_law_catches_are_told_apart_by_witnesses(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = f"{USERS[-1].__module__}:sums_along_dims"
+    found = {mutation.bug.partition(":")[2]: mutation for mutation in mutants_of(USERS[-1])}
+    cases = [Case(Program((type,), (Step("aten.sum.default"),))) for type in (MATRIX, replace(VECTOR, shape=()))]
+    made = [(case, new, new.origin) for case in cases for new in [USERS[-1](case.trace)]]
+    monkeypatch.setattr("thunder_fn.testing.mutations.mutants.made_of", lambda path: made)
+    for bug, said in (
+        ("5 dropped condition 2", "EQUAL: makes the same trace of each of 2"),
+        ("8 condition false", "NO WORSE: 1 of 2 witnesses become other traces"),
+        ("12 constant: False", 'SURVIVES: breaks the law "gives checked traces" with'),
+    ):
+        (mutation,) = (one for name, one in found.items() if name.startswith(bug))
+        assert beyond(path, mutation).startswith(said), bug

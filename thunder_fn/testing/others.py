@@ -197,7 +197,7 @@ def _values_and_gradients(f: Callable[..., Any], cases: Sequence[Case]) -> tuple
 def _script(cases: Sequence[Case], backend: Any) -> str:
     """The programs as a script that needs PyTorch only."""
     inputs = [x for case in cases for x in case.inputs]
-    values = ", ".join(f"torch.tensor({x.tolist()}, dtype={x.dtype})" for x in inputs)
+    values = ", ".join(map(_written, inputs))
     name = backend if isinstance(backend, str) else getattr(backend, "__name__", "backend")
     texts, calls, start = list[str](), list[str](), 0
     for number, case in enumerate(cases):
@@ -212,3 +212,12 @@ def _script(cases: Sequence[Case], backend: Any) -> str:
         f"inputs = ({values},)\nprint(program(*inputs))\n"
         f"print(torch.compile(program, backend={name!r}, dynamic=False)(*inputs))"
     )
+
+
+def _written(x: torch.Tensor) -> str:
+    """The Python that makes a tensor, with its strides."""
+    text = f"torch.tensor({x.tolist()}, dtype={x.dtype})"
+    if x.is_contiguous():
+        return text
+    made = f"torch.empty_strided({tuple(x.shape)}, {x.stride()}, dtype={x.dtype})"
+    return f"{made}.copy_({text})"
