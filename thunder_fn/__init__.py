@@ -27,9 +27,10 @@ Look at what became of them:
 
 import importlib
 import sys
+from typing import TYPE_CHECKING
 
 import thunder_fn.ir as ir
-from thunder_fn import debug, errors, inspect, random
+from thunder_fn import debug, errors, random
 from thunder_fn.api import (
     grad,
     grad_and_value,
@@ -69,20 +70,6 @@ from thunder_fn.jitted import (
     last_traces,
 )
 from thunder_fn.jitted.transforms import Transform
-from thunder_fn.optim import functional_optimizer
-from thunder_fn.parameters import (
-    context_parallel,
-    ddp,
-    expert_parallel,
-    fsdp,
-    lora,
-    pipeline,
-    quantize,
-    tensor_parallel,
-)
-from thunder_fn.planning import plan
-from thunder_fn.portable import export, load, save
-from thunder_fn.recipes import Recipe, compile
 from thunder_fn.structured import replaced as _replaced  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from thunder_fn.structured.checkpoint_name import checkpoint_name
 from thunder_fn.structured.cond import cond, switch
@@ -94,6 +81,23 @@ from thunder_fn.structured.loop_functions import scan
 from thunder_fn.structured.roll import roll, unroll
 from thunder_fn.structured.while_loop import while_loop
 from thunder_fn.version import __version__ as __version__
+
+if TYPE_CHECKING:  # names of `_LAZY`
+    from thunder_fn import inspect
+    from thunder_fn.optim import functional_optimizer
+    from thunder_fn.parameters import (
+        context_parallel,
+        ddp,
+        expert_parallel,
+        fsdp,
+        lora,
+        pipeline,
+        quantize,
+        tensor_parallel,
+    )
+    from thunder_fn.planning import plan
+    from thunder_fn.portable import export, load, save
+    from thunder_fn.recipes import Recipe, compile
 
 __all__ = [
     "Lookaside",
@@ -172,35 +176,55 @@ _SUBMODULES = (
     "distributed",
     "executors",
     "extend",
+    "inspect",
     "interpreters",
     "parameters",
     "planning",
     "recipes",
     "testing",
 )
-"""Submodules that are imported when they are first asked for: `tfn.extend` needs no import of
-its own.
+_LAZY = {
+    "optim": ("functional_optimizer",),
+    "parameters": (
+        "context_parallel",
+        "ddp",
+        "expert_parallel",
+        "fsdp",
+        "lora",
+        "pipeline",
+        "quantize",
+        "tensor_parallel",
+    ),
+    "planning": ("plan",),
+    "portable": ("export", "load", "save"),
+    "recipes": ("Recipe", "compile"),
+}
+"""Submodules, and names of theirs, that are imported when they are first asked for: `tfn.extend`
+needs no import of its own, and `import thunder_fn` does not wait for what few programs use.
 """
 
 _FORMER = {
     "trace": "ir.trace",
     "rules": "ir.rules",
     "ops": "ir.ops",
-    "rewrites": "parameters",
     "jit": "jitted",
 }
-"""Former names of modules, which transforms and executors of users import."""
+"""Former names of modules, which transforms and executors of users import; see `rewrites.py`."""
 for _old, _new in _FORMER.items():
     sys.modules.setdefault(f"{__name__}.{_old}", importlib.import_module(f"{__name__}.{_new}"))
 
 
 def __getattr__(name: str) -> object:
-    """Import a submodule of `_SUBMODULES` when it is first asked for."""
+    """Import what `_SUBMODULES` and `_LAZY` list when it is first asked for."""
     name = _FORMER.get(name, name)
-    if name in _SUBMODULES or name in _FORMER.values():
+    if name in (*_SUBMODULES, *_FORMER.values(), "rewrites"):
         return importlib.import_module(f"{__name__}.{name}")
+    for module, names in _LAZY.items():
+        if name in names:
+            globals()[name] = value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+            return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted((*__all__, *_SUBMODULES))
+    return sorted({*__all__, *_SUBMODULES})

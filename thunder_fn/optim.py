@@ -26,6 +26,7 @@ from thunder_fn.capture.garbage import no_collections
 from thunder_fn.capture.numbers.python_numbers import as_python
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.replaced.lookasides import divert, original_of
+from thunder_fn.capture.replaced.patches import counting_in_tensors
 from thunder_fn.errors import OptimizerError
 from thunder_fn.interpreters.partial_eval import follows_from, partial_eval
 from thunder_fn.ir import ops
@@ -324,7 +325,8 @@ class FunctionalOptimizer:
             if entry:
                 optimizer.state[leaf] = _working(entry, step)
         before, attributes = _snapshot(own), _snapshot(_attributes(optimizer))
-        optimizer.step()
+        with counting_in_tensors():
+            optimizer.step()
         _check_kept(optimizer, new, attributes)
         after = _snapshot(own)
         written = {key for key in after if key not in before or before[key] != after[key]}
@@ -578,7 +580,7 @@ def _adafactor(  # noqa: PLR0913 - PyTorch's signature
 def _is_stepping() -> bool:
     """Test whether the step of an optimizer from outside is traced, as its code is written."""
     recorder = current()
-    return recorder is not None and recorder.kept is not None and recorder.kept.is_stepping
+    return recorder is not None and bool(recorder.steps)
 
 
 def _scalar_dtype(is_fused: bool | None = None) -> torch.dtype:

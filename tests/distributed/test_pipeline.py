@@ -362,9 +362,11 @@ def test_a_plan_of_a_step_counts_its_messages() -> None:
         params, x = [torch.empty(8, 8, device="meta") for _ in range(2)], torch.empty(8, 8, device="meta")
         step = tfn.pipeline(lambda p, x: (x @ p[0] @ p[1]).square().mean(), mesh, stages=2, micro=4)
         found = tfn.plan(step, (step.prepare(params, x), x), "h100")
-    sent = {one.kind: times for one, times, _ in found.timeline.collectives if one.num_bytes > 4}
-    assert sent == {"send": 4, "receive": 4}
-    assert found.timeline.wire_bytes == 4 * 2 * 8 * 4
+    for rank in found.stages:
+        sent = {one.kind: times for one, times, _ in rank.timeline.collectives if one.num_bytes > 4}
+        assert sent == {"send": 4, "receive": 4}
+    loss = 4  # the last rank tells it
+    assert [rank.timeline.wire_bytes for rank in found.stages] == [4 * 2 * 8 * 4, 4 * 2 * 8 * 4 + loss]
 
 
 def test_misuse() -> None:

@@ -84,6 +84,21 @@ def test_an_executor_that_takes_nothing_says_why() -> None:
     jit(lambda x: x * 2, executors=["inductor", "sdpa"])(x)  # nothing to fuse, nothing registered
 
 
+@pytest.mark.parametrize("says", ["needs compute capability 9.0", False])
+def test_an_executor_of_operators_that_takes_nothing_says_why(says: str | bool) -> None:
+    """If its checker gives a reason. A plain no means that the call is not for it; nothing registered, nothing to say."""
+    mine = OperatorExecutor("mine")
+    sine = mine.register_operator("sine", like=torch.sin, fn=torch.sin)
+    mine.register_implementation(torch.sin, sine, checker=lambda x: says)
+    run = jit(lambda x: x.sin().cos(), executors=[mine])
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        run(x := torch.ones(2)), run(x), jit(torch.cos, executors=[mine])(x)
+    wanted = [f"mine: takes nothing of program, and others run it:\n  aten.sin.default: {says}"] if says else []
+    assert [str(one.message).partition("\nfrom: ")[0] for one in said] == wanted
+    assert (says or "the checker <lambda> said no") in str(tfn.explain_claims(run, x))
+
+
 def test_rms_norm() -> None:
     x, w = torch.randn(2, 3, 8), torch.randn(8)
     f = lambda x, w: F.rms_norm(x, (8,), w, 1e-5).sin().sum()

@@ -61,7 +61,7 @@ EXPLAINED = [
     Explained(
         "eager PyTorch 2.13 loses the gradient of a leaf that is a view itself, if a view of it is alive at a write of values",
         kind="value of gradient",
-        text=r"(\)|\]|\.T)\.requires_grad_\(\).*\.(detach\(\)|data)\b",
+        text=r"(\)|\]|\.T)\.requires_grad_\(\).*\.(detach\(\)|data\b)",
         instead=(r"(?<!detach\(\))\.requires_grad_\(\)", ".clone().requires_grad_()"),
     ),
     Explained(
@@ -121,6 +121,24 @@ EXPLAINED = [
         why="call [1-9].*modified by an inplace operation",
     ),
     Explained(
+        "an op whose derivative eager PyTorch does not have, as of `0 % x`, has one by its decomposition",
+        kind="accepts",
+        why="derivative for aten::.* is not implemented",
+    ),
+    Explained(
+        "an argument that is written to with the history of a leaf which the function made requires no gradient afterwards",
+        kind="value of gradient",
+        why="another number of values",
+        text=r"autograd\.grad\(",
+    ),
+    Explained(
+        "`unsafe_chunk` gives parts whose writes autograd does not see, so eager's gradient reads what is written later",
+        kind="value of gradient",
+        text=r"unsafe_(chunk|split)",
+        instead=(r"unsafe_(chunk|split)", r"\1"),
+        then="modified by an inplace operation",
+    ),
+    Explained(
         "an argument that a second derivative reads is changed before; raised, as docs/limits.md says",
         kind="error",
         why="was changed in place before its gradient was differentiated",
@@ -138,7 +156,7 @@ EXPLAINED = [
     Explained(
         "PyTorch's rule for fake tensors asks for more than its kernel does",
         kind="raised",
-        why="size mismatch \\(got input|Dimension out of range",
+        why="size mismatch \\(got input|Dimension out of range|Index tensor must have the same number of dimensions",
         text="nll_loss|cross_entropy|roll",
     ),
     Explained(

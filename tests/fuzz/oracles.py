@@ -13,8 +13,8 @@ from torch.utils import _pytree as pytree
 
 
 def _fresh(tree: Any) -> Any:
-    """Copy the results of structured ops, which share no memory with their operands."""
-    return pytree.tree_map_only(torch.Tensor, torch.clone, tree)
+    """Copy the results of structured ops, which share no memory with their operands and are contiguous (CHANGELOG)."""
+    return pytree.tree_map_only(torch.Tensor, lambda x: x.clone(memory_format=torch.contiguous_format), tree)
 
 
 def _cond(pred: Any, yes: Callable[..., Any], no: Callable[..., Any], operands: Any = ()) -> Any:

@@ -61,6 +61,21 @@ def of_module(compiled: Callable[[nn.Module], Any]) -> Callable[[], Any]:
     return step
 
 
+def of_codes(rows: int) -> Callable[[], Any]:
+    """Four layers on codes, one of each scheme."""
+    layers = [nn.Linear(256, 256, dtype=torch.bfloat16, device="cuda") for _ in range(4)]
+    x = torch.randn(rows, 256, dtype=torch.bfloat16, device="cuda")
+    schemes = ("int8", "fp8", "int4", "nf4")
+    runs = [tfn.quantize(tfn.jit(layer), scheme) for layer, scheme in zip(layers, schemes, strict=True)]
+
+    def step() -> None:
+        with torch.no_grad():
+            for run in runs:
+                run(x)
+
+    return step
+
+
 def of_function(compiled: Callable[..., Any], **options: Any) -> Callable[[], Any]:
     """The whole step as one function."""
     model, tokens = GPT().to("cuda", torch.bfloat16), torch.zeros(2, LENGTH, dtype=torch.long, device="cuda")
@@ -114,6 +129,8 @@ PROGRAMS: dict[str, Callable[[], Callable[[], Any]]] = {
     "scan of large steps": lambda: of_scan(averaged, 64, 512),
     "RNN": lambda: of_scan(recurrent),
     "gradient of an RNN": lambda: of_scan(gradient(recurrent)),
+    "codes, one row": lambda: of_codes(1),
+    "codes, many rows": lambda: of_codes(100),
 }
 
 

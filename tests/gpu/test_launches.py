@@ -27,8 +27,10 @@ BUDGETS = {
     "scan of large steps": 5,
     "RNN": 1,
     "gradient of an RNN": 5,
+    "codes, one row": 4,
+    "codes, many rows": 4,
 }
-"""The scans are of 100 steps."""
+"""The scans are of 100 steps. Codes are four layers, one of each scheme."""
 
 
 @pytest.mark.launches

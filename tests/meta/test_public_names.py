@@ -14,7 +14,7 @@ from docs.tools import api, errors
 
 def public_names() -> dict[str, object]:
     """The names that `import thunder_fn as tfn` offers; submodules are listed where they are imported on purpose."""
-    return {name: value for name, value in vars(thunder_fn).items() if name in thunder_fn.__all__}
+    return {name: getattr(thunder_fn, name) for name in thunder_fn.__all__}
 
 
 def test_public_names_are_the_committed_list(golden: Callable[[str, str], None]) -> None:

@@ -2217,3 +2217,71 @@ def weak_ref_that_dies():
     held = [C()]
     r = weakref.ref(held[0])
     return (lambda x: x * (3 if r() is None else r().k)), held.clear
+
+
+@row
+def cleared_cache():
+    k = [2.0]
+
+    @functools.lru_cache
+    def cached(n):
+        return n * k[0]
+
+    def change():
+        k[0] = 3.0
+        cached.cache_clear()
+        cached(2)
+
+    return (lambda x: x * cached(2)), change
+
+
+@row
+def answer_of_a_cache_that_is_full():
+    k = [2.0]
+
+    @functools.lru_cache(maxsize=1)
+    def cached(n):
+        return {"k": n * k[0]}
+
+    cached(2)
+
+    def change():
+        k[0] = 3.0
+        cached(1)
+
+    return (lambda x: x * cached(2)["k"]), change
+
+
+@row
+def cached_answer_that_is_written():
+    cached = functools.cache(lambda: {"k": 2.0})
+    cached()
+    return (lambda x: x * cached()["k"]), lambda: cached().update(k=3.0)
+
+
+@row
+def cached_tensor():
+    k = [2.0]
+    cached = functools.cache(lambda n: torch.full((n,), k[0]))
+    cached(3)
+
+    def change():
+        k[0] = 3.0
+        cached.cache_clear()
+
+    return (lambda x: x * cached(3)), change
+
+
+@row
+def registered_dispatch():
+    g = functools.singledispatch(lambda x: 2.0)
+    return (lambda x: x * g(1)), lambda: g.register(int)(lambda x: 3.0)
+
+
+@row
+def registered_dispatch_of_a_method():
+    class C:
+        g = functools.singledispatchmethod(lambda s, x: 2.0)
+
+    c = C()
+    return (lambda x: x * c.g(1)), lambda: C.__dict__["g"].register(int)(lambda s, x: 3.0)

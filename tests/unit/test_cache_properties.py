@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+import thunder_fn
 from thunder_fn import errors
 from thunder_fn.api import grad, vmap
 from thunder_fn.jitted import cache_info, jit
@@ -233,6 +234,39 @@ def test_what_is_differentiated_is_not_the_argument() -> None:
         torch.testing.assert_close(g(torch.ones(3)), torch.func.grad(f)(torch.ones(3)))
 
 
+OF_AUTOGRAD = ("is_leaf", "requires_grad", "grad_fn", "output_nr", "retains_grad", "_base", "dtype", "shape")
+DIFFERENTIATE: tuple[Callable[..., Any], ...] = (
+    lambda T, f, x: T.grad(f)(x),
+    lambda T, f, x: T.vjp(f, x)[0],
+    lambda T, f, x: T.jacrev(f)(x),
+    lambda T, f, x: T.hessian(f)(x),
+    lambda T, f, x: T.grad(lambda x: T.grad(f)(x * 2).sum())(x),
+    lambda T, f, x: T.vmap(T.grad(f))(x[None]),
+)
+
+
+@pytest.mark.parametrize("transform", DIFFERENTIATE)
+def test_what_autograd_knows_inside_a_transform(transform: Callable[..., Any]) -> None:
+    """What is differentiated is a leaf, as under torch.func, its views have it as their base."""
+    closed, x = torch.ones(3), torch.arange(1.0, 4)
+
+    def asked(T: Any, wrap: Callable[..., Any]) -> set[Any]:
+        found = set[Any]()
+
+        def f(x: Tensor) -> Tensor:
+            y = x * 1
+            for number, one in enumerate((x, y, y.mul_(2), x.detach(), closed)):
+                values = [number, *(getattr(one, name) for name in OF_AUTOGRAD)]
+                known = (bool, int, torch.dtype, torch.Size)
+                found.add(tuple(value if isinstance(value, known) else value is None for value in values))
+            return (x * x).sum()
+
+        wrap(lambda x: transform(T, f, x))(x)
+        return found
+
+    assert asked(thunder_fn, lambda g: g) == asked(thunder_fn, jit) == asked(torch.func, lambda g: g)
+
+
 def test_a_module_that_reads_is_traced_for_each_answer() -> None:
     class Reading(nn.Module):
         def __init__(self) -> None:
@@ -251,6 +285,40 @@ def test_a_module_that_reads_is_traced_for_each_answer() -> None:
             plain.weight.data = torch.ones(4)[1:]
         for name in ("plain", "moved", "plain"):
             torch.testing.assert_close(compiled(given[name]), plain(given[name]))
+
+
+ONLY_LOOKED_AT = {
+    "expand_as": lambda x, c: x[:1].expand_as(c) * 2,
+    "ones_like": lambda x, c: torch.ones_like(c) * x.sum(),
+    "iter": lambda x, c: x * len(list(iter(c))),
+    "inside": lambda x, c: vmap(lambda u: u * torch.zeros_like(c).cos().sum())(x),
+    "computes": lambda x, c: x.sum() * c,
+}
+"""Functions of an argument and a tensor from outside that, but for the last, compute with its type only."""
+RETYPED: tuple[Callable[[Tensor], Any], ...] = (
+    lambda c: c.t_(),
+    lambda c: c.resize_(5, 3),
+    lambda c: setattr(c, "data", torch.ones(4, 5, dtype=torch.float64)),
+)
+OUTSIDE = torch.ones(2, 3)
+
+
+@pytest.mark.parametrize("read", ONLY_LOOKED_AT)
+@pytest.mark.parametrize("transform", [jit, lambda f: vmap(f)])
+def test_the_type_of_a_tensor_from_outside_is_looked_at(read: str, transform: Any) -> None:
+    """A trace that did not compute with a tensor was not guarded by its type; an eager transform of a global never was."""
+    x, of = torch.arange(3.0), ONLY_LOOKED_AT[read]
+
+    def f(x: Tensor) -> Tensor:
+        return of(x, OUTSIDE)
+
+    OUTSIDE.data = torch.ones(2, 3)
+    given, want = (x, f) if transform is jit else (x[None], lambda x: f(x[0])[None])
+    g = transform(f)
+    for change in (lambda c: None, *RETYPED):
+        change(OUTSIDE)
+        found, expected = g(given), want(given)
+        assert found.dtype == expected.dtype and torch.equal(found, expected)
 
 
 def test_what_nobody_reads_is_not_looked_at() -> None:

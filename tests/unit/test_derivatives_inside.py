@@ -95,6 +95,31 @@ def test_an_inner_no_grad_is_seen_under_an_outer_one() -> None:
         torch.testing.assert_close(tfn.jit(tfn.grad(target))(X), torch.func.grad(target)(X))
 
 
+ASIDE = {
+    "vmap": lambda api, f: api.vmap(f),
+    "vjp": lambda api, f: lambda x: api.vjp(f, x)[0],
+    "jvp": lambda api, f: lambda x: api.jvp(f, (x,), (x.detach(),)),
+    "grad": lambda api, f: api.grad(lambda x: (f(x)[1].sum(), f(x)), has_aux=True),
+    "vmap of jvp": lambda api, f: api.vmap(lambda x: api.jvp(f, (x,), (x,))),
+}
+
+
+@pytest.mark.parametrize("name", ASIDE)
+def test_results_of_no_grad_require_no_grad_outside(name: str) -> None:
+    """So an outer autograd sees as much of a transform's results as of torch.func's."""
+
+    def f(x: Any) -> Any:
+        with torch.no_grad():
+            aside = x.sin()
+        return aside, aside * x, x.detach().cos()
+
+    asked, known = (
+        torch.utils._pytree.tree_map(lambda y: y.requires_grad, ASIDE[name](api, f)(X.clone().requires_grad_()))
+        for api in (tfn, torch.func)
+    )
+    assert asked == known
+
+
 def test_arguments_that_are_differentiated_may_change_in_place() -> None:
     def doubled(v: Any) -> Any:
         v.mul_(v)

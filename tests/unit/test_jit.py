@@ -513,3 +513,21 @@ def test_containers_that_hold_themselves() -> None:
             with pytest.raises(tfn.errors.ThunderError, match="holds itself"):
                 call()
         torch.testing.assert_close(tfn.jit(torch.sin)(x), x.sin())
+
+
+def test_containers_that_lie_deep() -> None:
+    """As deep as a program can be written; deeper ones are an error of ours."""
+
+    def nested(leaf: Any, depth: int) -> Any:
+        return nested([leaf], depth - 1) if depth else leaf
+
+    x = torch.ones(3)
+    assert str(tfn.jit(lambda x: nested(x, 140))(x)) == str(nested(x, 140))
+    for depth in (200, 900):
+        for call in (
+            lambda: tfn.jit(lambda t: x)(nested(x, depth)),
+            lambda: tfn.jit(lambda x: nested(x, depth))(x),
+            lambda: tfn.vmap(lambda t: x)(nested(x, depth)),
+        ):
+            with pytest.raises(tfn.errors.UnsupportedInput, match="containers deep"):
+                call()

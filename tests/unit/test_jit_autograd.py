@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional as F
+from torch.testing import assert_close
 
 import thunder_fn as tfn
 from thunder_fn.api import trace
-from thunder_fn.errors import UnsupportedOutput
+from thunder_fn.errors import UnsupportedCall, UnsupportedOutput
 from thunder_fn.interpreters.cheap_residuals import READ_WHOLE
 from thunder_fn.jitted import cache_info, jit, last_backward_traces, last_traces
 
@@ -375,3 +377,31 @@ def test_autograd_follows_small_programs_as_it_does_eager_code(name: str, reques
     assert torch.equal(found, known)
     assert (found.grad_fn.name() != "_FunctionBackward") == is_followed
     torch.testing.assert_close(*(torch.autograd.grad(y.sum(), x) for y in (found, known)))
+
+
+BATCHED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "layer norm": lambda x: F.layer_norm(x, (3,)),
+    "softmax": lambda x: F.softmax(x, 0) * F.layer_norm(x, (3,)),
+    "loop": lambda x: tfn.scan(lambda c, t: (c * t.sin(), c), torch.ones(()), x)[1] * x,
+    "checkpoint": lambda x: tfn.checkpoint(lambda x: F.layer_norm(x.sin(), (3,)))(x),
+}
+
+
+@pytest.mark.parametrize("name", BATCHED)
+def test_batched_gradients_are_differentiated(name: str) -> None:
+    """`is_grads_batched=True` runs a vmap below autograd: a node of ours would cut the graph there."""
+    x = torch.tensor([0.3, -1.2, 0.7], requires_grad=True)
+    weights = torch.arange(9.0).view(3, 3)
+    y, expected = tfn.jit(BATCHED[name])(x), BATCHED[name](x)
+    rows = torch.autograd.grad(y, x, torch.eye(3), is_grads_batched=True, create_graph=True)[0]
+    its = torch.stack([torch.autograd.grad(expected, x, row, create_graph=True)[0] for row in torch.eye(3)])
+    assert_close(rows, its)
+    assert_close(*(torch.autograd.grad((one * weights).sum(), x)[0] for one in (rows, its)), rtol=1e-4, atol=1e-4)
+
+
+def test_a_custom_rule_under_batched_gradients_is_refused() -> None:
+    rule = tfn.custom_vjp(lambda x: x.sin())
+    rule.defvjp(lambda x: (x.sin(), x), lambda x, g: (rule(g * x),))
+    x = torch.ones(3, requires_grad=True)
+    with pytest.raises(UnsupportedCall, match="would lose its rule"):
+        torch.autograd.grad(tfn.jit(rule)(x), x, torch.eye(3), is_grads_batched=True, create_graph=True)

@@ -97,6 +97,7 @@ def test_the_text_of_a_while_loop_and_a_cond() -> None:
         "    (v3,) = cond(v2, v0)  # f32[2, 3]\n"
         "    del v2\n"
         "    (v4,) = while_loop(v3)  # f32[2, 3]\n"
+        "    v4 = own(v4, v3)\n"
         "    del v3\n"
         "    return (v4,)\n"
     )

@@ -60,6 +60,20 @@ def test_a_detached_alias_of_what_is_written_to_has_no_gradient(f: Callable[...,
     assert alias is not y
 
 
+def test_a_variable_is_detached() -> None:
+    """PyTorch's old class has no history, which no torch function says: the gradient went through it."""
+
+    def f(x: Tensor) -> Tensor:
+        leaf = torch.autograd.Variable(x * 2, requires_grad=True)
+        (inner,) = torch.autograd.grad((leaf**3).sum(), leaf, create_graph=True)
+        return (torch.autograd.Variable(x) * x * inner * leaf).sum()
+
+    x = torch.arange(1.0, 4, requires_grad=True)
+    (want,) = torch.autograd.grad(f(x), x)
+    assert torch.equal(torch.autograd.grad(tfn.jit(f)(x), x)[0], want)
+    assert torch.equal(tfn.grad(f)(x.detach()), want)
+
+
 def of_another_rank(x: Tensor) -> Any:
     out = x * 1
     torch.sin(x[0], out=out)

@@ -251,3 +251,23 @@ def test_values_that_a_step_keeps_elsewhere(where: str, text: str) -> None:
     ours, weight = tfn.functional_optimizer(Counting, where=where), torch.randn(3)
     with pytest.raises(OptimizerError, match=f"a step of Counting keeps values in {text}"):
         ours.update(weight, weight, ours.init(weight))
+
+
+@pytest.mark.parametrize("name", ["Adam", "NAdam", "RAdam", "Adamax", "ASGD", "Adagrad", "Adafactor"])
+@pytest.mark.parametrize("foreach", [False, True])
+def test_an_optimizer_that_is_made_inside(name: str, foreach: bool) -> None:
+    """It counts in Python's numbers, as in eager mode: corrections of bias were rounded to float32, and others raised."""
+
+    def adapted(x: torch.Tensor) -> torch.Tensor:
+        weight = x.detach().clone().requires_grad_()
+        optimizer = getattr(torch.optim, name)([weight], lr=0.1, foreach=foreach)
+        for _ in range(3):
+            optimizer.zero_grad()
+            (weight**2).sum().backward()
+            optimizer.step()
+        return weight.detach() * x
+
+    x = torch.arange(1.0, 4, dtype=torch.float64)
+    assert torch.equal(tfn.jit(adapted)(x), adapted(x))
+    if name == "Adam" and not foreach:
+        assert torch.equal(tfn.vmap(adapted)(x[None])[0], adapted(x))

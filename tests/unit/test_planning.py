@@ -187,6 +187,39 @@ def test_prefetching_hides_communication(world: int) -> None:
     assert exposed[1] < exposed[0]
 
 
+@pytest.mark.parametrize("kind", ["1f1b", "zero_bubble"])
+def test_ranks_of_a_pipeline_wait_as_its_schedule_says(kind: str) -> None:
+    """Stages of equal cost on links that take no time; each rank holds its own parameters."""
+
+    def deep(params: Any, x: torch.Tensor) -> torch.Tensor:
+        x = x + params[0]
+        for w in params[1:]:
+            x = x @ w
+        return x.square().mean()
+
+    free = Link(1e15, 0.0)
+    hardware = replace(TOY, memory_bytes_per_second=1e15, inside=free, across=free)
+    with torch.device("meta"), fake_world(4):
+        params, x = [torch.empty(64), *(torch.empty(64, 64) for _ in range(4))], torch.empty(24, 64)
+        step = tfn.pipeline(deep, init_device_mesh("cpu", (4,)), stages=4, micro=6, schedule=kind)
+        found = tfn.plan(step, (params, x), hardware)
+    assert found.bubble == pytest.approx(step.schedule.bubble(), rel=0.05)
+    assert found.seconds == max(one.seconds for one in found.stages) and found.fits
+    assert [one.held_bytes - x.nbytes for one in found.stages] == [(64 + 64**2) * 4, *[64**2 * 4] * 3]
+    assert found.peak_bytes == max(one.peak_bytes for one in found.stages)
+    assert "ranks of the pipeline, whose bubble is" in str(found)
+
+
+def test_a_ring_sends_to_one_neighbour_at_a_time(world: int) -> None:
+    mesh = init_device_mesh("cpu", (8, 8), mesh_dim_names=("dp", "cp"))["cp"]
+    x = torch.empty(1, 8, 128, 64, device="meta", dtype=torch.bfloat16)
+    f = lambda x: F.scaled_dot_product_attention(x, x.sin(), x.cos(), is_causal=True)
+    ring, heads = (tfn.plan(tfn.context_parallel(f, mesh, kind), (x,)) for kind in ("ring", "all_to_all"))
+    assert [(one.kind, times) for one, times, _ in ring.timeline.collectives] == [("send", 2 * 7)]
+    assert [(one.kind, times) for one, times, _ in heads.timeline.collectives] == [("all-to-all", 4)]
+    assert ring.timeline.wire_bytes == 14 * x.nbytes and heads.timeline.wire_bytes == 4 * x.nbytes * 7 / 8
+
+
 def test_equal_layers_cost_equally(world: int) -> None:
     def make(layers: int) -> tuple[Any, tuple[Any, torch.Tensor]]:
         with torch.device("meta"):

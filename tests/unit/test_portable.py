@@ -346,16 +346,32 @@ def test_a_forged_file_is_an_error_of_ours_or_a_trace(tmp_path: Path) -> None:
     assert loaded < 50
 
 
+LATE = {
+    "torch._dynamo",
+    "torch._inductor",
+    *(f"thunder_fn.{name}" for name in ("inspect", "optim", "parameters", "planning", "portable", "recipes")),
+}
+"""Modules that no program waits for which does not ask for them."""
+
+
 def test_another_process_runs_a_saved_step_and_traces_nothing(tmp_path: Path) -> None:
-    """It starts without Dynamo, whose import takes longer than all else: nothing is captured there."""
+    """It starts without Dynamo, whose import takes longer than all else, and without what few programs need. So does
+    a first jitted call.
+    """
     step = tfn.jit(tfn.value_and_grad(lambda w, x: (x @ w).sin().sum()))
     w, x = torch.ones(3), X
     tfn.save(step.lower(w, x), tmp_path / "step")
     text = (
         "import sys, torch, thunder_fn as tfn\n"
+        f"late = {LATE}\n"
+        "assert not late & set(sys.modules), late & set(sys.modules)\n"
         "step = tfn.load(sys.argv[1])\n"
         "value, grad = step(torch.ones(3), torch.linspace(-1, 1, 12).reshape(4, 3))\n"
-        "print(value.item(), grad.tolist(), 'torch._dynamo' in sys.modules)"
+        "print(value.item(), grad.tolist(), 'torch._dynamo' in sys.modules)\n"
+        "tfn.jit(lambda x: x.sin().relu().sum())(torch.ones(3, requires_grad=True)).backward()\n"
+        "tfn.jit(tfn.vmap(tfn.grad(lambda x: x.sin().sum())))(torch.ones(3, 2))\n"
+        "late -= {'thunder_fn.portable'}\n"
+        "assert not late & set(sys.modules), late & set(sys.modules)"
     )
     command = [sys.executable, "-c", text, str(tmp_path / "step")]
     found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()

@@ -257,12 +257,14 @@ def in_place(captured: Captured) -> Callable[[Sequence[Any], tuple[Any, ...]], A
 @dataclass(frozen=True, slots=True, eq=False)
 class _Kept:
     """A plan, and the conditions under which it serves a call. `sources` are the tensors that its
-    trace closes over: places among the tensors of the call, or tensors. `bare` are tensors to which
-    nobody has given an attribute. `root` is the function, as long as it lives.
+    trace closes over: places among the tensors of the call, or tensors, which `match` compares.
+    `bare` are tensors to which nobody has given an attribute. `root` is the function, as long as it
+    lives.
     """
 
     plan: Plan
     sources: tuple[int | torch.Tensor, ...]
+    match: Callable[..., bool]
     outside: Outside | None
     bare: tuple[torch.Tensor, ...]
     reads: Callable[..., bool] | None
@@ -273,6 +275,7 @@ class _Kept:
         """Test whether nothing has changed that the function read."""
         return (
             self.is_unchanged()
+            and self.match(*(one for one in self.sources if isinstance(one, torch.Tensor)))
             and (self.outside is None or self.outside.matches())
             and not any(map(internals.attributes, self.bare))
             and (self.reads is None or self.reads(*tensors))
@@ -383,7 +386,8 @@ def _run_first(
         sources = _sources(call, lifting.tensors, bare)
         if sources is not None and not any(map(internals.attributes, bare)):
             reads = _placed(call, lifting.captured.reads)
-            kept = _Kept(plan, sources, outside, bare, reads, is_unchanged, _weak(root))
+            match = internals.tensor_guard([one for one in sources if not isinstance(one, int)])
+            kept = _Kept(plan, sources, match, outside, bare, reads, is_unchanged, _weak(root))
             _CAPTURES.put(key, kept)
             return kept.run(call)
     once = dataclasses.replace(plan.captured, is_kept=False)  # so that it is not lowered

@@ -200,8 +200,10 @@ SPLIT = {
     **dict.fromkeys(("*.gate_proj.weight", "*.up_proj.weight"), "column"),
     **dict.fromkeys(("*.o_proj.weight", "*.down_proj.weight"), "row"),
     "lm_head.weight": "column",
+    "*embed_tokens.weight": "embedding",
+    "*norm.weight": "sequence",
 }
-"""torchtitan's plan, but for losses, norms and residuals, which it splits too."""
+"""torchtitan's plan, but for losses, which it splits too."""
 LENGTH, WORDS = 8192, 128256
 
 

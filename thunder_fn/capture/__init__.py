@@ -41,7 +41,7 @@ from thunder_fn.capture.numbers.counts import tensors_of_numbers
 from thunder_fn.capture.numbers.python_numbers import class_of_numbers
 from thunder_fn.capture.outside import frames
 from thunder_fn.capture.outside.process import noted_state
-from thunder_fn.capture.outside.properties import Read
+from thunder_fn.capture.outside.properties import Read, types_of
 from thunder_fn.capture.pytree import TENSOR
 from thunder_fn.capture.recorded import Decision
 from thunder_fn.capture.recorder import Recorder, current
@@ -95,10 +95,12 @@ class Write:
 
     `strides`: the tensor is its own view from then on, as after `t_()`, with other strides in the
         same memory.
+    `rebinds`: the tensor gets other memory, as by `x.data = y`, and its own keeps its content.
     """
 
     target: int | torch.Tensor
     strides: tuple[int, ...] | None = None
+    rebinds: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,10 +180,10 @@ class Captured:
         return len(self.trace.outputs) - len(self.writes) - self.num_effects
 
     def targets_among(self, count: int) -> list[int | torch.Tensor]:
-        """The tensors that are written to, but for the gradients that are fed: of the `count`
-        tensors of a call, or closed over.
+        """The tensors whose memory is written to, but for the gradients that are fed: of the
+        `count` tensors of a call, or closed over.
         """
-        targets = (write.target for write in self.writes)
+        targets = (write.target for write in self.writes if not write.rebinds)
         return [one for one in targets if not isinstance(one, int) or one < count]
 
     @property
@@ -330,7 +332,8 @@ class _Asked:
 @dataclass(frozen=True, slots=True)
 class _End:
     """The end of a function's run: what was found, but for the trace and what depends on it, and
-    the atoms of the outputs, the writes, the effects and the fed inputs.
+    the atoms of the outputs, the writes, the effects and the fed inputs. `met` are the tensors from
+    outside.
     """
 
     found: Captured
@@ -338,6 +341,7 @@ class _End:
     changes: tuple[tuple[Write, Atom], ...]
     effects: tuple[tuple[Effect, tuple[Atom, ...]], ...]
     fed: tuple[tuple[Feed, torch.Tensor | None], ...]
+    met: tuple[torch.Tensor, ...]
 
 
 _NO_TRACE = Trace((), (), (), (), ())
@@ -430,6 +434,9 @@ class _Attempt:
         }
         places = (self.place_of[i] for i in sorted(wrt) if i in self.place_of)
         internals.become_results([tracers[place] for place in places])
+        if self.asked.shares and self.recorder.outer is not None:
+            for place, tracer in tracers.items():  # the function may close over it too
+                self.recorder.identify(self.leaves[place], tracer)
         return list(tracers.values())
 
     def given(self, tracers: list[torch.Tensor]) -> list[Any]:
@@ -489,7 +496,8 @@ class _Attempt:
         )
         targets = [write.target for write, _ in changes]
         found = self.with_memory(begun, results, tracers, targets)
-        return _End(found, outputs, changes, effects, fed)
+        met = () if recorder.outer is not None else tuple(recorder.met.values())
+        return _End(found, outputs, changes, effects, fed, met)
 
     def with_memory(
         self,
@@ -534,9 +542,12 @@ class _Attempt:
             relations = (decision.relation for decision in bounds)
             constraints = tuple(dict.fromkeys((*relations, *trace.constraints)))
             trace = dataclasses.replace(trace, constraints=constraints)
+        given = {id(one) for one in (*self.tensors, *(c.tensor for c in trace.constants))}
+        unread = types_of(one for one in end.met if id(one) not in given)
         return dataclasses.replace(
             found,
             trace=trace,
+            reads=(*found.reads, *unread),
             writes=writes,
             decisions=(*bounds, *recorder.decisions.by_question.values()),
             aliases=tuple(_at(places, alias) for alias in found.aliases),
@@ -694,6 +705,7 @@ def _own_leaves(recorder: Recorder, results: list[Any]) -> Iterator[tuple[int, b
             and not is_wrapped(leaf)
             and leaf.requires_grad
             and internals.is_leaf(leaf)
+            and not recorder.history.is_given(leaf)
         ):
             var = recorder.var_of(leaf)
             if var is not None and var.index not in given:
@@ -793,7 +805,9 @@ def _changes(
         found += _written(recorder, f, Write(position), recorder.inputs[position], tracer)
     for tensor, tracer, before in recorder.lifted():
         found += _written(recorder, f, Write(tensor), before, tracer)
-    for rebound in recorder.modules.rebound():
+    watch = None if recorder.kept is None or recorder.outer is not None else frames.observer()
+    is_kept = lambda value: watch is None or id(value) in watch.contents
+    for rebound in recorder.modules.rebound(is_kept):
         var = recorder.var_of(recorder.lift(rebound.tracer))
         if var is not None:
             found.append(
@@ -823,7 +837,11 @@ def _check_marks(
     """
     _check_attributes(f, tracer, "from outside", vars(tensor))
     with internals.no_torch_function():
-        if required_grad is None or not tracer.is_leaf or tracer.requires_grad == required_grad:
+        if (
+            required_grad is None
+            or not internals.is_leaf(tracer)
+            or tracer.requires_grad == required_grad
+        ):
             return
         type = with_article(type_of_value(tracer))
     what = (
@@ -871,6 +889,8 @@ def _written(
         )
     if internals.is_own_view(tracer):
         write = dataclasses.replace(write, strides=_strides(tracer))
+    if recorder.history.is_rebound(tracer):
+        write = dataclasses.replace(write, rebinds=True)
     with internals.no_torch_function():
         is_leaf = recorder.kept is not None and tracer.is_leaf and tracer.requires_grad
     # what is written to a leaf is a constant for autograd, which a jitted function's caller knows
@@ -895,7 +915,7 @@ def _accumulated(
     """The gradient that `backward()` left in a leaf from outside. One that was changed in place
     is none any more.
     """
-    if not tracer.is_leaf:
+    if not internals.is_leaf(tracer):
         return []
     with internals.no_torch_function():
         after = tracer.grad

@@ -32,7 +32,8 @@ class Alias:
     is an element of the result; a real number, if one of them is complex and the other is not.
     `bits` are the ops that make the result of what lies in memory. `is_written`: the function
     writes to the source. `is_of_result`: the source is another result, by position, with the
-    strides `within`; or with the same layout, if that is None.
+    strides `within`; or with the same layout, if that is None. `is_apart`: the two meet over a
+    `detach` or the like, so that autograd gives each a history of its own.
     """
 
     result: int
@@ -45,6 +46,7 @@ class Alias:
     is_written: bool = True
     is_of_result: bool = False
     within: tuple[int, ...] | None = None
+    is_apart: bool = False
 
     @property
     def is_symbolic(self) -> bool:
@@ -68,6 +70,12 @@ class Alias:
             found = view(found)
         return found
 
+    def in_place_of(self, source: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """The result, with the history of its value, in the memory of the source."""
+        if not self.is_apart:
+            return self.of(source)
+        return with_memory(value, self.of(source.detach()))
+
     def of_result(self, source: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """The result, as a view of the source; its value, if an executor has laid the source out
         in its own way.
@@ -86,6 +94,14 @@ class Alias:
         return dataclasses.replace(self, size=size, stride=stride, offset=number(self.offset)).of(
             source
         )
+
+
+def with_memory(value: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+    """The value, with the history that it has, in a memory that holds it too."""
+    if not value.requires_grad:
+        return memory
+    value.data = memory
+    return value
 
 
 def aliases_of(
@@ -151,7 +167,8 @@ def _of_written(
     if views is None or overlaps(given):
         return None
     whole, *_, value = internals.laid_out_as(views, given)
-    return _in_memory(place, value, target, whole, is_written=True)
+    alias = _in_memory(place, value, target, whole, is_written=True)
+    return alias and dataclasses.replace(alias, is_apart=len(views) > 1)
 
 
 def _in_memory(

@@ -357,7 +357,7 @@ def restride(target: torch.Tensor, strides: tuple[int, ...]) -> None:
     )
     if is_permuted and new != tuple(target.stride()):
         with torch.set_grad_enabled(
-            torch.is_grad_enabled() and not (target.requires_grad and target.is_leaf)
+            torch.is_grad_enabled() and not (target.requires_grad and internals.is_leaf(target))
         ):
             target.as_strided_(shape, new, target.storage_offset())
 
@@ -371,11 +371,21 @@ def write(target: torch.Tensor, value: torch.Tensor) -> None:
         if value.stride() == target.stride() and value.storage_offset() == target.storage_offset():
             return
         value = value.clone()
-    if target.requires_grad and target.is_leaf:
+    if target.requires_grad and internals.is_leaf(target):
         with torch.no_grad():
             target.copy_(value)
     else:
         target.copy_(value)
+
+
+def rebind(target: torch.Tensor, value: torch.Tensor, *others: Any) -> None:
+    """Give a tensor the memory of its new value; of a program, whose memory may be used again, if
+    one of its other arguments and results lies there.
+    """
+    memory = internals.storage_id(value)
+    tensors = (one for one in others if isinstance(one, torch.Tensor))
+    is_free = not others or any(internals.storage_id(one) == memory for one in tensors)
+    target.data = value.detach() if is_free else value.detach().clone()
 
 
 def write_to_result(target: torch.Tensor, value: torch.Tensor) -> None:
@@ -384,7 +394,7 @@ def write_to_result(target: torch.Tensor, value: torch.Tensor) -> None:
     Raises:
         RuntimeError: it is a leaf that requires grad, as PyTorch has it.
     """
-    if target.is_leaf and target.requires_grad and torch.is_grad_enabled():
+    if internals.is_leaf(target) and target.requires_grad and torch.is_grad_enabled():
         what = "a leaf Variable that requires grad is being used in an in-place operation."
         raise RuntimeError(what)
     write(target, value)
@@ -411,7 +421,8 @@ def write_back(
         target = place(one.target)
         if one.strides is not None:
             restride(target, one.strides)
-        write(target if recorder is None else recorder.lift(target), value)
+        put = rebind if one.rebinds else write
+        put(target if recorder is None else recorder.lift(target), value)
     for effect in captured.effects:
         effect.apply(outputs[first : first + effect.count], inputs)
         first += effect.count
@@ -419,7 +430,7 @@ def write_back(
     for alias in captured.aliases:
         target = place(alias.source)
         if alias.is_written and recorder is None and not is_wrapped(target):
-            results[alias.result] = alias.of(target)
+            results[alias.result] = alias.in_place_of(target, results[alias.result])
             placed.add(alias.result)
     for shared in captured.shared:
         source = place(shared.source)

@@ -114,8 +114,8 @@ def check_aliases(
     for target in targets:
         tensor = tensors[target] if isinstance(target, int) else target
         for other, position, alias in known:
-            is_itself = position == target if isinstance(target, int) else alias is target
-            if not is_itself and _have_one_memory(tensor, alias):
+            own = target if isinstance(target, int) else None
+            if (position != own or alias is not tensor) and _have_one_memory(tensor, alias):
                 what = (
                     f"tensor argument {target}"
                     if isinstance(target, int)

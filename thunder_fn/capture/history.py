@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.capture.overlaps import check_overlaps
+from thunder_fn.capture.overlaps import check_overlaps, overlaps
 from thunder_fn.capture.replaced.autograd_functions import AUTOGRAD_FUNCTION
 from thunder_fn.errors import AliasedMutation
 from thunder_fn.ir import ops
-from thunder_fn.ir.trace import Literal, Op, Var
+from thunder_fn.ir.trace import Literal, Op, Source, Var
 
 if TYPE_CHECKING:
     from thunder_fn.capture.recorded import Leaf
@@ -56,6 +56,15 @@ class _Link(NamedTuple):
     between: tuple[Memory, ...]
 
 
+def _overlapping_error(source: Source | None) -> AliasedMutation:
+    what = (
+        "a tensor whose elements share memory (`expand`) was detached, and some of them are written"
+        " to"
+    )
+    fix = "Write to the tensor that is expanded, or to a clone."
+    return AliasedMutation(what, source=source, fix=fix)
+
+
 class History:
     """The histories of a recorder's variables. Without `is_tracked` every variable's is the way its
     value came.
@@ -69,6 +78,7 @@ class History:
         self.is_tracked = is_tracked
         self.base_grad = torch.is_grad_enabled()
         self._off: set[int] = set()
+        self._stops: set[int] = set()
         self._before: dict[int, Var] = {}
         self._made_by: dict[int, tuple[str, tuple[Var, ...]]] = {}
         self._views: dict[int, Leaf] = {}
@@ -78,6 +88,7 @@ class History:
         self._updating = False
         self.writes = 0
         self._written: set[int] = set()
+        self._rebound: set[int] = set()
         self._kept: list[torch.Tensor] = []
         self._links: list[_Link] = []
         self._apart: list[tuple[set[int], list[Callable[[], bool]], str]] = []
@@ -158,14 +169,20 @@ class History:
                 op, args = ops.NO_GRAD, (var,)
             (known,) = recorder.emit(op, args, (var.type,), ())
             recorder.scope.detached[var.index] = known
+            if op == ops.NO_GRAD:
+                self._stops.add(known.index)
         return known
 
     def is_stopped(self, var: Var) -> bool:
-        """Test whether the variable is a constant here: it was made where gradients are off, not
-        changed there.
+        """Test whether the variable is a constant here, or a view of one: made where gradients are
+        off, not changed there.
         """
-        before = self._before.get(var.index)
-        return self.read(var) != var and (before is None or not self._has_history(before))
+        before, viewed = self._before.get(var.index), self.recorder.viewed.get(var.index)
+        return (
+            var.index in self._stops
+            or (self.read(var) != var and (before is None or not self._has_history(before)))
+            or (viewed is not None and self.is_stopped(viewed))
+        )
 
     def _has_history(self, var: Var) -> bool:
         """Test whether autograd follows the variable, or the value that its memory held before
@@ -308,6 +325,11 @@ class History:
             history = self.read(known(internals.inner_fake(tracer)))
         fake = self._with_history(internals.inner_fake(value), history)
         self._link(internals.memory_in(value), internals.give_memory(tracer, fake))
+        self._rebound.add(id(tracer))
+
+    def is_rebound(self, tracer: torch.Tensor) -> bool:
+        """Tell whether a tracer from outside has been given other memory."""
+        return id(tracer) in self._rebound
 
     def part(self, source: torch.Tensor, result: torch.Tensor, name: str) -> None:
         """A result shares memory with a source in eager mode, and not in the trace: while both
@@ -404,6 +426,8 @@ class History:
                     if here is None or there is None or internals.storage_id(here) != memory:
                         continue
                     if internals.storage_id(there) not in told:
+                        if here is alias and overlaps(here):
+                            raise _overlapping_error(self.recorder.source)
                         history = self._followed(self.recorder.known(internals.read_memory(there)))
                         internals.write_memory(
                             there, self._with_history(internals.read_memory(here), history, write)

@@ -190,7 +190,6 @@ class Kept:
     objects: dict[int, tuple[Any, str]] = field(default_factory=dict)
     contents: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     feeds: list[Feed] = field(default_factory=list)
-    steps: list[tuple[Any, Any]] = field(default_factory=list)
     given: dict[Place, Any] = field(default_factory=dict)
     met: dict[int, tuple[Any, str]] = field(default_factory=dict)
     places: dict[Place, tuple[Any, Any]] = field(default_factory=dict)
@@ -201,31 +200,13 @@ class Kept:
     counts: dict[int, Any] = field(default_factory=dict)
     skips: list[tuple[set[int], torch.Tensor]] = field(default_factory=list)
 
-    @property
-    def is_stepping(self) -> bool:
-        """Test whether the step of a kept object runs, as it is written for eager mode."""
-        return bool(self.steps)
-
     def begin(self, value: Any) -> None:
-        """Begin a step: PyTorch's code takes its eager branches, and its reads are guarded here."""
+        """Begin a step, whose reads are guarded here."""
         self.met.setdefault(id(value), (value, type(value).__name__))
         if not self.recorder.symbolic:
             raise MustFeed(self.wanted)
         self.take(*self.met[id(value)])
-        self.steps.append((frames.pause(), internals.eager_branches()))
-        self.steps[-1][1].__enter__()
-
-    def end(self, value: Any) -> None:
-        """End the step."""
-        if self.steps:
-            watching, branches = self.steps.pop()
-            branches.__exit__(None, None, None)
-            frames.resume(watching)
-
-    def give_up(self) -> None:
-        """End all steps, one of which has failed."""
-        while self.steps:
-            self.steps.pop()[1].__exit__(None, None, None)
+        self.recorder.begin_step()
 
     def take(self, value: Any, path: str) -> None:
         """Watch an object from now on."""
@@ -385,20 +366,33 @@ class Kept:
             UnsupportedCall: some items of a list are new, and others are not.
         """
         found, before = list(self.stored()), len(self.places)
+        stored = self.recorder.modules.stored
+        of_modules = {(id(one.holder), one.name) for one in stored if one.is_read}
         watch = frames.observer()
         for holder, key, old, now in found:
             if key is None and isinstance(holder, list) and any(a is b for a in old for b in now):
                 what = "the function puts a tensor between the items of a list from outside"
                 fix = "Append it, or store it in a dict or in an attribute."
                 raise UnsupportedCall(what, source=None, fix=fix)
-            place, is_read = (id(holder), key), watch and ("key", id(holder), key) in watch.edges
-            if is_read and isinstance(now, torch.Tensor) and _is_plain(old):
+            place = id(holder), key
+            is_read = place in of_modules or (watch and ("key", *place) in watch.edges)
+            is_fed = is_read and isinstance(now, torch.Tensor) and _is_plain(old)
+            if is_fed and not self._is_elsewhere(old, place):
                 self.places.setdefault(place, (holder, key))
             if key is APPENDED and not old:  # it may be emptied before
                 self.empty.append(holder)
         if len(self.places) > before:
             raise MustFeed(self.wanted)
         return found
+
+    def _is_elsewhere(self, tensor: torch.Tensor, place: Place) -> bool:
+        """Test whether the function can reach a tensor in another way than by this place."""
+        modules, watch = self.recorder.modules, frames.observer()
+        here = any((id(one.holder), one.name) == place for one in modules.stored)
+        edges = () if watch is None else watch.edges.values()
+        return modules.held[id(tensor)] > here or any(
+            edge.value is tensor and (id(edge.holder), edge.key) != place for edge in edges
+        )
 
     def stored(self) -> Iterator[tuple[Any, Any, Any, Any]]:
         """Find tensors of the trace in places outside: holder, key, the value before and now."""
@@ -416,6 +410,8 @@ class Kept:
         for held, before in watch.contents.values():
             if id(held) not in self.contents and _has_tracers(held):
                 yield from _stored_in(held, before)
+        for one in self.recorder.modules.stored:
+            yield one.holder, one.name, one.before, one.holder.get(one.name, ABSENT)
 
     def _is_moving(self, holder: Any, key: Any, now: Any) -> bool:
         before = self.contents[id(holder)][1]
@@ -490,8 +486,12 @@ class Kept:
     def state(self) -> tuple[KeptState, ...]:
         """The guards of the objects: all that they held before, but for the feeds."""
         is_whole = bool(self.objects) and self.recorder.symbolic
-        if not (is_whole or self.places or self.empty):
+        modules = self.recorder.modules.stored
+        if not (is_whole or self.places or self.empty or modules):
             return ()
+        used = {id(tensor) for tensor, _, _ in self.recorder.lifted()}
+        unread = (one for one in modules if one.is_read is False and id(one.before) not in used)
+        free = {(id(one.holder), one.name) for one in unread}
         name = ", ".join(path for _, path in self.objects.values()) or "what it stores tensors in"
         contents, fed = tuple(self.contents.values()) if is_whole else (), frozenset(self.given)
         contents += tuple((one, []) for one in self.empty)
@@ -499,11 +499,13 @@ class Kept:
         numbers = tuple(self.feeds)
         places = tuple((*one, self.given[place]) for place, one in self.places.items())
         options: dict[str, Any] = {"wanted": self.wanted, "tensors": tensors, "places": places}
+        placed = self.places.keys() & {(id(one.holder), one.name) for one in modules}
+        options["stored"] = frozenset(free | placed)
         return (KeptState(name, contents, fed, numbers, **options),)
 
     def restore(self) -> None:
         """Give the objects back what they held before."""
-        self.give_up()
+        self.recorder.give_up_steps()
         for holder, key, before, _ in tuple(self.stored()):
             if key is APPENDED:
                 put(holder, None, before)
@@ -635,6 +637,7 @@ class KeptState:
     refused: frozenset[Place] = frozenset()
     tensors: tuple[tuple[Any, Any], ...] = ()
     places: tuple[tuple[Any, Any, torch.Tensor], ...] = ()
+    stored: frozenset[Place] = frozenset()
     quick: Callable[[], bool] | None = None
     slow: tuple[tuple[Any, Any], ...] = ()
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections import OrderedDict, deque
-from collections.abc import Collection, Iterator
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Collection, Container, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeGuard
@@ -20,6 +20,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
+from thunder_fn.capture.outside.reads import ABSENT, Place, value_read
 from thunder_fn.errors import EscapedTracer, with_article
 from thunder_fn.ir.trace import Source, type_of_value
 
@@ -64,62 +65,79 @@ class _State:
     contents: dict[str, tuple[Any, Any]]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Stored:
+    """An attribute of a module, or a buffer of another type, that the function gives a tensor: the
+    dict that holds it, its name, and what was there before. `is_read`: the function asks the module
+    for that; None if nothing tells.
+    """
+
+    holder: dict[str, Any]
+    name: str
+    before: Any
+    is_read: bool | None
+
+
 @dataclass(slots=True)
 class WatchedModules:
     """The modules of one capture. If it `is_exclusive`, no other thread captures modules until
-    they are restored.
+    they are restored. `held` counts the places of each value before the capture.
     """
 
     is_exclusive: bool = False
-    states: dict[torch.nn.Module, _State] = dataclasses.field(default_factory=dict)
+    states: dict[int, _State] = dataclasses.field(default_factory=dict)
+    stored: list[Stored] = dataclasses.field(default_factory=list["Stored"])
+    held: Counter[int] = dataclasses.field(default_factory=Counter[int])
 
     def watch(self, module: torch.nn.Module, path: str = "") -> None:
         """Remember what the module holds, the first time."""
-        if module in self.states:
+        if id(module) in self.states:
             return
         if self.is_exclusive and not self.states:
             TRACING.acquire()
-        self.states[module] = _state(module, path)
+        self.states[id(module)] = _state(module, path)
 
-    def rebound(self) -> list[Rebound]:
-        """Buffers that were bound to new tensors; every module as it was.
+    def rebound(self, is_kept: Callable[[Any], bool]) -> list[Rebound]:
+        """Buffers that were bound to new tensors; every module as it was, but for the attributes
+        that are `stored`. `is_kept` tells whether a container of a module may hold tracers.
 
         Raises:
-            EscapedTracer: a tracer is left in another attribute.
+            EscapedTracer: a tracer is left in a parameter, or in another container.
         """
         found: list[Rebound] = []
         escaped: list[tuple[_State, str]] = []
         for state in self.states.values():
-            for section, name, value in _current(state.module):
-                before = state.entries.get((section, name))
-                if value is before or not holds_tracer(value) or holds_tracer(before):
-                    continue
+            self.held.update(map(id, state.entries.values()))
+            for section, name, value, before in _given_tensors(state):
                 if _is_rebound(before, section, value):
                     found.append(Rebound(before, value))
-                elif not _is_recomputed(state.module, name):
+                elif section == "_parameters":
                     escaped.append((state, name))
+                elif not _is_recomputed(state.module, name):
+                    is_read = _is_read(state.module, section, name, before)
+                    holder = _section(state.module, section)
+                    self.stored.append(Stored(holder, name, before, is_read))
             for name, (value, before) in state.contents.items():
-                if _has_new_tracer(value, before) and not _is_recomputed(state.module, name):
+                is_new = _has_new_tracer(value, before) and not is_kept(value)
+                if is_new and not _is_recomputed(state.module, name):
                     escaped.append((state, name))
         self.restore(tracers_only=not escaped)
         if escaped:
             raise _escaped_error(*escaped[0])
         return found
 
-    def take_assigned(
-        self, modules: Collection[torch.nn.Module], written: Collection[tuple[torch.nn.Module, str]]
-    ) -> list[Assigned]:
-        """Attributes of these modules that were bound, buffers among them; each holds again what it
-        held.
+    def take_assigned(self, modules: Collection[int], written: Collection[Place]) -> list[Assigned]:
+        """Attributes of these modules, named by their identity, that were bound, buffers among
+        them; each holds again what it held.
 
         `written` are those that were set, maybe to their old values.
         """
         found: list[Assigned] = []
         for state in (state for module, state in self.states.items() if module in modules):
             for section, name, value in list(_current(state.module)):
-                before = state.entries.get((section, name), _ABSENT)
-                is_same = value is before and (state.module, name) not in written
-                if isinstance(value, torch.nn.Module) and value not in modules:
+                before = state.entries.get((section, name), ABSENT)
+                is_same = value is before and Place(state.module, name) not in written
+                if isinstance(value, torch.nn.Module) and id(value) not in modules:
                     continue
                 if (
                     section not in ("", "_buffers", "_modules")
@@ -139,8 +157,9 @@ class WatchedModules:
         if not self.states:
             return
         try:
+            stored = {(id(one.holder), one.name) for one in self.stored}
             for state in self.states.values():
-                _restore(state, tracers_only)
+                _restore(state, tracers_only, stored)
         finally:
             self.states.clear()
             if self.is_exclusive:
@@ -172,6 +191,26 @@ def _state(module: torch.nn.Module, path: str) -> _State:
         if section == "" and type(value) in _CONTAINERS
     }
     return _State(module, path, entries, contents)
+
+
+def _given_tensors(state: _State) -> Iterator[tuple[str, str, Any, Any]]:
+    """(section, name, value, value before) of what the function gave a tensor: one of the trace, or
+    as a plain attribute one from outside.
+    """
+    for section, name, value in _current(state.module):
+        before = state.entries.get((section, name), ABSENT)
+        is_other = section == "" and isinstance(value, torch.Tensor)
+        if value is not before and not holds_tracer(before) and (is_other or holds_tracer(value)):
+            yield section, name, value, before
+
+
+def _is_read(module: torch.nn.Module, section: str, name: str, before: Any) -> bool | None:
+    """Test whether the function asks a module for what an attribute held before; None if nothing
+    tells.
+    """
+    if section or name.startswith("__"):
+        return None
+    return value_read(Place(module, name)) is before
 
 
 def _current(module: torch.nn.Module) -> Iterator[tuple[str, str, Any]]:
@@ -257,23 +296,25 @@ def _escaped_error(state: _State, name: str) -> EscapedTracer:
         else None
     )
     return EscapedTracer(
-        f"a traced tensor was stored in the attribute `{name}` of {with_article(cls.__name__)},"
-        " where it would outlive the trace",
+        f"a traced tensor was stored in the parameter or container `{name}` of"
+        f" {with_article(cls.__name__)}, where it would outlive the trace",
         source=source,
-        fix=("Return it, or make it a buffer (`register_buffer`) that keeps its dtype and shape."),
+        fix="Return it, or store it in an attribute.",
     )
 
 
-def _restore(state: _State, tracers_only: bool) -> None:
+def _restore(state: _State, tracers_only: bool, stored: Container[tuple[int, str]]) -> None:
     for section, name, value in list(_current(state.module)):
-        before = state.entries.get((section, name), _ABSENT)
+        before = state.entries.get((section, name), ABSENT)
         if value is before or holds_tracer(before) or (tracers_only and not holds_tracer(value)):
+            continue
+        if tracers_only and (id(_section(state.module, section)), name) in stored:
             continue
         _put(state.module, section, name, before)
     if tracers_only:
         return
     for (section, name), value in state.entries.items():
-        held = state.module.__dict__.get(section, {}) if section else state.module.__dict__
+        held = _section(state.module, section)
         if name not in held and not holds_tracer(value):
             held[name] = value
     for value, before in state.contents.values():
@@ -281,12 +322,14 @@ def _restore(state: _State, tracers_only: bool) -> None:
             _refill(value, before)
 
 
-_ABSENT: Any = object()
+def _section(module: torch.nn.Module, section: str) -> dict[str, Any]:
+    """The dict that holds what is in a section of a module."""
+    return module.__dict__.get(section, {}) if section else module.__dict__
 
 
 def _put(module: torch.nn.Module, section: str, name: str, value: Any) -> None:
-    held = module.__dict__[section] if section else module.__dict__
-    if value is _ABSENT:
+    held = _section(module, section)
+    if value is ABSENT:
         del held[name]
     else:
         held[name] = value

@@ -22,6 +22,8 @@ from thunder_fn.ir.trace import TensorType
 
 NAMESPACE = "thunder_fn"
 PyTreeSpec = optree.PyTreeSpec
+MAX_DEPTH = 150
+"""So many containers may lie in one another: Python's parser takes 200 in an expression."""
 
 _lock = threading.Lock()
 _registered: set[type] = set()
@@ -31,21 +33,36 @@ def flatten(tree: Any) -> tuple[list[Any], PyTreeSpec]:
     """Leaves in order, and the structure. None is a node without leaves.
 
     Raises:
-        UnsupportedInput: a container holds itself.
+        UnsupportedInput: a container holds itself, or containers lie too deep in one another.
     """
     try:
         leaves, spec = optree.tree_flatten(tree, namespace=NAMESPACE)
     except RecursionError:
         what = f"{with_article(type(tree).__name__)} of arguments, attributes or results has no end"
         raise UnsupportedInput(
-            f"{what}: a list, tuple or dict in it holds itself\nBreak the circle."
+            f"{what}: a list, tuple or dict in it holds itself, or a thousand lie in one another\n"
+            "Break the circle, or hold them in one list."
         ) from None
+    if spec.num_nodes - len(leaves) > MAX_DEPTH:
+        _check_depth(spec)
     unknown = {type(leaf) for leaf in leaves if _is_container(leaf)}
     if not unknown:
         return leaves, spec
     for cls in unknown:
         _register(cls)
     return flatten(tree)
+
+
+@functools.lru_cache(maxsize=256)
+def _check_depth(spec: PyTreeSpec) -> None:
+    row, depth = [spec], 0
+    while row := [part for one in row for part in one.children()]:
+        depth += 1
+    if depth > MAX_DEPTH:
+        what = f"arguments, attributes or results are nested {depth} containers deep"
+        raise UnsupportedInput(
+            f"{what}, and at most {MAX_DEPTH} are supported\nHold them in one list."
+        )
 
 
 def unflatten(spec: PyTreeSpec, leaves: Sequence[Any]) -> Any:

@@ -33,6 +33,7 @@ from thunder_fn.capture.modules import WatchedModules
 from thunder_fn.capture.numbers.decided import Decisions
 from thunder_fn.capture.numbers.known_values import KnownValues
 from thunder_fn.capture.numbers.python_numbers import MATH, as_python
+from thunder_fn.capture.outside import frames
 from thunder_fn.capture.outside.properties import GPU, Properties, attribute
 from thunder_fn.capture.recorded import Layout, Leaf, Scope
 from thunder_fn.capture.replaced.default_dtype import promoted
@@ -194,10 +195,13 @@ class Recorder:
         self.contiguous: set[int] = set()
         self.gradients = Gradients(self)
         self.kept: Kept | None = None
+        self.steps: list[tuple[Any, Any]] = []
         self.inside = inside or (outer.inside if outer is not None else "")
         self.given: list[torch.Tensor] = []
         self.results_from_outside: list[tuple[torch.Tensor, Any, torch.Tensor]] = []
         self._outside: dict[int, torch.Tensor] = {}
+        self.met: dict[int, torch.Tensor] = {} if outer is None else outer.met
+        """The tensors from outside, by their id, that this capture or one in it has met."""
         self.required_grad: dict[int, bool] = {}
         self._tracers: list[weakref.ref[torch.Tensor]] = []
 
@@ -275,12 +279,14 @@ class Recorder:
             tracer = reference()
             if type(tracer) is internals.Tracer:
                 internals.set_class(tracer, EscapedValue)
+        self.give_up_steps()
         self._tracers.clear()
         self.arguments.clear()
         self.filled = ()
         self.given.clear()
         self.results_from_outside.clear()
         self._outside.clear()
+        self.met = {}
         self.required_grad.clear()
         self._vars.clear()
         self._lifted.clear()
@@ -309,6 +315,25 @@ class Recorder:
             yield
         finally:
             self.scope = outer
+
+    def begin_step(self) -> None:
+        """Begin the step of an optimizer: PyTorch's code takes its eager branches, which compute
+        with Python's numbers.
+        """
+        self.steps.append((frames.pause(), internals.eager_branches()))
+        self.steps[-1][1].__enter__()
+
+    def end_step(self) -> None:
+        """End the step."""
+        if self.steps:
+            watching, branches = self.steps.pop()
+            branches.__exit__(None, None, None)
+            frames.resume(watching)
+
+    def give_up_steps(self) -> None:
+        """End all steps, one of which has failed."""
+        while self.steps:
+            self.steps.pop()[1].__exit__(None, None, None)
 
     @contextmanager
     def detaches(self) -> Generator[None]:
@@ -343,6 +368,8 @@ class Recorder:
         """
         tracer, var = self._trace_like(tensor, layout, is_differentiated=is_differentiated)
         self.inputs.append(var)
+        if is_differentiated:
+            self.properties.differentiated.add(id(tracer))
         if has_value:
             self.values.give(var, tensor)
         self.arguments.append(tensor)
@@ -420,6 +447,8 @@ class Recorder:
         if not owned:
             self.gradients.take(tensor, tracer)
             self.properties.take(tensor, tracer, is_same=True)
+            if not (internals.is_tracer(tensor) or is_wrapped(tensor)):
+                self.met[id(tensor)] = tensor
         return tracer
 
     def take_kept(self) -> None:
@@ -568,6 +597,8 @@ class Recorder:
         name = op.name
         if name in LIFTS:
             self._bind_fresh(args[0], result)
+        elif name == "aten.alias.default" and self.track_no_grad:  # such as `x[...]`
+            self._record(ops.RESHAPE, (args[0], tuple(result.shape)), {}, result)
         elif name in ALIASES and not (
             name == "aten.detach.default" and self.detaching and self.track_no_grad
         ):

@@ -296,7 +296,7 @@ class ScopeMode(TorchFunctionMode):
             if array is None:
                 raise memory_error(func, recorder.source)
             return array
-        if recorder.kept is not None and recorder.kept.is_stepping:
+        if recorder.steps:
             kwargs = _with_numbers(kwargs)
         instead = INSTEAD.get(func) or with_tensor_scalars(func, kwargs)
         if instead is not None:

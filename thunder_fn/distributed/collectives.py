@@ -41,6 +41,18 @@ def added_up(flat: torch.Tensor, group: Group) -> torch.Tensor:
     return collectives.wait_tensor(collectives.all_reduce(flat, "sum", group.name))
 
 
+def reduce_scattered(flat: torch.Tensor, group: Group) -> torch.Tensor:
+    """This rank's part of the sum over ranks."""
+    if not flat.numel():
+        return flat
+    if flat.is_complex():
+        parts = reduce_scattered(torch.view_as_real(flat).reshape(-1), group)
+        return torch.view_as_complex(parts.reshape(-1, 2))
+    return collectives.wait_tensor(
+        collectives.reduce_scatter_tensor(flat, "sum", group.size, group.name)
+    )
+
+
 def divided_gradient(x: torch.Tensor, size: float) -> torch.Tensor:
     """x, with gradients divided by the number of ranks that add theirs."""
     if size == 1 or not (x.is_floating_point() or x.is_complex()):

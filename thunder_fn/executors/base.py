@@ -38,7 +38,11 @@ additions and multiplications, by the precision of intermediates.
 """
 
 RunFunction: TypeAlias = Callable[..., tuple[Any, ...]]
-Checker: TypeAlias = Callable[..., bool]
+Checker: TypeAlias = Callable[..., bool | str]
+"""It says whether an executor takes a call. A text is a no as well, and the reason: the call is
+what the executor is for, but not on this machine, say. Nobody is warned of a plain no.
+"""
+SAID_NO = "said no"
 E = TypeVar("E", bound="Executor")
 
 
@@ -129,6 +133,13 @@ class Executor:
         name: an identifier; no two executors of one program have the same.
         version: for people, and for caches of what was compiled.
         numerics: how far its results may be from those of `evaluate`.
+
+    Example:
+        >>> import thunder_fn as tfn
+        >>> class Fast(tfn.extend.Executor):  # `answer` takes equations, `finish` whole programs
+        ...     note = "multiplies faster"
+        >>> Fast("fast", version="0.1", numerics="bitwise")
+        <executor fast 0.1, bitwise>
     """
 
     after: tuple[str, ...] = ()
@@ -259,7 +270,8 @@ def ask_checker(checker: Checker | None, equation: Equation, where: str) -> str 
     if mismatch is not None:
         return f"the checker {name} cannot be called with these arguments: {mismatch}"
     try:
-        accepted = bool(call.apply(checker))
+        answer = call.apply(checker)
+        accepted = bool(answer)
     except Exception as error:
         raise ExecutorError(
             located_in(
@@ -268,7 +280,9 @@ def ask_checker(checker: Checker | None, equation: Equation, where: str) -> str 
                 "A checker sees types only: return False for calls that the executor cannot run.",
             )
         ) from error
-    return None if accepted else f"the checker {name} said no"
+    if isinstance(answer, str):
+        return answer or f"the checker {name} {SAID_NO}"
+    return None if accepted else f"the checker {name} {SAID_NO}"
 
 
 class FusionExecutor(Executor):
@@ -351,7 +365,7 @@ class FusionExecutor(Executor):
 
         Args:
             checker: takes the op's arguments, tensors without values among them, and says whether
-                this call may.
+                this call may. A text is a no, and the reason.
         """
         _check_callable(checker, f"{self.name}.register_supported")
         self.register(dict.fromkeys(keys_of(op, f"{self.name}.register_supported"), (checker,)))

@@ -36,7 +36,7 @@ from thunder_fn.executors.base import (
     Run,
     RunFunction,
 )
-from thunder_fn.executors.decisions import INSTEAD, TOO_SMALL, Decision, how
+from thunder_fn.executors.decisions import IN_ITSELF, INSTEAD, TOO_SMALL, Decision, how
 from thunder_fn.executors.eligibility import (
     TORCH,
     called,
@@ -284,7 +284,7 @@ class _Claiming:
         for executor in self.executors:
             answer = executor.answer(equation)
             if isinstance(answer, Instead) and answer.rule in busy:
-                answer = Refused("inside its own transform")
+                answer = Refused(IN_ITSELF)
             if isinstance(answer, Fuse) and not fuse:
                 answer = Refused(TOO_SMALL)
             if not isinstance(answer, Refused):

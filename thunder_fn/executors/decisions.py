@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from thunder_fn.executors.base import Answer, Fuse, Instead, Refused, Run
 
 TOO_SMALL = "the region would be too small"
+IN_ITSELF = "inside its own transform"
 INSTEAD = "computes something else instead"
 
 

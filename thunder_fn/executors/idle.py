@@ -1,4 +1,4 @@
-"""Compilers that were asked for and take nothing of a program: one warning says why."""
+"""Executors that were asked for and take nothing of a program: one warning says why."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from thunder_fn.errors import RegionWarning, located
-from thunder_fn.executors.base import NOT_REGISTERED, Executor, FusionExecutor
+from thunder_fn.executors.base import NOT_REGISTERED, SAID_NO, Executor, FusionExecutor
 from thunder_fn.executors.claims import Claimed, claim
-from thunder_fn.executors.decisions import TOO_SMALL, Decision
+from thunder_fn.executors.decisions import IN_ITSELF, TOO_SMALL, Decision
 from thunder_fn.executors.operator_executor import GRAD_ONLY
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import ops
 from thunder_fn.ir.trace import Equation, Source, TensorType, Trace
 
-NOTHING_TO_TAKE = (NOT_REGISTERED.reason, GRAD_ONLY.reason, TOO_SMALL)
+NOTHING_TO_TAKE = (NOT_REGISTERED.reason, GRAD_ONLY.reason, TOO_SMALL, IN_ITSELF)
 """Reasons that leave nothing slow."""
 
 SHOWN = 3
@@ -41,15 +41,15 @@ def _inside(claimed: Claimed, executors: Sequence[Executor]) -> Iterator[Decisio
 
 
 def warn_of_idle(asked: Sequence[Executor], claimed: Claimed, source: Source | None) -> None:
-    """Warn of each compiler that was asked for and refuses all that it is asked about in a program,
+    """Warn of each executor that was asked for and refuses all that it is asked about in a program,
     and say why.
 
     There is no warning where nothing is lost, as where a compiler is left with a single small op.
-    Checkers of single operators refuse as their authors mean it: `tfn.explain_claims` tells.
+    A checker of single operators that says no means that a call is not for it; if it gives a
+    reason, the call would be.
     """
     busy = {decision.taken_by for decision in claimed.log}
-    compilers = (one for one in asked if isinstance(one, FusionExecutor))
-    idle = [one for one in compilers if one.name not in busy]
+    idle = [one for one in asked if one.claims and one.name not in busy]
     log = (*claimed.log, *(_inside(claimed, claimed.asked) if idle else ()))
     views = {one.op.name for one in claimed.trace.equations if ops.is_view(one.op) or is_empty(one)}
     left = [one for one in log if one.op not in views and one.taken_by in (None, "torch")]
@@ -69,16 +69,17 @@ def is_empty(equation: Equation) -> bool:
     return any(isinstance(one, TensorType) and 0 in one.shape for one in types)
 
 
-def _reasons(executor: FusionExecutor, left: Sequence[Decision]) -> str | None:
+def _reasons(executor: Executor, left: Sequence[Decision]) -> str | None:
     """The commonest reasons of an executor to refuse what PyTorch's own kernels run; None if it is
     asked about nothing, or about too little.
     """
-    found = Counter[tuple[str, str]]()
+    found, compiles = Counter[tuple[str, str]](), isinstance(executor, FusionExecutor)
     for decision in left:
         reason = dict(decision.refusals).get(executor.name, NOT_REGISTERED.reason)
-        if reason not in NOTHING_TO_TAKE:
+        is_plain = not compiles and reason.endswith(SAID_NO)
+        if reason not in NOTHING_TO_TAKE and not is_plain:
             found[decision.op, reason] += decision.times
     times = sum(times for (op, _), times in found.items() if op.startswith("aten."))
-    if times < executor.min_size:
+    if isinstance(executor, FusionExecutor) and times < executor.min_size:
         return None
     return "".join(f"\n  {op}: {reason}" for (op, reason), _ in found.most_common(SHOWN)) or None

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from thunder_fn.derived.quirks.attention import without_log_sums
 from thunder_fn.executors.reuse import CLONE
-from thunder_fn.interpreters.noops import same_as
+from thunder_fn.interpreters.noops import reads_layout, same_as
 from thunder_fn.interpreters.simplify import makes_symbols
 from thunder_fn.ir import ops
 from thunder_fn.ir.equations import bound, needed
@@ -84,11 +84,10 @@ def drop_dead(trace: Trace) -> tuple[Trace, tuple[int, ...]]:
 
 
 def escaping_vars(trace: Trace) -> set[int]:
-    """The variables that outputs are or may share memory with."""
+    """The variables that outputs are or may share memory with, or whose layout matters."""
     escaping = {atom.index for atom in trace.outputs if isinstance(atom, Var)}
-    needed(
-        [one for one in trace.equations if one.op.kind != "leaf" or ops.is_view(one.op)], escaping
-    )
+    views = (one for one in trace.equations if one.op.kind != "leaf" or ops.is_view(one.op))
+    needed(list(views), escaping, reads_layout)
     return escaping
 
 

@@ -18,6 +18,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.errors import InvalidTrace
+from thunder_fn.interpreters.noops import is_alias
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.equations import last_uses, operands_in
 from thunder_fn.ir.trace import (
@@ -80,10 +81,9 @@ def find_aliases(trace: Trace, region_of: RegionOf = no_region) -> Aliases:
             covers += [atom is not None and inside.covers[atom.index] for atom in atoms]
             continue
         fresh = is_fresh(equation.op)
-        any_of_them = frozenset[int]()
-        if not fresh:
-            group = (var.index for var in equation.outputs)
-            any_of_them = frozenset(group).union(*{buffers[var.index] for var in equation.operands})
+        any_of_them = frozenset(var.index for var in equation.outputs)
+        if may_alias(equation.op):
+            any_of_them = any_of_them.union(*{buffers[var.index] for var in equation.operands})
         for var in equation.outputs:
             buffers.append(frozenset((var.index,)) if fresh else any_of_them)
             whole.append(fresh)
@@ -106,6 +106,14 @@ def _buffers_of_results(
             frozenset[int]().union(*(outside.setdefault(root, own) for root in roots)) or own
         )
     return found
+
+
+@cache
+def may_alias(op: Op) -> bool:
+    """Test whether results may lie in the memory of operands. Of ops of other libraries schemas
+    do not tell.
+    """
+    return is_alias(op) or ops.is_effectful(op) or ops.overload(op).namespace != "aten"
 
 
 @cache

@@ -18,7 +18,7 @@ call, with its meaning written below it:
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -39,11 +39,11 @@ from thunder_fn.executors.lending import Memory
 from thunder_fn.executors.loops import Function, function_of
 from thunder_fn.executors.names import Names
 from thunder_fn.executors.numbers import number_name, number_tensor, stands_for_number
+from thunder_fn.executors.private import beside, own, private_variables, with_one_copy
 from thunder_fn.executors.reuse import (
     CLONE,
     NO_REUSE,
     Reuse,
-    find_aliases,
     in_place,
     is_over_lists,
     overwritten,
@@ -207,27 +207,30 @@ class _Emitter:
         names: Names | None = None,
         taken: bool = False,
     ) -> None:
-        self.claimed, self.executors, self.taken = flat, executors, taken
-        self.trace, self.notes = flat.trace, flat.notes
-        self.shown: set[Trace] = set()
-        self.donated, self.last = tuple(donated or ()), last_uses(flat.trace)
-        written = flat.trace.outputs[len(flat.trace.outputs) - len(writes) :]
+        count = len(flat.trace.outputs) - len(writes)
+        written = flat.trace.outputs[count:]
         pairs = zip(writes, written, strict=True)
         finals = {
             target: atom.index
             for target, atom in pairs
             if target is not None and isinstance(atom, Var)
         }
+        private = private_variables(flat.trace, finals, flat.region_of)
+        flat = replace(flat, trace=with_one_copy(flat.trace, private, count))
+        self.claimed, self.executors, self.taken = flat, executors, taken
+        self.trace, self.notes, self.private = flat.trace, flat.notes, private
+        self.shown: set[Trace] = set()
+        self.donated, self.last = tuple(donated or ()), last_uses(flat.trace)
         plan = plan_reuse(flat.trace, self.donated, finals, flat.region_of)
         plan = plan if donated is not None else NO_REUSE
         self.reuse = (
             plan if below_autograd else replace(plan, given={})
         )  # autograd may have kept an operand
-        self.private = self.find_private(finals)
         self.below_autograd = below_autograd
         self.names = names or Names(identifier(flat.trace.name))
         self.name = self.names.name
         self.is_block = names is not None
+        self.beside = {} if self.is_block else beside(self.trace, count, flat.region_of)
         self.unbound = set(map(str, symbols_read(flat.trace)))
         if not self.is_block:
             self.names.context |= {
@@ -297,6 +300,9 @@ class _Emitter:
                 yield f"del {', '.join(name for name in dead if name not in results)}"
                 dead = [name for name in dead if name in results]
             yield self.line(position, equation, bool(given))
+            for var in filter(self.beside.get, equation.outputs):
+                names = map(str, (var, *self.beside[var]))
+                yield f"{var} = {self.bind(own, 'own', own)}({', '.join(names)})"
             yield from self.bindings(equation.outputs) if made_by(equation) else ()
             if equation.op.kind == "composite" and equation.body not in self.shown:
                 self.shown.add(equation.body)
@@ -470,18 +476,6 @@ class _Emitter:
         if isinstance(atom, Var) and atom.index in self.private:
             return f"{self.bind('clone', 'clone', torch.clone)}({atom})"
         return self.arg(atom, None)
-
-    def find_private(self, writes: Iterable[int]) -> set[int]:
-        """The variables that may lie in the memory of an owned constant or of the old value of a
-        written variable.
-        """
-        roots = {constant.var.index for constant in self.trace.constants if constant.owned} | set(
-            writes
-        )
-        if not roots:
-            return set()
-        buffers = find_aliases(self.trace, self.claimed.region_of).buffers
-        return {index for index, mine in enumerate(buffers) if mine & roots}
 
     def arg(self, arg: Arg, spelling: Spelling | None) -> str:
         """An argument. C functions take tuples for lists, which Python folds; overloads are

@@ -68,9 +68,20 @@ def _may_go(copy: Var, source: Var, leaving: set[int], makers: Makers) -> bool:
 def leaving_variables(trace: Trace) -> set[int]:
     """The variables in whose memory an output may lie, or whose layout matters."""
     found = {atom.index for atom in trace.outputs if isinstance(atom, Var)}
-    addresses: Callable[[Equation], bool] = lambda equation: equation.op in facts.ADDRESSES
-    needed([one for one in trace.equations if is_alias(one.op) or addresses(one)], found, addresses)
+    reading = [one for one in trace.equations if is_alias(one.op) or reads_layout(one)]
+    needed(reading, found, reads_layout)
     return found
+
+
+def reads_layout(equation: Equation) -> bool:
+    """Test whether a result depends on where the elements of an operand lie in memory."""
+    is_reader = equation.op in facts.ADDRESSES or equation.op.name == "aten.view.dtype"
+    return is_reader or any(map(_has_readers, equation.bodies))
+
+
+@memo(16384)
+def _has_readers(body: Trace) -> bool:
+    return any(map(reads_layout, body.equations))
 
 
 @kept_of_ops()

@@ -41,18 +41,24 @@ def dce_to(trace: Trace, wanted: Mask) -> tuple[Trace, Mask]:
     return cut(trace, equations=kept, outputs=outputs), reads
 
 
-def cut_to(trace: Trace, outputs: tuple[Atom, ...]) -> Trace:
+def _nothing(equation: Equation) -> bool:
+    return False
+
+
+def cut_to(
+    trace: Trace, outputs: tuple[Atom, ...], keep: Callable[[Equation], bool] = _nothing
+) -> Trace:
     """Keep the equations that some variables need and nothing else; effects that they do not
-    need go too.
+    need go too, but for those to `keep`.
     """
     need = {atom.index for atom in outputs if isinstance(atom, Var)}
-    return cut(trace, equations=_cut_down(trace.equations, need), outputs=outputs)
+    return cut(trace, equations=_cut_down(trace.equations, need, keep), outputs=outputs)
 
 
 def _cut_down(
     equations: Sequence[Equation],
     need: set[int],
-    keep: Callable[[Equation], bool] = lambda equation: False,
+    keep: Callable[[Equation], bool] = _nothing,
     found: Collection[int] = (),
 ) -> list[Equation]:
     """The equations that variables need, each cut down to the needed results; `need` grows by what

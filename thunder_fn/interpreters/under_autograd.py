@@ -23,6 +23,7 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture.generators import drawing_from, generators_of, random_state
 from thunder_fn.derived.activity import activity
 from thunder_fn.derived.leaf_vjp import alone, is_differentiable
+from thunder_fn.errors import UnsupportedCall
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.grad import forward_backward
 from thunder_fn.interpreters.jvp import rule_of
@@ -45,6 +46,13 @@ def evaluate_followed(
         Var(len(inputs) + index, type) for index, type in enumerate(bodies[0].output_types)
     )
     kwargs = tuple((key, Literal(value)) for key, value in options.items())
+    if torch.is_grad_enabled() and any(map(internals.is_legacy_batched, operands)):
+        raise UnsupportedCall(
+            f"{op.name}: `torch.autograd.grad(is_grads_batched=True, create_graph=True)` would lose"
+            " its rule, since no node of autograd holds a batched gradient",
+            source=None,
+            fix="Ask for one gradient after the other, or use `tfn.vmap` of `tfn.vjp`.",
+        )
     return tuple(follow(Equation(op, inputs, kwargs, outputs, bodies), operands, plain))
 
 
@@ -54,7 +62,9 @@ def follow(equation: Equation, operands: Sequence[Any], plain: Callable[[], Any]
     """
     tensors = [value for value in operands if isinstance(value, torch.Tensor)]
     sends = ops.is_collective(equation.op) and any(map(internals.is_functorch_wrapped, tensors))
-    if not sends and (not torch.is_grad_enabled() or not any(map(internals.is_followed, tensors))):
+    is_inside = any(map(internals.is_legacy_batched, tensors))  # what autograd follows
+    is_followed = torch.is_grad_enabled() and any(map(internals.is_followed, tensors))
+    if is_inside or not (sends or is_followed):
         return plain()
     single = alone(equation)
     flags = tuple(
@@ -117,8 +127,12 @@ class _Ruled(torch.autograd.Function):
 
     @staticmethod
     def forward(rule: _Rule, *operands: Any) -> Any:
-        results = evaluate(rule.split.forward, operands)
+        """A view that is made where gradients are off requires grad where its base does."""
+        results = list(evaluate(rule.split.forward, operands))
         given = {id(value) for value in operands}
+        for place, (value, flag) in enumerate(zip(results, rule.active, strict=False)):
+            if not flag and isinstance(value, torch.Tensor) and value.requires_grad:
+                results[place] = value.detach()
         return tuple(value.view_as(value) if id(value) in given else value for value in results)
 
     @staticmethod

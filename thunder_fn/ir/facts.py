@@ -160,7 +160,7 @@ RESHAPES = Leaves("reshape view permute transpose t unsqueeze squeeze")
 ALIASES = Leaves("detach alias")
 """Ops whose result is their operand, in its memory."""
 
-UNTOLD_VIEWS = Leaves("_unsafe_view")
+UNTOLD_VIEWS = Leaves("_unsafe_view unsafe_split unsafe_split_with_sizes unsafe_chunk")
 """Ops whose result lies in their operand's memory, which their schemas do not tell."""
 
 UNSTACKS = Leaves("select.int unbind.int")

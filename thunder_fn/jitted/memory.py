@@ -12,10 +12,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.errors import DonatedTensorError
-from thunder_fn.ir.equations import makers
-from thunder_fn.ir.ops import is_view
-from thunder_fn.ir.trace import Atom, Trace, Var
-from thunder_fn.structured.call import CALL
+from thunder_fn.ir.trace import Trace
 
 
 class DonatedTensor(torch.Tensor):
@@ -46,37 +43,6 @@ def give_away(*tensors: torch.Tensor) -> None:
             torch.autograd.graph.increment_version(tensor)
             tensor.data = _nothing(tensor.device)
         tensor.__class__ = DonatedTensor
-
-
-def own(value: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
-    """Return a value in memory of its own: a copy, if it lies in the memory of one of the
-    others.
-    """
-    memory = internals.storage_id(value)
-    return (
-        value.clone() if any(internals.storage_id(other) == memory for other in others) else value
-    )
-
-
-def is_chosen(trace: Trace, atom: Atom) -> bool:
-    """Tell whether a choice or a loop makes an output of a trace, which may then lie in the
-    memory of an operand.
-    """
-    known = makers(trace.equations)
-    while isinstance(atom, Var) and atom.index in known:
-        equation, index = known[atom.index]
-        if equation.op.kind == "leaf" and is_view(equation.op):
-            atom = equation.operands[0]
-        elif equation.op.kind == "composite" or equation.op == CALL:
-            return is_chosen(equation.body, equation.body.outputs[index])
-        else:
-            return equation.op.kind == "structured" and equation.op.name in (
-                "cond",
-                "switch",
-                "scan",
-                "while_loop",
-            )
-    return False
 
 
 @cache

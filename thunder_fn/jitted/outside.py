@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -197,12 +197,19 @@ class ModuleCheck:
     """A check of a module from outside. A change of something else in its dicts renews the quick
     check.
 
-    The content of objects among its attributes is found in the frames that read it.
+    The content of objects among its attributes is found in the frames that read it. `stored` are
+    attributes that each call gives a new tensor, by the dict that holds them and their name.
     """
 
-    def __init__(self, module: torch.nn.Module, path: str, reads: Reads) -> None:
-        self.module, self.path, self.reads = module, path, reads
-        self.reading, self.hooks = module_state.read(module), self.own_hooks()
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        path: str,
+        reads: Reads,
+        stored: Container[tuple[int, str]] = (),
+    ) -> None:
+        self.module, self.path, self.reads, self.stored = module, path, reads, stored
+        self.reading, self.hooks = module_state.read(module, stored), self.own_hooks()
         self.quick = (lambda: False) if self.change() else self.quick_check()
 
     def own_hooks(self) -> list[Any]:
@@ -220,13 +227,13 @@ class ModuleCheck:
             return True
         if self.change():
             return False
-        self.reading = module_state.read(self.module)
+        self.reading = module_state.read(self.module, self.stored)
         self.quick = self.quick_check()
         return True
 
     def change(self) -> str:
         """Describe the change; empty if nothing has changed."""
-        now = module_state.read(self.module)
+        now = module_state.read(self.module, self.stored)
         if now.layout != self.reading.layout or self.own_hooks() != self.hooks:
             return f"the parts or hooks of {self.path} have changed"
         if len(now.tensors) != len(self.reading.tensors) or not all(
@@ -249,6 +256,10 @@ def outside_of(read: Sequence[Outside], kept: tuple[KeptState, ...]) -> Outside 
     others = (
         one for one in edges if id(one.holder) not in held and (id(one.holder), one.key) not in fed
     )
+    stored = frozenset[tuple[int, str]]().union(*(state.stored for state in kept))
+    if stored:
+        checks = (one for one in modules if isinstance(one, ModuleCheck))
+        modules = tuple(ModuleCheck(one.module, one.path, one.reads, stored) for one in checks)
     return Outside(tuple(others), (*modules, *kept))
 
 
@@ -307,7 +318,11 @@ def reads_of(
         if part is not module
     }
     roots = [module for key, module in watch.modules.items() if key not in inner]
-    reads = {key: value for key, value in attributes.reads.items() if id(key[0]) not in watch.own}
+    reads = {
+        place: value
+        for place, value in attributes.reads.items()
+        if id(place.module) not in watch.own
+    }
     edges = tuple(
         edge
         for edge in watch.edges.values()

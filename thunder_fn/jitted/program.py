@@ -19,9 +19,11 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import TENSOR, Alias, Captured, GradRead, capture, current
+from thunder_fn.capture.aliases import with_memory
 from thunder_fn.capture.apply import (
     is_layout,
     is_view_step,
+    rebind,
     restride,
     viewed,
     write,
@@ -48,7 +50,7 @@ from thunder_fn.errors import (
 )
 from thunder_fn.executors import Executor, Program, any_fuses, lower
 from thunder_fn.executors.idle import warn_of_idle
-from thunder_fn.executors.reuse import find_aliases, is_dense
+from thunder_fn.executors.reuse import is_dense
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.ir.constraints import constraints_of
 from thunder_fn.ir.symbols import symbols_in
@@ -57,7 +59,7 @@ from thunder_fn.jitted.autograd.bridge import Bridge, bridge, history_of
 from thunder_fn.jitted.autograd.freed import freed
 from thunder_fn.jitted.call import Call
 from thunder_fn.jitted.callpath import Namespace, put_together, skeleton
-from thunder_fn.jitted.memory import all_exclusive, clash_check, give_away, is_chosen, own
+from thunder_fn.jitted.memory import all_exclusive, clash_check, give_away
 from thunder_fn.jitted.modules.containers import Filling, filling
 from thunder_fn.jitted.options import Options, calls_within
 from thunder_fn.jitted.outside import Outside, outside_of, watching
@@ -181,8 +183,12 @@ def build(
     targets = [write.target for write in captured.writes]
     written = captured.targets_among(len(tensors))
     feeds = tuple(feed.read(tensors) for feed in captured.feeds)
+    places = places_of(targets, len(tensors) + len(numbers) + len(feeds), constants)
     writes = (
-        *places_of(targets, len(tensors) + len(numbers) + len(feeds), constants),
+        *(
+            None if write.rebinds else place
+            for place, write in zip(places, captured.writes, strict=True)
+        ),
         *(None for _ in range(captured.num_effects)),
     )
     executors, values = (
@@ -195,8 +201,9 @@ def build(
     warn_of_idle(options.executors, execution.program.claimed, source_of(f))
     decisions = _fed_apart(captured, _decisions(captured, traces[-1], bridged))
     decisions = decisions if symbolic is not None else ()
+    before = close_over(captured.trace)[1]  # a transform may have let go of one
     watched = _distinct(
-        (*constants, *(target for target in targets if isinstance(target, torch.Tensor)))
+        (*constants, *before, *(target for target in targets if isinstance(target, torch.Tensor)))
     )
     return Entry(
         execute=execution.function(),
@@ -499,7 +506,11 @@ class _Execution:
         pairs = zip(captured.writes, writes, strict=False)  # effects come last
         self.given = {self.leaves[i] for i in self.donated}
         self.targets = [
-            self.names.bind(write.target, "target") if place is None else self.inputs[place]
+            self.inputs[write.target]
+            if isinstance(write.target, int)
+            else self.names.bind(write.target, "target")
+            if place is None
+            else self.inputs[place]
             for write, place in pairs
         ]
 
@@ -570,13 +581,8 @@ class _Execution:
                 lines.append(
                     f"    {self.names.bind(restride, 'restride')}({target}, {one.strides})"
                 )
+        lines += self.changes(values)
         first = self.captured.num_results + len(self.targets)
-        written = values[self.captured.num_results : first]
-        places = self.writes[: len(self.targets)]  # effects come after them
-        atoms = self.trace.outputs[self.captured.num_results : first]
-        for value, target, place, atom in zip(written, self.targets, places, atoms, strict=True):
-            put = self.putting(target, place, atom)
-            lines.append(f"    if {value} is not {target}: {put}({target}, {value})")
         lines += self.effects(values[first:], values[: self.captured.num_results])
         result = self.result(values)
         if self.donated:
@@ -586,6 +592,19 @@ class _Execution:
             ]
             result = "result"
         return self.names.function("execute", [*lines, f"    return {result}", ""])
+
+    def changes(self, values: Sequence[str]) -> Iterator[str]:
+        """Lines that give the targets their new values."""
+        first, count = self.captured.num_results, len(self.targets)
+        others = ", ".join((*self.inputs, *values[:first]))
+        pairs = zip(values[first : first + count], self.written, strict=True)
+        places = self.writes[:count]  # effects come after them
+        changes = zip(self.captured.writes, self.targets, places, pairs, strict=True)
+        for one, target, place, (value, atom) in changes:
+            change = f"{self.putting(target, place, atom)}({target}, {value})"
+            if one.rebinds:
+                change = f"{self.names.bind(rebind, 'rebind')}({target}, {value}, {others})"
+            yield f"    if {value} is not {target}: {change}"
 
     def fed(self) -> Iterator[tuple[str, str]]:
         """The names of inputs that are read from places outside, and how they are read."""
@@ -665,9 +684,8 @@ class _Execution:
             places = [write.target for write in self.captured.writes]
             target = self.targets[next(_indices(places, alias.source))]
             if target not in self.given:
-                is_active = self.bridge is not None and self.bridge.active[position]
-                return self.view(alias, target if is_active else f"{target}.detach()")
-        if isinstance(atom, Var) and atom in written:
+                return self.in_written(alias, target, values[position])
+        if isinstance(atom, Var) and atom in written and not self.is_rebound(written.index(atom)):
             target = self.targets[written.index(atom)]
             return f"{target}.detach()" if target in self.given else target
         if (
@@ -682,11 +700,21 @@ class _Execution:
             and self.inputs[atom.index] in self.with_bits
         ):
             return self.inputs[atom.index]
-        if isinstance(atom, Var) and is_chosen(self.trace, atom):
-            roots = sorted(find_aliases(self.trace).buffers[atom.index])
-            others = [self.inputs[root] for root in roots if root < len(self.inputs)]
-            return f"{self.names.bind(own, 'own')}({', '.join((values[position], *others))})"
         return values[position]
+
+    def in_written(self, alias: Alias, target: str, value: str) -> str:
+        """The expression for a result in the memory of a written tensor."""
+        is_active = self.bridge is not None and self.bridge.active[alias.result]
+        if is_active and not alias.is_apart:
+            return self.view(alias, target)
+        memory = self.view(alias, f"{target}.detach()")
+        if not is_active:
+            return memory
+        return f"{self.names.bind(with_memory, 'with_memory')}({value}, {memory})"
+
+    def is_rebound(self, index: int) -> bool:
+        """Test whether a target gets other memory."""
+        return self.captured.writes[index].rebinds
 
     @property
     def written(self) -> tuple[Atom, ...]:

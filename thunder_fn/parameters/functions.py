@@ -211,8 +211,10 @@ def tensor_parallel(f: Any, mesh: Any, plan: Any) -> Any:
         mesh: a DeviceMesh of one dim, such as `mesh["tp"]`.
         plan: the way to split each parameter, by pattern on names. `"column"` splits a linear
             layer's results; its bias too where the plan names it, otherwise every rank has the
-            whole. `"row"` splits its sums, `"embedding"` the words. `"sequence"` splits the
-            positions (dim -2 of activations) of layer_norm and rms_norm.
+            whole. `"row"` splits its sums, `"embedding"` the words. `"sequence"` is for weights of
+            norms, which work on a share of the positions (dim -2 of activations). With one in a
+            plan, rows and embeddings scatter their sums over positions and columns gather them, so
+            that ranks compute and store a share of all that lies between (sequence parallelism).
 
     Raises:
         RewriteError: mesh is no mesh of one dim, or there is no such way to split. Or, when

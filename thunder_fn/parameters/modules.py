@@ -8,6 +8,7 @@ import contextlib
 import math
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,7 +33,13 @@ from thunder_fn.ir.trace import static_shape, type_of_value
 from thunder_fn.jitted import Jitted, Options
 from thunder_fn.jitted.modules.module import STATE, Latest, is_jitted, jit_of
 from thunder_fn.parameters.clipping import clip_factor, norm_over_ranks
-from thunder_fn.parameters.initialising import Init, initialised
+from thunder_fn.parameters.initialising import (
+    Init,
+    Safetensors,
+    from_weights,
+    initialised,
+    reset,
+)
 from thunder_fn.parameters.rewritten import Rewritten, checked
 from thunder_fn.parameters.skeleton import (
     OnState,
@@ -52,6 +59,12 @@ class RewrittenModule(torch.nn.Module):
     `state_dict()` has the names, shapes and dtypes of the module that was given, and
     `load_state_dict` takes them. `parts()` are the tensors as they are stored. Optimizers train the
     adapters where there are any, otherwise the parameters that are stored as they were.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> model = tfn.quantize(torch.nn.Linear(3, 2, bias=False), "int8")
+        >>> sorted(model.state_dict()), sorted(model.parts())
+        (['weight'], ['weight.scales', 'weight.values'])
     """
 
     def __init__(
@@ -229,7 +242,13 @@ class RewrittenModule(torch.nn.Module):
         buffers = self._buffers_by_name()
         self._take(self._function().calibrate(self.parts(), checked(samples, buffers)))
 
-    def initialise(self, device: Any, init: Init | None = None) -> RewrittenModule:
+    def initialise(
+        self,
+        device: Any,
+        init: Init | None = None,
+        *,
+        weights: Mapping[str, torch.Tensor] | str | Path | None = None,
+    ) -> RewrittenModule:
         """Give the parts of a module that was made on the meta device their first values, one
         module after the other. So no more than one module's parameters are ever whole.
 
@@ -240,13 +259,22 @@ class RewrittenModule(torch.nn.Module):
             device: where the parts come to lie.
             init: fills the parameters and buffers of one module in place; left out, its
                 `reset_parameters`.
+            weights: the values by name, which are read one module at a time: a mapping, a file of
+                safetensors, or a folder of them as Hugging Face writes it. Then `init` fills
+                buffers and parameters that have none.
 
         Raises:
-            RewriteError: a module has parameters and no `reset_parameters`.
+            RewriteError: a module has parameters and no `reset_parameters`; or a weight is missing,
+                or has another shape.
         """
+        known = Safetensors(weights) if isinstance(weights, str | Path) else weights
+        module = self._skeleton.module
+        fill = lambda path, alone: init(alone) if init is not None else reset(path, alone)
+        if known is not None:
+            fill = from_weights(module, known, init)
         self.to_empty(device=device)
         listed = dict(self._state_names)
-        for params, buffers in initialised(self._skeleton.module, device, init):
+        for params, buffers in initialised(module, device, fill):
             own = {name: value for name, value in params.items() if name in self._layout.names}
             if own:
                 self._take(self._layout.only(own).prepare_alike(own))

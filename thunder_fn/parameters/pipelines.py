@@ -51,7 +51,16 @@ class _OfFirst:
 
 @dataclass(frozen=True)
 class Pipelined(Transformed):
-    """The step of a loss on one rank of a pipeline. See `pipeline`."""
+    """The step of a loss on one rank of a pipeline. See `pipeline`.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> f = lambda params, x: (x @ params[0] @ params[1]).square().mean()
+        >>> first, second = tfn.parameters.simulated(2)
+        >>> step = tfn.pipeline(f, first, stages=2, micro=2)
+        >>> step.schedule.stages, step.schedule.owners
+        (2, (0, 1))
+    """
 
     fn: Callable[..., Any]
     group: Group
@@ -88,11 +97,14 @@ class Pipelined(Transformed):
             >>> [(tuple(w.shape), w.device.type) for w in own]
             [((3, 4), 'cpu'), ((4, 2), 'meta')]
         """
-        args = self._arguments(params, batch)
-        own = self._plan(capture, args)[1]
+        own = self.own(params, *batch)
         leaves, spec = pytree.flatten(params)
         kept = [leaf if at in own else leaf.to("meta") for at, leaf in enumerate(leaves)]
         return pytree.unflatten(spec, kept)
+
+    def own(self, params: Any, *batch: Any) -> tuple[int, ...]:
+        """The places of this rank's parameters among the leaves of all."""
+        return self._plan(capture, self._arguments(params, batch))[1]
 
     def _arguments(self, params: Any, batch: Sequence[Any]) -> tuple[Any, ...]:
         """The parameters, and the micro-batches."""

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from thunder_fn.capture import pytree
 from thunder_fn.executors import FusionExecutor
 from thunder_fn.inspect.chains import chain_of_programs
 from thunder_fn.inspect.costs import unfolded_programs
 from thunder_fn.inspect.memory_use import Memory, memory_of
 from thunder_fn.ir.notebook import Shown
 from thunder_fn.jitted import Jitted, jit
+from thunder_fn.parameters import Pipelined
 from thunder_fn.planning.rates import Hardware, hardware_named
-from thunder_fn.planning.streams import Timeline, timeline
+from thunder_fn.planning.streams import Timeline, timeline, timelines
 from thunder_fn.planning.worlds import FUSED_ATTENTION, fake_world
 
 
@@ -34,6 +36,16 @@ class Plan(Shown):
         live_bytes: of all that lives beside them, at most.
         timeline: seconds, by op and by collective.
         model_flops: operations of a rank that count for the MFU.
+        stages: of a pipeline, the plan of each rank; the plan itself is that of the rank with the
+            highest peak.
+
+    Example:
+        >>> import torch
+        >>> from thunder_fn.planning import plan
+        >>> x = torch.empty(64, 64, device="meta")
+        >>> found = plan(torch.mm, (x, x), "h100")
+        >>> found.world, found.fits, found.memory.peak
+        (1, True, 16384)
     """
 
     function: str
@@ -44,6 +56,15 @@ class Plan(Shown):
     held_bytes: int
     live_bytes: int
     model_flops: float
+    stages: tuple[Plan, ...] = field(default=(), repr=False)
+
+    @property
+    def bubble(self) -> float:
+        """The part of the time in which the ranks of a pipeline compute nothing."""
+        if not self.stages:
+            return 0.0
+        busy = sum(one.timeline.computing for one in self.stages)
+        return 1 - busy / (self.seconds * len(self.stages))
 
     @property
     def seconds(self) -> float:
@@ -99,11 +120,45 @@ def planned(
         given: Any = getattr(getattr(jitted, "options", None), "executors", ())
         fused = any(isinstance(one, FusionExecutor) for one in given)
     with nullcontext() if world is None else fake_world(world):
-        found = chain_of_programs(
-            jit(jitted, executors=["torch"], lookasides=[FUSED_ATTENTION]), *args
-        )
-        times = timeline(unfolded_programs(found), known, fused=fused)
+        ranks = _ranks_of(jitted)
+        chains = [_captured(one, args) for one in ranks]
+        programs = [unfolded_programs(found) for found in chains]
+        if len(ranks) > 1:
+            times = timelines(programs, known, fused=fused)
+        else:
+            times = (timeline(programs[0], known, fused=fused),)
         size = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
-    flops = float(times.flops) if model_flops is None else model_flops
-    lives = memory_of(found)
-    return Plan(found.name, known, size, lives, times, lives.input_bytes, lives.peak, flops)
+        held = [_held_bytes(one, args) for one in ranks]
+    flops = sum(one.flops for one in times) / len(times) if model_flops is None else model_flops
+    seconds = max(one.seconds for one in times)
+    plans = list[Plan]()
+    for found, spent, own in zip(chains, times, held, strict=True):
+        lives, took = memory_of(found), replace(spent, seconds=seconds)
+        bytes_held = lives.input_bytes if own is None else own
+        plans.append(Plan(found.name, known, size, lives, took, bytes_held, lives.peak, flops))
+    largest = max(plans, key=lambda one: one.peak_bytes)
+    return replace(largest, stages=tuple(plans)) if len(plans) > 1 else largest
+
+
+def _captured(jitted: Any, args: Sequence[Any]) -> Any:
+    return chain_of_programs(jit(jitted, executors=["torch"], lookasides=[FUSED_ATTENTION]), *args)
+
+
+def _ranks_of(jitted: Any) -> list[Any]:
+    """The steps of all ranks of a pipeline; of another step, the step."""
+    step = getattr(jitted, "fn", None)
+    if not isinstance(step, Pipelined):
+        return [jitted]
+    groups = (replace(step.group, rank=rank) for rank in range(step.group.size))
+    return [jitted.with_function(replace(step, group=group)) for group in groups]
+
+
+def _held_bytes(jitted: Any, args: Sequence[Any]) -> int | None:
+    """The bytes of a pipeline's arguments that a rank holds; None for a step that holds all."""
+    step = getattr(jitted, "fn", None)
+    if not isinstance(step, Pipelined):
+        return None
+    params, *batch = args
+    own = step.own(params, *batch)
+    leaves = [leaf for at, leaf in enumerate(pytree.flatten(params)[0]) if at in own]
+    return sum(leaf.nbytes for leaf in pytree.tensors_in((leaves, batch)))

@@ -16,6 +16,8 @@ ROWS = 10
 def text(plan: Plan) -> str:
     """The whole report."""
     parts = [*_head(plan), "", "at the peak:", _peak(plan), "", "time by op:", _ops(plan)]
+    if plan.stages:
+        parts += ["", f"ranks of the pipeline, whose bubble is {plan.bubble:.1%}:", _ranks(plan)]
     if plan.timeline.collectives:
         parts += ["", "collectives:", _collectives(plan)]
     return "\n".join(parts)
@@ -61,6 +63,20 @@ def _ops(plan: Plan) -> str:
         more = f"{len(found) - ROWS} more"
         rows.append((more, seconds_text(rest), f"{rest / whole:.1%}"))
     return plain(("op", "time", "part"), rows)
+
+
+def _ranks(plan: Plan) -> str:
+    rows = [
+        (
+            str(rank),
+            seconds_text(one.timeline.computing),
+            seconds_text(one.exposed_communication),
+            bytes_text(one.peak_bytes),
+            "yes" if one.fits else "no",
+        )
+        for rank, one in enumerate(plan.stages)
+    ]
+    return plain(("rank", "computes", "waits", "peak", "fits"), rows)
 
 
 def _collectives(plan: Plan) -> str:

@@ -3,12 +3,16 @@
 Equations run in the program's order. A collective starts when its operand is there and its group's
 stream is free. Computing goes on until something waits for the result. So communication is hidden
 as far as the program's own order lets it be.
+
+Ranks of a pipeline run different programs. They are timed together: a message arrives when it was
+sent and has travelled, so that the time in which a rank waits for it is the schedule's bubble.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import defaultdict, deque
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -22,7 +26,7 @@ from thunder_fn.inspect.costs import FREE, Cost, cost_of
 from thunder_fn.interpreters.checkpoint.cost import bytes_of
 from thunder_fn.interpreters.simplify import dce, inline
 from thunder_fn.ir import ops
-from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace
+from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, python_args
 from thunder_fn.planning.fusing import fused_costs
 from thunder_fn.planning.links import Collective, Kind, collective_seconds
 from thunder_fn.planning.rates import Hardware
@@ -89,13 +93,74 @@ def timeline(programs: tuple[Trace, ...], hardware: Hardware, *, fused: bool = F
         fused: whether neighbouring pointwise ops and reductions are one kernel.
     """
     streams = _Streams(hardware, fused)
-    for trace in programs:
-        streams.run(trace)
+    run, answer = streams.run(programs), None
+    with suppress(StopIteration):
+        while True:  # messages are received as if they had just been sent
+            message = run.send(answer)
+            answer = message.arrival if message.is_sent else streams.travel(message.equation)
     return streams.timeline()
 
 
-def collective_of(equation: Equation, node_size: int) -> tuple[Collective, str]:
+def timelines(
+    programs: Sequence[tuple[Trace, ...]], hardware: Hardware, *, fused: bool = False
+) -> tuple[Timeline, ...]:
+    """Time the ranks of a pipeline, each with programs of its own.
+
+    Law: it ends for each program that `evaluate_ranks` ends for.
+
+    Raises:
+        DistributedError: ranks wait for each other.
+    """
+    streams = [_Streams(hardware, fused, rank) for rank in range(len(programs))]
+    runs = [one.run(own) for one, own in zip(streams, programs, strict=True)]
+    waiting: dict[int, Message | None] = dict.fromkeys(range(len(runs)))
+    sent = defaultdict[tuple[int, int], deque[float]](deque)
+    while waiting:
+        before = list(waiting.items())
+        for rank, message in before:
+            answer = None
+            if message is not None:
+                queue = sent[message.other, rank]
+                if not queue:
+                    continue
+                answer = queue.popleft()
+            try:
+                while (message := runs[rank].send(answer)).is_sent:
+                    sent[rank, message.other].append(message.arrival)
+                    answer = None
+                waiting[rank] = message
+            except StopIteration:
+                del waiting[rank]
+        if before == list(waiting.items()):
+            raise DistributedError(f"plan: ranks {', '.join(map(str, waiting))} wait for ever")
+    return tuple(one.timeline() for one in streams)
+
+
+@dataclass(frozen=True, eq=False)
+class Message:
+    """A message that a rank sends, and the time when it arrives; or one that it waits for.
+
+    Attributes:
+        other: the rank in the group that it goes to, or comes from.
+    """
+
+    equation: Equation
+    other: int
+    arrival: float = 0.0
+
+    @property
+    def is_sent(self) -> bool:
+        """True for a message that this rank sends."""
+        return self.equation.op == ops.SEND
+
+
+def collective_of(
+    equation: Equation, node_size: int, rank: int | None = None
+) -> tuple[Collective, str]:
     """The collective of an equation, and the name of its group.
+
+    Args:
+        rank: of this process in the group, for messages; left out, this process's.
 
     Raises:
         DistributedError: its ranks are simulated, so nobody knows which node has them.
@@ -110,20 +175,44 @@ def collective_of(equation: Equation, node_size: int) -> tuple[Collective, str]:
         raise DistributedError(what, source=equation.source, fix=fix)
     ranks = internals.ranks_of_group(group)
     if kind in ("send", "receive"):
-        other = next(value for value in literals if type(value) is int)
-        ranks = [torch.distributed.get_rank(), ranks[other]]
+        own = torch.distributed.get_rank() if rank is None else ranks[rank]
+        ranks = [own, ranks[_other_of(equation)]]
+    if kind == "all-to-all" and _is_passed_on(equation):  # the slowest link of the ring
+        kind, ranks = "send", [min(ranks), max(ranks)]
     whole = equation.outputs if kind in ("all-gather", "receive") else equation.operands
     num_bytes = sum(bytes_of(var.type) for var in whole)
     return Collective(kind, num_bytes, len(ranks), len({r // node_size for r in ranks})), group
 
 
+def _is_passed_on(equation: Equation) -> bool:
+    """Test for an exchange in which each rank sends to one other only, as a ring does."""
+    options = python_args(equation, lambda _: None)[0]
+    sizes = options[2] if len(options) > 2 else None
+    return isinstance(sizes, list) and sum(bool(size) for size in sizes) == 1
+
+
+def _other_of(equation: Equation) -> int:
+    """The rank in the group that a message goes to, or comes from."""
+    literals = (arg.value for arg in equation.args if isinstance(arg, Literal))
+    return next(value for value in literals if type(value) is int)
+
+
+Run: TypeAlias = Generator[Message, "float | None", None]
+"""A rank that runs up to its next message; it is told when one that it waits for arrives."""
+
+
 class _Streams:
-    def __init__(self, hardware: Hardware, fused: bool) -> None:
-        self.hardware, self.fused = hardware, fused
+    def __init__(self, hardware: Hardware, fused: bool, rank: int | None = None) -> None:
+        self.hardware, self.fused, self.rank = hardware, fused, rank
         self.state: State = defaultdict(float)
 
-    def run(self, trace: Trace) -> None:
-        """Run the equations of a trace, in order."""
+    def run(self, traces: tuple[Trace, ...]) -> Run:
+        """Run the equations of traces, in order."""
+        for trace in traces:
+            yield from self.equations(trace)
+
+    def equations(self, trace: Trace) -> Run:
+        """Run the equations of a trace."""
         arrives: dict[int, float] = {}
         for equation, cost in self.costs(trace):
             if equation.op.name == WAIT:
@@ -131,13 +220,19 @@ class _Streams:
                 self.state[COMPUTE] = max(self.state[COMPUTE], arrival)
             elif equation.op == ops.SENT:
                 continue
+            elif equation.op == ops.RECEIVE:
+                if self.rank is not None:  # the rank that sends it has the time
+                    self.counted(equation)
+                arrival = yield Message(equation, _other_of(equation))
+                assert arrival is not None, "a rank goes on when a message has arrived"
+                self.state[COMPUTE] = max(self.state[COMPUTE], arrival)
             elif ops.is_collective(equation.op):
-                arrival = self.send(equation)
-                if equation.op == ops.RECEIVE:  # as if the other rank had just sent
-                    self.state[COMPUTE] = max(self.state[COMPUTE], arrival)
+                arrival = self.travel(equation)
+                if equation.op == ops.SEND:
+                    yield Message(equation, _other_of(equation), arrival)
                 arrives.update((var.index, arrival) for var in equation.outputs)
             elif equation.bodies:
-                self.repeat(equation)
+                yield from self.repeat(equation)
             else:
                 self.compute(equation, cost)
 
@@ -158,17 +253,23 @@ class _Streams:
         self.add({("flops", dtype): cost.flops, ("bytes", ""): cost.num_bytes})
         self.add({("launches", ""): launches})
 
-    def send(self, equation: Equation) -> float:
+    def travel(self, equation: Equation) -> float:
         """Run a collective on its group's stream, and return the time when its result arrives."""
-        one, group = collective_of(equation, self.hardware.node_size)
-        took = collective_seconds(one, self.hardware)
+        took, group = self.counted(equation)
         stream = ("clock", group)
         self.state[stream] = max(self.state[stream], self.state[COMPUTE]) + took
-        self.add({("sending", ""): took, ("sent", one): took, ("times", one): 1})
-        self.add({("launches", ""): 1, ("bytes", ""): cost_of(equation).num_bytes})
+        self.add({("sending", ""): took})
         return self.state[stream]
 
-    def repeat(self, equation: Equation) -> None:
+    def counted(self, equation: Equation) -> tuple[float, str]:
+        """Count a collective; the seconds that it takes, and its group."""
+        one, group = collective_of(equation, self.hardware.node_size, self.rank)
+        took = collective_seconds(one, self.hardware)
+        self.add({("sent", one): took, ("times", one): 1, ("launches", ""): 1})
+        self.add({("bytes", ""): cost_of(equation).num_bytes})
+        return took, group
+
+    def repeat(self, equation: Equation) -> Run:
         """Run a loop's body, or the last branch of a choice.
 
         The second step of a loop is like all later ones: the first finds streams idle.
@@ -176,10 +277,10 @@ class _Streams:
         body = dce(inline(equation.bodies[-1]))
         length = int(equation.literals.get("length", 1))
         if length:
-            self.run(body)
+            yield from self.equations(body)
         if length > 1:
             before = self.state.copy()
-            self.run(body)
+            yield from self.equations(body)
             for key, value in list(self.state.items()):
                 self.state[key] += (length - 2) * (value - before[key])
 

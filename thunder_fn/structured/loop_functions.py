@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
+from thunder_fn import torch_internals as internals
 from thunder_fn.capture import Captured, current, pytree
 from thunder_fn.capture.replaced.lookasides import divert
 from thunder_fn.capture.scopes import user_source
@@ -285,7 +286,7 @@ def _leaf_text(leaf: Any) -> str:
 def _record(
     combine_fn: Callable[..., Any], init: Any, xs: Any, reverse: bool, size: int, unroll: int
 ) -> tuple[Any, Any]:
-    example = pytree.tree_map(lambda x: x.new_empty_strided(x.shape[1:], x.stride()[1:]), xs)
+    example = pytree.tree_map(_slice_like, xs)
 
     def captured_with(carry: Any) -> tuple[Bodies, Any]:
         bodies = capture_bodies("scan", (combine_fn,), [(carry, example)])
@@ -308,6 +309,14 @@ def _record(
     supply, kept = iter(own_memory(last) if current() is None else last), iter(own_memory(consts))
     final = [next(kept) if flag else next(supply) for flag in is_fixed]
     return captured.result((*final, *stacks))
+
+
+def _slice_like(x: Tensor) -> Tensor:
+    """A slice of x without its values, which requires grad if x does."""
+    example = x.new_empty_strided(x.shape[1:], x.stride()[1:])
+    if x.requires_grad:
+        internals.become_results((example,))
+    return example
 
 
 class TypeText(str):

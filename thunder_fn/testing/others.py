@@ -51,6 +51,19 @@ def check_pass(fx_pass: Pass, *, max_examples: int = 50, ops: tuple[Any, ...] = 
 
     Raises:
         LawBroken: a law does not hold; names it and prints the smallest trace found.
+
+    Example:
+        >>> import torch
+        >>> from thunder_fn.testing import LawBroken, check_pass
+        >>> def cosine_for_sine(graph):
+        ...     for node in graph.graph.nodes:
+        ...         if node.target is torch.ops.aten.sin.default:
+        ...             node.target = torch.ops.aten.cos.default
+        >>> try:
+        ...     check_pass(cosine_for_sine, max_examples=1)
+        ... except LawBroken:
+        ...     print("broken")
+        broken
     """
 
     def transform(trace: Trace) -> Trace:
@@ -90,6 +103,11 @@ def check_backend(
 
     Raises:
         LawBroken: the backend is wrong, or fails; the message is a script that needs PyTorch only.
+
+    Example:
+        >>> from thunder_fn.testing import check_backend
+        >>> check_backend("eager", max_examples=2)
+        2
     """
     count, group = 0, list[Case]()
     left_out = set(without)

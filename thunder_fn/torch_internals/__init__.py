@@ -182,6 +182,7 @@ from thunder_fn.torch_internals.tensors import (
     is_functorch_wrapped,
     is_kept_by_autograd,
     is_leaf,
+    is_legacy_batched,
     is_plain,
     is_released,
     is_result_from_outside,

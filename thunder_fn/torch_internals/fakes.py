@@ -7,9 +7,13 @@ functionalization.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import functools
+import importlib
+import inspect
 import math
+import sys
 import threading
 import types
 from collections.abc import Callable, Generator, Sequence
@@ -50,6 +54,7 @@ from thunder_fn.torch_internals.modes import (
     only_memory,
 )
 from thunder_fn.torch_internals.numbers import Numbers, OnDecision, unknown
+from thunder_fn.torch_internals.patches import formulas_outside_dynamo
 from thunder_fn.torch_internals.tensors import extent
 
 DATA_DEPENDENT_VALUE = DataDependentOutputException
@@ -98,12 +103,54 @@ class _NoTraceback:
         return None
 
 
-_made = FakeTensorMode.__init__
-_names = {**_made.__globals__, "traceback": _NoTraceback}
-_make_mode: Any = types.FunctionType(
-    _made.__code__, _names, _made.__name__, _made.__defaults__, _made.__closure__
-)
-_make_mode.__kwdefaults__ = _made.__kwdefaults__
+class _Settings:
+    """Dynamo's settings of fake tensors before it is imported, which takes half a second."""
+
+    fake_tensor_cache_enabled = True
+    fake_tensor_cache_crosscheck_enabled = False
+    _custom_ops_profile = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module("torch._dynamo.config"), name)
+
+
+class _Torch:
+    """Stand-in for `torch` in functions of PyTorch: its Dynamo has settings without being
+    imported.
+    """
+
+    @property
+    def _dynamo(self) -> Any:
+        return sys.modules.get("torch._dynamo", types.SimpleNamespace(config=_Settings()))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+def _import(name: str, *rest: Any) -> Any:
+    """Import a module for a function of PyTorch: `import torch.x` gives the stand-in."""
+    if name == "torch._dynamo.config":
+        return _Torch()
+    module = __import__(name, *rest)
+    return _Torch() if module is torch else module
+
+
+def _without_dynamo(made: Any, **names: Any) -> Any:
+    """A function of PyTorch that reads Dynamo's settings without importing it. It says `names` for
+    others.
+    """
+    own = {"torch": _Torch(), "__builtins__": {**vars(builtins), "__import__": _import}}
+    names = {**made.__globals__, **own, **names}
+    new = types.FunctionType(
+        made.__code__, names, made.__name__, made.__defaults__, made.__closure__
+    )
+    new.__kwdefaults__ = made.__kwdefaults__
+    return new
+
+
+_make_mode = _without_dynamo(FakeTensorMode.__init__, traceback=_NoTraceback)
+_answer_of_fakes: Any = inspect.unwrap(FakeTensorMode.__torch_dispatch__)
+"""FakeTensorMode on one op, without the wrapper that keeps Dynamo out (`never_compiled`)."""
 
 
 class RecordingMode(FakeTensorMode):
@@ -116,6 +163,7 @@ class RecordingMode(FakeTensorMode):
 
     supports_higher_order_operators = True
     _should_skip_dynamo = never_compiled
+    _dispatch_impl = _without_dynamo(FakeTensorMode._dispatch_impl)
 
     def __init__(
         self,
@@ -124,6 +172,7 @@ class RecordingMode(FakeTensorMode):
         on_question: OnQuestion | None = None,
     ) -> None:
         _make_mode(self, allow_non_fake_inputs=True)
+        formulas_outside_dynamo()
         self._on_question = on_question
         self._on_decision, self._shared = on_decision, False
         self._on_op = on_op
@@ -147,12 +196,12 @@ class RecordingMode(FakeTensorMode):
             args, kwargs = asking_log_sums(args, kwargs)
         if func is _IS_ANY_TRUE and _looks_for_nan():
             with self.silent():
-                self._found_nan = super().__torch_dispatch__(func, types, args, kwargs)
+                self._found_nan = _answer_of_fakes(self, func, types, args, kwargs)
             return self._found_nan
         if func is NUMBER_OF and args[0] is self._found_nan:
             return False
         if self._silent:
-            return super().__torch_dispatch__(func, types, args, kwargs)
+            return _answer_of_fakes(self, func, types, args, kwargs)
         if func is aten._to_copy.default and not isinstance(args[0], torch.Tensor):
             with self:  # a symbol that C++ code takes for a tensor
                 return aten.scalar_tensor(args[0], dtype=kwargs.get("dtype"))
@@ -191,12 +240,12 @@ class RecordingMode(FakeTensorMode):
         try:
             result = NotImplemented if rule is None else self._result(rule, args, kwargs)
             if result is NotImplemented:
-                result = super().__torch_dispatch__(func, types, args, kwargs)
+                result = _answer_of_fakes(self, func, types, args, kwargs)
         except (AssertionError, ValueError) as error:
             if func is not aten.view.default:
                 raise _eager_error(func, args, kwargs) or error from None
             dense = aten.clone.default(args[0], memory_format=torch.contiguous_format)
-            result = super().__torch_dispatch__(func, types, (dense, *args[1:]), kwargs)
+            result = _answer_of_fakes(self, func, types, (dense, *args[1:]), kwargs)
         if asked is not None:
             remember(asked, result)
         return result

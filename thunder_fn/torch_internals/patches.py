@@ -26,6 +26,7 @@ from torch._C._dynamo.eval_frame import (
     set_code_exec_strategy,
     set_eval_frame,
 )
+from torch._decomp import global_decomposition_table
 
 
 class _Place:
@@ -420,6 +421,32 @@ def outside_dynamo(fn: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
+@functools.cache
+def formulas_outside_dynamo() -> None:
+    """Keep Dynamo out of PyTorch's formulas in Python without importing it.
+
+    PyTorch does so by a wrapper that makes `torch._dynamo.disable(formula)` at the first call. The
+    import takes half a second, and no public name says what the wrapper is to call instead.
+    """
+    wrapper = torch._disable_dynamo(formulas_outside_dynamo).__code__
+    left: list[Any] = [
+        one for table in global_decomposition_table.values() for one in table.values()
+    ]
+    seen = set[Any]()
+    while left:
+        function = left.pop()
+        if not isinstance(function, types.FunctionType) or function in seen:
+            continue
+        seen.add(function)
+        names = function.__code__.co_freevars
+        inside = dict(
+            zip(names, (cell.cell_contents for cell in function.__closure__ or ()), strict=True)
+        )
+        if function.__code__ is wrapper and not hasattr(inside["fn"], "__dynamo_disable"):
+            inside["fn"].__dynamo_disable = outside_dynamo(inside["fn"])
+        left.extend(inside.values())
+
+
 def is_op(fn: Any) -> bool:
     """Test for an operator of a library, all of its overloads or one, or what
     `torch.library.custom_op` makes.
@@ -514,16 +541,15 @@ def calls_patch(
     wrapped: Callable[[Any], Any],
     random: dict[str, Callable[[Any], Any]],
     streams: dict[str, Callable[[Any], Any]],
-    generator_class: Callable[[Any], Any],
-    flattening: Callable[[Any], Any],
+    others: dict[str, Callable[[Any], Any]],
 ) -> Patch:
     """The replacements of a capture in calls: each is made of what it replaces.
 
     `module_call` is `nn.Module.__call__`, and `function_inputs` what `autograd.Function.apply` does
     to its inputs. `wrapped` is how torch.func's transforms wrap a tensor in a level. `random` are
     functions of `torch.random` and `torch.cuda.random`, `streams` are `STREAM_FUNCTIONS`.
-    `generator_class` is `torch.Generator`, and `flattening` is what recurrent layers do to the
-    memory of their weights.
+    `others` are the class `torch.Generator`, the call of `torch.autograd.Variable`, and
+    `flatten_parameters`, which is what recurrent layers do to the memory of their weights.
     """
     utils = torch._functorch.utils
     levels = (
@@ -543,8 +569,9 @@ def calls_patch(
         *levels,
         *generator,
         *((*STREAM_FUNCTIONS[name], make) for name, make in streams.items()),
-        (torch, "Generator", generator_class),
-        (torch.nn.RNNBase, "flatten_parameters", flattening),
+        (torch, "Generator", others["Generator"]),
+        (torch.nn.RNNBase, "flatten_parameters", others["flatten_parameters"]),
+        (type(torch.autograd.Variable), "__call__", others["Variable"]),
     )
 
 

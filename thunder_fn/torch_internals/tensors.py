@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -178,10 +179,9 @@ def is_leaf(tensor: torch.Tensor) -> bool | None:
     """Test for a leaf of autograd's graph; None for a view of which PyTorch refuses to tell, since
     it was taken without gradients and its base was changed with them.
     """
-    try:
+    with no_torch_function(), contextlib.suppress(RuntimeError):
         return tensor.is_leaf
-    except RuntimeError:
-        return None
+    return None
 
 
 def has_hooks(tensor: torch.Tensor) -> bool:
@@ -276,10 +276,16 @@ def is_batched(value: Any) -> bool:
     """Test for a tensor of a vmap: torch.func's, or the older one behind
     `torch.autograd.grad(is_grads_batched=True)`.
     """
-    functorch = torch._C._functorch
-    return isinstance(value, torch.Tensor) and (
-        functorch.is_legacy_batchedtensor(value) or functorch.is_functorch_wrapped_tensor(value)
+    return is_legacy_batched(value) or (
+        isinstance(value, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value)
     )
+
+
+def is_legacy_batched(value: Any) -> bool:
+    """Test for a tensor of the vmap behind `torch.autograd.grad(is_grads_batched=True)`, which runs
+    below autograd: what requires grad is inside of it.
+    """
+    return isinstance(value, torch.Tensor) and torch._C._functorch.is_legacy_batchedtensor(value)
 
 
 def version_probe(tensor: torch.Tensor) -> torch.Tensor:

@@ -485,7 +485,7 @@ class TracerMode(FunctionalTensorMode):
         if changed:
             self.history.check(func, changed, others)
             with self.history.changing(changed, others), _in_place(func, changed):
-                result = self._dispatch(func, types, args, kwargs or {})
+                result = self._change(func, types, changed, args, kwargs or {})
                 if self.under_bits:
                     self._settle(changed)
                 return result
@@ -497,6 +497,19 @@ class TracerMode(FunctionalTensorMode):
             if isinstance(func, OpOverload) and func.is_view and isinstance(args[0], Tracer):
                 args = (self.history.viewed(args[0]), *args[1:])
         return self._noted(func, args, self._dispatch(func, types, args, kwargs or {}))
+
+    def _change(self, func: Any, types: Any, changed: Any, args: Any, kwargs: Any) -> Any:
+        """Run an op that changes tensors. Views through an `expand` or `unfold` are taken
+        in another way: PyTorch adds up differences, which rounds, and is NaN beside infinities.
+        """
+        with self:
+            views = {id(tensor): _at_once(tensor) for tensor in changed}
+        back = {id(view): tensor for tensor in changed if (view := views[id(tensor)]) is not tensor}
+        if not back:
+            return self._dispatch(func, types, args, kwargs)
+        args, kwargs = torch_pytree.tree_map(lambda one: views.get(id(one), one), (args, kwargs))
+        result = self._dispatch(func, types, args, kwargs)
+        return torch_pytree.tree_map(lambda one: back.get(id(one), one), result)
 
     def _noted(self, func: Any, args: Any, result: Any) -> Any:
         """The result of a view that autograd knows no base of: it keeps that itself."""
@@ -661,6 +674,30 @@ def laid_out_as(memories: Sequence[torch.Tensor], fake: torch.Tensor) -> list[to
             value = torch._C._functionalization.apply_view_meta_sequence(value, steps)
             found.append(value)
         return found
+
+
+_OVERLAPPING = tuple(
+    getattr(torch._C._functionalization, f"{name}_ViewMeta")
+    for name in ("expand", "unfold", "as_strided")
+)
+
+
+def _at_once(tensor: torch.Tensor) -> torch.Tensor:
+    """The same elements by one view of the memory, if views lead there of which several elements
+    may be one.
+    """
+    steps = torch._C._functionalization.get_view_meta_sequence(memory_in(tensor))
+    *before, last = steps or (None,)
+    if not any(isinstance(step, _OVERLAPPING) for step in before) and not isinstance(
+        last, _OVERLAPPING[:2]
+    ):
+        return tensor
+    base = base_of(tensor)
+    if base is None or not have_one_memory(base, tensor) or not is_whole(memory_in(base)):
+        what = "a part of an expanded or unfolded tensor is written to, whose memory is not known"
+        raise UnsupportedCall(what, fix="Write to the tensor that has the memory, or to a clone.")
+    *_, view = laid_out_as([memory_in(tensor)], inner_fake(base))
+    return base.as_strided(view.shape, view.stride(), view.storage_offset())
 
 
 def is_laid_out_anew(tracer: torch.Tensor) -> bool:

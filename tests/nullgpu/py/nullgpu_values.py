@@ -651,6 +651,18 @@ def weak(value):
     return torch._C._construct_CUDA_Tensor_From_Storage_And_Metadata(told, storage)
 
 
+def widen_products(interpreter, tl, np):
+    """The interpreter reads bfloat16 operands of a product as integers: make them float32 first."""
+    dot = interpreter.InterpreterBuilder.create_dot
+
+    def widened(value):
+        if value.dtype.scalar != tl.bfloat16:
+            return value
+        return interpreter.TensorHandle((value.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    interpreter.InterpreterBuilder.create_dot = lambda self, a, b, *rest: dot(self, widened(a), widened(b), *rest)
+
+
 def interpret():
     """TRITON_INTERPRET=1: Triton's interpreter knows no libdevice (which kernels of Inductor call), and counts no launches."""
     import numpy as np
@@ -676,6 +688,7 @@ def interpret():
             n.nullcuda_cover(-1)
 
     interpreter.GridExecutor.__call__ = counted
+    widen_products(interpreter, tl, np)
     special = torch.special
     known = {
         "fabs": torch.abs,

@@ -90,6 +90,9 @@ class Observer(Protocol):
     def called_library(self, module: str, name: str) -> None:
         """Note that a frame of the user's code calls a function whose frames are passed over."""
 
+    def stopped(self) -> None:
+        """Note that the user's function has returned or raised; its tracers live still."""
+
 
 _observer: ContextVar[Observer | None] = ContextVar("thunder_fn_frames", default=None)
 _told: ContextVar[Observer | None] = ContextVar("thunder_fn_frames_told", default=None)
@@ -183,6 +186,7 @@ def running() -> Generator[None]:
             yield
     finally:
         _told.reset(token)
+        observer.stopped()
 
 
 # ---- Python 3.11: the profile hook ----

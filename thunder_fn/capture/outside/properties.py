@@ -11,7 +11,7 @@ only in calls of programs whose function asked for them. A read is a condition o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +55,16 @@ FOUND = internals.PROPERTIES
 PROPERTIES = tuple(name for name in (*FOUND, "_base") if hasattr(Tensor, name))
 """The properties that are looked at where a function asks for them."""
 
+OF_LEAVES: dict[str, Callable[[Tensor], Any]] = {
+    "is_leaf": lambda tensor: True,
+    "grad_fn": lambda tensor: None,
+    "output_nr": lambda tensor: 0,
+    "grad_dtype": lambda tensor: tensor.dtype,
+    "_is_view": lambda tensor: False,
+    "_base": lambda tensor: None,
+}
+"""The answers about what a transform differentiates: a leaf, as under torch.func."""
+
 OF_MEMORY = frozenset(("storage_offset", "is_pinned", "is_shared", "is_inference"))
 """Properties that views have from the tensor whose memory they show."""
 
@@ -63,7 +73,8 @@ OF_MEMORY = frozenset(("storage_offset", "is_pinned", "is_shared", "is_inference
 class Properties:
     """The properties that one recorder has read. `given` maps tracers to the tensors from outside.
     It says whether the tracer is the very tensor to the function, as it is not to what a transform
-    calls. `found` are the reads.
+    calls. `differentiated` are tracers, by id, that a transform differentiates. `found` are the
+    reads.
     """
 
     recorder: Recorder
@@ -72,6 +83,7 @@ class Properties:
         default_factory=dict
     )
     found_in_process: dict[str, tuple[Callable[[], Any], Any]] = field(default_factory=dict)
+    differentiated: set[int] = field(default_factory=set[int])
 
     def take(self, tensor: Tensor, tracer: Tensor, *, is_same: bool) -> None:
         """Note that a tracer stands for a tensor from outside."""
@@ -163,14 +175,12 @@ def answer(recorder: Recorder, name: str, tensor: Tensor, natural: Callable[[], 
     recorder = _owner(recorder, tensor)
     properties = recorder.properties
     if not isinstance(tensor, internals.Tracer):
-        if is_wrapped(tensor):
-            return _of_wrapped(recorder, name, tensor, natural)
-        if not internals.is_below_tracers(tensor, recorder.mode):
-            properties.look_at(tensor, name, FOUND[name])
-        return natural()
+        return _of_foreign(recorder, name, tensor, natural)
     if name in OF_MEMORY:
         return _of_memory(recorder, name, tensor, natural)
     known = properties.outside_of(tensor)
+    if name in OF_LEAVES and _is_differentiated(recorder, tensor):
+        return OF_LEAVES[name](tensor)
     if name in ("_is_view", "_base") and known is None and _is_inference(recorder, tensor):
         return False if name == "_is_view" else None
     _check_not_parted(recorder, name, tensor, known)
@@ -192,6 +202,17 @@ def answer(recorder: Recorder, name: str, tensor: Tensor, natural: Callable[[], 
     return ANSWERS.get(name, _as_found)(recorder, outside, found, result)
 
 
+def _of_foreign(recorder: Recorder, name: str, tensor: Tensor, natural: Callable[[], Any]) -> Any:
+    """Answer for what is no tracer: a tensor from outside, or one of a transform of torch.func."""
+    if is_wrapped(tensor):
+        return _of_wrapped(recorder, name, tensor, natural)
+    if not internals.is_below_tracers(tensor, recorder.mode):
+        if name == "_base":
+            return _base_outside(recorder, tensor, natural())
+        recorder.properties.look_at(tensor, name, FOUND[name])
+    return natural()
+
+
 def _check_not_parted(recorder: Recorder, name: str, tensor: Tensor, known: Any) -> None:
     """Refuse to answer for a result of a function inside that shares memory with its argument."""
     if name in ("_is_view", "_base") and known is None and recorder.history.is_parted(tensor):
@@ -207,6 +228,15 @@ def check_type(recorder: Recorder, tensor: Any) -> None:
         return
     if not internals.is_below_tracers(tensor, recorder.mode):
         recorder.properties.look_at(tensor, "type", _type)
+
+
+def types_of(tensors: Iterable[Tensor]) -> Iterator[Read]:
+    """The types of tensors from outside that a trace depends on, though it does not compute with
+    them, such as `c` in `x.expand_as(c)`.
+    """
+    with internals.isolated(), internals.no_torch_function():
+        for tensor in tensors:
+            yield Read(tensor, "type", _type, _type(tensor))
 
 
 def _as_found(recorder: Recorder, tensor: Tensor, found: Any, natural: Any) -> Any:
@@ -287,9 +317,20 @@ def _of_wrapped(recorder: Recorder, name: str, tensor: Tensor, natural: Callable
 def _base(recorder: Recorder, tensor: Tensor, natural: Tensor | None) -> Tensor | None:
     base = tensor if natural is None else natural
     known = recorder.properties.outside_of(base)
-    if known is not None and recorder.properties.look_at(known[0], "_is_view", FOUND["_is_view"]):
+    return natural if known is None else _base_outside(recorder, known[0], natural)
+
+
+def _base_outside(recorder: Recorder, tensor: Tensor, natural: Tensor | None) -> Tensor | None:
+    if recorder.properties.look_at(tensor, "_is_view", FOUND["_is_view"]):
         _refuse(recorder, "the `_base` of a view from outside", "Pass the base as an argument.")
     return natural
+
+
+def _is_differentiated(recorder: Recorder, tensor: Tensor) -> bool:
+    """Test for an argument that a transform differentiates, which nothing has changed in place."""
+    if id(tensor) not in recorder.properties.differentiated:
+        return False
+    return internals.is_result_from_outside(internals.node_of(tensor))
 
 
 def _agreed(recorder: Recorder, name: str, found: Any, here: Any, result: Any) -> Any:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, TypeAlias, TypeGuard, TypeVar
 
 import torch
 
@@ -24,20 +24,38 @@ from thunder_fn.capture.outside import frames
 from thunder_fn.ir.trace import Literal
 
 T = TypeVar("T")
-Reads = dict[tuple[torch.nn.Module, str], Any]
-"""The findings, by module and name, as `seen` describes them."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Place:
+    """An attribute of a module. The module counts by identity: its class may have a hash of its
+    own, which reads attributes.
+    """
+
+    module: torch.nn.Module
+    name: str
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Place) and other.module is self.module and other.name == self.name
+
+    def __hash__(self) -> int:
+        return hash((id(self.module), self.name))
+
+
+Reads = dict[Place, Any]
+"""The findings, by their places, as `seen` describes them."""
+_Found: TypeAlias = dict[tuple[int, str], tuple[torch.nn.Module, Any, Any]]
+"""Each module and attribute that was read, by identity and name: the module, the value, and what
+was seen of it.
+"""
 
 ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "ABSENT"})()
 
 _OWN = frozenset(torch.nn.Module().__dict__) - {
     "training"
 }  # hooks and sections, which are no plain attributes
-_reads: ContextVar[tuple[dict[tuple[torch.nn.Module, str], tuple[Any, Any]], int] | None] = (
-    ContextVar("thunder_fn_reads", default=None)
-)
-_written: ContextVar[set[tuple[torch.nn.Module, str]] | None] = ContextVar(
-    "thunder_fn_written", default=None
-)
+_reads: ContextVar[tuple[_Found, int] | None] = ContextVar("thunder_fn_reads", default=None)
+_written: ContextVar[set[Place] | None] = ContextVar("thunder_fn_written", default=None)
 _SCALARS = (
     bool,
     int,
@@ -99,10 +117,10 @@ def dict_of(value: Any) -> Any:
         return None
 
 
-def attribute(module: torch.nn.Module, name: str) -> Any:
+def attribute(place: Place) -> Any:
     """The value of a module under a name: itself, or its class if that is plain data."""
-    found = module.__dict__.get(name, ABSENT)
-    return of_class(type(module), name) if found is ABSENT else found
+    found = place.module.__dict__.get(place.name, ABSENT)
+    return of_class(type(place.module), place.name) if found is ABSENT else found
 
 
 def of_class(cls: type, name: str) -> Any:
@@ -117,10 +135,8 @@ class Tracked:
     places where it wrote.
     """
 
-    reads: Reads = field(default_factory=dict[tuple[torch.nn.Module, str], Any])
-    written: set[tuple[torch.nn.Module, str]] = field(
-        default_factory=set[tuple[torch.nn.Module, str]]
-    )
+    reads: Reads = field(default_factory=dict[Place, Any])
+    written: set[Place] = field(default_factory=set[Place])
 
 
 @contextmanager
@@ -131,7 +147,7 @@ def tracked(depth: int = DEPTH) -> Generator[Tracked]:
     matches its note. Values are described to a depth: 0 leaves what objects and containers hold to
     others.
     """
-    found: dict[tuple[torch.nn.Module, str], tuple[Any, Any]] = {}
+    found: _Found = {}
     result = Tracked()
     token, written = _reads.set((found, depth)), _written.set(result.written)
     try:
@@ -140,22 +156,29 @@ def tracked(depth: int = DEPTH) -> Generator[Tracked]:
     finally:
         _reads.reset(token)
         _written.reset(written)
-        for key, (value, before) in found.items():
-            now = attribute(*key)
+        for (_, name), (module, value, before) in found.items():
+            now = attribute(place := Place(module, name))
             if not is_a(value, torch.Tensor) and not is_a(now, torch.Tensor):
-                result.reads[key] = before if seen(now, depth) == before else Changed(key[1])
+                result.reads[place] = before if seen(now, depth) == before else Changed(name)
+
+
+def value_read(place: Place) -> Any:
+    """The value that the code read first from an attribute, while it is tracked; ABSENT if none."""
+    found = _reads.get()
+    known = None if found is None else found[0].get((id(place.module), place.name))
+    return ABSENT if known is None else known[1]
 
 
 def _tracking(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
     def __getattribute__(self: torch.nn.Module, name: str) -> Any:
         reads = _reads.get()
         if reads is not None and name not in _OWN and not name.startswith("__"):
-            (found, depth), key = reads, (self, name)
+            (found, depth), key = reads, (id(self), name)
             if key not in found:
                 watching = frames.pause()
                 value = original(self, "__dict__").get(name, ABSENT)
                 value = of_class(type(self), name) if value is ABSENT else value
-                found[key] = value, seen(value, depth)
+                found[key] = self, value, seen(value, depth)
                 frames.resume(watching)
         return original(self, name)
 
@@ -165,7 +188,7 @@ def _tracking(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
 def _tracking_writes(original: Callable[[Any, str, Any], None]) -> Callable[[Any, str, Any], None]:
     def __setattr__(self: torch.nn.Module, name: str, value: Any) -> None:
         if (written := _written.get()) is not None:
-            written.add((self, name))
+            written.add(Place(self, name))
         original(self, name, value)
 
     return __setattr__

@@ -20,6 +20,7 @@ import collections
 import contextvars
 import datetime
 import functools
+import gc
 import inspect
 import operator
 import os
@@ -38,6 +39,7 @@ import torch
 from torch.distributions.utils import lazy_property
 
 from thunder_fn import torch_internals as internals
+from thunder_fn.capture import pytree
 from thunder_fn.capture.garbage import referrers
 from thunder_fn.capture.generators import STATE_METHODS
 from thunder_fn.capture.numbers.types_asked import type_error
@@ -69,6 +71,12 @@ from thunder_fn.ir.text import escaped
 
 MAX_ARRAY_BYTES = 4096
 """Arrays of NumPy are guarded by content up to this size, and refused beyond."""
+
+MAX_ANSWERS = 1000
+"""So many answers of a cached function are guarded, and no more."""
+
+_LRU = type(functools.lru_cache(lambda: None))
+_TRACED = (internals.Tracer, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 _WRITES = frozenset(("append", "add", "extend", "appendleft", "get", "clear"))
 """Methods of containers that do not look at the content, and `get`, which is an item."""
@@ -294,10 +302,10 @@ class Watch:
         self.inner: dict[int, tuple[types.CodeType, dict[str, types.CellType]]] = {}
         """Code objects that are made by a frame, and the cells that they share with it."""
         self.lost, self.over = dict[int, list[Frame]](), dict[int, tuple[Source, Frame]]()
-        self.data: dict[type, bool] = {}
-        self.late: list[tuple[dict[str, Any], str, str]] = []
+        self.data, self.late = dict[type, bool](), list[tuple[dict[str, Any], str, str]]()
         self.caches: list[tuple[dict[str, Any], str]] = []
         """Values that cached properties compute while the function runs; those of distributions."""
+        self.answers = dict[int, tuple[Any, str, dict[Any, Any], Any]]()  # asked so often before
         self.cycles, self.touched, self.contents = False, set[int](), dict[int, tuple[Any, Any]]()
         self.reach(f, getattr(f, "__name__", "f"))
 
@@ -357,6 +365,13 @@ class Watch:
         if self.importing is None:
             self.effects.called(function)
 
+    def stopped(self) -> None:
+        """Let cached functions forget tracers. Each call of the program computes these answers."""
+        for function, _, kept, _ in self.answers.values():
+            leaves, _ = pytree.flatten(_answers_of(function, kept))
+            if any(is_a(leaf, _TRACED) for leaf in leaves):
+                function.cache_clear()
+
     def called_library(self, module: str, name: str) -> None:
         """Note a call of a library that a trace does not repeat."""
         if self.importing is None and is_stateful(module, name):
@@ -382,6 +397,7 @@ class Watch:
             self.contents[id(value)] = value, value.copy()
         self.asked(value, path)
         self.meet(value, path)
+        self.remember(value, path)
         self.iterator(value, path, is_used=False)
         if depth == 0:
             return value
@@ -425,6 +441,22 @@ class Watch:
             file, line = self.stack[-1].code.co_filename, self.stack[-1].line
             answer = Constant(f"the answer of {path}", file, line)
             self.constants.setdefault(answer.text, answer)
+
+    def remember(self, function: Any, path: str) -> None:
+        """Note the content of `functools.lru_cache`, and guard that of `functools.singledispatch`.
+
+        Both are dicts that only the collector of garbage knows.
+        """
+        if type(function) is _LRU:
+            parts = (one for one in gc.get_referents(function) if type(one) is dict)
+            kept = next(one for one in parts if one is not function.__dict__)
+            info = function.cache_info()[:2]
+            self.answers.setdefault(id(function), (function, path, kept, info))
+        elif is_a(function, types.FunctionType) and is_a(
+            registry := vars(function).get("registry"), types.MappingProxyType
+        ):
+            for known in gc.get_referents(registry):
+                self.content(known, f"{path}.registry")
 
     def meet(self, value: Any, path: str) -> None:
         """Leave the state of an optimizer to the capture, which guards it as a whole."""
@@ -1123,6 +1155,8 @@ class Watch:
         for held, name in self.caches:
             if is_a(held.get(name), (EscapedValue, internals.Tracer)):
                 del held[name]  # each call computes it
+        for function, path, kept, before in self.answers.values():
+            self.answered(function, path, kept, before)
         lost = {key: frames for key, frames in self.lost.items() if key not in self.inner}
         codes = [
             frames[0].code for frames in lost.values() if any(map(self.has_values_in_cells, frames))
@@ -1138,6 +1172,19 @@ class Watch:
                 del frame.locals[1:]
                 self.evaluate(frame)
         self.lost.clear()
+
+    def answered(self, function: Any, path: str, kept: dict[Any, Any], before: Any) -> None:
+        """Guard the answers that a cached function has, if it was called."""
+        if function.cache_info()[:2] == before:
+            return
+        if len(kept) > MAX_ANSWERS:
+            constant = Constant(f"one of many answers of {path}", *_place_of(function.__wrapped__))
+            self.constants.setdefault(constant.text, constant)
+            return
+        for key in tuple(kept):
+            self.edge("key", kept, key, f"the cached answer of {path}")
+        for answer in _answers_of(function, kept):
+            self.content(answer, f"a cached answer of {path}")
 
     def has_values_in_cells(self, frame: Frame) -> bool:
         """Test whether some free variable is bound to plain data or to an outside value: a cell
@@ -1259,6 +1306,17 @@ def _is_lasting(value: Any) -> bool:
 def _items(value: Any) -> list[Any]:
     items = content_of(value)
     return [part for pair in items for part in pair] if is_a(value, dict) else items
+
+
+def _answers_of(function: Any, kept: dict[Any, Any]) -> list[Any]:
+    """The answers of a cached function, and what else it refers to, but for its own dicts."""
+    found = (*gc.get_referents(function), *kept, *kept.values())
+    return [one for one in found if one is not kept and one is not vars(function)]
+
+
+def _place_of(function: Any) -> tuple[str, int]:
+    code = getattr(function, "__code__", None)
+    return ("", 0) if code is None else (code.co_filename, code.co_firstlineno)
 
 
 def _name_of_method(owner: type, code: types.CodeType) -> str | None:

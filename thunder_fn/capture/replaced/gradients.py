@@ -42,7 +42,7 @@ class Gradients:
     def take(self, tensor: torch.Tensor, tracer: torch.Tensor) -> None:
         """Close over a leaf's `.grad` with it."""
         with internals.no_torch_function():
-            if is_wrapped(tensor) or not (tensor.is_leaf or tensor.retains_grad):
+            if is_wrapped(tensor) or not (internals.is_leaf(tensor) or tensor.retains_grad):
                 return
             before = tensor.grad
         if before is not None:
@@ -89,9 +89,9 @@ class Gradients:
         """The leaves that have another gradient than before, or none any more."""
         for tensor, tracer, before in self.taken:
             with internals.no_torch_function():
-                after = tracer.grad if tracer.is_leaf else None
+                after = tracer.grad if internals.is_leaf(tracer) else None
             known = None if before is None else self._tracer(before)
-            if tracer.is_leaf and after is not known:
+            if internals.is_leaf(tracer) and after is not known:
                 self.look_at(tracer)
                 yield tensor, after
             elif before is not None and self.is_changed(before):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from thunder_fn.capture.replaced.seeds import FUNCTIONS as SEEDS, generator_clas
 from thunder_fn.capture.replaced.streams import FUNCTIONS as STREAMS
 from thunder_fn.capture.scopes import in_scope, lift_call, user_source
 from thunder_fn.errors import UnsupportedCall, kind_of, with_article
+from thunder_fn.ir.scoped import setting
 from thunder_fn.ir.trace import Source
 
 Tensor = torch.Tensor
@@ -123,6 +125,18 @@ def _flattening(original: Callable[[Any], None]) -> Callable[[Any], None]:
     return flatten_parameters
 
 
+def _variable(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Call `torch.autograd.Variable(x)` as `x.detach()`, which it is, and which modes see."""
+
+    def __call__(cls: Any, data: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if current() is None or not isinstance(data, Tensor):
+            return original(cls, *(() if data is None else (data,)), *args, **kwargs)
+        requires_grad = args[0] if args else kwargs.get("requires_grad")
+        return data.detach().requires_grad_(bool(requires_grad))
+
+    return __call__
+
+
 def module_path(recorder: Recorder, module: torch.nn.Module) -> str:
     """The path of the module in the outermost module that is being called."""
     if module not in recorder.module_paths:
@@ -137,7 +151,12 @@ def module_path(recorder: Recorder, module: torch.nn.Module) -> str:
 
 
 _calls = internals.calls_patch(
-    _scoped_calls, _lifted_inputs, _lifted_first, SEEDS, STREAMS, generator_class, _flattening
+    _scoped_calls,
+    _lifted_inputs,
+    _lifted_first,
+    SEEDS,
+    STREAMS,
+    {"Generator": generator_class, "flatten_parameters": _flattening, "Variable": _variable},
 )
 
 
@@ -151,13 +170,30 @@ def module_scopes() -> AbstractContextManager[None]:
 # ---- optimizers ----
 
 
-def _refuse_outside_state(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    """Refuse an optimizer from outside, which would keep tracers as its state."""
+_counts_in_tensors: ContextVar[bool] = ContextVar("thunder_fn_counts_in_tensors", default=False)
+
+
+def counting_in_tensors() -> AbstractContextManager[None]:
+    """Let optimizers that are made inside count their steps in tensors of unknown values."""
+    return setting(_counts_in_tensors, True)
+
+
+def _is_made_inside(optimizer: torch.optim.Optimizer) -> bool:
+    """Test for an optimizer of tracers, which ends with the traced function."""
+    params = (param for group in optimizer.param_groups for param in group["params"])
+    return all(isinstance(param, internals.Tracer) for param in params)
+
+
+def _begin_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """Begin a step. An optimizer from outside is refused where it would keep tracers as its
+    state.
+    """
     recorder = current()
     if recorder is None:
         return
-    params = [param for group in optimizer.param_groups for param in group["params"]]
-    if all(isinstance(param, internals.Tracer) for param in params):
+    if _is_made_inside(optimizer):
+        if not _counts_in_tensors.get():
+            recorder.begin_step()
         return
     if recorder.kept is not None:
         recorder.kept.begin(optimizer)
@@ -175,22 +211,22 @@ def _refuse_outside_state(optimizer: torch.optim.Optimizer, args: Any, kwargs: A
 
 
 def _end_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    """End the step of an optimizer from outside."""
+    """End a step."""
     recorder = current()
-    if recorder is not None and recorder.kept is not None:
-        recorder.kept.end(optimizer)
+    if recorder is not None:
+        recorder.end_step()
 
 
 def _zero_grad(optimizer: torch.optim.Optimizer, set_to_none: bool = True) -> None:
     """`Optimizer.zero_grad` in a capture, which knows what the optimizer holds."""
     recorder = current()
     original = original_of(internals.higher_order_function("zero_grad"))
-    if recorder is None or recorder.kept is None:
+    if recorder is None or recorder.kept is None or _is_made_inside(optimizer):
         original(optimizer, set_to_none)
         return
     recorder.kept.begin(optimizer)
     original(optimizer, set_to_none)
-    recorder.kept.end(optimizer)
+    recorder.end_step()
 
 
 def _scaled_step(
@@ -211,5 +247,5 @@ def _scaled_step(
 
 divert("scaler step", _scaled_step)
 divert("zero_grad", _zero_grad)
-register_optimizer_step_pre_hook(_refuse_outside_state)
+register_optimizer_step_pre_hook(_begin_step)
 register_optimizer_step_post_hook(_end_step)

@@ -1,4 +1,4 @@
-"""codes: linear layers on codes by C++ that decodes where it multiplies.
+"""codes: linear layers on codes by C++ and Triton that decode where they multiply.
 
     q = tfn.quantize(tfn.jit(model), "nf4")        # this executor is one of q's
 
@@ -7,6 +7,8 @@ codes up on CPUs. The kernels (`codes_cpp.py`) read codes once. Few rows of acti
 multiplied with codes that are decoded in registers, more rows with a few rows of weights in the
 processor's cache. For many rows weights are written, and PyTorch multiplies. Sums are those of
 float32; weights are in the dtype of the activations, as the composites mean.
+
+On a GPU each layer is one launch of a Triton kernel (`codes_triton.py`), for any number of rows.
 
 The kernels are compiled when the first program that uses them is made. That takes a second or two;
 they are kept on disk (`thunder_fn.executors.torchinductor`). Without a compiler this executor takes
@@ -23,7 +25,7 @@ from torch.nn.functional import linear
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.errors import ExecutorError
-from thunder_fn.executors.quantized import codes_cpp
+from thunder_fn.executors.quantized import codes_cpp, codes_triton
 from thunder_fn.executors.quantized.kernels import row_count, suits_int8
 from thunder_fn.executors.torchinductor.codegen import Kernel
 from thunder_fn.executors.torchinductor.compiling import Failed, functions_of_kernels
@@ -135,6 +137,9 @@ def _codec(values: torch.Tensor) -> str:
 def _eight_bits(
     x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bias: Bias = None
 ) -> torch.Tensor:
+    if x.device.type == "cuda":
+        members = codes_triton.of_eight_bits(values, scales)
+        return codes_triton.multiplied(_codec(values), members, values.shape[0], x, bias)
     if row_count(x) > SOME_ROWS:
         return scaled_product(x, values, scales, bias, _floats)
     if scales.dtype not in NUMBERS:
@@ -169,6 +174,9 @@ def _nf4(
     rows: int,
 ) -> torch.Tensor:
     columns = x.shape[-1]
+    if x.device.type == "cuda":
+        found = codes_triton.of_nf4(values, columns, scales, steps, mean, table)
+        return codes_triton.multiplied("nf4", found, rows, x, bias)
     if row_count(x) > SOME_ROWS:
         w = _nf4_weights(values, scales, steps, mean, table, rows * columns, x.dtype)
         return linear(x, w.reshape(rows, columns), bias)
@@ -184,6 +192,9 @@ def _nf4_weights(
     count: int,
     dtype: torch.dtype,
 ) -> torch.Tensor:
+    if values.device.type == "cuda":
+        found = codes_triton.of_nf4(values, count, scales, steps, mean, table)
+        return codes_triton.decoded("nf4", found, 1, count, dtype).flatten()
     members = _nf4_members(values, scales, steps, mean, table)
     return decoded("nf4", members, scales.numel(), NF4_BLOCK, dtype).flatten()[:count]
 
@@ -206,6 +217,9 @@ def _int4(
     columns: int,
 ) -> torch.Tensor:
     groups, rows, _ = scales_and_zeros.shape
+    if x.device.type == "cuda":
+        members = codes_triton.of_int4(values, scales_and_zeros)
+        return codes_triton.multiplied("int4", members, rows, x, bias)
     if row_count(x) > SOME_ROWS:
         return linear(x, _int4_weights(values, scales_and_zeros, columns, x.dtype), bias)
     return multiplied(
@@ -221,6 +235,9 @@ def _int4_weights(
     values: torch.Tensor, scales_and_zeros: torch.Tensor, columns: int, dtype: torch.dtype
 ) -> torch.Tensor:
     groups, rows, _ = scales_and_zeros.shape
+    if values.device.type == "cuda":
+        found = codes_triton.of_int4(values, scales_and_zeros)
+        return codes_triton.decoded("int4", found, rows, columns, dtype)
     members = (values.contiguous(), scales_and_zeros.contiguous(), columns // groups)
     return decoded("int4", members, rows, columns, dtype)
 
@@ -228,35 +245,43 @@ def _int4_weights(
 # ---- where they suit ----
 
 
-def _runs(codec: str, device: torch.device, dtype: torch.dtype) -> bool:
-    """Test for a CPU, floats that float32 holds, and a compiler."""
-    return device.type == "cpu" and dtype in FLOATS and functions(codec, dtype) is not None
+def _runs(codec: str, device: torch.device, dtype: torch.dtype, is_whole: bool) -> bool | str:
+    """Test for floats that float32 holds, and a compiler: of C++, which reads whole steps of
+    columns, or of Triton.
+    """
+    is_on_gpu = device.type == "cuda"
+    if dtype not in FLOATS or not (is_on_gpu or (device.type == "cpu" and is_whole)):
+        return False
+    if is_on_gpu:
+        return codes_triton.AVAILABLE or "Triton is not installed"
+    return functions(codec, dtype) is not None or "nothing here compiles C++"
 
 
 def _suits_int8(
     x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bias: Bias = None
-) -> bool:
-    """Test for whole steps of columns and, where PyTorch's kernel suits, for integer instructions,
-    which that does not use.
-    """
+) -> bool | str:
+    """Test, where PyTorch's kernel suits, for integer instructions, which that does not use."""
     is_own = multiplies_integers() or not suits_int8(x, values, scales, bias)
-    return (
-        is_own
-        and values.dtype == torch.int8
-        and x.shape[-1] % 64 == 0
-        and _runs("int8", x.device, x.dtype)
-    )
+    is_int8 = is_own and values.dtype == torch.int8
+    return is_int8 and _is_some(x) and _runs("int8", x.device, x.dtype, x.shape[-1] % 64 == 0)
 
 
 def _suits_fp8(
     x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bias: Bias = None
-) -> bool:
-    return values.dtype == FP8 and x.shape[-1] % 64 == 0 and _runs("fp8", x.device, x.dtype)
+) -> bool | str:
+    is_fp8 = values.dtype == FP8 and _is_some(x)
+    return is_fp8 and _runs("fp8", x.device, x.dtype, x.shape[-1] % 64 == 0)
 
 
-def _suits_floats(values: torch.Tensor, dtype: torch.dtype) -> bool:
-    is_known = values.dtype in (FP8, torch.int8) and values.numel() % 64 == 0
-    return is_known and _runs(_codec(values), values.device, dtype)
+def _is_some(x: torch.Tensor) -> bool:
+    """Test for activations with elements, for which a GPU has something to launch."""
+    return x.device.type == "cpu" or x.numel() > 0
+
+
+def _suits_floats(values: torch.Tensor, dtype: torch.dtype) -> bool | str:
+    """Test for codes on a CPU: elsewhere PyTorch's conversion is as fast."""
+    is_known = values.dtype in (FP8, torch.int8) and values.device.type == "cpu"
+    return is_known and _runs(_codec(values), values.device, dtype, values.numel() % 64 == 0)
 
 
 def _suits_nf4(
@@ -269,9 +294,11 @@ def _suits_nf4(
     bias: Bias = None,
     *,
     rows: int,
-) -> bool:
-    """Test that blocks of weights end with rows."""
-    return x.shape[-1] % NF4_BLOCK == 0 and _runs("nf4", x.device, x.dtype)
+) -> bool | str:
+    """Test that bytes end with rows, and on a CPU blocks of weights too."""
+    columns = x.shape[-1]
+    is_even = columns % 2 == 0 and _is_some(x)
+    return is_even and _runs("nf4", x.device, x.dtype, columns % NF4_BLOCK == 0)
 
 
 def _suits_nf4_weights(
@@ -282,8 +309,8 @@ def _suits_nf4_weights(
     table: torch.Tensor,
     count: int,
     dtype: torch.dtype,
-) -> bool:
-    return _runs("nf4", values.device, dtype)
+) -> bool | str:
+    return _runs("nf4", values.device, dtype, is_whole=True)
 
 
 def _suits_int4(
@@ -293,17 +320,18 @@ def _suits_int4(
     bias: Bias = None,
     *,
     columns: int,
-) -> bool:
-    return _suits_int4_weights(values, scales_and_zeros, columns, x.dtype)
+) -> bool | str:
+    return _is_some(x) and _suits_int4_weights(values, scales_and_zeros, columns, x.dtype)
 
 
 def _suits_int4_weights(
     values: torch.Tensor, scales_and_zeros: torch.Tensor, columns: int, dtype: torch.dtype
-) -> bool:
-    """Test for whole steps of columns, and groups of half ones, that nothing pads."""
+) -> bool | str:
+    """Test, on a CPU, for whole steps of columns, and groups of half ones, that nothing pads."""
     groups = scales_and_zeros.shape[0]
     fits = columns % 64 == 0 and columns % groups == 0 and columns // groups % 32 == 0
-    return fits and scales_and_zeros.dtype == torch.bfloat16 and _runs("int4", values.device, dtype)
+    is_half = scales_and_zeros.dtype == torch.bfloat16
+    return is_half and _runs("int4", values.device, dtype, fits)
 
 
 for _composite, _name, _run, _suited in (

@@ -230,15 +230,17 @@ EXECUTOR.register_implementation(int4_linear, checker=suits_int4, execution_tran
 
 def suits_scaled_mm(
     x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bias: Bias = None
-) -> bool:
+) -> bool | str:
     """Test for tensor cores for e4m3: from compute capability 8.9 on, with scales of rows from
     9.0 on.
     """
     if x.device.type != "cuda":
         return False
-    capability = torch.cuda.get_device_capability(x.device)
     divides = values.shape[0] % 16 == 0 and values.shape[1] % 16 == 0
-    return divides and x.dtype == torch.bfloat16 and capability >= (9, 0) and row_count(x) > 0
+    if not (divides and x.dtype == torch.bfloat16 and row_count(x) > 0):
+        return False
+    major, minor = torch.cuda.get_device_capability(x.device)
+    return major >= 9 or f"its compute capability is {major}.{minor}, and 9.0 is needed"
 
 
 def scaled_mm_linear(

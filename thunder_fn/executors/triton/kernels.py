@@ -28,12 +28,18 @@ AVAILABLE = triton is not None and torch.cuda.is_available()
 BLOCK = 1024
 
 
-def _jit(function: Any) -> Any:
+def kernel(function: Any) -> Any:
     """The kernel; where there is no triton, a function that nobody calls."""
     return function if triton is None else triton.jit(function)
 
 
-@_jit
+def launched(run: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+    """Launch a kernel on the device of its first argument, which need not be the current one."""
+    with torch.cuda.device_of(arguments[0]):
+        run[grid](*arguments, **constants)
+
+
+@kernel
 def _cross_entropy_forward_kernel(logits, labels, loss, lse, stride, columns, ignored, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: E501  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     top = float("-inf")
@@ -55,7 +61,7 @@ def _cross_entropy_forward_kernel(logits, labels, loss, lse, stride, columns, ig
     tl.store(loss + row, tl.where(kept, result - picked, 0.0))
 
 
-@_jit
+@kernel
 def _cross_entropy_backward_kernel(grad, logits, labels, lse, out, stride, columns, ignored, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: E501  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(labels + row)
@@ -70,7 +76,7 @@ def _cross_entropy_backward_kernel(grad, logits, labels, lse, out, stride, colum
         tl.store(out + row * columns + at, value.to(out.dtype.element_ty), mask=at < columns)
 
 
-@_jit
+@kernel
 def _rms_norm_forward_kernel(x, weight, out, rstd, columns, eps, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     squares = tl.zeros([BLOCK], dtype=tl.float32)
@@ -91,7 +97,7 @@ def _rms_norm_forward_kernel(x, weight, out, rstd, columns, eps, BLOCK: tl.const
         )
 
 
-@_jit
+@kernel
 def _rms_norm_backward_kernel(grad, x, weight, rstd, out, columns, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     scale = tl.load(rstd + row)
@@ -120,9 +126,8 @@ def cross_entropy_forward(
     """The loss of each row, and the logarithm of the sum of its exponentials."""
     logits, (rows, columns) = logits.contiguous(), logits.shape
     loss, lse = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(2))
-    _cross_entropy_forward_kernel[(rows,)](
-        logits, labels.contiguous(), loss, lse, columns, columns, ignored, BLOCK=BLOCK
-    )
+    arguments = (logits, labels.contiguous(), loss, lse, columns, columns, ignored)
+    launched(_cross_entropy_forward_kernel, (rows,), *arguments, BLOCK=BLOCK)
     return loss, lse
 
 
@@ -145,7 +150,7 @@ def cross_entropy_backward(
         columns,
         ignored,
     )
-    _cross_entropy_backward_kernel[(rows,)](*arguments, BLOCK=BLOCK)
+    launched(_cross_entropy_backward_kernel, (rows,), *arguments, BLOCK=BLOCK)
     return out
 
 
@@ -155,7 +160,8 @@ def rms_norm_forward(
     """The normalised rows times the weight, and one over each row's root mean square."""
     x, (rows, columns) = x.contiguous(), x.shape
     out, rstd = torch.empty_like(x), torch.empty(rows, dtype=torch.float32, device=x.device)
-    _rms_norm_forward_kernel[(rows,)](x, weight.contiguous(), out, rstd, columns, eps, BLOCK=BLOCK)
+    arguments = (x, weight.contiguous(), out, rstd, columns, eps)
+    launched(_rms_norm_forward_kernel, (rows,), *arguments, BLOCK=BLOCK)
     return out, rstd
 
 
@@ -166,7 +172,6 @@ def rms_norm_backward(
     PyTorch.
     """
     x, (rows, columns), out = x.contiguous(), x.shape, torch.empty_like(x.contiguous())
-    _rms_norm_backward_kernel[(rows,)](
-        grad.contiguous(), x, weight.contiguous(), rstd, out, columns, BLOCK=BLOCK
-    )
+    arguments = (grad.contiguous(), x, weight.contiguous(), rstd, out, columns)
+    launched(_rms_norm_backward_kernel, (rows,), *arguments, BLOCK=BLOCK)
     return out

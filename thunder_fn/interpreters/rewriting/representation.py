@@ -9,10 +9,14 @@ from dataclasses import dataclass
 
 from thunder_fn.ir.trace import Equation, TensorType, Trace, Type
 
-Rule = Callable[[Equation, "tuple[Representation | None, ...]"], "Trace | Kept | None"]
+Rule = Callable[[Equation, "tuple[Representation | None, ...]"], "Trace | Kept | Asked | None"]
 
 
 def _no_rule(equation: Equation, kept: tuple[Representation | None, ...]) -> Trace | None:
+    return None
+
+
+def _no_conversion(kept: Representation) -> Trace | None:
     return None
 
 
@@ -32,12 +36,15 @@ class Representation:
         restore: the parts to the parameter that the user gets back; None for `decode`.
         rule: asked with an equation and the representation of each of its operands, None for those
             that are what they are. It gives a trace over the operands, with parts in the
-            parameters' places. None says that going into the body is best.
+            parameters' places; or it asks for operands in other forms. None says that going into
+            the body is best.
         codes: the parts encode a weight.
         in_bodies: the parts go into the bodies of loops and branches. Not so where decoding or a
             rule asks other ranks.
         of_results: what equations compute is stored so. It is decoded once for all that need it
             whole.
+        converted: from the representation that a value has to this one, where it is shorter than
+            decoding and encoding.
         slices: of what is stored by itself at each place along dim 0, how it is stored there, in
             slices of the parts. The steps of a loop take it so.
     """
@@ -52,6 +59,7 @@ class Representation:
     codes: bool = False
     in_bodies: bool = False
     of_results: bool = False
+    converted: Callable[[Representation], Trace | None] = _no_conversion
     slices: Representation | None = None
 
     @property
@@ -68,11 +76,23 @@ class Kept:
         trace: its outputs are the parts of each result, in order.
         results: one per result; None for one that is what it is.
         decoded: for each operand, whether the trace needs its value.
+        asked: for each operand, the form in which all that read it want it. The trace converts it,
+            but once outside is better, for others that want it too.
     """
 
     trace: Trace
     results: tuple[Representation | None, ...]
     decoded: tuple[bool, ...] = ()
+    asked: tuple[Representation | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The forms in which a rule wants operands before it answers; None for those that are right.
+    They are converted once for all that want the same.
+    """
+
+    forms: tuple[Representation | None, ...]
 
 
 Step = Callable[[str, TensorType], Representation | None]

@@ -15,13 +15,20 @@ of them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from thunder_fn.errors import RewriteError
-from thunder_fn.interpreters.rewriting.representation import Kept, Representation, Step
+from thunder_fn.interpreters.rewriting.representation import (
+    Asked,
+    Kept,
+    Representation,
+    Step,
+)
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import ops
+from thunder_fn.ir.equations import operands_in
 from thunder_fn.ir.memos import memo
 from thunder_fn.ir.rules import INVARIANT, PARTIAL_EVAL, SLICED
 from thunder_fn.ir.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Type, Var
@@ -41,6 +48,13 @@ class Rewrite:
         restore: new parameters to old ones.
         names: of the new parameters.
         codes: those of the names that are parts which encode a weight.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> f = lambda w, x: x @ w
+        >>> same = tfn.parameters.identity(tfn.trace(f, torch.ones(2, 3), torch.ones(1, 2)), ["w"])
+        >>> tfn.lora(same, rank=1).names
+        ('w', 'w.lora_a', 'w.lora_b')
     """
 
     compute: Trace
@@ -66,6 +80,15 @@ class Rewrite:
 def identity(trace: Trace, names: Sequence[str]) -> Rewrite:
     """The rewrite that changes nothing; the first inputs of the trace are the parameters of
     these names.
+
+    Law: `compute` is the trace, and `prepare` and `restore` hand the parameters on.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> trace = tfn.trace(lambda w, x: x @ w, torch.ones(2, 3), torch.ones(1, 2))
+        >>> same = tfn.parameters.identity(trace, ["w"])
+        >>> same.names, same.compute == trace
+        (('w',), True)
     """
     builder = TraceBuilder("identity")
     same = builder.build(tuple(builder.input(var.type) for var in trace.inputs[: len(names)]))
@@ -237,6 +260,8 @@ class _Walk:
         self.env: dict[int, Atom | _Parts] = {}
         self.decoded: dict[int, Var] = {}
         self.decoded_inside = set[int]()
+        self.forms: dict[tuple[int, Representation], _Parts] = {}
+        self.asking = list[tuple[int, Representation]]()
         for var, kept in zip(trace.inputs, representations, strict=True):
             if kept is None:
                 self.env[var.index] = self.builder.input(var.type)
@@ -265,7 +290,15 @@ class _Walk:
             var.index in self.decoded or var.index in self.decoded_inside
             for var in self.trace.inputs
         )
-        return Kept(dce(self.builder.build(tuple(outputs))), tuple(results), decoded)
+        asked = self.asked()
+        return Kept(dce(self.builder.build(tuple(outputs))), tuple(results), decoded, asked)
+
+    def asked(self) -> tuple[Representation | None, ...]:
+        """For each input the form in which all that read it want it."""
+        uses = Counter(var.index for var in operands_in(self.trace.equations))
+        uses.update(atom.index for atom in self.trace.outputs if isinstance(atom, Var))
+        wanted = {at: form for (at, form), n in Counter(self.asking).items() if n == uses[at]}
+        return tuple(wanted.get(var.index) for var in self.trace.inputs)
 
     def equation(self, equation: Equation) -> tuple[Atom | _Parts, ...]:
         held = [self.env[var.index] for var in equation.operands]
@@ -275,7 +308,13 @@ class _Walk:
         while any(isinstance(value, _Parts) for value in held):
             found = self.body(equation, held)
             if found is None:
-                break
+                known, held = held, self.without_parameters(equation, held)
+                if held == known:
+                    break
+                continue
+            if isinstance(found, Asked):
+                held = self.in_forms(equation, held, found)
+                continue
             needed = self.needed(held, found[1].decoded)
             if not needed:
                 self.note_decoded(equation, 0, found[1])
@@ -285,6 +324,37 @@ class _Walk:
                 for at, (var, value) in enumerate(zip(equation.operands, held, strict=True))
             ]
         return self.builder.copy(equation, self.value)
+
+    def without_parameters(
+        self, equation: Equation, held: list[Atom | _Parts]
+    ) -> list[Atom | _Parts]:
+        """Operands where parameters are what they are, and results of equations are still parts:
+        an op that knows no such parameter may know such results.
+        """
+        results = [isinstance(value, _Parts) and value.kept.of_results for value in held]
+        if not any(results):
+            return held
+        pairs = zip(equation.operands, held, results, strict=True)
+        return [value if is_result else self.value(var) for var, value, is_result in pairs]
+
+    def in_forms(
+        self, equation: Equation, held: list[Atom | _Parts], asked: Asked
+    ) -> list[Atom | _Parts]:
+        """Operands in the forms that somebody asks for, each converted once."""
+        pairs = zip(equation.operands, held, asked.forms, strict=True)
+        return [value if form is None else self.in_form(var, form) for var, value, form in pairs]
+
+    def in_form(self, var: Var, form: Representation) -> _Parts:
+        """A value in a form."""
+        self.asking.append((var.index, form))
+        if (var.index, form) not in self.forms:
+            held, op = self.env[var.index], ops.composite(f"{form.label}_encode")
+            trace = form.converted(held.kept) if isinstance(held, _Parts) else None
+            given = held.atoms if trace and isinstance(held, _Parts) else (self.value(var),)
+            body = trace or form.encode
+            atoms = self.builder.add(op, given, body.output_types, bodies=(body,))
+            self.forms[var.index, form] = _Parts(form, atoms)
+        return self.forms[var.index, form]
 
     def entering(self, equation: Equation, held: list[Atom | _Parts]) -> Entering:
         """Tell which operands enter the bodies of a loop or a branch as parts, and what they stand
@@ -406,23 +476,30 @@ class _Walk:
 
     def body(
         self, equation: Equation, held: list[Atom | _Parts]
-    ) -> tuple[Representation | None, Kept] | None:
+    ) -> tuple[Representation | None, Kept] | Asked | None:
         """Rewrite an equation on parts by a representation's rule, or through the body of a
         composite, a checkpoint or a call.
 
-        None for an op that needs the value.
+        None for an op that needs the value. A rule or a composite may ask for other forms first.
         """
         kept = tuple(value.kept if isinstance(value, _Parts) else None for value in held)
         for by in dict.fromkeys(one for one in kept if one is not None):
             answer = by.rule(equation, kept)
+            if isinstance(answer, Asked):
+                return answer
             if answer is not None:
                 return by, (
                     answer
                     if isinstance(answer, Kept)
                     else Kept(answer, (None,) * len(answer.outputs))
                 )
-        is_open = equation.op.kind == "composite" or has_one_body(equation)
-        return (None, _kept(equation.body, kept)) if is_open else None
+        is_composite = equation.op.kind == "composite"
+        if not is_composite and not has_one_body(equation):
+            return None
+        found = _kept(equation.body, kept)
+        if is_composite and any(found.asked):
+            return Asked(found.asked)
+        return None, found
 
     def value(self, var: Var) -> Atom:
         held = self.env[var.index]

@@ -1,12 +1,13 @@
-"""Crossings of a layer's border whose ranks work on one batch: two pairs of functions, each the
+"""Crossings of a layer's border whose ranks work on one batch: three pairs of functions, each the
 adjoint of the other.
 
 `copied` is nothing forwards and a sum backwards, `summed` a sum forwards and nothing backwards.
 `share` takes apart forwards and puts together backwards. `gathered_dim` puts together forwards and
 takes apart backwards. Nothing is sent for that, since all ranks have the same gradient of a value
-that they all have.
+that they all have. `collected` is `gathered_dim` and then `copied`, `scattered` is `summed` and
+then `share`: each sends half of what the two would.
 
-Source: Megatron-LM, section 3 (arXiv:1909.08053).
+Sources: Megatron-LM, section 3 (arXiv:1909.08053); sequence parallelism (arXiv:2205.05198).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional as F
 
-from thunder_fn.distributed.collectives import added_up, all_gathered
+from thunder_fn.distributed.collectives import added_up, all_gathered, reduce_scattered
 from thunder_fn.distributed.groups import Group
 from thunder_fn.interpreters.ddp import Ddp, reduced
 from thunder_fn.ir.memos import kept_of_ops
@@ -56,6 +57,46 @@ def gathered_dim(
 def share(x: torch.Tensor, rank: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
     """Take this rank's share of a dim, the last ones padded with zeros."""
     return _sharing(group, dim % x.dim(), x.shape[dim])(x, rank)
+
+
+def collected(
+    x: torch.Tensor, rank: torch.Tensor, group: Group, dim: int, size: int
+) -> torch.Tensor:
+    """The shares of all ranks beside each other along a dim; gradients of all ranks are added."""
+    return _collecting(group, dim % x.dim(), size)(x, rank)
+
+
+def scattered(x: torch.Tensor, rank: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
+    """This rank's share of a dim, which the ranks divide, of the sum over ranks."""
+    return _scattering(group, dim % x.dim(), x.shape[dim])(x, rank)
+
+
+@kept_of_ops()
+def _collecting(group: Group, dim: int, size: int) -> Crossing:
+    @custom_vjp
+    def collect_shares(x: torch.Tensor, rank: torch.Tensor) -> torch.Tensor:
+        return _gathering(group, dim, size)(x, rank)
+
+    collect_shares.defvjp(
+        lambda x, rank: (collect_shares(x, rank), rank),
+        lambda rank, ct: (_scattering(group, dim, size)(ct, rank), None),
+    )
+    return collect_shares
+
+
+@kept_of_ops()
+def _scattering(group: Group, dim: int, size: int) -> Crossing:
+    @custom_vjp
+    def scatter_sum(x: torch.Tensor, rank: torch.Tensor) -> torch.Tensor:
+        first = x.movedim(dim, 0).contiguous()
+        own = reduce_scattered(first.reshape(-1), group)
+        return own.reshape(size // group.size, *first.shape[1:]).movedim(0, dim).contiguous()
+
+    scatter_sum.defvjp(
+        lambda x, rank: (scatter_sum(x, rank), rank),
+        lambda rank, ct: (_collecting(group, dim, size)(ct, rank), None),
+    )
+    return scatter_sum
 
 
 @kept_of_ops()

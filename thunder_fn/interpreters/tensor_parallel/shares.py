@@ -21,10 +21,16 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from thunder_fn.distributed.collectives import divided_gradient
 from thunder_fn.distributed.groups import Group
 from thunder_fn.interpreters.rewriting.representation import Kept, Representation
 from thunder_fn.interpreters.rewriting.tracing import traced, traced_on_parts
-from thunder_fn.interpreters.tensor_parallel.crossings import copied, gathered_dim, share
+from thunder_fn.interpreters.tensor_parallel.crossings import (
+    collected,
+    copied,
+    gathered_dim,
+    share,
+)
 from thunder_fn.ir import ops
 from thunder_fn.ir.memos import memo
 from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, Var, python_arg, static_shape
@@ -81,9 +87,41 @@ def shares(group: Group, type: TensorType, dim: int) -> Representation:
     )
 
 
+@memo(4096)
+def copies(group: Group, type: TensorType) -> Representation:
+    """A value of this type that all ranks have, of whose gradient each knows a part."""
+    encode = traced(lambda x: copied(x, group), type)
+    decode = traced(lambda x: divided_gradient(x, group.size), type)
+    rule = Copies(group)
+    return Representation(
+        "copies", type, ("",), encode, decode, rule=rule, converted=rule.converted
+    )
+
+
+@dataclass(frozen=True)
+class Copies:
+    """The rule: only column layers take such a value as it is; see `_Layers`."""
+
+    group: Group
+
+    def __call__(self, equation: Equation, kept: tuple[Representation | None, ...]) -> None:
+        return None
+
+    def converted(self, kept: Representation) -> Trace | None:
+        """Convert shares: collecting them adds up the gradients of all ranks."""
+        if not isinstance(kept.rule, OnShares) or kept.rule.group != self.group:
+            return None
+        group, dim = self.group, kept.rule.dim
+        size = static_shape(kept.type)[dim]
+        types = (one for one in kept.part_types if isinstance(one, TensorType))
+        return traced(lambda x, rank: collected(x, rank, group, dim, size), *types)
+
+
 def divides(group: Group, type: Any, dim: int) -> bool:
     """Test whether each rank has as much of a dim."""
-    return isinstance(type, TensorType) and static_shape(type)[dim] % group.size == 0
+    if not isinstance(type, TensorType) or not -len(type.shape) <= dim < len(type.shape):
+        return False
+    return static_shape(type)[dim] % group.size == 0
 
 
 @dataclass(frozen=True)

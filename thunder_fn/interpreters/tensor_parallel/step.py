@@ -3,9 +3,13 @@ sequence.
 
 Every rank computes its share of a layer. The result of a column layer stays a share (`shares.py`)
 through activation functions and heads, and a row layer takes it as it is. Such a pair sends one sum
-forwards and one backwards. If an op needs whole activations, they are gathered. The functions at
-the border of a layer are in `crossings.py`. The number of a rank's share is a part, `w.rank`, so
-that all ranks run the same trace.
+forwards and one backwards, which all column layers on one value share. If an op needs whole
+activations, they are gathered. The functions at the border of a layer are in `crossings.py`. The
+number of a rank's share is a part, `w.rank`, so that all ranks run the same trace.
+
+If a plan has norms of a sequence, ranks have shares of the positions between the pairs, too. Then a
+row layer scatters its sum, and a column layer gathers what it is given: as many bytes travel, and a
+rank stores and computes a part of what lies between.
 
 Sources: Megatron-LM (arXiv:1909.08053), sequence parallelism (arXiv:2205.05198).
 """
@@ -25,10 +29,23 @@ from torch.nn import functional as F
 from thunder_fn.distributed.groups import Group
 from thunder_fn.errors import RewriteError, kind_of
 from thunder_fn.interpreters.rewriting.part_calls import EMBEDDING, LINEAR, in_precision
-from thunder_fn.interpreters.rewriting.representation import Kept, Representation
+from thunder_fn.interpreters.rewriting.representation import Asked, Kept, Representation
 from thunder_fn.interpreters.rewriting.tracing import traced, traced_on_parts
-from thunder_fn.interpreters.tensor_parallel.crossings import copied, gathered_dim, share, summed
-from thunder_fn.interpreters.tensor_parallel.shares import RANK, OnShares, divides, shares
+from thunder_fn.interpreters.tensor_parallel.crossings import (
+    copied,
+    gathered_dim,
+    scattered,
+    share,
+    summed,
+)
+from thunder_fn.interpreters.tensor_parallel.shares import (
+    RANK,
+    Copies,
+    OnShares,
+    copies,
+    divides,
+    shares,
+)
 from thunder_fn.ir.memos import memo
 from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, Var, python_arg, static_shape
 
@@ -61,7 +78,7 @@ def column_share(
     given: Given, group: Group, shape: tuple[int, ...]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The results that this rank has, and which those are."""
-    (weight, rank), bias = given["weight"], given.get("bias")
+    (weight, rank), bias, (x,) = given["weight"], given.get("bias"), given["input"]
     own = (
         bias[0]
         if isinstance(bias, tuple)
@@ -69,7 +86,7 @@ def column_share(
         if bias is None
         else share(bias, rank, group, 0)
     )
-    return F.linear(copied(given["input"], group), weight, own), rank
+    return F.linear(x, weight, own), rank
 
 
 def column_linear(given: Given, group: Group, shape: tuple[int, ...]) -> torch.Tensor:
@@ -80,28 +97,48 @@ def column_linear(given: Given, group: Group, shape: tuple[int, ...]) -> torch.T
 
 def row_linear(given: Given, group: Group, shape: tuple[int, ...]) -> torch.Tensor:
     """Each rank has a part of every sum."""
-    (weight, rank), x = given["weight"], given["input"]
-    own = x[0] if isinstance(x, tuple) else share(x, rank, group, -1)
-    y = summed(F.linear(own, weight), group)
+    y = summed(_row_part(given, group), group)
     return y if given.get("bias") is None else y + given["bias"]
+
+
+def row_share(given: Given, group: Group, shape: tuple[int, ...]) -> Parts:
+    """The positions of the sums that this rank has."""
+    rank, bias = given["weight"][1], given.get("bias")
+    y = scattered(_row_part(given, group), rank, group, -2)
+    return y if bias is None else y + copied(bias, group), rank
+
+
+def _row_part(given: Given, group: Group) -> torch.Tensor:
+    (weight, rank), x = given["weight"], given["input"]
+    return F.linear(x[0] if isinstance(x, tuple) else share(x, rank, group, -1), weight)
 
 
 def vocabulary_embedding(given: Given, group: Group, shape: tuple[int, ...]) -> torch.Tensor:
     """Each rank has some of the words, and zeros for the others."""
+    return summed(_own_words(given), group)
+
+
+def vocabulary_share(given: Given, group: Group, shape: tuple[int, ...]) -> Parts:
+    """The positions of the embeddings that this rank has."""
+    rank = given["weight"][1]
+    return scattered(_own_words(given), rank, group, -2), rank
+
+
+def _own_words(given: Given) -> torch.Tensor:
     indices, (weight, rank), padding = given["input"], given["weight"], given.get("padding_idx")
     local = indices - rank * weight.shape[0]
     inside = ((local >= 0) & (local < weight.shape[0])).unsqueeze(-1)
     rows = F.embedding(local.clamp(0, weight.shape[0] - 1), weight)
     if padding is not None and padding >= 0:  # no gradient for it
         rows = torch.where((indices == padding).unsqueeze(-1), rows.detach(), rows)
-    return summed(torch.where(inside, rows, torch.zeros_like(rows)), group)
+    return torch.where(inside, rows, torch.zeros_like(rows))
 
 
 Layer = Callable[[Given, Group, tuple[int, ...]], Any]
 
 
-def _sequence(norm: Callable[..., torch.Tensor]) -> Layer:
-    def sequence_norm(given: Given, group: Group, shape: tuple[int, ...]) -> torch.Tensor:
+def _sequence(norm: Callable[..., torch.Tensor]) -> tuple[Layer, Layer]:
+    def norm_share(given: Given, group: Group, shape: tuple[int, ...]) -> Parts:
         x = given["input"]
         kept = {
             name: given[name] for name in ("weight", "bias") if isinstance(given.get(name), tuple)
@@ -109,21 +146,28 @@ def _sequence(norm: Callable[..., torch.Tensor]) -> Layer:
         rank = next(iter(kept.values()))[1]
         options = {name: value for name, value in given.items() if name not in ("input", *kept)}
         weights = {name: copied(parts[0], group) for name, parts in kept.items()}
-        y = norm(share(x, rank, group, -2), **options, **weights)
-        return gathered_dim(y, rank, group, -2, x.shape[-2])
+        own = x[0] if isinstance(x, tuple) else share(x, rank, group, -2)
+        return norm(own, **options, **weights), rank
 
-    return sequence_norm
+    def sequence_norm(given: Given, group: Group, shape: tuple[int, ...]) -> torch.Tensor:
+        y, rank = norm_share(given, group, shape)
+        return gathered_dim(y, rank, group, -2, given["input"].shape[-2])
+
+    return sequence_norm, norm_share
 
 
-_LAYERS: dict[tuple[str, str], Layer] = {
-    ("column", LINEAR): column_linear,
-    ("embedding", LINEAR): column_linear,  # a head that is tied to an embedding
-    ("row", LINEAR): row_linear,
-    ("column", EMBEDDING): vocabulary_embedding,
-    ("embedding", EMBEDDING): vocabulary_embedding,
+_LAYERS: dict[tuple[str, str], tuple[Layer, Layer]] = {
+    ("column", LINEAR): (column_linear, column_share),
+    ("embedding", LINEAR): (column_linear, column_share),  # a head that is tied to an embedding
+    ("row", LINEAR): (row_linear, row_share),
+    ("column", EMBEDDING): (vocabulary_embedding, vocabulary_share),
+    ("embedding", EMBEDDING): (vocabulary_embedding, vocabulary_share),
     ("sequence", LAYER_NORM): _sequence(F.layer_norm),
     ("sequence", RMS_NORM): _sequence(F.rms_norm),
 }
+"""For each style and function the layer whose result is whole, and the one whose result is this
+rank's share: of a column's results, or of the positions.
+"""
 
 
 # ---- the step ----
@@ -169,7 +213,12 @@ class TensorParallel:
 
     def __call__(self, name: str, type: TensorType) -> Representation | None:
         style = self.style(name, type)
-        return None if style is None else split(self.group, style, type)
+        return None if style is None else split(self.group, style, type, self.of_positions)
+
+    @property
+    def of_positions(self) -> bool:
+        """True if ranks have shares of the positions between layers."""
+        return any(style == "sequence" for _, style in self.plan)
 
 
 def _dim_of(style: str) -> int:
@@ -177,7 +226,7 @@ def _dim_of(style: str) -> int:
 
 
 @memo(4096)
-def split(group: Group, style: str, type: TensorType) -> Representation:
+def split(group: Group, style: str, type: TensorType, of_positions: bool = False) -> Representation:
     """A weight of this type of which every rank keeps a share."""
     shape, dim = static_shape(type), _dim_of(style)
     each = math.ceil(shape[dim] / group.size)
@@ -202,7 +251,7 @@ def split(group: Group, style: str, type: TensorType) -> Representation:
         ("", RANK),
         encoded,
         traced(decode, *parts),
-        rule=_Layers(group, style),
+        rule=_Layers(group, style, of_positions),
     )
 
 
@@ -212,29 +261,51 @@ class _Layers:
 
     group: Group
     style: str
+    of_positions: bool
 
     def __call__(
         self, equation: Equation, kept: tuple[Representation | None, ...]
-    ) -> Trace | Kept | None:
-        layer, names = _LAYERS.get((self.style, equation.op.name)), _NAMES.get(equation.op.name)
+    ) -> Trace | Kept | Asked | None:
+        layers, names = _LAYERS.get((self.style, equation.op.name)), _NAMES.get(equation.op.name)
         mine = [one for one in kept if one is not None and one.rule == self]
-        if layer is None or names is None or not mine:
+        if layers is None or names is None or not mine:
             return None
         arguments = dict(zip(names, equation.args, strict=False)) | dict(equation.kwargs)
         if not self.fits(equation, arguments, kept):
             return None
+        whole, shared = layers
+        if whole is column_linear and not any(map(self.is_copied, kept)):
+            return self.asked(equation, arguments)
         (result,) = equation.output_types
-        dim = len(static_shape(result)) - 1 if isinstance(result, TensorType) else 0
-        if (
-            layer is column_linear
-            and isinstance(result, TensorType)
-            and divides(self.group, result, dim)
-        ):
-            trace = self.on_parts(
-                column_share, equation, arguments, kept, static_shape(mine[0].type)
+        place = self.shared_dim(whole, result)
+        shape = static_shape(mine[0].type)
+        if place is None or not isinstance(result, TensorType):
+            return self.on_parts(whole, equation, arguments, kept, shape)
+        trace = self.on_parts(shared, equation, arguments, kept, shape)
+        return Kept(trace, (shares(self.group, result, len(static_shape(result)) + place),))
+
+    def shared_dim(self, layer: Layer, result: Any) -> int | None:
+        """The dim, from the end, of which each rank keeps its share of a result."""
+        place = -1 if layer is column_linear else -2 if self.of_positions else None
+        return place if place is not None and divides(self.group, result, place) else None
+
+    def asked(self, equation: Equation, arguments: dict[str, Any]) -> Asked:
+        """A column layer's input, with the gradients of all ranks added up once for all layers
+        that read it.
+        """
+        given = arguments["input"]
+        return Asked(
+            tuple(
+                copies(self.group, var.type)
+                if var is given and isinstance(var.type, TensorType)
+                else None
+                for var in equation.operands
             )
-            return Kept(trace, (shares(self.group, result, dim),))
-        return self.on_parts(layer, equation, arguments, kept, static_shape(mine[0].type))
+        )
+
+    def is_copied(self, one: Representation | None) -> bool:
+        """Test for such an input."""
+        return one is not None and one.rule == Copies(self.group)
 
     def on_parts(
         self,
@@ -284,11 +355,15 @@ class _Layers:
         return all(not isinstance(arg, Literal) or not arg.value for arg in options)
 
     def takes(self, one: Representation, name: str | None) -> bool:
-        """Test for the input of a row, of which this rank has the part that its share of the weight
-        is multiplied with.
+        """Test for an input that a layer takes as it is kept. A row has the part that its share of
+        the weight is multiplied with; a norm has some of the positions; a column asks for copies.
         """
-        last = OnShares(self.group, len(static_shape(one.type)) - 1)
-        return self.style == "row" and name == "input" and one.rule == last
+        last = len(static_shape(one.type)) - 1
+        if name != "input":
+            return False
+        if self.style in ("column", "embedding"):
+            return isinstance(one.rule, OnShares | Copies) and one.rule.group == self.group
+        return one.rule == OnShares(self.group, last - (self.style == "sequence"))
 
 
 def read_plan(plan: Any) -> tuple[tuple[str, str], ...]:

@@ -52,7 +52,6 @@ from thunder_fn.ir.trace import (
 from thunder_fn.ir.walking import inline_into, put, rewritten
 from thunder_fn.jitted.autograd.nodes import Following, Node, call
 from thunder_fn.jitted.autograd.pieces import Pieces, pieces_of
-from thunder_fn.jitted.memory import is_chosen
 from thunder_fn.structured.custom_vjp import sees_absent_cotangents
 
 Mask = tuple[bool, ...]
@@ -351,16 +350,6 @@ class Bridge:
         """
         pairs = zip(self.wanted_places, self.split.gradients, strict=True)
         return frozenset(place for place, found in pairs if found is None)
-
-    @cached_property
-    def chosen(self) -> frozenset[int]:
-        """The active outputs that a choice or a loop makes: they may be an input, which autograd
-        must not take for a result.
-        """
-        pairs = enumerate(zip(self.trace.outputs, self.active, strict=True))
-        return frozenset(
-            place for place, (atom, flag) in pairs if flag and is_chosen(self.trace, atom)
-        )
 
     @cached_property
     def handed_over(self) -> Mask:

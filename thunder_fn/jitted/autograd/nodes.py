@@ -19,15 +19,24 @@ from thunder_fn.errors import located
 from thunder_fn.executors import Program
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.noops import drop_noops
-from thunder_fn.interpreters.simplify import dce
+from thunder_fn.interpreters.simplify import cut_to
+from thunder_fn.ir import ops
 from thunder_fn.ir.constraints import close_symbols
 from thunder_fn.ir.equations import needed
 from thunder_fn.ir.rules import Mask, chosen
-from thunder_fn.ir.symbols import bind, is_symbolic, replaced, specialize
-from thunder_fn.ir.trace import Expr, Literal, TensorType, Trace, TraceBuilder, cut, vars_in
+from thunder_fn.ir.symbols import bind, is_symbolic, made_by, replaced, specialize
+from thunder_fn.ir.trace import (
+    Equation,
+    Expr,
+    Literal,
+    TensorType,
+    Trace,
+    TraceBuilder,
+    cut,
+    vars_in,
+)
 from thunder_fn.ir.walking import inline_into
 from thunder_fn.jitted.autograd.pieces import Piece, depends
-from thunder_fn.jitted.memory import own
 
 if TYPE_CHECKING:
     from thunder_fn.jitted.autograd.bridge import Bridge
@@ -177,10 +186,25 @@ class Node:
         forward = self.bridge.split.forward
         if self.bridge.sees_absent:
             return frozenset(range(len(forward.inputs)))
-        wanted = {*self.read}
-        wanted |= {var.index for place, _ in self.kept for var in vars_in(forward.outputs[place])}
-        needed(forward.equations, wanted)
+        wanted = self.computed
+        needed(forward.equations, wanted, self.stays)
         return frozenset(place for place in range(len(forward.inputs)) if place in wanted)
+
+    @property
+    def computed(self) -> set[int]:
+        """The variables of the forward that the backward reads, by index."""
+        outputs = self.bridge.split.forward.outputs
+        kept = {var.index for place, _ in self.kept for var in vars_in(outputs[place])}
+        return {*self.read} | kept
+
+    @cached_property
+    def stays(self) -> Callable[[Equation], bool]:
+        """Test whether the derivative of the backward runs an equation that it does not need: one
+        that finds a size; a draw of random numbers, for those that are drawn after it.
+        """
+        again = needed(self.bridge.split.forward.equations, self.computed)
+        draws = self.bridge.sees_absent or any(map(ops.has_side_effect, again))
+        return lambda equation: bool(made_by(equation)) or (draws and ops.has_side_effect(equation))
 
     @cached_property
     def gradient(self) -> Trace:
@@ -193,7 +217,8 @@ class Node:
         given = tuple(builder.input(self.bridge.pieces.edges[edge]) for edge in self.piece.takes)
         values = split.residual_values(inputs, inline_into(builder, split.forward, inputs))
         residuals = tuple(values[number] for number in self.piece.residuals)
-        whole = dce(builder.build(inline_into(builder, self.piece.trace, (*residuals, *given))))
+        whole = builder.build(inline_into(builder, self.piece.trace, (*residuals, *given)))
+        whole = cut_to(whole, whole.outputs, self.stays)
         kept = (*(whole.inputs[place] for place in self.needed), *whole.inputs[len(inputs) :])
         return cut(whole, inputs=kept)
 
@@ -201,6 +226,8 @@ class Node:
         """Compute the piece from the inputs that are needed and the cotangents, so that autograd
         follows it.
         """
+        if any(map(internals.is_legacy_batched, tensors)):  # no node of ours holds such a tensor
+            return tuple(evaluate(self.gradient, tensors))
         wanted = tuple(
             isinstance(tensor, torch.Tensor) and tensor.requires_grad for tensor in tensors
         )
@@ -229,8 +256,6 @@ class Node:
 class _Call:
     """The values of one call of a bridge, until all nodes are made."""
 
-    __slots__ = ("bridge", "edges", "inputs", "outputs", "results", "state")
-
     def __init__(self, bridge: Bridge, inputs: tuple[Any, ...]) -> None:
         self.bridge, self.inputs = bridge, inputs
         self.edges: dict[int, Any] = {}
@@ -254,19 +279,26 @@ class _Call:
             )
         if any(isinstance(value, torch.Tensor) and value._is_view() for value in outputs):
             outputs = _own_tensors(outputs, self.inputs, bridge.active)
-        if bridge.chosen:
-            given = [value for value in self.inputs if isinstance(value, torch.Tensor)]
-            pairs = enumerate(outputs)
-            outputs = tuple(
-                own(value, *given) if value is not None and place in bridge.chosen else value
-                for place, value in pairs
-            )
         self.outputs = outputs
         followed = outputs if bridge.is_plain else chosen(outputs, bridge.active)
         self.edges.update(enumerate(followed))
         if len(bridge.pieces.edges) > len(self.edges):
             self.stand_in()
         return results
+
+    @cached_property
+    def written(self) -> set[int]:
+        """The memories of inputs that get other values before the backward runs."""
+        places = self.bridge.overwritten | self.bridge.fixed
+        return {internals.storage_id(self.inputs[place]) for place in places}
+
+    def kept(self, value: torch.Tensor, is_others: bool) -> torch.Tensor:
+        """A residual as a node keeps it: detached if another node returns it, a copy if it lies in
+        memory that is written to.
+        """
+        if self.written and internals.storage_id(value) in self.written:
+            return value.clone()
+        return value.detach() if is_others else value
 
     def stand_in(self) -> None:
         """Put tensors of one element in place of the values on edges: autograd asks for their
@@ -307,10 +339,7 @@ class _Function(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, node: Node, run: _Call, *tensors: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         results, bridge = run.run(), node.bridge
-        kept = [
-            results[place].detach() if is_others else results[place]
-            for place, is_others in node.kept
-        ]
+        kept = [run.kept(results[place], is_others) for place, is_others in node.kept]
         first = len(bridge.split.forward.outputs) + node.start
         ctx.node, ctx.state = node, run.state
         ctx.numbers = results[first : first + len(node.numbers)]

@@ -27,7 +27,7 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture import current, pytree
 from thunder_fn.capture.failures import source_of
 from thunder_fn.capture.modules import PLAIN, TRACING
-from thunder_fn.capture.outside.reads import Changed, Reads, tracked
+from thunder_fn.capture.outside.reads import Changed, Place, Reads, tracked
 from thunder_fn.capture.replaced.patches import module_path
 from thunder_fn.errors import JitError, ThunderError, located
 from thunder_fn.jitted import Jitted
@@ -97,7 +97,7 @@ class TracedForward:
         args, kwargs = _with_own(
             (args, kwargs), dict(zip(map(id, given), reading.tensors, strict=True))
         )
-        places = {child: place for place, child in enumerate(self.module.modules())}
+        places = {id(child): place for place, child in enumerate(self.module.modules())}
         containers = held_in((args, kwargs))
         held = held_by_hooks(self.module) if self.layout is not None else ()
         with tracked() as found:
@@ -108,7 +108,7 @@ class TracedForward:
         plain = (
             one
             for one in assigned
-            if isinstance(one.value, PLAIN) and (one.module, one.name) in reads
+            if isinstance(one.value, PLAIN) and Place(one.module, one.name) in reads
         )
         changed = (
             *(one.name for one in plain),
@@ -119,7 +119,7 @@ class TracedForward:
         if not objects and not assigned and not changes:
             return result
         attributes = tuple(
-            (places[one.module], one.section, one.name, one.value) for one in assigned
+            (places[id(one.module)], one.section, one.name, one.value) for one in assigned
         )
         return Assigning(result, tuple(map(pytree.attributes_of, objects)), attributes, changes)
 

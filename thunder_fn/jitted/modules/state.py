@@ -9,7 +9,7 @@ submodules and hooks, and the attributes that were read while it was traced.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,8 +74,9 @@ class Reading:
         return not any(map(internals.is_uninitialized, self.tensors))
 
 
-def read(module: torch.nn.Module) -> Reading:
-    """Walk over a module and its submodules.
+def read(module: torch.nn.Module, but: Container[tuple[int, str]] = ()) -> Reading:
+    """Walk over a module and its submodules. Tensors in the places `but` do not count, each a dict
+    by identity and a name.
 
     Raises:
         JitError: one of them is compiled by `torch.jit`.
@@ -97,7 +98,10 @@ def read(module: torch.nn.Module) -> Reading:
             hooks += _hooks(own)
         plain = {name: value for name, value in held.items() if isinstance(value, Tensor)}
         for section in (held["_parameters"], held["_buffers"], plain):
+            holder = held if section is plain else section
             for name, tensor in section.items():
+                if but and (id(holder), name) in but:
+                    continue
                 if tensor is not None and id(tensor) not in numbers:
                     numbers[id(tensor)] = len(tensors)
                     tensors.append(tensor)
@@ -131,17 +135,18 @@ def _hooks(dicts: Sequence[dict[Any, Any]]) -> Iterator[Any]:
 
 def matches(reads: Reads) -> bool:
     """Test whether the attributes that were read hold what they held then."""
-    return all(seen(attribute(*key)) == value for key, value in reads.items())
+    return all(seen(attribute(place)) == value for place, value in reads.items())
 
 
 def changed_attribute(module: torch.nn.Module, reads: Reads, depth: int = DEPTH) -> str | None:
     """The path of the first attribute that does not hold what it held, such as `0.training`;
     None if all do.
     """
-    paths = {part: path for path, part in module.named_modules()}
-    for (part, name), value in reads.items():
-        if part in paths and (now := seen(attribute(part, name), depth)) != value:
-            return ".".join(filter(None, (paths[part], name, difference(value, now))))
+    paths = {id(part): path for path, part in module.named_modules()}
+    for place, value in reads.items():
+        path = paths.get(id(place.module))
+        if path is not None and (now := seen(attribute(place), depth)) != value:
+            return ".".join(filter(None, (path, place.name, difference(value, now))))
     return None
 
 
@@ -165,7 +170,7 @@ def difference(before: Any, now: Any) -> str:
 
 def unchanged(reading: Reading, reads: Reads, depth: int = DEPTH) -> Callable[[], bool]:
     """A quick check that the module is as it was read, and the attributes as they are now."""
-    parts = {id(part): part for key in reads for part in parts_of(attribute(*key), depth)}
+    parts = {id(part): part for place in reads for part in parts_of(attribute(place), depth)}
     dicts = {id(value): value for value in reading.dicts}
     inside = (
         part for part in parts.values() if isinstance(part, dict)
@@ -181,7 +186,7 @@ def unchanged(reading: Reading, reads: Reads, depth: int = DEPTH) -> Callable[[]
         )
     modules, classes = reading.layout.modules, [*reading.layout.classes]
     others = [(part, list(part)) for part in parts.values() if not isinstance(part, dict)]
-    pairs = {(type(module), name) for module, name in reads if name not in module.__dict__}
+    pairs = {(type(one.module), one.name) for one in reads if one.name not in one.module.__dict__}
     of_classes = [
         (cls, name, value) for cls, name in pairs if (value := of_class(cls, name)) is not ABSENT
     ]
