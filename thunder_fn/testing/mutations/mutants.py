@@ -306,6 +306,7 @@ def _wrong(search: Search, case: AnyCase, new: Trace, origin: int) -> tuple[str,
 
 
 def search_of(path: str) -> Search:
+    """The search of a transform, with what it promises."""
     laws = laws_of(path)
     promised = ("idempotent", "promises", "ensures")
     options = {name: laws[name] for name in promised if name in laws}
