@@ -269,7 +269,7 @@ def capture(  # noqa: PLR0913 - options, by keyword
     asked = _Asked(f, args, kwargs or {}, *options, differentiated, known)
     kept = _Wanted(wanted) if has_effects else None
     has_symbols, copies = symbolic is not None, tuple[Lookaside, ...]()
-    is_outermost, pins = current() is None and known is None, False
+    is_first = is_outermost = current() is None and known is None
     while True:
         try:
             with (
@@ -278,12 +278,9 @@ def capture(  # noqa: PLR0913 - options, by keyword
                 _grad_mode(differentiated),
                 lookasides(copies),
             ):
-                attempt = _Attempt(asked, has_symbols, kept)
-                attempt.recorder.lengths = {} if is_outermost and not pins else None
-                return attempt.run()
+                return _Attempt(asked, has_symbols, kept, is_first).run()
         except LengthsAsked as again:
-            copies += again.answered(copies)
-            pins = True
+            copies, is_first = copies + again.answered(copies), False
         except (DataDependentShape, DataDependentValue, DataDependentBranch, UnsupportedCall) as e:
             more = answered(e, copies) if is_outermost else ()
             is_new = not has_symbols and isinstance(e, (DataDependentShape, DataDependentValue))
@@ -357,7 +354,9 @@ _NO_TRACE = Trace((), (), (), (), ())
 class _Attempt:
     """One run of a function on tracers, and the trace that is made of it."""
 
-    def __init__(self, asked: _Asked, has_symbols: bool, wanted: _Wanted | None) -> None:
+    def __init__(
+        self, asked: _Asked, has_symbols: bool, wanted: _Wanted | None, is_first: bool
+    ) -> None:
         outer = current()
         if outer is not None:
             outer.selections.settle()
@@ -381,6 +380,7 @@ class _Attempt:
             is_same_function=asked.shares,
             is_of_call=asked.known is not None,
         )
+        self.recorder.lengths = {} if is_first else None
         if wanted is not None:
             self.recorder.kept = Kept(
                 self.recorder, wanted.places, met=wanted.met, places=wanted.written
