@@ -152,6 +152,8 @@ def _call(name: str, make: Callable[[Any, tuple[Any, ...]], Any], args: Any, kwa
 def print(text: str, *args: Any, **kwargs: Any) -> None:
     """Print values whenever the program runs: ``text.format(*args, **kwargs)``.
 
+    Law: the results of the program are those without it.
+
     Args:
         text: the format. A tensor without dims is formatted as its number.
         args, kwargs: pytrees of tensors and plain values.
@@ -179,6 +181,8 @@ def callback(function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
 
     The function is kept for as long as the process runs. A trace with it cannot be used in another
     process.
+
+    Law: the results of the program are those without it.
 
     Args:
         function: called on tensors that require no grad, and on the plain values among the

@@ -324,6 +324,8 @@ def normal(key: Tensor, shape: Shape = (), dtype: torch.dtype | None = None) -> 
 def bernoulli(key: Tensor, p: float | Tensor = 0.5, shape: Shape | None = None) -> Tensor:
     """Draw booleans that are True with probability p, as many as `shape` says, or p has.
 
+    Law: a function of its arguments: the same key gives the same result, in a trace or not.
+
     Raises:
         TraceTypeError: key is no key.
 
@@ -349,6 +351,8 @@ def randint(
 
     The probabilities of two integers differ by less than (high - low) / 2**63.
 
+    Law: a function of its arguments: the same key gives the same result, in a trace or not.
+
     Raises:
         TraceTypeError: key is no key.
 
@@ -365,6 +369,8 @@ def randint(
 
 def categorical(key: Tensor, logits: Tensor, dim: int = -1) -> Tensor:
     """Draw an index along a dim with probabilities ``softmax(logits, dim)``.
+
+    Law: a function of its arguments: the same key gives the same result, in a trace or not.
 
     Raises:
         TraceTypeError: key is no key.
@@ -384,6 +390,8 @@ def categorical(key: Tensor, logits: Tensor, dim: int = -1) -> Tensor:
 
 def permutation(key: Tensor, x: int | Tensor, dim: int = 0) -> Tensor:
     """Draw a random order of the numbers below an int, or of the slices of a tensor along a dim.
+
+    Law: a function of its arguments: the same key gives the same result, in a trace or not.
 
     Raises:
         TraceTypeError: key is no key.

@@ -23,7 +23,7 @@ import torch
 
 @dataclass(frozen=True)
 class Type:
-    """What is known of a tensor before it exists."""
+    """The type of a tensor, which is known before its values."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -43,7 +43,7 @@ class Var:
 
 @dataclass(frozen=True)
 class Equation:
-    """`outputs = op(*args, **params)`; what a structured op runs are its bodies, traces of their own."""
+    """`outputs = op(*args, **params)`. A structured op runs its bodies, which are traces too."""
 
     op: str
     args: tuple[Var, ...]
@@ -54,7 +54,7 @@ class Equation:
 
 @dataclass(frozen=True)
 class Trace:
-    """A closed program: what its equations read are its inputs, or results of the equations before."""
+    """A closed program: equations read its inputs and the results of equations before them."""
 
     inputs: tuple[Var, ...]
     equations: tuple[Equation, ...]

@@ -68,11 +68,8 @@ MODULES = {
 
 def public_names() -> set[str]:
     """The names that `import thunder_fn as tfn` offers, modules aside."""
-    return {
-        name
-        for name, value in vars(thunder_fn).items()
-        if name in thunder_fn.__all__ and not isinstance(value, ModuleType)
-    }
+    names = thunder_fn.__all__
+    return {name for name in names if not isinstance(getattr(thunder_fn, name), ModuleType)}
 
 
 def pages() -> dict[str, str]:
@@ -97,12 +94,15 @@ def pages() -> dict[str, str]:
     for name, title in MODULES.items():
         module = importlib.import_module(name)
         values = {public: getattr(module, public) for public in members(module)}
+        is_known = {
+            public: any(value is one for one in written) for public, value in values.items()
+        }
         new = [
             entry(f"{name}.{public}", value)
             for public, value in values.items()
-            if value not in written
+            if not is_known[public]
         ]
-        known = [f"`{public}`" for public, value in values.items() if value in written]
+        known = [f"`{public}`" for public in values if is_known[public]]
         also = (
             [f"It also has {', '.join(known)}, which `import thunder_fn as tfn` offers too.", ""]
             if known
@@ -116,22 +116,29 @@ def pages() -> dict[str, str]:
 
 
 def members(module: ModuleType) -> list[str]:
-    """The public functions and classes of a module: its `__all__`, or what is defined in it."""
-    listed = getattr(module, "__all__", None)
-    own = [
+    """The public names of a module, its own modules aside: `__all__`, or what is defined in it."""
+    own = (
         name
         for name, value in vars(module).items()
-        if getattr(value, "__module__", None) == module.__name__
-    ]
-    names = own if listed is None else listed
-    return [name for name in names if not name.startswith("_") and callable(getattr(module, name))]
+        if getattr(value, "__module__", None) == module.__name__ and callable(value)
+    )
+    names = getattr(module, "__all__", own)
+    is_public = lambda name: name[0] != "_" and not isinstance(getattr(module, name), ModuleType)
+    return list(filter(is_public, names))
+
+
+def is_documented(value: object) -> bool:
+    """Test for a function or a class, which has a docstring of its own. Data has one where it is
+    assigned.
+    """
+    return isinstance(value, type) or inspect.isroutine(value)
 
 
 def entry(shown: str, value: object) -> str:
-    """Write the mkdocstrings entry of a function or class where it is defined, under the name
-    that users call.
+    """Write the mkdocstrings entry of a function, a class or data where it is defined, under the
+    name that users call.
     """
-    path = f"{value.__module__}.{value.__qualname__}"  # type: ignore[attr-defined]
+    path = f"{value.__module__}.{value.__qualname__}" if is_documented(value) else shown  # type: ignore[attr-defined]
     if not path.startswith("thunder_fn."):
         return (
             f"## {shown}\n\nPyTorch's own `{path}`, which works inside and outside of traced"

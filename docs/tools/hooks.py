@@ -2,20 +2,23 @@
 
     python -m mkdocs build --strict
 
-Examples of pages run before tutorials, so that a mistake shows in seconds. A tutorial that ran is
-kept in `.cache`, until it, the package or PyTorch changes. DOCS_TUTORIALS=0 shows tutorials without
-running them, DOCS_EXAMPLES=0 does so for the other pages, for a look at the layout.
+Examples of pages run before tutorials, so that a mistake shows in seconds. Each page and each
+tutorial runs in a fork of this process, so PyTorch is imported once. A tutorial that ran is kept in
+`.cache`, until it, the package or PyTorch changes. DOCS_TUTORIALS=0 shows tutorials without running
+them, DOCS_EXAMPLES=0 does so for the other pages, for a look at the layout.
 """
 
 from __future__ import annotations
 
 import ast
+import atexit
+import gc
 import hashlib
 import os
 import re
-import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,9 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 os.chdir(ROOT)
 
+import thunder_fn as tfn
 from docs.tools import api, errors, links, shown, tutorial
+from tests import forks
 
 TUTORIALS = (*sorted((ROOT / "tutorials").glob("[0-9]*.py")), ROOT / "tutorials" / "teach.py")
 PROGRAMS = tuple(
@@ -91,13 +96,12 @@ def on_files(files: Files, config: Any) -> Files:
         _run_examples()
     made = {f"api/{name}": text for name, text in api.pages().items()}
     made["errors/index.md"] = errors.index()
-    made["architecture.md"] = (ROOT / "ARCHITECTURE.md").read_text()
+    made["architecture.md"] = (ROOT / "ARCHITECTURE.md").read_text().replace("](docs/", "](")
     made["changelog.md"] = (ROOT / "CHANGELOG.md").read_text()
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # of processes that it waits for
-        for path, text in zip(TUTORIALS, pool.map(tutorial_page, TUTORIALS), strict=True):
-            made[f"tutorials/{path.stem}.md"] = text
-            made[f"tutorials/{path.name}"] = path.read_text()
-            made[f"tutorials/{path.stem}.ipynb"] = tutorial.notebook(path)
+    for path, text in tutorial_pages().items():
+        made[f"tutorials/{path.stem}.md"] = text
+        made[f"tutorials/{path.name}"] = path.read_text()
+        made[f"tutorials/{path.stem}.ipynb"] = tutorial.notebook(path)
     for path in PROGRAMS:
         made[f"gallery/{path.stem}.md"] = program_page(path)
         made[f"gallery/{path.name}"] = path.read_text()
@@ -121,51 +125,92 @@ def program_page(path: Path) -> str:
     return "\n\n".join(parts)
 
 
-def tutorial_page(path: Path) -> str:
-    """The page of a tutorial, which runs in a process of its own.
+def tutorial_pages() -> dict[Path, str]:
+    """The pages of the tutorials.
 
     Raises:
-        PluginError: it raised.
+        PluginError: one raised.
     """
-    relative = path.relative_to(ROOT)
     if not TUTORIALS_RUN:
-        return tutorial.page(relative, run=False)
-    kept = CACHE / f"{path.stem}-{_fingerprint(path)}.md"
-    if kept.is_file():
-        return kept.read_text()
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "docs.tools.tutorial", relative],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-    )
-    if done.returncode:
-        raise PluginError(f"{relative} failed:\n{done.stderr}")
-    CACHE.mkdir(parents=True, exist_ok=True)
-    kept.write_text(done.stdout)
-    return done.stdout
+        return {path: tutorial.page(path.relative_to(ROOT), run=False) for path in TUTORIALS}
+    package = _fingerprint()
+    kept = {path: CACHE / f"{path.stem}-{package}-{_digest(path)}.md" for path in TUTORIALS}
+    missing = [(path, file) for path, file in kept.items() if not file.is_file()]
+    for path, error in in_forks(_run_tutorial, missing):
+        if error:
+            raise PluginError(f"{path.relative_to(ROOT)} failed:\n{error}")
+    return {path: file.read_text() for path, file in kept.items()}
 
 
-def _fingerprint(path: Path) -> str:
-    """A hash of everything that a tutorial's output depends on: its text, the package and
-    PyTorch.
-    """
-    digest = hashlib.sha256(torch.__version__.encode())
-    for file in (
-        path,
-        *sorted((ROOT / "thunder_fn").rglob("*.py")),
-        *sorted((ROOT / "docs" / "tools").glob("*.py")),
-    ):
+def _run_tutorial(path: Path) -> str:
+    warnings.simplefilter("error")
+    return tutorial.page(path.relative_to(ROOT))
+
+
+def _digest(*files: Path) -> str:
+    digest = hashlib.sha256()
+    for file in files:
         digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
 
 
+def _fingerprint() -> str:
+    """A hash of what every tutorial's output depends on: the package, PyTorch, and what runs it."""
+    tools = sorted((ROOT / "docs" / "tools").glob("*.py"))
+    return f"{torch.__version__}-{_digest(*sorted((ROOT / 'thunder_fn').rglob('*.py')), *tools)}"
+
+
 def _run_examples() -> None:
-    wrong = [
-        difference for path in shown.pages(ROOT) if (difference := shown.difference(path, ROOT))
-    ]
-    if wrong:
-        raise PluginError("\n".join([*wrong, "`make golden` writes the outputs anew"]))
+    """Run the examples of all pages.
+
+    Raises:
+        PluginError: pages show something else than their code prints, or one cannot be run.
+    """
+    name = lambda path: "-".join(path.relative_to(ROOT).parts)
+    results = {path: CACHE / f"{name(path)}.difference" for path in shown.pages(ROOT)}
+    run = lambda path: shown.difference(path, ROOT)
+    errors = [error for _, error in in_forks(run, list(results.items())) if error]
+    wrong = [*errors, *(file.read_text() for file in results.values() if file.is_file())]
+    if any(wrong):
+        raise PluginError(
+            "\n".join([*filter(None, wrong), "`make golden` writes the outputs anew"])
+        )
+
+
+def in_forks(
+    work: Callable[[Path], str], tasks: Sequence[tuple[Path, Path]]
+) -> Iterator[tuple[Path, str]]:
+    """Write `work(path)` into a file for each task, a pair of path and file. Yield each path when
+    it is done, with the text of what went wrong. As many run at once as there are processors.
+    """
+    CACHE.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)  # a fork would lose PyTorch's own threads
+    tfn.vmap(tfn.grad(torch.sin))(torch.ones(2))  # imports what the first trace imports
+    gc.freeze()  # so that forks share memory
+    waiting, running = list(reversed(tasks)), dict[int, tuple[Path, Path]]()
+    while waiting or running:
+        while waiting and len(running) < (os.cpu_count() or 1):
+            path, file = waiting.pop()
+            part = file.with_suffix(".part")
+            pid = forks.start(lambda path=path, part=part: _write(part, work(path)), _log(file))
+            running[pid] = path, file
+        pid, status = os.waitpid(-1, 0)
+        path, file = running.pop(pid)
+        said = _log(file).read_text() or f"its process ended with status {status}"
+        if not status:
+            file.with_suffix(".part").replace(file)
+        yield path, said if status else ""
+
+
+def _write(file: Path, text: str) -> None:
+    """Write the result of a fork and end it, without a second for taking its modules apart."""
+    file.write_text(text)
+    atexit._run_exitfuncs()
+    os._exit(0)
+
+
+def _log(file: Path) -> Path:
+    return file.with_suffix(".log")
 
 
 RANKS = (

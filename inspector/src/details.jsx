@@ -39,6 +39,7 @@ function Programs({ run: { memory, machine, measured } }) {
       <h2>The programs</h2>
       <dl>
         {measured && [<dt>a call</dt>, <dd>{timeText(measured[0])}<span class="quiet"> the median of {measured[1]}</span></dd>]}
+        {measured?.[4] > 0 && [<dt>its device</dt>, <dd>{timeText(measured[3])}<span class="quiet"> busy, in {measured[4]} kernels and copies</span></dd>]}
         <dt>peak</dt><dd>{bytesText(memory.peak)}{memory.unseen > 0 && <span class="quiet"> and what {memory.unseen > 1 ? `${memory.unseen} calls of executors allocate` : "1 call of an executor allocates"} inside, which nobody knows</span>}</dd>
         <dt>residuals</dt><dd>{bytesText(memory.residuals)}</dd>
         <dt>outputs</dt><dd>{bytesText(memory.outputs)}</dd>
@@ -53,7 +54,7 @@ function Programs({ run: { memory, machine, measured } }) {
 function Beside({ model }) {
   const found = model.data.runs.map((run, k) => totals(model, run, model.data.steps.findIndex((step) => step.run === k)));
   const measures = [
-    ["a call", "measured", timeText], ["roofline", "least", timeText], ["equations", "equations", String], ["FLOP", "flops", countText],
+    ["a call", "measured", timeText], ["its device", "device", timeText], ["roofline", "least", timeText], ["equations", "equations", String], ["FLOP", "flops", countText],
     ["moves", "bytes", bytesText], ["sends", "sent", bytesText], ["peak", "peak", bytesText], ["residuals", "residuals", bytesText],
   ].filter(([, key]) => found.some((one) => one[key]));
   const names = [...new Set(found.flatMap((one) => [...one.ops.keys()]))];
@@ -77,7 +78,7 @@ function Beside({ model }) {
 }
 
 function totals(model, run, first) {
-  const total = { equations: 0, flops: 0, bytes: 0, sent: 0, ops: new Map(), peak: run.memory.peak, residuals: run.memory.residuals, measured: run.measured?.[0] };
+  const total = { equations: 0, flops: 0, bytes: 0, sent: 0, ops: new Map(), peak: run.memory.peak, residuals: run.memory.residuals, measured: run.measured?.[0], device: run.measured?.[3] };
   for (const step of model.programs(first)) {
     const flat = model.flat(step);
     total.equations += flat.leaves.length;

@@ -71,7 +71,7 @@ def go_on(
 
 
 def fsdp_losses(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
-    """Train on shards, jitted; save what one rank holds, what the state is at the end, and all there is after half."""
+    """Train on shards, jitted; save what one rank holds, the state at the end while it changes, and all after half."""
     module = tfn.fsdp(tfn.jit(model()), mesh)
     held = sum(part.numel() for part in module.parts().values())
     optimizer, half = adam(module), STEPS // 2
@@ -79,7 +79,11 @@ def fsdp_losses(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
     save_half(module, optimizer, folder)
     losses += go_on(module, optimizer, rank, size, batches()[half:])
     torch.save((losses, held, module.state_dict()), folder / f"fsdp_{rank}.pt")
-    dcp.save(module.sharded_state_dict(), checkpoint_id=folder / "checkpoint")
+    saving: Any = dcp.async_save(module.sharded_state_dict(), checkpoint_id=folder / "checkpoint")
+    with torch.no_grad():
+        for p in module.parameters():
+            p.zero_()  # training goes on while the file is written
+    saving.result()
 
 
 def ddp_losses(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:

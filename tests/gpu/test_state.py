@@ -116,3 +116,10 @@ def test_the_current_device() -> None:
     )
     assert found.returncode == 0, found.stderr[-3000:]
     assert json.loads(found.stdout.splitlines()[-1]) == dict.fromkeys(MADE, True)
+
+
+def test_a_profile_has_the_devices_kernels_or_says_that_it_may_not() -> None:
+    """PyTorch's profiler sees a device through CUPTI, which the simulated one lacks."""
+    found = tfn.inspect.measure(torch.sin, torch.ones(2, device="cuda"))
+    assert bool(found.kernels) != ("the profiler recorded nothing of the device" in repr(found))
+    assert "aten::sin" in found.profile and found.device_seconds < 1

@@ -444,6 +444,51 @@ def test_a_measured_call_opens_in_perfetto(opened: Any) -> None:
     assert given == ["sin", saved] and any(event["name"] == "aten::sin" for event in json.loads(saved)["traceEvents"])
 
 
+def device_event(category: str, name: str, start: float, duration: float, stream: int) -> dict[str, Any]:
+    """An event as Kineto writes those that CUPTI records."""
+    args = {"device": 0, "context": 1, "stream": stream, "correlation": 7}
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "pid": 0,
+        "tid": stream,
+        "ts": start,
+        "dur": duration,
+        "args": args,
+    }
+
+
+def test_a_measured_call_says_what_its_device_did(opened: Any) -> None:
+    """A profile of a GPU, of which two kernels run at once: launches and annotations are no work of the device."""
+    launch = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": 0.0, "dur": 90.0}
+    events = [
+        {"ph": "M", "name": "process_name", "pid": 0, "tid": 0, "args": {"name": "GPU 0"}},
+        *(launch, device_event("gpu_user_annotation", "step", 0.0, 100.0, 7)),
+        *(device_event("kernel", "sgemm", start, 10.0, 7) for start in (10.0, 30.0)),
+        *(device_event("kernel", "add", 35.0, 10.0, 20), device_event("gpu_memcpy", "Memcpy HtoD", 60.0, 1.0, 7)),
+        {"ph": "s", "id": 7, "pid": 1, "tid": 1, "ts": 0.0, "cat": "ac2g", "name": "ac2g"},
+    ]
+    x = torch.ones(2)
+    found = inspect.Measured(chain(torch.sin, x), 1e-4, 3, json.dumps({"traceEvents": events}))
+    assert [(one.name, one.count, round(one.seconds * 1e6)) for one in found.kernels] == [
+        *(("sgemm", 2, 20), ("add", 1, 10), ("Memcpy HtoD", 1, 1)),
+    ]
+    assert "4 kernels and copies keep the device busy for 26.0 µs" in repr(found)
+    assert [line.split() for line in str(found).splitlines()[1:3]] == [
+        ["on", "the", "device", "times", "time"],
+        ["sgemm", "2", "20.0", "µs"],
+    ]
+    assert re.search(
+        r"its device\s+26.0 µs busy, in 4 kernels",
+        opened(inspect.page.page_of_runs(found)).locator("aside").inner_text(),
+    )
+    other = inspect.measure(torch.cos, x)
+    assert other.kernels == () and "device" not in repr(other)
+    table = opened(inspect.compare(found, other, machine=MACHINE)).locator(".beside").first.inner_text()
+    assert re.search(r"its device\s+26.0 µs\s+\S\s*", table)
+
+
 @pytest.mark.parametrize("width", [400, 1440])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_screenshot(scheme: str, width: int, opened: Any, request: pytest.FixtureRequest) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from thunder_fn.testing import LawBroken, check_backend, check_pass
+from thunder_fn.testing import Case, LawBroken, Program, Step, check_backend, check_pass
+from thunder_fn.testing.growing import MATRIX, VECTOR
 from thunder_fn.testing.mutations import planted
-from thunder_fn.testing.mutations.mutants import mutants_of
+from thunder_fn.testing.mutations.mutants import beyond, mutants_of
 from thunder_fn.testing.mutations.users import USERS, sorted_sums
+from thunder_fn.testing.others import compare
 from thunder_fn.testing.plugin import transforms_of
 
 aten = torch.ops.aten
@@ -49,6 +52,24 @@ def test_a_wrong_backend_is_found_and_its_script_needs_pytorch_only() -> None:
 
 def test_a_right_backend_passes() -> None:
     assert check_backend("eager", max_examples=1) == 1
+    assert 0 < check_backend("eager", max_examples=5, together=9, without=["aten.sin.default"]) < 5
+
+
+def test_programs_that_differ_only_together_are_shown_together() -> None:
+    def wrong(graph: torch.fx.GraphModule, _: Any) -> Any:
+        """A wrong backend, where a graph has two programs."""
+        cosines = [node for node in graph.graph.nodes if node.target is aten.cos.default]
+        if len(cosines) > 1:
+            cosines[0].target = aten.sin.default
+        graph.recompile()
+        return graph.forward
+
+    case = Case(Program((VECTOR,), (Step("cos"),)))
+    with pytest.raises(LawBroken, match="is not eager PyTorch") as caught:
+        compare([case, case], wrong)
+    script = str(caught.value).partition("import torch")[2].replace("backend='wrong'", "backend='eager'")
+    assert "*program_1(*inputs[1:2])" in script
+    exec("import torch" + script, {})
 
 
 MODULE = """
@@ -92,3 +113,18 @@ def test_mutants_are_made_and_fit() -> None:
         with planted(mutation):
             pass
     assert len(USERS) == 10
+
+
+def test_mutants_that_no_law_catches_are_told_apart_by_witnesses(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = f"{USERS[-1].__module__}:sums_along_dims"
+    found = {mutation.bug.partition(":")[2]: mutation for mutation in mutants_of(USERS[-1])}
+    cases = [Case(Program((type,), (Step("aten.sum.default"),))) for type in (MATRIX, replace(VECTOR, shape=()))]
+    made = [(case, new, new.origin) for case in cases for new in [USERS[-1](case.trace)]]
+    monkeypatch.setattr("thunder_fn.testing.mutations.mutants.made_of", lambda path: made)
+    for bug, said in (
+        ("5 dropped condition 2", "EQUAL: makes the same trace of each of 2"),
+        ("8 condition false", "NO WORSE: 1 of 2 witnesses become other traces"),
+        ("12 constant: False", 'SURVIVES: breaks the law "gives checked traces" with'),
+    ):
+        (mutation,) = (one for name, one in found.items() if name.startswith(bug))
+        assert beyond(path, mutation).startswith(said), bug

@@ -90,9 +90,9 @@ def seed(number: int = 0) -> None:
     numpy.random.seed(number)
 
 
-def _samples(op: OpInfo, dtype: torch.dtype, requires_grad: bool, number: int) -> Iterator[SampleInput]:
+def _samples(op: OpInfo, dtype: torch.dtype, requires_grad: bool, number: int, device: str) -> Iterator[SampleInput]:
     """What `op.sample_inputs` gives, which looks through the stack for each sample: two thirds of a sweep's time."""
-    found = iter(op.sample_inputs_func(op, "cpu", dtype, requires_grad))
+    found = iter(op.sample_inputs_func(op, device, dtype, requires_grad))
     while True:
         if number == 0:
             seed(SEED)
@@ -110,6 +110,7 @@ def cases(
     requires_grad: bool = False,
     kinds: tuple[str, ...] = KINDS,
     number: int = 0,
+    device: str = "cpu",
 ) -> Iterator[Case]:
     """The cases of an operator, spread evenly over its samples: `limit` plain ones, a third as many of each other kind.
 
@@ -119,7 +120,7 @@ def cases(
     seed(number)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        samples = list(enumerate(_samples(op, dtype, requires_grad, number)))
+        samples = list(enumerate(_samples(op, dtype, requires_grad, number, device)))
         for number, sample in spread(samples, limit):
             yield Case(name, dtype, number, "plain", sample)
         for kind in kinds:

@@ -5,6 +5,7 @@ python -m tests.ops.sweep --limit 0                        all samples (some hou
 python -m tests.ops.sweep --ops linalg_svd,stft --verbose  some operators, with tracebacks
 python -m tests.ops.sweep --seed 3                         samples with other numbers in them
 python -m tests.ops.sweep --what jvp vmap --peer           forward mode and batching, torch.func on the same samples beside
+python -m tests.ops.sweep --device cuda                    on a GPU, or on the simulated one (tests/nullgpu)
 
 The sweeps are forward and gradient, which are bitwise and up to rounding against eager, and the transforms of
 `compositions.py` on plain samples.
@@ -63,16 +64,17 @@ def cases_of(
     kinds: tuple[str, ...] = KINDS,
     dtypes: tuple[torch.dtype, ...] = DTYPES,
     number: int = 0,
+    device: str = "cpu",
 ) -> Iterator[Case]:
     """The cases of an operator for one sweep."""
     op, grad = OPS[name], what not in WITHOUT_GRAD
-    supported = op.supported_backward_dtypes("cpu") if grad else op.supported_dtypes("cpu")
+    supported = op.supported_backward_dtypes(device) if grad else op.supported_dtypes(device)
     if grad and not op.supports_autograd:
         return
     for dtype in dtypes:
         if dtype in supported:
             chosen = ("plain",) if what in TRANSFORMS else kinds
-            yield from cases(name, dtype, limit, requires_grad=grad, kinds=chosen, number=number)
+            yield from cases(name, dtype, limit, requires_grad=grad, kinds=chosen, number=number, device=device)
 
 
 def failures(
@@ -81,10 +83,11 @@ def failures(
     limit: int | None,
     dtypes: tuple[torch.dtype, ...] = DTYPES,
     kinds: tuple[str, ...] = KINDS,
+    device: str = "cpu",
 ) -> list[str]:
     """The cases of an operator that neither agree with eager nor are excepted, with what is wrong."""
     found: list[str] = []
-    for case in cases_of(name, what, limit, kinds, dtypes):
+    for case in cases_of(name, what, limit, kinds, dtypes, device=device):
         result, exempt = outcome(case, what), exemption(case, what)
         if result.status != "skipped" and not is_good(result, what, exempt) and not is_excepted(result, exempt):
             found.append(f"{case}: {result.why or result.status}")
@@ -106,6 +109,7 @@ def main() -> int:
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--dtypes", default="float32,float64,complex64")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop a sweep after so long")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=0, help="other numbers in the samples")
     parser.add_argument("--peer", action="store_true", help="torch.func beside it")
     parser.add_argument("--verbose", action="store_true")
@@ -130,7 +134,7 @@ def sweep(what: str, options: argparse.Namespace) -> int:
             print(f"stopped before {name}")
             break
         kinds = tuple(options.kinds.split(","))
-        for case in cases_of(name, what, options.limit or None, kinds, dtypes, options.seed):
+        for case in cases_of(name, what, options.limit or None, kinds, dtypes, options.seed, options.device):
             result, exempt = outcome(case, what, verbose=options.verbose), exemption(case, what)
             if result.status == "skipped":
                 counts["skipped"] += 1

@@ -24,6 +24,11 @@ class Group:
         size: how many ranks there are.
         rank: of this process, from 0.
         dim: of the DeviceMesh that it comes from, None where ranks are simulated.
+
+    Example:
+        >>> from thunder_fn.parameters import simulated
+        >>> simulated(2)[1].rank
+        1
     """
 
     name: str
@@ -44,6 +49,14 @@ def simulated_mesh(
     """Simulated ranks of a mesh: for each rank its group along each dim. For `evaluate_ranks`,
     they say which ranks the groups of each name are. The last dim is the one whose ranks lie
     side by side.
+
+    Example:
+        >>> from thunder_fn.parameters import simulated_mesh
+        >>> groups, partitions = simulated_mesh(data=2, tensor=2)
+        >>> [(group["data"].rank, group["tensor"].rank) for group in groups]
+        [(0, 0), (0, 1), (1, 0), (1, 1)]
+        >>> list(partitions.values())
+        [((0, 2), (1, 3)), ((0, 1), (2, 3))]
     """
     shape = tuple(sizes.values())
     grid = torch.arange(math.prod(shape)).reshape(shape)

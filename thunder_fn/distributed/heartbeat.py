@@ -228,6 +228,12 @@ def watched(what: str) -> Generator[None]:
 
     Raises:
         DistributedError: that failed; names the ranks that are gone or elsewhere.
+
+    Example:
+        >>> from thunder_fn.parameters import watched
+        >>> with watched("save"):  # a process without others waits for nobody
+        ...     print("saved")
+        saved
     """
     join()
     with _watched(what, what):

@@ -133,6 +133,13 @@ class Executor:
         name: an identifier; no two executors of one program have the same.
         version: for people, and for caches of what was compiled.
         numerics: how far its results may be from those of `evaluate`.
+
+    Example:
+        >>> import thunder_fn as tfn
+        >>> class Fast(tfn.extend.Executor):  # `answer` takes equations, `finish` whole programs
+        ...     note = "multiplies faster"
+        >>> Fast("fast", version="0.1", numerics="bitwise")
+        <executor fast 0.1, bitwise>
     """
 
     after: tuple[str, ...] = ()

@@ -73,8 +73,22 @@ _joint: ContextVar[_Joint | None] = ContextVar("thunder_fn_grad_transform", defa
 def get_grad(output: torch.Tensor) -> torch.Tensor:
     """Return the cotangent of an output, in a grad transform.
 
+    Law: it is what reverse mode hands to the operator, and the same for each call on an output.
+
     Raises:
         ExecutorError: this is no grad transform, or `output` is no tensor of it.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> from thunder_fn.extend import OperatorExecutor, get_grad, put_grad
+        >>> def twice_as_steep(a):
+        ...     out = a * 1
+        ...     put_grad(a, 2 * get_grad(out))
+        ...     return out
+        >>> ex, same = OperatorExecutor("mine"), lambda a: a * 1
+        >>> steep = ex.register_operator("steep", fn=same, like=same, grad_transform=twice_as_steep)
+        >>> tfn.grad(lambda x: steep(x).sum())(torch.ones(2))
+        tensor([2., 2.])
     """
     joint = _running("get_grad")
     var = joint.recorder.var_of(output) if isinstance(output, torch.Tensor) else None
@@ -94,9 +108,23 @@ def get_grad(output: torch.Tensor) -> torch.Tensor:
 def put_grad(argument: Any, gradient: torch.Tensor | None) -> None:
     """Add to the gradient of an argument, in a grad transform. Numbers have none; None is zero.
 
+    Law: the gradient of an argument is the sum of all that is put for it.
+
     Raises:
         ExecutorError: this is no grad transform, `argument` is no argument, or the gradient has
             another type.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> from thunder_fn.extend import OperatorExecutor, get_grad, put_grad
+        >>> def clipped(a):
+        ...     out = a.square()
+        ...     put_grad(a, (2 * a * get_grad(out)).clamp(-1, 1))
+        ...     return out
+        >>> ex, square = OperatorExecutor("mine"), torch.square
+        >>> gentle = ex.register_operator("gentle", fn=square, like=square, grad_transform=clipped)
+        >>> tfn.grad(lambda x: gentle(x).sum())(torch.tensor([0.25, 3.0]))
+        tensor([0.5000, 1.0000])
     """
     joint = _running("put_grad")
     if not isinstance(argument, torch.Tensor):
@@ -125,8 +153,23 @@ def put_grad(argument: Any, gradient: torch.Tensor | None) -> None:
 def put_grads(arguments: Sequence[Any], gradients: Sequence[torch.Tensor | None]) -> None:
     """`put_grad` for several arguments.
 
+    Law: as `put_grad` one by one.
+
     Raises:
         ExecutorError: there are more of one than of the other, or as for `put_grad`.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> from thunder_fn.extend import OperatorExecutor, get_grad, put_grads
+        >>> def mul_grad(a, b):
+        ...     out = a * b
+        ...     g = get_grad(out)
+        ...     put_grads((a, b), (b * g, a * g))
+        ...     return out
+        >>> ex = OperatorExecutor("mine")
+        >>> mul = ex.register_operator("mul", fn=torch.mul, like=torch.mul, grad_transform=mul_grad)
+        >>> tfn.grad(lambda x: mul(x, torch.ones(2)).sum())(torch.zeros(2))
+        tensor([1., 1.])
     """
     joint = _running("put_grads")
     if len(arguments) != len(gradients):

@@ -72,6 +72,21 @@ class Operator:
 
     Inside a traced function a call is one equation. Anywhere else a call runs `fn`, or where
     autograd or torch.func looks on, what the operator means.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> ex = tfn.extend.OperatorExecutor("mine")
+        >>> double = ex.register_operator("double", like=lambda a: a * 2, fn=lambda a: a + a)
+        >>> double, double(torch.ones(2))
+        (<operator mine::double>, tensor([2., 2.]))
+        >>> print(tfn.trace(double, torch.ones(2)))
+        def double(v0):
+            # v0: f32[2]
+            v1 = double_1(v0)  # f32[2]
+                # def double_1(v0):
+                #   v1 = aten.mul.Tensor(v0, 2)  # f32[2]
+                #   return (v1,)
+            return (v1,)
     """
 
     executor: str

@@ -35,6 +35,8 @@ _lock = threading.RLock()
 def register_executor(executor: Executor) -> Executor:
     """Let `jit(executors=[...])` find an executor by its name. Returns it.
 
+    Law: ``get_executor(executor.name)`` is the executor, until it is deregistered.
+
     Raises:
         ExecutorError: it is no executor, or another one has the name.
 
@@ -59,6 +61,8 @@ def register_executor(executor: Executor) -> Executor:
 
 def deregister_executor(executor: Executor | str) -> None:
     """Forget a name. Functions that were jitted with the executor keep it.
+
+    Law: a name that `register_executor` gave is unknown afterwards.
 
     Raises:
         ExecutorError: it comes with thunder_fn, is no executor, or another one is registered under
@@ -92,6 +96,8 @@ def deregister_executor(executor: Executor | str) -> None:
 def get_executor(name: str) -> Executor:
     """The executor of a name.
 
+    Law: the same executor for the same name, which `jit(executors=[name])` takes too.
+
     Raises:
         UnknownOption: there is none; names the nearest.
 
@@ -104,6 +110,8 @@ def get_executor(name: str) -> Executor:
 
 def list_executors() -> tuple[str, ...]:
     """The names of all executors that are registered or come with thunder_fn.
+
+    Law: `get_executor` knows each of them.
 
     Example:
         >>> {"torch", "inductor"} <= set(list_executors())

@@ -48,6 +48,12 @@ class Step:
         inputs: pairs of values (see `flatten`) of that step and of this one that are equal; None
             for those of the same position.
         program: what runs, if the step is one.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> step = tfn.inspect.chain(torch.sin, torch.ones(2)).steps[0]
+        >>> step.name, step.kind, step.seconds > 0
+        ('capture sin', 'capture', True)
     """
 
     name: str
@@ -79,6 +85,12 @@ class Chain(Shown):
         left_out: executors that were not asked, and why.
         jitted: the function with the one program of the call in its cache.
         portable: the function as data, or the reason why it cannot be.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> found = tfn.inspect.chain(tfn.grad(lambda x: x.sin().sum()), torch.ones(2))
+        >>> [step.name for step in found.steps], found.arguments
+        (['capture program', 'grad_<lambda>', 'program'], ('args[0]',))
     """
 
     name: str
@@ -175,6 +187,9 @@ def chain(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Chain:
         f: any PyTorch callable: a function, a module, a jitted or transformed function. `jit`'s
             options are its own.
         args, kwargs: as of the call, or `TensorType`s in the place of tensors.
+
+    Raises:
+        CaptureError: f cannot be traced; other errors are those of `jit`.
 
     Example:
         >>> from thunder_fn import grad

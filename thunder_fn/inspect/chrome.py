@@ -36,6 +36,8 @@ def chrome_trace(path: str | Path, f: Callable[..., Any], /, *args: Any, **kwarg
     Returns:
         The path.
 
+    Errors as in `chain`.
+
     Example:
         >>> import tempfile, torch
         >>> with tempfile.TemporaryDirectory() as folder:

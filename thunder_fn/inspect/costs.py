@@ -26,7 +26,14 @@ from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, Var
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Floating-point operations, bytes read and written, and bytes that go to other ranks."""
+    """Floating-point operations, bytes read and written, and bytes that go to other ranks.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> spent = tfn.inspect.cost(torch.mm, torch.ones(2, 3), torch.ones(3, 4)).total
+        >>> spent
+        Cost(flops=48, num_bytes=104, sent=0)
+    """
 
     flops: int = 0
     num_bytes: int = 0
@@ -130,6 +137,12 @@ class CostReport(Shown):
     Attributes:
         by_op: for each op how often it runs and its cost, dearest first.
         machine: whose peaks place an op under the roofline; None where no peaks are known.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> report = tfn.inspect.cost(torch.mm, torch.ones(2, 3), torch.ones(3, 4))
+        >>> report.by_op
+        {'aten.mm.default': (1, Cost(flops=48, num_bytes=104, sent=0))}
     """
 
     function: str
@@ -223,6 +236,8 @@ def cost(
     Args:
         machine: whose peaks give least times and what limits each op. Left out, the device's where
             they are known; see `measured_machine`.
+
+    Errors as in `chain`.
 
     Example:
         >>> report = cost(lambda x: x @ x.t(), torch.ones(64, 64))

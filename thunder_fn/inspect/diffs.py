@@ -33,6 +33,14 @@ class Diff(Shown):
     `matches` has for each leaf of `after` the position of its partner in `before`, None for a new
     one. `status` says "same", "changed" or "added", and `whys` what has changed. `removed` are the
     leaves of `before` without a partner.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> before = tfn.trace(lambda x: x.sin() * 2, torch.ones(2))
+        >>> after = tfn.trace(lambda x: x.sin() * 3, torch.ones(2))
+        >>> found = tfn.inspect.diff(before, after)
+        >>> found.status, found.whys, found.is_empty
+        (('same', 'changed'), ('', 'arguments (2) to (3)'), False)
     """
 
     before: Flat

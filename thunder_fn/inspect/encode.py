@@ -64,6 +64,11 @@ class Run:
     measured: Measured | None = None
 
 
+def _measured(found: Measured) -> list[Any]:
+    count = sum(one.count for one in found.kernels)
+    return [found.seconds, found.calls, found.profile, found.device_seconds, count]
+
+
 class _Encoding:
     def __init__(self) -> None:
         self.types, self.ops, self.files, self.modules = _Table(), _Table(), _Table(), _Table()
@@ -161,8 +166,7 @@ class _Encoding:
             "memory": self.memory(run.memory),
             "machine": machine
             and [machine.name, machine.flops_per_second, machine.bytes_per_second],
-            "measured": run.measured
-            and [run.measured.seconds, run.measured.calls, run.measured.profile],
+            "measured": run.measured and _measured(run.measured),
         }
 
     def step(self, found: Chain, position: int, first: int) -> dict[str, Any]:

@@ -33,7 +33,13 @@ FILLS = {
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """An SVG picture. Notebooks show it; `str` of it is the SVG."""
+    """An SVG picture. Notebooks show it; `str` of it is the SVG.
+
+    Example:
+        >>> from thunder_fn.inspect import Picture
+        >>> str(Picture("<svg></svg>"))
+        '<svg></svg>'
+    """
 
     svg: str
 
@@ -65,6 +71,12 @@ def graph(f: Trace | Callable[..., Any], /, *args: Any, **kwargs: Any) -> Pictur
 
     Raises:
         MissingExtra: igraph is not installed.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> picture = tfn.inspect.graph(torch.sin, torch.ones(2))  # of the extra `inspect`
+        >>> str(picture).startswith("<svg")
+        True
     """
     trace = f if isinstance(f, Trace) else chain(f, *args, **kwargs).trace
     return Picture(_svg(trace, _runs(trace.equations)))

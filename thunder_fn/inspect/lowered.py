@@ -28,6 +28,12 @@ class Lowered:
 
     Attributes:
         chain: the traces from capture to the programs; `print` of it is a table.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> lowered = tfn.jit(torch.sin).lower(torch.ones(2))
+        >>> [step.name for step in lowered.chain.steps]
+        ['capture sin', 'program']
     """
 
     chain: Chain

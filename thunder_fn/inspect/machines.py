@@ -14,6 +14,12 @@ import torch
 class Machine:
     """The peaks of a machine. An equation takes no less than either lets it: `seconds`.
 
+    Example:
+        >>> import thunder_fn as tfn
+        >>> core = tfn.inspect.Machine("a core", flops_per_second=60e9, bytes_per_second=12e9)
+        >>> core.ridge, core.seconds(flops=120e9, num_bytes=12e9)
+        (5.0, 2.0)
+
     Source: Williams, Waterman and Patterson, Roofline (2009).
     """
 
@@ -66,6 +72,11 @@ def machine_named(name: str) -> Machine:
 
     Raises:
         KeyError: there is none of this name.
+
+    Example:
+        >>> import thunder_fn as tfn
+        >>> tfn.inspect.machine_named("L4").bytes_per_second
+        300000000000.0
     """
     _, flops, rate = KNOWN[name]
     return Machine(name, flops, rate)

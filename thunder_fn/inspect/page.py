@@ -35,7 +35,14 @@ HEIGHT = 720
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The inspector's page of one function. Notebooks show it; `save` writes it."""
+    """The inspector's page of one function. Notebooks show it; `save` writes it.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> page = tfn.inspect.show(torch.sin, torch.ones(2))
+        >>> page.name
+        'sin'
+    """
 
     name: str
     html: str
@@ -80,6 +87,8 @@ def show(
 
     Returns:
         A page: `.save("page.html")` writes it, notebooks show it.
+
+    Errors as in `chain`.
 
     Example:
         >>> import torch

@@ -20,7 +20,14 @@ _HEADER = ("bytes", "own", "type", "what", "line", "module")
 
 @dataclass(frozen=True)
 class Residuals(Shown):
-    """The residuals of a function's gradient, in the order in which the backward gets them."""
+    """The residuals of a function's gradient, in the order in which the backward gets them.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> found = tfn.inspect.residuals(lambda x: x.sin().sum(), torch.ones(4))
+        >>> [(str(one.type), one.num_bytes) for one in found.residuals]
+        [('f32[4]', 16)]
+    """
 
     function: str
     residuals: tuple[SavedResidual, ...]
@@ -77,6 +84,8 @@ def _where(residual: SavedResidual) -> tuple[str, str]:
 def residuals(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Residuals:
     """Report the values of the forward that the gradient of f, and of a module's parameters, keeps.
     See `saved_residuals`.
+
+    Errors as in `chain`.
 
     Example:
         >>> print(residuals(lambda x: x.sin().exp().sum(), torch.ones(3)).summary)

@@ -30,6 +30,12 @@ class RuleRow:
         transform: vjp, jvp or vmap.
         found_by: the attempt that has the rule; of jvp, "two vjps" where none had.
         declined: the attempts before it, each with its reason.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> row = tfn.inspect.explain_rule(torch.ops.aten.sin.default, torch.ones(2)).rows[0]
+        >>> row.op, row.transform, row.found_by
+        ('aten.sin.default', 'vjp', "autograd's formula")
     """
 
     op: str
@@ -44,7 +50,14 @@ class RuleRow:
 
 @dataclass(frozen=True, slots=True)
 class RuleReport(Shown):
-    """The rules of every leaf op of a function. `str` of it is the same as a text."""
+    """The rules of every leaf op of a function. `str` of it is the same as a text.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> report = tfn.inspect.explain_rule(torch.ops.aten.sin.default, torch.ones(2))
+        >>> [row.transform for row in report.rows]
+        ['vjp', 'jvp', 'vmap']
+    """
 
     rows: tuple[RuleRow, ...]
 

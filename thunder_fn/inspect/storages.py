@@ -33,6 +33,12 @@ class Buffer:
     the caller holds, "residual" for what is kept for the backward, and "output" for what is
     returned. It is "scratch" for what an equation needs while it runs, and "intermediate" for the
     rest.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> buffer = tfn.inspect.memory(torch.sin, torch.ones(4)).buffers[-1]
+        >>> buffer.what, buffer.kind, buffer.num_bytes
+        ('aten.sin.default', 'output', 16)
     """
 
     born: int

@@ -24,6 +24,12 @@ class Wiring:
     Args:
         values: pairs of ports; the value at the first may be the value at the second.
         control: operands, or outputs of bodies, that choose which values go where.
+
+    Example:
+        >>> from thunder_fn.ir import Wiring
+        >>> through = ((("operand", 1), ("in", 0, 0)), (("out", 0, 0), ("result", 0)))
+        >>> Wiring(through, control=(("operand", 0),)).control  # a choice by its first operand
+        (('operand', 0),)
     """
 
     values: tuple[tuple[Port, Port], ...]
@@ -38,7 +44,14 @@ Answer: TypeAlias = Callable[[Equation, Mask], Mask]
 
 
 def body_ports(equation: Equation, body: int, first: int = 0) -> tuple[tuple[Port, Port], ...]:
-    """Wire one body: its inputs are the operands from `first` on, its outputs the results."""
+    """Wire one body: its inputs are the operands from `first` on, its outputs the results.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> (call,) = tfn.trace(tfn.checkpoint(torch.sin), torch.ones(2)).equations
+        >>> tfn.ir.body_ports(call, 0)
+        ((('operand', 0), ('in', 0, 0)), (('out', 0, 0), ('result', 0)))
+    """
     trace = equation.bodies[body]
     return (
         *((("operand", first + i), ("in", body, i)) for i in range(len(trace.inputs))),
@@ -60,6 +73,14 @@ class Flow:
         from_nothing: whether a leaf may set flags on one side without any on the other.
         control: whether control counts. Forward, what chooses has the flag: so have all results.
             Backward, a result has it: so has what chooses.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> from thunder_fn.ir import Flow
+        >>> depends = Flow("forward", lambda equation, flags: (any(flags),) * len(equation.outputs))
+        >>> trace = tfn.trace(lambda x, y: (x.sin(), y.cos()), torch.ones(2), torch.ones(2))
+        >>> depends.everywhere(trace, (True, False))  # x and x.sin()
+        (True, False, True, False)
     """
 
     direction: Choice["forward", "backward"]

@@ -80,6 +80,19 @@ def memo(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
     and lines in errors are those of the trace that was asked about. A trace that closes over
     tensors of the user is not remembered, since that would keep them alive. Its bodies, where the
     work is, are closed.
+
+    Law: ``memo(n)(f)(t)`` is ``f(t)``.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> @tfn.ir.memo(maxsize=16)
+        ... def count(trace):
+        ...     print("counting")
+        ...     return len(trace.equations)
+        >>> trace = tfn.trace(torch.sin, torch.ones(2))
+        >>> count(trace) + count(trace)
+        counting
+        2
     """
 
     def decorate(f: Callable[P, R]) -> Callable[P, R]:

@@ -30,6 +30,16 @@ class Companion:
             the other.
         zero: the companion of a primal that has none, where a carry or another branch has one.
         types: types of the companion of a primal of this type.
+
+    Example:
+        >>> import torch
+        >>> from thunder_fn.ir import Companion, Flow, TensorType
+        >>> marked = Flow("forward", lambda equation, flags: (any(flags),) * len(equation.outputs))
+        >>> def both(trace, inputs, outputs):
+        ...     raise NotImplementedError("see `through_bodies`")
+        >>> twin = Companion(marked, both, zero=lambda builder, x: (x,), types=lambda type: (type,))
+        >>> [str(type) for type in twin.types(TensorType(torch.float32, (2,)))]
+        ['f32[2]']
     """
 
     flow: Flow
@@ -52,6 +62,24 @@ def through_bodies(
     Before: operands: primal_0 [companion_0], primal_1 [companion_1], ...
     After:  every carry that becomes one with a companion starts with one, and all branches give
             the same slots.
+
+    Law: the primals are what the op computes without companions.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> from thunder_fn.ir import Companion, Flow, TraceBuilder, inline_into, through_bodies
+        >>> def both(trace, *_):  # the body on two inputs at once
+        ...     builder = TraceBuilder("both")
+        ...     x, y = builder.take(trace.input_types * 2)
+        ...     (one,) = inline_into(builder, trace, [x])
+        ...     return builder.build((one, *inline_into(builder, trace, [y])))
+        >>> marked = Flow("forward", lambda equation, flags: (any(flags),) * len(equation.outputs))
+        >>> twin = Companion(marked, both, zero=lambda builder, x: (x,), types=lambda type: (type,))
+        >>> call = tfn.trace(tfn.checkpoint(torch.sin), torch.ones(2)).equations[0]
+        >>> builder = TraceBuilder("twins")
+        >>> (slots,) = through_bodies(builder, call, [builder.take(call.operand_types * 2)], twin)
+        >>> tfn.evaluate(builder.build(slots), [torch.zeros(2), torch.ones(2)])
+        (tensor([0., 0.]), tensor([0.8415, 0.8415]))
     """
     wires = WIRINGS.of(equation)(equation)
     marked = companion.flow.ports(equation, wires, tuple([len(slots) > 1 for slots in operands]))

@@ -121,7 +121,20 @@ class Rules(Generic[T]):
         self.by_name: dict[str, T] = {}
 
     def rule(self, *ops: str) -> Callable[[F], F]:
-        """Register the decorated rule for ops, by name."""
+        """Register the decorated rule for ops, by name.
+
+        Raises:
+            MissingRule: an op has a rule already.
+
+        Example:
+            >>> import thunder_fn as tfn
+            >>> sizes = tfn.ir.Rules("sizes")
+            >>> @sizes.rule("scan")
+            ... def scan_sizes(equation):
+            ...     return len(equation.outputs)
+            >>> sizes.by_name["scan"] is scan_sizes
+            True
+        """
 
         def register(rule: F) -> F:
             self.enter(cast(T, rule), *ops)

@@ -32,6 +32,8 @@ def split(
             backward: residuals, late inputs -> late outputs
             Each residual is an input of forward, one of its outputs, or an extra output.
 
+    Law: the second half, given the residuals of the first, computes what the trace does.
+
     Args:
         late: indices of variables, closed under "is computed from".
         outputs: of the forward and of the backward, as atoms of the trace.
@@ -40,6 +42,17 @@ def split(
         again: early equations that the second half computes again, in place of residuals. Each
             stands before its first reader.
         names: of both halves.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> trace = tfn.trace(lambda x, y: x.sin() * y, torch.ones(2), torch.ones(2))
+        >>> halves = tfn.ir.split(trace, {1, 3}, ((), trace.outputs))  # y and the product
+        >>> print(halves.backward)
+        def program_backward(v0, v1):
+            # v0: f32[2]
+            # v1: f32[2]
+            v2 = aten.mul.Tensor(v0, v1)  # f32[2]
+            return (v2,)
     """
     early_outputs, late_outputs = tuple(outputs[0]), tuple(outputs[1])
     whole = trace.equations if equations is None else equations
@@ -79,6 +92,15 @@ def _places(
 def handing_on(halves: Split) -> Trace:
     """Return the first half with every residual as an output, after its own: for a second half
     that sees nothing else.
+
+    Law: its outputs are those of the first half, then the residuals in their order.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> trace = tfn.trace(lambda x, y: x.sin() * y, torch.ones(2), torch.ones(2))
+        >>> halves = tfn.ir.split(trace, {1, 3}, ((), trace.outputs))
+        >>> len(tfn.ir.handing_on(halves).outputs)
+        1
     """
     first = halves.forward
     count = len(first.outputs) - halves.num_extra
@@ -120,6 +142,15 @@ def late_half(
     half, by index.
 
     Both are in the order of first reading.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> from thunder_fn.ir import late_half
+        >>> trace = tfn.trace(lambda x, y: x.sin() * y, torch.ones(2), torch.ones(2))
+        >>> never = lambda equation: False
+        >>> late, read = late_half(trace, trace.equations, {1, 3}, trace.outputs, never)
+        >>> [equation.op.name for equation in late], list(read)
+        (['aten.mul.Tensor'], [2])
     """
     own = {constant.var.index for constant in trace.constants}
     half = _LateHalf(late, again, makers(equations), own)

@@ -68,7 +68,14 @@ Dim: TypeAlias = int | Expr
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """The type of a tensor: dtype, shape, device. Strides are not part of it."""
+    """The type of a tensor: dtype, shape, device. Strides are not part of it.
+
+    Example:
+        >>> import torch
+        >>> from thunder_fn.ir import TensorType
+        >>> print(TensorType(torch.float32, (2, 3)))
+        f32[2, 3]
+    """
 
     dtype: torch.dtype
     shape: tuple[Dim, ...]
@@ -144,7 +151,14 @@ def short_dtype(dtype: torch.dtype) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Var:
-    """A variable: bound once, by an input, a constant or an equation."""
+    """A variable: bound once, by an input, a constant or an equation.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> (x,) = tfn.trace(torch.sin, torch.ones(2)).inputs
+        >>> x.index, str(x.type)
+        (0, 'f32[2]')
+    """
 
     index: int
     type: Type
@@ -160,6 +174,11 @@ class Var:
 class Literal:
     """A value written into the trace. Equal only if the types are equal too: 1, 1.0 and True are
     three literals.
+
+    Example:
+        >>> from thunder_fn.ir import Literal
+        >>> Literal(1) == Literal(1), Literal(1) == Literal(1.0)
+        (True, False)
     """
 
     value: Any
@@ -205,6 +224,12 @@ Arg: TypeAlias = "Var | Literal | tuple[Arg, ...]"
 class Op:
     """The operation of an equation. `name` is `aten.add.Tensor` for a leaf, else the name of a
     function or a module class.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> trace = tfn.trace(torch.nn.functional.gelu, torch.ones(2))
+        >>> trace.equations[0].op
+        Op(kind='leaf', name='aten.gelu.default')
     """
 
     kind: Kind
@@ -223,6 +248,12 @@ class Source:
     what makes sources equal. `around` is None where no call is around: `inside` is the whole path
     then. `first` has the values of the two before bodies were unfolded, as the bodies of the
     equation know them.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> source = tfn.trace(lambda x: x.sin(), torch.ones(2)).equations[0].source
+        >>> source.function, source.line
+        ('<lambda>', 1)
     """
 
     file: str
@@ -286,6 +317,13 @@ class Constant:
     `owned` tensors were made by the traced function from Python data (`torch.tensor([1, 2])`).
     Nobody else holds them, so two of them are equal if their contents are. The others are equal
     only if they are the same tensor.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> table = torch.ones(2)
+        >>> (constant,) = tfn.trace(lambda x: x + table, torch.ones(2)).constants
+        >>> constant.tensor is table, constant.owned
+        (True, False)
     """
 
     var: Var
@@ -318,7 +356,14 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Equation:
-    """`outputs = op(*args, **kwargs)`; a composite or structured op owns its bodies."""
+    """`outputs = op(*args, **kwargs)`; a composite or structured op owns its bodies.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> (equation,) = tfn.trace(lambda x: x + 1, torch.ones(2)).equations
+        >>> equation.op.name, equation.args[1], str(equation.outputs[0].type)
+        ('aten.add.Tensor', Literal(value=1), 'f32[2]')
+    """
 
     op: Op
     args: tuple[Arg, ...]
@@ -372,6 +417,14 @@ class Trace(Shown):
     """A closed program. See the grammar at the top of this module.
 
     Law: two traces are equal exactly if they differ only in names and sources.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> trace = tfn.trace(lambda x: x.sin() + 1, torch.ones(2))
+        >>> trace == tfn.trace(lambda y: torch.sin(y) + 1, torch.zeros(2))
+        True
+        >>> trace.python_callable()(torch.zeros(2))
+        (tensor([1., 1.]),)
     """
 
     inputs: tuple[Var, ...]
@@ -485,7 +538,14 @@ class Trace(Shown):
 
 
 def type_of(atom: Atom) -> Type:
-    """The type of a variable, or of the number or None that a literal holds."""
+    """The type of a variable, or of the number or None that a literal holds.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> trace = tfn.trace(torch.sin, torch.ones(2))
+        >>> str(tfn.ir.type_of(trace.inputs[0])), str(tfn.ir.type_of(tfn.ir.Literal(1.5)))
+        ('f32[2]', 'float')
+    """
     if isinstance(atom, Var):
         return atom.type
     match atom.value:
@@ -609,7 +669,14 @@ def python_args(call: Call, read: Callable[[Var], Any]) -> tuple[list[Any], dict
 
 
 def python_arg(arg: Any, read: Callable[[Var], Any]) -> Any:
-    """An argument as PyTorch takes it: variables read, literals unwrapped, tuples as lists."""
+    """An argument as PyTorch takes it: variables read, literals unwrapped, tuples as lists.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> (equation,) = tfn.trace(lambda x: x + 1, torch.ones(2)).equations
+        >>> tfn.ir.python_arg(equation.args, lambda var: f"v{var.index}")
+        ['v0', 1]
+    """
     if isinstance(arg, Var):
         return read(arg)
     if isinstance(arg, Literal):
@@ -647,6 +714,19 @@ class TraceBuilder:
 
     The one mutable thing here, and it never leaves the interpreter that makes it. Vars that it
     hands out are provisional: `build` numbers them in binding order.
+
+    Example:
+        >>> import torch
+        >>> from thunder_fn.ir import Op, TensorType, TraceBuilder
+        >>> vector = TensorType(torch.float32, (2,))
+        >>> builder = TraceBuilder("twice")
+        >>> x = builder.input(vector)
+        >>> (y,) = builder.add(Op("leaf", "aten.sin.default"), (x,), (vector,))
+        >>> print(builder.build((y,)))
+        def twice(v0):
+            # v0: f32[2]
+            v1 = aten.sin.default(v0)  # f32[2]
+            return (v1,)
     """
 
     def __init__(self, name: str = "program", first: int = 0) -> None:
@@ -763,9 +843,20 @@ def cut(
     this is the way to make a trace from a trace. So no author has to remember what else a trace
     carries.
 
+    Law: with nothing given, the result is the trace: `==` holds.
+
     Args:
         outputs: must be given for a builder, which has none of its own.
         constants: those that stay constants, where others become inputs.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> trace = tfn.trace(lambda x: (x.sin(), x.cos()), torch.ones(2))
+        >>> print(tfn.ir.cut(trace, outputs=trace.outputs[1:], equations=trace.equations[1:]))
+        def program(v0):
+            # v0: f32[2]
+            v1 = aten.cos.default(v0)  # f32[2]
+            return (v1,)
     """
     if outputs is None:
         assert isinstance(trace, Trace), "a builder has no outputs of its own"
@@ -828,7 +919,16 @@ def _rebind(equation: Equation, read: Callable[[Var], Var], bind: Callable[[Var]
 
 
 def subtraces(trace: Trace) -> Iterator[Trace]:
-    """The trace and every distinct trace inside it, each once, outermost first."""
+    """The trace and every distinct trace inside it, each once, outermost first.
+
+    Law: each is closed, so `check` accepts each alone.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> trace = tfn.trace(tfn.checkpoint(torch.sin), torch.ones(2))
+        >>> [one.name for one in tfn.ir.subtraces(trace)]
+        ['sin', 'sin']
+    """
     seen: set[Trace] = set()
     pending = [trace]
     while pending:

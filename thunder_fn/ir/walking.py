@@ -47,11 +47,26 @@ def walk(
     After: returns one value for each output. The builder holds the constants and the constraints of
         the trace.
 
+    Law: with `put` as its step, the builder builds the trace again: `==` holds.
+
     Args:
         step: gives one value for each output of an equation. It reads types from the equation it is
             given, since unbacked sizes are renamed where the builder has a size of that name.
         lift: gives the value of a constant or a literal.
         call: the source of the call whose body the trace is.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> trace = tfn.trace(lambda x: x.sin() + 1, torch.ones(2))
+        >>> builder = tfn.ir.TraceBuilder("copy")
+        >>> def step(equation, operands):
+        ...     print(equation.op.name)
+        ...     return tfn.ir.put(builder, equation, operands)
+        >>> outputs = tfn.ir.walk(builder, trace, builder.take(trace.input_types), step)
+        aten.sin.default
+        aten.add.Tensor
+        >>> builder.build(outputs) == trace
+        True
     """
     trace = _with_own_names(builder, trace)
     builder.require(trace.constraints)
@@ -81,7 +96,21 @@ def put(
     bodies: tuple[Trace, ...] | None = None,
     types: tuple[Type, ...] | None = None,
 ) -> tuple[Var, ...]:
-    """Append an equation on other operands, one for each of its own, in order: the default step."""
+    """Append an equation on other operands, one for each of its own, in order: the default step.
+
+    Law: the new equation computes from its operands what the old one computed from its own.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> trace = tfn.trace(lambda x: x.sin() + 1, torch.ones(2))
+        >>> builder = tfn.ir.TraceBuilder("copy")
+        >>> values = dict(zip(trace.inputs, builder.take(trace.input_types)))
+        >>> for equation in trace.equations:
+        ...     new = tfn.ir.put(builder, equation, [values[var] for var in equation.operands])
+        ...     values.update(zip(equation.outputs, new))
+        >>> builder.build(tuple(values[var] for var in trace.outputs)) == trace
+        True
+    """
     return builder.copy(equation, supplying(operands), bodies=bodies, types=types)
 
 
@@ -92,6 +121,22 @@ def inline_into(
 
     The source is that of the call whose body the trace is. Modules are named as seen from there,
     and equations without a source get it.
+
+    Law: what is built evaluates to ``evaluate(trace, arguments)`` there.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> trace = tfn.trace(torch.sin, torch.ones(2))
+        >>> builder = tfn.ir.TraceBuilder("twice")
+        >>> (x,) = builder.take(trace.input_types)
+        >>> for _ in range(2):
+        ...     (x,) = tfn.ir.inline_into(builder, trace, (x,))
+        >>> print(builder.build((x,)))
+        def twice(v0):
+            # v0: f32[2]
+            v1 = aten.sin.default(v0)  # f32[2]
+            v2 = aten.sin.default(v1)  # f32[2]
+            return (v2,)
     """
     return walk(builder, trace, arguments, partial(put, builder), call=source)
 
@@ -153,7 +198,17 @@ def merged(
 
 
 def at(equation: Equation, call: Source) -> Equation:
-    """Return the equation as it is seen from a call in whose body it stands."""
+    """Return the equation as it is seen from a call in whose body it stands.
+
+    Law: it computes the same; only its source differs.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> (call,) = tfn.trace(torch.nn.Sequential(torch.nn.Tanh()), torch.ones(2)).equations
+        >>> inner = tfn.ir.at(call.bodies[0].equations[0], call.source)
+        >>> inner.source.module
+        '0'
+    """
     where = equation.source.called_from(call) if equation.source else call
     if where is equation.source:
         return equation

@@ -48,7 +48,13 @@ def calls_within(numerics: Numerics) -> AbstractContextManager[None]:
 
 
 class Config(TypedDict, total=False):
-    """The options of `jit` that a recipe may set."""
+    """The options of `jit` that a recipe may set.
+
+    Example:
+        >>> from thunder_fn.recipes import Config
+        >>> Config(numerics="bitwise")
+        {'numerics': 'bitwise'}
+    """
 
     cache: Choice["constant values", "symbolic values", "same input", "no caching"]
     numerics: Numerics

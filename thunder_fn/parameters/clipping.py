@@ -45,6 +45,14 @@ def clip_by_global_norm(
     before.
 
     Law: as `torch.nn.utils.clip_grad_norm_` of one rank that sees all batches.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> q = tfn.lora(lambda params: params["w"].square().sum(), rank=2)
+        >>> params = q.prepare({"w": torch.tensor([3.0, 4.0])})
+        >>> clipped, norm = tfn.parameters.clip_by_global_norm(tfn.grad(q)(params), max_norm=1.0)
+        >>> norm, clipped["w"]
+        (tensor(10.), tensor([0.6000, 0.8000]))
     """
     norm = global_norm(gradients, norm_type)
     scale = clip_factor(norm, max_norm)

@@ -41,9 +41,14 @@ class ContextParallel(Transformed):
 def positions(mesh: Any, *, balanced: bool = False) -> Positions:
     """The positions that each rank has: `part` takes a rank's, and `joined` is its inverse.
 
+    Law: ``rank.joined([one.part(x, dim) for one in ranks], dim)`` is x, on each rank.
+
     Args:
         mesh: a DeviceMesh of one dim, such as `mesh["cp"]`.
         balanced: as in `context_parallel`.
+
+    Raises:
+        RewriteError: mesh is no DeviceMesh of one dim.
 
     Example:
         >>> import torch, thunder_fn as tfn

@@ -59,6 +59,12 @@ class RewrittenModule(torch.nn.Module):
     `state_dict()` has the names, shapes and dtypes of the module that was given, and
     `load_state_dict` takes them. `parts()` are the tensors as they are stored. Optimizers train the
     adapters where there are any, otherwise the parameters that are stored as they were.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> model = tfn.quantize(torch.nn.Linear(3, 2, bias=False), "int8")
+        >>> sorted(model.state_dict()), sorted(model.parts())
+        (['weight'], ['weight.scales', 'weight.values'])
     """
 
     def __init__(

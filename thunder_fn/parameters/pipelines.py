@@ -51,7 +51,16 @@ class _OfFirst:
 
 @dataclass(frozen=True)
 class Pipelined(Transformed):
-    """The step of a loss on one rank of a pipeline. See `pipeline`."""
+    """The step of a loss on one rank of a pipeline. See `pipeline`.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> f = lambda params, x: (x @ params[0] @ params[1]).square().mean()
+        >>> first, second = tfn.parameters.simulated(2)
+        >>> step = tfn.pipeline(f, first, stages=2, micro=2)
+        >>> step.schedule.stages, step.schedule.owners
+        (2, (0, 1))
+    """
 
     fn: Callable[..., Any]
     group: Group

@@ -47,6 +47,12 @@ to its codes, and a whole weight is quantised, not a rank's rows of it.
 class Rewritten(Transformed):
     """A function of `(params, *inputs)` on parameters that are stored in another way. Made by
     `quantize` and its kin.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> q = tfn.quantize(lambda params, x: torch.nn.functional.linear(x, params["w"]), "int8")
+        >>> q(q.prepare({"w": torch.ones(2, 3)}), torch.ones(1, 3))
+        tensor([[3., 3.]])
     """
 
     fn: Callable[..., Any]

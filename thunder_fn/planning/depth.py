@@ -40,6 +40,20 @@ def plan_layers(
 
     Raises:
         InspectError: there are fewer layers than one.
+
+    Example:
+        >>> import torch
+        >>> from thunder_fn.planning import plan_layers
+        >>> def make(layers):
+        ...     weights = [torch.ones(8, 8) for _ in range(layers)]
+        ...     def step(x, *weights):
+        ...         for w in weights:
+        ...             x = torch.tanh(x @ w)
+        ...         return x
+        ...     return step, (torch.ones(2, 8), *weights)
+        >>> found = plan_layers(make, 96, world=1)
+        >>> found.model_flops == 96 * 2 * 2 * 8 * 8
+        False
     """
     if layers < 1:
         what = f"plan_layers: a model has one layer or more, given {layers}"

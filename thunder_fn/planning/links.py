@@ -26,6 +26,11 @@ class Collective:
         num_bytes: of the whole: all shards of a gather or a scatter, the sum of an all-reduce.
         ranks: of the group.
         nodes: that the group's ranks are in.
+
+    Example:
+        >>> from thunder_fn.planning import Collective
+        >>> Collective("all-reduce", 10**9, ranks=8, nodes=1).wire_bytes
+        1750000000.0
     """
 
     kind: Kind

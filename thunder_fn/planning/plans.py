@@ -38,6 +38,14 @@ class Plan(Shown):
         model_flops: operations of a rank that count for the MFU.
         stages: of a pipeline, the plan of each rank; the plan itself is that of the rank with the
             highest peak.
+
+    Example:
+        >>> import torch
+        >>> from thunder_fn.planning import plan
+        >>> x = torch.empty(64, 64, device="meta")
+        >>> found = plan(torch.mm, (x, x), "h100")
+        >>> found.world, found.fits, found.memory.peak
+        (1, True, 16384)
     """
 
     function: str

@@ -29,6 +29,11 @@ class Link:
         bytes_per_second: that each rank sends, in one direction.
         step_seconds: the latency of a step of a ring or a tree.
         efficiency: the part of the rate that large collectives reach.
+
+    Example:
+        >>> from thunder_fn.planning import Link
+        >>> Link(bytes_per_second=450e9, step_seconds=2e-6, efficiency=0.8).rate
+        360000000000.0
     """
 
     bytes_per_second: float
@@ -59,6 +64,12 @@ class Hardware:
         collective_seconds: the time that a collective takes beside its steps.
         matmul_efficiency, attention_efficiency, memory_efficiency: the part of a peak that matrix
             products, fused attention, and all other ops reach.
+
+    Example:
+        >>> from thunder_fn.planning import hardware_named
+        >>> h100 = hardware_named("h100")
+        >>> h100.node_size, h100.memory_bytes
+        (8, 80000000000.0)
     """
 
     name: str

@@ -39,6 +39,11 @@ class Way:
         data, tensor: the ranks of the mesh's dims, for fsdp and for tensor_parallel.
         keeps: the values that are kept for the backward: "all", "matmuls" or "none".
         micro: the number of parts of a rank's batch, which run one after the other.
+
+    Example:
+        >>> from thunder_fn.planning import Way
+        >>> print(Way(data=8, tensor=4, keeps="matmuls", micro=2))
+        fsdp 8 x tp 4, keeps matmuls, 2 micro
     """
 
     data: int
@@ -58,6 +63,15 @@ class Search(Shown):
         found: each way that is possible, with its plan of one micro-batch and the seconds of a
             whole step. Those that fit in memory come first.
         refused: ways that are not possible, and why.
+
+    Example:
+        >>> import torch
+        >>> from thunder_fn.planning import plan
+        >>> w, x = torch.empty(64, 64, device="meta"), torch.empty(16, 64, device="meta")
+        >>> loss = lambda params, x: (x @ params["w"]).square().sum()
+        >>> found = plan(loss, ({"w": w}, x), "h100", 8, search={"micro": (1, 2)})
+        >>> print(found.best)
+        fsdp 8 x tp 1, keeps all, 1 micro
     """
 
     found: tuple[tuple[Way, Plan, float], ...]

@@ -25,6 +25,13 @@ def fake_world(size: int) -> Generator[None]:
 
     Raises:
         DistributedError: the process is in a world of another size.
+
+    Example:
+        >>> import torch
+        >>> from thunder_fn.planning import fake_world
+        >>> with fake_world(1024):
+        ...     torch.distributed.get_world_size()
+        1024
     """
     if dist.is_initialized():
         if dist.get_world_size() != size:

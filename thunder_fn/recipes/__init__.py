@@ -8,20 +8,37 @@ would write them. A new family of models is one recipe, registered by name and c
 from __future__ import annotations
 
 from thunder_fn.recipes import (
-    command as command,
-    huggingface as huggingface,
-    plugins as plugins,
-    vision as vision,
+    command,
+    huggingface,
+    plugins,
+    vision,
 )
-from thunder_fn.recipes.default import Default as Default
-from thunder_fn.recipes.dynamo import backend as backend
-from thunder_fn.recipes.entry import compile as compile
-from thunder_fn.recipes.recipe import Assembly as Assembly, Config as Config, Recipe as Recipe
+from thunder_fn.recipes.default import Default
+from thunder_fn.recipes.dynamo import backend
+from thunder_fn.recipes.entry import compile
+from thunder_fn.recipes.recipe import Assembly, Config, Recipe
 from thunder_fn.recipes.registry import (
-    for_model as for_model,
-    get as get,
+    for_model,
+    get,
     list_recipes,
-    register as register,
+    register,
 )
 
 list = list_recipes
+
+__all__ = [
+    "Assembly",
+    "Config",
+    "Default",
+    "Recipe",
+    "backend",
+    "command",
+    "compile",
+    "for_model",
+    "get",
+    "huggingface",
+    "list",
+    "plugins",
+    "register",
+    "vision",
+]

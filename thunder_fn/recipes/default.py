@@ -8,6 +8,12 @@ from thunder_fn.recipes.registry import register
 
 @register
 class Default(Recipe):
-    """The empty recipe: the executors of this machine, which every recipe gets."""
+    """The empty recipe: the executors of this machine, which every recipe gets.
+
+    Example:
+        >>> import thunder_fn as tfn
+        >>> tfn.recipes.Default()
+        Default()
+    """
 
     name = "default"

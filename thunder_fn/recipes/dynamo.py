@@ -61,6 +61,12 @@ def backend(**options: Any) -> Callable[[torch.fx.GraphModule, Sequence[Any]], C
 
     Raises:
         UnknownOption: jit has no such option.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> mine = tfn.recipes.backend(executors=["torch"])
+        >>> torch.compile(torch.nn.ReLU(), backend=mine)(torch.tensor([-1.0, 1.0]))
+        tensor([0., 1.])
     """
     return _Backend(Options().changed(options))
 

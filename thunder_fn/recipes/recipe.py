@@ -298,6 +298,12 @@ class Assembly:
     options.
 
     `origins` says which recipe each part is from.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> found = tfn.recipes.Default().assemble(torch.nn.Linear(2, 2))
+        >>> type(found).__name__
+        'Assembly'
     """
 
     transforms: tuple[Transform, ...]

@@ -17,8 +17,18 @@ _recipes: dict[str, type[Recipe]] = {}
 def register(recipe: R) -> R:
     """Make a class of recipes known by its name. A decorator.
 
+    Law: ``get(recipe.name) is recipe``.
+
     Raises:
         RecipeError: it is no class of recipes, it has no name, or another class has it.
+
+    Example:
+        >>> import thunder_fn as tfn
+        >>> @tfn.recipes.register
+        ... class Plain(tfn.Recipe):
+        ...     name = "plain"
+        >>> tfn.recipes.get("plain") is Plain
+        True
     """
     given: Any = recipe
     if not (isinstance(given, type) and issubclass(given, Recipe)):
@@ -40,15 +50,30 @@ def register(recipe: R) -> R:
 
 
 def list_recipes() -> list[str]:
-    """The names of all recipes that are registered."""
+    """The names of all recipes that are registered.
+
+    Law: `get` knows each of them.
+
+    Example:
+        >>> import thunder_fn as tfn
+        >>> "default" in tfn.recipes.list()
+        True
+    """
     return sorted(_recipes)
 
 
 def get(name: str) -> type[Recipe]:
     """The class of recipes of a name.
 
+    Law: ``get(recipe.name) is recipe`` for every registered recipe.
+
     Raises:
         RecipeError: there is none; names the nearest.
+
+    Example:
+        >>> import thunder_fn as tfn
+        >>> tfn.recipes.get("default")
+        <class 'thunder_fn.recipes.default.Default'>
     """
     given: Any = name
     if not isinstance(given, str):
@@ -63,6 +88,11 @@ def get(name: str) -> type[Recipe]:
 def for_model(model: Any) -> type[Recipe] | None:
     """The recipe for the model's class, or for the nearest class that it is derived from; None
     if there is none.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> tfn.recipes.for_model(torch.nn.Linear(2, 2)) is None
+        True
     """
     by_class = {target: recipe for recipe in _recipes.values() for target in recipe.models}
     for cls in type(model).__mro__:

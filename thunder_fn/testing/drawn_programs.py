@@ -46,6 +46,11 @@ MAX_ELEMENTS = 100
 class Step:
     """One step of a program: an op of `STEPS`, the picks that say on what, and the bodies of a
     composite or structured op.
+
+    Example:
+        >>> from thunder_fn.testing import Step
+        >>> Step("add", (0, 1))
+        Step(op='add', picks=(0, 1), bodies=())
     """
 
     op: str
@@ -63,6 +68,17 @@ class Program:
 
     Without picks for its outputs it returns every variable that nothing uses. A pick below 0 is a
     number that is written in the trace.
+
+    Example:
+        >>> import torch
+        >>> from thunder_fn.testing import Program, Step, build
+        >>> from thunder_fn.ir import TensorType
+        >>> program = Program((TensorType(torch.float32, (2,)),), (Step("sin", (0,)),))
+        >>> print(build(program))
+        def program(v0):
+            # v0: f32[2]
+            v1 = aten.sin.default(v0)  # f32[2]
+            return (v1,)
     """
 
     inputs: tuple[TensorType, ...] = ()
@@ -74,6 +90,15 @@ def build(program: Program, name: str = "program") -> Trace:
     """The trace of a program: closed, with types from running each op on fake tensors.
 
     Law: ``check(build(p))`` holds for every p, and ``build(p) == build(p)``.
+
+    Example:
+        >>> import torch
+        >>> from thunder_fn.ir import TensorType
+        >>> from thunder_fn.testing import Program, Step, build
+        >>> vector = TensorType(torch.float32, (2,))
+        >>> program = Program((vector,), (Step("sin", (0,)), Step("cos", (1,))))
+        >>> [equation.op.name for equation in build(program).equations]
+        ['aten.sin.default', 'aten.cos.default']
     """
     return Draft.closed(program, program.inputs, name)
 

@@ -13,7 +13,15 @@ from thunder_fn.testing.drawn_programs import example_inputs
 
 @dataclass(frozen=True)
 class Given:
-    """A trace, or its first equations. Values for its inputs are drawn if none are given."""
+    """A trace, or its first equations. Values for its inputs are drawn if none are given.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> from thunder_fn.testing import Given
+        >>> whole = tfn.trace(lambda x: x.sin().cos(), torch.ones(2))
+        >>> [equation.op.name for equation in Given(whole, length=1).trace.equations]
+        ['aten.sin.default']
+    """
 
     whole: Trace
     length: int | None = None

@@ -47,7 +47,31 @@ FIRST, SECOND = (4, 3, 3), (6, 5, 3)
 
 @dataclass(frozen=True)
 class Sized:
-    """A symbolic trace of a call, or of a step of `laws/symbolic.py`, and inputs of other sizes."""
+    """A symbolic trace of a call, or of a step of `laws/symbolic.py`, and inputs of other sizes.
+
+    Example:
+        >>> from thunder_fn.testing import Sized
+        >>> case = Sized("number")
+        >>> print(case.trace)
+        def f(v0, v1, v2):
+            # v0: f64[s0, s1]
+            # v1: f64[s2, s3]
+            # v2: float zf4
+            s0 = v0.shape[0]
+            s1 = v0.shape[1]
+            s2 = v1.shape[0]
+            s3 = v1.shape[1]
+            zf4 = v2
+            # where zf4 > 1.0
+            v3 = aten.add.Tensor(v0, zf4)  # f64[s0, s1]
+            v4 = aten.pow.Tensor_Scalar(v3, 2)  # f64[s0, s1]
+            v5 = aten.mean.dim(v4, (0,))  # f64[s1]
+            v6 = aten.sum.default(v5)  # f64[]
+            v7 = aten.select.int(v3, 0, 0)  # f64[s1]
+            v8 = aten.select.int(v7, 0, 0)  # f64[]
+            v9 = aten.add.Tensor(v6, v8)  # f64[]
+            return (v9,)
+    """
 
     program: Program | str
     seed: int = 0

@@ -58,7 +58,16 @@ there is.
 
 @dataclass(frozen=True)
 class Case:
-    """A program and a seed for the values of its inputs."""
+    """A program and a seed for the values of its inputs.
+
+    Example:
+        >>> import torch
+        >>> from thunder_fn.testing import Case, Program, Step
+        >>> from thunder_fn.ir import TensorType
+        >>> case = Case(Program((TensorType(torch.float32, (2,)),), (Step("sin", (0,)),)))
+        >>> [tuple(x.shape) for x in case.inputs]
+        [(2,)]
+    """
 
     program: Program
     seed: int = 0
@@ -89,6 +98,8 @@ def programs(
 ) -> st.SearchStrategy[Program]:
     """Programs as data.
 
+    Law: `build` makes a checked trace of each program that is drawn.
+
     Args:
         families: which of `programs.FAMILIES` to draw steps from; without "random" a program is
             deterministic.
@@ -96,6 +107,15 @@ def programs(
             level.
         depth: how deep composites and structured ops nest.
         dtypes: those of the inputs; the first input has the first of them.
+
+    Example:
+        >>> from hypothesis import given, settings
+        >>> from thunder_fn.testing import build, programs
+        >>> @settings(max_examples=2, database=None, deadline=None)
+        ... @given(programs(families=["unary"], max_steps=3, depth=0))
+        ... def test_a_program_has_one_trace(program):
+        ...     assert build(program) == build(program)
+        >>> test_a_program_has_one_trace()
     """
     return _programs(tuple(families), max_inputs, max_steps, depth, tuple(dtypes))
 
@@ -167,12 +187,39 @@ def _steps(
 
 
 def traces(**options: Any) -> st.SearchStrategy[Trace]:
-    """Closed, checked traces. Options as for `programs`."""
+    """Closed, checked traces. Options as for `programs`.
+
+    Law: `check` accepts each trace that is drawn.
+
+    Example:
+        >>> import thunder_fn as tfn
+        >>> from hypothesis import given, settings
+        >>> from thunder_fn.testing import traces
+        >>> @settings(max_examples=2, database=None, deadline=None)
+        ... @given(traces(max_steps=3, depth=0))
+        ... def test_simplify_is_idempotent(trace):
+        ...     once = tfn.simplify(trace)
+        ...     assert tfn.simplify(once) == once
+        >>> test_simplify_is_idempotent()
+    """
     return programs(**options).map(build)
 
 
 def cases(**options: Any) -> st.SearchStrategy[Case]:
-    """Traces with inputs. Options as for `programs`."""
+    """Traces with inputs. Options as for `programs`.
+
+    Law: ``evaluate(case.trace, case.inputs)`` runs, for each case that is drawn.
+
+    Example:
+        >>> import thunder_fn as tfn
+        >>> from hypothesis import given, settings
+        >>> from thunder_fn.testing import cases
+        >>> @settings(max_examples=2, database=None, deadline=None)
+        ... @given(cases(families=["unary", "binary"], max_steps=3, depth=0))
+        ... def test_simplify_keeps_types(case):
+        ...     assert tfn.simplify(case.trace).output_types == case.trace.output_types
+        >>> test_simplify_keeps_types()
+    """
     return st.builds(Case, programs(**options), st.integers(0, 99))
 
 
@@ -181,6 +228,17 @@ def in_dims(trace: Trace) -> st.SearchStrategy[tuple[int | None, ...]]:
     if there is one.
 
     Law: ``vmap(trace, dims, size)`` is a loop, for each dims drawn.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> from hypothesis import given, settings
+        >>> from thunder_fn.testing import in_dims
+        >>> trace = tfn.trace(torch.add, torch.ones(2), torch.ones(2))
+        >>> @settings(max_examples=5, database=None, deadline=None)
+        ... @given(in_dims(trace))
+        ... def test_something_is_batched(dims):
+        ...     assert len(dims) == 2 and dims != (None, None)
+        >>> test_something_is_batched()
     """
     ranks = [len(type.shape) if isinstance(type, TensorType) else 0 for type in trace.input_types]
     one_each = st.tuples(*(st.sampled_from((*range(rank + 1), None)) for rank in ranks))
@@ -192,6 +250,16 @@ def in_dims(trace: Trace) -> st.SearchStrategy[tuple[int | None, ...]]:
 def smooth_cases(**options: Any) -> st.SearchStrategy[Case]:
     """Short traces of loops, choices and calls around smooth functions. Options as for
     `programs`.
+
+    Example:
+        >>> import thunder_fn as tfn
+        >>> from hypothesis import given, settings
+        >>> from thunder_fn.testing import smooth_cases
+        >>> @settings(max_examples=2, database=None, deadline=None)
+        ... @given(smooth_cases(max_steps=2))
+        ... def test_traces_are_well_formed(case):
+        ...     tfn.check(case.trace)
+        >>> test_traces_are_well_formed()
     """
     return cases(**{"families": SMOOTH, "max_inputs": 2, "max_steps": 6, **options})
 
@@ -218,7 +286,21 @@ def drawn_cases(kind: st.SearchStrategy[Case], number: int, count: int) -> tuple
 
 
 def inputs_for(trace: Trace) -> st.SearchStrategy[tuple[torch.Tensor, ...]]:
-    """Values for the inputs of a trace."""
+    """Values for the inputs of a trace.
+
+    Law: the values have the types of the inputs.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> from hypothesis import given, settings
+        >>> from thunder_fn.testing import inputs_for
+        >>> trace = tfn.trace(torch.sin, torch.ones(2))
+        >>> @settings(max_examples=2, database=None, deadline=None)
+        ... @given(inputs_for(trace))
+        ... def test_sine_is_bounded(inputs):
+        ...     assert all((y.abs() <= 1).all() for y in tfn.evaluate(trace, inputs))
+        >>> test_sine_is_bounded()
+    """
     return st.integers(0, 99).map(lambda seed: example_inputs(trace, seed))
 
 
@@ -243,6 +325,19 @@ class Box:
 def pytrees(leaves: st.SearchStrategy[Any] | None = None) -> st.SearchStrategy[Any]:
     """Trees of tuples, lists, dicts, namedtuples, dataclasses and None; the leaves are tensors,
     numbers and text.
+
+    Law: PyTorch's pytrees flatten each tree that is drawn, and put it together again.
+
+    Example:
+        >>> from hypothesis import given, settings, strategies as st
+        >>> from torch.utils import _pytree as pytree
+        >>> from thunder_fn.testing import pytrees
+        >>> @settings(max_examples=2, database=None, deadline=None)
+        ... @given(pytrees(st.integers()))
+        ... def test_a_tree_is_its_leaves_and_its_structure(tree):
+        ...     leaves, structure = pytree.tree_flatten(tree)
+        ...     assert pytree.tree_unflatten(leaves, structure) == tree
+        >>> test_a_tree_is_its_leaves_and_its_structure()
     """
     if leaves is None:
         tensors = (

@@ -140,6 +140,17 @@ def check_transform(  # noqa: PLR0913 - options, by keyword
     Raises:
         LawBroken: a law does not hold; names it and prints the smallest trace found.
         UnknownOption: nobody knows one of the promises.
+
+    Example:
+        >>> import thunder_fn as tfn
+        >>> from thunder_fn.testing import LawBroken, check_transform
+        >>> def drop_last(trace):  # wrong: the last output may be needed
+        ...     return tfn.ir.cut(trace, outputs=trace.outputs[:-1])
+        >>> try:
+        ...     check_transform(drop_last, max_examples=1)
+        ... except LawBroken as error:
+        ...     print("broken")
+        broken
     """
     with warnings.catch_warnings(), no_meta_log():
         warnings.simplefilter("ignore")
@@ -163,6 +174,15 @@ def reproduce(
 
     Raises:
         LawBroken: it still does not hold.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> from thunder_fn.ir import TensorType
+        >>> from thunder_fn.testing import Program, Step, reproduce
+        >>> program = Program((TensorType(torch.float32, (2,)),), (Step("sin", (0,)),))
+        >>> @reproduce(program, "keeps values")
+        ... def simplified(trace):
+        ...     return tfn.simplify(trace)
     """
 
     def decorate(transform: Transform) -> Transform:

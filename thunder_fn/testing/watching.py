@@ -17,7 +17,17 @@ FEW = 20
 
 @dataclass
 class Coverage:
-    """The report of `check_transform`: the ops and arguments that were tried. `print` it."""
+    """The report of `check_transform`: the ops and arguments that were tried. `print` it.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> from thunder_fn.testing import Coverage
+        >>> found = Coverage()
+        >>> found.add(tfn.trace(torch.sin, torch.ones(2)))
+        True
+        >>> dict(found.ops), found.traces
+        ({'aten.sin.default': 1}, 1)
+    """
 
     traces: int = 0
     ops: Counter[str] = field(default_factory=Counter[str])

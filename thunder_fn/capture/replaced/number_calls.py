@@ -15,6 +15,7 @@ import functools
 import itertools
 import math
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -28,8 +29,10 @@ from thunder_fn.capture.replaced.lookasides import Lookaside, original_of
 from thunder_fn.capture.replaced.trampolines import copy_of
 from thunder_fn.errors import UnsupportedCall
 
-_CODES: dict[types.CodeType, types.CodeType] = {}
-"""Rewritten code objects, by the user's."""
+_CODES: dict[int, types.CodeType] = {}
+"""Rewritten code objects, by the identity of the user's, for as long as that lives. Equal ones may
+be of two files.
+"""
 
 
 # ---- the builtins ----
@@ -104,15 +107,16 @@ def _calls(code: types.CodeType) -> Iterator[tuple[str, int, int]]:
 
 def _rewritten(code: types.CodeType) -> types.CodeType:
     """The code, and that of functions that it makes, with calls of the builtins led to ours."""
-    if code not in _CODES:
+    if id(code) not in _CODES:
         text = bytearray(code.co_code)
         consts = [_rewritten(c) if isinstance(c, types.CodeType) else c for c in code.co_consts]
         for name, begin, end in _calls(code):
             steps = [*_load(len(consts)), *[(dis.opmap["NOP"], 0)] * (end - begin)]
             text[begin:end] = bytes(part for step in steps for part in step)[: end - begin]
             consts.append(_STAND_INS[name])
-        _CODES[code] = code.replace(co_code=bytes(text), co_consts=tuple(consts))
-    return _CODES[code]
+        _CODES[id(code)] = code.replace(co_code=bytes(text), co_consts=tuple(consts))
+        weakref.finalize(code, _CODES.pop, id(code), None).atexit = False
+    return _CODES[id(code)]
 
 
 def _load(place: int) -> list[tuple[int, int]]:

@@ -81,6 +81,16 @@ def dropout(x: Tensor, p: Any, train: bool) -> Tensor:
     return torch.dropout(x, p, train) if train and p != 0 else x
 
 
+def batch_norm(*args: Any) -> Tensor:
+    """PyTorch's, on a GPU by its own kernel where it updates statistics: cuDNN's op changes these
+    and does not say so.
+    """
+    x, _, _, running_mean, _, trains, *_, _ = args
+    if not (trains and running_mean is not None and x.device.type == "cuda"):
+        return torch.batch_norm(*args)
+    return torch.native_batch_norm(*args[:-1])[0]
+
+
 def one_hot(x: Tensor, num_classes: Any = -1) -> Tensor:
     """Compute by a scatter, which refuses classes that there are not; PyTorch's own looks at
     values, or gives rows of zeros.
@@ -614,6 +624,7 @@ divert("positive semidefinite", _is_definite)
 
 REWRITTEN: dict[Any, Callable[..., Any]] = {
     torch.dropout: dropout,
+    torch.batch_norm: batch_norm,
     torch.nn.functional.one_hot: one_hot,
     **VIEWS_IN_PLACE,
     **UNSAFE,

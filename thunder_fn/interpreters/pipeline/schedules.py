@@ -33,7 +33,13 @@ TOOK: Mapping[str, float] = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
 
 @dataclass(frozen=True, slots=True, order=True)
 class Action:
-    """One action of a rank: its kind, the stage and the micro-batch."""
+    """One action of a rank: its kind, the stage and the micro-batch.
+
+    Example:
+        >>> from thunder_fn.parameters import Action
+        >>> str(Action("F", stage=1, micro=2))  # the forward of micro-batch 2 on stage 1
+        '1F2'
+    """
 
     kind: Kind
     stage: int

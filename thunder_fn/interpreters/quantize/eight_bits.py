@@ -237,6 +237,14 @@ class _Fp8:
 def fp8(per_row: bool = True, dynamic: bool = False) -> Scheme:
     """Eight-bit floats (e4m3) with one scale for each row, or for the whole weight; with
     `dynamic`, activations too.
+
+    Law: as for every `Scheme`.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> q = tfn.quantize(lambda params: params["w"].sum(), tfn.parameters.fp8(per_row=False))
+        >>> q.prepare({"w": torch.ones(2, 3)})
+        Prepared(w.values: f8_e4m3fn[2, 3], w.scales: f32[1])
     """
     own = _Fp8(per_row)
     name, layer = ("fp8_dynamic", fp8_dynamic_linear) if dynamic else ("fp8", fp8_linear)

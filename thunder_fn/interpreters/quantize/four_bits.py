@@ -124,6 +124,14 @@ def int4(group: int = 256) -> Scheme:
     """Groups of weights of a row share a step and a zero point, both bf16; two codes lie in a byte.
 
     Rows that the group does not divide have groups of 128, 64 or 32 where those do.
+
+    Law: as for every `Scheme`.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> q = tfn.quantize(lambda params: params["w"].sum(), tfn.parameters.int4(group=32))
+        >>> q.prepare({"w": torch.ones(2, 32)})
+        Prepared(w.values: u8[2, 16], w.scales_and_zeros: bf16[1, 2, 2])
     """
     if not is_int(group, 2) or group % 2:
         raise RewriteError(f"int4: a group is an even number of weights, given {group!r}")

@@ -57,6 +57,17 @@ class Scheme:
         embedding: `embedding(indices, parts, dtype)` in place of decoding and looking up.
         bits: a weight takes, its share of scales and the like included; None where nothing is
             promised.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> half = tfn.parameters.Scheme(
+        ...     "half",
+        ...     encode=lambda w: {"half": w.half()},
+        ...     decode=lambda parts, shape, dtype: parts["half"].to(dtype),
+        ...     bound=lambda w: w.abs() / 1024 + 1e-7,
+        ... )
+        >>> tfn.quantize(lambda params: params["w"].sum(), half).prepare({"w": torch.ones(2, 3)})
+        Prepared(w.half: f16[2, 3])
     """
 
     name: str

@@ -122,6 +122,13 @@ def _nothing(types: Sequence[Any]) -> Trace:
 class Prepared(Mapping[str, torch.Tensor]):
     """Parameters as a rewrite stores them, by name. A pytree, so gradients, optimizers and jit
     take it as it is.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> q = tfn.quantize(lambda params, x: x @ params["w"].T, "int8")
+        >>> parts = q.prepare({"w": torch.ones(2, 3)})
+        >>> sorted(parts), parts.restore()["w"].shape
+        (['w.scales', 'w.values'], torch.Size([2, 3]))
     """
 
     def __init__(self, layout: Layout, values: Sequence[Any]) -> None:

@@ -48,6 +48,13 @@ class Rewrite:
         restore: new parameters to old ones.
         names: of the new parameters.
         codes: those of the names that are parts which encode a weight.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> f = lambda w, x: x @ w
+        >>> same = tfn.parameters.identity(tfn.trace(f, torch.ones(2, 3), torch.ones(1, 2)), ["w"])
+        >>> tfn.lora(same, rank=1).names
+        ('w', 'w.lora_a', 'w.lora_b')
     """
 
     compute: Trace
@@ -73,6 +80,15 @@ class Rewrite:
 def identity(trace: Trace, names: Sequence[str]) -> Rewrite:
     """The rewrite that changes nothing; the first inputs of the trace are the parameters of
     these names.
+
+    Law: `compute` is the trace, and `prepare` and `restore` hand the parameters on.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> trace = tfn.trace(lambda w, x: x @ w, torch.ones(2, 3), torch.ones(1, 2))
+        >>> same = tfn.parameters.identity(trace, ["w"])
+        >>> same.names, same.compute == trace
+        (('w',), True)
     """
     builder = TraceBuilder("identity")
     same = builder.build(tuple(builder.input(var.type) for var in trace.inputs[: len(names)]))

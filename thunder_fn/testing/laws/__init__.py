@@ -112,7 +112,14 @@ LAWS: dict[str, Law] = {name: law for group in GROUPS.values() for name, law in 
 
 
 def check_laws(names: Iterable[str], trace: Trace, inputs: Inputs) -> None:
-    """Check some laws on one trace; the exception names the law."""
+    """Check some laws on one trace; the exception names the law.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> from thunder_fn.testing import check_laws
+        >>> x = torch.ones(2)
+        >>> check_laws(["vmap is a loop"], tfn.trace(torch.sin, x), (x,))
+    """
     for name in names:
         try:
             LAWS[name](trace, inputs)

@@ -25,7 +25,20 @@ TOO_LARGE = 1e4
 
 
 class LawBroken(AssertionError):
-    """A law does not hold: the law, and the traces that show it."""
+    """A law does not hold: the law, and the traces that show it.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> from thunder_fn.testing import LawBroken
+        >>> print(LawBroken("sin is not cos", made=tfn.trace(torch.sin, torch.ones(2))))
+        sin is not cos
+        <BLANKLINE>
+        made:
+        def sin(v0):
+            # v0: f32[2]
+            v1 = aten.sin.default(v0)  # f32[2]
+            return (v1,)
+    """
 
     def __init__(self, what: str, **traces: Trace) -> None:
         super().__init__(

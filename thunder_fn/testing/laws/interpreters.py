@@ -86,6 +86,13 @@ class Interpreter:
     the memory of what they did. `carries` says that constraints, sources and ownership stay; a text
     or an FX graph does not hold them, nor a loop that is written out without its condition.
     `covers` says which traces it takes.
+
+    Example:
+        >>> import thunder_fn as tfn
+        >>> from thunder_fn.testing import Interpreter, laws_of
+        >>> mine = Interpreter(lambda trace: (tfn.simplify(trace),), keeps_values=True)
+        >>> "mine keeps values" in laws_of(mine, "mine")
+        True
     """
 
     run: Callable[[Trace], tuple[Trace, ...]]
@@ -585,7 +592,14 @@ def interpreter_keeps_gradients(interpreter: Interpreter) -> Law:
 
 
 def laws_of(interpreter: Interpreter, name: str) -> dict[str, Law]:
-    """The laws that an interpreter must keep, by name."""
+    """The laws that an interpreter must keep, by name.
+
+    Example:
+        >>> import thunder_fn as tfn
+        >>> from thunder_fn.testing import Interpreter, laws_of
+        >>> sorted(laws_of(Interpreter(lambda trace: (trace,)), "nothing"))
+        ['nothing carries facts', 'nothing gives checked traces', 'nothing is pure']
+    """
     laws = {
         "gives checked traces": interpreter_gives_checked_traces,
         "is pure": interpreter_is_pure,

@@ -259,7 +259,7 @@ def verdict(path: str, mutation: Mutation, seconds: int = SECONDS) -> str:
     try:
         with planted(mutation), within(seconds):
             check_transform(_transform(path), **laws)
-        return _beyond(path, mutation)
+        return beyond(path, mutation)
     except TimeoutError:
         return "OUT OF TIME"
     except OutdatedMutation:
@@ -274,11 +274,11 @@ def _transform(path: str) -> Callable[[Trace], Trace]:
     return getattr(importlib.import_module(module), name)
 
 
-def _beyond(path: str, mutation: Mutation) -> str:
+def beyond(path: str, mutation: Mutation) -> str:
     """The verdict of the witnesses on a mutant that the search has not caught."""
-    made = _made(path)  # while there is no bug: capturing and other transforms call ours
+    made = made_of(path)  # while there is no bug: capturing and other transforms call ours
     with planted(mutation):
-        search, others = _search(path), 0
+        search, others = search_of(path), 0
         for case, new, origin in made:
             wrong, is_other = _wrong(search, case, new, origin)
             others += is_other
@@ -305,7 +305,8 @@ def _wrong(search: Search, case: AnyCase, new: Trace, origin: int) -> tuple[str,
     return "makes more equations" * (num_equations(other) > num_equations(new)), True
 
 
-def _search(path: str) -> Search:
+def search_of(path: str) -> Search:
+    """The search of a transform, with what it promises."""
     laws = laws_of(path)
     promised = ("idempotent", "promises", "ensures")
     options = {name: laws[name] for name in promised if name in laws}
@@ -313,9 +314,9 @@ def _search(path: str) -> Search:
 
 
 @functools.cache
-def _made(path: str) -> tuple[tuple[AnyCase, Trace, int], ...]:
+def made_of(path: str) -> tuple[tuple[AnyCase, Trace, int], ...]:
     """The witnesses for a transform, each with what it makes of it, and where that is from."""
-    search, found = _search(path), dict[tuple[Trace, int], tuple[AnyCase, Trace, int]]()
+    search, found = search_of(path), dict[tuple[Trace, int], tuple[AnyCase, Trace, int]]()
     own = (*map(Case, search.programs()), *sized_cases(search.ops))
     for case in (*filter(is_made, own), *witnesses()):
         new = search.transform(case.trace)
