@@ -697,7 +697,12 @@ def _at_once(tensor: torch.Tensor) -> torch.Tensor:
         what = "a part of an expanded or unfolded tensor is written to, whose memory is not known"
         raise UnsupportedCall(what, fix="Write to the tensor that has the memory, or to a clone.")
     *_, view = laid_out_as([memory_in(tensor)], inner_fake(base))
-    return base.as_strided(view.shape, view.stride(), view.storage_offset())
+    if view.dtype != base.dtype:
+        return tensor
+    found = base.as_strided(view.shape, view.stride(), view.storage_offset())
+    for bit in bits_between(found, tensor):
+        found = bit(found)
+    return found
 
 
 def is_laid_out_anew(tracer: torch.Tensor) -> bool:

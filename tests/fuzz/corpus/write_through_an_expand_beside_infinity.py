@@ -24,6 +24,8 @@ def program(T):
         v3.unfold(0, 2, 1)[:, 1].mul_(2)
         v4 = a0 + 1
         v4.as_strided((2, 2), (1, 1), 0)[0].fill_(3)
-        return [v1, v2, a1, v3, v4]
+        v5 = torch.randn(3, dtype=torch.complex128).conj().imag
+        v5.expand(2, 3)[0][:2].add_(-2)
+        return [v1, v2, a1, v3, v4, v5]
 
     return f, []
