@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -272,12 +272,7 @@ def capture(  # noqa: PLR0913 - options, by keyword
     is_first = is_outermost = current() is None and known is None
     while True:
         try:
-            with (
-                no_collections(),
-                untouched_by_refusals(),
-                _grad_mode(differentiated),
-                lookasides(copies),
-            ):
+            with _attempting(differentiated, copies):
                 return _Attempt(asked, has_symbols, kept, is_first).run()
         except LengthsAsked as again:
             copies, is_first = copies + again.answered(copies), False
@@ -302,6 +297,15 @@ class _Wanted:
     places: frozenset[Any]
     met: dict[int, tuple[Any, str]] = dataclasses.field(default_factory=dict)
     written: dict[Any, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
+
+
+@contextmanager
+def _attempting(
+    differentiated: Collection[int] | None, copies: tuple[Lookaside, ...]
+) -> Generator[None]:
+    """The surroundings of one attempt, in which `copies` take the place of functions."""
+    with no_collections(), untouched_by_refusals(), _grad_mode(differentiated), lookasides(copies):
+        yield
 
 
 def _grad_mode(differentiated: Collection[int] | None) -> AbstractContextManager[Any]:
