@@ -380,7 +380,7 @@ def _cloned(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_computed(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.grad_fn is not None
+    return isinstance(value, torch.Tensor) and internals.node_of(value) is not None
 
 
 def _check_follows(make: Callable[..., torch.optim.Optimizer]) -> None:

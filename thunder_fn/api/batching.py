@@ -22,6 +22,7 @@ from thunder_fn.structured.autograd_function import with_batch_dims
 from thunder_fn.torch_internals import (
     become_results,
     is_functorch_wrapped,
+    is_leaf,
     outside_inference_mode,
     outside_torch_func,
 )
@@ -341,7 +342,7 @@ def example_of(leaf: torch.Tensor, dim: int) -> torch.Tensor:
             example = leaf.new_empty(shape)
     if leaf.requires_grad:
         with outside_torch_func():
-            if leaf.is_leaf:
+            if is_leaf(leaf):
                 return example.requires_grad_()
             become_results((example,))
     return example

@@ -508,7 +508,7 @@ class Recorder:
         else:
             fake = internals.symbolic_like(self.mode, tensor, layout.shape, layout.stride)
         with internals.outside_torch_func(), self._home_of(tensor):
-            is_leaf = not tensor.requires_grad or tensor.is_leaf or is_wrapped(tensor)
+            is_leaf = not tensor.requires_grad or internals.is_leaf(tensor) or is_wrapped(tensor)
             in_memory = () if is_wrapped(tensor) else internals.bits_in_memory(tensor)
         tracer, var = self._trace_fake(fake)
         if in_memory:

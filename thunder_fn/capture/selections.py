@@ -181,7 +181,7 @@ def _history(copy: Tensor) -> Any:
     if is_wrapped(copy):
         return object()
     base = internals.base_of(copy)
-    return (copy if base is None else base).grad_fn
+    return internals.node_of(copy if base is None else base)
 
 
 def _have_one_memory(copy: Tensor, other: Tensor) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch.nn.parameter import is_lazy
 
+from thunder_fn import torch_internals as internals
 from thunder_fn.capture.modules import TRACING
 from thunder_fn.errors import RewriteError
 from thunder_fn.interpreters.rewriting.prepared import Layout, Prepared
@@ -36,7 +37,7 @@ def with_tensors(
 
 def is_computed(value: Any) -> bool:
     """Test for a tensor that autograd has made, which Python cannot copy."""
-    return isinstance(value, torch.Tensor) and not value.is_leaf
+    return isinstance(value, torch.Tensor) and not internals.is_leaf(value)
 
 
 def is_extra(name: str) -> bool:
