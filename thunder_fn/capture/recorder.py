@@ -601,7 +601,12 @@ class Recorder:
         name = op.name
         if name in LIFTS:
             self._bind_fresh(args[0], result)
-        elif name == "aten.alias.default" and self.track_no_grad:  # such as `x[...]`
+        elif (
+            name == "aten.alias.default"
+            and self.track_no_grad
+            and not internals.inside_torch_func()
+        ):
+            # the user's view, such as `x[...]`; forward mode makes aliases of its own
             self._record(ops.RESHAPE, (args[0], tuple(result.shape)), {}, result)
         elif name in ALIASES and not (
             name == "aten.detach.default" and self.detaching and self.track_no_grad

@@ -10,8 +10,8 @@ from typing import Any
 
 from thunder_fn.ir import ops
 
-ALIASES = {"aten.detach.default", "aten.lift.default"}
-RESHAPES = {"aten.view.default", "aten._unsafe_view.default"}
+ALIASES = {"aten.detach.default", "aten.alias.default", "aten.lift.default"}
+RESHAPES = {"aten.view.default", "aten._unsafe_view.default", "aten._reshape_alias.default"}
 PHYSICAL = {
     "aten._conj.default": "aten.conj_physical.default",
     "aten._neg_view.default": "aten.neg.default",
@@ -24,8 +24,6 @@ SAME: dict[str, Callable[..., tuple[Any, tuple[Any, ...], dict[str, Any]]]] = {
         (x,),
         {"dtype": dtype},
     ),
-    "aten.alias.default": lambda x: (ops.aten.view.default, (x, x.shape), {}),
-    "aten._reshape_alias.default": lambda x, size, stride: (ops.aten.view.default, (x, size), {}),
     "prims.clone.default": lambda x, **kwargs: (ops.aten.clone.default, (x,), kwargs),
     "aten._efficientzerotensor.default": lambda size, **kwargs: (
         ops.aten.zeros.default,

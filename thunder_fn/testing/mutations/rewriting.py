@@ -90,7 +90,7 @@ REWRITING = (
     ),
     Mutation(
         "all ranks have the first words",
-        f"{TENSOR}:vocabulary_embedding",
+        f"{TENSOR}:_own_words",
         "indices - rank * weight.shape[0]",
         "indices",
         ONE,
