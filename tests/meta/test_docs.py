@@ -369,7 +369,7 @@ def test_search_finds_what_is_asked_for(address: str, chromium: Any) -> None:
                 tab.wait_for_function(
                     "page => document.querySelector('li.md-search-result__item > a.md-search-result__link')?.href.includes(page)",
                     arg=f"/{page}",
-                    timeout=3_000,
+                    timeout=20_000,
                 )
             found[query] = first.get_attribute("href").partition("?")[0].removeprefix(f"{address}/")
         assert found == FIRST
