@@ -199,6 +199,17 @@ def test_a_derivative_goes_through_differentiable_steps(make: type, options: dic
     assert not tfn.grad(lambda *args: after(*args, differentiable=False))(weight, rate).any()
 
 
+def test_a_step_on_differentiated_parameters_is_differentiated() -> None:
+    """Nobody has to ask: the parameters are arguments of `grad`, though they are leaves."""
+
+    def after(weight: torch.Tensor) -> torch.Tensor:
+        sgd = tfn.functional_optimizer(torch.optim.SGD, lr=0.1)
+        return sgd.update(weight, tfn.grad(lambda w: (w**2).sum())(weight), sgd.init(weight))[0].square().sum()
+
+    for transformed in (tfn.grad(after), tfn.jit(tfn.grad(after))):
+        torch.testing.assert_close(transformed(torch.ones(3)), torch.full((3,), 2 * 0.8**2))
+
+
 class Counting(torch.optim.Optimizer):
     """Keeps its count and a mean of gradients in its group, and lists of tensors in its state, as others' optimizers do."""
 
