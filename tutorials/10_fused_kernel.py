@@ -135,7 +135,7 @@ print(program(loss_grad))
 assert program(loss_grad).count("= xent(") == program(loss_grad).count("= xent_backward(") == 1
 
 # %% [markdown]
-# What must not hold: a call that the checker refuses does not reach the kernel. `explain_claims` says why.
+# A call that the checker refuses does not reach the kernel. `explain_claims` says why.
 
 # %%
 smooth = tfn.jit(lambda x, y: F.cross_entropy(x, y, label_smoothing=0.1), executors=[xent_ex])

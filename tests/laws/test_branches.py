@@ -1,4 +1,4 @@
-"""Which branches of some code run: the same report by `sys.monitoring` and by `settrace`."""
+"""Reports of the branches of some code that run: by `sys.monitoring` and by `settrace` they are one."""
 
 from __future__ import annotations
 

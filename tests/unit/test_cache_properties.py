@@ -247,7 +247,7 @@ DIFFERENTIATE: tuple[Callable[..., Any], ...] = (
 
 @pytest.mark.parametrize("transform", DIFFERENTIATE)
 def test_what_autograd_knows_inside_a_transform(transform: Callable[..., Any]) -> None:
-    """What is differentiated is a leaf, as under torch.func, its views have it as their base."""
+    """An argument that is differentiated is a leaf, as under torch.func, and the base of its views."""
     closed, x = torch.ones(3), torch.arange(1.0, 4)
 
     def asked(T: Any, wrap: Callable[..., Any]) -> set[Any]:
