@@ -405,3 +405,13 @@ def test_a_custom_rule_under_batched_gradients_is_refused() -> None:
     x = torch.ones(3, requires_grad=True)
     with pytest.raises(UnsupportedCall, match="would lose its rule"):
         torch.autograd.grad(tfn.jit(rule)(x), x, torch.eye(3), is_grads_batched=True, create_graph=True)
+
+
+def test_a_number_is_copied_into_an_argument() -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.copy_(1.0)
+        return y * 2
+
+    (ours, its) = ((torch.zeros(3, requires_grad=True) * 1, torch.ones(3, requires_grad=True)) for _ in range(2))
+    assert_close(jit(f)(*ours), f(*its))
+    assert_close(ours[0], its[0])

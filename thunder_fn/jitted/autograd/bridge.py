@@ -199,8 +199,9 @@ def history_of(trace: Trace, atom: Atom) -> Atom:
         if equation.op in (ops.STRAIGHT_THROUGH, ops.NO_GRAD_WRITE):
             atom = equation.operands[1]
             continue
-        if equation.op == COPY and equation.operands[1].type == atom.type:
-            atom = equation.operands[1]
+        source = equation.operands[1:2] if equation.op == COPY else ()  # none for a number
+        if source and source[0].type == atom.type:
+            atom = source[0]
             continue
         if equation.op.kind != "composite" and equation.op.name not in _ON_OPERANDS:
             break
