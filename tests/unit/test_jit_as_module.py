@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -202,19 +203,29 @@ def test_an_attribute_that_is_only_written_costs_one_more_trace() -> None:
 
 
 def test_threads_and_buffers_that_are_bound_anew() -> None:
-    model, found = tfn.jit(Keeps().requires_grad_(False)), list[torch.Tensor]()
-    wall = threading.Barrier(6)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # as often as under load
+    try:
+        for _ in range(8):
+            model, found = tfn.jit(Keeps().requires_grad_(False)), list[torch.Tensor]()
+            run_threads(6, lambda model=model, found=found: found.append(model(x())))
+            assert len(found) == 6 and all(type(one) is torch.Tensor for one in (*found, model.seen, model.last))
+    finally:
+        sys.setswitchinterval(interval)
 
-    def work() -> None:
+
+def run_threads(count: int, work: Callable[[], Any]) -> None:
+    wall = threading.Barrier(count)
+
+    def start() -> None:
         wall.wait()
-        found.append(model(x()))
+        work()
 
-    threads = [threading.Thread(target=work) for _ in range(6)]
+    threads = [threading.Thread(target=start) for _ in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 6 and all(type(one) is torch.Tensor for one in (*found, model.seen, model.last))
 
 
 def test_the_first_call_may_be_in_inference_mode() -> None:

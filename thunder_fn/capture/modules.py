@@ -80,11 +80,12 @@ class Stored:
 
 @dataclass(slots=True)
 class WatchedModules:
-    """The modules of one capture. If it `is_exclusive`, no other thread captures modules until
-    they are restored. `held` counts the places of each value before the capture.
+    """The modules of one capture. If it `is_exclusive`, no other thread captures modules from the
+    first one until the `release`. `held` counts the places of each value before the capture.
     """
 
     is_exclusive: bool = False
+    is_holding: bool = False
     states: dict[int, _State] = dataclasses.field(default_factory=dict)
     stored: list[Stored] = dataclasses.field(default_factory=list["Stored"])
     held: Counter[int] = dataclasses.field(default_factory=Counter[int])
@@ -93,8 +94,9 @@ class WatchedModules:
         """Remember what the module holds, the first time."""
         if id(module) in self.states:
             return
-        if self.is_exclusive and not self.states:
+        if self.is_exclusive and not self.is_holding:
             TRACING.acquire()
+            self.is_holding = True
         self.states[id(module)] = _state(module, path)
 
     def rebound(self, is_kept: Callable[[Any], bool]) -> list[Rebound]:
@@ -162,8 +164,12 @@ class WatchedModules:
                 _restore(state, tracers_only, stored)
         finally:
             self.states.clear()
-            if self.is_exclusive:
-                TRACING.release()
+
+    def release(self) -> None:
+        """Let other threads capture modules."""
+        if self.is_holding:
+            self.is_holding = False
+            TRACING.release()
 
 
 def modules_of(f: Any, leaves: list[Any]) -> Iterator[tuple[torch.nn.Module, str]]:

@@ -462,9 +462,12 @@ class Recorder:
 
     def restore(self) -> None:
         """Give modules and optimizers back what they held before."""
-        self.modules.restore()
-        if self.kept is not None:
-            self.kept.restore()
+        try:
+            self.modules.restore()
+            if self.kept is not None:
+                self.kept.restore()
+        finally:
+            self.modules.release()
 
     def is_from_outside(self, tensor: torch.Tensor) -> bool:
         """Test for a tensor, no tracer, that the traced function found outside."""

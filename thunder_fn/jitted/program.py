@@ -33,6 +33,7 @@ from thunder_fn.capture.apply import (
 from thunder_fn.capture.failures import check_aliases, source_of
 from thunder_fn.capture.garbage import no_collections
 from thunder_fn.capture.kept import ABSENT, GRAD, KeptState, decided_by, put
+from thunder_fn.capture.modules import TRACING
 from thunder_fn.capture.numbers.arguments import Symbolic, value_at
 from thunder_fn.capture.outside.properties import Read
 from thunder_fn.capture.recorded import Decision
@@ -152,11 +153,9 @@ def build(
         """f raised: its changes until then are made, and random numbers are drawn, as in eager
         mode.
         """
-        values = (
-            *tensors,
-            *(value_at(call.leaves, place) for _, place in numbers),
-            *(feed.read(tensors) for feed in captured.feeds),
-        )
+        given = (*tensors, *(value_at(call.leaves, place) for _, place in numbers))
+        with TRACING:
+            values = (*given, *(feed.read(tensors) for feed in captured.feeds))
         write_back(captured, values, evaluate(captured.trace, values))  # of no results
 
     states = (one for entry in known if entry.outside is not None for one in entry.outside.modules)
@@ -182,7 +181,8 @@ def build(
     closed, constants = close_over(traces[-1])
     targets = [write.target for write in captured.writes]
     written = captured.targets_among(len(tensors))
-    feeds = tuple(feed.read(tensors) for feed in captured.feeds)
+    with TRACING:
+        feeds = tuple(feed.read(tensors) for feed in captured.feeds)
     places = places_of(targets, len(tensors) + len(numbers) + len(feeds), constants)
     writes = (
         *(
@@ -483,6 +483,10 @@ class _Execution:
         ]
         self.inputs = [*self.leaves, *(self.names.bind(tensor, "constant") for tensor in constants)]
         self.feeds = list(self.fed())
+        self.is_stateful = any(
+            not isinstance(one.holder, (int, torch.Tensor))
+            for one in (*captured.feeds, *captured.effects)
+        )
         self.inputs[len(self.leaves) : len(self.leaves)] = [name for name, _ in self.feeds]
         values = (*(tensor for _, tensor in tensors), *constants)
         first = len(self.leaves) + len(self.feeds)
@@ -546,7 +550,7 @@ class _Execution:
     def function(self) -> Callable[..., Any]:
         values = [f"r{i}" for i in range(len(self.trace.outputs))]
         lines = [f"def execute({', '.join(self.leaves)}):"]
-        lines += [f"    {name} = {text}" for name, text in self.feeds]
+        lines += self.alone([f"    {name} = {text}" for name, text in self.feeds])
         is_node = self.bridge is not None and self.bridge.followed is None
         run = self.names.bind(self.bridge if is_node else self.program.run, "program")
         if self.writable:
@@ -583,7 +587,7 @@ class _Execution:
                 )
         lines += self.changes(values)
         first = self.captured.num_results + len(self.targets)
-        lines += self.effects(values[first:], values[: self.captured.num_results])
+        lines += self.alone([*self.effects(values[first:], values[: self.captured.num_results])])
         result = self.result(values)
         if self.donated:
             lines += [
@@ -619,6 +623,15 @@ class _Execution:
                 part = part if feed.index is None else f"[{feed.index}]"
                 holder, key = self.names.bind(feed.holder, "holder"), self.names.literal(feed.key)
                 yield name, f"{holder}[{key}]{part}"
+
+    def alone(self, lines: Sequence[str]) -> list[str]:
+        """Lines on places outside, which run while no other thread has tracers in them."""
+        if not lines or not self.is_stateful:
+            return [*lines]
+        return [
+            f"    with {self.names.bind(TRACING, 'tracing')}:",
+            *(f"    {line}" for line in lines),
+        ]
 
     def effects(self, values: Sequence[str], results: Sequence[str]) -> Iterator[str]:
         """Lines that store what belongs to places outside."""

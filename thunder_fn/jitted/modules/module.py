@@ -197,7 +197,8 @@ class ModuleJit:
         for value, state in zip(pytree.objects_in((args, kwargs)), result.states, strict=True):
             pytree.assign(value, state)
         if result.attributes:
-            self._assign(result.attributes)
+            with TRACING:
+                self._assign(result.attributes)
         fill((args, kwargs), result.filled)
         return result.result
 
