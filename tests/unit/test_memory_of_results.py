@@ -361,11 +361,28 @@ READ_AND_WRITTEN: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize("options", ({}, {"cache": "symbolic values"}), ids=str)
+BY_PROCESSOR = ("its square", "a product of it")
+"""Products of matrices, whose kernels read their operands first on some processors."""
+
+
+def _after_a_write(write: Callable[..., Any]) -> Callable[..., Any]:
+    """The same where gradients are off, and views of what was written to have no history."""
+
+    def f(x: Tensor, read: Callable[[Tensor], Tensor]) -> None:
+        with torch.no_grad():
+            x += 1.25
+            write(x, read)
+
+    return f
+
+
+@pytest.mark.parametrize("how", ("itself", "symbolic values", "detach", "no_grad"))
 @pytest.mark.parametrize("kind", READ_AND_WRITTEN)
-def test_a_write_that_reads_its_memory_elsewhere(kind: str, options: dict[str, Any]) -> None:
+def test_a_write_that_reads_its_memory_elsewhere(kind: str, how: str) -> None:
     """Refuse a trace if eager PyTorch reads what it has written, or raises."""
-    write, read = READ_AND_WRITTEN[kind], lambda x: x
+    write, read = READ_AND_WRITTEN[kind], torch.detach if how == "detach" else lambda x: x
+    write = _after_a_write(write) if how == "no_grad" else write
+    options: dict[str, Any] = {"cache": how} if how.startswith("symbolic") else {}
     mine, its, known = (torch.arange(12.0).reshape(3, 4).cos() for _ in range(3))
     jitted = tfn.jit(lambda x: write(x, read), **options)
     write(known, torch.clone)
@@ -376,7 +393,7 @@ def test_a_write_that_reads_its_memory_elsewhere(kind: str, options: dict[str, A
     try:
         jitted(mine)
     except AliasedMutation:
-        assert not torch.equal(its, known)
+        assert kind in BY_PROCESSOR or not torch.equal(its, known)
     else:
         torch.testing.assert_close(mine, its)
 
