@@ -418,6 +418,8 @@ SHOWN: dict[str, Callable[[Tensor], Tensor]] = {
     "strides": lambda x: x.as_strided((2, 2), (2, 1), x.storage_offset()).t(),
     "strides of a row": lambda x: x[1].as_strided((2, 2), (1, 1)),
     "detached": lambda x: x.conj().detach()[1:],
+    "a row by a constant": lambda x: x[torch.tensor(-1), None],
+    "rows from a constant on": lambda x: torch.narrow(x, 0, torch.tensor(1), 1),
 }
 
 
