@@ -39,8 +39,10 @@ from thunder_fn.capture.replaced.refusals import (
 from thunder_fn.capture.replaced.stand_ins import HAS_NUMBERS, REWRITTEN
 from thunder_fn.capture.supported import LITERALS, is_wrapped
 from thunder_fn.errors import (
+    CustomRuleError,
     ThunderError,
     UnsupportedCall,
+    kind_of,
     with_article,
 )
 from thunder_fn.ir.nesting import make_room
@@ -553,11 +555,19 @@ def composite(f: Callable[P, R]) -> Callable[P, R]:
 
     Law: ``trace(composite(f), x)`` evaluates as ``trace(f, x)``.
 
+    Raises:
+        CustomRuleError: f is no function.
+
     Example:
         >>> @composite
         ... def double(x):
         ...     return x + x
     """
+    if not hasattr(f, "__qualname__"):
+        raise CustomRuleError(
+            f"composite: expected a function, given {kind_of(f)}",
+            fix="Write a function around what it calls.",
+        )
     return named_composite(f, f"{f.__module__}.{f.__qualname__.rsplit('<locals>.', 1)[-1]}")
 
 
