@@ -366,6 +366,33 @@ def test_search_finds_what_is_asked_for(address: str, chromium: Any) -> None:
         tab.close()
 
 
+BROKEN = """() => {
+    const words = [], range = document.createRange();
+    for (const code of document.querySelectorAll("article :not(pre) > code"))
+        for (const text of [...code.childNodes].filter(node => node.nodeType === Node.TEXT_NODE))
+            for (const word of text.data.matchAll(/\\w+/g)) {
+                range.setStart(text, word.index);
+                range.setEnd(text, word.index + word[0].length);
+                const tops = [...range.getClientRects()].map(box => box.top);
+                if (Math.max(...tops) - Math.min(...tops) > 4) words.push(word[0]);
+            }
+    return words;
+}"""
+"""The names in code that stand on two lines."""
+
+
+@pytest.mark.parametrize("page", ["index", "limits", "errors/index", "architecture", "api/extend"])
+def test_a_phone_shows_whole_names(page: str, address: str, chromium: Any) -> None:
+    tab = chromium.new_page(viewport={"width": 400, "height": 900})
+    try:
+        tab.set_default_timeout(60_000)
+        tab.goto(f"{address}/{page}.html")
+        assert tab.evaluate("document.documentElement.scrollWidth") == 400
+        assert tab.evaluate(BROKEN) == []
+    finally:
+        tab.close()
+
+
 def test_changes_and_design_do_not_outrank_what_is_for_users(site: Path) -> None:
     """Their factors in the index that is searched are the smallest."""
     entries = json.loads((site / "search" / "search_index.json").read_text())["docs"]

@@ -71,6 +71,8 @@ def check_pass(fx_pass: Pass, *, max_examples: int = 50, ops: tuple[Any, ...] = 
     """
 
     def transform(trace: Trace) -> Trace:
+        if not is_flat(trace):
+            return trace
         try:
             graph = to_fx(trace)
         except MissingRule:
