@@ -735,3 +735,15 @@ def test_cached_functions_keep_no_tracers() -> None:
         assert torch.equal(tfn.jit(f)(x), want)
         assert torch.equal(tfn.vmap(lambda a: a * ramp(1))(x), torch.zeros(3, 1))
         assert torch.equal(f(x), want)
+
+
+def test_a_stream_that_is_written_to_is_no_iterator(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w") as log:
+
+        def f(x: torch.Tensor) -> torch.Tensor:
+            print("once", file=log)
+            log.flush()
+            return x * 2
+
+        assert torch.equal(jit(f)(X), X * 2)
+    assert (tmp_path / "log").read_text() == "once\n"

@@ -622,6 +622,8 @@ class Watch:
         ):
             if is_a(step, types.FunctionType) and is_watched(step.__code__, step.__module__):
                 return  # its frames are seen
+            if is_a(value, io.IOBase) and not value.closed and not value.readable():
+                return  # a stream to write to, such as `sys.stdout`
             progress = progress_of(value)
             if progress is not None or is_used:
                 self.drawn.setdefault(id(value), (value, path, progress))
