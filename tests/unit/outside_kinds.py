@@ -2357,11 +2357,6 @@ asked(
     lambda x: x * len(os.path.expandvars("$TFN_K/a")),
     lambda: os.environ.__setitem__("TFN_K", "2"),
 )
-asked(
-    "stream",
-    lambda x: x * (2 if hasattr(sys.stderr, "mark") else 3),
-    lambda: setattr(sys, "stderr", ns(mark=1, write=len, flush=int)),
-)
 
 
 @row
