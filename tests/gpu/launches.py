@@ -105,6 +105,14 @@ def of_scan(f: Callable[..., Any], *size: int) -> Callable[[], Any]:
     return lambda: run(carry, xs, weight)
 
 
+def of_while() -> Callable[[], Any]:
+    """Newton's method, whose condition is on the GPU."""
+    x = torch.ones(64, device="cuda")
+    more, body = lambda y: (y * y - x).abs().max() > 1e-4, lambda y: (y + x / y) * 0.5
+    run = tfn.jit(lambda x: tfn.while_loop(more, body, (x,)), executors=["inductor"])
+    return lambda: run(x)
+
+
 def averaged(carry: Tensor, xs: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
     return tfn.scan(lambda c, x: ((new := c * 0.9 + x.sin()), new.cos()), carry, xs)
 
@@ -129,6 +137,7 @@ PROGRAMS: dict[str, Callable[[], Callable[[], Any]]] = {
     "scan of large steps": lambda: of_scan(averaged, 64, 512),
     "RNN": lambda: of_scan(recurrent),
     "gradient of an RNN": lambda: of_scan(gradient(recurrent)),
+    "while_loop": of_while,
     "codes, one row": lambda: of_codes(1),
     "codes, many rows": lambda: of_codes(100),
 }

@@ -27,6 +27,7 @@ BUDGETS = {
     "scan of large steps": 5,
     "RNN": 1,
     "gradient of an RNN": 5,
+    "while_loop": 1,
     "codes, one row": 4,
     "codes, many rows": 4,
 }
