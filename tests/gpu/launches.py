@@ -18,6 +18,7 @@ from thunder_fn import executors
 
 WIDTH, HEADS, LAYERS, WORDS, LENGTH = 128, 4, 4, 512, 128
 STEPS = 100
+WEIGHTS, BOTH = ("int8", "fp8", "int4", "nf4"), ("int8_dynamic", "fp8_dynamic")
 LIBRARY = ctypes.CDLL(None)
 
 
@@ -61,12 +62,11 @@ def of_module(compiled: Callable[[nn.Module], Any]) -> Callable[[], Any]:
     return step
 
 
-def of_codes(rows: int) -> Callable[[], Any]:
-    """Four layers on codes, one of each scheme."""
-    layers = [nn.Linear(256, 256, dtype=torch.bfloat16, device="cuda") for _ in range(4)]
+def of_codes(rows: int, *schemes: str) -> Callable[[], Any]:
+    """Layers on codes, one of each scheme."""
     x = torch.randn(rows, 256, dtype=torch.bfloat16, device="cuda")
-    schemes = ("int8", "fp8", "int4", "nf4")
-    runs = [tfn.quantize(tfn.jit(layer), scheme) for layer, scheme in zip(layers, schemes, strict=True)]
+    layer = nn.Linear(256, 256, dtype=torch.bfloat16, device="cuda")
+    runs = [tfn.quantize(tfn.jit(layer), scheme) for scheme in schemes]
 
     def step() -> None:
         with torch.no_grad():
@@ -138,8 +138,10 @@ PROGRAMS: dict[str, Callable[[], Callable[[], Any]]] = {
     "RNN": lambda: of_scan(recurrent),
     "gradient of an RNN": lambda: of_scan(gradient(recurrent)),
     "while_loop": of_while,
-    "codes, one row": lambda: of_codes(1),
-    "codes, many rows": lambda: of_codes(100),
+    "codes, one row": lambda: of_codes(1, *WEIGHTS),
+    "codes, many rows": lambda: of_codes(100, *WEIGHTS),
+    "codes of activations, one row": lambda: of_codes(1, *BOTH),
+    "codes of activations, many rows": lambda: of_codes(100, *BOTH),
 }
 
 
