@@ -6,6 +6,7 @@ import argparse
 import inspect
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 
 from thunder_fn.derived.leaf_vmap import LoopWarning
 
@@ -15,9 +16,15 @@ def main(argv: Sequence[str]) -> int:
     parser = _parser()
     options = parser.parse_args(argv)
     if options.mutants:
-        from thunder_fn.testing.mutations.mutants import print_survivors
+        from thunder_fn.testing.mutations.survivors import print_survivors
 
-        return 1 if print_survivors(options.bugs, options.count) else 0
+        survivors = print_survivors(
+            options.bugs,
+            options.count,
+            file=options.file,
+            budget_seconds=options.seconds,
+        )
+        return 1 if survivors else 0
     from thunder_fn.testing.mutations import (
         MUTATIONS,
         print_table,
@@ -61,6 +68,18 @@ def _parser() -> argparse.ArgumentParser:
         " ours and ten users'; prints the survivors",
     )
     parser.add_argument("--count", type=int, default=200, help="how many mutants (default 200)")
+    parser.add_argument(
+        "--file",
+        type=Path,
+        metavar="PATH",
+        help="keep the verdict on each mutant here, and go on from those that stand here",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=float("inf"),
+        help="begin no further mutant after so long (default: no limit)",
+    )
     return parser
 
 
