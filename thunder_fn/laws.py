@@ -25,6 +25,13 @@ def main(argv: Sequence[str]) -> int:
             budget_seconds=options.seconds,
         )
         return 1 if survivors else 0
+    if options.backend:
+        from thunder_fn.testing.backends import print_survey
+
+        found = print_survey(
+            options.backend, options.count, options.together, options.without, options.seed
+        )
+        return 1 if found else 0
     from thunder_fn.testing.mutations import (
         MUTATIONS,
         print_table,
@@ -67,7 +74,22 @@ def _parser() -> argparse.ArgumentParser:
         help="mutants made by a program, of the transforms that are named as module:function, or of"
         " ours and ten users'; prints the survivors",
     )
-    parser.add_argument("--count", type=int, default=200, help="how many mutants (default 200)")
+    parser.add_argument(
+        "--count", type=int, default=200, help="how many mutants, or programs (default 200)"
+    )
+    parser.add_argument(
+        "--backend",
+        metavar="NAME",
+        help="compare a backend of torch.compile, such as inductor, with eager PyTorch; prints what"
+        " differs, as scripts that need PyTorch only, and the number of programs",
+    )
+    parser.add_argument(
+        "--together", type=int, default=12, help="compile so many programs as one (default 12)"
+    )
+    parser.add_argument(
+        "--without", nargs="*", default=[], metavar="OP", help="leave out programs with these ops"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="draw other programs (default 0)")
     parser.add_argument(
         "--file",
         type=Path,

@@ -13,6 +13,7 @@ import random
 import textwrap
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -71,18 +72,29 @@ def verdicts(
         took = round(time.process_time() - began, 1)
         new = Verdict(key, f"{path.partition(':')[2]} / {mutation.bug}", said, took)
         if file is not None:
-            with file.open("a") as out:
-                out.write(json.dumps(asdict(new)) + "\n")
+            _append(file, new)
         yield new, False
 
 
+def _append(file: Path, verdict: Verdict) -> None:
+    """Add a line to a file; a last line that was cut off is ended first, and stays unread."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a+b") as out:
+        if out.tell() and not file.read_bytes().endswith(b"\n"):
+            out.write(b"\n")
+        out.write(json.dumps(asdict(verdict)).encode() + b"\n")
+
+
 def read(file: Path | None) -> dict[str, Verdict]:
-    """The verdicts of a file, by key. A last line that was cut off is left out."""
+    """The verdicts of a file, by key. Lines that were cut off are left out."""
     if file is None or not file.exists():
         return {}
-    lines = [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
-    found = [Verdict(**json.loads(line)) for line in lines]
-    return {one.key: one for one in found}
+    found = dict[str, Verdict]()
+    for line in file.read_text().splitlines():
+        with suppress(json.JSONDecodeError):
+            one = Verdict(**json.loads(line))
+            found[one.key] = one
+    return found
 
 
 def print_survivors(
