@@ -33,7 +33,8 @@ from thunder_fn.capture.failures import (
     source_of,
 )
 from thunder_fn.capture.garbage import no_collections
-from thunder_fn.capture.kept import GRAD, Effect, Feed, Kept, KeptState, MustFeed
+from thunder_fn.capture.kept import Kept, MustFeed
+from thunder_fn.capture.kept_state import KeptState
 from thunder_fn.capture.modules import modules_of
 from thunder_fn.capture.nesting import nest
 from thunder_fn.capture.numbers.arguments import Symbolic
@@ -42,6 +43,7 @@ from thunder_fn.capture.numbers.python_numbers import class_of_numbers
 from thunder_fn.capture.outside import frames
 from thunder_fn.capture.outside.process import noted_state
 from thunder_fn.capture.outside.properties import Read, types_of
+from thunder_fn.capture.places import GRAD, Effect, Feed
 from thunder_fn.capture.pytree import TENSOR
 from thunder_fn.capture.recorded import Decision
 from thunder_fn.capture.recorder import Recorder, current

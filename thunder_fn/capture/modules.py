@@ -20,7 +20,8 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
-from thunder_fn.capture.outside.reads import ABSENT, Place, value_read
+from thunder_fn.capture.outside.reads import ABSENT, Attribute, value_read
+from thunder_fn.capture.places import Change, Entry, Snapshot, snapshot
 from thunder_fn.errors import EscapedTracer, with_article
 from thunder_fn.ir.trace import Source, type_of_value
 
@@ -55,39 +56,29 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """The state of a module: its sections and its other attributes, by name, and copies of the
-    plain containers.
+    """The state of a module: all that it holds, by section and name, and the contents of its plain
+    containers, by name.
     """
 
     module: torch.nn.Module
     path: str
     entries: dict[tuple[str, str], Any]
-    contents: dict[str, tuple[Any, Any]]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Stored:
-    """An attribute of a module, or a buffer of another type, that the function gives a tensor: the
-    dict that holds it, its name, and what was there before. `is_read`: the function asks the module
-    for that; None if nothing tells.
-    """
-
-    holder: dict[str, Any]
-    name: str
-    before: Any
-    is_read: bool | None
+    contents: dict[str, Snapshot]
 
 
 @dataclass(slots=True)
 class WatchedModules:
-    """The modules of one capture. If it `is_exclusive`, no other thread captures modules from the
-    first one until the `release`. `held` counts the places of each value before the capture.
+    """The modules of one capture.
+
+    If it `is_exclusive`, no other thread captures modules from the first one until the `release`.
+    `stored` are attributes of modules, and buffers of another type, that the function gives a
+    tensor. `held` counts the places of each value before the capture.
     """
 
     is_exclusive: bool = False
     is_holding: bool = False
     states: dict[int, _State] = dataclasses.field(default_factory=dict)
-    stored: list[Stored] = dataclasses.field(default_factory=list["Stored"])
+    stored: list[Change] = dataclasses.field(default_factory=list[Change])
     held: Counter[int] = dataclasses.field(default_factory=Counter[int])
 
     def watch(self, module: torch.nn.Module, path: str = "") -> None:
@@ -118,9 +109,9 @@ class WatchedModules:
                 elif not _is_recomputed(state.module, name):
                     is_read = _is_read(state.module, section, name, before)
                     holder = _section(state.module, section)
-                    self.stored.append(Stored(holder, name, before, is_read))
-            for name, (value, before) in state.contents.items():
-                is_new = _has_new_tracer(value, before) and not is_kept(value)
+                    self.stored.append(Change(holder, name, before, value, is_read))
+            for name, one in state.contents.items():
+                is_new = _has_new_tracer(one) and not is_kept(one.container)
                 if is_new and not _is_recomputed(state.module, name):
                     escaped.append((state, name))
         self.restore(tracers_only=not escaped)
@@ -128,7 +119,9 @@ class WatchedModules:
             raise _escaped_error(*escaped[0])
         return found
 
-    def take_assigned(self, modules: Collection[int], written: Collection[Place]) -> list[Assigned]:
+    def take_assigned(
+        self, modules: Collection[int], written: Collection[Attribute]
+    ) -> list[Assigned]:
         """Attributes of these modules, named by their identity, that were bound, buffers among
         them; each holds again what it held.
 
@@ -138,7 +131,7 @@ class WatchedModules:
         for state in (state for module, state in self.states.items() if module in modules):
             for section, name, value in list(_current(state.module)):
                 before = state.entries.get((section, name), ABSENT)
-                is_same = value is before and Place(state.module, name) not in written
+                is_same = value is before and Attribute(state.module, name) not in written
                 if isinstance(value, torch.nn.Module) and id(value) not in modules:
                     continue
                 if (
@@ -159,7 +152,7 @@ class WatchedModules:
         if not self.states:
             return
         try:
-            stored = {(id(one.holder), one.name) for one in self.stored}
+            stored = {one.entry for one in self.stored}
             for state in self.states.values():
                 _restore(state, tracers_only, stored)
         finally:
@@ -192,7 +185,7 @@ def modules_of(f: Any, leaves: list[Any]) -> Iterator[tuple[torch.nn.Module, str
 def _state(module: torch.nn.Module, path: str) -> _State:
     entries = {(section, name): value for section, name, value in _current(module)}
     contents = {
-        name: (value, value.copy())
+        name: snapshot(value)
         for (section, name), value in entries.items()
         if section == "" and type(value) in _CONTAINERS
     }
@@ -216,7 +209,7 @@ def _is_read(module: torch.nn.Module, section: str, name: str, before: Any) -> b
     """
     if section or name.startswith("__"):
         return None
-    return value_read(Place(module, name)) is before
+    return value_read(Attribute(module, name)) is before
 
 
 def _current(module: torch.nn.Module) -> Iterator[tuple[str, str, Any]]:
@@ -287,10 +280,11 @@ def _is_recomputed(module: torch.nn.Module, name: str) -> bool:
     )
 
 
-def _has_new_tracer(value: Any, before: Any) -> bool:
-    return holds_tracer(list(value) if isinstance(value, set) else value) and not holds_tracer(
-        list(before) if isinstance(before, set) else before
+def _has_new_tracer(one: Snapshot) -> bool:
+    now, before = (
+        list(held) if isinstance(held, set) else held for held in (one.container, one.before)
     )
+    return holds_tracer(now) and not holds_tracer(before)
 
 
 def _escaped_error(state: _State, name: str) -> EscapedTracer:
@@ -309,7 +303,7 @@ def _escaped_error(state: _State, name: str) -> EscapedTracer:
     )
 
 
-def _restore(state: _State, tracers_only: bool, stored: Container[tuple[int, str]]) -> None:
+def _restore(state: _State, tracers_only: bool, stored: Container[Entry]) -> None:
     for section, name, value in list(_current(state.module)):
         before = state.entries.get((section, name), ABSENT)
         if value is before or holds_tracer(before) or (tracers_only and not holds_tracer(value)):
@@ -323,9 +317,9 @@ def _restore(state: _State, tracers_only: bool, stored: Container[tuple[int, str
         held = _section(state.module, section)
         if name not in held and not holds_tracer(value):
             held[name] = value
-    for value, before in state.contents.values():
-        if not holds_tracer(list(before)):
-            _refill(value, before)
+    for one in state.contents.values():
+        if not holds_tracer(list(one.before)):
+            one.restore()
 
 
 def _section(module: torch.nn.Module, section: str) -> dict[str, Any]:
@@ -339,14 +333,3 @@ def _put(module: torch.nn.Module, section: str, name: str, value: Any) -> None:
         del held[name]
     else:
         held[name] = value
-
-
-def _refill(container: Any, before: Any) -> None:
-    """Make a container hold again what it held."""
-    if [id(item) for item in _items(container)] != [id(item) for item in _items(before)]:
-        container.clear()
-        (container.extend if isinstance(container, (list, deque)) else container.update)(before)
-
-
-def _items(container: Any) -> list[Any]:
-    return [*container, *container.values()] if isinstance(container, dict) else list(container)

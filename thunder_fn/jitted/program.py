@@ -32,10 +32,12 @@ from thunder_fn.capture.apply import (
 )
 from thunder_fn.capture.failures import check_aliases, source_of
 from thunder_fn.capture.garbage import no_collections
-from thunder_fn.capture.kept import ABSENT, GRAD, KeptState, decided_by, put
+from thunder_fn.capture.kept_state import KeptState, decided_by
 from thunder_fn.capture.modules import TRACING
 from thunder_fn.capture.numbers.arguments import Symbolic, value_at
 from thunder_fn.capture.outside.properties import Read
+from thunder_fn.capture.outside.reads import ABSENT
+from thunder_fn.capture.places import GRAD, put
 from thunder_fn.capture.recorded import Decision
 from thunder_fn.capture.replaced import host_random
 from thunder_fn.capture.replaced.lookasides import lookasides

@@ -19,13 +19,16 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from thunder_fn.ir.scoped import setting
 from thunder_fn.torch_internals import Patch
 from thunder_fn.version import FOLDER
+
+if TYPE_CHECKING:
+    from thunder_fn.capture.places import Snapshot
 
 ROOT = FOLDER + os.sep
 """The folder of this package."""
@@ -70,7 +73,7 @@ class Observer(Protocol):
     """
     edges: dict[tuple[str, int, Any], Any]
     """The places outside that it reads."""
-    contents: dict[int, tuple[Any, Any]]
+    contents: dict[int, Snapshot]
     """Lists and dicts outside, with the content that they had."""
 
     def started(self, frame: types.FrameType) -> None:

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Place:
+class Attribute:
     """An attribute of a module. The module counts by identity: its class may have a hash of its
     own, which reads attributes.
     """
@@ -36,13 +36,15 @@ class Place:
     name: str
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Place) and other.module is self.module and other.name == self.name
+        return (
+            isinstance(other, Attribute) and other.module is self.module and other.name == self.name
+        )
 
     def __hash__(self) -> int:
         return hash((id(self.module), self.name))
 
 
-Reads = dict[Place, Any]
+Reads = dict[Attribute, Any]
 """The findings, by their places, as `seen` describes them."""
 _Found: TypeAlias = dict[tuple[int, str], tuple[torch.nn.Module, Any, Any]]
 """Each module and attribute that was read, by identity and name: the module, the value, and what
@@ -55,7 +57,7 @@ _OWN = frozenset(torch.nn.Module().__dict__) - {
     "training"
 }  # hooks and sections, which are no plain attributes
 _reads: ContextVar[tuple[_Found, int] | None] = ContextVar("thunder_fn_reads", default=None)
-_written: ContextVar[set[Place] | None] = ContextVar("thunder_fn_written", default=None)
+_written: ContextVar[set[Attribute] | None] = ContextVar("thunder_fn_written", default=None)
 _SCALARS = (
     bool,
     int,
@@ -117,7 +119,7 @@ def dict_of(value: Any) -> Any:
         return None
 
 
-def attribute(place: Place) -> Any:
+def attribute(place: Attribute) -> Any:
     """The value of a module under a name: itself, or its class if that is plain data."""
     found = place.module.__dict__.get(place.name, ABSENT)
     return of_class(type(place.module), place.name) if found is ABSENT else found
@@ -135,8 +137,8 @@ class Tracked:
     places where it wrote.
     """
 
-    reads: Reads = field(default_factory=dict[Place, Any])
-    written: set[Place] = field(default_factory=set[Place])
+    reads: Reads = field(default_factory=dict[Attribute, Any])
+    written: set[Attribute] = field(default_factory=set[Attribute])
 
 
 @contextmanager
@@ -157,12 +159,12 @@ def tracked(depth: int = DEPTH) -> Generator[Tracked]:
         _reads.reset(token)
         _written.reset(written)
         for (_, name), (module, value, before) in found.items():
-            now = attribute(place := Place(module, name))
+            now = attribute(place := Attribute(module, name))
             if not is_a(value, torch.Tensor) and not is_a(now, torch.Tensor):
                 result.reads[place] = before if seen(now, depth) == before else Changed(name)
 
 
-def value_read(place: Place) -> Any:
+def value_read(place: Attribute) -> Any:
     """The value that the code read first from an attribute, while it is tracked; ABSENT if none."""
     found = _reads.get()
     known = None if found is None else found[0].get((id(place.module), place.name))
@@ -188,7 +190,7 @@ def _tracking(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
 def _tracking_writes(original: Callable[[Any, str, Any], None]) -> Callable[[Any, str, Any], None]:
     def __setattr__(self: torch.nn.Module, name: str, value: Any) -> None:
         if (written := _written.get()) is not None:
-            written.add(Place(self, name))
+            written.add(Attribute(self, name))
         original(self, name, value)
 
     return __setattr__
