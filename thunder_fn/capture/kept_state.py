@@ -158,6 +158,7 @@ def decided_by(feeds: Sequence[Feed], relations: Sequence[Expr]) -> Callable[...
 
 
 def entries_of(container: Any) -> Iterator[tuple[Any, Any]]:
+    """The entries of a container, with their keys."""
     return iter(container.items() if isinstance(container, dict) else enumerate(container))
 
 
