@@ -26,6 +26,7 @@ from thunder_fn.ir.trace import Atom, Dim, Expr, Literal, Var, as_dim
 
 
 def static_of(leaf: Any, f: Callable[..., Any], name: str) -> Any:
+    """The mark of an output for a tensor or symbol among the results; else the plain value."""
     if isinstance(leaf, torch.Tensor):
         return TENSOR
     leaf = class_of_numbers(as_dim(leaf))
@@ -36,6 +37,7 @@ def static_of(leaf: Any, f: Callable[..., Any], name: str) -> Any:
 
 
 def output_of(recorder: Recorder, leaf: Any, name: str) -> Atom:
+    """The output of the trace for a tensor or number of the result."""
     if not isinstance(leaf, torch.Tensor):
         return Literal(as_dim(leaf))
     if is_wrapped(leaf):

@@ -100,6 +100,7 @@ def is_lasting(value: Any) -> bool:
 
 
 def parts_in(value: Any) -> list[Any]:
+    """The items of a container; keys and values of a dict."""
     items = content_of(value)
     return [part for pair in items for part in pair] if is_a(value, dict) else items
 
@@ -111,6 +112,7 @@ def answers_of(function: Any, kept: dict[Any, Any]) -> list[Any]:
 
 
 def place_of(function: Any) -> tuple[str, int]:
+    """The file and line of a function's code, if it has some."""
     code = getattr(function, "__code__", None)
     return ("", 0) if code is None else (code.co_filename, code.co_firstlineno)
 
@@ -139,11 +141,13 @@ def is_ours(module: Any) -> bool:
 
 
 def is_library_module(module: types.ModuleType) -> bool:
+    """Test for a module of an installed package or of Python."""
     file = vars(module).get("__file__")
     return is_machinery(module.__name__) or (file is not None and is_library(file))
 
 
 def is_python(found: Any) -> bool:
+    """Test for a function or property that is written in Python."""
     return is_a(found, (types.FunctionType, property))
 
 
@@ -155,6 +159,7 @@ def is_seen(found: Any) -> bool:
 
 
 def code_of(found: Any) -> Any:
+    """The code of a function, method or property; None if it is not of Python."""
     if is_a(found, types.FunctionType):
         return found.__code__
     if is_a(found, (type, types.BuiltinFunctionType, types.MethodDescriptorType, types.ModuleType)):
@@ -231,4 +236,5 @@ def progress_of(value: Any) -> Any:
 
 
 def environment() -> dict[Any, Any]:
+    """The dict of the environment's variables, with encoded keys."""
     return os.environ._data  # type: ignore[attr-defined]  # pyright: ignore[reportPrivateUsage, reportUnknownVariableType, reportUnknownMemberType]
