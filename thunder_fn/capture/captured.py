@@ -120,11 +120,11 @@ class Captured:
         return sum(effect.count for effect in self.effects)
 
     def result(self, outputs: tuple[Any, ...]) -> Any:
-        """The function's result from the first outputs of the trace."""
+        """Build the function's result from the first outputs of the trace."""
         return pytree.unflatten(self.out_spec, pytree.filled(self.out_leaves, outputs))
 
     def tangent(self, outputs: tuple[Any, ...]) -> Any:
-        """The result's tangent from those of its tensors: that of a Python number is zero."""
+        """Build the result's tangent from those of its tensors; that of a Python number is zero."""
         zeros = map(_without_value, self.out_leaves)
         return pytree.unflatten(self.out_spec, pytree.filled(zeros, outputs))
 

@@ -1,4 +1,6 @@
-"""Capture of a function: attempts, each a run on tracers, until one has all that it asks for."""
+"""Capture of a function: it is run on tracers, and again with what the run before found to be
+missing.
+"""
 
 from __future__ import annotations
 
@@ -117,8 +119,8 @@ def capture(  # noqa: PLR0913 - options, by keyword
         TracedFunctionError: f raised. The error is an instance of the original type too.
     """
     options = track_no_grad, symbolic, on_raise, shares, grad_off, returning, inside
-    asked = _Asked(f, args, kwargs or {}, *options, differentiated, known)
-    kept = _Wanted(wanted) if has_effects else None
+    asked = _Options(f, args, kwargs or {}, *options, differentiated, known)
+    kept = _Found(wanted) if has_effects else None
     has_symbols, copies = symbolic is not None, tuple[Lookaside, ...]()
     is_first = is_outermost = current() is None and known is None
     while True:
@@ -140,9 +142,10 @@ def capture(  # noqa: PLR0913 - options, by keyword
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
-    """Findings of captures of a function for the next one: numbers in the state of objects that
-    have to be inputs, and the objects; places of others that it reads and writes tensors to.
+class _Found:
+    """Findings of earlier attempts for the next one: the numbers (`places`) that have to be inputs,
+    the optimizers that were met, and the places of other objects that f reads and writes tensors
+    to.
     """
 
     places: frozenset[Any]
@@ -154,19 +157,19 @@ class _Wanted:
 def _attempting(
     differentiated: Collection[int] | None, copies: tuple[Lookaside, ...]
 ) -> Generator[None]:
-    """The surroundings of one attempt, in which `copies` take the place of functions."""
+    """Set up one attempt, in which `copies` take the place of functions."""
     with no_collections(), untouched_by_refusals(), _grad_mode(differentiated), lookasides(copies):
         yield
 
 
 def _grad_mode(differentiated: Collection[int] | None) -> AbstractContextManager[Any]:
-    """Gradients on for reverse mode; else as they are."""
+    """Enable gradients for reverse mode; else leave them as they are."""
     return nullcontext() if differentiated is None else torch.enable_grad()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Asked:
-    """The function and the options of `capture`, which every attempt is made of."""
+class _Options:
+    """The function and the options of `capture`, the same for every attempt."""
 
     f: Callable[..., Any]
     args: tuple[Any, ...]
@@ -189,9 +192,9 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """The end of a function's run: what was found, but for the trace and what depends on it, and
-    the atoms of the outputs, the writes, the effects and the fed inputs. `met` are the tensors from
-    outside.
+    """The state at the end of a run, before the trace is folded. `found` has what does not depend
+    on the trace. The atoms are those of the outputs, writes, effects and fed inputs. `met` are the
+    tensors from outside.
     """
 
     found: Captured
@@ -210,7 +213,7 @@ class _Attempt:
     """One run of a function on tracers, and the trace that is made of it."""
 
     def __init__(
-        self, asked: _Asked, has_symbols: bool, wanted: _Wanted | None, is_first: bool
+        self, asked: _Options, has_symbols: bool, wanted: _Found | None, is_first: bool
     ) -> None:
         outer = current()
         if outer is not None:
@@ -278,10 +281,10 @@ class _Attempt:
                 asked.on_raise(self.captured(unfinished))
             raise
         del tracers, given, arguments, result, made_of
-        whole = self.captured(end)
-        targets = whole.targets_among(len(self.tensors))
-        check_aliases(whole.trace, self.tensors, targets, source_of(asked.f), asked.name)
-        return whole
+        captured = self.captured(end)
+        targets = captured.targets_among(len(self.tensors))
+        check_aliases(captured.trace, self.tensors, targets, source_of(asked.f), asked.name)
+        return captured
 
     def tracers(self) -> list[torch.Tensor]:
         """A tracer for each tensor that is an input."""
@@ -353,7 +356,9 @@ class _Attempt:
     def results(
         self, tracers: list[torch.Tensor], result: Any
     ) -> tuple[Captured, list[Any], tuple[Atom, ...]]:
-        """The tree of the result; its leaves that are outputs of the trace, and their atoms."""
+        """Return the tree of the result, its leaves that are outputs of the trace, and the atoms of
+        those.
+        """
         recorder, f, name = self.recorder, self.asked.f, self.asked.name
         leaves, spec = pytree.flatten(result)
         statics = tuple(static_of(leaf, f, name) for leaf in leaves)
@@ -395,7 +400,7 @@ class _Attempt:
         )
 
     def captured(self, end: _End) -> Captured:
-        """Fold the recording into a trace, and say what a call needs to know of it."""
+        """Fold the recording into a trace, and add the data that a call needs."""
         recorder, found, bounds = self.recorder, end.found, self.symbolic.decisions
         effects = (atom for _, atoms in end.effects for atom in atoms)
         outputs = (*end.outputs, *(var for _, var in end.changes), *effects)
@@ -450,8 +455,8 @@ def _fed(
     writes: tuple[Write, ...],
     given: tuple[tuple[Feed, torch.Tensor | None], ...],
 ) -> tuple[Trace, tuple[Write, ...], tuple[Feed, ...], dict[int, int]]:
-    """The trace with gradients from outside as its last inputs, and the writes to them by index.
-    Numbers are inputs already.
+    """Make gradients from outside the last inputs of the trace, and let writes to them refer to
+    these inputs. Numbers are inputs already.
     """
     feeds = [feed for feed, grad in given if grad is None]
     fed = {id(grad): (feed, grad) for feed, grad in given if grad is not None}
@@ -475,7 +480,9 @@ _UNREAD = 1 << 40
 
 
 def _at(places: Mapping[int, int], one: Seen) -> Seen:
-    """The same with the index of an input for a gradient that is one."""
+    """Return an alias or `Shared` whose source, a gradient that has become an input, is that
+    input's index.
+    """
     return dataclasses.replace(one, source=places.get(id(one.source), one.source))
 
 

@@ -33,8 +33,8 @@ def changes_of(
     tensors: list[torch.Tensor],
     tracers: list[torch.Tensor],
 ) -> list[tuple[Write, Atom]]:
-    """The changes of the function with the new values: tensors in place, buffers of modules,
-    gradients of leaves.
+    """Find the changes of the function, with the new values: of tensors in place, buffers of
+    modules, and gradients of leaves.
     """
     positions = {id(tensor): position for position, tensor in reversed(list(enumerate(tensors)))}
     found: list[tuple[Write, Atom]] = []
@@ -104,8 +104,8 @@ def _strides(tracer: torch.Tensor) -> tuple[int, ...]:
 def _accumulated(
     recorder: Recorder, f: Callable[..., Any], tracer: torch.Tensor, before: torch.Tensor | None
 ) -> list[tuple[Write, Atom]]:
-    """The gradient that `backward()` left in a leaf from outside. One that was changed in place
-    is none any more.
+    """Find the gradient that `backward()` left in a leaf from outside, as a write to the gradient
+    that was there.
     """
     if not internals.is_leaf(tracer):
         return []
@@ -133,8 +133,8 @@ def _accumulated(
 def effects_of(
     recorder: Recorder, positions: Mapping[int, int], name: str, stored: dict[int, Atom]
 ) -> Iterator[tuple[Effect, tuple[Atom, ...]]]:
-    """The changes of places outside, each with the outputs that it stores: gradients of leaves,
-    then the state of kept objects. `stored` gets the output of each tensor in them.
+    """Find the changes of places outside, each with the outputs that it stores: gradients of leaves
+    first, then kept objects. `stored` gets the output of each tensor in them.
     """
     if recorder.kept is None:
         return
@@ -147,7 +147,9 @@ def effects_of(
 
 
 def _stored(recorder: Recorder, leaf: Any, name: str, stored: dict[int, Atom]) -> Atom:
-    """The output for a value that is stored outside: a constant, if autograd does not follow it."""
+    """Return the output for a value that is stored outside. It is a constant for autograd if the
+    value does not require grad.
+    """
     if id(leaf) not in stored or not isinstance(leaf, torch.Tensor):
         atom = output_of(recorder, leaf, name)
         is_followed = isinstance(leaf, torch.Tensor) and leaf.requires_grad
@@ -156,8 +158,8 @@ def _stored(recorder: Recorder, leaf: Any, name: str, stored: dict[int, Atom]) -
 
 
 def feeds_of(recorder: Recorder) -> Iterator[tuple[Feed, torch.Tensor | None]]:
-    """The places outside that are read in each call: numbers, then gradients and other tensors,
-    each with the tensor that was there.
+    """Find the places outside that are read in each call: numbers, then gradients and other
+    tensors, each with the tensor that was there.
     """
     if recorder.kept is not None:
         yield from ((feed, None) for feed in recorder.kept.feeds)
@@ -174,7 +176,7 @@ def grads_read(recorder: Recorder, positions: Mapping[int, int]) -> Iterator[Gra
 def check_results(
     recorder: Recorder, f: Callable[..., Any], results: list[Any], tracers: list[torch.Tensor]
 ) -> None:
-    """Refuse to lose an attribute that the function sets on a tensor that it has made."""
+    """Refuse attributes that the function sets on tensors that it has made: they would be lost."""
     given = {id(tracer) for tracer in (*tracers, *(tracer for _, tracer, _ in recorder.lifted()))}
     for leaf in results:
         if isinstance(leaf, internals.Tracer) and id(leaf) not in given:
@@ -184,8 +186,8 @@ def check_results(
 def _check_marks(
     f: Callable[..., Any], tensor: torch.Tensor, tracer: torch.Tensor, required_grad: bool | None
 ) -> None:
-    """Refuse to lose a `requires_grad` or an attribute that the function sets on a tensor from
-    outside.
+    """Refuse `requires_grad` or an attribute that the function sets on a tensor from outside: they
+    would be lost.
 
     A tensor that is differentiated is no leaf; one that was written to has the history of the
     write.
@@ -213,8 +215,8 @@ def _check_marks(
 def _check_attributes(
     f: Callable[..., Any], tracer: torch.Tensor, where: str, known: Collection[str] = ()
 ) -> None:
-    """Refuse to lose an attribute, other than the known ones, that the function sets on a
-    tensor.
+    """Refuse attributes, other than the known ones, that the function sets on a tensor: they would
+    be lost.
     """
     with internals.no_torch_function():
         names = [name for name in internals.attributes_set(tracer) if name not in known]

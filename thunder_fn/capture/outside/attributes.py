@@ -105,8 +105,8 @@ class Attributes(Reached):
         return ()
 
     def waited(self, frame: Frame, callees: list[Any]) -> Sequence[Any]:
-        """The results of the callees behind an attribute or item, which are known at the end of
-        the frame.
+        """Return the results of the callees behind an attribute or item. They are known at the end
+        of the frame, so the frame is evaluated again then.
         """
         frame.waits = True
         return results_of(frame, callees)
@@ -185,7 +185,9 @@ class Attributes(Reached):
         )
 
     def module_attribute(self, value: torch.nn.Module, name: str, path: str) -> Sequence[Any]:
-        """The state of a module is guarded as a whole; an attribute of its class is an edge."""
+        """Return an attribute of a module. The module's state is guarded as a whole; an attribute
+        of its class is an edge.
+        """
         held = value.__dict__
         self.touched.add(id(held))
         if name == "__dict__":
@@ -204,7 +206,7 @@ class Attributes(Reached):
     def global_attribute(
         self, module: types.ModuleType, name: str, path: str, frame: Frame
     ) -> Sequence[Any]:
-        """The value of a module's global. Those of libraries are constants but for flags."""
+        """Return the value of a module's global. Globals of libraries are constants, except flags."""
         held = vars(module)
         if name in held:
             is_flag = is_a(held[name], (bool, int, float, str, type(None)))
@@ -235,8 +237,8 @@ class Attributes(Reached):
         return (value,)
 
     def unseen(self, value: Any, path: str, frame: Frame) -> None:
-        """Reach an object that unseen code reads. One that has no attributes for Python to see is
-        taken as a constant.
+        """Guard the attributes of an object that unseen code reads. One without attributes that
+        Python can see is taken as a constant.
         """
         self.fields(value, path)
         if is_opaque(value):
@@ -244,9 +246,7 @@ class Attributes(Reached):
 
 
 def results_of(frame: Frame, callees: Sequence[Any]) -> list[Any]:
-    """The results of a frame's Python callees; only those that are meant, where all of them are
-    known.
-    """
+    """The results of a frame's Python callees. If all callees are known, only theirs."""
     codes = [callee if is_a(callee, types.CodeType) else code_of(callee) for callee in callees]
     is_any = not codes or None in codes
     return [

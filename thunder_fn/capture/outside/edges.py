@@ -16,7 +16,7 @@ from thunder_fn.capture.outside.reads import ABSENT, PLAIN, is_a, seen
 
 @dataclass(slots=True, eq=False)
 class Edge:
-    """A read: its kind, the question, the value, and a user's way to write it."""
+    """A read of a value from outside. `path` is how a user would write it."""
 
     kind: str
     holder: Any
@@ -27,7 +27,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A value that is read in a way that cannot be guarded: the expression, and where."""
+    """A read that cannot be guarded: its text, and the file and line."""
 
     text: str
     file: str

@@ -118,8 +118,8 @@ class Evaluator(Attributes):
             self.done[key] = frame.touched, frame.waits
 
     def settled_values(self, frame: Frame) -> Memo:
-        """The values of what depends on globals alone: once for a code object, if the function
-        does not write there.
+        """Return the values of expressions that depend on globals alone. They are computed once for
+        a code object, unless the function writes to these globals.
         """
         key = id(frame.code), id(frame.globals)
         known = self.settled.get(key)
@@ -138,8 +138,8 @@ class Evaluator(Attributes):
         return known.memo
 
     def relevant(self, frame: Frame) -> Any:
-        """The key of a frame's edges: its locals but for tensors, by identity, and the keys among
-        them by value.
+        """Return a key that two frames share if they cross the same edges: the identities of their
+        locals other than tensors, and the values of locals that are keys.
 
         None where there is an object that the function made: another one may have its identity
         later.
@@ -161,8 +161,8 @@ class Evaluator(Attributes):
         return id(frame.code), frozenset(found)
 
     def cells_of(self, frame: Frame) -> dict[str, types.CellType]:
-        """The cells of a frame, which does not know its function: those of a function of this
-        code with such values.
+        """Find the cells of a frame, which does not know its function: they are those of a function
+        with this code and such values.
         """
         code = frame.code
         found: dict[str, types.CellType] = {}
@@ -187,9 +187,7 @@ class Evaluator(Attributes):
         return found
 
     def method(self, frame: Frame) -> None:
-        """Note that the frame runs a method of an object from outside, which its class has to
-        keep.
-        """
+        """Guard the method of an object from outside that the frame runs: its class has to keep it."""
         names = frame.code.co_varnames
         if not frame.code.co_argcount or not names:
             return
@@ -213,7 +211,7 @@ class Evaluator(Attributes):
                 return
 
     def value(self, source: Source, frame: Frame, memo: Memo) -> Sequence[Any]:
-        """The possible values of an expression, by the rule of its kind."""
+        """Return the possible values of an expression, by the rule of its kind."""
         if source is None:
             return ()
         found = memo.get(source)
@@ -237,7 +235,7 @@ class Evaluator(Attributes):
         return [given[name] for given in frame.locals if name in given]
 
     def any_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
-        """One of several."""
+        """Return the values of several expressions, one of which counts."""
         return [value for part in source[1] for value in self.value(part, frame, memo)]
 
     def same_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
@@ -245,20 +243,20 @@ class Evaluator(Attributes):
         return self.value(source[1], frame, memo)
 
     def unless_constant(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
-        """Reads in the argument of a call that is not `constant`."""
+        """Evaluate the argument of a call, unless the callee is `constant`."""
         if not any(callee is constant for callee in self.value(source[1], frame, memo)):
             self.value(source[2], frame, memo)
         return ()
 
     def whole_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
-        """All of an expression's value counts."""
+        """Guard the whole content of an expression's value."""
         for value in self.value(source[1], frame, memo):
             if not self.is_data(value):
                 self.whole(value, text(source[1]))
         return ()
 
     def given_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
-        """An argument of a call to code that is not seen."""
+        """Guard the attributes of an argument that a call gives to code whose frames are not seen."""
         _, target, of = source
         for value in filter(self.is_outside, self.value(of, frame, memo)):
             if any(map(is_unseen, self.value(target, frame, memo))):
@@ -266,7 +264,7 @@ class Evaluator(Attributes):
         return ()
 
     def imported_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
-        """The module of an import statement, which other code may exchange."""
+        """Return the module of an import statement, which other code may replace."""
         _, name, level, is_whole = source
         package = frame.globals.get("__package__") or ""
         path = ".".join([*package.split(".")[: 1 - level or None], name]) if level else name
@@ -291,7 +289,7 @@ class Evaluator(Attributes):
         ]
 
     def attribute_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
-        """An attribute, by any of its names."""
+        """Return the values of an attribute, by any of its possible names."""
         _, of, key = source
         found: list[Any] = []
         for value in self.value(of, frame, memo):
@@ -305,12 +303,12 @@ class Evaluator(Attributes):
         return found
 
     def tensor_attribute(self, value: torch.Tensor, name: Any, of: Source) -> None:
-        """An attribute that Python gave a tensor from outside, or did not. Its class has others."""
+        """Guard an attribute in a tensor's `__dict__`, be it there or not."""
         if not internals.is_tracer(value) and look("class", type(value), name) is ABSENT:
             self.edge("key", internals.attributes(value), name, f"{text(of)}.{escaped(str(name))}")
 
     def item_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
-        """An item, by any of its keys."""
+        """Return the values of an item, by any of its possible keys."""
         _, of, key = source
         found: list[Any] = []
         for value in self.value(of, frame, memo):
@@ -320,7 +318,9 @@ class Evaluator(Attributes):
         return found
 
     def note_before(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
-        """A place is written in this frame: an edge to it is read before that."""
+        """Read a place that this frame writes to, before it does: an edge to it has the value
+        before.
+        """
         place = source[1]
         found: list[tuple[str, Any, Any]] = []
         match place:
@@ -347,7 +347,7 @@ class Evaluator(Attributes):
         return ()
 
     def note_write(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
-        """A place is written whose old value counts for nothing: a trace does not repeat that."""
+        """Note a write to a place outside: a trace does not repeat it."""
         match source[1]:
             case ("global", *_):
                 is_effect = True
@@ -362,7 +362,7 @@ class Evaluator(Attributes):
         return ()
 
     def note_mutation(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
-        """A local is changed in place, as by `+=`: a container from outside is then another."""
+        """Note that a container from outside is changed in place through a local, as by `+=`."""
         for value in filter(self.is_outside, self.value(source[1], frame, memo)):
             if is_a(value, CONTAINERS) and not is_a(value, (tuple, frozenset)):
                 self.effects.found.append("a write")
@@ -389,7 +389,9 @@ class Evaluator(Attributes):
         return (self.reach(value, name),)
 
     def local_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
-        """The values of a local at the start and at the end, and those of its sources."""
+        """Return the values of a local at the start and at the end of the frame, and those of all
+        that is assigned to it.
+        """
         name = source[1]
         found = frame.stored.setdefault(name, {})
         if name == ".0" and frame.over is not None:
@@ -406,8 +408,8 @@ class Evaluator(Attributes):
         return list(found.values())
 
     def call_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
-        """The possible results of a call: those of this frame's Python callees. A new object of a
-        class is not outside.
+        """Return the possible results of a call: those of this frame's Python callees. A new object
+        of a class is not outside.
         """
         target = source[1]
         callees = self.value(target, frame, memo)
@@ -429,7 +431,7 @@ class Evaluator(Attributes):
         return found
 
     def attribute_of_class(self, value: Any, name: str) -> None:
-        """Note a method that its class has for an operator."""
+        """Guard the method of an object's class behind an operator, such as `__call__`."""
         cls = type(value)
         if is_a(look("class", cls, name), types.FunctionType) and not is_ours(cls.__module__):
             self.edge("class", cls, name, f"{cls.__name__}.{name}")

@@ -64,7 +64,9 @@ _HAS_MONITORING = sys.version_info >= (3, 12)
 
 
 class Observer(Protocol):
-    """Hears of the frames of a capture; with `hears_calls`, of calls that leave them too."""
+    """An observer of the frames of a capture. With `hears_calls`, it hears of calls that leave them
+    too.
+    """
 
     hears_calls: bool
     before: dict[tuple[str, int, Any], tuple[Any, Any]]
@@ -273,7 +275,7 @@ class _Monitor:
             self.watch()
 
     def register(self) -> None:
-        """Take a tool's place, and hear of frames and calls by it."""
+        """Register as a tool, and hear of frames and calls."""
         monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
         events = monitoring.events
         self.tool = next(one for one in (4, 3, 5, 2, 1, 0) if monitoring.get_tool(one) is None)

@@ -1,4 +1,4 @@
-"""Kinds of values from outside, by which it is decided how a read of them is guarded.
+"""Predicates on values from outside, by which a read of them is guarded.
 
 No code of the user runs.
 """
@@ -87,7 +87,9 @@ EXACT = frozenset((list, tuple, dict, set, frozenset, collections.deque))
 
 
 def reference_to(value: Any) -> Any:
-    """A weak reference, since a guard keeps no object alive; None if the object allows none."""
+    """Make a weak reference, since a guard keeps no object alive. Return None if the object allows
+    none.
+    """
     try:
         return weakref.ref(value)
     except TypeError:
@@ -106,7 +108,7 @@ def parts_in(value: Any) -> list[Any]:
 
 
 def answers_of(function: Any, kept: dict[Any, Any]) -> list[Any]:
-    """The answers of a cached function, and what else it refers to, but for its own dicts."""
+    """The answers of a cached function, and all else that it refers to except its own dicts."""
     found = (*gc.get_referents(function), *kept, *kept.values())
     return [one for one in found if one is not kept and one is not vars(function)]
 
@@ -152,7 +154,7 @@ def is_python(found: Any) -> bool:
 
 
 def is_seen(found: Any) -> bool:
-    """Test whether frames of a method are seen."""
+    """Test for a method whose frames are seen."""
     return is_a(found, types.FunctionType) and is_watched(
         found.__code__, found.__globals__.get("__name__")
     )

@@ -85,7 +85,9 @@ class Reached:
         self.data: dict[type, bool] = {}
 
     def reach(self, value: Any, path: str, depth: int = _DEEP) -> Any:  # noqa: C901 - a branch for each kind of holder
-        """A value is outside. Functions that it leads to are known by their code from now on."""
+        """Note that a value is outside, and what it leads to. Functions among that are found by
+        their code from now on.
+        """
         if id(value) in self.outside or self.is_data(value) or is_a(value, types.ModuleType):
             return value
         self.outside[id(value)] = value, path
@@ -161,7 +163,7 @@ class Reached:
             recorder.kept.meet(value, path)
 
     def reach_function(self, function: types.FunctionType, path: str, depth: int) -> None:
-        """Reach a function, by its code and defaults; its cells count when it runs."""
+        """Reach a function: its code and its defaults. Its cells count when it runs."""
         self.functions.setdefault(id(function.__code__), []).append(function)
         file = function.__code__.co_filename
         if is_user_file(file) and not is_library(file) and not is_diverted(function):
@@ -181,7 +183,7 @@ class Reached:
         self.reach(getattr(function, "__wrapped__", None), path, depth - 1)
 
     def reach_class(self, cls: type) -> None:
-        """Reach a class, whose methods are known by their code, and those of its metaclass."""
+        """Reach a class, and note the code of its methods and of those of its metaclass."""
         meta: type = type(cls)
         for base in (*cls.__mro__[:-1], *meta.__mro__[:-2]):
             if id(base) in self.classes or str(base.__module__).startswith(("torch.", "builtins")):
@@ -204,7 +206,7 @@ class Reached:
     def edge(
         self, kind: str, holder: Any, key: Any, path: str, *, is_by_value: bool = False
     ) -> Any:
-        """Cross an edge, from a holder that is outside."""
+        """Read an edge from a holder that is outside, and keep it."""
         place, value = (kind, id(holder), key), look(kind, holder, key)
         self.touched.add(id(type) if kind == "class" else id(holder))
         if place not in self.edges and not (
@@ -218,7 +220,7 @@ class Reached:
         return value
 
     def content(self, value: Any, path: str) -> None:
-        """Take the whole content of a container from outside, because its use is not known."""
+        """Guard the whole content of a container from outside, because its use is not known."""
         if not is_a(value, CONTAINERS):
             self.array(value, path)
         elif type(value) is not dict or "__builtins__" not in value:
@@ -254,8 +256,8 @@ class Reached:
                 self.arrays.setdefault(id(value), (value, path))
 
     def iterator(self, value: Any, path: str, *, is_used: bool) -> None:
-        """Note the position of an iterator from outside. One that does not tell it is drawn from
-        where it is used.
+        """Note the position of an iterator from outside. One that does not tell it counts as drawn
+        from where it is used.
         """
         if (
             not is_a(value, NO_FIELDS)

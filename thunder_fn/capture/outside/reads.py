@@ -120,21 +120,21 @@ def dict_of(value: Any) -> Any:
 
 
 def attribute(place: Attribute) -> Any:
-    """The value of a module under a name: itself, or its class if that is plain data."""
+    """The value of a module's attribute: its own, or its class's if that is plain data."""
     found = place.module.__dict__.get(place.name, ABSENT)
     return of_class(type(place.module), place.name) if found is ABSENT else found
 
 
 def of_class(cls: type, name: str) -> Any:
-    """Plain data that a class holds under a name."""
+    """The attribute of a class, if it is plain data; else ABSENT."""
     value = next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), ABSENT)
     return value if is_a(value, (*PLAIN, *CONTAINERS)) else ABSENT
 
 
 @dataclass(frozen=True, slots=True)
 class Tracked:
-    """Uses of module attributes: the values found where code read, filled in at the end, and the
-    places where it wrote.
+    """Uses of module attributes: the values that were read, filled in at the end, and the
+    attributes that were written.
     """
 
     reads: Reads = field(default_factory=dict[Attribute, Any])
@@ -234,7 +234,7 @@ _BY_IDENTITY = (
 
 
 def seen(value: Any, depth: int = DEPTH) -> Any:
-    """A value as a program may depend on it. Numbers count by value and type, containers by
+    """Describe a value as a program depends on it. Numbers count by value and type, containers by
     content, objects by identity and by the plain values that they hold.
     """
     if is_a(value, PLAIN):
@@ -353,7 +353,7 @@ class Items:
 
 
 def parts_of(value: Any, depth: int = DEPTH) -> Iterator[Any]:
-    """The containers that decide on the answer of `seen` about a value."""
+    """Find the containers that the answer of `seen` about a value depends on."""
     if is_a(value, (*PLAIN, *_FUNCTIONS, torch.Tensor, torch.nn.Module)) or depth == 0:
         return
     if is_a(value, CONTAINERS):
