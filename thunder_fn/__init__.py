@@ -53,7 +53,7 @@ from thunder_fn.api.eval_shape import eval_shape
 from thunder_fn.api.functional import functional_call, functionalize, stack_module_state
 from thunder_fn.api.map import map
 from thunder_fn.capture import composite
-from thunder_fn.capture.outside.edges import constant
+from thunder_fn.capture.outside.values import constant
 from thunder_fn.capture.replaced.lookasides import Lookaside
 from thunder_fn.interpreters.checkpoint.policies import checkpoint_policies
 from thunder_fn.interpreters.clean import simplify

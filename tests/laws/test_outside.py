@@ -13,7 +13,7 @@ import torch
 
 import thunder_fn as tfn
 from tests.unit.outside_kinds import ROWS, Row, X
-from thunder_fn.capture.outside import evaluating as outside
+from thunder_fn.capture.outside import values as outside
 from thunder_fn.errors import ThunderError
 
 F = Callable[[torch.Tensor], torch.Tensor]

@@ -27,7 +27,7 @@ from torch import nn
 import thunder_fn as tfn
 from tests.unit.outside_kinds import ROWS, Row, X
 from thunder_fn import cache_info, explain_misses, jit
-from thunder_fn.capture.outside import evaluating as outside, frames
+from thunder_fn.capture.outside import frames, values as outside
 from thunder_fn.errors import OutsideWarning, UnsupportedCall
 
 HERE = Path(__file__)

@@ -555,7 +555,7 @@ def viewed(trace: Trace, atom: Atom, is_step: Callable[[Equation], bool]) -> Var
 
 
 def is_view_step(equation: Equation) -> bool:
-    """Test for an equation that is a view of its one operand, whether autograd follows it or not."""
+    """Test for a view of the one operand, whether autograd follows it or not."""
     is_one = len(equation.operands) == 1
     return is_one and (equation.op == ops.RESHAPE or ops.is_view(equation.op))
 
