@@ -408,7 +408,6 @@ class Kept:
             self.contents[container].before[key] = item
         for one in self.contents.values():
             one.restore()
-        self.recorder.modules.stored.clear()
         self.objects.clear()
         self.contents.clear()
 

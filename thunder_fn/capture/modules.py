@@ -159,7 +159,8 @@ class WatchedModules:
             self.states.clear()
 
     def release(self) -> None:
-        """Let other threads capture modules."""
+        """Let go of tracers, and let other threads capture modules."""
+        self.stored.clear()
         if self.is_holding:
             self.is_holding = False
             TRACING.release()
