@@ -77,7 +77,7 @@ _FIRST = 1000
 
 
 class MustFeed(BaseException):
-    """Signal of a capture that has to begin again with numbers of these places fed."""
+    """Signal that a capture has to begin again, with the numbers of these places as inputs."""
 
     def __init__(self, places: frozenset[Entry]) -> None:
         super().__init__(places)
@@ -113,7 +113,7 @@ class Kept:
     skips: list[tuple[set[int], torch.Tensor]] = field(default_factory=list)
 
     def begin(self, value: Any) -> None:
-        """Begin a step, whose reads are guarded here."""
+        """Begin a step of an optimizer, whose reads are guarded here."""
         self.met.setdefault(id(value), (value, type(value).__name__))
         if not self.recorder.symbolic:
             raise MustFeed(self.wanted)
@@ -145,7 +145,7 @@ class Kept:
             self.take(value, path)
 
     def take_all(self) -> None:
-        """Watch what a capture before this one has met."""
+        """Watch the objects that an earlier capture of the function has met."""
         for value, path in tuple(self.met.values()):
             self.take(value, path)
         for holder, key in self.places.values():
@@ -181,7 +181,7 @@ class Kept:
             self.given[place] = container[key]
 
     def feeds_tensor(self, value: Any) -> bool:
-        """Test whether some entry is an input that has this tensor."""
+        """Test whether a tensor is an input of the trace, read from its place in each call."""
         return any(tensor is value for _, tensor in self.tensors)
 
     def _symbol(
@@ -205,8 +205,8 @@ class Kept:
         return None if known is None else known[1]
 
     def ask_for_items(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Begin again with the numbers in these tensors fed, and in others under their keys, if
-        kept objects hold all of them.
+        """Begin again with the numbers in these tensors as inputs, and those under the same keys
+        elsewhere, if kept objects hold all of them.
 
         Python asks for such numbers to decide how to go on, as steps of RAdam do.
         """
@@ -309,7 +309,7 @@ class Kept:
         yield from self.recorder.modules.stored
 
     def _is_moving(self, change: Change) -> bool:
-        """Test for a number or tensor of a kept object that each call may find another."""
+        """Test for a number or tensor of a kept object that may be another one in each call."""
         if change.key is None or change.entry in self.given or change.entry in self.wanted:
             return False
         if isinstance(change.now, torch.Tensor):
@@ -334,14 +334,16 @@ class Kept:
         return self._conditional(Effect(holder, key, spec, fixed, flags), outputs)
 
     def _conditional(self, effect: Effect, outputs: list[Any]) -> tuple[Effect, list[Any]]:
-        """The effect of a step that is skipped under a condition, which is its first output."""
+        """Make an effect conditional if its step may be skipped; the condition is its first output."""
         skipped = next((one for ids, one in self.skips if id(effect.holder) in ids), None)
         if skipped is None:
             return effect, outputs
         return dataclasses.replace(effect, is_conditional=True), [skipped, *outputs]
 
     def skip(self, value: Any, skipped: torch.Tensor, step: Callable[[], Any]) -> Any:
-        """Step an optimizer unless a tensor is true: what it changes keeps its old value then."""
+        """Step an optimizer unless a tensor is true. If it is, all that the step changes keeps its
+        old value.
+        """
         self.take(value, type(value).__name__)
         before = set(self.contents)
         mine = {id(container) for container in _containers(vars(value))}
@@ -375,7 +377,7 @@ class Kept:
         return UnsupportedCall(what, source=None, fix=fix)
 
     def state(self) -> tuple[KeptState, ...]:
-        """The guards of the objects: all that they held before, but for the feeds."""
+        """Return the guard of the objects: all that they held before, except the feeds."""
         is_whole = bool(self.objects) and self.recorder.symbolic
         modules = self.recorder.modules.stored
         if not (is_whole or self.places or self.empty or modules):
@@ -395,7 +397,7 @@ class Kept:
         return (KeptState(name, contents, fed, numbers, **options),)
 
     def restore(self) -> None:
-        """Give the objects back what they held before."""
+        """Give the objects back all that they held before."""
         self.recorder.give_up_steps()
         for one in tuple(self.stored()):
             if one.key is APPENDED:
@@ -450,8 +452,8 @@ def _stored_in(one: Snapshot) -> Iterator[Change]:
 
 
 def _has_tracers(value: Any) -> bool:
-    """Test for tensors of the trace in a value. Those of a function inside it are lost, as under
-    torch.func.
+    """Test for tensors of the trace in a value. Those of a function inside it do not count: they
+    are lost, as under torch.func.
     """
     kinds = set(map(type, _leaves(value, _DEEP)))
     is_lost = any(issubclass(kind, EscapedValue) for kind in kinds)
@@ -459,7 +461,7 @@ def _has_tracers(value: Any) -> bool:
 
 
 def _leaves(value: Any, depth: int) -> Iterator[Any]:
-    """The leaves of a value; no code of the user's classes runs."""
+    """The leaves of a value. No code of the user's classes runs."""
     if not issubclass(type(value), (list, tuple, dict)) or not depth:
         yield value
         return

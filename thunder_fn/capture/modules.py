@@ -82,7 +82,7 @@ class WatchedModules:
     held: Counter[int] = dataclasses.field(default_factory=Counter[int])
 
     def watch(self, module: torch.nn.Module, path: str = "") -> None:
-        """Remember what the module holds, the first time."""
+        """Note what the module holds, at its first call."""
         if id(module) in self.states:
             return
         if self.is_exclusive and not self.is_holding:
@@ -91,8 +91,9 @@ class WatchedModules:
         self.states[id(module)] = _state(module, path)
 
     def rebound(self, is_kept: Callable[[Any], bool]) -> list[Rebound]:
-        """Buffers that were bound to new tensors; every module as it was, but for the attributes
-        that are `stored`. `is_kept` tells whether a container of a module may hold tracers.
+        """Return the buffers that were bound to new tensors, and restore modules, except the
+        attributes that are `stored`. `is_kept` tells whether a container of a module may hold
+        tracers.
 
         Raises:
             EscapedTracer: a tracer is left in a parameter, or in another container.
@@ -122,8 +123,8 @@ class WatchedModules:
     def take_assigned(
         self, modules: Collection[int], written: Collection[Attribute]
     ) -> list[Assigned]:
-        """Attributes of these modules, named by their identity, that were bound, buffers among
-        them; each holds again what it held.
+        """Return the attributes of these modules (by identity) that were bound, buffers among them.
+        Each gets its old value back.
 
         `written` are those that were set, maybe to their old values.
         """
@@ -167,7 +168,9 @@ class WatchedModules:
 
 
 def modules_of(f: Any, leaves: list[Any]) -> Iterator[tuple[torch.nn.Module, str]]:
-    """The modules that the function can reach at first sight, with their paths."""
+    """Find modules that the function can reach: its own, its arguments, and those that it closes
+    over; with their paths.
+    """
     roots = [
         *leaves,
         f,
@@ -194,8 +197,8 @@ def _state(module: torch.nn.Module, path: str) -> _State:
 
 
 def _given_tensors(state: _State) -> Iterator[tuple[str, str, Any, Any]]:
-    """(section, name, value, value before) of what the function gave a tensor: one of the trace, or
-    as a plain attribute one from outside.
+    """Find what the function gave a tensor, as (section, name, value, value before): a tracer, or
+    as a plain attribute any tensor.
     """
     for section, name, value in _current(state.module):
         before = state.entries.get((section, name), ABSENT)
