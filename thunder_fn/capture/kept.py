@@ -334,7 +334,7 @@ class Kept:
         return self._conditional(Effect(holder, key, spec, fixed, flags), outputs)
 
     def _conditional(self, effect: Effect, outputs: list[Any]) -> tuple[Effect, list[Any]]:
-        """Make an effect conditional if its step may be skipped; the condition is its first output."""
+        """Make an effect conditional if its step may be skipped: its first output says so."""
         skipped = next((one for ids, one in self.skips if id(effect.holder) in ids), None)
         if skipped is None:
             return effect, outputs

@@ -261,7 +261,7 @@ def _in_module(source: Source | None, module: str) -> Source | None:
 
 
 def _composite(scope: Scope, context: _Context) -> list[Equation]:
-    """Return the scope as one equation, or as its only equation if its name would say nothing new."""
+    """Return the scope as one equation, or its only equation if its name says nothing new."""
     equations = _equations(scope, context)
     if not equations:
         return []

@@ -212,7 +212,7 @@ def is_found_in_data(value: Any) -> bool:
 
 
 def _holds(value: Any, question: Callable[[], Any]) -> bool:
-    """Answer a question. About an unbacked number it is taken for true, and the program checks it."""
+    """Answer a question. One about an unbacked number is False, and the program checks it."""
     return False if _hint(value) is None else bool(question())
 
 

@@ -83,7 +83,7 @@ class Decisions:
         return new.trace(trace)
 
     def _simplified(self, expr: Expr) -> Any:
-        """Simplify an expression. Unbacked sizes keep their names, because an equation binds each."""
+        """Simplify an expression. Unbacked sizes keep their names: an equation binds each."""
         given = {symbol for symbol in expr.value.free_symbols if isinstance(symbol, Symbol)}
         if given == expr.value.free_symbols:
             return self._mode.numbers.simplified(expr)

@@ -194,7 +194,7 @@ def _decided(name: str) -> Callable[..., Any]:
 
 
 def _part(name: str, number: type) -> Any:
-    """Make a property of numbers such as `real`: the number itself, or the same constant for all."""
+    """Make a property such as `real`: the number itself, or the same constant for all."""
     value = getattr(number(1), name)
     own = name in ("real", "numerator")
     return property(
