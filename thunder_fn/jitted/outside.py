@@ -25,6 +25,7 @@ from thunder_fn.capture.kept_state import KeptState
 from thunder_fn.capture.outside.frames import observed_by
 from thunder_fn.capture.outside.reads import (
     ABSENT,
+    ARRAYS,
     PLAIN,
     Reads,
     Tracked,
@@ -137,6 +138,8 @@ def _conditions(edge: Edge, names: Namespace) -> Iterator[str]:  # noqa: C901 - 
             yield f"({names.bind(holder, 'ref')}() is not None) is {edge.value}"
         case "context":
             yield _equal(f"{names.bind(holder.get, 'get')}(ABSENT)", edge.value, names)
+        case "answer":
+            yield _equal(f"{names.bind(holder.ask, 'ask')}()", edge.value, names)
         case "class":
             yield from _class_conditions(edge, key, names)
         case _:
@@ -180,7 +183,7 @@ def _quick(edge: Edge) -> Callable[[], bool]:
     if seen(value) != edge.value:
         return lambda: False
     for part in parts_of(value):
-        if is_overridden(part):
+        if is_overridden(part) or is_a(part, ARRAYS):
             return lambda: False
         parts.append((part, list(part)))
         if is_a(part, dict):

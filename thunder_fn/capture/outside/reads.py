@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeGuard, TypeVar
 
+import numpy
 import torch
 
 from thunder_fn import torch_internals as internals
@@ -81,9 +82,10 @@ _FUNCTIONS = (
     types.MethodType,
     types.ModuleType,
 )
+ARRAYS = (numpy.ndarray, numpy.generic)
 CONTAINERS = (list, tuple, set, frozenset, dict, deque)
 DEPTH, LONG = 4, 256
-_HEAP_TYPE = 1 << 9
+HEAP_TYPE = 1 << 9
 
 
 def is_a(value: Any, kinds: type[T] | tuple[type[T], ...]) -> TypeGuard[T]:
@@ -103,7 +105,7 @@ def is_object(value: Any) -> bool:
     if cls is functools.partial:
         return True
     return (
-        bool(cls.__flags__ & _HEAP_TYPE)
+        bool(cls.__flags__ & HEAP_TYPE)
         and cls.__eq__ is object.__eq__
         and cls.__hash__ is object.__hash__
         and not hasattr(cls, "__next__")
@@ -248,7 +250,12 @@ def seen(value: Any, depth: int = DEPTH) -> Any:
                 map(Same, (part for pair in items for part in pair) if is_a(value, dict) else items)
             )
         return type(value), tuple(seen(item, depth - 1) for item in items)
-    if type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
+    if is_a(value, ARRAYS):
+        if value.dtype.hasobject:
+            return type(value), value.shape, tuple(seen(item, depth - 1) for item in value.flat)
+        if is_a(value, numpy.ma.MaskedArray):
+            parts: Any = value.data, numpy.ma.getmaskarray(value)
+            return type(value), tuple(seen(part, depth - 1) for part in parts)
         return (
             type(value),
             value.shape,
@@ -355,6 +362,9 @@ class Items:
 def parts_of(value: Any, depth: int = DEPTH) -> Iterator[Any]:
     """Find the containers that the answer of `seen` about a value depends on."""
     if is_a(value, (*PLAIN, *_FUNCTIONS, torch.Tensor, torch.nn.Module)) or depth == 0:
+        return
+    if is_a(value, ARRAYS):
+        yield value
         return
     if is_a(value, CONTAINERS):
         if is_a(value, dict):
