@@ -82,6 +82,7 @@ from thunder_fn.capture.outside.reads import (
     length_of,
     seen,
 )
+from thunder_fn.capture.places import Snapshot, snapshot
 from thunder_fn.capture.recorder import current
 from thunder_fn.capture.replaced.lookasides import is_diverted
 from thunder_fn.capture.supported import EscapedValue
@@ -327,7 +328,7 @@ class Watch:
         self.caches: list[tuple[dict[str, Any], str]] = []
         """Values that cached properties compute while the function runs; those of distributions."""
         self.answers = dict[int, tuple[Any, str, dict[Any, Any], Any]]()  # asked so often before
-        self.cycles, self.touched, self.contents = False, set[int](), dict[int, tuple[Any, Any]]()
+        self.cycles, self.touched, self.contents = False, set[int](), dict[int, Snapshot]()
         self.reach(f, getattr(f, "__name__", "f"))
 
     # ---- what the frames tell ----
@@ -431,7 +432,7 @@ class Watch:
             return value
         self.outside[id(value)] = value, path
         if type(value) in (list, dict) and len(value) <= _MANY:
-            self.contents[id(value)] = value, value.copy()
+            self.contents[id(value)] = snapshot(value)
         self.asked(value, path)
         if (question := rests_on(value)) is not None:
             self.answer(question, (), f"the answer of {callable_name(question)}")
