@@ -155,6 +155,7 @@ def _detach_in_place(x: Tensor) -> Tensor:
     return x
 
 
+_ATEN_DETACH = torch.ops.aten.detach_
 F = torch.nn.functional
 CHECKS: dict[Any, tuple[bool, str | None]] = {
     **dict.fromkeys(
@@ -170,6 +171,7 @@ INSTEAD: dict[Any, Callable[..., Any]] = {
     **REWRITTEN,
     _DATA.__set__: _set_data,
     **dict.fromkeys((Tensor.detach_, torch.detach_), _detach_in_place),
+    **dict.fromkeys((_ATEN_DETACH, _ATEN_DETACH.default), _detach_in_place),
     Tensor.__getitem__: getitem,
     Tensor.__setitem__: setitem,
     internals.IS_ALL_TRUE: lambda x: True,  # the arguments of distributions are not validated

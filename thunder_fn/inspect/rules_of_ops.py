@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from thunder_fn.capture import capture
 from thunder_fn.derived.attempts import Attempt, Outcome, first_rule
@@ -17,8 +17,6 @@ from thunder_fn.interpreters.simplify import inline
 from thunder_fn.ir import ops
 from thunder_fn.ir.notebook import Shown
 from thunder_fn.ir.trace import Equation, TensorType, Trace
-
-Ask: TypeAlias = Callable[[Trace], Outcome[Any] | None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.failures import source_of
 from thunder_fn.capture.generators import state_error
-from thunder_fn.capture.kept import KeptState
+from thunder_fn.capture.kept_state import KeptState
 from thunder_fn.capture.outside.frames import observed_by
 from thunder_fn.capture.outside.reads import (
     ABSENT,
@@ -254,7 +254,7 @@ def outside_of(read: Sequence[Outside], kept: tuple[KeptState, ...]) -> Outside 
     if not kept:
         return read[0] if read else None
     edges, modules = (read[0].edges, read[0].modules) if read else ((), ())
-    held = {id(container) for state in kept for container, _ in state.contents}
+    held = {id(one.container) for state in kept for one in state.contents}
     fed = {(id(holder), key) for state in kept for holder, key, _ in state.places}
     others = (
         one for one in edges if id(one.holder) not in held and (id(one.holder), one.key) not in fed
