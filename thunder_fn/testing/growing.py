@@ -216,6 +216,15 @@ ALIASES: tuple[Program, ...] = (
 )
 """Programs that return copies of views, and both: a copy that goes leaves results in one memory."""
 
+_WRITTEN = tuple(Step("written", (0, kind)) for kind in range(4))
+
+ALLOCATED: tuple[Program, ...] = (
+    *(Program((VECTOR,), (step, Step("sin"), Step("mul", (0, 1)))) for step in _WRITTEN),
+    *(Program((MATRIX,), (Step("cos"), *_WRITTEN[a : a + 2])) for a in range(3)),
+    *(nested(n, (s, Step("sin")), p[0]) for n, p in NESTS.items() for s in _WRITTEN[::2]),
+)
+"""Programs that allocate memory and write all of it."""
+
 _READING = (Step("sub", (0, 1)), Step("sub", (3, 4)), Step("sub", (0, 1)))
 """Steps that read the four newest values: results that leave are often spared."""
 
