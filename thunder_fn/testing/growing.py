@@ -177,6 +177,7 @@ DEAD: tuple[Program, ...] = (
 _SHOWN = (Step("effect", (1,)), Step("sin"), Step("effect"))
 
 EFFECTS: tuple[Program, ...] = (
+    Program((VECTOR, VECTOR), (Step("effect"), Step("effect", (1,)), Step("sin"))),
     Program((VECTOR, VECTOR), _SHOWN),
     Program((VECTOR, VECTOR), (*_SHOWN, Step("effect"), Step("effect", (1,)), Step("cos"))),
     *(nested(name, _SHOWN, variants[-1]) for name, variants in NESTS.items()),
@@ -215,6 +216,16 @@ ALIASES: tuple[Program, ...] = (
     ),
 )
 """Programs that return copies of views, and both: a copy that goes leaves results in one memory."""
+
+_ON = Program((), (), (2, 1))
+"""A condition that holds as long as the loop counts."""
+
+BOUNDED: tuple[Program, ...] = tuple(
+    Program((VECTOR,), (Step("while_loop", (0, 0, 0, 0, 0, *picks), (Program((), steps), _ON)),))
+    for picks in ((0, 2), (1, 2), (1, 0), (0, 3))
+    for steps in (CHAIN[2:3], (*CHAIN[2:3], Step("cos")))
+)
+"""Loops that end because of `max_steps`, or because their condition says so."""
 
 _WRITTEN = tuple(Step("written", (0, kind)) for kind in range(4))
 

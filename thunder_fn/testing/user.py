@@ -30,6 +30,7 @@ from thunder_fn.testing.given import Given
 from thunder_fn.testing.growing import (
     ALIASES,
     ALLOCATED,
+    BOUNDED,
     CONSTANTS,
     COUSINS,
     DEAD,
@@ -95,7 +96,12 @@ KINDS = (cases(max_steps=8), smooth_cases())
 MOVERS = ("vjp", "jvp", "vmap", "autocast", "checkpoint")
 """The transforms beside which programs made on purpose are tried."""
 
-ON_PURPOSE = (*DRAWS, *CONSTANTS, *DEAD, *ALIASES, *ALLOCATED, *COUSINS, *SWAPPED, *EFFECTS)
+ON_PURPOSE = tuple(
+    program
+    for family in (DRAWS, CONSTANTS, DEAD, ALIASES, ALLOCATED, BOUNDED, COUSINS, SWAPPED, EFFECTS)
+    for program in family
+)
+"""Programs that are the same for every transform."""
 
 MORE = 100
 MOST_CALLS = 240
