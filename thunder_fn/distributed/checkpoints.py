@@ -60,7 +60,7 @@ class Checkpoints:
         Raises:
             DistributedError: a rank does not take part. The checkpoint before is still there.
         """
-        import torch.distributed.checkpoint as dcp  # takes half a second
+        from torch.distributed.checkpoint.state_dict_saver import async_save, save  # half a second
 
         self.finish()
         partial = self.folder / f"step-{step}.partial"
@@ -71,11 +71,11 @@ class Checkpoints:
         options: dict[str, Any] = {"checkpoint_id": partial, "no_dist": alone}
         with watched(f"save of step {step}"), _alone_quietly():
             if wait:
-                dcp.save(dict(state), **options)
+                save(dict(state), **options)
                 self._end(step)
             else:
                 group = None if alone else self._own_group()
-                self._pending = step, dcp.async_save(dict(state), process_group=group, **options)
+                self._pending = step, async_save(dict(state), process_group=group, **options)
 
     def finish(self) -> None:
         """Wait until the save that still writes has ended; all ranks call it."""
@@ -94,7 +94,7 @@ class Checkpoints:
         Raises:
             DistributedError: a rank does not take part.
         """
-        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint.state_dict_loader import load
 
         found = [self.steps()[-1:] if _is_first() else ()]
         with watched("load of the last checkpoint"), _alone_quietly():
@@ -104,7 +104,7 @@ class Checkpoints:
                 return 0
             (step,) = found[0]
             alone = not dist.is_initialized()
-            dcp.load(state, checkpoint_id=self.folder / f"step-{step}", no_dist=alone)
+            load(state, checkpoint_id=self.folder / f"step-{step}", no_dist=alone)
         return step
 
     def steps(self) -> tuple[int, ...]:
