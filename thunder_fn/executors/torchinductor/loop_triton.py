@@ -722,27 +722,30 @@ def _addmm(call: _Call) -> str:
     return f"{call.operand(call.equation.args[0])} + {product}"
 
 
+_FORMS = {
+    "mul": "{0} * {1}",
+    "div": "{0} / {1}",
+    "rsub": "{1} - {0}",
+    "neg": "-{0}",
+    "reciprocal": "1.0 / {0}",
+    "square": "{0} * {0}",
+    "abs": "tl.abs({0})",
+    "relu": "tl.where({0} < 0.0, 0.0, {0})",
+    "sigmoid": "1.0 / (1.0 + libdevice.exp(-{0}))",
+    "silu": "{0} / (1.0 + libdevice.exp(-{0}))",
+    "maximum": "tl.where(({0} > {1}) | ({0} != {0}), {0}, {1})",
+    "minimum": "tl.where(({0} < {1}) | ({0} != {0}), {0}, {1})",
+    "tanh_backward": "{0} * (1.0 - {1} * {1})",
+    "sigmoid_backward": "{0} * (1.0 - {1}) * {1}",
+    "threshold_backward": "tl.where({1} <= {2}, 0.0, {0})",
+}
+"""The texts of pointwise ops that are an expression of their operands."""
+
+
 def _known_ops() -> Iterator[tuple[str, Callable[[_Call], str]]]:
     """The ops that steps may have, and their writers."""
-    forms = {
-        "mul": "{0} * {1}",
-        "div": "{0} / {1}",
-        "rsub": "{1} - {0}",
-        "neg": "-{0}",
-        "reciprocal": "1.0 / {0}",
-        "square": "{0} * {0}",
-        "abs": "tl.abs({0})",
-        "relu": "tl.where({0} < 0.0, 0.0, {0})",
-        "sigmoid": "1.0 / (1.0 + libdevice.exp(-{0}))",
-        "silu": "{0} / (1.0 + libdevice.exp(-{0}))",
-        "maximum": "tl.where(({0} > {1}) | ({0} != {0}), {0}, {1})",
-        "minimum": "tl.where(({0} < {1}) | ({0} != {0}), {0}, {1})",
-        "tanh_backward": "{0} * (1.0 - {1} * {1})",
-        "sigmoid_backward": "{0} * (1.0 - {1}) * {1}",
-        "threshold_backward": "tl.where({1} <= {2}, 0.0, {0})",
-    }
-    for name in ("tanh", "exp", "expm1", "log", "log1p", "sin", "cos", "sqrt", "rsqrt", "erf"):
-        forms[name] = f"libdevice.{name}({{0}})"
+    functions = ("tanh", "exp", "expm1", "log", "log1p", "sin", "cos", "sqrt", "rsqrt", "erf")
+    forms = _FORMS | {name: f"libdevice.{name}({{0}})" for name in functions}
     yield from ((name, _pointwise(form)) for name, form in forms.items())
     yield from (("add", _added("+")), ("sub", _added("-")))
     signs = {"gt": ">", "lt": "<", "ge": ">=", "le": "<=", "eq": "==", "ne": "!="}
