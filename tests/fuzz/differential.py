@@ -327,7 +327,7 @@ def judge(text: str, seconds: int = SECONDS) -> Outcome:
 
 
 def _judge(text: str, FUNC: Any, GRAPH: Any) -> Outcome:
-    from thunder_fn.errors import ThunderError
+    from thunder_fn.errors import InvalidTrace, ThunderError
 
     module, rtol = load(text), tolerance(text)
     same = lambda f: f
@@ -354,7 +354,7 @@ def _judge(text: str, FUNC: Any, GRAPH: Any) -> Outcome:
         found = compare(have, want, rtol, facts)
         if found.kind == "same":
             continue
-        if isinstance(have.error, ThunderError):
+        if isinstance(have.error, ThunderError) and not isinstance(have.error, InvalidTrace):  # that is a defect
             foreign = re.search(r"raised \w+ while it was traced", str(have.error)) is not None
             return Outcome("raised" if foreign else "refused", _named(have.error))
         if (

@@ -175,10 +175,6 @@ def failure(error: Exception, name: str, recorder: Recorder) -> Exception:
     """The error that tells the user about an exception inside the traced function."""
     if (told := _optimizer_error(error)) is not None:
         return told
-    if recorder.refused is not None and isinstance(error, TypeError):
-        return (
-            recorder.refused
-        )  # operators turn a TypeError of ours into NotImplemented, and Python that into another
     if isinstance(error, DATA_DEPENDENT):
         return data_dependent_error(recorder.function, error, raised_at(error))
     if isinstance(error, internals.SymbolicTracing):
