@@ -104,6 +104,13 @@ EXPLAINED = [
         text=r"while_loop\(lambda k, u: k < 0|fori_loop\(0, \w+\.dim\(\)",
     ),
     Explained(
+        "the branch that is not taken is traced, and raises; so does eager PyTorch where it takes that one",
+        kind="raised",
+        text=r"T\.cond\(",
+        instead=(r"T\.cond\([^,]*, ", "T.cond(True, "),
+        then="raises",
+    ),
+    Explained(
         "open: Function with set_materialize_grads(False), in the room of derivatives",
         text=r"set_materialize_grads\(False\)",
     ),
