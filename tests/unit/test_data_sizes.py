@@ -151,8 +151,8 @@ def test_autograd() -> None:
 DECISIONS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "if": (lambda x: x if x.nonzero().shape[0] > 2 else -x, "whether u0 > 2, where u0 is"),
     "if item": (lambda x: x if x.sum().item() > 2 else -x, "whether zuf0 > 2.0, where zuf0 is"),
-    "range": (lambda x: [x for _ in range(x.argmax().item())], "which number u0 is, where u0 is"),
-    "text": (lambda x: f"{x.argmax().item()}", "which number u0 is, where u0 is"),
+    "range": (lambda x: [x for _ in range(x.argmax().item())], "for the value of u0, where u0 is"),
+    "text": (lambda x: f"{x.argmax().item()}", "for the value of u0, where u0 is"),
 }
 
 
@@ -167,8 +167,8 @@ def test_python_cannot_decide(name: str) -> None:
     line = f"{f.__code__.co_filename}:{f.__code__.co_firstlineno} in <lambda>"
     assert str(caught.value) == (
         f"Python asked {what} found in a tensor's values, which are not known while tracing\nfrom:         {line}\n"
-        "Put the decision into the program with `torch.cond` or `torch.where`, or say what holds with `torch._check`."
-        + (number if "which number" in what else "")
+        "Write `torch.cond` or `torch.where` for a decision, and `fori_loop` or `while_loop` for a loop; "
+        "or say what holds with `torch._check`." + (number if "the value of" in what else "")
     )
 
 
