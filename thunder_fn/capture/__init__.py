@@ -32,7 +32,6 @@ from thunder_fn.capture.failures import (
     is_told,
     source_of,
 )
-from thunder_fn.capture.garbage import no_collections
 from thunder_fn.capture.kept import GRAD, Effect, Feed, Kept, KeptState, MustFeed
 from thunder_fn.capture.modules import modules_of
 from thunder_fn.capture.nesting import nest
@@ -65,6 +64,7 @@ from thunder_fn.errors import (
     UnsupportedOutput,
     with_article,
 )
+from thunder_fn.garbage import no_collections
 from thunder_fn.ir.constraints import equations_between
 from thunder_fn.ir.trace import Atom, Dim, Expr, Literal, Trace, Var, as_dim, cut, type_of_value
 

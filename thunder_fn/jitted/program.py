@@ -31,7 +31,6 @@ from thunder_fn.capture.apply import (
     write_to_result,
 )
 from thunder_fn.capture.failures import check_aliases, source_of
-from thunder_fn.capture.garbage import no_collections
 from thunder_fn.capture.kept import ABSENT, GRAD, KeptState, decided_by, put
 from thunder_fn.capture.modules import TRACING
 from thunder_fn.capture.numbers.arguments import Symbolic, value_at
@@ -52,6 +51,7 @@ from thunder_fn.errors import (
 from thunder_fn.executors import Executor, Program, any_fuses, lower
 from thunder_fn.executors.idle import warn_of_idle
 from thunder_fn.executors.reuse import is_dense
+from thunder_fn.garbage import no_collections
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.ir.constraints import constraints_of
 from thunder_fn.ir.symbols import symbols_in

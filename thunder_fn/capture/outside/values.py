@@ -40,7 +40,6 @@ from torch.distributions.utils import lazy_property
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
-from thunder_fn.capture.garbage import referrers
 from thunder_fn.capture.generators import STATE_METHODS
 from thunder_fn.capture.numbers.types_asked import type_error
 from thunder_fn.capture.outside.effects import Effects, is_stateful
@@ -67,6 +66,7 @@ from thunder_fn.capture.outside.reads import (
 from thunder_fn.capture.recorder import current
 from thunder_fn.capture.replaced.lookasides import is_diverted
 from thunder_fn.capture.supported import EscapedValue
+from thunder_fn.garbage import referrers
 from thunder_fn.ir.text import escaped
 
 MAX_ARRAY_BYTES = 4096
