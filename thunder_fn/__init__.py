@@ -259,8 +259,13 @@ _NAMES = {
 `import thunder_fn` takes no time, and `tfn.extend` needs no import of its own.
 """
 
-_CORE = "api"
-"""The room that loads with the first name, whichever it is. It brings all rules, and all functions
+_CORE = (
+    "api",
+    *(module for module in _NAMES if module.startswith(("api.", "structured."))),
+    "debug",
+    "random",
+)
+"""What loads with the first name, whichever it is: it brings all rules of ops, and all functions
 that capture replaces.
 """
 
@@ -295,10 +300,12 @@ def _module(name: str) -> ModuleType:
 
 def _loaded(module: str, name: str) -> object:
     """A name of a module, after the core is there; it is not asked for again."""
-    _module(_CORE)
-    for old, new in _FORMER.items():
-        sys.modules[f"{__name__}.{old}"] = _module(new)
-    globals()[name] = value = getattr(_module(module), name)
+    with no_collections():
+        for part in _CORE:
+            _module(part)
+        for old, new in _FORMER.items():
+            sys.modules[f"{__name__}.{old}"] = _module(new)
+        globals()[name] = value = getattr(_module(module), name)
     return value
 
 
