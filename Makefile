@@ -69,7 +69,8 @@ docs: $(VENV)/.docs
 
 thorough: $(VENV)/.test $(VENV)/.others
 	HYPOTHESIS_PROFILE=thorough $(bin)/python -m pytest -n $(JOBS) tests/laws tests/unit/test_export.py tests/executors/test_ahead_of_time.py
-	-$(bin)/python -m thunder_fn laws --mutants
+	-$(bin)/python -m thunder_fn laws --mutants --file build/mutants.jsonl --seconds 7200
+	-$(bin)/python -m thunder_fn laws --backend inductor --count 400
 	$(bin)/python -m tests.ops.sweep
 	$(bin)/python -m tests.fuzz --programs 1000000 --seconds $(FUZZ_SECONDS) --folder build/fuzz
 	$(bin)/python -m pytest -n $(JOBS) tests/models/test_others_on_inductor.py -rs

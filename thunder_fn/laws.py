@@ -6,6 +6,8 @@ import argparse
 import inspect
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from thunder_fn.derived.leaf_vmap import LoopWarning
 
@@ -15,9 +17,22 @@ def main(argv: Sequence[str]) -> int:
     parser = _parser()
     options = parser.parse_args(argv)
     if options.mutants:
-        from thunder_fn.testing.mutations.mutants import print_survivors
+        from thunder_fn.testing.mutations.survivors import print_survivors
 
-        return 1 if print_survivors(options.bugs, options.count) else 0
+        survivors = print_survivors(
+            options.bugs,
+            options.count,
+            file=options.file,
+            budget_seconds=options.seconds,
+        )
+        return 1 if survivors else 0
+    if options.backend:
+        from thunder_fn.testing.backends import print_survey
+
+        found = print_survey(
+            options.backend, options.count, options.together, options.without, options.seed
+        )
+        return 1 if found else 0
     from thunder_fn.testing.mutations import (
         MUTATIONS,
         print_table,
@@ -54,14 +69,49 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--list", action="store_true", help="print the laws and the bugs, and plant none"
     )
-    parser.add_argument(
+    _add_mutants(parser.add_argument_group("mutants"))
+    _add_backend(parser.add_argument_group("backends of torch.compile"))
+    return parser
+
+
+def _add_mutants(group: Any) -> None:
+    group.add_argument(
         "--mutants",
         action="store_true",
         help="mutants made by a program, of the transforms that are named as module:function, or of"
         " ours and ten users'; prints the survivors",
     )
-    parser.add_argument("--count", type=int, default=200, help="how many mutants (default 200)")
-    return parser
+    group.add_argument(
+        "--count", type=int, default=200, help="how many mutants, or programs (default 200)"
+    )
+    group.add_argument(
+        "--file",
+        type=Path,
+        metavar="PATH",
+        help="keep the verdict on each mutant here, and go on from those that stand here",
+    )
+    group.add_argument(
+        "--seconds",
+        type=float,
+        default=float("inf"),
+        help="begin no further mutant after so long (default: no limit)",
+    )
+
+
+def _add_backend(group: Any) -> None:
+    group.add_argument(
+        "--backend",
+        metavar="NAME",
+        help="compare a backend of torch.compile, such as inductor, with eager PyTorch; prints what"
+        " differs, as scripts that need PyTorch only, and the number of programs",
+    )
+    group.add_argument(
+        "--together", type=int, default=12, help="compile so many programs as one (default 12)"
+    )
+    group.add_argument(
+        "--without", nargs="*", default=[], metavar="OP", help="leave out programs with these ops"
+    )
+    group.add_argument("--seed", type=int, default=0, help="draw other programs (default 0)")
 
 
 def _laws() -> list[str]:

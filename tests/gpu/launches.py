@@ -18,6 +18,7 @@ from thunder_fn import executors
 
 WIDTH, HEADS, LAYERS, WORDS, LENGTH = 128, 4, 4, 512, 128
 STEPS = 100
+WEIGHTS, BOTH = ("int8", "fp8", "int4", "nf4"), ("int8_dynamic", "fp8_dynamic")
 LIBRARY = ctypes.CDLL(None)
 
 
@@ -61,12 +62,11 @@ def of_module(compiled: Callable[[nn.Module], Any]) -> Callable[[], Any]:
     return step
 
 
-def of_codes(rows: int) -> Callable[[], Any]:
-    """Four layers on codes, one of each scheme."""
-    layers = [nn.Linear(256, 256, dtype=torch.bfloat16, device="cuda") for _ in range(4)]
+def of_codes(rows: int, *schemes: str) -> Callable[[], Any]:
+    """Layers on codes, one of each scheme."""
     x = torch.randn(rows, 256, dtype=torch.bfloat16, device="cuda")
-    schemes = ("int8", "fp8", "int4", "nf4")
-    runs = [tfn.quantize(tfn.jit(layer), scheme) for layer, scheme in zip(layers, schemes, strict=True)]
+    layer = nn.Linear(256, 256, dtype=torch.bfloat16, device="cuda")
+    runs = [tfn.quantize(tfn.jit(layer), scheme) for scheme in schemes]
 
     def step() -> None:
         with torch.no_grad():
@@ -105,6 +105,14 @@ def of_scan(f: Callable[..., Any], *size: int) -> Callable[[], Any]:
     return lambda: run(carry, xs, weight)
 
 
+def of_while() -> Callable[[], Any]:
+    """Newton's method, whose condition is on the GPU."""
+    x = torch.ones(64, device="cuda")
+    more, body = lambda y: (y * y - x).abs().max() > 1e-4, lambda y: (y + x / y) * 0.5
+    run = tfn.jit(lambda x: tfn.while_loop(more, body, (x,)), executors=["inductor"])
+    return lambda: run(x)
+
+
 def averaged(carry: Tensor, xs: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
     return tfn.scan(lambda c, x: ((new := c * 0.9 + x.sin()), new.cos()), carry, xs)
 
@@ -129,8 +137,11 @@ PROGRAMS: dict[str, Callable[[], Callable[[], Any]]] = {
     "scan of large steps": lambda: of_scan(averaged, 64, 512),
     "RNN": lambda: of_scan(recurrent),
     "gradient of an RNN": lambda: of_scan(gradient(recurrent)),
-    "codes, one row": lambda: of_codes(1),
-    "codes, many rows": lambda: of_codes(100),
+    "while_loop": of_while,
+    "codes, one row": lambda: of_codes(1, *WEIGHTS),
+    "codes, many rows": lambda: of_codes(100, *WEIGHTS),
+    "codes of activations, one row": lambda: of_codes(1, *BOTH),
+    "codes of activations, many rows": lambda: of_codes(100, *BOTH),
 }
 
 

@@ -27,10 +27,13 @@ BUDGETS = {
     "scan of large steps": 5,
     "RNN": 1,
     "gradient of an RNN": 5,
+    "while_loop": 1,
     "codes, one row": 4,
     "codes, many rows": 4,
+    "codes of activations, one row": 4,
+    "codes of activations, many rows": 5,
 }
-"""The scans are of 100 steps. Codes are four layers, one of each scheme."""
+"""The scans are of 100 steps. Codes are layers, one of each scheme."""
 
 
 @pytest.mark.launches

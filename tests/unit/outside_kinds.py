@@ -3,27 +3,32 @@
 Every row is a class of reads: a test that a new kind of read is guarded begins with a row here.
 """
 
-# ruff: noqa: B007, B905, C417, E741, F841, RUF059, UP028, RUF015  # the rows are written in the many ways in which users write
+# ruff: noqa: B007, B024, B039, B905, C417, E741, F841, RUF059, UP028, RUF015  # the rows are written in the many ways in which users write
 
 from __future__ import annotations
 
 import abc
 import collections
+import contextlib
 import contextvars
 import copy
 import dataclasses
+import decimal
 import enum
 import functools
 import itertools
 import json
+import logging
 import operator
 import os
 import string
 import sys
 import threading
 import types
+import typing
 import weakref
 from collections.abc import Callable
+from os import getenv as variable
 from types import SimpleNamespace as ns
 from typing import Any
 
@@ -2285,3 +2290,271 @@ def registered_dispatch_of_a_method():
 
     c = C()
     return (lambda x: x * c.g(1)), lambda: C.__dict__["g"].register(int)(lambda s, x: 3.0)
+
+
+# ---- the state of the process, which code asks for ----
+
+
+def asked(name: str, f: Callable[..., Any], change: Callable[[], Any]) -> None:
+    def make():
+        return f, change
+
+    make.__name__ = name
+    ROWS.append(make)
+
+
+def named(name: str) -> None:
+    threading.current_thread().name = name
+
+
+def set_variable(value: str) -> None:
+    os.environ["TFN_K"] = value
+
+
+LOG = logging.getLogger("tests.outside")
+THIRD = decimal.Decimal(1), decimal.Decimal(3)
+asked("decimal_context", lambda x: x * decimal.getcontext().prec, lambda: decimal.getcontext().__setattr__("prec", 3))
+asked("decimal_quotient", lambda x: x * float(THIRD[0] / THIRD[1]), lambda: decimal.getcontext().__setattr__("prec", 2))
+asked(
+    "level_of_a_logger",
+    lambda x: x * (2 if LOG.isEnabledFor(logging.DEBUG) else 3),
+    lambda: LOG.setLevel(logging.DEBUG),
+)
+asked(
+    "level_of_a_parent",
+    lambda x: x * LOG.getEffectiveLevel(),
+    lambda: logging.getLogger("tests").setLevel(logging.ERROR),
+)
+asked("level_by_attribute", lambda x: x * LOG.level, lambda: LOG.setLevel(logging.INFO))
+asked(
+    "logger_by_name",
+    lambda x: x * logging.getLogger("tests.outside").getEffectiveLevel(),
+    lambda: LOG.setLevel(logging.INFO),
+)
+asked(
+    "logging_is_off",
+    lambda x: x * (2 if LOG.isEnabledFor(logging.ERROR) else 3),
+    lambda: logging.disable(logging.CRITICAL),
+)
+asked("numpy_errors", lambda x: x * (2 if np.geterr()["divide"] == "ignore" else 3), lambda: np.seterr(divide="ignore"))
+asked("numpy_text", lambda x: x * len(np.array2string(np.array([1 / 3]))), lambda: np.set_printoptions(precision=3))
+asked(
+    "recursion_limit", lambda x: x * sys.getrecursionlimit(), lambda: sys.setrecursionlimit(sys.getrecursionlimit() + 1)
+)
+asked(
+    "name_of_the_thread",
+    lambda x: x * len(threading.current_thread().name),
+    lambda: setattr(threading.current_thread(), "name", "another"),
+)
+asked("getenv_by_name", lambda x: x * float(variable("TFN_K", "1")), lambda: set_variable("2"))
+asked(
+    "environment_in_a_loop",
+    lambda x: x + sum(k == "TFN_K" for k, v in os.environ.items()),
+    lambda: os.environ.__setitem__("TFN_K", "2"),
+)
+asked(
+    "environment_in_a_path",
+    lambda x: x * len(os.path.expandvars("$TFN_K/a")),
+    lambda: os.environ.__setitem__("TFN_K", "2"),
+)
+
+
+@row
+def registered_class():
+    class Base(abc.ABC):
+        pass
+
+    class C:
+        pass
+
+    return (lambda x: x * (2 if isinstance(C(), Base) else 3)), lambda: Base.register(C)
+
+
+@row
+def registered_class_in_a_pattern():
+    class C:
+        pass
+
+    c = C()
+
+    def f(x):
+        match c:
+            case collections.abc.Sequence():
+                return x * 2
+            case _:
+                return x * 3
+
+    return f, lambda: collections.abc.Sequence.register(C)
+
+
+@row
+def registered_with_a_registered_class():
+    class Base(abc.ABC):
+        pass
+
+    class Other(abc.ABC):
+        pass
+
+    class C:
+        pass
+
+    Base.register(Other)
+    return (lambda x: x * (2 if issubclass(C, (int, Base)) else 3)), lambda: Other.register(C)
+
+
+@row
+def protocol_at_runtime():
+    @typing.runtime_checkable
+    class P(typing.Protocol):
+        def go(self): ...
+
+    c = ns()
+    return (lambda x: x * (2 if isinstance(c, P) else 3)), lambda: setattr(c, "go", 1)
+
+
+@row
+def callable_by_its_class():
+    class C:
+        pass
+
+    c = C()
+    return (lambda x: x * (2 if callable(c) else 3)), lambda: setattr(C, "__call__", lambda s: 1)
+
+
+@row
+def missing_attribute_of_a_class():
+    class C:
+        pass
+
+    c = C()
+    return (lambda x: x * (2 if hasattr(c, "k") else 3)), lambda: setattr(C, "k", 1)
+
+
+@row
+def class_attribute_of_a_dict():
+    class D(dict):
+        k = 2.0
+
+        def __missing__(self, key):
+            return self.k
+
+    d = D()
+    return (lambda x: x * d["a"]), lambda: setattr(D, "k", 3.0)
+
+
+@row
+def bases_of_a_class():
+    class A:
+        k = 2.0
+
+    class B:
+        k = 3.0
+
+    class C(A):
+        pass
+
+    c = C()
+    return (lambda x: x * c.k), lambda: setattr(C, "__bases__", (B,))
+
+
+@row
+def content_of_a_class():
+    class C:
+        pass
+
+    return (lambda x: x * len(vars(C))), lambda: setattr(C, "k", 1)
+
+
+@row
+def text_of_a_function():
+    def g():
+        "One."
+
+    return (lambda x: x * len(g.__doc__)), lambda: setattr(g, "__doc__", "Other.")
+
+
+@row
+def format_of_an_object():
+    c = ns(k=2.0)
+    return (lambda x: x * float("{0.k}".format(c))), lambda: setattr(c, "k", 3.0)  # noqa: UP030, UP032
+
+
+@row
+def context_of_the_library():
+    c = contextlib.nullcontext(2.0)
+
+    def f(x):
+        with c as k:
+            return x * k
+
+    return f, lambda: setattr(c, "enter_result", 3.0)
+
+
+@row
+def default_of_a_context_variable():
+    c = contextvars.ContextVar("c", default={"k": 2.0})
+    return (lambda x: x * c.get()["k"]), lambda: c.get().update(k=3.0)
+
+
+@row
+def weak_set():
+    class C:
+        k = 2.0
+
+    kept = [C(), C()]
+    held = weakref.WeakSet(kept)
+    return (lambda x: x * sum(c.k for c in held)), lambda: setattr(kept[0], "k", 3.0)
+
+
+@row
+def weak_set_by_length():
+    class C:
+        pass
+
+    kept = [C(), C()]
+    held = weakref.WeakSet(kept)
+    return (lambda x: x * len(held)), kept.clear
+
+
+@row
+def weak_values():
+    c = C2()
+    held = weakref.WeakValueDictionary(c=c)
+    return (lambda x: x * held["c"].k), lambda: setattr(c, "k", 3.0)
+
+
+class C2:
+    k = 2.0
+
+
+@row
+def masked_array():
+    a = np.ma.array([1.0, 2.0], mask=[0, 0])
+    return (lambda x: x * float(a.sum())), lambda: a.__setitem__(0, np.ma.masked)
+
+
+@row
+def array_of_objects():
+    k = [2.0]
+    a = np.array([None], dtype=object)
+    a[0] = k
+    return (lambda x: x * a[0][0]), lambda: k.__setitem__(0, 3.0)
+
+
+@row
+def array_in_an_object():
+    c = ns(b=ns(a=np.array([2.0])))
+    return (lambda x: x * copy.deepcopy(c).b.a[0]), lambda: c.b.a.__setitem__(0, 3.0)
+
+
+@row
+def missing_attribute_of_the_library():
+    if hasattr(string, "tfn_k"):
+        del string.tfn_k
+    return (lambda x: x * getattr(string, "tfn_k", 2.0)), lambda: setattr(string, "tfn_k", 3.0)
+
+
+@row
+def number_of_the_library():
+    string.tfn_j = 2.0
+    return (lambda x: x * string.tfn_j), lambda: setattr(string, "tfn_j", 3.0)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import array
+import contextvars
 import datetime
+import decimal
 import functools
 import gc
 import importlib
+import logging
 import os
+import random
+import secrets
 import sys
 import threading
 import time
@@ -39,9 +44,16 @@ FILLED_BY_THE_CALL = {"defaultdict"}
 def same_environment(monkeypatch: pytest.MonkeyPatch):
     for name in ("TFN_K", "TFN_J", "TFN_L"):
         monkeypatch.delenv(name, raising=False)
-    benchmark = torch.backends.cudnn.benchmark
-    yield
+    benchmark, limit, name = torch.backends.cudnn.benchmark, sys.getrecursionlimit(), threading.current_thread().name
+    monkeypatch.setattr(sys, "stderr", sys.stderr)
+    with np.errstate(), np.printoptions(), decimal.localcontext():
+        yield
     torch.backends.cudnn.benchmark = benchmark
+    sys.setrecursionlimit(limit)
+    threading.current_thread().name = name
+    logging.disable(logging.NOTSET)
+    for logger in ("tests", "tests.outside"):
+        logging.getLogger(logger).setLevel(logging.NOTSET)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.__name__)
@@ -156,12 +168,30 @@ def test_a_number_that_always_changes_keeps_few_programs() -> None:
         (lambda: os.path.exists("x"), "os.path.exists"),
         (lambda: HERE.exists(), "HERE.exists"),
         (lambda: open(HERE).close() or 1, "open"),
+        (lambda: secrets.randbelow(3), "secrets.randbelow"),
+        (lambda: len(contextvars.copy_context()), "contextvars.copy_context"),
     ],
 )
 def test_answers_that_change_by_themselves_are_said_to_be_constants(ask: Callable[[], float], name: str) -> None:
     with pytest.warns(OutsideWarning, match=rf"the answer of {name} in test_outside.py:\d+ is taken as a constant"):
         jit(lambda x: x * ask())(X)
     jit(lambda x: x * tfn.constant(time.time()))(X)
+
+
+@pytest.mark.parametrize(
+    ("draw", "name"),
+    [
+        (random.Random(0).random, "the random numbers of draws"),
+        (np.random.default_rng(0).random, "the random numbers of draws"),
+        (lambda: random.Random().random(), r"random.Random\(\)"),
+        (lambda: np.random.default_rng().random(), r"np.random.default_rng\(\)"),
+    ],
+)
+def test_other_generators_are_said_to_be_constants(draw: Callable[[], float], name: str) -> None:
+    draws = getattr(draw, "__self__", None)
+    f = (lambda x: x * draw()) if draws is None else (lambda x: x * draws.random())
+    with pytest.warns(OutsideWarning, match=rf"jit: {name} in test_outside.py:\d+ is taken as a constant"):
+        jit(f)(X)
 
 
 def popping() -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]:
@@ -705,3 +735,36 @@ def test_cached_functions_keep_no_tracers() -> None:
         assert torch.equal(tfn.jit(f)(x), want)
         assert torch.equal(tfn.vmap(lambda a: a * ramp(1))(x), torch.zeros(3, 1))
         assert torch.equal(f(x), want)
+
+
+def test_a_stream_that_is_written_to_is_no_iterator(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w") as log:
+
+        def f(x: torch.Tensor) -> torch.Tensor:
+            print("once", file=log)
+            log.flush()
+            return x * 2
+
+        assert torch.equal(jit(f)(X), X * 2)
+    assert (tmp_path / "log").read_text() == "once\n"
+
+
+def test_the_first_answer_of_a_cached_function_is_not_random() -> None:
+    @functools.cache
+    def noise(n: int) -> torch.Tensor:
+        return torch.rand(n).mul_(2)
+
+    @functools.cache
+    def seeded(n: int) -> torch.Tensor:
+        generator = torch.Generator()
+        generator.manual_seed(n)
+        return torch.rand(n, generator=generator)
+
+    f, g = jit(lambda x: x + noise(3)), jit(lambda x: x + seeded(3))
+    with pytest.raises(UnsupportedCall, match="the cached function noise draws random numbers"):
+        f(X)
+    assert noise.cache_info().currsize == 0
+    expected = noise(3)
+    for _ in range(2):
+        assert torch.equal(f(X), X + expected)
+        assert torch.equal(g(X), X + seeded(3))

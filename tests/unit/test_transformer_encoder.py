@@ -42,3 +42,19 @@ def test_padded_places_with_gradients() -> None:
     assert jitted(x, src_key_padding_mask=mask)[1, 2:].abs().sum() > 0
     gradient = lambda g: g(lambda value: model(value, src_key_padding_mask=mask).square().sum())(x)
     torch.testing.assert_close(gradient(tfn.grad), gradient(torch.func.grad))
+
+
+@pytest.mark.parametrize("training", (True, False))
+def test_causal_masks_are_masks(training: bool) -> None:
+    """Eager asks by its values whether a mask is the causal one; in a trace it may hold any others."""
+    layer = nn.TransformerDecoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    decoder, x, memory = nn.TransformerDecoder(layer, 2).train(training), torch.randn(2, 4, 8), torch.randn(2, 3, 8)
+    stack, causal = encoder(norm=True).train(training), nn.Transformer.generate_square_subsequent_mask(4)
+    for run, name, args in ((decoder, "tgt_mask", (x, memory)), (stack, "mask", (x,))):
+        jitted = tfn.jit(run)
+        for mask in (causal, causal.flip(0), torch.zeros(4, 4)):
+            torch.manual_seed(0)
+            expected = run(*args, **{name: mask})
+            torch.manual_seed(0)
+            torch.testing.assert_close(jitted(*args, **{name: mask}), expected)
+        assert tfn.cache_info(jitted).misses == 1

@@ -54,7 +54,7 @@ class Alias:
         return any(isinstance(number, Expr) for number in (*self.size, *self.stride, self.offset))
 
     def of(self, source: torch.Tensor) -> torch.Tensor:
-        """The result, as a view of the source."""
+        """Take the result as a view of the source."""
         if self.is_of_result and self.within is None:
             return functools.reduce(lambda value, view: view(value), self.bits, source)
         for view in internals.bits_in_memory(source):
@@ -71,20 +71,20 @@ class Alias:
         return found
 
     def in_place_of(self, source: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """The result, with the history of its value, in the memory of the source."""
+        """Take the result as a view of the source, with the history of its value."""
         if not self.is_apart:
             return self.of(source)
         return with_memory(value, self.of(source.detach()))
 
     def of_result(self, source: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """The result, as a view of the source; its value, if an executor has laid the source out
-        in its own way.
+        """Take the result as a view of the source, or return its value if an executor has laid the
+        source out in its own way.
         """
         return self.of(source) if self.within in (None, source.stride()) else value
 
     def among(self, variables: Sequence[Var], source: torch.Tensor, *values: Any) -> torch.Tensor:
-        """The same with expressions over symbols, which the variables bind that have these
-        values.
+        """Return the same alias with numbers replaced by expressions over the symbols that the
+        variables bind.
         """
         known = bind(variables, values)
         number: Callable[[Any], Any] = lambda item: (
@@ -97,7 +97,7 @@ class Alias:
 
 
 def with_memory(value: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
-    """The value, with the history that it has, in a memory that holds it too."""
+    """Return a tensor with the history of one value and the memory of another that equals it."""
     if not value.requires_grad:
         return memory
     value.data = memory
@@ -129,7 +129,7 @@ def aliases_of(
         if id(tracer) not in changed
     }
     with internals.no_torch_function():
-        wholes = _wholes(results)
+        largest = _largest_views(results)
     for place, leaf in enumerate(results):
         if not isinstance(leaf, internals.Tracer):
             continue
@@ -144,7 +144,7 @@ def aliases_of(
             if not found and tracer is not leaf and not (leaf.requires_grad and overlaps(tracer)):
                 found.append(_in_memory(place, value, source, internals.inner_fake(tracer)))
             if not found:
-                found.append(_of_result(place, value, wholes))
+                found.append(_of_result(place, value, largest))
         for alias in filter(None, found):
             if set(symbols_in((*alias.size, *alias.stride, alias.offset))) <= bound:
                 yield alias
@@ -157,7 +157,7 @@ def _of_written(
     target: int | torch.Tensor,
     tracer: torch.Tensor,
 ) -> Alias | None:
-    """A result in the memory of a written tensor."""
+    """Find the alias of a result that lies in the memory of a tensor that is written to."""
     if isinstance(target, int):
         var = recorder.inputs[target]
     else:
@@ -179,7 +179,9 @@ def _in_memory(
     *,
     is_written: bool = False,
 ) -> Alias | None:
-    """A result in the memory of a source, both of which lie as in eager mode."""
+    """Find the alias of a result that lies in the memory of a source, if both are laid out as in
+    eager mode.
+    """
     offset = _offset(value, whole)
     if offset is None:
         return None
@@ -188,8 +190,8 @@ def _in_memory(
     return Alias(place, source, size, stride, offset, value.dtype, bits, is_written)
 
 
-def _wholes(results: Sequence[Any]) -> dict[int, tuple[int, torch.Tensor]]:
-    """The result, with its position, that shows most of each memory, by the memory's id."""
+def _largest_views(results: Sequence[Any]) -> dict[int, tuple[int, torch.Tensor]]:
+    """For each memory, by its id, the result that shows most of it, with its position."""
     found = dict[int, tuple[int, torch.Tensor]]()
     for place, leaf in enumerate(results):
         if not isinstance(leaf, internals.Tracer):
@@ -202,8 +204,8 @@ def _wholes(results: Sequence[Any]) -> dict[int, tuple[int, torch.Tensor]]:
 
 
 def _extent(value: torch.Tensor) -> tuple[int, bool]:
-    """The number of bytes that a tensor fills without a gap, 0 if that is unknown; and whether it
-    has no bits.
+    """Return the number of bytes that a tensor fills without a gap (0 if unknown), and whether it
+    has no conjugate or negative bit.
     """
     span = internals.span(value)
     is_full = span is not None and value.numel() * value.itemsize == span[1] - span[0]
@@ -212,13 +214,13 @@ def _extent(value: torch.Tensor) -> tuple[int, bool]:
 
 
 def _of_result(
-    place: int, value: torch.Tensor, wholes: dict[int, tuple[int, torch.Tensor]]
+    place: int, value: torch.Tensor, largest: dict[int, tuple[int, torch.Tensor]]
 ) -> Alias | None:
-    """A result that lies in the memory of another one."""
-    other, whole = wholes[internals.storage_id(value)]
+    """Find the alias of a result that lies in the memory of another result."""
+    other, whole = largest[internals.storage_id(value)]
     if other == place:
         return None
-    if _lies(whole) == _lies(value) and not internals.bits_in_memory(whole):
+    if _layout_in_memory(whole) == _layout_in_memory(value) and not internals.bits_in_memory(whole):
         bits = internals.bits_in_memory(value)
         alias = Alias(place, other, (), (), 0, value.dtype, bits, is_written=False)
         return dataclasses.replace(alias, is_of_result=True) if bits else None
@@ -230,15 +232,15 @@ def _of_result(
     return alias and dataclasses.replace(alias, is_of_result=True, within=tuple(whole.stride()))
 
 
-def _lies(value: torch.Tensor) -> tuple[Any, ...]:
-    """The place of a value in memory."""
+def _layout_in_memory(value: torch.Tensor) -> tuple[Any, ...]:
+    """The memory, dtype, sizes, strides and offset of a value."""
     numbers = (*value.shape, *value.stride(), value.storage_offset())
     return internals.storage_id(value), value.dtype, *map(as_dim, numbers)
 
 
 def _offset(result: torch.Tensor, source: torch.Tensor) -> Any:
-    """The offset of a result in its source, in the unit that `Alias` has; None where their elements
-    do not fit.
+    """The offset of a result in its source, in the unit of `Alias`; None if their elements do not
+    fit.
     """
     is_pair = result.is_complex() and not source.is_complex()
     unit = result.itemsize // 2 if is_pair else result.itemsize

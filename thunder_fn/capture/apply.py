@@ -58,7 +58,7 @@ Strides = tuple[tuple[Dim, ...] | None, ...]
 
 
 def without_values(tree: Any) -> Any:
-    """A tree of arguments with a tensor that has no values in the place of each `TensorType`.
+    """Replace each `TensorType` in a tree of arguments by a tensor without values.
 
     Raises:
         UnsupportedInput: a size is symbolic.
@@ -92,8 +92,8 @@ def apply_inside(
 def bind_trace(
     recorder: Recorder, trace: Trace, inputs: Sequence[Any], op: Op, split: SplitRule | None = None
 ) -> tuple[Any, ...] | None:
-    """Record the trace as one equation; None where it has to be replayed, as one with unbacked
-    sizes has to be.
+    """Record the trace as one equation. Return None if it has to be replayed, as one with unbacked
+    sizes has.
     """
     if any(map(made_by, trace.equations)):
         return None
@@ -112,7 +112,9 @@ def bind_trace(
 
 
 def _names(variables: Sequence[Var], values: Sequence[Any]) -> dict[Any, Any]:
-    """Names in this capture for unbacked sizes in the types of variables, given their values."""
+    """Map unbacked sizes in the types of variables to names of this capture, given the variables'
+    values.
+    """
     types = (var.type for var in variables if isinstance(var.type, TensorType))
     if not any(isinstance(size, Expr) for type in types for size in type.shape):
         return {}
@@ -121,7 +123,7 @@ def _names(variables: Sequence[Var], values: Sequence[Any]) -> dict[Any, Any]:
 
 
 def copy_trace(recorder: Recorder, trace: Trace, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
-    """Record the trace's equations as they are, without running an op; None where it has to be
+    """Record the trace's equations as they are, without running an op. Return None if it has to be
     replayed.
     """
     closed, extra = close_over(trace)
@@ -184,7 +186,7 @@ def bind_equation(
 
 
 def _of_level(results: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The results as those of the torch.func transform that runs, which may write to them."""
+    """Wrap results for the torch.func transform that runs, which may write to them."""
     if not internals.torch_func_level():
         return results
     alias = torch.ops.aten.alias.default
@@ -229,8 +231,8 @@ def bind_structured(  # noqa: PLR0913 - one place for what an equation is made o
 
 
 def _cut_off(body: Trace, tracers: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The tracers without the history of those that a body does not read: a backward that frees
-    the graph behind its results leaves theirs alone.
+    """Detach the tracers that a body does not read. A backward that frees the graph behind the
+    body's results then leaves the graphs of these tracers alone.
     """
     wanted = {atom.index for atom in body.outputs if isinstance(atom, Var)}
     needed(body.equations, wanted)
@@ -272,7 +274,7 @@ def close_over(trace: Trace) -> tuple[Trace, tuple[torch.Tensor, ...]]:
 
 
 def replay(recorder: Recorder, trace: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """Run a trace op by op inside a capture, its composites as scopes."""
+    """Run a trace op by op inside a capture, with its composites as scopes."""
     own = recorder.source
     call = Source(
         *((own.file, own.line, own.function) if own else ("", 0, "")), recorder.scope.module
@@ -454,8 +456,8 @@ def view_again(
     tensors: tuple[torch.Tensor, torch.Tensor],
     result: Any,
 ) -> Any:
-    """A result of a captured function, or of a transform of it, that is a view of a tensor in eager
-    mode.
+    """Take a result of a captured function, or of a transform of it, as the view of a tensor that
+    it is in eager mode.
 
     It is taken of the tensor again where the trace takes it by views. Elsewhere neither can be
     changed while both live.
@@ -482,8 +484,8 @@ def view_again(
 def view_of_written(
     captured: Captured, trace: Trace, shared: Shared, target: torch.Tensor
 ) -> torch.Tensor | None:
-    """A result that is a view of a tensor which the function has changed, taken of that tensor as
-    the trace takes it of the new value; None where the trace takes it otherwise.
+    """Take a result that is a view of a tensor that the function has changed. Return None if the
+    trace does not take it as such a view of the new value.
 
     An `Alias` says the same for contiguous tensors alone, in which each place is known.
     """
@@ -545,7 +547,9 @@ def shows_inputs(trace: Trace) -> tuple[bool, ...]:
 
 
 def viewed(trace: Trace, atom: Atom, is_step: Callable[[Equation], bool]) -> Var | None:
-    """The variable from which an atom comes by such steps, which have one operand."""
+    """Go back from an atom through equations that are steps, which have one operand, to the first
+    variable.
+    """
     way = _way(makers(trace.equations), atom, None, is_step)
     return None if way is None else way[0]
 
@@ -557,19 +561,19 @@ def is_view_step(equation: Equation) -> bool:
 
 
 def is_tracked_view(equation: Equation) -> bool:
-    """Test for a view of the one operand that autograd follows."""
+    """Test for an equation that is a view of its one operand and that autograd follows."""
     return is_view_step(equation) and equation.op.name != "aten.detach.default"
 
 
 def is_layout(equation: Equation) -> bool:
-    """Test for what may be a view in eager mode, and a copy in a trace."""
+    """Test for an op that may return a view in eager mode and returns a copy in a trace."""
     return is_view_step(equation) or (
         len(equation.operands) == 1 and equation.op in facts.COPIES_OF_VIEWS
     )
 
 
 def _along(recorder: Recorder, steps: Sequence[tuple[Equation, int]], value: Any) -> Any:
-    """Take the views of a way of a tensor."""
+    """Apply views to a tensor, one after the other."""
     for equation, index in steps:
         env = {equation.operands[0].index: value}
         value = _replay_equation(
@@ -584,8 +588,8 @@ def _way(
     start: Atom | None = None,
     is_step: Callable[[Equation], bool] = is_tracked_view,
 ) -> tuple[Var, list[tuple[Equation, int]]] | None:
-    """The variable, computed by no view or `start`, that an atom is a view of, and the views
-    with the output taken of each.
+    """Return the variable that an atom is a view of, and the views with the output that is taken of
+    each. The variable is `start`, or the first that no view computes.
     """
     steps: list[tuple[Equation, int]] = []
     while isinstance(atom, Var) and atom != start and atom.index in known:
@@ -607,8 +611,8 @@ def _way(
 
 
 def part(recorder: Recorder, source: torch.Tensor, result: torch.Tensor, name: str) -> None:
-    """Let nobody change a result that shares memory with a source in eager mode and not here,
-    nor the source.
+    """Forbid writes to a result and to its source, because they share memory in eager mode but not
+    here.
     """
     tracers = [recorder.lift(source), recorder.lift(result)]
     if not any(map(is_wrapped, tracers)):

@@ -48,7 +48,7 @@ class Generators:
         self._states: dict[int, tuple[torch.Generator, torch.Tensor]] = {}
 
     def know(self, traced: torch.Generator, real: torch.Generator) -> None:
-        """Take `traced` for `real` from now on, whose state no code inside can see."""
+        """Let `traced` stand for `real`, whose state no code inside can see."""
         self._known[identity_of(traced)] = traced, real
 
     def used(self, given: torch.Generator) -> torch.Generator | None:
@@ -144,7 +144,7 @@ _again: ContextVar[bool] = ContextVar("thunder_fn_again", default=False)
 
 
 def is_again() -> bool:
-    """Test whether what runs has run before, and is computed again: it has no effects this time."""
+    """Test whether this run computes something again, so that it has no effects."""
     return _again.get()
 
 

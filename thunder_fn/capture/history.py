@@ -101,7 +101,7 @@ class History:
     # ---- what is recorded ----
 
     def bound(self, var: Var) -> None:
-        """Note that a tensor stands for the variable, which was made here."""
+        """Note that a tensor made here stands for the variable."""
         if self.is_tracked and not self.is_following:
             self._off.add(var.index)
             if self._functions:
@@ -147,8 +147,8 @@ class History:
     # ---- what is read ----
 
     def read(self, var: Var) -> Var:
-        """The variable as grad sees it here: made where gradients were off and read where they
-        are on, constant.
+        """Return the variable with the history that grad sees here. One made where gradients are
+        off and read where they are on is a constant.
         """
         if (
             var.index not in self._off
@@ -195,7 +195,7 @@ class History:
         return isinstance(source, Var) and self._has_history(source)
 
     def _followed(self, var: Var) -> Var:
-        """The variable with the history that its memory has, though the view was taken where
+        """Return the variable with the history of its memory, though the view was taken where
         gradients are off.
         """
         leaf = self._views.get(var.index)
@@ -217,8 +217,8 @@ class History:
 
     @contextmanager
     def changing(self, tensors: list[torch.Tensor], others: list[torch.Tensor]) -> Generator[None]:
-        """Enter around an op that changes tensors in place; where gradients are off, their history
-        stays.
+        """Enter around an op that changes tensors in place. Where gradients are off, the tensors
+        keep their history.
 
         The first op recorded that has results of their types computes their new values; what comes
         after it brings views up to date.
@@ -252,9 +252,7 @@ class History:
                 self._tell(memory)
 
     def bring_up_to_date(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Give views the new values, with the history that they have, also where gradients are
-        off.
-        """
+        """Give views their new values, with their history, also where gradients are off."""
         if self._before or not torch.is_grad_enabled():
             with self._following():
                 for tensor in tensors:
@@ -262,7 +260,7 @@ class History:
 
     @contextmanager
     def _following(self) -> Generator[None]:
-        """Follow with autograd what is recorded inside, though gradients are off."""
+        """Let autograd follow what is recorded inside, though gradients are off."""
         before, self._updating = self._updating, True
         try:
             yield
@@ -291,7 +289,9 @@ class History:
         return alias
 
     def detached(self, source: torch.Tensor, alias: torch.Tensor) -> None:
-        """`alias = source.detach()`, which the function says: autograd's own are no new history."""
+        """Note `alias = source.detach()` of the function. Detaches by autograd itself are no new
+        history.
+        """
         if not self.recorder.detaching:
             return
         self.recorder.selections.keep(source)
@@ -309,17 +309,19 @@ class History:
             return torch.ops.aten.detach.default(tensor)
 
     def share(self, view: torch.Tensor, part: torch.Tensor) -> None:
-        """Let `part` have the memory of `view`, and the history that it has."""
+        """Give `part` the memory of `view` and its history."""
         self._link(internals.memory_in(view), internals.memory_in(part))
 
     def detach(self, tracer: torch.Tensor) -> None:
-        """`tracer.detach_()`: views that were taken of it keep their history."""
+        """Note `tracer.detach_()`: views that were taken before keep their history."""
         before, value = internals.memory_in(tracer), internals.inner_fake(tracer)
         fake = self._fake(self._stopped(self.recorder.known(value)), value)
         self._link(before, internals.give_memory(tracer, fake))
 
     def set_data(self, tracer: torch.Tensor, value: torch.Tensor) -> None:
-        """`tracer.data = value`: the value's memory, and the history that the tracer has."""
+        """Note `tracer.data = value`: the tracer gets the memory of the value and keeps its own
+        history.
+        """
         known = self.recorder.known
         with self._following():
             history = self.read(known(internals.inner_fake(tracer)))
@@ -332,15 +334,15 @@ class History:
         return id(tracer) in self._rebound
 
     def part(self, source: torch.Tensor, result: torch.Tensor, name: str) -> None:
-        """A result shares memory with a source in eager mode, and not in the trace: while both
-        live, neither can be changed.
+        """Forbid changes of a result and its source, which share memory in eager mode and not in
+        the trace, while both live.
         """
         memories = [internals.memory_in(source), internals.memory_in(result)]
         ids = {internals.storage_id(memory) for memory in memories}
         self._apart.append((ids, [internals.memory_watch(memory) for memory in memories], name))
 
     def check_not_parted(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Raise if one of the tensors has been parted from its other name."""
+        """Raise if one of the tensors shares memory with another in eager mode but not here."""
         if not self._apart:
             return
         self._apart = [one for one in self._apart if all(is_alive() for is_alive in one[1])]
@@ -438,7 +440,7 @@ class History:
     def _with_history(
         self, value: torch.Tensor, history: Var, write: Op = ops.STRAIGHT_THROUGH
     ) -> torch.Tensor:
-        """A fake tensor of the value that autograd follows to another variable."""
+        """Return a fake tensor of a value with the history of another variable."""
         args = self.recorder.known(value), history
         (var,) = self.recorder.emit(write, args, (args[0].type,), ())
         return self._fake(var, value)

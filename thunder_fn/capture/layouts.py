@@ -40,7 +40,8 @@ _WRAPPERS = ("call", "checkpoint")
 def strides_of_outputs(
     trace: Trace, inputs: Sequence[torch.Tensor]
 ) -> tuple[tuple[Dim, ...] | None, ...]:
-    """The strides of a trace's outputs on these tracers; None for one whose layout is unknown.
+    """Compute the strides of a trace's outputs on these tracers; None for an output whose layout is
+    unknown.
 
     Symbols have the values that they have in this call; strides are explained by sizes.
     """
@@ -54,7 +55,7 @@ def strides_of_outputs(
 
 
 def _layout_in(tracer: torch.Tensor) -> internals.Layout | None:
-    """The layout of the value of a tracer, with numbers for symbols."""
+    """The layout of a tracer's value in this call, with numbers for symbols."""
     with internals.no_torch_function():
         fake = internals.inner_fake(tracer)
         sizes = (*fake.shape, *fake.stride(), fake.storage_offset())
@@ -75,7 +76,7 @@ def _known(size: Any) -> int | None:
 
 
 def _strides(layout: internals.Layout | None, output: Atom) -> tuple[Dim, ...] | None:
-    """The strides of an output of a symbolic shape; None where its sizes do not explain them."""
+    """The strides of an output with symbolic sizes; None if its sizes do not explain them."""
     if layout is None or not isinstance(output, Var) or not isinstance(output.type, TensorType):
         return None
     shape, pattern = output.type.shape, stride_pattern(layout.shape, layout.stride)

@@ -20,7 +20,8 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
-from thunder_fn.capture.outside.reads import ABSENT, Place, value_read
+from thunder_fn.capture.outside.reads import ABSENT, Attribute, value_read
+from thunder_fn.capture.places import Change, Entry, Snapshot, snapshot
 from thunder_fn.errors import EscapedTracer, with_article
 from thunder_fn.ir.trace import Source, type_of_value
 
@@ -55,43 +56,33 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """The state of a module: its sections and its other attributes, by name, and copies of the
-    plain containers.
+    """The state of a module: all that it holds, by section and name, and the contents of its plain
+    containers, by name.
     """
 
     module: torch.nn.Module
     path: str
     entries: dict[tuple[str, str], Any]
-    contents: dict[str, tuple[Any, Any]]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Stored:
-    """An attribute of a module, or a buffer of another type, that the function gives a tensor: the
-    dict that holds it, its name, and what was there before. `is_read`: the function asks the module
-    for that; None if nothing tells.
-    """
-
-    holder: dict[str, Any]
-    name: str
-    before: Any
-    is_read: bool | None
+    contents: dict[str, Snapshot]
 
 
 @dataclass(slots=True)
 class WatchedModules:
-    """The modules of one capture. If it `is_exclusive`, no other thread captures modules from the
-    first one until the `release`. `held` counts the places of each value before the capture.
+    """The modules of one capture.
+
+    If it `is_exclusive`, no other thread captures modules from the first one until the `release`.
+    `stored` are attributes of modules, and buffers of another type, that the function gives a
+    tensor. `held` counts the places of each value before the capture.
     """
 
     is_exclusive: bool = False
     is_holding: bool = False
     states: dict[int, _State] = dataclasses.field(default_factory=dict)
-    stored: list[Stored] = dataclasses.field(default_factory=list["Stored"])
+    stored: list[Change] = dataclasses.field(default_factory=list[Change])
     held: Counter[int] = dataclasses.field(default_factory=Counter[int])
 
     def watch(self, module: torch.nn.Module, path: str = "") -> None:
-        """Remember what the module holds, the first time."""
+        """Note what the module holds, at its first call."""
         if id(module) in self.states:
             return
         if self.is_exclusive and not self.is_holding:
@@ -100,8 +91,9 @@ class WatchedModules:
         self.states[id(module)] = _state(module, path)
 
     def rebound(self, is_kept: Callable[[Any], bool]) -> list[Rebound]:
-        """Buffers that were bound to new tensors; every module as it was, but for the attributes
-        that are `stored`. `is_kept` tells whether a container of a module may hold tracers.
+        """Return the buffers that were bound to new tensors, and restore modules, except the
+        attributes that are `stored`. `is_kept` tells whether a container of a module may hold
+        tracers.
 
         Raises:
             EscapedTracer: a tracer is left in a parameter, or in another container.
@@ -118,9 +110,9 @@ class WatchedModules:
                 elif not _is_recomputed(state.module, name):
                     is_read = _is_read(state.module, section, name, before)
                     holder = _section(state.module, section)
-                    self.stored.append(Stored(holder, name, before, is_read))
-            for name, (value, before) in state.contents.items():
-                is_new = _has_new_tracer(value, before) and not is_kept(value)
+                    self.stored.append(Change(holder, name, before, value, is_read))
+            for name, one in state.contents.items():
+                is_new = _has_new_tracer(one) and not is_kept(one.container)
                 if is_new and not _is_recomputed(state.module, name):
                     escaped.append((state, name))
         self.restore(tracers_only=not escaped)
@@ -128,9 +120,11 @@ class WatchedModules:
             raise _escaped_error(*escaped[0])
         return found
 
-    def take_assigned(self, modules: Collection[int], written: Collection[Place]) -> list[Assigned]:
-        """Attributes of these modules, named by their identity, that were bound, buffers among
-        them; each holds again what it held.
+    def take_assigned(
+        self, modules: Collection[int], written: Collection[Attribute]
+    ) -> list[Assigned]:
+        """Return the attributes of these modules (by identity) that were bound, buffers among them.
+        Each gets its old value back.
 
         `written` are those that were set, maybe to their old values.
         """
@@ -138,7 +132,7 @@ class WatchedModules:
         for state in (state for module, state in self.states.items() if module in modules):
             for section, name, value in list(_current(state.module)):
                 before = state.entries.get((section, name), ABSENT)
-                is_same = value is before and Place(state.module, name) not in written
+                is_same = value is before and Attribute(state.module, name) not in written
                 if isinstance(value, torch.nn.Module) and id(value) not in modules:
                     continue
                 if (
@@ -159,21 +153,24 @@ class WatchedModules:
         if not self.states:
             return
         try:
-            stored = {(id(one.holder), one.name) for one in self.stored}
+            stored = {one.entry for one in self.stored}
             for state in self.states.values():
                 _restore(state, tracers_only, stored)
         finally:
             self.states.clear()
 
     def release(self) -> None:
-        """Let other threads capture modules."""
+        """Let go of tracers, and let other threads capture modules."""
+        self.stored.clear()
         if self.is_holding:
             self.is_holding = False
             TRACING.release()
 
 
 def modules_of(f: Any, leaves: list[Any]) -> Iterator[tuple[torch.nn.Module, str]]:
-    """The modules that the function can reach at first sight, with their paths."""
+    """Find modules that the function can reach: its own, its arguments, and those that it closes
+    over; with their paths.
+    """
     roots = [
         *leaves,
         f,
@@ -192,7 +189,7 @@ def modules_of(f: Any, leaves: list[Any]) -> Iterator[tuple[torch.nn.Module, str
 def _state(module: torch.nn.Module, path: str) -> _State:
     entries = {(section, name): value for section, name, value in _current(module)}
     contents = {
-        name: (value, value.copy())
+        name: snapshot(value)
         for (section, name), value in entries.items()
         if section == "" and type(value) in _CONTAINERS
     }
@@ -200,8 +197,8 @@ def _state(module: torch.nn.Module, path: str) -> _State:
 
 
 def _given_tensors(state: _State) -> Iterator[tuple[str, str, Any, Any]]:
-    """(section, name, value, value before) of what the function gave a tensor: one of the trace, or
-    as a plain attribute one from outside.
+    """Find what the function gave a tensor, as (section, name, value, value before): a tracer, or
+    as a plain attribute any tensor.
     """
     for section, name, value in _current(state.module):
         before = state.entries.get((section, name), ABSENT)
@@ -216,7 +213,7 @@ def _is_read(module: torch.nn.Module, section: str, name: str, before: Any) -> b
     """
     if section or name.startswith("__"):
         return None
-    return value_read(Place(module, name)) is before
+    return value_read(Attribute(module, name)) is before
 
 
 def _current(module: torch.nn.Module) -> Iterator[tuple[str, str, Any]]:
@@ -287,10 +284,11 @@ def _is_recomputed(module: torch.nn.Module, name: str) -> bool:
     )
 
 
-def _has_new_tracer(value: Any, before: Any) -> bool:
-    return holds_tracer(list(value) if isinstance(value, set) else value) and not holds_tracer(
-        list(before) if isinstance(before, set) else before
+def _has_new_tracer(one: Snapshot) -> bool:
+    now, before = (
+        list(held) if isinstance(held, set) else held for held in (one.container, one.before)
     )
+    return holds_tracer(now) and not holds_tracer(before)
 
 
 def _escaped_error(state: _State, name: str) -> EscapedTracer:
@@ -309,7 +307,7 @@ def _escaped_error(state: _State, name: str) -> EscapedTracer:
     )
 
 
-def _restore(state: _State, tracers_only: bool, stored: Container[tuple[int, str]]) -> None:
+def _restore(state: _State, tracers_only: bool, stored: Container[Entry]) -> None:
     for section, name, value in list(_current(state.module)):
         before = state.entries.get((section, name), ABSENT)
         if value is before or holds_tracer(before) or (tracers_only and not holds_tracer(value)):
@@ -323,9 +321,9 @@ def _restore(state: _State, tracers_only: bool, stored: Container[tuple[int, str
         held = _section(state.module, section)
         if name not in held and not holds_tracer(value):
             held[name] = value
-    for value, before in state.contents.values():
-        if not holds_tracer(list(before)):
-            _refill(value, before)
+    for one in state.contents.values():
+        if not holds_tracer(list(one.before)):
+            one.restore()
 
 
 def _section(module: torch.nn.Module, section: str) -> dict[str, Any]:
@@ -339,14 +337,3 @@ def _put(module: torch.nn.Module, section: str, name: str, value: Any) -> None:
         del held[name]
     else:
         held[name] = value
-
-
-def _refill(container: Any, before: Any) -> None:
-    """Make a container hold again what it held."""
-    if [id(item) for item in _items(container)] != [id(item) for item in _items(before)]:
-        container.clear()
-        (container.extend if isinstance(container, (list, deque)) else container.update)(before)
-
-
-def _items(container: Any) -> list[Any]:
-    return [*container, *container.values()] if isinstance(container, dict) else list(container)

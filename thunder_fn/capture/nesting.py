@@ -72,7 +72,7 @@ def nest(recorder: Recorder, outputs: tuple[Atom, ...], name: str) -> Trace:
 
 
 def _seen_from(module: str, equations: list[Equation]) -> list[Equation]:
-    """The equations of a body, which know their modules from its call on."""
+    """Name the modules in a body's equations as seen from the call of the body."""
     sources = (equation.source and equation.source.within(module) for equation in equations)
     return [
         equation if source is equation.source else dataclasses.replace(equation, source=source)
@@ -104,7 +104,7 @@ it for autograd.
 
 
 def _drop_unread_vectors(root: Scope, wanted: set[int]) -> None:
-    """Write `svdvals` and its like as eager runs them where no gradient is asked: without
+    """Replace `svdvals` and its like by the ops that eager runs if no gradient is asked: without
     vectors.
     """
     found = [
@@ -168,8 +168,8 @@ def _live(root: Scope, wanted: set[int], symbols: set[Any] | None) -> set[int]:
 
 @dataclass(slots=True)
 class _Traffic:
-    """The variables that cross each scope's border: imports in order of use, exports in order of
-    definition.
+    """The variables that cross the border of each scope: imports in order of use, exports in order
+    of definition.
     """
 
     root: Scope
@@ -261,9 +261,7 @@ def _in_module(source: Source | None, module: str) -> Source | None:
 
 
 def _composite(scope: Scope, context: _Context) -> list[Equation]:
-    """The scope as one equation; as its only equation where a name of its own would say nothing
-    new.
-    """
+    """Return the scope as one equation, or its only equation if its name says nothing new."""
     equations = _equations(scope, context)
     if not equations:
         return []
@@ -340,7 +338,7 @@ def _casts_of_arguments(
 
 
 def _reading(equation: Equation, names: dict[int, Var]) -> Equation:
-    """The equation with other variables for some of its operands."""
+    """Return the equation with some of its operands replaced."""
     if not any(var.index in names for var in equation.operands):
         return equation
     return equation.reading(lambda var: names.get(var.index, var))
@@ -441,8 +439,8 @@ _alive: weakref.WeakValueDictionary[tuple[int, int], Trace] = weakref.WeakValueD
 
 
 def _alive_as(body: Trace) -> Trace:
-    """The body, or one of an earlier capture that differs in nothing: memos then find the next
-    capture of a model fast.
+    """Return an equal body of an earlier capture that is still alive, or this one. So memos find
+    the next capture of a model fast.
     """
     key = (hash(body), body.origin)
     known = _alive.get(key)

@@ -321,7 +321,10 @@ def _has_ruled_backward(single: Trace) -> bool:
     followed = tuple(is_differentiable(var.type) for var in equation.outputs)
     if not any(wanted) or not any(followed) or ops.is_constant(equation.op):
         return False
-    rule = vjp_rule(single, wanted, followed)
+    try:
+        rule = vjp_rule(single, wanted, followed)
+    except MissingRule:  # for all operands at once
+        return True
     return isinstance(rule, Trace) or any(
         one.op.name in _OTHERWISE or one.op.kind != "leaf" for one in rule.backward.equations
     )

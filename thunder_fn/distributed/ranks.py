@@ -20,8 +20,6 @@ from thunder_fn.ir import ops
 from thunder_fn.ir.rules import lowered
 from thunder_fn.ir.trace import Equation, Trace, TraceBuilder, Var, python_args, type_of_value
 
-Ranks = Sequence[Any]
-
 GATHER = "_c10d_functional.all_gather_into_tensor.default"
 SCATTER = "_c10d_functional.reduce_scatter_tensor.default"
 REDUCE = "_c10d_functional.all_reduce.default"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from thunder_fn.capture import capture
 from thunder_fn.derived.attempts import Attempt, Outcome, first_rule
@@ -17,8 +17,6 @@ from thunder_fn.interpreters.simplify import inline
 from thunder_fn.ir import ops
 from thunder_fn.ir.notebook import Shown
 from thunder_fn.ir.trace import Equation, TensorType, Trace
-
-Ask: TypeAlias = Callable[[Trace], Outcome[Any] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +66,8 @@ class RuleReport(Shown):
 def rule_order() -> dict[str, tuple[str, ...]]:
     """Return the order in which each transform looks for the rule of a leaf op.
 
+    Law: `explain_rule` reports the attempts in this order.
+
     Example:
         >>> from thunder_fn.inspect import rule_order
         >>> rule_order()["vjp"][3:5]
@@ -88,6 +88,8 @@ TWO_VJPS = "two vjps"
 def explain_rule(op: Callable[..., Any], /, *args: Any, **kwargs: Any) -> RuleReport:
     """Report which rule vjp, jvp and vmap derive for an op, and why the attempts before it had
     none.
+
+    Law: the rule that it names is the one that the transform uses.
 
     Args:
         op: an op such as `torch.cumsum` or `torch.ops.aten.cumsum.default`, or any function: then

@@ -21,10 +21,11 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.failures import source_of
 from thunder_fn.capture.generators import state_error
-from thunder_fn.capture.kept import KeptState
+from thunder_fn.capture.kept_state import KeptState
 from thunder_fn.capture.outside.frames import observed_by
 from thunder_fn.capture.outside.reads import (
     ABSENT,
+    ARRAYS,
     PLAIN,
     Reads,
     Tracked,
@@ -137,6 +138,8 @@ def _conditions(edge: Edge, names: Namespace) -> Iterator[str]:  # noqa: C901 - 
             yield f"({names.bind(holder, 'ref')}() is not None) is {edge.value}"
         case "context":
             yield _equal(f"{names.bind(holder.get, 'get')}(ABSENT)", edge.value, names)
+        case "answer":
+            yield _equal(f"{names.bind(holder.ask, 'ask')}()", edge.value, names)
         case "class":
             yield from _class_conditions(edge, key, names)
         case _:
@@ -180,7 +183,7 @@ def _quick(edge: Edge) -> Callable[[], bool]:
     if seen(value) != edge.value:
         return lambda: False
     for part in parts_of(value):
-        if is_overridden(part):
+        if is_overridden(part) or is_a(part, ARRAYS):
             return lambda: False
         parts.append((part, list(part)))
         if is_a(part, dict):
@@ -251,7 +254,7 @@ def outside_of(read: Sequence[Outside], kept: tuple[KeptState, ...]) -> Outside 
     if not kept:
         return read[0] if read else None
     edges, modules = (read[0].edges, read[0].modules) if read else ((), ())
-    held = {id(container) for state in kept for container, _ in state.contents}
+    held = {id(one.container) for state in kept for one in state.contents}
     fed = {(id(holder), key) for state in kept for holder, key, _ in state.places}
     others = (
         one for one in edges if id(one.holder) not in held and (id(one.holder), one.key) not in fed

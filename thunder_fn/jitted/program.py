@@ -31,10 +31,12 @@ from thunder_fn.capture.apply import (
     write_to_result,
 )
 from thunder_fn.capture.failures import check_aliases, source_of
-from thunder_fn.capture.kept import ABSENT, GRAD, KeptState, decided_by, put
+from thunder_fn.capture.kept_state import KeptState, decided_by
 from thunder_fn.capture.modules import TRACING
 from thunder_fn.capture.numbers.arguments import Symbolic, value_at
 from thunder_fn.capture.outside.properties import Read
+from thunder_fn.capture.outside.reads import ABSENT
+from thunder_fn.capture.places import GRAD, put
 from thunder_fn.capture.recorded import Decision
 from thunder_fn.capture.replaced import host_random
 from thunder_fn.capture.replaced.lookasides import lookasides
@@ -146,18 +148,46 @@ def build(
         CaptureError: f cannot be traced.
         JitError: a transform changed the types of the trace's inputs or outputs.
     """
-    tensors = tuple(tensor for _, tensor in call.tensors)
-    numbers = symbolic.inputs if symbolic is not None else ()
+    captured, traces, read = _traced(f, options, call, symbolic, known)
+    closed, constants = close_over(traces[-1])
+    execution = _lowered(captured, closed, constants, options, call, symbolic)
+    warn_of_idle(options.executors, execution.program.claimed, source_of(f))
+    decisions = _fed_apart(captured, _decisions(captured, traces[-1], execution.bridge))
+    decisions = decisions if symbolic is not None else ()
+    before = close_over(captured.trace)[1]  # a transform may have let go of one
+    targets = (one.target for one in captured.writes if isinstance(one.target, torch.Tensor))
+    watched = _distinct((*constants, *before, *targets))
+    structure = structure_text(call.leaves, call.spec)
+    return Entry(
+        execute=execution.function(),
+        captured=captured,
+        prologue=prologue_trace(call.leaves, structure, call.statics, symbolic, decisions),
+        stages=(*traces, execution.program),
+        bridge=execution.bridge,
+        constants=watched,
+        constants_match=internals.tensor_guard(watched),
+        grads_match=grads_guard(captured.grads) if captured.grads else None,
+        reads_match=reads_guard(captured.reads) if captured.reads else None,
+        clash=_clash(captured, call, symbolic),
+        check_clash=partial(_check_clash, captured, source_of(f)),
+        symbolic=symbolic,
+        decisions=decisions,
+        fills=captured.out_spec.type is Filling,
+        feeds_grads=any(read.is_fed for read in captured.grads),
+        outside=outside_of(read, captured.kept),
+    )
 
-    def as_far_as_it_got(captured: Captured) -> None:
-        """f raised: its changes until then are made, and random numbers are drawn, as in eager
-        mode.
-        """
-        given = (*tensors, *(value_at(call.leaves, place) for _, place in numbers))
-        with TRACING:
-            values = (*given, *(feed.read(tensors) for feed in captured.feeds))
-        write_back(captured, values, evaluate(captured.trace, values))  # of no results
 
+def _traced(
+    f: Callable[..., Any],
+    options: Options,
+    call: Call,
+    symbolic: Symbolic | None,
+    known: Sequence[Entry],
+) -> tuple[Captured, list[Trace], list[Outside]]:
+    """Trace f for a call: the capture, its trace after each transform, and its reads from
+    outside.
+    """
     states = (one for entry in known if entry.outside is not None for one in entry.outside.modules)
     wanted = frozenset[Any]().union(*(one.moved() for one in states if isinstance(one, KeptState)))
     before = host_random.state()
@@ -171,64 +201,60 @@ def build(
                 options,
                 call,
                 symbolic,
-                as_far_as_it_got if is_final and not wanted else None,
+                partial(_apply_unfinished, call) if is_final and not wanted else None,
                 has_effects=current() is None,
                 wanted=wanted,
             ),
         )
     if (generator := host_random.drawn_since(before)) is not None:
         _warn_of_constants(f, captured.trace.name, generator)
-    closed, constants = close_over(traces[-1])
-    targets = [write.target for write in captured.writes]
-    written = captured.targets_among(len(tensors))
+    return captured, traces, read
+
+
+def _apply_unfinished(call: Call, captured: Captured) -> None:
+    """Make the changes of a function until it raised, and draw its random numbers, as eager mode
+    does.
+    """
+    tensors = tuple(tensor for _, tensor in call.tensors)
+    with TRACING:
+        values = (*tensors, *(feed.read(tensors) for feed in captured.feeds))
+    write_back(captured, values, evaluate(captured.trace, values))  # of no results
+
+
+def _lowered(
+    captured: Captured,
+    closed: Trace,
+    constants: tuple[torch.Tensor, ...],
+    options: Options,
+    call: Call,
+    symbolic: Symbolic | None,
+) -> _Execution:
+    """Lower a trace, whose last inputs are the constants, and bridge it if autograd follows it."""
+    tensors = tuple(tensor for _, tensor in call.tensors)
+    numbers = symbolic.inputs if symbolic is not None else ()
     with TRACING:
         feeds = tuple(feed.read(tensors) for feed in captured.feeds)
+    targets = [write.target for write in captured.writes]
     places = places_of(targets, len(tensors) + len(numbers) + len(feeds), constants)
+    pairs = zip(places, captured.writes, strict=True)
     writes = (
-        *(
-            None if write.rebinds else place
-            for place, write in zip(places, captured.writes, strict=True)
-        ),
+        *(None if write.rebinds else place for place, write in pairs),
         *(None for _ in range(captured.num_effects)),
     )
-    executors, values = (
-        options.executors_of(closed),
-        (*map(internals.plain, (*tensors, *numbers, *feeds, *constants)),),
-    )
+    executors = options.executors_of(closed)
+    values = tuple(map(internals.plain, (*tensors, *numbers, *feeds, *constants)))
     followed = torch.is_grad_enabled() or is_followed(captured)
     bridged = bridge(closed, values, writes, executors) if followed else None
-    execution = _Execution(captured, closed, constants, writes, call, bridged, executors, symbolic)
-    warn_of_idle(options.executors, execution.program.claimed, source_of(f))
-    decisions = _fed_apart(captured, _decisions(captured, traces[-1], bridged))
-    decisions = decisions if symbolic is not None else ()
-    before = close_over(captured.trace)[1]  # a transform may have let go of one
-    watched = _distinct(
-        (*constants, *before, *(target for target in targets if isinstance(target, torch.Tensor)))
-    )
-    return Entry(
-        execute=execution.function(),
-        captured=captured,
-        prologue=prologue_trace(
-            call.leaves, structure_text(call.leaves, call.spec), call.statics, symbolic, decisions
-        ),
-        stages=(*traces, execution.program),
-        bridge=bridged,
-        constants=watched,
-        constants_match=internals.tensor_guard(watched),
-        grads_match=grads_guard(captured.grads) if captured.grads else None,
-        reads_match=reads_guard(captured.reads) if captured.reads else None,
-        clash=(
-            clash_check(captured.trace, tensors, written, symbolic=symbolic is not None)
-            if written
-            else None
-        ),
-        check_clash=partial(_check_clash, captured, source_of(f)),
-        symbolic=symbolic,
-        decisions=decisions,
-        fills=captured.out_spec.type is Filling,
-        feeds_grads=any(read.is_fed for read in captured.grads),
-        outside=outside_of(read, captured.kept),
-    )
+    return _Execution(captured, closed, constants, writes, call, bridged, executors, symbolic)
+
+
+def _clash(captured: Captured, call: Call, symbolic: Symbolic | None) -> Callable[..., bool] | None:
+    """The check whether tensors that are written to share memory; None if there are none."""
+    tensors = tuple(tensor for _, tensor in call.tensors)
+    written = captured.targets_among(len(tensors))
+    if not written:
+        return None
+    return clash_check(captured.trace, tensors, written, symbolic=symbolic is not None)
 
 
 def _with_numbers(

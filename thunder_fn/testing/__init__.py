@@ -7,6 +7,7 @@ that the laws must catch, `user.py` has `check_transform`. A new kind of equatio
 """
 
 from thunder_fn.testing import steps
+from thunder_fn.testing.backends import check_backend
 from thunder_fn.testing.drawn_programs import Program, Step, build
 from thunder_fn.testing.given import Given
 from thunder_fn.testing.laws import (
@@ -19,7 +20,7 @@ from thunder_fn.testing.laws import (
     laws_of,
 )
 from thunder_fn.testing.laws.schedules import check_schedule
-from thunder_fn.testing.others import check_backend, check_pass
+from thunder_fn.testing.others import check_pass
 from thunder_fn.testing.sized import Sized
 from thunder_fn.testing.strategies import (
     Case,

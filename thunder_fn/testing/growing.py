@@ -183,6 +183,39 @@ EFFECTS: tuple[Program, ...] = (
 )
 """Programs that call Python, on values that differ and on the same twice."""
 
+_VIEWS = tuple(Step(name) for name in ("transpose", "reshape", "select", "slice", "unsqueeze"))
+_COPIES = (
+    Step("clone"),
+    *(Step(f"aten.{name}.Scalar", (0, 4)) for name in ("mul", "div")),
+    Step("aten.sub.Scalar", (0, 3)),
+    Step("aten.pow.Tensor_Scalar", (0, 4)),
+)
+
+
+def _copied(step: Step, place: int) -> Step:
+    return replace(step, picks=(place, *step.picks[1:]))
+
+
+ALIASES: tuple[Program, ...] = (
+    *(Program((MATRIX,), (view, copy)) for view in _VIEWS for copy in _COPIES),
+    *(
+        Program((MATRIX,), (Step("sin"), _VIEWS[0], copy, *more), outputs)
+        for copy in _COPIES
+        for more, outputs in (((_copied(copy, 1),), ()), ((), (0, 1)), ((), (0, 2)))
+    ),
+    *(
+        Program((MATRIX,), (Step("sin"), copy, Step("transpose", (1,))), outputs)
+        for copy in _COPIES
+        for outputs in ((0, 1), (1, 0))
+    ),
+    *(
+        nested(name, (view, copy), picks, (MATRIX, MATRIX))
+        for name, (picks, *_) in NESTS.items()
+        for view, copy in itertools.product(_VIEWS[:2], _COPIES[:2])
+    ),
+)
+"""Programs that return copies of views, and both: a copy that goes leaves results in one memory."""
+
 _READING = (Step("sub", (0, 1)), Step("sub", (3, 4)), Step("sub", (0, 1)))
 """Steps that read the four newest values: results that leave are often spared."""
 

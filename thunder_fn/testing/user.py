@@ -28,6 +28,7 @@ from thunder_fn.testing.branches import Branches
 from thunder_fn.testing.drawn_programs import BODIES, FAMILIES, Program, Step
 from thunder_fn.testing.given import Given
 from thunder_fn.testing.growing import (
+    ALIASES,
     CONSTANTS,
     COUSINS,
     DEAD,
@@ -110,6 +111,8 @@ def check_transform(  # noqa: PLR0913 - options, by keyword
 ) -> Coverage:
     """Test a function from trace to trace on programs made on purpose, and on random ones.
 
+    Law: the identity keeps every law.
+
     Args:
         keeps: "values" promises the same types and values, and the same random numbers in the same
             order. Then the transform must also commute with vjp, jvp, vmap, checkpoint and the
@@ -171,6 +174,8 @@ def reproduce(
 ) -> Callable[[Transform], Transform]:
     """Hold a transform to one law on one program: the decorator that a report of
     `check_transform` prints.
+
+    Law: the decorated transform is the transform itself.
 
     Raises:
         LawBroken: it still does not hold.
@@ -285,7 +290,7 @@ class Search:
         yield from ((program, False) for program in two_deep())
         yield from (
             (program, False)
-            for program in (*DRAWS, *CONSTANTS, *DEAD, *COUSINS, *SWAPPED, *EFFECTS)
+            for program in (*DRAWS, *CONSTANTS, *DEAD, *ALIASES, *COUSINS, *SWAPPED, *EFFECTS)
         )
         yield from ((program, False) for program in pairs_of(self.ops))
         if any(promise.startswith(("precision", "refines")) for promise in self.promised.promises):
@@ -558,8 +563,9 @@ def _finite(values: Values) -> tuple[torch.Tensor, ...]:
 
 
 def _keeps_shared_memory(transform: Transform) -> Law:
-    """An output that had memory of its own does not come to lie in an input's: whoever writes to
-    it would change the input.
+    """An output that had memory of its own does not come to lie in that of an input or of another
+    output: whoever writes to one would change the other. One variable that is returned twice tells
+    so.
     """
 
     def law(trace: Trace, inputs: Inputs) -> bool:
@@ -567,20 +573,24 @@ def _keeps_shared_memory(transform: Transform) -> Law:
         if draws(trace) or not tensors:
             return False
         new = transform(trace)
-        before, after = (_in_inputs(values_of(t, inputs), inputs) for t in (trace, new))
-        held = [place for place in after if place not in before]
+        before, after = (_shared(values_of(t, inputs), inputs) for t in (trace, new))
+        after = [(i, j) for i, j in after if j is None or new.outputs[i] != new.outputs[j]]
+        held = [i for i, j in after if j is None and (i, j) not in before]
         holds(not held, f"outputs {held} lie in the memory of inputs, and did not", made=new)
+        pairs = [pair for pair in after if pair not in before]
+        holds(not pairs, f"outputs {pairs} lie in one memory, and did not", made=new)
         return True
 
     return law
 
 
-def _in_inputs(values: Values, inputs: Inputs) -> list[int]:
-    known = {x.untyped_storage().data_ptr() for x in inputs if x.numel()}
-    return [
-        place
+def _shared(values: Values, inputs: Inputs) -> list[tuple[int, int | None]]:
+    """The places of outputs in the memory of an input, with None, and the pairs in one memory."""
+    places = {
+        place: value.untyped_storage().data_ptr()
         for place, value in enumerate(values)
-        if isinstance(value, torch.Tensor)
-        and value.numel()
-        and value.untyped_storage().data_ptr() in known
-    ]
+        if isinstance(value, torch.Tensor) and value.numel()
+    }
+    known = {x.untyped_storage().data_ptr() for x in inputs if x.numel()}
+    pairs = [(i, j) for i in places for j in places if i < j and places[i] == places[j]]
+    return [*((i, None) for i, place in places.items() if place in known), *pairs]

@@ -31,6 +31,7 @@ from thunder_fn.torch_internals.calls import (
     schema_arguments,
     schema_of,
 )
+from thunder_fn.torch_internals.fake_results import call_on_fakes
 from thunder_fn.torch_internals.fakes import (
     DATA_DEPENDENT_SHAPE,
     DATA_DEPENDENT_VALUE,
@@ -38,7 +39,6 @@ from thunder_fn.torch_internals.fakes import (
     NUMBER_OF,
     RecordingMode,
     allocations,
-    call_on_fakes,
     class_of,
     fake_as,
     fake_in,

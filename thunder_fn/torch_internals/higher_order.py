@@ -71,6 +71,7 @@ HIGHER_ORDER = {
     "batch norm": ("torch.nn.modules.batchnorm", "_BatchNorm.forward"),
     "positive definite": ("torch.distributions.constraints", "_PositiveDefinite.check"),
     "positive semidefinite": ("torch.distributions.constraints", "_PositiveSemidefinite.check"),
+    "causal mask": ("torch.nn.modules.transformer", "_detect_is_causal_mask"),
     "transformer encoder": ("torch.nn.modules.transformer", "TransformerEncoder.forward"),
     "recurrent arguments": ("torch.nn.modules.rnn", "RNNBase.check_forward_args"),
     "flex_attention": ("torch._higher_order_ops.flex_attention", "FlexAttentionHOP.__call__"),

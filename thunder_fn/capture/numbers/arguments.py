@@ -92,7 +92,7 @@ def _around(value: float, bounds: Bounds) -> Bounds:
 
 
 def _asked(symbol: Symbol, bounds: Bounds) -> Iterator[Decision]:
-    """The questions that bounds ask of a symbol, and the answers."""
+    """Return the questions that bounds ask of a symbol, with the answers."""
     low, high = bounds
     relations = (
         sympy.Ge(symbol, low) if low is not None else None,
@@ -108,8 +108,8 @@ def _asked(symbol: Symbol, bounds: Bounds) -> Iterator[Decision]:
 
 
 def stride_pattern(shape: Sequence[int], stride: Sequence[int]) -> tuple[int | None, ...]:
-    """Explain the stride of each dim: a dim whose size times stride it is, -1 for 1, -2 for 0,
-    or None.
+    """Explain the stride of each dim: the dim whose size times stride it is, -1 for 1, -2 for 0, or
+    None.
     """
     pattern: list[int | None] = [None] * len(shape)
     order = sorted(range(len(shape)), key=lambda dim: (stride[dim], shape[dim] != 1, -dim))
@@ -139,8 +139,8 @@ def _strides(
 def strides_of(
     pattern: Sequence[int | None], shape: Sequence[Dim], unexplained: Callable[[int], Dim]
 ) -> tuple[Dim, ...]:
-    """The strides that a pattern says for these sizes; `unexplained` has the strides that it
-    does not explain.
+    """Compute strides from a pattern and sizes; `unexplained` has those that the pattern does not
+    explain.
     """
     found: dict[int, Dim] = {}
 

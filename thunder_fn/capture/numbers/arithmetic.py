@@ -50,8 +50,8 @@ _EXPONENT = 1000.0
 
 
 def arithmetic(name: str, a: Any, b: Any) -> Any:
-    """`a + b` and its like, one of which is symbolic. NotImplemented where Python's numbers are
-    not all there is.
+    """Compute `a + b` and its like, if one of them is symbolic. Return NotImplemented if an operand
+    is no number of Python's.
     """
     if isinstance(a, _OTHER) or isinstance(b, _OTHER):
         return _PYTHON[name](concrete(a), concrete(b))
@@ -79,7 +79,7 @@ def arithmetic(name: str, a: Any, b: Any) -> Any:
 
 
 def _of_torch(name: str, a: Any, b: Any) -> Any:
-    """An operator as PyTorch has it."""
+    """Apply an operator as PyTorch has it."""
     if isinstance(a, Sym):
         return getattr(_class(a), f"__{name}__")(a, b)
     return getattr(_class(b), f"__r{name}__")(b, a)
@@ -90,8 +90,8 @@ def _class(value: Any) -> type:
 
 
 def _of_floats(name: str, a: Any, b: Any) -> Any:
-    """A step of float arithmetic; symbols stand for their numbers where it could leave the
-    floats.
+    """Apply one step of float arithmetic. A symbol is replaced by its number if the step could
+    leave the floats.
     """
     if name not in STEPS:
         return _PYTHON[name](concrete(a), concrete(b))  # raises
@@ -122,8 +122,8 @@ def _exact(value: Any) -> Any:
 
 
 def _power_operands(a: Any, b: Any) -> tuple[Any, Any]:
-    """The operands of a power of floats, made numbers where no decision says that the power is a
-    finite float.
+    """Return the operands of a power of floats; as numbers, unless decisions say that the power is
+    a finite float.
     """
     if isinstance(a, Sym) and isinstance(b, Sym):
         if _is_between(a, 0.0, 1.0) and _is_between(b, -1.0, None):
@@ -147,7 +147,7 @@ def _power_operands(a: Any, b: Any) -> tuple[Any, Any]:
 
 
 def _is_between(value: Any, low: float | None, high: float | None) -> bool:
-    """Decide that a number lies between two; a number that depends on data is taken to do so."""
+    """Decide that a number lies between two others. One that depends on data is assumed to."""
     return _hint(value) is None or (
         (low is None or bool(value > low)) and (high is None or bool(value < high))
     )
@@ -170,7 +170,7 @@ _MIRRORED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "
 
 
 def _number(value: Any) -> Any:
-    """An operand, bools as ints; None for anything but a real number."""
+    """Return an operand, a bool as an int; None if it is no real number."""
     if isinstance(value, (bool, torch.SymBool)):
         return int(bool(value))
     return value if isinstance(value, (int, float, *Sym)) else None
@@ -181,7 +181,7 @@ def _is_float(value: Any) -> bool:
 
 
 def _is_singular(value: Any) -> bool:
-    """Test for a float of which there is no algebra."""
+    """Test for infinity, NaN and the like, for which no algebra holds."""
     return not isinstance(value, Sym) and isinstance(value, float) and not is_plain(value)
 
 
@@ -193,7 +193,7 @@ def is_plain(value: float) -> bool:
 
 
 def _is_inexact(a: Any, b: Any) -> bool:
-    """Test for an int that no float is, beside a symbolic float."""
+    """Test for an int beside a symbolic float that no float equals."""
     return (
         isinstance(b, torch.SymFloat)
         and not isinstance(a, Sym)
@@ -212,9 +212,7 @@ def is_found_in_data(value: Any) -> bool:
 
 
 def _holds(value: Any, question: Callable[[], Any]) -> bool:
-    """Answer a question; an unbacked one is not asked, and the program raises where it does not
-    hold.
-    """
+    """Answer a question. One about an unbacked number is False, and the program checks it."""
     return False if _hint(value) is None else bool(question())
 
 
@@ -225,7 +223,7 @@ def _as_float(value: Any) -> Any:
 
 
 def concrete(value: Any) -> Any:
-    """The number that a symbolic number stands for from now on; anything else as it is."""
+    """Return the number that a symbolic number stands for from now on; anything else as it is."""
     if isinstance(value, torch.SymBool):
         return bool(value)
     if not isinstance(value, Sym):

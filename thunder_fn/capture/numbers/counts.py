@@ -44,8 +44,8 @@ def _own_values(recorder: Recorder) -> dict[int, torch.Tensor]:
 def _history(
     recorder: Recorder, wanted: list[Var], is_allowed: Callable[[Leaf], bool]
 ) -> tuple[list[Leaf] | None, set[int]]:
-    """The equations that compute variables, in order, and the variables that they begin with;
-    None for the equations if one is not allowed.
+    """Return the equations that compute variables, in order, and the variables that they begin
+    with. The equations are None if one is not allowed.
     """
     needed, found = {var.index for var in wanted}, list[Leaf]()
     for leaf in reversed([leaf for leaf, _ in leaves_of(recorder.root)]):
@@ -59,7 +59,7 @@ def _history(
 
 
 def _is_count(leaf: Leaf) -> bool:
-    """Test for an op that counts on, or copies."""
+    """Test for an op that adds to a count or copies it."""
     return leaf.op in _COPIES or leaf.op.name in _SIGNS
 
 
@@ -79,8 +79,8 @@ def tensors_of_numbers(recorder: Recorder, asked: sympy.Basic) -> list[torch.Ten
 
 
 def fed_number(recorder: Recorder, wanted: Var) -> Any:
-    """The number in a variable as an expression of numbers that are inputs of the trace; None if
-    it is no count of those.
+    """Express the number in a variable by numbers that are inputs of the trace; None if it is no
+    count of those.
     """
     kept = recorder.kept
     if kept is None or not kept.items:
@@ -104,7 +104,9 @@ def fed_number(recorder: Recorder, wanted: Var) -> Any:
 
 
 def _counts(leaf: Leaf, known: dict[int, Any]) -> list[Any]:
-    """The numbers that an op gives, each None if it may be inexact in the tensor's dtype."""
+    """Return the numbers that an op computes, each None if the tensor's dtype may not hold it
+    exactly.
+    """
     args, kwargs = python_args(leaf, lambda var: known[var.index])
     if leaf.op in _COPIES:
         return [args[0]]
@@ -117,7 +119,7 @@ def _counts(leaf: Leaf, known: dict[int, Any]) -> list[Any]:
 
 
 def _counted(number: Any, step: Any, type: Any) -> Any:
-    """The sum of a number and a step, if the dtype has it; else None."""
+    """Return the sum of a number and a step, or None if the dtype cannot hold it."""
     if number is None or step is None or step % 1:
         return None
     is_float = type.dtype.is_floating_point

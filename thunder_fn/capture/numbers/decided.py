@@ -55,7 +55,7 @@ class Decisions:
         self._recorder.emit(ops.ASSERT, (Literal(relation), Literal(message)), (), ())
 
     def recorded(self, leaf: Leaf) -> None:
-        """Bind the unbacked sizes that an equation finds."""
+        """Note the unbacked sizes that an equation finds."""
         self._made.update(made_by(leaf))
 
     @property
@@ -69,9 +69,7 @@ class Decisions:
         return self._mode.numbers.constraints if self._mode.shape_env is not None else ()
 
     def settled(self, trace: Trace) -> Trace:
-        """The trace with as few symbols as the decisions leave: where `s1 == s0`, there is only
-        `s0`.
-        """
+        """Remove the symbols that decisions make redundant: where `s1 == s0`, only `s0` is left."""
         if self._mode.shape_env is None or (
             self._around is not None and self._around.shape_env is not None
         ):
@@ -85,7 +83,7 @@ class Decisions:
         return new.trace(trace)
 
     def _simplified(self, expr: Expr) -> Any:
-        """Sizes that depend on data keep their names, each of which an equation binds."""
+        """Simplify an expression. Unbacked sizes keep their names: an equation binds each."""
         given = {symbol for symbol in expr.value.free_symbols if isinstance(symbol, Symbol)}
         if given == expr.value.free_symbols:
             return self._mode.numbers.simplified(expr)
@@ -97,5 +95,5 @@ class Decisions:
         return self._recorder.where()
 
     def forget(self) -> None:
-        """End the capture; decisions stay."""
+        """End the capture. The decisions stay."""
         del self._recorder

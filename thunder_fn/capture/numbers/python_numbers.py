@@ -46,13 +46,13 @@ def _knows_symbols(file: str) -> bool:
 
 
 def _asked_by_user(depth: int = 2) -> bool:
-    """Test that the code that asks is neither PyTorch's nor ours."""
+    """Test whether the user's code asks, not PyTorch's or ours."""
     return not _knows_symbols(sys._getframe(depth).f_code.co_filename)  # pyright: ignore[reportPrivateUsage]
 
 
 class _Kind(type):
-    """The class of the classes that stand for Python's numbers. To user code each equals the
-    number's, such as in `type(n) == int` and `table[type(n)]`.
+    """The metaclass of classes that stand for Python's numbers. To user code, such a class equals
+    the number's, as in `type(n) == int` and `table[type(n)]`.
     """
 
     def __eq__(cls, other: object) -> bool:
@@ -155,7 +155,9 @@ def _binary(
     *,
     is_mirrored: bool,
 ) -> Callable[..., Any]:
-    """An operator of a class; other operands than numbers are up to the class before it."""
+    """Make an operator of a class. For operands that are no numbers, the operator of the base class
+    is called.
+    """
 
     def operate(self: Any, other: Any, *rest: Any) -> Any:
         if rest:
@@ -169,7 +171,7 @@ def _binary(
 
 
 def _of_flags(name: str) -> Callable[..., Any]:
-    """`&` and its like on two flags, which give a flag; a flag beside a number is one."""
+    """Make `&` or its like. On two flags it gives a flag; on a flag and a number, a number."""
 
     def operate(self: Any, other: Any) -> Any:
         if name == "xor" or not isinstance(other, (bool, torch.SymBool)):
@@ -192,7 +194,7 @@ def _decided(name: str) -> Callable[..., Any]:
 
 
 def _part(name: str, number: type) -> Any:
-    """A part of a number: the number itself, or a constant for all of them."""
+    """Make a property such as `real`: the number itself, or the same constant for all."""
     value = getattr(number(1), name)
     own = name in ("real", "numerator")
     return property(
@@ -201,7 +203,7 @@ def _part(name: str, number: type) -> Any:
 
 
 def _on_arrays(self: Any, function: Any, method: str, *inputs: Any, **options: Any) -> Any:
-    """NumPy computes with numbers."""
+    """Let NumPy compute with the number."""
     return getattr(function, method)(*map(concrete, inputs), **options)
 
 
@@ -244,7 +246,9 @@ for _name in ("and_", "or_", "xor"):
 
 
 def as_python(value: Any) -> Any:
-    """A symbolic number of PyTorch's, or a size, as user code takes it; anything else as it is."""
+    """Return a symbolic number of PyTorch, or a size, as user code takes it; anything else as it
+    is.
+    """
     match value:
         case torch.SymInt():
             return Int(value.node)
@@ -263,12 +267,12 @@ def as_python(value: Any) -> Any:
 
 
 def class_of_numbers(value: Any) -> Any:
-    """The class of Python's for a class of symbolic numbers; anything else as it is."""
+    """Return Python's class for a class of symbolic numbers; anything else as it is."""
     return _NUMBERS[value.__base__] if type(value) is _Kind else value
 
 
 def running(size: Dim) -> Any:
-    """A size as user code takes it that runs in the capture of this thread."""
+    """Return a size, as user code takes it, in the capture that runs in this thread."""
     return as_python(internals.running_number(size)) if isinstance(size, Expr) else size
 
 

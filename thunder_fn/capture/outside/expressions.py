@@ -39,6 +39,7 @@ Source: TypeAlias = tuple[Any, ...] | None
     ("counted", place)           it is written or deleted here, and its old value counts for nothing
     ("mutated", of)              it is changed in place, if it can be
     ("unless", target, source)   it counts unless the target is `constant`
+    ("kinds", classes, of)       it is asked whether it is of one of these classes
 """
 
 _NEW_NULL = sys.version_info >= (3, 13)  # the NULL beside a callee is pushed after it
@@ -309,6 +310,13 @@ class _Reader:
                     if source
                 ]
                 self.stack.append(("any", tuple(items)) if items else None)
+            case "BEFORE_WITH":
+                (of,) = self.pop()
+                self.stack.append(None)
+                entering = None if of is None else ("attr", of, ("const", "__enter__"))
+                if entering is not None:
+                    self.use(entering)
+                self.call(entering, [])
             case "IS_OP":
                 self.pop(2)
                 self.stack.append(None)
@@ -325,7 +333,8 @@ class _Reader:
                 if len(self.stack) >= number:
                     self.stack[-number], self.stack[-1] = self.stack[-1], self.stack[-number]
             case "MATCH_CLASS":
-                subject, _, names = self.pop(3)
+                subject, classes, names = self.pop(3)
+                self.kinds(classes, subject)
                 if subject is not None and names is not None and names[0] == "const":
                     for name in (*names[1], "__match_args__"):
                         self.use(("attr", subject, ("const", name)))
@@ -418,6 +427,11 @@ class _Reader:
             self.keys.add(key[1])
         return None if of is None else ("item", of, key)
 
+    def kinds(self, classes: Source, of: Source) -> None:
+        """Read a question for the class of a value."""
+        if classes is not None:
+            self.use(("kinds", classes, of))
+
     def call(self, target: Source, arguments: list[Source], *, is_spread: bool = False) -> None:  # noqa: C901 - a branch for each kind of instruction
         """Read a call: builtins that read, those that hand their arguments on, and all others."""
         name = target[1] if target is not None and target[0] == "global" else None
@@ -452,6 +466,10 @@ class _Reader:
             for source in known:
                 if source[0] not in _NO_CONTENT:
                     self.use(("attr", source, ("const", "__class__")))
+            if name == "callable" and known:
+                self.use(("attr", known[0], ("const", "__call__")))
+            elif name in ("isinstance", "issubclass") and len(arguments) == 2:
+                self.kinds(arguments[1], arguments[0])
             self.stack.append(None)
         elif "constant" in (name, method):
             for source in {
@@ -475,7 +493,7 @@ class _Reader:
                 assert target is not None
                 self.stack.append(target[1])
             else:
-                self.stack.append(None if target is None else ("call", target, tuple(known)))
+                self.stack.append(None if target is None else ("call", target, tuple(arguments)))
                 if target is not None:
                     self.use(self.stack[-1])
 
@@ -540,8 +558,9 @@ def _is_live(source: Any, names: set[str], gives: bool) -> bool:
             return name in names
         case ("any", parts):
             return any(_is_live(part, names, gives) for part in parts)
-        case ("call", target, arguments):  # a weak reference has no arguments
-            return gives or (not arguments and _is_live(target, names, gives))
+        case ("call", target, arguments):  # a question has fixed arguments, or none
+            is_fixed = all(one is not None and one[0] == "const" for one in arguments)
+            return gives or (is_fixed and _is_live(target, names, gives))
         case ("counted", (_, None, *_)):
             return True
         case (
@@ -553,7 +572,8 @@ def _is_live(source: Any, names: set[str], gives: bool) -> bool:
             | "each"
             | "whole"
             | "fields"
-            | "inplace",
+            | "inplace"
+            | "kinds",
             of,
             *_,
         ):

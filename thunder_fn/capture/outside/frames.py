@@ -19,13 +19,16 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from thunder_fn.ir.scoped import setting
 from thunder_fn.torch_internals import Patch
 from thunder_fn.version import FOLDER
+
+if TYPE_CHECKING:
+    from thunder_fn.capture.places import Snapshot
 
 ROOT = FOLDER + os.sep
 """The folder of this package."""
@@ -61,7 +64,9 @@ _HAS_MONITORING = sys.version_info >= (3, 12)
 
 
 class Observer(Protocol):
-    """Hears of the frames of a capture; with `hears_calls`, of calls that leave them too."""
+    """An observer of the frames of a capture. With `hears_calls`, it hears of calls that leave them
+    too.
+    """
 
     hears_calls: bool
     before: dict[tuple[str, int, Any], tuple[Any, Any]]
@@ -70,7 +75,7 @@ class Observer(Protocol):
     """
     edges: dict[tuple[str, int, Any], Any]
     """The places outside that it reads."""
-    contents: dict[int, tuple[Any, Any]]
+    contents: dict[int, Snapshot]
     """Lists and dicts outside, with the content that they had."""
 
     def started(self, frame: types.FrameType) -> None:
@@ -270,7 +275,7 @@ class _Monitor:
             self.watch()
 
     def register(self) -> None:
-        """Take a tool's place, and hear of frames and calls by it."""
+        """Register as a tool, and hear of frames and calls."""
         monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
         events = monitoring.events
         self.tool = next(one for one in (4, 3, 5, 2, 1, 0) if monitoring.get_tool(one) is None)

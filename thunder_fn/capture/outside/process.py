@@ -63,7 +63,7 @@ def _noting_from_users(name: str, original: Callable[[], Any]) -> Callable[[], A
 
 
 def _noting_flags(original: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
-    """Flags of `torch.backends`, which are properties of modules."""
+    """Note reads of flags of `torch.backends`, which are properties of modules."""
 
     def __get__(self: Any, obj: Any, objtype: Any) -> Any:
         recorder = current()
@@ -115,5 +115,5 @@ _asked = internals.process_patch(
 
 
 def noted_state() -> AbstractContextManager[None]:
-    """Note questions about PyTorch's state, in captures; other threads see no difference."""
+    """Note questions about PyTorch's state in captures. Other threads see no difference."""
     return _asked.applied()

@@ -30,8 +30,8 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """The traced function read a property and found this. The property is an input's, by index, a
-    closed-over tensor's, or, if that is None, the process's.
+    """A property that the traced function read, and its value. The property is that of an input, by
+    index, of a closed-over tensor, or (None) of the process. `find` reads it again.
 
     `find` reads it now, for comparison with `found`.
     """
@@ -92,8 +92,8 @@ class Properties:
             internals.attributes(tracer)["outside_class"] = tensor.__class__
 
     def outside_of(self, tracer: Tensor) -> tuple[Tensor, bool] | None:
-        """The tensor from outside that a tracer stands for, and whether it is that to the
-        function.
+        """Return the tensor from outside that a tracer stands for, and whether the tracer is that
+        very tensor to the function.
         """
         known = self.given.get(id(tracer))
         return None if known is None else known[1:]
@@ -158,7 +158,7 @@ class Properties:
         return *of_tensors, *of_process
 
     def forget(self) -> None:
-        """Hold nothing any more."""
+        """Let go of everything."""
         self.given.clear()
         self.found.clear()
         self.found_in_process.clear()
@@ -203,7 +203,7 @@ def answer(recorder: Recorder, name: str, tensor: Tensor, natural: Callable[[], 
 
 
 def _of_foreign(recorder: Recorder, name: str, tensor: Tensor, natural: Callable[[], Any]) -> Any:
-    """Answer for what is no tracer: a tensor from outside, or one of a transform of torch.func."""
+    """Answer for a tensor that is no tracer: one from outside, or one of a torch.func transform."""
     if is_wrapped(tensor):
         return _of_wrapped(recorder, name, tensor, natural)
     if not internals.is_below_tracers(tensor, recorder.mode):
@@ -334,9 +334,7 @@ def _is_differentiated(recorder: Recorder, tensor: Tensor) -> bool:
 
 
 def _agreed(recorder: Recorder, name: str, found: Any, here: Any, result: Any) -> Any:
-    """Answer inside a transform or a body, where the tensor asked about is another one than
-    outside.
-    """
+    """Answer inside a transform or a body, where the tensor asked about is not the one outside."""
     if found != here:
         _refuse(
             recorder,

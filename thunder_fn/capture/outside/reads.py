@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeGuard, TypeVar
 
+import numpy
 import torch
 
 from thunder_fn import torch_internals as internals
@@ -27,7 +28,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Place:
+class Attribute:
     """An attribute of a module. The module counts by identity: its class may have a hash of its
     own, which reads attributes.
     """
@@ -36,13 +37,15 @@ class Place:
     name: str
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Place) and other.module is self.module and other.name == self.name
+        return (
+            isinstance(other, Attribute) and other.module is self.module and other.name == self.name
+        )
 
     def __hash__(self) -> int:
         return hash((id(self.module), self.name))
 
 
-Reads = dict[Place, Any]
+Reads = dict[Attribute, Any]
 """The findings, by their places, as `seen` describes them."""
 _Found: TypeAlias = dict[tuple[int, str], tuple[torch.nn.Module, Any, Any]]
 """Each module and attribute that was read, by identity and name: the module, the value, and what
@@ -55,7 +58,7 @@ _OWN = frozenset(torch.nn.Module().__dict__) - {
     "training"
 }  # hooks and sections, which are no plain attributes
 _reads: ContextVar[tuple[_Found, int] | None] = ContextVar("thunder_fn_reads", default=None)
-_written: ContextVar[set[Place] | None] = ContextVar("thunder_fn_written", default=None)
+_written: ContextVar[set[Attribute] | None] = ContextVar("thunder_fn_written", default=None)
 _SCALARS = (
     bool,
     int,
@@ -79,9 +82,10 @@ _FUNCTIONS = (
     types.MethodType,
     types.ModuleType,
 )
+ARRAYS = (numpy.ndarray, numpy.generic)
 CONTAINERS = (list, tuple, set, frozenset, dict, deque)
 DEPTH, LONG = 4, 256
-_HEAP_TYPE = 1 << 9
+HEAP_TYPE = 1 << 9
 
 
 def is_a(value: Any, kinds: type[T] | tuple[type[T], ...]) -> TypeGuard[T]:
@@ -101,7 +105,7 @@ def is_object(value: Any) -> bool:
     if cls is functools.partial:
         return True
     return (
-        bool(cls.__flags__ & _HEAP_TYPE)
+        bool(cls.__flags__ & HEAP_TYPE)
         and cls.__eq__ is object.__eq__
         and cls.__hash__ is object.__hash__
         and not hasattr(cls, "__next__")
@@ -117,26 +121,26 @@ def dict_of(value: Any) -> Any:
         return None
 
 
-def attribute(place: Place) -> Any:
-    """The value of a module under a name: itself, or its class if that is plain data."""
+def attribute(place: Attribute) -> Any:
+    """The value of a module's attribute: its own, or its class's if that is plain data."""
     found = place.module.__dict__.get(place.name, ABSENT)
     return of_class(type(place.module), place.name) if found is ABSENT else found
 
 
 def of_class(cls: type, name: str) -> Any:
-    """Plain data that a class holds under a name."""
+    """The attribute of a class, if it is plain data; else ABSENT."""
     value = next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), ABSENT)
     return value if is_a(value, (*PLAIN, *CONTAINERS)) else ABSENT
 
 
 @dataclass(frozen=True, slots=True)
 class Tracked:
-    """Uses of module attributes: the values found where code read, filled in at the end, and the
-    places where it wrote.
+    """Uses of module attributes: the values that were read, filled in at the end, and the
+    attributes that were written.
     """
 
-    reads: Reads = field(default_factory=dict[Place, Any])
-    written: set[Place] = field(default_factory=set[Place])
+    reads: Reads = field(default_factory=dict[Attribute, Any])
+    written: set[Attribute] = field(default_factory=set[Attribute])
 
 
 @contextmanager
@@ -157,12 +161,12 @@ def tracked(depth: int = DEPTH) -> Generator[Tracked]:
         _reads.reset(token)
         _written.reset(written)
         for (_, name), (module, value, before) in found.items():
-            now = attribute(place := Place(module, name))
+            now = attribute(place := Attribute(module, name))
             if not is_a(value, torch.Tensor) and not is_a(now, torch.Tensor):
                 result.reads[place] = before if seen(now, depth) == before else Changed(name)
 
 
-def value_read(place: Place) -> Any:
+def value_read(place: Attribute) -> Any:
     """The value that the code read first from an attribute, while it is tracked; ABSENT if none."""
     found = _reads.get()
     known = None if found is None else found[0].get((id(place.module), place.name))
@@ -188,7 +192,7 @@ def _tracking(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
 def _tracking_writes(original: Callable[[Any, str, Any], None]) -> Callable[[Any, str, Any], None]:
     def __setattr__(self: torch.nn.Module, name: str, value: Any) -> None:
         if (written := _written.get()) is not None:
-            written.add(Place(self, name))
+            written.add(Attribute(self, name))
         original(self, name, value)
 
     return __setattr__
@@ -232,7 +236,7 @@ _BY_IDENTITY = (
 
 
 def seen(value: Any, depth: int = DEPTH) -> Any:
-    """A value as a program may depend on it. Numbers count by value and type, containers by
+    """Describe a value as a program depends on it. Numbers count by value and type, containers by
     content, objects by identity and by the plain values that they hold.
     """
     if is_a(value, PLAIN):
@@ -246,7 +250,12 @@ def seen(value: Any, depth: int = DEPTH) -> Any:
                 map(Same, (part for pair in items for part in pair) if is_a(value, dict) else items)
             )
         return type(value), tuple(seen(item, depth - 1) for item in items)
-    if type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
+    if is_a(value, ARRAYS):
+        if value.dtype.hasobject:
+            return type(value), value.shape, tuple(seen(item, depth - 1) for item in value.flat)
+        if is_a(value, numpy.ma.MaskedArray):
+            parts: Any = value.data, numpy.ma.getmaskarray(value)
+            return type(value), tuple(seen(part, depth - 1) for part in parts)
         return (
             type(value),
             value.shape,
@@ -351,8 +360,11 @@ class Items:
 
 
 def parts_of(value: Any, depth: int = DEPTH) -> Iterator[Any]:
-    """The containers that decide on the answer of `seen` about a value."""
+    """Find the containers that the answer of `seen` about a value depends on."""
     if is_a(value, (*PLAIN, *_FUNCTIONS, torch.Tensor, torch.nn.Module)) or depth == 0:
+        return
+    if is_a(value, ARRAYS):
+        yield value
         return
     if is_a(value, CONTAINERS):
         if is_a(value, dict):

@@ -15,6 +15,8 @@ Objects that the function makes are looked through, and are no holders of edges.
 
 from __future__ import annotations
 
+import _thread
+import abc
 import builtins
 import collections
 import contextvars
@@ -22,19 +24,25 @@ import datetime
 import functools
 import gc
 import inspect
+import io
+import itertools
+import logging
 import operator
 import os
 import pathlib
+import random
+import secrets
 import sys
 import threading
 import time
 import types
 import uuid
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy
 import torch
 from torch.distributions.utils import lazy_property
 
@@ -42,6 +50,14 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
 from thunder_fn.capture.generators import STATE_METHODS
 from thunder_fn.capture.numbers.types_asked import type_error
+from thunder_fn.capture.outside.answers import (
+    ASKED_AGAIN,
+    Question,
+    Registered,
+    levels_of,
+    members_of,
+    rests_on,
+)
 from thunder_fn.capture.outside.effects import Effects, is_stateful
 from thunder_fn.capture.outside.expressions import Reading, Source, reading, text
 from thunder_fn.capture.outside.frames import (
@@ -53,7 +69,9 @@ from thunder_fn.capture.outside.frames import (
 )
 from thunder_fn.capture.outside.reads import (
     ABSENT,
+    ARRAYS,
     CONTAINERS,
+    HEAP_TYPE,
     LONG,
     PLAIN,
     content_of,
@@ -63,9 +81,11 @@ from thunder_fn.capture.outside.reads import (
     length_of,
     seen,
 )
+from thunder_fn.capture.places import Snapshot, snapshot
 from thunder_fn.capture.recorder import current
 from thunder_fn.capture.replaced.lookasides import is_diverted
 from thunder_fn.capture.supported import EscapedValue
+from thunder_fn.errors import UnsupportedCall, callable_name
 from thunder_fn.garbage import referrers
 from thunder_fn.ir.text import escaped
 
@@ -167,7 +187,7 @@ def constant(value: Any) -> Any:
 # ---- reading an edge ----
 
 
-def look(kind: str, holder: Any, key: Any) -> Any:
+def look(kind: str, holder: Any, key: Any) -> Any:  # noqa: C901 - a branch for each kind of edge
     """Read an edge now. No code of the user runs, but for the hash and equality of keys."""
     try:
         match kind:
@@ -185,6 +205,8 @@ def look(kind: str, holder: Any, key: Any) -> Any:
                 )
             case "context":
                 return holder.get(ABSENT)
+            case "answer":
+                return holder.ask()
             case "type":
                 return type(holder())
             case "alive":
@@ -306,7 +328,7 @@ class Watch:
         self.caches: list[tuple[dict[str, Any], str]] = []
         """Values that cached properties compute while the function runs; those of distributions."""
         self.answers = dict[int, tuple[Any, str, dict[Any, Any], Any]]()  # asked so often before
-        self.cycles, self.touched, self.contents = False, set[int](), dict[int, tuple[Any, Any]]()
+        self.cycles, self.touched, self.contents = False, set[int](), dict[int, Snapshot]()
         self.reach(f, getattr(f, "__name__", "f"))
 
     # ---- what the frames tell ----
@@ -366,11 +388,27 @@ class Watch:
             self.effects.called(function)
 
     def stopped(self) -> None:
-        """Let cached functions forget tracers. Each call of the program computes these answers."""
-        for function, _, kept, _ in self.answers.values():
+        """Let cached functions forget tracers. Each call of the program computes these answers.
+
+        Raises:
+            UnsupportedCall: an answer is random. Each call would draw it anew.
+        """
+        recorder, random_ones = current(), list[str]()
+        for function, path, kept, _ in self.answers.values():
             leaves, _ = pytree.flatten(_answers_of(function, kept))
-            if any(is_a(leaf, _TRACED) for leaf in leaves):
+            traced = [leaf for leaf in leaves if is_a(leaf, _TRACED)]
+            tensors = [leaf for leaf in traced if is_a(leaf, internals.Tracer)]
+            if recorder is not None and recorder.draws_for(tensors):
+                random_ones.append(path)
+            if traced:
                 function.cache_clear()
+        if random_ones:
+            raise UnsupportedCall(
+                f"the cached function {random_ones[0]} draws random numbers for its first answer"
+                " while it is traced",
+                source=None,
+                fix="Call it once before, or pass its answer as an argument.",
+            )
 
     def called_library(self, module: str, name: str) -> None:
         """Note a call of a library that a trace does not repeat."""
@@ -394,8 +432,10 @@ class Watch:
             return value
         self.outside[id(value)] = value, path
         if type(value) in (list, dict) and len(value) <= _MANY:
-            self.contents[id(value)] = value, value.copy()
+            self.contents[id(value)] = snapshot(value)
         self.asked(value, path)
+        if (question := rests_on(value)) is not None:
+            self.answer(question, (), f"the answer of {callable_name(question)}")
         self.meet(value, path)
         self.remember(value, path)
         self.iterator(value, path, is_used=False)
@@ -441,6 +481,30 @@ class Watch:
             file, line = self.stack[-1].code.co_filename, self.stack[-1].line
             answer = Constant(f"the answer of {path}", file, line)
             self.constants.setdefault(answer.text, answer)
+
+    def answer(self, function: Callable[..., Any], arguments: tuple[Any, ...], path: str) -> Any:
+        """Ask a question about the process, as every call will."""
+        place = "answer", id(function), arguments
+        if place not in self.edges:
+            question = Question(function, arguments)
+            self.edges[place] = Edge("answer", question, None, question.ask(), path)
+        return self.edges[place].value
+
+    def kind_values(self, source: tuple[Any, ...], frame: Frame, memo: _Memo) -> Sequence[Any]:
+        """A question for the class of a value: other classes may be registered with an abstract
+        one, and a protocol asks for attributes.
+        """
+        _, classes, of = source
+        for cls in _classes_in(self.value(classes, frame, memo)):
+            place = "answer", id(cls), "registered"
+            if is_a(cls, abc.ABCMeta) and place not in self.edges:
+                asked = Registered(cls)
+                path = f"what is registered with {cls.__name__}"
+                self.edges[place] = Edge("answer", asked, None, asked.ask(), path)
+            for name in members_of(cls):
+                for value in filter(self.is_outside, self.value(of, frame, memo)):
+                    self.attribute(value, name, of, frame)
+        return ()
 
     def remember(self, function: Any, path: str) -> None:
         """Note the content of `functools.lru_cache`, and guard that of `functools.singledispatch`.
@@ -510,6 +574,10 @@ class Watch:
     ) -> Any:
         """Cross an edge, from a holder that is outside."""
         place, value = (kind, id(holder), key), look(kind, holder, key)
+        is_open = kind == "class" and not is_machinery(str(holder.__module__))
+        if is_open and ("attr", id(holder), "__mro__") not in self.edges:
+            bases = Edge("attr", holder, "__mro__", holder.__mro__, f"the bases of {path}")
+            self.edges["attr", id(holder), "__mro__"] = bases
         self.touched.add(id(type) if kind == "class" else id(holder))
         if place not in self.edges and not (
             is_a(value, torch.Tensor) and internals.is_tracer(value)
@@ -547,8 +615,12 @@ class Watch:
 
     def array(self, value: Any, path: str) -> None:
         """Compare an array of NumPy by content, if it is small."""
-        if type(value).__module__ == "numpy" and hasattr(value, "nbytes"):
+        if is_a(value, ARRAYS):
             self.outside.setdefault(id(value), (value, path))
+            if value.dtype.hasobject:
+                for item in value.flat:
+                    self.reach(item, path)
+                    self.content(item, path)
             if value.nbytes <= MAX_ARRAY_BYTES:
                 place = ("content", id(value), None)
                 self.edges.setdefault(
@@ -567,6 +639,8 @@ class Watch:
         ):
             if is_a(step, types.FunctionType) and is_watched(step.__code__, step.__module__):
                 return  # its frames are seen
+            if is_a(value, io.IOBase) and not value.closed and not value.readable():
+                return  # a stream to write to, such as `sys.stdout`
             progress = progress_of(value)
             if progress is not None or is_used:
                 self.drawn.setdefault(id(value), (value, path, progress))
@@ -768,9 +842,18 @@ class Watch:
         """An argument of a call to code that is not seen."""
         _, target, of = source
         for value in filter(self.is_outside, self.value(of, frame, memo)):
-            if any(map(_is_unseen, self.value(target, frame, memo))):
+            callees = self.value(target, frame, memo)
+            if _is_of_library(value):  # `len` runs its methods
+                self.fields(value, self.path(value, text(of)))
+            if any(map(_is_unseen, callees)) or self.is_of_data(target, frame, memo):
                 self.unseen(value, self.path(value, text(of)), frame)
         return ()
+
+    def is_of_data(self, target: Source, frame: Frame, memo: _Memo) -> bool:
+        """Test for a method of plain data, such as `"{0.lr}".format`."""
+        if target is None or target[0] != "attr":
+            return False
+        return any(is_a(value, (str, bytes)) for value in self.value(target[1], frame, memo))
 
     def imported_values(self, source: tuple[Any, ...], frame: Frame, memo: _Memo) -> Sequence[Any]:
         """The module of an import statement, which other code may exchange."""
@@ -925,6 +1008,12 @@ class Watch:
                 and _is_unseen(callee)
             ):
                 self.unseen(callee.__self__, self.path(callee.__self__, text(target)), frame)
+            found += self.asked_again(callee, source, frame, memo)
+            if not source[2] and id(callee) in _SEEDED_ANEW:
+                self.constants.setdefault(
+                    f"{text(target)}()",
+                    Constant(f"{text(target)}()", frame.code.co_filename, frame.line),
+                )
             if callee is globals:
                 found.append(self.reach(frame.globals, "globals()"))
             if is_a(callee, weakref.ref) and self.edge("alive", callee, None, f"{text(target)}()"):
@@ -933,6 +1022,24 @@ class Watch:
                 continue
             self.attribute_of_class(callee, "__call__")
         return found
+
+    def asked_again(
+        self, callee: Any, source: tuple[Any, ...], frame: Frame, memo: _Memo
+    ) -> Sequence[Any]:
+        """The answers to a question about the process, for each of its possible arguments."""
+        _, target, arguments = source
+        if callee is os.getenv:
+            return self.item(os.environ, next(iter(arguments), None), "os.environ", frame, memo)
+        if (function := ASKED_AGAIN.get(id(callee))) is None:
+            return ()
+        keys = [self.keys(one, frame, memo) for one in arguments]
+        path = f"the answer of {text(target)}"
+        found = [
+            self.answer(function, given, path) for given in itertools.product(*filter(None, keys))
+        ]
+        if None in keys or ABSENT in found:
+            self.constants.setdefault(path, Constant(path, frame.code.co_filename, frame.line))
+        return [self.reach(one, path) for one in found if one is not ABSENT]
 
     def attribute_of_class(self, value: Any, name: str) -> None:
         """Note a method that its class has for an operator."""
@@ -962,6 +1069,12 @@ class Watch:
     def items(self, value: Any, path: str) -> Sequence[Any]:
         """The items that a loop over a value gives."""
         self.touched.add(id(value))
+        if value is os.environ:
+            self.edge("content", _environment(), None, "os.environ")
+            return ()
+        if is_a(value, _WEAK):
+            self.fields(value, path)
+            return [self.reach(item, path) for item in _live_in(value)]
         if is_a(value, CONTAINERS):
             items = _items(value) if length_of(value) <= _MANY else []
             return [self.reach(item, path) for item in items] if self.is_outside(value) else items
@@ -993,7 +1106,8 @@ class Watch:
     def item(self, value: Any, key: Source, path: str, frame: Frame, memo: _Memo) -> Sequence[Any]:  # noqa: C901 - a branch for each kind of holder
         """The value of a key, and the edge to it."""
         if is_a(value, contextvars.ContextVar):
-            return (self.reach(self.edge("context", value, None, path), path),)
+            held = self.edge("context", value, None, path)
+            return tuple(self.reach(one, path) for one in (held, _default_of(value)))
         keys = self.keys(key, frame, memo)
         if value is os.environ or value is os:
             if keys is None:
@@ -1014,6 +1128,8 @@ class Watch:
                 return self.items(value, path)
             if _is_seen(method := look("class", type(value), "__getitem__")):
                 return self.waited(frame, [method])
+            if is_a(value, _WEAK):
+                return self.items(value, path)
             self.unseen(value, path, frame)
             return ()
         kind = "index" if is_a(value, (list, tuple)) else "key"
@@ -1040,7 +1156,7 @@ class Watch:
             return self.module_attribute(value, name, path)
         if not self.is_outside(value):
             return (found,) if (found := _found(value, name)) is not ABSENT else ()
-        if type(value).__module__ == "numpy":
+        if is_a(value, ARRAYS):
             self.array(value, path)
             return ()
         if name == "__dict__" and type(dict_of(value)) is dict:
@@ -1050,28 +1166,52 @@ class Watch:
         if is_a(value, threading.local):
             return (self.reach(self.edge("attr", value, name, path), path),)
         if is_a(value, type):
-            found = self.edge("class", value, name, path)
-            if found is ABSENT and look("class", meta := type(value), name) is not ABSENT:
-                found = self.edge("class", meta, name, path)
-            return (self.reach(getattr(found, "__func__", found), path),)
+            return self.attribute_of_type(value, name, path)
         return self.object_attribute(value, name, path, frame)
+
+    def attribute_of_type(self, value: type, name: str, path: str) -> Sequence[Any]:
+        """An attribute of a class, or of its metaclass."""
+        if name == "__dict__":
+            for held in gc.get_referents(value.__dict__):
+                self.content(held, path)
+            return (value.__dict__,)
+        found = self.edge("class", value, name, path)
+        if found is ABSENT and look("class", meta := type(value), name) is not ABSENT:
+            self.asked(found := self.edge("class", meta, name, path), path)
+        return (self.reach(getattr(found, "__func__", found), path),)
 
     def object_attribute(self, value: Any, name: str, path: str, frame: Frame) -> Sequence[Any]:  # noqa: C901 - a branch for each kind of holder
         """An attribute of an object, of its own or of its class."""
         of_class, held = look("class", type(value), name), dict_of(value)
         self.asked(of_class, path)
+        if is_a(value, _DRAWING) and not name.startswith("__"):
+            numbers = f"the random numbers of {path.rpartition('.')[0]}"
+            self.constants.setdefault(
+                numbers, Constant(numbers, frame.code.co_filename, frame.line)
+            )
+        if is_a(value, logging.Logger) and name in (
+            "isEnabledFor",
+            "getEffectiveLevel",
+            "hasHandlers",
+        ):
+            self.answer(levels_of, (value,), f"the level of {path.rpartition('.')[0]}")
         if is_a(value, CONTAINERS) and (
             held is None or (name not in held and not _is_python(of_class))
         ):
             if is_a(value, tuple) and hasattr(type(value), "_fields") and of_class is not ABSENT:
                 return (self.reach(getattr(value, name, None), path),)
+            if of_class is not ABSENT and type(value).__flags__ & HEAP_TYPE:
+                self.edge("class", type(value), name, path)
             if name not in _WRITES:
                 self.content(value, path.rpartition(".")[0])
             return ()
-        self.iterator(value, path.rpartition(".")[0], is_used=True)
-        if is_a(
-            of_class, (types.MemberDescriptorType, types.GetSetDescriptorType)
-        ) and not callable(value):
+        if name != "__class__":
+            self.iterator(value, path.rpartition(".")[0], is_used=True)
+        is_slot = is_a(of_class, (types.MemberDescriptorType, types.GetSetDescriptorType))
+        if is_a(value, types.FunctionType) and name in _OF_FUNCTIONS:
+            self.content(found := self.edge("attr", value, name, path, is_by_value=True), path)
+            return (found,)
+        if is_slot and not callable(value):
             return (self.reach(self.edge("attr", value, name, path, is_by_value=True), path),)
         if type(held) is not dict:
             if is_a(value, torch.Generator) and name in STATE_METHODS:
@@ -1083,11 +1223,13 @@ class Watch:
         if found is ABSENT and is_a(of_class, functools.cached_property):
             self.late.append((held, name, path))
             self.touched.add(id(held))
-        elif not _is_ours(type(value).__module__):
+        elif type(value).__module__ == "logging" or not _is_ours(type(value).__module__):
             found = self.edge("key", held, name, path)
         if found is not ABSENT:
             return (self.reach(found, path),)
         if of_class is ABSENT:
+            for missing in (name, "__getattr__") if type(value).__flags__ & HEAP_TYPE else ():
+                self.edge("class", type(value), missing, path)
             return self.waited(frame, [look("class", type(value), "__getattr__")])
         return self.class_attribute(value, name, path, frame)
 
@@ -1100,6 +1242,8 @@ class Watch:
         self.reach(of_class, path)
         if is_a(of_class, types.FunctionType):
             return (types.MethodType(of_class, value),)
+        if is_a(of_class, property) and _is_of_library(value):
+            self.fields(value, path.rpartition(".")[0])
         return (
             self.waited(frame, [_code_of(of_class)])
             if hasattr(of_class, "__get__")
@@ -1130,14 +1274,16 @@ class Watch:
         held = vars(module)
         if name in held:
             is_flag = is_a(held[name], (bool, int, float, str, type(None)))
-            is_settled = is_machinery(module.__name__) and type(module) is types.ModuleType
+            is_settled = module.__name__ in _SETTLED_MODULES
             self.touched.add(id(held))
-            if not _is_library_module(module) or (is_flag and not is_settled):
+            if not _is_library_module(module) or module is sys or (is_flag and not is_settled):
                 self.edge("key", held, name, path)
             return (self.reach(held[name], path),)
         if not _is_library_module(module):
             self.edge("key", held, name, path)
             return self.waited(frame, [held.get("__getattr__")])
+        if type(module) is types.ModuleType and "__getattr__" not in held:
+            self.edge("key", held, name, path)
         if type(module) is not types.ModuleType and is_machinery(module.__name__):
             self.edge(
                 "attr", module, name, path, is_by_value=True
@@ -1195,6 +1341,7 @@ class Watch:
 
 
 RULES: dict[str, Callable[..., Sequence[Any]]] = {
+    "kinds": Watch.kind_values,
     "code": lambda *_: (),
     "global": Watch.global_values,
     "cell": Watch.cell_values,
@@ -1241,6 +1388,15 @@ _ANSWERS_ANEW = frozenset(
         (os.path, "exists isfile isdir getmtime getsize"),
         (pathlib.Path, "exists is_file is_dir stat read_text read_bytes iterdir glob open"),
         (uuid, "uuid1 uuid4"),
+        (secrets, "token_bytes token_hex token_urlsafe randbelow randbits choice"),
+        (random.SystemRandom, "random getrandbits"),
+        (contextvars, "copy_context"),
+        (threading, "enumerate"),
+        (_thread.LockType, "locked"),
+        (type, "__subclasses__"),
+        (gc, "isenabled get_threshold get_count get_objects"),
+        (io.StringIO, "getvalue"),
+        (io.BytesIO, "getvalue getbuffer"),
     )
     for name in names.split()
     if name in vars(of)
@@ -1264,6 +1420,22 @@ _SETTLED = frozenset(
     )
 )
 """Modules whose objects without attributes never change, or are guarded elsewhere."""
+_SETTLED_MODULES = frozenset(("math", "cmath"))
+"""Modules whose numbers never change."""
+_WEAK = (weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
+_DRAWING = (
+    random.Random,
+    numpy.random.Generator,
+    numpy.random.RandomState,
+    numpy.random.BitGenerator,
+)
+"""Generators of random numbers other than PyTorch's."""
+_SEEDED_ANEW = frozenset(
+    map(id, (random.Random, numpy.random.default_rng, numpy.random.RandomState, numpy.random.PCG64))
+)
+"""Generators that begin anywhere if they are given no seed."""
+_OF_FUNCTIONS = ("__doc__", "__name__", "__qualname__", "__module__", "__annotations__")
+"""Attributes of functions that are read as they are."""
 _MANY = 10_000
 """Items of longer containers are not looked into."""
 
@@ -1308,6 +1480,30 @@ def _items(value: Any) -> list[Any]:
     return [part for pair in items for part in pair] if is_a(value, dict) else items
 
 
+def _default_of(variable: contextvars.ContextVar[Any]) -> Any:
+    """The value of a context variable where nobody has set one; None if it has none."""
+    try:
+        return contextvars.Context().run(variable.get)
+    except LookupError:
+        return None
+
+
+def _live_in(value: Any) -> list[Any]:
+    """The objects that a container with weak references holds."""
+    if is_a(value, weakref.WeakSet):
+        return list(value)
+    return [part for pair in value.items() for part in pair]
+
+
+def _classes_in(values: Any) -> Iterator[type]:
+    """The classes in the second argument of `isinstance`: one, a tuple, or a union."""
+    for value in values:
+        if is_a(value, type):
+            yield value
+        elif is_a(value, (tuple, types.UnionType)):
+            yield from _classes_in(value if is_a(value, tuple) else value.__args__)
+
+
 def _answers_of(function: Any, kept: dict[Any, Any]) -> list[Any]:
     """The answers of a cached function, and what else it refers to, but for its own dicts."""
     found = (*gc.get_referents(function), *kept, *kept.values())
@@ -1339,6 +1535,16 @@ def _is_ours(module: Any) -> bool:
         is_a(module, str)
         and module.partition(".")[0] in ("thunder_fn", "torch", "logging")
         and is_machinery(module)
+    )
+
+
+def _is_of_library(value: Any) -> bool:
+    """Test for an object of a class that Python's own library has written in Python."""
+    cls = type(value)
+    return (
+        bool(cls.__flags__ & HEAP_TYPE)
+        and is_machinery(cls.__module__)
+        and not _is_ours(cls.__module__)
     )
 
 

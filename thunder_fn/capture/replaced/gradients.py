@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.capture.kept import GRAD, Feed
+from thunder_fn.capture.places import GRAD, Feed
 from thunder_fn.capture.supported import is_wrapped
 from thunder_fn.errors import UnsupportedCall
 

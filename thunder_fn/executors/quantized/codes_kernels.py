@@ -9,6 +9,8 @@ processor's cache. For many rows weights are written, and PyTorch multiplies. Su
 float32; weights are in the dtype of the activations, as the composites mean.
 
 On a GPU each layer is one launch of a Triton kernel (`codes_triton.py`), for any number of rows.
+Activations of eight bits are rounded in one launch, and then multiplied by PyTorch's `_int_mm` or
+`_scaled_mm`, or by that kernel if they are few.
 
 The kernels are compiled when the first program that uses them is made. That takes a second or two;
 they are kept on disk (`thunder_fn.executors.torchinductor`). Without a compiler this executor takes
@@ -17,7 +19,7 @@ nothing.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -26,14 +28,24 @@ from torch.nn.functional import linear
 from thunder_fn import torch_internals as internals
 from thunder_fn.errors import ExecutorError
 from thunder_fn.executors.quantized import codes_cpp, codes_triton
-from thunder_fn.executors.quantized.kernels import row_count, suits_int8
+from thunder_fn.executors.quantized.kernels import (
+    row_count,
+    scaled_mm,
+    suits_int8,
+    suits_int_mm,
+    suits_scaled_mm,
+)
 from thunder_fn.executors.torchinductor.codegen import Kernel
 from thunder_fn.executors.torchinductor.compiling import Failed, functions_of_kernels
 from thunder_fn.extend import OperatorExecutor
 from thunder_fn.interpreters.quantize.eight_bits import (
     FP8,
+    FP8_LARGEST,
+    INT8_LARGEST,
     floats,
+    fp8_dynamic_linear,
     fp8_linear,
+    int8_dynamic_linear,
     int8_linear,
     scaled_product,
 )
@@ -44,7 +56,7 @@ from thunder_fn.interpreters.quantize.four_bits import (
     nf4_linear,
     nf4_weights,
 )
-from thunder_fn.interpreters.quantize.scheme import Bias, in_dtype, plus
+from thunder_fn.interpreters.quantize.scheme import Bias, in_dtype, plus, rounded_rows
 from thunder_fn.torch_internals.inductor import multiplies_integers
 
 EXECUTOR = OperatorExecutor("codes", version="2", numerics="precision-changing")
@@ -334,6 +346,7 @@ def _suits_int4_weights(
     return is_half and _runs("int4", values.device, dtype, fits)
 
 
+_OPERATORS: dict[str, Any] = {}
 for _composite, _name, _run, _suited in (
     (int8_linear, "int8", _eight_bits, _suits_int8),
     (fp8_linear, "fp8", _eight_bits, _suits_fp8),
@@ -343,5 +356,89 @@ for _composite, _name, _run, _suited in (
     (int4_linear, "int4", _int4, _suits_int4),
     (int4_weights, "int4_weights", _int4_weights, _suits_int4_weights),
 ):
-    _operator = EXECUTOR.register_operator(_name, like=_composite, fn=_run)
-    EXECUTOR.register_implementation(_composite, _operator, checker=_suited)
+    _OPERATORS[_name] = EXECUTOR.register_operator(_name, like=_composite, fn=_run)
+    EXECUTOR.register_implementation(_composite, _OPERATORS[_name], checker=_suited)
+
+
+# ---- activations of eight bits, on a GPU ----
+
+
+def _int8_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    units, steps = rounded_rows(x, INT8_LARGEST)
+    codes = torch.round(units).nan_to_num(0.0).clamp(-INT8_LARGEST, INT8_LARGEST)
+    return codes.to(torch.int8), steps
+
+
+def _fp8_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    units, steps = rounded_rows(x, FP8_LARGEST)
+    return units.nan_to_num(0.0).to(FP8), steps
+
+
+def _int8_seen(x: torch.Tensor) -> torch.Tensor:
+    codes, steps = _int8_rows(x)
+    return (codes.float() * steps).to(x.dtype).reshape(x.shape)
+
+
+def _fp8_seen(x: torch.Tensor) -> torch.Tensor:
+    codes, steps = _fp8_rows(x)
+    return (codes.float() * steps).to(x.dtype).reshape(x.shape)
+
+
+def _finished(
+    sums: torch.Tensor,
+    steps: torch.Tensor,
+    scales: torch.Tensor,
+    bias: Bias,
+    *,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    return plus((sums * steps * scales).to(dtype), bias)
+
+
+for _name, _like, _run in (
+    ("int8_rows", _int8_rows, partial(codes_triton.rounded, dtype=torch.int8)),
+    ("fp8_rows", _fp8_rows, partial(codes_triton.rounded, dtype=FP8)),
+    ("int8_seen", _int8_seen, partial(codes_triton.seen, dtype=torch.int8)),
+    ("fp8_seen", _fp8_seen, partial(codes_triton.seen, dtype=FP8)),
+    ("finished", _finished, codes_triton.finished),
+):
+    _OPERATORS[_name] = EXECUTOR.register_operator(_name, like=_like, fn=_run)
+
+
+def _dynamic_int8(
+    x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bias: Bias = None
+) -> torch.Tensor:
+    """A product of integers; few rows are rounded where they are, and multiplied as floats."""
+    if not suits_int_mm(x, values, scales):
+        return _OPERATORS["int8"](_OPERATORS["int8_seen"](x), values, scales, bias)
+    codes, steps = _OPERATORS["int8_rows"](x)
+    sums = torch.ops.aten._int_mm(codes, values.t())
+    y = _OPERATORS["finished"](sums, steps, scales, bias, dtype=x.dtype)
+    return y.reshape(*x.shape[:-1], values.shape[0])
+
+
+def _dynamic_fp8(
+    x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bias: Bias = None
+) -> torch.Tensor:
+    """A product of floats of eight bits, where the GPU has tensor cores for them."""
+    if suits_scaled_mm(x, values, scales) is not True:
+        return _OPERATORS["fp8"](_OPERATORS["fp8_seen"](x), values, scales, bias)
+    codes, steps = _OPERATORS["fp8_rows"](x)
+    return scaled_mm(x, codes, steps, values, scales, bias)
+
+
+def _suits_dynamic(
+    x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bias: Bias = None
+) -> bool | str:
+    """Test for a GPU."""
+    is_known = x.device.type == "cuda" and values.dtype in (FP8, torch.int8) and _is_some(x)
+    return is_known and _runs(_codec(values), x.device, x.dtype, is_whole=True)
+
+
+for _composite, _transform in (
+    (int8_dynamic_linear, _dynamic_int8),
+    (fp8_dynamic_linear, _dynamic_fp8),
+):
+    EXECUTOR.register_implementation(
+        _composite, checker=_suits_dynamic, execution_transform=_transform
+    )

@@ -1,21 +1,29 @@
-"""The Triton of the executor codes: products with codes, and codes as floats, in one launch each.
+"""The Triton of the executor codes: products with codes, codes as floats, and activations as codes,
+in one launch each.
 
 A program multiplies a block of rows of activations with a block of rows of codes, which it decodes
 in registers. One row is a sum of products; more rows are blocks of a matrix product, for tensor
 cores. If two codes lie in a byte, the even columns of the activations are multiplied with the one
 half and the odd columns with the other. Sums are in float32; scales of rows are applied to them.
+If blocks of rows are too few for the GPU's processors, some programs share a block's columns, and a
+second launch adds their sums, always in the same order.
+
+Activations are rounded row by row, each in a step of its own, to codes or to the floats that these
+stand for.
 
 Tested: in Triton's interpreter, and compiled for sm_90, both on a simulated GPU. No GPU has run it.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.executors.triton.kernels import AVAILABLE as AVAILABLE, kernel, launched, tl
+from thunder_fn.interpreters.quantize.eight_bits import FP8_LARGEST, INT8_LARGEST
 from thunder_fn.interpreters.quantize.four_bits import NF4_BLOCK
 from thunder_fn.interpreters.quantize.scheme import Bias, plus
 
@@ -24,6 +32,9 @@ INT8, FP8, INT4, NF4 = range(4)
 CODECS = {"int8": INT8, "fp8": FP8, "int4": INT4, "nf4": NF4}
 OUTER = 256
 """So many blocks of nf4 share a step of their scales."""
+
+SHARE = 4
+"""A program that shares a block's columns has so many steps at least."""
 
 Members = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, int]
 """Codes, scales, steps, mean and table (or anything), codes in a row, and a group's columns."""
@@ -77,12 +88,13 @@ def _as(weights, like):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _product_kernel(x, values, scales, steps, mean, table, bias, y, count, columns, rows, width, group, step, CODEC: tl.constexpr, HAS_BIAS: tl.constexpr, IS_ONE: tl.constexpr, PACKED: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: E501  # fmt: skip
+def _product_kernel(x, values, scales, steps, mean, table, bias, y, count, columns, rows, width, group, step, share, CODEC: tl.constexpr, HAS_BIAS: tl.constexpr, IS_ONE: tl.constexpr, IS_PART: tl.constexpr, PACKED: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: E501  # fmt: skip
     row = tl.program_id(0) * N + tl.arange(0, N)
     line = tl.program_id(1) * M + tl.arange(0, M)
     at = line.to(tl.int64)[:, None] * columns
     total = tl.zeros([M, N], dtype=tl.float32)
-    for start in range(0, width, K):
+    part = tl.program_id(2)
+    for start in range(part * share, tl.minimum((part + 1) * share, width), K):
         byte = start + tl.arange(0, K)
         across, down = row[None, :], byte[:, None]
         first, second = _decoded(
@@ -110,7 +122,63 @@ def _product_kernel(x, values, scales, steps, mean, table, bias, y, count, colum
         total += tl.load(bias + row, mask=row < rows, other=0.0).to(tl.float32)[None, :]
     within = (line < count)[:, None] & (row < rows)[None, :]
     place = line.to(tl.int64)[:, None] * rows + row[None, :]
+    if IS_PART:
+        place += part.to(tl.int64) * count * rows
     tl.store(y + place, total.to(y.dtype.element_ty), mask=within)
+
+
+@kernel
+def _sum_kernel(parts, bias, y, size, rows, number, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # fmt: skip
+    """Add the sums of the programs that shared columns."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], dtype=tl.float32)
+    for part in range(number):
+        total += tl.load(parts + part * size + at, mask=at < size, other=0.0)
+    if HAS_BIAS:
+        total += tl.load(bias + at % rows, mask=at < size, other=0.0).to(tl.float32)
+    tl.store(y + at, total.to(y.dtype.element_ty), mask=at < size)
+
+
+@kernel
+def _rounded_kernel(x, codes, steps, columns, LARGEST: tl.constexpr, IS_INTEGER: tl.constexpr, AS_CODES: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: E501  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    top, bad = 0.0, 0
+    for start in range(0, columns, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        size = tl.abs(tl.load(x + row * columns + at, mask=at < columns, other=0.0).to(tl.float32))
+        is_bad = (size != size) | (size == float("inf"))  # such a row has no step
+        bad = tl.maximum(bad, tl.max(is_bad.to(tl.int32), axis=0))
+        top = tl.maximum(top, tl.max(tl.where(is_bad, 0.0, size), axis=0))
+    step = tl.maximum(tl.div_rn(top, LARGEST), 1.2037062152420224e-35)
+    if AS_CODES:
+        tl.store(steps + row, tl.where(bad != 0, float("nan"), step))
+    for start in range(0, columns, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        number = tl.load(x + row * columns + at, mask=at < columns, other=0.0).to(tl.float32)
+        code = tl.where(bad != 0, 0.0, tl.div_rn(number, tl.zeros([BLOCK], tl.float32) + step))
+        # The sum with 1.5 * 2 ** (23 + n) has its last place at 2 ** n: it is rounded there.
+        place = tl.zeros([BLOCK], tl.int32) + 1094713344  # the bits of 1.5 * 2 ** 3: n is 0
+        if not IS_INTEGER:  # n is 3 less than the exponent, which is -6 or more
+            place = tl.maximum(code.to(tl.int32, bitcast=True) & 2139095040, 121 << 23) + (1 << 22)
+        large = (place + (20 << 23)).to(tl.float32, bitcast=True)
+        code = code + large - large
+        if not AS_CODES:
+            code = tl.where(bad != 0, float("nan"), code * step)
+        tl.store(codes + row * columns + at, code.to(codes.dtype.element_ty), mask=at < columns)
+
+
+@kernel
+def _finished_kernel(sums, steps, scales, bias, y, size, rows, STEP: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: E501  # fmt: skip
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    within, row = at < size, at % rows
+    total = tl.load(sums + at, mask=within, other=0).to(tl.float32)
+    total *= tl.load(steps + at // rows, mask=within, other=0.0)
+    total *= tl.load(scales + row * STEP, mask=within, other=0.0).to(tl.float32)
+    total = total.to(y.dtype.element_ty)
+    if HAS_BIAS:
+        added = tl.load(bias + row, mask=within, other=0.0).to(tl.float32)
+        total = (total.to(tl.float32) + added).to(y.dtype.element_ty)
+    tl.store(y + at, total, mask=within)
 
 
 @kernel
@@ -133,17 +201,83 @@ def multiplied(
     count, inside = x.numel() // columns, bias is not None and bias.dtype == x.dtype
     *tensors, width, group = members
     is_one, packed = count == 1, 1 if CODECS[codec] < INT4 else 2
-    m = 1 if is_one else 16 if count <= 16 else 64
-    n, k = (16, 256) if is_one else (64, 64 if x.itemsize == 2 else 32)
+    m, n, k = (1, 16, 256) if is_one else (16, 16, 128) if count <= 16 else (64, 64, 64)
+    k = k // 2 if x.itemsize > 2 and not is_one else k
     shown = bias.contiguous() if bias is not None and inside else x
-    sizes = (count, columns, rows, width, group, int(tensors[1].numel() > 1))
+    parts, share = _shares(x.device, -(-rows // n) * -(-count // m), width, k)
+    y_or_parts = y if parts == 1 else y.new_empty((parts, count, rows), dtype=torch.float32)
+    sizes = (count, columns, rows, width, group, int(tensors[1].numel() > 1), share)
     _launch(
         _product_kernel,
-        (-(-rows // n), -(-count // m)),
-        (x.contiguous(), *tensors, shown, y, *sizes),
-        {"CODEC": CODECS[codec], "HAS_BIAS": inside, "IS_ONE": is_one, "PACKED": packed}
-        | {"M": m, "N": n, "K": k},
+        (-(-rows // n), -(-count // m), parts),
+        (x.contiguous(), *tensors, shown, y_or_parts, *sizes),
+        {"CODEC": CODECS[codec], "HAS_BIAS": inside and parts == 1, "IS_ONE": is_one}
+        | {"IS_PART": parts > 1, "PACKED": packed, "M": m, "N": n, "K": k},
     )
+    if parts > 1:
+        size = count * rows
+        grid = (-(-size // 256),)
+        given = (y_or_parts, shown, y, size, rows, parts)
+        _launch(_sum_kernel, grid, given, {"HAS_BIAS": inside, "BLOCK": 256})
+    return plus(y, None if inside else bias)
+
+
+def _shares(device: torch.device, blocks: int, width: int, step: int) -> tuple[int, int]:
+    """The number of programs that share a block's columns, and the bytes of a row that each has."""
+    steps, parts = -(-width // step), 1
+    while blocks * parts < _processors(device) and steps // (2 * parts) >= SHARE:
+        parts *= 2
+    share = -(-steps // parts)
+    return -(-steps // share), share * step
+
+
+@cache
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def rounded(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows of activations as codes of int8 or e4m3, and their steps. A row with a number that
+    is not finite has zeros, and the step NaN.
+    """
+    columns = x.shape[-1]
+    codes = torch.empty(x.numel() // columns, columns, dtype=dtype, device=x.device)
+    steps = codes.new_empty((codes.shape[0], 1), dtype=torch.float32)
+    _round(x, codes, steps, is_integer=dtype == torch.int8)
+    return codes, steps
+
+
+def seen(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The floats that the codes of activations stand for."""
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    _round(x, y, y, is_integer=dtype == torch.int8)
+    return y
+
+
+def _round(x: torch.Tensor, y: torch.Tensor, steps: torch.Tensor, *, is_integer: bool) -> None:
+    columns, largest = x.shape[-1], INT8_LARGEST if is_integer else FP8_LARGEST
+    constants = {"LARGEST": float(largest), "IS_INTEGER": is_integer, "AS_CODES": y is not steps}
+    block = min(4096, 1 << (columns - 1).bit_length())
+    grid = (x.numel() // columns,)
+    given = (x.contiguous(), y, steps, columns)
+    _launch(_rounded_kernel, grid, given, constants | {"BLOCK": block})
+
+
+def finished(
+    sums: torch.Tensor,
+    steps: torch.Tensor,
+    scales: torch.Tensor,
+    bias: Bias,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Sums of products of int8 in the steps of their rows and columns, and the bias."""
+    count, rows = sums.shape
+    y = torch.empty(count, rows, dtype=dtype, device=sums.device)
+    inside = bias is not None and bias.dtype == dtype
+    shown = bias.contiguous() if bias is not None and inside else steps
+    given = (sums, steps.contiguous(), scales.contiguous(), shown, y, sums.numel(), rows)
+    constants = {"STEP": int(scales.numel() > 1), "HAS_BIAS": inside, "BLOCK": 1024}
+    _launch(_finished_kernel, (-(-sums.numel() // 1024),), given, constants)
     return plus(y, None if inside else bias)
 
 

@@ -248,9 +248,23 @@ def scaled_mm_linear(
 ) -> torch.Tensor:
     """Multiply matrices of eight bits, with a scale for each row of either."""
     codes, steps = rounded_rows(x, FP8_LARGEST)
+    return scaled_mm(x, codes.to(FP8), steps, values, scales, bias)
+
+
+def scaled_mm(
+    x: torch.Tensor,
+    codes: torch.Tensor,
+    steps: torch.Tensor,
+    values: torch.Tensor,
+    scales: torch.Tensor,
+    bias: Bias,
+) -> torch.Tensor:
+    """The product of activations that are codes by now."""
     columns = scales.reshape(1, -1).expand(1, values.shape[0]).contiguous()
-    y = aten._scaled_mm(codes.to(FP8), values.t(), steps, columns, out_dtype=x.dtype)
-    return plus(y.reshape(*x.shape[:-1], values.shape[0]), bias)
+    inside = bias if bias is not None and bias.dtype == x.dtype else None
+    y = aten._scaled_mm(codes, values.t(), steps, columns, inside, out_dtype=x.dtype)
+    y = y.reshape(*x.shape[:-1], values.shape[0])
+    return y if inside is not None else plus(y, bias)
 
 
 EXECUTOR.register_implementation(

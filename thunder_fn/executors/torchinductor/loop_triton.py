@@ -12,10 +12,11 @@
             c0 = v5
         tl.store(o0 + ..., c0)
 
-One block of threads holds everything that a step computes, so nothing waits for a launch. A tensor
-is a Triton block whose sizes are rounded up to powers of two. Its padding has arbitrary values, and
-is set to zero in front of sums and products. Numbers of 16 bits are computed with as float32, and
-rounded after each op, as eager PyTorch does.
+One block of threads holds everything that a step computes, so nothing waits for a launch. A
+while_loop is `while more:` around the same lines, so the CPU does not wait for its condition. A
+tensor is a Triton block whose sizes are rounded up to powers of two. Its padding has arbitrary
+values, and is replaced in front of sums, other reductions and products. Numbers of 16 bits are
+computed with as float32, and rounded after each op, as eager PyTorch does.
 
 Source: Philippe Tillet et al., "Triton: an intermediate language and compiler for tiled neural
 network computations", 2019; persistent RNNs: Gregory Diamos et al., ICML 2016.
@@ -40,7 +41,7 @@ from thunder_fn.executors.torchinductor.loop_plan import (
     return_line,
     tensor_type,
 )
-from thunder_fn.extend.regions import SCAN, Loop
+from thunder_fn.extend.regions import Loop, While
 from thunder_fn.ir.trace import Arg, Equation, Literal, TensorType, Trace, Var, static_shape
 from thunder_fn.torch_internals import last_offset
 from thunder_fn.torch_internals.inductor import TRITON_HEAD
@@ -79,14 +80,12 @@ def suits(loop: Trace) -> bool:
 
 
 def in_triton(job: Job) -> Code:
-    """The code of a scan on a GPU.
+    """The code of a loop on a GPU.
 
     Raises:
         NotTriton: its steps are not small, or have an op that is not known here.
         RegionError: its carries have another layout after each step.
     """
-    if job.region.equations[0].op != SCAN:
-        raise NotTriton("a while_loop reads its condition on the CPU")
     plan = Plan.of(job)
     writer = _Kernel(plan, job)
     source = writer.source()
@@ -148,6 +147,8 @@ TYPES = {
     torch.float32: "tl.float32",
     torch.bfloat16: "tl.bfloat16",
     torch.float16: "tl.float16",
+    torch.int64: "tl.int64",
+    torch.int32: "tl.int32",
     torch.bool: "tl.int1",
 }
 HALVES = (torch.bfloat16, torch.float16)
@@ -195,14 +196,15 @@ class _Kernel:
     job: Job
     lines: list[str] = field(default_factory=list[str])
     values: dict[int, _Value] = field(default_factory=dict[int, "_Value"])
+    prefix: str = "b"
     elements: int = 0
 
     def __post_init__(self) -> None:
-        self.body = self.plan.equation.body
-        self.loop = Loop.of(self.plan.equation)
+        self.body = self.plan.equation.bodies[-1]
         types = [tensor_type(var) for var in (*self.body.inputs, *self.plan.equation.outputs)]
         self.device = types[0].device
-        if any(type.device != self.device for type in types) or self.body.constants:
+        has_constants = any(body.constants for body in self.plan.equation.bodies)
+        if any(type.device != self.device for type in types) or has_constants:
             raise NotTriton("a step uses other devices, or tensors from outside")
 
     @property
@@ -212,37 +214,68 @@ class _Kernel:
 
     def source(self) -> str:
         """The text of a module that has the kernel."""
-        consts, carry, xs = self.loop.parts(self.body.inputs)
-        operands = self.plan.equation.operands
+        plan, operands = self.plan, self.plan.equation.operands
         strides = [self.job.static_strides[var.index] for var in operands]
-        first_x = len(consts) + len(carry)
-        for var, operand, own in zip((*consts, *carry), operands, strides, strict=False):
+        before, first_x = self.body.inputs, plan.num_consts + plan.num_carry
+        for var, operand, own in zip(before[:first_x], operands, strides, strict=False):
             self.load(var, str(operand), own)
+        carry = before[plan.num_consts : first_x]
         self.lines += [f"c{i} = {self.values[var.index].text}" for i, var in enumerate(carry)]
         for i, var in enumerate(carry):
             self.bind(var, f"c{i}")
-        fixed = self.hoisted(consts)
-        self.lines.append(f"for i in range({self.loop.steps}):")
-        first = len(self.lines)
-        self.lines.append(f"t = {self.loop.steps - 1} - i" if self.loop.reverse else "t = i")
-        for var, operand, own in zip(xs, operands[first_x:], strides[first_x:], strict=True):
-            self.load(var, f"{operand} + t * {own[0]}", own[1:])
-            _check_reach(operand, own)
+        fixed = self.hoisted(before[: plan.num_consts])
+        begin = self.scan_step if plan.is_scan else self.while_step
+        first = begin(strides[first_x:])
         for equation in self.body.equations:
             if equation not in fixed:
                 self.equation(equation)
-        self.end_of_step(len(carry))
-        inside = self.lines[first:]
-        self.lines[first:] = [f"    {line}" for line in inside]
+        self.end_of_step(carry)
+        self.lines[first:] = [f"    {line}" for line in self.lines[first:]]
         for i, var in enumerate(carry):
             type = tensor_type(var)
             self.store(f"o{i}", _Value(f"c{i}", static_shape(type), type.dtype))
-        names = [*map(str, operands), *(f"o{i}" for i in range(len(carry)))]
-        names += [f"y{i}" for i in range(len(self.plan.equation.outputs) - len(carry))]
+        names = [*map(str, operands), *(f"o{i}" for i in range(plan.num_carry))]
+        names += [f"y{i}" for i in range(len(plan.equation.outputs) - plan.num_carry)]
         lines = "\n".join(f"    {line}" for line in self.lines)
         return (
             f"{TRITON_HEAD}\n@triton.jit\ndef kernel({', '.join(dict.fromkeys(names))}):\n{lines}\n"
         )
+
+    def scan_step(self, strides: Sequence[Strides]) -> int:
+        """Begin a step of a scan, with its slices. Returns the number of its first line."""
+        loop = Loop.of(self.plan.equation)
+        self.lines.append(f"for i in range({loop.steps}):")
+        first = len(self.lines)
+        self.lines.append(f"t = {loop.steps - 1} - i" if loop.reverse else "t = i")
+        _, _, xs = loop.parts(self.body.inputs)
+        for var, operand, own in zip(xs, self.plan.xs, strides, strict=True):
+            self.load(var, f"{operand} + t * {own[0]}", own[1:])
+            _check_reach(operand, own)
+        return first
+
+    def while_step(self, _: Sequence[Strides]) -> int:
+        """Begin a step of a while_loop. Returns the number of its first line."""
+        if While.of(self.plan.equation).max_steps is not None:
+            self.lines.append("steps = tl.full((), 0, tl.int32)")
+        self.ask("p")
+        self.lines.append("while more:")
+        return len(self.lines)
+
+    def ask(self, prefix: str) -> None:
+        """Write the condition on the carries `c0`, `c1`, ..."""
+        step, self.values = self.values, dict[int, _Value]()
+        step_prefix, self.prefix = self.prefix, prefix
+        condition, max_steps = self.plan.equation.bodies[0], While.of(self.plan.equation).max_steps
+        for var, own in zip(condition.inputs, self.body.inputs, strict=True):
+            self.values[var.index] = step[own.index]
+        for equation in condition.equations:
+            self.equation(equation)
+        more = self.read(condition.outputs[0])
+        if more.shape:
+            raise NotTriton("a condition that is no single bool")
+        bound = "" if max_steps is None else f" & (steps < {max_steps})"
+        self.lines.append(f"more = {more.text}{bound}")
+        self.values, self.prefix = step, step_prefix
 
     def hoisted(self, consts: Sequence[Var]) -> list[Equation]:
         """Write the equations that compute the same in each step; return them."""
@@ -255,21 +288,25 @@ class _Kernel:
                 found.append(equation)
         return found
 
-    def end_of_step(self, num_carry: int) -> None:
+    def end_of_step(self, carry: Sequence[Var]) -> None:
         """Store the step's results, and go on with its carries."""
+        num_carry = len(carry)
         outputs = [self.read(atom) for atom in self.body.outputs]
         for var in self.plan.equation.outputs[num_carry:]:
             _check_reach(var, contiguous_strides(static_shape(tensor_type(var))))
         for i, value in enumerate(outputs[num_carry:]):
             self.store(f"y{i} + t * {math.prod(value.shape)}", value)
-        carry = zip(outputs, self.loop.parts(self.body.inputs)[1], strict=False)
-        for i, (value, var) in enumerate(carry):
+        for i, (value, var) in enumerate(zip(outputs, carry, strict=False)):
             if value.dtype != tensor_type(var).dtype or value.shape != static_shape(
                 tensor_type(var)
             ):
                 raise NotTriton("a carry changes its type")
             self.lines.append(f"n{i} = {self.full(value)}")
         self.lines += [f"c{i} = n{i}" for i in range(num_carry)]
+        if not self.plan.is_scan:
+            if While.of(self.plan.equation).max_steps is not None:
+                self.lines.append("steps += 1")
+            self.ask("q")
 
     def full(self, value: _Value) -> str:
         """The value as a block of all its elements."""
@@ -292,8 +329,8 @@ class _Kernel:
         self.lines.append(f"tl.store({pointer} + {offsets}, {self.full(value)}{given})")
 
     def named(self, var: Var, text: str) -> str:
-        self.lines.append(f"b{var.index} = {text}")
-        return f"b{var.index}"
+        self.lines.append(f"{self.prefix}{var.index} = {text}")
+        return f"{self.prefix}{var.index}"
 
     def bind(self, var: Var, text: str) -> None:
         type = tensor_type(var)
@@ -318,8 +355,11 @@ class _Kernel:
         (result,) = equation.outputs
         text = write(_Call(self, equation))
         dtype = tensor_type(result).dtype
+        computed = computed_in(dtype)
         if dtype in HALVES:
             text = f"({text}).to({TYPES[dtype]}).to(tl.float32)"
+        elif not dtype.is_floating_point:
+            text = f"({text}).to({computed})"
         self.bind(result, self.named(result, text))
 
 
@@ -368,15 +408,15 @@ class _Call:
     def keyword(self, name: str, default: Any) -> Any:
         return next((_python(arg) for key, arg in self.equation.kwargs if key == name), default)
 
-    def operand(self, arg: Arg) -> str:
-        """An operand of a pointwise op, as a block or a number."""
+    def operand(self, arg: Arg, dtype: torch.dtype | None = None) -> str:
+        """An operand of a pointwise op as a block or a number, in the result's dtype or this."""
+        wanted = dtype or self.type.dtype
         if isinstance(arg, Var):
             value = self.kernel.read(arg)
             text = value.aligned(len(self.shape))
-            wanted = self.type.dtype if self.type.dtype != torch.bool else value.dtype
             same = computed_in(value.dtype) == computed_in(wanted)
             return text if same else f"{text}.to({computed_in(wanted)})"
-        return _number(_python(arg))
+        return _number(_python(arg), wanted)
 
 
 def _python(arg: Any) -> Any:
@@ -387,9 +427,14 @@ def _python(arg: Any) -> Any:
     return arg.value if isinstance(arg, Literal) else arg
 
 
-def _number(value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+def _number(value: Any, dtype: torch.dtype) -> str:
+    is_bool = isinstance(value, bool)
+    if not isinstance(value, (int, float)) or is_bool != (dtype == torch.bool):
         raise NotTriton(f"the number {value!r} is not known here")
+    if not dtype.is_floating_point:
+        if value != int(value):
+            raise NotTriton(f"the number {value!r} among integers")
+        return repr(int(value))
     return repr(float(value)) if math.isfinite(value) else f'float("{value}")'
 
 
@@ -400,6 +445,9 @@ def _pointwise(form: str) -> Callable[[_Call], str]:
         call.plain()
         if len(call.equation.args) != form_arguments(form):
             raise NotTriton(f"{call.equation.op.name} with these arguments is not known here")
+        dtype = call.type.dtype
+        if dtype == torch.bool or (".0" in form and not dtype.is_floating_point):
+            raise NotTriton(f"{call.equation.op.name} of {dtype} is not known here")
         return form.format(*(f"({call.operand(arg)})" for arg in call.equation.args))
 
     return write
@@ -414,22 +462,74 @@ def form_arguments(form: str) -> int:
 def _added(sign: str) -> Callable[[_Call], str]:
     def write(call: _Call) -> str:
         call.plain("alpha")
+        if call.type.dtype == torch.bool:
+            raise NotTriton("a sum of bools")
         left, right = (call.operand(arg) for arg in call.equation.args[:2])
         alpha = call.keyword("alpha", 1)
-        return (
-            f"{left} {sign} {right}" if alpha == 1 else f"{left} {sign} {right} * {_number(alpha)}"
-        )
+        times = "" if alpha == 1 else f" * {_number(alpha, call.type.dtype)}"
+        return f"{left} {sign} {right}{times}"
 
     return write
 
 
 def _compared(sign: str) -> Callable[[_Call], str]:
     def write(call: _Call) -> str:
-        left, right = call.equation.args
-        values = [call.kernel.read(arg) for arg in (left, right) if isinstance(arg, Var)]
-        if len({value.dtype for value in values}) > 1:
-            raise NotTriton("a comparison of two dtypes")
-        return f"{call.operand(left)} {sign} {call.operand(right)}"
+        dtype = _common_dtype(call)
+        left, right = (call.operand(arg, dtype) for arg in call.equation.args)
+        return f"{left} {sign} {right}"
+
+    return write
+
+
+def _common_dtype(call: _Call) -> torch.dtype:
+    """The dtype in which PyTorch compares."""
+    like = [
+        _python(arg)
+        if not isinstance(arg, Var)
+        else torch.empty(
+            (1,) * len(call.kernel.read(arg).shape),
+            dtype=call.kernel.read(arg).dtype,
+            device="meta",
+        )
+        for arg in call.equation.args
+    ]
+    return torch.result_type(*like)
+
+
+def _logical(form: str) -> Callable[[_Call], str]:
+    """An op of truth values; of integers only if they are bools."""
+
+    def write(call: _Call) -> str:
+        values = [call.kernel.read(arg) for arg in call.equation.args]
+        is_logical = "logical" in call.equation.op.name
+        if not is_logical and any(value.dtype != torch.bool for value in values):
+            raise NotTriton("bits of integers")
+        texts = (f"({value.aligned(len(call.shape))})" for value in values)
+        return form.format(*(f"({text} != 0)" for text in texts))
+
+    return write
+
+
+def _is_nan(call: _Call) -> str:
+    text = call.value(0).text
+    return f"{text} != {text}"
+
+
+def _clamped(places: tuple[int | None, int | None]) -> Callable[[_Call], str]:
+    """A clamp whose bounds are at these places. NaN stays, as it is neither below nor above."""
+
+    def write(call: _Call) -> str:
+        call.plain("min", "max")
+        given = dict(call.equation.kwargs)
+        text = call.operand(call.equation.args[0])
+        for sign, name, place in (("<", "min", places[0]), (">", "max", places[1])):
+            bound = given.get(name, Literal(None))
+            if place is not None and place < len(call.equation.args):
+                bound = call.equation.args[place]
+            if bound != Literal(None):
+                limit = call.operand(bound)
+                text = f"tl.where(({text}) {sign} {limit}, {limit}, {text})"
+        return text
 
     return write
 
@@ -454,17 +554,18 @@ def _same(call: _Call) -> str:
 
 def _cast(call: _Call) -> str:
     call.plain("dtype", "device", "memory_format")
-    if call.type.dtype == torch.bool:
-        raise NotTriton("a cast to bool")
     return f"{call.value(0).text}.to({computed_in(call.type.dtype)})"
 
 
-def _full(value: float | None) -> Callable[[_Call], str]:
+def _full(value: int | None = None, place: int = 1) -> Callable[[_Call], str]:
+    """A block of one number, which is an argument if it is not given."""
+
     def write(call: _Call) -> str:
-        given = _number(call.literal(1) if value is None else value)
-        if not call.shape:
-            raise NotTriton("a number that is made from nothing")
-        return f"tl.full({_tuple(padded(call.shape))}, {given}, {computed_in(call.type.dtype)})"
+        dtype = call.type.dtype
+        number = call.literal(place) if value is None else value
+        given = str(int(bool(number))) if dtype == torch.bool else _number(number, dtype)
+        shape = _tuple(padded(call.shape)) if call.shape else "()"
+        return f"tl.full({shape}, {given}, {computed_in(dtype)})"
 
     return write
 
@@ -499,38 +600,84 @@ def _expanded(call: _Call) -> str:
     return f"tl.broadcast_to({text}, {_tuple(padded(call.shape))})"
 
 
-def _reduced(*, is_mean: bool) -> Callable[[_Call], str]:
-    def write(call: _Call) -> str:
-        call.plain()
-        value = call.value(0)
-        dims = len(value.shape)
-        given = call.literal(1) if len(call.equation.args) > 1 else None
+def _reduced(write: Callable[[_Call, _Value, list[int]], str]) -> Callable[[_Call], str]:
+    """A reduction over the dims that the arguments give, all if there are none."""
+
+    def written(call: _Call) -> str:
+        call.plain("dtype")
+        value, place = call.value(0), 1
+        if call.equation.op.name.startswith("aten.linalg_vector_norm"):
+            place = 2
+        dims, given = len(value.shape), call.literal(place)
         given = (given,) if isinstance(given, int) else given
         reduced = sorted({dim % dims for dim in given} if given else range(dims))
-        if not dims or value.dtype != call.type.dtype:
-            raise NotTriton("a sum that changes the dtype, or of a number")
-        mask, text = _inside(value.shape, reduced), call.kernel.full(value)
-        text = f"tl.where({mask}, {text}, 0.0)" if mask else text
-        for dim in reversed(reduced):
-            text = f"tl.sum({text}, {dim})"
-        if call.literal(2, default=False) and len(reduced) < dims:
+        if not dims:
+            raise NotTriton("a reduction of a number")
+        text = write(call, value, reduced)
+        if call.literal(place + 1, default=False) and len(reduced) < dims:
             index = ["None" if dim in reduced else ":" for dim in range(dims)]
             text = f"({text})[{', '.join(index)}]"
         elif len(call.shape) not in (0, dims - len(reduced)):
-            raise NotTriton("a sum that keeps all dims")
-        if is_mean:
-            text = f"({text}) / {math.prod(value.shape[dim] for dim in reduced)}.0"
+            raise NotTriton("a reduction that keeps all dims")
         return text
+
+    return written
+
+
+def _folded(function: str, text: str, dims: Sequence[int]) -> str:
+    for dim in reversed(dims):
+        text = f"tl.{function}({text}, {dim})"
+    return text
+
+
+def _in_result(call: _Call, value: _Value) -> str:
+    return f"{call.kernel.full(value)}.to({computed_in(call.type.dtype)})"
+
+
+def _sum(call: _Call, value: _Value, dims: list[int]) -> str:
+    text = _without_padding(_in_result(call, value), value.shape, dims, "0")
+    return _folded("sum", text, dims)
+
+
+def _mean(call: _Call, value: _Value, dims: list[int]) -> str:
+    return f"({_sum(call, value, dims)}) / {math.prod(value.shape[dim] for dim in dims)}.0"
+
+
+def _norm(call: _Call, value: _Value, dims: list[int]) -> str:
+    if call.literal(1, 2) != 2:
+        raise NotTriton("a norm that is not Euclid's")
+    text = _without_padding(_in_result(call, value), value.shape, dims, "0")
+    return f"libdevice.sqrt({_folded('sum', f'({text}) * ({text})', dims)})"
+
+
+def _extreme(function: str) -> Callable[[_Call, _Value, list[int]], str]:
+    """The greatest or least element, NaN if there is one."""
+
+    def write(call: _Call, value: _Value, dims: list[int]) -> str:
+        if not value.dtype.is_floating_point:
+            raise NotTriton("the greatest or least of integers")
+        fill = 'float("-inf")' if function == "max" else 'float("inf")'
+        text = _without_padding(call.kernel.full(value), value.shape, dims, fill)
+        is_nan = _folded("max", f"({text} != {text}).to(tl.int32)", dims)
+        return f'tl.where({is_nan} != 0, float("nan"), {_folded(function, text, dims)})'
+
+    return write
+
+
+def _some(function: str) -> Callable[[_Call, _Value, list[int]], str]:
+    def write(call: _Call, value: _Value, dims: list[int]) -> str:
+        text = f"({call.kernel.full(value)} != 0).to(tl.int32)"
+        text = _without_padding(text, value.shape, dims, "0" if function == "max" else "1")
+        return f"{_folded(function, text, dims)} != 0"
 
     return write
 
 
 def _product(call: _Call, left: _Value, right: _Value) -> str:
     """A matrix product, by the hardware's units or as a sum of products."""
-    if left.dtype != right.dtype or left.dtype == torch.bool:
-        raise NotTriton("a product of two dtypes")
+    _check_factors(left, right)
     (m, k), n = left.block, right.block[1]
-    a, b = (_without_padding(call, value, dim) for value, dim in ((left, 1), (right, 0)))
+    a, b = (_factor(call, value, dim) for value, dim in ((left, 1), (right, 0)))
     if min(m, k, n) >= 16:
         if left.dtype in HALVES:
             a, b = (f"{text}.to({TYPES[left.dtype]})" for text in (a, b))
@@ -540,9 +687,28 @@ def _product(call: _Call, left: _Value, right: _Value) -> str:
     return f"tl.sum(({a})[:, :, None] * ({b})[None, :, :], 1)"
 
 
-def _without_padding(call: _Call, value: _Value, dim: int) -> str:
-    mask, text = _inside(value.shape, (dim,)), call.kernel.full(value)
-    return f"tl.where({mask}, {text}, 0.0)" if mask else text
+def _check_factors(left: _Value, right: _Value) -> None:
+    if left.dtype != right.dtype or not left.dtype.is_floating_point:
+        raise NotTriton("a product of two dtypes, or of integers")
+
+
+def _factor(call: _Call, value: _Value, dim: int) -> str:
+    return _without_padding(call.kernel.full(value), value.shape, (dim,), "0.0")
+
+
+def _without_padding(text: str, shape: Shape, dims: Sequence[int], fill: str) -> str:
+    mask = _inside(shape, dims)
+    return f"tl.where({mask}, {text}, {fill})" if mask else text
+
+
+def _matrix_by_vector(call: _Call) -> str:
+    """mv, and dot, where both are vectors."""
+    call.plain()
+    left, right = call.value(0), call.value(1)
+    _check_factors(left, right)
+    a, last = _factor(call, left, len(left.shape) - 1), len(left.shape) - 1
+    b = _factor(call, right, 0)
+    return f"tl.sum(({a}) * ({b}){'[None, :]' if last else ''}, {last})"
 
 
 def _mm(call: _Call) -> str:
@@ -556,31 +722,39 @@ def _addmm(call: _Call) -> str:
     return f"{call.operand(call.equation.args[0])} + {product}"
 
 
+_FORMS = {
+    "mul": "{0} * {1}",
+    "div": "{0} / {1}",
+    "rsub": "{1} - {0}",
+    "neg": "-{0}",
+    "reciprocal": "1.0 / {0}",
+    "square": "{0} * {0}",
+    "abs": "tl.abs({0})",
+    "relu": "tl.where({0} < 0.0, 0.0, {0})",
+    "sigmoid": "1.0 / (1.0 + libdevice.exp(-{0}))",
+    "silu": "{0} / (1.0 + libdevice.exp(-{0}))",
+    "maximum": "tl.where(({0} > {1}) | ({0} != {0}), {0}, {1})",
+    "minimum": "tl.where(({0} < {1}) | ({0} != {0}), {0}, {1})",
+    "tanh_backward": "{0} * (1.0 - {1} * {1})",
+    "sigmoid_backward": "{0} * (1.0 - {1}) * {1}",
+    "threshold_backward": "tl.where({1} <= {2}, 0.0, {0})",
+}
+"""The texts of pointwise ops that are an expression of their operands."""
+
+
 def _known_ops() -> Iterator[tuple[str, Callable[[_Call], str]]]:
     """The ops that steps may have, and their writers."""
-    forms = {
-        "mul": "{0} * {1}",
-        "div": "{0} / {1}",
-        "rsub": "{1} - {0}",
-        "neg": "-{0}",
-        "reciprocal": "1.0 / {0}",
-        "square": "{0} * {0}",
-        "abs": "tl.abs({0})",
-        "relu": "tl.where({0} < 0.0, 0.0, {0})",
-        "sigmoid": "1.0 / (1.0 + libdevice.exp(-{0}))",
-        "silu": "{0} / (1.0 + libdevice.exp(-{0}))",
-        "maximum": "tl.where(({0} > {1}) | ({0} != {0}), {0}, {1})",
-        "minimum": "tl.where(({0} < {1}) | ({0} != {0}), {0}, {1})",
-        "tanh_backward": "{0} * (1.0 - {1} * {1})",
-        "sigmoid_backward": "{0} * (1.0 - {1}) * {1}",
-        "threshold_backward": "tl.where({1} <= {2}, 0.0, {0})",
-    }
-    for name in ("tanh", "exp", "expm1", "log", "log1p", "sin", "cos", "sqrt", "rsqrt", "erf"):
-        forms[name] = f"libdevice.{name}({{0}})"
+    functions = ("tanh", "exp", "expm1", "log", "log1p", "sin", "cos", "sqrt", "rsqrt", "erf")
+    forms = _FORMS | {name: f"libdevice.{name}({{0}})" for name in functions}
     yield from ((name, _pointwise(form)) for name, form in forms.items())
     yield from (("add", _added("+")), ("sub", _added("-")))
     signs = {"gt": ">", "lt": "<", "ge": ">=", "le": "<=", "eq": "==", "ne": "!="}
     yield from ((name, _compared(sign)) for name, sign in signs.items())
+    logical = {"and": "{0} & {1}", "or": "{0} | {1}", "xor": "{0} ^ {1}", "not": "{0} == 0"}
+    for kind in ("logical", "bitwise"):
+        yield from ((f"{kind}_{name}", _logical(form)) for name, form in logical.items())
+    yield from (("clamp", _clamped((1, 2))), ("clamp_min", _clamped((1, None))))
+    yield from (("clamp_max", _clamped((None, 1))), ("isnan", _is_nan))
     yield from (("where", _where), ("pow", _power), ("_to_copy", _cast))
     yield from ((name, _same) for name in ("detach", "alias", "clone"))
     yield from ((name, _transposed) for name in ("t", "transpose", "permute"))
@@ -588,9 +762,15 @@ def _known_ops() -> Iterator[tuple[str, Callable[[_Call], str]]]:
         (name, _reshaped) for name in ("view", "reshape", "_unsafe_view", "unsqueeze", "squeeze")
     )
     yield from (("expand", _expanded), ("mm", _mm), ("addmm", _addmm))
-    yield from (("full", _full(None)), ("zeros_like", _full(0.0)), ("ones_like", _full(1.0)))
-    yield from (("zeros", _full(0.0)), ("ones", _full(1.0)))
-    yield from (("sum", _reduced(is_mean=False)), ("mean", _reduced(is_mean=True)))
+    yield from (("mv", _matrix_by_vector), ("dot", _matrix_by_vector))
+    yield from (("full", _full()), ("full_like", _full()), ("scalar_tensor", _full(place=0)))
+    yield from (("zeros_like", _full(0)), ("ones_like", _full(1)))
+    yield from (("zeros", _full(0)), ("ones", _full(1)))
+    reductions = {"sum": _sum, "mean": _mean, "linalg_vector_norm": _norm}
+    reductions |= {"any": _some("max"), "all": _some("min")}
+    for name, form in (("max", _extreme("max")), ("min", _extreme("min"))):
+        reductions |= {name: form, f"a{name}": form}
+    yield from ((name, _reduced(form)) for name, form in reductions.items())
 
 
 OPS = {f"aten.{name}": write for name, write in _known_ops()}

@@ -20,6 +20,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.failures import source_of
+from thunder_fn.capture.places import Snapshot, snapshot
 from thunder_fn.errors import HooksWarning, ThunderError, kind_of, located
 from thunder_fn.jitted.modules.state import Layout
 
@@ -48,24 +49,20 @@ class Held:
     """
 
     hook: Callable[..., Any]
-    contents: tuple[tuple[Any, Any], ...]
+    contents: tuple[Snapshot, ...]
     bindings: tuple[tuple[Callable[[], Any], Callable[[Any], None], Any], ...]
 
     def is_unchanged(self) -> bool:
         """Test whether the containers hold the very things that they held, and the names are
         bound to them.
         """
-        same = all(_items(container) == _items(before) for container, before in self.contents)
+        same = all(one.is_unchanged for one in self.contents)
         return same and all(read() is before for read, _, before in self.bindings)
 
     def restore(self) -> None:
         """Restore everything as it was."""
-        for container, before in self.contents:
-            if _items(container) != _items(before):
-                container.clear()
-                (container.extend if isinstance(container, (list, deque)) else container.update)(
-                    before
-                )
+        for one in self.contents:
+            one.restore()
         for read, write, before in self.bindings:
             if read() is not before:
                 write(before)
@@ -84,7 +81,7 @@ def held_by_hooks(module: torch.nn.Module) -> tuple[Held, ...]:
             else []
         )
         held += map(_held, hooks)
-        held += (Held(hook, tuple((one, one.copy()) for one in own), ()) for hook in hooks[:1])
+        held += (Held(hook, tuple(map(snapshot, own)), ()) for hook in hooks[:1])
     return (
         *held,
         *(_held(hook) for one in internals.GLOBAL_HOOKS for hook in one.values() if callable(hook)),
@@ -151,7 +148,7 @@ def _held(hook: Callable[..., Any]) -> Held:
     containers: dict[int, Any] = {}
     bindings: list[tuple[Callable[[], Any], Callable[[Any], None], Any]] = []
     _reach(hook, containers, bindings, _DEPTH)
-    return Held(hook, tuple((one, one.copy()) for one in containers.values()), tuple(bindings))
+    return Held(hook, tuple(map(snapshot, containers.values())), tuple(bindings))
 
 
 def _reach(value: Any, containers: dict[int, Any], bindings: list[Any], depth: int) -> None:
@@ -215,9 +212,3 @@ def _of_function(function: types.FunctionType, bindings: list[Any]) -> Iterator[
 
 def _cell_setter(cell: types.CellType) -> Callable[[Any], None]:
     return functools.partial(setattr, cell, "cell_contents")
-
-
-def _items(container: Any) -> list[int]:
-    """The identities of what a container holds."""
-    items = (*container, *container.values()) if isinstance(container, dict) else tuple(container)
-    return [id(item) for item in items]

@@ -27,7 +27,7 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture import current, pytree
 from thunder_fn.capture.failures import source_of
 from thunder_fn.capture.modules import PLAIN, TRACING
-from thunder_fn.capture.outside.reads import Changed, Place, Reads, tracked
+from thunder_fn.capture.outside.reads import Attribute, Changed, Reads, tracked
 from thunder_fn.capture.replaced.patches import module_path
 from thunder_fn.errors import JitError, ThunderError, located
 from thunder_fn.jitted import Jitted
@@ -108,7 +108,7 @@ class TracedForward:
         plain = (
             one
             for one in assigned
-            if isinstance(one.value, PLAIN) and Place(one.module, one.name) in reads
+            if isinstance(one.value, PLAIN) and Attribute(one.module, one.name) in reads
         )
         changed = (
             *(one.name for one in plain),

@@ -1,8 +1,11 @@
-"""`nn.TransformerEncoder` without gradients: eager PyTorch leaves padded places out, and fills them
-with zeros.
+"""Transformers of `torch.nn`, which decide by the values of their masks.
 
-It takes nested tensors then, which a trace does not have, and decides by values whether it can.
-Here all places are computed, and those that eager would have left out are set to zero.
+Without gradients eager's `nn.TransformerEncoder` leaves padded places out, and fills them with
+zeros. It takes nested tensors then, which a trace does not have, and decides by values whether it
+can. Here all places are computed, and those that eager would have left out are set to zero.
+
+Encoder and decoder ask whether a mask is the causal one, which a faster kernel knows without it.
+Here the mask is used as any other, with the same result up to rounding.
 """
 
 from __future__ import annotations
@@ -67,3 +70,13 @@ def _leaves_out(module: Any, src: torch.Tensor) -> bool:
 
 
 divert("transformer encoder", forward)
+
+
+def is_known_causal(
+    mask: torch.Tensor | None, is_causal: bool | None = None, size: int | None = None
+) -> bool:
+    """Test whether the caller says that the mask is the causal one."""
+    return is_causal is True
+
+
+divert("causal mask", is_known_causal)

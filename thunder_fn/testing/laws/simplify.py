@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
 from thunder_fn.interpreters import simplify
+from thunder_fn.interpreters.noops import is_alias
 from thunder_fn.ir import ops
 from thunder_fn.ir.equations import operands_in
 from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, Var, subtraces
@@ -28,8 +29,19 @@ def drops_the_dead(before: Trace, after: Trace) -> bool:
             live = any(var.index in used for var in equation.outputs)
             live = live or ops.has_side_effect(equation)
             holds(live, f"{equation.op} is left, which nothing uses", trace=before, made=after)
+            what = f"{equation.op} is given what its body does not read"
+            holds(not _takes_the_dead(equation), what, trace=before, made=after)
     _keeps_calls(before, after)
     return True
+
+
+def _takes_the_dead(equation: Equation) -> bool:
+    """Test for a composite, but no user's call and no operator, whose body does not read all."""
+    op = equation.op
+    if op.kind != "composite" or ops.is_call(op) or ops.is_operator(op):
+        return False
+    body = equation.body
+    return not {*operands_in(body.equations), *body.outputs}.issuperset(body.inputs)
 
 
 def _keeps_calls(before: Trace, after: Trace) -> None:
@@ -105,9 +117,10 @@ def leaves_no_noops(before: Trace, after: Trace) -> bool:
     """
     for inner in subtraces(after):
         inside = _inside(inner)
+        views = {var for e in inner.equations if is_alias(e.op) for var in e.outputs}
         for equation in inner.equations:
             what = f"{equation.op} is left, which computes its operand"
-            holds(not _is_noop(equation, inside), what, trace=before, made=after)
+            holds(not _is_noop(equation, inside, views), what, trace=before, made=after)
     return True
 
 
@@ -120,7 +133,7 @@ def _inside(trace: Trace) -> set[Var]:
     return found - set(trace.outputs)
 
 
-def _is_noop(equation: Equation, inside: set[Var]) -> bool:
+def _is_noop(equation: Equation, inside: set[Var], views: set[Var]) -> bool:
     if equation.op.kind != "leaf" or len(equation.outputs) != 1 or not equation.args:
         return False
     first, name = equation.args[0], equation.op.name.removeprefix("aten.")
@@ -128,7 +141,7 @@ def _is_noop(equation: Equation, inside: set[Var]) -> bool:
         return False
     if equation.op.name in SAME_PLACES:
         return True
-    if name == "clone.default" and not equation.kwargs and first in inside:
+    if name == "clone.default" and not equation.kwargs and first in inside - views:
         return True
     second = equation.args[1] if len(equation.args) == 2 and not equation.kwargs else None
     return (

@@ -14,16 +14,13 @@ import copy
 import functools
 import importlib
 import inspect
-import random
 import signal
 import textwrap
-import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from thunder_fn.ir.trace import Trace
-from thunder_fn.progress import tracked
 from thunder_fn.testing.given import Given
 from thunder_fn.testing.laws.comparing import num_equations
 from thunder_fn.testing.laws.pairs import TRANSFORMS
@@ -40,6 +37,9 @@ from thunder_fn.testing.vocabulary import functions_of
 
 SECONDS = 30
 """The time of the processor that a mutant is given."""
+
+PATIENCE = 4
+"""The witnesses have so many times as long."""
 
 Edit = tuple[str, Callable[[], object]]
 """The name of an edit, and the call that makes it."""
@@ -230,18 +230,23 @@ def _mutants_of_function(path: str, function: Any) -> Iterator[Mutation]:
 
 @contextmanager
 def within(seconds: int) -> Generator[None]:
-    """Raise TimeoutError after so many seconds of the processor, where signals are to be had."""
+    """Raise TimeoutError after so many seconds of the processor, or ten times as many by the clock
+    for what waits for ever.
+    """
 
     def stop(*_: Any) -> None:
         raise TimeoutError
 
-    old = signal.signal(signal.SIGPROF, stop)
-    signal.setitimer(signal.ITIMER_PROF, seconds)
+    timers = ((signal.SIGPROF, signal.ITIMER_PROF, 1), (signal.SIGALRM, signal.ITIMER_REAL, 10))
+    old = [signal.signal(number, stop) for number, _, _ in timers]
+    for _, timer, times in timers:
+        signal.setitimer(timer, seconds * times)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, old)
+        for (number, timer, _), handler in zip(timers, old, strict=True):
+            signal.setitimer(timer, 0)
+            signal.signal(number, handler)
 
 
 NO_BUG = ("EQUAL", "NO WORSE")
@@ -253,13 +258,16 @@ def verdict(path: str, mutation: Mutation, seconds: int = SECONDS) -> str:
 
     Where there is none, the mutant is tried on the witnesses: "EQUAL" if it makes the same trace of
     each; "NO WORSE" if some are others, which keep every law and have no more equations; or else
-    "SURVIVES" with a witness that shows the bug. "OUT OF TIME" if no law was broken in time.
+    "SURVIVES" with a witness that shows the bug. "OUT OF TIME" if no law was broken in time, or the
+    witnesses took `PATIENCE` times as long.
     """
     laws = laws_of(path)
     try:
         with planted(mutation), within(seconds):
-            check_transform(_transform(path), **laws)
-        return beyond(path, mutation)
+            check_transform(transform_at(path), **laws)
+        made_of(path)
+        with within(PATIENCE * seconds):
+            return beyond(path, mutation)
     except TimeoutError:
         return "OUT OF TIME"
     except OutdatedMutation:
@@ -269,7 +277,8 @@ def verdict(path: str, mutation: Mutation, seconds: int = SECONDS) -> str:
         return said or type(error).__name__
 
 
-def _transform(path: str) -> Callable[[Trace], Trace]:
+def transform_at(path: str) -> Callable[[Trace], Trace]:
+    """The transform that is named as `module:name`."""
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
 
@@ -310,7 +319,7 @@ def search_of(path: str) -> Search:
     laws = laws_of(path)
     promised = ("idempotent", "promises", "ensures")
     options = {name: laws[name] for name in promised if name in laws}
-    return Search(_transform(path), Promised(**options))
+    return Search(transform_at(path), Promised(**options))
 
 
 @functools.cache
@@ -357,41 +366,3 @@ def users() -> tuple[str, ...]:
     from thunder_fn.testing.mutations import users as module
 
     return tuple(f"{module.__name__}:{transform.__name__}" for transform in module.USERS)
-
-
-def print_survivors(paths: Sequence[str] = (), count: int = 200, seconds: int = SECONDS) -> int:
-    """Print the law that catches each mutant, and the survivors at the end; return their number.
-
-    Mutants that no witness tells from a right transform are counted apart: see `verdict`.
-
-    Args:
-        paths: transforms as `module:name`; ours and the users' by default.
-        count: how many mutants to try, drawn from all with a fixed seed.
-    """
-    found = [
-        (path, mutation)
-        for path in paths or (*OURS, *users())
-        for mutation in mutants_of(_transform(path))
-    ]
-    total = len(found)
-    random.Random(0).shuffle(found)
-    start, said = time.perf_counter(), dict[str, str]()
-    for path, mutation in tracked(found[:count], "trying mutants"):
-        began = time.process_time()
-        line = f"{path.partition(':')[2]} / {mutation.bug}"
-        said[line] = verdict(path, mutation, seconds)
-        took = f"({time.process_time() - began:.0f} s)"
-        print(f"{line:<110} {said[line].partition(chr(10))[0]} {took}", flush=True)
-    no_bugs = [line for line, one in said.items() if one.startswith(NO_BUG)]
-    survivors = [line for line, one in said.items() if one.startswith(("SURVIVES", "OUT OF TIME"))]
-    told = [line for line, one in said.items() if one != "does not fit" and line not in no_bugs]
-    print(
-        f"\n{len(told) - len(survivors)} of {len(told)} mutants caught ({total} there are), in"
-        f" {time.perf_counter() - start:.0f} s; {len(no_bugs)} others are no bugs:"
-    )
-    for line in no_bugs:
-        print(f"  {line}: {said[line]}")
-    print("the survivors:" if survivors else "no survivors")
-    for line in survivors:
-        print(f"  {line}: {textwrap.indent(said[line], '    ').strip()}")
-    return len(survivors)

@@ -1,0 +1,193 @@
+"""The guard of a program that steps objects from outside: their state is as it was in the capture.
+
+Numbers that are inputs of the trace (`Feed`) may differ: only the decisions about them are checked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from thunder_fn import torch_internals as internals
+from thunder_fn.capture.numbers.arguments import is_number
+from thunder_fn.capture.outside.reads import ABSENT
+from thunder_fn.capture.places import Entry, Feed, Snapshot
+from thunder_fn.ir.text import program_text, run_text
+from thunder_fn.ir.trace import Expr, Literal, as_dim
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+"""Types of plain data, which is compared by value."""
+
+
+@dataclass(slots=True, eq=False)
+class KeptState:
+    """The guard of kept objects: the content of their containers, but for fed numbers, whose
+    decisions it checks.
+    """
+
+    path: str
+    contents: tuple[Snapshot, ...]
+    fed: frozenset[Entry]
+    feeds: tuple[Feed, ...]
+    decide: Callable[..., bool] | None = None
+    wanted: frozenset[Entry] = frozenset()
+    refused: frozenset[Entry] = frozenset()
+    tensors: tuple[tuple[Any, Any], ...] = ()
+    places: tuple[tuple[Any, Any, torch.Tensor], ...] = ()
+    stored: frozenset[Entry] = frozenset()
+    quick: Callable[[], bool] | None = None
+    slow: tuple[Snapshot, ...] = ()
+
+    def prepare(self) -> None:
+        """Make the quick check of the dicts that a step leaves alone, once it has run."""
+        numbered = {place for place, _ in self.fed}
+        still = [
+            one.container
+            for one in self.contents
+            if isinstance(one.container, dict) and id(one.container) not in numbered
+        ]
+        self.quick = internals.dict_guard(tuple(still))
+        known = set(map(id, still))
+        self.slow = tuple(one for one in self.contents if id(one.container) not in known)
+
+    def __call__(self) -> bool:
+        quick = self.quick is not None and self.quick()
+        if not all(map(self._matches, self.slow if quick else self.contents)):
+            return False
+        if not quick:
+            self.prepare()
+        if self._unfed():
+            return False
+        fed = [id(holder[key]) for holder, key in self.tensors]
+        if len(set(fed)) < len(fed):
+            return False
+        if self.decide is None:
+            return True
+        numbers = [feed.read() for feed in self.feeds]
+        are_numbers = (
+            is_number(one) for one, f in zip(numbers, self.feeds, strict=True) if f.is_item
+        )
+        return all(are_numbers) and self.decide(*numbers)
+
+    def _matches(self, one: Snapshot) -> bool:
+        container, before = one.container, one.before
+        if len(container) != len(before):
+            return False
+        if isinstance(container, dict):
+            return all(
+                is_like(item, container.get(key, ABSENT))
+                or self._is_fed(container, key, item, container.get(key, ABSENT))
+                for key, item in before.items()
+            )
+        return all(
+            is_like(item, now) or self._is_fed(container, key, item, now)
+            for key, (item, now) in enumerate(zip(before, container, strict=True))
+        )
+
+    def _is_fed(self, container: Any, key: Any, before: Any, now: Any) -> bool:
+        if (id(container), key) not in self.fed or type(now) is not type(before):
+            return False
+        if isinstance(now, torch.Tensor):
+            return _type_of(now) == _type_of(before)
+        if type(now) not in (tuple, list):
+            return is_number(now)
+        pairs = zip(now, before, strict=False)
+        return len(now) == len(before) and all(
+            type(a) is type(b) and is_number(a) for a, b in pairs
+        )
+
+    def _unfed(self) -> list[Any]:
+        """The keys of places that no longer hold a tensor like the one of the trace."""
+        return [
+            key
+            for holder, key, before in self.places
+            if not self._is_fed(holder, key, before, holder.get(key, ABSENT))
+        ]
+
+    def moved(self) -> frozenset[Entry]:
+        """The places of numbers that should be fed: those that were, and those that have changed
+        since.
+        """
+        changed = {
+            (id(one.container), key)
+            for one in self.contents
+            if isinstance(one.container, dict)
+            for key, item in one.before.items()
+            if is_numeric(item)
+            and type(one.container.get(key)) is type(item)
+            and not is_like(item, one.container[key])
+        }
+        return (self.wanted | changed) - self.refused
+
+    def change(self) -> str:
+        """Describe the change; empty if nothing has changed."""
+        changed = next((one for one in self.contents if not self._matches(one)), None)
+        if changed is None and (keys := self._unfed()):
+            return f"another kind of value is stored under {', '.join(map(repr, keys))}"
+        if changed is None:
+            return "" if self() else f"a decision about the numbers of {self.path} comes out anew"
+        container = changed.container
+        now, before = dict(entries_of(container)), dict(entries_of(changed.before))
+        keys = [
+            key
+            for key in {**before, **now}
+            if not is_like(before.get(key, ABSENT), now.get(key, ABSENT))
+            and not self._is_fed(container, key, before.get(key), now.get(key))
+        ]
+        names = [repr(key) for key in keys if isinstance(key, str)]
+        return f"the state of {self.path} has changed" + (f": {', '.join(names)}" if names else "")
+
+
+def decided_by(feeds: Sequence[Feed], relations: Sequence[Expr]) -> Callable[..., bool] | None:
+    """A check of fed numbers by the relations that the trace demands of them."""
+    if not relations:
+        return None
+    names = ", ".join(str(feed.symbol) for feed in feeds)
+    text = " and ".join(f"({relation})" for relation in relations)
+    context: dict[str, Any] = {"math": math}
+    lines = [f"def decide({names}):", f"    return {text}", ""]
+    run_text(program_text(lines), "decide", context)
+    return context["decide"]
+
+
+# ---- comparisons ----
+
+
+def entries_of(container: Any) -> Iterator[tuple[Any, Any]]:
+    """The entries of a container, with their keys."""
+    return iter(container.items() if isinstance(container, dict) else enumerate(container))
+
+
+def _type_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """The properties of a tensor that a trace depends on."""
+    is_plain = not tensor.is_conj() and not tensor.is_neg()
+    place = tensor.dtype, tensor.shape, tensor.stride(), tensor.device
+    return *place, tensor.requires_grad, type(tensor), is_plain
+
+
+def is_numeric(value: Any) -> bool:
+    """Test for a number, or a tuple or list of numbers."""
+    parts = value if type(value) in (tuple, list) else (value,)
+    return bool(parts) and all(type(part) in (int, float) for part in parts)
+
+
+def is_like(before: Any, now: Any) -> bool:
+    """Test whether a value is the old one: an object by identity, plain data by value and type."""
+    if before is now:
+        return True
+    if type(before) is not type(now):
+        return False
+    if type(before) is tuple or (type(before) is list and before and not _is_holding(before)):
+        return len(before) == len(now) and all(map(is_like, before, now))
+    if isinstance(before, (torch.SymInt, torch.SymFloat)):
+        return as_dim(before) == as_dim(now)
+    return type(before) in PLAIN and Literal(before) == Literal(now)
+
+
+def _is_holding(values: list[Any]) -> bool:
+    """Test for a list whose entries are no numbers: it counts by identity."""
+    return not all(isinstance(one, (int, float, torch.SymInt, torch.SymFloat)) for one in values)

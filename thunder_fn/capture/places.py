@@ -1,0 +1,167 @@
+"""Places outside of a function that a capture watches, and their values before and after.
+
+A place is an entry of a container: of a dict, a list, or the dict of an object. While a function
+is traced, what it stores there are tracers. So a capture notes what a container held (`Snapshot`),
+finds what the function stored (`Change`), and puts the old content back. A program does the same
+to its places in each call: it reads a `Feed` and applies an `Effect`.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from thunder_fn.capture import pytree
+from thunder_fn.capture.outside.reads import ABSENT
+from thunder_fn.ir.symbols import Symbol
+
+Entry = tuple[int, Any]
+"""A place: the identity of a container, and a key of it."""
+
+APPENDED: Any = type("Appended", (), {"__repr__": lambda self: "APPENDED"})()
+"""The key of what is appended to a list."""
+GRAD: Any = "grad"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Feed:
+    """A place outside whose value is an input of the trace, read in each call.
+
+    `holder` is a dict or list with an entry, or a tensor with its `.grad`: an input of the
+        trace by index, or one that is closed over. `symbol` is that of a number, which may be an
+        item of a tuple, by index. If it `is_item`, the entry is a tensor, and the number is its
+        value.
+    """
+
+    holder: Any
+    key: Any
+    symbol: Symbol | None = None
+    index: int | None = None
+    is_item: bool = False
+
+    def read(self, tensors: Sequence[torch.Tensor] = ()) -> Any:
+        """The value now, for a call with these tensors."""
+        if not isinstance(self.holder, (int, torch.Tensor)):
+            value = self.holder[self.key]
+            if self.is_item:
+                return value.item()
+            return value if self.index is None else value[self.index]
+        return (tensors[self.holder] if isinstance(self.holder, int) else self.holder).grad
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Effect:
+    """A place outside and its new value, as a tree: some leaves are outputs of the trace, which
+    `is_output` marks. If it `is_conditional`, its first output says whether to leave the place as
+    it is.
+
+    `holder` is as that of a `Feed`. Without a tree the entry is removed.
+    """
+
+    holder: Any
+    key: Any
+    spec: pytree.PyTreeSpec | None
+    leaves: tuple[Any, ...] = ()
+    is_output: tuple[bool, ...] = ()
+    is_conditional: bool = False
+
+    @property
+    def count(self) -> int:
+        """The number of outputs in it."""
+        return sum(self.is_output) + self.is_conditional
+
+    def apply(self, outputs: Sequence[Any], tensors: Sequence[torch.Tensor] = ()) -> None:
+        """Store the value, for a call with these tensors."""
+        given = iter(outputs)
+        if self.is_conditional and bool(next(given)):
+            return
+        leaves = [
+            next(given) if flag else leaf
+            for leaf, flag in zip(self.leaves, self.is_output, strict=True)
+        ]
+        value = ABSENT if self.spec is None else pytree.unflatten(self.spec, leaves)
+        holder = tensors[self.holder] if isinstance(self.holder, int) else self.holder
+        put(holder, self.key, value)
+
+
+def put(holder: Any, key: Any, value: Any) -> None:
+    """Store a value in an entry of a container, in all of it, or in the `.grad` of a tensor."""
+    if isinstance(holder, torch.Tensor):
+        holder.grad = None if value is ABSENT else value
+    elif isinstance(holder, types.CellType):
+        holder.cell_contents = value
+    elif key is APPENDED:
+        holder.extend(value)
+    elif key is None:
+        refill(holder, value)
+    elif value is ABSENT:
+        holder.pop(key, None)
+    else:
+        holder[key] = value
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """The key of the number in a tensor that is the entry under `key`."""
+
+    key: Any
+
+
+# ---- while a function is traced ----
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Change:
+    """A place that the function stores to: the container, the key, and the values before and now.
+
+    `is_read` tells whether the function asks a module for the value before; None if nothing tells.
+    """
+
+    holder: Any
+    key: Any
+    before: Any
+    now: Any
+    is_read: bool | None = None
+
+    @property
+    def entry(self) -> Entry:
+        """The place."""
+        return id(self.holder), self.key
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """A container and a copy of it: what it held before."""
+
+    container: Any
+    before: Any
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Test whether the container holds the very objects that it held."""
+        return _identities(self.container) == _identities(self.before)
+
+    def restore(self) -> None:
+        """Make the container hold again what it held."""
+        if not self.is_unchanged:
+            refill(self.container, self.before)
+
+
+def snapshot(container: Any) -> Snapshot:
+    """Note what a container holds."""
+    return Snapshot(container, container.copy())
+
+
+def refill(container: Any, content: Any) -> None:
+    """Replace the whole content of a list, deque, set or dict."""
+    container.clear()
+    (container.update if isinstance(container, (dict, set)) else container.extend)(content)
+
+
+def _identities(container: Any) -> list[int]:
+    items = (*container, *container.values()) if isinstance(container, dict) else tuple(container)
+    return [id(item) for item in items]
