@@ -167,3 +167,8 @@ def test_mutants_that_no_law_catches_are_told_apart_by_witnesses(monkeypatch: py
     ):
         (mutation,) = (one for name, one in found.items() if name.startswith(bug))
         assert beyond(path, mutation).startswith(said), bug
+
+
+def test_a_pass_that_changes_nothing_keeps_all_laws() -> None:
+    """Also of programs with symbols as numbers, which no FX graph expresses."""
+    assert check_pass(lambda graph: graph, max_examples=1)

@@ -47,7 +47,10 @@ def inference(x: Any) -> Any:
 def detached(x: Any) -> Any:
     y = x * 2
     y.detach_()
-    return x.detach() * x, x.data * x, y
+    z, w = x * 3, x * 4
+    torch.ops.aten.detach_(z)
+    torch.ops.aten.detach_.default(w)
+    return x.detach() * x, x.data * x, y, z * x, w * x
 
 
 def set_grad_enabled(x: Any) -> Any:

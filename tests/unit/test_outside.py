@@ -747,3 +747,24 @@ def test_a_stream_that_is_written_to_is_no_iterator(tmp_path: Path) -> None:
 
         assert torch.equal(jit(f)(X), X * 2)
     assert (tmp_path / "log").read_text() == "once\n"
+
+
+def test_the_first_answer_of_a_cached_function_is_not_random() -> None:
+    @functools.cache
+    def noise(n: int) -> torch.Tensor:
+        return torch.rand(n).mul_(2)
+
+    @functools.cache
+    def seeded(n: int) -> torch.Tensor:
+        generator = torch.Generator()
+        generator.manual_seed(n)
+        return torch.rand(n, generator=generator)
+
+    f, g = jit(lambda x: x + noise(3)), jit(lambda x: x + seeded(3))
+    with pytest.raises(UnsupportedCall, match="the cached function noise draws random numbers"):
+        f(X)
+    assert noise.cache_info().currsize == 0
+    expected = noise(3)
+    for _ in range(2):
+        assert torch.equal(f(X), X + expected)
+        assert torch.equal(g(X), X + seeded(3))

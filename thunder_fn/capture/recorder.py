@@ -35,7 +35,7 @@ from thunder_fn.capture.numbers.known_values import KnownValues
 from thunder_fn.capture.numbers.python_numbers import MATH, as_python
 from thunder_fn.capture.outside import frames
 from thunder_fn.capture.outside.properties import GPU, Properties, attribute
-from thunder_fn.capture.recorded import Layout, Leaf, Scope
+from thunder_fn.capture.recorded import Layout, Leaf, Scope, leaves_of
 from thunder_fn.capture.replaced.default_dtype import promoted
 from thunder_fn.capture.replaced.gradients import Gradients
 from thunder_fn.capture.replaced.layout import with_plain_layout
@@ -62,6 +62,7 @@ from thunder_fn.ir.trace import (
     Constant,
     Dim,
     Expr,
+    Literal,
     NumberType,
     Op,
     Source,
@@ -695,6 +696,19 @@ class Recorder:
         for value, var in zip(values, outputs, strict=True):
             self.bind(value, var)
         self.history.recorded(leaf)
+
+    def draws_for(self, tensors: Iterable[torch.Tensor]) -> bool:
+        """Test whether these tensors depend on random numbers that are drawn in the capture, other
+        than those of a generator that is made inside.
+        """
+        wanted = {var.index for tensor in tensors if (var := self.var_of(tensor)) is not None}
+        for leaf, _ in reversed([*leaves_of(self.root)]):
+            if wanted.isdisjoint(var.index for var in leaf.outputs):
+                continue
+            if ops.draws(leaf) and dict(leaf.kwargs).get("generator") in (None, Literal(None)):
+                return True
+            wanted.update(var.index for var in leaf.operands)
+        return False
 
     def append(self, leaf: Leaf) -> None:
         """Append a leaf; the unbacked sizes and numbers that it finds are known from now on."""

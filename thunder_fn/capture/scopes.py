@@ -39,8 +39,10 @@ from thunder_fn.capture.replaced.refusals import (
 from thunder_fn.capture.replaced.stand_ins import HAS_NUMBERS, REWRITTEN
 from thunder_fn.capture.supported import LITERALS, is_wrapped
 from thunder_fn.errors import (
+    CustomRuleError,
     ThunderError,
     UnsupportedCall,
+    kind_of,
     with_article,
 )
 from thunder_fn.ir.nesting import make_room
@@ -153,6 +155,7 @@ def _detach_in_place(x: Tensor) -> Tensor:
     return x
 
 
+_ATEN_DETACH = torch.ops.aten.detach_
 F = torch.nn.functional
 CHECKS: dict[Any, tuple[bool, str | None]] = {
     **dict.fromkeys(
@@ -168,6 +171,7 @@ INSTEAD: dict[Any, Callable[..., Any]] = {
     **REWRITTEN,
     _DATA.__set__: _set_data,
     **dict.fromkeys((Tensor.detach_, torch.detach_), _detach_in_place),
+    **dict.fromkeys((_ATEN_DETACH, _ATEN_DETACH.default), _detach_in_place),
     Tensor.__getitem__: getitem,
     Tensor.__setitem__: setitem,
     internals.IS_ALL_TRUE: lambda x: True,  # the arguments of distributions are not validated
@@ -553,11 +557,19 @@ def composite(f: Callable[P, R]) -> Callable[P, R]:
 
     Law: ``trace(composite(f), x)`` evaluates as ``trace(f, x)``.
 
+    Raises:
+        CustomRuleError: f is no function.
+
     Example:
         >>> @composite
         ... def double(x):
         ...     return x + x
     """
+    if not hasattr(f, "__qualname__"):
+        raise CustomRuleError(
+            f"composite: expected a function, given {kind_of(f)}",
+            fix="Write a function around what it calls.",
+        )
     return named_composite(f, f"{f.__module__}.{f.__qualname__.rsplit('<locals>.', 1)[-1]}")
 
 

@@ -69,6 +69,8 @@ def check_backend(
     The programs are random ones, each kind of equation alone, then PyTorch's own samples of its
     ops.
 
+    Law: the backend "eager" is never wrong.
+
     Args:
         backend: as for `torch.compile`: a name, or a function.
         max_examples: how many programs; a backend such as inductor takes seconds for each.

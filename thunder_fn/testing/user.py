@@ -111,6 +111,8 @@ def check_transform(  # noqa: PLR0913 - options, by keyword
 ) -> Coverage:
     """Test a function from trace to trace on programs made on purpose, and on random ones.
 
+    Law: the identity keeps every law.
+
     Args:
         keeps: "values" promises the same types and values, and the same random numbers in the same
             order. Then the transform must also commute with vjp, jvp, vmap, checkpoint and the
@@ -172,6 +174,8 @@ def reproduce(
 ) -> Callable[[Transform], Transform]:
     """Hold a transform to one law on one program: the decorator that a report of
     `check_transform` prints.
+
+    Law: the decorated transform is the transform itself.
 
     Raises:
         LawBroken: it still does not hold.

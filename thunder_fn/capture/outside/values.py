@@ -86,7 +86,7 @@ from thunder_fn.capture.places import Snapshot, snapshot
 from thunder_fn.capture.recorder import current
 from thunder_fn.capture.replaced.lookasides import is_diverted
 from thunder_fn.capture.supported import EscapedValue
-from thunder_fn.errors import callable_name
+from thunder_fn.errors import UnsupportedCall, callable_name
 from thunder_fn.ir.text import escaped
 
 MAX_ARRAY_BYTES = 4096
@@ -388,11 +388,27 @@ class Watch:
             self.effects.called(function)
 
     def stopped(self) -> None:
-        """Let cached functions forget tracers. Each call of the program computes these answers."""
-        for function, _, kept, _ in self.answers.values():
+        """Let cached functions forget tracers. Each call of the program computes these answers.
+
+        Raises:
+            UnsupportedCall: an answer is random. Each call would draw it anew.
+        """
+        recorder, random_ones = current(), list[str]()
+        for function, path, kept, _ in self.answers.values():
             leaves, _ = pytree.flatten(_answers_of(function, kept))
-            if any(is_a(leaf, _TRACED) for leaf in leaves):
+            traced = [leaf for leaf in leaves if is_a(leaf, _TRACED)]
+            tensors = [leaf for leaf in traced if is_a(leaf, internals.Tracer)]
+            if recorder is not None and recorder.draws_for(tensors):
+                random_ones.append(path)
+            if traced:
                 function.cache_clear()
+        if random_ones:
+            raise UnsupportedCall(
+                f"the cached function {random_ones[0]} draws random numbers for its first answer"
+                " while it is traced",
+                source=None,
+                fix="Call it once before, or pass its answer as an argument.",
+            )
 
     def called_library(self, module: str, name: str) -> None:
         """Note a call of a library that a trace does not repeat."""
