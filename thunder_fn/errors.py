@@ -199,7 +199,9 @@ class RecipeError(ThunderError, ValueError):
 
 
 class OptimizerError(ThunderError, TypeError, ValueError):
-    """An optimizer has no such option."""
+    """An optimizer has no such option, or it was given something else than parameters, gradients
+    and its state.
+    """
 
 
 class UnknownOption(JitError, TypeError):

@@ -27,7 +27,7 @@ from thunder_fn.capture.numbers.python_numbers import as_python
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.replaced.lookasides import divert, original_of
 from thunder_fn.capture.replaced.patches import counting_in_tensors
-from thunder_fn.errors import OptimizerError
+from thunder_fn.errors import OptimizerError, callable_name, kind_of
 from thunder_fn.interpreters.partial_eval import follows_from, partial_eval
 from thunder_fn.ir import ops
 from thunder_fn.ir.trace import Literal, Trace, TraceBuilder, Var, cut, type_of
@@ -231,7 +231,8 @@ class FunctionalOptimizer:
         the derivative goes through the step.
 
         Raises:
-            OptimizerError: the optimizer has no such option, or it cannot change. Or a step keeps
+            OptimizerError: the gradients or the state are not those of the parameters. Or the
+                optimizer has no such option, or it cannot change. Or a step keeps
                 values in attributes of the optimizer. Or a derivative is to go through the step of
                 an optimizer that has no option `differentiable`.
         """
@@ -242,7 +243,8 @@ class FunctionalOptimizer:
             )
             raise OptimizerError(f"{what}\nGive `functional_optimizer` a dampening that is not 0.")
         leaves, spec = pytree.flatten(params)
-        gradients: list[Any] = spec.flatten_up_to(grads)
+        gradients = _gradients(spec, grads)
+        _check_state(state, len(leaves))
         entries, step = state["params"], state["step"]
         group: State = state.get("group", {})
         follows = torch.is_grad_enabled() and self._is_followed(
@@ -352,6 +354,35 @@ class FunctionalOptimizer:
                 plain["capturable"] = True
             group.update(plain | _known(tensors, group, optimizer))
         return optimizer
+
+
+def _gradients(spec: pytree.PyTreeSpec, grads: Any) -> list[Any]:
+    """The gradients of the parameters in order.
+
+    Raises:
+        OptimizerError: their structure is not that of the parameters.
+    """
+    try:
+        return spec.flatten_up_to(grads)
+    except ValueError:
+        found = pytree.difference(spec, pytree.flatten(grads)[1], "params", "grads")
+    raise OptimizerError(
+        f"update: the gradients must have the structure of the parameters, but {found}",
+        fix="Write `update(params, grads, state)`.",
+    )
+
+
+def _check_state(state: Any, count: int) -> None:
+    what = None
+    if not isinstance(state, dict) or not {"params", "step"} <= state.keys():
+        what = f"given {kind_of(state)}"
+    elif len(state["params"]) != count:
+        what = f"given that of {len(state['params'])} for {count}"
+    if what is not None:
+        raise OptimizerError(
+            f"update: the state must be what `init` or `update` gave for these parameters, {what}",
+            fix="Write `update(params, grads, state)`, after `state = init(params)`.",
+        )
 
 
 def _working(entry: dict[str, Any], step: torch.Tensor | None) -> dict[str, Any]:
@@ -491,7 +522,8 @@ def functional_optimizer(
             Rprop and of ASGD does, the state before is empty and a jitted step is traced twice.
 
     Raises:
-        OptimizerError: the optimizer's step calls the loss itself, as that of LBFGS does.
+        OptimizerError: `make` is no optimizer class, or it has no such option. Or the optimizer's
+            step calls the loss itself, as that of LBFGS does.
 
     Example:
         >>> sgd = functional_optimizer(torch.optim.SGD, lr=0.1)
@@ -506,6 +538,10 @@ def functional_optimizer(
             f"{what}\nWrite `functional_optimizer(torch.optim.{name}, lr=...)`: `init` takes the"
             " parameters."
         )
+    if not callable(make):
+        what = f"functional_optimizer: expected an optimizer class, given {kind_of(make)}"
+        raise OptimizerError(what, fix="Write `functional_optimizer(torch.optim.AdamW, lr=...)`.")
+    _check_options(make, options)
     closure = inspect.signature(getattr(make, "step", lambda: None)).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         what = (
@@ -516,6 +552,19 @@ def functional_optimizer(
             f"{what}\nUse the optimizer as it is, on the parameters of a jitted module."
         )
     return FunctionalOptimizer(make, tuple(sorted(options.items())))
+
+
+def _check_options(make: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    parameters = inspect.signature(make).parameters
+    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
+        return
+    for key in options:
+        if key not in parameters:
+            names = [name for name in parameters if name != "params"]
+            raise OptimizerError(
+                f"functional_optimizer: {callable_name(make)} has no option {key!r}; it has"
+                f" {', '.join(names)}"
+            )
 
 
 def _known(

@@ -90,6 +90,22 @@ def test_unknown_option() -> None:
     assert str(info.value).startswith("SGD has no option 'rate'; those that can change are dampening, ")
 
 
+def test_wrong_use() -> None:
+    """Arguments in another order, gradients and states of other parameters, and options that the class has not."""
+    sgd, params = tfn.functional_optimizer(SGD, lr=0.1), {"w": torch.ones(2)}
+    state = sgd.init(params)
+    for call, text in (
+        (lambda: sgd.update(params, state, params), "params is a dict with the keys 'w', and grads is a dict with"),
+        (lambda: sgd.update(params, {"v": params["w"]}, state), "and grads is a dict with the keys 'v'"),
+        (lambda: sgd.update(params, params, params), "the state must be what `init` or `update` gave for these"),
+        (lambda: sgd.update(params, params, sgd.init([*params.values()] * 2)), "given that of 2 for 1"),
+        (lambda: tfn.functional_optimizer("adam"), "expected an optimizer class, given a str"),  # type: ignore[arg-type]
+        (lambda: tfn.functional_optimizer(SGD, rate=0.1), "SGD has no option 'rate'; it has lr, momentum,"),
+    ):
+        with pytest.raises(OptimizerError, match=text):
+            call()
+
+
 def test_what_is_no_function_of_gradients() -> None:
     with pytest.raises(OptimizerError) as info:
         tfn.functional_optimizer(torch.optim.LBFGS, lr=0.1)

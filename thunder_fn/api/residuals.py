@@ -57,6 +57,9 @@ def saved_residuals(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list
         One `SavedResidual` for each; its `reason` is `argument args[0]['w']`, `named 'hidden'` for
             a value that `checkpoint_name` has named, or `output of` an op.
 
+    Raises:
+        CaptureError: f cannot be traced, and other errors of `vjp`.
+
     Example:
         >>> for residual in saved_residuals(lambda x: x.sin().exp().sum(), torch.ones(3)):
         ...     print(residual.type, residual.reason)

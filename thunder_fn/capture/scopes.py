@@ -39,8 +39,10 @@ from thunder_fn.capture.replaced.refusals import (
 from thunder_fn.capture.replaced.stand_ins import HAS_NUMBERS, REWRITTEN
 from thunder_fn.capture.supported import LITERALS, is_wrapped
 from thunder_fn.errors import (
+    CustomRuleError,
     ThunderError,
     UnsupportedCall,
+    kind_of,
     with_article,
 )
 from thunder_fn.ir.nesting import make_room
@@ -90,6 +92,20 @@ DETACHES = {
     *(Tensor.detach, torch.detach, _DATA.__get__),
     *(torch.ops.aten.detach, torch.ops.aten.detach.default),
 }
+
+_WORDS = (
+    "add sub mul div rdiv floordiv remainder mod pow matmul and or xor lshift rshift eq ne lt le gt"
+    " ge floor_divide bitwise_and bitwise_or bitwise_xor"
+)
+_OPERATORS = {
+    getattr(Tensor, name)
+    for word in _WORDS.split()
+    for name in (word, f"{word}_", f"__{word}__", f"__r{word}__", f"__i{word}__")
+    if hasattr(Tensor, name)
+}
+"""The functions behind Python's operators, which turn a TypeError into NotImplemented. Python goes
+on after that: it adds out of place for `x += y`, and compares identities for `x == y`.
+"""
 
 
 UNSCOPED = {
@@ -266,7 +282,8 @@ class ScopeMode(TorchFunctionMode):
             with self:
                 return instead(*args, **kwargs)
         except ThunderError as error:
-            recorder.refused = error
+            if func in _OPERATORS and isinstance(error, TypeError):
+                recorder.late_error = recorder.late_error or error
             raise
         finally:
             frames.resume(watching)
@@ -555,11 +572,19 @@ def composite(f: Callable[P, R]) -> Callable[P, R]:
 
     Law: ``trace(composite(f), x)`` evaluates as ``trace(f, x)``.
 
+    Raises:
+        CustomRuleError: f is no function.
+
     Example:
         >>> @composite
         ... def double(x):
         ...     return x + x
     """
+    if not hasattr(f, "__qualname__"):
+        raise CustomRuleError(
+            f"composite: expected a function, given {kind_of(f)}",
+            fix="Write a function around what it calls.",
+        )
     return named_composite(f, f"{f.__module__}.{f.__qualname__.rsplit('<locals>.', 1)[-1]}")
 
 

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.distributed.heartbeat import SIMULATED as SIMULATED, join
-from thunder_fn.errors import RewriteError, kind_of
+from thunder_fn.errors import RewriteError, is_int, kind_of
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,11 @@ def simulated_mesh(
     they say which ranks the groups of each name are. The last dim is the one whose ranks lie
     side by side.
 
+    Law: along each dim, each rank is in exactly one group.
+
+    Raises:
+        RewriteError: a size is not an int from 1 on.
+
     Example:
         >>> from thunder_fn.parameters import simulated_mesh
         >>> groups, partitions = simulated_mesh(data=2, tensor=2)
@@ -58,6 +63,8 @@ def simulated_mesh(
         >>> list(partitions.values())
         [((0, 2), (1, 3)), ((0, 1), (2, 3))]
     """
+    for name, size in sizes.items():
+        _check_size(f"simulated_mesh: {name}", size)
     shape = tuple(sizes.values())
     grid = torch.arange(math.prod(shape)).reshape(shape)
     partitions = {
@@ -82,11 +89,22 @@ def simulated_mesh(
 def simulated(size: int) -> tuple[Group, ...]:
     """Ranks that are not there, for `evaluate_ranks`.
 
+    Law: on them `evaluate_ranks` computes what as many processes compute.
+
+    Raises:
+        RewriteError: the size is not an int from 1 on.
+
     Example:
         >>> [group.rank for group in simulated(2)]
         [0, 1]
     """
+    _check_size("simulated", size)
     return tuple(Group(SIMULATED, size, rank) for rank in range(size))
+
+
+def _check_size(what: str, size: int) -> None:
+    if not is_int(size, 1):
+        raise RewriteError(f"{what}: the number of ranks is an int from 1 on, given {size!r}")
 
 
 def check_there(steps: Sequence[Any], what: str = "restore") -> None:

@@ -223,6 +223,8 @@ def watched(what: str) -> Generator[None]:
     """Watch this process wait for others, as in `with watched("save"):
     torch.distributed.checkpoint.save(...)`.
 
+    Law: the code inside does what it does without, unless a rank is gone.
+
     Args:
         what: it does, the same on all ranks.
 

@@ -205,7 +205,11 @@ class Executor:
         return None
 
     def finish(self, program: Any) -> Any:
-        """The whole program as the executor runs it; as it is, for those that run parts only."""
+        """Return the whole program as the executor runs it: the given one, or
+        `dataclasses.replace(program, run=function)`.
+
+        An executor that runs parts only returns the program as it is.
+        """
         return program
 
     def frozen(self: E) -> E:

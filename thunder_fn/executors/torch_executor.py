@@ -28,7 +28,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.watching import made
-from thunder_fn.errors import InvalidTrace, RegionWarning, located
+from thunder_fn.errors import ExecutorError, InvalidTrace, RegionWarning, kind_of, located
 from thunder_fn.executors import spoiling
 from thunder_fn.executors.base import Executor, FusionExecutor, RunFunction
 from thunder_fn.executors.claims import Claim, Claimed, claim
@@ -157,7 +157,7 @@ def lower(  # noqa: PLR0913 - options, by keyword
     # Who compiles regions comes before who records the whole program.
     ordered = sorted(frozen, key=lambda executor: executor.claims)
     for executor in reversed(ordered) if whole else ():
-        program = executor.finish(program)
+        program = _finished(executor, program)
     if any(map(autocasts, claimed.trace.equations)):
         program = replace(
             program, run=internals.without_autocast(program.run, partial(take, program.run))
@@ -165,6 +165,22 @@ def lower(  # noqa: PLR0913 - options, by keyword
     if spoiling.is_on():
         program = replace(program, run=spoiling.repeated(program.run, trace, donated or ()))
     return program
+
+
+def _finished(executor: Executor, program: Program) -> Program:
+    """The program as an executor runs it.
+
+    Raises:
+        ExecutorError: the executor returned something else than a program.
+    """
+    finished = executor.finish(program)
+    if not isinstance(finished, Program):
+        raise ExecutorError(
+            f"the executor {executor.name}: `finish` must return a program, given"
+            f" {kind_of(finished)}: {finished!r}",
+            fix="Return `dataclasses.replace(program, run=function)`, or the program as it is.",
+        )
+    return finished
 
 
 def _lowered_in_two(

@@ -183,6 +183,8 @@ def chain(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Chain:
     If an argument requires a gradient, the forward and the backward of the split are steps, and
     both programs.
 
+    Law: the last step is the program that the call runs.
+
     Args:
         f: any PyTorch callable: a function, a module, a jitted or transformed function. `jit`'s
             options are its own.

@@ -33,6 +33,8 @@ def chrome_trace(path: str | Path, f: Callable[..., Any], /, *args: Any, **kwarg
     timed. Composites are slices around their equations, and a counter has the bytes of the results
     that live.
 
+    Law: each equation of the unfolded trace is one slice, in the order of the trace.
+
     Returns:
         The path.
 

@@ -72,6 +72,8 @@ COLLECTIVES = (
 def is_collective(name: str) -> bool:
     """Test whether the op of this name moves values between ranks.
 
+    Law: no op of ATen is one.
+
     Example:
         >>> is_collective("aten.mm.default"), is_collective("_c10d_functional.all_reduce.default")
         (False, True)
@@ -232,6 +234,8 @@ def cost(
     f: Callable[..., Any], /, *args: Any, machine: Machine | None = None, **kwargs: Any
 ) -> CostReport:
     """Estimate the operations and bytes of `jit(f)(*args, **kwargs)`, op by op. Nothing is run.
+
+    Law: the total is the sum of the ops.
 
     Args:
         machine: whose peaks give least times and what limits each op. Left out, the device's where

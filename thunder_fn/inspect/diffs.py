@@ -20,7 +20,7 @@ from thunder_fn.ir import ops
 from thunder_fn.ir.notebook import Shown
 from thunder_fn.ir.pretty import format_equation
 from thunder_fn.ir.text import escaped, program_text
-from thunder_fn.ir.trace import Literal, Trace, Type, Var, all_args, map_args
+from thunder_fn.ir.trace import Literal, Trace, Type, Var, all_args, check_is_trace, map_args
 
 Status: TypeAlias = Choice["same", "changed", "added"]
 Pairs: TypeAlias = Sequence[tuple[int, int]]
@@ -101,6 +101,9 @@ def diff(before: Trace, after: Trace, inputs: Pairs | None = None) -> Diff:
         inputs: pairs of values (see `flatten`) of the two that are equal. Left out, inputs and
             constants are paired by position.
 
+    Raises:
+        TraceTypeError: one of the two is no trace.
+
     Example:
         >>> import torch
         >>> from thunder_fn import trace
@@ -110,6 +113,8 @@ def diff(before: Trace, after: Trace, inputs: Pairs | None = None) -> Diff:
           v1: f32[2] = aten.sin.default(v0)
         ~ v2: f32[2] = aten.mul.Tensor(v1, 3)  (arguments (2) to (3))
     """
+    check_is_trace("diff", before)
+    check_is_trace("diff", after)
     return diff_flat(flatten(before), flatten(after), inputs)
 
 

@@ -69,6 +69,8 @@ def graph(f: Trace | Callable[..., Any], /, *args: Any, **kwargs: Any) -> Pictur
     In a trace of more than 2,000 equations, consecutive equations of a module are one box, at a
     depth that gives at most so many. Without modules, equal runs of equations are boxes.
 
+    Law: equal traces have equal pictures.
+
     Raises:
         MissingExtra: igraph is not installed.
 

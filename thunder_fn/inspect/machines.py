@@ -9,6 +9,8 @@ from functools import cache
 
 import torch
 
+from thunder_fn.errors import InspectError
+
 
 @dataclass(frozen=True, slots=True)
 class Machine:
@@ -70,14 +72,19 @@ def known_machine(device: torch.device) -> Machine | None:
 def machine_named(name: str) -> Machine:
     """A machine of `KNOWN`.
 
+    Law: the machine has the name that was asked for.
+
     Raises:
-        KeyError: there is none of this name.
+        InspectError: there is none of this name.
 
     Example:
         >>> import thunder_fn as tfn
         >>> tfn.inspect.machine_named("L4").bytes_per_second
         300000000000.0
     """
+    if name not in KNOWN:
+        fix = f"Name one of {', '.join(KNOWN)}, or make a `Machine`."
+        raise InspectError(f"there is no machine {name!r}", fix=fix)
     _, flops, rate = KNOWN[name]
     return Machine(name, flops, rate)
 
@@ -86,6 +93,11 @@ def measured_machine(
     dtype: torch.dtype = torch.float32, device: str = "cpu", seconds: float = 0.1
 ) -> Machine:
     """Measure this machine by the fastest of some matrix products and copies.
+
+    Law: both peaks are rates that this machine has reached.
+
+    Raises:
+        RuntimeError: PyTorch's, where it has no such device, or draws no numbers of the dtype.
 
     Example:
         >>> measured_machine(seconds=0.001).flops_per_second > 0

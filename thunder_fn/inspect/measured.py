@@ -114,6 +114,8 @@ def measure(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Measured:
     The arguments are copied for each call, so that writes to them and donations change nothing.
     Other changes by `f`, such as those of a module's buffers, are made by each call.
 
+    Law: the arguments are afterwards what they were before.
+
     Args:
         f: any PyTorch callable, as for `chain`.
 

@@ -16,6 +16,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from thunder_fn.errors import InspectError, kind_of
 from thunder_fn.inspect.chains import Chain, chain
 from thunder_fn.inspect.costs import device_of, machine_of
 from thunder_fn.inspect.encode import Run, encode
@@ -77,6 +78,8 @@ def show(
 ) -> Page:
     """The inspector's page of `jit(f)(*args, **kwargs)`. Nothing is run unless it is `measured`.
 
+    Law: its steps are those of `chain`.
+
     Args:
         f: any PyTorch callable: a function, a module, a jitted or transformed function. `jit`'s
             options are its own.
@@ -110,16 +113,27 @@ def compare(
     Each step of the second run is compared with the step of the first that has the same part in it.
     Their costs, memory and times stand beside each other.
 
+    Law: a run beside itself shows no change.
+
     Args:
         first, second: what `chain` gives, or `measure` if their times are of interest.
         names: what the page calls the two; the names of the functions if left out.
         machine: as for `show`.
+
+    Raises:
+        InspectError: one of the two is neither a chain nor a measurement.
 
     Example:
         >>> import torch
         >>> compare(chain(torch.sin, torch.ones(2)), chain(torch.cos, torch.ones(2))).name
         'sin beside cos'
     """
+    for run in (first, second):
+        if not isinstance(run, (Chain, Measured)):
+            raise InspectError(
+                f"compare: expected a chain or a measurement, given {kind_of(run)}",
+                fix="Pass `chain(f, *args)` or `measure(f, *args)`; `diff` compares two traces.",
+            )
     return page_of_runs(first, second, names=names, machine=machine)
 
 

@@ -85,6 +85,8 @@ def residuals(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Residuals:
     """Report the values of the forward that the gradient of f, and of a module's parameters, keeps.
     See `saved_residuals`.
 
+    Law: its rows are those of `saved_residuals`.
+
     Errors as in `chain`.
 
     Example:

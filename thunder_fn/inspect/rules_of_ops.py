@@ -66,6 +66,8 @@ class RuleReport(Shown):
 def rule_order() -> dict[str, tuple[str, ...]]:
     """Return the order in which each transform looks for the rule of a leaf op.
 
+    Law: `explain_rule` reports the attempts in this order.
+
     Example:
         >>> from thunder_fn.inspect import rule_order
         >>> rule_order()["vjp"][3:5]
@@ -86,6 +88,8 @@ TWO_VJPS = "two vjps"
 def explain_rule(op: Callable[..., Any], /, *args: Any, **kwargs: Any) -> RuleReport:
     """Report which rule vjp, jvp and vmap derive for an op, and why the attempts before it had
     none.
+
+    Law: the rule that it names is the one that the transform uses.
 
     Args:
         op: an op such as `torch.cumsum` or `torch.ops.aten.cumsum.default`, or any function: then

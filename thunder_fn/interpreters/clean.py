@@ -8,7 +8,7 @@ from thunder_fn.interpreters.fold import fold_constants
 from thunder_fn.interpreters.noops import drop_noops
 from thunder_fn.interpreters.simplify import cse, dce
 from thunder_fn.ir.memos import memo
-from thunder_fn.ir.trace import Trace
+from thunder_fn.ir.trace import Trace, check_is_trace
 
 
 @memo(1024)
@@ -18,6 +18,9 @@ def simplify(trace: Trace) -> Trace:
     Law: same values, bitwise; idempotent; never more equations. Checkpoints still compute again,
         random numbers are drawn as before, and outputs share no memory that they did not share.
 
+    Raises:
+        TraceTypeError: `trace` is no trace.
+
     Example:
         >>> import torch
         >>> from thunder_fn import trace
@@ -25,6 +28,7 @@ def simplify(trace: Trace) -> Trace:
         >>> len(simplify(trace(f, torch.ones(3))).equations)
         3
     """
+    check_is_trace("simplify", trace)
     while True:
         new = dce(cse(fold_constants(drop_noops(dce(trace)))))
         if new == trace:

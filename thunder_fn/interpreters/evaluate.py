@@ -35,6 +35,7 @@ from thunder_fn.ir.trace import (
     Trace,
     Type,
     Var,
+    check_is_trace,
     python_arg,
     python_args,
     short_dtype,
@@ -56,8 +57,8 @@ def evaluate(trace: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
         One value for each of the trace's outputs.
 
     Raises:
-        TraceTypeError: the number of inputs, or an input's dtype or shape, is not what the trace
-            takes.
+        TraceTypeError: `trace` is no trace; or the number of inputs, or an input's dtype or shape,
+            is not what the trace takes.
         MissingRule: a structured op has no rule; names it and the user's line.
         Exception: what an op raises, with a note that names the equation and the user's line.
 
@@ -66,6 +67,7 @@ def evaluate(trace: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
         >>> evaluate(trace(lambda x: x * 2, torch.ones(2)), [torch.tensor([3.0, 4.0])])
         (tensor([6., 8.]),)
     """
+    check_is_trace("evaluate", trace)
     _check_inputs(trace, inputs)
     with internals.autocast_off():
         return _evaluate_symbolic(trace, inputs) if is_symbolic(trace) else _evaluate(trace, inputs)

@@ -38,6 +38,7 @@ from thunder_fn.ir.trace import (
     Trace,
     Type,
     Var,
+    check_is_trace,
     map_args,
     subtraces,
     type_of,
@@ -70,13 +71,15 @@ def check(trace: Trace, *, leaves: bool = True) -> None:
 
     Raises:
         InvalidTrace: a variable is unbound, a body is missing, a constraint has unknown symbols.
-        TraceTypeError: two types disagree; names the equation and the user's line.
+        TraceTypeError: `trace` is no trace; or two types disagree: names the equation and the
+            user's line.
         MissingRule: there are no rules for a structured op.
 
     Example:
         >>> import torch, thunder_fn as tfn
         >>> check(tfn.trace(torch.sin, torch.ones(2)))  # nothing to say
     """
+    check_is_trace("check", trace)
     with setting(_premises, premises_of(trace)):
         for current in subtraces(trace):
             _check_trace(current, leaves=leaves)

@@ -46,6 +46,11 @@ Answer: TypeAlias = Callable[[Equation, Mask], Mask]
 def body_ports(equation: Equation, body: int, first: int = 0) -> tuple[tuple[Port, Port], ...]:
     """Wire one body: its inputs are the operands from `first` on, its outputs the results.
 
+    Law: each input of the body, and each result, is the end of exactly one wire.
+
+    Raises:
+        IndexError: the equation has no such body.
+
     Example:
         >>> import torch, thunder_fn as tfn
         >>> (call,) = tfn.trace(tfn.checkpoint(torch.sin), torch.ones(2)).equations

@@ -65,6 +65,9 @@ def through_bodies(
 
     Law: the primals are what the op computes without companions.
 
+    Raises:
+        MissingRule: the op has no wiring.
+
     Example:
         >>> import torch, thunder_fn as tfn
         >>> from thunder_fn.ir import Companion, Flow, TraceBuilder, inline_into, through_bodies

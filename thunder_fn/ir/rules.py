@@ -123,6 +123,8 @@ class Rules(Generic[T]):
     def rule(self, *ops: str) -> Callable[[F], F]:
         """Register the decorated rule for ops, by name.
 
+        Law: ``by_name`` has the rule under the name of each op.
+
         Raises:
             MissingRule: an op has a rule already.
 

@@ -43,6 +43,9 @@ def split(
             stands before its first reader.
         names: of both halves.
 
+    Raises:
+        InvalidTrace: an early equation or output reads a late variable.
+
     Example:
         >>> import torch, thunder_fn as tfn
         >>> trace = tfn.trace(lambda x, y: x.sin() * y, torch.ones(2), torch.ones(2))
@@ -121,6 +124,11 @@ DEPENDS = Flow(
 def dependent(trace: Trace, marked_inputs: Mask) -> set[int]:
     """Return the indices of the variables that depend on marked inputs.
 
+    Law: all other variables have the same values, whatever the marked inputs are.
+
+    Raises:
+        ValueError: the mask is not one flag for each input.
+
     Example:
         >>> import torch, thunder_fn as tfn
         >>> trace = tfn.trace(lambda x, y: (x.sin(), y.cos()), torch.ones(2), torch.ones(2))
@@ -142,6 +150,8 @@ def late_half(
     half, by index.
 
     Both are in the order of first reading.
+
+    Law: given the variables that are read and the late inputs, the equations compute the outputs.
 
     Example:
         >>> import torch, thunder_fn as tfn

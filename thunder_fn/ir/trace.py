@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Literal as Choice, Protocol, TypeAlias
 import numpy as np
 import torch
 
-from thunder_fn.errors import InvalidTrace, kind_of
+from thunder_fn.errors import InvalidTrace, TraceTypeError, kind_of
 from thunder_fn.ir.nesting import make_room
 from thunder_fn.ir.notebook import Shown
 
@@ -540,6 +540,11 @@ class Trace(Shown):
 def type_of(atom: Atom) -> Type:
     """The type of a variable, or of the number or None that a literal holds.
 
+    Law: it is the type of the value that `evaluate` gives the atom.
+
+    Raises:
+        InvalidTrace: a literal holds something else than a number or None.
+
     Example:
         >>> import torch, thunder_fn as tfn
         >>> trace = tfn.trace(torch.sin, torch.ones(2))
@@ -670,6 +675,8 @@ def python_args(call: Call, read: Callable[[Var], Any]) -> tuple[list[Any], dict
 
 def python_arg(arg: Any, read: Callable[[Var], Any]) -> Any:
     """An argument as PyTorch takes it: variables read, literals unwrapped, tuples as lists.
+
+    Law: each variable is replaced by what `read` returns for it.
 
     Example:
         >>> import torch, thunder_fn as tfn
@@ -828,6 +835,19 @@ class TraceBuilder:
         )
 
 
+def check_is_trace(function: str, value: object) -> None:
+    """Check what a public function of traces is given.
+
+    Raises:
+        TraceTypeError: it is something else than a trace.
+    """
+    if not isinstance(value, Trace):
+        fix = "`thunder_fn.trace(f, *args)` makes the trace of a function." * callable(value)
+        raise TraceTypeError(
+            f"{function}: expected a trace, given {kind_of(value)}", fix=fix or None
+        )
+
+
 def cut(
     trace: Trace | TraceBuilder,
     *,
@@ -849,6 +869,10 @@ def cut(
         outputs: must be given for a builder, which has none of its own.
         constants: those that stay constants, where others become inputs.
 
+    Raises:
+        InvalidTrace: a variable is read before it is bound, or bound twice.
+        TraceTypeError: a builder is given without outputs.
+
     Example:
         >>> import torch, thunder_fn as tfn
         >>> trace = tfn.trace(lambda x: (x.sin(), x.cos()), torch.ones(2))
@@ -859,8 +883,8 @@ def cut(
             return (v1,)
     """
     if outputs is None:
-        assert isinstance(trace, Trace), "a builder has no outputs of its own"
-        outputs = trace.outputs
+        check_is_trace("cut without `outputs`", trace)
+        outputs = trace.outputs  # type: ignore[union-attr]
     return canonical(
         tuple(trace.inputs if inputs is None else inputs),
         tuple(trace.equations if equations is None else equations),

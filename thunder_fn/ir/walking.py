@@ -9,8 +9,10 @@ from typing import TypeAlias, TypeVar
 
 import sympy
 
+from thunder_fn.errors import TraceTypeError
 from thunder_fn.ir.constraints import renamed
 from thunder_fn.ir.memos import fact
+from thunder_fn.ir.pretty import format_equation
 from thunder_fn.ir.symbols import finders, symbols_in
 from thunder_fn.ir.trace import (
     Atom,
@@ -55,6 +57,10 @@ def walk(
         lift: gives the value of a constant or a literal.
         call: the source of the call whose body the trace is.
 
+    Raises:
+        TraceTypeError: `arguments` are more or fewer than the inputs, or the step gives more or
+            fewer values than the equation has outputs; names the equation.
+
     Example:
         >>> import torch, thunder_fn as tfn
         >>> trace = tfn.trace(lambda x: x.sin() + 1, torch.ones(2))
@@ -69,6 +75,7 @@ def walk(
         True
     """
     trace = _with_own_names(builder, trace)
+    _check_count(f"{trace.name} takes", trace.inputs, "inputs", arguments)
     builder.require(trace.constraints)
     env: dict[int, V] = {
         var.index: value for var, value in zip(trace.inputs, arguments, strict=True)
@@ -81,11 +88,27 @@ def walk(
         if call is not None:
             equation = at(equation, call)
         results = step(equation, tuple([env[var.index] for var in equation.operands]))
+        if len(results) != len(equation.outputs):
+            _check_count("the step must return", equation.outputs, "values", results, equation)
         for var, value in zip(equation.outputs, results, strict=True):
             env[var.index] = value
     return tuple(
         [env[atom.index] if isinstance(atom, Var) else lift(atom) for atom in trace.outputs]
     )
+
+
+def _check_count(
+    what: str,
+    expected: Sequence[Var],
+    noun: str,
+    given: Sequence[object],
+    equation: Equation | None = None,
+) -> None:
+    if len(expected) != len(given):
+        text = f"{what} {len(expected)} {noun}, given {len(given)}"
+        if equation is None:
+            raise TraceTypeError(text)
+        raise TraceTypeError(text, equation=format_equation(equation), source=equation.source)
 
 
 def put(
@@ -100,6 +123,9 @@ def put(
 
     Law: the new equation computes from its operands what the old one computed from its own.
 
+    Raises:
+        TraceTypeError: the operands are more or fewer than those of the equation.
+
     Example:
         >>> import torch, thunder_fn as tfn
         >>> trace = tfn.trace(lambda x: x.sin() + 1, torch.ones(2))
@@ -111,6 +137,8 @@ def put(
         >>> builder.build(tuple(values[var] for var in trace.outputs)) == trace
         True
     """
+    if len(operands) != len(equation.operands):
+        _check_count("put: the equation reads", equation.operands, "operands", operands, equation)
     return builder.copy(equation, supplying(operands), bodies=bodies, types=types)
 
 
@@ -123,6 +151,8 @@ def inline_into(
     and equations without a source get it.
 
     Law: what is built evaluates to ``evaluate(trace, arguments)`` there.
+
+    Errors as in `walk`.
 
     Example:
         >>> import torch, thunder_fn as tfn
@@ -150,11 +180,15 @@ def rewritten(
 ) -> Trace:
     """Return the trace with something else in place of its equations.
 
+    Law: with `put` as its step, the result is the trace: `==` holds.
+
     Args:
         step: (builder, equation, operands) -> one atom for each output. `put` leaves the equation
             as it is.
         types: those of the new inputs; the trace's own by default.
         name: of the new trace; the trace's own by default.
+
+    Errors as in `walk`.
 
     Example:
         >>> import torch, thunder_fn as tfn

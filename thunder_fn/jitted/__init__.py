@@ -391,6 +391,9 @@ def last_traces(f: Callable[..., Any]) -> list[Trace | Program]:
     """The traces of the latest call of a jitted function: as traced, after each transform, the
     program.
 
+    Law: the last one is the program that ran; each trace before it computes the same, as
+        exactly as the labels of the transforms and executors after it say.
+
     Raises:
         JitError: f is no jitted function, or it has not been called yet.
 
@@ -410,6 +413,8 @@ def last_traces(f: Callable[..., Any]) -> list[Trace | Program]:
 def last_prologue_traces(f: Callable[..., Any]) -> list[Trace]:
     """The checks of the latest call's arguments, as a trace.
 
+    Law: a call that fails one of the checks is served by another program.
+
     Raises:
         JitError: f is no jitted function, or it has not been called yet.
 
@@ -426,6 +431,8 @@ def last_prologue_traces(f: Callable[..., Any]) -> list[Trace]:
 def last_backward_traces(f: Callable[..., Any]) -> list[Trace | Program]:
     """The backward of the latest call, and its programs, one for each node of autograd's graph;
     empty without a gradient.
+
+    Law: together the programs compute the gradients that `.backward()` accumulates.
 
     Raises:
         JitError: f is no jitted function, or it has not been called yet.
@@ -448,6 +455,8 @@ def explain_misses(f: Callable[..., Any]) -> list[Miss]:
     """Explain why a jitted function was traced again, the latest time last: the condition that
     failed, and the line that asked for it.
 
+    Law: there is one answer for each miss after the first, as long as the cache keeps it.
+
     Raises:
         JitError: f is no jitted function.
 
@@ -464,6 +473,8 @@ def explain_misses(f: Callable[..., Any]) -> list[Miss]:
 
 def cache_info(f: Callable[..., Any]) -> CacheInfo:
     """Hits, misses, size and greatest size of a jitted function's cache.
+
+    Law: a call that returns adds one to the hits or one to the misses.
 
     Raises:
         JitError: f is no jitted function.
@@ -487,6 +498,10 @@ def explain_claims(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Claim
     before do not.
 
     Nothing is run. If an argument requires a gradient, the backward is part of the report.
+
+    Law: a call with these arguments is claimed in this way.
+
+    Errors as in `jit`.
 
     Example:
         >>> import torch

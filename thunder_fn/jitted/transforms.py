@@ -81,6 +81,10 @@ class Transform:
         on: what it is applied to, each "trace", the "model" before it is traced, or what `compile`
             returns, the "compiled" model.
 
+    Raises:
+        TraitError: fn is no function, or a name is not one of those that are known.
+        ExecutorError: there are no such numerics.
+
     Example:
         >>> from thunder_fn import jit, simplify
         >>> tidy = Transform(simplify, name="tidy", idempotent=True)

@@ -12,6 +12,7 @@ import torch
 from thunder_fn.api.calling import apply
 from thunder_fn.distributed.collectives import collectives
 from thunder_fn.distributed.groups import Group
+from thunder_fn.errors import RewriteError, kind_of
 from thunder_fn.interpreters.fsdp import Fsdp
 from thunder_fn.interpreters.rewriting.prepared import Layout, Prepared
 from thunder_fn.interpreters.rewriting.tracing import traced
@@ -28,6 +29,10 @@ def global_norm(gradients: Prepared, norm_type: float = 2.0) -> torch.Tensor:
         gradients: of prepared parameters, as `grad` gives them.
         norm_type: 2, another positive number, or infinity.
 
+    Raises:
+        RewriteError: `gradients` are not those of prepared parameters, or the type of norm is not
+            positive.
+
     Example:
         >>> import torch, thunder_fn as tfn
         >>> q = tfn.lora(lambda params: params["w"].square().sum(), rank=2)
@@ -35,6 +40,14 @@ def global_norm(gradients: Prepared, norm_type: float = 2.0) -> torch.Tensor:
         >>> global_norm(tfn.grad(q)(params))
         tensor(10.)
     """
+    if not isinstance(gradients, Prepared):
+        raise RewriteError(
+            "global_norm: expected the gradients of prepared parameters, given"
+            f" {kind_of(gradients)}",
+            fix="`torch.nn.utils.get_total_norm` takes other gradients.",
+        )
+    if not norm_type > 0:
+        raise RewriteError(f"global_norm: the type of norm is positive, given {norm_type!r}")
     return norm_over_ranks(gradients.layout, gradients, norm_type)
 
 
@@ -45,6 +58,8 @@ def clip_by_global_norm(
     before.
 
     Law: as `torch.nn.utils.clip_grad_norm_` of one rank that sees all batches.
+
+    Errors as in `global_norm`.
 
     Example:
         >>> import torch, thunder_fn as tfn

@@ -49,6 +49,8 @@ def plan(
     Time is a roofline for each equation and latency plus bandwidth for each collective, on streams
     in the program's order.
 
+    Law: the operations and bytes are those of the program that `jit` makes of the step.
+
     Args:
         step: any function that `jit` takes, on parameters that `fsdp`, `tensor_parallel`, ... have
             prepared.

@@ -50,6 +50,8 @@ class Collective:
 def collective_seconds(one: Collective, hardware: Hardware) -> float:
     """The time of a collective on idle links, by the faster algorithm.
 
+    Law: more bytes take no less time, and a group of one rank takes none.
+
     Example:
         >>> from thunder_fn.planning import hardware_named
         >>> one = Collective("all-gather", 10**9, ranks=8, nodes=1)

@@ -107,6 +107,8 @@ class Hardware:
 def hardware_named(name: str | Path) -> Hardware:
     """Read the hardware of a TOML file: one of the package, such as "h100", or a path.
 
+    Law: a name of the package and the path of its file give equal hardware.
+
     Raises:
         InspectError: there is no such file, or it lacks a figure; names it.
 

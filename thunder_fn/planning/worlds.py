@@ -23,6 +23,8 @@ def fake_world(size: int) -> Generator[None]:
     Inside, `init_device_mesh` gives a mesh of `size` ranks, whose collectives do nothing. Where a
     world is there already, it has to be of this size.
 
+    Law: afterwards the process is in the world that it was in before.
+
     Raises:
         DistributedError: the process is in a world of another size.
 

@@ -59,6 +59,8 @@ Compiled = Callable[..., Any]
 def backend(**options: Any) -> Callable[[torch.fx.GraphModule, Sequence[Any]], Compiled]:
     """A backend for `torch.compile` with options of `jit`.
 
+    Law: ``torch.compile(f, backend=backend())(*xs)`` is ``f(*xs)``.
+
     Raises:
         UnknownOption: jit has no such option.
 

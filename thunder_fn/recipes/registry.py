@@ -89,6 +89,9 @@ def for_model(model: Any) -> type[Recipe] | None:
     """The recipe for the model's class, or for the nearest class that it is derived from; None
     if there is none.
 
+    Law: of two recipes for bases of the class, it is that of the base which Python looks at
+        first.
+
     Example:
         >>> import torch, thunder_fn as tfn
         >>> tfn.recipes.for_model(torch.nn.Linear(2, 2)) is None

@@ -34,6 +34,7 @@ from thunder_fn.ir.trace import (
     Trace,
     TraceBuilder,
     Var,
+    check_is_trace,
     cut,
     map_arg,
     map_args,
@@ -58,6 +59,9 @@ def roll(trace: Trace) -> Trace:
     Law: same values, bitwise; random numbers are drawn in the same order. ``unroll(roll(t))``
         computes the same as t.
 
+    Raises:
+        TraceTypeError: `trace` is no trace.
+
     Example:
         >>> import torch
         >>> from thunder_fn import trace
@@ -67,6 +71,7 @@ def roll(trace: Trace) -> Trace:
         >>> [equation.op.name for equation in rolled.equations]
         ['aten.stack.default', 'aten.stack.default', 'scan']
     """
+    check_is_trace("roll", trace)
     bodies = (tuple(map(roll, equation.bodies)) for equation in trace.equations)
     equations = tuple(
         replace(e, bodies=new) for e, new in zip(trace.equations, bodies, strict=True)
@@ -288,12 +293,16 @@ def unroll(trace: Trace) -> Trace:
     Law: same values, bitwise. The inverse of `roll`: values that were stacked for a scan only are
         not stacked any more.
 
+    Raises:
+        TraceTypeError: `trace` is no trace.
+
     Example:
         >>> import torch, thunder_fn as tfn
         >>> loop = tfn.trace(lambda x: tfn.fori_loop(0, 3, lambda i, x: x * 2, x), torch.ones(()))
         >>> [str(equation.op) for equation in unroll(loop).equations].count("aten.mul.Tensor")
         3
     """
+    check_is_trace("unroll", trace)
     parts: dict[int, tuple[Atom, ...]] = {}
 
     def step(

@@ -91,6 +91,9 @@ def build(program: Program, name: str = "program") -> Trace:
 
     Law: ``check(build(p))`` holds for every p, and ``build(p) == build(p)``.
 
+    Raises:
+        KeyError: a step is neither of `FAMILIES` nor a functional op.
+
     Example:
         >>> import torch
         >>> from thunder_fn.ir import TensorType

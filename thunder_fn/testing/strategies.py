@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from thunder_fn.errors import UnknownOption
 from thunder_fn.extras import missing
 from thunder_fn.ir.trace import TensorType, Trace
 from thunder_fn.testing.drawn_programs import (
@@ -108,6 +109,9 @@ def programs(
         depth: how deep composites and structured ops nest.
         dtypes: those of the inputs; the first input has the first of them.
 
+    Raises:
+        UnknownOption: there is no such family.
+
     Example:
         >>> from hypothesis import given, settings
         >>> from thunder_fn.testing import build, programs
@@ -117,6 +121,10 @@ def programs(
         ...     assert build(program) == build(program)
         >>> test_a_program_has_one_trace()
     """
+    unknown = [name for name in families if name not in FAMILIES]
+    if unknown:
+        fix = f"`families` is a collection of {', '.join(FAMILIES)}."
+        raise UnknownOption(f"programs: there is no family {unknown[0]!r}", fix=fix)
     return _programs(tuple(families), max_inputs, max_steps, depth, tuple(dtypes))
 
 
@@ -191,6 +199,8 @@ def traces(**options: Any) -> st.SearchStrategy[Trace]:
 
     Law: `check` accepts each trace that is drawn.
 
+    Errors as in `programs`.
+
     Example:
         >>> import thunder_fn as tfn
         >>> from hypothesis import given, settings
@@ -209,6 +219,8 @@ def cases(**options: Any) -> st.SearchStrategy[Case]:
     """Traces with inputs. Options as for `programs`.
 
     Law: ``evaluate(case.trace, case.inputs)`` runs, for each case that is drawn.
+
+    Errors as in `programs`.
 
     Example:
         >>> import thunder_fn as tfn
@@ -250,6 +262,10 @@ def in_dims(trace: Trace) -> st.SearchStrategy[tuple[int | None, ...]]:
 def smooth_cases(**options: Any) -> st.SearchStrategy[Case]:
     """Short traces of loops, choices and calls around smooth functions. Options as for
     `programs`.
+
+    Law: `check` accepts the trace of each case.
+
+    Errors as in `programs`.
 
     Example:
         >>> import thunder_fn as tfn

@@ -95,6 +95,9 @@ class checkpoint_policies:
 
     Law: a policy changes what is kept for the backward, and no value.
 
+    Raises:
+        CheckpointError: a policy that is made of names was given something else.
+
     Example:
         >>> import torch, thunder_fn as tfn
         >>> f = tfn.checkpoint(torch.sin, policy=checkpoint_policies.nothing_saveable)

@@ -127,6 +127,9 @@ def int4(group: int = 256) -> Scheme:
 
     Law: as for every `Scheme`.
 
+    Raises:
+        RewriteError: the group is no even number.
+
     Example:
         >>> import torch, thunder_fn as tfn
         >>> q = tfn.quantize(lambda params: params["w"].sum(), tfn.parameters.int4(group=32))

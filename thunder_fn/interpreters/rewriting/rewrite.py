@@ -83,6 +83,9 @@ def identity(trace: Trace, names: Sequence[str]) -> Rewrite:
 
     Law: `compute` is the trace, and `prepare` and `restore` hand the parameters on.
 
+    Raises:
+        RewriteError: two parameters have one name, or there are more names than inputs.
+
     Example:
         >>> import torch, thunder_fn as tfn
         >>> trace = tfn.trace(lambda w, x: x @ w, torch.ones(2, 3), torch.ones(1, 2))
@@ -90,6 +93,12 @@ def identity(trace: Trace, names: Sequence[str]) -> Rewrite:
         >>> same.names, same.compute == trace
         (('w',), True)
     """
+    if len(set(names)) < len(names) or len(names) > len(trace.inputs):
+        what = f"identity: {len(names)} names, {', '.join(map(repr, names))}"
+        raise RewriteError(
+            f"{what}, for the first of {len(trace.inputs)} inputs of {trace.name}",
+            fix="Give each parameter a name of its own.",
+        )
     builder = TraceBuilder("identity")
     same = builder.build(tuple(builder.input(var.type) for var in trace.inputs[: len(names)]))
     return Rewrite(trace, same, same, tuple(names))

@@ -11,8 +11,10 @@ is not finite or very large.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 
+from thunder_fn.errors import UnknownOption
 from thunder_fn.ir.trace import Trace
 from thunder_fn.testing.laws.comparing import Inputs, Law, LawBroken
 from thunder_fn.testing.laws.data import (
@@ -114,6 +116,12 @@ LAWS: dict[str, Law] = {name: law for group in GROUPS.values() for name, law in 
 def check_laws(names: Iterable[str], trace: Trace, inputs: Inputs) -> None:
     """Check some laws on one trace; the exception names the law.
 
+    Law: it raises exactly if one of the laws does.
+
+    Raises:
+        UnknownOption: there is no law of one of the names.
+        LawBroken: a law does not hold; other exceptions are what the interpreters raise.
+
     Example:
         >>> import torch, thunder_fn as tfn
         >>> from thunder_fn.testing import check_laws
@@ -121,6 +129,9 @@ def check_laws(names: Iterable[str], trace: Trace, inputs: Inputs) -> None:
         >>> check_laws(["vmap is a loop"], tfn.trace(torch.sin, x), (x,))
     """
     for name in names:
+        if name not in LAWS:
+            near = difflib.get_close_matches(name, LAWS, n=1, cutoff=0.0)[0]
+            raise UnknownOption(f"check_laws: there is no law {name!r}; did you mean {near!r}?")
         try:
             LAWS[name](trace, inputs)
         except Exception as error:

@@ -594,6 +594,8 @@ def interpreter_keeps_gradients(interpreter: Interpreter) -> Law:
 def laws_of(interpreter: Interpreter, name: str) -> dict[str, Law]:
     """The laws that an interpreter must keep, by name.
 
+    Law: the identity keeps each of them.
+
     Example:
         >>> import thunder_fn as tfn
         >>> from thunder_fn.testing import Interpreter, laws_of

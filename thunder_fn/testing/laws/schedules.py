@@ -66,6 +66,8 @@ def check_schedule(
 ) -> int:
     """Check that ranks which run these traces end, in every order and on every branch.
 
+    Law: it raises exactly if some order of the ranks' steps does not end.
+
     Args:
         traces: one for all ranks, or one for each.
         ranks: the number of ranks, if there is one trace.

@@ -1,0 +1,113 @@
+"""Public functions that take traces, runs or names say what is wrong with others; see also `WITHOUT_ERRORS` of test_docs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import thunder_fn as tfn
+from thunder_fn import errors, ir, parameters, testing
+
+X = torch.ones(2)
+SINE = tfn.trace(torch.sin, X)
+(EQUATION,) = SINE.equations
+
+
+def builder() -> ir.TraceBuilder:
+    return ir.TraceBuilder("made")
+
+
+@pytest.mark.parametrize("function", [tfn.simplify, tfn.roll, tfn.unroll, tfn.check])
+def test_a_function_is_no_trace(function: Callable[[Any], Any]) -> None:
+    with pytest.raises(errors.TraceTypeError) as info:
+        function(torch.sin)
+    assert str(info.value) == (
+        f"{function.__name__}: expected a trace, given a builtin_function_or_method\n"
+        "`thunder_fn.trace(f, *args)` makes the trace of a function."
+    )
+    with pytest.raises(errors.TraceTypeError, match=r"(?m): expected a trace, given an int$"):
+        function(3)
+
+
+PREPARED = tfn.lora(lambda params: params["w"].sum(), rank=1).prepare({"w": torch.ones(1)})
+WRONG: dict[str, tuple[type[Exception], Callable[[], object]]] = {
+    "evaluate: expected a trace, given an int": (errors.TraceTypeError, lambda: tfn.evaluate(3, ())),  # type: ignore[arg-type]
+    "diff: expected a trace, given an int": (errors.TraceTypeError, lambda: tfn.inspect.diff(SINE, 3)),  # type: ignore[arg-type]
+    "cut without `outputs`: expected a trace, given a TraceBuilder": (
+        errors.TraceTypeError,
+        lambda: ir.cut(builder()),
+    ),
+    "sin takes 1 inputs, given 0": (errors.TraceTypeError, lambda: ir.inline_into(builder(), SINE, ())),
+    "put: the equation reads 1 operands, given 2\nin equation:  v1: f32[2] = aten.sin.default(v0)": (
+        errors.TraceTypeError,
+        lambda: ir.put(builder(), EQUATION, SINE.inputs * 2),
+    ),
+    "the step must return 1 values, given 0\nin equation:  v1: f32[2] = aten.sin.default(v0)": (
+        errors.TraceTypeError,
+        lambda: ir.rewritten(SINE, lambda builder, equation, operands: ()),
+    ),
+    "compare: expected a chain or a measurement, given a Trace": (
+        errors.InspectError,
+        lambda: tfn.inspect.compare(SINE, SINE),  # type: ignore[arg-type]
+    ),
+    "there is no machine 'H1'\nName one of H100 SXM,": (
+        errors.InspectError,
+        lambda: tfn.inspect.machine_named("H1"),
+    ),
+    "global_norm: expected the gradients of prepared parameters, given a list": (
+        errors.RewriteError,
+        lambda: parameters.clip_by_global_norm([X], 1.0),  # type: ignore[arg-type]
+    ),
+    "global_norm: the type of norm is positive, given 0": (
+        errors.RewriteError,
+        lambda: parameters.global_norm(PREPARED, 0),
+    ),
+    "identity: 2 names, 'w', 'w', for the first of 1 inputs of sin": (
+        errors.RewriteError,
+        lambda: parameters.identity(SINE, ["w", "w"]),
+    ),
+    "simulated: the number of ranks is an int from 1 on, given 0": (
+        errors.RewriteError,
+        lambda: parameters.simulated(0),
+    ),
+    "simulated_mesh: data: the number of ranks is an int from 1 on, given True": (
+        errors.RewriteError,
+        lambda: parameters.simulated_mesh(data=True),
+    ),
+    "check_laws: there is no law 'vmap is loop'; did you mean 'vmap is a loop'?": (
+        errors.UnknownOption,
+        lambda: testing.check_laws(["vmap is loop"], SINE, (X,)),
+    ),
+    "programs: there is no family 'loops'\n`families` is a collection of unary,": (
+        errors.UnknownOption,
+        lambda: testing.traces(families=["loops"]),
+    ),
+    "composite: expected a function, given a ReLU": (
+        errors.CustomRuleError,
+        lambda: tfn.composite(torch.nn.ReLU()),
+    ),
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_wrong_arguments(text: str) -> None:
+    kind, call = WRONG[text]
+    with pytest.raises(kind, match=f"^{re.escape(text)}"):
+        call()
+
+
+def test_finish_returns_a_program() -> None:
+    class Plain(tfn.extend.Executor):
+        def finish(self, program: Any) -> Any:
+            return program.run
+
+    f = tfn.jit(torch.sin, executors=[Plain("plain")])
+    with pytest.raises(errors.ExecutorError) as info:
+        f(X)
+    first, *_, last = str(info.value).splitlines()
+    assert first.startswith("the executor plain: `finish` must return a program, given a function: <function sin")
+    assert last == "Return `dataclasses.replace(program, run=function)`, or the program as it is."
