@@ -1268,7 +1268,8 @@ class Watch:
         kinds = ("_parameters", "_buffers", "_modules")  # none before `Module.__init__` has run
         for section in (held, *(held[kind] for kind in kinds if kind in held)):
             if name in section:
-                is_followed = id(value) not in self.own and self.is_outside(value)
+                is_held = section is held and type(section[name]) in (list, dict)
+                is_followed = (is_held or id(value) not in self.own) and self.is_outside(value)
                 return (self.reach(section[name], path) if is_followed else section[name],)
         found = look("class", type(value), name)
         if found is ABSENT or name == "__class__" or _is_ours(type(value).__module__):
