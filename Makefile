@@ -68,7 +68,8 @@ docs: $(VENV)/.docs
 	$(bin)/python -m mkdocs build --strict
 
 thorough: $(VENV)/.test $(VENV)/.others
-	HYPOTHESIS_PROFILE=thorough $(bin)/python -m pytest -n $(JOBS) tests/laws tests/unit/test_export.py tests/executors/test_ahead_of_time.py
+	HYPOTHESIS_PROFILE=thorough $(bin)/python -m pytest -n $(JOBS) tests/laws tests/unit/test_export.py tests/executors/test_ahead_of_time.py \
+	  tests/distributed/test_elastic.py
 	-$(bin)/python -m thunder_fn laws --mutants --file build/mutants.jsonl --seconds 7200
 	-$(bin)/python -m thunder_fn laws --backend inductor --count 400
 	$(bin)/python -m tests.ops.sweep

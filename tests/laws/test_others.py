@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -106,10 +107,13 @@ def test_pytest_collects_the_transforms_of_a_module(
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     monkeypatch.syspath_prepend(tmp_path)
     options = ["-p", "thunder_fn.testing.plugin", "--tfn-laws", "my_transforms", "-p", "no:cacheprovider", "-rA"]
+    options += ["--tfn-badge", str(tmp_path / "laws.json")]
     assert pytest.main([*options, "--rootdir", str(tmp_path), str(tmp_path)]) == 1
     said = capsys.readouterr().out
     assert "FAILED " in said and "laws[my_transforms.pair]" in said and "not a Trace" in said
     assert "PASSED " in said and "laws: 1 of 2 transforms keep them, on " in said
+    badge = json.loads((tmp_path / "laws.json").read_text())
+    assert badge["message"].startswith("1 of 2 transforms, ") and badge["color"] == "red"
     names = [name for name, _ in transforms_of(sys.modules["my_transforms"])]
     assert names == ["my_transforms.pair", "my_transforms.same"]
 

@@ -9,6 +9,7 @@ transform is an interpreter: `interpreters/quantize/`, `lora.py`, `fsdp.py`, `dd
 
 from __future__ import annotations
 
+from thunder_fn.distributed.checkpoints import Checkpoints
 from thunder_fn.distributed.groups import Group, simulated, simulated_mesh
 from thunder_fn.distributed.heartbeat import watched
 from thunder_fn.distributed.ranks import evaluate_ranks
@@ -30,6 +31,7 @@ from thunder_fn.parameters.schemes import SCHEMES
 __all__ = [
     "SCHEMES",
     "Action",
+    "Checkpoints",
     "Group",
     "Pipelined",
     "Prepared",

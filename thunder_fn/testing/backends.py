@@ -89,6 +89,7 @@ def check_backend(
         >>> check_backend("eager", max_examples=2)
         2
     """
+    survey = Survey()
     for survey in surveyed(backend, max_examples=max_examples, together=together, without=without):
         if survey.found:
             raise LawBroken(survey.found[0].report)
@@ -149,8 +150,9 @@ def compare(cases: Sequence[Case], backend: Any) -> Difference | None:
 def print_survey(backend: str, count: int, together: int, without: Sequence[str], seed: int) -> int:
     """Print what differs, each with a script, and the number of programs; return how many do."""
     shown, survey = 0, Survey()
-    options = {"max_examples": count, "together": together, "without": without, "seed": seed}
-    for survey in surveyed(backend, **options):
+    for survey in surveyed(
+        backend, max_examples=count, together=together, without=without, seed=seed
+    ):
         for difference in survey.found[shown:]:
             print(f"{difference.report}\n", flush=True)
         shown = len(survey.found)

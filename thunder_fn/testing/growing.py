@@ -177,6 +177,7 @@ DEAD: tuple[Program, ...] = (
 _SHOWN = (Step("effect", (1,)), Step("sin"), Step("effect"))
 
 EFFECTS: tuple[Program, ...] = (
+    Program((VECTOR, VECTOR), (Step("effect"), Step("effect", (1,)), Step("sin"))),
     Program((VECTOR, VECTOR), _SHOWN),
     Program((VECTOR, VECTOR), (*_SHOWN, Step("effect"), Step("effect", (1,)), Step("cos"))),
     *(nested(name, _SHOWN, variants[-1]) for name, variants in NESTS.items()),
@@ -215,6 +216,25 @@ ALIASES: tuple[Program, ...] = (
     ),
 )
 """Programs that return copies of views, and both: a copy that goes leaves results in one memory."""
+
+_ON = Program((), (), (2, 1))
+"""A condition that holds as long as the loop counts."""
+
+BOUNDED: tuple[Program, ...] = tuple(
+    Program((VECTOR,), (Step("while_loop", (0, 0, 0, 0, 0, *picks), (Program((), steps), _ON)),))
+    for picks in ((0, 2), (1, 2), (1, 0), (0, 3))
+    for steps in (CHAIN[2:3], (*CHAIN[2:3], Step("cos")))
+)
+"""Loops that end because of `max_steps`, or because their condition says so."""
+
+_WRITTEN = tuple(Step("written", (0, kind)) for kind in range(4))
+
+ALLOCATED: tuple[Program, ...] = (
+    *(Program((VECTOR,), (step, Step("sin"), Step("mul", (0, 1)))) for step in _WRITTEN),
+    *(Program((MATRIX,), (Step("cos"), *_WRITTEN[a : a + 2])) for a in range(3)),
+    *(nested(n, (s, Step("sin")), p[0]) for n, p in NESTS.items() for s in _WRITTEN[::2]),
+)
+"""Programs that allocate memory and write all of it."""
 
 _READING = (Step("sub", (0, 1)), Step("sub", (3, 4)), Step("sub", (0, 1)))
 """Steps that read the four newest values: results that leave are often spared."""

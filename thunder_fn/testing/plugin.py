@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import pkgutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -91,8 +93,10 @@ class LawItem(pytest.Item):
         return code.co_filename, code.co_firstlineno - 1, self.name
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print one line: how many transforms keep the laws, on how many traces."""
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Print one line: how many transforms keep the laws, on how many traces. `--tfn-badge` writes
+    it to a file, too.
+    """
     found = [
         (report.passed, traces)
         for outcome in ("passed", "failed")
@@ -100,8 +104,18 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         for name, traces in report.user_properties
         if name == TRACES
     ]
-    if found:
-        kept, traces = sum(passed for passed, _ in found), sum(traces for _, traces in found)
-        terminalreporter.write_line(
-            f"laws: {kept} of {len(found)} transforms keep them, on {traces} traces"
-        )
+    if not found:
+        return
+    kept, traces = sum(passed for passed, _ in found), sum(traces for _, traces in found)
+    terminalreporter.write_line(
+        f"laws: {kept} of {len(found)} transforms keep them, on {traces} traces"
+    )
+    file: Any = config.getoption("--tfn-badge", None)
+    if file is not None:
+        badge = {
+            "schemaVersion": 1,
+            "label": "laws",
+            "message": f"{kept} of {len(found)} transforms, {traces:,} traces",
+            "color": "brightgreen" if kept == len(found) else "red",
+        }
+        Path(file).write_text(json.dumps(badge))

@@ -29,6 +29,8 @@ from thunder_fn.testing.drawn_programs import BODIES, FAMILIES, Program, Step
 from thunder_fn.testing.given import Given
 from thunder_fn.testing.growing import (
     ALIASES,
+    ALLOCATED,
+    BOUNDED,
     CONSTANTS,
     COUSINS,
     DEAD,
@@ -69,6 +71,7 @@ from thunder_fn.testing.laws.interpreters import (
     interpreter_is_idempotent,
     interpreter_leaves_closures_alone,
 )
+from thunder_fn.testing.laws.memory import stays_deterministic
 from thunder_fn.testing.laws.pairs import TRANSFORMS, commute, floats, once, remembering, values_of
 from thunder_fn.testing.laws.promises import (
     ENSURED,
@@ -92,6 +95,13 @@ STEPS = tuple(name for family, names in FAMILIES.items() if family != "random" f
 KINDS = (cases(max_steps=8), smooth_cases())
 MOVERS = ("vjp", "jvp", "vmap", "autocast", "checkpoint")
 """The transforms beside which programs made on purpose are tried."""
+
+ON_PURPOSE = tuple(
+    program
+    for family in (DRAWS, CONSTANTS, DEAD, ALIASES, ALLOCATED, BOUNDED, COUSINS, SWAPPED, EFFECTS)
+    for program in family
+)
+"""Programs that are the same for every transform."""
 
 MORE = 100
 MOST_CALLS = 240
@@ -288,10 +298,7 @@ class Search:
         yield from ((program, True) for program in around_chains((4,)))
         yield from ((program, False) for program in beside_chains((1, 2, 3, 4, 5)))
         yield from ((program, False) for program in two_deep())
-        yield from (
-            (program, False)
-            for program in (*DRAWS, *CONSTANTS, *DEAD, *ALIASES, *COUSINS, *SWAPPED, *EFFECTS)
-        )
+        yield from ((program, False) for program in ON_PURPOSE)
         yield from ((program, False) for program in pairs_of(self.ops))
         if any(promise.startswith(("precision", "refines")) for promise in self.promised.promises):
             yield from ((program, False) for program in self._in_single())
@@ -458,6 +465,7 @@ def laws_of_transform(transform: Transform, promised: Promised) -> dict[str, Law
         "gives checked traces": _checked(transform),
         "is pure": _pure(transform),
     }
+    laws["reads written memory alone"] = stays_deterministic(kept)
     if keeps == "values":
         laws["keeps values"] = _keeps_values(kept)
         laws |= laws_of_draws(kept)

@@ -16,6 +16,7 @@ from thunder_fn.testing.drawn_programs import (
     Skip,
     Step,
     register,
+    shape_of,
     tensor_type,
 )
 from thunder_fn.testing.laws.effects import effect
@@ -23,6 +24,7 @@ from thunder_fn.testing.steps.enter import step
 from thunder_fn.testing.suits import (
     both,
     broadcasts_with,
+    has_dims,
     has_elements,
     has_type_of,
     is_any,
@@ -206,7 +208,26 @@ def _effect(d: Draft, _: Step) -> None:
     d.builder.add(op, (number, (d.var(is_inexact),), (), ()), ())
 
 
-STEPS["cousin"], STEPS["effect"] = _cousin, _effect
+def _written(d: Draft, _: Step) -> None:
+    """Append memory that holds nothing yet, and equations that write all of it."""
+    x = d.var(both(is_inexact, has_elements, has_dims))
+    (held,) = d.leaf(aten.empty_like.default, x)
+    rest = shape_of(x)[0] // 2
+    match d.number(4):
+        case 0:
+            d.leaf(aten.fill.Scalar, held, 0.75)
+        case 1:
+            d.leaf(aten.copy.default, held, x)
+        case 2:
+            (low,), (high,) = (d.leaf(aten.slice.Tensor, x, 0, *at) for at in ((0, rest), (rest,)))
+            (half,) = d.leaf(aten.slice_scatter.default, held, low, 0, 0, rest)
+            d.leaf(aten.slice_scatter.default, half, high, 0, rest)
+        case _:
+            (mask,) = d.leaf(aten.ones_like.default, x, dtype=torch.bool)
+            d.leaf(aten.where.self, mask, x, held)
+
+
+STEPS["cousin"], STEPS["effect"], STEPS["written"] = _cousin, _effect, _written
 """Steps that are in programs made on purpose only, as is an operator."""
 
 
