@@ -368,14 +368,16 @@ def test_search_finds_what_is_asked_for(address: str, chromium: Any) -> None:
 
 BROKEN = """() => {
     const words = [], range = document.createRange();
-    for (const code of document.querySelectorAll("article :not(pre) > code"))
-        for (const text of [...code.childNodes].filter(node => node.nodeType === Node.TEXT_NODE))
-            for (const word of text.data.matchAll(/\\w+/g)) {
-                range.setStart(text, word.index);
-                range.setEnd(text, word.index + word[0].length);
+    for (const code of document.querySelectorAll("article :not(pre) > code")) {
+        const walker = document.createTreeWalker(code, NodeFilter.SHOW_TEXT);
+        while (walker.nextNode())
+            for (const word of walker.currentNode.data.matchAll(/\\w+/g)) {
+                range.setStart(walker.currentNode, word.index);
+                range.setEnd(walker.currentNode, word.index + word[0].length);
                 const tops = [...range.getClientRects()].map(box => box.top);
                 if (Math.max(...tops) - Math.min(...tops) > 4) words.push(word[0]);
             }
+    }
     return words;
 }"""
 """The names in code that stand on two lines."""

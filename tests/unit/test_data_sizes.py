@@ -151,8 +151,8 @@ def test_autograd() -> None:
 DECISIONS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "if": (lambda x: x if x.nonzero().shape[0] > 2 else -x, "whether u0 > 2, where u0 is"),
     "if item": (lambda x: x if x.sum().item() > 2 else -x, "whether zuf0 > 2.0, where zuf0 is"),
-    "range": (lambda x: [x for _ in range(x.argmax().item())], "which number u0 is, where u0 is"),
-    "text": (lambda x: f"{x.argmax().item()}", "which number u0 is, where u0 is"),
+    "range": (lambda x: [x for _ in range(x.argmax().item())], "for the value of u0, where u0 is"),
+    "text": (lambda x: f"{x.argmax().item()}", "for the value of u0, where u0 is"),
 }
 
 
@@ -167,8 +167,8 @@ def test_python_cannot_decide(name: str) -> None:
     line = f"{f.__code__.co_filename}:{f.__code__.co_firstlineno} in <lambda>"
     assert str(caught.value) == (
         f"Python asked {what} found in a tensor's values, which are not known while tracing\nfrom:         {line}\n"
-        "Put the decision into the program with `torch.cond` or `torch.where`, or say what holds with `torch._check`."
-        + (number if "which number" in what else "")
+        "Write `torch.cond` or `torch.where` for a decision, and `fori_loop` or `while_loop` for a loop; "
+        "or say what holds with `torch._check`." + (number if "the value of" in what else "")
     )
 
 
@@ -362,3 +362,16 @@ def test_a_divisor_that_is_found_to_be_zero() -> None:
         leaf[mask].std(0).sum().backward()
         torch.testing.assert_close(f(x, mask), leaf.grad, equal_nan=True)
     assert cache_info(f).misses == 1
+
+
+def test_a_size_found_in_data_that_may_not_fit_is_refused_by_name() -> None:
+    c = torch.tensor(2.0)
+    with pytest.raises(errors.DataDependentShape, match=r"`addcdiv` needs to know the size u0.*\n.*\n.*torch\._check"):
+        jit(lambda x: torch.addcdiv(c.unique(), c, x))(torch.ones(2, 3))
+
+    def told(x: torch.Tensor) -> torch.Tensor:
+        v = c.unique()
+        torch._check(v.shape[0] == 1)
+        return torch.addcdiv(v, c, x)
+
+    assert torch.equal(jit(told)(torch.ones(2, 3)), told(torch.ones(2, 3)))

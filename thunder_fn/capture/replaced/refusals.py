@@ -102,10 +102,10 @@ def data_dependent_error(func: Any, error: Exception | None, source: Source | No
 def decision_error(error: Any, source: Source | None) -> DataDependentBranch:
     """The error for Python code that asks about an unbacked size or number."""
     asked = Expr(error.cond)
-    what = f"whether {asked}" if asked.kind is bool else f"which number {asked} is"
+    what = f"whether {asked}" if asked.kind is bool else f"for the value of {asked}"
     fix = (
-        "Put the decision into the program with `torch.cond` or `torch.where`, or say what holds"
-        " with `torch._check`."
+        "Write `torch.cond` or `torch.where` for a decision, and `fori_loop` or `while_loop` for a"
+        " loop; or say what holds with `torch._check`."
     )
     if asked.kind is not bool:
         fix += (

@@ -62,6 +62,8 @@ class Inductor(RegionCompiler):
         """Accept what Inductor compiles, and compiles rightly."""
         if equation.op.name == "aten.max_pool3d_with_indices.default":
             return "Inductor's indices of pools are wrong for inputs that are not contiguous"
+        if equation.op.name == "aten.fill.Tensor" and _devices(equation) > 1:
+            return "a number of the CPU: Inductor copies it to the GPU, and waits"
         return super().supports(equation)
 
     def refused(self, var: Var) -> str | None:
@@ -148,6 +150,12 @@ class Inductor(RegionCompiler):
             )
             for equation in trace.equations
         )
+
+
+def _devices(equation: Equation) -> int:
+    """The number of devices that its tensors are on."""
+    types = (var.type for var in (*equation.operands, *equation.outputs))
+    return len({type.device for type in types if isinstance(type, TensorType)})
 
 
 def _chooses(trace: Trace) -> bool:
