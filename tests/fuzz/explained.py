@@ -87,20 +87,28 @@ EXPLAINED = [
         kind="value of memory",
         text=r"\[[^\]\n]*torch\.tensor\(|narrow\(",
         instead=(
-            r"(\w+\[[^\]\n]*torch\.tensor\(-?\d\)[^\]\n]*\]|torch\.narrow\([^)]*\), 1\))(?!\s*[-+*/]?=(?!=)|\.)",
+            r"(\w+\[[^\]\n]*torch\.tensor\(-?\d\)[^\]\n]*\]|torch\.narrow\([^)]*\), ?1\))(?!\s*[-+*/]?=(?!=)|\.)",
             r"\1.clone()",
         ),
     ),
     Explained(
         "an op whose result nobody uses does not run in a program, and so raises nothing for values that it refuses",
         kind="accepts",
-        why="call [1-9].*(index .* is out of bounds|out of range: tried to access|must match the size of|shape mismatch: value)",
-        text="masked_select|scatter|take|gather|index|nonzero",
+        why="call [1-9].*(index .* is out of bounds|out of range: tried to access|must match the size of|shape mismatch: value"
+        "|Class values must be smaller)",
+        text="masked_select|scatter|take|gather|index|nonzero|one_hot",
     ),
     Explained(
         "the body of a loop that takes no step is traced, and raises; eager PyTorch never runs it",
         kind="raised",
         text=r"while_loop\(lambda k, u: k < 0|fori_loop\(0, \w+\.dim\(\)",
+    ),
+    Explained(
+        "the branch that is not taken is traced, and raises; so does eager PyTorch where it takes that one",
+        kind="raised",
+        text=r"T\.cond\(",
+        instead=(r"T\.cond\([^,]*, ", "T.cond(True, "),
+        then="raises",
     ),
     Explained(
         "open: Function with set_materialize_grads(False), in the room of derivatives",

@@ -248,7 +248,7 @@ torch._neg_view({f})[0].mul_({p}) torch._neg_view({f}).copy_({f}) {f}.unfold(0,2
 """)
 
 RARE_WRITES = _words("""
-{f}.requires_grad_() {f}.requires_grad_(False) {f}.set_({f}) {f}.resize_(2,2) {f}.set_({f}.clone()) {f}.data.mul_({p})
+{f}.requires_grad_() {f}.requires_grad_(False) {f}.set_({f}) {f}.resize_(2,2).zero_() {f}.set_({f}.clone()) {f}.data.mul_({p})
 {f}.data.copy_({f}) {f}.data={f}.data*2 {f}.detach_() {f}.as_strided_((2,),(1,))
 {f}.retain_grad() {f}.unfold(0,2,2).mul_({p}) {f}.bool().logical_not_() {f}.logical_not_() {f}.gt_({f})
 """)

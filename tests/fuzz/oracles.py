@@ -64,6 +64,8 @@ def _map(f: Callable[..., Any], xs: Any, *args: Any, dim: int = 0) -> Any:
 
 def _associative_scan(combine: Callable[..., Any], xs: Any, dim: int = 0, reverse: bool = False) -> Any:
     slices = _slices(xs, dim)
+    if not slices:
+        return _fresh(xs)
     slices = slices[::-1] if reverse else slices
     rows = slices[:1]
     for row in slices[1:]:

@@ -362,3 +362,16 @@ def test_a_divisor_that_is_found_to_be_zero() -> None:
         leaf[mask].std(0).sum().backward()
         torch.testing.assert_close(f(x, mask), leaf.grad, equal_nan=True)
     assert cache_info(f).misses == 1
+
+
+def test_a_size_found_in_data_that_may_not_fit_is_refused_by_name() -> None:
+    c = torch.tensor(2.0)
+    with pytest.raises(errors.DataDependentShape, match=r"`addcdiv` needs to know the size u0.*\n.*\n.*torch\._check"):
+        jit(lambda x: torch.addcdiv(c.unique(), c, x))(torch.ones(2, 3))
+
+    def told(x: torch.Tensor) -> torch.Tensor:
+        v = c.unique()
+        torch._check(v.shape[0] == 1)
+        return torch.addcdiv(v, c, x)
+
+    assert torch.equal(jit(told)(torch.ones(2, 3)), told(torch.ones(2, 3)))

@@ -95,3 +95,70 @@ def test_of_a_jitted_module_inside() -> None:
         return inner(x, given) + given["y"]
 
     assert torch.equal(tfn.jit(f)(X), f(X))
+
+
+class Keeping(torch.nn.Module):
+    """Stores tensors in containers of its own, as it is told."""
+
+    def __init__(self, store: Callable[..., Any]) -> None:
+        super().__init__()
+        self.linear, self.store = torch.nn.Linear(3, 3), store
+        self.kept: list[Any] = []
+        self.named: dict[str, Any] = {}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        self.store(self, y)
+        return y.sin()
+
+
+def named(module: Keeping, y: torch.Tensor) -> None:
+    module.named["y"] = y * 2
+
+
+def carried(module: Keeping, y: torch.Tensor) -> None:
+    before = module.named.get("y")
+    module.named["y"] = y.detach() if before is None else (y + before).detach()
+
+
+def read_again(module: Keeping, y: torch.Tensor) -> None:
+    module.kept.append(y)
+    module.named["sum"] = torch.stack(module.kept).sum(0)
+
+
+STORES: dict[str, tuple[Callable[..., Any], int]] = {
+    "append": (lambda module, y: module.kept.append(y), 4),
+    "item": (named, 1),
+    "update": (lambda module, y: module.named.update(y=y * 2), 6),
+    "cleared": (lambda module, y: (module.kept.clear(), module.kept.append(y)), 4),
+    "carried": (carried, 2),
+    "read": (read_again, 6),
+}
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_own_containers_hold_what_they_hold_in_eager(name: str) -> None:
+    store, traces = STORES[name]
+    module = Keeping(store)
+    jitted = tfn.jit(copy.deepcopy(module))
+    for step in range(6):
+        if step == 3:
+            module.kept, jitted.kept = [], []
+        if step == 4:
+            module.named.clear()
+            jitted.named.clear()
+        assert torch.equal(module(X * step), jitted(X * step))
+        known, found = ((one.kept, sorted(one.named.items())) for one in (module, jitted))
+        leaves, spec = zip(*map(pytree.flatten, (known, found)), strict=True)
+        assert spec[0] == spec[1]
+        for one, two in zip(*leaves, strict=True):
+            if torch.is_tensor(one):
+                assert torch.allclose(one, two) and one.requires_grad == two.requires_grad
+    assert tfn.cache_info(jitted).misses <= traces
+    for one in (module, jitted):
+        last = [*one.kept, *one.named.values()][-1]
+        if last.requires_grad:
+            last.sum().backward()
+    assert (module.linear.weight.grad is None) == (jitted.linear.weight.grad is None)
+    if module.linear.weight.grad is not None:
+        assert torch.allclose(module.linear.weight.grad, jitted.linear.weight.grad)

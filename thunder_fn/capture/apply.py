@@ -322,7 +322,7 @@ def _replay_equation(
                 (equation.outputs[0].type,),
             )
         case "leaf":
-            result = ops.overload(equation.op)(*args, **kwargs)
+            result = internals.runnable(ops.overload(equation.op))(*args, **kwargs)
             return () if ops.returns_nothing(equation.op) else ops.flatten_result(result)
         case "composite":
             body, operands = equation.body, [env[var.index] for var in equation.operands]

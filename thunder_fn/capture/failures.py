@@ -28,6 +28,7 @@ from thunder_fn.capture.supported import check_supported
 from thunder_fn.errors import (
     AliasedMutation,
     DataDependentBranch,
+    DataDependentShape,
     DataDependentValue,
     ThunderError,
     TracedFunctionError,
@@ -166,6 +167,23 @@ _INTERNAL = re.compile(
 )
 
 
+_SIZE_IN_DATA = re.compile(r"(?<=[\[ ,(])u\d+(?=[\]\s,)])")
+
+
+def _size_error(error: Exception, size: str, recorder: Recorder) -> DataDependentShape:
+    """The error of an op that takes a size found in data for another size than it may be."""
+    called = f"`{getattr(recorder.function, '__name__', recorder.function)}`"
+    text = (
+        f"{called} needs to know the size {size}, which is found in a tensor's values and not"
+        f" known while tracing ({error})"
+    )
+    fix = (
+        "Say what holds with `torch._check`, such as `torch._check(x.shape[0] == 1)`, or use an op"
+        " with a fixed shape."
+    )
+    return DataDependentShape(text, source=raised_at(error), fix=fix)
+
+
 def is_told(error: Exception) -> bool:
     """Test for an error of ours that says everything."""
     return isinstance(error, ThunderError) and _optimizer_error(error) is None
@@ -175,10 +193,6 @@ def failure(error: Exception, name: str, recorder: Recorder) -> Exception:
     """The error that tells the user about an exception inside the traced function."""
     if (told := _optimizer_error(error)) is not None:
         return told
-    if recorder.refused is not None and isinstance(error, TypeError):
-        return (
-            recorder.refused
-        )  # operators turn a TypeError of ours into NotImplemented, and Python that into another
     if isinstance(error, DATA_DEPENDENT):
         return data_dependent_error(recorder.function, error, raised_at(error))
     if isinstance(error, internals.SymbolicTracing):
@@ -190,6 +204,8 @@ def failure(error: Exception, name: str, recorder: Recorder) -> Exception:
         return script_error(
             f"{name} calls code of `torch.jit`, which failed ({why})", raised_at(error)
         )
+    if not _raised_by_user(error) and (size := _SIZE_IN_DATA.search(str(error))):
+        return _size_error(error, size[0], recorder)
     if isinstance(error, internals.INTERNAL_ERRORS) or (
         not _raised_by_user(error) and _INTERNAL.search(str(error))
     ):

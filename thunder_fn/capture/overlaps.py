@@ -95,7 +95,7 @@ def _is_read_late(changed: torch.Tensor, read: torch.Tensor, *, is_elementwise: 
     """
     with internals.no_torch_function():
         if [_layout(changed), changed.dtype] == [_layout(read), read.dtype]:
-            return changed.numel() != 0 and not is_elementwise
+            return not is_elementwise and changed.numel() != 0
     return _share_elements(changed, read)
 
 

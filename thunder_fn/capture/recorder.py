@@ -134,7 +134,7 @@ class Recorder:
         self.values = KnownValues(self, is_of_call=is_of_call)
         self.late_error: ThunderError | None = None
         """The error of something after which Python code has gone on: a use of its tracers in
-        another thread, or a comparison of types.
+        another thread, a comparison of types, or an operator that hides it.
         """
         self.mode.elsewhere = self._on_other_thread
         self.mode.write = self.values.write if is_of_call else None
@@ -186,7 +186,6 @@ class Recorder:
             dict(outer.module_paths) if outer is not None else {}
         )
         self.modules = WatchedModules()
-        self.refused: ThunderError | None = None
         self.draws = 0
         self.generators: Generators = Generators() if outer is None else outer.generators
         self.where: Callable[[], Source | None] = _nowhere
@@ -303,7 +302,6 @@ class Recorder:
         self.history.forget()
         self.selections.forget()
         self.decisions.forget()
-        self.refused = None
         self.module_paths.clear()
         self.where = _nowhere
         self.mode.elsewhere = None

@@ -93,6 +93,20 @@ DETACHES = {
     *(torch.ops.aten.detach, torch.ops.aten.detach.default),
 }
 
+_WORDS = (
+    "add sub mul div rdiv floordiv remainder mod pow matmul and or xor lshift rshift eq ne lt le gt"
+    " ge floor_divide bitwise_and bitwise_or bitwise_xor"
+)
+_OPERATORS = {
+    getattr(Tensor, name)
+    for word in _WORDS.split()
+    for name in (word, f"{word}_", f"__{word}__", f"__r{word}__", f"__i{word}__")
+    if hasattr(Tensor, name)
+}
+"""The functions behind Python's operators, which turn a TypeError into NotImplemented. Python goes
+on after that: it adds out of place for `x += y`, and compares identities for `x == y`.
+"""
+
 
 UNSCOPED = {
     "__getitem__",
@@ -268,7 +282,8 @@ class ScopeMode(TorchFunctionMode):
             with self:
                 return instead(*args, **kwargs)
         except ThunderError as error:
-            recorder.refused = error
+            if func in _OPERATORS and isinstance(error, TypeError):
+                recorder.late_error = recorder.late_error or error
             raise
         finally:
             frames.resume(watching)

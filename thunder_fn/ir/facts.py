@@ -201,8 +201,7 @@ COPIES_OF_VIEWS = Leaves("clone conj_physical neg resolve_conj resolve_neg")
 READS_BEFORE_WRITES = Leaves(
     "copy_ where cumsum cumsum_ cumprod cumprod_ logcumsumexp softmax log_softmax _softmax"
     " _log_softmax",
-    "tril tril_ triu triu_ renorm renorm_ addmv addmv_ addr addr_ addbmm addbmm_ cholesky msort"
-    " sort",
+    "tril tril_ triu triu_ renorm renorm_ addr addr_ addbmm addbmm_ cholesky msort sort",
 )
 """Ops, besides pointwise ones, that may write over an operand in its own place."""
 

@@ -39,6 +39,7 @@ from thunder_fn.jitted.guards import call_path
 from thunder_fn.jitted.modules.containers import Filling, finish
 from thunder_fn.jitted.options import JitOptions, Options, check_argnums
 from thunder_fn.jitted.program import Entry, build, capture_call, is_followed
+from thunder_fn.structured import replaced as _replaced  # noqa: F401  # pyright: ignore[reportUnusedImport]  # lookasides
 from thunder_fn.structured.call import bind_call
 
 if TYPE_CHECKING:
@@ -276,8 +277,7 @@ def _modules() -> Any:
 
 
 def call_inside_capture(jitted: Jitted, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A jitted function that is called while another one is traced becomes one `call` equation of
-    that trace.
+    """Record a jitted function that is called while another is traced as one `call` equation.
 
     Its transforms have been applied to the body, which it owns, and its executors will run it.
     """
@@ -297,7 +297,7 @@ def call_inside_capture(jitted: Jitted, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _call_slowly(jitted: Jitted, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A call that no call path serves: look its program up or build it, and make a path for
+    """Serve a call that no call path serves: look up or build its program, and make a path for
     calls like it.
     """
     if internals.inside_torch_func() or internals.is_script_traced():
@@ -365,8 +365,8 @@ def _execute(entry: Entry, call: Call) -> Any:
 
 
 def _jitted_of(f: Any) -> Jitted | None:
-    """The jitted function behind what `jit` or a transform of it made; None for a module that has
-    not been called.
+    """Find the jitted function behind a result of `jit` or a transform of it; None for a module
+    that has not been called.
 
     A function that keeps its own, as rewritten functions and modules do, has it as the attribute
     `jitted`.

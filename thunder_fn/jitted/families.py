@@ -52,8 +52,8 @@ train and eval.
 
 
 def beside(program: Any, known: Sequence[Any]) -> tuple[Any, ...]:
-    """A new program in front of those that are for other values from outside, other properties
-    of tensors, or gradients where there are none; it replaces the others.
+    """Put a new program in front of those for other reads from outside, other properties of
+    tensors, or absent gradients. It replaces the others.
     """
     kept = (
         other
@@ -105,7 +105,7 @@ def _leaf_family(leaf: Any, key: Any) -> Any:
 
 
 def class_key(call: Call, dynamic: frozenset[Place]) -> tuple[Any, ...]:
-    """The key that calls of one class agree in: sizes and numbers that are not dynamic, and the
+    """Return the key that calls of one class share: sizes and numbers that are not dynamic, and the
     kinds of layout.
     """
     return dynamic, tuple(
@@ -130,7 +130,7 @@ def _leaf_class(index: int, leaf: Any, dynamic: frozenset[Place]) -> Any:
 
 @dataclass(slots=True)
 class Node:
-    """A question about symbols, and what follows each answer: another question or a program."""
+    """A question about symbols, with what follows each answer: another question or a program."""
 
     text: str
     ask: Callable[..., Any]
@@ -140,7 +140,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question that a call answers as none of the programs was made for."""
+    """A question to which a call gives an answer that no program was made for."""
 
     text: str
     answers: tuple[Any, ...]
@@ -220,7 +220,9 @@ def followed(node: Any, values: Sequence[Any]) -> Any:
 
 
 def _asks(node: Any, decisions: Sequence[Decision]) -> bool:
-    """Test whether a tree asks these questions, as far as it goes the way of their answers."""
+    """Test whether a tree asks these questions, as far as it goes in the direction of their
+    answers.
+    """
     for decision in decisions:
         if node is None:
             return True

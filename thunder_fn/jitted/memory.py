@@ -33,7 +33,7 @@ class DonatedTensor(torch.Tensor):
 
 
 def give_away(*tensors: torch.Tensor) -> None:
-    """Turn donated tensors into values that say so when used, and let go of their memory.
+    """Turn donated tensors into values that raise when used, and release their memory.
 
     Autograd learns of it through the version counter: a graph that saved the tensor raises when it
     is run.
@@ -51,9 +51,7 @@ def _nothing(device: torch.device) -> torch.Tensor:
 
 
 def all_exclusive(*tensors: torch.Tensor) -> bool:
-    """Test that nobody else sees the memory of any of these tensors, so that it may be
-    overwritten.
-    """
+    """Test whether nobody else sees the memory of these tensors, so that it may be overwritten."""
     return all(map(internals.is_exclusive, tensors))
 
 
@@ -69,8 +67,8 @@ def clash_check(
     *,
     symbolic: bool = False,
 ) -> Callable[..., bool]:
-    """A check on tensors like these inputs: does one that is written to share memory with another,
-    or with a constant?
+    """Make a check on tensors like these inputs: whether one that is written to shares memory with
+    another, or with a constant.
 
     Targets are inputs, by position, or closed-over tensors. `symbolic` says that sizes differ from
     call to call.

@@ -148,7 +148,7 @@ def _conditions(edge: Edge, names: Namespace) -> Iterator[str]:  # noqa: C901 - 
 
 
 def _class_conditions(edge: Edge, key: str, names: Namespace) -> Iterator[str]:
-    """The class that has the attribute, and those before it, which have not."""
+    """Yield conditions on the class that has the attribute, and on those before it."""
     for base in edge.holder.__mro__[:-1]:
         if edge.key in base.__dict__ and edge.value is not ABSENT:
             yield _equal(f"{names.bind(base.__dict__.get, 'get')}({key})", edge.value, names)
@@ -176,8 +176,8 @@ def _equal(found: str, value: Any, names: Namespace) -> str:
 
 
 def _quick(edge: Edge) -> Callable[[], bool]:
-    """A quick check that a container, and those in it, hold the very objects that they held. It
-    fails where the function itself has changed the content since it was read.
+    """Make a quick check that a container, and those in it, hold the same objects as before. It
+    fails if the function itself has changed the content since it was read.
     """
     value, parts = edge.holder, list[tuple[Any, list[Any]]]()
     if seen(value) != edge.value:
@@ -300,7 +300,7 @@ def watching(f: Callable[..., Any], given: Sequence[Any] = ()) -> Generator[list
 
 @contextmanager
 def observing(watch: Watch) -> Generator[Tracked]:
-    """Let a watch see what runs inside; the attributes of modules that are read there."""
+    """Let a watch see what runs inside, and track the attributes of modules that are read there."""
     with tracked(0) as attributes, observed_by(watch):
         yield attributes
 
@@ -336,7 +336,7 @@ def reads_of(
 
 
 def _is_settled(edge: Edge) -> bool:
-    """Test for an edge that says no more than another one does."""
+    """Test for an edge that another edge implies."""
     return edge.kind == "attr" and edge.key == "__kwdefaults__" and edge.value is None
 
 

@@ -31,7 +31,6 @@ from thunder_fn.capture.apply import (
     write_to_result,
 )
 from thunder_fn.capture.failures import check_aliases, source_of
-from thunder_fn.capture.garbage import no_collections
 from thunder_fn.capture.kept_state import KeptState, decided_by
 from thunder_fn.capture.modules import TRACING
 from thunder_fn.capture.numbers.arguments import Symbolic, value_at
@@ -54,6 +53,7 @@ from thunder_fn.errors import (
 from thunder_fn.executors import Executor, Program, any_fuses, lower
 from thunder_fn.executors.idle import warn_of_idle
 from thunder_fn.executors.reuse import is_dense
+from thunder_fn.garbage import no_collections
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.ir.constraints import constraints_of
 from thunder_fn.ir.symbols import symbols_in
@@ -260,7 +260,7 @@ def _clash(captured: Captured, call: Call, symbolic: Symbolic | None) -> Callabl
 def _with_numbers(
     wanted: frozenset[Any], trace: Callable[[frozenset[Any]], tuple[Captured, list[Trace]]]
 ) -> tuple[Captured, list[Trace]]:
-    """Trace with the numbers of these places as inputs; if that cannot be, with constants."""
+    """Trace with the numbers of these places as inputs, or with constants if that fails."""
     try:
         return trace(wanted)
     except (CaptureError, TracedFunctionError):
@@ -273,8 +273,8 @@ def _with_numbers(
 
 
 def grads_guard(grads: Sequence[GradRead]) -> Callable[..., bool]:
-    """A check of a call's tensors: the gradients that were read are the very ones. It keeps none
-    of them alive.
+    """Make a check that a call's tensors have the very gradients that were read. It keeps none of
+    them alive.
     """
     expected = [
         (read.tensor, None if read.grad is None else internals.weak_tensor(read.grad))
@@ -302,7 +302,7 @@ def grads_guard(grads: Sequence[GradRead]) -> Callable[..., bool]:
 
 
 def _fed_apart(captured: Captured, decisions: tuple[Decision, ...]) -> tuple[Decision, ...]:
-    """Give decisions about fed numbers to the guard of their objects; the others."""
+    """Give decisions about fed numbers to the guard of their objects, and return the others."""
     symbols = {feed.symbol for feed in captured.feeds if feed.symbol is not None}
     fed = [one for one in decisions if not symbols.isdisjoint(symbols_in((one.relation,)))]
     for state in captured.kept:
@@ -311,7 +311,7 @@ def _fed_apart(captured: Captured, decisions: tuple[Decision, ...]) -> tuple[Dec
 
 
 def reads_guard(reads: Sequence[Read]) -> Callable[..., bool]:
-    """A check of a call's tensors: the properties that were read have their old values."""
+    """Make a check that the properties of a call's tensors that were read have their old values."""
 
     def match(*tensors: torch.Tensor) -> bool:
         for read in reads:
@@ -397,7 +397,7 @@ def is_followed(captured: Captured) -> bool:
 
 
 def transformed(trace: Trace, options: Options) -> list[Trace]:
-    """The trace, then the results of the transforms, one after the other."""
+    """Return the trace, then the result of each transform in turn."""
     traces = [trace]
     for transform in options.transforms:
         traces.append(_transformed(transform, traces[-1]))
@@ -651,7 +651,9 @@ class _Execution:
                 yield name, f"{holder}[{key}]{part}"
 
     def alone(self, lines: Sequence[str]) -> list[str]:
-        """Lines on places outside, which run while no other thread has tracers in them."""
+        """Guard lines on places outside, so that they run while no other thread has tracers in
+        them.
+        """
         if not lines or not self.is_stateful:
             return [*lines]
         return [
@@ -708,8 +710,8 @@ class _Execution:
         )
 
     def value(self, position: int, values: Sequence[str]) -> str:
-        """An output: a written tensor itself where it holds it, and never the donated tensor,
-        which is given away.
+        """Return the text of an output: the written tensor itself if it holds the value, and never
+        a donated one.
         """
         if position in self.captured.freed and torch.is_grad_enabled():
             names = ", ".join((values[position], *self.inputs))
@@ -771,8 +773,8 @@ class _Execution:
         return None if index is None or self.targets[index] in self.given else self.targets[index]
 
     def views(self, values: Sequence[str]) -> Iterator[str]:
-        """Lines that take results of inputs which nothing is written to, and of other results,
-        each tensor once.
+        """Write lines that take results as views of inputs that nothing writes to, and of other
+        results, each tensor once.
         """
         first: dict[Any, str] = {}
         for alias in self.captured.aliases:

@@ -104,7 +104,7 @@ def _check_state(flags: str) -> None:
 
 
 def _check_structure(what: str, structure: str) -> None:
-    """Flat values have no structure left to check."""
+    """Check nothing: flat values have no structure left."""
 
 
 _CHECKS = {
@@ -229,7 +229,7 @@ def _leaf_type(leaf: Any, layout: Layout | None, number: Expr | None) -> Type:
 
 
 def _plain(leaf: Any) -> Any:
-    """A NumPy scalar or an IntEnum is a number of Python's too."""
+    """Return a NumPy scalar or an IntEnum as Python's number."""
     kinds: tuple[Any, ...] = (bool, int, float, complex)
     return next((kind(leaf) for kind in kinds if isinstance(leaf, kind)), leaf)
 

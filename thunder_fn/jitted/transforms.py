@@ -145,8 +145,8 @@ class Transform:
         return self.fn(subject)
 
     def is_again(self, other: object) -> bool:
-        """Test whether the other is this transform, perhaps made anew: its function is the same,
-        and so is all that is said of it.
+        """Test whether the other is this transform, perhaps made anew: the same function with the
+        same traits.
         """
         if not isinstance(other, Transform) or same_function(self.fn) != same_function(other.fn):
             return False
@@ -158,8 +158,8 @@ class Transform:
 
 
 def as_transform(given: Callable[..., Any]) -> Transform:
-    """A function as a transform without traits, an interpreter with its label; a Transform as it
-    is.
+    """Return a function as a transform without traits, and an interpreter with its label; a
+    Transform as it is.
     """
     if isinstance(given, Transform):
         return given
@@ -225,8 +225,8 @@ def _comes_first(first: HasTraits, second: HasTraits) -> bool:
 
 
 def _when(one: HasTraits) -> int:
-    """Models are changed before they are traced, and compiled ones after that. Executors run
-    traces.
+    """Return the stage of a transform: models are changed before they are traced, compiled ones
+    after that. Executors run traces.
     """
     return _WHEN[getattr(one, "on", "trace")]
 
@@ -239,7 +239,7 @@ def reason(first: HasTraits, second: HasTraits) -> str | None:
 
 
 def _contradiction(left: Sequence[HasTraits], what: str) -> TraitError:
-    """The shortest way to see it: follow who must come first until someone comes twice."""
+    """Describe a contradiction among traits: follow who must come first until one comes twice."""
     chain: list[HasTraits] = [left[0]]
     while True:
         first = next(other for other in left if _comes_first(other, chain[-1]))

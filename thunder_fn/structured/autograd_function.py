@@ -140,7 +140,7 @@ class FunctionCall(Call):
         return self if call == self else call
 
     def run(self, tensors: Sequence[Any]) -> tuple[Any, Context]:
-        """Run `forward`; its result, and the context.
+        """Run `forward`, and return its result and the context.
 
         Raises:
             ChangesInputs: it has changed a tensor in place.
@@ -177,7 +177,7 @@ class FunctionCall(Call):
         return output, context
 
     def _check_saved(self, context: Context, given: Sequence[Any], output: Any) -> None:
-        """Refuse what PyTorch refuses: to save an argument that is a result as it is."""
+        """Refuse, as PyTorch does, to save an argument that `forward` returns as it is."""
         outputs = output if isinstance(output, tuple) else (output,)
         as_is = [x for x in given if any(x is value for value in outputs)]
         if not context.dirty and any(x is one for x in as_is for one in context.all_saved()):
@@ -369,7 +369,7 @@ class _Run:
         return context
 
     def check_forward(self, primal: Captured, fwd: Captured) -> None:
-        """`forward` is the same each time."""
+        """Check nothing: `forward` is the same each time."""
         calls.check_same_result(primal, fwd, f"{self.name}.forward, run again,")
 
     def bwd(
@@ -393,7 +393,9 @@ class _Run:
     def _opaquely(
         self, primal: Captured, kept: Sequence[Any], given: Sequence[Any]
     ) -> list[torch.Tensor | None]:
-        """The gradients by a `backward` that is called as it is, since it leaves PyTorch."""
+        """Compute the gradients by a `backward` that is called as an opaque op, since it leaves
+        PyTorch.
+        """
         types = primal.trace.input_types[: sum(self.call.is_tensor)]
         needs = tuple(map(is_differentiable, types))
         is_given = tuple(value is not None for value in given)
@@ -435,7 +437,7 @@ class _Run:
         return pytree.tree_map(lambda x: self._once(x, given) if _is_tensor(x) else x, found)
 
     def _once(self, gradient: torch.Tensor, given: Sequence[Any]) -> torch.Tensor:
-        """The gradient that nobody can differentiate, nor with respect to the cotangents."""
+        """Return a gradient that nobody can differentiate, nor with respect to the cotangents."""
         return once(gradient, self.name, [x for x in given if isinstance(x, torch.Tensor)])
 
     def _gradients(self, primal: Captured, gradients: Any) -> list[Any]:
@@ -556,7 +558,7 @@ def apply_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
 def _apply(
     recorder: Recorder, cls: Any, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """A call as an equation; where it can be none, what `original` records."""
+    """Record a call as an equation. If it cannot be one, record what `original` does."""
     signature = inspect.signature(cls.forward) if internals.has_setup_context(cls) else None
     call, tensors = calls.make_call(FunctionCall, cls, signature, (), args, kwargs)
     call = replace(call, required=tuple(tensor.requires_grad for tensor in tensors))
@@ -589,7 +591,8 @@ def _check_batched(recorder: Recorder, call: FunctionCall, error: CaptureError) 
 
 
 def _mark(recorder: Recorder, call: FunctionCall, given: Sequence[Var], result: Any) -> None:
-    """Let nobody differentiate the results of a call of which only `forward` is recorded.
+    """Mark the results of a call of which only `forward` is recorded: nobody can differentiate
+    them.
 
     Raises:
         CustomRuleError: one is no tracer, so that nothing can say what it depends on.

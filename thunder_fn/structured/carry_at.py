@@ -110,7 +110,7 @@ class History:
         return len(self.operands) == len(operands) and all(mine is other for mine, other in pairs)
 
     def at(self, index: int, run: BodyFunction) -> tuple[Any, ...]:
-        """The carry after so many steps."""
+        """Return the carry after `index` steps."""
         while len(self.carries) <= index:
             self.carries.append(tuple(run(*self.consts, *self.carries[-1])))
         return self.carries[max(index, 0)]
@@ -126,7 +126,7 @@ _histories: ContextVar[dict[Trace, History] | None] = ContextVar(
 
 
 def histories() -> AbstractContextManager[None]:
-    """Keep the carries that are asked for in a loop while it runs."""
+    """Keep the carries that a loop asks for while it runs."""
     return setting(_histories, {})
 
 
@@ -163,7 +163,7 @@ def carry_at_evaluate_rule(
 
 @VJP.rule("carry_at")
 def carry_at_vjp_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
-    """Split it like the loop that it is."""
+    """Split the equation like the loop that it is."""
     return forward_backward(as_while(equation), wanted_inputs, wanted_outputs)
 
 

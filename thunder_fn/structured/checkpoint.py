@@ -163,9 +163,7 @@ def split_checkpoint(
 
 
 def _marked(body: Trace, policy: Policy) -> Trace:
-    """The body, unfolded and with marks on the values that the policy keeps, where it is asked
-    about single equations.
-    """
+    """Unfold the body, and mark the values that the policy keeps if it decides op by op."""
     if isinstance(policy, (Budget, AllBut)) or policy is everything_saveable:
         return inline(body)
     marked = mark(body, policy)
@@ -278,9 +276,7 @@ def _called(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _eager(f: Callable[..., Any], policy: Policy, args: Any, kwargs: Any) -> Any:
-    """Outside a trace there is nothing to transform: PyTorch's own checkpoint, where autograd is
-    all that looks.
-    """
+    """Call PyTorch's own checkpoint: outside a trace there is nothing to transform."""
     follows = torch.is_grad_enabled() and not internals.inside_torch_func()
     if policy is everything_saveable or not follows:
         return f(*args, **kwargs)
@@ -299,7 +295,7 @@ def _eager(f: Callable[..., Any], policy: Policy, args: Any, kwargs: Any) -> Any
 
 
 def _leave(error: BaseException) -> None:
-    """Leave the contexts of a checkpoint whose function has raised: PyTorch 2.12 keeps them open as
+    """Leave the contexts of a checkpoint whose function has raised. PyTorch 2.12 keeps them open as
     long as the error lives.
     """
     entry = error.__traceback__

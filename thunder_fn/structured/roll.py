@@ -87,8 +87,8 @@ def roll(trace: Trace) -> Trace:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Positions of equations; for each operand that is carried, by place, the output of the step
-    before that it is.
+    """A run: the positions of its equations, and for each operand that is carried, by place, the
+    output of the step before that it is.
     """
 
     positions: tuple[int, ...]
@@ -110,7 +110,7 @@ def _find_run(trace: Trace) -> _Run | None:
 
 
 def _kind(equation: Equation) -> Any:
-    """Equal for equations that differ in their operands only."""
+    """Return a key that is equal for equations that differ in their operands only."""
     hole = Literal(...)
     return equation.op, *map_args(lambda var: hole, equation), equation.bodies
 
@@ -175,8 +175,8 @@ def _dependent(trace: Trace, run: _Run) -> set[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """The operands of a run by place: carried ones, equal ones, different ones; and the results
-    read.
+    """The operands of a run, by place: carried, equal in all steps, or different; and the results
+    that are read.
     """
 
     carried: tuple[tuple[int, int], ...]
@@ -411,7 +411,7 @@ def in_blocks(equation: Equation) -> Trace:
 
 
 def _alone(equation: Equation, length: int) -> Equation:
-    """The scan for another number of steps; its operands do not matter."""
+    """Return the scan for another number of steps; its operands do not matter."""
     loop = Loop.of(equation)
     kwargs = tuple(
         (k, Literal(v)) for k, v in replace(loop, length=length, unroll=1).literals().items()
@@ -423,7 +423,7 @@ def _alone(equation: Equation, length: int) -> Equation:
 
 
 def _block(equation: Equation, loop: Loop, count: int) -> Trace:
-    """Write so many steps as one body."""
+    """Return `count` steps as one body."""
     builder = TraceBuilder(equation.body.name)
     consts, carry, xs = loop.parts(equation.body.input_types)
     inputs = tuple(

@@ -58,6 +58,8 @@ def runnable(overload: OpOverload) -> Callable[..., Any]:
     """
     if overload in _ONE_LAYOUT:
         return functools.partial(_in_one_layout, overload, _ONE_LAYOUT[overload])
+    if overload is torch.ops.aten.slice_scatter.default:
+        return _scatter_slice
     if overload is not torch.ops.aten.mkldnn_rnn_layer.default:
         return overload
 
@@ -70,6 +72,20 @@ def runnable(overload: OpOverload) -> Callable[..., Any]:
     return save_workspace
 
 
+def _scatter_slice(
+    x: torch.Tensor,
+    src: torch.Tensor,
+    dim: int = 0,
+    start: Any = None,
+    end: Any = None,
+    step: Any = 1,
+) -> torch.Tensor:
+    """Call slice_scatter. functorch's rule overflows for the end of `x[::2]`, the largest int."""
+    end = x.shape[dim] if end == _END else end
+    return torch.ops.aten.slice_scatter.default(x, src, dim, start, end, step)
+
+
+_END = 2**63 - 1
 _ONE_LAYOUT = {
     torch.ops.aten.native_group_norm.default: (0,),
     torch.ops.aten.native_group_norm_backward.default: (1, 0),

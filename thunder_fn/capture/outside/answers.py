@@ -99,14 +99,14 @@ def members_of(protocol: type) -> Iterator[str]:
 
 
 def decimal_context() -> tuple[Any, ...]:
-    """What arithmetic of `Decimal`s looks at in this thread."""
+    """The settings of `Decimal` arithmetic in this thread."""
     now = decimal.getcontext()
     traps = tuple(sorted(one.__name__ for one, flag in now.traps.items() if flag))
     return now.prec, now.rounding, now.Emin, now.Emax, now.capitals, now.clamp, traps
 
 
 def levels_of(logger: logging.Logger) -> tuple[Any, ...]:
-    """What decides whether a logger logs."""
+    """The settings that decide whether a logger logs."""
     level, is_heard = logger.getEffectiveLevel(), logger.hasHandlers()
     return level, logger.manager.disable, logger.disabled, is_heard
 

@@ -163,7 +163,9 @@ def tracked(depth: int = DEPTH) -> Generator[Tracked]:
         for (_, name), (module, value, before) in found.items():
             now = attribute(place := Attribute(module, name))
             if not is_a(value, torch.Tensor) and not is_a(now, torch.Tensor):
-                result.reads[place] = before if seen(now, depth) == before else Changed(name)
+                is_kept = now is value and is_a(now, (list, dict)) and holds_tracer(now)
+                changed: Any = Keeping(place, now) if is_kept else Changed(name)
+                result.reads[place] = before if seen(now, depth) == before else changed
 
 
 def value_read(place: Attribute) -> Any:
@@ -229,6 +231,22 @@ class Changed:
     name: str
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Keeping:
+    """Mark of an attribute with a list or dict in which the traced code stored tensors. It is equal
+    to whatever is seen there while the attribute has this container: each call stores others.
+    """
+
+    place: Attribute
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        return attribute(self.place) is self.value
+
+    def __hash__(self) -> int:
+        return hash(self.place)
+
+
 _BY_IDENTITY = (
     *(torch.Tensor, torch.nn.Module, torch.SymInt, torch.SymFloat, torch.SymBool),
     *_FUNCTIONS,
@@ -271,6 +289,14 @@ def seen(value: Any, depth: int = DEPTH) -> Any:
         if not holds_tensor(item, depth - 1)
     )
     return Same(value), tuple(found)
+
+
+def holds_tracer(value: Any, depth: int = DEPTH) -> bool:
+    """Test whether a container holds tensors of a trace."""
+    if not is_a(value, CONTAINERS) or depth == 0:
+        return is_a(value, torch.Tensor) and internals.is_tracer(value)
+    items = content_of(value)
+    return any(holds_tracer(one[1] if is_a(value, dict) else one, depth - 1) for one in items)
 
 
 def holds_tensor(value: Any, depth: int) -> bool:

@@ -48,7 +48,6 @@ from torch.distributions.utils import lazy_property
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
-from thunder_fn.capture.garbage import referrers
 from thunder_fn.capture.generators import STATE_METHODS
 from thunder_fn.capture.numbers.types_asked import type_error
 from thunder_fn.capture.outside.answers import (
@@ -87,6 +86,7 @@ from thunder_fn.capture.recorder import current
 from thunder_fn.capture.replaced.lookasides import is_diverted
 from thunder_fn.capture.supported import EscapedValue
 from thunder_fn.errors import UnsupportedCall, callable_name
+from thunder_fn.garbage import referrers
 from thunder_fn.ir.text import escaped
 
 MAX_ARRAY_BYTES = 4096
@@ -1184,27 +1184,11 @@ class Watch:
         """An attribute of an object, of its own or of its class."""
         of_class, held = look("class", type(value), name), dict_of(value)
         self.asked(of_class, path)
-        if is_a(value, _DRAWING) and not name.startswith("__"):
-            numbers = f"the random numbers of {path.rpartition('.')[0]}"
-            self.constants.setdefault(
-                numbers, Constant(numbers, frame.code.co_filename, frame.line)
-            )
-        if is_a(value, logging.Logger) and name in (
-            "isEnabledFor",
-            "getEffectiveLevel",
-            "hasHandlers",
-        ):
-            self.answer(levels_of, (value,), f"the level of {path.rpartition('.')[0]}")
+        self.state_of_process(value, name, path, frame)
         if is_a(value, CONTAINERS) and (
             held is None or (name not in held and not _is_python(of_class))
         ):
-            if is_a(value, tuple) and hasattr(type(value), "_fields") and of_class is not ABSENT:
-                return (self.reach(getattr(value, name, None), path),)
-            if of_class is not ABSENT and type(value).__flags__ & HEAP_TYPE:
-                self.edge("class", type(value), name, path)
-            if name not in _WRITES:
-                self.content(value, path.rpartition(".")[0])
-            return ()
+            return self.container_attribute(value, name, path, of_class)
         if name != "__class__":
             self.iterator(value, path.rpartition(".")[0], is_used=True)
         is_slot = is_a(of_class, (types.MemberDescriptorType, types.GetSetDescriptorType))
@@ -1228,10 +1212,35 @@ class Watch:
         if found is not ABSENT:
             return (self.reach(found, path),)
         if of_class is ABSENT:
-            for missing in (name, "__getattr__") if type(value).__flags__ & HEAP_TYPE else ():
-                self.edge("class", type(value), missing, path)
+            cls: Any = type(value)
+            for missing in (name, "__getattr__") if cls.__flags__ & HEAP_TYPE else ():
+                self.edge("class", cls, missing, path)
             return self.waited(frame, [look("class", type(value), "__getattr__")])
         return self.class_attribute(value, name, path, frame)
+
+    def state_of_process(self, value: Any, name: str, path: str, frame: Frame) -> None:
+        """Note that a method draws random numbers, or asks for the level of a logger."""
+        if is_a(value, _DRAWING) and not name.startswith("__"):
+            numbers = f"the random numbers of {path.rpartition('.')[0]}"
+            self.constants.setdefault(
+                numbers, Constant(numbers, frame.code.co_filename, frame.line)
+            )
+        if is_a(value, logging.Logger) and name in (
+            "isEnabledFor",
+            "getEffectiveLevel",
+            "hasHandlers",
+        ):
+            self.answer(levels_of, (value,), f"the level of {path.rpartition('.')[0]}")
+
+    def container_attribute(self, value: Any, name: str, path: str, of_class: Any) -> Sequence[Any]:
+        """An attribute of a container, which most often is a method that reads its content."""
+        if is_a(value, tuple) and hasattr(type(value), "_fields") and of_class is not ABSENT:
+            return (self.reach(getattr(value, name, None), path),)
+        if of_class is not ABSENT and type(value).__flags__ & HEAP_TYPE:
+            self.edge("class", type(value), name, path)
+        if name not in _WRITES:
+            self.content(value, path.rpartition(".")[0])
+        return ()
 
     def class_attribute(self, value: Any, name: str, path: str, frame: Frame) -> Sequence[Any]:
         """An attribute that an object has from its class."""
@@ -1259,7 +1268,8 @@ class Watch:
         kinds = ("_parameters", "_buffers", "_modules")  # none before `Module.__init__` has run
         for section in (held, *(held[kind] for kind in kinds if kind in held)):
             if name in section:
-                is_followed = id(value) not in self.own and self.is_outside(value)
+                is_held = section is held and type(section[name]) in (list, dict)
+                is_followed = (is_held or id(value) not in self.own) and self.is_outside(value)
                 return (self.reach(section[name], path) if is_followed else section[name],)
         found = look("class", type(value), name)
         if found is ABSENT or name == "__class__" or _is_ours(type(value).__module__):
@@ -1501,7 +1511,7 @@ def _classes_in(values: Any) -> Iterator[type]:
         if is_a(value, type):
             yield value
         elif is_a(value, (tuple, types.UnionType)):
-            yield from _classes_in(value if is_a(value, tuple) else value.__args__)
+            yield from _classes_in(getattr(value, "__args__", value))
 
 
 def _answers_of(function: Any, kept: dict[Any, Any]) -> list[Any]:

@@ -63,8 +63,8 @@ def bridge(
     writes: Sequence[int | None] = (),
     executors: tuple[Executor, ...] = (),
 ) -> Bridge | None:
-    """The trace as a differentiable function of these tensors; None if no output depends on what
-    requires grad.
+    """Make a differentiable function of these tensors from the trace. Return None if no output
+    depends on one that requires grad.
 
     The last outputs will be written to the inputs `writes`, or elsewhere where it is None. If none
     of them has a gradient, as the statistics of a batch norm, autograd is not told of them. The
@@ -153,8 +153,7 @@ def sparse_gradient(trace: Trace, wanted: Mask) -> Equation | None:
 
 
 def opened(trace: Trace, wanted: Mask) -> Trace:
-    """The trace, with modules unfolded that give several results that autograd follows, and occur
-    once.
+    """Unfold the modules of a trace that occur once and give several results that autograd follows.
 
     Computations inside that read one of the results then belong to another node than its own.
     """
@@ -190,7 +189,7 @@ _ON_OPERANDS = ("call", "checkpoint")
 
 
 def history_of(trace: Trace, atom: Atom) -> Atom:
-    """The variable that has the gradient of this one, unchanged, behind all changes made where
+    """Return the variable with the same gradient as this one, behind all changes made where
     gradients are off.
     """
     known = makers(trace.equations)
@@ -326,7 +325,7 @@ class Bridge:
 
     @cached_property
     def is_plain(self) -> bool:
-        """Test whether each output is a result of the one node, and no input needs care."""
+        """Test whether each output is a result of the one node, and no input needs special care."""
         edges = self.pieces.edges
         if not all(self.active) or len(self.nodes) != 1 or len(edges) > len(self.active):
             return False
@@ -359,7 +358,7 @@ class Bridge:
 
     @cached_property
     def split(self) -> Split:
-        """The trace in two: forward and backward."""
+        """Split the trace into forward and backward."""
         split = forward_backward(
             self.trace, self.wanted, self.active, fused=any_fuses(self.executors)
         )
@@ -473,13 +472,13 @@ class Bridge:
 
     @cached_property
     def sees_absent(self) -> bool:
-        """Test whether a rule in the trace tells absent cotangents from zeros: the backward is one
-        piece, made for those that are given.
+        """Test whether a rule in the trace tells absent cotangents from zeros. Then the backward is
+        one piece, made for the cotangents that are given.
         """
         return sum(self.active) > 1 and sees_absent_cotangents(self.trace)
 
     def narrowed(self, given: Mask) -> Bridge:
-        """The bridge, told of the active outputs that are marked only."""
+        """Return the bridge for the marked active outputs only."""
         if given not in self.narrower:
             places = {place for place, flag in zip(self.active_places, given, strict=True) if flag}
             self.narrower[given] = replace(
@@ -490,9 +489,7 @@ class Bridge:
         return self.narrower[given]
 
     def following(self, trace: Trace, tensors: Sequence[Any]) -> Following:
-        """Bridge another trace on the same executors, as a function of tensors like these that
-        autograd follows.
-        """
+        """Bridge another trace on the same executors, as a function of tensors like these."""
         found = bridge(trace, tensors, executors=self.executors)
         if found is None:  # ops alone would not stop where the trace says that gradients were off
             constant = torch.no_grad()(lower(trace, executors=self.executors))

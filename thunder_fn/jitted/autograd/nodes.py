@@ -199,8 +199,8 @@ class Node:
 
     @cached_property
     def stays(self) -> Callable[[Equation], bool]:
-        """Test whether the derivative of the backward runs an equation that it does not need: one
-        that finds a size; a draw of random numbers, for those that are drawn after it.
+        """Test for an equation that the derivative of the backward runs though nothing reads it:
+        one that finds a size, or a draw of random numbers that other draws come after.
         """
         again = needed(self.bridge.split.forward.equations, self.computed)
         draws = self.bridge.sees_absent or any(map(ops.has_side_effect, again))
@@ -249,7 +249,7 @@ class Node:
         return self.known[key]
 
     def reached(self, given: Mask) -> Mask:
-        """Tell which results are not None, where only some of the edges have a cotangent."""
+        """Tell which results are not None if only some of the edges have a cotangent."""
         return depends(self.piece.trace, (False,) * len(self.piece.residuals) + given)
 
 
@@ -264,7 +264,7 @@ class _Call:
         self.state: Any = None
 
     def run(self) -> tuple[Any, ...]:
-        """All that the forward gives. It runs once, where gradients are off."""
+        """Run the forward, once, with gradients off."""
         if self.results is not None:
             return self.results
         bridge = self.bridge
@@ -293,8 +293,8 @@ class _Call:
         return {internals.storage_id(self.inputs[place]) for place in places}
 
     def kept(self, value: torch.Tensor, is_others: bool) -> torch.Tensor:
-        """A residual as a node keeps it: detached if another node returns it, a copy if it lies in
-        memory that is written to.
+        """Return a residual as a node keeps it: detached if another node returns it, a copy if its
+        memory is written to.
         """
         if self.written and internals.storage_id(value) in self.written:
             return value.clone()
@@ -391,7 +391,9 @@ class _Function(torch.autograd.Function):
 
 
 def _backward_of_given(ctx: Any, cotangents: Sequence[Any]) -> list[Any]:
-    """Compute the node from its inputs, by the rules for the cotangents that there are."""
+    """Compute the gradients of a node from its inputs, by the rules for the cotangents that are
+    given.
+    """
     node: Node = ctx.node
     narrow = node.bridge.narrowed(tuple(cotangent is not None for cotangent in cotangents))
     inputs = dict(zip(node.needed, ctx.saved_tensors, strict=False)) | ctx.others
@@ -413,8 +415,8 @@ def _backward_of_given(ctx: Any, cotangents: Sequence[Any]) -> list[Any]:
 def _drawing_again(
     bridge: Bridge, state: Callable[[], None] | None
 ) -> AbstractContextManager[None]:
-    """Draw inside the numbers that were drawn from this state on; outside, nothing has been
-    drawn.
+    """Draw the numbers inside that were drawn from this state on. Outside, the generators are as if
+    nothing had been drawn.
     """
     return nullcontext() if state is None else drawing_from(state, bridge.random_state())
 
@@ -426,8 +428,8 @@ def _zeros(node: Node, place: int, shape: torch.Size) -> torch.Tensor:
 
 
 def _own_tensors(outputs: tuple[Any, ...], inputs: Sequence[Any], active: Mask) -> tuple[Any, ...]:
-    """The outputs, those that are views of nothing else that the caller has no longer views, and
-    constants neither.
+    """Return the outputs as the caller's own: views of nothing else are no longer views, and
+    constants do not require grad.
 
     Autograd lets nobody change a view in place that such a function returns, since it does not know
     its base. A view of a result that requires grad would require it too.

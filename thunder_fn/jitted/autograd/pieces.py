@@ -146,9 +146,7 @@ class _Cutting:
         return Pieces(tuple(self.edges), tuple(map(self.piece, parts)))
 
     def order(self, part: int) -> tuple[int, int, int]:
-        """Parts that depend on equally many cotangents run in the order in which eager code adds
-        up what they give.
-        """
+        """Order parts that depend on equally many cotangents as eager code sums their results."""
         end = len(self.trace.equations)
         terms = (
             self.maker.get(var.index, end)
@@ -237,14 +235,14 @@ class _Cutting:
         return len(self.readers.get(var.index, ())) == 1 and var.index not in self.returned
 
     def passes(self, var: Var) -> bool:
-        """Test for a sum that is an input's gradient and nothing else: its terms go there."""
+        """Test for a sum that is only an input's gradient: its terms go to that input."""
         alone = not self.readers.get(var.index)
         return alone and all(
             self.home[term.index] != self.home[var.index] for term in self.sums[var.index]
         )
 
     def add_up(self, var: Var, part: int) -> None:
-        """Add an edge for a sum: that of the caller's cotangent, if it is a term."""
+        """Add an edge for a sum. If the caller's cotangent is a term, it is the edge of that."""
         if self.passes(var):
             return
         given = [term for term in self.sums[var.index] if self.home[term.index] == part]
@@ -255,7 +253,7 @@ class _Cutting:
                 self.give(term, Target("edge", edge))
 
     def cross(self, equation: Equation, part: int) -> None:
-        """Add an edge for each value that a part reads of another."""
+        """Add an edge for each value that one part reads of another."""
         known = {var for _, var in self.takes.get(part, ())}
         for var in dict.fromkeys(equation.operands):
             if self.home[var.index] not in (0, part) and var not in known:
@@ -278,7 +276,9 @@ class _Cutting:
             )
 
     def piece(self, part: int) -> Piece:
-        """A part, with the equations that it needs and that depend on no cotangent, as a trace."""
+        """Build the trace of a part, with the equations that it needs and that depend on no
+        cotangent.
+        """
         takes, gives = self.takes.get(part, []), self.gives.get(part, [])
         positions, read = self.needed([atom for atom, _ in gives], {var.index for _, var in takes})
         residuals = tuple(place for place in range(self.count) if place in read)

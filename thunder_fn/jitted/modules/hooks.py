@@ -35,7 +35,7 @@ _DEPTH, _LONG = 4, 256
 
 
 class HookEffect(ThunderError):
-    """A hook changed objects outside of the trace, which are restored. Never seen by a user."""
+    """Signal that a hook changed objects outside of the trace. They are restored."""
 
     def __init__(self, hook: Callable[..., Any]) -> None:
         super().__init__("a hook changes what is outside of the trace")
@@ -180,8 +180,8 @@ def _reach(value: Any, containers: dict[int, Any], bindings: list[Any], depth: i
 
 
 def _of_function(function: types.FunctionType, bindings: list[Any]) -> Iterator[Any]:
-    """The objects that a function closes over, its defaults, and the globals that it names; cells
-    and globals by name too.
+    """Yield the objects that a function closes over, its defaults, and the globals that it names.
+    Note how to bind cells and globals again.
     """
     for cell in function.__closure__ or ():
         if cell != types.CellType():

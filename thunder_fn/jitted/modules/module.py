@@ -125,7 +125,7 @@ class TracedForward:
 
 
 def _with_own(arguments: Any, tensors: dict[int, torch.Tensor]) -> Any:
-    """The arguments with the module's own tensors as what the module knows them as."""
+    """Replace, in the arguments, tensors of the module by those that the module holds."""
     own = any(id(leaf) in tensors for leaf in pytree.flatten(arguments)[0])
     return (
         pytree.tree_map(lambda leaf: tensors.get(id(leaf), leaf), arguments) if own else arguments
@@ -319,9 +319,7 @@ class ModuleJit:
 
 
 class _Slotted(torch.nn.Module):
-    """A jitted module of any class: one layout, so that a module can become one of another
-    class.
-    """
+    """A jitted module. All have one layout, so that one can become a module of another class."""
 
     __slots__ = (SLOT,)
 

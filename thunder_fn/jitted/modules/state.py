@@ -20,8 +20,10 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture.outside.reads import (
     ABSENT,
     DEPTH,
+    Keeping,
     Reads,
     attribute,
+    is_a,
     of_class,
     parts_of,
     seen,
@@ -170,7 +172,8 @@ def difference(before: Any, now: Any) -> str:
 
 def unchanged(reading: Reading, reads: Reads, depth: int = DEPTH) -> Callable[[], bool]:
     """A quick check that the module is as it was read, and the attributes as they are now."""
-    parts = {id(part): part for place in reads for part in parts_of(attribute(place), depth)}
+    values = (attribute(one) for one, value in reads.items() if not is_a(value, Keeping))
+    parts = {id(part): part for value in values for part in parts_of(value, depth)}
     dicts = {id(value): value for value in reading.dicts}
     inside = (
         part for part in parts.values() if isinstance(part, dict)

@@ -1,0 +1,47 @@
+"""Ops that may write over an operand in its own place: eager PyTorch's numbers are those of the op that writes elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from tests.ops.samples import op_db
+from thunder_fn.ir import facts
+
+NAMES = sorted({name.removeprefix("aten.").rstrip("_") for name in facts.READS_BEFORE_WRITES})
+OPS = [op for op in op_db if op.name in NAMES and op.supports_out and torch.float64 in op.supported_dtypes("cpu")]
+SIZE = 17
+LAYOUTS = {"rows": lambda x: x.clone(), "columns": lambda x: x.mT.contiguous().mT if x.dim() > 1 else x.clone()}
+
+
+def squares(x: Any) -> Any:
+    """Make all sizes one, so that every operand may be in the place of the result."""
+    return x.new_ones((SIZE,) * x.dim()).cumsum(-1).to(x.dtype) if isinstance(x, torch.Tensor) and x.dim() else x
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch's samples warn of themselves
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_an_operand_that_is_written_over_is_read_before(op: Any, layout: str) -> None:
+    for sample in list(op.sample_inputs("cpu", torch.float64))[:10]:
+        given, spec = tree_flatten((sample.input, sample.args, sample.kwargs))
+        same = op.name not in ("cholesky", "renorm", "cumsum", "cumprod")
+        for leaves in (given, list(map(squares, given))) if same else (given,):
+            for place in range(len(leaves)):
+                written_over(op, leaves, spec, place, LAYOUTS[layout])
+
+
+def written_over(op: Any, given: list[Any], spec: Any, place: int, layout: Any) -> None:
+    """Compare the op whose result is written over one of its operands with the one whose result is new."""
+    first, args, kwargs = tree_unflatten(given, spec)
+    wanted, leaf = op.op(first, *args, **kwargs), given[place]
+    if not isinstance(wanted, torch.Tensor) or not isinstance(leaf, torch.Tensor):
+        return
+    if (leaf.shape, leaf.dtype) != (wanted.shape, wanted.dtype):
+        return
+    others = [layout(x) if isinstance(x, torch.Tensor) else x for x in given]
+    first, args, kwargs = tree_unflatten(others, spec)
+    torch.testing.assert_close(op.op(first, *args, **kwargs, out=others[place]), wanted, equal_nan=True)
