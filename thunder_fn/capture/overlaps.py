@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,12 +53,8 @@ def check_overlaps(
         return
     name = func._schema.name.rpartition("::")[2]
     for number, tensor in enumerate(changed):
-        for other in changed[:number]:
-            pair = laid_out(tensor, other)
-            if pair is not None and _share_elements(*pair):
-                what = f"`{name}` writes to the same memory by several of its tensors"
-                fix = "Call it for one tensor at a time."
-                raise AliasedMutation(what, source=source, fix=fix)
+        pairs = (laid_out(tensor, other) for other in changed[:number])
+        _check_written_once(name, pairs, source)
         memories = linked(internals.storage_id(internals.memory_in(tensor)))
         wholes = (
             one
@@ -82,6 +78,18 @@ def check_overlaps(
                 )
                 fix = "Pass a clone of the operand, or write to another tensor."
                 raise AliasedMutation(what, source=source, fix=fix)
+
+
+def _check_written_once(
+    name: str,
+    pairs: Iterable[tuple[torch.Tensor, torch.Tensor] | None],
+    source: Source | None,
+) -> None:
+    """Reject an op two of whose changed tensors have an element in common."""
+    if any(pair is not None and _share_elements(*pair) for pair in pairs):
+        what = f"`{name}` writes to the same memory by several of its tensors"
+        fix = "Call it for one tensor at a time."
+        raise AliasedMutation(what, source=source, fix=fix)
 
 
 def _is_foreach(name: str) -> bool:
