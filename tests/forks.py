@@ -94,6 +94,6 @@ def _serve(written: Path) -> None:
 
 
 if __name__ == "__main__":
-    import thunder_fn  # noqa: F401 - for the forks
+    import thunder_fn.api  # noqa: F401 - for the forks
 
     _serve(Path(sys.argv[1]))

@@ -25,65 +25,59 @@ Look at what became of them:
 `help(thunder_fn.jit)` says more of one of them; the tutorials begin with `tutorials/01_traces.py`.
 """
 
+from __future__ import annotations
+
 import importlib
+import importlib.util
 import sys
+from types import ModuleType
 from typing import TYPE_CHECKING
 
-import thunder_fn.ir as ir
-from thunder_fn import debug, errors, random
-from thunder_fn.api import (
-    grad,
-    grad_and_value,
-    hessian,
-    jacfwd,
-    jacrev,
-    jvp,
-    linearize,
-    saved_residuals,
-    stop_gradient,
-    trace,
-    value_and_grad,
-    vjp,
-    vmap,
-)
-from thunder_fn.api.associative_scan import associative_scan
-from thunder_fn.api.autocast import autocast, autocast_policy
-from thunder_fn.api.checkpoint import checkpoint
-from thunder_fn.api.eval_shape import eval_shape
-from thunder_fn.api.functional import functional_call, functionalize, stack_module_state
-from thunder_fn.api.map import map
-from thunder_fn.capture import composite
-from thunder_fn.capture.outside.values import constant
-from thunder_fn.capture.replaced.lookasides import Lookaside
-from thunder_fn.interpreters.checkpoint.policies import checkpoint_policies
-from thunder_fn.interpreters.clean import simplify
-from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.ir.check import check
-from thunder_fn.ir.memos import clear_caches
-from thunder_fn.jitted import (
-    cache_info,
-    explain_claims,
-    explain_misses,
-    jit,
-    last_backward_traces,
-    last_prologue_traces,
-    last_traces,
-)
-from thunder_fn.jitted.transforms import Transform
-from thunder_fn.structured import replaced as _replaced  # noqa: F401  # pyright: ignore[reportUnusedImport]
-from thunder_fn.structured.checkpoint_name import checkpoint_name
-from thunder_fn.structured.cond import cond, switch
-from thunder_fn.structured.custom_jvp import custom_jvp
-from thunder_fn.structured.custom_vjp import custom_vjp
-from thunder_fn.structured.custom_vmap import custom_vmap
-from thunder_fn.structured.fori_loop import fori_loop
-from thunder_fn.structured.loop_functions import scan
-from thunder_fn.structured.roll import roll, unroll
-from thunder_fn.structured.while_loop import while_loop
+from thunder_fn.garbage import no_collections
 from thunder_fn.version import __version__ as __version__
 
-if TYPE_CHECKING:  # names of `_LAZY`
-    from thunder_fn import inspect
+if TYPE_CHECKING:  # `_NAMES` says the same to Python
+    import thunder_fn.ir as ir
+    from thunder_fn import debug, errors, inspect, random
+    from thunder_fn.api import (
+        grad,
+        grad_and_value,
+        hessian,
+        jacfwd,
+        jacrev,
+        jvp,
+        linearize,
+        saved_residuals,
+        stop_gradient,
+        trace,
+        value_and_grad,
+        vjp,
+        vmap,
+    )
+    from thunder_fn.api.associative_scan import associative_scan
+    from thunder_fn.api.autocast import autocast, autocast_policy
+    from thunder_fn.api.checkpoint import checkpoint
+    from thunder_fn.api.eval_shape import eval_shape
+    from thunder_fn.api.functional import functional_call, functionalize, stack_module_state
+    from thunder_fn.api.map import map
+    from thunder_fn.capture import composite
+    from thunder_fn.capture.outside.values import constant
+    from thunder_fn.capture.replaced.lookasides import Lookaside
+    from thunder_fn.interpreters.checkpoint.policies import checkpoint_policies
+    from thunder_fn.interpreters.clean import simplify
+    from thunder_fn.interpreters.evaluate import evaluate
+    from thunder_fn.ir.check import check
+    from thunder_fn.ir.memos import clear_caches
+    from thunder_fn.jitted import (
+        cache_info,
+        explain_claims,
+        explain_misses,
+        jit,
+        last_backward_traces,
+        last_prologue_traces,
+        last_traces,
+    )
+    from thunder_fn.jitted.transforms import Transform
     from thunder_fn.optim import functional_optimizer
     from thunder_fn.parameters import (
         context_parallel,
@@ -98,6 +92,15 @@ if TYPE_CHECKING:  # names of `_LAZY`
     from thunder_fn.planning import plan
     from thunder_fn.portable import export, load, save
     from thunder_fn.recipes import Recipe, compile
+    from thunder_fn.structured.checkpoint_name import checkpoint_name
+    from thunder_fn.structured.cond import cond, switch
+    from thunder_fn.structured.custom_jvp import custom_jvp
+    from thunder_fn.structured.custom_vjp import custom_vjp
+    from thunder_fn.structured.custom_vmap import custom_vmap
+    from thunder_fn.structured.fori_loop import fori_loop
+    from thunder_fn.structured.loop_functions import scan
+    from thunder_fn.structured.roll import roll, unroll
+    from thunder_fn.structured.while_loop import while_loop
 
 __all__ = [
     "Lookaside",
@@ -173,17 +176,61 @@ __all__ = [
 
 _SUBMODULES = (
     "benchmarks",
+    "debug",
     "distributed",
+    "errors",
     "executors",
     "extend",
     "inspect",
     "interpreters",
+    "ir",
     "parameters",
     "planning",
+    "random",
     "recipes",
+    "rewrites",
     "testing",
 )
-_LAZY = {
+_NAMES = {
+    "api": (
+        "grad",
+        "grad_and_value",
+        "hessian",
+        "jacfwd",
+        "jacrev",
+        "jvp",
+        "linearize",
+        "saved_residuals",
+        "stop_gradient",
+        "trace",
+        "value_and_grad",
+        "vjp",
+        "vmap",
+    ),
+    "api.associative_scan": ("associative_scan",),
+    "api.autocast": ("autocast", "autocast_policy"),
+    "api.checkpoint": ("checkpoint",),
+    "api.eval_shape": ("eval_shape",),
+    "api.functional": ("functional_call", "functionalize", "stack_module_state"),
+    "api.map": ("map",),
+    "capture": ("composite",),
+    "capture.outside.values": ("constant",),
+    "capture.replaced.lookasides": ("Lookaside",),
+    "interpreters.checkpoint.policies": ("checkpoint_policies",),
+    "interpreters.clean": ("simplify",),
+    "interpreters.evaluate": ("evaluate",),
+    "ir.check": ("check",),
+    "ir.memos": ("clear_caches",),
+    "jitted": (
+        "cache_info",
+        "explain_claims",
+        "explain_misses",
+        "jit",
+        "last_backward_traces",
+        "last_prologue_traces",
+        "last_traces",
+    ),
+    "jitted.transforms": ("Transform",),
     "optim": ("functional_optimizer",),
     "parameters": (
         "context_parallel",
@@ -198,9 +245,28 @@ _LAZY = {
     "planning": ("plan",),
     "portable": ("export", "load", "save"),
     "recipes": ("Recipe", "compile"),
+    "structured.checkpoint_name": ("checkpoint_name",),
+    "structured.cond": ("cond", "switch"),
+    "structured.custom_jvp": ("custom_jvp",),
+    "structured.custom_vjp": ("custom_vjp",),
+    "structured.custom_vmap": ("custom_vmap",),
+    "structured.fori_loop": ("fori_loop",),
+    "structured.loop_functions": ("scan",),
+    "structured.roll": ("roll", "unroll"),
+    "structured.while_loop": ("while_loop",),
 }
-"""Submodules, and names of theirs, that are imported when they are first asked for: `tfn.extend`
-needs no import of its own, and `import thunder_fn` does not wait for what few programs use.
+"""Submodules to show, and names of modules. Each is imported when it is first asked for, so
+`import thunder_fn` takes no time, and `tfn.extend` needs no import of its own.
+"""
+
+_CORE = (
+    "api",
+    *(module for module in _NAMES if module.startswith(("api.", "structured."))),
+    "debug",
+    "random",
+)
+"""What loads with the first name, whichever it is: it brings all rules of ops, and all functions
+that capture replaces.
 """
 
 _FORMER = {
@@ -210,20 +276,48 @@ _FORMER = {
     "jit": "jitted",
 }
 """Former names of modules, which transforms and executors of users import; see `rewrites.py`."""
-for _old, _new in _FORMER.items():
-    sys.modules.setdefault(f"{__name__}.{_old}", importlib.import_module(f"{__name__}.{_new}"))
+
+
+class _Former(ModuleType):
+    """A module under its former name, imported when something of it is first asked for."""
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):  # `inspect` and `warnings` look at all modules there are
+            raise AttributeError(name)
+        _, _, own = self.__name__.rpartition(".")
+        return getattr(_module(_FORMER[own]), name)
+
+
+for _old in _FORMER:
+    sys.modules.setdefault(f"{__name__}.{_old}", _Former(f"{__name__}.{_old}"))
+
+
+def _module(name: str) -> ModuleType:
+    """Import one of our modules. Python's collector waits, because what modules make stays."""
+    with no_collections():
+        return importlib.import_module(f"{__name__}.{name}")
+
+
+def _loaded(module: str, name: str) -> object:
+    """A name of a module, after the core is there; it is not asked for again."""
+    with no_collections():
+        for part in _CORE:
+            _module(part)
+        for old, new in _FORMER.items():
+            sys.modules[f"{__name__}.{old}"] = _module(new)
+        globals()[name] = value = getattr(_module(module), name)
+    return value
 
 
 def __getattr__(name: str) -> object:
-    """Import what `_SUBMODULES` and `_LAZY` list when it is first asked for."""
-    name = _FORMER.get(name, name)
-    if name in (*_SUBMODULES, *_FORMER.values(), "rewrites"):
-        return importlib.import_module(f"{__name__}.{name}")
-    for module, names in _LAZY.items():
+    """Import what is not there yet: a name of `_NAMES`, or a submodule."""
+    for module, names in _NAMES.items():
         if name in names:
-            globals()[name] = value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
-            return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            return _loaded(module, name)
+    name = _FORMER.get(name, name)
+    if name.startswith("_") or importlib.util.find_spec(f"{__name__}.{name}") is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _module(name)
 
 
 def __dir__() -> list[str]:

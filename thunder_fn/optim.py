@@ -22,12 +22,12 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import Captured, capture, current, pytree
 from thunder_fn.capture.apply import bind_equation, close_over, copy_trace, operands_of
-from thunder_fn.capture.garbage import no_collections
 from thunder_fn.capture.numbers.python_numbers import as_python
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.replaced.lookasides import divert, original_of
 from thunder_fn.capture.replaced.patches import counting_in_tensors
 from thunder_fn.errors import OptimizerError, callable_name, kind_of
+from thunder_fn.garbage import no_collections
 from thunder_fn.interpreters.partial_eval import follows_from, partial_eval
 from thunder_fn.ir import ops
 from thunder_fn.ir.trace import Literal, Trace, TraceBuilder, Var, cut, type_of

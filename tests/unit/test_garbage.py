@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import thunder_fn as tfn
-from thunder_fn.capture.garbage import no_collections
+from thunder_fn.garbage import no_collections
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from thunder_fn.progress import tracked
 NAMES = (
     *("call", "checkpoint", "compile", "compiled", "control_flow", "distributed", "dynamic", "gpu"),
     "growth",
-    *("models", "plan", "quantize", "trace", "train", "transforms"),
+    *("models", "plan", "quantize", "start", "trace", "train", "transforms"),
 )
 MODULES = {"models": "pretrained"}
 """Benchmarks that are in a module of another name."""

@@ -25,7 +25,6 @@ from thunder_fn.capture.failures import (
     is_told,
     source_of,
 )
-from thunder_fn.capture.garbage import no_collections
 from thunder_fn.capture.kept import Kept, MustFeed
 from thunder_fn.capture.modules import modules_of
 from thunder_fn.capture.nesting import nest
@@ -62,6 +61,7 @@ from thunder_fn.errors import (
     TracedFunctionError,
     UnsupportedCall,
 )
+from thunder_fn.garbage import no_collections
 from thunder_fn.ir.trace import Atom, Expr, Trace, Var, cut, type_of_value
 
 EVERY_LEAF = range(sys.maxsize)

@@ -10,6 +10,9 @@ compute what `evaluate` computes, up to its label.
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING
+
 from thunder_fn.executors.base import NUMERICS, Executor, FusionExecutor, Numerics, any_fuses
 from thunder_fn.executors.claims import Claimed, Decision, claim
 from thunder_fn.executors.eligibility import TORCH
@@ -20,7 +23,9 @@ from thunder_fn.executors.registry import (
     register_executor,
 )
 from thunder_fn.executors.torch_executor import Program, lower
-from thunder_fn.executors.torchinductor import backend, bisect, inductor, wait
+
+if TYPE_CHECKING:  # imported when they are first asked for, as executors by name are
+    from thunder_fn.executors.torchinductor import backend, bisect, inductor, wait
 
 __all__ = [
     "NUMERICS",
@@ -43,3 +48,11 @@ __all__ = [
     "register_executor",
     "wait",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Import the inductor executor when something of it is first asked for."""
+    if name in ("backend", "bisect", "inductor", "wait"):
+        room = importlib.import_module("thunder_fn.executors.torchinductor")
+        return getattr(room, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -39,7 +39,7 @@ from thunder_fn.ir.trace import (
     subtraces,
     symbols_of_type,
 )
-from thunder_fn.torch_internals import as_number
+from thunder_fn.torch_internals.numbers import as_number
 
 
 def equals_hint(expr: Expr) -> Expr:

@@ -46,7 +46,7 @@ from thunder_fn.ir.trace import (
     subtraces,
     symbols_of_type,
 )
-from thunder_fn.torch_internals import as_number, number_said
+from thunder_fn.torch_internals.numbers import as_number, number_said
 
 P = ParamSpec("P")
 R = TypeVar("R")

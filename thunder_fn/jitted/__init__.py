@@ -39,6 +39,7 @@ from thunder_fn.jitted.guards import call_path
 from thunder_fn.jitted.modules.containers import Filling, finish
 from thunder_fn.jitted.options import JitOptions, Options, check_argnums
 from thunder_fn.jitted.program import Entry, build, capture_call, is_followed
+from thunder_fn.structured import replaced as _replaced  # noqa: F401  # pyright: ignore[reportUnusedImport]  # lookasides
 from thunder_fn.structured.call import bind_call
 
 if TYPE_CHECKING:

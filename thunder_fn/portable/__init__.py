@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from thunder_fn.capture import TENSOR
-from thunder_fn.capture.garbage import no_collections
 from thunder_fn.capture.outside.properties import OF_MEMORY
 from thunder_fn.errors import ThunderError, kind_of
+from thunder_fn.garbage import no_collections
 from thunder_fn.ir.trace import Expr, Trace
 from thunder_fn.portable.archive import read_file, write_file
 from thunder_fn.portable.errors import refused, unreadable

@@ -48,7 +48,6 @@ from torch.distributions.utils import lazy_property
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
-from thunder_fn.capture.garbage import referrers
 from thunder_fn.capture.generators import STATE_METHODS
 from thunder_fn.capture.numbers.types_asked import type_error
 from thunder_fn.capture.outside.answers import (
@@ -87,6 +86,7 @@ from thunder_fn.capture.recorder import current
 from thunder_fn.capture.replaced.lookasides import is_diverted
 from thunder_fn.capture.supported import EscapedValue
 from thunder_fn.errors import UnsupportedCall, callable_name
+from thunder_fn.garbage import referrers
 from thunder_fn.ir.text import escaped
 
 MAX_ARRAY_BYTES = 4096

@@ -26,10 +26,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.capture.garbage import referrers
 from thunder_fn.capture.recorder import current
 from thunder_fn.capture.replaced.trampolines import copy_of, trampoline_code
 from thunder_fn.errors import LookasideError, kind_of
+from thunder_fn.garbage import referrers
 from thunder_fn.ir.scoped import setting
 from thunder_fn.ir.text import shown
 

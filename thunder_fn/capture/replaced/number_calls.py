@@ -23,13 +23,13 @@ from typing import Any
 
 import torch
 
-from thunder_fn.capture.garbage import referrers
 from thunder_fn.capture.numbers.python_numbers import Float, Int, as_python, class_of_numbers
 from thunder_fn.capture.numbers.types_asked import asks_for_types
 from thunder_fn.capture.outside.frames import is_user_file
 from thunder_fn.capture.replaced.lookasides import Lookaside, original_of
 from thunder_fn.capture.replaced.trampolines import copy_of
 from thunder_fn.errors import UnsupportedCall
+from thunder_fn.garbage import referrers
 from thunder_fn.version import FOLDER
 
 _CAPTURE = os.path.join(FOLDER, "capture", "__init__.py")
