@@ -16,11 +16,13 @@ from thunder_fn.ir.trace import Equation, Literal, Trace, TraceBuilder, map_arg
 from thunder_fn.testing import Case, Coverage, Given, LawBroken, check_transform, reproduce
 from thunder_fn.testing.drawn_programs import Program
 from thunder_fn.testing.growing import (
+    BOUNDED,
     CHAIN,
     CONSTANTS,
     COUSINS,
     DEAD,
     DRAWS,
+    EFFECTS,
     SWAPPED,
     VECTOR,
     calls_of,
@@ -28,6 +30,7 @@ from thunder_fn.testing.growing import (
     two_deep,
 )
 from thunder_fn.testing.laws.draws import laws_of_draws
+from thunder_fn.testing.laws.effects import EFFECT
 from thunder_fn.testing.laws.promises import Promised
 from thunder_fn.testing.mutations import counterexample_in
 from thunder_fn.testing.samples import samples
@@ -169,9 +172,28 @@ def merged_by(key: Any) -> Any:
     return transform
 
 
+def without_bound(trace: Trace) -> Trace:
+    """Wrong: a loop forgets `max_steps`."""
+    plain = lambda e: replace(e, kwargs=tuple((k, Literal(None) if k == "max_steps" else v) for k, v in e.kwargs))
+    return replace(trace, equations=tuple(map(plain, trace.equations)))
+
+
+def effects_exchanged(trace: Trace) -> Trace:
+    """Wrong: two calls of Python beside each other change places."""
+    first, second = trace.equations[:2]
+    both = (second, first) if first.op == second.op and first.op.name == EFFECT else (first, second)
+    return replace(trace, equations=(*both, *trace.equations[2:]))
+
+
+def test_effects_beside_each_other_are_kept_in_order() -> None:
+    law, case = laws_of_transform(effects_exchanged, Promised())["keeps effects"], Case(EFFECTS[0])
+    assert "in another order" in str(counterexample_in(law, case))
+
+
 @pytest.mark.parametrize(
     ("wrong", "programs"),
     [
+        (without_bound, BOUNDED),
         (without("aten.convolution.default", 5, (Literal(1), Literal(1))), calls_of("aten.convolution.default")),
         (without("aten.avg_pool2d.default", 4, Literal(False)), calls_of("aten.avg_pool2d.default")),
         (without("aten.flip.default", 1, (Literal(0),)), pairs_of(["aten.flip.default"])),
@@ -179,7 +201,7 @@ def merged_by(key: Any) -> Any:
         (merged_by(lambda e, xs: (e.op, *xs, e.output_types, e.bodies, str(e.args))), COUSINS),
         (merged_by(lambda e, xs: (e.op, frozenset(xs), e.output_types, e.kwargs, e.bodies)), SWAPPED),
     ],
-    ids=["dilation", "ceil_mode", "dims", "bodies", "options", "order"],
+    ids=["max_steps", "dilation", "ceil_mode", "dims", "bodies", "options", "order"],
 )
 def test_programs_made_on_purpose_show(wrong: Any, programs: Any) -> None:
     cases = [Case(program) for program in programs]
