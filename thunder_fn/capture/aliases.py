@@ -218,9 +218,9 @@ def _of_result(
 ) -> Alias | None:
     """Find the alias of a result that lies in the memory of another result."""
     other, whole = largest[internals.storage_id(value)]
-    if other == place:
+    if other == place or internals.bits_in_memory(whole):  # the program's value has no bits
         return None
-    if _layout_in_memory(whole) == _layout_in_memory(value) and not internals.bits_in_memory(whole):
+    if _layout_in_memory(whole) == _layout_in_memory(value):
         bits = internals.bits_in_memory(value)
         alias = Alias(place, other, (), (), 0, value.dtype, bits, is_written=False)
         return dataclasses.replace(alias, is_of_result=True) if bits else None

@@ -213,7 +213,32 @@ class History:
     def check(self, func: Any, tensors: list[torch.Tensor], others: list[torch.Tensor]) -> None:
         """Refuse a write whose result depends on the order in which the elements are written."""
         recorder = self.recorder
-        check_overlaps(func, tensors, others, recorder.given, self.linked, recorder.source)
+        known = recorder.given, self.linked, self._laid_out
+        check_overlaps(func, tensors, others, *known, recorder.source)
+
+    def _laid_out(
+        self, one: torch.Tensor, other: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Two tensors as they lie in one memory, or in two that are linked as wholes, such as that
+        of a tensor and of its `detach`; None if they do not.
+        """
+        memories = internals.memory_in(one), internals.memory_in(other)
+        first, second = map(internals.storage_id, memories)
+        if first == second:
+            return one, other
+        places = self.linked(first, only_wholes=True)
+        if second not in places:
+            return None
+        aliases = (link.alias() for link in self._links)
+        whole = next(
+            alias
+            for alias in aliases
+            if alias is not None
+            and internals.is_whole(alias)
+            and internals.storage_id(alias) in places
+        )
+        lies = [internals.laid_out_as([memory], whole)[-1] for memory in memories]
+        return lies[0], lies[1]
 
     @contextmanager
     def changing(self, tensors: list[torch.Tensor], others: list[torch.Tensor]) -> Generator[None]:
@@ -366,13 +391,16 @@ class History:
         """Tell whether a tracer stands for an argument or for a tensor from outside."""
         return any(tensor is one for one in self.recorder.given)
 
-    def linked(self, memory: int) -> set[int]:
-        """The memories, by id, that have the same values as this one."""
+    def linked(self, memory: int, *, only_wholes: bool = False) -> set[int]:
+        """The memories, by id, that have the same values as this one; or those alone of which no
+        part is linked.
+        """
         found, pending = set[int](), [memory]
         pairs = [
             (internals.storage_id(source), internals.storage_id(alias))
             for source, reference, *_ in self._links
             if (alias := reference()) is not None
+            and not (only_wholes and not all(map(internals.is_whole, (source, alias))))
         ]
         while pending:
             one = pending.pop()

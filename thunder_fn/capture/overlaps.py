@@ -29,6 +29,7 @@ def check_overlaps(
     others: Sequence[torch.Tensor],
     given: Sequence[torch.Tensor],
     linked: Callable[[int], set[int]],
+    laid_out: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor] | None],
     source: Source | None,
 ) -> None:
     """Reject an op that changes tensors in place if several of their elements are one, or are read
@@ -40,6 +41,7 @@ def check_overlaps(
         others: the other tracers that it is given.
         given: the tracers of arguments and of tensors from outside.
         linked: the memories that have the values of a memory, both by their id.
+        laid_out: two tensors as they lie in one memory; None if they do not.
         source: the user's line.
 
     Raises:
@@ -52,7 +54,8 @@ def check_overlaps(
     name = func._schema.name.rpartition("::")[2]
     for number, tensor in enumerate(changed):
         for other in changed[:number]:
-            if internals.have_one_memory(tensor, other) and _share_elements(tensor, other):
+            pair = laid_out(tensor, other)
+            if pair is not None and _share_elements(*pair):
                 what = f"`{name}` writes to the same memory by several of its tensors"
                 fix = "Call it for one tensor at a time."
                 raise AliasedMutation(what, source=source, fix=fix)
@@ -70,9 +73,9 @@ def check_overlaps(
         for place, other in enumerate(others):
             is_beside = _is_foreach(name) and place % len(changed) == number
             is_beside &= len(others) % len(changed) == 0
-            if internals.have_one_memory(tensor, other) and _is_read_late(
-                tensor, other, is_elementwise=is_beside or _is_in_place(func)
-            ):
+            pair = laid_out(tensor, other)
+            is_elementwise = is_beside or _is_in_place(func)
+            if pair is not None and _is_read_late(*pair, is_elementwise=is_elementwise):
                 what = (
                     f"`{name}` writes to memory that it reads at another place, in an order that"
                     " PyTorch leaves open"

@@ -8,7 +8,7 @@ import functools
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
@@ -336,7 +336,7 @@ class ScopeMode(TorchFunctionMode):
         if isinstance(kwargs.get("out"), (Tensor, tuple, list)):
             _check_out(recorder, func, args, kwargs)
             result = self._called(func, args, kwargs)
-            _resize_out(recorder, kwargs["out"])
+            _resize_outs(recorder, _outs(kwargs["out"]))
             return result
         if func in DETACHES:
             with recorder.detaches():
@@ -364,18 +364,21 @@ def _with_numbers(kwargs: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _outs(value: Any) -> Sequence[Any]:
+    """The tensors of an `out=`, which are one or several."""
+    return value if isinstance(value, (tuple, list)) else (value,)
+
+
 def _check_out(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> None:
     """Refuse to resize a view: PyTorch resizes it in eager mode, beyond its base or with other
     strides in it.
     """
-    outs = kwargs["out"] if isinstance(kwargs["out"], (tuple, list)) else (kwargs["out"],)
+    outs = _outs(kwargs["out"])
     if not any(map(_is_view, outs)):
         return
     rest = {key: value for key, value in kwargs.items() if key != "out"}
     found = internals.on_meta(func, args, rest)
-    for one, out in zip(
-        found if isinstance(found, (tuple, list)) else (found,), outs, strict=False
-    ):
+    for one, out in zip(_outs(found), outs, strict=False):
         if not isinstance(one, Tensor) or not _is_view(out):
             continue
         if one.dim() != out.dim() or any(a != b for a, b in zip(one.shape, out.shape, strict=True)):
@@ -390,11 +393,18 @@ def _is_view(out: Tensor) -> bool:
     return isinstance(out, internals.Tracer) and internals.base_of(out) is not None
 
 
-def _resize_out(recorder: Recorder, out: Tensor) -> None:
-    """Give an `out=` that an op has resized its new shape.
+def _resize_outs(recorder: Recorder, outs: Sequence[Any]) -> None:
+    """Give each `out=` that an op has resized its new shape."""
+    for out in outs:
+        _resize_out(recorder, out)
+
+
+def _resize_out(recorder: Recorder, out: Any) -> None:
+    """Give a tensor the shape that an op has given the value in it.
 
     Raises:
-        UnsupportedCall: others show its memory. Eager PyTorch resizes that under them.
+        UnsupportedCall: others show its memory, which eager PyTorch resizes under them; or it has
+            a history, which is of the old shape, so that a gradient fails or is a sum.
     """
     if not isinstance(out, internals.Tracer):
         return
@@ -410,10 +420,14 @@ def _resize_out(recorder: Recorder, out: Tensor) -> None:
         return
     memory = internals.memory_in(out)
     is_alive, linked = internals.memory_watch(memory), recorder.history.others(memory)
+    is_followed = out.requires_grad
     internals.become(out, new)
     del new, memory
-    if linked or is_alive():
-        what = "`out=` is resized, and another tensor shows its memory"
+    if is_followed or linked or is_alive():
+        why = (
+            "its history is of the old shape" if is_followed else "another tensor shows its memory"
+        )
+        what = f"`out=` is resized, and {why}"
         fix = "Use the result instead of `out=`, or give it the shape of the result."
         raise UnsupportedCall(what, source=recorder.source, fix=fix)
 

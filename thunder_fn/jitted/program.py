@@ -793,13 +793,18 @@ class _Execution:
         lies there.
         """
         assert isinstance(alias.source, int)
-        of_result, of_source = (self.trace.outputs[i] for i in (alias.result, alias.source))
-        is_active = self.bridge is not None and self.bridge.active[alias.result]
-        roots = [viewed(self.trace, atom, is_view_step) for atom in (of_result, of_source)]
-        if is_active or roots[0] == roots[1]:
+        pair = [self.trace.outputs[i] for i in (alias.result, alias.source)]
+        if len({viewed(self.trace, atom, is_view_step) for atom in pair}) == 1:
             return None
-        name = self.names.bind(alias.of_result, "alias")
-        return f"{name}({values[alias.source]}.detach(), {values[alias.result]})"
+        value, source = values[alias.result], values[alias.source]
+        active = (False,) * len(values) if self.bridge is None else self.bridge.active
+        is_followed = len({viewed(self.trace, atom, is_layout) for atom in pair}) == 1
+        is_followed = is_followed and active[alias.result] and active[alias.source]
+        memory = f"{source}{'' if is_followed else '.detach()'}, {value}"
+        memory = f"{self.names.bind(alias.of_result, 'alias')}({memory})"
+        if is_followed or not active[alias.result]:
+            return memory
+        return f"{self.names.bind(with_memory, 'with_memory')}({value}, {memory})"
 
     def view(self, alias: Alias, source: str) -> str:
         """The expression for a result that is a view of the source."""

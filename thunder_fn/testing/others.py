@@ -48,6 +48,17 @@ def check_pass(fx_pass: Pass, *, max_examples: int = 50, ops: tuple[Any, ...] = 
         broken
     """
 
+    transform = transform_of(fx_pass)
+    with warnings.catch_warnings(), no_meta_log():
+        warnings.simplefilter("ignore")
+        search = Search(transform, Promised(), ops, without=OF_FX)
+        search.run(max_examples)
+    return search.coverage
+
+
+def transform_of(fx_pass: Pass) -> Callable[[Trace], Trace]:
+    """Return the pass as a function of traces, which leaves alone those that no graph expresses."""
+
     def transform(trace: Trace) -> Trace:
         if not is_flat(trace):
             return trace
@@ -61,8 +72,4 @@ def check_pass(fx_pass: Pass, *, max_examples: int = 50, ops: tuple[Any, ...] = 
 
     transform.__name__ = getattr(fx_pass, "__name__", type(fx_pass).__name__)
     transform.__wrapped__ = fx_pass  # type: ignore[attr-defined]
-    with warnings.catch_warnings(), no_meta_log():
-        warnings.simplefilter("ignore")
-        search = Search(transform, Promised(), ops, without=OF_FX)
-        search.run(max_examples)
-    return search.coverage
+    return transform

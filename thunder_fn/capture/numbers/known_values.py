@@ -118,6 +118,12 @@ class KnownValues:
         values = self._values([var])
         return None if values is None else values[0]
 
+    def constant(self, tracer: torch.Tensor) -> torch.Tensor | None:
+        """The value of a tracer that the traced function made of Python's numbers, or None."""
+        var = self._recorder.var_of(tracer)
+        owned = (one for one in self._recorder.constants if one.owned)
+        return next((one.tensor for one in owned if one.var == var), None)
+
     def write(self, tracer: torch.Tensor, write: Callable[[torch.Tensor], str]) -> str | None:
         """The text of a tracer's value in the call that is traced, or None."""
         value = self.value(tracer)

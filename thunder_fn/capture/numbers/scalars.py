@@ -42,7 +42,20 @@ FORMULAS: dict[str, Callable[..., Tensor]] = {
 }
 
 
+def number_of_constant(value: Tensor) -> Any:
+    """The number of a scalar that the traced function made of one, such as `torch.tensor(1)`; any
+    other tensor itself.
+    """
+    recorder = current()
+    found = None if recorder is None else recorder.values.constant(value)
+    if recorder is None or found is None:
+        return value
+    with recorder.suspended():
+        return found.item()
+
+
 def _narrow(input: Tensor, dim: int, start: Tensor | int, length: int) -> Tensor:
+    start = number_of_constant(start) if isinstance(start, Tensor) else start
     if not isinstance(start, Tensor):
         return torch.narrow(input, dim, start, length)
     start = torch.where(start < 0, start + input.size(dim), start)

@@ -1,8 +1,8 @@
 """`x[i]` with a scalar tensor i, as the counter of a loop is, or with a number that is a symbol.
 
-Eager PyTorch reads the number of a tensor and takes a slice. A tracer has no number to read;
-indexing with a tensor of one element gives the same values. So does it with a number that data
-says. Any other symbol selects after the rest.
+Eager PyTorch reads the number of a tensor and takes a slice. A constant has one; any other tracer
+has no number to read, and indexing with a tensor of one element gives the same values. So does it
+with a number that data says. Any other symbol selects after the rest.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from thunder_fn.capture.numbers.arithmetic import is_found_in_data
+from thunder_fn.capture.numbers.scalars import number_of_constant
 from thunder_fn.capture.recorder import current
 from thunder_fn.capture.replaced.stand_ins import tensor
 
@@ -86,11 +87,13 @@ def _slice_of_numbers(part: slice) -> slice:
 
 
 def _scalar_of_data(part: Any) -> Any:
-    """A number that data says as a scalar tensor; a mask of bytes, which fake tensors do not
-    index by, as one of bools.
+    """A number that data says as a scalar tensor, and a constant as its number; a mask of bytes,
+    which fake tensors do not index by, as one of bools.
     """
     if isinstance(part, Tensor) and part.dtype == torch.uint8:
         return part.bool()
+    if _is_scalar(part):
+        return number_of_constant(part)
     return tensor(part) if isinstance(part, torch.SymInt) and is_found_in_data(part) else part
 
 
