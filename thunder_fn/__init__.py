@@ -265,7 +265,7 @@ _CORE = (
     "debug",
     "random",
 )
-"""What loads with the first name, whichever it is: it brings all rules of ops, and all functions
+"""The modules that load with the first name, whichever it is: all rules of ops, and all functions
 that capture replaces.
 """
 

@@ -227,6 +227,13 @@ BOUNDED: tuple[Program, ...] = tuple(
 )
 """Loops that end because of `max_steps`, or because their condition says so."""
 
+CASES: tuple[Program, ...] = tuple(
+    Program((VECTOR,), (Step("switch", (0, index, 1, 0, 1), bodies),))
+    for bodies in (tuple(Program((), (Step(name),)) for name in ("sin", "cos", "exp")),)
+    for index in range(5)
+)
+"""Choices among three functions that differ, by each index and beyond both ends."""
+
 _WRITTEN = tuple(Step("written", (0, kind)) for kind in range(4))
 
 ALLOCATED: tuple[Program, ...] = (

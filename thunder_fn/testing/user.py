@@ -31,6 +31,7 @@ from thunder_fn.testing.growing import (
     ALIASES,
     ALLOCATED,
     BOUNDED,
+    CASES,
     CONSTANTS,
     COUSINS,
     DEAD,
@@ -98,7 +99,18 @@ MOVERS = ("vjp", "jvp", "vmap", "autocast", "checkpoint")
 
 ON_PURPOSE = tuple(
     program
-    for family in (DRAWS, CONSTANTS, DEAD, ALIASES, ALLOCATED, BOUNDED, COUSINS, SWAPPED, EFFECTS)
+    for family in (
+        DRAWS,
+        CONSTANTS,
+        DEAD,
+        ALIASES,
+        ALLOCATED,
+        BOUNDED,
+        CASES,
+        COUSINS,
+        SWAPPED,
+        EFFECTS,
+    )
     for program in family
 )
 """Programs that are the same for every transform."""
