@@ -32,7 +32,7 @@ from thunder_fn.errors import UnsupportedCall
 from thunder_fn.garbage import referrers
 from thunder_fn.version import FOLDER
 
-_CAPTURE = os.path.join(FOLDER, "capture", "__init__.py")
+_CAPTURE = os.path.join(FOLDER, "capture", "capturing.py")
 _CODES: dict[int, types.CodeType] = {}
 """Rewritten code objects, by the identity of the user's, for as long as that lives. Equal ones may
 be of two files.
