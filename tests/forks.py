@@ -94,6 +94,8 @@ def _serve(written: Path) -> None:
 
 
 if __name__ == "__main__":
-    import thunder_fn.api  # noqa: F401 - for the forks
+    import thunder_fn
 
+    for _name in thunder_fn.__all__:  # each loads what it needs when it is first asked for
+        getattr(thunder_fn, _name)
     _serve(Path(sys.argv[1]))
