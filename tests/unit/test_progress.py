@@ -43,7 +43,8 @@ def test_a_bar_says_what_is_done_and_how_much(
         with progress("inside", 3):  # not shown
             pass
         found.advance("building")
-        assert "generating" in screen.getvalue() and "1/2" in screen.getvalue() and "building" in screen.getvalue()
+        for text in ("generating", "1/2", "building"):
+            wait_for(screen, text)
         print("a result")
     assert "inside" not in screen.getvalue() and capsys.readouterr().out == "a result\n"
 
