@@ -27,24 +27,26 @@ class Progress:
     def __init__(self, what: str, total: int | None) -> None:
         self.what, self.total, self.done = what, total, 0
         self.bar: Any = None
+        self.lock = threading.Lock()
 
     def advance(self, what: str = "") -> None:
         """Count one more job as done; `what` says what comes next."""
-        self.done += 1
-        self.what = what or self.what
-        if self.bar is not None:
-            task = self.bar.task_ids[0]
-            self.bar.update(task, completed=self.done, description=self.what, refresh=True)
+        with self.lock:
+            self.done += 1
+            self.what = what or self.what
+            if self.bar is not None:
+                task = self.bar.task_ids[0]
+                self.bar.update(task, completed=self.done, description=self.what, refresh=True)
 
 
 @contextlib.contextmanager
 def progress(what: str, total: int | None) -> Generator[Progress]:
     """Show how many of `total` jobs are done, from the first second on."""
     found = Progress(what, total)
-    over, lock = threading.Event(), threading.Lock()
+    over = threading.Event()
 
     def show() -> None:
-        with lock:
+        with found.lock:
             if not over.is_set():
                 found.bar = _started(found)
 
@@ -57,7 +59,7 @@ def progress(what: str, total: int | None) -> Generator[Progress]:
         yield found
     finally:
         if is_first:
-            with lock:
+            with found.lock:
                 over.set()
             timer.cancel()
             if found.bar is not None:
