@@ -75,7 +75,7 @@ def test_codes_of_activations(dtype: torch.dtype, kind: torch.dtype) -> None:
 @pytest.mark.parametrize("count", [1, 5])
 @pytest.mark.parametrize("scheme", ["int8", "nf4"])
 def test_programs_share_the_columns_of_long_rows(count: int, scheme: str) -> None:
-    """Where rows of weights are few for the GPU; the last share is shorter."""
+    """Split long rows of few weights in shares, of which the last is shorter."""
     columns = 9 * 1024 + 64
     assert codes_triton._shares(torch.device("cuda", 0), 3, columns, 128)[0] > 4
     layer, x = nn.Linear(columns, 35, device="cuda"), torch.randn(count, columns, device="cuda")

@@ -29,7 +29,7 @@ sys.exit(bool(failed))
 
 
 def run(*words: str) -> str:
-    """What a Python process prints."""
+    """Run a Python process and return its output."""
     return subprocess.run([sys.executable, *words], capture_output=True, text=True).stdout
 
 

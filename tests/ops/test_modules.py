@@ -39,7 +39,7 @@ def followed(tensors: Any) -> list[torch.Tensor]:
 def observed(
     wrap: Callable[[Any], Any], info: ModuleInfo, sample: ModuleInput, training: bool, everything: bool, second: bool
 ) -> Any:
-    """What two calls of a module leave: (results, gradients, gradients of the gradients, buffers), and a random number."""
+    """Call a module twice; give (results, gradients, gradients of the gradients, buffers) of each call, and a random number."""
     torch.manual_seed(1)
     given = sample.constructor_input
     module = copy.deepcopy(info.module_cls(*given.args, **given.kwargs)).to(torch.float64).train(training)

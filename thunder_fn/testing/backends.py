@@ -105,7 +105,7 @@ def surveyed(
     seed: int = 0,
 ) -> Iterator[Survey]:
     """Compare a backend with eager PyTorch as `check_backend` does, and go on after a difference.
-    What is known so far is given after each group of programs.
+    Yield the findings so far after each group of programs.
     """
     survey, group, left_out = Survey(), list[Case](), set(without)
     yield survey
