@@ -82,7 +82,7 @@ class Evaluator(Attributes):
         self.lost: dict[int, list[Frame]] = {}
         """Frames whose function is not known, by their code."""
         self.over: dict[int, tuple[Source, Frame]] = {}
-        """What a comprehension, by its code, goes over, and the frame around it."""
+        """The iterable of a comprehension, by its code, and the frame around it."""
         self.cycles = False
         """Set where a local leads to itself."""
 
