@@ -107,7 +107,7 @@ class _Place:
             self.is_left = not self.layers
         elif self.layers:
             self.show()
-        elif not isinstance(self.held, _PerThread):
+        elif not (isinstance(self.held, _PerThread) and self.held_now() is self.held):
             self.restore()
             self.held, self.shown = self.free, self.original
 
