@@ -474,7 +474,7 @@ def explain_misses(f: Callable[..., Any]) -> list[Miss]:
 def cache_info(f: Callable[..., Any]) -> CacheInfo:
     """Hits, misses, size and greatest size of a jitted function's cache.
 
-    Law: a call that returns adds one to the hits or one to the misses.
+    Law: a call that runs a program adds one to the hits, or to the misses if it made the program.
 
     Raises:
         JitError: f is no jitted function.
