@@ -32,7 +32,10 @@ GROUPS: dict[str, tuple[str, str]] = {
         "Loops and choices that stay in the trace.",
         "cond switch scan while_loop fori_loop map associative_scan roll unroll",
     ),
-    "Memory": ("Choose the residuals that a backward keeps.", "checkpoint checkpoint_name checkpoint_policies"),
+    "Memory": (
+        "Choose the residuals that a backward keeps.",
+        "checkpoint checkpoint_name checkpoint_policies",
+    ),
     "Programs": (
         "Make programs that run, and look at the traces that led to them.",
         (

@@ -47,7 +47,7 @@ def checkpoint(f: Callable[..., Any], policy: Any = None) -> Callable[..., Any]:
             the policy is `everything_saveable`.
 
     Raises:
-        CheckpointError: the policy is none, or answers something else.
+        CheckpointError: `policy` is not a policy, or it returned an invalid decision.
 
     Example:
         >>> import torch

@@ -150,7 +150,7 @@ def _bind(
 
 @INVARIANT.rule("cond", "switch")
 def cond_constants_rule(equation: Equation) -> Mask:
-    """All but the choice."""
+    """Mark every operand but the predicate: branches take them as they are."""
     return (False, *(True for _ in equation.operands[1:]))
 
 
