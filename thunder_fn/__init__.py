@@ -61,7 +61,7 @@ if TYPE_CHECKING:  # `_NAMES` says the same to Python
     from thunder_fn.api.functional import functional_call, functionalize, stack_module_state
     from thunder_fn.api.map import map
     from thunder_fn.capture import composite
-    from thunder_fn.capture.outside.values import constant
+    from thunder_fn.capture.outside.edges import constant
     from thunder_fn.capture.replaced.lookasides import Lookaside
     from thunder_fn.interpreters.checkpoint.policies import checkpoint_policies
     from thunder_fn.interpreters.clean import simplify
@@ -214,7 +214,7 @@ _NAMES = {
     "api.functional": ("functional_call", "functionalize", "stack_module_state"),
     "api.map": ("map",),
     "capture": ("composite",),
-    "capture.outside.values": ("constant",),
+    "capture.outside.edges": ("constant",),
     "capture.replaced.lookasides": ("Lookaside",),
     "interpreters.checkpoint.policies": ("checkpoint_policies",),
     "interpreters.clean": ("simplify",),
@@ -262,6 +262,7 @@ _NAMES = {
 _CORE = (
     "api",
     *(module for module in _NAMES if module.startswith(("api.", "structured."))),
+    "capture.outside.edges",
     "debug",
     "random",
 )
@@ -302,7 +303,8 @@ def _loaded(module: str, name: str) -> object:
     """A name of a module, after the core is there; it is not asked for again."""
     with no_collections():
         for part in _CORE:
-            _module(part)
+            loaded = _module(part)  # a function that is watched sees no name before it is bound
+            globals().update((one, getattr(loaded, one)) for one in _NAMES.get(part, ()))
         for old, new in _FORMER.items():
             sys.modules[f"{__name__}.{old}"] = _module(new)
         globals()[name] = value = getattr(_module(module), name)
@@ -316,7 +318,9 @@ def __getattr__(name: str) -> object:
             return _loaded(module, name)
     name = _FORMER.get(name, name)
     if name.startswith("_") or importlib.util.find_spec(f"{__name__}.{name}") is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from thunder_fn.spellings import no_such_name
+
+        raise no_such_name(__name__, name)
     return _module(name)
 
 

@@ -32,7 +32,7 @@ from torch import nn
 import thunder_fn as tfn
 from tests.unit.outside_kinds import ROWS, Row, X
 from thunder_fn import cache_info, explain_misses, jit
-from thunder_fn.capture.outside import frames, values as outside
+from thunder_fn.capture.outside import evaluating, frames
 from thunder_fn.errors import OutsideWarning, UnsupportedCall
 
 HERE = Path(__file__)
@@ -610,13 +610,13 @@ def test_what_was_found_is_looked_at_again_after_a_write() -> None:
 def test_the_cost_of_watching_grows_with_the_reads_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Expressions are evaluated where they can lead outside: not those of tensors, and those of globals once."""
     counted: dict[str, int] = {}
-    for kind, rule in list(outside.RULES.items()):
+    for kind, rule in list(evaluating.RULES.items()):
 
         def counting(*args: object, kind: str = kind, rule: Callable[..., object] = rule) -> object:
             counted[kind] = counted.get(kind, 0) + 1
             return rule(*args)
 
-        monkeypatch.setitem(outside.RULES, kind, counting)
+        monkeypatch.setitem(evaluating.RULES, kind, counting)
 
     def step(x: torch.Tensor, i: int) -> torch.Tensor:
         y = torch.sin(x).view(-1).mul(2.0)

@@ -72,6 +72,7 @@ from thunder_fn.structured.shared.bodies import (
     agreed,
     capture_bodies,
     check_functions,
+    check_takes,
     decided,
     described,
     index as chosen_index,
@@ -370,6 +371,7 @@ def cond(
         operand_tuple("cond", "operands", operands),
         predicate("cond", pred, "predicate"),
     )
+    check_takes("cond", f"its {len(operands)} operands", len(operands), true_fn, false_fn)
     if recorder is None or not isinstance(pred, torch.Tensor):
         return own_memory((true_fn if decided("cond", pred, bool) else false_fn)(*operands))
     return _choose(recorder, COND, pred, (true_fn, false_fn), operands, options)
@@ -432,6 +434,7 @@ def switch(
         operand_tuple("switch", "operands", operands),
         chosen_index("switch", index, "index"),
     )
+    check_takes("switch", f"its {len(operands)} operands", len(operands), *functions)
     if recorder is None or not isinstance(choice, torch.Tensor):
         return own_memory(
             functions[min(max(decided("switch", choice, int), 0), len(functions) - 1)](*operands)
