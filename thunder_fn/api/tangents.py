@@ -20,7 +20,7 @@ from thunder_fn.api.calling import (
 from thunder_fn.api.captures import Plan, planned
 from thunder_fn.capture import EVERY_LEAF, Captured, current, pytree
 from thunder_fn.capture.apply import shows_inputs
-from thunder_fn.capture.numbers.python_numbers import running_shape
+from thunder_fn.capture.numbers.python_numbers import running_zeros
 from thunder_fn.capture.replaced.lookasides import divert
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.capture.supported import is_wrapped
@@ -260,9 +260,7 @@ class Linear:
         shown = shows_inputs(self.trace)
         own = [value.clone() if flag else value for value, flag in zip(found, shown, strict=True)]
         filled = tuple(
-            torch.zeros(running_shape(type), dtype=type.dtype, device=type.device)
-            if value is None
-            else value
+            running_zeros(type) if value is None else value
             for type, value in zip(self.types, scattered(own, self.active_outputs), strict=True)
         )
         return self.captured.tangent(filled)

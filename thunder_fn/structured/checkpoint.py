@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import traceback
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -298,13 +299,11 @@ def _leave(error: BaseException) -> None:
     """Leave the contexts of a checkpoint whose function has raised. PyTorch 2.12 keeps them open as
     long as the error lives.
     """
-    entry = error.__traceback__
-    while entry is not None:
-        if entry.tb_frame.f_code.co_filename == torch.utils.checkpoint.__file__:
-            opened = entry.tb_frame.f_locals.get("gen")
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code.co_filename == torch.utils.checkpoint.__file__:
+            opened = frame.f_locals.get("gen")
             if isinstance(opened, types.GeneratorType):
                 opened.close()
-        entry = entry.tb_next
 
 
 class _Noting(TorchFunctionMode):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import traceback
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -279,12 +280,10 @@ def release_guards(error: BaseException | None) -> None:
     with torch._C._ForceDispatchKeyGuard(included, excluded):  # which puts back what is so now
         while error is not None and id(error) not in seen:
             seen.add(id(error))
-            step = error.__traceback__
-            while step is not None:
-                if step.tb_frame.f_code is _PRINTING:
+            for frame, _ in traceback.walk_tb(error.__traceback__):
+                if frame.f_code is _PRINTING:
                     with contextlib.suppress(RuntimeError):  # it runs
-                        step.tb_frame.clear()
-                step = step.tb_next
+                        frame.clear()
             error = error.__cause__ or error.__context__
 
 

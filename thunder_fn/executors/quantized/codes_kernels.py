@@ -296,32 +296,15 @@ def _suits_floats(values: torch.Tensor, dtype: torch.dtype) -> bool | str:
     return is_known and _runs(_codec(values), values.device, dtype, values.numel() % 64 == 0)
 
 
-def _suits_nf4(
-    x: torch.Tensor,
-    values: torch.Tensor,
-    scales: torch.Tensor,
-    steps: torch.Tensor,
-    mean: torch.Tensor,
-    table: torch.Tensor,
-    bias: Bias = None,
-    *,
-    rows: int,
-) -> bool | str:
+def _suits_nf4(x: torch.Tensor, *codes: Any, rows: int, bias: Bias = None) -> bool | str:
     """Test that bytes end with rows, and on a CPU blocks of weights too."""
     columns = x.shape[-1]
     is_even = columns % 2 == 0 and _is_some(x)
     return is_even and _runs("nf4", x.device, x.dtype, columns % NF4_BLOCK == 0)
 
 
-def _suits_nf4_weights(
-    values: torch.Tensor,
-    scales: torch.Tensor,
-    steps: torch.Tensor,
-    mean: torch.Tensor,
-    table: torch.Tensor,
-    count: int,
-    dtype: torch.dtype,
-) -> bool | str:
+def _suits_nf4_weights(values: torch.Tensor, *others: Any) -> bool | str:
+    *_, dtype = others
     return _runs("nf4", values.device, dtype, is_whole=True)
 
 
