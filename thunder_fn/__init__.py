@@ -220,12 +220,7 @@ _CORE = (
 that capture replaces.
 """
 
-_FORMER = {
-    "trace": "ir.trace",
-    "rules": "ir.rules",
-    "ops": "ir.ops",
-    "jit": "jitted",
-}
+_FORMER = {"trace": "ir.trace", "rules": "ir.rules", "ops": "ir.ops", "jit": "jitted"}
 """Former names of modules, which transforms and executors of users import; see `rewrites.py`."""
 
 

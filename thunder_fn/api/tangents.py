@@ -9,14 +9,7 @@ from typing import Any, ClassVar, Literal as Choice, TypeVar, overload
 
 import torch
 
-from thunder_fn.api.calling import (
-    check_output,
-    main_only,
-    main_output,
-    run,
-    unwritten,
-    write_back,
-)
+from thunder_fn.api.calling import check_output, main_only, main_output, run, unwritten, write_back
 from thunder_fn.api.captures import Plan, planned
 from thunder_fn.capture import EVERY_LEAF, Captured, current, pytree
 from thunder_fn.capture.apply import shows_inputs
@@ -57,12 +50,7 @@ def jvp(
 ) -> tuple[R, R, A]: ...
 @overload
 def jvp(
-    f: Callable[..., Any],
-    primals: Any,
-    tangents: Any,
-    *,
-    strict: bool = False,
-    has_aux: bool,
+    f: Callable[..., Any], primals: Any, tangents: Any, *, strict: bool = False, has_aux: bool
 ) -> Any: ...
 def jvp(
     f: Callable[..., Any],

@@ -149,10 +149,8 @@ class FunctionCall(Call):
             tensor.clone() if index in self.copied else tensor
             for index, tensor in enumerate(tensors)
         ]
-        context, args = (
-            self.context([type_of_value(tensor) for tensor in tensors]),
-            self.args(given),
-        )
+        context = self.context([type_of_value(tensor) for tensor in tensors])
+        args = self.args(given)
         if self.has_setup:
             output = self.function.forward(*args)
             self.function.setup_context(context, tuple(args), output)

@@ -76,16 +76,7 @@ from thunder_fn.ir.rules import (
 )
 from thunder_fn.ir.symbols import finders
 from thunder_fn.ir.text import shown
-from thunder_fn.ir.trace import (
-    Atom,
-    Equation,
-    Literal,
-    Op,
-    Trace,
-    cut,
-    identity_of,
-    type_of_value,
-)
+from thunder_fn.ir.trace import Atom, Equation, Literal, Op, Trace, cut, identity_of, type_of_value
 from thunder_fn.structured.barrier import behind_barrier
 from thunder_fn.structured.shared.bind import bind
 from thunder_fn.structured.shared.bodies import capture_bodies

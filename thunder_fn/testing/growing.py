@@ -18,14 +18,7 @@ import torch
 
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.ir.trace import TensorType
-from thunder_fn.testing.drawn_programs import (
-    BODIES,
-    FAMILIES,
-    Program,
-    Step,
-    build,
-    example_inputs,
-)
+from thunder_fn.testing.drawn_programs import BODIES, FAMILIES, Program, Step, build, example_inputs
 from thunder_fn.testing.schemas import (
     MOST_PICKS,
     UNCHECKED,

@@ -256,10 +256,8 @@ def autograd_as_usual() -> Generator[None]:
     if not torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradOther):
         yield
         return
-    included, excluded = (
-        torch._C._dispatch_tls_local_include_set(),
-        torch._C._dispatch_tls_local_exclude_set(),
-    )
+    included = torch._C._dispatch_tls_local_include_set()
+    excluded = torch._C._dispatch_tls_local_exclude_set()
     with torch._C._ForceDispatchKeyGuard(included, excluded - _AUTOGRAD_KEYS):
         yield
 
@@ -272,10 +270,8 @@ def release_guards(error: BaseException | None) -> None:
     the thread the state that the dispatcher had inside. Every op after that would run without
     autograd and without modes.
     """
-    included, excluded = (
-        torch._C._dispatch_tls_local_include_set(),
-        torch._C._dispatch_tls_local_exclude_set(),
-    )
+    included = torch._C._dispatch_tls_local_include_set()
+    excluded = torch._C._dispatch_tls_local_exclude_set()
     seen = set[int]()
     with torch._C._ForceDispatchKeyGuard(included, excluded):  # which puts back what is so now
         while error is not None and id(error) not in seen:

@@ -320,9 +320,8 @@ def _by_name(fn: Any) -> internals.Patch:
         if isinstance(fn, functools.cached_property):
             return _Property(fn)
         dispatch: Any = _dispatching(fn, before)
-        is_unbound = isinstance(fn, functools.partial) and isinstance(
-            place, type
-        )  # it has no `self`
+        # it has no `self`
+        is_unbound = isinstance(fn, functools.partial) and isinstance(place, type)
         return staticmethod(dispatch) if is_unbound else dispatch
 
     with _lock:

@@ -99,9 +99,8 @@ def multiplied(
     codec: str, members: tuple[Any, ...], rows: int, x: torch.Tensor, bias: Bias
 ) -> torch.Tensor:
     """A linear layer by a kernel, for some rows of activations."""
-    own = (
-        x if x.dtype in NUMBERS else x.float()
-    ).contiguous()  # `to` the same dtype takes longer than asking
+    # `to` the same dtype takes longer than asking
+    own = (x if x.dtype in NUMBERS else x.float()).contiguous()
     columns = x.shape[-1]
     y = own.new_empty((*x.shape[:-1], rows))
     inside = (
@@ -162,12 +161,8 @@ def _eight_bits(
 
 
 def _floats(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    members = (
-        values.contiguous(),
-        torch.empty(0),
-        0,
-        0,
-    )  # codes alone, which scales have no part in
+    # codes alone, which scales have no part in
+    members = (values.contiguous(), torch.empty(0), 0, 0)
     return decoded(_codec(values), members, values.numel() // 64, 64, dtype).reshape(values.shape)
 
 
@@ -368,12 +363,7 @@ def _fp8_seen(x: torch.Tensor) -> torch.Tensor:
 
 
 def _finished(
-    sums: torch.Tensor,
-    steps: torch.Tensor,
-    scales: torch.Tensor,
-    bias: Bias,
-    *,
-    dtype: torch.dtype,
+    sums: torch.Tensor, steps: torch.Tensor, scales: torch.Tensor, bias: Bias, *, dtype: torch.dtype
 ) -> torch.Tensor:
     return plus((sums * steps * scales).to(dtype), bias)
 

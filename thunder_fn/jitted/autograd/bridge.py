@@ -157,10 +157,8 @@ def opened(trace: Trace, wanted: Mask) -> Trace:
 
     Computations inside that read one of the results then belong to another node than its own.
     """
-    active, times = (
-        activity(trace, wanted),
-        Counter(equation.bodies for equation in trace.equations),
-    )
+    active = activity(trace, wanted)
+    times = Counter(equation.bodies for equation in trace.equations)
     inside = [
         equation.op.kind == "composite"
         and not (
@@ -316,9 +314,8 @@ class Bridge:
         for atom, value in zip(self.trace.outputs, results, strict=True):
             if isinstance(atom, Var):
                 known.setdefault(atom.index, value)
-        outputs = zip(
-            self.trace.outputs, results, strict=True
-        )  # a number is an expression in the trace
+        # a number is an expression in the trace
+        outputs = zip(self.trace.outputs, results, strict=True)
         return tuple(
             known[atom.index] if isinstance(atom, Var) else value for atom, value in outputs
         )

@@ -358,11 +358,9 @@ def law_of_three(names: tuple[str, str, str]) -> Law:
             made = TRANSFORMS[name](made)
             plain = plain if name in KEEPERS or name == "autocast" else TRANSFORMS[name](plain)
         check(made)
-        arguments, values, rtol = (
-            example_inputs(plain, 7),
-            doubles if rounds else floats,
-            100 * tolerance(trace),
-        )
+        arguments = example_inputs(plain, 7)
+        values = doubles if rounds else floats
+        rtol = 100 * tolerance(trace)
         have, want = run(made, in_types_of(made, arguments)), run(plain, arguments)
         close(
             values(have),
