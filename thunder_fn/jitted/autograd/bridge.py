@@ -45,11 +45,10 @@ from thunder_fn.ir.trace import (
     Literal,
     TensorType,
     Trace,
-    TraceBuilder,
     Var,
     type_of,
 )
-from thunder_fn.ir.walking import inline_into, put, rewritten
+from thunder_fn.ir.walking import unfolded
 from thunder_fn.jitted.autograd.nodes import Following, Node, call
 from thunder_fn.jitted.autograd.pieces import Pieces, pieces_of
 from thunder_fn.structured.custom_vjp import sees_absent_cotangents
@@ -171,15 +170,7 @@ def opened(trace: Trace, wanted: Mask) -> Trace:
     if not any(inside) or sum(differentiable_outputs(trace, wanted)) < 2:
         return trace
     flags = iter(inside)
-
-    def step(
-        builder: TraceBuilder, equation: Equation, operands: tuple[Atom, ...]
-    ) -> tuple[Atom, ...]:
-        if next(flags):
-            return inline_into(builder, equation.body, operands, equation.source)
-        return put(builder, equation, operands)
-
-    return opened(rewritten(trace, step), wanted)
+    return opened(unfolded(trace, lambda _: next(flags)), wanted)
 
 
 _ON_OPERANDS = ("call", "checkpoint")
