@@ -263,7 +263,9 @@ def __getattr__(name: str) -> object:
             return _loaded(module, name)
     name = _FORMER.get(name, name)
     if name.startswith("_") or importlib.util.find_spec(f"{__name__}.{name}") is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from thunder_fn.spellings import no_such_name
+
+        raise no_such_name(__name__, name)
     return _module(name)
 
 

@@ -183,7 +183,7 @@ class Timed:
         self.seconds: list[float] = []
 
     def run(self, batch: Tensor) -> None:
-        """Do one step."""
+        """Run one step."""
         start = time.perf_counter()
         self.losses.append(self.step(batch).item())
         self.seconds.append(time.perf_counter() - start)

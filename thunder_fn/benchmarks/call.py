@@ -31,7 +31,7 @@ SETTINGS = SimpleNamespace(**{f"k{i}": 1.0 + i for i in range(10)})
 
 
 def reading(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Do the same as `small`, with a number that ten values from outside make."""
+    """Compute as `small` does, with a number made of ten values from outside."""
     s = SETTINGS
     return torch.sin(a) * b + (s.k0 + s.k1 + s.k2 + s.k3 + s.k4 + s.k5 + s.k6 + s.k7 + s.k8 + s.k9)
 

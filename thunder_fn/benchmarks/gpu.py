@@ -36,7 +36,7 @@ Found = dict[str, Any]
 
 
 def run(quick: bool) -> Iterator[Result]:
-    """Each part in a process of its own. Without a GPU there is nothing to measure."""
+    """Run each part in a process of its own. Without a GPU, measure nothing."""
     if not torch.cuda.is_available():
         yield single("gpu", {}, notes=("there is no CUDA device: nothing was measured",))
         return

@@ -294,6 +294,9 @@ class _Attempt:
         }
         places = (self.place_of[i] for i in sorted(wrt) if i in self.place_of)
         internals.become_results([tracers[place] for place in places])
+        batched = (i for i in self.places if known is not None and i not in known)
+        inputs = {i: var.index for i, var in zip(self.places, self.recorder.inputs, strict=True)}
+        self.recorder.batched = frozenset(inputs[i] for i in batched)
         if self.asked.shares and self.recorder.outer is not None:
             for place, tracer in tracers.items():  # the function may close over it too
                 self.recorder.identify(self.leaves[place], tracer)

@@ -201,6 +201,8 @@ class Recorder:
         self.gradients = Gradients(self)
         self.kept: Kept | None = None
         self.steps: list[tuple[Any, Any]] = []
+        self.transform, self.batched = inside, frozenset[int]()
+        """The transform whose function this is, and the inputs that it batches, by index."""
         self.inside = inside or (outer.inside if outer is not None else "")
         self.given: list[torch.Tensor] = []
         self.results_from_outside: list[tuple[torch.Tensor, Any, torch.Tensor]] = []

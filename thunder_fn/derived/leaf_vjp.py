@@ -629,7 +629,7 @@ def decomposition(single: Trace) -> Trace | None:
 
 
 def _constant_statistics(single: Trace, parts: Trace) -> Trace:
-    """No derivative goes through the outputs of the parts that none goes through in the op."""
+    """Stop derivatives at the statistics, through which the op itself has none."""
     floating = tuple(is_differentiable(type) for type in single.input_types)
     followed = differentiable_outputs(single, floating)
     if all(

@@ -239,8 +239,8 @@ def _watched(
     place: Callable[[], dict[str, Any]] = dict[str, Any],
     group: str | None = None,
 ) -> Generator[None]:
-    """Do as `watched` does. `where` describes this process to other ranks, `place` is the equation
-    and its source for the error; of a group only its ranks are missed.
+    """Watch as `watched` does. `where` describes this process to other ranks, `place` is the
+    equation and its source for the error. With a group, only its ranks can be missed.
     """
     _heart.where = where
     try:

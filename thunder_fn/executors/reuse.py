@@ -26,7 +26,7 @@ from thunder_fn.ir.walking import merged
 
 COPY = ops.leaf(torch.ops.aten.copy.default)
 CLONE = ops.leaf(torch.ops.aten.clone.default)
-"""To copy a value that nobody needs any more is to do nothing."""
+"""Ops that copy a value; if nobody reads the value afterwards, they need no copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Aliases:
     covers: tuple[bool, ...]
 
     def family(self, var: Var) -> tuple[int, ...]:
-        """Every variable that may share memory with `var`."""
+        """Return every variable that may share memory with `var`."""
         mine = self.buffers[var.index]
         return tuple(index for index, buffers in enumerate(self.buffers) if mine & buffers)
 

@@ -153,7 +153,7 @@ class CostReport(Shown):
 
     @cached_property
     def total(self) -> Cost:
-        """All of it."""
+        """The sum over all ops."""
         return sum((cost for _, cost in self.equations), FREE)
 
     @cached_property

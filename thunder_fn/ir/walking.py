@@ -292,7 +292,7 @@ def _with_own_names(builder: TraceBuilder, trace: Trace) -> Trace:
 
 @fact
 def _mentioned(trace: Trace) -> frozenset[sympy.Basic]:
-    """All symbols in a trace and in its bodies, those that bodies find among them."""
+    """Return all symbols of a trace and its bodies, including sizes that bodies find."""
     inside = (_mentioned(body) for equation in trace.equations for body in equation.bodies)
     known = symbols_in((trace.inputs, trace.equations, trace.outputs, trace.constraints))
     return frozenset(known).union(*inside)

@@ -180,7 +180,7 @@ class Recipe(metaclass=_MadeOnce):
 
     @final
     def assemble(self, model: Model) -> Assembly:
-        """All answers, validated and in order. Not to be overridden: override the questions.
+        """Validate and order all answers. Override the questions, not this method.
 
         Raises:
             TraitError: transforms or executors contradict each other; names both.

@@ -559,7 +559,8 @@ def _apply(
     """Record a call as an equation. If it cannot be one, record what `original` does."""
     signature = inspect.signature(cls.forward) if internals.has_setup_context(cls) else None
     call, tensors = calls.make_call(FunctionCall, cls, signature, (), args, kwargs)
-    call = replace(call, required=tuple(tensor.requires_grad for tensor in tensors))
+    with internals.no_torch_function():  # at any level: each asks for its own gradients
+        call = replace(call, required=tuple(tensor.requires_grad for tensor in tensors))
     try:
         return bind_call(recorder, call, tensors)
     except CaptureError as error:

@@ -72,6 +72,7 @@ from thunder_fn.structured.shared.bodies import (
     agreed,
     capture_bodies,
     check_functions,
+    check_takes,
     decided,
     described,
     index as chosen_index,
@@ -150,7 +151,7 @@ def _bind(
 
 @INVARIANT.rule("cond", "switch")
 def cond_constants_rule(equation: Equation) -> Mask:
-    """All but the choice."""
+    """Mark every operand but the predicate: branches take them as they are."""
     return (False, *(True for _ in equation.operands[1:]))
 
 
@@ -366,6 +367,7 @@ def cond(
     check_functions("cond", true_fn=true_fn, false_fn=false_fn)
     operands = operand_tuple("cond", "operands", operands)
     pred = predicate("cond", pred, "predicate")
+    check_takes("cond", f"its {len(operands)} operands", len(operands), true_fn, false_fn)
     if recorder is None or not isinstance(pred, torch.Tensor):
         return own_memory((true_fn if decided("cond", pred, bool) else false_fn)(*operands))
     return _choose(recorder, COND, pred, (true_fn, false_fn), operands, options)
@@ -422,6 +424,7 @@ def switch(
     check_functions("switch", **{f"branches[{i}]": branch for i, branch in enumerate(functions)})
     operands = operand_tuple("switch", "operands", operands)
     choice = chosen_index("switch", index, "index")
+    check_takes("switch", f"its {len(operands)} operands", len(operands), *functions)
     if recorder is None or not isinstance(choice, torch.Tensor):
         return own_memory(
             functions[min(max(decided("switch", choice, int), 0), len(functions) - 1)](*operands)

@@ -107,7 +107,7 @@ def custom_jvp_evaluate_rule(
 
 @ACTIVE.rules.rule("custom_jvp")
 def custom_jvp_activity_rule(equation: Equation, active: Mask) -> Mask:
-    """Every differentiable output depends on every tensor of the arguments."""
+    """Mark every differentiable output as dependent on every tensor argument."""
     count = num_args(equation)
     calls.check_closures(equation, equation.literals["rule"], count, active)
     any_active = any(active[:count])

@@ -276,7 +276,7 @@ def sees_absent_cotangents(trace: Trace) -> bool:
 def custom_vjp_vmap_rule(
     equation: Equation, batched: Mask, size: Dim, randomness: str
 ) -> tuple[Trace, Mask]:
-    """All bodies in batches. The gradient of an operand that all examples share is the sum of
+    """Batch all bodies. The gradient of an operand that all examples share is the sum of
     theirs.
 
     Every output is batched, also one that all examples share. Then each example has a cotangent of
@@ -315,7 +315,8 @@ DCE.enter(keep_all, "custom_vjp")
 class custom_vjp(calls.CustomFunction):
     """A function whose backward is yours.
 
-    Law: ``vjp(f)`` calls `fwd` and then `bwd`; everything else sees f.
+    Law: ``vjp(f)`` calls `fwd` and then `bwd`; everything else sees f. So forward mode and reverse
+        mode disagree if `bwd` is not the derivative of f.
 
     Args:
         f: any PyTorch callable.

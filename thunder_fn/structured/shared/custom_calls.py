@@ -143,7 +143,7 @@ class Call(Rule):
         return list(zip(own, types, self.tensor_paths, strict=True))
 
     def args(self, tensors: Sequence[Any]) -> list[Any]:
-        """All positional arguments."""
+        """The positional arguments."""
         args = list(self.tree(tensors))
         for position, value in self.nondiff:
             args.insert(position, value.value)

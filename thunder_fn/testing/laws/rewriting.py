@@ -102,7 +102,7 @@ def _problem(width: int, dtype: torch.dtype) -> tuple[Function, dict[str, torch.
 
 
 def _tokens(count: int) -> list[torch.Tensor]:
-    """Some examples of three tokens for each rank."""
+    """Make examples of three tokens for each rank."""
     drawn = torch.Generator().manual_seed(1)
     return list(torch.randint(0, WORDS, (count, EXAMPLES, 3), generator=drawn))
 
