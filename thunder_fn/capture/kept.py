@@ -55,14 +55,7 @@ if TYPE_CHECKING:
 
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict)
 _CONTAINERS = (*_DICTS, list, collections.deque)
-_FIXED = (
-    *PLAIN,
-    enum.Enum,
-    types.FunctionType,
-    types.BuiltinFunctionType,
-    types.MethodType,
-    type,
-)
+_FIXED = (*PLAIN, enum.Enum, types.FunctionType, types.BuiltinFunctionType, types.MethodType, type)
 _SCHEDULED = ("lr", "last_epoch", "_step_count", "_last_lr")
 """Entries that are numbers of the trace from the first call on: options of a parameter group, and
 counts of a scheduler.

@@ -173,10 +173,8 @@ class _Ruled(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
         rule: _Rule = ctx.rule
-        operands, results = (
-            ctx.saved_tensors[: len(rule.flags)],
-            ctx.saved_tensors[len(rule.flags) :],
-        )
+        operands = ctx.saved_tensors[: len(rule.flags)]
+        results = ctx.saved_tensors[len(rule.flags) :]
         split, active = rule.split, rule.active
         absent = any(value is None for value, flag in zip(cotangents, active, strict=False) if flag)
         if absent:

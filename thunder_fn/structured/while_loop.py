@@ -46,6 +46,7 @@ from thunder_fn.structured.shared.bodies import (
     agreed,
     capture_bodies,
     check_functions,
+    check_takes,
     decided,
     described,
     misuse,
@@ -306,6 +307,8 @@ def while_loop(
         )
     check_functions("while_loop", cond_fn=cond_fn, body_fn=body_fn)
     carry, is_bare = operand_tuple("while_loop", "carried_inputs", carried_inputs), False
+    what = f"the carries one by one, {len(carry)} of them"
+    check_takes("while_loop", what, len(carry), cond_fn, body_fn)
 
     @standing_for(cond_fn)
     def condition(*values: Any) -> Any:
