@@ -1,4 +1,4 @@
-"""Every exception that thunder_fn raises on purpose.
+"""The exceptions and warnings of thunder_fn.
 
 An error says what happened, in which equation, at which user line, and what to write instead. Each
 is a subclass of `ThunderError`, and of what PyTorch raises in the same case, so that code which
