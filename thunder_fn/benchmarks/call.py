@@ -46,10 +46,8 @@ def run(quick: bool = False) -> Iterator[Result]:
             _case("call: sin(a) * b + 1, 2x2", small, (a, b), 3000, "1.3 x eager, below jax.jit"),
             quick,
         )
-        name, target = (
-            "call: sin(a) * b + 1, 2x2, inductor executor",
-            "0.6 x jax.jit, 0.35 x torch.compile",
-        )
+        name = "call: sin(a) * b + 1, 2x2, inductor executor"
+        target = "0.6 x jax.jit, 0.35 x torch.compile"
         yield run_case(_case(name, small, (a, b), 3000, target, [inductor()]), quick)
         peers: dict[str, Any] = {
             name: tfn.jit(f) for name, f in ((OURS, reading), ("reads nothing", small))

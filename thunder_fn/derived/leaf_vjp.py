@@ -191,9 +191,8 @@ def _by_autograd(call: Call) -> Callable[[VjpQuestion], Split | Declined]:
 def _by_meaning(question: VjpQuestion) -> Trace | Declined:
     if question.equation.op.name not in attention.FORWARDS:
         return Declined("the op is not an attention kernel")
-    return meaning_of_attention(
-        question.single
-    )  # of a mask that is differentiated: no kernel for CPUs has its gradient
+    # of a mask that is differentiated: no kernel for CPUs has its gradient
+    return meaning_of_attention(question.single)
 
 
 def _by_fixed_numbers(question: VjpQuestion) -> Trace | Declined:

@@ -21,14 +21,7 @@ from thunder_fn.errors import InvalidTrace
 from thunder_fn.interpreters.noops import is_alias
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.equations import last_uses, operands_in
-from thunder_fn.ir.trace import (
-    Equation,
-    Op,
-    TensorType,
-    Trace,
-    Var,
-    vars_in,
-)
+from thunder_fn.ir.trace import Equation, Op, TensorType, Trace, Var, vars_in
 from thunder_fn.ir.walking import merged
 
 COPY = ops.leaf(torch.ops.aten.copy.default)

@@ -277,7 +277,4 @@ def device_of(found: Chain) -> torch.device:
 
 
 def _variables(found: Chain) -> list[Var]:
-    return [
-        *found.trace.inputs,
-        *bound(found.trace.equations),
-    ]
+    return [*found.trace.inputs, *bound(found.trace.equations)]

@@ -42,10 +42,7 @@ from thunder_fn.ir.walking import put, rewritten
 from thunder_fn.structured.checkpoint import alone
 
 Tensor = torch.Tensor
-_NAMES = (
-    *("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale"),
-    "enable_gqa",
-)
+_NAMES = (*("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale"), "enable_gqa")
 
 
 # ---- the positions of a rank ----

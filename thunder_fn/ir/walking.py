@@ -202,6 +202,22 @@ def rewritten(
     return builder.build(walk(builder, trace, arguments, partial(step, builder)))
 
 
+def unfolded(trace: Trace, is_open: Callable[[Equation], bool]) -> Trace:
+    """Return the trace with the bodies of some composites in place of their calls.
+
+    Law: same values, bitwise. Bodies are left as they are.
+    """
+
+    def step(
+        builder: TraceBuilder, equation: Equation, operands: tuple[Atom, ...]
+    ) -> tuple[Atom, ...]:
+        if is_open(equation):
+            return inline_into(builder, equation.body, operands, equation.source)
+        return put(builder, equation, operands)
+
+    return rewritten(trace, step)
+
+
 def merged(
     trace: Trace,
     same: Callable[[Equation], Sequence[Var] | None],

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from thunder_fn.capture import TENSOR, Captured
-from thunder_fn.capture.numbers.python_numbers import running_shape
+from thunder_fn.capture.numbers.python_numbers import running_zeros
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.rewriting import remembered_in_context
 from thunder_fn.derived.activity import ACTIVE
@@ -268,11 +268,7 @@ class JvpCall(Call):
         moved = calls.tensors_like(found[1], result, primal, "tangent", where, or_none=True)
         types = [type for type in primal.trace.output_types if isinstance(type, TensorType)]
         filled = [
-            (
-                torch.zeros(running_shape(type), dtype=type.dtype, device=type.device)
-                if value is None
-                else value
-            )
+            running_zeros(type) if value is None else value
             for value, type in zip(moved, types, strict=True)
             if is_differentiable(type)
         ]

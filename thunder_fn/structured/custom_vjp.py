@@ -149,10 +149,8 @@ def custom_vjp_activity_rule(equation: Equation, active: Mask) -> Mask:
     """
     count, call = len(gradients_of(equation)), call_of(equation)
     calls.check_closures(equation, call, count, active)
-    any_active, constant = (
-        any(active[:count]),
-        itertools.chain(call.constant, itertools.repeat(False)),
-    )
+    any_active = any(active[:count])
+    constant = itertools.chain(call.constant, itertools.repeat(False))
     pairs = zip(equation.outputs, constant, strict=False)
     return tuple(any_active and is_differentiable(var.type) and not flag for var, flag in pairs)
 

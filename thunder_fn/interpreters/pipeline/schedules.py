@@ -295,10 +295,7 @@ def _reader(schedule: Schedule, send: Action) -> int:
 
 
 def _with_receives(
-    schedule: Schedule,
-    rank: int,
-    row: Row,
-    queues: Mapping[tuple[int, int], deque[Action]],
+    schedule: Schedule, rank: int, row: Row, queues: Mapping[tuple[int, int], deque[Action]]
 ) -> Iterator[Action]:
     here = set[Action]()
     for action in row:

@@ -94,11 +94,7 @@ def capture_bodies(
 
 
 def _captured(
-    op: str,
-    function: Callable[..., Any],
-    arguments: tuple[Any, ...],
-    writes: bool,
-    runs_once: bool,
+    op: str, function: Callable[..., Any], arguments: tuple[Any, ...], writes: bool, runs_once: bool
 ) -> Captured:
     held = () if runs_once else _held()
     try:
