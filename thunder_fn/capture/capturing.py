@@ -18,13 +18,7 @@ from thunder_fn.capture import pytree
 from thunder_fn.capture.aliases import Alias, aliases_of
 from thunder_fn.capture.captured import Captured, Shared, Write
 from thunder_fn.capture.changes import changes_of, check_results, effects_of, feeds_of, grads_read
-from thunder_fn.capture.failures import (
-    check_aliases,
-    check_argument,
-    failure,
-    is_told,
-    source_of,
-)
+from thunder_fn.capture.failures import check_aliases, check_argument, failure, is_told, source_of
 from thunder_fn.capture.kept import Kept, MustFeed
 from thunder_fn.capture.modules import modules_of
 from thunder_fn.capture.nesting import nest
@@ -454,9 +448,7 @@ def _run(
 
 
 def _fed(
-    trace: Trace,
-    writes: tuple[Write, ...],
-    given: tuple[tuple[Feed, torch.Tensor | None], ...],
+    trace: Trace, writes: tuple[Write, ...], given: tuple[tuple[Feed, torch.Tensor | None], ...]
 ) -> tuple[Trace, tuple[Write, ...], tuple[Feed, ...], dict[int, int]]:
     """Make gradients from outside the last inputs of the trace, and let writes to them refer to
     these inputs. Numbers are inputs already.

@@ -39,13 +39,7 @@ from thunder_fn.capture.replaced.refusals import (
 )
 from thunder_fn.capture.replaced.stand_ins import HAS_NUMBERS, REWRITTEN
 from thunder_fn.capture.supported import LITERALS, is_wrapped
-from thunder_fn.errors import (
-    CustomRuleError,
-    ThunderError,
-    UnsupportedCall,
-    kind_of,
-    with_article,
-)
+from thunder_fn.errors import CustomRuleError, ThunderError, UnsupportedCall, kind_of, with_article
 from thunder_fn.ir.nesting import make_room
 from thunder_fn.ir.trace import Arg, Expr, Literal, Source, Var, as_dim, type_of_value
 from thunder_fn.version import FOLDER

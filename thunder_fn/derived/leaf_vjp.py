@@ -191,9 +191,8 @@ def _by_autograd(call: Call) -> Callable[[VjpQuestion], Split | Declined]:
 def _by_meaning(question: VjpQuestion) -> Trace | Declined:
     if question.equation.op.name not in attention.FORWARDS:
         return Declined("the op is not an attention kernel")
-    return meaning_of_attention(
-        question.single
-    )  # of a mask that is differentiated: no kernel for CPUs has its gradient
+    # of a mask that is differentiated: no kernel for CPUs has its gradient
+    return meaning_of_attention(question.single)
 
 
 def _by_fixed_numbers(question: VjpQuestion) -> Trace | Declined:
@@ -448,7 +447,7 @@ def attention_by_meaning(equation: Equation, read: Callable[[Var], Any]) -> tupl
     """The results of an attention kernel with plain ops, None where no derivative goes through.
 
     Raises:
-        MissingRule: the kernel draws numbers that nobody else can draw.
+        MissingRule: the kernel draws numbers that no other op can draw.
     """
     args, kwargs = python_args(equation, read)
     results = attention.meaning(ops.overload(equation.op), args, kwargs)
@@ -630,7 +629,7 @@ def decomposition(single: Trace) -> Trace | None:
 
 
 def _constant_statistics(single: Trace, parts: Trace) -> Trace:
-    """No derivative goes through the outputs of the parts that none goes through in the op."""
+    """Stop derivatives at the statistics, through which the op itself has none."""
     floating = tuple(is_differentiable(type) for type in single.input_types)
     followed = differentiable_outputs(single, floating)
     if all(

@@ -72,7 +72,7 @@ from thunder_fn.structured.barrier import BARRIER
 from thunder_fn.structured.shared.running import bodies_compiled_by
 
 BELOW_AUTOGRAD_FROM = 12
-"""Programs of so many calls gain more from running below autograd than entering that mode costs."""
+"""The calls from which running below autograd saves more than entering that mode costs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,9 +239,8 @@ class _Emitter:
         self.donated, self.last = tuple(donated or ()), last_uses(flat.trace)
         plan = plan_reuse(flat.trace, self.donated, finals, flat.region_of)
         plan = plan if donated is not None else NO_REUSE
-        self.reuse = (
-            plan if below_autograd else replace(plan, given={})
-        )  # autograd may have kept an operand
+        # autograd may have kept an operand
+        self.reuse = plan if below_autograd else replace(plan, given={})
         self.below_autograd = below_autograd
         self.names = names or Names(identifier(flat.trace.name))
         self.name = self.names.name
@@ -413,13 +412,8 @@ class _Emitter:
         write = function_of(equation)
         if write is not None:
             numbers = numbers_read(equation)
-            name, parts = (
-                self.written(write, equation, numbers),
-                [
-                    *numbers,
-                    *map(str, equation.operands),
-                ],
-            )
+            name = self.written(write, equation, numbers)
+            parts = [*numbers, *map(str, equation.operands)]
         else:
             rule, bodies = EVALUATE.of(equation), equation.bodies
             numbers = tuple(
@@ -566,7 +560,7 @@ class FunctionWriter:
 
 
 def _is_long(trace: Trace) -> bool:
-    """Test whether the program makes so many calls that running below autograd pays."""
+    """Test whether the program makes enough calls for running below autograd to pay."""
     is_loop = (equation.op.kind == "structured" and equation.bodies for equation in trace.equations)
     return len(trace.equations) >= BELOW_AUTOGRAD_FROM or any(is_loop)
 

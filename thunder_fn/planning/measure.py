@@ -140,7 +140,7 @@ def _attention_rate(device: str, seconds: float) -> float:
 
 
 def with_links(hardware: Hardware, ranks: int) -> Hardware:
-    """Measure gloo between so many processes of this machine.
+    """Measure gloo between this number of processes of this machine.
 
     Two sizes of an all-gather give a line: its slope is the rate, its start the latency of the
     steps.
@@ -150,10 +150,7 @@ def with_links(hardware: Hardware, ranks: int) -> Hardware:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(ranks)}
         started = [
             subprocess.Popen(
-                command,
-                env={**environment, "RANK": str(rank)},
-                stdout=subprocess.PIPE,
-                text=True,
+                command, env={**environment, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True
             )
             for rank in range(ranks)
         ]

@@ -38,8 +38,8 @@ from thunder_fn.recipes.entry import chosen, compile
 
 ROUNDS = 5
 COPIES = 4
-"""Room for so many times a model's parameters is asked for: gradients, and intermediates. A larger
-model is captured only.
+"""The free memory that a run needs, in sizes of the model's parameters: gradients and
+intermediates. A larger model is only captured.
 """
 SAMPLES = 16_000
 """The number of samples of sound: a second."""
@@ -188,10 +188,8 @@ def example_inputs(model: Any, batch: int = 2, length: int = 32) -> dict[str, An
         case "input_ids":
             found = ids()
         case "pixel_values":
-            size, channels = (
-                _of_images(config, "image_size", IMAGE),
-                _of_images(config, "num_channels", 3),
-            )
+            size = _of_images(config, "image_size", IMAGE)
+            channels = _of_images(config, "num_channels", 3)
             found = torch.randn(
                 batch, channels, *(size if isinstance(size, list | tuple) else (size, size))
             )

@@ -53,7 +53,20 @@ from thunder_fn.capture.outside.reads import (
 )
 from thunder_fn.ir.text import escaped
 
-_WRITES = frozenset(("append", "add", "extend", "appendleft", "get", "clear"))
+_WRITES = frozenset(
+    [
+        "append",
+        "appendleft",
+        "extend",
+        "extendleft",
+        "insert",
+        "add",
+        "update",
+        "get",
+        "clear",
+        "__setitem__",
+    ]
+)
 """Methods of containers that do not look at the content, and `get`, which is an item."""
 _WRITERS = frozenset(
     ("__setattr__", "__delattr__", "__setitem__", "__delitem__", "__iadd__", "__ior__", "__set__")
@@ -259,7 +272,7 @@ class Attributes(Reached):
         kinds = ("_parameters", "_buffers", "_modules")  # none before `Module.__init__` has run
         for section in (held, *(held[kind] for kind in kinds if kind in held)):
             if name in section:
-                is_held = section is held and type(section[name]) in (list, dict)
+                is_held = section is held and not is_a(section[name], torch.nn.Module)
                 is_followed = (is_held or id(value) not in self.own) and self.is_outside(value)
                 return (self.reach(section[name], path) if is_followed else section[name],)
         found = look("class", type(value), name)

@@ -358,6 +358,7 @@ class Evaluator(Attributes):
                     else:
                         kind = "key" if is_a(holder, dict) else "index"
                         found.append(("content", holder, None))
+                        self.reach_held(holder)
                     self.written.add(id(type) if kind == "class" else id(holder))
                     found += ((kind, holder, name) for name in self.keys(key, frame, memo) or ())
             case _:

@@ -28,8 +28,22 @@ from thunder_fn.capture.outside.code_frames import Frame
 from thunder_fn.capture.outside.edges import Constant, Edge, look
 from thunder_fn.capture.outside.effects import Effects
 from thunder_fn.capture.outside.frames import is_library, is_machinery, is_user_file, is_watched
-from thunder_fn.capture.outside.kinds import NO_FIELDS, is_ours, parts_in, progress_of
-from thunder_fn.capture.outside.reads import ARRAYS, CONTAINERS, PLAIN, fields_of, is_a
+from thunder_fn.capture.outside.kinds import (
+    NO_FIELDS,
+    is_of_library,
+    is_ours,
+    parts_in,
+    progress_of,
+)
+from thunder_fn.capture.outside.reads import (
+    ARRAYS,
+    CONTAINERS,
+    HOLDERS,
+    PLAIN,
+    fields_of,
+    is_a,
+    length_of,
+)
 from thunder_fn.capture.places import Snapshot, snapshot
 from thunder_fn.capture.recorder import current
 from thunder_fn.capture.replaced.lookasides import is_diverted
@@ -107,7 +121,7 @@ class Reached:
         if id(value) in self.outside or self.is_data(value) or is_a(value, types.ModuleType):
             return value
         self.outside[id(value)] = value, path
-        if type(value) in (list, dict) and len(value) <= MANY:
+        if is_a(value, HOLDERS) and length_of(value) <= MANY:
             self.contents[id(value)] = snapshot(value)
         self.asked(value, path)
         if (question := rests_on(value)) is not None:
@@ -272,6 +286,16 @@ class Reached:
         self.touched.add(id(value))
         for item in found.values():
             self.reach(item, path)
+
+    def reach_held(self, value: Any) -> None:
+        """Reach the containers in an object of Python's library, such as a `UserDict`."""
+        if not is_of_library(value):
+            return
+        path = self.path(value, type(value).__name__)
+        for item in (fields_of(value) or {}).values():
+            for held in (item, *(parts_in(item) if is_a(item, HOLDERS) else ())):
+                if is_a(held, HOLDERS):
+                    self.reach(held, path)
 
     def array(self, value: Any, path: str) -> None:
         """Compare an array of NumPy by content, if it is small."""

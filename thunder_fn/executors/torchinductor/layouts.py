@@ -32,7 +32,7 @@ Layout: TypeAlias = tuple[tuple[int | None, ...], ...]
 """The explanation of each input's strides, see `stride_pattern`; nothing for a number."""
 
 MAX_VARIANTS = 8
-"""A region is compiled for so many layouts; calls with others run on the torch executor."""
+"""The most layouts that a region is compiled for; others run on the torch executor."""
 
 _STRIDE = 1_000_000
 """The numbers of symbols that stand for strides which sizes do not explain."""
@@ -78,13 +78,11 @@ class Variants:
         on_torch: Function,
         more: Callable[[Layout], Function | None],
     ) -> None:
-        self.region, self.functions, self.jobs, self.on_torch, self.more = (
-            region,
-            functions,
-            jobs,
-            on_torch,
-            more,
-        )
+        self.region = region
+        self.functions = functions
+        self.jobs = jobs
+        self.on_torch = on_torch
+        self.more = more
         self.lock = threading.Lock()
         self.run = self.written()
 

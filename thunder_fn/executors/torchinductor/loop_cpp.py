@@ -47,7 +47,7 @@ from thunder_fn.torch_internals import extent, inductor as internals
 
 ALIGNMENT = 64
 SMALL = 2**18
-"""Products of so many multiplications are written out."""
+"""The most multiplications of a matrix product that is written out."""
 LONG = 256
 """Rows that make a sum's product long enough to take no notice of its beginning and end."""
 
@@ -269,7 +269,7 @@ class _CppWriter:
         return f"(n & 1 ? {first} : {second})"
 
     def scratch(self, result: int | None, size: int) -> str:
-        """Reserve so many bytes of scratch memory."""
+        """Reserve bytes of scratch memory."""
         start = self.size
         self.size += -(-size // ALIGNMENT) * ALIGNMENT
         return f"scratch + {start}"
@@ -341,11 +341,9 @@ class _Statements:
                 targets=[ast.Name(id=name)],
                 value=ast.Call(func=ast.Name(id="empty_strided_cpu"), args=args),
             ):
-                shape, strides, dtype = (
-                    ast.literal_eval(args[0]),
-                    ast.literal_eval(args[1]),
-                    _dtype(args[2]),
-                )
+                shape = ast.literal_eval(args[0])
+                strides = ast.literal_eval(args[1])
+                dtype = _dtype(args[2])
                 base = f"s{self.number}_{name}"
                 self.bases[base] = _bytes(shape, dtype, strides)
                 self.views[name] = View(base, shape, strides, dtype)
