@@ -40,6 +40,7 @@ EVERY = {
     "ops/test_operators.py::test_forward": 2,
     "ops/test_operators.py::test_gradient": 2,
     "ops/test_transforms.py::test_transform": 3,
+    "tutorials/test_tutorials.py::test_tutorial[07_laws]": 0,
     "unit/test_benchmarks.py::test_tracing_is_measured": 0,
     "unit/test_capture_modules.py::test_module": 2,
     "unit/test_checkpoint.py::test_values_and_gradients_are_the_same_bits": 2,

@@ -53,7 +53,7 @@ class _Place:
         self.shown: Any = self.original
         self.held: Any = self.held_now()
         self.free = self.held
-        """What the owner holds while nothing is replaced."""
+        """The attribute as the owner holds it while nothing is replaced."""
         self.layers: list[_Layer] = []
         self.is_left = False
         self.made: tuple[_Layer, Any, Any] | None = None
@@ -137,7 +137,7 @@ class _Place:
             self.shown = getattr(self.owner, self.name)
 
     def replacements(self) -> tuple[Any, Any]:
-        """What threads that capture see, and what the owner is given for all threads."""
+        """Return what threads that capture see, and what is put into the attribute for all."""
         is_alone = len(self.layers) == 1
         if is_alone and self.made is not None and self.made[0] is self.layers[0]:
             return self.made[1:]
