@@ -448,7 +448,7 @@ def map_arg(f: Callable[[Var], Any], arg: Any) -> Any:
 
 
 class Call(Protocol):
-    """An equation, or the record of one: whatever has arguments."""
+    """The interface of an equation and of its record: it has arguments."""
 
     @property
     def args(self) -> tuple[Arg, ...]:
