@@ -54,7 +54,8 @@ class _Place:
         self.held: Any = self.held_now()
         self.free = self.held
         """The attribute as the owner holds it while nothing is replaced."""
-        self.layers: list[_Layer] = []
+        self.layers: tuple[_Layer, ...] = ()
+        """The replacements, innermost first: another tuple at each change, since threads read it."""
         self.is_left = False
         self.made: tuple[_Layer, Any, Any] | None = None
         """The last replacement that was alone here, as it is shown and as the owner is given it."""
@@ -93,16 +94,15 @@ class _Place:
 
     def add(self, layer: _Layer) -> None:
         """Add a replacement: around all, or around those that are not outermost."""
-        self.layers.append(layer)
-        if len(self.layers) > 1:
-            self.layers.sort(key=lambda one: one.patch.outermost)
+        layers = (*self.layers, layer)
+        self.layers = tuple(sorted(layers, key=lambda one: one.patch.outermost))
         self.show()
 
     def remove(self, layer: _Layer) -> None:
         """Remove a replacement, wherever it is among them; the original comes back with the
         last.
         """
-        self.layers.remove(layer)
+        self.layers = tuple(one for one in self.layers if one is not layer)
         if not self.is_current():
             self.is_left = not self.layers
         elif self.layers:
