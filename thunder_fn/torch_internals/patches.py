@@ -55,7 +55,7 @@ class _Place:
         self.free = self.held
         """The attribute as the owner holds it while nothing is replaced."""
         self.layers: tuple[_Layer, ...] = ()
-        """The replacements, innermost first: another tuple at each change, since threads read it."""
+        """The replacements, innermost first: a new tuple at each change, since threads read it."""
         self.is_left = False
         self.made: tuple[_Layer, Any, Any] | None = None
         """The last replacement that was alone here, as it is shown and as the owner is given it."""
