@@ -801,17 +801,21 @@ class _Execution:
         is_followed = len({viewed(self.trace, atom, is_layout) for atom in pair}) == 1
         is_followed = is_followed and active[alias.result] and active[alias.source]
         memory = f"{source}{'' if is_followed else '.detach()'}, {value}"
-        memory = f"{self.names.bind(alias.of_result, 'alias')}({memory})"
+        memory = f"{self.alias(alias)}.of_result({memory})"
         if is_followed or not active[alias.result]:
             return memory
         return f"{self.names.bind(with_memory, 'with_memory')}({value}, {memory})"
 
     def view(self, alias: Alias, source: str) -> str:
         """The expression for a result that is a view of the source."""
-        if alias.is_symbolic:
-            view = self.names.bind(partial(alias.among, self.trace.inputs), "alias")
-            return f"{view}({', '.join((source, *self.inputs))})"
-        return f"{self.names.bind(alias.of, 'alias')}({source})"
+        return f"{self.alias(alias)}.of({source})"
+
+    def alias(self, alias: Alias) -> str:
+        """The expression for an alias whose numbers are those of the call."""
+        if not alias.is_symbolic:
+            return self.names.bind(alias, "alias")
+        known = self.names.bind(partial(alias.among, self.trace.inputs), "alias")
+        return f"{known}({', '.join(self.inputs)})"
 
     def viewed_by(self, alias: Alias, atom: Atom) -> str | None:
         """The tensor that a result is to be taken of; None if the program's value lies there, or if

@@ -482,7 +482,7 @@ class TracerMode(FunctionalTensorMode):
         if self.history is None:
             return self._dispatch(func, types, args, kwargs or {})
         changed, others = changed_tensors(func, args, kwargs or {})
-        if changed:
+        if changed and func is not _SET:  # which changes no values
             self.history.check(func, changed, others)
             with self.history.changing(changed, others), _in_place(func, changed):
                 result = self._change(func, types, changed, args, kwargs or {})
@@ -568,7 +568,9 @@ class TracerMode(FunctionalTensorMode):
         return NotImplemented if found is None else found
 
     def _args_of_set(self, target: Any, *source: Any) -> tuple[Any, ...]:
-        """Check a `set_`, and give its source the bits of the target: it takes memory, not bits."""
+        """Check a `set_`, and give its source the bits of the target: it takes memory, not bits.
+        Where gradients are off, it takes no history either.
+        """
         is_given = self.history is not None and self.history.is_given(target)
         if is_given or any(type(arg) is torch.Tensor for arg in (target, *source)):
             what = "`set_` of a tensor from outside was called, whose memory a trace does not have"
@@ -577,6 +579,8 @@ class TracerMode(FunctionalTensorMode):
         if type(source[0]) is not Tracer:
             return (target, *source)
         memory = source[0]
+        if self.history is not None and not torch.is_grad_enabled():
+            memory = self.history.reinterpreted(memory)
         with self:
             for view in bits_between(memory, target):
                 memory = view(memory)
