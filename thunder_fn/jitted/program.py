@@ -600,7 +600,6 @@ class _Execution:
             lines.append(f"    {indent}{new} = {self.names.bind(internals.plain, 'plain')}({name})")
         lines.append(f"    {line}")
         lines += self.views(values)
-        lines += self.own_leaves(values)
         if self.bridge is not None:
             active = [
                 values[place] for place in self.captured.retained if self.bridge.active[place]
@@ -611,7 +610,7 @@ class _Execution:
                 lines.append(
                     f"    {self.names.bind(restride, 'restride')}({target}, {one.strides})"
                 )
-        lines += self.changes(values)
+        lines += [*self.changes(values), *self.own_leaves(values)]
         first = self.captured.num_results + len(self.targets)
         lines += self.alone([*self.effects(values[first:], values[: self.captured.num_results])])
         result = self.result(values)
@@ -694,7 +693,8 @@ class _Execution:
         for place, is_parameter in self.captured.own_leaves:
             value, atom = values[place], self.trace.outputs[place]
             kind = self.names.bind(torch.nn.Parameter, "Parameter") if is_parameter else ""
-            made = f"{kind}({value})" if kind else f"{value}.detach().requires_grad_()"
+            memory = self.in_memory(place, values)
+            made = f"{kind}({memory})" if kind else f"{memory}.detach().requires_grad_()"
             yield f"    {value} = {first.get(atom, made)}"
             first.setdefault(atom, value)
 
@@ -710,8 +710,13 @@ class _Execution:
         )
 
     def value(self, position: int, values: Sequence[str]) -> str:
-        """Return the text of an output: the written tensor itself if it holds the value, and never
-        a donated one.
+        """Return the text of an output."""
+        is_own = any(position == place for place, _ in self.captured.own_leaves)
+        return values[position] if is_own else self.in_memory(position, values)
+
+    def in_memory(self, position: int, values: Sequence[str]) -> str:
+        """Return the text of an output where it lies: the written tensor itself if it holds the
+        value, and never a donated one.
         """
         if position in self.captured.freed and torch.is_grad_enabled():
             names = ", ".join((values[position], *self.inputs))
