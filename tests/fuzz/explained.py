@@ -99,6 +99,12 @@ EXPLAINED = [
         instead=(r"T\.vmap\(T\.grad\(\w+\)\)\(\w+\)", r"(lambda r: r[:1].expand(r.shape))(\g<0>)"),
     ),
     Explained(
+        "a write by a view of another dtype to a part of a view of a leaf; refused, as any other write to such a view is",
+        kind="error",
+        why="a view of a leaf Variable that requires grad is being used in an in-place",
+        text=r"\.view\(torch\.(int|float)\d+\)",
+    ),
+    Explained(
         "an op whose result nobody uses does not run in a program, and so raises nothing for values that it refuses",
         kind="accepts",
         why="call [1-9].*(index .* is out of bounds|out of range: tried to access|must match the size of|shape mismatch: value"

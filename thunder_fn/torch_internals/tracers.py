@@ -41,6 +41,7 @@ _DETACH = torch.ops.aten.detach.default
 _VIEW = torch.ops.aten.view.default
 _VIEW_DTYPE = torch.ops.aten.view.dtype
 _UNFOLD = torch.ops.aten.unfold.default
+_VIEW_AS_REAL = torch.ops.aten.view_as_real.default
 _SET = torch.ops.aten.set_.source_Tensor
 _BITS = torch.ops.aten._conj.default, torch.ops.aten._neg_view.default
 
@@ -489,6 +490,8 @@ class TracerMode(FunctionalTensorMode):
                 if self.under_bits:
                     self._settle(changed)
                 return result
+        if func is _VIEW_AS_REAL and args[0].is_conj():
+            raise RuntimeError("view_as_real doesn't work on unresolved conjugated tensors")
         if func is _VIEW_DTYPE and type(args[0]) is Tracer:
             args = (self.history.reinterpreted(args[0]), *args[1:])
         if not torch.is_grad_enabled():
