@@ -490,16 +490,24 @@ class TracerMode(FunctionalTensorMode):
                 if self.under_bits:
                     self._settle(changed)
                 return result
-        if func is _VIEW_AS_REAL and args[0].is_conj():
-            raise RuntimeError("view_as_real doesn't work on unresolved conjugated tensors")
-        if func is _VIEW_DTYPE and type(args[0]) is Tracer:
-            args = (self.history.reinterpreted(args[0]), *args[1:])
+        if func in (_VIEW_AS_REAL, _VIEW_DTYPE) and type(args[0]) is Tracer:
+            args = (self._reinterpreted(func, args[0]), *args[1:])
         if not torch.is_grad_enabled():
             leaves = torch_pytree.tree_leaves((args, kwargs))
             self.history.bring_up_to_date(leaf for leaf in leaves if isinstance(leaf, Tracer))
             if isinstance(func, OpOverload) and func.is_view and isinstance(args[0], Tracer):
                 args = (self.history.viewed(args[0]), *args[1:])
         return self._noted(func, args, self._dispatch(func, types, args, kwargs or {}))
+
+    def _reinterpreted(self, func: Any, tensor: Tracer) -> torch.Tensor:
+        """The tensor of which a view of another dtype is taken. Below, a view by `view_as_real`
+        that is made again after a write may be one of a conjugate.
+        """
+        if func is _VIEW_DTYPE and self.history is not None:
+            return self.history.reinterpreted(tensor)
+        if tensor.is_conj():
+            raise RuntimeError("view_as_real doesn't work on unresolved conjugated tensors")
+        return tensor
 
     def _change(self, func: Any, types: Any, changed: Any, args: Any, kwargs: Any) -> Any:
         """Run an op that changes tensors. Views through an `expand` or `unfold` are taken
