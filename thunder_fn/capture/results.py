@@ -100,8 +100,8 @@ def is_inner(leaf: Any) -> bool:
 
 
 def own_leaves_of(recorder: Recorder, results: list[Any]) -> Iterator[tuple[int, bool]]:
-    """Results that the function made require grad. A view that is taken where gradients are off
-    says what its base requires, and is not made so.
+    """Results that the function made require grad. Where gradients are off around the call, a view
+    says what its base requires, in a program as in eager mode.
     """
     given = {
         var.index
@@ -117,7 +117,7 @@ def own_leaves_of(recorder: Recorder, results: list[Any]) -> Iterator[tuple[int,
             and leaf.requires_grad
             and internals.is_leaf(leaf)
             and not recorder.history.is_given(leaf)
-            and not _is_taken_of_leaf(leaf)
+            and (recorder.history.base_grad or not _is_taken_of_leaf(leaf))
         ):
             var = recorder.var_of(leaf)
             if var is not None and var.index not in given:
