@@ -31,10 +31,7 @@ COMMANDS = {
         "thunder_fn.planning.command",
         "predict memory, time and communication of a step on many ranks",
     ),
-    "measure-hardware": (
-        "thunder_fn.planning.measure",
-        "measure this machine's rates, for `plan`",
-    ),
+    "measure-hardware": ("thunder_fn.planning.measure", "measure this machine's rates, for `plan`"),
     "benchmarks": (
         "thunder_fn.benchmarks.__main__",
         "measure calls, tracing and training beside its peers",

@@ -26,9 +26,8 @@ def run_command(main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> in
         code = main(argv)
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # text that Python still holds goes nowhere
+        # text that Python still holds goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except MissingExtra as error:
         print(error, file=sys.stderr)

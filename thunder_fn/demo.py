@@ -183,7 +183,7 @@ class Timed:
         self.seconds: list[float] = []
 
     def run(self, batch: Tensor) -> None:
-        """Do one step."""
+        """Run one step."""
         start = time.perf_counter()
         self.losses.append(self.step(batch).item())
         self.seconds.append(time.perf_counter() - start)
@@ -205,10 +205,8 @@ def train(
     same batch.
     """
     params = {name: value.detach().clone() for name, value in model.named_parameters()}
-    state, jitted_step = (
-        functions.init(params),
-        tfn.jit(functions.train_step, donate_argnums=(0, 1)),
-    )
+    state = functions.init(params)
+    jitted_step = tfn.jit(functions.train_step, donate_argnums=(0, 1))
 
     def step(batch: Tensor) -> Tensor:
         nonlocal params, state

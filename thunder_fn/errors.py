@@ -1,4 +1,4 @@
-"""Every exception that thunder_fn raises on purpose.
+"""The exceptions and warnings of thunder_fn.
 
 An error says what happened, in which equation, at which user line, and what to write instead. Each
 is a subclass of `ThunderError`, and of what PyTorch raises in the same case, so that code which
@@ -51,7 +51,7 @@ class ThunderError(Exception):
         super().__init__(*args)
 
 
-class TraceTypeError(ThunderError, TypeError):
+class TraceTypeError(ThunderError, TypeError, ValueError, RuntimeError):
     """The types of values or equations disagree. Look at the two types that the message names."""
 
 

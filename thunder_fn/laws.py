@@ -20,10 +20,7 @@ def main(argv: Sequence[str]) -> int:
         from thunder_fn.testing.mutations.survivors import print_survivors
 
         survivors = print_survivors(
-            options.bugs,
-            options.count,
-            file=options.file,
-            budget_seconds=options.seconds,
+            options.bugs, options.count, file=options.file, budget_seconds=options.seconds
         )
         return 1 if survivors else 0
     if options.backend:
@@ -33,10 +30,8 @@ def main(argv: Sequence[str]) -> int:
             options.backend, options.count, options.together, options.without, options.seed
         )
         return 1 if found else 0
-    from thunder_fn.testing.mutations import (
-        MUTATIONS,
-        print_table,
-    )  # needs the extra `testing`, which --help does not
+    # needs the extra `testing`, which --help does not
+    from thunder_fn.testing.mutations import MUTATIONS, print_table
 
     chosen = [
         bug

@@ -32,6 +32,7 @@ from thunder_fn.interpreters.partial_eval import follows_from, partial_eval
 from thunder_fn.ir import ops
 from thunder_fn.ir.trace import Literal, Trace, TraceBuilder, Var, cut, type_of
 from thunder_fn.ir.walking import inline_into
+from thunder_fn.spellings import no_such_name
 
 State = dict[str, Any]
 
@@ -673,3 +674,7 @@ def _divert_adafactor(name: str, otherwise: Callable[..., None] | None) -> None:
 
 _divert_adafactor("adafactor", _adafactor)
 _divert_adafactor("adafactor foreach", None)
+
+
+def __getattr__(name: str) -> object:
+    raise no_such_name(__name__, name)

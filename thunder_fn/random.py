@@ -29,6 +29,7 @@ import torch
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.errors import TraceTypeError, is_int, with_article
 from thunder_fn.ir.trace import type_of_value
+from thunder_fn.spellings import no_such_name
 
 __all__ = [
     "bernoulli",
@@ -406,3 +407,7 @@ def permutation(key: Tensor, x: int | Tensor, dim: int = 0) -> Tensor:
     length = x.shape[dim] if isinstance(x, Tensor) else x
     order = torch.argsort(_long_words("permutation", key, (length,)), stable=True)
     return x.index_select(dim, order) if isinstance(x, Tensor) else order
+
+
+def __getattr__(name: str) -> object:
+    raise no_such_name(__name__, name)

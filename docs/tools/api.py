@@ -14,42 +14,45 @@ import thunder_fn
 
 GROUPS: dict[str, tuple[str, str]] = {
     "Traces": (
-        "What a PyTorch function becomes, what it means, and whether it is well formed.",
+        "Capture a function as a trace, evaluate the trace, and check it.",
         "trace eval_shape evaluate check simplify clear_caches composite",
     ),
     "Derivatives": (
-        "Functions on functions, with the signatures of torch.func.",
+        "Transforms of functions, with the signatures of torch.func.",
         (
             "grad grad_and_value value_and_grad vjp jvp linearize jacrev jacfwd hessian"
             " stop_gradient saved_residuals custom_vjp custom_jvp"
         ),
     ),
     "Batches": (
-        "One example in, many out.",
+        "Turn a function of one example into a function of a batch.",
         "vmap custom_vmap stack_module_state functional_call functionalize",
     ),
     "Control flow": (
         "Loops and choices that stay in the trace.",
         "cond switch scan while_loop fori_loop map associative_scan roll unroll",
     ),
-    "Memory": ("What is kept for the backward.", "checkpoint checkpoint_name checkpoint_policies"),
+    "Memory": (
+        "Choose the residuals that a backward keeps.",
+        "checkpoint checkpoint_name checkpoint_policies",
+    ),
     "Programs": (
-        "From a trace to a program that runs, and what was made on the way.",
+        "Make programs that run, and look at the traces that led to them.",
         (
             "jit compile constant Recipe Transform Lookaside functional_optimizer last_traces"
             " last_prologue_traces last_backward_traces cache_info explain_claims explain_misses"
         ),
     ),
     "Programs that leave the process": (
-        "Files that are data only, and PyTorch's exported programs.",
+        "Write programs to files of data, or make them PyTorch's exported programs.",
         "save load export",
     ),
     "Numbers and parameters": (
-        "Transforms that change precision, or how parameters are stored.",
+        "Change the precision of a program, or the form in which parameters are stored.",
         "autocast autocast_policy quantize lora fsdp ddp tensor_parallel",
     ),
     "Many devices": (
-        "Stages, positions and experts on many ranks, and the cost of a step before anything runs.",
+        "Put stages, positions and experts on many ranks, and predict the cost of a step.",
         "pipeline context_parallel expert_parallel plan",
     ),
 }

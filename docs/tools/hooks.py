@@ -218,8 +218,8 @@ RANKS = (
     (r"errors/", 0.2),
     (r"gallery/", 0.3),
     (r"tutorials/", 0.7),
-    (rf"api/({'|'.join(name.rpartition('.')[2] for name in api.MODULES)})\.md", 0.6),
-    (r"api/", 4.0),
+    (rf"api/({'|'.join(name.rpartition('.')[2] for name in api.MODULES)})\.md", 1.0),
+    (r"api/", 8.0),
 )
 """Factors of the search's scores. The names of `import thunder_fn as tfn` come first, which are the
 titles of their entries.

@@ -13,7 +13,7 @@ import torch
 
 import thunder_fn as tfn
 from tests.unit.outside_kinds import ROWS, Row, X
-from thunder_fn.capture.outside import values as outside
+from thunder_fn.capture.outside import evaluating
 from thunder_fn.errors import ThunderError
 
 F = Callable[[torch.Tensor], torch.Tensor]
@@ -55,7 +55,7 @@ def test_a_change_is_seen_below_a_transform(row: Row, name: str) -> None:
 
 @pytest.mark.parametrize("kind", ["global", "cell", "local", "attr", "item", "each", "call", "whole", "given", "any"])
 def test_without_one_kind_of_read_a_change_is_missed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(outside.RULES, kind, lambda *_: iter(()))
+    monkeypatch.setitem(evaluating.RULES, kind, lambda *_: iter(()))
 
     def is_caught(row: Row) -> bool:
         try:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import operator
 import re
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+import torch
+
 import thunder_fn
 from docs.tools import api, errors
+from thunder_fn import spellings
 
 
 def public_names() -> dict[str, object]:
@@ -43,3 +49,13 @@ def test_every_error_has_a_page() -> None:
     """A new class has one in `docs/errors/`, whose example raises it; `make golden` writes what it prints."""
     pages = {path.stem for path in (Path(__file__).parents[2] / "docs" / "errors").glob("*.md")}
     assert pages == {kind.__name__ for kind in errors.KINDS}
+
+
+def test_names_of_other_packages_are_told_in_names_that_exist() -> None:
+    """`tfn.remat` raises and says `tfn.checkpoint`."""
+    for module, names in spellings.ELSEWHERE.items():
+        for name, fix in names.items():
+            with pytest.raises(AttributeError, match=f"{name!r}\n"):
+                getattr(importlib.import_module(module), name)
+            for dotted in re.findall(r"\b(tfn|torch)((?:\.\w+)+)", fix):
+                operator.attrgetter(dotted[1][1:])({"tfn": thunder_fn, "torch": torch}[dotted[0]])

@@ -51,6 +51,11 @@ def test_editors_see_the_names_that_python_finds() -> None:
     assert set(tfn.__all__) <= {*tfn._SUBMODULES, *(name for names in seen.values() for name in names)}
 
 
+def test_the_first_name_binds_those_of_the_core() -> None:
+    """A jitted function may be the first that reads `tfn.constant`; a name that is not bound would not be known."""
+    assert run("-c", "import thunder_fn as tfn; tfn.jit; print('constant' in vars(tfn))") == "True\n"
+
+
 def test_every_room_can_be_the_first() -> None:
     """Files import each other in whatever order, and no package needs that another one came before."""
     assert run("-c", FIRST, *ROOMS) == ""

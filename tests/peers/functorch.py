@@ -34,7 +34,17 @@ from tests.peers.not_applicable import NOT_APPLICABLE
 TRANSFORMS = ("grad", "grad_and_value", "vjp", "jvp", "linearize", "vmap", "jacrev", "jacfwd", "hessian")
 OTHERS = ("functional_call", "functionalize", "stack_module_state")
 CONTROL_FLOW = ("cond", "while_loop", "scan", "associative_scan", "map")
-PACKAGES = ("torch.func", "functorch", "torch", "functorch.experimental", "torch._functorch.eager_transforms")
+PACKAGES = (
+    "torch.func",
+    "functorch",
+    "torch",
+    "functorch.experimental",
+    "torch._functorch.eager_transforms",
+    "functorch.experimental.control_flow",
+    "control_flow",
+    "torch._higher_order_ops",
+    *(f"torch._higher_order_ops.{name}" for name in CONTROL_FLOW),
+)
 """Packages whose names are exchanged. `torch` has `vmap` and `cond`."""
 
 

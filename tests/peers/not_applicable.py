@@ -18,7 +18,7 @@ NOT_APPLICABLE: dict[str, str] = {
     r"TestSliceArgnums\.": INTERNALS,
     r"TestMakeFunctional|TestExamplesCorrectness.*(lennard|maml).*": MAKE_FUNCTIONAL,
     r"CombineState|combine_state": MAKE_FUNCTIONAL,
-    r"TestCompileTransforms|dynamo|torch_compile|make_fx|compile": DYNAMO,
+    r"TestCompileTransforms|dynamo|torch_compile|make_fx|compile(?!_mode_none)": DYNAMO,
     r"fallback|op_has_batch_rule": FALLBACK,
     r"dispatch_key|unwrap|interpreter|escaped_wrappers|dead_tensor|dump_tensor|level": INTERNALS,
     r"cuda|CUDA": CUDA,

@@ -142,6 +142,40 @@ def test_the_jvp_of_custom_vjp_is_that_of_its_function() -> None:
     close(tfn.jvp(loss_of(with_vjp()), (w, y), tangents), tfn.jvp(loss_of(product), (w, y), tangents))
 
 
+@pytest.mark.parametrize("keeps", ("output", "copy", "input"))
+def test_second_derivatives_are_those_of_the_first(keeps: str) -> None:
+    """As in JAX, `fwd` and `bwd` are differentiated as they are written, whichever way asks: by finite differences."""
+    f = tfn.custom_vjp(torch.exp)
+
+    def fwd(x: Any) -> Any:
+        y = x.exp()
+        return y, {"output": y, "copy": x.exp(), "input": x}[keeps]
+
+    f.defvjp(fwd, lambda kept, ct: (ct * 2 * (kept if keeps != "input" else kept.exp()),))
+    x = torch.tensor([0.7, 1.3], dtype=torch.float64)
+    loss = lambda x: f(x).sum()
+    step = 1e-6
+    expected = (tfn.grad(loss)(x + step) - tfn.grad(loss)(x - step)) / (2 * step)
+
+    def by_autograd(grad: Any) -> Any:
+        y = x.clone().requires_grad_()
+        return torch.autograd.grad(grad(y).sum(), y)[0]
+
+    first = lambda f: lambda y: torch.autograd.grad(f(y), y, create_graph=True)[0]
+    twice = lambda api: api.grad(lambda x: api.grad(loss)(x).sum())
+    found = {
+        "grad of grad": twice(tfn)(x),
+        "jit": tfn.jit(twice(tfn))(x),
+        "torch.func": twice(torch.func)(x),
+        "autograd": by_autograd(first(loss)),
+        "autograd of jit": by_autograd(first(tfn.jit(loss))),
+        "autograd of grad": by_autograd(tfn.grad(loss)),
+        "inside jit": by_autograd(tfn.jit(first(loss))),
+    }
+    for name, value in found.items():
+        torch.testing.assert_close(value.detach(), expected, msg=lambda m, name=name: f"{name}: {m}")
+
+
 def test_the_jvp_of_custom_jvp_is_its_rule() -> None:
     (w, y), (w_dot, y_dot) = point(), point()
     f = loss_of(with_jvp())

@@ -84,6 +84,71 @@ def test_bodies_that_ask_about_gradients(f: Any, around: Any) -> None:
             torch.testing.assert_close(transform(f)(X), expected, msg=lambda m, name=name: f"{name}: {m}")
 
 
+LEVELS: dict[str, Any] = {
+    "grad": lambda api, f, w, x: api.grad(f)(w, x),
+    "argnums": lambda api, f, w, x: api.grad(f, argnums=1)(w, x),
+    "keywords": lambda api, f, w, x: api.grad(f)(w, x=x),
+    "closure": lambda api, f, w, x: api.grad(lambda w: f(w, x))(w),
+    "grad of grad": lambda api, f, w, x: api.grad(lambda w, x: (api.grad(f, argnums=1)(w, x) * w).sum())(w, x),
+    "grad of grad, closed over": lambda api, f, w, x: api.grad(lambda w: (api.grad(lambda x: f(w, x))(x) * w).sum())(w),
+    "vjp": lambda api, f, w, x: api.vjp(lambda w: f(w, x), w)[1](torch.ones(()))[0],
+    "jacrev": lambda api, f, w, x: api.jacrev(f)(w, x),
+    "jacfwd": lambda api, f, w, x: api.jacfwd(f)(w, x),
+    "hessian": lambda api, f, w, x: api.hessian(f)(w, x),
+    "jvp": lambda api, f, w, x: api.jvp(lambda w: f(w, x), (w,), (torch.ones(3),)),
+    "jvp of grad": lambda api, f, w, x: api.jvp(lambda w: api.grad(f)(w, x), (w,), (torch.ones(3),)),
+    "grad of jvp": lambda api, f, w, x: api.grad(lambda w: api.jvp(lambda x: f(w, x), (x,), (torch.ones(3),))[1])(w),
+    "vmap": lambda api, f, w, x: api.vmap(f)(w, x),
+    "vmap of one": lambda api, f, w, x: api.vmap(f, (0, None))(w, x),
+    "vmap of a closure": lambda api, f, w, x: api.vmap(lambda w: f(w, x))(w),
+    "vmap of grad": lambda api, f, w, x: api.vmap(api.grad(f))(w, x),
+    "grad of vmap": lambda api, f, w, x: api.grad(lambda w, x: api.vmap(f)(w, x).sum())(w, x),
+    "grad of vmap of one": lambda api, f, w, x: api.grad(lambda w: api.vmap(f, (0, None))(w, x).sum())(w),
+}
+
+
+@pytest.mark.parametrize("name", LEVELS)
+def test_each_level_follows_its_own_arguments(name: str) -> None:
+    """`requires_grad`, `is_leaf` and `grad_fn` inside of a transform, of tensors that require grad outside."""
+    w, x = (v.clone().requires_grad_() for v in (X, X.sin()))
+
+    def found(api: Any, jit: Any = lambda f: f) -> Any:
+        told: list[Any] = []
+
+        def f(w: Any, x: Any) -> Any:
+            for v in (w, x, w * 2, x * 2, w * x, w.detach() * x):
+                told.append((v.requires_grad, v.is_leaf, v.grad_fn is None))
+            k = 2.0 if x.requires_grad else 3.0
+            return (w**2 * x**2 * k * (5.0 if w.requires_grad else 7.0)).sum()
+
+        return jit(lambda w, x: LEVELS[name](api, f, w, x))(w, x), told
+
+    expected = found(torch.func)
+    for result, told in (found(tfn), found(tfn, tfn.jit)):
+        torch.testing.assert_close(result, expected[0])
+        assert told == expected[1]
+
+
+def test_a_function_of_autograd_has_gradients_at_each_level() -> None:
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, w: Any, x: Any) -> Any:
+            ctx.save_for_backward(w, x)
+            return w * x
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            w, x = ctx.saved_tensors
+            return tuple(
+                grads[0] * other if flag else None for other, flag in zip((x, w), ctx.needs_input_grad, strict=True)
+            )
+
+    def inner(x: Any) -> Any:
+        return tfn.grad(lambda w: (Product.apply(w, x) ** 2).sum())(X).sum()  # type: ignore[no-untyped-call]
+
+    torch.testing.assert_close(tfn.grad(inner)(X.sin()), 4 * X * X.sin())
+
+
 def test_an_inner_no_grad_is_seen_under_an_outer_one() -> None:
     def target(v: Any) -> Any:
         with torch.no_grad():

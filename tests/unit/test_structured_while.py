@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -310,3 +311,26 @@ def test_fori_loop_with_bounds_in_tensors() -> None:
     want = torch.stack([loop(0, n, X) for n in his.tolist()])
     torch.testing.assert_close(tfn.vmap(lambda hi: f(0, hi, X))(his), want)
     assert "fori_loop: hi is an int or a scalar tensor of ints, not float" in raises(lambda x: f(0, 1.5, x), X)
+
+
+def test_functions_that_take_other_arguments_than_they_are_passed() -> None:
+    """A JAX user's `body(carry)` is told how its loop passes the carries. A wrapper is asked, not what it wraps."""
+    one, first = torch.ones(()), (torch.tensor(0), torch.ones(()))
+    for f, text in (
+        (lambda: tfn.while_loop(lambda c: c[0] < 3, lambda c: c, first), "the carries one by one, 2 of them"),
+        (lambda: tfn.scan(lambda carry: carry, one, torch.ones(2)), "the carry and a slice of xs"),
+        (lambda: tfn.fori_loop(0, 3, lambda x: x, one), "the number of the step and the value"),
+        (lambda: tfn.cond(one > 0, torch.sin, lambda: one, (one,)), "its 1 operands"),
+        (lambda: tfn.switch(torch.tensor(0), [lambda x, y: x, torch.sin], (one,)), "its 1 operands"),
+    ):
+        for run in (f, lambda f=f: tfn.trace(lambda x: f(), one)):
+            with pytest.raises(TraceTypeError, match=rf": <lambda> \(.*\) is called with {text}, but: (.|\n)*Write `"):
+                run()
+
+    @functools.wraps(lambda x, y: x)
+    def wrapper(*args: Any) -> Any:
+        return args[0] + 1
+
+    bound = torch.nn.Linear(2, 2).double().forward
+    assert tfn.cond(one > 0, wrapper, functools.partial(torch.add, other=2), (one,)) == 2
+    assert tfn.cond(one > 0, bound, bound, (torch.ones(2).double(),)).shape == (2,)

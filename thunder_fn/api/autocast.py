@@ -124,7 +124,8 @@ def autocast(f: Callable[..., Any], dtype: torch.dtype = torch.bfloat16, policy:
             function is jitted.
 
     Raises:
-        AutocastError: the dtype or the policy is none, or the policy answers something else.
+        AutocastError: the dtype is not floating, or the policy is not one or returned an invalid
+            answer.
 
     Example:
         >>> autocast(torch.nn.functional.linear)(torch.ones(2, 3), torch.ones(4, 3)).dtype

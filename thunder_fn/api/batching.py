@@ -191,11 +191,7 @@ class Vmap(Transformed):
 
 
 def _written_results(
-    captured: Captured,
-    new: Trace,
-    inputs: Sequence[Any],
-    in_dims: Sequence[int | None],
-    size: int,
+    captured: Captured, new: Trace, inputs: Sequence[Any], in_dims: Sequence[int | None], size: int
 ) -> Iterator[tuple[int, torch.Tensor]]:
     """Results, by position, that show memory of arguments which the function writes to, as views
     of these, batched in front.

@@ -193,10 +193,8 @@ def transformed(
     """
     if not callable(f):
         raise GradError(f"expected a function to transform, given {kind_of(f)}: {shown(f, 60)}")
-    unjitted, jitted = (
-        getattr(f, "unjitted", None),
-        (f if isinstance(f, Jitted) else getattr(f, "jitted", None)),
-    )
+    unjitted = getattr(f, "unjitted", None)
+    jitted = f if isinstance(f, Jitted) else getattr(f, "jitted", None)
     if not isinstance(jitted, Jitted) or (unjitted is None and f is not jitted):
         return make(f)
     new = make(jitted.fn if unjitted is None else unjitted())

@@ -39,7 +39,7 @@ from thunder_fn.capture.outside.reads import (
     is_a,
     is_object,
 )
-from thunder_fn.capture.outside.values import Watch
+from thunder_fn.capture.outside.watch import Watch
 from thunder_fn.capture.replaced import host_random
 from thunder_fn.ir.memos import clears, is_closed
 from thunder_fn.ir.symbols import made_by

@@ -31,7 +31,8 @@ def checkpoint(f: Callable[P, R], policy: Any = None) -> Callable[P, R]: ...
 def checkpoint(f: Callable[..., Any], policy: Any = None) -> Callable[..., Any]:
     """Compute f again in the backward instead of keeping its residuals.
 
-    Law: values and gradients are those of f, bitwise; the residual bytes are no more.
+    Law: values and gradients are those of f, bitwise. The residuals are inputs of f and what the
+    policy keeps.
 
     Args:
         f: any PyTorch callable. Random numbers are drawn once, and their consequences are kept.
@@ -46,7 +47,7 @@ def checkpoint(f: Callable[..., Any], policy: Any = None) -> Callable[..., Any]:
             the policy is `everything_saveable`.
 
     Raises:
-        CheckpointError: the policy is none, or answers something else.
+        CheckpointError: `policy` is not a policy, or it returned an invalid decision.
 
     Example:
         >>> import torch

@@ -10,12 +10,7 @@ from typing import Any, Concatenate, Literal as Choice, overload
 import torch
 from typing_extensions import ParamSpec, TypeVar
 
-from thunder_fn.api.calling import (
-    Transformed,
-    described,
-    transformed,
-    write_back,
-)
+from thunder_fn.api.calling import Transformed, described, transformed, write_back
 from thunder_fn.api.captures import Plan, planned
 from thunder_fn.capture import EVERY_LEAF, Captured, current, pytree
 from thunder_fn.capture.failures import check_argument, source_of

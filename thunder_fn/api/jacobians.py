@@ -282,16 +282,25 @@ def check_tensors(output: Any, name: str) -> None:
 def at_positions(
     f: Callable[..., Any], args: tuple[Any, ...], kwargs: Any, positions: tuple[int, ...]
 ) -> Callable[..., Any]:
-    """The function of the arguments at the positions, the others fixed."""
+    """The function of the arguments at the positions, the others fixed. These are tensors of the
+    transform's level, as under torch.func.
+    """
 
     def partial(*chosen: Any) -> Any:
-        full = list(args)
+        full = list(pytree.tree_map(_at_level, args))
         for position, value in zip(positions, chosen, strict=True):
             full[position] = value
         return f(*full, **kwargs)
 
     partial.__name__ = callable_name(f)
     return partial
+
+
+def _at_level(leaf: Any) -> Any:
+    """A leaf of an argument that stays fixed, as the transform's function knows it."""
+    recorder = current()
+    is_known = recorder is not None and isinstance(leaf, torch.Tensor)
+    return recorder.lift(leaf) if is_known else leaf
 
 
 def basis(leaves: list[torch.Tensor]) -> list[torch.Tensor]:

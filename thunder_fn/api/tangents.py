@@ -9,18 +9,11 @@ from typing import Any, ClassVar, Literal as Choice, TypeVar, overload
 
 import torch
 
-from thunder_fn.api.calling import (
-    check_output,
-    main_only,
-    main_output,
-    run,
-    unwritten,
-    write_back,
-)
+from thunder_fn.api.calling import check_output, main_only, main_output, run, unwritten, write_back
 from thunder_fn.api.captures import Plan, planned
 from thunder_fn.capture import EVERY_LEAF, Captured, current, pytree
 from thunder_fn.capture.apply import shows_inputs
-from thunder_fn.capture.numbers.python_numbers import running_shape
+from thunder_fn.capture.numbers.python_numbers import running_zeros
 from thunder_fn.capture.replaced.lookasides import divert
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.capture.supported import is_wrapped
@@ -57,12 +50,7 @@ def jvp(
 ) -> tuple[R, R, A]: ...
 @overload
 def jvp(
-    f: Callable[..., Any],
-    primals: Any,
-    tangents: Any,
-    *,
-    strict: bool = False,
-    has_aux: bool,
+    f: Callable[..., Any], primals: Any, tangents: Any, *, strict: bool = False, has_aux: bool
 ) -> Any: ...
 def jvp(
     f: Callable[..., Any],
@@ -260,9 +248,7 @@ class Linear:
         shown = shows_inputs(self.trace)
         own = [value.clone() if flag else value for value, flag in zip(found, shown, strict=True)]
         filled = tuple(
-            torch.zeros(running_shape(type), dtype=type.dtype, device=type.device)
-            if value is None
-            else value
+            running_zeros(type) if value is None else value
             for type, value in zip(self.types, scattered(own, self.active_outputs), strict=True)
         )
         return self.captured.tangent(filled)

@@ -31,7 +31,7 @@ SETTINGS = SimpleNamespace(**{f"k{i}": 1.0 + i for i in range(10)})
 
 
 def reading(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Do the same as `small`, with a number that ten values from outside make."""
+    """Compute as `small` does, with a number made of ten values from outside."""
     s = SETTINGS
     return torch.sin(a) * b + (s.k0 + s.k1 + s.k2 + s.k3 + s.k4 + s.k5 + s.k6 + s.k7 + s.k8 + s.k9)
 
@@ -46,10 +46,8 @@ def run(quick: bool = False) -> Iterator[Result]:
             _case("call: sin(a) * b + 1, 2x2", small, (a, b), 3000, "1.3 x eager, below jax.jit"),
             quick,
         )
-        name, target = (
-            "call: sin(a) * b + 1, 2x2, inductor executor",
-            "0.6 x jax.jit, 0.35 x torch.compile",
-        )
+        name = "call: sin(a) * b + 1, 2x2, inductor executor"
+        target = "0.6 x jax.jit, 0.35 x torch.compile"
         yield run_case(_case(name, small, (a, b), 3000, target, [inductor()]), quick)
         peers: dict[str, Any] = {
             name: tfn.jit(f) for name, f in ((OURS, reading), ("reads nothing", small))

@@ -47,7 +47,7 @@ VARIANTS: dict[str, tuple[Any, str]] = {
 
 
 def run(quick: bool = False) -> Iterator[Memory]:
-    """Every policy, and its counterpart in PyTorch."""
+    """Measure every policy beside its counterpart in PyTorch."""
     theirs = {
         name: _measure("torch", name, quick)
         for name in dict.fromkeys(name for _, name in VARIANTS.values())

@@ -90,11 +90,8 @@ def measure(folder: Path, quick: bool) -> dict[str, Any]:
     make = lambda: (torch.manual_seed(0), GPT(layers, width, context=context))[1]
     tokens = torch.randint(0, 96, (4, context), generator=torch.Generator().manual_seed(rank))
     ahead, plain = tfn.fsdp(tfn.jit(make()), mesh), tfn.fsdp(tfn.jit(make()), mesh, prefetch=None)
-    models = {
-        OURS: ahead,
-        PLAIN: plain,
-        FSDP2: _fully_shard(make(), mesh),
-    }  # it prefetches one block, too
+    # it prefetches one block, too
+    models = {OURS: ahead, PLAIN: plain, FSDP2: _fully_shard(make(), mesh)}
     steps = {name: _step(model, tokens) for name, model in models.items()}
     times: dict[str, list[float]] = {name: [] for name in steps}
     losses: dict[str, float] = {}

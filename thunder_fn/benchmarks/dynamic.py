@@ -104,10 +104,8 @@ def _jax(
         traces.append(1)
         return loss(*args)
 
-    step, converted = (
-        jax.jit(counted),
-        jax.tree.map(lambda tensor: jnp.asarray(tensor.numpy()), params),
-    )
+    step = jax.jit(counted)
+    converted = jax.tree.map(lambda tensor: jnp.asarray(tensor.numpy()), params)
 
     def call(batch: torch.Tensor) -> Any:
         tokens = jnp.asarray(prepare(batch).numpy())

@@ -36,7 +36,7 @@ Found = dict[str, Any]
 
 
 def run(quick: bool) -> Iterator[Result]:
-    """Each part in a process of its own. Without a GPU there is nothing to measure."""
+    """Run each part in a process of its own. Without a GPU, measure nothing."""
     if not torch.cuda.is_available():
         yield single("gpu", {}, notes=("there is no CUDA device: nothing was measured",))
         return
@@ -202,10 +202,8 @@ def step(name: str, quick: bool) -> Found:
     torch.manual_seed(0)
     model = GPT(width, heads, layers).to("cuda", torch.bfloat16)
     tokens = torch.randint(0, 50304, (batch, length), device="cuda")
-    compiled, adamw = (
-        WRAPPERS[name](model),
-        torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True),
-    )
+    compiled = WRAPPERS[name](model)
+    adamw = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     losses = list[Tensor]()
 
     def run() -> None:
@@ -292,12 +290,10 @@ def layers(quick: bool) -> Found:
 def calls(quick: bool) -> Found:
     """The host's part of a call on tensors of four numbers, launches queued."""
     f = lambda a, b: a.sin() * b + 1
-    a, b, count, seconds = (
-        torch.ones(2, 2, device="cuda"),
-        torch.ones(2, 2, device="cuda"),
-        1000,
-        dict[str, float](),
-    )
+    a = torch.ones(2, 2, device="cuda")
+    b = torch.ones(2, 2, device="cuda")
+    count = 1000
+    seconds = dict[str, float]()
     peers = {"eager": f, OURS: tfn.jit(f), "jit, inductor": tfn.jit(f, executors=["inductor"])}
     for name, peer in {**peers, "torch.compile": torch.compile(f)}.items():
         peer(a, b)

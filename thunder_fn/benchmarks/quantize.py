@@ -51,7 +51,7 @@ class Block(nn.Module):
 
 
 def run(quick: bool = False) -> Iterator[Result]:
-    """Every scheme, for one token and in bf16 for some."""
+    """Measure every scheme for one token, and some of them in bf16."""
     size = 128 if quick else 2048
     for dtype in (torch.bfloat16, torch.float32):
         for tokens in (1, 32) if dtype == torch.bfloat16 else (1,):

@@ -25,11 +25,9 @@ MEMOS: tuple[Any, ...] = (
     *(derive.vjp_rule, derive.differentiable_outputs, simplify.dce_to, simplify.inline),
     *(activity.activity, vjp.forward_backward, vjp.vjp, vjp.grad_and_value),
 )
-CAPTURE, GRADIENT, KNOWN = (
-    "capture",
-    "gradient of the trace, nothing known",
-    "gradient of the trace, one layer known",
-)
+CAPTURE = "capture"
+GRADIENT = "gradient of the trace, nothing known"
+KNOWN = "gradient of the trace, one layer known"
 
 
 def run(quick: bool = False) -> Iterator[Result]:

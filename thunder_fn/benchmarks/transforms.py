@@ -43,7 +43,7 @@ def cnn() -> nn.Module:
 
 
 def run(quick: bool = False) -> Iterator[Result]:
-    """Every case: ours jitted on the torch executor, torch.func eager, torch.compile of
+    """Measure every case: ours jitted on the torch executor, torch.func eager, torch.compile of
     torch.func, jax.jit.
     """
     for name, args, f, in_jax in cases():

@@ -326,10 +326,8 @@ def _replay_equation(
             return () if ops.returns_nothing(equation.op) else ops.flatten_result(result)
         case "composite":
             body, operands = equation.body, [env[var.index] for var in equation.operands]
-            kind, source = (
-                ("function" if ops.is_call(equation.op) else "composite"),
-                recorder.source or Source("", 0, ""),
-            )
+            kind = "function" if ops.is_call(equation.op) else "composite"
+            source = recorder.source or Source("", 0, "")
             run: Callable[[], tuple[Any, ...]] = lambda: _replay(recorder, body, operands, source)
             return in_scope(recorder, equation.op.name, kind, run, args, kwargs, source.module)
         case "structured":

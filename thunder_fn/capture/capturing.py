@@ -18,13 +18,7 @@ from thunder_fn.capture import pytree
 from thunder_fn.capture.aliases import Alias, aliases_of
 from thunder_fn.capture.captured import Captured, Shared, Write
 from thunder_fn.capture.changes import changes_of, check_results, effects_of, feeds_of, grads_read
-from thunder_fn.capture.failures import (
-    check_aliases,
-    check_argument,
-    failure,
-    is_told,
-    source_of,
-)
+from thunder_fn.capture.failures import check_aliases, check_argument, failure, is_told, source_of
 from thunder_fn.capture.kept import Kept, MustFeed
 from thunder_fn.capture.modules import modules_of
 from thunder_fn.capture.nesting import nest
@@ -300,6 +294,9 @@ class _Attempt:
         }
         places = (self.place_of[i] for i in sorted(wrt) if i in self.place_of)
         internals.become_results([tracers[place] for place in places])
+        batched = (i for i in self.places if known is not None and i not in known)
+        inputs = {i: var.index for i, var in zip(self.places, self.recorder.inputs, strict=True)}
+        self.recorder.batched = frozenset(inputs[i] for i in batched)
         if self.asked.shares and self.recorder.outer is not None:
             for place, tracer in tracers.items():  # the function may close over it too
                 self.recorder.identify(self.leaves[place], tracer)
@@ -451,9 +448,7 @@ def _run(
 
 
 def _fed(
-    trace: Trace,
-    writes: tuple[Write, ...],
-    given: tuple[tuple[Feed, torch.Tensor | None], ...],
+    trace: Trace, writes: tuple[Write, ...], given: tuple[tuple[Feed, torch.Tensor | None], ...]
 ) -> tuple[Trace, tuple[Write, ...], tuple[Feed, ...], dict[int, int]]:
     """Make gradients from outside the last inputs of the trace, and let writes to them refer to
     these inputs. Numbers are inputs already.

@@ -11,18 +11,12 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
 from thunder_fn.capture.captured import GradRead, Write
-from thunder_fn.capture.failures import (
-    source_of,
-)
+from thunder_fn.capture.failures import source_of
 from thunder_fn.capture.outside import frames
 from thunder_fn.capture.places import GRAD, Effect, Feed
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.results import output_of
-from thunder_fn.errors import (
-    CaptureError,
-    UnsupportedCall,
-    with_article,
-)
+from thunder_fn.errors import CaptureError, UnsupportedCall, with_article
 from thunder_fn.ir.constraints import equations_between
 from thunder_fn.ir.trace import Atom, Var, type_of_value
 

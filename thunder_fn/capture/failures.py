@@ -6,6 +6,7 @@ import builtins
 import dis
 import inspect
 import re
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -51,16 +52,10 @@ def check_argument(leaf: Any, path: Callable[[], str]) -> None:
         if not internals.is_plain(leaf):
             check_supported(leaf, path)
         return
-    fixes = {
-        np.ndarray: "Convert it with `torch.from_numpy`; a tensor becomes an input of the trace.",
-    }
-    for cls, fix in fixes.items():
-        if isinstance(leaf, cls):
-            text = (
-                f"{path()} is a {cls.__module__.split('.')[0]}.{cls.__name__}, which cannot be"
-                " traced"
-            )
-            raise UnsupportedInput(text, source=user_source(), fix=fix)
+    if isinstance(leaf, np.ndarray):
+        text = f"{path()} is a numpy.ndarray, which cannot be traced"
+        fix = "Convert it with `torch.from_numpy`; a tensor becomes an input of the trace."
+        raise UnsupportedInput(text, source=user_source(), fix=fix)
 
 
 def check_static_output(leaf: Any, f: Callable[..., Any], name: str) -> None:
@@ -247,15 +242,13 @@ def _optimizer_that_asked(error: Exception) -> str:
     A closure that it calls is the user's code.
     """
     found = ""
-    step = error.__traceback__
-    while step is not None:
-        file = step.tb_frame.f_code.co_filename
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
         if file.startswith(_OPTIMIZERS):  # asking for the locals of a frame keeps them alive
-            owner = step.tb_frame.f_locals.get("self")
+            owner = frame.f_locals.get("self")
             found = type(owner).__name__ if isinstance(owner, KINDS) else found
         elif not is_internal(file):
             found = ""
-        step = step.tb_next
     return found
 
 
@@ -312,10 +305,8 @@ def source_of(f: Callable[..., Any]) -> Source | None:
 def raised_at(error: Exception) -> Source | None:
     """The innermost of the user's lines that an exception came through."""
     found = None
-    step = error.__traceback__
-    while step is not None:
-        code = step.tb_frame.f_code
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        code = frame.f_code
         if not is_internal(code.co_filename):
-            found = Source(code.co_filename, step.tb_lineno, code.co_name)
-        step = step.tb_next
+            found = Source(code.co_filename, line, code.co_name)
     return found

@@ -20,6 +20,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.errors import UnsupportedCall
 from thunder_fn.ir.memos import memo
+from thunder_fn.ir.scoped import setting
 from thunder_fn.ir.trace import Arg, Literal, Source, Trace, all_args, identity_of
 
 _Generator = torch.Generator
@@ -153,10 +154,9 @@ def drawing_from(state: Callable[[], None], now: Callable[[], None]) -> Generato
     """Compute something again, drawing from the states of `state`; afterwards they are those of
     `now` again.
     """
-    token = _again.set(True)
-    state()
-    try:
-        yield
-    finally:
-        now()
-        _again.reset(token)
+    with setting(_again, True):
+        state()
+        try:
+            yield
+        finally:
+            now()

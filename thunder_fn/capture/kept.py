@@ -17,8 +17,9 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
+import operator
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +30,11 @@ from thunder_fn.capture import pytree
 from thunder_fn.capture.kept_state import PLAIN, KeptState, entries_of, is_like, is_numeric
 from thunder_fn.capture.numbers.arguments import is_number
 from thunder_fn.capture.outside import frames
-from thunder_fn.capture.outside.reads import ABSENT
+from thunder_fn.capture.outside.edges import look
+from thunder_fn.capture.outside.reads import ABSENT, CONTAINERS, builtin_of, content_of
 from thunder_fn.capture.places import (
     APPENDED,
+    PREPENDED,
     Change,
     Effect,
     Entry,
@@ -52,14 +55,7 @@ if TYPE_CHECKING:
 
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict)
 _CONTAINERS = (*_DICTS, list, collections.deque)
-_FIXED = (
-    *PLAIN,
-    enum.Enum,
-    types.FunctionType,
-    types.BuiltinFunctionType,
-    types.MethodType,
-    type,
-)
+_FIXED = (*PLAIN, enum.Enum, types.FunctionType, types.BuiltinFunctionType, types.MethodType, type)
 _SCHEDULED = ("lr", "last_epoch", "_step_count", "_last_lr")
 """Entries that are numbers of the trace from the first call on: options of a parameter group, and
 counts of a scheduler.
@@ -265,17 +261,18 @@ class Kept:
         """
         found, before = list(self.stored()), len(self.places)
         watch = frames.observer()
+        if watch is not None and self.recorder.outer is None:
+            _check_slots(watch.before)
         for one in found:
             holder, key, old, now = one.holder, one.key, one.before, one.now
-            if key is None and isinstance(holder, list) and any(a is b for a in old for b in now):
-                what = "the function puts a tensor between the items of a list from outside"
-                fix = "Append it, or store it in a dict or in an attribute."
-                raise UnsupportedCall(what, source=None, fix=fix)
+            is_whole = key is None and not isinstance(holder, types.CellType)
+            if is_whole and any(a is b for a in old for b in now):
+                raise _between_items(holder)
             is_read = one.is_read or (watch and ("key", *one.entry) in watch.edges)
             is_fed = is_read and isinstance(now, torch.Tensor) and _is_plain(old)
             if is_fed and not self._is_elsewhere(old, one.entry):
                 self.places.setdefault(one.entry, (holder, key))
-            if key is APPENDED and not old:  # it may be emptied before
+            if key in (APPENDED, PREPENDED) and not old:  # it may be emptied before
                 self.empty.append(holder)
         if len(self.places) > before:
             raise MustFeed(self.wanted)
@@ -400,7 +397,7 @@ class Kept:
         """Give the objects back all that they held before."""
         self.recorder.give_up_steps()
         for one in tuple(self.stored()):
-            if one.key is APPENDED:
+            if one.key in (APPENDED, PREPENDED):
                 put(one.holder, None, one.before)
             elif isinstance(one.holder, types.CellType) and one.before is ABSENT:
                 del one.holder.cell_contents
@@ -442,13 +439,67 @@ def _stored_in(one: Snapshot) -> Iterator[Change]:
     """Find tensors of the trace that a list or dict did not hold before."""
     held, before = one.container, one.before
     if isinstance(held, dict):
-        for key, now in tuple(entries_of(held)):
-            if now is not before.get(key, ABSENT) and _has_tracers(now):
-                yield Change(held, key, before.get(key, ABSENT), now)
-    elif len(held) >= len(before) and all(a is b for a, b in zip(before, held, strict=False)):
-        yield Change(held, APPENDED, before, held[len(before) :])
+        yield from _entries_stored(held, before)
+        return
+    now, old = content_of(held), content_of(before)
+    if isinstance(held, set):
+        added = [item for item in now if item not in before]
+        key, now = (None, now) if len(added) + len(old) > len(now) else (APPENDED, added)
     else:
-        yield Change(held, None, before, list(held))
+        key, now = _at_the_ends(now, old, getattr(held, "maxlen", None))
+    yield Change(held, key, old, now)
+
+
+def _entries_stored(held: dict[Any, Any], before: dict[Any, Any]) -> Iterator[Change]:
+    """Find the entries with new tensors, and plain ones that come after a new key, to keep their
+    order.
+    """
+    is_after = False
+    for key, now in content_of(held):
+        old = before.get(key, ABSENT)
+        if now is not old and _has_tracers(now):
+            is_after = is_after or old is ABSENT
+        elif not (is_after and old is ABSENT and type(now) in PLAIN):
+            continue
+        yield Change(held, key, old, now)
+
+
+def _at_the_ends(now: list[Any], old: list[Any], limit: int | None) -> tuple[Any, list[Any]]:
+    """The key of what is new at one end of a list or deque, and that. A full deque has dropped
+    items at the other end.
+    """
+    is_full = len(now) == limit
+    for dropped in range(len(old) + 1 if is_full else 1):
+        count = len(old) - dropped
+        if count > len(now):
+            continue
+        if all(map(operator.is_, old[dropped:], now)):
+            return APPENDED, now[count:]
+        if all(map(operator.is_, old[:count], now[len(now) - count :])):
+            return PREPENDED, now[: len(now) - count]
+    return None, now
+
+
+def _check_slots(before: Mapping[tuple[str, int, Any], tuple[Any, Any]]) -> None:
+    """Refuse a tensor of the trace in a slot or a class. It gets its old value back."""
+    for (kind, _, key), (holder, old) in tuple(before.items()):
+        if kind not in ("attr", "class") or not _has_tracers(look(kind, holder, key)):
+            continue
+        (delattr(holder, key) if old is ABSENT else setattr(holder, key, old))
+        of, what = (holder, "an attribute") if kind == "class" else (type(holder), "a slot")
+        raise UnsupportedCall(
+            f"the function stores a tensor in `{of.__name__}.{key}`, {what} from outside",
+            source=None,
+            fix="Return it, and store it outside of the jitted function.",
+        )
+
+
+def _between_items(holder: Any) -> UnsupportedCall:
+    kind = builtin_of(holder).__name__
+    what = f"the function puts a tensor between the items of a {kind} from outside"
+    return UnsupportedCall(
+        what, source=None, fix="Append it, or store it in a dict or in an attribute."
+    )
 
 
 def _has_tracers(value: Any) -> bool:
@@ -462,10 +513,11 @@ def _has_tracers(value: Any) -> bool:
 
 def _leaves(value: Any, depth: int) -> Iterator[Any]:
     """The leaves of a value. No code of the user's classes runs."""
-    if not issubclass(type(value), (list, tuple, dict)) or not depth:
+    if not issubclass(type(value), CONTAINERS) or not depth:
         yield value
         return
-    for item in tuple(dict.values(value) if issubclass(type(value), dict) else value):
+    items = content_of(value)
+    for item in [one for _, one in items] if issubclass(type(value), dict) else items:
         yield from _leaves(item, depth - 1)
 
 

@@ -267,20 +267,16 @@ def _composite(scope: Scope, context: _Context) -> list[Equation]:
         return []
     if context.recorder.symbolic and any(map(made_by, equations)):
         return equations  # the symbols that they make are known to all that follows
-    imports, exports = (
-        context.traffic.imports.get(scope, {}),
-        context.traffic.exports.get(scope, {}),
-    )
+    imports = context.traffic.imports.get(scope, {})
+    exports = context.traffic.exports.get(scope, {})
     if scope.depth > DEEPEST:
         return equations
     faithful, casts = _is_faithful(scope, imports, exports, context.live), dict[int, Equation]()
     if scope.is_cast and faithful:
         casts, equations = _casts_of_arguments(equations, imports, exports)
         faithful = not any(equation.op == TO_COPY for equation in _within(equations))
-    before, given = (
-        list(casts.values()),
-        lambda var: casts[var.index].outputs[0] if var.index in casts else var,
-    )
+    before = list(casts.values())
+    given = lambda var: casts[var.index].outputs[0] if var.index in casts else var
     if len(equations) == 1 and _says_nothing(scope, equations[0]):
         return [*before, *equations]
     results = scope.results if faithful and scope.results is not None else ()

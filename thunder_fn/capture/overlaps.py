@@ -81,9 +81,7 @@ def check_overlaps(
 
 
 def _check_written_once(
-    name: str,
-    pairs: Iterable[tuple[torch.Tensor, torch.Tensor] | None],
-    source: Source | None,
+    name: str, pairs: Iterable[tuple[torch.Tensor, torch.Tensor] | None], source: Source | None
 ) -> None:
     """Reject an op two of whose changed tensors have an element in common."""
     if any(pair is not None and _share_elements(*pair) for pair in pairs):

@@ -16,14 +16,16 @@ from typing import Any
 import torch
 
 from thunder_fn.capture import pytree
-from thunder_fn.capture.outside.reads import ABSENT
+from thunder_fn.capture.outside.reads import ABSENT, builtin_of, content_of
 from thunder_fn.ir.symbols import Symbol
 
 Entry = tuple[int, Any]
 """A place: the identity of a container, and a key of it."""
 
 APPENDED: Any = type("Appended", (), {"__repr__": lambda self: "APPENDED"})()
-"""The key of what is appended to a list."""
+"""The key of what is appended to a list or deque, or added to a set."""
+PREPENDED: Any = type("Prepended", (), {"__repr__": lambda self: "PREPENDED"})()
+"""The key of what is put in front of a list or deque."""
 GRAD: Any = "grad"
 
 
@@ -95,13 +97,15 @@ def put(holder: Any, key: Any, value: Any) -> None:
     elif isinstance(holder, types.CellType):
         holder.cell_contents = value
     elif key is APPENDED:
-        holder.extend(value)
+        _extend(holder, value)
+    elif key is PREPENDED:
+        refill(holder, [*value, *content_of(holder)][: getattr(holder, "maxlen", None)])
     elif key is None:
         refill(holder, value)
     elif value is ABSENT:
-        holder.pop(key, None)
+        builtin_of(holder).pop(holder, key, None)
     else:
-        holder[key] = value
+        builtin_of(holder).__setitem__(holder, key, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,15 +157,22 @@ class Snapshot:
 
 def snapshot(container: Any) -> Snapshot:
     """Note what a container holds."""
-    return Snapshot(container, container.copy())
+    return Snapshot(container, builtin_of(container).copy(container))
 
 
 def refill(container: Any, content: Any) -> None:
     """Replace the whole content of a list, deque, set or dict."""
-    container.clear()
-    (container.update if isinstance(container, (dict, set)) else container.extend)(content)
+    builtin_of(container).clear(container)
+    _extend(container, content)
 
 
-def _identities(container: Any) -> list[int]:
-    items = (*container, *container.values()) if isinstance(container, dict) else tuple(container)
-    return [id(item) for item in items]
+def _extend(container: Any, content: Any) -> None:
+    kind = builtin_of(container)
+    (kind.update if issubclass(kind, (dict, set)) else kind.extend)(container, content)
+
+
+def _identities(container: Any) -> Any:
+    if isinstance(container, dict):
+        return [id(part) for pair in content_of(container) for part in pair]
+    found = map(id, content_of(container))
+    return set(found) if isinstance(container, set) else list(found)

@@ -56,6 +56,7 @@ from thunder_fn.errors import ThunderError, TracedFunctionError, UnsupportedCall
 from thunder_fn.ir import ops
 from thunder_fn.ir.memos import kept_of_ops
 from thunder_fn.ir.nesting import make_room
+from thunder_fn.ir.scoped import setting
 from thunder_fn.ir.trace import (
     Arg,
     Atom,
@@ -200,6 +201,8 @@ class Recorder:
         self.gradients = Gradients(self)
         self.kept: Kept | None = None
         self.steps: list[tuple[Any, Any]] = []
+        self.transform, self.batched = inside, frozenset[int]()
+        """The transform whose function this is, and the inputs that it batches, by index."""
         self.inside = inside or (outer.inside if outer is not None else "")
         self.given: list[torch.Tensor] = []
         self.results_from_outside: list[tuple[torch.Tensor, Any, torch.Tensor]] = []
@@ -247,17 +250,14 @@ class Recorder:
     @contextmanager
     def suspended(self) -> Generator[None]:
         """Leave the capture: inside, PyTorch computes values. Casts are those of the equations."""
-        token = _current.set(None)
-        try:
-            with (
-                internals.isolated(),
-                internals.no_torch_function(),
-                internals.autocast_off(),
-                torch.no_grad(),
-            ):
-                yield
-        finally:
-            _current.reset(token)
+        with (
+            setting(_current, None),
+            internals.isolated(),
+            internals.no_torch_function(),
+            internals.autocast_off(),
+            torch.no_grad(),
+        ):
+            yield
 
     @contextmanager
     def resumed(self) -> Generator[None]:

@@ -9,19 +9,13 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.captured import Shared
-from thunder_fn.capture.failures import (
-    check_static_output,
-    source_of,
-)
+from thunder_fn.capture.failures import check_static_output, source_of
 from thunder_fn.capture.numbers.python_numbers import class_of_numbers
 from thunder_fn.capture.pytree import TENSOR
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.replaced.autograd_functions import FREED_GRAPH
 from thunder_fn.capture.supported import is_wrapped
-from thunder_fn.errors import (
-    CaptureError,
-    UnsupportedOutput,
-)
+from thunder_fn.errors import CaptureError, UnsupportedOutput
 from thunder_fn.ir.trace import Atom, Dim, Expr, Literal, Var, as_dim
 
 
@@ -130,10 +124,7 @@ def _is_taken_of_leaf(leaf: torch.Tensor) -> bool:
 
 
 def check_own_leaves(
-    recorder: Recorder,
-    f: Callable[..., Any],
-    results: list[Any],
-    own: tuple[tuple[int, bool], ...],
+    recorder: Recorder, f: Callable[..., Any], results: list[Any], own: tuple[tuple[int, bool], ...]
 ) -> None:
     """Refuse a result whose backward outside would have to reach a leaf that the function made."""
     if not own:

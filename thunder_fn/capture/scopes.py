@@ -21,6 +21,7 @@ from thunder_fn.capture.numbers.known_values import CUSTOM_RULE
 from thunder_fn.capture.numbers.python_numbers import as_python
 from thunder_fn.capture.numbers.scalars import with_tensor_scalars
 from thunder_fn.capture.outside import frames
+from thunder_fn.capture.outside.levels import UNFOLLOWED, is_followed
 from thunder_fn.capture.outside.properties import PROPERTIES, answer, check_type
 from thunder_fn.capture.recorded import Scope
 from thunder_fn.capture.recorder import Recorder, current
@@ -38,13 +39,7 @@ from thunder_fn.capture.replaced.refusals import (
 )
 from thunder_fn.capture.replaced.stand_ins import HAS_NUMBERS, REWRITTEN
 from thunder_fn.capture.supported import LITERALS, is_wrapped
-from thunder_fn.errors import (
-    CustomRuleError,
-    ThunderError,
-    UnsupportedCall,
-    kind_of,
-    with_article,
-)
+from thunder_fn.errors import CustomRuleError, ThunderError, UnsupportedCall, kind_of, with_article
 from thunder_fn.ir.nesting import make_room
 from thunder_fn.ir.trace import Arg, Expr, Literal, Source, Var, as_dim, type_of_value
 from thunder_fn.version import FOLDER
@@ -55,6 +50,7 @@ R = TypeVar("R")
 _TORCH = torch.__file__.rsplit("/", 1)[0]
 _OUTER = tuple(f"{FOLDER}/{name.partition('.')[2]}" for name in frames.OWN_PROGRAMS)
 _STDLIB = sysconfig.get_paths()["stdlib"]
+_ALL_LEVELS = ("thunder_fn.", "torch.autograd")
 _TYPED_IN = ("<stdin>", "<string>", "<ipython", "<doctest", "<cell")
 
 Tensor = torch.Tensor
@@ -251,14 +247,11 @@ class ScopeMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types_: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         recorder = self.recorder
+        if recorder.inside and func in UNFOLLOWED and self._is_unfollowed(args[0]):
+            return UNFOLLOWED[func]
         is_passed = func in METADATA and replacement(func) is None
         if is_passed or current() is not recorder or (self._running and self._running[-1] is func):
-            if is_passed and type(args[0]) is not internals.Tracer and current() is recorder:
-                check_type(recorder, args[0])
-            if func is Tensor.__len__ and recorder.lengths is not None:
-                _note_length(recorder, args[0])
-            result = func(*args, **kwargs)
-            return as_python(result) if recorder.symbolic and func in METADATA else result
+            return self._passed(func, args, kwargs, is_passed)
         if func in READ and replacement(func) is None:
             return answer(recorder, READ[func], args[0], lambda: func(*args, **kwargs))
         watching = frames.pause()
@@ -287,6 +280,25 @@ class ScopeMode(TorchFunctionMode):
             raise
         finally:
             frames.resume(watching)
+
+    def _passed(self, func: Any, args: Any, kwargs: Any, is_metadata: bool) -> Any:
+        """The answer of a function that is not recorded."""
+        recorder = self.recorder
+        if is_metadata and type(args[0]) is not internals.Tracer and current() is recorder:
+            check_type(recorder, args[0])
+        if func is Tensor.__len__ and recorder.lengths is not None:
+            _note_length(recorder, args[0])
+        result = func(*args, **kwargs)
+        return as_python(result) if recorder.symbolic and func in METADATA else result
+
+    def _is_unfollowed(self, tensor: Tensor) -> bool:
+        """Test for a question about a tensor that its level does not follow, by other code than
+        ours and that of autograd, which goes through all levels.
+        """
+        asker = sys._getframe(2).f_globals.get("__name__", "")
+        is_asked = current() is self.recorder and not asker.startswith(_ALL_LEVELS)
+        is_own = is_asked and type(tensor) is internals.Tracer
+        return is_own and not is_followed(self.recorder, tensor)
 
     def _scoped(self, func: Any, args: Any, kwargs: Any) -> Any:
         recorder = self.recorder

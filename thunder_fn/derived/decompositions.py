@@ -1,4 +1,4 @@
-"""Some ops in terms of other ops, where PyTorch itself cannot differentiate them.
+"""Decompositions of ops that PyTorch itself cannot differentiate.
 
 Two tables of functions, both by an op's name, each function with that op's signature:
 
@@ -207,8 +207,8 @@ def masked_scatter(self: Tensor, mask: Tensor, source: Tensor) -> Tensor:
 
 
 def masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: list[int]) -> Tensor:
-    """Each number of the source gets the gradient of its place in the mask; the rest of the
-    source has none.
+    """Give each used number of the source the gradient of its place in the mask, and the rest of
+    the source zero.
     """
     grad, mask = torch.broadcast_tensors(grad, mask)
     which = mask.reshape(-1).cumsum(0) * mask.reshape(-1)
@@ -230,9 +230,7 @@ def bincount(self: Tensor, weights: Tensor | None = None, minlength: int = 0) ->
 def index_put(
     self: Tensor, indices: list[Tensor | None], values: Tensor, accumulate: bool = False
 ) -> Any:
-    """Boolean masks as the positions of their true elements, of which there are as many as
-    values.
-    """
+    """Replace a boolean mask by the positions of its true elements, one for each value."""
     masks = [index for index in indices if index is not None and _is_boolean(index)]
     if len(masks) != 1 or sum(index is not None for index in indices) != 1:
         return NotImplemented

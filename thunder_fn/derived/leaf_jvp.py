@@ -72,9 +72,8 @@ def _by_parts_first(question: JvpQuestion) -> Trace | Declined | None:
     name = question.equation.op.name
     if name.startswith("aten.") and name not in NOT_PUSHED:
         return Declined("PyTorch's formula is right")
-    return decomposition(
-        question.single
-    )  # PyTorch takes the tangents of custom ops for zero, without a word
+    # PyTorch takes the tangents of custom ops for zero, without a word
+    return decomposition(question.single)
 
 
 def _by_own_statistics(question: JvpQuestion) -> Trace | Declined:

@@ -191,9 +191,8 @@ def _by_autograd(call: Call) -> Callable[[VjpQuestion], Split | Declined]:
 def _by_meaning(question: VjpQuestion) -> Trace | Declined:
     if question.equation.op.name not in attention.FORWARDS:
         return Declined("the op is not an attention kernel")
-    return meaning_of_attention(
-        question.single
-    )  # of a mask that is differentiated: no kernel for CPUs has its gradient
+    # of a mask that is differentiated: no kernel for CPUs has its gradient
+    return meaning_of_attention(question.single)
 
 
 def _by_fixed_numbers(question: VjpQuestion) -> Trace | Declined:
@@ -630,7 +629,7 @@ def decomposition(single: Trace) -> Trace | None:
 
 
 def _constant_statistics(single: Trace, parts: Trace) -> Trace:
-    """No derivative goes through the outputs of the parts that none goes through in the op."""
+    """Stop derivatives at the statistics, through which the op itself has none."""
     floating = tuple(is_differentiable(type) for type in single.input_types)
     followed = differentiable_outputs(single, floating)
     if all(

@@ -433,10 +433,8 @@ def _drawn_at_once(single: Trace, batched: Mask, size: Dim) -> Trace:
     recorder = Recorder(track_no_grad=False, symbolic=_has_symbols(single, size))
     with recorder.running():
         values = _inputs(recorder, single, batched, size)
-        first, count = (
-            next(i for i, var in enumerate(single.inputs) if var in equation.operands),
-            recorder.mode.size(size),
-        )
+        first = next(i for i, var in enumerate(single.inputs) if var in equation.operands)
+        count = recorder.mode.size(size)
         rank = values[first].dim() - batched[first]
         for index, flag in enumerate(batched):
             missing = rank - (values[index].dim() - flag)

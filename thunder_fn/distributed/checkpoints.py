@@ -147,7 +147,7 @@ def _drop(path: Path) -> None:
 
 @contextmanager
 def _alone_quietly() -> Generator[None]:
-    """Do not warn of a process without others."""
+    """Suppress the warning for a process without others."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         yield

@@ -161,10 +161,8 @@ def group_of(mesh: Any) -> Group:
                 what, fix=f"Pass the dim to shard over, such as `mesh[{names[0]!r}]`."
             )
         if mesh.get_coordinate() is None:
-            own, ranks = (
-                torch.distributed.get_rank(),
-                ", ".join(map(str, mesh.mesh.flatten().tolist())),
-            )
+            own = torch.distributed.get_rank()
+            ranks = ", ".join(map(str, mesh.mesh.flatten().tolist()))
             what = f"this process, rank {own}, is not in the mesh, which has {ranks}"
             raise RewriteError(what, fix="Only the ranks of a mesh call what uses it.")
         join()

@@ -31,15 +31,7 @@ import torch.distributed as dist
 from thunder_fn import torch_internals as internals
 from thunder_fn.errors import DistributedError
 from thunder_fn.ir import ops
-from thunder_fn.ir.trace import (
-    Equation,
-    Literal,
-    TensorType,
-    Type,
-    Var,
-    python_arg,
-    type_of_value,
-)
+from thunder_fn.ir.trace import Equation, Literal, TensorType, Type, Var, python_arg, type_of_value
 
 SECONDS = 0.5
 PATIENCE = 4
@@ -118,10 +110,8 @@ class _Heart:
             self.store, self.stores, self.counts, self.said = store, self.stores + 1, Counter(), {}
         self.counts[topic] += 1
         count = self.counts[topic]
-        key, mine = (
-            f"thunder_fn {self.stores} {topic} {count % KEPT}",
-            f"{count} {dist.get_rank()} {what}",
-        )
+        key = f"thunder_fn {self.stores} {topic} {count % KEPT}"
+        mine = f"{count} {dist.get_rank()} {what}"
         try:
             said = store.compare_set(key, self.said.get(key, ""), mine).decode()
         except RuntimeError:  # the store is gone
@@ -249,8 +239,8 @@ def _watched(
     place: Callable[[], dict[str, Any]] = dict[str, Any],
     group: str | None = None,
 ) -> Generator[None]:
-    """Do as `watched` does. `where` describes this process to other ranks, `place` is the equation
-    and its source for the error; of a group only its ranks are missed.
+    """Watch as `watched` does. `where` describes this process to other ranks, `place` is the
+    equation and its source for the error. With a group, only its ranks can be missed.
     """
     _heart.where = where
     try:

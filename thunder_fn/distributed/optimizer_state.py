@@ -117,10 +117,8 @@ def _begin(optimizer: torch.optim.Optimizer) -> None:
         for param in group["params"]
         if param.requires_grad
     ]
-    gradients, rates = (
-        [param.grad for param in params],
-        [group["lr"] for group in optimizer.param_groups],
-    )
+    gradients = [param.grad for param in params]
+    rates = [group["lr"] for group in optimizer.param_groups]
     for param in params:
         param.grad = torch.zeros_like(param)
     for group in optimizer.param_groups:

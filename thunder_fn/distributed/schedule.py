@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from thunder_fn.distributed.ranks import GATHER, REDUCE, SCATTER, WAIT
 from thunder_fn.ir import ops
 from thunder_fn.ir.equations import made_at
-from thunder_fn.ir.trace import Atom, Equation, Trace, TraceBuilder, cut
-from thunder_fn.ir.walking import inline_into, put, rewritten
+from thunder_fn.ir.trace import Equation, Trace, cut
+from thunder_fn.ir.walking import unfolded
 
 
 def overlapped(trace: Trace, in_flight: int) -> Trace:
@@ -39,7 +39,7 @@ def overlapped(trace: Trace, in_flight: int) -> Trace:
         in_flight: at least 1. With 2, one block's parameters travel while another's are waited for
             or computed with. Where blocks follow each other, no more than 2 are whole.
     """
-    flat = unfolded(trace)
+    flat = with_collectives_unfolded(trace)
     return reordered(flat, tuple(_Schedule(flat, in_flight).order()))
 
 
@@ -55,19 +55,11 @@ class InFlight:
         return overlapped(trace, self.limit)
 
 
-def unfolded(trace: Trace) -> Trace:
+def with_collectives_unfolded(trace: Trace) -> Trace:
     """The trace without composites that hold collectives."""
-    while any(_holds(equation) for equation in trace.equations):
-        trace = rewritten(trace, _unfold)
+    while any(map(_holds, trace.equations)):
+        trace = unfolded(trace, _holds)
     return trace
-
-
-def _unfold(
-    builder: TraceBuilder, equation: Equation, operands: tuple[Atom, ...]
-) -> tuple[Atom, ...]:
-    if _holds(equation):
-        return inline_into(builder, equation.body, operands, equation.source)
-    return put(builder, equation, operands)
 
 
 def _holds(equation: Equation) -> bool:

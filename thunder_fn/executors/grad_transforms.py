@@ -366,10 +366,8 @@ def _cut(
     sums = [
         reduce(partial(_sum, builder), [cotangents[place] for place in places]) for places in given
     ]
-    fwd, bwd = (
-        handing_on(halves),
-        builder.build(inline_into(builder, halves.backward, (*residuals, *sums))),
-    )
+    fwd = handing_on(halves)
+    bwd = builder.build(inline_into(builder, halves.backward, (*residuals, *sums)))
     return fwd, bwd, numbered(flags)
 
 

@@ -260,10 +260,8 @@ def _while(writer: FunctionWriter, equation: Equation) -> Function:
     num_consts = loop.num_consts + len(once.trace.outputs)
     hoisted, carry = body.inputs[loop.num_consts : num_consts], body.inputs[num_consts:]
     test = replace(test, trace=with_more_inputs(test.trace, loop.num_consts, hoisted))
-    condition, block = (
-        writer.block(test),
-        writer.block(step, private_carries(body, num_consts, len(carry), step.region_of)),
-    )
+    condition = writer.block(test)
+    block = writer.block(step, private_carries(body, num_consts, len(carry), step.region_of))
     own = body.inputs[: loop.num_consts]
     lines = list(_hoisted(writer, once, own, hoisted))
     lines += [f"{var} = {_clone(writer)}({var})" for var in block.overwritten]

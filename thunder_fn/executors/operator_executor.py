@@ -242,7 +242,6 @@ def _replacement(transform: Function, single: Trace) -> Trace:
         raise ExecutorError(
             located_in(f"the execution transform {name} returned {texts}", equation)
         )
-    lines = tuple(
-        replace(one, source=equation.source) for one in captured.trace.equations
-    )  # the user's, not the transform's
+    # the user's, not the transform's
+    lines = tuple(replace(one, source=equation.source) for one in captured.trace.equations)
     return replace(captured.trace, equations=lines)

@@ -21,19 +21,12 @@ from thunder_fn.errors import InvalidTrace
 from thunder_fn.interpreters.noops import is_alias
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.equations import last_uses, operands_in
-from thunder_fn.ir.trace import (
-    Equation,
-    Op,
-    TensorType,
-    Trace,
-    Var,
-    vars_in,
-)
+from thunder_fn.ir.trace import Equation, Op, TensorType, Trace, Var, vars_in
 from thunder_fn.ir.walking import merged
 
 COPY = ops.leaf(torch.ops.aten.copy.default)
 CLONE = ops.leaf(torch.ops.aten.clone.default)
-"""To copy a value that nobody needs any more is to do nothing."""
+"""Ops that copy a value; if nobody reads the value afterwards, they need no copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +42,7 @@ class Aliases:
     covers: tuple[bool, ...]
 
     def family(self, var: Var) -> tuple[int, ...]:
-        """Every variable that may share memory with `var`."""
+        """Return every variable that may share memory with `var`."""
         mine = self.buffers[var.index]
         return tuple(index for index, buffers in enumerate(self.buffers) if mine & buffers)
 

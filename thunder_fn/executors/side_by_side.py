@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from thunder_fn.executors.base import FusionExecutor
 from thunder_fn.executors.regions import Group, grouped
-from thunder_fn.ir.trace import Atom, Equation, Trace, TraceBuilder
-from thunder_fn.ir.walking import inline_into, put, rewritten
+from thunder_fn.ir.trace import Equation, Trace
+from thunder_fn.ir.walking import unfolded
 
 MIN_TIMES = 3
 """So many regions of the same ops are one."""
@@ -37,16 +37,10 @@ def joined(trace: Trace, fusion: FusionExecutor, kind: str) -> tuple[Trace, tupl
     together, firsts = grouped(trace, groups, kind)
 
     def opened(equation: Equation) -> Equation:
-        if not any(inner.op.name == kind for inner in equation.bodies[0].equations):
+        is_region = lambda inner: inner.op.name == kind
+        if not any(map(is_region, equation.body.equations)):
             return equation
-        return replace(equation, bodies=(rewritten(equation.body, step),))
-
-    def step(
-        builder: TraceBuilder, equation: Equation, operands: tuple[Atom, ...]
-    ) -> tuple[Atom, ...]:
-        if equation.op.name != kind:
-            return put(builder, equation, operands)
-        return inline_into(builder, equation.body, operands, equation.source)
+        return replace(equation, bodies=(unfolded(equation.body, is_region),))
 
     equations = tuple(one if one.op.name != kind else opened(one) for one in together.equations)
     return replace(together, equations=equations), firsts

@@ -29,6 +29,7 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture.generators import generators_of, random_state
 from thunder_fn.errors import VerificationError
 from thunder_fn.ir import ops
+from thunder_fn.ir.scoped import setting
 from thunder_fn.ir.trace import Trace
 
 Run = Callable[..., tuple[Any, ...]]
@@ -78,11 +79,8 @@ def guarded(
     def checked(*inputs: Any) -> tuple[Any, ...]:
         _check_layouts("is given", inputs[: len(strides)], strides)
         buffers = list[torch.Tensor]()
-        token = _BUFFERS.set(buffers)
-        try:
+        with setting(_BUFFERS, buffers):
             outputs = run(*inputs)
-        finally:
-            _BUFFERS.reset(token)
         for whole in buffers:
             _check_canaries(whole)
         if outputs is not None:

@@ -239,9 +239,8 @@ class _Emitter:
         self.donated, self.last = tuple(donated or ()), last_uses(flat.trace)
         plan = plan_reuse(flat.trace, self.donated, finals, flat.region_of)
         plan = plan if donated is not None else NO_REUSE
-        self.reuse = (
-            plan if below_autograd else replace(plan, given={})
-        )  # autograd may have kept an operand
+        # autograd may have kept an operand
+        self.reuse = plan if below_autograd else replace(plan, given={})
         self.below_autograd = below_autograd
         self.names = names or Names(identifier(flat.trace.name))
         self.name = self.names.name
@@ -413,13 +412,8 @@ class _Emitter:
         write = function_of(equation)
         if write is not None:
             numbers = numbers_read(equation)
-            name, parts = (
-                self.written(write, equation, numbers),
-                [
-                    *numbers,
-                    *map(str, equation.operands),
-                ],
-            )
+            name = self.written(write, equation, numbers)
+            parts = [*numbers, *map(str, equation.operands)]
         else:
             rule, bodies = EVALUATE.of(equation), equation.bodies
             numbers = tuple(

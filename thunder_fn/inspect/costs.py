@@ -153,7 +153,7 @@ class CostReport(Shown):
 
     @cached_property
     def total(self) -> Cost:
-        """All of it."""
+        """The sum over all ops."""
         return sum((cost for _, cost in self.equations), FREE)
 
     @cached_property
@@ -277,7 +277,4 @@ def device_of(found: Chain) -> torch.device:
 
 
 def _variables(found: Chain) -> list[Var]:
-    return [
-        *found.trace.inputs,
-        *bound(found.trace.equations),
-    ]
+    return [*found.trace.inputs, *bound(found.trace.equations)]

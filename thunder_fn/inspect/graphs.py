@@ -69,7 +69,7 @@ def graph(f: Trace | Callable[..., Any], /, *args: Any, **kwargs: Any) -> Pictur
     In a trace of more than 2,000 equations, consecutive equations of a module are one box, at a
     depth that gives at most so many. Without modules, equal runs of equations are boxes.
 
-    Law: equal traces have equal pictures.
+    Law: pictures of equal traces differ only in names and in lines of source.
 
     Raises:
         MissingExtra: igraph is not installed.

@@ -94,7 +94,7 @@ class Run:
 
     @property
     def buffers(self) -> list[Buffer]:
-        """All memory of the program."""
+        """Return all buffers of the program."""
         return [*self.made.values(), *self.scratch]
 
     def storages(self, atoms: Iterable[Any]) -> set[int]:

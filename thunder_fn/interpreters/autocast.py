@@ -157,9 +157,8 @@ class _Casting:
     def _leaf(self, equation: Equation, operands: tuple[Atom, ...]) -> tuple[Atom, ...]:
         if _same_types(equation, operands):
             return self._add(equation, operands, equation.output_types)
-        is_backward = (
-            "_backward." in equation.op.name
-        )  # its kernel takes one precision, whatever its types promise
+        # its kernel takes one precision, whatever its types promise
+        is_backward = "_backward." in equation.op.name
         if equation.op not in facts.PARAMETERS_MAY_BE_WIDER and (
             is_backward or not ops.is_pointwise(equation.op)
         ):

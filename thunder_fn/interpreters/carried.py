@@ -21,10 +21,8 @@ from thunder_fn.ir.trace import (
     num_vars,
 )
 
-_AS_TENSOR, _AS_NUMBER = (
-    Op("leaf", "aten.scalar_tensor.default"),
-    Op("leaf", "aten._local_scalar_dense.default"),
-)
+_AS_TENSOR = Op("leaf", "aten.scalar_tensor.default")
+_AS_NUMBER = Op("leaf", "aten._local_scalar_dense.default")
 _DTYPES: dict[type, torch.dtype] = {int: torch.int64, float: torch.float64, bool: torch.bool}
 
 

@@ -42,10 +42,7 @@ from thunder_fn.ir.walking import put, rewritten
 from thunder_fn.structured.checkpoint import alone
 
 Tensor = torch.Tensor
-_NAMES = (
-    *("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale"),
-    "enable_gqa",
-)
+_NAMES = (*("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale"), "enable_gqa")
 
 
 # ---- the positions of a rank ----
@@ -86,7 +83,7 @@ class Positions:
         return own[0] if len(own) == 1 else torch.cat(own, dim)
 
     def joined(self, parts: Sequence[Tensor], dim: int) -> Tensor:
-        """All positions, from the parts of all ranks: the inverse of `part`."""
+        """Join the parts of all ranks to all positions: the inverse of `part`."""
         if not self.balanced:
             return torch.cat(list(parts), dim)
         front, back = zip(*(part.chunk(2, dim) for part in parts), strict=True)

@@ -62,12 +62,10 @@ class Fsdp:
 @memo(4096)
 def sharded(step: Fsdp, type: TensorType, company: Company) -> Representation:
     """A parameter of this type of which every rank keeps some rows."""
-    size, rank, rows, shape = (
-        step.group.size,
-        step.group.rank,
-        rows_of(type, step.group.size),
-        static_shape(type),
-    )
+    size = step.group.size
+    rank = step.group.rank
+    rows = rows_of(type, step.group.size)
+    shape = static_shape(type)
 
     def encode(w: torch.Tensor) -> torch.Tensor:
         w = w.reshape(shape or (1,))

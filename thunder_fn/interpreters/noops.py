@@ -16,15 +16,7 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.equations import needed
 from thunder_fn.ir.memos import kept_of_ops, memo
-from thunder_fn.ir.trace import (
-    Arg,
-    Equation,
-    Literal,
-    Op,
-    TensorType,
-    Trace,
-    Var,
-)
+from thunder_fn.ir.trace import Arg, Equation, Literal, Op, TensorType, Trace, Var
 from thunder_fn.ir.walking import merged
 
 Makers = dict[int, Equation]

@@ -97,9 +97,8 @@ def _halves(
         )
     dce = DCE.of(equation)
     first, second = dce(equation, flags)[0], dce(equation, tuple(not flag for flag in flags))[0]
-    own = {
-        var.index for var in first.outputs
-    }  # a loop keeps the carries that it needs in both halves
+    # a loop keeps the carries that it needs in both halves
+    own = {var.index for var in first.outputs}
     outputs = tuple(
         Var(next(fresh), var.type) if var.index in own else var for var in second.outputs
     )

@@ -112,8 +112,25 @@ class _Rule:
         """Test whether the rule tells a cotangent that is absent from zeros
         (`set_materialize_grads(False)`).
         """
-        literals = (arg.value for _, arg in self.equation.kwargs if isinstance(arg, Literal))
-        return any("absent" in getattr(value, "asks", ()) for value in literals)
+        return any("absent" in getattr(value, "asks", ()) for value in self.literals)
+
+    @property
+    def is_of_values(self) -> bool:
+        """Test for a rule whose residuals are what its `fwd` computes, as in JAX: of an output
+        among them the derivative is that of `fwd`, not the rule's.
+        """
+        flags = (getattr(value, "ignores_closures", True) for value in self.literals)
+        return self.equation.op.name == "custom_vjp" and not all(flags)
+
+    @property
+    def literals(self) -> list[Any]:
+        """The values in the equation that are no tensors."""
+        return [arg.value for _, arg in self.equation.kwargs if isinstance(arg, Literal)]
+
+    @property
+    def is_computed_again(self) -> bool:
+        """Test whether a derivative of the backward takes residuals from the operands anew."""
+        return self.split.num_extra > 0 or (self.is_of_values and bool(self.reads("output")))
 
     def reads(self, kind: str) -> set[int]:
         """The inputs, outputs and extra results that the backward reads."""
@@ -143,7 +160,7 @@ class _Ruled(torch.autograd.Function):
         others = (value for value in (*fixed, *output[count:]) if isinstance(value, torch.Tensor))
         internals.mark_non_differentiable(ctx, others)
         ctx.set_materialize_grads(not ctx.rule.sees_absent)
-        is_whole = ctx.rule.split.num_extra or ctx.rule.sees_absent
+        is_whole = ctx.rule.is_computed_again or ctx.rule.sees_absent
         given = range(len(operands)) if is_whole else ctx.rule.reads("input")
         results = {*ctx.rule.reads("output"), *range(count, len(output))}
         # and nothing else, since a collective writes to its result after this
@@ -156,10 +173,8 @@ class _Ruled(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
         rule: _Rule = ctx.rule
-        operands, results = (
-            ctx.saved_tensors[: len(rule.flags)],
-            ctx.saved_tensors[len(rule.flags) :],
-        )
+        operands = ctx.saved_tensors[: len(rule.flags)]
+        results = ctx.saved_tensors[len(rule.flags) :]
         split, active = rule.split, rule.active
         absent = any(value is None for value, flag in zip(cotangents, active, strict=False) if flag)
         if absent:
@@ -167,10 +182,11 @@ class _Ruled(torch.autograd.Function):
                 flag and value is not None for value, flag in zip(cotangents, active, strict=False)
             )
             split = forward_backward(alone(rule.equation), rule.flags, active)
-        if absent or (torch.is_grad_enabled() and split.num_extra):
+        if absent or (torch.is_grad_enabled() and rule.is_computed_again):
             with rule.again():
-                extras = evaluate(split.forward, operands)[len(active) :]
-            results = (*results[: len(active)], *extras)
+                again = evaluate(split.forward, operands)
+            count = 0 if torch.is_grad_enabled() and rule.is_of_values else len(active)
+            results = (*results[:count], *again[count:])
         given = [value for value, flag in zip(cotangents, active, strict=False) if flag]
         found = evaluate(split.backward, (*split.residual_values(operands, results), *given))
         return (None, *split.gradients_in(found, rule.flags))

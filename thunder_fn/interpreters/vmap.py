@@ -21,16 +21,7 @@ from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import ops
 from thunder_fn.ir.memos import memo
 from thunder_fn.ir.rules import VMAP, Mask
-from thunder_fn.ir.trace import (
-    Atom,
-    Dim,
-    Equation,
-    Literal,
-    TensorType,
-    Trace,
-    TraceBuilder,
-    Var,
-)
+from thunder_fn.ir.trace import Atom, Dim, Equation, Literal, TensorType, Trace, TraceBuilder, Var
 from thunder_fn.ir.walking import inline_into, put, walk
 
 MOVEDIM = ops.leaf(torch.ops.aten.movedim.int)

@@ -327,10 +327,8 @@ def fake_result(
         symbolic_dispatch() if symbolic else nullcontext(),
         mode,
     ):
-        operands, options = (
-            [_fake(mode, arg) for arg in args],
-            {key: _fake(mode, arg) for key, arg in kwargs},
-        )
+        operands = [_fake(mode, arg) for arg in args]
+        options = {key: _fake(mode, arg) for key, arg in kwargs}
         return call_on_fakes(ops.overload(op), *operands, **options)
 
 

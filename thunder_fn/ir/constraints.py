@@ -209,10 +209,8 @@ def pinned(single: Trace) -> Trace | None:
     def number(arg: Any) -> Any:
         return Literal(hint_of(arg.value)) if _is_symbol(arg) else arg
 
-    args, kwargs = (
-        tuple(map(number, equation.args)),
-        tuple((key, number(arg)) for key, arg in equation.kwargs),
-    )
+    args = tuple(map(number, equation.args))
+    kwargs = tuple((key, number(arg)) for key, arg in equation.kwargs)
     new = Equation(equation.op, args, kwargs, equation.outputs, source=equation.source)
     constraints = tuple(map(equals_hint, found))
     return Trace(single.inputs, (new,), single.outputs, (), constraints)

@@ -60,8 +60,7 @@ FILLS = Leaves(
 """Ops that fill a tensor like their only operand with random numbers, whatever was in it."""
 
 DRAWS = FILLS | Leaves(
-    "bernoulli normal poisson binomial",
-    "thunder_fn.key_normal thunder_fn.key_uniform",
+    "bernoulli normal poisson binomial", "thunder_fn.key_normal thunder_fn.key_uniform"
 )
 """Ops whose floating results are random numbers: they have no derivative in reverse mode."""
 

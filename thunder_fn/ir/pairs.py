@@ -110,10 +110,8 @@ def through_bodies(
         (var.type, *(companion.types(var.type) if ("result", i) in marked else ()))
         for i, var in enumerate(equation.outputs)
     ]
-    args, flat = (
-        tuple(a for slots in given for a in slots),
-        tuple(type for group in types for type in group),
-    )
+    args = tuple(a for slots in given for a in slots)
+    flat = tuple(type for group in types for type in group)
     supply = iter(
         builder.add(equation.op, args, flat, kwargs=kwargs, bodies=bodies, source=equation.source)
     )

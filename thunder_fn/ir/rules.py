@@ -219,7 +219,7 @@ TABLES: tuple[Rules[Any], ...] = (
     *(CHECK, EVALUATE, VJP, JVP, VMAP, DCE, LOWER, PARTIAL_EVAL),
     *(INVARIANT, SLICED, FREE_TYPES),
 )
-"""All tables of rules for structured ops."""
+"""The tables of rules for structured ops."""
 
 
 def lowered(equation: Equation) -> Trace | None:

@@ -202,6 +202,22 @@ def rewritten(
     return builder.build(walk(builder, trace, arguments, partial(step, builder)))
 
 
+def unfolded(trace: Trace, is_open: Callable[[Equation], bool]) -> Trace:
+    """Return the trace with the bodies of some composites in place of their calls.
+
+    Law: same values, bitwise. Bodies are left as they are.
+    """
+
+    def step(
+        builder: TraceBuilder, equation: Equation, operands: tuple[Atom, ...]
+    ) -> tuple[Atom, ...]:
+        if is_open(equation):
+            return inline_into(builder, equation.body, operands, equation.source)
+        return put(builder, equation, operands)
+
+    return rewritten(trace, step)
+
+
 def merged(
     trace: Trace,
     same: Callable[[Equation], Sequence[Var] | None],
@@ -276,7 +292,7 @@ def _with_own_names(builder: TraceBuilder, trace: Trace) -> Trace:
 
 @fact
 def _mentioned(trace: Trace) -> frozenset[sympy.Basic]:
-    """All symbols in a trace and in its bodies, those that bodies find among them."""
+    """Return all symbols of a trace and its bodies, including sizes that bodies find."""
     inside = (_mentioned(body) for equation in trace.equations for body in equation.bodies)
     known = symbols_in((trace.inputs, trace.equations, trace.outputs, trace.constraints))
     return frozenset(known).union(*inside)

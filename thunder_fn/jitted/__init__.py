@@ -192,30 +192,36 @@ def jit(**options: Unpack[JitOptions]) -> Jit:
 
 
 def jit(f: Callable[..., Any] | None = None, **options: Unpack[JitOptions]) -> Any:
-    """Trace a function when it is called with a new kind of arguments; call its program from then
-    on.
+    """Trace a function at its first call with arguments of a kind; run the program from then on.
 
     Law: ``jit(f)(*args)`` is ``f(*args)``, and ``jit(jit(f))`` is ``jit(f)``.
 
-    Tensors are told apart by class, dtype, shape, strides, device and requires_grad, and by whether
-    one is passed twice; plain values by type and value; other objects, such as the `self` of a
-    method, by identity, and what f reads of them is guarded. A size or number that changes between
-    calls becomes a symbol of the program. Tensors that f closes over are used by reference. If a
-    value that f reads from outside changes, such as a global number or a module's `training`, f is
-    traced again. Both programs are kept. `constant(value)` bakes a value in. Side effects on
-    Python's own objects, such as `print` or an attribute that f sets, happen once, while tracing.
-    `jit(f).lower(*args)` makes the programs of a call ahead of time: `text()`, `cost()`,
-    `memory()`, `compile()`. Lists and dicts among the arguments get what f puts into them or takes
-    out. f has copies of other containers, such as dataclasses; to change one is an error.
+    The kind of a tensor is its class, dtype, shape, strides, device and `requires_grad`, and
+    whether it is passed twice. Plain values count by type and value. Other objects, such as the
+    `self` of a method, count by identity, and what f reads of them is guarded. A size or number
+    that changes between calls becomes a symbol of the program.
+
+    Tensors that f closes over are used by reference. If another value that f reads from outside
+    changes, such as a global number or a module's `training`, f is traced again, and both programs
+    are kept. `constant(value)` bakes a value in.
+
+    Side effects on Python's own objects, such as `print` or a log, happen once, while tracing.
+    A tensor that f stores outside is stored in each call. Lists and dicts among the arguments get
+    what f puts into them or takes out. Other containers, such as dataclasses, are copies in f; it
+    is an error to change one.
+
+    `jit(f).lower(*args)` makes the programs of a call ahead of time. It has `text()`, `cost()`,
+    `memory()` and `compile()`.
 
     Args:
-        f: any PyTorch callable. Left out, `jit` gives a decorator: `@jit(static_argnums=1)`.
+        f: any PyTorch callable. If omitted, return a decorator: `@jit(static_argnums=1)`.
         executors: what runs the program, in order of priority: values such as
             `OperatorExecutor("mine")` or names of registered ones. The torch executor runs the
             rest.
-        numerics: how far results may be from eager's: executors labelled otherwise are left out,
-            transforms refused, in jitted functions that f calls too. `"bitwise"`, `"reassociating"`
-            (sums and products in another order) or `"precision-changing"`, which allows all.
+        numerics: how far results may be from eager's: `"bitwise"`, `"reassociating"` (sums and
+            products in another order) or `"precision-changing"`, which allows all. Executors with
+            a weaker label are left out, and such transforms are refused. This holds for jitted
+            functions that f calls, too.
         verify: run every program beside `evaluate`, and raise a VerificationError that names the
             first equation whose executor is farther off than its label says. Slow.
         transforms: functions from Trace to Trace, applied in order to what was traced.
@@ -224,14 +230,13 @@ def jit(f: Callable[..., Any] | None = None, **options: Unpack[JitOptions]) -> A
         cache: `"constant values"` traces for the sizes and numbers at hand. When some of them
             change, it traces once more, for all values of these. `"symbolic values"` traces for all
             sizes and numbers at once. Decisions of f that depend on them are checked, and f is
-            traced again where they come out otherwise. `"same input"` checks nothing after the
-            first call, the caller promises that all arguments are alike; `"no caching"` traces
-            every call.
-        dynamic: False traces `"constant values"` anew for every size and number. A dict says it by
-            argument, which is a position or a name: `{"x": {0: (2, 512), 1: True}, "n": False}`.
-            The first dim of x is a symbol from the first call on, between bounds, the second
-            without, and n never is. Programs are made knowing the bounds, `x.shape[0] < 1000` is no
-            question then; a call outside them gets a program of its own.
+            traced again if one differs. `"same input"` checks nothing after the first call: the
+            caller promises that all arguments are alike. `"no caching"` traces every call.
+        dynamic: False traces `"constant values"` anew for every size and number. A dict has an
+            answer for each argument, by position or name: `{"x": {0: (2, 512), 1: True}, "n":
+            False}`. Here the first dim of x is a symbol with bounds from the first call on, the
+            second one without, and n is never a symbol. A program uses its bounds, so `x.shape[0] <
+            1000` is no decision. A call outside the bounds gets a program of its own.
         static_argnums: arguments that are baked in, by hash and equality. They can be any hashable
             value. If f names its arguments, they are static when they are passed by name, too.
         static_argnames: the same by name, keyword-only arguments among them.
@@ -474,7 +479,7 @@ def explain_misses(f: Callable[..., Any]) -> list[Miss]:
 def cache_info(f: Callable[..., Any]) -> CacheInfo:
     """Hits, misses, size and greatest size of a jitted function's cache.
 
-    Law: a call that returns adds one to the hits or one to the misses.
+    Law: a call that runs a program adds one to the hits, or to the misses if it made the program.
 
     Raises:
         JitError: f is no jitted function.

@@ -67,11 +67,10 @@ def beside(program: Any, known: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def places_of(call: Call) -> dict[Place, Any]:
-    """Every place of a call that can be dynamic, and its value: sizes of arguments, ints and
-    floats.
+    """Return each place of a call that can be dynamic, and its value: sizes, ints and floats.
 
-    Parameters of modules keep their sizes, and a bool has two values: a program for each is what a
-    question would give.
+    Parameters of modules keep their sizes. A bool is not dynamic, since asking for it would give a
+    program for each of its two values anyway.
     """
     found: dict[Place, Any] = {}
     for index, leaf in enumerate(call.leaves):

@@ -299,10 +299,8 @@ def _read_transforms(value: Any) -> tuple[Transform, ...]:
 
 
 def _read_lookasides(value: Any) -> tuple[Lookaside, ...]:
-    given, seen = (
-        _several(value, "lookasides", isinstance(value, Lookaside)),
-        dict[Any, Lookaside](),
-    )
+    given = _several(value, "lookasides", isinstance(value, Lookaside))
+    seen = dict[Any, Lookaside]()
     for lookaside in given:
         if not isinstance(lookaside, Lookaside):
             raise JitError(

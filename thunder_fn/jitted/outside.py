@@ -22,7 +22,10 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture.failures import source_of
 from thunder_fn.capture.generators import state_error
 from thunder_fn.capture.kept_state import KeptState
+from thunder_fn.capture.outside.edges import Edge, is_same, look
 from thunder_fn.capture.outside.frames import observed_by
+from thunder_fn.capture.outside.kinds import progress_of
+from thunder_fn.capture.outside.reached import MAX_ARRAY_BYTES
 from thunder_fn.capture.outside.reads import (
     ABSENT,
     ARRAYS,
@@ -35,14 +38,7 @@ from thunder_fn.capture.outside.reads import (
     seen,
     tracked,
 )
-from thunder_fn.capture.outside.values import (
-    MAX_ARRAY_BYTES,
-    Edge,
-    Watch,
-    is_same,
-    look,
-    progress_of,
-)
+from thunder_fn.capture.outside.watch import Watch
 from thunder_fn.errors import OutsideWarning, UnsupportedCall, callable_name, kind_of, located
 from thunder_fn.ir.text import escaped
 from thunder_fn.ir.trace import Literal

@@ -33,13 +33,7 @@ from thunder_fn.ir.trace import static_shape, type_of_value
 from thunder_fn.jitted import Jitted, Options
 from thunder_fn.jitted.modules.module import STATE, Latest, is_jitted, jit_of
 from thunder_fn.parameters.clipping import clip_factor, norm_over_ranks
-from thunder_fn.parameters.initialising import (
-    Init,
-    Safetensors,
-    from_weights,
-    initialised,
-    reset,
-)
+from thunder_fn.parameters.initialising import Init, Safetensors, from_weights, initialised, reset
 from thunder_fn.parameters.rewritten import Rewritten, checked
 from thunder_fn.parameters.skeleton import (
     OnState,
@@ -383,10 +377,8 @@ class RewrittenModule(torch.nn.Module):
         if state.keys() & set(split.names) - set(self._layout.names):
             return self._load_parts(split, state)
         current = self.state_dict()
-        missing, unknown = (
-            sorted(current.keys() - state.keys()),
-            sorted(state.keys() - current.keys()),
-        )
+        missing = sorted(current.keys() - state.keys())
+        unknown = sorted(state.keys() - current.keys())
         wrong = [
             f"  {name}: expected shape {tuple(value.shape)}, given {tuple(state[name].shape)}"
             for name, value in current.items()

@@ -11,12 +11,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.api.calling import Transformed
 from thunder_fn.api.captures import Plan, planned
-from thunder_fn.api.gradients import (
-    check_loss,
-    differentiated_leaves,
-    input_mask,
-    leaves_of,
-)
+from thunder_fn.api.gradients import check_loss, differentiated_leaves, input_mask, leaves_of
 from thunder_fn.capture import EVERY_LEAF, Captured, capture, current, pytree
 from thunder_fn.capture.apply import without_values
 from thunder_fn.capture.rewriting import is_to_be_fused

@@ -162,10 +162,7 @@ class Rewritten(Transformed):
         def runs(layout: Layout) -> Iterator[tuple[Trace, list[Any]]]:
             for inputs in checked(samples):
                 compute = layout.rewritten(self._captured(params.layout, inputs, {}).trace).compute
-                yield (
-                    compute,
-                    pytree.tensors_in(inputs),
-                )
+                yield (compute, pytree.tensors_in(inputs))
 
         return calibrated(params, runs)
 

@@ -150,10 +150,7 @@ def with_links(hardware: Hardware, ranks: int) -> Hardware:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(ranks)}
         started = [
             subprocess.Popen(
-                command,
-                env={**environment, "RANK": str(rank)},
-                stdout=subprocess.PIPE,
-                text=True,
+                command, env={**environment, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True
             )
             for rank in range(ranks)
         ]

@@ -76,7 +76,7 @@ class Timeline:
 
     @property
     def flops(self) -> int:
-        """All operations."""
+        """The operations of all ops."""
         return sum(count for _, count in self.flops_by_dtype)
 
     @property

@@ -57,7 +57,7 @@ class TraceWriter:
         self._tensors: dict[int, int] = {}
 
     def data(self) -> dict[str, Any]:
-        """All tables but the tensors."""
+        """The tables without the tensors."""
         symbols, expressions = self.numbers.checked()
         return {"symbols": symbols, "expressions": expressions, **self.tables}
 

@@ -131,12 +131,7 @@ def _numpy_dtype(name: str) -> Any:
 
 
 def _read_named(kind: str, item: Any) -> Any:
-    tables = {
-        "dtype": DTYPES,
-        "layout": _LAYOUTS,
-        "memory_format": _FORMATS,
-        "policy": _POLICIES,
-    }
+    tables = {"dtype": DTYPES, "layout": _LAYOUTS, "memory_format": _FORMATS, "policy": _POLICIES}
     if kind in tables:
         if item not in tables[kind]:
             raise unreadable(f"{item!r} is no {kind} of this version")

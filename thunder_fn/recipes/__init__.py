@@ -7,22 +7,12 @@ would write them. A new family of models is one recipe, registered by name and c
 
 from __future__ import annotations
 
-from thunder_fn.recipes import (
-    command,
-    huggingface,
-    plugins,
-    vision,
-)
+from thunder_fn.recipes import command, huggingface, plugins, vision
 from thunder_fn.recipes.default import Default
 from thunder_fn.recipes.dynamo import backend
 from thunder_fn.recipes.entry import compile
 from thunder_fn.recipes.recipe import Assembly, Config, Recipe
-from thunder_fn.recipes.registry import (
-    for_model,
-    get,
-    list_recipes,
-    register,
-)
+from thunder_fn.recipes.registry import for_model, get, list_recipes, register
 
 list = list_recipes
 

@@ -188,10 +188,8 @@ def example_inputs(model: Any, batch: int = 2, length: int = 32) -> dict[str, An
         case "input_ids":
             found = ids()
         case "pixel_values":
-            size, channels = (
-                _of_images(config, "image_size", IMAGE),
-                _of_images(config, "num_channels", 3),
-            )
+            size = _of_images(config, "image_size", IMAGE)
+            channels = _of_images(config, "num_channels", 3)
             found = torch.randn(
                 batch, channels, *(size if isinstance(size, list | tuple) else (size, size))
             )

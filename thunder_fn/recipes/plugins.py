@@ -201,14 +201,14 @@ class Distributed(Recipe):
 
 @register
 class Fsdp(Distributed):
-    """Each rank keeps some rows of each parameter. See `fsdp`."""
+    """Shard each parameter by rows over the ranks. See `fsdp`."""
 
     name, rival, rewrite = "fsdp", "ddp", staticmethod(fsdp)
 
 
 @register
 class Ddp(Distributed):
-    """Each rank keeps all parameters, and gradients are reduced. See `ddp`."""
+    """Keep all parameters on each rank, and reduce the gradients. See `ddp`."""
 
     name, rival, rewrite = "ddp", "fsdp", staticmethod(ddp)
 

@@ -42,12 +42,7 @@ from thunder_fn.jitted.options import ELSEWHERE, Config as Config, unknown
 from thunder_fn.jitted.transforms import Transform, as_transform, in_order
 from thunder_fn.recipes.captured import GRAPHS
 from thunder_fn.recipes.explaining import explain, name_of
-from thunder_fn.recipes.questions import (
-    Frontend as Frontend,
-    answer,
-    check_names,
-    sequence,
-)
+from thunder_fn.recipes.questions import Frontend as Frontend, answer, check_names, sequence
 
 Model = Callable[..., Any]
 ADDED = ("transforms", "executors", "operators", "lookasides", "frontend")
@@ -185,7 +180,7 @@ class Recipe(metaclass=_MadeOnce):
 
     @final
     def assemble(self, model: Model) -> Assembly:
-        """All answers, validated and in order. Not to be overridden: override the questions.
+        """Validate and order all answers. Override the questions, not this method.
 
         Raises:
             TraitError: transforms or executors contradict each other; names both.
@@ -223,12 +218,10 @@ class Addition(Recipe):
         frontend: Frontend | None,
         config: tuple[tuple[str, Any], ...],
     ) -> None:
-        self.transforms, self.executors, self.operators, self.lookasides = (
-            transforms,
-            executors,
-            operators,
-            lookasides,
-        )
+        self.transforms = transforms
+        self.executors = executors
+        self.operators = operators
+        self.lookasides = lookasides
         self.frontend, self.config = frontend, config
 
     def setup_operators(self) -> Sequence[Executor]:

@@ -26,7 +26,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import TENSOR, Captured, current, pytree
-from thunder_fn.capture.numbers.python_numbers import running, running_shape
+from thunder_fn.capture.numbers.python_numbers import running, running_shape, running_zeros
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.replaced.autograd_functions import once
 from thunder_fn.capture.replaced.lookasides import divert, original_of
@@ -149,10 +149,8 @@ class FunctionCall(Call):
             tensor.clone() if index in self.copied else tensor
             for index, tensor in enumerate(tensors)
         ]
-        context, args = (
-            self.context([type_of_value(tensor) for tensor in tensors]),
-            self.args(given),
-        )
+        context = self.context([type_of_value(tensor) for tensor in tensors])
+        args = self.args(given)
         if self.has_setup:
             output = self.function.forward(*args)
             self.function.setup_context(context, tuple(args), output)
@@ -485,7 +483,7 @@ def _cotangent(given: Iterator[Any], type: Type, is_absent: bool) -> Any:
 
 def _zeros(type: Type) -> torch.Tensor:
     assert isinstance(type, TensorType), "a tensor has such a type"
-    return torch.zeros(running_shape(type), dtype=type.dtype, device=type.device)
+    return running_zeros(type)
 
 
 _ONCE = torch.autograd.function.once_differentiable(lambda ctx: None).__code__
@@ -561,7 +559,8 @@ def _apply(
     """Record a call as an equation. If it cannot be one, record what `original` does."""
     signature = inspect.signature(cls.forward) if internals.has_setup_context(cls) else None
     call, tensors = calls.make_call(FunctionCall, cls, signature, (), args, kwargs)
-    call = replace(call, required=tuple(tensor.requires_grad for tensor in tensors))
+    with internals.no_torch_function():  # at any level: each asks for its own gradients
+        call = replace(call, required=tuple(tensor.requires_grad for tensor in tensors))
     try:
         return bind_call(recorder, call, tensors)
     except CaptureError as error:

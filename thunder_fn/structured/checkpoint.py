@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import traceback
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -75,16 +76,7 @@ from thunder_fn.ir.rules import (
 )
 from thunder_fn.ir.symbols import finders
 from thunder_fn.ir.text import shown
-from thunder_fn.ir.trace import (
-    Atom,
-    Equation,
-    Literal,
-    Op,
-    Trace,
-    cut,
-    identity_of,
-    type_of_value,
-)
+from thunder_fn.ir.trace import Atom, Equation, Literal, Op, Trace, cut, identity_of, type_of_value
 from thunder_fn.structured.barrier import behind_barrier
 from thunder_fn.structured.shared.bind import bind
 from thunder_fn.structured.shared.bodies import capture_bodies
@@ -298,13 +290,11 @@ def _leave(error: BaseException) -> None:
     """Leave the contexts of a checkpoint whose function has raised. PyTorch 2.12 keeps them open as
     long as the error lives.
     """
-    entry = error.__traceback__
-    while entry is not None:
-        if entry.tb_frame.f_code.co_filename == torch.utils.checkpoint.__file__:
-            opened = entry.tb_frame.f_locals.get("gen")
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code.co_filename == torch.utils.checkpoint.__file__:
+            opened = frame.f_locals.get("gen")
             if isinstance(opened, types.GeneratorType):
                 opened.close()
-        entry = entry.tb_next
 
 
 class _Noting(TorchFunctionMode):

@@ -33,16 +33,7 @@ from thunder_fn.ir.rules import (
     Split,
     keep_all,
 )
-from thunder_fn.ir.trace import (
-    Dim,
-    Equation,
-    Op,
-    Trace,
-    TraceBuilder,
-    Type,
-    Var,
-    type_of_value,
-)
+from thunder_fn.ir.trace import Dim, Equation, Op, Trace, TraceBuilder, Type, Var, type_of_value
 from thunder_fn.structured.shared.bind import bind
 
 NAME = Op("structured", "checkpoint_name")

@@ -18,6 +18,7 @@ from typing import Any, Literal as Choice, TypeVar, TypeVarTuple, overload
 
 import torch
 
+from thunder_fn import torch_internals as internals
 from thunder_fn.capture import current, pytree
 from thunder_fn.capture.replaced.lookasides import divert
 from thunder_fn.derived.leaf_vjp import is_differentiable
@@ -72,6 +73,7 @@ from thunder_fn.structured.shared.bodies import (
     agreed,
     capture_bodies,
     check_functions,
+    check_takes,
     decided,
     described,
     index as chosen_index,
@@ -150,7 +152,7 @@ def _bind(
 
 @INVARIANT.rule("cond", "switch")
 def cond_constants_rule(equation: Equation) -> Mask:
-    """All but the choice."""
+    """Mark every operand but the predicate: branches take them as they are."""
     return (False, *(True for _ in equation.operands[1:]))
 
 
@@ -227,16 +229,14 @@ def _passed_through(equation: Equation, index: int) -> int | None:
 def _loop(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tuple[Trace, Mask]:
     """A scan over the examples, each of which runs the one branch that it takes."""
     for body in equation.bodies:
-        batch(
-            body, batched[1:], size, randomness
-        )  # refuses random numbers where they are not allowed
+        # refuses random numbers where they are not allowed
+        batch(body, batched[1:], size, randomness)
         if randomness == "same" and ops.has_side_effect(equation):
             return _select(equation, batched, size, randomness)
     builder, step = TraceBuilder(f"loop_{equation.op.name}"), TraceBuilder(equation.op.name)
     types = equation.operand_types
-    order = sorted(
-        range(len(types)), key=lambda i: batched[i]
-    )  # consts, then what each example has of its own
+    # consts, then what each example has of its own
+    order = sorted(range(len(types)), key=lambda i: batched[i])
     inner = {i: step.input(types[i]) for i in order}
     results = step.add(
         equation.op,
@@ -366,10 +366,11 @@ def cond(
     """
     recorder, options = current(), _options("cond", batched)
     check_functions("cond", true_fn=true_fn, false_fn=false_fn)
-    operands, pred = (
-        operand_tuple("cond", "operands", operands),
-        predicate("cond", pred, "predicate"),
-    )
+    operands = operand_tuple("cond", "operands", operands)
+    pred = predicate("cond", pred, "predicate")
+    check_takes("cond", f"its {len(operands)} operands", len(operands), true_fn, false_fn)
+    if recorder is None and isinstance(pred, torch.Tensor) and internals.is_make_fx():
+        return internals.pytorchs("cond", pred, true_fn, false_fn, operands)
     if recorder is None or not isinstance(pred, torch.Tensor):
         return own_memory((true_fn if decided("cond", pred, bool) else false_fn)(*operands))
     return _choose(recorder, COND, pred, (true_fn, false_fn), operands, options)
@@ -393,11 +394,7 @@ def switch(
 ) -> R: ...
 @overload
 def switch(
-    index: Any,
-    branches: torch.nn.ModuleList,
-    operands: Any = (),
-    *,
-    batched: Batched = "select",
+    index: Any, branches: torch.nn.ModuleList, operands: Any = (), *, batched: Batched = "select"
 ) -> Any: ...
 def switch(
     index: Any,
@@ -428,10 +425,9 @@ def switch(
     if not functions:
         raise misuse("switch", "needs at least one branch")
     check_functions("switch", **{f"branches[{i}]": branch for i, branch in enumerate(functions)})
-    operands, choice = (
-        operand_tuple("switch", "operands", operands),
-        chosen_index("switch", index, "index"),
-    )
+    operands = operand_tuple("switch", "operands", operands)
+    choice = chosen_index("switch", index, "index")
+    check_takes("switch", f"its {len(operands)} operands", len(operands), *functions)
     if recorder is None or not isinstance(choice, torch.Tensor):
         return own_memory(
             functions[min(max(decided("switch", choice, int), 0), len(functions) - 1)](*operands)

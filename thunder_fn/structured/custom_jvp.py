@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from thunder_fn.capture import TENSOR, Captured
-from thunder_fn.capture.numbers.python_numbers import running_shape
+from thunder_fn.capture.numbers.python_numbers import running_zeros
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.rewriting import remembered_in_context
 from thunder_fn.derived.activity import ACTIVE
@@ -107,7 +107,7 @@ def custom_jvp_evaluate_rule(
 
 @ACTIVE.rules.rule("custom_jvp")
 def custom_jvp_activity_rule(equation: Equation, active: Mask) -> Mask:
-    """Every differentiable output depends on every tensor of the arguments."""
+    """Mark every differentiable output as dependent on every tensor argument."""
     count = num_args(equation)
     calls.check_closures(equation, equation.literals["rule"], count, active)
     any_active = any(active[:count])
@@ -268,11 +268,7 @@ class JvpCall(Call):
         moved = calls.tensors_like(found[1], result, primal, "tangent", where, or_none=True)
         types = [type for type in primal.trace.output_types if isinstance(type, TensorType)]
         filled = [
-            (
-                torch.zeros(running_shape(type), dtype=type.dtype, device=type.device)
-                if value is None
-                else value
-            )
+            running_zeros(type) if value is None else value
             for value, type in zip(moved, types, strict=True)
             if is_differentiable(type)
         ]

@@ -149,10 +149,8 @@ def custom_vjp_activity_rule(equation: Equation, active: Mask) -> Mask:
     """
     count, call = len(gradients_of(equation)), call_of(equation)
     calls.check_closures(equation, call, count, active)
-    any_active, constant = (
-        any(active[:count]),
-        itertools.chain(call.constant, itertools.repeat(False)),
-    )
+    any_active = any(active[:count])
+    constant = itertools.chain(call.constant, itertools.repeat(False))
     pairs = zip(equation.outputs, constant, strict=False)
     return tuple(any_active and is_differentiable(var.type) and not flag for var, flag in pairs)
 
@@ -278,7 +276,7 @@ def sees_absent_cotangents(trace: Trace) -> bool:
 def custom_vjp_vmap_rule(
     equation: Equation, batched: Mask, size: Dim, randomness: str
 ) -> tuple[Trace, Mask]:
-    """All bodies in batches. The gradient of an operand that all examples share is the sum of
+    """Batch all bodies. The gradient of an operand that all examples share is the sum of
     theirs.
 
     Every output is batched, also one that all examples share. Then each example has a cotangent of
@@ -317,7 +315,8 @@ DCE.enter(keep_all, "custom_vjp")
 class custom_vjp(calls.CustomFunction):
     """A function whose backward is yours.
 
-    Law: ``vjp(f)`` calls `fwd` and then `bwd`; everything else sees f.
+    Law: ``vjp(f)`` calls `fwd` and then `bwd`; everything else sees f. So forward mode and reverse
+        mode disagree if `bwd` is not the derivative of f.
 
     Args:
         f: any PyTorch callable.

@@ -25,18 +25,7 @@ from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.grad import forward_backward
 from thunder_fn.interpreters.jvp import jvp_trace
 from thunder_fn.interpreters.vmap import batched_types
-from thunder_fn.ir.rules import (
-    CHECK,
-    DCE,
-    EVALUATE,
-    JVP,
-    VJP,
-    VMAP,
-    JvpRule,
-    Mask,
-    Split,
-    keep_all,
-)
+from thunder_fn.ir.rules import CHECK, DCE, EVALUATE, JVP, VJP, VMAP, JvpRule, Mask, Split, keep_all
 from thunder_fn.ir.trace import Dim, Equation, Op, Trace, Type
 from thunder_fn.structured.shared import custom_calls as calls
 from thunder_fn.structured.shared.bind import bind

@@ -12,7 +12,7 @@ from thunder_fn.capture.scopes import user_source
 from thunder_fn.errors import TraceTypeError, spelled
 from thunder_fn.ir.trace import type_of_value
 from thunder_fn.structured.loop_functions import scan
-from thunder_fn.structured.shared.bodies import standing_for
+from thunder_fn.structured.shared.bodies import check_takes, standing_for
 from thunder_fn.structured.while_loop import while_loop
 
 Tensor = torch.Tensor
@@ -52,6 +52,7 @@ def fori_loop(
                 f"fori_loop: {name} is an int or a scalar tensor of ints, not {given}",
                 source=user_source(),
             )
+    check_takes("fori_loop", "the number of the step and the value", 2, body)
     if any(isinstance(bound, Tensor) or is_found_in_data(bound) for bound in (lo, hi)):
         return _while_counted(lo, hi, body, init)
     steps = torch.arange(lo, max(lo, hi), dtype=torch.int64)

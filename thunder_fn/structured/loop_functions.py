@@ -26,6 +26,7 @@ from thunder_fn.structured.shared.bodies import (
     Bodies,
     agreed,
     capture_bodies,
+    check_takes,
     described_function,
     next_carry,
     own_memory,
@@ -89,6 +90,7 @@ def scan(  # noqa: PLR0913 - options, by keyword
     if not callable(combine_fn):
         what = f"scan: combine_fn must be a function, not {kind_of(combine_fn)}"
         raise TraceTypeError(what, fix="Write `scan(step, carry, xs)`.")
+    check_takes("scan", "the carry and a slice of xs", 2, combine_fn)
     if xs is not None and length is None and not pytree.flatten(xs)[0]:
         return own_memory(init), cast("Y", [])
     size, dim = number_of_steps(xs, dim, length, unroll)

@@ -102,7 +102,7 @@ def missing(interpreter: str, call: OpaqueCall, equation: Equation | None = None
 
 @ACTIVE.rules.rule("opaque")
 def opaque_activity_rule(equation: Equation, active: Mask) -> Mask:
-    """Every differentiable output may depend on every operand."""
+    """Mark every differentiable output as dependent on every operand."""
     return tuple(any(active) and is_differentiable(var.type) for var in equation.outputs)
 
 

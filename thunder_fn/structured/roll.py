@@ -45,11 +45,9 @@ from thunder_fn.structured.shared.bodies import tensor_type
 from thunder_fn.structured.shared.scan_parts import SCAN, Loop, add_scan, slice_of, stacked
 
 aten = torch.ops.aten
-STACK, UNBIND, SELECT = (
-    ops.leaf(aten.stack.default),
-    ops.leaf(aten.unbind.int),
-    ops.leaf(aten.select.int),
-)
+STACK = ops.leaf(aten.stack.default)
+UNBIND = ops.leaf(aten.unbind.int)
+SELECT = ops.leaf(aten.select.int)
 
 
 @memo(1024)

@@ -25,13 +25,7 @@ from thunder_fn.ir.trace import Atom, Equation, Trace, TraceBuilder, Type, Var, 
 from thunder_fn.ir.walking import inline_into
 from thunder_fn.structured.shared.bodies import invariant_atoms, tensor_type
 from thunder_fn.structured.shared.fixpoint import active_carry, carry_fixpoint
-from thunder_fn.structured.shared.scan_parts import (
-    Loop,
-    Parts,
-    add_scan,
-    slice_of,
-    stacked,
-)
+from thunder_fn.structured.shared.scan_parts import Loop, Parts, add_scan, slice_of, stacked
 
 
 def scan_vjp_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:

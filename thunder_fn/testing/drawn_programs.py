@@ -301,10 +301,8 @@ class Draft:
     def leaf(self, overload: Any, *args: Any, **kwargs: Any) -> tuple[Var, ...]:
         """Append a leaf; its tensor results join the environment."""
         op = ops.leaf(overload)
-        new_args, new_kwargs = (
-            tuple(map(as_arg, args)),
-            tuple((key, as_arg(value)) for key, value in kwargs.items()),
-        )
+        new_args = tuple(map(as_arg, args))
+        new_kwargs = tuple((key, as_arg(value)) for key, value in kwargs.items())
         try:
             types = fake_result_types(Equation(op, new_args, new_kwargs, ()))
         except (RuntimeError, IndexError, TypeError, ValueError):

@@ -16,16 +16,10 @@ from typing import Any
 
 import torch
 
+from thunder_fn.errors import ThunderError
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.ir.trace import TensorType
-from thunder_fn.testing.drawn_programs import (
-    BODIES,
-    FAMILIES,
-    Program,
-    Step,
-    build,
-    example_inputs,
-)
+from thunder_fn.testing.drawn_programs import BODIES, FAMILIES, Program, Step, build, example_inputs
 from thunder_fn.testing.schemas import (
     MOST_PICKS,
     UNCHECKED,
@@ -80,7 +74,7 @@ def nested(
 
 
 def around_chains(lengths: Sequence[int]) -> Iterator[Program]:
-    """Each structured op around bodies of these lengths."""
+    """Nest chains of these lengths in each structured op."""
     for length in lengths:
         for name, variants in NESTS.items():
             for picks in variants:
@@ -88,7 +82,7 @@ def around_chains(lengths: Sequence[int]) -> Iterator[Program]:
 
 
 def beside_chains(lengths: Sequence[int]) -> Iterator[Program]:
-    """Each structured op with so many equations before and after it."""
+    """Put so many equations before and after each structured op."""
     for length in lengths:
         for name, variants in NESTS.items():
             half = length // 2
@@ -98,7 +92,7 @@ def beside_chains(lengths: Sequence[int]) -> Iterator[Program]:
 
 
 def two_deep() -> Iterator[Program]:
-    """Each structured op around each other."""
+    """Nest each structured op in each other."""
     for inner, variants in NESTS.items():
         step = nested(inner, CHAIN[:3], variants[-1]).steps[0]
         for outer, of_outer in NESTS.items():
@@ -106,7 +100,7 @@ def two_deep() -> Iterator[Program]:
 
 
 def around(program: Program) -> Iterator[Program]:
-    """Each structured op around the steps of a program, alone and at the end of a chain."""
+    """Nest the steps of a program in each structured op, alone and at the end of a chain."""
     steps, types = program.steps, program.inputs or (VECTOR, VECTOR)
     for name, variants in NESTS.items():
         yield nested(name, steps, variants[0], types)
@@ -551,6 +545,8 @@ def _runs(program: Program) -> bool:
     trace = build(program)
     try:
         evaluate(trace, example_inputs(trace))
+    except ThunderError:
+        raise
     except (RuntimeError, NotImplementedError, IndexError, ValueError):
         return False
     return True

@@ -107,7 +107,7 @@ def first_difference(before: Trace, after: Trace, inputs: Sequence[Any]) -> str 
 
 
 def _steps(trace: Trace, inputs: Sequence[Any]) -> list[tuple[Equation, Any]]:
-    """Each equation with each of its values."""
+    """Yield each equation with each of its values."""
     places = [(equation, var) for equation in trace.equations for var in equation.outputs]
     whole = replace(trace, outputs=tuple(var for _, var in places))
     values = run(whole, inputs)

@@ -187,10 +187,8 @@ def _steps(
     by_family = {family: st.one_of(*steps) for family, steps in known.items() if steps}
     names = [name for name in (*families, *FREQUENT) if name in by_family]
     any_step = st.sampled_from(names).flatmap(by_family.__getitem__)
-    some, many = (
-        st.lists(any_step, min_size=min_steps, max_size=max_steps),
-        st.lists(any_step, min_size=max_steps // 2, max_size=max_steps),
-    )
+    some = st.lists(any_step, min_size=min_steps, max_size=max_steps)
+    many = st.lists(any_step, min_size=max_steps // 2, max_size=max_steps)
     return st.one_of(some, many).map(tuple)
 
 

@@ -55,7 +55,7 @@ def has_rank(*ranks: int) -> Suits:
 
 
 def both(*conditions: Suits) -> Suits:
-    """All of these."""
+    """Require all of these."""
     return lambda var: all(condition(var) for condition in conditions)
 
 

@@ -82,9 +82,10 @@ from thunder_fn.torch_internals.higher_order import (
     has_setup_context,
     higher_order_function,
     is_caching,
+    is_make_fx,
     math_attention,
     on_import,
-    pytorchs_scan,
+    pytorchs,
     vmap_info,
 )
 from thunder_fn.torch_internals.known_results import (

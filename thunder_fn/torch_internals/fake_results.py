@@ -12,17 +12,11 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import (
-    FakeTensor,
-)
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from thunder_fn.torch_internals.calls import aten, runnable
-from thunder_fn.torch_internals.modes import (
-    isolated,
-    no_torch_function,
-    only_memory,
-)
+from thunder_fn.torch_internals.modes import isolated, no_torch_function, only_memory
 
 WITH_LOG_SUMS = (
     aten._scaled_dot_product_efficient_attention.default,

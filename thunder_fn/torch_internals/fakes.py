@@ -294,11 +294,7 @@ class RecordingMode(FakeTensorMode):
         self.shape_env, self._shared = outer.shape_env, outer.shape_env is not None
 
     def allow_data_dependent_sizes(
-        self,
-        on_assertion: Callable[[Expr], None],
-        value_of: Callable[[Any], Any],
-        *,
-        is_rule: bool,
+        self, on_assertion: Callable[[Expr], None], value_of: Callable[[Any], Any], *, is_rule: bool
     ) -> None:
         """Unbacked sizes and numbers of PyTorch are symbols from now on; told of what is demanded
         of them. `value_of` gives the number for which one stands, if it is known.
@@ -411,9 +407,8 @@ def fake_like(mode: RecordingMode, tensor: torch.Tensor) -> torch.Tensor:
     with no_torch_function():
         shape, stride, offset = tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset()
     with only_memory():
-        is_found = (
-            isinstance(offset, torch.SymInt) and not offset.node.has_hint()
-        )  # in data, as a size before it is
+        # in data, as a size before it is
+        is_found = isinstance(offset, torch.SymInt) and not offset.node.has_hint()
         if is_found or not offset:
             elem = torch.empty_strided(shape, stride, dtype=tensor.dtype, device="meta")
         else:

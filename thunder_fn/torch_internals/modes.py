@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import traceback
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -255,10 +256,8 @@ def autograd_as_usual() -> Generator[None]:
     if not torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradOther):
         yield
         return
-    included, excluded = (
-        torch._C._dispatch_tls_local_include_set(),
-        torch._C._dispatch_tls_local_exclude_set(),
-    )
+    included = torch._C._dispatch_tls_local_include_set()
+    excluded = torch._C._dispatch_tls_local_exclude_set()
     with torch._C._ForceDispatchKeyGuard(included, excluded - _AUTOGRAD_KEYS):
         yield
 
@@ -271,20 +270,16 @@ def release_guards(error: BaseException | None) -> None:
     the thread the state that the dispatcher had inside. Every op after that would run without
     autograd and without modes.
     """
-    included, excluded = (
-        torch._C._dispatch_tls_local_include_set(),
-        torch._C._dispatch_tls_local_exclude_set(),
-    )
+    included = torch._C._dispatch_tls_local_include_set()
+    excluded = torch._C._dispatch_tls_local_exclude_set()
     seen = set[int]()
     with torch._C._ForceDispatchKeyGuard(included, excluded):  # which puts back what is so now
         while error is not None and id(error) not in seen:
             seen.add(id(error))
-            step = error.__traceback__
-            while step is not None:
-                if step.tb_frame.f_code is _PRINTING:
+            for frame, _ in traceback.walk_tb(error.__traceback__):
+                if frame.f_code is _PRINTING:
                     with contextlib.suppress(RuntimeError):  # it runs
-                        step.tb_frame.clear()
-                step = step.tb_next
+                        frame.clear()
             error = error.__cause__ or error.__context__
 
 

@@ -191,9 +191,8 @@ class Numbers(ShapeEnv):
         known = {
             str(symbol): as_number(self.simplify(symbol)) for symbol in expr.value.free_symbols
         }
-        return eval(
-            expression_text(expr.value), {"math": math}, known
-        )  # sympy has no zero with a sign
+        # sympy has no zero with a sign
+        return eval(expression_text(expr.value), {"math": math}, known)
 
     def holds(self, relation: Any) -> bool:
         """Test whether a relation follows from the decisions."""

@@ -298,9 +298,8 @@ def _compile_nothing(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
             torch._C._dynamo.eval_frame, "set_fullgraph_compiled_frame_count", None
         )
         if count_frames is not None:
-            count_frames(
-                -1
-            )  # with fullgraph=True it asks afterwards whether something was compiled
+            # with fullgraph=True it asks afterwards whether something was compiled
+            count_frames(-1)
         return None
 
     return callback_from_stance

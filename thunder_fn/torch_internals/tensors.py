@@ -331,9 +331,8 @@ def is_exclusive(tensor: torch.Tensor) -> bool:
     knows.
     """
     storage = tensor.untyped_storage()
-    return (
-        torch._C._storage_Use_Count(storage._cdata) == 2 and storage.resizable()
-    )  # its own, and `storage` here
+    # its own, and `storage` here
+    return torch._C._storage_Use_Count(storage._cdata) == 2 and storage.resizable()
 
 
 def uses_of(storage: torch.UntypedStorage) -> int:

@@ -100,13 +100,8 @@ class Tracer(FunctionalTensor):
         return self.detach().requires_grad_(self.requires_grad)
 
 
-_OWN_ATTRIBUTES = (
-    "elem",
-    "outside_class",
-    "is_own_view",
-    "viewed",
-    "_is_param",
-)  # a result that is a Parameter is one again
+# a result that is a Parameter is one again
+_OWN_ATTRIBUTES = ("elem", "outside_class", "is_own_view", "viewed", "_is_param")
 
 
 def attributes_set(tracer: torch.Tensor) -> list[str]:

@@ -281,6 +281,11 @@ def running_shape(type: TensorType) -> tuple[Any, ...]:
     return tuple(map(running, type.shape))
 
 
+def running_zeros(type: TensorType) -> torch.Tensor:
+    """A tensor of zeros of a type."""
+    return torch.zeros(running_shape(type), dtype=type.dtype, device=type.device)
+
+
 def _symbolic_math(name: str) -> Callable[[Any], Callable[..., Any]]:
     def make(before: Any) -> Callable[..., Any]:
         def function(*args: Any) -> Any:

@@ -84,6 +84,8 @@ _FUNCTIONS = (
 )
 ARRAYS = (numpy.ndarray, numpy.generic)
 CONTAINERS = (list, tuple, set, frozenset, dict, deque)
+HOLDERS = (list, set, dict, deque)
+"""Containers, and classes of the user's that derive from them, to which a function may write."""
 DEPTH, LONG = 4, 256
 HEAP_TYPE = 1 << 9
 
@@ -314,25 +316,26 @@ def content_of(value: Any) -> list[Any]:
     """The content of a container, pairs of a dict, by the methods of its builtin class: a subclass
     may override its own.
     """
-    kind = _builtin_of(value)
+    kind = builtin_of(value)
     return list(kind.items(value) if is_a(value, dict) else kind.__iter__(value))
 
 
 def length_of(value: Any) -> int:
     """The number of items in a container, by its builtin class."""
-    return int(_builtin_of(value).__len__(value))
+    return int(builtin_of(value).__len__(value))
 
 
 def is_overridden(value: Any) -> bool:
     """Test for a container whose class answers for its length or items itself."""
     if not is_a(value, CONTAINERS):
         return False
-    own, kind = type(value), _builtin_of(value)
+    own, kind = type(value), builtin_of(value)
     names = ("__len__", "__iter__", *(("values",) if is_a(value, dict) else ()))
     return any(getattr(own, name) is not getattr(kind, name) for name in names)
 
 
-def _builtin_of(value: Any) -> Any:
+def builtin_of(value: Any) -> Any:
+    """Python's own class of a container, whose methods no class of the user's overrides."""
     return next(kind for kind in (OrderedDict, *CONTAINERS) if is_a(value, kind))
 
 

@@ -258,18 +258,18 @@ def diverted_in_parts(given: Sequence[Lookaside]) -> Generator[None]:
     Code is exchanged while no thread compiles: Dynamo guards the code of each function that it
     inlines.
     """
-    token, stack = _in_parts.set(True), ExitStack()
-    try:
-        with lookasides(given):
+    stack = ExitStack()
+    with setting(_in_parts, True):
+        try:
+            with lookasides(given):
+                with internals.no_compilation():
+                    for one in given:
+                        if isinstance(one.fn, types.FunctionType):
+                            stack.enter_context(_trampoline(one.fn).applied())
+                yield
+        finally:
             with internals.no_compilation():
-                for one in given:
-                    if isinstance(one.fn, types.FunctionType):
-                        stack.enter_context(_trampoline(one.fn).applied())
-            yield
-    finally:
-        with internals.no_compilation():
-            stack.close()
-        _in_parts.reset(token)
+                stack.close()
 
 
 def _divert(stack: ExitStack, name: str) -> bool:
@@ -320,9 +320,8 @@ def _by_name(fn: Any) -> internals.Patch:
         if isinstance(fn, functools.cached_property):
             return _Property(fn)
         dispatch: Any = _dispatching(fn, before)
-        is_unbound = isinstance(fn, functools.partial) and isinstance(
-            place, type
-        )  # it has no `self`
+        # it has no `self`
+        is_unbound = isinstance(fn, functools.partial) and isinstance(place, type)
         return staticmethod(dispatch) if is_unbound else dispatch
 
     with _lock:

@@ -33,10 +33,8 @@ def ctc_loss(
     """
     steps, batch, _ = log_probs.shape
     device, longest = log_probs.device, max(target_lengths, default=0)
-    inputs, lengths = (
-        torch.tensor(input_lengths, device=device),
-        torch.tensor(target_lengths, device=device),
-    )
+    inputs = torch.tensor(input_lengths, device=device)
+    lengths = torch.tensor(target_lengths, device=device)
     states = _states(targets, target_lengths, longest, blank)
     emitted = log_probs.gather(2, states.expand(steps, batch, 2 * longest + 1))
     place = torch.arange(2 * longest + 1, device=device)

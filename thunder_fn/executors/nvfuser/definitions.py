@@ -310,12 +310,10 @@ class Region:
     def __init__(
         self, library: Library, definitions: Definitions, trace: Trace, device: str
     ) -> None:
-        self.library, self.definitions, self.trace, self.device = (
-            library,
-            definitions,
-            trace,
-            device,
-        )
+        self.library = library
+        self.definitions = definitions
+        self.trace = trace
+        self.device = device
         closed, self.constants = closed_region(trace)
         kernel, views = peeled(closed)
         self.kernel, self.views = decomposed(kernel), lower(views, below_autograd=True).run

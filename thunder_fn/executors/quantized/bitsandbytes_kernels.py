@@ -47,17 +47,7 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(name)
 
 
-def suits(
-    x: torch.Tensor,
-    values: torch.Tensor,
-    scales: torch.Tensor,
-    steps: torch.Tensor,
-    mean: torch.Tensor,
-    table: torch.Tensor,
-    bias: Bias = None,
-    *,
-    rows: int,
-) -> bool:
+def suits(x: torch.Tensor, *codes: Any, rows: int, bias: Bias = None) -> bool:
     """Test for whole blocks in each row, and dims that its kernels read in whole vectors."""
     columns = x.shape[-1]
     floats = (torch.float32, torch.float16, torch.bfloat16)

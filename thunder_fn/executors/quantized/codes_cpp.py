@@ -18,11 +18,8 @@ from thunder_fn.executors.torchinductor.cpp_text import cpp
 
 _SIZES = ("int64_t", "int64_t")
 _HALVES = "const uint16_t*"
-_SCALE = (
-    "const void*",
-    "int64_t",
-    "int64_t",
-)  # the members of `Scales`, whose braces may be left out
+# the members of `Scales`, whose braces may be left out
+_SCALE = ("const void*", "int64_t", "int64_t")
 CODECS = {
     "int8": (("scales.h", "int8.h"), ("const int8_t*", *_SCALE, *_SIZES)),
     "fp8": (("scales.h", "fp8.h"), ("const int8_t*", *_SCALE, *_SIZES)),

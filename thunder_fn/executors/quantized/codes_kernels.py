@@ -99,9 +99,8 @@ def multiplied(
     codec: str, members: tuple[Any, ...], rows: int, x: torch.Tensor, bias: Bias
 ) -> torch.Tensor:
     """A linear layer by a kernel, for some rows of activations."""
-    own = (
-        x if x.dtype in NUMBERS else x.float()
-    ).contiguous()  # `to` the same dtype takes longer than asking
+    # `to` the same dtype takes longer than asking
+    own = (x if x.dtype in NUMBERS else x.float()).contiguous()
     columns = x.shape[-1]
     y = own.new_empty((*x.shape[:-1], rows))
     inside = (
@@ -162,12 +161,8 @@ def _eight_bits(
 
 
 def _floats(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    members = (
-        values.contiguous(),
-        torch.empty(0),
-        0,
-        0,
-    )  # codes alone, which scales have no part in
+    # codes alone, which scales have no part in
+    members = (values.contiguous(), torch.empty(0), 0, 0)
     return decoded(_codec(values), members, values.numel() // 64, 64, dtype).reshape(values.shape)
 
 
@@ -296,32 +291,15 @@ def _suits_floats(values: torch.Tensor, dtype: torch.dtype) -> bool | str:
     return is_known and _runs(_codec(values), values.device, dtype, values.numel() % 64 == 0)
 
 
-def _suits_nf4(
-    x: torch.Tensor,
-    values: torch.Tensor,
-    scales: torch.Tensor,
-    steps: torch.Tensor,
-    mean: torch.Tensor,
-    table: torch.Tensor,
-    bias: Bias = None,
-    *,
-    rows: int,
-) -> bool | str:
+def _suits_nf4(x: torch.Tensor, *codes: Any, rows: int, bias: Bias = None) -> bool | str:
     """Test that bytes end with rows, and on a CPU blocks of weights too."""
     columns = x.shape[-1]
     is_even = columns % 2 == 0 and _is_some(x)
     return is_even and _runs("nf4", x.device, x.dtype, columns % NF4_BLOCK == 0)
 
 
-def _suits_nf4_weights(
-    values: torch.Tensor,
-    scales: torch.Tensor,
-    steps: torch.Tensor,
-    mean: torch.Tensor,
-    table: torch.Tensor,
-    count: int,
-    dtype: torch.dtype,
-) -> bool | str:
+def _suits_nf4_weights(values: torch.Tensor, *others: Any) -> bool | str:
+    *_, dtype = others
     return _runs("nf4", values.device, dtype, is_whole=True)
 
 
@@ -385,12 +363,7 @@ def _fp8_seen(x: torch.Tensor) -> torch.Tensor:
 
 
 def _finished(
-    sums: torch.Tensor,
-    steps: torch.Tensor,
-    scales: torch.Tensor,
-    bias: Bias,
-    *,
-    dtype: torch.dtype,
+    sums: torch.Tensor, steps: torch.Tensor, scales: torch.Tensor, bias: Bias, *, dtype: torch.dtype
 ) -> torch.Tensor:
     return plus((sums * steps * scales).to(dtype), bias)
 

@@ -264,11 +264,7 @@ def _round(x: torch.Tensor, y: torch.Tensor, steps: torch.Tensor, *, is_integer:
 
 
 def finished(
-    sums: torch.Tensor,
-    steps: torch.Tensor,
-    scales: torch.Tensor,
-    bias: Bias,
-    dtype: torch.dtype,
+    sums: torch.Tensor, steps: torch.Tensor, scales: torch.Tensor, bias: Bias, dtype: torch.dtype
 ) -> torch.Tensor:
     """Sums of products of int8 in the steps of their rows and columns, and the bias."""
     count, rows = sums.shape

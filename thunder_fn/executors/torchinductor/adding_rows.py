@@ -86,11 +86,9 @@ class AddedRows:
         places = {var.index: place for place, var in enumerate(region.inputs)}
         gradient, indices = rows.operands
         (known,) = (var for var in total.operands if var != rows.outputs[0])
-        self.gradient, self.indices, self.known = (
-            places[gradient.index],
-            places[indices.index],
-            places[known.index],
-        )
+        self.gradient = places[gradient.index]
+        self.indices = places[indices.index]
+        self.known = places[known.index]
         padding = rows.args[3]
         assert isinstance(padding, Literal), "as `added_rows` says"
         self.padding: int = padding.value

@@ -1,4 +1,4 @@
-"""Any backend of torch.compile as an executor: it is given regions as FX graphs of ATen calls."""
+"""Use a backend of torch.compile as an executor. It gets regions as FX graphs of ATen calls."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def dry_function(job: Job) -> Callable[..., Any]:
 
 
 def _nothing(*_: Any) -> None:
-    """Do nothing in place of a kernel."""
+    """Stand in for a kernel, and do nothing."""
 
 
 def _empty(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -78,13 +78,11 @@ class Variants:
         on_torch: Function,
         more: Callable[[Layout], Function | None],
     ) -> None:
-        self.region, self.functions, self.jobs, self.on_torch, self.more = (
-            region,
-            functions,
-            jobs,
-            on_torch,
-            more,
-        )
+        self.region = region
+        self.functions = functions
+        self.jobs = jobs
+        self.on_torch = on_torch
+        self.more = more
         self.lock = threading.Lock()
         self.run = self.written()
 

@@ -341,11 +341,9 @@ class _Statements:
                 targets=[ast.Name(id=name)],
                 value=ast.Call(func=ast.Name(id="empty_strided_cpu"), args=args),
             ):
-                shape, strides, dtype = (
-                    ast.literal_eval(args[0]),
-                    ast.literal_eval(args[1]),
-                    _dtype(args[2]),
-                )
+                shape = ast.literal_eval(args[0])
+                strides = ast.literal_eval(args[1])
+                dtype = _dtype(args[2])
                 base = f"s{self.number}_{name}"
                 self.bases[base] = _bytes(shape, dtype, strides)
                 self.views[name] = View(base, shape, strides, dtype)

@@ -112,10 +112,7 @@ class Staged:
         return self.ready[key](*inputs) if outputs is None else outputs
 
     def _swap(
-        self,
-        key: tuple[Layout, int],
-        jobs: Jobs,
-        results: dict[Job, Function | Failed],
+        self, key: tuple[Layout, int], jobs: Jobs, results: dict[Job, Function | Failed]
     ) -> None:
         """Let calls run compiled code from here on."""
         new = self._bound(key, jobs, results)

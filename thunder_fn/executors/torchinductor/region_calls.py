@@ -140,9 +140,8 @@ class Region:
         threads = torch.get_num_threads()
 
         def job(part: Part) -> Job:
-            strides = tuple(
-                given.get(i, ()) for i in part.inputs
-            )  # values between parts have no dims
+            # values between parts have no dims
+            strides = tuple(given.get(i, ()) for i in part.inputs)
             return Job(part.trace, strides, threads, self.donated_in(part, strides))
 
         return {part: job(part) for part in self.parts}

@@ -68,10 +68,7 @@ class RegionCompiler(FusionExecutor):
         """The label by dtype: compilers keep halves in float32, which changes precision, and only
         reorder other dtypes.
         """
-        variables = (
-            *meaning.inputs,
-            *bound(meaning.equations),
-        )
+        variables = (*meaning.inputs, *bound(meaning.equations))
         return self.numerics if any(map(_is_half, variables)) else "reassociating"
 
     def refused(self, var: Var) -> str | None:

@@ -222,9 +222,8 @@ def function_of(
     context: dict[str, Any] = {**kernels, **constants}
     exec(compile(text, "<thunder_fn inductor region>", "exec"), context)
     region = context.pop("region")
-    return (
-        taken_from(region, text) if region.__name__ == "region" else region
-    )  # not one that is checked first
+    # not one that is checked first
+    return taken_from(region, text) if region.__name__ == "region" else region
 
 
 def write(job: Job, code: Code, places: dict[str, Path]) -> None:
@@ -269,10 +268,8 @@ def read_kernels(kernels: tuple[Kernel, ...]) -> Mapping[str, Callable[..., Any]
 
 def write_kernels(kernels: tuple[Kernel, ...], compiled: Path) -> None:
     """Keep a module of these kernels. If the disk does not take it, nothing is kept."""
-    path, digest = (
-        root() / environment() / compiled.name,
-        hashlib.sha256(compiled.read_bytes()).hexdigest(),
-    )
+    path = root() / environment() / compiled.name
+    digest = hashlib.sha256(compiled.read_bytes()).hexdigest()
     try:
         make_folder(root())
         make_folder(path.parent)

@@ -13,16 +13,7 @@ from typing import Any, TypeAlias
 from thunder_fn.interpreters.checkpoint.policies import Answer, ask
 from thunder_fn.interpreters.checkpoint.selective import Selective
 from thunder_fn.ir.equations import bound
-from thunder_fn.ir.trace import (
-    Atom,
-    Equation,
-    Literal,
-    TensorType,
-    Trace,
-    TraceBuilder,
-    Var,
-    cut,
-)
+from thunder_fn.ir.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Var, cut
 from thunder_fn.ir.walking import put, walk
 from thunder_fn.structured.call import CALL
 from thunder_fn.structured.checkpoint_name import NAME

@@ -169,11 +169,7 @@ class _Rank:
         self.collect_inputs(stage, places, results)
 
     def hand_back(
-        self,
-        stage: int,
-        micro: int,
-        places: Sequence[int | None],
-        results: tuple[Atom, ...],
+        self, stage: int, micro: int, places: Sequence[int | None], results: tuple[Atom, ...]
     ) -> None:
         """Keep the gradients of what a stage received, for the stage before it."""
         if stage:

@@ -132,7 +132,7 @@ class Schedule(Shown):
 
 
 def gpipe(ranks: int, micro: int) -> Schedule:
-    """All forwards, then all backwards. Each rank stores the values of all micro-batches.
+    """Run all forwards, then all backwards. Each rank stores the values of all micro-batches.
 
     Example:
         >>> print(gpipe(2, 2))
@@ -295,10 +295,7 @@ def _reader(schedule: Schedule, send: Action) -> int:
 
 
 def _with_receives(
-    schedule: Schedule,
-    rank: int,
-    row: Row,
-    queues: Mapping[tuple[int, int], deque[Action]],
+    schedule: Schedule, rank: int, row: Row, queues: Mapping[tuple[int, int], deque[Action]]
 ) -> Iterator[Action]:
     here = set[Action]()
     for action in row:
@@ -333,7 +330,7 @@ def _send_of(receive: Action) -> Action:
 
 
 def in_order(rows: Sequence[Row]) -> list[tuple[int, Action]]:
-    """All actions of rows with messages, with their ranks, in an order in which they can happen.
+    """Return the actions of all rows, with their ranks, in an order in which they can happen.
 
     Raises:
         DistributedError: ranks wait for each other; names the actions.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -17,7 +17,6 @@ from thunder_fn.ir.memos import memo
 from thunder_fn.ir.rules import Mask, Split
 from thunder_fn.ir.splitting import split
 from thunder_fn.ir.trace import (
-    Atom,
     Equation,
     TensorType,
     Trace,
@@ -26,7 +25,7 @@ from thunder_fn.ir.trace import (
     cut,
     is_differentiable,
 )
-from thunder_fn.ir.walking import inline_into, put, rewritten
+from thunder_fn.ir.walking import inline_into, unfolded
 
 SLACK = 0.2
 """A cut by cost is at most this part of a stage away from where stages cost the same."""
@@ -135,7 +134,7 @@ def _unfolded_at(trace: Trace, path: str) -> Trace:
         around = next((one for one in trace.equations if _holds(one, path)), None)
         if around is None:
             return trace
-        trace = _without(trace, lambda one: one is around)
+        trace = unfolded(trace, lambda one: one is around)
     return trace
 
 
@@ -156,19 +155,6 @@ def _inside(equation: Equation) -> Trace:
     builder = TraceBuilder()
     inputs = builder.take(equation.operand_types)
     return builder.build(inline_into(builder, equation.body, inputs, equation.source))
-
-
-def _without(trace: Trace, is_open: Callable[[Equation], bool]) -> Trace:
-    """The trace with the bodies of some composites in place of their calls."""
-
-    def step(
-        builder: TraceBuilder, equation: Equation, operands: tuple[Atom, ...]
-    ) -> Sequence[Atom]:
-        if is_open(equation):
-            return inline_into(builder, equation.body, operands, equation.source)
-        return put(builder, equation, operands)
-
-    return rewritten(trace, step)
 
 
 def _by_cost(trace: Trace, count: int) -> tuple[Trace, list[int]]:
@@ -208,7 +194,7 @@ def _unfolded_by_cost(trace: Trace, count: int) -> Trace:
         )
         if not any(map(large, trace.equations)):
             return trace
-        trace = _without(trace, large)
+        trace = unfolded(trace, large)
 
 
 def _crossing_bytes(trace: Trace) -> list[int]:

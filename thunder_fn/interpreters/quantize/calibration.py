@@ -42,9 +42,8 @@ def observe(trace: Trace, inputs: Sequence[Any], see: See) -> tuple[Any, ...]:
     env = [*inputs, *(constant.tensor for constant in trace.constants)]
     for equation in trace.equations:
         values = see(equation, [env[var.index] for var in equation.operands])
-        body = (
-            equation.body if has_one_body(equation) else lowered(equation)
-        )  # a checkpoint's own: the other copies
+        # a checkpoint's own: the other copies
+        body = equation.body if has_one_body(equation) else lowered(equation)
         if body is not None:
             env.extend(observe(body, values, see))
             continue

@@ -217,10 +217,8 @@ def nf4_weights(
     """Decode so many weights, one after the other. The table has the sixteen values; both codes of
     a byte are looked up at once, as one number of twice the width.
     """
-    amax, found = (
-        nf4_scales(scales, steps, mean),
-        (dtype if dtype == torch.bfloat16 else torch.float32),
-    )
+    amax = nf4_scales(scales, steps, mean)
+    found = dtype if dtype == torch.bfloat16 else torch.float32
     seen, twice = table.to(found), torch.int32 if found == torch.bfloat16 else torch.int64
     pairs = torch.stack((seen.repeat_interleave(16), seen.repeat(16)), -1).view(twice).flatten()
     units = (

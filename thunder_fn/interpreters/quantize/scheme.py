@@ -127,9 +127,8 @@ def rounding(w: torch.Tensor) -> torch.Tensor:
     """The error that arithmetic in float32 and the cast back to the weight's dtype may add."""
     info = torch.finfo(w.dtype)
     relative = w.abs().float() * (2 * info.eps + 4 * torch.finfo(torch.float32).eps)
-    return relative + max(
-        info.tiny * info.eps, torch.finfo(torch.float32).tiny
-    )  # the steps between numbers next to zero
+    # the steps between numbers next to zero
+    return relative + max(info.tiny * info.eps, torch.finfo(torch.float32).tiny)
 
 
 def narrowed(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -20,12 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from thunder_fn.errors import RewriteError
-from thunder_fn.interpreters.rewriting.representation import (
-    Asked,
-    Kept,
-    Representation,
-    Step,
-)
+from thunder_fn.interpreters.rewriting.representation import Asked, Kept, Representation, Step
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import ops
 from thunder_fn.ir.equations import operands_in
@@ -115,10 +110,8 @@ def compose(second: Rewrite, first: Rewrite) -> Rewrite:
         raise RewriteError(
             f"cannot compose: the first rewrite makes ({given}), the second takes ({taken})"
         )
-    prepare, restore = (
-        _chain("prepare", first.prepare, second.prepare),
-        _chain("restore", second.restore, first.restore),
-    )
+    prepare = _chain("prepare", first.prepare, second.prepare)
+    restore = _chain("restore", second.restore, first.restore)
     return Rewrite(second.compute, prepare, restore, second.names, second.codes)
 
 

@@ -107,9 +107,8 @@ def _gathering(group: Group, dim: int, size: int) -> Crossing:
         whole = all_gathered(first.reshape(-1), group).reshape(
             group.size * first.shape[0], *first.shape[1:]
         )
-        return (
-            whole[:size].movedim(0, dim).contiguous()
-        )  # PyTorch's attention on CPUs reads any other last dim wrongly
+        # PyTorch's attention on CPUs reads any other last dim wrongly
+        return whole[:size].movedim(0, dim).contiguous()
 
     gather_shares.defvjp(
         lambda x, rank: (gather_shares(x, rank), rank),

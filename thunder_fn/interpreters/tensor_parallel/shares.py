@@ -25,12 +25,7 @@ from thunder_fn.distributed.collectives import divided_gradient
 from thunder_fn.distributed.groups import Group
 from thunder_fn.interpreters.rewriting.representation import Kept, Representation
 from thunder_fn.interpreters.rewriting.tracing import traced, traced_on_parts
-from thunder_fn.interpreters.tensor_parallel.crossings import (
-    collected,
-    copied,
-    gathered_dim,
-    share,
-)
+from thunder_fn.interpreters.tensor_parallel.crossings import collected, copied, gathered_dim, share
 from thunder_fn.ir import ops
 from thunder_fn.ir.memos import memo
 from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, Var, python_arg, static_shape

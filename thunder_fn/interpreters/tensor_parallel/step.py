@@ -90,13 +90,13 @@ def column_share(
 
 
 def column_linear(given: Given, group: Group, shape: tuple[int, ...]) -> torch.Tensor:
-    """Each rank has some of the results, which are put together."""
+    """Compute some of the results on each rank, and put them together."""
     y, rank = column_share(given, group, shape)
     return gathered_dim(y, rank, group, -1, shape[0])
 
 
 def row_linear(given: Given, group: Group, shape: tuple[int, ...]) -> torch.Tensor:
-    """Each rank has a part of every sum."""
+    """Compute a part of every sum on each rank, and add the parts."""
     y = summed(_row_part(given, group), group)
     return y if given.get("bias") is None else y + given["bias"]
 
@@ -114,7 +114,7 @@ def _row_part(given: Given, group: Group) -> torch.Tensor:
 
 
 def vocabulary_embedding(given: Given, group: Group, shape: tuple[int, ...]) -> torch.Tensor:
-    """Each rank has some of the words, and zeros for the others."""
+    """Look up some of the words on each rank, with zeros for the others."""
     return summed(_own_words(given), group)
 
 

@@ -45,11 +45,10 @@ from thunder_fn.ir.trace import (
     Literal,
     TensorType,
     Trace,
-    TraceBuilder,
     Var,
     type_of,
 )
-from thunder_fn.ir.walking import inline_into, put, rewritten
+from thunder_fn.ir.walking import unfolded
 from thunder_fn.jitted.autograd.nodes import Following, Node, call
 from thunder_fn.jitted.autograd.pieces import Pieces, pieces_of
 from thunder_fn.structured.custom_vjp import sees_absent_cotangents
@@ -157,10 +156,8 @@ def opened(trace: Trace, wanted: Mask) -> Trace:
 
     Computations inside that read one of the results then belong to another node than its own.
     """
-    active, times = (
-        activity(trace, wanted),
-        Counter(equation.bodies for equation in trace.equations),
-    )
+    active = activity(trace, wanted)
+    times = Counter(equation.bodies for equation in trace.equations)
     inside = [
         equation.op.kind == "composite"
         and not (
@@ -173,15 +170,7 @@ def opened(trace: Trace, wanted: Mask) -> Trace:
     if not any(inside) or sum(differentiable_outputs(trace, wanted)) < 2:
         return trace
     flags = iter(inside)
-
-    def step(
-        builder: TraceBuilder, equation: Equation, operands: tuple[Atom, ...]
-    ) -> tuple[Atom, ...]:
-        if next(flags):
-            return inline_into(builder, equation.body, operands, equation.source)
-        return put(builder, equation, operands)
-
-    return opened(rewritten(trace, step), wanted)
+    return opened(unfolded(trace, lambda _: next(flags)), wanted)
 
 
 _ON_OPERANDS = ("call", "checkpoint")
@@ -316,9 +305,8 @@ class Bridge:
         for atom, value in zip(self.trace.outputs, results, strict=True):
             if isinstance(atom, Var):
                 known.setdefault(atom.index, value)
-        outputs = zip(
-            self.trace.outputs, results, strict=True
-        )  # a number is an expression in the trace
+        # a number is an expression in the trace
+        outputs = zip(self.trace.outputs, results, strict=True)
         return tuple(
             known[atom.index] if isinstance(atom, Var) else value for atom, value in outputs
         )

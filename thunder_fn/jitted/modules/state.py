@@ -175,9 +175,8 @@ def unchanged(reading: Reading, reads: Reads, depth: int = DEPTH) -> Callable[[]
     values = (attribute(one) for one, value in reads.items() if not is_a(value, Keeping))
     parts = {id(part): part for value in values for part in parts_of(value, depth)}
     dicts = {id(value): value for value in reading.dicts}
-    inside = (
-        part for part in parts.values() if isinstance(part, dict)
-    )  # also the attributes of objects
+    # also the attributes of objects
+    inside = (part for part in parts.values() if isinstance(part, dict))
     attributes = {
         id(value): value for value in (*reading.attributes, *inside) if id(value) not in dicts
     }

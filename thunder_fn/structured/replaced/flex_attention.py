@@ -41,6 +41,5 @@ def _no_warning(*args: Any, **kwargs: Any) -> None:
 
 
 divert("flex_attention warning", _no_warning)
-divert(
-    "flex_attention device", _no_warning
-)  # it refuses what requires a gradient on a CPU, which ops have
+# it refuses what requires a gradient on a CPU, which ops have
+divert("flex_attention device", _no_warning)

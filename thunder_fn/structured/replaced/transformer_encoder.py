@@ -50,11 +50,9 @@ def _leaves_out(module: Any, src: torch.Tensor) -> bool:
         return False
     if first.training or src.dim() != 3 or torch.is_autocast_enabled():
         return False
-    attention, norms, linears = (
-        first.self_attn,
-        (first.norm1, first.norm2),
-        (first.linear1, first.linear2),
-    )
+    attention = first.self_attn
+    norms = (first.norm1, first.norm2)
+    linears = (first.linear1, first.linear2)
     own = (
         attention.in_proj_weight,
         attention.in_proj_bias,

@@ -94,11 +94,7 @@ def capture_bodies(
 
 
 def _captured(
-    op: str,
-    function: Callable[..., Any],
-    arguments: tuple[Any, ...],
-    writes: bool,
-    runs_once: bool,
+    op: str, function: Callable[..., Any], arguments: tuple[Any, ...], writes: bool, runs_once: bool
 ) -> Captured:
     held = () if runs_once else _held()
     try:
@@ -371,6 +367,8 @@ SPELLINGS = {
         "`thunder_fn.while_loop(cond_fn, body_fn, (x, y))`, as `torch.while_loop(cond_fn, body_fn,"
         " (x, y))`"
     ),
+    "scan": "`thunder_fn.scan(lambda carry, x: (carry + x, carry), init, xs)`",
+    "fori_loop": "`thunder_fn.fori_loop(lo, hi, lambda i, value: value + i, init)`",
 }
 """The right way to write an op here and in PyTorch, for its errors."""
 
@@ -447,6 +445,21 @@ def check_functions(op: str, **functions: Any) -> None:
     for name, function in functions.items():
         if not callable(function):
             raise misuse(op, f"{name} must be a function, not {described(function)}")
+
+
+def check_takes(op: str, what: str, count: int, *functions: Callable[..., Any]) -> None:
+    """Raise if a user's function of an op does not take `count` values, which are `what`."""
+    for function in functions:
+        code = getattr(function, "__code__", None)
+        if code is not None and code.co_argcount == count and not code.co_kwonlyargcount:
+            continue  # the usual case; a signature takes some microseconds
+        try:
+            inspect.signature(function, follow_wrapped=False).bind(*range(count))
+        except ValueError:  # a builtin without a signature
+            continue
+        except TypeError as error:
+            told = f"{described_function(function)} is called with {what}, but: {error}"
+            raise misuse(op, told) from None
 
 
 def operand_tuple(op: str, name: str, operands: Any) -> tuple[Any, ...]:

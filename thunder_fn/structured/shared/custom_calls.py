@@ -20,13 +20,7 @@ from thunder_fn.capture.apply import part, view_again
 from thunder_fn.capture.numbers.known_values import CUSTOM_RULE
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.derived.leaf_vjp import is_differentiable
-from thunder_fn.errors import (
-    CustomRuleError,
-    MissingRule,
-    callable_name,
-    kind_of,
-    with_article,
-)
+from thunder_fn.errors import CustomRuleError, MissingRule, callable_name, kind_of, with_article
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.under_autograd import evaluate_followed
 from thunder_fn.ir.rules import Mask, chosen
@@ -149,7 +143,7 @@ class Call(Rule):
         return list(zip(own, types, self.tensor_paths, strict=True))
 
     def args(self, tensors: Sequence[Any]) -> list[Any]:
-        """All positional arguments."""
+        """The positional arguments."""
         args = list(self.tree(tensors))
         for position, value in self.nondiff:
             args.insert(position, value.value)

@@ -142,7 +142,7 @@ def tolerance(trace: Trace) -> float:
 
 
 def variables(trace: Trace) -> Iterator[Var]:
-    """Every variable that a trace binds, its bodies apart."""
+    """Return the variables that a trace binds, without those of its bodies."""
     yield from trace.inputs
     yield from (constant.var for constant in trace.constants)
     yield from (var for equation in trace.equations for var in equation.outputs)

@@ -37,9 +37,7 @@ from thunder_fn.testing.laws.comparing import (
     state_after,
     tolerance,
 )
-from thunder_fn.testing.laws.interpreters import (
-    pull,
-)
+from thunder_fn.testing.laws.interpreters import pull
 
 # ---- laws of the data ----
 

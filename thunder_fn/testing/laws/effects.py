@@ -14,6 +14,7 @@ import torch
 
 from thunder_fn import debug
 from thunder_fn.capture import capture
+from thunder_fn.ir.scoped import setting
 from thunder_fn.ir.trace import Arg, Op, Trace
 from thunder_fn.testing.laws.comparing import Inputs, Law, Transform, close, holds, run, tolerance
 
@@ -33,11 +34,8 @@ def note(value: torch.Tensor) -> None:
 @contextmanager
 def noting() -> Generator[list[torch.Tensor]]:
     """The values that are shown inside of this, in order."""
-    token = _noted.set(seen := [])
-    try:
+    with setting(_noted, seen := []):
         yield seen
-    finally:
-        _noted.reset(token)
 
 
 @cache

@@ -10,10 +10,7 @@ from thunder_fn.ir import ops
 from thunder_fn.ir.check import fake_result_types
 from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, TraceBuilder, Var, subtraces
 from thunder_fn.testing.drawn_programs import as_arg
-from thunder_fn.testing.laws.comparing import (
-    LawBroken,
-    wanted_outputs,
-)
+from thunder_fn.testing.laws.comparing import LawBroken, wanted_outputs
 
 aten = torch.ops.aten
 
@@ -31,10 +28,8 @@ def emit(builder: TraceBuilder, overload: Any, *args: Any, **kwargs: Any) -> Var
 def add_inner(builder: TraceBuilder, total: Var | None, a: Var, b: Var) -> Var:
     """total + the real inner product of a and b, in float64."""
     if is_complex(a):
-        a, b = (
-            emit(builder, aten.view_as_real.default, a),
-            emit(builder, aten.view_as_real.default, b),
-        )
+        a = emit(builder, aten.view_as_real.default, a)
+        b = emit(builder, aten.view_as_real.default, b)
     term = emit(
         builder, aten.sum.default, emit(builder, aten.mul.Tensor, a, b), dtype=torch.float64
     )

@@ -15,15 +15,7 @@ import torch
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.trace import Atom, Equation, Literal, Trace, TraceBuilder, subtraces
 from thunder_fn.ir.walking import put, rewritten
-from thunder_fn.testing.laws.comparing import (
-    Inputs,
-    Law,
-    Transform,
-    draws,
-    holds,
-    run,
-    same_bits,
-)
+from thunder_fn.testing.laws.comparing import Inputs, Law, Transform, draws, holds, run, same_bits
 from thunder_fn.testing.laws.pairs import arguments_of
 
 FILL = ops.leaf(torch.ops.aten.fill.Scalar)

@@ -11,8 +11,8 @@ which otherwise rounds, is to float64 there: it changes every type that it chang
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
@@ -22,6 +22,7 @@ from thunder_fn.interpreters import clean, jvp as forward, simplify, vmap as bat
 from thunder_fn.interpreters.fold import fold_constants
 from thunder_fn.interpreters.noops import drop_noops
 from thunder_fn.ir.check import check
+from thunder_fn.ir.scoped import setting
 from thunder_fn.ir.trace import TensorType, Trace
 from thunder_fn.testing.drawn_programs import example_inputs
 from thunder_fn.testing.laws.comparing import (
@@ -117,14 +118,9 @@ def arguments_of(made: Trace, trace: Trace, inputs: Inputs) -> Inputs:
     return (*inputs, *rest[len(inputs) :]) if keeps_inputs else rest
 
 
-@contextmanager
-def remembering() -> Generator[None]:
+def remembering() -> AbstractContextManager[None]:
     """Compute the transforms and values of one trace once for all laws that ask inside of this."""
-    token = _known.set({})
-    try:
-        yield
-    finally:
-        _known.reset(token)
+    return setting(_known, {})
 
 
 _known: ContextVar[dict[Any, tuple[Any, Any]] | None] = ContextVar("known", default=None)
@@ -362,11 +358,9 @@ def law_of_three(names: tuple[str, str, str]) -> Law:
             made = TRANSFORMS[name](made)
             plain = plain if name in KEEPERS or name == "autocast" else TRANSFORMS[name](plain)
         check(made)
-        arguments, values, rtol = (
-            example_inputs(plain, 7),
-            doubles if rounds else floats,
-            100 * tolerance(trace),
-        )
+        arguments = example_inputs(plain, 7)
+        values = doubles if rounds else floats
+        rtol = 100 * tolerance(trace)
         have, want = run(made, in_types_of(made, arguments)), run(plain, arguments)
         close(
             values(have),

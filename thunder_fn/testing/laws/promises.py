@@ -249,7 +249,7 @@ MANY = 3
 
 
 def has_lines(transform: Transform) -> Law:
-    """Do not lose every line of the user's code where the trace stays as it is."""
+    """Keep some line of the user's code if the trace stays as it is."""
     from thunder_fn.testing.laws.interpreters import marked
 
     def law(trace: Trace, inputs: Inputs) -> bool:

@@ -30,10 +30,7 @@ from thunder_fn.testing.laws.comparing import (
     wanted_inputs,
     wanted_outputs,
 )
-from thunder_fn.testing.laws.interpreters import (
-    pull,
-    split,
-)
+from thunder_fn.testing.laws.interpreters import pull, split
 from thunder_fn.testing.laws.losses import emit
 
 aten = torch.ops.aten

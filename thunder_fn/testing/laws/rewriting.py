@@ -102,7 +102,7 @@ def _problem(width: int, dtype: torch.dtype) -> tuple[Function, dict[str, torch.
 
 
 def _tokens(count: int) -> list[torch.Tensor]:
-    """Some examples of three tokens for each rank."""
+    """Make examples of three tokens for each rank."""
     drawn = torch.Generator().manual_seed(1)
     return list(torch.randint(0, WORDS, (count, EXAMPLES, 3), generator=drawn))
 
@@ -264,12 +264,10 @@ def law_ranks_equal_one(case: Rewriting) -> None:
     the gradient. That is the mean of those of the ranks' batches, or that of the one batch which
     all have.
     """
-    loss, params, transform, together = (
-        case.function,
-        case.params,
-        case.transform,
-        case.way == "tensor_parallel",
-    )
+    loss = case.function
+    params = case.params
+    transform = case.transform
+    together = case.way == "tensor_parallel"
     batches = _tokens(1) * case.ranks if together else _tokens(case.ranks)
     functions, shards = _on_ranks(case, loss, params)
     found = _run(transform(functions[0]), shards, batches)
@@ -337,10 +335,8 @@ def law_adapters_and_codes_commute(case: Rewriting) -> None:
     holds(
         {f"{one}.lora_a", f"{one}.lora_b"} <= set(parts), f"{case}: adapters are codes in {parts}"
     )
-    have, want = (
-        case.transform(q)(parts, batch),
-        case.transform(alone)(alone.prepare(params), batch),
-    )
+    have = case.transform(q)(parts, batch)
+    want = case.transform(alone)(alone.prepare(params), batch)
     _agree({name: have[name] for name in want}, want, case)
 
 

@@ -10,12 +10,7 @@ from thunder_fn.interpreters.noops import is_alias
 from thunder_fn.ir import ops
 from thunder_fn.ir.equations import operands_in
 from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, Var, subtraces
-from thunder_fn.testing.laws.comparing import (
-    Inputs,
-    holds,
-    leaf_counts,
-    num_equations,
-)
+from thunder_fn.testing.laws.comparing import Inputs, holds, leaf_counts, num_equations
 
 
 def drops_the_dead(before: Trace, after: Trace) -> bool:

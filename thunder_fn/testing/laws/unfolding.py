@@ -97,7 +97,7 @@ def _branch(
 def _steps(
     builder: TraceBuilder, equation: Equation, operands: Atoms, known: Known
 ) -> Atoms | None:
-    """Every step of a scan, on its slices."""
+    """Unfold the steps of a scan, each on its slices."""
     loop = Loop.of(equation)
     if not isinstance(loop.length, int) or loop.length > MAX_STEPS:
         return None

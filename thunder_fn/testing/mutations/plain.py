@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from thunder_fn.testing.mutations.planting import Mutation
 
-VJP, DERIVE, SIMPLIFY = (
-    "thunder_fn.interpreters.grad",
-    "thunder_fn.derived.leaf_vjp",
-    "thunder_fn.interpreters.simplify",
-)
+VJP = "thunder_fn.interpreters.grad"
+DERIVE = "thunder_fn.derived.leaf_vjp"
+SIMPLIFY = "thunder_fn.interpreters.simplify"
 
 PLAIN = (
     Mutation(

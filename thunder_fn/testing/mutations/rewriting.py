@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from thunder_fn.testing.mutations.planting import Mutation
 
-FSDP, COLLECTIVES, UNITS = (
-    "thunder_fn.interpreters.fsdp",
-    "thunder_fn.distributed.collectives",
-    "thunder_fn.interpreters.rewriting.units",
-)
-TENSOR, CROSSINGS = (
-    "thunder_fn.interpreters.tensor_parallel.step",
-    "thunder_fn.interpreters.tensor_parallel.crossings",
-)
-ONE, WHOLE, ORDER, TRIP = (
-    "N ranks equal one",
-    "parts stand for the whole",
-    "sharding and quantising commute",
-    "restoring undoes preparing",
-)
+FSDP = "thunder_fn.interpreters.fsdp"
+COLLECTIVES = "thunder_fn.distributed.collectives"
+UNITS = "thunder_fn.interpreters.rewriting.units"
+TENSOR = "thunder_fn.interpreters.tensor_parallel.step"
+CROSSINGS = "thunder_fn.interpreters.tensor_parallel.crossings"
+ONE = "N ranks equal one"
+WHOLE = "parts stand for the whole"
+ORDER = "sharding and quantising commute"
+TRIP = "restoring undoes preparing"
 
 REWRITING = (
     # sharding

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from thunder_fn.testing.mutations.planting import Mutation
 
-SYMBOLS, FAMILIES, GUARDS = (
-    "thunder_fn.ir.symbols",
-    "thunder_fn.jitted.families",
-    "thunder_fn.jitted.guards",
-)
+SYMBOLS = "thunder_fn.ir.symbols"
+FAMILIES = "thunder_fn.jitted.families"
+GUARDS = "thunder_fn.jitted.guards"
 ARITHMETIC = "thunder_fn.capture.numbers.arithmetic"
 
 STATIC, EAGER, PYTHON = "a symbolic trace is static ones", "jit is eager", "numbers are Python's"

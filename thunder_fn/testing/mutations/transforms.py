@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from thunder_fn.testing.mutations.planting import Mutation
 
-JVP, VMAP, DERIVE_VMAP = (
-    "thunder_fn.interpreters.jvp",
-    "thunder_fn.interpreters.vmap",
-    "thunder_fn.derived.leaf_vmap",
-)
+JVP = "thunder_fn.interpreters.jvp"
+VMAP = "thunder_fn.interpreters.vmap"
+DERIVE_VMAP = "thunder_fn.derived.leaf_vmap"
 CHECKPOINT, REMAT = "thunder_fn.structured.checkpoint", "thunder_fn.interpreters.checkpoint.remat"
 AUTOCAST = "thunder_fn.interpreters.autocast"
-SIMPLIFY, NOOPS, FOLD = (
-    "thunder_fn.interpreters.simplify",
-    "thunder_fn.interpreters.noops",
-    "thunder_fn.interpreters.fold",
-)
+SIMPLIFY = "thunder_fn.interpreters.simplify"
+NOOPS = "thunder_fn.interpreters.noops"
+FOLD = "thunder_fn.interpreters.fold"
 
 TRANSFORMS = (
     # jvp

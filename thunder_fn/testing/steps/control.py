@@ -251,14 +251,11 @@ def _while_loop(d: Draft, step: Step) -> None:
             else (low,)
         )
 
-    condition, body = (
-        Draft.closed(step.body(1), types, "condition", holds),
-        Draft.closed(step.body(), types, "body", outputs),
-    )
+    condition = Draft.closed(step.body(1), types, "condition", holds)
+    body = Draft.closed(step.body(), types, "body", outputs)
     if any(map(draws, (condition, body))):
-        max_steps = (
-            max_steps or 3
-        )  # reverse mode refuses a loop of unknown length with random numbers
+        # reverse mode refuses a loop of unknown length with random numbers
+        max_steps = max_steps or 3
     (start,) = d.leaf(aten.full.default, [], 0, dtype=torch.int64, device=torch.device("cpu"))
     literals = {"num_consts": len(consts), "max_steps": max_steps}
     d.structured(

@@ -1,0 +1,344 @@
+"""The values of attributes and items of objects that frames use, and the edges to them."""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import gc
+import inspect
+import logging
+import os
+import random
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+import torch
+
+from thunder_fn.capture.generators import STATE_METHODS
+from thunder_fn.capture.outside.answers import levels_of
+from thunder_fn.capture.outside.code_frames import Frame
+from thunder_fn.capture.outside.edges import Constant, look
+from thunder_fn.capture.outside.expressions import Source, text
+from thunder_fn.capture.outside.frames import is_machinery
+from thunder_fn.capture.outside.kinds import (
+    EXACT,
+    code_of,
+    default_of,
+    environment,
+    is_library_module,
+    is_of_library,
+    is_opaque,
+    is_ours,
+    is_python,
+    is_seen,
+    live_in,
+    own_attribute,
+    parts_in,
+    reference_to,
+)
+from thunder_fn.capture.outside.reached import MANY, Reached
+from thunder_fn.capture.outside.reads import (
+    ABSENT,
+    ARRAYS,
+    CONTAINERS,
+    HEAP_TYPE,
+    dict_of,
+    is_a,
+    length_of,
+)
+from thunder_fn.ir.text import escaped
+
+_WRITES = frozenset(
+    [
+        "append",
+        "appendleft",
+        "extend",
+        "extendleft",
+        "insert",
+        "add",
+        "update",
+        "get",
+        "clear",
+        "__setitem__",
+    ]
+)
+"""Methods of containers that do not look at the content, and `get`, which is an item."""
+_WRITERS = frozenset(
+    ("__setattr__", "__delattr__", "__setitem__", "__delitem__", "__iadd__", "__ior__", "__set__")
+)
+"""Methods that write to their object, and that no hook sees where they are of C."""
+_GENERATOR = inspect.CO_GENERATOR
+_SETTLED_MODULES = frozenset(("math", "cmath"))
+"""Modules whose numbers never change."""
+_WEAK = (weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
+_DRAWING = (
+    random.Random,
+    numpy.random.Generator,
+    numpy.random.RandomState,
+    numpy.random.BitGenerator,
+)
+"""Generators of random numbers other than PyTorch's."""
+_OF_FUNCTIONS = ("__doc__", "__name__", "__qualname__", "__module__", "__annotations__")
+"""Attributes of functions that are read as they are."""
+
+
+class Attributes(Reached):
+    """The objects that a function can reach, and what it finds in them."""
+
+    def __init__(self, own: frozenset[int]) -> None:
+        super().__init__(own)
+        self.states: dict[str, str] = {}
+        """Methods that look at or set the state of a generator of random numbers, by how the
+        generator is written.
+        """
+        self.late: list[tuple[dict[str, Any], str, str]] = []
+        """Values that cached properties compute while the function runs."""
+
+    def item(
+        self, value: Any, keys: Sequence[Any] | None, path: str, frame: Frame
+    ) -> Sequence[Any]:
+        """The values of an item, and the edges to them; `keys` is None if they are not known."""
+        if is_a(value, contextvars.ContextVar):
+            held = self.edge("context", value, None, path)
+            return tuple(self.reach(one, path) for one in (held, default_of(value)))
+        if value is os.environ or value is os:
+            return self.environment_item(keys)
+        if is_a(value, (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)):
+            return list(value._modules.values())  # pyright: ignore[reportPrivateUsage]
+        if not self.is_outside(value):
+            return self.items(value, path) if type(value) in EXACT else ()
+        if not is_a(value, (dict, list, tuple, types.MappingProxyType)) or keys is None:
+            return self.unknown_item(value, path, frame)
+        is_sequence = is_a(value, (list, tuple))
+        found: list[Any] = []
+        for name in keys:
+            if not is_sequence or is_a(name, int):
+                written = f"{path}[{name!r}]"
+                item = self.edge("index" if is_sequence else "key", value, name, written)
+                found.append(self.reach(item, written))
+        return found
+
+    def environment_item(self, keys: Sequence[Any] | None) -> Sequence[Any]:
+        """Cross the edges to variables of the environment; to all of them if keys are unknown."""
+        held = environment()
+        if keys is None:
+            self.edge("content", held, None, "os.environ")
+        for name in keys or ():
+            if is_a(name, str):
+                key = os.environ.encodekey(name)  # type: ignore[attr-defined]
+                self.edge("key", held, key, f"os.environ[{name!r}]")
+        return ()
+
+    def unknown_item(self, value: Any, path: str, frame: Frame) -> Sequence[Any]:
+        """The values of an item of an unknown key, or of an object with a `__getitem__`."""
+        self.content(value, path)
+        if is_a(value, CONTAINERS):
+            return self.items(value, path)
+        if is_seen(method := look("class", type(value), "__getitem__")):
+            return self.waited(frame, [method])
+        if is_a(value, _WEAK):
+            return self.items(value, path)
+        self.unseen(value, path, frame)
+        return ()
+
+    def waited(self, frame: Frame, callees: list[Any]) -> Sequence[Any]:
+        """The results of the callees behind an attribute or item, which are known at the end of
+        the frame.
+        """
+        frame.waits = True
+        return results_of(frame, callees)
+
+    def attribute(self, value: Any, name: str, of: Source, frame: Frame) -> Sequence[Any]:
+        """The value of an attribute, and the edge to it."""
+        path = f"{self.path(value, '') or text(of)}.{escaped(name)}"
+        if name in _WRITERS:
+            self.effects.found.append(name)
+        if is_a(value, torch.nn.Module):
+            return self.module_attribute(value, name, path)
+        if not self.is_outside(value):
+            return (found,) if (found := own_attribute(value, name)) is not ABSENT else ()
+        if is_a(value, ARRAYS):
+            self.array(value, path)
+            return ()
+        if name == "__dict__" and type(dict_of(value)) is dict:
+            return (self.reach(value.__dict__, path),)
+        if is_a(value, types.ModuleType):
+            return self.global_attribute(value, name, path, frame)
+        if is_a(value, threading.local):
+            return (self.reach(self.edge("attr", value, name, path), path),)
+        if is_a(value, type):
+            return self.attribute_of_type(value, name, path)
+        return self.object_attribute(value, name, path, frame)
+
+    def attribute_of_type(self, value: type, name: str, path: str) -> Sequence[Any]:
+        """An attribute of a class, or of its metaclass."""
+        if name == "__dict__":
+            for held in gc.get_referents(value.__dict__):
+                self.content(held, path)
+            return (value.__dict__,)
+        found = self.edge("class", value, name, path)
+        if found is ABSENT and look("class", meta := type(value), name) is not ABSENT:
+            self.asked(found := self.edge("class", meta, name, path), path)
+        return (self.reach(getattr(found, "__func__", found), path),)
+
+    def object_attribute(self, value: Any, name: str, path: str, frame: Frame) -> Sequence[Any]:  # noqa: C901 - a branch for each kind of holder
+        """An attribute of an object, of its own or of its class."""
+        of_class, held = look("class", type(value), name), dict_of(value)
+        self.asked(of_class, path)
+        self.state_of_process(value, name, path, frame)
+        if is_a(value, CONTAINERS) and (
+            held is None or (name not in held and not is_python(of_class))
+        ):
+            return self.container_attribute(value, name, path, of_class)
+        if name != "__class__":
+            self.iterator(value, path.rpartition(".")[0], is_used=True)
+        is_slot = is_a(of_class, (types.MemberDescriptorType, types.GetSetDescriptorType))
+        if is_a(value, types.FunctionType) and name in _OF_FUNCTIONS:
+            self.content(found := self.edge("attr", value, name, path, is_by_value=True), path)
+            return (found,)
+        if is_slot and not callable(value):
+            return (self.reach(self.edge("attr", value, name, path, is_by_value=True), path),)
+        if type(held) is not dict:
+            if is_a(value, torch.Generator) and name in STATE_METHODS:
+                self.states.setdefault(path.rpartition(".")[0], name)
+            elif is_a(of_class, types.MethodDescriptorType):
+                self.unseen(value, path.rpartition(".")[0], frame)
+            return ()
+        found = held.get(name, ABSENT)
+        if found is ABSENT and is_a(of_class, functools.cached_property):
+            self.late.append((held, name, path))
+            self.touched.add(id(held))
+        elif type(value).__module__ == "logging" or not is_ours(type(value).__module__):
+            found = self.edge("key", held, name, path)
+        if found is not ABSENT:
+            return (self.reach(found, path),)
+        if of_class is ABSENT:
+            cls: Any = type(value)
+            for missing in (name, "__getattr__") if cls.__flags__ & HEAP_TYPE else ():
+                self.edge("class", cls, missing, path)
+            return self.waited(frame, [look("class", type(value), "__getattr__")])
+        return self.class_attribute(value, name, path, frame)
+
+    def state_of_process(self, value: Any, name: str, path: str, frame: Frame) -> None:
+        """Note that a method draws random numbers, or asks for the level of a logger."""
+        if is_a(value, _DRAWING) and not name.startswith("__"):
+            numbers = f"the random numbers of {path.rpartition('.')[0]}"
+            self.constants.setdefault(
+                numbers, Constant(numbers, frame.code.co_filename, frame.line)
+            )
+        if is_a(value, logging.Logger) and name in (
+            "isEnabledFor",
+            "getEffectiveLevel",
+            "hasHandlers",
+        ):
+            self.answer(levels_of, (value,), f"the level of {path.rpartition('.')[0]}")
+
+    def container_attribute(self, value: Any, name: str, path: str, of_class: Any) -> Sequence[Any]:
+        """An attribute of a container, which most often is a method that reads its content."""
+        if is_a(value, tuple) and hasattr(type(value), "_fields") and of_class is not ABSENT:
+            return (self.reach(getattr(value, name, None), path),)
+        if of_class is not ABSENT and type(value).__flags__ & HEAP_TYPE:
+            self.edge("class", type(value), name, path)
+        if name not in _WRITES:
+            self.content(value, path.rpartition(".")[0])
+        return ()
+
+    def class_attribute(self, value: Any, name: str, path: str, frame: Frame) -> Sequence[Any]:
+        """An attribute that an object has from its class."""
+        of_class = look("class", type(value), name)
+        if (reference := reference_to(value)) and not is_ours(type(value).__module__):
+            self.edge("type", reference, None, f"the class of {path}")
+        self.edge("class", type(value), name, path)
+        self.reach(of_class, path)
+        if is_a(of_class, types.FunctionType):
+            return (types.MethodType(of_class, value),)
+        if is_a(of_class, property) and is_of_library(value):
+            self.fields(value, path.rpartition(".")[0])
+        return (
+            self.waited(frame, [code_of(of_class)]) if hasattr(of_class, "__get__") else (of_class,)
+        )
+
+    def module_attribute(self, value: torch.nn.Module, name: str, path: str) -> Sequence[Any]:
+        """The state of a module is guarded as a whole; an attribute of its class is an edge."""
+        held = value.__dict__
+        self.touched.add(id(held))
+        if name == "__dict__":
+            return (self.reach(held, path),)
+        kinds = ("_parameters", "_buffers", "_modules")  # none before `Module.__init__` has run
+        for section in (held, *(held[kind] for kind in kinds if kind in held)):
+            if name in section:
+                is_held = section is held and not is_a(section[name], torch.nn.Module)
+                is_followed = (is_held or id(value) not in self.own) and self.is_outside(value)
+                return (self.reach(section[name], path) if is_followed else section[name],)
+        found = look("class", type(value), name)
+        if found is ABSENT or name == "__class__" or is_ours(type(value).__module__):
+            return ()
+        self.edge("class", type(value), name, path)
+        return (self.reach(found, path),)
+
+    def global_attribute(
+        self, module: types.ModuleType, name: str, path: str, frame: Frame
+    ) -> Sequence[Any]:
+        """The value of a module's global. Those of libraries are constants but for flags."""
+        held = vars(module)
+        if name in held:
+            is_flag = is_a(held[name], (bool, int, float, str, type(None)))
+            is_settled = module.__name__ in _SETTLED_MODULES
+            self.touched.add(id(held))
+            if not is_library_module(module) or module is sys or (is_flag and not is_settled):
+                self.edge("key", held, name, path)
+            return (self.reach(held[name], path),)
+        if not is_library_module(module):
+            self.edge("key", held, name, path)
+            return self.waited(frame, [held.get("__getattr__")])
+        if type(module) is types.ModuleType and "__getattr__" not in held:
+            self.edge("key", held, name, path)
+        if type(module) is not types.ModuleType and is_machinery(module.__name__):
+            self.edge(
+                "attr", module, name, path, is_by_value=True
+            )  # such as torch.backends.cudnn.enabled
+        return ()
+
+    def items(self, value: Any, path: str) -> Sequence[Any]:
+        """The items that a loop over a value gives."""
+        self.touched.add(id(value))
+        if value is os.environ:
+            self.edge("content", environment(), None, "os.environ")
+            return ()
+        if is_a(value, _WEAK):
+            self.fields(value, path)
+            return [self.reach(item, path) for item in live_in(value)]
+        if is_a(value, CONTAINERS):
+            items = parts_in(value) if length_of(value) <= MANY else []
+            return [self.reach(item, path) for item in items] if self.is_outside(value) else items
+        if is_a(value, (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)):
+            return list(value._modules.values())  # pyright: ignore[reportPrivateUsage]
+        if self.is_outside(value):
+            self.iterator(value, self.path(value, path), is_used=True)
+        return (value,)
+
+    def unseen(self, value: Any, path: str, frame: Frame) -> None:
+        """Reach an object that unseen code reads. One that has no attributes for Python to see is
+        taken as a constant.
+        """
+        self.fields(value, path)
+        if is_opaque(value):
+            self.constants.setdefault(path, Constant(path, frame.code.co_filename, frame.line))
+
+
+def results_of(frame: Frame, callees: Sequence[Any]) -> list[Any]:
+    """The results of a frame's Python callees; only those that are meant, where all of them are
+    known.
+    """
+    codes = [callee if is_a(callee, types.CodeType) else code_of(callee) for callee in callees]
+    is_any = not codes or None in codes
+    return [
+        value
+        for value, code in frame.returned.values()
+        if is_any or code in codes or code.co_flags & _GENERATOR
+    ]

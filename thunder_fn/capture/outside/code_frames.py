@@ -1,0 +1,66 @@
+"""Frames of the user's code, as their expressions are evaluated."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from thunder_fn.capture.outside.expressions import Reading, Source
+from thunder_fn.capture.outside.frames import is_library
+
+Memo: TypeAlias = dict[Source, Sequence[Any]]
+"""The values of the expressions that have been evaluated."""
+
+
+class Frame:
+    """A frame of the user's code: its names, what callees gave it, and the frame that called it."""
+
+    __slots__ = (
+        "back",
+        "cells",
+        "code",
+        "globals",
+        "is_library",
+        "line",
+        "locals",
+        "over",
+        "reading",
+        "returned",
+        "stored",
+        "touched",
+        "waits",
+    )
+
+    def __init__(self, frame: types.FrameType, back: Frame | None, known: Reading) -> None:
+        self.code, self.globals, self.back, self.reading = (
+            frame.f_code,
+            frame.f_globals,
+            back,
+            known,
+        )
+        self.locals: list[dict[str, Any]] = [dict(frame.f_locals)]
+        self.returned: dict[int, tuple[Any, types.CodeType]] = {}
+        self.cells: dict[str, types.CellType] = {}
+        self.is_library, self.line = (
+            is_library(frame.f_code.co_filename),
+            frame.f_code.co_firstlineno,
+        )
+        self.over: tuple[Source, Frame] | None = None
+        self.stored: dict[str, dict[int, Any]] = {}
+        self.touched: set[int] = set()
+        """The holders that were looked at for it."""
+        self.waits = False
+        """Set where an attribute or item is the result of a callee."""
+
+
+@dataclass(slots=True, eq=False)
+class Settled:
+    """The values of a code object's expressions that depend on its globals alone, and the
+    holders that were looked at.
+    """
+
+    names: dict[str, Any]
+    memo: Memo
+    touched: set[int]

@@ -1,0 +1,105 @@
+"""Edges: the reads of values from outside, each as a question that a guard asks again.
+
+    (kind, holder, key) -> value
+
+Paths such as `cfg.lr` are kept for messages only.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from thunder_fn.capture.outside.reads import ABSENT, PLAIN, is_a, seen
+
+
+@dataclass(slots=True, eq=False)
+class Edge:
+    """A read: its kind, the question, the value, and a user's way to write it."""
+
+    kind: str
+    holder: Any
+    key: Any
+    value: Any
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A value that is read in a way that cannot be guarded: the expression, and where."""
+
+    text: str
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.text} in {os.path.basename(self.file)}:{self.line}"
+
+
+def constant(value: Any) -> Any:
+    """Bake a value into the program of the traced function in which this is called.
+
+    A jitted function is traced again when a value that it reads from outside changes. A value in
+    `constant(...)` is not looked at: the function keeps the value of the trace. It may be what
+    cannot be guarded, such as a large NumPy array.
+
+    Law: ``constant(value) is value``.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> settings = {"scale": 2.0}
+        >>> f = tfn.jit(lambda x: x * tfn.constant(settings["scale"]))
+        >>> f(torch.ones(()))
+        tensor(2.)
+        >>> settings["scale"] = 3.0
+        >>> f(torch.ones(()))
+        tensor(2.)
+    """
+    return value
+
+
+# ---- the value of an edge ----
+
+
+def look(kind: str, holder: Any, key: Any) -> Any:  # noqa: C901 - a branch for each kind of edge
+    """Read an edge now. No code of the user runs, but for the hash and equality of keys."""
+    try:
+        match kind:
+            case "key":
+                return holder.get(key, ABSENT)
+            case "index":
+                return holder[key]
+            case "cell":
+                return holder.cell_contents
+            case "attr":
+                return getattr(holder, key)
+            case "class":
+                return next(
+                    (base.__dict__[key] for base in holder.__mro__ if key in base.__dict__), ABSENT
+                )
+            case "context":
+                return holder.get(ABSENT)
+            case "answer":
+                return holder.ask()
+            case "type":
+                return type(holder())
+            case "alive":
+                return holder() is not None
+            case _:
+                return seen(holder)
+    except (LookupError, ValueError, AttributeError, TypeError):
+        return ABSENT
+
+
+def is_same(now: Any, then: Any, kind: str = "") -> bool:
+    """Test whether an edge's value is the old one: an object by identity, plain data by value
+    and type.
+    """
+    if now is then:
+        return True
+    if kind == "content":
+        return now == then
+    if type(now) is not type(then) or not is_a(then, (*PLAIN, tuple, frozenset)):
+        return False
+    return seen(now) == seen(then)

@@ -1,0 +1,549 @@
+"""Evaluation of the expressions in a frame's code: each has the values that it may have, and
+crosses the edges to them.
+"""
+
+from __future__ import annotations
+
+import abc
+import builtins
+import contextvars
+import itertools
+import os
+import random
+import sys
+import types
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy
+import torch
+
+from thunder_fn import torch_internals as internals
+from thunder_fn.capture.outside.answers import ASKED_AGAIN, Registered, members_of
+from thunder_fn.capture.outside.attributes import Attributes, results_of
+from thunder_fn.capture.outside.code_frames import Frame, Memo, Settled
+from thunder_fn.capture.outside.edges import Constant, Edge, constant, look
+from thunder_fn.capture.outside.expressions import Source, text
+from thunder_fn.capture.outside.kinds import (
+    EXACT,
+    FUNCTIONS,
+    classes_in,
+    is_lasting,
+    is_library_module,
+    is_of_library,
+    is_ours,
+    is_unseen,
+    name_of_method,
+    parts_in,
+)
+from thunder_fn.capture.outside.reads import (
+    ABSENT,
+    CONTAINERS,
+    LONG,
+    PLAIN,
+    dict_of,
+    fields_of,
+    is_a,
+)
+from thunder_fn.ir.text import escaped
+
+_BUILTINS = frozenset(vars(builtins))
+"""Names of Python's own, which nobody binds anew."""
+_KEYS = (str, int, float, bytes, type(None), tuple, torch.dtype, torch.device)
+"""Classes of keys that are plain data."""
+_RUNNING: list[Any] = []
+"""Stand-in for the values of an expression that is being evaluated."""
+_PASSES = 64
+"""The number of times that a frame is looked at again where a local leads to itself, as along a
+linked list.
+"""
+_SEEDED_ANEW = frozenset(
+    map(id, (random.Random, numpy.random.default_rng, numpy.random.RandomState, numpy.random.PCG64))
+)
+"""Generators that begin anywhere if they are given no seed."""
+
+
+class Evaluator(Attributes):
+    """Evaluation of frames, one after the other."""
+
+    def __init__(self, own: frozenset[int]) -> None:
+        super().__init__(own)
+        self.done: dict[Any, tuple[set[int], bool]] = {}
+        """Frames that have been looked at, by their names' values: the holders, and whether they
+        wait for callees.
+        """
+        self.settled: dict[tuple[int, int], Settled] = {}
+        self.written: set[int] = set()
+        """Holders that the function writes to: what was found there before may have changed."""
+        self.methods: set[tuple[type, types.CodeType]] = set()
+        self.inner: dict[int, tuple[types.CodeType, dict[str, types.CellType]]] = {}
+        """Code objects that are made by a frame, and the cells that they share with it."""
+        self.lost: dict[int, list[Frame]] = {}
+        """Frames whose function is not known, by their code."""
+        self.over: dict[int, tuple[Source, Frame]] = {}
+        """The iterable of a comprehension, by its code, and the frame around it."""
+        self.cycles = False
+        """Set where a local leads to itself."""
+
+    def evaluate(self, frame: Frame, *, is_moving: bool = False) -> None:
+        """Cross all edges that the code of a frame can cross, with the present values of its
+        locals.
+
+        Args:
+            is_moving: only those that may be others than they were at the start of the frame.
+        """
+        key = self.relevant(frame)
+        if (
+            key is not None
+            and (known := self.done.get(key)) is not None
+            and known[0].isdisjoint(self.written)
+        ):
+            frame.touched |= known[0]  # a frame like one that has been looked at
+            frame.waits = frame.waits or known[1]
+            return
+        before, self.touched = self.touched, frame.touched
+        if len(frame.locals) == 1:
+            self.method(frame)
+            frame.cells = self.cells_of(frame)
+            for code, source in frame.reading.comprehensions.items():
+                self.over[id(code)] = source, frame
+        settled = self.settled_values(frame)
+        names = frozenset(
+            name
+            for given in frame.locals
+            for name, value in given.items()
+            if not self.is_data(value)
+        )
+        uses = frame.reading.live(names, gives=bool(frame.returned), is_moving=is_moving)
+        for _ in range(_PASSES):
+            memo = settled.copy()
+            count = sum(map(len, frame.stored.values()))
+            self.cycles = False
+            for source, line in uses.items():
+                frame.line = line
+                self.value(source, frame, memo)
+            if not self.cycles or sum(map(len, frame.stored.values())) == count:
+                break
+        self.touched = before
+        if key is not None:
+            self.done[key] = frame.touched, frame.waits
+
+    def settled_values(self, frame: Frame) -> Memo:
+        """The values of what depends on globals alone: once for a code object, if the function
+        does not write there.
+        """
+        key = id(frame.code), id(frame.globals)
+        known = self.settled.get(key)
+        if known is None or not known.touched.isdisjoint(self.written):
+            before, waits, frame.waits = self.touched, frame.waits, False
+            known = Settled(frame.globals, {}, set())
+            self.touched = known.touched
+            for source, line in frame.reading.settled.items():
+                frame.line = line
+                self.value(source, frame, known.memo)
+            self.touched = before
+            if not frame.waits:
+                self.settled[key] = known
+            frame.waits = frame.waits or waits
+        frame.touched |= known.touched
+        return known.memo
+
+    def relevant(self, frame: Frame) -> Any:
+        """The key of a frame's edges: its locals but for tensors, by identity, and the keys among
+        them by value.
+
+        None where there is an object that the function made: another one may have its identity
+        later.
+        """
+        found: set[Any] = {frame.code.co_name}
+        for given in frame.locals:
+            for name, value in given.items():
+                if self.is_data(value):
+                    if name in frame.reading.keys and is_a(value, (str, int)):
+                        found.add((name, value))
+                elif self.is_outside(value) or is_lasting(value):
+                    found.add((name, id(value)))
+                else:
+                    return None
+        for value, _ in frame.returned.values():
+            if not self.is_outside(value) and not is_lasting(value):
+                return None
+            found.add(("", id(value)))
+        return id(frame.code), frozenset(found)
+
+    def cells_of(self, frame: Frame) -> dict[str, types.CellType]:
+        """The cells of a frame, which does not know its function: those of a function of this
+        code with such values.
+        """
+        code = frame.code
+        found: dict[str, types.CellType] = {}
+        if code.co_freevars:
+            for function in self.functions.get(id(code), ()):
+                cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
+                if all(
+                    look("cell", cell, None) is frame.locals[0].get(name, ABSENT)
+                    for name, cell in cells.items()
+                ):
+                    found = cells
+            if not found and id(code) in self.inner:
+                found = self.inner[id(code)][1]
+            elif not found:
+                self.lost.setdefault(id(code), []).append(frame)
+        for const in code.co_consts:
+            if is_a(const, types.CodeType):
+                self.inner[id(const)] = (
+                    const,
+                    {name: found[name] for name in const.co_freevars if name in found},
+                )
+        return found
+
+    def method(self, frame: Frame) -> None:
+        """Note that the frame runs a method of an object from outside, which its class has to
+        keep.
+        """
+        names = frame.code.co_varnames
+        if not frame.code.co_argcount or not names:
+            return
+        value: Any = frame.locals[0].get(names[0])
+        cls = value if is_a(value, type) else type(value)
+        if (
+            (cls, frame.code) in self.methods
+            or self.is_data(value)
+            or is_a(value, types.ModuleType)
+        ):
+            return
+        if not self.is_outside(value):
+            return
+        self.methods.add((cls, frame.code))
+        for owner in cls.__mro__:
+            name = name_of_method(owner, frame.code)
+            if name is not None:
+                # `super()` passes the first one over
+                of = cls if look("class", cls, name) is owner.__dict__[name] else owner
+                self.edge("class", of, name, f"{of.__name__}.{name}")
+                return
+
+    def value(self, source: Source, frame: Frame, memo: Memo) -> Sequence[Any]:
+        """The possible values of an expression, by the rule of its kind."""
+        if source is None:
+            return ()
+        found = memo.get(source)
+        if found is None:
+            kind = source[0]
+            if kind == "const":
+                return source[1:]
+            memo[source] = _RUNNING
+            found = memo[source] = RULES[kind](self, source, frame, memo)
+        elif found is _RUNNING and source[0] == "local":  # it leads to itself
+            self.cycles = True
+            return list(frame.stored.get(source[1], {}).values())
+        return found
+
+    def cell_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
+        """The values in a closure."""
+        name = source[1]
+        cell = frame.cells.get(name)
+        if cell is not None:
+            return (self.reach(self.edge("cell", cell, None, name), name),)
+        return [given[name] for given in frame.locals if name in given]
+
+    def any_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
+        """One of several."""
+        return [value for part in source[1] for value in self.value(part, frame, memo)]
+
+    def same_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
+        """The values of another expression."""
+        return self.value(source[1], frame, memo)
+
+    def unless_constant(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
+        """Reads in the argument of a call that is not `constant`."""
+        if not any(callee is constant for callee in self.value(source[1], frame, memo)):
+            self.value(source[2], frame, memo)
+        return ()
+
+    def whole_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
+        """All of an expression's value counts."""
+        for value in self.value(source[1], frame, memo):
+            if not self.is_data(value):
+                self.whole(value, text(source[1]))
+        return ()
+
+    def given_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
+        """An argument of a call to code that is not seen."""
+        _, target, of = source
+        for value in filter(self.is_outside, self.value(of, frame, memo)):
+            callees = self.value(target, frame, memo)
+            if is_of_library(value):  # `len` runs its methods
+                self.fields(value, self.path(value, text(of)))
+            if any(map(is_unseen, callees)) or self.is_of_data(target, frame, memo):
+                self.unseen(value, self.path(value, text(of)), frame)
+        return ()
+
+    def is_of_data(self, target: Source, frame: Frame, memo: Memo) -> bool:
+        """Test for a method of plain data, such as `"{0.lr}".format`."""
+        if target is None or target[0] != "attr":
+            return False
+        return any(is_a(value, (str, bytes)) for value in self.value(target[1], frame, memo))
+
+    def imported_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
+        """The module of an import statement, which other code may exchange."""
+        _, name, level, is_whole = source
+        package = frame.globals.get("__package__") or ""
+        path = ".".join([*package.split(".")[: 1 - level or None], name]) if level else name
+        path = path if is_whole else path.partition(".")[0]
+        module = sys.modules.get(path)
+        if not is_a(module, types.ModuleType):
+            return ()
+        if not is_library_module(module):
+            self.edge("key", sys.modules, path, f"the module {path}")
+        return (module,)
+
+    def field_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
+        """The values in the attributes of an object."""
+        values = self.value(source[1], frame, memo)
+        return [field for value in values for field in (fields_of(value) or {}).values()]
+
+    def each_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
+        """The values that a loop over a value gives."""
+        path = f"{text(source[1])}[...]"
+        return [
+            item for value in self.value(source[1], frame, memo) for item in self.items(value, path)
+        ]
+
+    def attribute_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
+        """An attribute, by any of its names."""
+        _, of, key = source
+        found: list[Any] = []
+        for value in self.value(of, frame, memo):
+            if self.is_data(value) and not is_a(value, torch.Tensor):
+                continue
+            for name in self.keys(key, frame, memo) or ():
+                if is_a(value, torch.Tensor):
+                    self.tensor_attribute(value, name, of)
+                elif is_a(name, str):
+                    found += self.attribute(value, name, of, frame)
+        return found
+
+    def tensor_attribute(self, value: torch.Tensor, name: Any, of: Source) -> None:
+        """An attribute that Python gave a tensor from outside, or did not. Its class has others."""
+        if not internals.is_tracer(value) and look("class", type(value), name) is ABSENT:
+            self.edge("key", internals.attributes(value), name, f"{text(of)}.{escaped(str(name))}")
+
+    def item_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
+        """An item, by any of its keys."""
+        _, of, key = source
+        found: list[Any] = []
+        for value in self.value(of, frame, memo):
+            if not self.is_data(value):
+                keys = None if is_a(value, contextvars.ContextVar) else self.keys(key, frame, memo)
+                found += self.item(value, keys, self.path(value, text(of)), frame)
+        return found
+
+    def note_before(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
+        """A place is written in this frame: an edge to it is read before that."""
+        place = source[1]
+        found: list[tuple[str, Any, Any]] = []
+        match place:
+            case ("global", name):
+                found.append(("key", frame.globals, name))
+            case ("cell", name) if name in frame.cells:
+                found.append(("cell", frame.cells[name], None))
+            case ("attr" | "item" as how, of, key):
+                for holder in filter(self.is_outside, self.value(of, frame, memo)):
+                    if how == "attr":
+                        is_class, held = is_a(holder, type), dict_of(holder)
+                        kind = "class" if is_class else "key" if type(held) is dict else "attr"
+                        holder = held if kind == "key" else holder
+                    else:
+                        kind = "key" if is_a(holder, dict) else "index"
+                        found.append(("content", holder, None))
+                        self.reach_held(holder)
+                    self.written.add(id(type) if kind == "class" else id(holder))
+                    found += ((kind, holder, name) for name in self.keys(key, frame, memo) or ())
+            case _:
+                pass
+        for kind, holder, key in found:
+            self.written.add(id(type) if kind == "class" else id(holder))
+            self.before.setdefault((kind, id(holder), key), (holder, look(kind, holder, key)))
+        return ()
+
+    def note_write(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
+        """A place is written whose old value counts for nothing: a trace does not repeat that."""
+        match source[1]:
+            case ("global", *_):
+                is_effect = True
+            case ("cell", name):
+                is_effect = name in frame.cells
+            case (_, of, _):
+                is_effect = of is None or any(map(self.is_outside, self.value(of, frame, memo)))
+            case _:
+                is_effect = False
+        if is_effect:
+            self.effects.found.append("a write")
+        return ()
+
+    def note_mutation(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
+        """A local is changed in place, as by `+=`: a container from outside is then another."""
+        for value in filter(self.is_outside, self.value(source[1], frame, memo)):
+            if is_a(value, CONTAINERS) and not is_a(value, (tuple, frozenset)):
+                self.effects.found.append("a write")
+        return ()
+
+    def global_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
+        """A global, or a builtin."""
+        name = source[1]
+        if name not in frame.globals:
+            found: Any = frame.globals.get("__builtins__")
+            held: dict[str, Any] = (
+                found if is_a(found, dict) else vars(found) if found is not None else {}
+            )
+            if name in _BUILTINS:
+                self.asked(held.get(name), name)
+                return (held[name],) if name in held else ()
+            if not frame.is_library:
+                self.edge("key", frame.globals, name, name)
+                self.edge("key", held, name, f"builtins.{name}")
+            return (self.reach(held[name], name),) if name in held else ()
+        value = frame.globals[name]
+        if not frame.is_library or is_a(value, (*PLAIN, *CONTAINERS)):
+            self.edge("key", frame.globals, name, name)
+        return (self.reach(value, name),)
+
+    def local_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
+        """The values of a local at the start and at the end, and those of its sources."""
+        name = source[1]
+        found = frame.stored.setdefault(name, {})
+        if name == ".0" and frame.over is not None:
+            over, outer = frame.over
+            found.update((id(value), value) for value in self.value(over, outer, {}))
+        for given in frame.locals:
+            value = given.get(name)
+            if not self.is_data(value):
+                found.setdefault(id(value), value)
+        for assigned in frame.reading.assigned.get(name, ()):
+            for value in self.value(assigned, frame, memo):
+                if not self.is_data(value):
+                    found.setdefault(id(value), value)
+        return list(found.values())
+
+    def kind_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
+        """A question for the class of a value: other classes may be registered with an abstract
+        one, and a protocol asks for attributes.
+        """
+        _, classes, of = source
+        for cls in classes_in(self.value(classes, frame, memo)):
+            place = "answer", id(cls), "registered"
+            if is_a(cls, abc.ABCMeta) and place not in self.edges:
+                asked = Registered(cls)
+                path = f"what is registered with {cls.__name__}"
+                self.edges[place] = Edge("answer", asked, None, asked.ask(), path)
+            for name in members_of(cls):
+                for value in filter(self.is_outside, self.value(of, frame, memo)):
+                    self.attribute(value, name, of, frame)
+        return ()
+
+    def call_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
+        """The possible results of a call: those of this frame's Python callees. A new object of a
+        class is not outside.
+        """
+        target = source[1]
+        callees = self.value(target, frame, memo)
+        found = results_of(frame, callees) if frame.returned else []
+        for callee in callees:
+            if (
+                is_a(callee, types.MethodType)
+                and self.is_outside(callee.__self__)
+                and is_unseen(callee)
+            ):
+                self.unseen(callee.__self__, self.path(callee.__self__, text(target)), frame)
+            found += self.asked_again(callee, source, frame, memo)
+            if not source[2] and id(callee) in _SEEDED_ANEW:
+                self.constants.setdefault(
+                    f"{text(target)}()",
+                    Constant(f"{text(target)}()", frame.code.co_filename, frame.line),
+                )
+            if callee is globals:
+                found.append(self.reach(frame.globals, "globals()"))
+            if is_a(callee, weakref.ref) and self.edge("alive", callee, None, f"{text(target)}()"):
+                found.append(self.reach(callee(), f"{text(target)}()"))
+            if is_a(callee, FUNCTIONS) or not self.is_outside(callee):
+                continue
+            self.attribute_of_class(callee, "__call__")
+        return found
+
+    def asked_again(
+        self, callee: Any, source: tuple[Any, ...], frame: Frame, memo: Memo
+    ) -> Sequence[Any]:
+        """The answers to a question about the process, for each of its possible arguments."""
+        _, target, arguments = source
+        if callee is os.getenv:
+            return self.environment_item(self.keys(next(iter(arguments), None), frame, memo))
+        if (function := ASKED_AGAIN.get(id(callee))) is None:
+            return ()
+        keys = [self.keys(one, frame, memo) for one in arguments]
+        path = f"the answer of {text(target)}"
+        found = [
+            self.answer(function, given, path) for given in itertools.product(*filter(None, keys))
+        ]
+        if None in keys or ABSENT in found:
+            self.constants.setdefault(path, Constant(path, frame.code.co_filename, frame.line))
+        return [self.reach(one, path) for one in found if one is not ABSENT]
+
+    def attribute_of_class(self, value: Any, name: str) -> None:
+        """Note a method that its class has for an operator."""
+        cls = type(value)
+        if is_a(look("class", cls, name), types.FunctionType) and not is_ours(cls.__module__):
+            self.edge("class", cls, name, f"{cls.__name__}.{name}")
+
+    def whole(self, value: Any, path: str, depth: int = 2) -> None:
+        """Take a value whole, because its use is not known."""
+        if self.is_outside(value):
+            path = self.path(value, path)
+            self.iterator(value, path, is_used=True)
+            self.content(value, path)
+        elif depth and type(value) in EXACT and len(value) <= LONG:
+            for item in parts_in(value):
+                if not is_a(item, PLAIN):
+                    self.whole(item, path, depth - 1)
+
+    def keys(self, source: Source, frame: Frame, memo: Memo) -> Sequence[Any] | None:
+        """The possible keys: a constant, plain data from outside, or an argument; None if they
+        are not known.
+        """
+        if source is None:
+            return None
+        if source[0] == "const":
+            return source[1:] if is_a(source[1], _KEYS) else None
+        if source[0] == "local":
+            name = source[1]
+            if name in frame.reading.assigned or name not in frame.locals[0]:
+                return None
+            found: Sequence[Any] = (frame.locals[0][name],)
+        else:
+            found = self.value(source, frame, memo)
+        return [key for key in found if is_a(key, _KEYS)] or None
+
+
+RULES: dict[str, Callable[..., Sequence[Any]]] = {
+    "kinds": Evaluator.kind_values,
+    "code": lambda *_: (),
+    "global": Evaluator.global_values,
+    "cell": Evaluator.cell_values,
+    "local": Evaluator.local_values,
+    "any": Evaluator.any_values,
+    "inplace": Evaluator.same_values,
+    "call": Evaluator.call_values,
+    "before": Evaluator.note_before,
+    "counted": Evaluator.note_write,
+    "mutated": Evaluator.note_mutation,
+    "unless": Evaluator.unless_constant,
+    "whole": Evaluator.whole_values,
+    "given": Evaluator.given_values,
+    "fields": Evaluator.field_values,
+    "import": Evaluator.imported_values,
+    "each": Evaluator.each_values,
+    "attr": Evaluator.attribute_values,
+    "item": Evaluator.item_values,
+}
+"""The evaluation of each kind of expression."""

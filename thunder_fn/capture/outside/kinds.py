@@ -1,0 +1,277 @@
+"""Kinds of values from outside, by which it is decided how a read of them is guarded.
+
+No code of the user runs.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextvars
+import functools
+import gc
+import operator
+import os
+import types
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from thunder_fn.capture.outside.edges import constant, look
+from thunder_fn.capture.outside.frames import is_library, is_machinery, is_user_file, is_watched
+from thunder_fn.capture.outside.reads import (
+    ABSENT,
+    CONTAINERS,
+    HEAP_TYPE,
+    PLAIN,
+    content_of,
+    dict_of,
+    fields_of,
+    is_a,
+)
+
+_NO_READS = frozenset(
+    ("torch", "thunder_fn", "functools", "logging", "warnings", "time", "typing", "abc")
+)
+"""Modules whose functions look at no attributes of an object that they are given, or call its
+methods, whose frames are seen.
+"""
+_HARMLESS = frozenset(
+    map(
+        id,
+        (
+            len,
+            isinstance,
+            issubclass,
+            id,
+            type,
+            callable,
+            print,
+            hash,
+            repr,
+            getattr,
+            hasattr,
+            setattr,
+            iter,
+            str,
+        ),
+    )
+)
+_SETTLED = frozenset(
+    (
+        "torch",
+        "thunder_fn",
+        "numpy",
+        "datetime",
+        "decimal",
+        "re",
+        "_thread",
+        "_io",
+        "contextvars",
+        "_contextvars",
+        "weakref",
+    )
+)
+"""Modules whose objects without attributes never change, or are guarded elsewhere."""
+NO_FIELDS = (type, types.ModuleType, torch.nn.Module, torch.Tensor, *PLAIN)
+"""Classes whose objects have no attributes that unseen code reads, or are guarded elsewhere."""
+FUNCTIONS = (
+    type,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    functools.partial,
+    torch.nn.Module,
+)
+"""Classes of objects that are called."""
+EXACT = frozenset((list, tuple, dict, set, frozenset, collections.deque))
+"""Containers whose class is Python's own."""
+
+
+def reference_to(value: Any) -> Any:
+    """A weak reference, since a guard keeps no object alive; None if the object allows none."""
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return None
+
+
+def is_lasting(value: Any) -> bool:
+    """Test for a class or function of a module, which was not made by the traced function."""
+    return is_a(value, (type, types.FunctionType)) and "<locals>" not in value.__qualname__
+
+
+def parts_in(value: Any) -> list[Any]:
+    """The items of a container; keys and values of a dict."""
+    items = content_of(value)
+    return [part for pair in items for part in pair] if is_a(value, dict) else items
+
+
+def default_of(variable: contextvars.ContextVar[Any]) -> Any:
+    """The value of a context variable where nobody has set one; None if it has none."""
+    try:
+        return contextvars.Context().run(variable.get)
+    except LookupError:
+        return None
+
+
+def live_in(value: Any) -> list[Any]:
+    """The objects that a container with weak references holds."""
+    if is_a(value, weakref.WeakSet):
+        return list(value)
+    return [part for pair in value.items() for part in pair]
+
+
+def classes_in(values: Any) -> Iterator[type]:
+    """The classes in the second argument of `isinstance`: one, a tuple, or a union."""
+    for value in values:
+        if is_a(value, type):
+            yield value
+        elif is_a(value, (tuple, types.UnionType)):
+            yield from classes_in(getattr(value, "__args__", value))
+
+
+def answers_of(function: Any, kept: dict[Any, Any]) -> list[Any]:
+    """The answers of a cached function, and what else it refers to, but for its own dicts."""
+    found = (*gc.get_referents(function), *kept, *kept.values())
+    return [one for one in found if one is not kept and one is not vars(function)]
+
+
+def place_of(function: Any) -> tuple[str, int]:
+    """The file and first line of a function."""
+    code = getattr(function, "__code__", None)
+    return ("", 0) if code is None else (code.co_filename, code.co_firstlineno)
+
+
+def name_of_method(owner: type, code: types.CodeType) -> str | None:
+    """The name under which a class has a method of this code, be it decorated."""
+
+    def is_it(found: Any) -> bool:
+        while found is not None and code_of(found) is not code:
+            found = getattr(getattr(found, "__func__", found), "__wrapped__", None)
+        return found is not None
+
+    held, name = owner.__dict__, code.co_name
+    if is_it(held.get(name)):
+        return name
+    return next((name for name, found in held.items() if is_it(found)), None)
+
+
+def is_ours(module: Any) -> bool:
+    """Test for a class of PyTorch's or ours, whose objects are machinery."""
+    return (
+        is_a(module, str)
+        and module.partition(".")[0] in ("thunder_fn", "torch", "logging")
+        and is_machinery(module)
+    )
+
+
+def is_of_library(value: Any) -> bool:
+    """Test for an object of a class that Python's own library has written in Python."""
+    cls = type(value)
+    return (
+        bool(cls.__flags__ & HEAP_TYPE)
+        and is_machinery(cls.__module__)
+        and not is_ours(cls.__module__)
+    )
+
+
+def is_library_module(module: types.ModuleType) -> bool:
+    """Test for a module that is machinery or lies in a library's folder."""
+    file = vars(module).get("__file__")
+    return is_machinery(module.__name__) or (file is not None and is_library(file))
+
+
+def is_python(found: Any) -> bool:
+    """Test for a function of Python or a property."""
+    return is_a(found, (types.FunctionType, property))
+
+
+def is_seen(found: Any) -> bool:
+    """Test whether frames of a method are seen."""
+    return is_a(found, types.FunctionType) and is_watched(
+        found.__code__, found.__globals__.get("__name__")
+    )
+
+
+def code_of(found: Any) -> Any:
+    """The code of a function, method or property; None if it has none."""
+    if is_a(found, types.FunctionType):
+        return found.__code__
+    if is_a(found, (type, types.BuiltinFunctionType, types.MethodDescriptorType, types.ModuleType)):
+        return None
+    function = (
+        getattr(found, "__func__", None)
+        or getattr(found, "fget", None)
+        or getattr(found, "func", None)
+    )
+    return getattr(function, "__code__", None)
+
+
+def own_attribute(value: Any, name: str) -> Any:
+    """An attribute of an object that the function made, without running code of the user."""
+    if is_a(value, torch.nn.Module):
+        return ABSENT
+    held = dict_of(value)
+    if type(held) is dict and name in held:
+        return held[name]
+    if type(value) in EXACT:
+        return ABSENT
+    found = look("class", value if is_a(value, type) else type(value), name)
+    if is_a(found, types.MemberDescriptorType):
+        return look("attr", value, name)
+    return ABSENT if hasattr(found, "__get__") else found
+
+
+def is_unseen(callee: Any) -> bool:
+    """Test whether a call goes to code whose frames are not seen, and that may read its
+    arguments.
+    """
+    while is_a(callee, (types.MethodType, functools.partial)):
+        callee = getattr(callee, "func" if is_a(callee, functools.partial) else "__func__")
+    if id(callee) in _HARMLESS or callee is constant:
+        return False
+    module: Any = getattr(callee, "__module__", None)
+    if is_a(module, str) and module.partition(".")[0] in _NO_READS:
+        return False
+    if is_a(callee, types.FunctionType):
+        return not is_watched(callee.__code__, callee.__globals__.get("__name__"))
+    if is_a(callee, type):
+        made = look("class", callee, "__init__")
+        return not is_a(made, types.FunctionType) or not is_user_file(made.__code__.co_filename)
+    return is_a(callee, (types.BuiltinFunctionType, types.MethodDescriptorType)) or (
+        is_a(module, str) and is_machinery(module)
+    )
+
+
+def is_opaque(value: Any) -> bool:
+    """Test whether an object may change, and has nothing that could be compared."""
+    if is_a(value, (*NO_FIELDS, *CONTAINERS)) or type(value) is object or callable(value):
+        return False
+    module = type(value).__module__
+    return not (
+        module.partition(".")[0] in _SETTLED
+        or hasattr(type(value), "__next__")
+        or fields_of(value) is not None
+    )
+
+
+def progress_of(value: Any) -> Any:
+    """The position of an iterator; None if it does not tell it."""
+    if is_a(value, types.GeneratorType):
+        return value.gi_frame.f_lasti if value.gi_frame is not None else -1
+    if type(value).__module__ == "_io":
+        try:
+            return value.tell()
+        except (OSError, ValueError):
+            return None
+    if type(value).__module__ == "itertools" and type(value).__name__ in ("count", "repeat"):
+        return repr(value)
+    found = operator.length_hint(value, -1) if type(value).__module__ == "builtins" else -1
+    return None if found < 0 else found
+
+
+def environment() -> dict[Any, Any]:
+    """The dict behind `os.environ`."""
+    return os.environ._data  # type: ignore[attr-defined]  # pyright: ignore[reportPrivateUsage, reportUnknownVariableType, reportUnknownMemberType]

@@ -1,0 +1,338 @@
+"""The objects outside of a traced function that it can reach, and the edges that it crosses."""
+
+from __future__ import annotations
+
+import _thread
+import builtins
+import contextvars
+import datetime
+import functools
+import gc
+import io
+import os
+import pathlib
+import random
+import secrets
+import threading
+import time
+import types
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from thunder_fn import torch_internals as internals
+from thunder_fn.capture.outside.answers import Question, rests_on
+from thunder_fn.capture.outside.code_frames import Frame
+from thunder_fn.capture.outside.edges import Constant, Edge, look
+from thunder_fn.capture.outside.effects import Effects
+from thunder_fn.capture.outside.frames import is_library, is_machinery, is_user_file, is_watched
+from thunder_fn.capture.outside.kinds import (
+    NO_FIELDS,
+    is_of_library,
+    is_ours,
+    parts_in,
+    progress_of,
+)
+from thunder_fn.capture.outside.reads import (
+    ARRAYS,
+    CONTAINERS,
+    HOLDERS,
+    PLAIN,
+    fields_of,
+    is_a,
+    length_of,
+)
+from thunder_fn.capture.places import Snapshot, snapshot
+from thunder_fn.capture.recorder import current
+from thunder_fn.capture.replaced.lookasides import is_diverted
+from thunder_fn.errors import callable_name
+from thunder_fn.ir.text import escaped
+
+MAX_ARRAY_BYTES = 4096
+"""Arrays of NumPy are guarded by content up to this size, and refused beyond."""
+
+_LRU = type(functools.lru_cache(lambda: None))
+_ANSWERS_ANEW = frozenset(
+    id(vars(of)[name])
+    for of, names in (
+        (builtins, "open"),
+        (time, "time time_ns monotonic monotonic_ns perf_counter perf_counter_ns process_time"),
+        (time, "localtime gmtime ctime strftime"),
+        (datetime.datetime, "now today utcnow"),
+        (datetime.date, "today"),
+        (os, "getcwd listdir scandir stat access getpid urandom getloadavg"),
+        (os.path, "exists isfile isdir getmtime getsize"),
+        (pathlib.Path, "exists is_file is_dir stat read_text read_bytes iterdir glob open"),
+        (uuid, "uuid1 uuid4"),
+        (secrets, "token_bytes token_hex token_urlsafe randbelow randbits choice"),
+        (random.SystemRandom, "random getrandbits"),
+        (contextvars, "copy_context"),
+        (threading, "enumerate"),
+        (_thread.LockType, "locked"),
+        (type, "__subclasses__"),
+        (gc, "isenabled get_threshold get_count get_objects"),
+        (io.StringIO, "getvalue"),
+        (io.BytesIO, "getvalue getbuffer"),
+    )
+    for name in names.split()
+    if name in vars(of)
+)
+"""Functions whose answers change by themselves."""
+MANY = 10_000
+"""Items of longer containers are not looked into."""
+_DEEP = 6
+"""The number of steps from a value to what it leads to."""
+
+
+class Reached:
+    """The objects that a function can reach, by identity, and its edges.
+
+    `own` are modules whose state is guarded elsewhere, as those of a jitted module.
+    """
+
+    def __init__(self, own: frozenset[int]) -> None:
+        self.own, self.effects = own, Effects()
+        self.edges: dict[tuple[str, int, Any], Edge] = {}
+        self.outside: dict[int, tuple[Any, str]] = {}
+        """Objects from outside, and how they are written."""
+        self.modules: dict[int, torch.nn.Module] = {}
+        self.drawn: dict[int, tuple[Any, str, Any]] = {}
+        """Iterators, how they are written, and how far they were."""
+        self.arrays: dict[int, tuple[Any, str]] = {}
+        """Arrays that are too large to be compared."""
+        self.constants: dict[str, Constant] = {}
+        self.functions: dict[int, list[types.FunctionType]] = {}
+        """The functions of a code object."""
+        self.classes: dict[int, type] = {}
+        """Classes whose methods are known by their code."""
+        self.answers = dict[int, tuple[Any, str, dict[Any, Any], Any]]()
+        """Cached functions, how they are written, their caches, and how often they were asked."""
+        self.before: dict[tuple[str, int, Any], tuple[Any, Any]] = {}
+        self.contents: dict[int, Snapshot] = {}
+        self.touched: set[int] = set()
+        """The holders that are looked at for the frame that is evaluated."""
+        self.stack: list[Frame] = []
+        self.data: dict[type, bool] = {}
+
+    def reach(self, value: Any, path: str, depth: int = _DEEP) -> Any:  # noqa: C901 - a branch for each kind of holder
+        """A value is outside. Functions that it leads to are known by their code from now on."""
+        if id(value) in self.outside or self.is_data(value) or is_a(value, types.ModuleType):
+            return value
+        self.outside[id(value)] = value, path
+        if is_a(value, HOLDERS) and length_of(value) <= MANY:
+            self.contents[id(value)] = snapshot(value)
+        self.asked(value, path)
+        if (question := rests_on(value)) is not None:
+            self.answer(question, (), f"the answer of {callable_name(question)}")
+        self.meet(value, path)
+        self.remember(value, path)
+        self.iterator(value, path, is_used=False)
+        if depth == 0:
+            return value
+        if is_a(value, torch.nn.Module):
+            self.reach_module(value, path, depth)
+        elif is_a(value, types.FunctionType):
+            self.reach_function(value, path, depth)
+        elif is_a(value, types.MethodType):
+            self.reach(value.__func__, path, depth - 1)
+            self.reach(value.__self__, path.rpartition(".")[0] or path, depth - 1)
+        elif is_a(value, functools.partial):
+            for name in ("func", "args", "keywords"):
+                found = self.edge("attr", value, name, f"{path}.{name}", is_by_value=True)
+                self.reach(found, f"{path}.{name}", depth - 1)
+                self.content(found, f"{path}.{name}")
+        elif is_a(value, type):
+            self.reach_class(value)
+        elif is_machinery(type(value).__module__):
+            for item in () if is_a(value, CONTAINERS) else (fields_of(value) or {}).values():
+                if callable(item):
+                    self.reach(item, path, depth - 1)
+            self.reach(getattr(value, "__wrapped__", None), path, depth - 1)
+        elif not is_a(value, CONTAINERS):
+            self.reach(type(value), type(value).__name__, depth - 1)
+        return value
+
+    def reach_module(self, module: torch.nn.Module, path: str, depth: int) -> None:
+        """Reach a module, its parts, and the functions of their hooks."""
+        if id(module) not in self.own:
+            self.modules.setdefault(id(module), module)
+        for name, part in module.named_modules():
+            self.outside.setdefault(id(part), (part, f"{path}.{escaped(name)}"))
+            for kind in internals.HOOKS[:2]:
+                for hook in getattr(part, kind, {}).values():
+                    self.reach(hook, getattr(hook, "__name__", "hook"), depth - 1)
+            self.reach(type(part), type(part).__name__, depth - 1)
+
+    def asked(self, function: Any, path: str) -> None:
+        """Take the answer of a clock or of the file system as a constant."""
+        if id(function) in _ANSWERS_ANEW and self.stack:
+            file, line = self.stack[-1].code.co_filename, self.stack[-1].line
+            answer = Constant(f"the answer of {path}", file, line)
+            self.constants.setdefault(answer.text, answer)
+
+    def answer(self, function: Callable[..., Any], arguments: tuple[Any, ...], path: str) -> Any:
+        """Ask a question about the process, as every call will."""
+        place = "answer", id(function), arguments
+        if place not in self.edges:
+            question = Question(function, arguments)
+            self.edges[place] = Edge("answer", question, None, question.ask(), path)
+        return self.edges[place].value
+
+    def remember(self, function: Any, path: str) -> None:
+        """Note the content of `functools.lru_cache`, and guard that of `functools.singledispatch`.
+
+        Both are dicts that only the collector of garbage knows.
+        """
+        if type(function) is _LRU:
+            parts = (one for one in gc.get_referents(function) if type(one) is dict)
+            kept = next(one for one in parts if one is not function.__dict__)
+            info = function.cache_info()[:2]
+            self.answers.setdefault(id(function), (function, path, kept, info))
+        elif is_a(function, types.FunctionType) and is_a(
+            registry := vars(function).get("registry"), types.MappingProxyType
+        ):
+            for known in gc.get_referents(registry):
+                self.content(known, f"{path}.registry")
+
+    def meet(self, value: Any, path: str) -> None:
+        """Leave the state of an optimizer to the capture, which guards it as a whole."""
+        recorder = current()
+        if recorder is not None and recorder.kept is not None:
+            recorder.kept.meet(value, path)
+
+    def reach_function(self, function: types.FunctionType, path: str, depth: int) -> None:
+        """Reach a function, by its code and defaults; its cells count when it runs."""
+        self.functions.setdefault(id(function.__code__), []).append(function)
+        file = function.__code__.co_filename
+        if is_user_file(file) and not is_library(file) and not is_diverted(function):
+            self.edge("attr", function, "__code__", f"the code of {path}")
+            for name in ("__defaults__", "__kwdefaults__"):
+                found = self.edge("attr", function, name, f"{path}.{name}", is_by_value=True)
+                for item in found.values() if is_a(found, dict) else found or ():
+                    self.reach(item, f"{path}.{name}", depth - 1)
+                if found:
+                    self.content(found, f"{path}.{name}")
+        for cell in function.__closure__ or ():
+            inner = look("cell", cell, None)
+            if not is_user_file(file) or is_a(
+                inner, (types.FunctionType, functools.partial, types.MethodType)
+            ):
+                self.reach(inner, path, depth - 1)
+        self.reach(getattr(function, "__wrapped__", None), path, depth - 1)
+
+    def reach_class(self, cls: type) -> None:
+        """Reach a class, whose methods are known by their code, and those of its metaclass."""
+        meta: type = type(cls)
+        for base in (*cls.__mro__[:-1], *meta.__mro__[:-2]):
+            if id(base) in self.classes or str(base.__module__).startswith(("torch.", "builtins")):
+                continue
+            self.classes[id(base)] = base
+            for item in tuple(base.__dict__.values()):
+                item = getattr(item, "__func__", getattr(item, "fget", getattr(item, "func", item)))
+                while is_a(item, types.FunctionType):
+                    self.functions.setdefault(id(item.__code__), []).append(item)
+                    item = getattr(item, "__wrapped__", None)
+
+    def is_outside(self, value: Any) -> bool:
+        """Test whether the value was not made by the traced function."""
+        return id(value) in self.outside or issubclass(type(value), types.ModuleType)
+
+    def path(self, value: Any, otherwise: str) -> str:
+        """The text of a value's path, as it was reached."""
+        return self.outside[id(value)][1] if id(value) in self.outside else otherwise
+
+    def edge(
+        self, kind: str, holder: Any, key: Any, path: str, *, is_by_value: bool = False
+    ) -> Any:
+        """Cross an edge, from a holder that is outside."""
+        place, value = (kind, id(holder), key), look(kind, holder, key)
+        is_open = kind == "class" and not is_machinery(str(holder.__module__))
+        if is_open and ("attr", id(holder), "__mro__") not in self.edges:
+            bases = Edge("attr", holder, "__mro__", holder.__mro__, f"the bases of {path}")
+            self.edges["attr", id(holder), "__mro__"] = bases
+        self.touched.add(id(type) if kind == "class" else id(holder))
+        if place not in self.edges and not (
+            is_a(value, torch.Tensor) and internals.is_tracer(value)
+        ):
+            self.edges[place] = Edge(
+                kind, holder, key, self.before.get(place, (None, value))[1], path
+            )
+        if not is_by_value:
+            self.array(value, path)
+        return value
+
+    def content(self, value: Any, path: str) -> None:
+        """Take the whole content of a container from outside, because its use is not known."""
+        if not is_a(value, CONTAINERS):
+            self.array(value, path)
+        elif type(value) is not dict or "__builtins__" not in value:
+            if ("content", id(value), None) not in self.edges:
+                self.edge("content", value, None, path)
+            self.touched.add(id(value))
+            for item in parts_in(value):
+                if not is_a(item, PLAIN) and id(item) not in self.outside:
+                    self.reach(item, path)
+                    self.content(item, path)
+
+    def fields(self, value: Any, path: str) -> None:
+        """Reach the attributes of an object, any of which unseen code may read."""
+        found = None if is_a(value, NO_FIELDS) or callable(value) else fields_of(value)
+        if found is None or is_ours(type(value).__module__):
+            return
+        if ("content", id(value), None) not in self.edges:
+            self.edge("content", value, None, path)
+        self.touched.add(id(value))
+        for item in found.values():
+            self.reach(item, path)
+
+    def reach_held(self, value: Any) -> None:
+        """Reach the containers in an object of Python's library, such as a `UserDict`."""
+        if not is_of_library(value):
+            return
+        path = self.path(value, type(value).__name__)
+        for item in (fields_of(value) or {}).values():
+            for held in (item, *(parts_in(item) if is_a(item, HOLDERS) else ())):
+                if is_a(held, HOLDERS):
+                    self.reach(held, path)
+
+    def array(self, value: Any, path: str) -> None:
+        """Compare an array of NumPy by content, if it is small."""
+        if is_a(value, ARRAYS):
+            self.outside.setdefault(id(value), (value, path))
+            if value.dtype.hasobject:
+                for item in value.flat:
+                    self.reach(item, path)
+                    self.content(item, path)
+            if value.nbytes <= MAX_ARRAY_BYTES:
+                place = ("content", id(value), None)
+                self.edges.setdefault(
+                    place, Edge("content", value, None, look("content", value, None), path)
+                )
+            else:
+                self.arrays.setdefault(id(value), (value, path))
+
+    def iterator(self, value: Any, path: str, *, is_used: bool) -> None:
+        """Note the position of an iterator from outside. One that does not tell it is drawn from
+        where it is used.
+        """
+        if (
+            not is_a(value, NO_FIELDS)
+            and (step := getattr(type(value), "__next__", None)) is not None
+        ):
+            if is_a(step, types.FunctionType) and is_watched(step.__code__, step.__module__):
+                return  # its frames are seen
+            if is_a(value, io.IOBase) and not value.closed and not value.readable():
+                return  # a stream to write to, such as `sys.stdout`
+            progress = progress_of(value)
+            if progress is not None or is_used:
+                self.drawn.setdefault(id(value), (value, path, progress))
+
+    def is_data(self, value: Any) -> bool:
+        """Test for plain data or a tensor, which lead to nothing else."""
+        cls = type(value)
+        found = self.data.get(cls)
+        if found is None:
+            found = self.data[cls] = is_a(value, (*PLAIN, torch.Tensor))
+        return found

@@ -1,0 +1,200 @@
+"""The values from outside of its arguments that a traced function reads, found while it is traced.
+
+`frames` shows the frames that run, `expressions` reads their code. Here the expressions are
+evaluated on a frame's globals, cells and locals, at its start and at its end. No code of the user
+runs. Each read is an edge:
+
+    (kind, holder, key) -> value
+
+If all edges that a trace crossed give the same values, the function reaches the same objects again,
+by induction. So a guard checks edges, and paths such as `cfg.lr` are kept for messages only. An
+edge's value is the one before the function itself wrote there.
+
+Objects that the function makes are looked through, and are no holders of edges.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributions.utils import lazy_property
+
+from thunder_fn import torch_internals as internals
+from thunder_fn.capture import pytree
+from thunder_fn.capture.numbers.types_asked import type_error
+from thunder_fn.capture.outside.code_frames import Frame
+from thunder_fn.capture.outside.edges import Constant
+from thunder_fn.capture.outside.effects import is_stateful
+from thunder_fn.capture.outside.evaluating import Evaluator
+from thunder_fn.capture.outside.expressions import Reading, reading
+from thunder_fn.capture.outside.frames import is_import
+from thunder_fn.capture.outside.kinds import FUNCTIONS, answers_of, place_of
+from thunder_fn.capture.outside.reads import is_a
+from thunder_fn.capture.recorder import current
+from thunder_fn.capture.supported import EscapedValue
+from thunder_fn.errors import UnsupportedCall
+from thunder_fn.garbage import referrers
+
+MAX_ANSWERS = 1000
+"""So many answers of a cached function are guarded, and no more."""
+_TRACED = (internals.Tracer, torch.SymInt, torch.SymFloat, torch.SymBool)
+_FILLS_CACHE = lazy_property.__get__.__code__
+
+
+class Watch(Evaluator):
+    """The observer of one capture, which finds the edges of its frames."""
+
+    def __init__(
+        self, f: Callable[..., Any], own: frozenset[int] = frozenset(), *, hears_calls: bool = False
+    ) -> None:
+        super().__init__(own)
+        self.hears_calls = hears_calls
+        self.readings: dict[int, tuple[types.CodeType, Reading]] = {}
+        self.importing: types.FrameType | None = None
+        self.caches: list[tuple[dict[str, Any], str]] = []
+        """Values that cached properties of distributions compute while the function runs."""
+        self.reach(f, getattr(f, "__name__", "f"))
+
+    def started(self, frame: types.FrameType) -> None:
+        """Look at what a frame can reach, before it changes anything. Code that an import runs is
+        no part of the function.
+        """
+        code = frame.f_code
+        if self.importing is None and is_import(frame):
+            self.importing = frame
+        if self.importing is not None:
+            return
+        if id(code) not in self.readings:
+            self.readings[id(code)] = code, reading(code)
+        mine = Frame(frame, self.stack[-1] if self.stack else None, self.readings[id(code)][1])
+        mine.over = self.over.get(id(code))
+        self.stack.append(mine)
+        self.evaluate(mine)
+        if code is _FILLS_CACHE and self.is_outside(of := frame.f_locals["instance"]):
+            self.caches.append((vars(of), frame.f_locals["self"].wrapped.__name__))
+
+    def ended(self, frame: types.FrameType, value: Any) -> None:
+        """Look again, at the present values of its locals."""
+        if self.importing is not None:
+            self.importing = None if self.importing is frame else self.importing
+            return
+        if (recorder := current()) is not None:
+            found = recorder.decisions.has_found
+            recorder.late_error = type_error(frame, has_found=found) or recorder.late_error
+        if not self.stack or self.stack[-1].code is not frame.f_code:
+            return
+        mine = self.stack.pop()
+        is_data = all(map(self.is_data, value)) if type(value) is tuple else self.is_data(value)
+        if mine.back is not None and not is_data:
+            mine.back.returned[id(value)] = value, mine.code
+        if not mine.returned and not mine.reading.moving:
+            return
+        mine.locals.append(frame.f_locals)
+        is_new = bool(mine.returned) and (mine.waits or not mine.touched.isdisjoint(self.written))
+        self.evaluate(mine, is_moving=not is_new)
+
+    def thread_started(self, name: str) -> None:
+        """Take the results of a thread as constants, since its reads are not seen."""
+        if self.importing is None and self.stack and not self.stack[-1].is_library:
+            frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+            while frame.f_back is not None and frame.f_code is not self.stack[-1].code:
+                frame = frame.f_back
+            written = f"the work of the thread {name!r}"
+            self.constants.setdefault(
+                written, Constant(written, frame.f_code.co_filename, frame.f_lineno)
+            )
+
+    def called(self, function: Any) -> None:
+        """Note a call of C that a trace does not repeat."""
+        if self.importing is None:
+            self.effects.called(function)
+
+    def stopped(self) -> None:
+        """Let cached functions forget tracers. Each call of the program computes these answers.
+
+        Raises:
+            UnsupportedCall: an answer is random. Each call would draw it anew.
+        """
+        recorder, random_ones = current(), list[str]()
+        for function, path, kept, _ in self.answers.values():
+            leaves, _ = pytree.flatten(answers_of(function, kept))
+            traced = [leaf for leaf in leaves if is_a(leaf, _TRACED)]
+            tensors = [leaf for leaf in traced if is_a(leaf, internals.Tracer)]
+            if recorder is not None and recorder.draws_for(tensors):
+                random_ones.append(path)
+            if traced:
+                function.cache_clear()
+        if random_ones:
+            raise UnsupportedCall(
+                f"the cached function {random_ones[0]} draws random numbers for its first answer"
+                " while it is traced",
+                source=None,
+                fix="Call it once before, or pass its answer as an argument.",
+            )
+
+    def called_library(self, module: str, name: str) -> None:
+        """Note a call of a library that a trace does not repeat."""
+        if self.importing is None and is_stateful(module, name):
+            self.effects.found.append(f"{module}.{name}")
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Test whether the function did nothing that its trace would not do, as far as is known:
+        no effect, no write to an object from outside, no read that cannot be guarded.
+        """
+        effects, changed = self.effects.found, self.effects.changed
+        found = effects, self.written, self.drawn, self.arrays, self.constants, self.states
+        return not any(found) and not any(map(self.is_outside, changed))
+
+    # ---- the end ----
+
+    def finish(self) -> None:
+        """Look for the functions of frames whose cells no known path led to. Forget everything
+        but the findings.
+        """
+        for held, name, path in self.late:
+            self.edge("key", held, name, path)
+        for held, name in self.caches:
+            if is_a(held.get(name), (EscapedValue, internals.Tracer)):
+                del held[name]  # each call computes it
+        for function, path, kept, before in self.answers.values():
+            self.answered(function, path, kept, before)
+        lost = {key: frames for key, frames in self.lost.items() if key not in self.inner}
+        codes = [
+            frames[0].code for frames in lost.values() if any(map(self.has_values_in_cells, frames))
+        ]
+        for function in referrers(*codes) if codes else ():
+            if is_a(function, types.FunctionType) and id(function.__code__) in lost:
+                self.functions.setdefault(id(function.__code__), []).append(function)
+        self.done.clear()
+        for code in codes:
+            for frame in tuple(
+                lost[id(code)]
+            ):  # a frame that stays without its function is appended again
+                del frame.locals[1:]
+                self.evaluate(frame)
+        self.lost.clear()
+
+    def answered(self, function: Any, path: str, kept: dict[Any, Any], before: Any) -> None:
+        """Guard the answers that a cached function has, if it was called."""
+        if function.cache_info()[:2] == before:
+            return
+        if len(kept) > MAX_ANSWERS:
+            constant = Constant(f"one of many answers of {path}", *place_of(function.__wrapped__))
+            self.constants.setdefault(constant.text, constant)
+            return
+        for key in tuple(kept):
+            self.edge("key", kept, key, f"the cached answer of {path}")
+        for answer in answers_of(function, kept):
+            self.content(answer, f"a cached answer of {path}")
+
+    def has_values_in_cells(self, frame: Frame) -> bool:
+        """Test whether some free variable is bound to plain data or to an outside value: a cell
+        that somebody may bind anew.
+        """
+        given = (frame.locals[0].get(name) for name in frame.code.co_freevars)
+        return any(not is_a(value, (torch.Tensor, type(None), *FUNCTIONS)) for value in given)
