@@ -275,7 +275,7 @@ def vmap(
         out_dims: where to put the batch dim of the outputs, likewise; None only for outputs that
             all examples share.
         randomness: what random ops do: "error", "different" for each example, or the "same".
-        chunk_size: at most so many examples at a time.
+        chunk_size: the most examples to compute at a time.
 
     Raises:
         VmapError: dims that do not fit, sizes that differ, nothing to batch over, or random ops

@@ -46,7 +46,7 @@ from thunder_fn.ir.trace import (
 
 SCAN = Op("structured", "scan")
 RANKED = (Literal(torch.channels_last), Literal(torch.channels_last_3d))
-"""Layouts of values with so many dims."""
+"""Memory formats that fit one rank only."""
 
 
 @dataclass(frozen=True, slots=True)
