@@ -51,7 +51,7 @@ class ThunderError(Exception):
         super().__init__(*args)
 
 
-class TraceTypeError(ThunderError, TypeError):
+class TraceTypeError(ThunderError, TypeError, ValueError, RuntimeError):
     """The types of values or equations disagree. Look at the two types that the message names."""
 
 

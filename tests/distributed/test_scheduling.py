@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 import thunder_fn as tfn
 from tests.distributed.test_simulated_meshes import gradients, problem
 from thunder_fn.distributed.ranks import GATHER, REDUCE, SCATTER, WAIT, evaluate_ranks
-from thunder_fn.distributed.schedule import overlapped, unfolded
+from thunder_fn.distributed.schedule import overlapped, with_collectives_unfolded
 from thunder_fn.errors import RewriteError
 from thunder_fn.ir.rules import lowered
 from thunder_fn.ir.trace import Equation, TensorType, Trace, static_shape
@@ -74,7 +74,9 @@ def test_gathers_are_sent_early_and_no_more_of_them_than_allowed(limit: int, buc
     trace = functions[0].rewrite(params, batches[0]).compute
     scheduled = overlapped(trace, limit)
     tfn.check(scheduled)
-    assert Counter(e.op for e in unfolded(trace).equations) == Counter(e.op for e in scheduled.equations)
+    assert Counter(e.op for e in with_collectives_unfolded(trace).equations) == Counter(
+        e.op for e in scheduled.equations
+    )
     for found, expected in zip(evaluate_ranks(scheduled, inputs), evaluate_ranks(trace, inputs), strict=True):
         assert torch.equal(found[0], expected[0])
     gathers = sum(e.op.name == GATHER for e in scheduled.equations)

@@ -95,6 +95,20 @@ def test_graphs_of_make_fx(mode: str) -> None:
     assert torch.equal(a, expected["a"][0]) and torch.equal(b, expected["b"]) and torch.equal(c, expected["c"])
 
 
+def test_choices_and_loops_under_make_fx_are_pytorchs() -> None:
+    """Neither the branch nor the number of steps of the example is baked in."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        x = tfn.cond(x.sum() > 0, torch.sin, lambda x: x * 2, (x,))
+        return tfn.while_loop(lambda i, x: (x.sum() < 9) & (i < 9), lambda i, x: (i + 1, x + 1), (torch.tensor(0), x))[
+            1
+        ]
+
+    module = make_fx(f, _allow_non_fake_inputs=True)(torch.ones(4))
+    for x in (torch.ones(4), -torch.ones(4)):
+        torch.testing.assert_close(module(x), f(x))
+
+
 def test_symbolic_sizes_become_expressions() -> None:
     module = make_fx(lambda x: torch.cat([x, x]), tracing_mode="symbolic")(torch.rand(3, 4))
     trace = from_fx(module)

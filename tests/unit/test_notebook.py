@@ -13,6 +13,7 @@ import torch
 import thunder_fn as tfn
 from thunder_fn.inspect import command
 from thunder_fn.ir.notebook import as_html, highlighted
+from thunder_fn.parameters import simulated
 
 HOSTILE = "v1 = \"</pre><script>alert(1)</script>\" # <img src=x onerror=alert(1)> & f32[<b>]\n'\"#<'(\\'"
 
@@ -29,6 +30,10 @@ SHOWN = {
     "memory": lambda: tfn.inspect.memory(f, *ARGS),
     "diff": lambda: tfn.inspect.diff(tfn.trace(f, *ARGS), tfn.trace(tfn.grad(f), *ARGS)),
     "rule": lambda: tfn.inspect.explain_rule(torch.ops.aten.tanh.default, torch.ones(2)),
+    "residuals": lambda: tfn.inspect.residuals(f, *ARGS),
+    "chain": lambda: tfn.inspect.chain(f, *ARGS),
+    "plan": lambda: tfn.plan(f, ARGS, world=1),
+    "schedule": lambda: tfn.pipeline(f, simulated(2)[0], stages=2, micro=3).schedule,
 }
 
 
@@ -69,5 +74,10 @@ def test_a_terminal_has_colours_unless_it_wants_none(no_colour: bool, monkeypatc
     assert bool(re.search(r"\x1b\[(\d;)*[34]\d", terminal.getvalue())) != no_colour
 
 
-def test_repr_of_a_trace_is_one_line() -> None:
-    assert "\n" not in repr(tfn.trace(f, *ARGS))
+@pytest.mark.parametrize("kind", SHOWN)
+def test_repr_is_a_short_line(kind: str) -> None:
+    assert re.fullmatch(r"<.{1,140}>", repr(SHOWN[kind]()))
+
+
+def test_a_repr_has_the_first_line_and_no_equations() -> None:
+    assert repr(tfn.inspect.cost(f, *ARGS)) == "<CostReport: cost of f: 64 FLOP, 204 B moved ...>"

@@ -159,9 +159,9 @@ def jacrev(
     Args:
         f: a function from pytrees of real tensors to a pytree of real tensors.
         argnums: as in `grad`.
-        chunk_size: at most so many rows at a time.
-        _preallocate_and_copy: torch.func's; how the rows are put together is the executor's matter
-            here.
+        chunk_size: the most rows to compute at a time.
+        _preallocate_and_copy: accepted as in torch.func, and ignored: the executor decides how rows
+            are put together.
 
     Returns:
         A function that returns, in the structure of the output and inside it that of the argument,

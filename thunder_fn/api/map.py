@@ -31,7 +31,7 @@ def map(
     Args:
         f: takes a slice of xs and then args.
         xs: a pytree of tensors with equal sizes in dim.
-        batch_size: so many slices at a time, by `vmap`; the last ones may be fewer.
+        batch_size: the number of slices at a time, by `vmap`; the last batch may be smaller.
 
     Raises:
         TraceTypeError: sizes differ, batch_size is no positive int, or a result is no tensor.

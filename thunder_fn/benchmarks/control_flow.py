@@ -182,7 +182,7 @@ def _compiled(net: Net) -> dict[str, tuple[Callable[..., Any], Net]]:
         return lambda c, x: (lambda carry, y: (carry, y.clone()))(*combine(c, x))
 
     scanned = forward(
-        net, lambda combine, carry, xs: internals.pytorchs_scan(copied(combine), carry, xs)
+        net, lambda combine, carry, xs: internals.pytorchs("scan", copied(combine), carry, xs)
     )
     short = replace(net, xs=net.xs[:UNROLLED])
     return {

@@ -447,7 +447,7 @@ def attention_by_meaning(equation: Equation, read: Callable[[Var], Any]) -> tupl
     """The results of an attention kernel with plain ops, None where no derivative goes through.
 
     Raises:
-        MissingRule: the kernel draws numbers that nobody else can draw.
+        MissingRule: the kernel draws numbers that no other op can draw.
     """
     args, kwargs = python_args(equation, read)
     results = attention.meaning(ops.overload(equation.op), args, kwargs)

@@ -51,7 +51,7 @@ class Checkpoints:
         self._group: Any = None
 
     def save(self, step: int, state: Mapping[str, Any], *, wait: bool = True) -> None:
-        """Save the state after so many steps; all ranks call it.
+        """Save the state after `step` steps. All ranks call this.
 
         Args:
             state: as for `torch.distributed.checkpoint.save`, such as `sharded_state_dict()`.

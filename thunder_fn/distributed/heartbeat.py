@@ -35,7 +35,7 @@ from thunder_fn.ir.trace import Equation, Literal, TensorType, Type, Var, python
 
 SECONDS = 0.5
 PATIENCE = 4
-"""A rank is gone whose number stands still for so many beats."""
+"""The beats after which a rank whose number stands still is gone."""
 MOMENT = 0.05
 COMPUTING = "computing"
 SIMULATED = "simulated"

@@ -302,11 +302,11 @@ class FusionExecutor(Executor):
             places gives the same function for inputs at these places that nobody reads again. It
             may write to them.
         min_size: regions of fewer ops are left to the next executor.
-        min_shared: composites of so many ops that occur more than once are regions of their own, so
-            that equal ones are compiled once.
+        min_shared: composites of at least this many ops that occur more than once are regions of
+            their own, so that equal ones are compiled once.
         takes_symbols: regions may have sizes and numbers that are symbols. Symbols that no input's
             type binds are further inputs, behind the others.
-        fuel: so many regions are compiled, in the order in which programs are made; the rest run on
+        fuel: the most regions to compile, in the order in which programs are made; the rest run on
             the torch executor. See `executors.bisect`.
         allocates: what an equation of a region makes lies in memory of its own, if it is a result,
             as it would in PyTorch. Programs then give such results away as soon as nobody reads

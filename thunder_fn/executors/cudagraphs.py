@@ -51,13 +51,13 @@ SEEDING = tuple(
 """Ops that a recording would do once."""
 
 MAX_SIZES = 8
-"""A program of symbolic sizes is recorded for so many; calls with others run as they are."""
+"""The most sizes that a program is recorded for; calls with others run without a graph."""
 
 PATIENCE = 2
-"""A program that nobody asked to be recorded runs so often as it is."""
+"""The calls without a graph before a program is recorded that nobody asked to be recorded."""
 
 MAX_MOVES = 3
-"""After so many recordings whose inputs then lay elsewhere, all inputs are copied."""
+"""The recordings whose inputs lay elsewhere later, after which all inputs are copied."""
 
 
 class Recording(Protocol):

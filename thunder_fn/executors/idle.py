@@ -20,7 +20,7 @@ NOTHING_TO_TAKE = (NOT_REGISTERED.reason, GRAD_ONLY.reason, TOO_SMALL, IN_ITSELF
 """Reasons that leave nothing slow."""
 
 SHOWN = 3
-"""A warning gives so many reasons."""
+"""The most reasons that a warning gives."""
 
 
 def decisions_of(

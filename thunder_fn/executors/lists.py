@@ -36,7 +36,7 @@ from thunder_fn.ir.trace import (
 from thunder_fn.ir.walking import put
 
 MIN_TIMES = 3
-"""So many equal composites run as ops over lists."""
+"""The least number of equal composites that run as ops over lists."""
 
 TOGETHER = "composites side by side"
 

@@ -17,7 +17,7 @@ from thunder_fn.ir.trace import Equation, Trace
 from thunder_fn.ir.walking import unfolded
 
 MIN_TIMES = 3
-"""So many regions of the same ops are one."""
+"""The least number of regions of the same ops that become one."""
 
 
 def joined(trace: Trace, fusion: FusionExecutor, kind: str) -> tuple[Trace, tuple[int, ...]]:

@@ -25,7 +25,7 @@ TEXT = "_taken"
 text.
 """
 WORTH_BYTES = 1 << 20
-"""A program hands a region over the values that the region reads last, from so many bytes on."""
+"""The least bytes of a value that a program hands over to the region that reads it last."""
 
 
 def is_worth_handing_over(variables: Iterable[Var]) -> bool:

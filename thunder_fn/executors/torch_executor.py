@@ -72,7 +72,7 @@ from thunder_fn.structured.barrier import BARRIER
 from thunder_fn.structured.shared.running import bodies_compiled_by
 
 BELOW_AUTOGRAD_FROM = 12
-"""Programs of so many calls gain more from running below autograd than entering that mode costs."""
+"""The calls from which running below autograd saves more than entering that mode costs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -560,7 +560,7 @@ class FunctionWriter:
 
 
 def _is_long(trace: Trace) -> bool:
-    """Test whether the program makes so many calls that running below autograd pays."""
+    """Test whether the program makes enough calls for running below autograd to pay."""
     is_loop = (equation.op.kind == "structured" and equation.bodies for equation in trace.equations)
     return len(trace.equations) >= BELOW_AUTOGRAD_FROM or any(is_loop)
 

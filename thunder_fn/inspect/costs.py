@@ -132,7 +132,7 @@ def cost_of_trace(trace: Trace) -> Cost:
     return total
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CostReport(Shown):
     """The cost of a function, by op and as a whole.
 

@@ -26,7 +26,7 @@ Status: TypeAlias = Choice["same", "changed", "added"]
 Pairs: TypeAlias = Sequence[tuple[int, int]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Diff(Shown):
     """Two traces, unfolded and compared.
 

@@ -32,7 +32,7 @@ from thunder_fn.ir.text import escaped
 from thunder_fn.ir.trace import Source
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Memory(Shown):
     """The lifetimes of buffers. Positions count the equations of the forward program, then those of
     the backward.

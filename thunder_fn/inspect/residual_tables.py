@@ -18,7 +18,7 @@ from thunder_fn.ir.text import escaped
 _HEADER = ("bytes", "own", "type", "what", "line", "module")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Residuals(Shown):
     """The residuals of a function's gradient, in the order in which the backward gets them.
 

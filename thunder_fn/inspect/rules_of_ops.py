@@ -46,7 +46,7 @@ class RuleRow:
         return "\n".join((*lines, *(f"    not {name}: {why}" for name, why in self.declined)))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class RuleReport(Shown):
     """The rules of every leaf op of a function. `str` of it is the same as a text.
 

@@ -11,7 +11,7 @@ from thunder_fn.ir.trace import Equation, Trace, Var, num_vars
 
 
 class Row(Protocol):
-    """An equation, or the record of one: whatever binds and reads variables."""
+    """The interface of an equation and of its record: it binds and reads variables."""
 
     @property
     def outputs(self) -> tuple[Var, ...]:

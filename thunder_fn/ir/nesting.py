@@ -21,7 +21,7 @@ MOST = 10_000
 
 
 def make_room(level: int) -> None:
-    """Allow the calls that a walk over so many levels makes."""
+    """Raise the recursion limit for a walk over this number of levels."""
     if level > FIRST:
         wanted = min(MOST, 1000 + CALLS * level)
         if sys.getrecursionlimit() < wanted:

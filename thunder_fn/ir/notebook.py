@@ -31,9 +31,15 @@ LONG = 60
 
 
 class Shown:
-    """A value that a notebook shows as its `str`, highlighted; `repr` stays one line."""
+    """A value that a notebook shows as its `str`, highlighted. A dataclass passes `repr=False`, so
+    that its `repr` is one line.
+    """
 
     __slots__ = ()
+
+    def __repr__(self) -> str:
+        first, rest = str(self).partition("\n")[::2]
+        return f"<{type(self).__name__}: {first[:120]}{' ...' if rest or first[120:] else ''}>"
 
     def _repr_html_(self) -> str:
         return as_html(str(self))

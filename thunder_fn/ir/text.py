@@ -30,7 +30,7 @@ _VARIABLES = re.compile(r"(v|x|y|a|s|u|z[a-z]{1,2})\d+(_\d+|_copy)?|choice|_+")
 
 
 def program_text(lines: Iterable[str]) -> str:
-    """Lines as a text. Each stays one line, whatever is in it."""
+    """Join lines to a text. Line breaks inside a line are escaped."""
     return "\n".join(map(escaped, lines))
 
 
@@ -40,7 +40,7 @@ def run_text(text: str, name: str, context: dict[str, Any]) -> None:
 
 
 def is_usable(name: str) -> bool:
-    """Test whether generated code may call something so: an identifier as Python itself reads it,
+    """Test for a name that generated code may use: an identifier as Python itself reads it,
     and none of its own names.
     """
     return (

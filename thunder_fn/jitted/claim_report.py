@@ -24,7 +24,7 @@ from thunder_fn.jitted.options import Options
 from thunder_fn.jitted.program import capture_call, close_over, places_of
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ClaimReport(Shown):
     """Claims by executor. `str` of it is the same as a text.
 

@@ -48,8 +48,8 @@ def quantize(
             `"nf4"` (blocks of 64, scales quantised again), `"fp8"` (one scale a row),
             `"fp8_tensor"`, `"fp8_dynamic"`; or a `Scheme`.
         filter: which weights: patterns on names such as `"layers.*.weight"`, or a predicate on
-            (name, shape). Left out, all floating parameters of two or more dims. Parameters without
-            dims, or of eight bits already, stay.
+            (name, shape). By default all floating parameters of two or more dims. Parameters
+            without dims, or of eight bits already, stay.
         training: keep the weights and let computations see them rounded (quantisation-aware
             training).
         stacked: which weights are layers on top of each other along dim 0, as `scan` takes them:
@@ -96,8 +96,8 @@ def lora(
     Args:
         f: as for `quantize`.
         rank: of the adapters.
-        alpha: scales them; left out, it equals rank.
-        filter: which matrices; left out, all floating parameters of two dims.
+        alpha: scales them; equal to `rank` by default.
+        filter: which matrices; by default all floating parameters of two dims.
         stacked: as for `quantize`: each layer has an adapter.
 
     Raises:
@@ -160,10 +160,11 @@ def fsdp(  # noqa: PLR0913 - options, by keyword
             they are (mixed precision); `autocast` says in which precision is computed.
         offload: keep shards in the CPU's memory.
         prefetch: how many buckets are gathered ahead of the one that computes, forward and, with
-            `zero=3`, backward. As many reductions travel while the backward goes on. One more than
-            so many are whole at once (two, as with PyTorch's FSDP), and the function is unfolded:
-            equal layers are not compiled once. None leaves collectives where their results are
-            used, where one bucket is whole. See `thunder_fn.distributed.schedule`.
+            `zero=3`, backward. As many reductions travel while the backward goes on. So
+            `prefetch + 1` buckets are whole at once (two, as with PyTorch's FSDP). The function is
+            unfolded, and equal layers are not compiled once. None leaves collectives where their
+            results are used, so one bucket is whole at a time. See
+            `thunder_fn.distributed.schedule`.
 
     Returns:
         What was given, on shards: `prepare` takes whole parameters, the same on all ranks, and
@@ -240,8 +241,8 @@ def ddp(f: Any, mesh: Any, *, bucket: str | int | None = "block", reduction: str
 
     Args:
         f, mesh, reduction: as for `fsdp`.
-        bucket: "block" reduces the gradients of a block in one collective. A number reduces at most
-            so many bytes of them in one; None or "each" those of each use.
+        bucket: "block" reduces the gradients of a block in one collective. A number is the most
+            bytes of one collective; None or "each" reduces those of each use.
 
     Raises:
         RewriteError: as for `fsdp`.

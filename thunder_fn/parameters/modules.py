@@ -251,7 +251,7 @@ class RewrittenModule(torch.nn.Module):
 
         Args:
             device: where the parts come to lie.
-            init: fills the parameters and buffers of one module in place; left out, its
+            init: fills the parameters and buffers of one module in place; by default its
                 `reset_parameters`.
             weights: the values by name, which are read one module at a time: a mapping, a file of
                 safetensors, or a folder of them as Hugging Face writes it. Then `init` fills

@@ -208,7 +208,7 @@ def pipeline(
             `["layers.4", "layers.8"]`; or their number, for stages of about the same cost. Left
             out, there is one stage for each rank (two for `"interleaved"`). Stage i is on rank
             ``i % ranks``.
-        micro: the number of micro-batches, which are rows of the batch. Left out, two for each
+        micro: the number of micro-batches, which are rows of the batch. By default two for each
             rank.
         schedule: `"gpipe"`, `"1f1b"`, `"interleaved"`, `"zero_bubble"`, or a `Schedule`.
 
@@ -248,7 +248,7 @@ def pipeline(
 def _read_schedule(
     given: str | Schedule, ranks: int, stages: int | None, micro: int | None
 ) -> Schedule:
-    """The schedule of so many ranks, stages and micro-batches.
+    """Return the schedule for these numbers of ranks, stages and micro-batches.
 
     Raises:
         RewriteError: these do not fit together.

@@ -65,7 +65,7 @@ def plan_layers(
 
 
 def extended(first: Plan, second: Plan, times: float) -> Plan:
-    """The second plan, and so many times the difference of the two."""
+    """Add to the second plan `times` the difference of the two."""
     on = lambda a, b: b + times * (b - a)
     total = lambda a, b: round(on(a, b))
     return replace(

@@ -56,16 +56,16 @@ def plan(
             prepared.
         args: its arguments; tensors on the meta device take no memory.
         hardware: of each rank; the name of a file of the package, a path, or a `Hardware`.
-        world: the number of ranks. Meshes are made inside `fake_world(world)`; left out, the
-            process group's or 1.
-        fused: whether neighbouring pointwise ops are one kernel. Left out, it is so if the step is
+        world: the number of ranks. Meshes are made inside `fake_world(world)`. By default
+            the process group's size, or 1.
+        fused: whether neighbouring pointwise ops are one kernel. By default they are if the step is
             jitted with an executor that fuses.
         search: try ways to cut the step, and return a `Search` of them, best first. Then `step` is
             a loss of `(params, *batch)`, which is neither differentiated nor sharded yet. A mapping
             has choices: `split`, the plan of `tensor_parallel`, `blocks`, modules to checkpoint,
             and sequences `tensor`, `keeps` and `micro`; see `Way`.
-        model_flops: operations that count for the MFU, without recomputation. Left out, those of
-            the program, with it.
+        model_flops: operations that count for the MFU, without recomputation. By default those
+            of the program, recomputation included.
 
     Raises:
         InspectError: there is no such hardware.

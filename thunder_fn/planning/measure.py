@@ -140,7 +140,7 @@ def _attention_rate(device: str, seconds: float) -> float:
 
 
 def with_links(hardware: Hardware, ranks: int) -> Hardware:
-    """Measure gloo between so many processes of this machine.
+    """Measure gloo between this number of processes of this machine.
 
     Two sizes of an all-gather give a line: its slope is the rate, its start the latency of the
     steps.

@@ -23,7 +23,7 @@ from thunder_fn.planning.streams import Timeline, timeline, timelines
 from thunder_fn.planning.worlds import FUSED_ATTENTION, fake_world
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan(Shown):
     """The predicted cost of a step on one rank.
 

@@ -129,7 +129,7 @@ def read(found: dict[str, Any], place: str = "the hardware") -> Hardware:
     """Make a hardware of a file's contents.
 
     Raises:
-        InspectError: a figure is missing, or one is there that nobody knows.
+        InspectError: a figure is missing or unknown.
     """
     try:
         found = {**found, "flops_per_second": MappingProxyType(dict(found["flops_per_second"]))}

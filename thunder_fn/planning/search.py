@@ -55,7 +55,7 @@ class Way:
         return f"fsdp {self.data} x tp {self.tensor}, keeps {self.keeps}, {self.micro} micro"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Search(Shown):
     """The ways that were tried, best first.
 

@@ -160,10 +160,10 @@ def collective_of(
     """The collective of an equation, and the name of its group.
 
     Args:
-        rank: of this process in the group, for messages; left out, this process's.
+        rank: of this process in the group, for messages; this process's by default.
 
     Raises:
-        DistributedError: its ranks are simulated, so nobody knows which node has them.
+        DistributedError: its ranks are simulated, so their nodes are unknown.
     """
     name = equation.op.name.split(".")[1]
     kind: Kind = next(kind for start, kind in KINDS.items() if name.startswith(start))

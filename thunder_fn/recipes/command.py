@@ -38,8 +38,8 @@ from thunder_fn.recipes.entry import chosen, compile
 
 ROUNDS = 5
 COPIES = 4
-"""Room for so many times a model's parameters is asked for: gradients, and intermediates. A larger
-model is captured only.
+"""The free memory that a run needs, in sizes of the model's parameters: gradients and
+intermediates. A larger model is only captured.
 """
 SAMPLES = 16_000
 """The number of samples of sound: a second."""

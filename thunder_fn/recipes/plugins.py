@@ -44,7 +44,7 @@ class Quantize(Recipe):
     """Weights as numbers of few bits, decoded where they are used. See `quantize`.
 
     Args:
-        filter: which weights, as `quantize` takes it. Left out, all floating parameters of two or
+        filter: which weights, as `quantize` takes it. By default all floating parameters of two or
             more dims.
     """
 
@@ -151,8 +151,8 @@ class Distributed(Recipe):
     """A model over many ranks, each of which calls it on its own batch.
 
     Args:
-        mesh: a DeviceMesh of one dim. Left out, all ranks of the process group that is there, on
-            the model's device.
+        mesh: a DeviceMesh of one dim. By default all ranks of the present process group, on the
+            model's device.
         options: of `fsdp` or `ddp`.
     """
 

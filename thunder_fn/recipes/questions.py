@@ -22,7 +22,7 @@ FINAL = ("assemble", "explain", "setup")
 
 
 def check_names(cls: type) -> None:
-    """Raise if a class of recipes overrides the final step, or answers what nobody asks."""
+    """Raise if a class of recipes overrides the final step, or answers an unknown question."""
     for name in vars(cls):
         if name in FINAL:
             fix = "Override `validate` and the `setup_` methods, whose answers it puts together."
@@ -54,7 +54,7 @@ def sequence(recipe: Any, question: str) -> Sequence[Any]:
     """Ask a recipe a question whose answer is a sequence.
 
     Raises:
-        RecipeError: it is none.
+        RecipeError: the answer is not a sequence.
     """
     said = answer(recipe, question)
     if said is None:  # by a method without `return`

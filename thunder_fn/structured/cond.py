@@ -18,6 +18,7 @@ from typing import Any, Literal as Choice, TypeVar, TypeVarTuple, overload
 
 import torch
 
+from thunder_fn import torch_internals as internals
 from thunder_fn.capture import current, pytree
 from thunder_fn.capture.replaced.lookasides import divert
 from thunder_fn.derived.leaf_vjp import is_differentiable
@@ -368,6 +369,8 @@ def cond(
     operands = operand_tuple("cond", "operands", operands)
     pred = predicate("cond", pred, "predicate")
     check_takes("cond", f"its {len(operands)} operands", len(operands), true_fn, false_fn)
+    if recorder is None and isinstance(pred, torch.Tensor) and internals.is_make_fx():
+        return internals.pytorchs("cond", pred, true_fn, false_fn, operands)
     if recorder is None or not isinstance(pred, torch.Tensor):
         return own_memory((true_fn if decided("cond", pred, bool) else false_fn)(*operands))
     return _choose(recorder, COND, pred, (true_fn, false_fn), operands, options)

@@ -20,6 +20,7 @@ from typing import Any, TypeVarTuple, overload
 
 import torch
 
+from thunder_fn import torch_internals as internals
 from thunder_fn.capture import current, pytree
 from thunder_fn.capture.replaced.lookasides import divert
 from thunder_fn.errors import CaptureError, TraceTypeError, VmapError, is_int, spelled
@@ -309,6 +310,8 @@ def while_loop(
     carry, is_bare = operand_tuple("while_loop", "carried_inputs", carried_inputs), False
     what = f"the carries one by one, {len(carry)} of them"
     check_takes("while_loop", what, len(carry), cond_fn, body_fn)
+    if current() is None and max_steps is None and internals.is_make_fx():
+        return internals.pytorchs("while_loop", cond_fn, body_fn, carry)
 
     @standing_for(cond_fn)
     def condition(*values: Any) -> Any:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from thunder_fn.errors import ThunderError
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.ir.trace import TensorType
 from thunder_fn.testing.drawn_programs import BODIES, FAMILIES, Program, Step, build, example_inputs
@@ -544,6 +545,8 @@ def _runs(program: Program) -> bool:
     trace = build(program)
     try:
         evaluate(trace, example_inputs(trace))
+    except ThunderError:
+        raise
     except (RuntimeError, NotImplementedError, IndexError, ValueError):
         return False
     return True

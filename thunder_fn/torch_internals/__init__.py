@@ -82,9 +82,10 @@ from thunder_fn.torch_internals.higher_order import (
     has_setup_context,
     higher_order_function,
     is_caching,
+    is_make_fx,
     math_attention,
     on_import,
-    pytorchs_scan,
+    pytorchs,
     vmap_info,
 )
 from thunder_fn.torch_internals.known_results import (
@@ -172,6 +173,7 @@ from thunder_fn.torch_internals.tensors import (
     bits_between,
     bits_in_memory,
     bits_of,
+    byte_range,
     copies_of,
     extent,
     has_hooks,
@@ -197,7 +199,6 @@ from thunder_fn.torch_internals.tensors import (
     node_of,
     nodes_behind,
     shares_memory,
-    span,
     storage_id,
     uses_of,
     version_probe,

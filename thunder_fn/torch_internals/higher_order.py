@@ -180,11 +180,15 @@ def math_attention(*args: Any) -> Any:
     return math_attention(*args)
 
 
-def pytorchs_scan(*args: Any, **kwargs: Any) -> Any:
-    """PyTorch's own scan, to be measured beside ours."""
-    from torch._higher_order_ops import scan
+def pytorchs(name: str, *args: Any, **kwargs: Any) -> Any:
+    """Call PyTorch's own function of this name: `cond`, `scan`, `while_loop`."""
+    module, function = HIGHER_ORDER[name]
+    return getattr(importlib.import_module(module), function)(*args, **kwargs)
 
-    return scan(*args, **kwargs)
+
+def is_make_fx() -> bool:
+    """Test whether PyTorch's `make_fx` records what runs: it has no values to decide on."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
 
 
 GLOBAL_HOOKS: tuple[dict[Any, Any], ...] = tuple(

@@ -52,7 +52,7 @@ _KEEPS_PEAK = "combo_kernel_peak_memory_pct_threshold"
 """The option that releases have whose combined kernels keep the peak of memory as it is."""
 
 MOST_UNSPLIT = 1024
-"""Sums of so many elements are one kernel on a GPU."""
+"""The most elements of a sum that is one kernel on a GPU."""
 
 _ON_GPU: dict[str, Any] = {
     "combo_kernels": True,  # kernels side by side are one launch

@@ -70,7 +70,7 @@ class NvFuser(RegionCompiler):
     Args:
         library: nvFuser's Python module; found when the first program is made.
         device: the type of device that it works on.
-        fuel: so many regions are compiled, see `bisect`.
+        fuel: the most regions to compile, see `bisect`.
     """
 
     def __init__(

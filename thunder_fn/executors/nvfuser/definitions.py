@@ -275,8 +275,8 @@ class Kept:
 
 
 class Definitions:
-    """Definitions by region and layout: so many, those that were called last. Safe to use from
-    many threads.
+    """The definitions that were called last, by region and layout. Safe to use from many
+    threads.
     """
 
     def __init__(self, size: int = 1024) -> None:

@@ -30,11 +30,9 @@ from thunder_fn.interpreters.quantize.scheme import Bias, plus
 INT8, FP8, INT4, NF4 = range(4)
 """The codecs, as kernels know them."""
 CODECS = {"int8": INT8, "fp8": FP8, "int4": INT4, "nf4": NF4}
-OUTER = 256
-"""So many blocks of nf4 share a step of their scales."""
 
 SHARE = 4
-"""A program that shares a block's columns has so many steps at least."""
+"""The least steps of a program that shares a block's columns."""
 
 Members = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, int]
 """Codes, scales, steps, mean and table (or anything), codes in a row, and a group's columns."""

@@ -48,7 +48,7 @@ __all__ = [
 
 
 MOST_UNROLLED = 128
-"""A loop on a GPU is unrolled up to so many ops."""
+"""The most ops up to which a loop on a GPU is unrolled."""
 
 
 class Inductor(RegionCompiler):
@@ -171,7 +171,7 @@ def inductor(*, tiered: bool = False, fuel: int | None = None) -> Inductor:
     Args:
         tiered: run on the torch executor at once, and compile in another process meanwhile. `wait`
             waits for that.
-        fuel: so many regions are compiled, see `bisect`.
+        fuel: the most regions to compile, see `bisect`.
 
     Example:
         >>> from thunder_fn import jit

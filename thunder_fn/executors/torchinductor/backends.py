@@ -62,7 +62,7 @@ def backend(compiler: str | Compiler, *, fuel: int | None = None) -> Backend:
         compiler: as in ``torch.compile(backend=compiler)``. A function of a graph module and its
             inputs that returns a function, or the name of one: "inductor", "aot_eager", or one
             registered with PyTorch's `register_backend`.
-        fuel: so many regions are compiled, see `bisect`.
+        fuel: the most regions to compile, see `bisect`.
 
     Raises:
         UnknownOption: no backend has this name; names those there are.

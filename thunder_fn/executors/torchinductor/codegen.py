@@ -52,8 +52,8 @@ Strides = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A region to compile: a trace without constants, for inputs with these strides, on so many
-    threads.
+    """A region to compile: a trace without constants, for inputs with these strides, on a number
+    of threads.
 
     The compiled form of a region with symbols takes their values behind its inputs, see
     `extra_symbols`. It may write results over the inputs that are `donated`, by place.

@@ -32,7 +32,7 @@ Layout: TypeAlias = tuple[tuple[int | None, ...], ...]
 """The explanation of each input's strides, see `stride_pattern`; nothing for a number."""
 
 MAX_VARIANTS = 8
-"""A region is compiled for so many layouts; calls with others run on the torch executor."""
+"""The most layouts that a region is compiled for; others run on the torch executor."""
 
 _STRIDE = 1_000_000
 """The numbers of symbols that stand for strides which sizes do not explain."""

@@ -47,7 +47,7 @@ from thunder_fn.torch_internals import extent, inductor as internals
 
 ALIGNMENT = 64
 SMALL = 2**18
-"""Products of so many multiplications are written out."""
+"""The most multiplications of a matrix product that is written out."""
 LONG = 256
 """Rows that make a sum's product long enough to take no notice of its beginning and end."""
 
@@ -269,7 +269,7 @@ class _CppWriter:
         return f"(n & 1 ? {first} : {second})"
 
     def scratch(self, result: int | None, size: int) -> str:
-        """Reserve so many bytes of scratch memory."""
+        """Reserve bytes of scratch memory."""
         start = self.size
         self.size += -(-size // ALIGNMENT) * ALIGNMENT
         return f"scratch + {start}"

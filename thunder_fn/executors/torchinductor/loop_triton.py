@@ -49,20 +49,20 @@ from thunder_fn.torch_internals.inductor import TRITON_HEAD
 Shape = tuple[int, ...]
 
 MOST_ELEMENTS = 4096
-"""A step is small if no tensor of it has more elements than that, padding included."""
+"""The most elements of a tensor in a small step, padding included."""
 
 MOST_AT_ONCE = 1 << 17
-"""All tensors of a step together. One block of threads holds some of them at a time, in registers
-and shared memory.
+"""The most elements of all tensors of a small step together. One block of threads holds some of
+them at a time, in registers and shared memory.
 """
 
 MOST_PRODUCTS = 1 << 14
-"""A matrix product that the hardware's units do not take multiplies so many pairs at once."""
+"""The most pairs of a matrix product that the hardware's units do not take."""
 
 MOST_DIMS = 3
 
 FEW = 1 << 13
-"""So many elements are the work of four warps."""
+"""The elements that are the work of four warps."""
 
 
 class NotTriton(RegionError):

@@ -21,7 +21,7 @@ from thunder_fn.ir.trace import Atom, TensorType, Trace, Var, cut
 
 MIN_EQUATIONS = 4
 MIN_TIMES = 3
-"""Parts of so many equations that occur so often are compiled on their own."""
+"""The least size and number of equal parts that are compiled on their own."""
 
 
 @dataclass(frozen=True, slots=True)

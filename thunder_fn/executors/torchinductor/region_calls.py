@@ -33,8 +33,8 @@ Calls = dict["Region", dict[tuple[Strides, ...], tuple[Any, ...]]]
 """The layouts with which each region was called, and its results then."""
 
 MAX_LAYOUTS = 8
-"""A program or region is compiled for so many layouts of its inputs; calls with others run on
-the torch executor.
+"""The most layouts of its inputs that a program or region is compiled for. Calls with others run
+on the torch executor.
 """
 
 RECORDING: ContextVar[Calls | None] = ContextVar("thunder_fn_region_calls", default=None)

@@ -90,8 +90,8 @@ def forward_keeping(flat: Trace, count: int, stored: Kept) -> Trace:
 
 
 def _moved(builder: TraceBuilder, value: Var, device: torch.device) -> Var:
-    """A copy elsewhere. Between a GPU and the CPU's memory, which is pinned then, nobody waits for
-    it: the way back is behind the way there in the GPU's queue.
+    """Copy a value to another device. Between a GPU and pinned memory of the CPU the copy is
+    asynchronous: both ways go through the GPU's queue, in order.
     """
     assert isinstance(value.type, TensorType), "only tensors are kept elsewhere"
     type = TensorType(value.type.dtype, value.type.shape, device)

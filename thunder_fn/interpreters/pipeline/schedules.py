@@ -52,7 +52,7 @@ class Action:
 Row = tuple[Action, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Schedule(Shown):
     """The actions of each rank that compute, in order.
 

@@ -48,7 +48,7 @@ def _unpack(packed: torch.Tensor) -> torch.Tensor:
 def int4_weights(
     values: torch.Tensor, scales_and_zeros: torch.Tensor, columns: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """A matrix, of which so many columns are no padding."""
+    """A padded matrix, and the number of columns that are no padding."""
     return in_dtype(_grouped_decode(_unpack(values), scales_and_zeros)[:, :columns], dtype)
 
 

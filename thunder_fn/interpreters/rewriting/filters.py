@@ -50,7 +50,7 @@ def in_stacks(step: Any, name: str, type: TensorType) -> Representation | None:
 
 
 def read_stacked(given: Any, what: str) -> Filter:
-    """Read the option like `read_filter`; left out, nothing is stacked."""
+    """Read the option like `read_filter`. By default nothing is stacked."""
     return NOTHING if given in (None, ()) else read_filter(given, what)
 
 

@@ -53,7 +53,7 @@ VARIANTS = 16
 """The number of states of a module (train, eval, ...) that have programs at a time."""
 
 PATIENCE = 8
-"""A module that changes a value that it reads in so many calls is said to do so in all."""
+"""The number of calls in which a module may change a value that it reads, before a warning."""
 
 COUNT_OUTSIDE = "Keep what changes in a buffer, which is a tensor, or outside of `forward`."
 """The fix that the warning proposes."""
