@@ -2,7 +2,8 @@
 # make test      everything that CI runs: style, types, layers, tests (under 20 minutes)
 # make docs      the documentation site in build/site, its examples and tutorials run
 # make test-gpu  tests/gpu on a simulated GPU (Linux, x86-64; downloads the CUDA build of PyTorch, about 5 GB)
-# make thorough  the laws with many more random traces, hours of the fuzzer, models of others; make bench: the benchmarks
+# make thorough  all tests of large families, the laws with many more random traces, hours of the fuzzer, models of others
+#                make bench: the benchmarks
 # make spoiled   laws and models with memory that is filled with NaN before it is written (THUNDER_FN_CHECK=1)
 # make machines  what computes, as other processors and thread counts run it; make golden: rewrite the golden traces
 #                make chart: the figures of benchmarks/results as docs/benchmarks.svg
@@ -30,7 +31,7 @@ SPOILED := tests/executors/test_inductor_laws.py tests/executors/test_compiled_l
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n 's/^# //p' Makefile | head -7
+	@sed -n 's/^# //p' Makefile | head -8
 
 # Threads that wait passively lose little on an idle machine and save a busy one from crawling.
 demo: export OMP_WAIT_POLICY ?= passive
@@ -42,7 +43,7 @@ test: $(VENV)/.test
 	$(bin)/ruff format --check .
 	$(bin)/pyright --pythonpath $(bin)/python
 	$(bin)/lint-imports --no-logo
-	$(bin)/python -m pytest -n $(JOBS)
+	$(bin)/python -m pytest -n $(JOBS) --quick
 
 # On a real GPU: `python -m pytest tests/gpu`.
 test-gpu: $(NULLGPU)
@@ -68,6 +69,7 @@ docs: $(VENV)/.docs
 	$(bin)/python -m mkdocs build --strict
 
 thorough: $(VENV)/.test $(VENV)/.others
+	$(bin)/python -m pytest -n $(JOBS)
 	HYPOTHESIS_PROFILE=thorough $(bin)/python -m pytest -n $(JOBS) tests/laws tests/unit/test_export.py tests/executors/test_ahead_of_time.py \
 	  tests/distributed/test_elastic.py
 	-$(bin)/python -m thunder_fn laws --mutants --file build/mutants.jsonl --seconds 7200

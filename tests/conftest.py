@@ -17,6 +17,7 @@ import pytest
 import torch
 from hypothesis.database import DirectoryBasedExampleDatabase
 
+from tests.quick import left_out
 from thunder_fn import torch_internals as internals
 from thunder_fn.ir import memos
 from thunder_fn.jitted.autograd.bridge import Bridge
@@ -56,6 +57,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="rewrite the files in tests/golden instead of comparing"
     )
+    parser.addoption("--quick", action="store_true", help="every n-th member of large families; see tests/quick.py")
     parser.addoption("--random-order", metavar="SEED", help="run tests in an order of their own; 'fresh' draws a seed")
 
 
@@ -70,6 +72,10 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--quick"):
+        later = left_out(item.nodeid for item in items)
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in later])
+        items[:] = [item for item in items if item.nodeid not in later]
     if seed := config.getoption("--random-order"):
         random.Random(seed).shuffle(items)
 

@@ -29,8 +29,8 @@ from thunder_fn.distributed import heartbeat
 from thunder_fn.errors import DistributedError, RewriteError
 from thunder_fn.torch_internals import default_store
 
-STEPS, BATCH = 20, 4
-STORED, ROUNDED = ("adapters", "nf4"), ("int8", "nf4")
+STEPS, BATCH = 8, 4
+STORED, ROUNDED = ("adapters", "nf4"), ("int8",)
 
 
 def model(layers: int = 2) -> torch.nn.Module:

@@ -93,7 +93,6 @@ LONG = {
     "thunder_fn/executors/torchinductor/outputs.py returned": "a question for each result",
     "thunder_fn/inspect/command.py main": "a command: its options, then what it runs",
     "thunder_fn/jitted/program.py __init__": "the parts of a program's text",
-    "thunder_fn/jitted/program.py function": "the text of a program, from top to bottom",
     "thunder_fn/recipes/command.py main": "a command: its options, then what it runs",
     "thunder_fn/torch_internals/inductor.py wrapper_code": "a subclass of a class that is imported late",
 }

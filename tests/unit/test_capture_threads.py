@@ -6,6 +6,7 @@ import asyncio
 import gc
 import math
 import threading
+import unittest.mock
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -422,7 +423,7 @@ def test_equal_traces_of_equal_parts_are_compared_once(monkeypatch: pytest.Monke
 
 def test_a_method_that_somebody_puts_back_inside_a_capture() -> None:
     """FX reads `nn.Module.__call__`, replaces it and puts back what it has read."""
-    before = vars(torch.nn.Module)["__call__"]
+    before = torch.nn.Module.__call__
 
     def f(x: torch.Tensor) -> torch.Tensor:
         torch.nn.Module.__call__ = torch.nn.Module.__call__  # type: ignore[method-assign]
@@ -430,3 +431,21 @@ def test_a_method_that_somebody_puts_back_inside_a_capture() -> None:
 
     tfn.trace(f, X)
     assert vars(torch.nn.Module)["__call__"] is before
+
+
+def test_a_methods_original_comes_back_when_it_is_asked_for() -> None:
+    module, held = torch.nn.ReLU(), vars(torch.nn.Module)
+    names = ("__call__", "__getattribute__", "__setattr__")
+    original = [getattr(torch.nn.Module, name) for name in names]
+    present = [name in held for name in names]
+    for _ in range(2):
+        tfn.jit(lambda x: x.sin())(X)
+        assert module(X).shape == X.shape and module.training
+        module.training = True
+        assert [name in held for name in names] == present
+        assert [getattr(torch.nn.Module, name) for name in names] == original
+        tfn.jit(lambda x: x.sin())(X)
+        with unittest.mock.patch.object(torch.nn.Module, "__call__", lambda self, x: x + 1):
+            assert module(X).equal(X + 1)
+            assert tfn.jit(lambda x: module(x))(X).equal(X + 1)
+        assert module(X).equal(X.relu())

@@ -1,7 +1,7 @@
 """The trace: its data, its text, its checker, its tables of rules, and the only ways to make a
 trace from a trace.
 
-    trace, ops, symbols, constraints, facts    the data
+    trace, types, sources, ops, symbols, constraints, facts    the data
     pretty, fx, check                          its text, its FX graph, its grammar
     rules                                      tables of rules, one for each interpreter
     scoped                                     context variables that have a value for a while

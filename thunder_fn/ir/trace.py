@@ -1,4 +1,4 @@
-"""The data: traces, equations, variables and their types.
+"""The data: traces, equations and variables; `types` and `sources` have what they are made of.
 
     Trace     ::= inputs: Var*  constants: Constant*  equations: Equation*  outputs: Atom*
                   constraints: Expr*
@@ -27,7 +27,7 @@ import dataclasses
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal as Choice, Protocol, TypeAlias
+from typing import Any, Literal as Choice, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -35,118 +35,22 @@ import torch
 from thunder_fn.errors import InvalidTrace, TraceTypeError, kind_of
 from thunder_fn.ir.nesting import make_room
 from thunder_fn.ir.notebook import Shown
-
-if TYPE_CHECKING:
-    import sympy
+from thunder_fn.ir.sources import Source as Source
+from thunder_fn.ir.types import (
+    Dim as Dim,
+    Expr as Expr,
+    NoneType as NoneType,
+    NumberType as NumberType,
+    TensorType as TensorType,
+    Type as Type,
+    as_dim as as_dim,
+    is_differentiable as is_differentiable,
+    short_dtype as short_dtype,
+    static_shape as static_shape,
+    symbols_of_type as symbols_of_type,
+)
 
 Kind: TypeAlias = Choice["leaf", "composite", "structured"]
-
-
-@dataclass(frozen=True, slots=True)
-class Expr:
-    """An expression over the trace's symbols, such as `s0 + 1` or `s0 > 5`. The algebra is
-    sympy's.
-    """
-
-    value: sympy.Basic
-
-    @property
-    def kind(self) -> type[bool] | type[int] | type[float]:
-        """The kind of number that it computes."""
-        if self.value.is_Boolean or self.value.is_Relational:
-            return bool
-        return int if self.value.is_integer else float
-
-    def __str__(self) -> str:
-        from thunder_fn.torch_internals import expression_text
-
-        return expression_text(self.value)
-
-
-Dim: TypeAlias = int | Expr
-
-
-@dataclass(frozen=True, slots=True)
-class TensorType:
-    """The type of a tensor: dtype, shape, device. Strides are not part of it.
-
-    Example:
-        >>> import torch
-        >>> from thunder_fn.ir import TensorType
-        >>> print(TensorType(torch.float32, (2, 3)))
-        f32[2, 3]
-    """
-
-    dtype: torch.dtype
-    shape: tuple[Dim, ...]
-    device: torch.device = torch.device("cpu")
-
-    def __str__(self) -> str:
-        text = f"{short_dtype(self.dtype)}[{', '.join(map(str, self.shape))}]"
-        return text if self.device.type == "cpu" else f"{self.device} {text}"
-
-
-@dataclass(frozen=True, slots=True)
-class NumberType:
-    """The type of a Python number: bool, int, float or complex, and which number it is, where
-    symbols say that.
-    """
-
-    kind: type[bool] | type[int] | type[float] | type[complex]
-    value: Expr | None = None
-
-    def __str__(self) -> str:
-        return self.kind.__name__ if self.value is None else f"{self.kind.__name__} {self.value}"
-
-
-@dataclass(frozen=True, slots=True)
-class NoneType:
-    """The type of a result that an op does not compute, such as a gradient that was masked out."""
-
-    def __str__(self) -> str:
-        return "None"
-
-
-Type: TypeAlias = TensorType | NumberType | NoneType
-
-
-def as_dim(value: Any) -> Any:
-    """A number of PyTorch's while it traces (`torch.SymInt` and its like) as an expression, or as
-    the number that it is known to be.
-    """
-    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        expr, kind = value.node.expr, value.node.pytype
-        if expr.free_symbols:
-            return Expr(expr)
-        number, hint = kind(expr), value.node.hint if kind is float else None
-        return hint if hint == number else number  # sympy has no zero with a sign
-    return value
-
-
-def symbols_of_type(type: Type) -> Iterator[sympy.Basic]:
-    """The symbols in a type, with repeats."""
-    if isinstance(type, TensorType):
-        for size in type.shape:
-            if not isinstance(size, int):
-                yield from size.value.free_symbols
-    elif isinstance(type, NumberType) and type.value is not None:
-        yield from type.value.value.free_symbols
-
-
-def short_dtype(dtype: torch.dtype) -> str:
-    """`torch.float32` as `f32`, `torch.int64` as `i64`, `torch.bool` as `bool`."""
-    name = str(dtype).removeprefix("torch.")
-    for long, short in (
-        ("bfloat", "bf"),
-        ("float8_", "f8_"),
-        ("float", "f"),
-        ("complex", "c"),
-        ("uint", "u"),
-        ("int", "i"),
-    ):
-        if name.startswith(long):
-            return short + name[len(long) :]
-    return name
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,77 +141,6 @@ class Op:
 
     def __str__(self) -> str:
         return self.name
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """The user's line that an equation comes from, and the module that was running.
-
-    Calls with equal bodies share them. So in a body a module is known from the call on. `inside` is
-    its path from there, and `around` that of the call which was captured first, which is no part of
-    what makes sources equal. `around` is None where no call is around: `inside` is the whole path
-    then. `first` has the values of the two before bodies were unfolded, as the bodies of the
-    equation know them.
-
-    Example:
-        >>> import torch, thunder_fn as tfn
-        >>> source = tfn.trace(lambda x: x.sin(), torch.ones(2)).equations[0].source
-        >>> source.function, source.line
-        ('<lambda>', 1)
-    """
-
-    file: str
-    line: int
-    function: str
-    inside: str = ""
-    around: str | None = field(default=None, compare=False)
-    first: tuple[str | None, str] | None = field(default=None, compare=False, repr=False)
-
-    @property
-    def module(self) -> str:
-        """The path of the module that was running; in a body, where it was captured first."""
-        return _joined(self.around, self.inside)
-
-    @property
-    def place(self) -> str:
-        """The line alone."""
-        return f"{self.file}:{self.line} in {self.function}"
-
-    def __str__(self) -> str:
-        return f"{self.place} ({self.module})" if self.module else self.place
-
-    def within(self, around: str | None) -> Source:
-        """The source in a body of the call of this module."""
-        if around is None or around == self.around or not _is_in(self.module, around):
-            return self
-        return Source(
-            self.file, self.line, self.function, self.module[len(around) :].lstrip("."), around
-        )
-
-    def called_from(self, call: Source | None) -> Source:
-        """The source where a body is unfolded in place of its call.
-
-        In a body that was made of the call itself, as that of a checkpoint around it, modules are
-        known as the call's is.
-        """
-        if call is None or (self.around is None and self.inside):
-            return self
-        around, inside = call.first or (call.around, call.inside)
-        base = call.inside
-        if self.around == around:  # beside the call
-            base = base.removesuffix(inside).rstrip(".")
-        first = self.first or (self.around, self.inside)
-        return Source(
-            self.file, self.line, self.function, _joined(base, self.inside), call.around, first
-        )
-
-
-def _joined(around: str | None, inside: str) -> str:
-    return f"{around}.{inside}" if around and inside else around or inside
-
-
-def _is_in(module: str, around: str) -> bool:
-    return not around or module == around or module.startswith(f"{around}.")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -567,11 +400,6 @@ def type_of(atom: Atom) -> Type:
             )
 
 
-def is_differentiable(type: Type) -> bool:
-    """Test for a floating or complex tensor, which has derivatives."""
-    return isinstance(type, TensorType) and (type.dtype.is_floating_point or type.dtype.is_complex)
-
-
 def type_of_value(value: Any) -> Type:
     """The type of a runtime value: a tensor, a number or None."""
     match value:
@@ -585,21 +413,6 @@ def type_of_value(value: Any) -> Type:
             return type_of(Literal(as_dim(value)))
         case _:
             raise InvalidTrace(f"{kind_of(value)} has no type in a trace")
-
-
-def static_shape(type: TensorType) -> tuple[int, ...]:
-    """The shape of a type whose sizes are all numbers.
-
-    Raises:
-        InvalidTrace: a size is symbolic.
-    """
-    return tuple(map(_static_size, type.shape))
-
-
-def _static_size(dim: Dim) -> int:
-    if not isinstance(dim, int):
-        raise InvalidTrace(f"the size {dim} is symbolic, where a number is needed")
-    return dim
 
 
 def num_vars(trace: Trace) -> int:

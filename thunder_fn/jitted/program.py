@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import torch
@@ -509,10 +509,6 @@ class _Execution:
         ]
         self.inputs = [*self.leaves, *(self.names.bind(tensor, "constant") for tensor in constants)]
         self.feeds = list(self.fed())
-        self.is_stateful = any(
-            not isinstance(one.holder, (int, torch.Tensor))
-            for one in (*captured.feeds, *captured.effects)
-        )
         self.inputs[len(self.leaves) : len(self.leaves)] = [name for name, _ in self.feeds]
         values = (*(tensor for _, tensor in tensors), *constants)
         first = len(self.leaves) + len(self.feeds)
@@ -522,17 +518,14 @@ class _Execution:
             name: f"plain_{name}" for name, value in pairs if internals.bits_in_memory(value)
         }
         self.constants = constants
-        followed = (
-            tensor.requires_grad for tensor in (*constants, *(tensor for _, tensor in tensors))
-        )
-        self.stopped = bridged is None and torch.is_grad_enabled() and any(followed)
+        requires_grad = any(tensor.requires_grad for tensor in values)
+        self.stopped = torch.is_grad_enabled() and requires_grad
         self.donated = [i for i, (position, _) in enumerate(tensors) if position in donated]
         self.writable = [
             i
             for i in self.donated
-            if is_dense(tensors[i][1]) and self.leaves[i] not in self.with_bits
+            if bridged is None and is_dense(tensors[i][1]) and self.leaves[i] not in self.with_bits
         ]
-        self.writable = self.writable if bridged is None else []
         pairs = zip(captured.writes, writes, strict=False)  # effects come last
         self.given = {self.leaves[i] for i in self.donated}
         self.targets = [
@@ -574,54 +567,70 @@ class _Execution:
         )
 
     def function(self) -> Callable[..., Any]:
+        """Write and compile the function."""
         values = [f"r{i}" for i in range(len(self.trace.outputs))]
-        lines = [f"def execute({', '.join(self.leaves)}):"]
-        lines += self.alone([f"    {name} = {text}" for name, text in self.feeds])
+        effects = values[self.captured.num_results + len(self.targets) :]
+        lines = [
+            f"def execute({', '.join(self.leaves)}):",
+            *self.alone([f"    {name} = {text}" for name, text in self.feeds]),
+            *self.running(values),
+            *self.views(values),
+            *self.retained(values),
+            *self.restrided(),
+            *self.changes(values),
+            *self.own_leaves(values),
+            *self.alone([*self.effects(effects)]),
+        ]
+        result = self.result(values)
+        if self.donated:
+            donated = ", ".join(self.leaves[i] for i in self.donated)
+            lines += [f"    result = {result}", f"    give_away({donated})"]
+            result = "result"
+        return self.names.function("execute", [*lines, f"    return {result}", ""])
+
+    def running(self, values: Sequence[str]) -> Iterator[str]:
+        """Lines that run the program."""
         is_node = self.bridge is not None and self.bridge.followed is None
         run = self.names.bind(self.bridge if is_node else self.program.run, "program")
         if self.writable:
-            careful = self.names.bind(_Lazily(partial(self.lowered, ())), "careful")
+            program = cache(partial(self.lowered, ()))  # lowered when it is first needed
+            careful = self.names.bind(lambda *tensors: program().run(*tensors), "careful")
             given = ", ".join(self.inputs[i] for i in self.writable)
-            lines.append(f"    run = {run} if all_exclusive({given}) else {careful}")
+            yield f"    run = {run} if all_exclusive({given}) else {careful}"
             run = "run"
+        indent, mode = "    ", self.grad_mode
+        if mode is not None:
+            yield f"    with {self.names.bind(mode, mode.__name__)}():"
+            indent = "        "
+        # values in a trace have no conjugate or negative bit
+        for name, plain in self.with_bits.items():
+            yield f"{indent}{plain} = {self.names.bind(internals.plain, 'plain')}({name})"
         given = ", ".join(self.with_bits.get(name, name) for name in self.inputs)
-        line = f"{''.join(f'{value}, ' for value in values)}{'= ' if values else ''}{run}({given})"
-        if self.bridge is not None and not torch.is_grad_enabled():
-            lines.append(f"    with {self.names.bind(torch.enable_grad, 'enable_grad')}():")
-            line = f"    {line}"
-        if self.stopped:  # no result has a gradient, whatever PyTorch would make of the ops
-            lines.append(f"    with {self.names.bind(torch.no_grad, 'no_grad')}():")
-            line = f"    {line}"
-        indent = line[: len(line) - len(line.lstrip())]
-        for (
-            name,
-            new,
-        ) in self.with_bits.items():  # values in a trace have no conjugate or negative bit
-            lines.append(f"    {indent}{new} = {self.names.bind(internals.plain, 'plain')}({name})")
-        lines.append(f"    {line}")
-        lines += self.views(values)
-        lines += self.own_leaves(values)
+        targets = "".join(f"{value}, " for value in values)
+        yield f"{indent}{targets}{'= ' if values else ''}{run}({given})"
+
+    @property
+    def grad_mode(self) -> type[torch.enable_grad] | type[torch.no_grad] | None:
+        """The grad mode in which the program runs; None for that of the call.
+
+        No result of a program without a bridge has a gradient, whatever PyTorch would make of the
+        ops.
+        """
         if self.bridge is not None:
-            active = [
-                values[place] for place in self.captured.retained if self.bridge.active[place]
-            ]
-            lines += [f"    {value}.retain_grad()" for value in active]
+            return None if torch.is_grad_enabled() else torch.enable_grad
+        return torch.no_grad if self.stopped else None
+
+    def retained(self, values: Sequence[str]) -> Iterator[str]:
+        """Lines that keep the gradients of results."""
+        for place in self.captured.retained:
+            if self.bridge is not None and self.bridge.active[place]:
+                yield f"    {values[place]}.retain_grad()"
+
+    def restrided(self) -> Iterator[str]:
+        """Lines that lay out the targets as the function does."""
         for one, target in zip(self.captured.writes, self.targets, strict=True):
             if one.strides is not None:
-                lines.append(
-                    f"    {self.names.bind(restride, 'restride')}({target}, {one.strides})"
-                )
-        lines += self.changes(values)
-        first = self.captured.num_results + len(self.targets)
-        lines += self.alone([*self.effects(values[first:], values[: self.captured.num_results])])
-        result = self.result(values)
-        if self.donated:
-            lines += [
-                f"    result = {result}",
-                f"    give_away({', '.join(self.leaves[i] for i in self.donated)})",
-            ]
-            result = "result"
-        return self.names.function("execute", [*lines, f"    return {result}", ""])
+                yield f"    {self.names.bind(restride, 'restride')}({target}, {one.strides})"
 
     def changes(self, values: Sequence[str]) -> Iterator[str]:
         """Lines that give the targets their new values."""
@@ -654,14 +663,15 @@ class _Execution:
         """Guard lines on places outside, so that they run while no other thread has tracers in
         them.
         """
-        if not lines or not self.is_stateful:
+        places = (*self.captured.feeds, *self.captured.effects)
+        if not lines or all(isinstance(one.holder, (int, torch.Tensor)) for one in places):
             return [*lines]
         return [
             f"    with {self.names.bind(TRACING, 'tracing')}:",
             *(f"    {line}" for line in lines),
         ]
 
-    def effects(self, values: Sequence[str], results: Sequence[str]) -> Iterator[str]:
+    def effects(self, values: Sequence[str]) -> Iterator[str]:
         """Lines that store what belongs to places outside."""
         given = iter(values)
         for effect in self.captured.effects:
@@ -694,7 +704,8 @@ class _Execution:
         for place, is_parameter in self.captured.own_leaves:
             value, atom = values[place], self.trace.outputs[place]
             kind = self.names.bind(torch.nn.Parameter, "Parameter") if is_parameter else ""
-            made = f"{kind}({value})" if kind else f"{value}.detach().requires_grad_()"
+            memory = self.in_memory(place, values)
+            made = f"{kind}({memory})" if kind else f"{memory}.detach().requires_grad_()"
             yield f"    {value} = {first.get(atom, made)}"
             first.setdefault(atom, value)
 
@@ -710,8 +721,13 @@ class _Execution:
         )
 
     def value(self, position: int, values: Sequence[str]) -> str:
-        """Return the text of an output: the written tensor itself if it holds the value, and never
-        a donated one.
+        """Return the text of an output."""
+        is_own = any(position == place for place, _ in self.captured.own_leaves)
+        return values[position] if is_own else self.in_memory(position, values)
+
+    def in_memory(self, position: int, values: Sequence[str]) -> str:
+        """Return the text of an output where it lies: the written tensor itself if it holds the
+        value, and never a donated one.
         """
         if position in self.captured.freed and torch.is_grad_enabled():
             names = ", ".join((values[position], *self.inputs))
@@ -801,17 +817,21 @@ class _Execution:
         is_followed = len({viewed(self.trace, atom, is_layout) for atom in pair}) == 1
         is_followed = is_followed and active[alias.result] and active[alias.source]
         memory = f"{source}{'' if is_followed else '.detach()'}, {value}"
-        memory = f"{self.names.bind(alias.of_result, 'alias')}({memory})"
+        memory = f"{self.alias(alias)}.of_result({memory})"
         if is_followed or not active[alias.result]:
             return memory
         return f"{self.names.bind(with_memory, 'with_memory')}({value}, {memory})"
 
     def view(self, alias: Alias, source: str) -> str:
         """The expression for a result that is a view of the source."""
-        if alias.is_symbolic:
-            view = self.names.bind(partial(alias.among, self.trace.inputs), "alias")
-            return f"{view}({', '.join((source, *self.inputs))})"
-        return f"{self.names.bind(alias.of, 'alias')}({source})"
+        return f"{self.alias(alias)}.of({source})"
+
+    def alias(self, alias: Alias) -> str:
+        """The expression for an alias whose numbers are those of the call."""
+        if not alias.is_symbolic:
+            return self.names.bind(alias, "alias")
+        known = self.names.bind(partial(alias.among, self.trace.inputs), "alias")
+        return f"{known}({', '.join(self.inputs)})"
 
     def viewed_by(self, alias: Alias, atom: Atom) -> str | None:
         """The tensor that a result is to be taken of; None if the program's value lies there, or if
@@ -839,17 +859,3 @@ def _indices(targets: Sequence[int | torch.Tensor], target: int | torch.Tensor) 
         for i, one in enumerate(targets)
         if one is target or (isinstance(one, int) and isinstance(target, int) and one == target)
     )
-
-
-class _Lazily:
-    """A program that is lowered when it is first needed."""
-
-    def __init__(self, make: Callable[[], Program]) -> None:
-        self.make = make
-
-    @cached_property
-    def run(self) -> Callable[..., tuple[Any, ...]]:
-        return self.make().run
-
-    def __call__(self, *tensors: torch.Tensor) -> tuple[Any, ...]:
-        return self.run(*tensors)

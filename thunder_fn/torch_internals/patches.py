@@ -18,6 +18,7 @@ import types
 from collections import deque
 from collections.abc import Callable, Generator
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,6 +29,14 @@ from torch._C._dynamo.eval_frame import (
     set_eval_frame,
 )
 from torch._decomp import global_decomposition_table
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Layer:
+    """One replacement of a patch: around all others, or inside of those that are outermost."""
+
+    patch: Patch
+    make: Callable[[Any], Any]
 
 
 class _Place:
@@ -43,8 +52,12 @@ class _Place:
         self.own = [vars(owner)[name]] if name in vars(owner) else []
         self.shown: Any = self.original
         self.held: Any = self.held_now()
-        self.layers: list[tuple[bool, Callable[[Any], Any]]] = []
+        self.free = self.held
+        """The attribute as the owner holds it while nothing is replaced."""
+        self.layers: list[_Layer] = []
         self.is_left = False
+        self.made: tuple[_Layer, Any, Any] | None = None
+        """The last replacement that was alone here, as it is shown and as the owner is given it."""
 
     def held_now(self) -> Any:
         """The attribute as its owner holds it."""
@@ -59,25 +72,44 @@ class _Place:
 
     def here(self) -> Any:
         """The value in this thread."""
-        return self.shown if id(self) in _here.places else self.original
+        patches = _here.patches
+        for layer in self.layers:
+            if layer.patch in patches:
+                return self.shown
+        if not self.layers:
+            self.wake()
+        return self.original
 
-    def add(self, layer: tuple[bool, Callable[[Any], Any]]) -> None:
+    def wake(self) -> None:
+        """Put the original of a method back when it is first asked for outside of captures.
+
+        A class looks through all classes below it when a method such as `__call__` is exchanged:
+        a third of a millisecond for `nn.Module`. One capture after another exchanges it once.
+        """
+        with _lock:
+            if not self.layers and self.held_now() is self.held and self.held is not self.free:
+                self.restore()
+                self.held, self.shown = self.free, self.original
+
+    def add(self, layer: _Layer) -> None:
         """Add a replacement: around all, or around those that are not outermost."""
         self.layers.append(layer)
-        self.layers.sort(key=lambda one: one[0])
+        if len(self.layers) > 1:
+            self.layers.sort(key=lambda one: one.patch.outermost)
         self.show()
 
-    def remove(self, layer: tuple[bool, Callable[[Any], Any]]) -> None:
+    def remove(self, layer: _Layer) -> None:
         """Remove a replacement, wherever it is among them; the original comes back with the
         last.
         """
-        self.layers = [one for one in self.layers if one is not layer]
+        self.layers.remove(layer)
         if not self.is_current():
             self.is_left = not self.layers
         elif self.layers:
             self.show()
-        else:
+        elif not (isinstance(self.held, _PerThread) and self.held_now() is self.held):
             self.restore()
+            self.held, self.shown = self.free, self.original
 
     def restore(self) -> None:
         """Put the original back."""
@@ -91,38 +123,54 @@ class _Place:
             delattr(self.owner, self.name)
 
     def show(self) -> None:
-        value = self.original
-        for _, make in self.layers:
-            value = make(value)
+        """Put the replacements into the attribute."""
+        value, given = self.replacements()
         self.shown = value
         if self.owner is math:
             _views[self.name] = self
             math.__class__ = _View
             return
-        is_method = isinstance(self.owner, type) and isinstance(value, types.FunctionType)
-        setattr(self.owner, self.name, _PerThread(self) if is_method else value)
+        if self.held_now() is not given:
+            setattr(self.owner, self.name, given)
         self.held = self.held_now()
-        if not is_method:
+        if value is given:
             self.shown = getattr(self.owner, self.name)
+
+    def replacements(self) -> tuple[Any, Any]:
+        """Return what threads that capture see, and what is put into the attribute for all."""
+        is_alone = len(self.layers) == 1
+        if is_alone and self.made is not None and self.made[0] is self.layers[0]:
+            return self.made[1:]
+        value = self.original
+        for layer in self.layers:
+            value = layer.make(value)
+        is_method = isinstance(self.owner, type) and isinstance(value, types.FunctionType)
+        given = _PerThread(self) if is_method else value
+        if is_alone:
+            self.made = self.layers[0], value, given
+        return value, given
 
 
 class _Here(threading.local):
-    """The places that are replaced in this thread, by identity, with the number of its patches."""
+    """The patches that are applied in this thread, with the number of their uses."""
 
     def __init__(self) -> None:
-        self.places: dict[int, int] = {}
+        self.patches: dict[Patch, int] = {}
 
 
 _here = _Here()
 
 
 def replaced_here() -> int:
-    """Return the number of places that are replaced in this thread: none outside of captures."""
-    return len(_here.places)
+    """Return the number of patches that are applied in this thread: none outside of captures."""
+    return len(_here.patches)
 
 
 class _PerThread:
-    """A method that is replaced in some threads, and the original in all others."""
+    """A method that is replaced in some threads, and the original in all others.
+
+    After the last capture it stays until the method is next asked for.
+    """
 
     def __init__(self, place: _Place) -> None:
         self.place = place
@@ -152,6 +200,8 @@ _places: dict[tuple[int, str], list[_Place]] = {}
 """Attributes that are replaced now. There are two for one attribute where somebody else has
 replaced it in between.
 """
+_free: dict[tuple[int, str], _Place] = {}
+"""Places that no patch needs now, as the last one left them."""
 _left: dict[tuple[int, str], deque[_Place]] = {}
 """Places whose last patch went while somebody else's value was there, who may put back our
 replacement.
@@ -159,12 +209,15 @@ replacement.
 
 
 def _place(owner: Any, name: str) -> _Place:
-    for left in _left.get((id(owner), name), ()):
+    key = id(owner), name
+    for left in _left.get(key, ()):
         if left.is_current():
             left.restore()
-    known = _places.setdefault((id(owner), name), [])
+    known = _places.setdefault(key, [])
     if not known or not known[-1].is_current():
-        known.append(_Place(owner, name))
+        free = _free.pop(key, None)
+        is_same = free is not None and free.owner is owner and free.held_now() is free.held
+        known.append(free if free is not None and is_same else _Place(owner, name))
     return known[-1]
 
 
@@ -175,15 +228,18 @@ def _forget(place: _Place) -> None:
         del _places[key]
     if place.is_left:
         _left.setdefault(key, deque(maxlen=8)).append(place)
+    else:
+        _free[key] = place
 
 
 def patched_places(original: Any) -> list[tuple[Any, str]]:
-    """The attributes that are this object but for the patches that are applied now."""
+    """The attributes that are this object but for what patches have put there."""
     with _lock:
+        left = [place for place in _free.values() if place.held is not place.free]
         return [
-            (known[0].owner, known[0].name)
-            for known in _places.values()
-            if known[0].original is original
+            (place.owner, place.name)
+            for place in (*(known[0] for known in _places.values()), *left)
+            if place.original is original
         ]
 
 
@@ -213,9 +269,12 @@ class Patch:
     def __init__(
         self, *replacements: tuple[Any, str, Callable[[Any], Any]], outermost: bool = False
     ) -> None:
-        self._replacements, self._outermost = replacements, outermost
+        self.outermost = outermost
+        self._replacements = [
+            (owner, name, _Layer(self, make)) for owner, name, make in replacements
+        ]
         self._users = 0
-        self._done: list[tuple[_Place, tuple[bool, Callable[[Any], Any]]]] = []
+        self._done: list[tuple[_Place, _Layer]] = []
 
     @property
     def users(self) -> int:
@@ -225,30 +284,35 @@ class Patch:
     @contextlib.contextmanager
     def applied(self) -> Generator[None]:
         """Put the replacements in place, for this user and all who come meanwhile."""
+        here = _here.patches
         with _lock:
             if self._users == 0:
-                for owner, name, make in self._replacements:
-                    place, layer = _place(owner, name), (self._outermost, make)
-                    place.add(layer)
-                    self._done.append((place, layer))
+                self._install()
             self._users += 1
-            places = [place for place, _ in self._done]
-        for place in places:
-            _here.places[id(place)] = _here.places.get(id(place), 0) + 1
+        here[self] = here.get(self, 0) + 1
         try:
             yield
         finally:
-            for place in places:
-                _here.places[id(place)] -= 1
-                if not _here.places[id(place)]:
-                    del _here.places[id(place)]
+            here[self] -= 1
+            if not here[self]:
+                del here[self]
             with _lock:
                 self._users -= 1
-                while self._users == 0 and self._done:
-                    place, layer = self._done.pop()
-                    place.remove(layer)
-                    if not place.layers:
-                        _forget(place)
+                if self._users == 0:
+                    self._remove()
+
+    def _install(self) -> None:
+        for owner, name, layer in self._replacements:
+            place = _place(owner, name)
+            place.add(layer)
+            self._done.append((place, layer))
+
+    def _remove(self) -> None:
+        while self._done:
+            place, layer = self._done.pop()
+            place.remove(layer)
+            if not place.layers:
+                _forget(place)
 
 
 class _Depth(threading.local):

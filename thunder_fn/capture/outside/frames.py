@@ -211,28 +211,31 @@ def _profiled(observer: Observer) -> Generator[None]:
 
 
 def _hook(observer: Observer) -> Callable[[types.FrameType, str, Any], None]:
-    known: dict[int, tuple[types.CodeType, bool]] = {}
+    told: dict[int, bool] = {}
+    alive: list[types.CodeType] = []
+    """The codes whose identities are keys of `told`."""
     hears_calls = observer.hears_calls
 
-    def is_known(frame: types.FrameType | None) -> bool:
-        found = None if frame is None else known.get(id(frame.f_code))
-        return found is not None and found[1]
+    def meet(frame: types.FrameType) -> bool:
+        alive.append(frame.f_code)
+        found = told[id(frame.f_code)] = _is_told(frame)
+        return found
 
     def hook(frame: types.FrameType, event: str, value: Any) -> None:
+        # Most events are those of PyTorch's own functions and calls of C, which nobody hears of.
+        found = told.get(id(frame.f_code))
         if event == "call":
-            code = frame.f_code
-            found = known.get(id(code))
             if found is None:
-                found = known[id(code)] = code, _is_told(frame)
-            if found[1]:
+                found = meet(frame)
+            if found:
                 observer.started(frame)
-            elif hears_calls and is_known(frame.f_back):
-                observer.called_library(frame.f_globals.get("__name__", ""), code.co_name)
-        elif event == "return":
-            if is_known(frame):
+            elif hears_calls and (back := frame.f_back) is not None and told.get(id(back.f_code)):
+                observer.called_library(frame.f_globals.get("__name__", ""), frame.f_code.co_name)
+        elif found:
+            if event == "return":
                 observer.ended(frame, value)
-        elif event == "c_call" and hears_calls and is_known(frame):
-            observer.called(value)
+            elif hears_calls and event == "c_call":
+                observer.called(value)
 
     hook.is_ours = True  # type: ignore[attr-defined]  # pyright: ignore[reportFunctionMemberAccess]
     return hook

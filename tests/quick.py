@@ -1,0 +1,91 @@
+"""`pytest --quick`, which `make test` is: of large families of tests, every n-th member.
+
+A family is one law or one comparison with many operators, layouts or models. Its members fail
+together far more often than alone. Without `--quick` all of them run, as `make thorough` does every
+night.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+EVERY = {
+    "distributed/test_elastic.py::test_a_run_that_loses_a_rank_goes_on": 0,
+    "distributed/test_pipeline.py::test_what_a_schedule_promises": 2,
+    "executors/test_codes.py::test_kernels_compute_what_the_composites_mean": 2,
+    "executors/test_compiled_loops.py::test_loops": 2,
+    "executors/test_inductor.py::test_gradients_of_recurrent_layers": 3,
+    "laws/test_control_flow_table.py::test_cell": 3,
+    "laws/test_lazy_bits.py::test_derivatives": 3,
+    "laws/test_lazy_bits.py::test_values": 3,
+    "laws/test_outside.py::test_a_change_is_seen_below_a_transform": 4,
+    "laws/test_second_order.py::test_second_derivatives": 2,
+    "laws/test_strategies.py::test_a_program_shrinks_through_its_bodies": 0,
+    "laws/test_symbolic.py::test_hints_change_nothing": 3,
+    "laws/test_symbolic.py::test_other_sizes_miss": 3,
+    "laws/test_symbolic_numbers.py::test_each_step": 2,
+    "meta/test_docs.py::test_page_shows_what_its_code_prints[concepts/law.md]": 0,
+    "meta/test_docs.py::test_page_shows_what_its_code_prints[test_your_pass.md]": 0,
+    "meta/test_mutations.py::test_a_planted_bug_is_caught": 2,
+    "meta/test_mutations.py::test_without_a_bug_nothing_is_caught": 3,
+    "models/test_others_on_inductor.py::test_training_is_eagers": 0,
+    "models/test_training.py::test_five_steps_are_eager_s": 2,
+    "models/test_training.py::test_generate_with_one_program_for_every_token": 2,
+    "ops/test_autocast.py::test_dtypes_are_those_of_torch_autocast_on_cuda": 4,
+    "ops/test_autocast.py::test_values_are_those_of_torch_autocast": 4,
+    "ops/test_operators.py::test_forward": 2,
+    "ops/test_operators.py::test_gradient": 2,
+    "ops/test_transforms.py::test_transform": 3,
+    "tutorials/test_tutorials.py::test_tutorial[07_laws]": 0,
+    "unit/test_benchmarks.py::test_tracing_is_measured": 0,
+    "unit/test_capture_modules.py::test_module": 2,
+    "unit/test_checkpoint.py::test_values_and_gradients_are_the_same_bits": 2,
+    "unit/test_compositions.py::test_third_derivatives_of_normalizations": 3,
+    "unit/test_data_sizes.py::test_one_program_for_all_data": 3,
+    "unit/test_derivatives_inside.py::test_a_write_without_gradients_has_the_derivatives_of_torch_func": 3,
+    "unit/test_facts.py::test_ops_of_another_library_are_not_their_namesakes": 0,
+    "unit/test_found_in_bodies.py::test_derivatives_are_those_of_plain_python": 2,
+    "unit/test_generators.py::test_gradients_draw_once": 2,
+    "unit/test_generators.py::test_programs_draw_what_eager_draws": 2,
+    "unit/test_generators.py::test_vmap_draws_what_torch_func_draws": 3,
+    "unit/test_jit_module.py::test_training_is_eager_s": 2,
+    "unit/test_known_results.py::test_answers_from_memory_are_those_of_pytorch": 2,
+    "unit/test_layout.py::test_any_layout": 2,
+    "unit/test_loop_programs.py::test_lowered_is_evaluated_bitwise": 2,
+    "unit/test_memory_of_results.py::test_a_write_that_reads_its_memory_elsewhere": 3,
+    "unit/test_memory_through_functions.py::test_a_derivative_that_is_memory_of_what_it_is_of": 3,
+    "unit/test_memory_through_functions.py::test_a_result_that_is_memory_of_an_argument": 3,
+    "unit/test_memory_through_functions.py::test_an_argument_that_is_transposed_in_place_keeps_its_memory": 2,
+    "unit/test_optim.py::test_a_parameter_without_gradient_stays_and_counts_its_own_steps": 2,
+    "unit/test_outside.py::test_a_change_is_seen_and_nothing_else_is": 2,
+    "unit/test_outside_table.py::test_torch_compile": 2,
+    "unit/test_overlaps.py::test_an_operand_that_is_written_over_is_read_before": 2,
+    "unit/test_rewrites.py::test_bounds_hold_for_weights_that_are_hard_to_store": 4,
+    "unit/test_rewrites_composed.py::test_half_precision_neither_overflows_nor_vanishes": 2,
+    "unit/test_symbolic.py::test_programs": 2,
+    "unit/test_symbolic_bodies.py::test_one_program_for_all_sizes": 2,
+}
+"""Families by file and function, or single members by their id, with n. 0 leaves all to `make thorough`."""
+
+
+def left_out(names: Iterable[str]) -> set[str]:
+    """The tests, by node id, that `--quick` leaves out."""
+    found, seen = set[str](), defaultdict[str, int](int)
+    for name in names:
+        whole = name.removeprefix("tests/")
+        family = whole if whole in EVERY else whole.partition("[")[0]
+        if family not in EVERY:
+            continue
+        every, number = EVERY[family], seen[family]
+        seen[family] += 1
+        if not every or number % every != _FIRST.get(family, 0):
+            found.add(name)
+    return found
+
+
+_FIRST = {"ops/test_operators.py::test_gradient": 1}
+"""The member that a family begins with, if not the first: each operator runs in one of two families."""
