@@ -120,6 +120,7 @@ from thunder_fn.torch_internals.modes import (
     only_memory,
     outside_inference_mode,
     outside_torch_func,
+    print_options,
     release_guards,
     save_as_it_is,
     symbolic_dispatch,
