@@ -229,7 +229,7 @@ class VerificationError(ThunderError, ArithmeticError):
 
 
 class PortableError(ThunderError, ValueError):
-    """A program cannot be written as data or exported, or a file is no program that can be
+    """A program cannot be written as data or exported, or a file is not a program that can be
     loaded.
     """
 

@@ -132,7 +132,7 @@ torch.testing.assert_close(tfn.grad(lambda x: torch.func.grad(cubes)(x).sum())(v
 # %% [markdown]
 # ## What must not hold
 #
-# Python that looks at values is no program of tensors. `torch.func.grad` runs it, since values are there while it runs, and so
+# Python that looks at values is not a program of tensors. `torch.func.grad` runs it, since values are there while it runs, and so
 # does `tfn.grad`. A jitted function is a program for all values, so the question is an error, which says what to write.
 
 # %%

@@ -352,7 +352,7 @@ def test_names() -> None:
 
 def test_what_is_registered_must_be_an_op() -> None:
     with pytest.raises(
-        ExecutorError, match=r"^slow.register_supported: test_what.*<lambda> is no op of a trace\nGive an ATen op"
+        ExecutorError, match=r"^slow.register_supported: test_what.*<lambda> is not an op of a trace\nGive an ATen op"
     ):
         evaluating().register_supported(lambda x: x)
 

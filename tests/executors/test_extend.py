@@ -473,7 +473,7 @@ def test_registering_an_operator_wrongly() -> None:
     )
     misuse(
         lambda: ex.register_operator("other", like=fn, fn=3),  # type: ignore[arg-type]
-        "myex.register_operator: fn of other is no function: 3",
+        "myex.register_operator: fn of other is not a function: 3",
     )
 
 
@@ -486,10 +486,10 @@ def test_registering_an_implementation_wrongly() -> None:
     )
     misuse(
         lambda: e.ex.register_implementation(torch.mul, execution_transform=3),  # type: ignore[arg-type]
-        "myex.register_implementation: execution_transform is no function: 3",
+        "myex.register_implementation: execution_transform is not a function: 3",
     )
     with pytest.raises(
-        ExecutorError, match=r"^myex.register_implementation: test_reg.* is no op of a trace\nGive an ATen"
+        ExecutorError, match=r"^myex.register_implementation: test_reg.* is not an op of a trace\nGive an ATen"
     ):
         e.ex.register_implementation(lambda a: a, execution_transform=torch.sin)
     with pytest.raises(

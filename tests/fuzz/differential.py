@@ -382,7 +382,11 @@ def beside(text: str, other: str) -> Outcome:
 
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), time_limit(SECONDS):
         warnings.simplefilter("ignore")
-        expected = list(calls(load(other), FUNC, lambda f: f))
+        try:
+            changed = load(other)
+        except SyntaxError as error:  # the quirk stands where nothing else can
+            return Outcome("no program", _first_line(error))
+        expected = list(calls(changed, FUNC, lambda f: f))
         if expected[-1].error is not None:
             return Outcome("raises", _first_line(expected[-1].error))
         module = load(text)

@@ -46,6 +46,7 @@ EXPLAINED = [
     Explained(
         "of a view taken under no_grad eager PyTorch 2.13 says what its base requires, and gives it no gradient",
         kind="requires_grad",
+        why="False instead of True",
         text=r"no_grad|set_grad_enabled\(False|inference_mode",
     ),
     Explained(
@@ -90,6 +91,18 @@ EXPLAINED = [
             r"(\w+\[[^\]\n]*torch\.tensor\(-?\d\)[^\]\n]*\]|torch\.narrow\([^)]*\), ?1\))(?!\s*[-+*/]?=(?!=)|\.)",
             r"\1.clone()",
         ),
+    ),
+    Explained(
+        "a gradient under vmap that is the same for all examples is expanded, and so cannot be written to (docs/limits.md)",
+        kind="value of memory",
+        text=r"vmap\(T\.grad\(",
+        instead=(r"T\.vmap\(T\.grad\(\w+\)\)\(\w+\)", r"(lambda r: r[:1].expand(r.shape))(\g<0>)"),
+    ),
+    Explained(
+        "a write by a view of another dtype to a part of a view of a leaf; refused, as any other write to such a view is",
+        kind="error",
+        why="a view of a leaf Variable that requires grad is being used in an in-place",
+        text=r"\.view\(torch\.(int|float)\d+\)",
     ),
     Explained(
         "an op whose result nobody uses does not run in a program, and so raises nothing for values that it refuses",

@@ -185,6 +185,7 @@ DOORS = {
     ("ir.trace", "ir.pretty"): "Trace's own method `__str__`",
     ("ir.trace", "ir.fx"): "Trace's own methods `to_fx` and `from_fx`",
     ("ir.trace", "torch_internals"): "equality of traces looks at constants, below whatever modes are active",
+    ("ir.types", "torch_internals"): "the text of an expression is a printer's of PyTorch's",
     ("ir.pretty", "interpreters.evaluate"): "printed programs run structured equations by the reference semantics",
     ("capture.apply", "interpreters.evaluate"): "applied traces run by the reference semantics",
     ("interpreters.evaluate", "interpreters.under_autograd"): "a value that autograd follows is evaluated by its rule",

@@ -12,6 +12,7 @@ TEXTS = "about the text of torch.func's wrappers, nodes and names"
 WORDS = "expects words that PyTorch 2.13 does not say any more, of torch.func either"
 RULES = "expects the words of functorch's batching rules, where thunder_fn says what eager says of one example"
 STUBS = "maps a torch.autograd.Function whose `forward` is `pass`, which torch.func does not run and thunder_fn traces"
+HOP = "expects Dynamo's class or words for a higher-order op, where thunder_fn says which value differs"
 WIDER = "expects an error where thunder_fn gives an answer"
 
 NOT_APPLICABLE: dict[str, str] = {
@@ -32,6 +33,12 @@ NOT_APPLICABLE: dict[str, str] = {
     r"in_dims_wrong_type|not_enough_in_dims|fails_with_autograd_function|test_is_contiguous$": WIDER,
     r"inplace_on_captures|requires_grad_inside": WIDER,
     r"resize_program_inputs": DYNAMO,
+    r"TestControlFlow\.test_(scan_(simple_graph|pytree_output|associative_scan)|cond_in_forloop)$": DYNAMO,
+    r"test_scan_(\w+_alias|input_mutation)$|test_cond_autograd_different_pytree_output": WIDER,
+    r"test_scan_(float_output|one_return|unequal_scan_dim_size|init_non_tensor|init_wrong_\w+)$": HOP,
+    r"test_scan_(simple_graph_wrong_dtype|wrong_pytree)$|test_map_illegal_(in|out)puts": HOP,
+    r"test_scan_zero_length": VERSION,
+    r"python_dispatcher|test__is_(all|any)_true|test_check_tensor": VERSION,
     r"unsupported_op_err_msg": FALLBACK,
     r"TestVmapOperators\.test_(clone|mm)$": RULES,
     r"TestRandomness\w*\.test_unsupported_random|TestVmapAPI\.test_data_attribute": WIDER,

@@ -2558,3 +2558,113 @@ def missing_attribute_of_the_library():
 def number_of_the_library():
     string.tfn_j = 2.0
     return (lambda x: x * string.tfn_j), lambda: setattr(string, "tfn_j", 3.0)
+
+
+@row
+def attribute_of_a_string():
+    class S(str):
+        pass
+
+    s = S("a")
+    s.k = 2.0
+    return (lambda x: x * s.k), lambda: setattr(s, "k", 3.0)
+
+
+@row
+def attribute_of_a_number():
+    class S(float):
+        def scaled(self):
+            return self * self.k
+
+    s = ns(v=S(1.0))
+    s.v.k = 2.0
+    return (lambda x: x * s.v.scaled()), lambda: setattr(s.v, "k", 3.0)
+
+
+@row
+def defaults_of_init():
+    class C:
+        def __init__(self, k=2.0):
+            self.k = k
+
+    return (lambda x: x * C().k), lambda: setattr(C.__init__, "__defaults__", (3.0,))
+
+
+@row
+def defaults_of_a_dataclass():
+    @dataclasses.dataclass
+    class C:
+        k: float = 2.0
+
+    return (lambda x: x * C().k), lambda: setattr(C.__init__, "__defaults__", (3.0,))
+
+
+@row
+def defaults_of_forward():
+    class M(nn.Module):
+        def forward(s, x, k=2.0):
+            return x * k
+
+    m = M()
+    return (lambda x: m(x)), lambda: setattr(M.forward, "__defaults__", (3.0,))
+
+
+@row
+def code_of_a_method():
+    class C:
+        def m(s, x):
+            return x * 2
+
+    def n(s, x):
+        return x * 3
+
+    return (lambda x: C().m(x)), lambda: setattr(C.m, "__code__", n.__code__)
+
+
+@row
+def code_of_a_property():
+    class C:
+        @property
+        def k(s):
+            return 2.0
+
+    def n(s):
+        return 3.0
+
+    c = C()
+    return (lambda x: x * c.k), lambda: setattr(C.k.fget, "__code__", n.__code__)
+
+
+@row
+def print_options_of_an_array():
+    a = np.array([1.23456])
+    return (lambda x: x * len(str(a))), lambda: np.set_printoptions(precision=2)
+
+
+class Holding(nn.Module):
+    """A module that holds others, and tensors, where PyTorch does not look for them."""
+
+    def __init__(s):
+        super().__init__()
+        s.parts, s.held = [nn.Dropout(1.0)], ns(part=nn.Dropout(1.0), k=torch.ones(3))
+
+    def forward(s, x):
+        return s.parts[0](x + 1) + s.held.part(x) + s.held.k
+
+
+@row
+def module_in_a_list_of_a_jitted_module():
+    m = Holding()
+    return m, lambda: m.parts[0].eval()
+
+
+@row
+def module_in_an_object_of_a_jitted_module():
+    m = Holding()
+    return m, lambda: m.held.part.eval()
+
+
+@row
+def tensor_in_an_object_of_a_jitted_module():
+    m = Holding()
+    return m, lambda: setattr(m.held, "k", torch.zeros(3))

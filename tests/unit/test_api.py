@@ -229,6 +229,14 @@ def test_tensors_without_a_type_are_not_differentiated(make: Any) -> None:
         tfn.grad(lambda x: x.sum())(make())
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_nested_tensors_are_not_batched() -> None:
+    """PyTorch said that NestedTensorImpl has no sizes, and to file an issue."""
+    with pytest.raises(errors.UnsupportedInput, match=r"^args\[0\] is a nested tensor") as info:
+        tfn.vmap(torch.sin)(torch.nested.nested_tensor([X, X]))
+    assert info.value.__context__ is None
+
+
 @pytest.mark.parametrize(
     ("cotangent", "text"),
     (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import math
 import pickle
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import register_pytree_node
 
 import thunder_fn as tfn
 from thunder_fn import errors
@@ -488,3 +490,40 @@ def test_errors_of_fake_kernels_are_those_of_eager_mode(f: Any) -> None:
         with pytest.raises(RuntimeError) as found:
             transform(f)(torch.ones(3))
         assert str(wanted.value).splitlines()[0] in str(found.value)
+
+
+# ---- classes among arguments, and classes registered with PyTorch ----
+
+
+@dataclasses.dataclass
+class Pair:
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+def test_a_dataclass_itself_as_an_argument_is_a_value() -> None:
+    """It raised that `fields()` needs a dataclass."""
+    f = lambda cls, x: cls(x * 2, x)
+    x = torch.ones(2)
+    assert torch.equal(tfn.vmap(f, in_dims=(None, 0))(Pair, x).x, x * 2)
+    assert torch.equal(tfn.grad(lambda x, cls: f(cls, x).x.sum())(x, Pair), x * 2)
+    assert torch.equal(tfn.jit(f, static_argnums=0)(Pair, x).x, x * 2)
+
+
+class Registered:
+    def __init__(self, x: Any, held: Any) -> None:
+        self.x, self.held = x, held
+
+
+def test_tensors_in_the_context_of_a_pytree_of_pytorch() -> None:
+    """Tensorclasses hold a dict of tensors so: PyTorch compared values, and a tracer escaped."""
+    register_pytree_node(Registered, lambda r: ([r.x], {"held": r.held}), lambda c, d: Registered(*c, d["held"]))
+    x = torch.ones(2)
+    assert torch.equal(tfn.jit(lambda r: Registered(r.x * 2, r.held))(Registered(x, Pair)).x, x * 2)
+    for f, given in (
+        (lambda r: r.x + r.held["w"], Registered(x, {"w": x})),
+        (lambda x: Registered(x, {"w": x * 2}), x),
+    ):
+        for transform in (tfn.jit, tfn.vmap, tfn.grad):
+            with pytest.raises(errors.UnsupportedInput, match="a Registered holds tensors where its pytree has const"):
+                transform(f)(given)

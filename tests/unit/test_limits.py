@@ -294,6 +294,12 @@ def selected_result() -> bool:
 
 
 @different
+def constant_gradient() -> bool:
+    found = tfn.vmap(tfn.grad(lambda x: 2 * x.sum()))(torch.ones(3, 2))
+    return found.stride() == (0, 0) and torch.equal(found, torch.full((3, 2), 2.0))
+
+
+@different
 def retraced_counter() -> bool:
     class Counts(torch.nn.Module):
         n = 0

@@ -278,7 +278,7 @@ def test_why_a_file_cannot_be_read(tmp_path: Path) -> None:
             _written(tmp_path / "version", members, version=2),
             "version 2 of the format, and this thunder_fn reads version 1",
         ),
-        (_written(tmp_path / "format", members, format="other"), "is no program of thunder_fn"),
+        (_written(tmp_path / "format", members, format="other"), "is not a program of thunder_fn"),
         (_written(tmp_path / "digest", members | {PROGRAM: members[PROGRAM] + b" "}, signed=False), "digests differ"),
         (_written(tmp_path / "op", with_op("leaf", "lib.missing.default")), "no op lib.missing.default"),
         (_written(tmp_path / "getattr", with_op("leaf", "__class__.__init__.x")), "no op __class__"),

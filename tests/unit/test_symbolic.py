@@ -358,7 +358,7 @@ BAD_MARKS: dict[str, tuple[Any, str]] = {
     "y": ({"y": True}, "jit: unknown argument in dynamic 'y'\nThere are x, n."),
     "key": ({1.5: True}, "jit: dynamic names arguments by position or name, given 1.5"),
     "mark": ({"x": 3}, "jit: a mark is a flag or bounds (least, greatest), where None is no bound; given 3"),
-    "empty": ({"x": (5, 2)}, "jit: the bounds (5, 2) hold nothing between them"),
+    "empty": ({"x": (5, 2)}, "jit: the bounds (5, 2) leave no value between them; the least bound comes first"),
     "dim": ({"x": {"a": True}}, "jit: dynamic has a dim that is no int: 'a'"),
 }
 

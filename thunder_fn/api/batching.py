@@ -14,6 +14,7 @@ from thunder_fn.capture import TENSOR, Alias, Captured, Shared, current, pytree
 from thunder_fn.capture.apply import part, view_again, view_of_written, write
 from thunder_fn.capture.failures import check_aliases
 from thunder_fn.capture.scopes import user_source
+from thunder_fn.capture.supported import check_supported
 from thunder_fn.errors import VmapError, is_int, kind_of, spelled
 from thunder_fn.interpreters.vmap import vmap as vmap_trace
 from thunder_fn.ir.trace import Trace, as_dim, type_of_value
@@ -426,6 +427,8 @@ def check_dim(leaf: Any, dim: Any, path: str, name: str) -> int | None:
             f"{name}: Got in_dim={dim} for an input but the input is of type {type(leaf)}: {path}"
             f" is {kind_of(leaf)}\nUse None in in_dims for it."
         )
+    if leaf.is_nested and leaf.layout is torch.strided:  # it has no sizes
+        check_supported(leaf, lambda: path)
     if not -leaf.dim() <= dim < leaf.dim():
         raise VmapError(
             f"{name}: Got in_dim={dim} for some input, but that input is a Tensor of dimensionality"

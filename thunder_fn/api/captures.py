@@ -356,6 +356,8 @@ def planned(
     try:
         key = call.key(of, args, kwargs), internals.kinds_of_modes()
     except _Unknown:
+        key = None
+    if key is None:  # outside of the handler, so that a user's error has no cause of ours
         return make(capture).run(pytree.tensors_in((args, kwargs)))
     found = _CAPTURES.find(key, call.tensors)
     _CAPTURES.count(root, is_miss=found is None)

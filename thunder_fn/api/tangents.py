@@ -243,8 +243,8 @@ class Linear:
 
     def __call__(self, *tangents: Any) -> Any:
         given = check_tangents(self.primals, tangents, "linearize")
-        of, moved = self.captured.trace, chosen(given, self.active)
-        found = run(f"{of.name}_linear", self.trace, (*self.residuals, *moved), self.captured)
+        of, active = self.captured.trace, chosen(given, self.active)
+        found = run(f"{of.name}_linear", self.trace, (*self.residuals, *active), self.captured)
         shown = shows_inputs(self.trace)
         own = [value.clone() if flag else value for value, flag in zip(found, shown, strict=True)]
         filled = tuple(

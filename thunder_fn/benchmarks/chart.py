@@ -17,7 +17,6 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results"
 OURS, EAGER, COMPILED, JAX = "thunder_fn", "eager PyTorch", "torch.compile", "jax.jit"
 COLOURS = {OURS: "#3949ab", EAGER: "#b0b0b8", COMPILED: "#e07a1f", JAX: "#2e8b57"}
-FORCES = "compiled__force_field__MLP_energy_of_64_atoms__gradient_of_a_loss_on_forces"
 GPU_STEP = "gpu__GPT_2_124M_step__"
 
 ROWS: tuple[tuple[str, tuple[str, ...]], ...] = (

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,13 +45,14 @@ class Alias:
     bits: tuple[Any, ...] = ()
     is_written: bool = True
     is_of_result: bool = False
-    within: tuple[int, ...] | None = None
+    within: tuple[Any, ...] | None = None
     is_apart: bool = False
 
     @property
     def is_symbolic(self) -> bool:
         """Test whether some of the numbers are expressions."""
-        return any(isinstance(number, Expr) for number in (*self.size, *self.stride, self.offset))
+        numbers = *self.size, *self.stride, self.offset, *(self.within or ())
+        return any(isinstance(number, Expr) for number in numbers)
 
     def of(self, source: torch.Tensor) -> torch.Tensor:
         """Take the result as a view of the source."""
@@ -82,17 +83,20 @@ class Alias:
         """
         return self.of(source) if self.within in (None, source.stride()) else value
 
-    def among(self, variables: Sequence[Var], source: torch.Tensor, *values: Any) -> torch.Tensor:
-        """Return the same alias with numbers replaced by expressions over the symbols that the
-        variables bind.
+    def among(self, variables: Sequence[Var], *values: Any) -> Alias:
+        """Return the alias with numbers in place of expressions over the symbols that the variables
+        bind.
         """
         known = bind(variables, values)
-        number: Callable[[Any], Any] = lambda item: (
-            compute(item, known) if isinstance(item, Expr) else item
+        numbers: Callable[[Sequence[Any]], tuple[Any, ...]] = lambda items: tuple(
+            compute(item, known) if isinstance(item, Expr) else item for item in items
         )
-        size, stride = tuple(map(number, self.size)), tuple(map(number, self.stride))
-        return dataclasses.replace(self, size=size, stride=stride, offset=number(self.offset)).of(
-            source
+        return dataclasses.replace(
+            self,
+            size=numbers(self.size),
+            stride=numbers(self.stride),
+            offset=numbers([self.offset])[0],
+            within=self.within and numbers(self.within),
         )
 
 
@@ -129,7 +133,7 @@ def aliases_of(
         if id(tracer) not in changed
     }
     with internals.no_torch_function():
-        largest = _largest_views(results)
+        largest = _largest_views(results, bound)
     for place, leaf in enumerate(results):
         if not isinstance(leaf, internals.Tracer):
             continue
@@ -144,7 +148,7 @@ def aliases_of(
             if not found and tracer is not leaf and not (leaf.requires_grad and overlaps(tracer)):
                 found.append(_in_memory(place, value, source, internals.inner_fake(tracer)))
             if not found:
-                found.append(_of_result(place, value, largest))
+                found.append(_of_result(place, value, largest, bound))
         for alias in filter(None, found):
             if set(symbols_in((*alias.size, *alias.stride, alias.offset))) <= bound:
                 yield alias
@@ -190,7 +194,7 @@ def _in_memory(
     return Alias(place, source, size, stride, offset, value.dtype, bits, is_written)
 
 
-def _largest_views(results: Sequence[Any]) -> dict[int, tuple[int, torch.Tensor]]:
+def _largest_views(results: Sequence[Any], bound: Set[Any]) -> dict[int, tuple[int, torch.Tensor]]:
     """For each memory, by its id, the result that shows most of it, with its position."""
     found = dict[int, tuple[int, torch.Tensor]]()
     for place, leaf in enumerate(results):
@@ -198,23 +202,35 @@ def _largest_views(results: Sequence[Any]) -> dict[int, tuple[int, torch.Tensor]
             continue
         value = internals.inner_fake(leaf)
         memory = internals.storage_id(value)
-        if memory not in found or _extent(value) > _extent(found[memory][1]):
+        if memory not in found or _extent(value, bound) > _extent(found[memory][1], bound):
             found[memory] = place, value
     return found
 
 
-def _extent(value: torch.Tensor) -> tuple[int, bool]:
+def _extent(value: torch.Tensor, bound: Set[Any]) -> tuple[Any, bool]:
     """Return the number of bytes that a tensor fills without a gap (0 if unknown), and whether it
     has no conjugate or negative bit.
     """
-    span = internals.span(value)
-    is_full = span is not None and value.numel() * value.itemsize == span[1] - span[0]
+    span = _span(value, bound)
+    is_full = span is not None and bool(value.numel() * value.itemsize == span[1] - span[0])
     size = span[1] - span[0] if span is not None and is_full else 0
     return size, not internals.bits_in_memory(value)
 
 
+def _span(value: torch.Tensor, bound: Set[Any]) -> tuple[Any, Any] | None:
+    """Return the bytes of a tensor in its memory, None if a size was found in data. To compare
+    symbols is a decision, of which the trace has a constraint.
+    """
+    numbers = *value.shape, *value.stride(), value.storage_offset()
+    is_known = set(symbols_in(tuple(map(as_dim, numbers)))) <= bound
+    return internals.byte_range(value) if is_known else None
+
+
 def _of_result(
-    place: int, value: torch.Tensor, largest: dict[int, tuple[int, torch.Tensor]]
+    place: int,
+    value: torch.Tensor,
+    largest: dict[int, tuple[int, torch.Tensor]],
+    bound: Set[Any],
 ) -> Alias | None:
     """Find the alias of a result that lies in the memory of another result."""
     other, whole = largest[internals.storage_id(value)]
@@ -224,12 +240,13 @@ def _of_result(
         bits = internals.bits_in_memory(value)
         alias = Alias(place, other, (), (), 0, value.dtype, bits, is_written=False)
         return dataclasses.replace(alias, is_of_result=True) if bits else None
-    spans = internals.span(whole), internals.span(value)
-    if spans[0] is None or spans[1] is None or not _extent(whole)[0]:
+    spans = _span(whole, bound), _span(value, bound)
+    if spans[0] is None or spans[1] is None or not _extent(whole, bound)[0]:
         return None
     is_inside = spans[0][0] <= spans[1][0] and spans[1][1] <= spans[0][1]
     alias = _in_memory(place, value, other, whole) if is_inside else None
-    return alias and dataclasses.replace(alias, is_of_result=True, within=tuple(whole.stride()))
+    within = tuple(map(as_dim, whole.stride()))
+    return alias and dataclasses.replace(alias, is_of_result=True, within=within)
 
 
 def _layout_in_memory(value: torch.Tensor) -> tuple[Any, ...]:

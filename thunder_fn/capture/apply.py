@@ -473,7 +473,7 @@ def view_again(
     way = _way(known, trace.outputs[shared.result], written)
     if way is not None and (way[0] == written or way[0].index not in known):
         value = _along(recorder, way[1], value if way[0] == written else source)
-        if isinstance(value, internals.Tracer) and internals.have_one_memory(source, value):
+        if recorder.history.is_shown(source, value):
             return value
     part(recorder, source, result, captured.trace.name)
     return result
@@ -532,7 +532,7 @@ def with_memory(
             if is_wrapped(source) or is_wrapped(found[place]):
                 continue
             value = _along(recorder, steps, source)
-            if isinstance(value, internals.Tracer) and internals.have_one_memory(source, value):
+            if recorder.history.is_shown(source, value):
                 found[place] = value
     return tuple(found[:count])
 

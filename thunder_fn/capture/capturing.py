@@ -18,7 +18,13 @@ from thunder_fn.capture import pytree
 from thunder_fn.capture.aliases import Alias, aliases_of
 from thunder_fn.capture.captured import Captured, Shared, Write
 from thunder_fn.capture.changes import changes_of, check_results, effects_of, feeds_of, grads_read
-from thunder_fn.capture.failures import check_aliases, check_argument, failure, is_told, source_of
+from thunder_fn.capture.failures import (
+    check_aliases,
+    check_argument,
+    failure,
+    is_complete,
+    source_of,
+)
 from thunder_fn.capture.kept import Kept, MustFeed
 from thunder_fn.capture.modules import modules_of
 from thunder_fn.capture.nesting import nest
@@ -439,7 +445,7 @@ def _run(
             raise recorder.late_error from error
         if recorder.kept is not None and isinstance(error, internals.NEEDS_A_NUMBER):
             recorder.kept.ask_for_items(tensors_of_numbers(recorder, error.cond))
-        if is_told(error):
+        if is_complete(error):
             raise
         raise failure(error, name, recorder) from error
     if recorder.late_error is not None:

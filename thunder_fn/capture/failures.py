@@ -179,15 +179,15 @@ def _size_error(error: Exception, size: str, recorder: Recorder) -> DataDependen
     return DataDependentShape(text, source=raised_at(error), fix=fix)
 
 
-def is_told(error: Exception) -> bool:
+def is_complete(error: Exception) -> bool:
     """Test for an error of ours that says everything."""
     return isinstance(error, ThunderError) and _optimizer_error(error) is None
 
 
 def failure(error: Exception, name: str, recorder: Recorder) -> Exception:
     """The error that tells the user about an exception inside the traced function."""
-    if (told := _optimizer_error(error)) is not None:
-        return told
+    if (found := _optimizer_error(error)) is not None:
+        return found
     if isinstance(error, DATA_DEPENDENT):
         return data_dependent_error(recorder.function, error, raised_at(error))
     if isinstance(error, internals.SymbolicTracing):

@@ -387,6 +387,13 @@ class History:
         memory = internals.storage_id(internals.memory_in(tensor))
         return any(memory in ids for ids, _, _ in self._apart)
 
+    def is_shown(self, source: torch.Tensor, value: Any) -> bool:
+        """Tell whether a value is a tracer that shows the memory of a source, or has its values."""
+        if not isinstance(value, internals.Tracer):
+            return False
+        place = internals.storage_id(internals.memory_in(value))
+        return place in self.linked(internals.storage_id(internals.memory_in(source)))
+
     def is_given(self, tensor: torch.Tensor) -> bool:
         """Tell whether a tracer stands for an argument or for a tensor from outside."""
         return any(tensor is one for one in self.recorder.given)

@@ -239,7 +239,7 @@ def _is_container(leaf: Any) -> bool:
         return False
     return (
         isinstance(leaf, _objects)
-        or dataclasses.is_dataclass(leaf)
+        or dataclasses.is_dataclass(cls)
         or cls in torch_pytree.SUPPORTED_NODES
     )
 
@@ -254,7 +254,7 @@ def _register(cls: type) -> None:
             node = torch_pytree.SUPPORTED_NODES[cls]
             optree.register_pytree_node(
                 cls,
-                lambda tree: _from_torch(node.flatten_fn(tree)),
+                lambda tree: _from_torch(cls, node.flatten_fn(tree)),
                 lambda context, children: node.unflatten_fn(list(children), context),
                 namespace=NAMESPACE,
             )
@@ -395,8 +395,22 @@ def _put_together(context: Any, items: Iterable[Any]) -> Any:
     return value
 
 
-def _from_torch(flat: tuple[Any, Any]) -> tuple[tuple[Any, ...], Any]:
+def _from_torch(cls: type, flat: tuple[Any, Any]) -> tuple[tuple[Any, ...], Any]:
+    """The children and the context that PyTorch's flattening of a class gives.
+
+    Raises:
+        UnsupportedInput: a tensor is in the context, which is a constant of the structure: its
+            values would be compared at each call, and a tracer would stay in the result.
+    """
     children, context = flat
+    if any(isinstance(leaf, torch.Tensor) for leaf in flatten(context)[0]):
+        name = with_article(cls.__name__)
+        raise UnsupportedInput(
+            f"{name} holds tensors where its pytree has constants: it was registered with PyTorch"
+            " with these tensors in the context",
+            fix="Pass them beside it, or hold them in one of its children; in a tensorclass write"
+            " `TensorDict(tensors)` in the place of a dict.",
+        )
     return tuple(children), context
 
 

@@ -94,7 +94,9 @@ def is_inner(leaf: Any) -> bool:
 
 
 def own_leaves_of(recorder: Recorder, results: list[Any]) -> Iterator[tuple[int, bool]]:
-    """Results that the function made require grad."""
+    """Results that the function made require grad. Where gradients are off around the call, a view
+    says what its base requires, in a program as in eager mode.
+    """
     given = {
         var.index
         for var in (
@@ -109,10 +111,16 @@ def own_leaves_of(recorder: Recorder, results: list[Any]) -> Iterator[tuple[int,
             and leaf.requires_grad
             and internals.is_leaf(leaf)
             and not recorder.history.is_given(leaf)
+            and (recorder.history.base_grad or not _is_taken_of_leaf(leaf))
         ):
             var = recorder.var_of(leaf)
             if var is not None and var.index not in given:
                 yield place, isinstance(leaf, torch.nn.Parameter)
+
+
+def _is_taken_of_leaf(leaf: torch.Tensor) -> bool:
+    base = internals.base_of(leaf)
+    return base is not None and base.requires_grad
 
 
 def check_own_leaves(

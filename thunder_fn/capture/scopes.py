@@ -223,6 +223,7 @@ def _shown(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> str:
     """The text of a tensor from outside: its values, unless the function has written to it."""
     if recorder.is_written(args[0]):
         return getattr(recorder.lift(args[0]), func.__name__)(*args[1:], **kwargs)
+    recorder.properties.look_at_process("print_options", internals.print_options)
     with internals.only_memory():
         return func(*args, **kwargs)
 

@@ -167,25 +167,26 @@ def _ask_forward_ad(single: Trace, active: Mask) -> JvpRule:
     with recorder.running(), recorder.mode.assuming(True, ill_defined(equation)):
         tracers = recorder.inputs_of_types(single.input_types)
         tangents = recorder.inputs_of_types(chosen(single.input_types, active))
-        moved = [index for index, flag in enumerate(active) if flag]
+        places = [index for index, flag in enumerate(active) if flag]
         present: list[bool] = []
 
         def run(*primals: torch.Tensor) -> Any:
             values = list(tracers)
-            for index, primal in zip(moved, primals, strict=True):
+            for index, primal in zip(places, primals, strict=True):
                 values[index] = primal
             results = call_differentiable(equation, lambda var: values[var.index])
             present.extend(isinstance(result, torch.Tensor) for result in results)
             return tuple(result for result in results if isinstance(result, torch.Tensor))
 
-        pushed: Any = torch.func.jvp(run, tuple(tracers[index] for index in moved), tuple(tangents))
-        outputs, tangents_out = pushed
+        primals = tuple(tracers[index] for index in places)
+        both: Any = torch.func.jvp(run, primals, tuple(tangents))
+        outputs, tangents_out = both
         flags = [is_differentiable(type) for type in chosen(equation.output_types, present)]
-        moves = [
+        found = [
             tangent.to(result.dtype)  # PyTorch gives float64 for a float32 scalar times 1.5
             for tangent, result in chosen(zip(tangents_out, outputs, strict=True), flags)
         ]
-        results = [*scattered(outputs, present), *moves]
+        results = [*scattered(outputs, present), *found]
         trace = close_recording(recorder, results, f"{equation.op.name}_jvp")
     names = names_of(trace.output_types, single.output_types)
     trace = renamed(names)(trace) if names else trace

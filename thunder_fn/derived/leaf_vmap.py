@@ -374,18 +374,18 @@ def _ask_functorch(single: Trace, batched: Mask, size: Dim, randomness: str) -> 
     recorder = Recorder(track_no_grad=False, symbolic=_has_symbols(single, size))
     with recorder.running():
         tracers = _inputs(recorder, single, batched, size)
-        moved = [index for index, flag in enumerate(batched) if flag]
+        places = [index for index, flag in enumerate(batched) if flag]
         present: list[bool] = []
 
         def run(*examples: Any) -> Any:
             values = list(tracers)
-            for index, example in zip(moved, examples, strict=False):
+            for index, example in zip(places, examples, strict=False):
                 values[index] = example
             results = call_leaf(equation, lambda var: values[var.index])
             present.extend(isinstance(result, torch.Tensor) for result in results)
             return tuple(result for result in results if isinstance(result, torch.Tensor))
 
-        examples = tuple(tracers[index] for index in moved) or (
+        examples = tuple(tracers[index] for index in places) or (
             torch.empty(recorder.mode.size(size), device="meta"),
         )
         outputs = torch.vmap(run, randomness=randomness)(*examples)

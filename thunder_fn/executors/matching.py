@@ -54,7 +54,7 @@ def keys_of(op: Any, where: str) -> tuple[Key, ...]:
     name = function_name(op) if callable(op) and hasattr(op, "__name__") else None
     if name is None:
         raise ExecutorError(
-            f"{where}: {getattr(op, '__qualname__', repr(op))} is no op of a trace",
+            f"{where}: {getattr(op, '__qualname__', repr(op))} is not an op of a trace",
             fix=(
                 "Give an ATen op (`torch.ops.aten.mul.Tensor`), a torch function (`torch.mul`),"
                 " a `@composite` function, a module class, an operator that `register_operator`"

@@ -50,7 +50,7 @@ def _check_functions(where: str, of: str, functions: dict[str, Function | None])
     """Raise if what is given for a function is none."""
     for key, value in functions.items():
         if value is not None and not callable(value):
-            raise ExecutorError(f"{where}: {key}{of} is no function: {shown(value, 60)}")
+            raise ExecutorError(f"{where}: {key}{of} is not a function: {shown(value, 60)}")
 
 
 class OperatorExecutor(Executor):
@@ -177,7 +177,7 @@ class OperatorExecutor(Executor):
             )
         if operator is not None and not isinstance(operator, Operator):
             raise ExecutorError(
-                f"{where}: {shown(operator, 60)} is no operator\nPass functions as"
+                f"{where}: {shown(operator, 60)} is not an operator\nPass functions as"
                 " execution_transform=."
             )
         functions = {"checker": checker, "execution_transform": execution_transform}

@@ -17,7 +17,7 @@ from thunder_fn.executors.reuse import CLONE
 from thunder_fn.interpreters.noops import reads_layout, same_as
 from thunder_fn.interpreters.simplify import makes_symbols
 from thunder_fn.ir import ops
-from thunder_fn.ir.equations import bound, needed
+from thunder_fn.ir.equations import needed
 from thunder_fn.ir.trace import Equation, Trace, Var, cut
 from thunder_fn.ir.walking import merged
 
@@ -31,7 +31,7 @@ def prune(trace: Trace, *, below_autograd: bool) -> tuple[Trace, tuple[int, ...]
         The trace, and the positions of the equations that are gone.
     """
     escaping = escaping_vars(trace)
-    computed = {var.index for var in bound(trace.equations)}
+    computed = _computed(trace)
     returned = {atom.index for atom in trace.outputs if isinstance(atom, Var)}
     seen, makers = dict[object, Equation](), dict[int, Equation]()
 
@@ -89,6 +89,20 @@ def escaping_vars(trace: Trace) -> set[int]:
     views = (one for one in trace.equations if one.op.kind != "leaf" or ops.is_view(one.op))
     needed(list(views), escaping, reads_layout)
     return escaping
+
+
+def _computed(trace: Trace) -> set[int]:
+    """The variables that are no inputs and no views of inputs: what eager mode takes of an input
+    under `no_grad` requires a gradient as that does.
+    """
+    found = set[int]()
+    for equation in trace.equations:
+        may_show = equation.op.kind != "leaf" or equation.op == ops.RESHAPE
+        if not (may_show or ops.is_view(equation.op)) or all(
+            var.index in found for var in equation.operands
+        ):
+            found.update(var.index for var in equation.outputs)
+    return found
 
 
 def _identity(

@@ -65,5 +65,5 @@ def _on_fakes(mode: Any, equation: Equation, env: Sequence[Any]) -> tuple[Any, .
         result = internals.call_on_fakes(ops.overload(equation.op), *args, **kwargs)
     found = ops.flatten_result(result)
     if len(found) != len(equation.outputs):
-        raise ValueError("results of another number")
+        raise ValueError("the traces have different numbers of results")
     return found

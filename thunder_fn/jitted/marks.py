@@ -90,7 +90,9 @@ def _read_bounds(mark: Any) -> Bounds:
         raise JitError(text, fix=_FIX)
     low, high = pair
     if low is not None and high is not None and low > high:
-        raise JitError(f"jit: the bounds {pair} hold nothing between them")
+        raise JitError(
+            f"jit: the bounds {pair} leave no value between them; the least bound comes first"
+        )
     return low, high
 
 

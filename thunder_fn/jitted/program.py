@@ -575,10 +575,10 @@ class _Execution:
             *self.alone([f"    {name} = {text}" for name, text in self.feeds]),
             *self.running(values),
             *self.views(values),
-            *self.own_leaves(values),
             *self.retained(values),
             *self.restrided(),
             *self.changes(values),
+            *self.own_leaves(values),
             *self.alone([*self.effects(effects)]),
         ]
         result = self.result(values)
@@ -704,7 +704,8 @@ class _Execution:
         for place, is_parameter in self.captured.own_leaves:
             value, atom = values[place], self.trace.outputs[place]
             kind = self.names.bind(torch.nn.Parameter, "Parameter") if is_parameter else ""
-            made = f"{kind}({value})" if kind else f"{value}.detach().requires_grad_()"
+            memory = self.in_memory(place, values)
+            made = f"{kind}({memory})" if kind else f"{memory}.detach().requires_grad_()"
             yield f"    {value} = {first.get(atom, made)}"
             first.setdefault(atom, value)
 
@@ -720,8 +721,13 @@ class _Execution:
         )
 
     def value(self, position: int, values: Sequence[str]) -> str:
-        """Return the text of an output: the written tensor itself if it holds the value, and never
-        a donated one.
+        """Return the text of an output."""
+        is_own = any(position == place for place, _ in self.captured.own_leaves)
+        return values[position] if is_own else self.in_memory(position, values)
+
+    def in_memory(self, position: int, values: Sequence[str]) -> str:
+        """Return the text of an output where it lies: the written tensor itself if it holds the
+        value, and never a donated one.
         """
         if position in self.captured.freed and torch.is_grad_enabled():
             names = ", ".join((values[position], *self.inputs))
@@ -811,17 +817,21 @@ class _Execution:
         is_followed = len({viewed(self.trace, atom, is_layout) for atom in pair}) == 1
         is_followed = is_followed and active[alias.result] and active[alias.source]
         memory = f"{source}{'' if is_followed else '.detach()'}, {value}"
-        memory = f"{self.names.bind(alias.of_result, 'alias')}({memory})"
+        memory = f"{self.alias(alias)}.of_result({memory})"
         if is_followed or not active[alias.result]:
             return memory
         return f"{self.names.bind(with_memory, 'with_memory')}({value}, {memory})"
 
     def view(self, alias: Alias, source: str) -> str:
         """The expression for a result that is a view of the source."""
-        if alias.is_symbolic:
-            view = self.names.bind(partial(alias.among, self.trace.inputs), "alias")
-            return f"{view}({', '.join((source, *self.inputs))})"
-        return f"{self.names.bind(alias.of, 'alias')}({source})"
+        return f"{self.alias(alias)}.of({source})"
+
+    def alias(self, alias: Alias) -> str:
+        """The expression for an alias whose numbers are those of the call."""
+        if not alias.is_symbolic:
+            return self.names.bind(alias, "alias")
+        known = self.names.bind(partial(alias.among, self.trace.inputs), "alias")
+        return f"{known}({', '.join(self.inputs)})"
 
     def viewed_by(self, alias: Alias, atom: Atom) -> str | None:
         """The tensor that a result is to be taken of; None if the program's value lies there, or if

@@ -116,7 +116,7 @@ def load(path: str | os.PathLike[str], *, classes: Iterable[type] = ()) -> Trace
     except (ThunderError, OSError):
         raise
     except Exception as error:  # noqa: BLE001 - whatever is wrong with the data
-        what = f"{os.fspath(path)} is no program: {type(error).__name__}: {error}"
+        what = f"{os.fspath(path)} is not a saved program: {type(error).__name__}: {error}"
         raise unreadable(what) from None
 
 

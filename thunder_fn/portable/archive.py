@@ -104,7 +104,7 @@ def _members(content: bytes) -> dict[str, bytes]:
         members = {entry.filename: archive.read(entry) for entry in entries}
     manifest = json.loads(members.pop(MANIFEST))
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise unreadable("the file is no program of thunder_fn")
+        raise unreadable("the file is not a program of thunder_fn")
     if manifest.get("version") != VERSION:
         raise unreadable(
             f"the file has version {manifest.get('version')!r} of the format, and this thunder_fn"

@@ -167,7 +167,7 @@ class NumberReader:
 def _symbol(data: Any) -> Any:
     name, hint, bounds, known = data
     if not (name.isascii() and name.isidentifier()) or keyword.iskeyword(name) or name == "math":
-        raise unreadable(f"{name!r} is no name of a symbol")
+        raise unreadable(f"{name!r} is not the name of a symbol")
     assumptions = dict(known)
     if not assumptions.keys() <= _ASSUMPTIONS or not all(
         type(value) is bool for value in assumptions.values()
@@ -195,7 +195,7 @@ def read_number(data: Any) -> Any:
             else (float.fromhex(data))
         )
     if type(data) not in (bool, int):
-        raise unreadable(f"{data!r} is no number")
+        raise unreadable(f"{data!r} is not a number")
     return data
 
 

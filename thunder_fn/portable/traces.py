@@ -272,7 +272,7 @@ class TraceReader:
 def _read_op(entry: Any) -> Op:
     kind, name = entry
     if kind not in ("leaf", "composite", "structured"):
-        raise unreadable(f"{kind!r} is no kind of op")
+        raise unreadable(f"{kind!r} is not a kind of op")
     op = Op(kind, text(name))
     if kind == "leaf":
         _check_leaf(op)

@@ -80,7 +80,7 @@ def read_tree(data: Any, numbers: NumberReader, classes: Mapping[str, type]) -> 
                 object.__setattr__(value, text(name), inner(child))
             return value
         case _:
-            raise unreadable(f"{kind!r} is no kind of container")
+            raise unreadable(f"{kind!r} is not a kind of container")
 
 
 def _class(name: str, classes: Mapping[str, type]) -> Any:

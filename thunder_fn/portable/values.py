@@ -152,7 +152,7 @@ def _read_named(kind: str, item: Any) -> Any:
                 text(name), _flags(is_tensor), _flags(constant), number(ignores, bool)
             )
         case _:
-            raise unreadable(f"{kind!r} is no kind of value")
+            raise unreadable(f"{kind!r} is not a kind of value")
 
 
 def read_device(name: Any) -> torch.device:

@@ -79,7 +79,7 @@ def unrecordable(equation: Equation) -> str | None:
     """The reason why a recording cannot have a leaf: it is not PyTorch's, or asks for values."""
     namespace = equation.op.name.partition(".")[0]
     if equation.op.kind != "leaf" or namespace not in ("aten", "prims"):
-        return "is no op of PyTorch"
+        return "is not an op of PyTorch"
     tensors = (var for var in equation.outputs if isinstance(var.type, TensorType))
     if not all(map(_is_input, (*equation.operands, *tensors))):
         return "is not on the GPU alone"

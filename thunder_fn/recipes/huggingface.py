@@ -79,15 +79,17 @@ def _generate(self: Any, *args: Any, **kwargs: Any) -> Any:
     return cls.generate(self, *args, **kwargs)
 
 
+def _generating(compiled: Any, generate: Callable[..., Any]) -> Any:
+    """The model with another `generate`, if it generates."""
+    generates = getattr(compiled, "generation_config", None)
+    return with_methods(compiled, generate=generate) if generates else compiled
+
+
 def _generate_with_static_cache(compiled: Any) -> Any:
     """`generate` decodes with keys and values of fixed size, so that one program serves every
     token.
     """
-    return (
-        with_methods(compiled, generate=_generate)
-        if getattr(compiled, "generation_config", None)
-        else compiled
-    )
+    return _generating(compiled, _generate)
 
 
 _beneath: WeakKeyDictionary[torch.nn.Module, Any] = WeakKeyDictionary()
@@ -113,11 +115,7 @@ def _generate_beneath(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _generate_with_adapters(compiled: Any) -> Any:
-    return (
-        with_methods(compiled, generate=_generate_beneath)
-        if getattr(compiled, "generation_config", None)
-        else compiled
-    )
+    return _generating(compiled, _generate_beneath)
 
 
 CACHES = Transform(_take_caches_apart, name="caches_as_arguments", on="model", idempotent=True)

@@ -265,11 +265,11 @@ class JvpCall(Call):
             )
         result = primal.result(tuple(TENSOR for _ in range(primal.num_results)))
         outputs = calls.tensors_like(found[0], result, primal, "out", where)
-        moved = calls.tensors_like(found[1], result, primal, "tangent", where, or_none=True)
+        tangents_out = calls.tensors_like(found[1], result, primal, "tangent", where, or_none=True)
         types = [type for type in primal.trace.output_types if isinstance(type, TensorType)]
         filled = [
             running_zeros(type) if value is None else value
-            for value, type in zip(moved, types, strict=True)
+            for value, type in zip(tangents_out, types, strict=True)
             if is_differentiable(type)
         ]
         return (*outputs, *filled)

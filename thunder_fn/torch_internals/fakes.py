@@ -208,6 +208,9 @@ class RecordingMode(FakeTensorMode):
         if func is aten._to_copy.default and not isinstance(args[0], torch.Tensor):
             with self:  # a symbol that C++ code takes for a tensor
                 return aten.scalar_tensor(args[0], dtype=kwargs.get("dtype"))
+        if func is aten.view_as_real.default and args[0].is_conj():
+            with self:  # a view that is made again, after a write through a conjugate view
+                args = (aten.resolve_conj.default(args[0]),)
         if self._assumption is not None and func in QUESTIONS:
             return self._assume(QUESTIONS[func], args, kwargs, *self._assumption)
         if func in QUESTIONS and self._on_question is not None:

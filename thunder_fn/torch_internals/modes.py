@@ -283,6 +283,11 @@ def release_guards(error: BaseException | None) -> None:
             error = error.__cause__ or error.__context__
 
 
+def print_options() -> dict[str, Any]:
+    """The options by which PyTorch writes a tensor's values."""
+    return torch._tensor_str.get_printoptions()
+
+
 _PRINTING = torch._tensor_str._str.__code__
 _set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
 _is_excluded: Callable[[Any], bool] = torch._C._dispatch_tls_is_dispatch_key_excluded

@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import TensorWeakRef
 
-from thunder_fn.torch_internals.modes import no_torch_function
+from thunder_fn.torch_internals.modes import no_torch_function, outside_torch_func
 
 
 def is_functorch_wrapped(tensor: torch.Tensor) -> bool:
@@ -142,7 +142,7 @@ def become_results(tensors: Iterable[torch.Tensor]) -> None:
     """Make the floating and complex tensors among these require grad and be no leaves: they may
     be changed in place.
     """
-    with torch.enable_grad(), torch._C.DisableTorchFunction(), _disable_current_modes():
+    with torch.enable_grad(), outside_torch_func(), _disable_current_modes():
         chosen = [
             x for x in tensors if not x.requires_grad and (x.is_floating_point() or x.is_complex())
         ]
@@ -261,10 +261,14 @@ def span(tensor: torch.Tensor) -> tuple[int, int] | None:
     numbers are symbols.
     """
     numbers: list[Any] = [*tensor.shape, *tensor.stride(), tensor.storage_offset()]
-    if not all(type(number) is int for number in numbers):
-        return None
-    end = numbers[-1] + 1 + last_offset(tensor.shape, tensor.stride())
-    return numbers[-1] * tensor.itemsize, end * tensor.itemsize
+    return byte_range(tensor) if all(type(number) is int for number in numbers) else None
+
+
+def byte_range(tensor: torch.Tensor) -> tuple[Any, Any]:
+    """The first byte of a tensor in the storage, and the one after the last, maybe symbols."""
+    first: Any = tensor.storage_offset()
+    end = first + 1 + last_offset(tensor.shape, tensor.stride())
+    return first * tensor.itemsize, end * tensor.itemsize
 
 
 def is_uninitialized(tensor: torch.Tensor) -> bool:

@@ -41,6 +41,7 @@ _DETACH = torch.ops.aten.detach.default
 _VIEW = torch.ops.aten.view.default
 _VIEW_DTYPE = torch.ops.aten.view.dtype
 _UNFOLD = torch.ops.aten.unfold.default
+_VIEW_AS_REAL = torch.ops.aten.view_as_real.default
 _SET = torch.ops.aten.set_.source_Tensor
 _BITS = torch.ops.aten._conj.default, torch.ops.aten._neg_view.default
 
@@ -477,21 +478,31 @@ class TracerMode(FunctionalTensorMode):
         if self.history is None:
             return self._dispatch(func, types, args, kwargs or {})
         changed, others = changed_tensors(func, args, kwargs or {})
-        if changed:
+        if changed and func is not _SET:  # which changes no values
             self.history.check(func, changed, others)
             with self.history.changing(changed, others), _in_place(func, changed):
                 result = self._change(func, types, changed, args, kwargs or {})
                 if self.under_bits:
                     self._settle(changed)
                 return result
-        if func is _VIEW_DTYPE and type(args[0]) is Tracer:
-            args = (self.history.reinterpreted(args[0]), *args[1:])
+        if func in (_VIEW_AS_REAL, _VIEW_DTYPE) and type(args[0]) is Tracer:
+            args = (self._reinterpreted(func, args[0]), *args[1:])
         if not torch.is_grad_enabled():
             leaves = torch_pytree.tree_leaves((args, kwargs))
             self.history.bring_up_to_date(leaf for leaf in leaves if isinstance(leaf, Tracer))
             if isinstance(func, OpOverload) and func.is_view and isinstance(args[0], Tracer):
                 args = (self.history.viewed(args[0]), *args[1:])
         return self._noted(func, args, self._dispatch(func, types, args, kwargs or {}))
+
+    def _reinterpreted(self, func: Any, tensor: Tracer) -> torch.Tensor:
+        """The tensor of which a view of another dtype is taken. Below, a view by `view_as_real`
+        that is made again after a write may be one of a conjugate.
+        """
+        if func is _VIEW_DTYPE and self.history is not None:
+            return self.history.reinterpreted(tensor)
+        if tensor.is_conj():
+            raise RuntimeError("view_as_real doesn't work on unresolved conjugated tensors")
+        return tensor
 
     def _change(self, func: Any, types: Any, changed: Any, args: Any, kwargs: Any) -> Any:
         """Run an op that changes tensors. Views through an `expand` or `unfold` are taken
@@ -563,7 +574,9 @@ class TracerMode(FunctionalTensorMode):
         return NotImplemented if found is None else found
 
     def _args_of_set(self, target: Any, *source: Any) -> tuple[Any, ...]:
-        """Check a `set_`, and give its source the bits of the target: it takes memory, not bits."""
+        """Check a `set_`, and give its source the bits of the target: it takes memory, not bits.
+        Where gradients are off, it takes no history either.
+        """
         is_given = self.history is not None and self.history.is_given(target)
         if is_given or any(type(arg) is torch.Tensor for arg in (target, *source)):
             what = "`set_` of a tensor from outside was called, whose memory a trace does not have"
@@ -572,6 +585,8 @@ class TracerMode(FunctionalTensorMode):
         if type(source[0]) is not Tracer:
             return (target, *source)
         memory = source[0]
+        if self.history is not None and not torch.is_grad_enabled():
+            memory = self.history.reinterpreted(memory)
         with self:
             for view in bits_between(memory, target):
                 memory = view(memory)

@@ -39,6 +39,7 @@ from thunder_fn.capture.outside.kinds import (
 )
 from thunder_fn.capture.outside.reads import (
     ABSENT,
+    ARRAYS,
     CONTAINERS,
     LONG,
     PLAIN,
@@ -54,6 +55,7 @@ _KEYS = (str, int, float, bytes, type(None), tuple, torch.dtype, torch.device)
 """Classes of keys that are plain data."""
 _RUNNING: list[Any] = []
 """Stand-in for the values of an expression that is being evaluated."""
+_SHOW = frozenset(map(id, (str, repr, format)))
 _PASSES = 64
 """The number of times that a frame is looked at again where a local leads to itself, as along a
 linked list.
@@ -105,6 +107,7 @@ class Evaluator(Attributes):
         before, self.touched = self.touched, frame.touched
         if len(frame.locals) == 1:
             self.method(frame)
+            self.functions_of(frame)
             frame.cells = self.cells_of(frame)
             for code, source in frame.reading.comprehensions.items():
                 self.over[id(code)] = source, frame
@@ -223,6 +226,13 @@ class Evaluator(Attributes):
                 of = cls if look("class", cls, name) is owner.__dict__[name] else owner
                 self.edge("class", of, name, f"{of.__name__}.{name}")
                 return
+
+    def functions_of(self, frame: Frame) -> None:
+        """Guard the code and the defaults of the methods that the frame may run."""
+        for function in self.functions.get(id(frame.code), ()):
+            if id(function) not in self.outside:
+                self.outside[id(function)] = function, function.__name__
+                self.code_and_defaults(function, function.__name__, 2)
 
     def value(self, source: Source, frame: Frame, memo: Memo) -> Sequence[Any]:
         """The possible values of an expression, by the rule of its kind."""
@@ -463,6 +473,8 @@ class Evaluator(Attributes):
                     f"{text(target)}()",
                     Constant(f"{text(target)}()", frame.code.co_filename, frame.line),
                 )
+            if id(callee) in _SHOW:
+                self.shown(source[2], frame, memo)
             if callee is globals:
                 found.append(self.reach(frame.globals, "globals()"))
             if is_a(callee, weakref.ref) and self.edge("alive", callee, None, f"{text(target)}()"):
@@ -471,6 +483,11 @@ class Evaluator(Attributes):
                 continue
             self.attribute_of_class(callee, "__call__")
         return found
+
+    def shown(self, arguments: Sequence[Source], frame: Frame, memo: Memo) -> None:
+        """The text of an array depends on NumPy's options."""
+        if any(is_a(value, ARRAYS) for one in arguments for value in self.value(one, frame, memo)):
+            self.answer(numpy.get_printoptions, (), "the print options of NumPy")
 
     def asked_again(
         self, callee: Any, source: tuple[Any, ...], frame: Frame, memo: Memo

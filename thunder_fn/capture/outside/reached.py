@@ -18,6 +18,7 @@ import time
 import types
 import uuid
 from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ from thunder_fn.capture.outside.reads import (
     CONTAINERS,
     HOLDERS,
     PLAIN,
+    dict_of,
     fields_of,
     is_a,
     length_of,
@@ -206,14 +208,7 @@ class Reached:
         """Reach a function, by its code and defaults; its cells count when it runs."""
         self.functions.setdefault(id(function.__code__), []).append(function)
         file = function.__code__.co_filename
-        if is_user_file(file) and not is_library(file) and not is_diverted(function):
-            self.edge("attr", function, "__code__", f"the code of {path}")
-            for name in ("__defaults__", "__kwdefaults__"):
-                found = self.edge("attr", function, name, f"{path}.{name}", is_by_value=True)
-                for item in found.values() if is_a(found, dict) else found or ():
-                    self.reach(item, f"{path}.{name}", depth - 1)
-                if found:
-                    self.content(found, f"{path}.{name}")
+        self.code_and_defaults(function, path, depth)
         for cell in function.__closure__ or ():
             inner = look("cell", cell, None)
             if not is_user_file(file) or is_a(
@@ -221,6 +216,19 @@ class Reached:
             ):
                 self.reach(inner, path, depth - 1)
         self.reach(getattr(function, "__wrapped__", None), path, depth - 1)
+
+    def code_and_defaults(self, function: types.FunctionType, path: str, depth: int) -> None:
+        """Guard the code and the defaults of a function of the user's."""
+        file = function.__code__.co_filename
+        if not is_user_file(file) or is_library(file) or is_diverted(function):
+            return
+        self.edge("attr", function, "__code__", f"the code of {path}")
+        for name in ("__defaults__", "__kwdefaults__"):
+            found = self.edge("attr", function, name, f"{path}.{name}", is_by_value=True)
+            for item in found.values() if is_a(found, dict) else found or ():
+                self.reach(item, f"{path}.{name}", depth - 1)
+            if found:
+                self.content(found, f"{path}.{name}")
 
     def reach_class(self, cls: type) -> None:
         """Reach a class, whose methods are known by their code, and those of its metaclass."""
@@ -330,9 +338,12 @@ class Reached:
                 self.drawn.setdefault(id(value), (value, path, progress))
 
     def is_data(self, value: Any) -> bool:
-        """Test for plain data or a tensor, which lead to nothing else."""
+        """Test for plain data or a tensor, which lead to nothing else. Those of a class of the
+        user's may have attributes.
+        """
         cls = type(value)
         found = self.data.get(cls)
         if found is None:
-            found = self.data[cls] = is_a(value, (*PLAIN, torch.Tensor))
+            is_plain = is_a(value, PLAIN) and (is_a(value, Enum) or dict_of(value) is None)
+            found = self.data[cls] = is_plain or is_a(value, torch.Tensor)
         return found

@@ -149,12 +149,12 @@ class Tracked:
 def tracked(depth: int = DEPTH) -> Generator[Tracked]:
     """Track the attributes, other than tensors, that are read and written inside, in this thread.
 
-    An attribute that the code inside reads and then changes differs in the next call: no call
-    matches its note. Values are described to a depth: 0 leaves what objects and containers hold to
-    others.
+    What tracks around it has these reads, too. An attribute that the code inside reads and then
+    changes differs in the next call: no call matches its note. Values are described to a depth: 0
+    leaves what objects and containers hold to others.
     """
     found: _Found = {}
-    result = Tracked()
+    result, around = Tracked(), _reads.get()
     token, written = _reads.set((found, depth)), _written.set(result.written)
     try:
         with _patch.applied():
@@ -162,7 +162,9 @@ def tracked(depth: int = DEPTH) -> Generator[Tracked]:
     finally:
         _reads.reset(token)
         _written.reset(written)
-        for (_, name), (module, value, before) in found.items():
+        for (key, name), (module, value, before) in found.items():
+            if around is not None:
+                around[0].setdefault((key, name), (module, value, seen(value, around[1])))
             now = attribute(place := Attribute(module, name))
             if not is_a(value, torch.Tensor) and not is_a(now, torch.Tensor):
                 is_kept = now is value and is_a(now, (list, dict)) and holds_tracer(now)

@@ -30,8 +30,6 @@ from thunder_fn.interpreters.quantize.scheme import Bias, plus
 INT8, FP8, INT4, NF4 = range(4)
 """The codecs, as kernels know them."""
 CODECS = {"int8": INT8, "fp8": FP8, "int4": INT4, "nf4": NF4}
-OUTER = 256
-"""The number of nf4 blocks that share a step of their scales."""
 
 SHARE = 4
 """The least steps of a program that shares a block's columns."""

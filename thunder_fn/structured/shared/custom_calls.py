@@ -16,7 +16,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import EVERY_LEAF, TENSOR, Captured, capture, current, pytree
-from thunder_fn.capture.apply import part
+from thunder_fn.capture.apply import part, view_again
 from thunder_fn.capture.numbers.known_values import CUSTOM_RULE
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.derived.leaf_vjp import is_differentiable
@@ -409,7 +409,8 @@ def bind_captured(
     **options: Any,
 ) -> Any:
     """Record a call whose bodies have been captured, the function's own first, and return its
-    result. One that is an argument or a view of it cannot be changed, nor can that.
+    result. One that is an argument or a view of it cannot be changed, nor can that. Where gradients
+    are off, it is an ordinary view.
     """
     traces, closures = close_bodies(bodies)
     values, captured = (*tensors, *closures), bodies[0]
@@ -417,7 +418,11 @@ def bind_captured(
     results = bind(recorder, op, values, traces, types, captured.strides, **options)
     for shared in captured.shared:
         source = tensors[shared.source] if isinstance(shared.source, int) else shared.source
-        part(recorder, source, results[shared.result], call.name)
+        value, known = results[shared.result], (captured, captured.trace, shared)
+        if torch.is_grad_enabled():
+            part(recorder, source, value, call.name)
+        elif (view := view_again(recorder, *known, (source, source), value)) is not value:
+            recorder.history.share(view, value)
     return captured.result(results)
 
 
