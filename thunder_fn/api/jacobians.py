@@ -299,8 +299,9 @@ def at_positions(
 def _at_level(leaf: Any) -> Any:
     """A leaf of an argument that stays fixed, as the transform's function knows it."""
     recorder = current()
-    is_known = recorder is not None and isinstance(leaf, torch.Tensor)
-    return recorder.lift(leaf) if is_known else leaf
+    if recorder is None or not isinstance(leaf, torch.Tensor):
+        return leaf
+    return recorder.lift(leaf)
 
 
 def basis(leaves: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -101,7 +101,7 @@ class Kept:
     given: dict[Entry, Any] = field(default_factory=dict)
     met: dict[int, tuple[Any, str]] = field(default_factory=dict)
     places: dict[Entry, tuple[Any, Any]] = field(default_factory=dict)
-    empty: list[list[Any]] = field(default_factory=list[list[Any]])
+    empty: list[Any] = field(default_factory=list[Any])
     lists: dict[Entry, Any] = field(default_factory=dict)
     tensors: list[tuple[Feed, torch.Tensor]] = field(default_factory=list)
     items: dict[int, tuple[torch.Tensor, Any]] = field(default_factory=dict)

@@ -296,7 +296,8 @@ class ScopeMode(TorchFunctionMode):
         """Test for a question about a tensor that its level does not follow, by other code than
         ours and that of autograd, which goes through all levels.
         """
-        asker = sys._getframe(2).f_globals.get("__name__", "")
+        frame = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
+        asker = frame.f_globals.get("__name__", "")
         is_asked = current() is self.recorder and not asker.startswith(_ALL_LEVELS)
         is_own = is_asked and type(tensor) is internals.Tracer
         return is_own and not is_followed(self.recorder, tensor)

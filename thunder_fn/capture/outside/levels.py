@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 
+_CLASS: Any = Tensor
 UNFOLLOWED: dict[Any, Any] = {
-    Tensor.requires_grad.__get__: False,
-    Tensor.is_leaf.__get__: True,
+    _CLASS.requires_grad.__get__: False,
+    _CLASS.is_leaf.__get__: True,
     **dict.fromkeys((one.__get__ for one in internals.GRAD_FNS), None),
 }
 """The answers about a tensor that the level of the function does not follow."""
@@ -77,9 +78,11 @@ def _sources(recorder: Recorder, tensor: Tensor) -> Iterator[Tensor | None]:
         if node in begin:
             yield begin[node]
             continue
-        if internals.is_result_from_outside(node) or (leaf := internals.leaf_of(node)) is not None:
-            is_own = internals.is_result_from_outside(node) or id(leaf) not in given
-            yield None if is_own else leaf
+        if internals.is_result_from_outside(node):
+            yield None
+            continue
+        if (leaf := internals.leaf_of(node)) is not None:
+            yield leaf if id(leaf) in given else None
             continue
         following = {edge for edge, _ in node.next_functions if edge is not None} - seen
         seen |= following
