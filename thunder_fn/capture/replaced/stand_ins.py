@@ -552,6 +552,7 @@ def _unsafe(
     original: Callable[..., Any], safe: Callable[..., Any]
 ) -> Callable[..., tuple[Tensor, ...]]:
     def instead(x: Tensor, /, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        x = x.resolve_neg().resolve_conj()  # PyTorch has no kernel for the bits, and copies
         parts, recorder = original(x, *args, **kwargs), current()
         if recorder is not None and not is_wrapped(x):
             for view, part in zip(safe(x, *args, **kwargs), parts, strict=True):
