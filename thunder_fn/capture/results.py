@@ -106,7 +106,7 @@ def own_leaves_of(recorder: Recorder, results: list[Any]) -> Iterator[tuple[int,
     }
     for place, leaf in enumerate(results):
         if (
-            isinstance(leaf, torch.Tensor)
+            isinstance(leaf, internals.Tracer)  # not a tensor from outside
             and not is_wrapped(leaf)
             and leaf.requires_grad
             and internals.is_leaf(leaf)
