@@ -89,7 +89,7 @@ def test_gathers_are_sent_early_and_no_more_of_them_than_allowed(limit: int, buc
     prefetch=st.sampled_from([None, 0, 1, 3]),
     bucket=st.sampled_from(BUCKETS),
 )
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 def test_n_ranks_equal_one_however_they_are_scheduled(size: int, zero: int, prefetch: Any, bucket: Any) -> None:
     loss, params, batches = problem(5, size)
     functions = [tfn.fsdp(loss, group, zero=zero, prefetch=prefetch, bucket=bucket) for group in simulated(size)]

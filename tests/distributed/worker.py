@@ -555,12 +555,24 @@ def run_group(number: int, size: int, folder: Path, names: list[str]) -> list[fo
     return list(map(forks.wait, pids, files))
 
 
-def main(folder: Path, groups: list[str]) -> list[list[forks.Done]]:
-    """Run the groups one after the other. The rules that are derived here, all ranks know."""
-    torch.set_num_threads(1)
+def derive(folder: Path) -> None:
+    """Run once in this process what every rank runs first: rules are derived, modules imported."""
+    tokens, x = batches()[0][:, :-1], torch.ones(1, 1, 4, 3, dtype=torch.float64)
     train(tfn.jit(model()), 0, 1, steps=1)
-    for scheme in ROUNDED:
-        tfn.quantize(WithScale(), scheme)
+    for scheme in {"int8", *STORED, *ROUNDED} - {"adapters"}:
+        tfn.lora(tfn.quantize(WithScale(), scheme), 2).state_dict()
+    tfn.lora(WithScale(), 2).state_dict()
+    tfn.quantize(tfn.jit(model()), "int8")(tokens).sum().backward()
+    tfn.grad(tfn.jit(lambda x: F.scaled_dot_product_attention(x, x.sin(), x).square().sum()))(x)
+    with warnings.catch_warnings(action="ignore"):  # it says that it saves in one process
+        dcp.save({"x": x}, checkpoint_id=folder / "warm")
+        dcp.load({"x": x}, checkpoint_id=folder / "warm")
+
+
+def main(folder: Path, groups: list[str]) -> list[list[forks.Done]]:
+    """Run the groups one after the other. What is derived here, all ranks know."""
+    torch.set_num_threads(1)
+    derive(folder)
     split = [group.partition(":") for group in groups]
     return [run_group(number, int(size), folder, names.split(",")) for number, (size, _, names) in enumerate(split)]
 
