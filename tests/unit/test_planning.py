@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 import thunder_fn as tfn
 from thunder_fn.benchmarks.models import GPT
+from thunder_fn.errors import InspectError
 from thunder_fn.inspect.machines import KNOWN, machine_named
 from thunder_fn.planning import Collective, Hardware, Link, collective_seconds, fake_world, hardware_named, plan_layers
 from thunder_fn.planning.links import ring_seconds, tree_seconds
@@ -80,6 +81,19 @@ def test_this_machine_is_measured() -> None:
 
 
 # ---- collectives ----
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (("nonsense", 1, 2, 1), "kind is one of all-gather, .*, given 'nonsense'"),
+        (("all-gather", 1, 2, 3), "1 bytes of 2 ranks in 3 nodes"),
+        (("all-gather", -1, 2, 1), "-1 bytes of 2 ranks in 1 nodes"),
+    ],
+)
+def test_a_collective_that_cannot_be(given: Any, text: str) -> None:
+    with pytest.raises(InspectError, match=text):
+        Collective(*given)
 
 
 def test_a_ring_and_a_tree_are_their_formulas() -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal as Choice, TypeAlias
+from typing import Literal as Choice, TypeAlias, get_args
 
+from thunder_fn.errors import InspectError
 from thunder_fn.planning.rates import Hardware
 
 Kind: TypeAlias = Choice[
@@ -27,6 +28,9 @@ class Collective:
         ranks: of the group.
         nodes: that the group's ranks are in.
 
+    Raises:
+        InspectError: there is no collective of that kind, or a number is not positive.
+
     Example:
         >>> from thunder_fn.planning import Collective
         >>> Collective("all-reduce", 10**9, ranks=8, nodes=1).wire_bytes
@@ -37,6 +41,14 @@ class Collective:
     num_bytes: int
     ranks: int
     nodes: int
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            what = f"Collective: kind is one of {', '.join(get_args(Kind))}, given {self.kind!r}"
+            raise InspectError(what)
+        if self.num_bytes < 0 or not 1 <= self.nodes <= self.ranks:
+            what = f"Collective: {self.num_bytes} bytes of {self.ranks} ranks in {self.nodes} nodes"
+            raise InspectError(what, fix="Give at least as many ranks as nodes, and one of each.")
 
     @property
     def wire_bytes(self) -> float:
