@@ -41,7 +41,7 @@ demo: $(VENV)/.demo
 test: $(VENV)/.test
 	$(bin)/ruff check .
 	$(bin)/ruff format --check .
-	$(bin)/pyright --pythonpath $(bin)/python
+	$(bin)/pyright --threads --pythonpath $(bin)/python
 	$(bin)/lint-imports --no-logo
 	$(bin)/python -m pytest -n $(JOBS) --quick
 
