@@ -149,9 +149,9 @@ class Tracked:
 def tracked(depth: int = DEPTH) -> Generator[Tracked]:
     """Track the attributes, other than tensors, that are read and written inside, in this thread.
 
-    What tracks around it has these reads, too. An attribute that the code inside reads and then
-    changes differs in the next call: no call matches its note. Values are described to a depth: 0
-    leaves what objects and containers hold to others.
+    Trackers around this one see the reads as well. No later call matches the note of an attribute
+    that the code inside reads and then changes. Values are described to a depth: 0 leaves what
+    objects and containers hold to others.
     """
     found: _Found = {}
     result, around = Tracked(), _reads.get()
