@@ -322,9 +322,13 @@ def attend(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
         torch.testing.assert_close(found, places.part(tfn.grad(f)(x, mask), 2))
     tokens, indices = x[0].flatten(0, 1), torch.arange(4 * size * size).reshape(-1, 1) % (2 * size)
     experts, weights = torch.stack([torch.eye(3, dtype=torch.float64) * i for i in range(2 * size)]), indices * 0.5
-    moe = tfn.jit(tfn.expert_parallel(lambda w, x: x @ w, mesh, 2 * size))
-    result = moe(experts.chunk(size)[rank], tokens, indices, weights)
-    torch.testing.assert_close(result, tokens * indices * weights)
+    for ragged in (False, True):
+        taken = indices // 2 if ragged else indices  # nobody takes the last experts
+        given = [each[rank:] if ragged else each for each in (tokens, taken, weights.double())]
+        moe = tfn.expert_parallel(lambda w, x: x @ w, mesh, 2 * size, ragged=ragged)
+        step = tfn.jit(tfn.grad_and_value(lambda x, i, w, moe=moe: moe(experts.chunk(size)[rank], x, i, w).sum()))
+        scale, (dx, value) = given[1] * given[2], step(*given)
+        torch.testing.assert_close((dx, value), (scale.expand_as(dx), (given[0] * scale).sum()))
 
 
 def stay_away(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:

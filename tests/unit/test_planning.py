@@ -283,6 +283,14 @@ def test_a_world_of_another_size_and_simulated_ranks_are_refused(world: int) -> 
         tfn.plan(tfn.grad(f), (f.prepare({"w": x}), x))
 
 
+def test_sizes_that_depend_on_data_are_refused() -> None:
+    """They counted as two elements, which made each such step nearly free."""
+    x = torch.empty(1000, device="meta")
+    with pytest.raises(InspectError, match=r"the size of aten\.index\.Tensor depends on data"):
+        tfn.plan(lambda x: x[x > 0] * 2, (x,), "h100")
+    assert tfn.plan(lambda x: torch.where(x > 0, x, 0) * 2, (x,), "h100").memory.peak >= x.nbytes
+
+
 def test_a_world_ends_with_its_block() -> None:
     for size in (2, 1024):
         with fake_world(size):
