@@ -169,7 +169,7 @@ def test_layers_on_one_value_share_what_they_send(of_positions: bool) -> None:
 
 @pytest.mark.parametrize(("ranks", "chunks"), [(2, 4), (1, 3)])
 def test_products_in_chunks_equal_the_uncut_ones(ranks: int, chunks: int) -> None:
-    """The chunks' collectives are sent early, and gradients through a schedule are those without. One of three does not divide."""
+    """The chunks' collectives are sent early, and gradients through a schedule are those without. Three do not divide."""
     module = Attention().double()
     params = {name: value.detach() for name, value in module.named_parameters()}
     plan = {"words.weight": "embedding", "[qkv].*": "column", "out.weight": "row", "scale": "sequence"}

@@ -221,8 +221,8 @@ def tensor_parallel(f: Any, mesh: Any, plan: Any, *, chunks: int = 1) -> Any:
             (async tensor parallelism). Positions that do not divide are one chunk.
 
     Raises:
-        RewriteError: mesh is no mesh of one dim, or there is no such way to split; or chunks without
-            `"sequence"`. Or, when parameters are prepared, a pattern matches none of them.
+        RewriteError: mesh is no mesh of one dim, there is no such way to split, or chunks come
+            without `"sequence"`. Or, when parameters are prepared, a pattern matches none of them.
 
     Example:
         >>> import torch, thunder_fn as tfn

@@ -329,7 +329,7 @@ class _Layers:
         return isinstance(rule, Copies) and rule.group == self.group
 
     def chunks_in(self, type: TensorType) -> int:
-        """The number of chunks in which the positions of a value travel; 1 if they do not divide."""
+        """The number of chunks in which the positions of a value travel; 1 if none divide them."""
         divides_them = divides(replace(self.group, size=self.group.size * self.chunks), type, -2)
         return self.chunks if self.of_positions and divides_them else 1
 
