@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import thunder_fn as tfn
 from thunder_fn.capture import pytree
 from thunder_fn.distributed.ranks import evaluate_ranks
-from thunder_fn.errors import RewriteError
+from thunder_fn.errors import RewriteError, VmapError
 from thunder_fn.inspect.costs import cost_of_trace
 from thunder_fn.ir.trace import Trace, subtraces
 from thunder_fn.parameters import positions, simulated
@@ -186,18 +186,18 @@ def loop(params: Any, x: Tensor, indices: Tensor, weights: Tensor, capacity: int
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize("capacity", [None, 2])
+@pytest.mark.parametrize("capacity", [None, 2, "ragged"])
 @pytest.mark.parametrize(("ranks", "experts", "choices"), [(2, 4, 1), (4, 8, 3)])
-def test_experts_on_many_ranks_are_those_of_a_loop(
-    ranks: int, experts: int, choices: int, capacity: int | None
-) -> None:
+def test_experts_on_many_ranks_are_those_of_a_loop(ranks: int, experts: int, choices: int, capacity: Any) -> None:
+    """Ragged rows are as many as each rank's tokens have chosen: here nobody chooses the last expert."""
     torch.manual_seed(0)
+    options, capacity = ({"ragged": True}, None) if capacity == "ragged" else ({"capacity": capacity}, capacity)
     params = {
         "up": torch.randn(experts, 3, 5, dtype=torch.float64),
         "down": torch.randn(experts, 5, 3, dtype=torch.float64),
     }
     xs = [torch.randn(6, 3, dtype=torch.float64) for _ in range(ranks)]
-    indices = [torch.rand(6, experts).topk(choices).indices for _ in xs]
+    indices = [torch.rand(6, experts - 1).topk(choices).indices for _ in xs]
     weights = [torch.rand(6, choices, dtype=torch.float64) for _ in xs]
 
     def whole(params: Any, xs: Any, weights: Any) -> Any:
@@ -215,7 +215,7 @@ def test_experts_on_many_ranks_are_those_of_a_loop(
     up, down, *expected = torch.autograd.grad(total, leaves)  # pyright: ignore[reportCallIssue,reportArgumentType]
     groups = simulated(ranks)
     own = [{name: value.chunk(ranks)[g.rank] for name, value in params.items()} for g in groups]
-    made = [tfn.expert_parallel(expert, g, experts, capacity=capacity) for g in groups]
+    made = [tfn.expert_parallel(expert, g, experts, **options) for g in groups]
     given = list(zip(own, xs, weights, indices, strict=True))
     found = on_ranks([step(moe) for moe in made], given)
     for rank, (down_, up_, x, w, value) in enumerate(found):
@@ -232,6 +232,7 @@ def test_experts_that_do_not_fit() -> None:
         (lambda: tfn.expert_parallel(expert, first, 3), "3 experts on 2 ranks\nGive a multiple"),
         (lambda: tfn.expert_parallel(expert, first, 0), "experts is a number from 1 on, given 0"),
         (lambda: tfn.expert_parallel(expert, first, 2, capacity=0), "capacity is a number from 1 on, given 0"),
+        (lambda: tfn.expert_parallel(expert, first, 2, capacity=1, ragged=True), "have no capacity, given 1"),
         (lambda: tfn.expert_parallel(3, first, 2), "expected a function, given an int"),  # pyright: ignore[reportArgumentType]
         (
             lambda: tfn.expert_parallel(expert, first, 2)({}, torch.ones(2, 3, 4), torch.ones(2, 1), torch.ones(2, 1)),
@@ -241,3 +242,11 @@ def test_experts_that_do_not_fit() -> None:
         with pytest.raises(RewriteError) as error:
             make()
         assert text in str(error.value)
+
+
+def test_ragged_rows_are_not_batched() -> None:
+    moe = tfn.expert_parallel(expert, simulated(2)[0], 2, ragged=True)
+    params, indices = {"up": torch.ones(1, 2, 3), "down": torch.ones(1, 3, 2)}, torch.zeros(4, 1, dtype=torch.int64)
+    each = lambda x, i: moe(params, x, i, torch.ones(4, 1))
+    with pytest.raises(VmapError, match="depends on data, so that it differs between examples"):
+        tfn.trace(tfn.vmap(each), torch.ones(3, 4, 2), indices.expand(3, 4, 1))

@@ -19,6 +19,7 @@ import thunder_fn as tfn
 from thunder_fn.benchmarks.models import GPT
 from thunder_fn.errors import InspectError
 from thunder_fn.inspect.machines import KNOWN, machine_named
+from thunder_fn.parameters import overlap
 from thunder_fn.planning import Collective, Hardware, Link, collective_seconds, fake_world, hardware_named, plan_layers
 from thunder_fn.planning.links import ring_seconds, tree_seconds
 from thunder_fn.planning.measure import measured_hardware
@@ -224,6 +225,32 @@ def test_ranks_of_a_pipeline_wait_as_its_schedule_says(kind: str) -> None:
     assert "ranks of the pipeline, whose bubble is" in str(found)
 
 
+def test_products_in_chunks_are_planned_as_overlapped(world: int) -> None:
+    """More of the communication is hidden, and the rank waits less; chunks alone hide nothing."""
+    empty = lambda *shape: torch.empty(*shape, device="meta", dtype=torch.bfloat16)
+    params = {"norm": empty(8192), "up": empty(32768, 8192), "down": empty(8192, 32768)}
+    x = empty(1, 8192, 8192)
+    mesh = init_device_mesh("cpu", (world // 8, 8), mesh_dim_names=("data", "tensor"))
+    plan = {"norm": "sequence", "up": "column", "down": "row"}
+
+    def loss(params: Any, x: torch.Tensor) -> torch.Tensor:
+        h = F.layer_norm(x, x.shape[-1:], params["norm"])
+        return (x + F.linear(F.gelu(F.linear(h, params["up"])), params["down"])).square().sum()
+
+    def planned(chunks: int, around: Any) -> Any:
+        f = tfn.tensor_parallel(loss, mesh["tensor"], plan, chunks=chunks)
+        new = f.prepare(params)
+        own, others = new.partition(lambda name: new[name].is_floating_point())
+        step = tfn.grad(lambda own, others, x: f(new.replaced(own, others), x))
+        return tfn.plan(around(step), (own, others, x), "h100")
+
+    whole, cut = planned(1, overlap), planned(2, overlap)
+    assert whole.hidden_communication < 0.1 * whole.timeline.communicating
+    assert cut.hidden_communication > 0.25 * cut.timeline.communicating
+    assert cut.exposed_communication < whole.exposed_communication
+    assert planned(2, lambda step: step).hidden_communication < 1e-9
+
+
 def test_a_ring_sends_to_one_neighbour_at_a_time(world: int) -> None:
     mesh = init_device_mesh("cpu", (8, 8), mesh_dim_names=("dp", "cp"))["cp"]
     x = torch.empty(1, 8, 128, 64, device="meta", dtype=torch.bfloat16)
@@ -281,6 +308,14 @@ def test_a_world_of_another_size_and_simulated_ranks_are_refused(world: int) -> 
     f = tfn.fsdp(lambda p, x: (p["w"] * x).sum(), tfn.parameters.simulated(4)[0])
     with pytest.raises(tfn.errors.DistributedError, match="ranks of this group are simulated"):
         tfn.plan(tfn.grad(f), (f.prepare({"w": x}), x))
+
+
+def test_sizes_that_depend_on_data_are_refused() -> None:
+    """They counted as two elements, which made each such step nearly free."""
+    x = torch.empty(1000, device="meta")
+    with pytest.raises(InspectError, match=r"the size of aten\.index\.Tensor depends on data"):
+        tfn.plan(lambda x: x[x > 0] * 2, (x,), "h100")
+    assert tfn.plan(lambda x: torch.where(x > 0, x, 0) * 2, (x,), "h100").memory.peak >= x.nbytes
 
 
 def test_a_world_ends_with_its_block() -> None:

@@ -269,7 +269,7 @@ class _Attempt:
                         raise LengthsAsked(tuple(recorder.lengths))
                     result = result if made_of is None else made_of(result)
                     end = self.end(tracers, result)
-                    recorder.generators.check()
+                    recorder.call.generators.check()
                 except TracedFunctionError:
                     if asked.on_raise is not None:
                         unfinished = self.end(tracers, ())
@@ -353,7 +353,7 @@ class _Attempt:
         )
         targets = [write.target for write, _ in changes]
         found = self.with_memory(begun, results, tracers, targets)
-        met = () if recorder.outer is not None else tuple(recorder.met.values())
+        met = () if recorder.outer is not None else tuple(recorder.call.met.values())
         return _End(found, outputs, changes, effects, fed, met)
 
     def results(

@@ -68,7 +68,7 @@ def plan(
             of the program, recomputation included.
 
     Raises:
-        InspectError: there is no such hardware.
+        InspectError: there is no such hardware, or a size depends on data.
         DistributedError: the process is in a world of another size, or ranks are simulated.
 
     Example:

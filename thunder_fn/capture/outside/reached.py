@@ -48,14 +48,13 @@ from thunder_fn.capture.outside.reads import (
 )
 from thunder_fn.capture.places import Snapshot, snapshot
 from thunder_fn.capture.recorder import current
-from thunder_fn.capture.replaced.lookasides import is_diverted
+from thunder_fn.capture.replaced.lookasides import CACHED, is_diverted
 from thunder_fn.errors import callable_name
 from thunder_fn.ir.text import escaped
 
 MAX_ARRAY_BYTES = 4096
 """Arrays of NumPy are guarded by content up to this size, and refused beyond."""
 
-_LRU = type(functools.lru_cache(lambda: None))
 _ANSWERS_ANEW = frozenset(
     id(vars(of)[name])
     for of, names in (
@@ -187,7 +186,7 @@ class Reached:
 
         Both are dicts that only the collector of garbage knows.
         """
-        if type(function) is _LRU:
+        if type(function) is CACHED:
             parts = (one for one in gc.get_referents(function) if type(one) is dict)
             kept = next(one for one in parts if one is not function.__dict__)
             info = function.cache_info()[:2]

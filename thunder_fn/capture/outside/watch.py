@@ -26,11 +26,12 @@ from torch.distributions.utils import lazy_property
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
 from thunder_fn.capture.numbers.types_asked import type_error
+from thunder_fn.capture.outside.bytecode import reading
 from thunder_fn.capture.outside.code_frames import Frame
 from thunder_fn.capture.outside.edges import Constant
 from thunder_fn.capture.outside.effects import is_stateful
 from thunder_fn.capture.outside.evaluating import Evaluator
-from thunder_fn.capture.outside.expressions import Reading, reading
+from thunder_fn.capture.outside.expressions import Reading
 from thunder_fn.capture.outside.frames import is_import
 from thunder_fn.capture.outside.kinds import FUNCTIONS, answers_of, place_of
 from thunder_fn.capture.outside.reads import is_a
