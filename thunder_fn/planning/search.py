@@ -226,14 +226,15 @@ def cut(
     params, *batch = args
     sizes = {"pipe": way.stages, "data": way.data, "context": way.context, "tensor": way.tensor}
     mesh = init_device_mesh("cpu", (*sizes.values(),), mesh_dim_names=(*sizes,))
+    of_shards = (way.stages, way.data * way.context, way.tensor)  # the same ranks
+    rows = init_device_mesh("cpu", of_shards, mesh_dim_names=("pipe", "shards", "tensor"))
     f: Any = loss
     if way.tensor > 1:
         f = tensor_parallel(f, mesh["tensor"], split)
     if way.context > 1:  # around attention on heads of a rank
         params = f.prepare(params) if way.tensor > 1 else params
         f = context_parallel(f, mesh["context"], "all_to_all")
-    shards = mesh["data"] if way.context == 1 else mesh["data", "context"]._flatten("shards")
-    f = fsdp(f, shards, zero=3 if way.stages == 1 else 2)
+    f = fsdp(f, rows["shards"], zero=3 if way.stages == 1 else 2)
     held, parts = f.prepare(params), [_part(x, way) for x in batch]
     if way.stages > 1:
         return pipeline(f, mesh["pipe"], stages=way.stages, micro=way.micro), (held, *parts)
