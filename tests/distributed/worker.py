@@ -331,6 +331,24 @@ def attend(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
         torch.testing.assert_close((dx, value), (scale.expand_as(dx), (given[0] * scale).sum()))
 
 
+def overlapped(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
+    """Products in chunks, of which one travels while the next is computed: the step of one process."""
+    draw = partial(torch.randn, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    params, x = {"norm": draw(3), "up": draw(4 * size, 3), "down": draw(3, 4 * size)}, draw(2, 2 * size, 3)
+
+    def loss(params: Any, x: torch.Tensor) -> torch.Tensor:
+        h = F.linear(F.layer_norm(x, (3,), params["norm"]), params["up"])
+        return (x + F.linear(h.sin(), params["down"])).square().sum()
+
+    f = tfn.tensor_parallel(loss, mesh, {"norm": "sequence", "up": "column", "down": "row"}, chunks=2)
+    own, others = (new := f.prepare(params)).partition(lambda name: new[name].is_floating_point())
+    step = tfn.grad_and_value(lambda own, others, x: f(new.replaced(own, others), x))
+    grads, value = tfn.jit(tfn.parameters.overlap(step))(own, others, x)
+    expected, whole = tfn.grad_and_value(loss)(params, x)
+    shares = {"up": expected["up"].chunk(size)[rank], "down": expected["down"].chunk(size, 1)[rank]}
+    torch.testing.assert_close((dict(grads), value), (expected | shares, whole))
+
+
 def stay_away(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
     """The last rank does not take part, in a group that waits two seconds."""
     group = dist.new_group(timeout=datetime.timedelta(seconds=2))
@@ -517,6 +535,7 @@ SCENARIOS: dict[str, Callable[[DeviceMesh, int, int, Path], None]] = {
         compose,
         pipelined,
         attend,
+        overlapped,
         stay_away,
         disagree,
         begin_apart,

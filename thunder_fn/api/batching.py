@@ -11,7 +11,7 @@ import torch
 from thunder_fn.api.calling import Transformed, transformed
 from thunder_fn.api.captures import Plan, planned
 from thunder_fn.capture import TENSOR, Alias, Captured, Shared, current, pytree
-from thunder_fn.capture.apply import part, view_again, view_of_written, write
+from thunder_fn.capture.apply import join, part, view_again, view_of_written, write
 from thunder_fn.capture.failures import check_aliases
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.capture.supported import check_supported
@@ -103,6 +103,10 @@ class Vmap(Transformed):
         results, dims = list(outputs[:count]), list(flags[:count])
         for place, alias in _written_results(captured, new, inputs, in_dims, size):
             results[place], dims[place] = alias, 0
+        laid = [None if dim is None else one for one, dim in zip(results, dims, strict=True)]
+        join(captured, new, inputs, laid, size)
+        pairs = zip(results, laid, strict=True)
+        results = [one if batched is None else batched for one, batched in pairs]
         if (recorder := current()) is not None:
             for shared in captured.shared:
                 source = inputs[shared.source] if isinstance(shared.source, int) else shared.source

@@ -15,7 +15,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
-from thunder_fn.capture.aliases import Alias, aliases_of
+from thunder_fn.capture.aliases import Alias, aliases_of, joints_of
 from thunder_fn.capture.captured import Captured, Shared, Write
 from thunder_fn.capture.changes import changes_of, check_results, effects_of, feeds_of, grads_read
 from thunder_fn.capture.failures import (
@@ -269,7 +269,7 @@ class _Attempt:
                         raise LengthsAsked(tuple(recorder.lengths))
                     result = result if made_of is None else made_of(result)
                     end = self.end(tracers, result)
-                    recorder.generators.check()
+                    recorder.call.generators.check()
                 except TracedFunctionError:
                     if asked.on_raise is not None:
                         unfinished = self.end(tracers, ())
@@ -353,7 +353,7 @@ class _Attempt:
         )
         targets = [write.target for write, _ in changes]
         found = self.with_memory(begun, results, tracers, targets)
-        met = () if recorder.outer is not None else tuple(recorder.met.values())
+        met = () if recorder.outer is not None else tuple(recorder.call.met.values())
         return _End(found, outputs, changes, effects, fed, met)
 
     def results(
@@ -385,12 +385,16 @@ class _Attempt:
         """Add the place of the results in autograd's graph, and in memory."""
         recorder = self.recorder
         inner = [place for place, leaf in enumerate(results) if is_inner(leaf)]
+        aliases = tuple(aliases_of(recorder, results, tracers, targets))
+        shared = tuple(shared_memory(recorder, results, tracers))
+        outside = {one.result for one in (*aliases, *shared)}
         return dataclasses.replace(
             begun,
             retained=tuple(place for place in inner if results[place].retains_grad),
             follows=(recorder.gradients.follows or bool(inner)) and self.is_off,
-            aliases=tuple(aliases_of(recorder, results, tracers, targets)),
-            shared=tuple(shared_memory(recorder, results, tracers)),
+            aliases=aliases,
+            joints=tuple(joints_of(recorder, results, outside)),
+            shared=shared,
             strides=() if recorder.outer is None else tuple(map(strides_of, results)),
         )
 
@@ -405,6 +409,7 @@ class _Attempt:
     def captured(self, end: _End) -> Captured:
         """Fold the recording into a trace, and add the data that a call needs."""
         recorder, found, bounds = self.recorder, end.found, self.symbolic.decisions
+        number = recorder.decisions.settled_number
         effects = (atom for _, atoms in end.effects for atom in atoms)
         outputs = (*end.outputs, *(var for _, var in end.changes), *effects)
         nested = nest(recorder, outputs, _identifier(self.asked.name))
@@ -426,7 +431,8 @@ class _Attempt:
             reads=(*found.reads, *unread),
             writes=writes,
             decisions=(*bounds, *recorder.decisions.by_question.values()),
-            aliases=tuple(_at(places, alias) for alias in found.aliases),
+            aliases=tuple(_at(places, one).with_numbers(number) for one in found.aliases),
+            joints=tuple(one.with_numbers(number) for one in found.joints),
             shared=tuple(_at(places, shared) for shared in found.shared),
             feeds=feeds,
             is_told=recorder.values.is_told,

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from thunder_fn.api.calling import call_arguments
 from thunder_fn.capture import pytree
 from thunder_fn.errors import InspectError
 from thunder_fn.executors import FusionExecutor
@@ -119,6 +120,7 @@ def planned(
 ) -> Plan:
     """Plan one step; see `plan`."""
     known = hardware if isinstance(hardware, Hardware) else hardware_named(hardware)
+    args = call_arguments("plan", args)
     jitted: Any = step if isinstance(step, Jitted | torch.nn.Module) else jit(step)
     if fused is None:
         given: Any = getattr(getattr(jitted, "options", None), "executors", ())
