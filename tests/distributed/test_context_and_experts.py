@@ -15,7 +15,7 @@ from thunder_fn.distributed.ranks import evaluate_ranks
 from thunder_fn.errors import RewriteError, VmapError
 from thunder_fn.inspect.costs import cost_of_trace
 from thunder_fn.ir.trace import Trace, subtraces
-from thunder_fn.parameters import positions, simulated
+from thunder_fn.parameters import positions, simulated, simulated_mesh
 
 Tensor = torch.Tensor
 
@@ -111,6 +111,35 @@ def test_ranks_with_parts_of_the_positions_equal_one_with_all(
     torch.testing.assert_close(sum(each[count + 1] for each in found), dscale)
     for at, name in enumerate(sorted(own)):
         torch.testing.assert_close(torch.stack([each[at] for each in found]).sum(0), own[name])
+
+
+def test_heads_and_positions_and_parameters_on_ranks_equal_one() -> None:
+    """As `plan(..., search=)` cuts a step: fsdp over the ranks of positions, around heads on ranks."""
+    groups, partitions = simulated_mesh(context=2, tensor=2)
+    module = Layer(4, 4, True).double()
+    params = {name: value.detach() for name, value in module.named_parameters()}
+    own: Any = lambda params, x: torch.func.functional_call(module, params, (x,)).square().sum()
+    x, plan = torch.randn(2, 4, 8, dtype=torch.float64), {"query.weight": "column", "out.weight": "row"}
+    traces, given = list[Trace](), list[list[Tensor]]()
+    for g in groups:
+        tensor = tfn.tensor_parallel(own, g["tensor"], plan)
+        whole = tensor.prepare(params)
+        f = tfn.fsdp(tfn.context_parallel(tensor, g["context"], "all_to_all"), g["context"], reduction="sum")
+        new, part = f.prepare(whole), positions(g["context"]).part(x, 1)
+        chosen, _ = new.partition(lambda name, new=new: new[name].is_floating_point())
+        step = tfn.grad_and_value(lambda chosen, new, part, f=f: f(new.replaced(chosen), part))
+        traces.append(tfn.trace(step, chosen, new, part))
+        given.append([*chosen.values(), *new.values(), part])
+    found = evaluate_ranks(traces, given, partitions)
+    grads, value = tfn.grad_and_value(own)(params, x)
+    for rank, g in enumerate(groups):
+        other = next(at for at, o in enumerate(groups) if o["tensor"] == g["tensor"] and o["context"] != g["context"])
+        torch.testing.assert_close(found[rank][-1] + found[other][-1], value)
+        names = sorted(chosen)
+        mine = dict(zip(names, found[rank], strict=False))
+        for name, whole in grads.items():
+            whole = whole.chunk(2, int(plan[name] == "row"))[g["tensor"].rank] if name in plan else whole
+            torch.testing.assert_close(mine[name], whole.chunk(2)[g["context"].rank])
 
 
 def test_a_balanced_ring_gives_all_ranks_the_same_work() -> None:

@@ -367,6 +367,29 @@ def test_search_orders_ways_by_time_among_those_that_fit() -> None:
     assert not torch.distributed.is_initialized()
 
 
+def test_search_cuts_positions_and_stages_too() -> None:
+    """Each way has the collectives of its cuts, and a pipeline's plan has all micro-batches."""
+
+    def loss(params: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        q = F.linear(x, params["a"]).unflatten(-1, (4, 16)).transpose(1, 2)
+        return F.linear(F.scaled_dot_product_attention(q, q, q).transpose(1, 2).flatten(2), params["o"]).square().sum()
+
+    args = ({name: torch.empty(64, 64, device="meta") for name in "ao"}, torch.empty(2, 8, 64, device="meta"))
+    choices: dict[str, Any] = {"split": {"a": "column", "o": "row"}, "tensor": (2,), "micro": (2,)}
+    found = tfn.plan(loss, args, "h100", 8, search={**choices, "context": (2, 3), "stages": (1, 2)})
+    ways = {way.stages: (way, one) for way, one, _ in found.found}
+    assert [str(way) for way, _ in sorted(ways.values(), key=lambda found: found[0].stages)] == [
+        "fsdp 2 x tp 2 x cp 2, keeps all, 2 micro",
+        "fsdp 1 x tp 2 x cp 2 x pp 2, keeps all, 2 micro",
+    ]
+    for way, one in ways.values():
+        programs = one.stages or (one,)
+        seen = {each.kind for part in programs for each, _, _ in part.timeline.collectives}
+        assert len(programs) == way.stages and ("send" in seen) == (way.stages > 1)
+        assert {"all-to-all", "all-reduce", "all-gather", "reduce-scatter"} <= seen
+    assert [way.context for way, _ in found.refused] == [3, 3]
+
+
 def test_blocks_are_checkpointed_while_ways_are_planned() -> None:
     with torch.device("meta"):
         blocks = [torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()) for _ in range(2)]
