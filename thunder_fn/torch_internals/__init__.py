@@ -95,6 +95,7 @@ from thunder_fn.torch_internals.known_results import (
     the_layout,
 )
 from thunder_fn.torch_internals.modes import (
+    MULTITHREADED,
     autocast_off,
     autocast_on,
     autocast_ops,
@@ -111,6 +112,7 @@ from thunder_fn.torch_internals.modes import (
     is_autocast_on,
     is_forward_mode_on,
     is_intercepted,
+    is_multithreaded,
     is_script_traced,
     isolated,
     no_autocast,

@@ -53,6 +53,15 @@ def is_forward_mode_on() -> bool:
     return torch._C._is_fwd_grad_enabled()
 
 
+MULTITHREADED = ("is_multithreading_enabled", "_is_multithreading_enabled")
+"""The names of the question whether backwards may use threads; captures say no."""
+
+
+def is_multithreaded() -> bool:
+    """Test whether backwards may use threads."""
+    return torch._C._is_multithreading_enabled()
+
+
 @contextlib.contextmanager
 def isolated() -> Generator[None]:
     """Leave all modes and torch.func levels: a capture starts from nothing but the grad mode,

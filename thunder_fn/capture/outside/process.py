@@ -3,8 +3,8 @@ for it.
 
 Grad mode, autocast, the default dtype, determinism and function modes are looked at in every call
 (`torch_internals/guards.py`). The number of threads, inference mode and the flags of backends are
-state too. A function that asks for one of them is traced for the answer. A question by a name bound
-before, as by `from torch import get_num_threads`, is not seen. A lookaside of such a function
+state too. A function that asks for one of them is traced for the answer, also by a name bound
+before, as by `from torch import get_num_threads` (`answers.py`). A lookaside of such a function
 answers in its place: the state is not asked, and nothing is noted.
 """
 
@@ -42,8 +42,10 @@ def _noting(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         recorder = current()
         if recorder is None:
             return original(*args)
+        known = recorder.call.answers
+        around = (known[name],) if name in known else ()
         return recorder.properties.look_at_process(
-            f"{name}{args or ''}", functools.partial(original, *args)
+            f"{name}{args or ''}", functools.partial(original, *args), *around
         )
 
     return asked
