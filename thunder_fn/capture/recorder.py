@@ -121,7 +121,7 @@ class _CallState:
     answers: dict[str, Any] = field(
         default_factory=lambda: (
             {name: getattr(torch, name)() for name in CHANGED}
-            | dict.fromkeys(internals.MULTITHREADED, internals.is_multithreaded())
+            | {"is_multithreading_enabled": internals.is_multithreaded()}
             | {GPU: internals.current_gpu()}
         )
     )

@@ -95,7 +95,6 @@ from thunder_fn.torch_internals.known_results import (
     the_layout,
 )
 from thunder_fn.torch_internals.modes import (
-    MULTITHREADED,
     autocast_off,
     autocast_on,
     autocast_ops,

@@ -53,12 +53,8 @@ def is_forward_mode_on() -> bool:
     return torch._C._is_fwd_grad_enabled()
 
 
-MULTITHREADED = ("is_multithreading_enabled", "_is_multithreading_enabled")
-"""The names of the question whether backwards may use threads; captures say no."""
-
-
 def is_multithreaded() -> bool:
-    """Test whether backwards may use threads."""
+    """Test whether backwards may use threads: none of a capture does."""
     return torch._C._is_multithreading_enabled()
 
 

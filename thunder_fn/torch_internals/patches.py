@@ -707,8 +707,6 @@ STATE = (
     "_get_sdp_priority_order",
     "_get_sm_carveout_experimental",
     "_get_warnAlways",
-    "_is_multithreading_enabled",
-    "_is_view_replay_enabled",
     "_is_xnnpack_enabled",
 )
 """Functions of `torch._C` by which `torch.backends` and others ask for flags of the process."""
@@ -724,10 +722,9 @@ def process_patch(
     flags = [
         (torch._C, name, functools.partial(flag, name)) for name in STATE if hasattr(torch._C, name)
     ]
-    functions = [(torch, name, make) for name, make in of_torch.items()]
-    of_autograd = [
-        (torch.autograd, name, functools.partial(flag, name))
-        for name in ("is_multithreading_enabled", "is_view_replay_enabled")
+    functions = [
+        (torch if hasattr(torch, name) else torch.autograd, name, make)
+        for name, make in of_torch.items()
     ]
     fast = (
         torch.backends.mha,
@@ -737,7 +734,6 @@ def process_patch(
     regions = [(torch.inference_mode, name, make) for name, make in inference.items()]
     return Patch(
         *functions,
-        *of_autograd,
         *flags,
         fast,
         (torch.backends.ContextProp, "__get__", property_of_backends),

@@ -553,7 +553,8 @@ class Evaluator(Attributes):
         path = f"the answer of {text(target)}"
         recorder = current()
         around = {} if recorder is None else recorder.call.answers
-        if function.__name__ in around and function() != around[function.__name__]:
+        name = function.__name__.removeprefix("_")
+        if name in around and function() != around[name]:
             place = frame.code.co_filename, frame.line
             self.constants.setdefault(
                 path, Constant(f"{path}, which is that of a capture,", *place)

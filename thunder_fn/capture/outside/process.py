@@ -36,16 +36,18 @@ it is given none.
 """
 
 
+_THREADS = "is_multithreading_enabled"
+"""The function of `torch.autograd` that says whether backwards may use threads."""
+
+
 def _noting(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def asked(*args: Any) -> Any:
         recorder = current()
         if recorder is None:
             return original(*args)
-        known = recorder.call.answers
-        around = (known[name],) if name in known else ()
         return recorder.properties.look_at_process(
-            f"{name}{args or ''}", functools.partial(original, *args), *around
+            f"{name}{args or ''}", functools.partial(original, *args)
         )
 
     return asked
@@ -108,7 +110,7 @@ def _leaving_inference(original: Callable[..., None]) -> Callable[..., None]:
 
 
 _asked = internals.process_patch(
-    {name: functools.partial(_noting_from_users, name) for name in CHANGED}
+    {name: functools.partial(_noting_from_users, name) for name in (*CHANGED, _THREADS)}
     | {name: functools.partial(_noting, name) for name in ASKED},
     _noting,
     _noting_flags,
