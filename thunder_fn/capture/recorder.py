@@ -17,6 +17,7 @@ the tensors below tracers and pass unrecorded (`is_below_tracers`).
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -48,6 +49,7 @@ from thunder_fn.capture.supported import (
     check_supported,
     encode_literal,
     escaped_error,
+    has_settled,
     higher_order_error,
     is_wrapped,
     thread_error,
@@ -133,6 +135,8 @@ class Recorder:
         self.outer = outer
         is_of_call = is_of_call and (outer is None or outer.values.is_of_call)
         self.values = KnownValues(self, is_of_call=is_of_call)
+        self.is_users = False
+        """The function is a user's: tensors that it keeps outlive the capture."""
         self.late_error: ThunderError | None = None
         """The error of something after which Python code has gone on: a use of its tracers in
         another thread, a comparison of types, or an operator that hides it.
@@ -276,13 +280,20 @@ class Recorder:
         return nullcontext() if outer is None else outer.resumed()
 
     def _close(self) -> None:
-        """Close: tracers that are still alive become values that say so when used, and nothing
-        is held any more.
+        """Close: tracers that are still alive become values that say so when used, or what is known
+        of them. Only these hold something any more.
         """
-        for reference in self._tracers:
-            tracer = reference()
-            if type(tracer) is internals.Tracer:
-                internals.set_class(tracer, EscapedValue)
+        living = [tracer for one in self._tracers if type(tracer := one()) is internals.Tracer]
+        past = self.values.past() if self.is_users and living else None
+        known = [
+            (one, functools.partial(past.value, var))
+            for one in (living if past is not None else ())
+            if not one.requires_grad and (var := self.var_of(one)) is not None
+        ]
+        for tracer in living:
+            internals.set_class(tracer, EscapedValue)
+        for tracer, find in known:
+            tracer.find = find  # type: ignore[attr-defined]
         self.give_up_steps()
         self._tracers.clear()
         self.arguments.clear()
@@ -298,7 +309,8 @@ class Recorder:
         self.gradients.forget()
         self.kept = None
         self.properties.forget()
-        self.values.forget()
+        if past is None:
+            self.values.forget()
         self.history.forget()
         self.selections.forget()
         self.decisions.forget()
@@ -497,7 +509,7 @@ class Recorder:
 
     def owns(self, tracer: torch.Tensor) -> bool:
         """Test whether the tracer was made by this recorder."""
-        if isinstance(tracer, EscapedValue):
+        if not has_settled(tracer):
             raise escaped_error()
         return internals.fake_mode_of(tracer) is self.mode
 
