@@ -30,9 +30,9 @@ import torch
 from thunder_fn.capture import pytree
 from thunder_fn.capture.generators import is_again
 from thunder_fn.capture.scopes import user_source
-from thunder_fn.errors import UnsupportedInput, kind_of
+from thunder_fn.errors import CheckFailed, UnsupportedInput, kind_of, located
 
-__all__ = ["callback", "print"]
+__all__ = ["callback", "check", "print"]
 
 Tensor = torch.Tensor
 
@@ -206,3 +206,34 @@ def callback(function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         what = f"debug.callback: expected a function, given {kind_of(function)}"
         raise UnsupportedInput(what, source=user_source())
     _call("callback", lambda spec, statics: _Called(function, spec, statics), args, kwargs)
+
+
+def check(condition: Tensor | bool, message: str) -> None:
+    """Raise an error whenever a condition does not hold in a run of the program.
+
+    `check_errors` returns the error beside the result instead.
+
+    Law: where the condition holds, the results of the program are those without it.
+
+    Args:
+        condition: a bool, or a tensor, all of whose elements have to be true.
+        message: the text of the error.
+
+    Raises:
+        CheckFailed: the condition is a bool and False.
+        RuntimeError: by PyTorch, when the program runs: some element is false.
+
+    Example:
+        >>> import torch, thunder_fn as tfn
+        >>> f = lambda x: tfn.debug.check(x > 0, "x has to be positive") or x.log()
+        >>> error, _ = tfn.jit(tfn.check_errors(f))(torch.tensor([1.0, -1.0]))
+        >>> print(error.get().splitlines()[0])
+        x has to be positive
+
+    Source: jax.experimental.checkify.check.
+    """
+    if isinstance(condition, Tensor):
+        holds = condition if condition.dim() == 0 else condition.all()
+        torch.ops.aten._assert_async.msg(holds, message)
+    elif not condition:
+        raise CheckFailed(located(message, source=user_source()))

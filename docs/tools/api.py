@@ -41,6 +41,7 @@ GROUPS: dict[str, tuple[str, str]] = {
         (
             "jit compile constant Recipe Transform Lookaside functional_optimizer last_traces"
             " last_prologue_traces last_backward_traces cache_info explain_claims explain_misses"
+            " check_errors"
         ),
     ),
     "Programs that leave the process": (
@@ -60,7 +61,7 @@ MODULES = {
     "thunder_fn.extend": "Executors and operators",
     "thunder_fn.inspect": "Looking at programs",
     "thunder_fn.recipes": "Recipes",
-    "thunder_fn.debug": "Printing from programs",
+    "thunder_fn.debug": "Printing and checking in programs",
     "thunder_fn.random": "Random keys",
     "thunder_fn.parameters": "Parameters in another form",
     "thunder_fn.planning": "Planning for many devices",

@@ -168,6 +168,25 @@ def test_the_memory_of_a_tensor_from_outside_is_not_set() -> None:
         tfn.jit(f)(torch.ones(2))
 
 
+@pytest.mark.parametrize("inner", [tfn.jit, tfn.checkpoint])
+@pytest.mark.parametrize("outer", [lambda g: g, tfn.jit, tfn.checkpoint])
+def test_the_memory_of_a_tensor_of_a_function_around_is_not_set(outer: Any, inner: Any) -> None:
+    """Torch functions do not show `set_`: the function inside set the other's tensor, and nobody saw it."""
+
+    def f(x: Tensor, target: Tensor) -> Any:
+        def g(y: Tensor) -> Any:
+            return inner(lambda z: (y.set_(z + 1), z)[1])(x), y * 1
+
+        return outer(g)(target * 1)
+
+    def given(x: Tensor, source: Tensor) -> Any:
+        return outer(lambda y: inner(lambda z: (z * 2).set_(y))(x))(source)
+
+    for h in (f, given):
+        with pytest.raises(UnsupportedCall, match="`set_` of a tensor from outside"):
+            tfn.jit(h)(torch.ones(2), torch.ones(2, 1))
+
+
 def test_out_is_a_write_that_aliases_see() -> None:
     def f(x: Tensor) -> Any:
         y = x.clone()
@@ -703,3 +722,34 @@ def test_two_views_of_one_value_as_results_of_a_function_inside(name: str, aroun
             assert around is tfn.jit or a == "overlapping"
         else:
             torch.testing.assert_close(have, want, msg=lambda text, a=a, b=b: f"{a} and {b}: {text}")
+
+
+STORED: dict[str, Callable[[Tensor], Any]] = {
+    "itself": lambda x: (x, x),
+    "itself, written by a detach": lambda x: (x, x.detach()[:1].fill_(0.25), x)[::2],
+    "itself, written without gradients": lambda x: (x, torch.no_grad()(lambda: x.mul_(2))(), x * 1)[::2],
+    "a view of it": lambda x: (x.view(-1)[1:], x.detach().mul_(2), x * 1)[::2],
+    "what it returns": lambda x: (y := x * 2, y),
+    "a view of what it returns": lambda x: ((y := x * 2)[1:].as_strided((2,), (1,)), y),
+    "a part that meets a result": lambda x: ((y := x * 2)[:2], torch._neg_view(y)[1:]),
+}
+
+
+@pytest.mark.parametrize("is_followed", [False, True])
+@pytest.mark.parametrize("name", STORED)
+def test_what_a_function_keeps_is_the_tensor_that_it_kept(name: str, is_followed: bool) -> None:
+    """An entry of a dict outside is the very argument, or lies where a result lies."""
+    kept: dict[str, Tensor] = {}
+
+    def f(x: Tensor) -> Tensor:
+        kept["entry"], result = STORED[name](x)
+        return result
+
+    found = []
+    for g in (f, tfn.jit(f)):
+        for _ in range(2):
+            x = torch.arange(3.0).requires_grad_(is_followed)
+            result, entry = g(x), kept["entry"]
+            facts = entry is x, result is x, result is entry, entry.is_leaf, entry.requires_grad
+            found.append((facts, [one.tolist() for one in _poked([x, result, entry])]))
+    assert found[:2] == found[2:]

@@ -108,7 +108,7 @@ class Vmap(Transformed):
         pairs = zip(results, laid, strict=True)
         results = [one if batched is None else batched for one, batched in pairs]
         if (recorder := current()) is not None:
-            for shared in captured.shared:
+            for shared in (one for one in captured.shared if one.result < count):
                 source = inputs[shared.source] if isinstance(shared.source, int) else shared.source
                 dim = in_dims[shared.source] if isinstance(shared.source, int) else None
                 batched = source if dim is None else source.movedim(dim, 0)
@@ -209,8 +209,11 @@ def _written_results(
         for i, atom in enumerate(captured.trace.outputs[:count])
         if atom in targets
     ]
-    placed = [*(one for one in captured.aliases if one.is_written), *same]
-    others = [one for one in captured.shared if captured.writes and not one.is_same]
+    seen = [one for one in (*captured.aliases, *captured.shared) if one.result < count]
+    placed = [*(one for one in seen if isinstance(one, Alias) and one.is_written), *same]
+    others = [
+        one for one in seen if isinstance(one, Shared) and captured.writes and not one.is_same
+    ]
     known = {one.result for one in placed}
     for alias in (*placed, *(one for one in others if one.result not in known)):
         target = alias.source

@@ -423,10 +423,7 @@ def write_back(
             restride(target, one.strides)
         put = rebind if one.rebinds else write
         put(target if recorder is None else recorder.lift(target), value)
-    for effect in captured.effects:
-        effect.apply(outputs[first : first + effect.count], inputs)
-        first += effect.count
-    results, placed = list(outputs[:count]), set[int]()
+    results, placed = list(outputs), set[int]()
     for alias in captured.aliases:
         target = place(alias.source)
         if alias.is_written and recorder is None and not is_wrapped(target):
@@ -444,7 +441,10 @@ def write_back(
             results[shared.result] = view_again(
                 recorder, captured, captured.trace, shared, (source, source), results[shared.result]
             )
-    return tuple(results)
+    for effect in captured.effects:
+        effect.apply(results[first : first + effect.count], inputs)
+        first += effect.count
+    return tuple(results[:count])
 
 
 def join(

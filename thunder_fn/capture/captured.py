@@ -33,7 +33,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """A result, by position, that shares memory with an input of the trace, by index, or with a
+    """An output, by position, that shares memory with an input of the trace, by index, or with a
     closed-over tensor.
 
     `is_same`: it is that tensor; else it may be a view.

@@ -407,6 +407,10 @@ class History:
         """Tell whether a tracer stands for an argument or for a tensor from outside."""
         return any(tensor is one for one in self.recorder.given)
 
+    def is_own(self, tensor: torch.Tensor) -> bool:
+        """Tell whether a tensor is a tracer of this capture, and of none around it."""
+        return isinstance(tensor, internals.Tracer) and self.recorder.owns(tensor)
+
     def linked(self, memory: int, *, only_wholes: bool = False) -> set[int]:
         """The memories, by id, that have the same values as this one; or those alone of which no
         part is linked.

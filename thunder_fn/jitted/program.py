@@ -569,7 +569,6 @@ class _Execution:
     def function(self) -> Callable[..., Any]:
         """Write and compile the function."""
         values = [f"r{i}" for i in range(len(self.trace.outputs))]
-        effects = values[self.captured.num_results + len(self.targets) :]
         lines = [
             f"def execute({', '.join(self.leaves)}):",
             *self.alone([f"    {name} = {text}" for name, text in self.feeds]),
@@ -580,7 +579,7 @@ class _Execution:
             *self.restrided(),
             *self.changes(values),
             *self.own_leaves(values),
-            *self.alone([*self.effects(effects)]),
+            *self.alone([*self.effects(values)]),
         ]
         result = self.result(values)
         if self.donated:
@@ -674,7 +673,8 @@ class _Execution:
 
     def effects(self, values: Sequence[str]) -> Iterator[str]:
         """Lines that store what belongs to places outside."""
-        given = iter(values)
+        first = self.captured.num_results + len(self.targets)
+        given = (self.stored(place, values) for place in range(first, len(values)))
         for effect in self.captured.effects:
             holder = (
                 self.leaves[effect.holder]
@@ -698,6 +698,15 @@ class _Execution:
                 yield f"    {unless}{holder}[{key}] = {value}"
             else:
                 yield f"    {unless}{stored}({holder}, {key}, {value})"
+
+    def stored(self, position: int, values: Sequence[str]) -> str:
+        """Return the text of an output that is stored outside: the very tensor that it is."""
+        same = next((one for one in self.captured.shared if one.result == position), None)
+        if same is None or not same.is_same:
+            return self.in_memory(position, values)
+        place = self.place_of(same.source)
+        is_given = place is None or self.inputs[place] in self.given
+        return values[position] if is_given else self.inputs[place]
 
     def own_leaves(self, values: Sequence[str]) -> Iterator[str]:
         """Lines that make results leaves of autograd's graph, each tensor once."""
@@ -840,11 +849,7 @@ class _Execution:
         """The tensor that a result is to be taken of; None if the program's value lies there, or if
         the history of that is another.
         """
-        place = alias.source
-        if isinstance(place, torch.Tensor):
-            first = len(self.leaves) + len(self.feeds)
-            own = (first + i for i, one in enumerate(self.constants) if one is alias.source)
-            place = next(own, None)
+        place = self.place_of(alias.source)
         if place is None or self.inputs[place] in self.given:
             return None
         name, source = self.inputs[place], self.trace.inputs[place]
@@ -853,6 +858,14 @@ class _Execution:
         if self.bridge is None or not self.bridge.active[alias.result]:
             return f"{name}.detach()"
         return name if viewed(self.trace, atom, is_layout) == source else None
+
+    def place_of(self, source: int | torch.Tensor) -> int | None:
+        """The input that an argument, by index, or a tensor from outside is; None if it is none."""
+        if isinstance(source, int):
+            return source
+        first = len(self.leaves) + len(self.feeds)
+        own = (first + i for i, one in enumerate(self.constants) if one is source)
+        return next(own, None)
 
 
 def _indices(targets: Sequence[int | torch.Tensor], target: int | torch.Tensor) -> Iterator[int]:

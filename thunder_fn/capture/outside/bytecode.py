@@ -61,7 +61,7 @@ def reading(code: types.CodeType) -> Reading:
         inner: shared(source, known) for inner, source in reader.comprehensions.items()
     }
     given = code.co_argcount + code.co_kwonlyargcount
-    fixed = frozenset(code.co_varnames[:given]) - assigned.keys()
+    fixed = frozenset((*code.co_varnames[:given], "__class__")) - assigned.keys()
     settled = {source: line for source, line in uses.items() if is_settled(source)}
     others = {source: line for source, line in uses.items() if source not in settled}
     moving = {source: line for source, line in others.items() if is_moving(source, fixed)}
@@ -167,6 +167,15 @@ class _Reader:
         """A variable that functions share, or a local that those inside may close over."""
         return ("cell" if name in self.code.co_freevars else "local", name)
 
+    def shown(self, source: Source) -> None:
+        """Read a value whose text becomes a part of a string."""
+        if source is not None and source[0] not in _NO_CONTENT:
+            self.use(("shown", source))
+
+    def first(self) -> Source:
+        """The first argument of the function, which is `self` in a method."""
+        return ("local", self.code.co_varnames[0]) if self.code.co_argcount else None
+
     def kinds(self, classes: Source, of: Source) -> None:
         """Read a question for the class of a value."""
         if classes is not None:
@@ -233,7 +242,7 @@ def _by_its_effect(r: _Reader, one: dis.Instruction) -> None:
 
 
 @_instruction("PRECALL", "KW_NAMES", "NOP", "RESUME", "CACHE", "EXTENDED_ARG", "MAKE_CELL")
-@_instruction("COPY_FREE_VARS", "NOT_TAKEN")
+@_instruction("COPY_FREE_VARS", "NOT_TAKEN", "CONVERT_VALUE")
 def _nothing(r: _Reader, one: dis.Instruction) -> None:
     """Read an instruction that leaves the stack as it is."""
 
@@ -278,6 +287,14 @@ def _load_const(r: _Reader, one: dis.Instruction) -> None:
 def _load_attr(r: _Reader, one: dis.Instruction) -> None:
     r.push(r.attribute(r.pop_one(), ("const", one.argval)))
     if one.opname == "LOAD_METHOD" or (_NEW_LOOP and (one.arg or 0) & 1):
+        r.stack.append(None)
+
+
+@_instruction("LOAD_SUPER_ATTR")
+def _load_attr_of_super(r: _Reader, one: dis.Instruction) -> None:
+    _, cls, of = r.pop(3)
+    r.push(("attr", ("super", cls, of), ("const", one.argval)))
+    if (one.arg or 0) & 1:
         r.stack.append(None)
 
 
@@ -367,6 +384,8 @@ def _is(r: _Reader, one: dis.Instruction) -> None:
 
 @_instruction("BINARY_OP")
 def _operator(r: _Reader, one: dis.Instruction) -> None:
+    if one.argrepr == "%":
+        r.shown(*r.stack[-1:])
     if not one.argrepr.endswith("="):
         _by_its_effect(r, one)
         return
@@ -375,6 +394,15 @@ def _operator(r: _Reader, one: dis.Instruction) -> None:
     if left is not None and left[0] == "local":
         r.use(("mutated", left))
     r.stack.append(None if left is None else ("inplace", left))
+
+
+@_instruction("FORMAT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC")
+def _format(r: _Reader, one: dis.Instruction) -> None:
+    if one.opname == "FORMAT_WITH_SPEC" or (one.opname == "FORMAT_VALUE" and (one.arg or 0) & 4):
+        r.end(r.pop_one())
+    r.shown(*r.stack[-1:])
+    r.end(r.pop_one())
+    r.stack.append(None)
 
 
 @_instruction("GET_ITER")
@@ -535,6 +563,20 @@ def _any_call(r: _Reader, call: _Call) -> None:
         r.use(result)
 
 
+@_callee("__import__")
+@_callee("import_module", table=_METHODS)
+def _import_by_name(r: _Reader, call: _Call) -> bool:
+    match call.arguments:
+        case [("const", str() as name), *_]:
+            _any_call(r, call)
+            assert call.called is not None
+            r.push_any([r.pop_one(), ("import", name, 0, call.called[0] == "attr")])
+            r.use(r.stack[-1])
+            return True
+        case _:
+            return False
+
+
 @_callee("getattr", "hasattr")
 def _getattr(r: _Reader, call: _Call) -> bool:
     if len(call.arguments) < 2 or call.is_spread:
@@ -550,6 +592,15 @@ def _setattr(r: _Reader, call: _Call) -> bool:
     of, key, value = call.arguments[:3]
     r.written(value, r.attribute(of, key))
     r.stack.append(None)
+    return True
+
+
+@_callee("super")
+def _super(r: _Reader, call: _Call) -> bool:
+    if len(call.arguments) not in (0, 2) or call.is_spread:
+        return False
+    cls, of = call.arguments or (("local", "__class__"), r.first())
+    r.stack.append(("super", cls, of))
     return True
 
 
@@ -615,9 +666,8 @@ def _getattribute(r: _Reader, call: _Call) -> bool:
     """Read `object.__getattribute__(self, key)`; `super().__getattribute__(key)` has no self."""
     if not call.arguments or call.is_spread:
         return False
-    names = r.code.co_varnames[: r.code.co_argcount]
-    own: Source = ("local", names[0]) if names else None
-    r.push(r.attribute(call.arguments[0] if len(call.arguments) > 1 else own, call.arguments[-1]))
+    of = call.arguments[0] if len(call.arguments) > 1 else r.first()
+    r.push(r.attribute(of, call.arguments[-1]))
     return True
 
 

@@ -33,6 +33,8 @@ Source: TypeAlias = tuple[Any, ...] | None
     ("mutated", of)              it is changed in place, if it can be
     ("unless", target, source)   it counts unless the target is `constant`
     ("kinds", classes, of)       it is asked whether it is of one of these classes
+    ("super", cls, of)           what `super(cls, of)` gives
+    ("shown", of)                its text becomes a part of a string
 """
 
 
@@ -155,12 +157,13 @@ def _is_live(source: Any, names: set[str], gives: bool) -> bool:
             | "whole"
             | "fields"
             | "inplace"
-            | "kinds",
+            | "kinds"
+            | "shown",
             of,
             *_,
         ):
             return _is_live(of, names, gives)
-        case _:  # "given" and "unless"
+        case _:  # "given", "unless" and "super"
             return _is_live(source[2], names, gives)
 
 
@@ -188,6 +191,8 @@ def text(source: Source) -> str:
             return f"{text(of)}[{text(key)}]"
         case ("call", target, _):
             return f"{text(target)}(...)"
+        case ("super", *_):
+            return "super()"
         case ("whole" | "each" | "fields", of):
             return text(of)
         case ("given", _, of):
