@@ -228,6 +228,10 @@ class VerificationError(ThunderError, ArithmeticError):
     """
 
 
+class CheckFailed(ThunderError, RuntimeError):
+    """A check of `check_errors` failed in a call, and the error that it found was thrown."""
+
+
 class PortableError(ThunderError, ValueError):
     """A program cannot be written as data or exported, or a file is not a program that can be
     loaded.

@@ -15,7 +15,7 @@ import thunder_fn
 GROUPS: dict[str, tuple[str, str]] = {
     "Traces": (
         "Capture a function as a trace, evaluate the trace, and check it.",
-        "trace eval_shape evaluate check simplify clear_caches composite",
+        "trace eval_shape evaluate check simplify clear_caches composite pure_callback",
     ),
     "Derivatives": (
         "Transforms of functions, with the signatures of torch.func.",
@@ -41,6 +41,7 @@ GROUPS: dict[str, tuple[str, str]] = {
         (
             "jit compile constant Recipe Transform Lookaside functional_optimizer last_traces"
             " last_prologue_traces last_backward_traces cache_info explain_claims explain_misses"
+            " check_errors"
         ),
     ),
     "Programs that leave the process": (
@@ -60,7 +61,7 @@ MODULES = {
     "thunder_fn.extend": "Executors and operators",
     "thunder_fn.inspect": "Looking at programs",
     "thunder_fn.recipes": "Recipes",
-    "thunder_fn.debug": "Printing from programs",
+    "thunder_fn.debug": "Printing and checking in programs",
     "thunder_fn.random": "Random keys",
     "thunder_fn.parameters": "Parameters in another form",
     "thunder_fn.planning": "Planning for many devices",

@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 import thunder_fn as tfn
 from thunder_fn.distributed.collectives import collectives as c
 from thunder_fn.distributed.ranks import evaluate_ranks
-from thunder_fn.errors import MissingRule
+from thunder_fn.errors import DistributedError, MissingRule
 from thunder_fn.parameters import simulated_mesh
 
 Step = Callable[[torch.Tensor, Any], torch.Tensor]
@@ -158,3 +158,10 @@ def test_collectives_without_a_derivative_are_refused(name: str, kind: str) -> N
     x = problem.xs[0]
     with pytest.raises(MissingRule, match=rf"{kind}: _c10d_functional\.\w+\.default (by 'max' has no|has none)"):
         tfn.vjp(problem.f, x)[1](x) if kind == "vjp" else tfn.trace(lambda x, t: tfn.jvp(problem.f, (x,), (t,)), x, x)
+
+
+def test_ranks_that_send_what_others_do_not_take_are_named() -> None:
+    sends: Callable[..., Any] = lambda x, sizes: c.wait_tensor(c.all_to_all_single(x, [1, 2], sizes, "simulated"))
+    traces = [tfn.trace(lambda x, sizes=sizes: sends(x, sizes), torch.ones(3)) for sizes in ([1, 2], [3, 0])]
+    with pytest.raises(DistributedError, match=r"rank 0 sends 2 rows to rank 1, which takes 1"):
+        evaluate_ranks(traces, [[torch.ones(3)]] * 2)

@@ -12,10 +12,10 @@ from torch.nn import functional as F
 import thunder_fn as tfn
 from thunder_fn.capture import pytree
 from thunder_fn.distributed.ranks import evaluate_ranks
-from thunder_fn.errors import RewriteError
+from thunder_fn.errors import RewriteError, VmapError
 from thunder_fn.inspect.costs import cost_of_trace
 from thunder_fn.ir.trace import Trace, subtraces
-from thunder_fn.parameters import positions, simulated
+from thunder_fn.parameters import positions, simulated, simulated_mesh
 
 Tensor = torch.Tensor
 
@@ -113,6 +113,35 @@ def test_ranks_with_parts_of_the_positions_equal_one_with_all(
         torch.testing.assert_close(torch.stack([each[at] for each in found]).sum(0), own[name])
 
 
+def test_heads_and_positions_and_parameters_on_ranks_equal_one() -> None:
+    """As `plan(..., search=)` cuts a step: fsdp over the ranks of positions, around heads on ranks."""
+    groups, partitions = simulated_mesh(context=2, tensor=2)
+    module = Layer(4, 4, True).double()
+    params = {name: value.detach() for name, value in module.named_parameters()}
+    own: Any = lambda params, x: torch.func.functional_call(module, params, (x,)).square().sum()
+    x, plan = torch.randn(2, 4, 8, dtype=torch.float64), {"query.weight": "column", "out.weight": "row"}
+    traces, given = list[Trace](), list[list[Tensor]]()
+    for g in groups:
+        tensor = tfn.tensor_parallel(own, g["tensor"], plan)
+        whole = tensor.prepare(params)
+        f = tfn.fsdp(tfn.context_parallel(tensor, g["context"], "all_to_all"), g["context"], reduction="sum")
+        new, part = f.prepare(whole), positions(g["context"]).part(x, 1)
+        chosen, _ = new.partition(lambda name, new=new: new[name].is_floating_point())
+        step = tfn.grad_and_value(lambda chosen, new, part, f=f: f(new.replaced(chosen), part))
+        traces.append(tfn.trace(step, chosen, new, part))
+        given.append([*chosen.values(), *new.values(), part])
+    found = evaluate_ranks(traces, given, partitions)
+    grads, value = tfn.grad_and_value(own)(params, x)
+    for rank, g in enumerate(groups):
+        other = next(at for at, o in enumerate(groups) if o["tensor"] == g["tensor"] and o["context"] != g["context"])
+        torch.testing.assert_close(found[rank][-1] + found[other][-1], value)
+        names = sorted(chosen)
+        mine = dict(zip(names, found[rank], strict=False))
+        for name, whole in grads.items():
+            whole = whole.chunk(2, int(plan[name] == "row"))[g["tensor"].rank] if name in plan else whole
+            torch.testing.assert_close(mine[name], whole.chunk(2)[g["context"].rank])
+
+
 def test_a_balanced_ring_gives_all_ranks_the_same_work() -> None:
     """Half of the products of a ring without causality, and those of a rank's own part."""
     x = torch.randn(1, 2, 16, 4)
@@ -186,18 +215,18 @@ def loop(params: Any, x: Tensor, indices: Tensor, weights: Tensor, capacity: int
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize("capacity", [None, 2])
+@pytest.mark.parametrize("capacity", [None, 2, "ragged"])
 @pytest.mark.parametrize(("ranks", "experts", "choices"), [(2, 4, 1), (4, 8, 3)])
-def test_experts_on_many_ranks_are_those_of_a_loop(
-    ranks: int, experts: int, choices: int, capacity: int | None
-) -> None:
+def test_experts_on_many_ranks_are_those_of_a_loop(ranks: int, experts: int, choices: int, capacity: Any) -> None:
+    """Ragged rows are as many as each rank's tokens have chosen: here nobody chooses the last expert."""
     torch.manual_seed(0)
+    options, capacity = ({"ragged": True}, None) if capacity == "ragged" else ({"capacity": capacity}, capacity)
     params = {
         "up": torch.randn(experts, 3, 5, dtype=torch.float64),
         "down": torch.randn(experts, 5, 3, dtype=torch.float64),
     }
     xs = [torch.randn(6, 3, dtype=torch.float64) for _ in range(ranks)]
-    indices = [torch.rand(6, experts).topk(choices).indices for _ in xs]
+    indices = [torch.rand(6, experts - 1).topk(choices).indices for _ in xs]
     weights = [torch.rand(6, choices, dtype=torch.float64) for _ in xs]
 
     def whole(params: Any, xs: Any, weights: Any) -> Any:
@@ -215,7 +244,7 @@ def test_experts_on_many_ranks_are_those_of_a_loop(
     up, down, *expected = torch.autograd.grad(total, leaves)  # pyright: ignore[reportCallIssue,reportArgumentType]
     groups = simulated(ranks)
     own = [{name: value.chunk(ranks)[g.rank] for name, value in params.items()} for g in groups]
-    made = [tfn.expert_parallel(expert, g, experts, capacity=capacity) for g in groups]
+    made = [tfn.expert_parallel(expert, g, experts, **options) for g in groups]
     given = list(zip(own, xs, weights, indices, strict=True))
     found = on_ranks([step(moe) for moe in made], given)
     for rank, (down_, up_, x, w, value) in enumerate(found):
@@ -232,6 +261,7 @@ def test_experts_that_do_not_fit() -> None:
         (lambda: tfn.expert_parallel(expert, first, 3), "3 experts on 2 ranks\nGive a multiple"),
         (lambda: tfn.expert_parallel(expert, first, 0), "experts is a number from 1 on, given 0"),
         (lambda: tfn.expert_parallel(expert, first, 2, capacity=0), "capacity is a number from 1 on, given 0"),
+        (lambda: tfn.expert_parallel(expert, first, 2, capacity=1, ragged=True), "have no capacity, given 1"),
         (lambda: tfn.expert_parallel(3, first, 2), "expected a function, given an int"),  # pyright: ignore[reportArgumentType]
         (
             lambda: tfn.expert_parallel(expert, first, 2)({}, torch.ones(2, 3, 4), torch.ones(2, 1), torch.ones(2, 1)),
@@ -241,3 +271,11 @@ def test_experts_that_do_not_fit() -> None:
         with pytest.raises(RewriteError) as error:
             make()
         assert text in str(error.value)
+
+
+def test_ragged_rows_are_not_batched() -> None:
+    moe = tfn.expert_parallel(expert, simulated(2)[0], 2, ragged=True)
+    params, indices = {"up": torch.ones(1, 2, 3), "down": torch.ones(1, 3, 2)}, torch.zeros(4, 1, dtype=torch.int64)
+    each = lambda x, i: moe(params, x, i, torch.ones(4, 1))
+    with pytest.raises(VmapError, match="depends on data, so that it differs between examples"):
+        tfn.trace(tfn.vmap(each), torch.ones(3, 4, 2), indices.expand(3, 4, 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatch
 from itertools import pairwise
 from typing import Any
 
@@ -302,6 +303,33 @@ def test_over_another_dim_of_the_mesh() -> None:
         for name, grad in zip(names, grads, strict=True):
             place = sorted(params).index(name)
             torch.testing.assert_close(grad, (whole[0][place] + whole[1][place]) / 2)
+            seen += 1
+    assert seen == 2 * len(params)
+
+
+def test_shares_of_layers_within_stages() -> None:
+    """Each rank's number, which is no parameter with a gradient, stays with the rank and has None."""
+    groups, partitions = simulated_mesh(pipe=2, tensor=2)
+    loss, params, batch = problem(2, rows=4)
+    plan = {"layers.*.up.weight": "column", "layers.*.down.weight": "row", "head.weight": "column"}
+    shares = [tfn.tensor_parallel(loss, g["tensor"], plan) for g in groups]
+    steps = [tfn.pipeline(f, g["pipe"], stages=["layers.1"], micro=2) for f, g in zip(shares, groups, strict=True)]
+    held = [f.prepare(params) for f in shares]
+    traces = [tfn.trace(step, own, *batch) for step, own in zip(steps, held, strict=True)]
+    found = evaluate_ranks(traces, [[*own.values(), *batch] for own in held], partitions)
+    whole, seen = dict(zip(sorted(params), eager(loss, params, 2, *batch)[1], strict=True)), 0
+    for g, step, own, (_, *grads) in zip(groups, steps, held, found, strict=True):
+        kept = step.prepare(own, *batch)
+        names = [name for name in own if own[name].is_floating_point() and not kept[name].is_meta]
+        assert not any(kept[name].is_meta for name in own if name.endswith(".rank"))
+        for name, grad in zip(names, grads, strict=True):
+            style = next((style for key, style in plan.items() if fnmatch(name, key)), None)
+            expected = whole[name]
+            if style is not None:
+                dim, rows = int(style == "row"), grad.shape[int(style == "row")]
+                padding = [0, 0] * (1 - dim) + [0, 2 * rows - expected.shape[dim]]
+                expected = F.pad(expected, padding).chunk(2, dim)[g["tensor"].rank]
+            torch.testing.assert_close(grad, expected)
             seen += 1
     assert seen == 2 * len(params)
 

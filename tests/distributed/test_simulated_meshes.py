@@ -19,7 +19,7 @@ import thunder_fn as tfn
 from thunder_fn.distributed.ranks import evaluate_ranks
 from thunder_fn.errors import RewriteError
 from thunder_fn.ir.rules import lowered
-from thunder_fn.parameters import Prepared, clip_by_global_norm, simulated, simulated_mesh
+from thunder_fn.parameters import Prepared, clip_by_global_norm, overlap, simulated, simulated_mesh
 from thunder_fn.testing import check_schedule
 
 PLAN = {
@@ -165,6 +165,40 @@ def test_layers_on_one_value_share_what_they_send(of_positions: bool) -> None:
     del sent["wait_tensor"]
     halves = {"all_gather_into_tensor": 3 + 1, "reduce_scatter_tensor": 3}  # the loss reads all positions
     assert sent == (halves if of_positions else {"all_reduce": 3})
+
+
+@pytest.mark.parametrize(("ranks", "chunks"), [(2, 4), (1, 3)])
+def test_products_in_chunks_equal_the_uncut_ones(ranks: int, chunks: int) -> None:
+    """The chunks' collectives are sent early, and gradients through a schedule are those without. Three do not divide."""
+    module = Attention().double()
+    params = {name: value.detach() for name, value in module.named_parameters()}
+    plan = {"words.weight": "embedding", "[qkv].*": "column", "out.weight": "row", "scale": "sequence"}
+    own: Any = lambda params, x: torch.func.functional_call(module, params, (x,)).square().sum()
+    x = torch.randint(0, 6, (3, 8))
+    functions = [tfn.tensor_parallel(own, group, plan, chunks=chunks) for group in simulated(ranks)]
+    expected, value = tfn.grad_and_value(own)(params, x)
+    for whole, found in gradients(functions, params, [x] * ranks):
+        torch.testing.assert_close((whole, found), (expected, value))
+    shards = [f.prepare(params) for f in functions]
+    inputs = [[*shard.values(), x] for shard in shards]
+    chosen = [name for name, value in shards[0].items() if value.is_floating_point()]
+
+    def step(around: Any, inside: Any) -> Any:
+        f = inside(lambda own, new, x: functions[0](new.replaced(own), x))
+        gradient = lambda new, x: tfn.grad(f)({name: new[name] for name in chosen}, new, x)
+        trace = tfn.trace(around(gradient), shards[0], x)
+        tfn.check(trace)
+        return trace, evaluate_ranks(trace, inputs)
+
+    same: Any = lambda f: f
+    _, plain = step(same, same)
+    early, found = step(overlap, same)
+    torch.testing.assert_close(found, plain, rtol=0, atol=0)
+    torch.testing.assert_close(step(same, overlap)[1], plain)
+    names = [e.op.name.split(".")[1] for e in all_equations(early) if "c10d" in e.op.name]
+    gathers = [at for at, name in enumerate(names) if name == "all_gather_into_tensor"]
+    assert ranks == 1 or len(gathers) >= 2 * chunks
+    assert ranks == 1 or "wait_tensor" not in names[gathers[0] : gathers[1]]  # two travel at a time
 
 
 @pytest.mark.parametrize("other", [tfn.fsdp, tfn.ddp])

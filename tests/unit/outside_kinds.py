@@ -3,7 +3,7 @@
 Every row is a class of reads: a test that a new kind of read is guarded begins with a row here.
 """
 
-# ruff: noqa: B007, B024, B039, B905, C417, E741, F841, RUF059, UP028, RUF015  # the rows are written in the many ways in which users write
+# ruff: noqa: B007, B024, B039, B905, C417, E741, F841, RUF059, UP028, UP031, RUF015  # the rows are written in the many ways in which users write
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import dataclasses
 import decimal
 import enum
 import functools
+import importlib
 import itertools
 import json
 import logging
@@ -2668,3 +2669,292 @@ def module_in_an_object_of_a_jitted_module():
 def tensor_in_an_object_of_a_jitted_module():
     m = Holding()
     return m, lambda: setattr(m.held, "k", torch.zeros(3))
+
+
+class Kind(enum.Enum):
+    A = 1
+    B = 2
+
+
+@row
+def attribute_of_an_enum_member():
+    Kind.A.k = 2.0
+    o = ns(kind=Kind.A)
+    return (lambda x: x * o.kind.k), lambda: setattr(Kind.A, "k", 3.0)
+
+
+@row
+def attribute_of_enum_members_in_a_loop():
+    Kind.A.k = Kind.B.k = 2.0
+
+    def f(x):
+        for one in Kind:
+            x = x * one.k
+        return x
+
+    return f, lambda: setattr(Kind.B, "k", 3.0)
+
+
+@row
+def attribute_of_super():
+    class A:
+        k = 2.0
+
+    class B(A):
+        k = 5.0
+
+        def m(s, x):
+            return x * super().k
+
+    b = B()
+    return (lambda x: b.m(x)), lambda: setattr(A, "k", 3.0)
+
+
+@row
+def attribute_of_super_in_a_class_method():
+    class A:
+        k = 2.0
+
+    class B(A):
+        k = 5.0
+
+        @classmethod
+        def m(s, x):
+            return x * super().k
+
+    return (lambda x: B.m(x)), lambda: setattr(A, "k", 3.0)
+
+
+def nested(depth, make):
+    inner = top = ns(k=2.0)
+    for _ in range(depth):
+        top = make(top)
+    return top, inner
+
+
+@row
+def end_of_a_chain():
+    top, inner = nested(9, lambda of: ns(a=of))
+
+    def f(x):
+        o = top
+        while hasattr(o, "a"):
+            o = o.a
+        return x * o.k
+
+    return f, lambda: setattr(inner, "k", 3.0)
+
+
+@row
+def deep_in_what_is_copied():
+    top, inner = nested(9, lambda of: ns(a=of))
+
+    def f(x):
+        o = copy.deepcopy(top)
+        while hasattr(o, "a"):
+            o = o.a
+        return x * o.k
+
+    return f, lambda: setattr(inner, "k", 3.0)
+
+
+@row
+def deep_in_lists_and_objects():
+    top, inner = nested(9, lambda of: [ns(a=of)])
+    return (lambda x: x * len(str(top))), lambda: setattr(inner, "k", 3.25)
+
+
+@row
+def partial_below_many_wrappers():
+    def g(x, k):
+        return x * k
+
+    def wrapped(h):
+        return lambda x: h(x)
+
+    partial = outer = functools.partial(g, k=2.0)
+    for _ in range(10):
+        outer = wrapped(outer)
+    return (lambda x: outer(x)), lambda: partial.keywords.update(k=3.0)
+
+
+@row
+def keywords_of_a_partialmethod():
+    class C:
+        def g(s, x, k=1.0):
+            return x * k
+
+        h = functools.partialmethod(g, k=2.0)
+
+    c = C()
+    return (lambda x: c.h(x)), lambda: vars(C)["h"].keywords.update(k=3.0)
+
+
+@row
+def text_of_a_namespace():
+    o = ns(k=ns(j=[2.0]))
+    return (lambda x: x * len(f"{o}")), lambda: setattr(o.k, "j", [2.25])
+
+
+@row
+def print_options_in_a_format():
+    a = [np.array([1.23456])]
+    return (lambda x: x * len(f"{a}")), lambda: np.set_printoptions(precision=2)
+
+
+@row
+def print_options_behind_a_percent():
+    a = np.array([1.23456])
+    return (lambda x: x * len("%s" % a)), lambda: np.set_printoptions(precision=2)
+
+
+@row
+def class_attribute_of_a_new_object():
+    class C:
+        k = 2.0
+
+    return (lambda x: x * C().k), lambda: setattr(C, "k", 3.0)
+
+
+@row
+def class_attribute_in_a_method_of_a_new_object():
+    class A:
+        k = 2.0
+
+    class C(A):
+        def m(s):
+            return s.k
+
+    return (lambda x: x * C().m()), lambda: setattr(A, "k", 3.0)
+
+
+@row
+def missing_attribute_of_a_new_object():
+    class C:
+        def __init__(s):
+            s.j = 1.0
+
+    return (lambda x: x * getattr(C(), "k", 2.0)), lambda: setattr(C, "k", 3.0)
+
+
+@row
+def method_of_a_new_object():
+    class C:
+        def m(s):
+            return 2.0
+
+    return (lambda x: x * C().m()), lambda: setattr(C, "m", lambda s: 3.0)
+
+
+@row
+def operator_of_a_new_object():
+    class C:
+        def __mul__(s, x):
+            return x * 2.0
+
+    return (lambda x: C() * x), lambda: setattr(C, "__mul__", lambda s, x: x * 3.0)
+
+
+@row
+def init_of_a_new_object():
+    class C:
+        k = 2.0
+
+    def init(s):
+        s.k = 3.0
+
+    return (lambda x: x * C().k), lambda: setattr(C, "__init__", init)
+
+
+@row
+def object_in_a_slot_of_a_new_object():
+    class C:
+        __slots__ = ("o",)
+
+        def __init__(s, o):
+            s.o = o
+
+    o = ns(k=2.0)
+    return (lambda x: x * C(o).o.k), lambda: setattr(o, "k", 3.0)
+
+
+@row
+def field_of_a_replaced_namedtuple():
+    Pair = collections.namedtuple("Pair", "k j")
+    o = ns(t=Pair([2.0], 1.0))
+    return (lambda x: x * o.t._replace(j=2).k[0]), lambda: o.t.k.__setitem__(0, 3.0)
+
+
+@row
+def view_of_a_dict():
+    d = {"k": 2.0}
+    keys = d.keys()
+    return (lambda x: x * len(keys)), lambda: d.update(j=3.0)
+
+
+@row
+def variable_of_another_context():
+    v = contextvars.ContextVar("v", default=2.0)
+    context = contextvars.copy_context()
+    return (lambda x: x * context.run(v.get)), lambda: context.run(v.set, 3.0)
+
+
+@row
+def module_that_is_missing():
+    sys.modules.pop("tfn_none", None)
+
+    def f(x):
+        try:
+            import tfn_none
+        except ImportError:
+            return x
+        return x * tfn_none.k
+
+    return f, lambda: sys.modules.update(tfn_none=ns_module("tfn_none", 3.0))
+
+
+def ns_module(name, k):
+    module = types.ModuleType(name)
+    module.k = k
+    return module
+
+
+@row
+def module_imported_by_name():
+    sys.modules["tfn_m"] = module = ns_module("tfn_m", 2.0)
+    return (lambda x: x * importlib.import_module("tfn_m").k), lambda: setattr(module, "k", 3.0)
+
+
+@row
+def globals_of_a_function():
+    global G2
+    G2 = 2.0
+
+    def f(x):
+        return x * f.__globals__["G2"]
+
+    return f, lambda: f.__globals__.update(G2=3.0)
+
+
+@row
+def cell_of_a_function():
+    k = 2.0
+
+    def g():
+        return k
+
+    def change():
+        g.__closure__[0].cell_contents = 3.0
+
+    return (lambda x: x * g.__closure__[0].cell_contents), change
+
+
+@row
+def object_among_the_locals():
+    o = ns(k=2.0)
+
+    def f(x):
+        held = o
+        return x * locals()["held"].k
+
+    return f, lambda: setattr(o, "k", 3.0)

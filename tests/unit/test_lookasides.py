@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import types
+import weakref
 from math import sqrt as imported_sqrt
 from typing import Any
 
@@ -282,6 +283,23 @@ def test_patches_of_one_place_come_and_go_in_any_order() -> None:
     with inner.applied():
         assert place.f() == ("a", "f")
     assert place.f is original and internals.patched_places(original) == []
+
+
+@pytest.mark.parametrize("name", ("of_instance", "kept"))
+def test_a_class_that_a_lookaside_was_in_is_let_go(name: str) -> None:
+    def run() -> weakref.ref[type]:
+        body = {one: found for one, found in vars(Properties).items() if one not in ("__dict__", "__weakref__")}
+        made = type("Made", (), body)
+        held, instance = vars(made)[name], made()
+        jit(lambda x: x * instance.plain, lookasides=[Lookaside(held, lambda *args: 7.0)])(X)
+        assert vars(made)[name] is held
+        return weakref.ref(made)
+
+    known = run()
+    gc.collect()
+    assert known() is None
+    (idle,) = (one for one in internals.patched_places(torch.nn.Module._wrapped_call_impl) if one[1] == "__call__")
+    assert idle[0] is torch.nn.Module
 
 
 def test_a_builtin_calls_the_original_in_its_replacement() -> None:

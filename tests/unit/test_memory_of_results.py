@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import itertools
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -165,6 +166,25 @@ def test_the_memory_of_a_tensor_from_outside_is_not_set() -> None:
 
     with pytest.raises(UnsupportedCall, match="`set_` of a tensor from outside"):
         tfn.jit(f)(torch.ones(2))
+
+
+@pytest.mark.parametrize("inner", [tfn.jit, tfn.checkpoint])
+@pytest.mark.parametrize("outer", [lambda g: g, tfn.jit, tfn.checkpoint])
+def test_the_memory_of_a_tensor_of_a_function_around_is_not_set(outer: Any, inner: Any) -> None:
+    """Torch functions do not show `set_`: the function inside set the other's tensor, and nobody saw it."""
+
+    def f(x: Tensor, target: Tensor) -> Any:
+        def g(y: Tensor) -> Any:
+            return inner(lambda z: (y.set_(z + 1), z)[1])(x), y * 1
+
+        return outer(g)(target * 1)
+
+    def given(x: Tensor, source: Tensor) -> Any:
+        return outer(lambda y: inner(lambda z: (z * 2).set_(y))(x))(source)
+
+    for h in (f, given):
+        with pytest.raises(UnsupportedCall, match="`set_` of a tensor from outside"):
+            tfn.jit(h)(torch.ones(2), torch.ones(2, 1))
 
 
 def test_out_is_a_write_that_aliases_see() -> None:
@@ -590,3 +610,146 @@ def test_results_of_nested_vmaps_in_place_show_the_argument_at_any_batch_dim(f: 
         for one in (a, b):
             one.add_(1)
         assert torch.equal(mine, its), (inner, outer)
+
+
+PAIRED: dict[str, Callable[[Tensor], Tensor]] = {
+    "itself": lambda x: x,
+    "conj": lambda x: x.conj(),
+    "negative": torch._neg_view,
+    "imaginary part of the conjugate": lambda x: x.conj()[1:].imag,
+    "real part": lambda x: x.real[:3],
+    "pairs": lambda x: torch.view_as_real(x)[2:],
+    "complex of pairs": lambda x: torch.view_as_complex(torch.view_as_real(x)[1:]).conj(),
+    "rows": lambda x: x.conj()[:3],
+    "overlapping": lambda x: x.as_strided((3, 2), (1, 1)),
+    "expanded": lambda x: torch._neg_view(x)[1].expand(2),
+    "detached": lambda x: x.detach()[1:],
+    "every second": lambda x: x.conj()[::2].imag,
+}
+
+
+def _poked(results: Sequence[Tensor]) -> list[Tensor]:
+    """Everything after each result was written to: it shows who shares memory with whom."""
+    for one in results:
+        with torch.no_grad():
+            (one if 0 not in one.stride() else one[:1]).mul_(0.5).add_(1)
+    return [one.detach().resolve_conj().resolve_neg().clone() for one in results]
+
+
+def _source(is_followed: bool) -> Tensor:
+    x = torch.arange(8, dtype=torch.float64).view(4, 2)
+    return torch.view_as_complex(x).requires_grad_(is_followed)
+
+
+def _pairs(*steps: int) -> Iterator[tuple[str, str]]:
+    names = list(PAIRED)
+    yield from ((name, names[(i + step) % len(names)]) for step in steps for i, name in enumerate(names))
+
+
+@pytest.mark.parametrize(
+    ("is_followed", "options", "steps"),
+    [(False, {}, (1, 3, 4)), (True, {}, (2, 5, 6)), (True, {"cache": "symbolic values"}, (8,))],
+)
+def test_two_views_of_one_value_as_results(is_followed: bool, options: dict[str, Any], steps: tuple[int, ...]) -> None:
+    """Both show one memory after the call, though none of the two may hold the other."""
+    for a, b in itertools.islice(_pairs(*steps), 0, None, 3 if options else 1):
+
+        def f(x: Tensor, a: str = a, b: str = b) -> Any:
+            y = x * 2
+            return PAIRED[a](y), PAIRED[b](y)
+
+        jitted, found = tfn.jit(f, **options), list[Any]()
+        for g in (f, jitted):
+            x = _source(is_followed)
+            values = [one for one in g(x) if one.requires_grad]
+            losses = [one.abs().square().sum() for one in values]
+            grads = [torch.autograd.grad(loss, x, retain_graph=True)[0] for loss in losses]
+            found.append([grads, _poked(g(_source(is_followed)))])
+        torch.testing.assert_close(found[1], found[0], msg=lambda text, a=a, b=b: f"{a} and {b}: {text}")
+        if not is_followed or {"overlapping", "expanded", "detached"} & {a, b}:
+            continue
+        grads = []
+        for g in (f, jitted):  # a write with a history, which the other has too
+            x = _source(is_followed)
+            one, other = g(x)
+            try:
+                one.mul_(3)
+                grads.append(torch.autograd.grad(other.abs().square().sum(), x)[0])
+            except RuntimeError as error:
+                assert g is jitted and "created inside a custom Function" in str(error)
+        torch.testing.assert_close(grads[-1], grads[0], msg=lambda text, a=a, b=b: f"{a} and {b}: {text}")
+
+
+NESTED: dict[str, Callable[[Any, Any], Callable[[Tensor], Any]]] = {
+    "jit": lambda T, g: T.jit(g),
+    "checkpoint": lambda T, g: T.checkpoint(g),
+    "PyTorch's checkpoint": lambda T, g: lambda x: torch.utils.checkpoint.checkpoint(g, x, use_reentrant=False),
+    "vjp": lambda T, g: lambda x: T.vjp(g, x)[0],
+    "jvp": lambda T, g: lambda x: T.jvp(g, (x,), (x,))[1],
+    "vmap": lambda T, g: lambda x: T.vmap(g)(torch.stack([x, x * 2])),
+    "aux": lambda T, g: lambda x: T.vjp(lambda x: (x.sum().abs(), g(x)), x, has_aux=True)[2],
+}
+PYTORCH = SimpleNamespace(
+    jit=lambda g: g, checkpoint=lambda g: g, vjp=torch.func.vjp, jvp=torch.func.jvp, vmap=torch.func.vmap
+)
+
+
+@pytest.mark.parametrize("around", [lambda f: f, tfn.jit], ids=["plain", "jit"])
+@pytest.mark.parametrize("name", NESTED)
+def test_two_views_of_one_value_as_results_of_a_function_inside(name: str, around: Callable[[Any], Any]) -> None:
+    """What is written to one is read from the other, or the write is refused."""
+    pairs = [("itself", "real part"), ("conj", "every second"), ("overlapping", "itself"), ("itself", "itself")]
+    for a, b in [*pairs, ("rows", "itself"), ("conj", "rows"), ("rows", "overlapping")]:
+
+        def g(x: Tensor, a: str = a, b: str = b) -> Any:
+            y = x * 2
+            return PAIRED[a](y), PAIRED[b](y)
+
+        def f(x: Tensor, T: Any) -> Any:
+            one, other = NESTED[name](T, g)(x)
+            one.add_(1)
+            return one * 1, other * 1
+
+        try:
+            want = f(_source(False), PYTORCH)
+        except RuntimeError:
+            assert name == "vmap" and "every second" in (a, b)  # which torch.func does not batch
+            continue
+        try:
+            have = around(lambda x: f(x, tfn))(_source(False))
+        except (AliasedMutation, RuntimeError) as error:
+            assert "memory" in str(error)
+            assert around is tfn.jit or a == "overlapping"
+        else:
+            torch.testing.assert_close(have, want, msg=lambda text, a=a, b=b: f"{a} and {b}: {text}")
+
+
+STORED: dict[str, Callable[[Tensor], Any]] = {
+    "itself": lambda x: (x, x),
+    "itself, written by a detach": lambda x: (x, x.detach()[:1].fill_(0.25), x)[::2],
+    "itself, written without gradients": lambda x: (x, torch.no_grad()(lambda: x.mul_(2))(), x * 1)[::2],
+    "a view of it": lambda x: (x.view(-1)[1:], x.detach().mul_(2), x * 1)[::2],
+    "what it returns": lambda x: (y := x * 2, y),
+    "a view of what it returns": lambda x: ((y := x * 2)[1:].as_strided((2,), (1,)), y),
+    "a part that meets a result": lambda x: ((y := x * 2)[:2], torch._neg_view(y)[1:]),
+}
+
+
+@pytest.mark.parametrize("is_followed", [False, True])
+@pytest.mark.parametrize("name", STORED)
+def test_what_a_function_keeps_is_the_tensor_that_it_kept(name: str, is_followed: bool) -> None:
+    """An entry of a dict outside is the very argument, or lies where a result lies."""
+    kept: dict[str, Tensor] = {}
+
+    def f(x: Tensor) -> Tensor:
+        kept["entry"], result = STORED[name](x)
+        return result
+
+    found = []
+    for g in (f, tfn.jit(f)):
+        for _ in range(2):
+            x = torch.arange(3.0).requires_grad_(is_followed)
+            result, entry = g(x), kept["entry"]
+            facts = entry is x, result is x, result is entry, entry.is_leaf, entry.requires_grad
+            found.append((facts, [one.tolist() for one in _poked([x, result, entry])]))
+    assert found[:2] == found[2:]

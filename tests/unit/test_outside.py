@@ -20,6 +20,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import time as clock
 from types import SimpleNamespace
@@ -37,6 +38,8 @@ from thunder_fn.capture.outside import evaluating, frames
 from thunder_fn.errors import OutsideWarning, UnsupportedCall
 
 HERE = Path(__file__)
+POOL = ThreadPoolExecutor(1)
+POOL.submit(int).result()  # its thread is there
 FILLED_BY_THE_CALL = {"defaultdict"}
 """Rows in which the first call changes what it reads, so that the second is traced too."""
 
@@ -171,6 +174,7 @@ def test_a_number_that_always_changes_keeps_few_programs() -> None:
         (lambda: open(HERE).close() or 1, "open"),
         (lambda: secrets.randbelow(3), "secrets.randbelow"),
         (lambda: len(contextvars.copy_context()), "contextvars.copy_context"),
+        (lambda: POOL.submit(lambda: 1).result(), "POOL.submit"),
     ],
 )
 def test_answers_that_change_by_themselves_are_said_to_be_constants(ask: Callable[[], float], name: str) -> None:

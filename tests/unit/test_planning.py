@@ -19,6 +19,7 @@ import thunder_fn as tfn
 from thunder_fn.benchmarks.models import GPT
 from thunder_fn.errors import InspectError
 from thunder_fn.inspect.machines import KNOWN, machine_named
+from thunder_fn.parameters import overlap
 from thunder_fn.planning import Collective, Hardware, Link, collective_seconds, fake_world, hardware_named, plan_layers
 from thunder_fn.planning.links import ring_seconds, tree_seconds
 from thunder_fn.planning.measure import measured_hardware
@@ -224,6 +225,32 @@ def test_ranks_of_a_pipeline_wait_as_its_schedule_says(kind: str) -> None:
     assert "ranks of the pipeline, whose bubble is" in str(found)
 
 
+def test_products_in_chunks_are_planned_as_overlapped(world: int) -> None:
+    """More of the communication is hidden, and the rank waits less; chunks alone hide nothing."""
+    empty = lambda *shape: torch.empty(*shape, device="meta", dtype=torch.bfloat16)
+    params = {"norm": empty(8192), "up": empty(32768, 8192), "down": empty(8192, 32768)}
+    x = empty(1, 8192, 8192)
+    mesh = init_device_mesh("cpu", (world // 8, 8), mesh_dim_names=("data", "tensor"))
+    plan = {"norm": "sequence", "up": "column", "down": "row"}
+
+    def loss(params: Any, x: torch.Tensor) -> torch.Tensor:
+        h = F.layer_norm(x, x.shape[-1:], params["norm"])
+        return (x + F.linear(F.gelu(F.linear(h, params["up"])), params["down"])).square().sum()
+
+    def planned(chunks: int, around: Any) -> Any:
+        f = tfn.tensor_parallel(loss, mesh["tensor"], plan, chunks=chunks)
+        new = f.prepare(params)
+        own, others = new.partition(lambda name: new[name].is_floating_point())
+        step = tfn.grad(lambda own, others, x: f(new.replaced(own, others), x))
+        return tfn.plan(around(step), (own, others, x), "h100")
+
+    whole, cut = planned(1, overlap), planned(2, overlap)
+    assert whole.hidden_communication < 0.1 * whole.timeline.communicating
+    assert cut.hidden_communication > 0.25 * cut.timeline.communicating
+    assert cut.exposed_communication < whole.exposed_communication
+    assert planned(2, lambda step: step).hidden_communication < 1e-9
+
+
 def test_a_ring_sends_to_one_neighbour_at_a_time(world: int) -> None:
     mesh = init_device_mesh("cpu", (8, 8), mesh_dim_names=("dp", "cp"))["cp"]
     x = torch.empty(1, 8, 128, 64, device="meta", dtype=torch.bfloat16)
@@ -283,6 +310,14 @@ def test_a_world_of_another_size_and_simulated_ranks_are_refused(world: int) -> 
         tfn.plan(tfn.grad(f), (f.prepare({"w": x}), x))
 
 
+def test_sizes_that_depend_on_data_are_refused() -> None:
+    """They counted as two elements, which made each such step nearly free."""
+    x = torch.empty(1000, device="meta")
+    with pytest.raises(InspectError, match=r"the size of aten\.index\.Tensor depends on data"):
+        tfn.plan(lambda x: x[x > 0] * 2, (x,), "h100")
+    assert tfn.plan(lambda x: torch.where(x > 0, x, 0) * 2, (x,), "h100").memory.peak >= x.nbytes
+
+
 def test_a_world_ends_with_its_block() -> None:
     for size in (2, 1024):
         with fake_world(size):
@@ -330,6 +365,29 @@ def test_search_orders_ways_by_time_among_those_that_fit() -> None:
     again = tfn.plan(loss, args, tight, 16, search=choices)
     assert again.best != found.best or not again.plan.fits
     assert not torch.distributed.is_initialized()
+
+
+def test_search_cuts_positions_and_stages_too() -> None:
+    """Each way has the collectives of its cuts, and a pipeline's plan has all micro-batches."""
+
+    def loss(params: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        q = F.linear(x, params["a"]).unflatten(-1, (4, 16)).transpose(1, 2)
+        return F.linear(F.scaled_dot_product_attention(q, q, q).transpose(1, 2).flatten(2), params["o"]).square().sum()
+
+    args = ({name: torch.empty(64, 64, device="meta") for name in "ao"}, torch.empty(2, 8, 64, device="meta"))
+    choices: dict[str, Any] = {"split": {"a": "column", "o": "row"}, "tensor": (2,), "micro": (2,)}
+    found = tfn.plan(loss, args, "h100", 8, search={**choices, "context": (2, 3), "stages": (1, 2)})
+    ways = {way.stages: (way, one) for way, one, _ in found.found}
+    assert [str(way) for way, _ in sorted(ways.values(), key=lambda found: found[0].stages)] == [
+        "fsdp 2 x tp 2 x cp 2, keeps all, 2 micro",
+        "fsdp 1 x tp 2 x cp 2 x pp 2, keeps all, 2 micro",
+    ]
+    for way, one in ways.values():
+        programs = one.stages or (one,)
+        seen = {each.kind for part in programs for each, _, _ in part.timeline.collectives}
+        assert len(programs) == way.stages and ("send" in seen) == (way.stages > 1)
+        assert {"all-to-all", "all-reduce", "all-gather", "reduce-scatter"} <= seen
+    assert [way.context for way, _ in found.refused] == [3, 3]
 
 
 def test_blocks_are_checkpointed_while_ways_are_planned() -> None:

@@ -54,6 +54,14 @@ WRONG: dict[str, tuple[type[Exception], Callable[[], object]]] = {
         errors.InspectError,
         lambda: tfn.inspect.compare(SINE, SINE),  # type: ignore[arg-type]
     ),
+    "export: expected the arguments of a call as one tuple, given a Tensor\nWrite `export(f, (x, y))`": (
+        errors.TraceTypeError,
+        lambda: tfn.export(torch.sin, X),  # type: ignore[arg-type]
+    ),
+    "plan: expected the arguments of a call as one tuple, given a Tensor\nWrite `plan(f, (x, y))`": (
+        errors.TraceTypeError,
+        lambda: tfn.plan(torch.sin, X),  # type: ignore[arg-type]
+    ),
     "there is no machine 'H1'\nName one of H100 SXM,": (
         errors.InspectError,
         lambda: tfn.inspect.machine_named("H1"),

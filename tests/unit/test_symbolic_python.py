@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import thunder_fn as tfn
-from thunder_fn.errors import DataDependentValue
+from thunder_fn.errors import DataDependentBranch, DataDependentValue
 from thunder_fn.jitted import cache_info, jit
 
 Tensor = torch.Tensor
@@ -190,7 +190,15 @@ def _made_inside(x: Tensor) -> Tensor:
     return x * g(x)
 
 
+def _made_elsewhere(k: int) -> Callable[[Tensor], Tensor]:
+    def longer() -> Callable[[Tensor], Tensor]:
+        return lambda y: y[: max(len(y[y > 1]), k)]
+
+    return longer()
+
+
 BUILTINS: dict[str, Callable[[Tensor], Any]] = {
+    "made_elsewhere": lambda x: _made_elsewhere(1)(x),
     "trunc": lambda x: x[: math.trunc(x.max().double().item() * 0.5)],
     "int": lambda x: x[: int(x.max().item())],
     "int_of_tensor": lambda x: x.new_zeros(int(x.sum())),
@@ -218,6 +226,19 @@ def test_builtins_of_found_numbers_are_symbols(name: str) -> None:
         mine, its = g(x), f(x)
         assert torch.equal(mine, its) and mine.dtype == its.dtype
     assert cache_info(g).misses == 1
+
+
+def test_a_function_that_is_made_in_each_attempt_and_needs_a_number_ends() -> None:
+    """Each attempt to trace made another function, which was to be replaced in the next one, for ever."""
+
+    def made(k: int) -> Callable[[Tensor], Any]:
+        def g(x: Tensor) -> Any:
+            return [x.sum()] * max(len(x[x > 1]), k)
+
+        return g
+
+    with pytest.raises(DataDependentBranch):
+        jit(lambda x: made(1)(x))(torch.tensor([1, 2, 1]))
 
 
 def _rows_of_two(x: Tensor) -> Tensor:

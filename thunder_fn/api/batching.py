@@ -11,7 +11,7 @@ import torch
 from thunder_fn.api.calling import Transformed, transformed
 from thunder_fn.api.captures import Plan, planned
 from thunder_fn.capture import TENSOR, Alias, Captured, Shared, current, pytree
-from thunder_fn.capture.apply import part, view_again, view_of_written, write
+from thunder_fn.capture.apply import join, part, view_again, view_of_written, write
 from thunder_fn.capture.failures import check_aliases
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.capture.supported import check_supported
@@ -103,8 +103,12 @@ class Vmap(Transformed):
         results, dims = list(outputs[:count]), list(flags[:count])
         for place, alias in _written_results(captured, new, inputs, in_dims, size):
             results[place], dims[place] = alias, 0
+        laid = [None if dim is None else one for one, dim in zip(results, dims, strict=True)]
+        join(captured, new, inputs, laid, size)
+        pairs = zip(results, laid, strict=True)
+        results = [one if batched is None else batched for one, batched in pairs]
         if (recorder := current()) is not None:
-            for shared in captured.shared:
+            for shared in (one for one in captured.shared if one.result < count):
                 source = inputs[shared.source] if isinstance(shared.source, int) else shared.source
                 dim = in_dims[shared.source] if isinstance(shared.source, int) else None
                 batched = source if dim is None else source.movedim(dim, 0)
@@ -205,8 +209,11 @@ def _written_results(
         for i, atom in enumerate(captured.trace.outputs[:count])
         if atom in targets
     ]
-    placed = [*(one for one in captured.aliases if one.is_written), *same]
-    others = [one for one in captured.shared if captured.writes and not one.is_same]
+    seen = [one for one in (*captured.aliases, *captured.shared) if one.result < count]
+    placed = [*(one for one in seen if isinstance(one, Alias) and one.is_written), *same]
+    others = [
+        one for one in seen if isinstance(one, Shared) and captured.writes and not one.is_same
+    ]
     known = {one.result for one in placed}
     for alias in (*placed, *(one for one in others if one.result not in known)):
         target = alias.source

@@ -21,6 +21,7 @@ from thunder_fn.errors import (
     GradError,
     JitError,
     NotDifferentiable,
+    TraceTypeError,
     UnknownOption,
     kind_of,
     located,
@@ -212,6 +213,18 @@ def transformed(
 def described(result: Any) -> str:
     """A result in the words of an error: its type, None, or the kind of Python value."""
     return str(result) if result is None or isinstance(result, TensorType) else kind_of(result)
+
+
+def call_arguments(name: str, args: Any) -> tuple[Any, ...]:
+    """Return the arguments of a call, given as one tuple or list.
+
+    Raises:
+        TraceTypeError: they are no tuple or list. The rows of a bare tensor are no arguments.
+    """
+    if isinstance(args, (tuple, list)):
+        return tuple(args)
+    what = f"{name}: expected the arguments of a call as one tuple, given {kind_of(args)}"
+    raise TraceTypeError(what, fix=f"Write `{name}(f, (x, y))`; a single argument is `(x,)`.")
 
 
 def main_only(captured: Captured) -> Captured:

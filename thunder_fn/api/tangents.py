@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal as Choice, TypeVar, overload
@@ -12,14 +13,14 @@ import torch
 from thunder_fn.api.calling import check_output, main_only, main_output, run, unwritten, write_back
 from thunder_fn.api.captures import Plan, planned
 from thunder_fn.capture import EVERY_LEAF, Captured, current, pytree
-from thunder_fn.capture.apply import shows_inputs
+from thunder_fn.capture.apply import join, shows_inputs
 from thunder_fn.capture.numbers.python_numbers import running_zeros
 from thunder_fn.capture.replaced.lookasides import divert
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.capture.supported import is_wrapped
 from thunder_fn.derived.leaf_vjp import is_differentiable
 from thunder_fn.errors import AliasedMutation, NotDifferentiable, TangentError, kind_of
-from thunder_fn.interpreters.jvp import jvp_trace
+from thunder_fn.interpreters.jvp import JvpRule, jvp_trace
 from thunder_fn.interpreters.partial_eval import partial_eval
 from thunder_fn.ir import text
 from thunder_fn.ir.rules import chosen, scattered
@@ -110,7 +111,7 @@ def _plan_of_jvp(
         return (*tensors[:count], *closed, *chosen(tensors[count:], active))
 
     def arrange(inputs: Sequence[Any], outputs: tuple[Any, ...]) -> Any:
-        return _arrange(captured, outputs, rule.active_outputs, main, inputs, has_aux, strict)
+        return _arrange(captured, rule, outputs, main, inputs, has_aux, strict)
 
     name = f"jvp_{captured.trace.name}"
     return Plan(name, captured, rule.trace, arrange, inputs_of)
@@ -140,15 +141,15 @@ def _check_apart(
 
 def _arrange(
     captured: Captured,
+    rule: JvpRule,
     outputs: tuple[Any, ...],
-    active_outputs: tuple[bool, ...],
     main: tuple[bool, ...],
     inputs: Sequence[Any],
     has_aux: bool,
     strict: bool,
 ) -> Any:
     count = len(captured.trace.outputs)
-    tangents = scattered(outputs[count:], active_outputs)
+    tangents = scattered(outputs[count:], rule.active_outputs)
     if strict and any(
         tangent is None for tangent, flag in zip(tangents, main, strict=True) if flag
     ):
@@ -156,6 +157,8 @@ def _arrange(
             "jvp: with strict=True every output depends on the primals, but one does not"
         )
     result = captured.result(write_back(captured, inputs, outputs[:count]))
+    tangents, active = [*tangents], itertools.accumulate(rule.active_outputs, initial=count)
+    join(captured, rule.trace, inputs, tangents, at=[*active])
     shown = main_only(captured) if has_aux else captured
     filled = tuple(
         _zero_of(value) if tangent is None else tangent

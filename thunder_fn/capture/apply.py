@@ -409,8 +409,8 @@ def write_back(
         outputs: the results of the function, then a new value for each write.
 
     Returns:
-        The results. One that shares memory with an input or a closed-over tensor in eager mode does
-            so here.
+        The results. One that shares memory with an input, a closed-over tensor or another result in
+            eager mode does so here.
     """
     count, recorder = captured.num_results, current()
     place: Callable[[int | torch.Tensor], torch.Tensor] = lambda it: (
@@ -423,15 +423,13 @@ def write_back(
             restride(target, one.strides)
         put = rebind if one.rebinds else write
         put(target if recorder is None else recorder.lift(target), value)
-    for effect in captured.effects:
-        effect.apply(outputs[first : first + effect.count], inputs)
-        first += effect.count
-    results, placed = list(outputs[:count]), set[int]()
+    results, placed = list(outputs), set[int]()
     for alias in captured.aliases:
         target = place(alias.source)
         if alias.is_written and recorder is None and not is_wrapped(target):
             results[alias.result] = alias.in_place_of(target, results[alias.result])
             placed.add(alias.result)
+    join(captured, captured.trace, inputs, results)
     for shared in captured.shared:
         source = place(shared.source)
         if shared.is_same:
@@ -443,7 +441,66 @@ def write_back(
             results[shared.result] = view_again(
                 recorder, captured, captured.trace, shared, (source, source), results[shared.result]
             )
-    return tuple(results)
+    for effect in captured.effects:
+        effect.apply(results[first : first + effect.count], inputs)
+        first += effect.count
+    return tuple(results[:count])
+
+
+def join(
+    captured: Captured,
+    trace: Trace,
+    inputs: Sequence[Any],
+    results: list[Any],
+    size: Dim | None = None,
+    at: Sequence[int] | None = None,
+) -> None:
+    """Lay results of a function, or what a transform of its trace gives for each of them, into one
+    memory if they have elements in common in eager mode.
+
+    Args:
+        results: one for each, None for one that does not exist.
+        size: of the batch dim in front, if they have one.
+        at: the output of the trace that each of them is; its own position, if left out.
+    """
+    recorder = current()
+    for joint in captured.joints:
+        values = [results[place] for place in joint.results]
+        if any(value is None or is_wrapped(value) for value in values):
+            continue
+        if recorder is not None:
+            places = [place if at is None else at[place] for place in joint.results]
+            values = joined(recorder, trace, places, values)
+        elif len(set(map(internals.storage_id, values))) > 1:
+            known = joint.among(captured.trace.inputs, *inputs) if joint.is_symbolic else joint
+            values = (known if size is None else known.batched(size)).of(*values)
+        for place, value in zip(joint.results, values, strict=True):
+            results[place] = value
+
+
+def joined(
+    recorder: Recorder, trace: Trace, places: Sequence[int], values: Sequence[Any]
+) -> list[Any]:
+    """Take results of a trace, at these places, as views of the first of which the trace takes them
+    by views. Neither of two can be changed while both live, if they have elements in common in
+    eager mode and not here.
+    """
+    found, is_shown = [recorder.lift(value) for value in values], recorder.history.is_shown
+    known, atoms = makers(trace.equations), [trace.outputs[place] for place in places]
+    ways = [[_way(known, atom, root, is_view_step) for atom in atoms] for root in atoms]
+    reached = [
+        [way for way in row if way and way[0] == root]
+        for row, root in zip(ways, atoms, strict=True)
+    ]
+    first = max(range(len(atoms)), key=lambda i: len(reached[i]))
+    for place, way in enumerate(ways[first]):
+        if way in reached[first] and way and not is_shown(found[first], found[place]):
+            value = _along(recorder, way[1], found[first])
+            found[place] = value if is_shown(found[first], value) else found[place]
+    for one, other in itertools.combinations(found, 2):
+        if not recorder.history.is_shown(one, other):
+            recorder.history.part(one, other, trace.name, are_results=True)
+    return found
 
 
 def view_again(

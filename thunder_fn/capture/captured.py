@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from thunder_fn.capture import pytree
-from thunder_fn.capture.aliases import Alias
+from thunder_fn.capture.aliases import Alias, Joint
 from thunder_fn.capture.kept_state import KeptState
 from thunder_fn.capture.outside.properties import Read
 from thunder_fn.capture.places import Effect, Feed
@@ -33,7 +33,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """A result, by position, that shares memory with an input of the trace, by index, or with a
+    """An output, by position, that shares memory with an input of the trace, by index, or with a
     closed-over tensor.
 
     `is_same`: it is that tensor; else it may be a view.
@@ -93,6 +93,7 @@ class Captured:
     follows: bool = False
     reads: tuple[Read, ...] = ()
     aliases: tuple[Alias, ...] = ()
+    joints: tuple[Joint, ...] = ()
     shared: tuple[Shared, ...] = ()
     feeds: tuple[Feed, ...] = ()
     effects: tuple[Effect, ...] = ()

@@ -15,7 +15,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
-from thunder_fn.capture.aliases import Alias, aliases_of
+from thunder_fn.capture.aliases import Alias, aliases_of, joints_of
 from thunder_fn.capture.captured import Captured, Shared, Write
 from thunder_fn.capture.changes import changes_of, check_results, effects_of, feeds_of, grads_read
 from thunder_fn.capture.failures import (
@@ -33,7 +33,7 @@ from thunder_fn.capture.numbers.counts import tensors_of_numbers
 from thunder_fn.capture.outside import frames
 from thunder_fn.capture.outside.process import noted_state
 from thunder_fn.capture.outside.properties import types_of
-from thunder_fn.capture.places import Effect, Feed
+from thunder_fn.capture.places import Feed
 from thunder_fn.capture.pytree import TENSOR
 from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.replaced.host_random import untouched_by_refusals
@@ -193,14 +193,14 @@ class _Options:
 @dataclass(frozen=True, slots=True)
 class _End:
     """The state at the end of a run, before the trace is folded. `found` has what does not depend
-    on the trace. The atoms are those of the outputs, writes, effects and fed inputs. `met` are the
-    tensors from outside.
+    on the trace. The atoms are those of the outputs, writes, effects (`stored`) and fed inputs.
+    `met` are the tensors from outside.
     """
 
     found: Captured
     outputs: tuple[Atom, ...]
     changes: tuple[tuple[Write, Atom], ...]
-    effects: tuple[tuple[Effect, tuple[Atom, ...]], ...]
+    stored: tuple[Atom, ...]
     fed: tuple[tuple[Feed, torch.Tensor | None], ...]
     met: tuple[torch.Tensor, ...]
 
@@ -270,7 +270,7 @@ class _Attempt:
                         raise LengthsAsked(tuple(recorder.lengths))
                     result = result if made_of is None else made_of(result)
                     end = self.end(tracers, result)
-                    recorder.generators.check()
+                    recorder.call.generators.check()
                 except TracedFunctionError:
                     if asked.on_raise is not None:
                         unfinished = self.end(tracers, ())
@@ -349,13 +349,16 @@ class _Attempt:
             begun,
             grads=tuple(grads_read(recorder, positions)),  # before tensors are looked up below
             reads=reads,
-            effects=tuple(effect for effect, _ in effects),
+            effects=tuple(effect for effect, *_ in effects),
             kept=kept,
         )
         targets = [write.target for write, _ in changes]
-        found = self.with_memory(begun, results, tracers, targets)
-        met = () if recorder.outer is not None else tuple(recorder.met.values())
-        return _End(found, outputs, changes, effects, fed, met)
+        kept_leaves = (leaf for *_, leaves in effects for leaf in leaves)
+        placed = [*results, *(None for _ in changes), *kept_leaves]
+        found = self.with_memory(begun, results, placed, tracers, targets)
+        met = () if recorder.outer is not None else tuple(recorder.call.met.values())
+        atoms = tuple(atom for _, own, _ in effects for atom in own)
+        return _End(found, outputs, changes, atoms, fed, met)
 
     def results(
         self, tracers: list[torch.Tensor], result: Any
@@ -380,18 +383,23 @@ class _Attempt:
         self,
         begun: Captured,
         results: list[Any],
+        placed: list[Any],
         tracers: list[torch.Tensor],
         targets: list[int | torch.Tensor],
     ) -> Captured:
-        """Add the place of the results in autograd's graph, and in memory."""
+        """Add the place of the results in autograd's graph, and of all outputs in memory."""
         recorder = self.recorder
         inner = [place for place, leaf in enumerate(results) if is_inner(leaf)]
+        aliases = tuple(aliases_of(recorder, placed, tracers, targets))
+        shared = tuple(shared_memory(recorder, placed, tracers))
+        outside = {one.result for one in (*aliases, *shared)}
         return dataclasses.replace(
             begun,
             retained=tuple(place for place in inner if results[place].retains_grad),
             follows=(recorder.gradients.follows or bool(inner)) and self.is_off,
-            aliases=tuple(aliases_of(recorder, results, tracers, targets)),
-            shared=tuple(shared_memory(recorder, results, tracers)),
+            aliases=aliases,
+            joints=tuple(joints_of(recorder, placed, outside)),
+            shared=shared,
             strides=() if recorder.outer is None else tuple(map(strides_of, results)),
         )
 
@@ -406,8 +414,8 @@ class _Attempt:
     def captured(self, end: _End) -> Captured:
         """Fold the recording into a trace, and add the data that a call needs."""
         recorder, found, bounds = self.recorder, end.found, self.symbolic.decisions
-        effects = (atom for _, atoms in end.effects for atom in atoms)
-        outputs = (*end.outputs, *(var for _, var in end.changes), *effects)
+        number = recorder.decisions.settled_number
+        outputs = (*end.outputs, *(var for _, var in end.changes), *end.stored)
         nested = nest(recorder, outputs, _identifier(self.asked.name))
         trace, writes, feeds, places = _fed(
             recorder.decisions.settled(rewritten(nested, recorder)),
@@ -427,7 +435,8 @@ class _Attempt:
             reads=(*found.reads, *unread),
             writes=writes,
             decisions=(*bounds, *recorder.decisions.by_question.values()),
-            aliases=tuple(_at(places, alias) for alias in found.aliases),
+            aliases=tuple(_at(places, one).with_numbers(number) for one in found.aliases),
+            joints=tuple(one.with_numbers(number) for one in found.joints),
             shared=tuple(_at(places, shared) for shared in found.shared),
             feeds=feeds,
             is_told=recorder.values.is_told,

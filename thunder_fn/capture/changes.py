@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -126,28 +126,29 @@ def _accumulated(
 
 def effects_of(
     recorder: Recorder, positions: Mapping[int, int], name: str, stored: dict[int, Atom]
-) -> Iterator[tuple[Effect, tuple[Atom, ...]]]:
-    """Find the changes of places outside, each with the outputs that it stores: gradients of leaves
-    first, then kept objects. `stored` gets the output of each tensor in them.
+) -> Iterator[tuple[Effect, tuple[Atom, ...], Sequence[Any]]]:
+    """Find the changes of places outside, each with the outputs that it stores, and what these are:
+    gradients of leaves first, then kept objects. `stored` gets the output of each tensor in them.
     """
     if recorder.kept is None:
         return
     for tensor, grad in recorder.gradients.assigned():
         holder, (leaves, spec) = positions.get(id(tensor), tensor), pytree.flatten(grad)
         effect = Effect(holder, GRAD, spec, tuple(None for _ in leaves), (True,) * len(leaves))
-        yield effect, tuple(_stored(recorder, leaf, name, stored) for leaf in leaves)
+        yield effect, tuple(_stored(recorder, leaf, name, stored) for leaf in leaves), leaves
     for effect, leaves in recorder.kept.effects(recorder.is_from_outside):
-        yield effect, tuple(_stored(recorder, leaf, name, stored) for leaf in leaves)
+        yield effect, tuple(_stored(recorder, leaf, name, stored) for leaf in leaves), leaves
 
 
 def _stored(recorder: Recorder, leaf: Any, name: str, stored: dict[int, Atom]) -> Atom:
     """Return the output for a value that is stored outside. It is a constant for autograd if the
-    value does not require grad.
+    value does not require grad. A tensor from outside is itself.
     """
     if id(leaf) not in stored or not isinstance(leaf, torch.Tensor):
         atom = output_of(recorder, leaf, name)
-        is_followed = isinstance(leaf, torch.Tensor) and leaf.requires_grad
-        stored[id(leaf)] = atom if is_followed else recorder.stopped(atom)
+        is_tensor = isinstance(leaf, torch.Tensor)
+        is_kept = is_tensor and (leaf.requires_grad or recorder.history.is_given(leaf))
+        stored[id(leaf)] = atom if is_kept else recorder.stopped(atom)
     return stored[id(leaf)]
 
 

@@ -91,7 +91,7 @@ class History:
         self._rebound: set[int] = set()
         self._kept: list[torch.Tensor] = []
         self._links: list[_Link] = []
-        self._apart: list[tuple[set[int], list[Callable[[], bool]], str]] = []
+        self._apart: list[tuple[set[int], list[Callable[[], bool]], str, str]] = []
 
     @property
     def is_following(self) -> bool:
@@ -358,13 +358,22 @@ class History:
         """Tell whether a tracer from outside has been given other memory."""
         return id(tracer) in self._rebound
 
-    def part(self, source: torch.Tensor, result: torch.Tensor, name: str) -> None:
-        """Forbid changes of a result and its source, which share memory in eager mode and not in
-        the trace, while both live.
+    def part(
+        self,
+        source: torch.Tensor,
+        result: torch.Tensor,
+        name: str,
+        *,
+        are_results: bool = False,
+    ) -> None:
+        """Forbid changes of a result and its source, or of two results, which share memory in eager
+        mode and not in the trace, while both live.
         """
         memories = [internals.memory_in(source), internals.memory_in(result)]
         ids = {internals.storage_id(memory) for memory in memories}
-        self._apart.append((ids, [internals.memory_watch(memory) for memory in memories], name))
+        other = "another one" if are_results else f"what {name} reads"
+        watches = [internals.memory_watch(memory) for memory in memories]
+        self._apart.append((ids, watches, name, other))
 
     def check_not_parted(self, tensors: Iterable[torch.Tensor]) -> None:
         """Raise if one of the tensors shares memory with another in eager mode but not here."""
@@ -373,11 +382,11 @@ class History:
         self._apart = [one for one in self._apart if all(is_alive() for is_alive in one[1])]
         for tensor in tensors:
             memories = self.linked(internals.storage_id(internals.memory_in(tensor)))
-            for ids, _, name in self._apart:
+            for ids, _, name, other in self._apart:
                 if ids & memories:
                     what = (
-                        f"a result of {name} shares memory with what {name} reads, and one of them"
-                        " is changed in place"
+                        f"a result of {name} shares memory with {other}, and one of them is changed"
+                        " in place"
                     )
                     fix = f"Return a clone from {name}, or clone its result."
                     raise AliasedMutation(what, source=self.recorder.source, fix=fix)
@@ -385,7 +394,7 @@ class History:
     def is_parted(self, tensor: torch.Tensor) -> bool:
         """Test whether the tensor shares memory with another one in eager mode, and not here."""
         memory = internals.storage_id(internals.memory_in(tensor))
-        return any(memory in ids for ids, _, _ in self._apart)
+        return any(memory in ids for ids, *_ in self._apart)
 
     def is_shown(self, source: torch.Tensor, value: Any) -> bool:
         """Tell whether a value is a tracer that shows the memory of a source, or has its values."""
@@ -397,6 +406,10 @@ class History:
     def is_given(self, tensor: torch.Tensor) -> bool:
         """Tell whether a tracer stands for an argument or for a tensor from outside."""
         return any(tensor is one for one in self.recorder.given)
+
+    def is_own(self, tensor: torch.Tensor) -> bool:
+        """Tell whether a tensor is a tracer of this capture, and of none around it."""
+        return isinstance(tensor, internals.Tracer) and self.recorder.owns(tensor)
 
     def linked(self, memory: int, *, only_wholes: bool = False) -> set[int]:
         """The memories, by id, that have the same values as this one; or those alone of which no

@@ -84,7 +84,7 @@ def _check_written_once(
     name: str, pairs: Iterable[tuple[torch.Tensor, torch.Tensor] | None], source: Source | None
 ) -> None:
     """Reject an op two of whose changed tensors have an element in common."""
-    if any(pair is not None and _share_elements(*pair) for pair in pairs):
+    if any(pair is not None and share_elements(*pair) for pair in pairs):
         what = f"`{name}` writes to the same memory by several of its tensors"
         fix = "Call it for one tensor at a time."
         raise AliasedMutation(what, source=source, fix=fix)
@@ -102,10 +102,10 @@ def _is_read_late(changed: torch.Tensor, read: torch.Tensor, *, is_elementwise: 
     with internals.no_torch_function():
         if [_layout(changed), changed.dtype] == [_layout(read), read.dtype]:
             return not is_elementwise and changed.numel() != 0
-    return _share_elements(changed, read)
+    return share_elements(changed, read)
 
 
-def _share_elements(*tensors: torch.Tensor) -> bool:
+def share_elements(*tensors: torch.Tensor) -> bool:
     """Test whether two tensors in one memory have an element in common."""
     with internals.no_torch_function():
         arrays = [_as_array(*_numbers(tensor), tensor.element_size()) for tensor in tensors]
@@ -132,13 +132,13 @@ def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
 def _numbers(tensor: torch.Tensor) -> tuple[list[int], list[int], int]:
     """The sizes, strides and offset; of symbols the numbers that they have in this call."""
     return (
-        [*map(_number, tensor.shape)],
-        [*map(_number, tensor.stride())],
-        _number(tensor.storage_offset()),
+        [*map(number, tensor.shape)],
+        [*map(number, tensor.stride())],
+        number(tensor.storage_offset()),
     )
 
 
-def _number(item: Any) -> int:
+def number(item: Any) -> int:
     """The number that a size has in this call; one that is found in data is unknown, and counts
     as 2.
     """
@@ -181,7 +181,7 @@ def overlaps(tensor: torch.Tensor) -> bool:
         return True
     if not all(_is_known(item) for dim in dims for item in dim):
         return False
-    dims.sort(key=lambda dim: tuple(map(_number, dim)))
+    dims.sort(key=lambda dim: tuple(map(number, dim)))
     reach, apart = 0, True
     for stride, size in dims:
         apart, reach = apart and bool(stride > reach), reach + stride * (size - 1)

@@ -22,6 +22,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -114,6 +115,24 @@ is told how it is.
 """
 
 
+@dataclass(slots=True)
+class _CallState:
+    """The state that the capture of a call and those inside it share."""
+
+    default_dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
+    answers: dict[str, Any] = field(
+        default_factory=lambda: (
+            {name: getattr(torch, name)() for name in CHANGED} | {GPU: internals.current_gpu()}
+        )
+    )
+    """The answers of the process around the call, by the name of the question."""
+    inference: list[bool] = field(default_factory=list[bool])
+    """The inference modes that the function has entered."""
+    generators: Generators = field(default_factory=Generators)
+    met: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
+    """The tensors from outside, by their id."""
+
+
 class Recorder:
     """Records one run of one function. Lives only inside `capture`."""
 
@@ -127,94 +146,90 @@ class Recorder:
         is_same_function: bool = True,
         is_of_call: bool = False,
     ) -> None:
-        self.mode = internals.RecordingMode(
-            self._on_op,
-            lambda question, answer: self.decisions.on_decision(question, answer),
-            lambda *asked: self.values.answer(*asked),
-        )
-        self.outer = outer
-        is_of_call = is_of_call and (outer is None or outer.values.is_of_call)
-        self.values = KnownValues(self, is_of_call=is_of_call)
+        self.outer, self.track_no_grad = outer, track_no_grad
+        self.call = _CallState() if outer is None else outer.call
+        self.symbolic = symbolic or (outer is not None and outer.symbolic)
+        self.transform, self.batched = inside, frozenset[int]()
+        """The transform whose function this is, and the inputs that it batches, by index."""
+        self.inside = inside or ("" if outer is None else outer.inside)
+        self.is_same_function = is_same_function or (outer is None and not inside)
+        self.filled: Any = () if outer is None else outer.filled
+        """The arguments of the call, whose containers the traced function may fill."""
         self.is_users = False
         """The function is a user's: tensors that it keeps outlive the capture."""
         self.late_error: ThunderError | None = None
         """The error of something after which Python code has gone on: a use of its tracers in
         another thread, a comparison of types, or an operator that hides it.
         """
-        self.mode.elsewhere = self._on_other_thread
-        self.mode.write = self.values.write if is_of_call else None
-        self.is_same_function = is_same_function or (outer is None and not inside)
-        self.around: dict[str, Any] = (
-            {name: getattr(torch, name)() for name in CHANGED} | {GPU: internals.current_gpu()}
-            if outer is None
-            else outer.around
-        )
-        self.inference: list[bool] = [] if outer is None else outer.inference
-        self.filled: Any = () if outer is None else outer.filled
-        """The arguments of the call, whose containers the traced function may fill."""
-        self.properties = Properties(self)
-        self.default_dtype: torch.dtype = (
-            torch.get_default_dtype() if outer is None else outer.default_dtype
-        )
-        if outer is not None:
-            self.mode.share_numbers(outer.mode)
-        self.symbolic = symbolic or (outer is not None and outer.symbolic)
         self.lengths: dict[Any, None] | None = None
         """The codes of functions that take a symbolic size for a number by `len(x)`, if anybody
         traces them again as copies that do not.
         """
-        self.decisions = Decisions(self)
-        if self.symbolic and self.mode.shape_env is None:
-            self.mode.allow_data_dependent_sizes(
-                self.decisions.on_assertion, _number_of, is_rule=not track_no_grad
-            )
-        self.history = History(self, is_tracked=track_no_grad)
-        self.selections = Selections(self)
-        told = self.history if track_no_grad else None
-        self.functional_mode = internals.TracerMode(
-            self._remember, self._on_higher_order, told, pure_call, self._on_attribute
-        )
-        self.track_no_grad = track_no_grad
-        self.root = Scope(
-            "", "root", None, 0, module=outer.scope.module if outer is not None else ""
-        )
-        self.scope = self.root
+        self._begin_scopes()
+        self._forget_tensors()
+        self._begin_parts(is_of_call=is_of_call and (outer is None or outer.values.is_of_call))
+
+    def _begin_scopes(self) -> None:
+        outer = self.outer
+        module = "" if outer is None else outer.scope.module
+        self.root = self.scope = Scope("", "root", None, 0, module=module)
         self.level: int = 0 if outer is None else outer.level + outer.scope.depth + 1
         make_room(self.level)
         self.inputs: list[Var] = []
-        self.arguments: list[torch.Tensor] = []
         self.constants: list[Constant] = []
+        self.states: list[tuple[torch.Tensor, int, Leaf]] = []
+        self.draws = self._next = 0
         self.detaching = False
         self.source: Source | None = None
-        self.function: Any = None
-        self.module_paths: dict[torch.nn.Module, str] = (
-            dict(outer.module_paths) if outer is not None else {}
-        )
-        self.modules = WatchedModules()
-        self.draws = 0
-        self.generators: Generators = Generators() if outer is None else outer.generators
         self.where: Callable[[], Source | None] = _nowhere
-        self.states: list[tuple[torch.Tensor, int, Leaf]] = []
-        self._next = 0
-        self._vars: dict[int, tuple[torch.Tensor, Var]] = {}
-        self._lifted: dict[int, tuple[torch.Tensor, torch.Tensor, Var]] = {}
-        self._made: dict[int, torch.Tensor] = {}
+        self.function: Any = None
+        self.modules = WatchedModules()
+        self.module_paths: dict[torch.nn.Module, str] = (
+            {} if outer is None else dict(outer.module_paths)
+        )
+        self.kept: Kept | None = None
+        self.steps: list[tuple[Any, Any]] = []
         self._undone: dict[tuple[int, str], Var] = {}
         self.viewed: dict[int, Var] = {}
         self.contiguous: set[int] = set()
-        self.gradients = Gradients(self)
-        self.kept: Kept | None = None
-        self.steps: list[tuple[Any, Any]] = []
-        self.transform, self.batched = inside, frozenset[int]()
-        """The transform whose function this is, and the inputs that it batches, by index."""
-        self.inside = inside or (outer.inside if outer is not None else "")
+
+    def _forget_tensors(self) -> None:
+        """Know no tensors, as at the beginning and at the end."""
+        self.arguments: list[torch.Tensor] = []
         self.given: list[torch.Tensor] = []
         self.results_from_outside: list[tuple[torch.Tensor, Any, torch.Tensor]] = []
-        self._outside: dict[int, torch.Tensor] = {}
-        self.met: dict[int, torch.Tensor] = {} if outer is None else outer.met
-        """The tensors from outside, by their id, that this capture or one in it has met."""
         self.required_grad: dict[int, bool] = {}
+        self._vars: dict[int, tuple[torch.Tensor, Var]] = {}
+        self._lifted: dict[int, tuple[torch.Tensor, torch.Tensor, Var]] = {}
+        self._made: dict[int, torch.Tensor] = {}
+        self._outside: dict[int, torch.Tensor] = {}
         self._tracers: list[weakref.ref[torch.Tensor]] = []
+
+    def _begin_parts(self, *, is_of_call: bool) -> None:
+        """Make PyTorch's modes, and who answers the questions that arise in them."""
+        self.mode = internals.RecordingMode(
+            self._on_op,
+            lambda question, answer: self.decisions.on_decision(question, answer),
+            lambda *asked: self.values.answer(*asked),
+        )
+        self.values = KnownValues(self, is_of_call=is_of_call)
+        self.mode.elsewhere = self._on_other_thread
+        self.mode.write = self.values.write if is_of_call else None
+        self.properties = Properties(self)
+        if self.outer is not None:
+            self.mode.share_numbers(self.outer.mode)
+        self.decisions = Decisions(self)
+        if self.symbolic and self.mode.shape_env is None:
+            self.mode.allow_data_dependent_sizes(
+                self.decisions.on_assertion, _number_of, is_rule=not self.track_no_grad
+            )
+        self.history = History(self, is_tracked=self.track_no_grad)
+        self.selections = Selections(self)
+        told = self.history if self.track_no_grad else None
+        self.functional_mode = internals.TracerMode(
+            self._remember, self._on_higher_order, told, pure_call, self._on_attribute
+        )
+        self.gradients = Gradients(self)
 
     # ---- running ----
 
@@ -285,40 +300,27 @@ class Recorder:
         """
         living = [tracer for one in self._tracers if type(tracer := one()) is internals.Tracer]
         past = self.values.past() if self.is_users and living else None
-        known = [
-            (one, functools.partial(past.value, var))
-            for one in (living if past is not None else ())
-            if not one.requires_grad and (var := self.var_of(one)) is not None
-        ]
+        held = [one for one in living if not one.requires_grad] if past is not None else []
+        variables = [self.var_of(one) for one in held]
         for tracer in living:
             internals.set_class(tracer, EscapedValue)
-        for tracer, find in known:
-            tracer.find = find  # type: ignore[attr-defined]
+        for tracer, var in zip(held, variables, strict=True):
+            if past is not None and var is not None:
+                tracer.find = functools.partial(past.value, var)  # type: ignore[attr-defined]
         self.give_up_steps()
-        self._tracers.clear()
-        self.arguments.clear()
-        self.filled = ()
-        self.given.clear()
-        self.results_from_outside.clear()
-        self._outside.clear()
-        self.met = {}
-        self.required_grad.clear()
-        self._vars.clear()
-        self._lifted.clear()
-        self._made.clear()
-        self.gradients.forget()
-        self.kept = None
-        self.properties.forget()
+        self._forget_tensors()
+        for part in (self.gradients, self.properties, self.history, self.selections):
+            part.forget()
         if past is None:
             self.values.forget()
-        self.history.forget()
-        self.selections.forget()
         self.decisions.forget()
         self.module_paths.clear()
-        self.where = _nowhere
+        self.kept, self.filled, self.where = None, (), _nowhere
         self.mode.elsewhere = None
         self.mode.forget()
         self.functional_mode.forget()
+        if self.outer is None:
+            self.call.met = {}
 
     @contextmanager
     def open(self, scope: Scope) -> Generator[None]:
@@ -463,7 +465,7 @@ class Recorder:
             self.gradients.take(tensor, tracer)
             self.properties.take(tensor, tracer, is_same=True)
             if not (internals.is_tracer(tensor) or is_wrapped(tensor)):
-                self.met[id(tensor)] = tensor
+                self.call.met[id(tensor)] = tensor
         return tracer
 
     def take_kept(self) -> None:
@@ -773,7 +775,7 @@ class Recorder:
         if isinstance(value, (list, tuple)):
             return tuple(self.encode(item) for item in value)
         if isinstance(value, torch.Generator):
-            value = self.generators.used(value)
+            value = self.call.generators.used(value)
         return encode_literal(value, self.source)
 
     def read(self, tensor: torch.Tensor) -> Var:

@@ -548,7 +548,11 @@ def _encode(recorder: Recorder, value: Any) -> Arg:
         return var
     if isinstance(value, (list, tuple)):
         return tuple(_encode(recorder, item) for item in value)
-    value = recorder.generators.used(value) if isinstance(value, torch.Generator) else as_dim(value)
+    value = (
+        recorder.call.generators.used(value)
+        if isinstance(value, torch.Generator)
+        else as_dim(value)
+    )
     if isinstance(value, LITERALS):
         return Literal(value)
     raise _NotEncodable

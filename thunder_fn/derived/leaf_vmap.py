@@ -27,7 +27,7 @@ from thunder_fn.derived.quirks.batching import KNOWN, WRONG, Batch, rule_of
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.constraints import equations_between, fixes_numbers, pinned
 from thunder_fn.ir.memos import kept_of_ops
-from thunder_fn.ir.rules import Mask, chosen, scattered
+from thunder_fn.ir.rules import Mask, divided, scattered
 from thunder_fn.ir.symbols import is_symbolic, made_by
 from thunder_fn.ir.trace import (
     Dim,
@@ -484,7 +484,7 @@ def _loop(single: Trace, batched: Mask, size: Dim, same: bool) -> Trace:
     builder, body = TraceBuilder(f"loop_{equation.op.name}"), TraceBuilder(equation.op.name)
     pairs = list(zip(single.inputs, batched, strict=True))
     inputs = builder.take(batched_types(single.input_types, batched, size))
-    consts, xs = chosen(inputs, [not flag for flag in batched]), chosen(inputs, batched)
+    xs, consts = divided(inputs, batched)
     env = {var.index: body.input(var.type) for var, flag in pairs if not flag}
     if same:
         device = _device(equation)

@@ -327,7 +327,17 @@ def _text(equation: Equation, tensors: Sequence[torch.Tensor]) -> str:
         if isinstance(arg, Literal) and name in REDUCING
     )
     place = f" for {equation.source.module}" if equation.source and equation.source.module else ""
-    return f"{name}{reduction} of {', '.join(map(text_on_ranks, tensors))}{place}"
+    rows = slice(1) if name == "all_to_all_single" else slice(0)  # each rank may send its own
+    types = [_on_ranks(_without(type_of_value(tensor), rows)) for tensor in tensors]
+    return f"{name}{reduction} of {', '.join(types)}{place}"
+
+
+def _without(type: Type, dims: slice) -> Type:
+    """A type without some of its dims."""
+    assert isinstance(type, TensorType), "the type of a tensor"
+    left = list(type.shape)
+    del left[dims]
+    return replace(type, shape=tuple(left))
 
 
 def text_on_ranks(tensor: torch.Tensor) -> str:

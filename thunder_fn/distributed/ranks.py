@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Mapping, Sequence
+from itertools import product
 from typing import Any, TypeAlias
 
 import torch
@@ -18,7 +19,16 @@ from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import ops
 from thunder_fn.ir.rules import lowered
-from thunder_fn.ir.trace import Equation, Trace, TraceBuilder, Var, python_args, type_of_value
+from thunder_fn.ir.symbols import bind, specialize_atom, specialize_equation
+from thunder_fn.ir.trace import (
+    Equation,
+    Trace,
+    TraceBuilder,
+    Var,
+    python_arg,
+    python_args,
+    type_of_value,
+)
 
 GATHER = "_c10d_functional.all_gather_into_tensor.default"
 SCATTER = "_c10d_functional.reduce_scatter_tensor.default"
@@ -49,7 +59,14 @@ def _broadcast(values: list[Any], source: int, group: str) -> list[Any]:
     return [values[source]] * len(values)
 
 
-def _all_to_all(values: list[Any], sent: list[Sequence[int]]) -> list[Any]:
+def _all_to_all(
+    values: list[Any], received: list[Sequence[int]], sent: list[Sequence[int]]
+) -> list[Any]:
+    for source, to in product(range(len(values)), repeat=2):
+        if sent[source][to] != received[to][source]:
+            what = f"all_to_all_single: rank {source} sends {sent[source][to]} rows to rank {to}"
+            fix = "Tell the other ranks how many rows come, by an `all_to_all_single` of numbers."
+            raise DistributedError(f"{what}, which takes {received[to][source]}", fix=fix)
     parts = [value.split(list(sizes)) for value, sizes in zip(values, sent, strict=True)]
     return [torch.cat([part[rank] for part in parts]) for rank in range(len(values))]
 
@@ -105,23 +122,30 @@ Run: TypeAlias = Generator[Question, Any, tuple[Any, ...]]
 
 
 def _run(trace: Trace, values: Sequence[Any]) -> Run:
-    """Run a trace on one rank, and ask for the results of what talks to others."""
+    """Run a trace on one rank, and ask for the results of what talks to others. Numbers are put in
+    place of symbols when they are known: each rank finds its own sizes in its data.
+    """
     env = [*values, *(constant.tensor for constant in trace.constants)]
-    for equation in trace.equations:
+    numbers = bind(trace.inputs, values)
+    for each in trace.equations:
+        equation = specialize_equation(each, numbers)
         operands = [env[var.index] for var in equation.operands]
         body = lowered(equation)
         if equation.op.name in _RULES or equation.op in _MESSAGES:
-            env += yield equation, operands
+            results = yield equation, operands
         elif body is not None:
-            env += yield from _run(body, operands)
+            results = yield from _run(body, operands)
         elif ops.communicates(equation):
             what = f"evaluate_ranks: {equation.op} has no rule, or holds collectives in its bodies"
             raise MissingRule(
                 what, source=equation.source, fix="Run it on real ranks, launched by torchrun."
             )
         else:
-            env += evaluate(_alone(equation), operands)
-    return tuple(env[atom.index] if isinstance(atom, Var) else atom.value for atom in trace.outputs)
+            results = evaluate(_alone(equation), operands)
+        numbers.update(bind(equation.outputs, results))
+        env += results
+    read: Callable[[Var], Any] = lambda var: env[var.index]
+    return tuple(python_arg(specialize_atom(atom, numbers), read) for atom in trace.outputs)
 
 
 _MESSAGES = (ops.SEND, ops.RECEIVE, ops.SENT)
@@ -168,7 +192,7 @@ class _Ranks:
         given = [self.asked[one] for one in ranks]
         there = [one for one in given if one is not None and one[0].op == equation.op]
         if equation.op.name == ALL_TO_ALL:  # each rank says what it sends to the others
-            options = [[_options(one)[1] for one, _ in there]]
+            options = [[_options(one)[at] for one, _ in there] for at in (0, 1)]
         elif any(_options(one) != options for one, _ in there):
             return False
         if len(there) < len(ranks):

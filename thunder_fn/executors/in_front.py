@@ -16,6 +16,9 @@ from typing import Any
 import torch
 
 from thunder_fn.ir import ops
+from thunder_fn.ir.equations import bound
+from thunder_fn.ir.rules import divided, interleaved
+from thunder_fn.ir.splitting import handing_on, split
 from thunder_fn.ir.trace import (
     Arg,
     Atom,
@@ -25,7 +28,6 @@ from thunder_fn.ir.trace import (
     Trace,
     TraceBuilder,
     Var,
-    cut,
     subtraces,
 )
 from thunder_fn.ir.walking import put, rewritten
@@ -36,16 +38,15 @@ HALVES = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True, slots=True)
 class InFront:
-    """A trace in two: `first` computes on the CPU, and gives its own outputs and what `rest` reads.
+    """A trace in two: `first` computes on the CPU, and returns its outputs, then what `rest` reads.
 
-    `given` are the places of first's inputs, `kept` those of rest's, which come before what it
-    reads of first. `is_first` says of each output who gives it.
+    `rest` takes what it reads of first, then its own inputs. `is_given` says of each input who
+    takes it, `is_first` of each output who gives it.
     """
 
     first: Trace
     rest: Trace
-    given: tuple[int, ...]
-    kept: tuple[int, ...]
+    is_given: tuple[bool, ...]
     is_first: tuple[bool, ...]
     device: torch.device
 
@@ -56,11 +57,10 @@ class InFront:
         count, device = sum(self.is_first), self.device
 
         def run(*inputs: Any) -> tuple[Any, ...]:
-            found = first(*(inputs[place] for place in self.given))
+            numbers, others = divided(inputs, self.is_given)
+            found = first(*numbers)
             sent = (value.to(device, non_blocking=True) for value in found[count:])
-            others = rest(*(inputs[place] for place in self.kept), *sent)
-            parts = iter(found), iter(others)
-            return tuple(next(parts[0] if flag else parts[1]) for flag in self.is_first)
+            return interleaved(found, rest(*sent, *others), self.is_first)
 
         return run
 
@@ -76,30 +76,21 @@ def in_front(trace: Trace) -> InFront | None:
     devices = [var.type.device for var in trace.inputs if _is_on_gpu(var)]  # type: ignore[union-attr]
     if not known or not devices or trace.constraints:
         return None
-    early = list[Equation]()
     for equation in trace.equations:
-        is_early = all(var.index in known for var in equation.operands) and equation.operands
-        is_number = all(map(_is_number, equation.outputs))
-        if is_early and is_number and not ops.has_side_effect(equation):
-            early.append(equation)
+        is_early = equation.operands and all(var.index in known for var in equation.operands)
+        if is_early and ops.has_side_effect(equation):
+            return None
+        if is_early and all(map(_is_number, equation.outputs)):
             known.update(var.index for var in equation.outputs)
-    late = [one for one in trace.equations if not any(one is other for other in early)]
-    read = {var.index: var for one in late for var in one.operands if var.index in known}
+    late = {var.index for var in (*trace.inputs, *bound(trace.equations)) if var.index not in known}
     is_first = tuple(isinstance(atom, Var) and atom.index in known for atom in trace.outputs)
-    split = [
-        [atom for atom, flag in zip(trace.outputs, is_first, strict=True) if flag is side]
-        for side in (True, False)
-    ]
-    given = tuple(place for place, var in enumerate(trace.inputs) if var.index in known)
-    kept = tuple(place for place, var in enumerate(trace.inputs) if var.index not in known)
-    sent = tuple(read.values())
-    inputs = [tuple(trace.inputs[place] for place in places) for places in (given, kept)]
-    first = cut(trace, inputs=inputs[0], equations=early, outputs=(*split[0], *sent), constants=())
-    rest = cut(trace, inputs=(*inputs[1], *sent), equations=late, outputs=tuple(split[1]))
-    if not _may_move(rest):
+    outputs = divided(trace.outputs, is_first)
+    halves = split(trace, late, outputs, names=(f"{trace.name}_numbers", trace.name))
+    if not _may_move(halves.backward):
         return None
-    moved = _moved(rest, devices[0])
-    return InFront(first.renamed(f"{trace.name}_numbers"), moved, given, kept, is_first, devices[0])
+    is_given = tuple(var.index in known for var in trace.inputs)
+    rest = _moved(halves.backward, devices[0])
+    return InFront(handing_on(halves), rest, is_given, is_first, devices[0])
 
 
 def _is_number(var: Var) -> bool:

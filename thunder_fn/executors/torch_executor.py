@@ -192,7 +192,9 @@ def _lowered_in_two(
     below_autograd: bool,
 ) -> Program:
     """The program of a trace in two: numbers on the CPU, and the rest."""
-    place_of = {place: new for new, place in enumerate(parts.kept)}
+    sent = len(parts.rest.inputs) - sum(not flag for flag in parts.is_given)
+    own = (place for place, flag in enumerate(parts.is_given) if not flag)
+    place_of = {place: new for new, place in enumerate(own, start=sent)}
     ends = zip(parts.is_first[len(parts.is_first) - len(writes) :], writes, strict=True)
     first = lower(parts.first, below_autograd=below_autograd)
     rest = lower_rest(

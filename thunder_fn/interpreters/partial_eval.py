@@ -12,7 +12,7 @@ from thunder_fn.interpreters.simplify import dce, inline
 from thunder_fn.ir import ops
 from thunder_fn.ir.equations import bound, needed
 from thunder_fn.ir.memos import memo
-from thunder_fn.ir.rules import DCE, PARTIAL_EVAL, Mask, Split, chosen
+from thunder_fn.ir.rules import DCE, PARTIAL_EVAL, Mask, Split, chosen, divided
 from thunder_fn.ir.splitting import dependent, handing_on, is_late, split
 from thunder_fn.ir.symbols import finders
 from thunder_fn.ir.trace import Equation, Trace, Var, num_vars
@@ -54,10 +54,7 @@ def partial_split(trace: Trace, known_inputs: Mask, known_outputs: Mask) -> Spli
         equations += (*first, *second)
         known.update(var.index for var in bound(first))
     late = {var.index for var in (*flat.inputs, *bound(equations))} - known
-    outputs = (
-        chosen(flat.outputs, known_outputs),
-        chosen(flat.outputs, [not flag for flag in known_outputs]),
-    )
+    outputs = divided(flat.outputs, known_outputs)
     numbers = tuple(var for var in finders(flat).values() if var.index in late)
     wanted = {atom.index for atom in (*outputs[1], *numbers) if isinstance(atom, Var)}
     kept = needed(equations, wanted, lambda one: ops.has_side_effect(one) or not is_late(one, late))
@@ -115,16 +112,14 @@ def _divided(
     """One equation for each part of the body; residuals are new variables."""
     count = sum(flags)
     residuals = tuple(Var(next(fresh), type) for type in parts[0].output_types[count:])
-    operands: tuple[list[Var], list[Var]] = [], list(residuals)
-    outputs: tuple[list[Var], list[Var]] = [], []
-    for var, flag in zip(equation.operands, known_operands, strict=True):
-        operands[not flag].append(var)
-    for var, flag in zip(equation.outputs, flags, strict=True):
-        outputs[not flag].append(var)
-    outputs[0].extend(residuals)
+    operands, outputs = divided(equation.operands, known_operands), divided(equation.outputs, flags)
+    halves = (
+        (operands[0], (*outputs[0], *residuals), parts[0]),
+        ((*residuals, *operands[1]), outputs[1], parts[1]),
+    )
     early, late = (
-        [replace(equation, args=tuple(args), outputs=tuple(results), bodies=(body,))]
-        for args, results, body in zip(operands, outputs, parts, strict=True)
+        [replace(equation, args=args, outputs=results, bodies=(body,))]
+        for args, results, body in halves
     )
     return early, late
 

@@ -28,6 +28,23 @@ def chosen(values: Iterable[T], flags: Iterable[object]) -> tuple[T, ...]:
     return tuple([value for value, flag in zip(values, flags, strict=True) if flag])
 
 
+def divided(values: Iterable[T], flags: Iterable[object]) -> tuple[tuple[T, ...], tuple[T, ...]]:
+    """Return the values whose flag is set, and the others."""
+    sides: tuple[list[T], list[T]] = [], []
+    for value, flag in zip(values, flags, strict=True):
+        sides[not flag].append(value)
+    return tuple(sides[0]), tuple(sides[1])
+
+
+def interleaved(first: Iterable[T], second: Iterable[T], flags: Iterable[object]) -> tuple[T, ...]:
+    """Return values in one order: of the first where a flag is set, and of the second elsewhere.
+
+    The inverse of `divided`.
+    """
+    sides = iter(first), iter(second)
+    return tuple([next(sides[not flag]) for flag in flags])
+
+
 def scattered(values: Iterable[T], flags: Iterable[object]) -> tuple[T | None, ...]:
     """Return the values where a flag is set, and None elsewhere: the inverse of `chosen`."""
     supply = iter(values)

@@ -19,7 +19,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import TENSOR, Alias, Captured, GradRead, capture, current
-from thunder_fn.capture.aliases import with_memory
+from thunder_fn.capture.aliases import Joint, with_memory
 from thunder_fn.capture.apply import (
     is_layout,
     is_view_step,
@@ -569,17 +569,17 @@ class _Execution:
     def function(self) -> Callable[..., Any]:
         """Write and compile the function."""
         values = [f"r{i}" for i in range(len(self.trace.outputs))]
-        effects = values[self.captured.num_results + len(self.targets) :]
         lines = [
             f"def execute({', '.join(self.leaves)}):",
             *self.alone([f"    {name} = {text}" for name, text in self.feeds]),
             *self.running(values),
             *self.views(values),
+            *(line for joint in self.captured.joints for line in self.joint(joint, values)),
             *self.retained(values),
             *self.restrided(),
             *self.changes(values),
             *self.own_leaves(values),
-            *self.alone([*self.effects(effects)]),
+            *self.alone([*self.effects(values)]),
         ]
         result = self.result(values)
         if self.donated:
@@ -673,7 +673,8 @@ class _Execution:
 
     def effects(self, values: Sequence[str]) -> Iterator[str]:
         """Lines that store what belongs to places outside."""
-        given = iter(values)
+        first = self.captured.num_results + len(self.targets)
+        given = (self.stored(place, values) for place in range(first, len(values)))
         for effect in self.captured.effects:
             holder = (
                 self.leaves[effect.holder]
@@ -697,6 +698,15 @@ class _Execution:
                 yield f"    {unless}{holder}[{key}] = {value}"
             else:
                 yield f"    {unless}{stored}({holder}, {key}, {value})"
+
+    def stored(self, position: int, values: Sequence[str]) -> str:
+        """Return the text of an output that is stored outside: the very tensor that it is."""
+        same = next((one for one in self.captured.shared if one.result == position), None)
+        if same is None or not same.is_same:
+            return self.in_memory(position, values)
+        place = self.place_of(same.source)
+        is_given = place is None or self.inputs[place] in self.given
+        return values[position] if is_given else self.inputs[place]
 
     def own_leaves(self, values: Sequence[str]) -> Iterator[str]:
         """Lines that make results leaves of autograd's graph, each tensor once."""
@@ -789,59 +799,57 @@ class _Execution:
         return None if index is None or self.targets[index] in self.given else self.targets[index]
 
     def views(self, values: Sequence[str]) -> Iterator[str]:
-        """Write lines that take results as views of inputs that nothing writes to, and of other
-        results, each tensor once.
+        """Write lines that take results as views of inputs that nothing writes to, each tensor
+        once.
         """
         first: dict[Any, str] = {}
         for alias in self.captured.aliases:
             atom, value = self.trace.outputs[alias.result], values[alias.result]
-            if alias.is_of_result:
-                taken = self.view_of_result(alias, values)
-            else:
-                source = None if alias.is_written else self.viewed_by(alias, atom)
-                taken = None if source is None else self.view(alias, source)
-            if taken is not None:
-                yield f"    {value} = {first.get(atom) or taken}"
+            source = None if alias.is_written else self.viewed_by(alias, atom)
+            if source is not None:
+                yield f"    {value} = {first.get(atom) or self.view(alias, source)}"
                 first.setdefault(atom, value)
 
-    def view_of_result(self, alias: Alias, values: Sequence[str]) -> str | None:
-        """The expression for a result in the memory of another one; None if the program's value
-        lies there.
+    def joint(self, joint: Joint, values: Sequence[str]) -> Iterator[str]:
+        """Write lines that lay results into one memory, each tensor once. Leave those alone that
+        the program computes as views of one value.
         """
-        assert isinstance(alias.source, int)
-        pair = [self.trace.outputs[i] for i in (alias.result, alias.source)]
-        if len({viewed(self.trace, atom, is_view_step) for atom in pair}) == 1:
-            return None
-        value, source = values[alias.result], values[alias.source]
+        atoms = [self.trace.outputs[place] for place in joint.results]
+        if len({viewed(self.trace, atom, is_view_step) for atom in atoms}) == 1:
+            return
+        places, joint = joint.results, joint.once([atoms.index(atom) for atom in atoms])
         active = (False,) * len(values) if self.bridge is None else self.bridge.active
-        is_followed = len({viewed(self.trace, atom, is_layout) for atom in pair}) == 1
-        is_followed = is_followed and active[alias.result] and active[alias.source]
-        memory = f"{source}{'' if is_followed else '.detach()'}, {value}"
-        memory = f"{self.alias(alias)}.of_result({memory})"
-        if is_followed or not active[alias.result]:
-            return memory
-        return f"{self.names.bind(with_memory, 'with_memory')}({value}, {memory})"
+        roots = [
+            viewed(self.trace, self.trace.outputs[place], is_layout) if active[place] else None
+            for place in joint.results
+        ]
+        root = next(filter(None, roots), None) if joint.whole is None else roots[joint.whole]
+        followed = tuple(root is not None and one == root for one in roots)
+        names = ", ".join(values[place] for place in joint.results)
+        yield f"    {names} = {self.at_call(joint)}.of({names}, followed={followed})"
+        first = {self.trace.outputs[place]: values[place] for place in joint.results}
+        yield from (
+            f"    {values[place]} = {first[atom]}"
+            for place, atom in zip(places, atoms, strict=True)
+            if place not in joint.results
+        )
+
+    def at_call(self, known: Alias | Joint) -> str:
+        """The expression for an alias or joint whose numbers are those of the call."""
+        if not known.is_symbolic:
+            return self.names.bind(known, "alias")
+        made = self.names.bind(partial(known.among, self.trace.inputs), "alias")
+        return f"{made}({', '.join(self.inputs)})"
 
     def view(self, alias: Alias, source: str) -> str:
         """The expression for a result that is a view of the source."""
-        return f"{self.alias(alias)}.of({source})"
-
-    def alias(self, alias: Alias) -> str:
-        """The expression for an alias whose numbers are those of the call."""
-        if not alias.is_symbolic:
-            return self.names.bind(alias, "alias")
-        known = self.names.bind(partial(alias.among, self.trace.inputs), "alias")
-        return f"{known}({', '.join(self.inputs)})"
+        return f"{self.at_call(alias)}.of({source})"
 
     def viewed_by(self, alias: Alias, atom: Atom) -> str | None:
         """The tensor that a result is to be taken of; None if the program's value lies there, or if
         the history of that is another.
         """
-        place = alias.source
-        if isinstance(place, torch.Tensor):
-            first = len(self.leaves) + len(self.feeds)
-            own = (first + i for i, one in enumerate(self.constants) if one is alias.source)
-            place = next(own, None)
+        place = self.place_of(alias.source)
         if place is None or self.inputs[place] in self.given:
             return None
         name, source = self.inputs[place], self.trace.inputs[place]
@@ -850,6 +858,14 @@ class _Execution:
         if self.bridge is None or not self.bridge.active[alias.result]:
             return f"{name}.detach()"
         return name if viewed(self.trace, atom, is_layout) == source else None
+
+    def place_of(self, source: int | torch.Tensor) -> int | None:
+        """The input that an argument, by index, or a tensor from outside is; None if it is none."""
+        if isinstance(source, int):
+            return source
+        first = len(self.leaves) + len(self.feeds)
+        own = (first + i for i, one in enumerate(self.constants) if one is source)
+        return next(own, None)
 
 
 def _indices(targets: Sequence[int | torch.Tensor], target: int | torch.Tensor) -> Iterator[int]:

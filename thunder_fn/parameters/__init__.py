@@ -24,6 +24,7 @@ from thunder_fn.parameters.contexts import context_parallel, positions
 from thunder_fn.parameters.experts import expert_parallel
 from thunder_fn.parameters.functions import ddp, fsdp, lora, quantize, tensor_parallel
 from thunder_fn.parameters.modules import RewrittenModule
+from thunder_fn.parameters.overlapping import overlap
 from thunder_fn.parameters.pipelines import Pipelined, pipeline
 from thunder_fn.parameters.rewritten import Rewritten
 from thunder_fn.parameters.schemes import SCHEMES
@@ -51,6 +52,7 @@ __all__ = [
     "identity",
     "int4",
     "lora",
+    "overlap",
     "pipeline",
     "positions",
     "quantize",

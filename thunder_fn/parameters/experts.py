@@ -24,6 +24,7 @@ class ExpertParallel:
     group: Group
     experts: int
     capacity: int | None
+    ragged: bool = False
 
     def __call__(self, params: Any, x: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
         """The weighted results of each token's experts.
@@ -41,6 +42,9 @@ class ExpertParallel:
                 f"{what} [tokens, choices]; given {shapes}",
                 fix="Flatten the dims of tokens: `x.flatten(0, -2)`.",
             )
+        if self.ragged:
+            chosen = self._computed_where_they_are(params, x, indices)
+            return (chosen * weights.unsqueeze(-1)).sum(1)
         room = x.shape[0] if self.capacity is None else self.capacity
         places, is_kept = self._places(indices, room)
         rows = x.repeat_interleave(indices.shape[1], 0)
@@ -50,6 +54,33 @@ class ExpertParallel:
         chosen = F.pad(found, (0, 0, 0, 1))[places] * is_kept.unsqueeze(-1)
         scaled = chosen.unflatten(0, indices.shape) * weights.unsqueeze(-1)
         return scaled.sum(1)
+
+    def _computed_where_they_are(self, params: Any, x: Tensor, indices: Tensor) -> Tensor:
+        """The results of all choices, [tokens, choices, width]. Ranks tell each other how many rows
+        come, and send those.
+        """
+        size, own, flat = self.group.size, self.experts // self.group.size, indices.flatten()
+        order = flat.argsort(stable=True)
+        counts = F.one_hot(flat, self.experts).sum(0)
+        blocks = self._sent(counts, [own] * size, [own] * size)  # of rows: by rank, then by expert
+        grid = blocks.reshape(size, own)
+        room = grid.sum(0).amax().reshape(1)  # of the expert with most rows
+        numbers = torch.cat((counts.reshape(size, own).sum(1), grid.sum(1), room))
+        *both, most = numbers.cpu().tolist()
+        there, here = both[:size], both[size:]
+        rows = self._sent(x[order // indices.shape[1]], here, there)
+        ends, ahead = blocks.cumsum(0), (grid.cumsum(0) - grid).flatten()
+        at = torch.arange(rows.shape[0], device=x.device)
+        block = torch.searchsorted(ends, at, right=True)
+        place = block % own, at + (ahead + blocks - ends)[block]
+        slots = x.new_zeros(own, most, x.shape[1]).index_put(place, rows)
+        found = self._sent(self.expert(params, slots)[place], there, here)
+        return found[order.argsort()].unflatten(0, indices.shape)
+
+    def _sent(self, x: Tensor, received: list[int], sent: list[int]) -> Tensor:
+        """The rows that all ranks send to this one, for those that it sends to them."""
+        name = self.group.name
+        return collectives.wait_tensor(collectives.all_to_all_single(x, received, sent, name))
 
     def _places(self, indices: Tensor, room: int) -> tuple[Tensor, Tensor]:
         """The slot of each choice, in the order of tokens, and whether there is one."""
@@ -70,16 +101,19 @@ class ExpertParallel:
             slots = slots.reshape(own, size, room, width).transpose(0, 1)
         sizes = [own] * size
         sent = slots.reshape(size * own, room, width).contiguous()
-        found = collectives.wait_tensor(
-            collectives.all_to_all_single(sent, sizes, sizes, self.group.name)
-        )
+        found = self._sent(sent, sizes, sizes)
         if back:
             return found.reshape(self.experts * room, width)
         return found.reshape(size, own, room, width).transpose(0, 1).reshape(own, -1, width)
 
 
 def expert_parallel(
-    expert: Callable[..., Any], mesh: Any, experts: int, *, capacity: int | None = None
+    expert: Callable[..., Any],
+    mesh: Any,
+    experts: int,
+    *,
+    capacity: int | None = None,
+    ragged: bool = False,
 ) -> ExpertParallel:
     """Put the experts of a mixture on the ranks of a mesh; tokens travel to their experts.
 
@@ -93,13 +127,16 @@ def expert_parallel(
         experts: their number on all ranks.
         capacity: the most tokens that an expert takes from a rank, in the order of tokens. Left
             out, it takes all (dropless), and room for all of a rank's tokens travels.
+        ragged: send the rows that there are, and no room beside them. Their numbers are found in
+            the data, so each call waits for them, and `vmap` of it is refused.
 
     Returns:
         A function of `(params, x, indices, weights)`: the parameters of this rank's experts,
             tokens [tokens, width], and for each the numbers and weights of its experts.
 
     Raises:
-        RewriteError: the experts are no multiple of the ranks, or capacity is not positive.
+        RewriteError: the experts are no multiple of the ranks, capacity is not positive, or what is
+            ragged has one.
 
     Example:
         >>> import torch, thunder_fn as tfn
@@ -113,7 +150,8 @@ def expert_parallel(
                 [2., 2.],
                 [2., 2.]])
 
-    Source: GShard (arXiv:2006.16668), Switch Transformers (arXiv:2101.03961).
+    Source: GShard (arXiv:2006.16668), Switch Transformers (arXiv:2101.03961), MegaBlocks
+    (arXiv:2211.15841).
     """
     group = group_of(mesh)
     if not callable(expert):
@@ -124,4 +162,7 @@ def expert_parallel(
     if experts % group.size:
         what = f"expert_parallel: {experts} experts on {group.size} ranks"
         raise RewriteError(what, fix="Give a multiple of the number of ranks.")
-    return ExpertParallel(expert, group, experts, capacity)
+    if ragged and capacity is not None:
+        what = f"expert_parallel: rows that are ragged have no capacity, given {capacity}"
+        raise RewriteError(what, fix="Leave out capacity, or ragged.")
+    return ExpertParallel(expert, group, experts, capacity, ragged)

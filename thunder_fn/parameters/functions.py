@@ -199,7 +199,7 @@ def fsdp(  # noqa: PLR0913 - options, by keyword
     return rewritten(sharded, Ddp(replicas[0], bucket, reduction)) if replicas else sharded
 
 
-def tensor_parallel(f: Any, mesh: Any, plan: Any) -> Any:
+def tensor_parallel(f: Any, mesh: Any, plan: Any, *, chunks: int = 1) -> Any:
     """Let the ranks of a mesh work on one batch together, each with its share of weights.
 
     Law: on every rank, values and gradients of whole parameters are those of one rank; gradients of
@@ -216,10 +216,13 @@ def tensor_parallel(f: Any, mesh: Any, plan: Any) -> Any:
             norms, which work on a share of the positions (dim -2 of activations). With one in a
             plan, rows and embeddings scatter their sums over positions and columns gather them, so
             that ranks compute and store a share of all that lies between (sequence parallelism).
+        chunks: of the positions, which columns and rows with `"sequence"` compute one after the
+            other. So one travels while the next is computed, if `overlap` goes around the step
+            (async tensor parallelism). Positions that do not divide are one chunk.
 
     Raises:
-        RewriteError: mesh is no mesh of one dim, or there is no such way to split. Or, when
-            parameters are prepared, a pattern matches none of them.
+        RewriteError: mesh is no mesh of one dim, there is no such way to split, or chunks come
+            without `"sequence"`. Or, when parameters are prepared, a pattern matches none of them.
 
     Example:
         >>> import torch, thunder_fn as tfn
@@ -231,7 +234,13 @@ def tensor_parallel(f: Any, mesh: Any, plan: Any) -> Any:
 
     Source: Megatron-LM (arXiv:1909.08053), sequence parallelism (arXiv:2205.05198).
     """
-    return rewritten(f, TensorParallel(group_of(mesh), read_plan(plan)))
+    if not is_int(chunks, 1):
+        raise RewriteError(f"tensor_parallel: chunks is a number from 1 on, given {chunks!r}")
+    step = TensorParallel(group_of(mesh), read_plan(plan), chunks)
+    if chunks > 1 and not step.of_positions:
+        what = "tensor_parallel: chunks are of positions, and no norm of the plan is a sequence's"
+        raise RewriteError(what, fix='Write `"*norm.weight": "sequence"` into the plan.')
+    return rewritten(f, step)
 
 
 def ddp(f: Any, mesh: Any, *, bucket: str | int | None = "block", reduction: str = "mean") -> Any:

@@ -11,16 +11,17 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.api.calling import Transformed
 from thunder_fn.api.captures import Plan, planned
-from thunder_fn.api.gradients import check_loss, differentiated_leaves, input_mask, leaves_of
+from thunder_fn.api.gradients import check_loss, differentiated_leaves
 from thunder_fn.capture import EVERY_LEAF, Captured, capture, current, pytree
 from thunder_fn.capture.apply import without_values
+from thunder_fn.capture.failures import check_argument
 from thunder_fn.capture.rewriting import is_to_be_fused
 from thunder_fn.distributed.groups import Group, group_of
 from thunder_fn.errors import RewriteError, is_int, kind_of
 from thunder_fn.interpreters.pipeline.programs import program_of
 from thunder_fn.interpreters.pipeline.schedules import SCHEDULES, Schedule, interleaved
 from thunder_fn.interpreters.pipeline.stages import stages_of
-from thunder_fn.ir.trace import TensorType, Trace, Var, cut, type_of_value
+from thunder_fn.ir.trace import TensorType, Trace, Var, cut, is_differentiable, type_of_value
 from thunder_fn.jitted import Jitted
 
 Cuts = tuple[str, ...] | int
@@ -94,7 +95,11 @@ class Pipelined(Transformed):
         """
         own = self.own(params, *batch)
         leaves, spec = pytree.flatten(params)
-        kept = [leaf if at in own else leaf.to("meta") for at, leaf in enumerate(leaves)]
+        others = zip(leaves, _trained(params), strict=True)
+        kept = [
+            leaf.to("meta") if trained and at not in own else leaf
+            for at, (leaf, trained) in enumerate(others)
+        ]
         return pytree.unflatten(spec, kept)
 
     def own(self, params: Any, *batch: Any) -> tuple[int, ...]:
@@ -117,20 +122,22 @@ class Pipelined(Transformed):
         self, capture: Callable[..., Captured], args: tuple[Any, ...]
     ) -> tuple[Plan, tuple[int, ...]]:
         """The plan of a call, and the places of this rank's parameters among all."""
-        wrt, name = differentiated_leaves(args, (0,), self.__name__), self.__name__
+        name, trained = self.__name__, _trained(args[0])
+        if not any(trained):
+            differentiated_leaves(args, (0,), name)  # says so
         captured = capture(
             _OfFirst(self.fn),
             (_without_values(args), *args[1:]),
             {},
             inside="grad",
-            differentiated=leaves_of(args, wrt),
+            differentiated=[at for at, flag in enumerate(trained) if flag],
             known=EVERY_LEAF,
         )
         check_loss(captured, False, self.fn, name)
         if captured.writes:
             what = f"{name}: the function writes to tensors, such as buffers, on each micro-batch"
             raise RewriteError(what, fix="Return what changes, or keep buffers as they are.")
-        wanted = input_mask(captured, args, wrt)
+        wanted = (*trained, *(False,) * (len(captured.trace.inputs) - len(trained)))
         stages = stages_of(captured.trace, self.cuts, wanted, fused=is_to_be_fused())
         places = _places(args)
         new, own = program_of(captured.trace, stages, self.schedule, self.group, places[1:], wanted)
@@ -141,6 +148,16 @@ class Pipelined(Transformed):
             return outputs[0], pytree.unflatten(spec, [found.get(at) for at in range(count)])
 
         return Plan(name, captured, _as_given(new, args), arrange), own
+
+
+def _trained(params: Any) -> tuple[bool, ...]:
+    """For each leaf of the parameters, whether it has a gradient; others, such as the number of a
+    rank, are each rank's own.
+    """
+    leaves = pytree.flatten(params)[0]
+    for path, leaf in zip(pytree.paths(params, "args[0]"), leaves, strict=True):
+        check_argument(leaf, lambda path=path: path)
+    return tuple(is_differentiable(type_of_value(leaf)) for leaf in leaves)
 
 
 def _without_graph(leaf: Any) -> Any:

@@ -63,12 +63,12 @@ def plan(
         search: try ways to cut the step, and return a `Search` of them, best first. Then `step` is
             a loss of `(params, *batch)`, which is neither differentiated nor sharded yet. A mapping
             has choices: `split`, the plan of `tensor_parallel`, `blocks`, modules to checkpoint,
-            and sequences `tensor`, `keeps` and `micro`; see `Way`.
+            and sequences `tensor`, `context`, `stages`, `keeps` and `micro`; see `Way`.
         model_flops: operations that count for the MFU, without recomputation. By default those
             of the program, recomputation included.
 
     Raises:
-        InspectError: there is no such hardware.
+        InspectError: there is no such hardware, or a size depends on data.
         DistributedError: the process is in a world of another size, or ranks are simulated.
 
     Example:

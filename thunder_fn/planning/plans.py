@@ -10,12 +10,17 @@ from typing import Any
 
 import torch
 
+from thunder_fn.api.calling import call_arguments
 from thunder_fn.capture import pytree
+from thunder_fn.errors import InspectError
 from thunder_fn.executors import FusionExecutor
 from thunder_fn.inspect.chains import chain_of_programs
 from thunder_fn.inspect.costs import unfolded_programs
 from thunder_fn.inspect.memory_use import Memory, memory_of
+from thunder_fn.ir.constraints import is_hinted
 from thunder_fn.ir.notebook import Shown
+from thunder_fn.ir.symbols import Expr
+from thunder_fn.ir.trace import Trace, subtraces
 from thunder_fn.jitted import Jitted, jit
 from thunder_fn.parameters import Pipelined
 from thunder_fn.planning.rates import Hardware, hardware_named
@@ -115,6 +120,7 @@ def planned(
 ) -> Plan:
     """Plan one step; see `plan`."""
     known = hardware if isinstance(hardware, Hardware) else hardware_named(hardware)
+    args = call_arguments("plan", args)
     jitted: Any = step if isinstance(step, Jitted | torch.nn.Module) else jit(step)
     if fused is None:
         given: Any = getattr(getattr(jitted, "options", None), "executors", ())
@@ -123,6 +129,7 @@ def planned(
         ranks = _ranks_of(jitted)
         chains = [_captured(one, args) for one in ranks]
         programs = [unfolded_programs(found) for found in chains]
+        _check_sizes(programs)
         if len(ranks) > 1:
             times = timelines(programs, known, fused=fused)
         else:
@@ -138,6 +145,23 @@ def planned(
         plans.append(Plan(found.name, known, size, lives, took, bytes_held, lives.peak, flops))
     largest = max(plans, key=lambda one: one.peak_bytes)
     return replace(largest, stages=tuple(plans)) if len(plans) > 1 else largest
+
+
+def _check_sizes(programs: Sequence[tuple[Trace, ...]]) -> None:
+    """Check that no size depends on data, which a plan does not have.
+
+    Raises:
+        InspectError: one does; names the op and the user's line.
+    """
+    traces = (one for each in programs for program in each for one in subtraces(program))
+    for equation in (equation for trace in traces for equation in trace.equations):
+        shapes = (getattr(var.type, "shape", ()) for var in equation.outputs)
+        if any(
+            isinstance(size, Expr) and not is_hinted(size) for shape in shapes for size in shape
+        ):
+            what = f"plan: the size of {equation.op} depends on data, so its cost is unknown"
+            fix = "Give it a size: `torch.where` for a mask, `capacity=` for experts."
+            raise InspectError(what, source=equation.source, fix=fix)
 
 
 def _captured(jitted: Any, args: Sequence[Any]) -> Any:

@@ -1,8 +1,8 @@
 """The best way to cut a training step, by enumeration: mesh, checkpoint and micro-batches.
 
-Each way is a plan of its own: the loss is rewritten by `tensor_parallel`, `checkpoint` and `fsdp`,
-and captured on its mesh. Ways that cannot be are left out: a mesh that the world does not have, a
-batch that does not divide.
+Each way is a plan of its own: the loss is rewritten by `tensor_parallel`, `context_parallel`,
+`checkpoint`, `fsdp` and `pipeline`, and captured on its mesh. Ways that cannot be are left out: a
+mesh that the world does not have, a batch that does not divide.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from thunder_fn.errors import InspectError, ThunderError
 from thunder_fn.inspect.tables import bytes_text, plain, seconds_text
 from thunder_fn.interpreters.checkpoint.policies import matmuls_saveable
 from thunder_fn.ir.notebook import Shown
-from thunder_fn.parameters import fsdp, tensor_parallel
+from thunder_fn.parameters import context_parallel, fsdp, pipeline, tensor_parallel
 from thunder_fn.planning.plans import Plan, planned
 from thunder_fn.planning.rates import Hardware
 from thunder_fn.planning.worlds import fake_world
@@ -36,9 +36,11 @@ class Way:
     """One way to cut a step.
 
     Attributes:
-        data, tensor: the ranks of the mesh's dims, for fsdp and for tensor_parallel.
+        data, tensor, context, stages: the ranks of the mesh's dims, for fsdp, tensor_parallel,
+            context_parallel (whose ranks share parameters with those of fsdp) and pipeline.
         keeps: the values that are kept for the backward: "all", "matmuls" or "none".
-        micro: the number of parts of a rank's batch, which run one after the other.
+        micro: the number of parts of a rank's batch, which run one after the other; those of a
+            pipeline run in the order of 1F1B.
 
     Example:
         >>> from thunder_fn.planning import Way
@@ -50,9 +52,23 @@ class Way:
     tensor: int
     keeps: str
     micro: int
+    context: int = 1
+    stages: int = 1
 
     def __str__(self) -> str:
-        return f"fsdp {self.data} x tp {self.tensor}, keeps {self.keeps}, {self.micro} micro"
+        others = {"cp": self.context, "pp": self.stages}
+        more = "".join(f" x {name} {ranks}" for name, ranks in others.items() if ranks > 1)
+        return f"fsdp {self.data} x tp {self.tensor}{more}, keeps {self.keeps}, {self.micro} micro"
+
+    @property
+    def together(self) -> int:
+        """The ranks that work on one batch together."""
+        return self.tensor * self.context * self.stages
+
+    @property
+    def times(self) -> int:
+        """The runs of the planned program in a step: a pipeline's has all micro-batches."""
+        return self.micro if self.stages == 1 else 1
 
 
 @dataclass(frozen=True, repr=False)
@@ -97,10 +113,10 @@ class Search(Shown):
         if not second.fits:
             return f"{one} alone fits: {other} needs {bytes_text(second.peak_bytes)}."
         parts = {
-            "computing": second.timeline.computing * other.micro
-            - first.timeline.computing * one.micro,
-            "waiting for others": second.timeline.exposed * other.micro
-            - first.timeline.exposed * one.micro,
+            "computing": second.timeline.computing * other.times
+            - first.timeline.computing * one.times,
+            "waiting for others": second.timeline.exposed * other.times
+            - first.timeline.exposed * one.times,
         }
         cause = max(parts, key=parts.__getitem__)
         more = seconds_text(parts[cause]) if parts[cause] > 0 else "no more"
@@ -136,43 +152,48 @@ def searched(  # noqa: PLR0913 - options, by keyword
     tensor: Sequence[int] = (1, 2, 4, 8),
     keeps: Sequence[str] = ("all", "matmuls", "none"),
     micro: Sequence[int] = (1, 2, 4),
+    context: Sequence[int] = (1,),
+    stages: Sequence[int] = (1,),
     fused: bool | None = None,
 ) -> Search:
     """Plan a training step in every way, and put the fastest that fits in memory first.
 
     Args:
         loss: a function of `(params, *batch)`.
-        args: params, and the batch of a rank without tensor_parallel. Ranks that work on one batch
-            together have as many times more, so that all ways train on as much.
+        args: params, and the batch of a rank of fsdp. Ranks that work on one batch together have as
+            many times more, so that all ways train on as much. Dim 1 of a batch has the positions.
         split: the plan of `tensor_parallel`; without it, tensor is 1.
         blocks: modules that loss calls, to checkpoint; without them, all values are kept.
-        tensor, keeps, micro: the choices; see `Way`.
+        tensor, keeps, micro, context, stages: the choices; see `Way`.
 
     Raises:
         InspectError: no way is possible; says why the first is not.
     """
     found: list[tuple[Way, Plan, float]] = []
     refused: list[tuple[Way, str]] = []
-    for size, kept, parts in product(
-        tensor if split else (1,), keeps if blocks else ("all",), micro
+    for size, positions, depth, kept, parts in product(
+        tensor if split else (1,), context, stages, keeps if blocks else ("all",), micro
     ):
-        way = Way(world // size, size, kept, parts)
-        if world % size:
-            refused.append((way, f"{size} ranks do not divide {world}"))
+        together = size * positions * depth
+        way = Way(world // together, size, kept, parts, positions, depth)
+        if world % together:
+            refused.append((way, f"{together} ranks do not divide {world}"))
             continue
         try:
             with fake_world(world), checkpointed(blocks, kept):
                 step, given = cut(loss, args, way, split or {})
                 one = planned(step, given, hardware, fused=fused)
-            kept_on = one.memory.output_bytes if parts > 1 else 0  # gradients that add up
+            kept_on = one.memory.output_bytes if way.times > 1 else 0  # gradients that add up
             one = replace(one, live_bytes=one.live_bytes + kept_on)
-            found.append((way, one, one.seconds * parts))
+            found.append((way, one, one.seconds * way.times))
         except ThunderError as error:
             refused.append((way, str(error)))
     if not found:
         way, why = refused[0]
         what = f"search: no way is possible; {way}: {why}"
-        raise InspectError(what, fix="Give other choices of tensor, keeps or micro.")
+        raise InspectError(
+            what, fix="Give other choices of tensor, context, stages, keeps or micro."
+        )
     return Search(tuple(sorted(found, key=_order)), tuple(refused))
 
 
@@ -203,23 +224,35 @@ def cut(
         InspectError: the batch does not divide.
     """
     params, *batch = args
-    mesh = init_device_mesh("cpu", (way.data, way.tensor), mesh_dim_names=("data", "tensor"))
+    sizes = {"pipe": way.stages, "data": way.data, "context": way.context, "tensor": way.tensor}
+    mesh = init_device_mesh("cpu", (*sizes.values(),), mesh_dim_names=(*sizes,))
+    of_shards = (way.stages, way.data * way.context, way.tensor)  # the same ranks
+    rows = init_device_mesh("cpu", of_shards, mesh_dim_names=("pipe", "shards", "tensor"))
     f: Any = loss
     if way.tensor > 1:
         f = tensor_parallel(f, mesh["tensor"], split)
-    f = fsdp(f, mesh["data"])
-    held = f.prepare(params)
+    if way.context > 1:  # around attention on heads of a rank
+        params = f.prepare(params) if way.tensor > 1 else params
+        f = context_parallel(f, mesh["context"], "all_to_all")
+    f = fsdp(f, rows["shards"], zero=3 if way.stages == 1 else 2)
+    held, parts = f.prepare(params), [_part(x, way) for x in batch]
+    if way.stages > 1:
+        return pipeline(f, mesh["pipe"], stages=way.stages, micro=way.micro), (held, *parts)
     chosen, others = held.partition(lambda name: held[name].is_floating_point())
     step = grad(lambda chosen, others, *batch: f(held.replaced(chosen, others), *batch))
-    return step, (chosen, others, *(_part(x, way) for x in batch))
+    return step, (chosen, others, *parts)
 
 
 def _part(x: Any, way: Way) -> Any:
-    """The part of a batch that runs at a time."""
+    """The part of a batch that a program of a rank is given: all micro-batches of a pipeline."""
     if not isinstance(x, torch.Tensor) or not x.dim():
         return x
-    rows = x.shape[0] * way.tensor
+    rows, shape = x.shape[0] * way.together, list(x.shape[1:])
     if rows % way.micro:
         what = f"{rows} examples are no {way.micro} micro-batches"
         raise InspectError(what, fix="Give a batch that the numbers in `micro` divide.")
-    return x.new_empty((rows // way.micro, *x.shape[1:]))
+    if way.context > 1 and (not shape or shape[0] % way.context):
+        what = f"{tuple(x.shape)} has no dim 1 of positions that {way.context} ranks divide"
+        raise InspectError(what, fix="Give other numbers in `context`, or pad the positions.")
+    shape[:1] = [shape[0] // way.context] if shape else []
+    return x.new_empty((rows // way.times, *shape))

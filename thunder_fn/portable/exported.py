@@ -14,6 +14,7 @@ from typing import Any
 import sympy
 import torch
 
+from thunder_fn.api.calling import call_arguments
 from thunder_fn.capture import TENSOR, pytree
 from thunder_fn.capture.numbers.arguments import value_at
 from thunder_fn.errors import ThunderError
@@ -52,6 +53,7 @@ def export(
         PortableError: a part of the program has no equal in PyTorch, such as an op of thunder_fn's;
             names the equation and the user's line.
         CaptureError: f cannot be traced.
+        TraceTypeError: the arguments are no tuple or list.
 
     Example:
         >>> from thunder_fn import grad
@@ -62,7 +64,7 @@ def export(
 
     Source: torch.export.export.
     """
-    options = dict(kwargs or {})
+    args, options = call_arguments("export", args), dict(kwargs or {})
     function = _function(f, args, options, dynamic)
     exported = Exported(function)
     try:

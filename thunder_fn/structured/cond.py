@@ -45,7 +45,7 @@ from thunder_fn.ir.rules import (
     VJP,
     VMAP,
     Mask,
-    chosen,
+    divided,
     union,
 )
 from thunder_fn.ir.symbols import made_by
@@ -247,7 +247,7 @@ def _loop(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tupl
         source=equation.source,
     )
     operands = builder.take(batched_types(types, batched, size))
-    consts, xs = chosen(operands, [not flag for flag in batched]), chosen(operands, batched)
+    xs, consts = divided(operands, batched)
     found = add_scan(
         builder, Loop(0, 0, size), step.build(results), (consts, (), xs), equation.source
     )

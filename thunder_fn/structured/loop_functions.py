@@ -18,7 +18,7 @@ from thunder_fn.capture import Captured, current, pytree
 from thunder_fn.capture.replaced.lookasides import divert
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.errors import TraceTypeError, is_int, kind_of, spelled
-from thunder_fn.ir.rules import chosen
+from thunder_fn.ir.rules import divided, interleaved
 from thunder_fn.ir.trace import Trace, Type, as_dim, cut, type_of_value
 from thunder_fn.structured.checkpoint import checkpoint as checkpointed
 from thunder_fn.structured.scan import scan_evaluate_rule
@@ -303,13 +303,12 @@ def _record(
     init_leaves, x_leaves = pytree.tensors_in(init), pytree.tensors_in(xs)
     body = consts_first(bodies.bodies[0], len(closures))
     body, is_fixed = _fix_carries(body, len(closures), len(init_leaves))
-    moves = [not flag for flag in is_fixed]
-    consts, moving = chosen(init_leaves, is_fixed), chosen(init_leaves, moves)
+    consts, moving = divided(init_leaves, is_fixed)
     loop = Loop(len(closures) + len(consts), len(moving), as_dim(size), bool(reverse), unroll)
     found = scan_evaluate_rule((body,), *closures, *consts, *moving, *x_leaves, **loop.literals())
     last, stacks = loop.results(found)
-    supply, kept = iter(own_memory(last) if current() is None else last), iter(own_memory(consts))
-    final = [next(kept) if flag else next(supply) for flag in is_fixed]
+    moved = own_memory(last) if current() is None else last
+    final = interleaved(own_memory(consts), moved, is_fixed)
     return captured.result((*final, *stacks))
 
 
@@ -349,10 +348,10 @@ def _fix_carries(body: Trace, num_consts: int, num_carry: int) -> tuple[Trace, t
     """Carries that the body returns as they are become consts."""
     carries = body.inputs[num_consts : num_consts + num_carry]
     flags = tuple(var == atom for var, atom in zip(carries, body.outputs[:num_carry], strict=True))
-    moves = [not flag for flag in flags]
-    carries = (*chosen(carries, flags), *chosen(carries, moves))
-    inputs = (*body.inputs[:num_consts], *carries, *body.inputs[num_consts + num_carry :])
-    outputs = (*chosen(body.outputs[:num_carry], moves), *body.outputs[num_carry:])
+    fixed, moving = divided(carries, flags)
+    inputs = (*body.inputs[:num_consts], *fixed, *moving, *body.inputs[num_consts + num_carry :])
+    _, moved = divided(body.outputs[:num_carry], flags)
+    outputs = (*moved, *body.outputs[num_carry:])
     return cut(body, inputs=inputs, outputs=outputs), flags
 
 

@@ -12,13 +12,15 @@ users are in `loops.py`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
 
 from thunder_fn.capture import current
 from thunder_fn.errors import InvalidTrace, TraceTypeError
+from thunder_fn.interpreters.check_errors import CHECK_ERRORS, Checked, carrying_code
+from thunder_fn.interpreters.grad import zeros
 from thunder_fn.interpreters.simplify import dce_to
 from thunder_fn.interpreters.vmap import (
     batch,
@@ -31,7 +33,7 @@ from thunder_fn.ir.check import check_operands, check_types
 from thunder_fn.ir.flow import Wiring, body_ports, wiring
 from thunder_fn.ir.pairs import COUNTS
 from thunder_fn.ir.rules import CHECK, DCE, EVALUATE, INVARIANT, LOWER, SLICED, VJP, VMAP, Mask
-from thunder_fn.ir.trace import Dim, Equation, Trace, TraceBuilder, Type, Var, as_dim
+from thunder_fn.ir.trace import Atom, Dim, Equation, Trace, TraceBuilder, Type, Var, as_dim
 from thunder_fn.structured.roll import in_blocks
 from thunder_fn.structured.scan_vjp import scan_vjp_rule
 from thunder_fn.structured.shared.bind import bind
@@ -162,6 +164,26 @@ def scan_vmap_rule(
         move_dim(builder, y, 1, 0) if flag else y for y, flag in zip(ys, ys_flags, strict=True)
     )
     return builder.build((*final, *moved)), (*carry, *ys_flags)
+
+
+# ---- check_errors ----
+
+
+@CHECK_ERRORS.rule("scan")
+def scan_check_errors_rule(
+    builder: TraceBuilder,
+    equation: Equation,
+    operands: tuple[Atom, ...],
+    checked: Callable[[Trace], Trace],
+) -> Checked:
+    """Carry the first code behind the carries."""
+    loop = Loop.of(equation)
+    consts, carry, xs = loop.parts(operands)
+    body, count = checked(equation.body), loop.num_carry
+    start = zeros(builder, tensor_type(body.output_types[-1]))
+    new = carrying_code(body, loop.num_consts + count, count)
+    results = add_scan(builder, loop, new, (consts, (*carry, start), xs), equation.source)
+    return (*results[:count], *results[count + 1 :]), results[count]
 
 
 # ---- simplify ----

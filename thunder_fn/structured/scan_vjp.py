@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from thunder_fn.interpreters.checkpoint.recomputed import found_again
 from thunder_fn.interpreters.grad import add, forward_backward, zeros
 from thunder_fn.interpreters.simplify import cse, cut_to, dce
-from thunder_fn.ir.rules import Mask, Residual, Split, chosen, numbered
+from thunder_fn.ir.rules import Mask, Residual, Split, chosen, divided, numbered
 from thunder_fn.ir.trace import Atom, Equation, Trace, TraceBuilder, Type, Var, cut
 from thunder_fn.ir.walking import inline_into
 from thunder_fn.structured.shared.bodies import invariant_atoms, tensor_type
@@ -148,8 +148,8 @@ def _backward(
     body = _backward_body(
         equation, loop, split, placed, question, residuals, is_const, gradients, summed
     )
-    xs = (*chosen(given, [not flag for flag in is_const]), *ys_cts)
-    parts, back = (chosen(given, is_const), (*carry_cts, *sums), xs), not loop.reverse
+    consts, xs = divided(given, is_const)
+    parts, back = (consts, (*carry_cts, *sums), (*xs, *ys_cts)), not loop.reverse
     results = add_scan(builder, replace(loop, reverse=back), body, parts, equation.source)
     live = [i for i, flag in enumerate(question.live) if flag]
     wanted_carry = loop.parts(question.wanted_inputs)[1]

@@ -24,6 +24,8 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture import current, pytree
 from thunder_fn.capture.replaced.lookasides import divert
 from thunder_fn.errors import CaptureError, TraceTypeError, VmapError, is_int, spelled
+from thunder_fn.interpreters.check_errors import CHECK_ERRORS, Checked, first_code
+from thunder_fn.interpreters.grad import zeros
 from thunder_fn.interpreters.simplify import dce_to
 from thunder_fn.interpreters.vmap import batch, batched_outputs, batched_types, expand_missing
 from thunder_fn.ir import ops
@@ -62,7 +64,7 @@ from thunder_fn.structured.shared.bodies import (
 )
 from thunder_fn.structured.shared.fixpoint import carry_fixpoint
 from thunder_fn.structured.shared.running import body_function
-from thunder_fn.structured.shared.while_parts import BOOL, WHILE, While, add_while
+from thunder_fn.structured.shared.while_parts import BOOL, COUNT, WHILE, While, add_while
 from thunder_fn.structured.while_vjp import while_vjp_rule
 
 Xs = TypeVarTuple("Xs")
@@ -222,6 +224,48 @@ def _of_some_alive(builder: TraceBuilder, alive: Var, value: Atom) -> Atom:
     type = replace(tensor_type(value.type), shape=(1, *shape))
     (other,) = builder.add(ops.leaf(aten.index_select.default), (value, Literal(0), index), (type,))
     return where(builder, alive, value, other)
+
+
+# ---- check_errors ----
+
+
+@CHECK_ERRORS.rule("while_loop")
+def while_check_errors_rule(
+    builder: TraceBuilder,
+    equation: Equation,
+    operands: tuple[Atom, ...],
+    checked: Callable[[Trace], Trace],
+) -> Checked:
+    """Carry the first code and the number of steps behind the carries.
+
+    The condition is asked twice before a step, and once after the last one unless `max_steps` ended
+    the loop. One that draws random numbers or has effects is not checked.
+    """
+    loop, (condition, body) = While.of(equation), equation.bodies
+    holds = None if ops.has_effects(condition) else checked(condition)
+    new = checked(body)
+    consts, carry = loop.parts(operands)
+    code_type = tensor_type(new.output_types[-1])
+    types = (*equation.operand_types, code_type, COUNT)
+    asks, runs = TraceBuilder(condition.name), TraceBuilder(body.name)
+    asked = inline_into(asks, condition, asks.take(types)[:-2])
+    *given, code, count = runs.take(types)
+    if holds is not None:
+        code = first_code(runs, code, inline_into(runs, holds, given)[-1])
+    *values, own = inline_into(runs, new, given)
+    (count,) = runs.add(ops.leaf(aten.add.Scalar), (count, Literal(1)), (COUNT,))
+    bodies = asks.build(asked), runs.build((*values, first_code(runs, code, own), count))
+    start = (*carry, zeros(builder, code_type), zeros(builder, COUNT))
+    results = add_while(builder, bodies, consts, start, loop.max_steps, equation.source)
+    *results, code, count = results
+    if holds is not None:
+        later = inline_into(builder, holds, (*consts, *results))[-1]
+        if loop.max_steps is not None:
+            limit = Literal(loop.max_steps)
+            (is_asked,) = builder.add(ops.leaf(aten.lt.Scalar), (count, limit), (BOOL,))
+            (later,) = builder.add(ops.leaf(aten.mul.Tensor), (later, is_asked), (code_type,))
+        code = first_code(builder, code, later)
+    return results, code
 
 
 # ---- simplify ----

@@ -66,6 +66,10 @@ class _Place:
             return vars(self.owner).get(self.name, self.original)
         return getattr(self.owner, self.name)
 
+    def is_method(self) -> bool:
+        """Test for a method, which stays replaced until it is next asked for."""
+        return isinstance(self.held, _PerThread)
+
     def is_current(self) -> bool:
         """Test that nobody else has replaced it meanwhile. FX puts back what it has read."""
         now = self.held_now()
@@ -107,7 +111,7 @@ class _Place:
             self.is_left = not self.layers
         elif self.layers:
             self.show()
-        elif not (isinstance(self.held, _PerThread) and self.held_now() is self.held):
+        elif layer.patch.outermost or self.held_now() is not self.held or not self.is_method():
             self.restore()
             self.held, self.shown = self.free, self.original
 
@@ -146,7 +150,7 @@ class _Place:
             value = layer.make(value)
         is_method = isinstance(self.owner, type) and isinstance(value, types.FunctionType)
         given = _PerThread(self) if is_method else value
-        if is_alone:
+        if is_alone and not self.layers[0].patch.outermost:
             self.made = self.layers[0], value, given
         return value, given
 
@@ -201,7 +205,9 @@ _places: dict[tuple[int, str], list[_Place]] = {}
 replaced it in between.
 """
 _free: dict[tuple[int, str], _Place] = {}
-"""Places that no patch needs now, as the last one left them."""
+"""Places of PyTorch's that no patch needs now, as the last one left them. Those of a patch that is
+outermost may be the user's, and are let go.
+"""
 _left: dict[tuple[int, str], deque[_Place]] = {}
 """Places whose last patch went while somebody else's value was there, who may put back our
 replacement.
@@ -221,14 +227,15 @@ def _place(owner: Any, name: str) -> _Place:
     return known[-1]
 
 
-def _forget(place: _Place) -> None:
+def _forget(place: _Place, last: Patch) -> None:
+    """Let go of a place that no patch needs after the last one."""
     key = id(place.owner), place.name
     _places[key].remove(place)
     if not _places[key]:
         del _places[key]
     if place.is_left:
         _left.setdefault(key, deque(maxlen=8)).append(place)
-    else:
+    elif not last.outermost:
         _free[key] = place
 
 
@@ -312,7 +319,7 @@ class Patch:
             place, layer = self._done.pop()
             place.remove(layer)
             if not place.layers:
-                _forget(place)
+                _forget(place, self)
 
 
 class _Depth(threading.local):

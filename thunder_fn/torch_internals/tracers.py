@@ -284,6 +284,10 @@ class WritesAndReads(Protocol):
         """Tell whether a tracer stands for an argument or for a tensor from outside."""
         ...
 
+    def is_own(self, tensor: torch.Tensor) -> bool:
+        """Tell whether a tensor is a tracer of this capture, and of none around it."""
+        ...
+
     def reinterpreted(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor of which a view of another dtype is taken in place of this one."""
         ...
@@ -576,17 +580,23 @@ class TracerMode(FunctionalTensorMode):
     def _args_of_set(self, target: Any, *source: Any) -> tuple[Any, ...]:
         """Check a `set_`, and give its source the bits of the target: it takes memory, not bits.
         Where gradients are off, it takes no history either.
+
+        It is the one op in place that torch functions do not show, so that tensors from outside
+        come as they are.
         """
-        is_given = self.history is not None and self.history.is_given(target)
-        if is_given or any(type(arg) is torch.Tensor for arg in (target, *source)):
+        history = self.history
+        is_given = history is not None and history.is_given(target)
+        tensors = [arg for arg in (target, *source) if isinstance(arg, torch.Tensor)]
+        is_foreign = history is not None and not all(map(history.is_own, tensors))
+        if is_given or is_foreign or any(type(tensor) is torch.Tensor for tensor in tensors):
             what = "`set_` of a tensor from outside was called, whose memory a trace does not have"
             fix = "Write `x.copy_(y)`, or return the new tensor."
             raise UnsupportedCall(what, fix=fix)
         if type(source[0]) is not Tracer:
             return (target, *source)
         memory = source[0]
-        if self.history is not None and not torch.is_grad_enabled():
-            memory = self.history.reinterpreted(memory)
+        if history is not None and not torch.is_grad_enabled():
+            memory = history.reinterpreted(memory)
         with self:
             for view in bits_between(memory, target):
                 memory = view(memory)

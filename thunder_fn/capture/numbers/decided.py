@@ -70,9 +70,7 @@ class Decisions:
 
     def settled(self, trace: Trace) -> Trace:
         """Remove the symbols that decisions make redundant: where `s1 == s0`, only `s0` is left."""
-        if self._mode.shape_env is None or (
-            self._around is not None and self._around.shape_env is not None
-        ):
+        if not self._is_settling:
             return trace
         for constraint in constraints_of(trace):
             if isinstance(constraint.value, sympy.Eq):  # of a rule that holds for one number only
@@ -81,6 +79,16 @@ class Decisions:
         new = Substitution(self._simplified)
         trace = dataclasses.replace(trace, constraints=(*trace.constraints, *self.constraints))
         return new.trace(trace)
+
+    def settled_number(self, number: Any) -> Any:
+        """Return a number with the symbols that `settled` leaves in a trace."""
+        is_open = isinstance(number, Expr) and self._is_settling
+        return self._simplified(number) if is_open else number
+
+    @property
+    def _is_settling(self) -> bool:
+        around = self._around
+        return self._mode.shape_env is not None and (around is None or around.shape_env is None)
 
     def _simplified(self, expr: Expr) -> Any:
         """Simplify an expression. Unbacked sizes keep their names: an equation binds each."""

@@ -14,6 +14,7 @@ import threading
 import types
 import weakref
 from collections.abc import Sequence
+from enum import Enum
 from typing import Any
 
 import numpy
@@ -27,16 +28,20 @@ from thunder_fn.capture.outside.expressions import Source, text
 from thunder_fn.capture.outside.frames import is_machinery
 from thunder_fn.capture.outside.kinds import (
     EXACT,
+    Made,
+    Super,
     code_of,
     default_of,
     environment,
     is_library_module,
     is_of_library,
     is_opaque,
+    is_open,
     is_ours,
     is_python,
     is_seen,
     live_in,
+    members_of_enum,
     own_attribute,
     parts_in,
     reference_to,
@@ -85,6 +90,10 @@ _DRAWING = (
 """Generators of random numbers other than PyTorch's."""
 _OF_FUNCTIONS = ("__doc__", "__name__", "__qualname__", "__module__", "__annotations__")
 """Attributes of functions that are read as they are."""
+_OF_TYPES = ("__name__", "__qualname__")
+"""Attributes of classes that are read as they are."""
+_PARTS_OF_FUNCTIONS = ("__globals__", "__closure__", "__code__", "__defaults__", "__kwdefaults__")
+"""Attributes of functions that lead to what they read."""
 
 
 class Attributes(Reached):
@@ -110,6 +119,8 @@ class Attributes(Reached):
             return self.environment_item(keys)
         if is_a(value, (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)):
             return list(value._modules.values())  # pyright: ignore[reportPrivateUsage]
+        if members := members_of_enum(value):
+            return members
         if not self.is_outside(value):
             return self.items(value, path) if type(value) in EXACT else ()
         if not is_a(value, (dict, list, tuple, types.MappingProxyType)) or keys is None:
@@ -160,8 +171,10 @@ class Attributes(Reached):
             self.effects.found.append(name)
         if is_a(value, torch.nn.Module):
             return self.module_attribute(value, name, path)
+        if is_a(value, Super):
+            return self.attribute_of_super(value, name, frame)
         if not self.is_outside(value):
-            return (found,) if (found := own_attribute(value, name)) is not ABSENT else ()
+            return self.attribute_of_new(value, name, path)
         if is_a(value, ARRAYS):
             self.array(value, path)
             return ()
@@ -181,14 +194,53 @@ class Attributes(Reached):
             for held in gc.get_referents(value.__dict__):
                 self.content(held, path)
             return (value.__dict__,)
+        if name in _OF_TYPES:
+            return (self.reach(self.edge("attr", value, name, path, is_by_value=True), path),)
         found = self.edge("class", value, name, path)
         if found is ABSENT and look("class", meta := type(value), name) is not ABSENT:
             self.asked(found := self.edge("class", meta, name, path), path)
         return (self.reach(getattr(found, "__func__", found), path),)
 
+    def attribute_of_new(self, value: Any, name: str, path: str) -> Sequence[Any]:
+        """An attribute of an object that the function made, of its own or of its class."""
+        cls, own = type(value), own_attribute(value, name)
+        if is_a(value, Made):
+            cls, own = value.cls, ABSENT
+        held = dict_of(value)
+        if (type(held) is dict and name in held) or not self.is_open(cls):
+            return () if own is ABSENT else (own,)
+        found = self.edge("class", cls, name, path)
+        if found is ABSENT:
+            self.edge("class", cls, "__getattr__", path)
+        elif not hasattr(found, "__get__"):
+            own = self.reach(found, path)
+        return () if own is ABSENT else (own,)
+
+    def attribute_of_super(self, value: Super, name: str, frame: Frame) -> Sequence[Any]:
+        """An attribute of one of the classes after another."""
+        path = f"super().{escaped(name)}"
+        self.bases(value.kind, path)
+        for base in value.bases():
+            if not is_open(base):
+                return ()
+            found = base.__dict__.get(name, ABSENT)
+            self.edge("class", base, name, path)
+            if found is not ABSENT:
+                self.reach(getattr(found, "__func__", found), path)
+                return self.bound(found, value.of, frame)
+        return ()
+
+    def bound(self, found: Any, value: Any, frame: Frame) -> Sequence[Any]:
+        """An attribute of a class as an object has it."""
+        if is_a(found, types.FunctionType):
+            return (types.MethodType(found, value),)
+        return self.waited(frame, [code_of(found)]) if hasattr(found, "__get__") else (found,)
+
     def object_attribute(self, value: Any, name: str, path: str, frame: Frame) -> Sequence[Any]:  # noqa: C901 - a branch for each kind of holder
         """An attribute of an object, of its own or of its class."""
         of_class, held = look("class", type(value), name), dict_of(value)
+        if is_a(value, Enum) and name in ("name", "value"):
+            return (self.reach(self.edge("key", held, f"_{name}_", path), path),)
         self.asked(of_class, path)
         self.state_of_process(value, name, path, frame)
         if is_a(value, CONTAINERS) and (
@@ -201,7 +253,8 @@ class Attributes(Reached):
         if is_a(value, types.FunctionType) and name in _OF_FUNCTIONS:
             self.content(found := self.edge("attr", value, name, path, is_by_value=True), path)
             return (found,)
-        if is_slot and not callable(value):
+        is_part = is_a(value, types.FunctionType) and name in _PARTS_OF_FUNCTIONS
+        if is_part or (is_slot and not callable(value)):
             return (self.reach(self.edge("attr", value, name, path, is_by_value=True), path),)
         if type(held) is not dict:
             if is_a(value, torch.Generator) and name in STATE_METHODS:
@@ -240,7 +293,7 @@ class Attributes(Reached):
 
     def container_attribute(self, value: Any, name: str, path: str, of_class: Any) -> Sequence[Any]:
         """An attribute of a container, which most often is a method that reads its content."""
-        if is_a(value, tuple) and hasattr(type(value), "_fields") and of_class is not ABSENT:
+        if is_a(value, tuple) and name in getattr(type(value), "_fields", ()):
             return (self.reach(getattr(value, name, None), path),)
         if of_class is not ABSENT and type(value).__flags__ & HEAP_TYPE:
             self.edge("class", type(value), name, path)
@@ -251,17 +304,14 @@ class Attributes(Reached):
     def class_attribute(self, value: Any, name: str, path: str, frame: Frame) -> Sequence[Any]:
         """An attribute that an object has from its class."""
         of_class = look("class", type(value), name)
-        if (reference := reference_to(value)) and not is_ours(type(value).__module__):
+        is_fixed = is_a(value, Enum) or is_ours(type(value).__module__)
+        if not is_fixed and (reference := reference_to(value)):
             self.edge("type", reference, None, f"the class of {path}")
         self.edge("class", type(value), name, path)
         self.reach(of_class, path)
-        if is_a(of_class, types.FunctionType):
-            return (types.MethodType(of_class, value),)
         if is_a(of_class, property) and is_of_library(value):
             self.fields(value, path.rpartition(".")[0])
-        return (
-            self.waited(frame, [code_of(of_class)]) if hasattr(of_class, "__get__") else (of_class,)
-        )
+        return self.bound(of_class, value, frame)
 
     def module_attribute(self, value: torch.nn.Module, name: str, path: str) -> Sequence[Any]:
         """The state of a module is guarded as a whole; an attribute of its class is an edge."""
@@ -318,6 +368,8 @@ class Attributes(Reached):
             return [self.reach(item, path) for item in items] if self.is_outside(value) else items
         if is_a(value, (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)):
             return list(value._modules.values())  # pyright: ignore[reportPrivateUsage]
+        if members := members_of_enum(value):
+            return members
         if self.is_outside(value):
             self.iterator(value, self.path(value, path), is_used=True)
         return (value,)

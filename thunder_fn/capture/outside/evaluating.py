@@ -28,12 +28,16 @@ from thunder_fn.capture.outside.expressions import Source, text
 from thunder_fn.capture.outside.kinds import (
     EXACT,
     FUNCTIONS,
+    Made,
+    Super,
     classes_in,
     is_lasting,
     is_library_module,
     is_of_library,
     is_ours,
+    is_shown_by_c,
     is_unseen,
+    members_of_enum,
     name_of_method,
     parts_in,
 )
@@ -46,6 +50,7 @@ from thunder_fn.capture.outside.reads import (
     dict_of,
     fields_of,
     is_a,
+    met,
 )
 from thunder_fn.ir.text import escaped
 
@@ -85,8 +90,12 @@ class Evaluator(Attributes):
         """Frames whose function is not known, by their code."""
         self.over: dict[int, tuple[Source, Frame]] = {}
         """The iterable of a comprehension, by its code, and the frame around it."""
+        self.missing: set[str] = set()
+        """Modules that were not there when a frame that imports them began."""
         self.cycles = False
-        """Set where a local leads to itself."""
+        """Set where an expression leads to itself."""
+        self.previous: Memo = {}
+        """The values when the frame was last looked at."""
 
     def evaluate(self, frame: Frame, *, is_moving: bool = False) -> None:
         """Cross all edges that the code of a frame can cross, with the present values of its
@@ -119,8 +128,9 @@ class Evaluator(Attributes):
             if not self.is_data(value)
         )
         uses = frame.reading.live(names, gives=bool(frame.returned), is_moving=is_moving)
+        memo: Memo = {}
         for _ in range(_PASSES):
-            memo = settled.copy()
+            self.previous, memo = memo, settled.copy()
             count = sum(map(len, frame.stored.values()))
             self.cycles = False
             for source, line in uses.items():
@@ -216,9 +226,9 @@ class Evaluator(Attributes):
             or is_a(value, types.ModuleType)
         ):
             return
-        if not self.is_outside(value):
-            return
         self.methods.add((cls, frame.code))
+        if not self.is_outside(value) and not self.is_open(cls):
+            return
         for owner in cls.__mro__:
             name = name_of_method(owner, frame.code)
             if name is not None:
@@ -245,9 +255,11 @@ class Evaluator(Attributes):
                 return source[1:]
             memo[source] = _RUNNING
             found = memo[source] = RULES[kind](self, source, frame, memo)
-        elif found is _RUNNING and source[0] == "local":  # it leads to itself
+        elif found is _RUNNING:  # it leads to itself
             self.cycles = True
-            return list(frame.stored.get(source[1], {}).values())
+            if source[0] == "local":
+                return list(frame.stored.get(source[1], {}).values())
+            return self.previous.get(source, ())
         return found
 
     def cell_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
@@ -286,7 +298,10 @@ class Evaluator(Attributes):
             callees = self.value(target, frame, memo)
             if is_of_library(value):  # `len` runs its methods
                 self.fields(value, self.path(value, text(of)))
-            if any(map(is_unseen, callees)) or self.is_of_data(target, frame, memo):
+            is_of_data = self.is_of_data(target, frame, memo)
+            if is_of_data:
+                self.shown(value, self.path(value, text(of)), frame)
+            if is_of_data or any(map(is_unseen, callees)):
                 self.unseen(value, self.path(value, text(of)), frame)
         return ()
 
@@ -304,6 +319,7 @@ class Evaluator(Attributes):
         path = path if is_whole else path.partition(".")[0]
         module = sys.modules.get(path)
         if not is_a(module, types.ModuleType):
+            self.missing.add(path)
             return ()
         if not is_library_module(module):
             self.edge("key", sys.modules, path, f"the module {path}")
@@ -313,6 +329,17 @@ class Evaluator(Attributes):
         """The values in the attributes of an object."""
         values = self.value(source[1], frame, memo)
         return [field for value in values for field in (fields_of(value) or {}).values()]
+
+    def super_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
+        """Stand-ins for the results of `super()`, for each class and object."""
+        _, cls, of = source
+        values = [value for value in self.value(of, frame, memo) if not self.is_data(value)]
+        return [
+            Super(owner, value)
+            for owner in self.value(cls, frame, memo)
+            for value in values
+            if is_a(owner, type) and owner in (value if is_a(value, type) else type(value)).__mro__
+        ]
 
     def each_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
         """The values that a loop over a value gives."""
@@ -474,20 +501,43 @@ class Evaluator(Attributes):
                     Constant(f"{text(target)}()", frame.code.co_filename, frame.line),
                 )
             if id(callee) in _SHOW:
-                self.shown(source[2], frame, memo)
-            if callee is globals:
-                found.append(self.reach(frame.globals, "globals()"))
-            if is_a(callee, weakref.ref) and self.edge("alive", callee, None, f"{text(target)}()"):
-                found.append(self.reach(callee(), f"{text(target)}()"))
+                for one in source[2]:
+                    self.shown_values(("shown", one), frame, memo)
+            found += self.given_by(callee, text(target), frame)
             if is_a(callee, FUNCTIONS) or not self.is_outside(callee):
                 continue
             self.attribute_of_class(callee, "__call__")
         return found
 
-    def shown(self, arguments: Sequence[Source], frame: Frame, memo: Memo) -> None:
-        """The text of an array depends on NumPy's options."""
-        if any(is_a(value, ARRAYS) for one in arguments for value in self.value(one, frame, memo)):
+    def given_by(self, callee: Any, path: str, frame: Frame) -> list[Any]:
+        """The results of a class, of `globals`, or of another callee that has no frame."""
+        if is_a(callee, type) and self.is_open(callee):
+            for name in ("__init__", "__new__"):
+                self.edge("class", callee, name, f"{callee.__name__}.{name}")
+            return members_of_enum(callee) or [Made(callee)]
+        if callee is locals:
+            return list(frame.locals)
+        if callee is globals:
+            return [self.reach(frame.globals, "globals()")]
+        if is_a(callee, weakref.ref) and self.edge("alive", callee, None, f"{path}()"):
+            return [self.reach(callee(), f"{path}()")]
+        return []
+
+    def shown_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
+        """A value whose text becomes a part of a string."""
+        for value in self.value(source[1], frame, memo):
+            if not self.is_data(value):
+                self.shown(value, self.path(value, text(source[1])), frame)
+        return ()
+
+    def shown(self, value: Any, path: str, frame: Frame) -> None:
+        """The text of an array depends on NumPy's options, that of an object of C on all that it
+        holds.
+        """
+        if any(is_a(part, ARRAYS) for part, _ in met(value)):
             self.answer(numpy.get_printoptions, (), "the print options of NumPy")
+        if self.is_outside(value) and is_shown_by_c(value):
+            self.unseen(value, path, frame)
 
     def asked_again(
         self, callee: Any, source: tuple[Any, ...], frame: Frame, memo: Memo
@@ -559,6 +609,8 @@ RULES: dict[str, Callable[..., Sequence[Any]]] = {
     "given": Evaluator.given_values,
     "fields": Evaluator.field_values,
     "import": Evaluator.imported_values,
+    "super": Evaluator.super_values,
+    "shown": Evaluator.shown_values,
     "each": Evaluator.each_values,
     "attr": Evaluator.attribute_values,
     "item": Evaluator.item_values,

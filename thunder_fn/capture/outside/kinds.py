@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import collections
 import contextvars
+import enum
 import functools
 import gc
 import operator
 import os
+import sys
 import types
 import weakref
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -85,8 +88,40 @@ FUNCTIONS = (
     torch.nn.Module,
 )
 """Classes of objects that are called."""
+VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
+"""Views of dicts."""
 EXACT = frozenset((list, tuple, dict, set, frozenset, collections.deque))
 """Containers whose class is Python's own."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Super:
+    """The object that `super(cls, of)` gives."""
+
+    cls: type
+    of: Any
+
+    @property
+    def kind(self) -> type:
+        """The class whose bases it looks through."""
+        return self.of if is_a(self.of, type) else type(self.of)
+
+    def bases(self) -> tuple[type, ...]:
+        """The classes after its own."""
+        order = self.kind.__mro__
+        return order[order.index(self.cls) + 1 :]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Made:
+    """A new object of a class, of which nothing else is known."""
+
+    cls: type
+
+
+def members_of_enum(value: Any) -> list[Any]:
+    """The members of an enumeration; none of any other value."""
+    return list(value.__dict__["_member_map_"].values()) if is_a(value, enum.EnumMeta) else []
 
 
 def reference_to(value: Any) -> Any:
@@ -183,6 +218,13 @@ def is_library_module(module: types.ModuleType) -> bool:
     return is_machinery(module.__name__) or (file is not None and is_library(file))
 
 
+def is_open(cls: Any) -> bool:
+    """Test for a class of the user's, whose attributes somebody may bind anew."""
+    module = sys.modules.get(cls.__module__) if is_a(cls.__module__, str) else None
+    is_library = is_a(module, types.ModuleType) and is_library_module(module)
+    return bool(cls.__flags__ & HEAP_TYPE) and not is_library and not is_machinery(cls.__module__)
+
+
 def is_python(found: Any) -> bool:
     """Test for a function of Python or a property."""
     return is_a(found, (types.FunctionType, property))
@@ -245,9 +287,16 @@ def is_unseen(callee: Any) -> bool:
     )
 
 
+def is_shown_by_c(value: Any) -> bool:
+    """Test for an object whose text is written by C, or by code that is not seen."""
+    shows = look("class", type(value), "__repr__")
+    is_known = is_a(value, (*NO_FIELDS, *CONTAINERS, *FUNCTIONS)) or shows is object.__repr__
+    return not is_known and not is_seen(shows)
+
+
 def is_opaque(value: Any) -> bool:
     """Test whether an object may change, and has nothing that could be compared."""
-    if is_a(value, (*NO_FIELDS, *CONTAINERS)) or type(value) is object or callable(value):
+    if is_a(value, (*NO_FIELDS, *CONTAINERS, *VIEWS)) or type(value) is object or callable(value):
         return False
     module = type(value).__module__
     return not (

@@ -55,9 +55,9 @@ def _noting_from_users(name: str, original: Callable[[], Any]) -> Callable[[], A
         recorder = current()
         if recorder is None or is_internal(calling_frame().f_code.co_filename):
             return original()
-        if name == "is_inference_mode_enabled" and recorder.inference:
-            return recorder.inference[-1]
-        return recorder.properties.look_at_process(name, original, recorder.around[name])
+        if name == "is_inference_mode_enabled" and recorder.call.inference:
+            return recorder.call.inference[-1]
+        return recorder.properties.look_at_process(name, original, recorder.call.answers[name])
 
     return asked
 
@@ -87,7 +87,7 @@ def _entering_inference(original: Callable[[Any], None]) -> Callable[[Any], None
             original(self)
             return
         self.recorder, self.gradients = recorder, torch.is_grad_enabled()
-        recorder.inference.append(self.mode)
+        recorder.call.inference.append(self.mode)
         torch.set_grad_enabled(not self.mode)
 
     return __enter__
@@ -99,7 +99,7 @@ def _leaving_inference(original: Callable[..., None]) -> Callable[..., None]:
         if recorder is None:
             original(self, *error)
             return
-        recorder.inference.pop()
+        recorder.call.inference.pop()
         torch.set_grad_enabled(self.gradients)
 
     return __exit__

@@ -150,7 +150,7 @@ class Properties:
             Read(positions.get(id(one[0]), one[0]), *one[1:]) for one in self.found.values()
         )
         if internals.has_several_gpus():
-            around = self.recorder.around[GPU]
+            around = self.recorder.call.answers[GPU]
             self.found_in_process.setdefault(GPU, (internals.current_gpu, around))
         of_process = (
             Read(None, name, find, found) for name, (find, found) in self.found_in_process.items()
@@ -346,10 +346,10 @@ def _agreed(recorder: Recorder, name: str, found: Any, here: Any, result: Any) -
 
 def _is_inference_mode(recorder: Recorder) -> bool:
     name = "is_inference_mode_enabled"
-    if recorder.inference:
-        return recorder.inference[-1]
+    if recorder.call.inference:
+        return recorder.call.inference[-1]
     return recorder.properties.look_at_process(
-        name, torch.is_inference_mode_enabled, recorder.around[name]
+        name, torch.is_inference_mode_enabled, recorder.call.answers[name]
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import builtins
+import concurrent.futures
 import contextvars
 import datetime
 import functools
@@ -11,6 +12,7 @@ import gc
 import io
 import os
 import pathlib
+import queue
 import random
 import secrets
 import threading
@@ -31,12 +33,16 @@ from thunder_fn.capture.outside.effects import Effects
 from thunder_fn.capture.outside.frames import is_library, is_machinery, is_user_file, is_watched
 from thunder_fn.capture.outside.kinds import (
     NO_FIELDS,
+    VIEWS,
+    is_lasting,
     is_of_library,
+    is_open,
     is_ours,
     parts_in,
     progress_of,
 )
 from thunder_fn.capture.outside.reads import (
+    ABSENT,
     ARRAYS,
     CONTAINERS,
     HOLDERS,
@@ -45,17 +51,17 @@ from thunder_fn.capture.outside.reads import (
     fields_of,
     is_a,
     length_of,
+    met,
 )
 from thunder_fn.capture.places import Snapshot, snapshot
 from thunder_fn.capture.recorder import current
-from thunder_fn.capture.replaced.lookasides import is_diverted
+from thunder_fn.capture.replaced.lookasides import CACHED, is_diverted
 from thunder_fn.errors import callable_name
 from thunder_fn.ir.text import escaped
 
 MAX_ARRAY_BYTES = 4096
 """Arrays of NumPy are guarded by content up to this size, and refused beyond."""
 
-_LRU = type(functools.lru_cache(lambda: None))
 _ANSWERS_ANEW = frozenset(
     id(vars(of)[name])
     for of, names in (
@@ -71,6 +77,10 @@ _ANSWERS_ANEW = frozenset(
         (secrets, "token_bytes token_hex token_urlsafe randbelow randbits choice"),
         (random.SystemRandom, "random getrandbits"),
         (contextvars, "copy_context"),
+        (concurrent.futures.Executor, "submit map"),
+        (concurrent.futures.ThreadPoolExecutor, "submit"),
+        (queue.Queue, "get get_nowait qsize empty full"),
+        (queue.SimpleQueue, "get get_nowait qsize empty"),
         (threading, "enumerate"),
         (_thread.LockType, "locked"),
         (type, "__subclasses__"),
@@ -99,6 +109,8 @@ class Reached:
         self.edges: dict[tuple[str, int, Any], Edge] = {}
         self.outside: dict[int, tuple[Any, str]] = {}
         """Objects from outside, and how they are written."""
+        self.far: set[int] = set()
+        """Those that were too many steps away to see where they lead."""
         self.modules: dict[int, torch.nn.Module] = {}
         self.drawn: dict[int, tuple[Any, str, Any]] = {}
         """Iterators, how they are written, and how far they were."""
@@ -116,23 +128,21 @@ class Reached:
         self.touched: set[int] = set()
         """The holders that are looked at for the frame that is evaluated."""
         self.stack: list[Frame] = []
-        self.data: dict[type, bool] = {}
+        self.data: dict[type, bool] = {type(ABSENT): True}
+        self.open: dict[type, bool] = {}
 
     def reach(self, value: Any, path: str, depth: int = _DEEP) -> Any:  # noqa: C901 - a branch for each kind of holder
         """A value is outside. Functions that it leads to are known by their code from now on."""
-        if id(value) in self.outside or self.is_data(value) or is_a(value, types.ModuleType):
+        if id(value) not in self.outside:
+            if self.is_data(value) or is_a(value, types.ModuleType):
+                return value
+            self.met_first(value, path)
+        elif depth == 0 or id(value) not in self.far:
             return value
-        self.outside[id(value)] = value, path
-        if is_a(value, HOLDERS) and length_of(value) <= MANY:
-            self.contents[id(value)] = snapshot(value)
-        self.asked(value, path)
-        if (question := rests_on(value)) is not None:
-            self.answer(question, (), f"the answer of {callable_name(question)}")
-        self.meet(value, path)
-        self.remember(value, path)
-        self.iterator(value, path, is_used=False)
         if depth == 0:
+            self.far.add(id(value))
             return value
+        self.far.discard(id(value))
         if is_a(value, torch.nn.Module):
             self.reach_module(value, path, depth)
         elif is_a(value, types.FunctionType):
@@ -140,7 +150,7 @@ class Reached:
         elif is_a(value, types.MethodType):
             self.reach(value.__func__, path, depth - 1)
             self.reach(value.__self__, path.rpartition(".")[0] or path, depth - 1)
-        elif is_a(value, functools.partial):
+        elif is_a(value, (functools.partial, functools.partialmethod)):
             for name in ("func", "args", "keywords"):
                 found = self.edge("attr", value, name, f"{path}.{name}", is_by_value=True)
                 self.reach(found, f"{path}.{name}", depth - 1)
@@ -155,6 +165,24 @@ class Reached:
         elif not is_a(value, CONTAINERS):
             self.reach(type(value), type(value).__name__, depth - 1)
         return value
+
+    def met_first(self, value: Any, path: str) -> None:
+        """Note an object from outside that is reached for the first time."""
+        self.outside[id(value)] = value, path
+        if is_a(value, HOLDERS) and length_of(value) <= MANY:
+            self.contents[id(value)] = snapshot(value)
+        self.asked(value, path)
+        if (question := rests_on(value)) is not None:
+            self.answer(question, (), f"the answer of {callable_name(question)}")
+        self.meet(value, path)
+        self.remember(value, path)
+        self.iterator(value, path, is_used=False)
+        if is_a(value, contextvars.Context):
+            asked = Question(dict, (value,))
+            self.edges["answer", id(value), None] = Edge("answer", asked, None, asked.ask(), path)
+        if is_a(value, VIEWS):
+            for held in gc.get_referents(value):
+                self.content(held, path)
 
     def reach_module(self, module: torch.nn.Module, path: str, depth: int) -> None:
         """Reach a module, its parts, and the functions of their hooks."""
@@ -187,7 +215,7 @@ class Reached:
 
         Both are dicts that only the collector of garbage knows.
         """
-        if type(function) is _LRU:
+        if type(function) is CACHED:
             parts = (one for one in gc.get_referents(function) if type(one) is dict)
             kept = next(one for one in parts if one is not function.__dict__)
             info = function.cache_info()[:2]
@@ -245,7 +273,14 @@ class Reached:
 
     def is_outside(self, value: Any) -> bool:
         """Test whether the value was not made by the traced function."""
-        return id(value) in self.outside or issubclass(type(value), types.ModuleType)
+        return id(value) in self.outside or issubclass(type(value), (types.ModuleType, Enum))
+
+    def is_open(self, cls: type) -> bool:
+        """Test for a class of the user's that was not made by the traced function."""
+        found = self.open.get(cls)
+        if found is None:
+            found = self.open[cls] = is_open(cls) and (self.is_outside(cls) or is_lasting(cls))
+        return found
 
     def path(self, value: Any, otherwise: str) -> str:
         """The text of a value's path, as it was reached."""
@@ -256,10 +291,8 @@ class Reached:
     ) -> Any:
         """Cross an edge, from a holder that is outside."""
         place, value = (kind, id(holder), key), look(kind, holder, key)
-        is_open = kind == "class" and not is_machinery(str(holder.__module__))
-        if is_open and ("attr", id(holder), "__mro__") not in self.edges:
-            bases = Edge("attr", holder, "__mro__", holder.__mro__, f"the bases of {path}")
-            self.edges["attr", id(holder), "__mro__"] = bases
+        if kind == "class":
+            self.bases(holder, path)
         self.touched.add(id(type) if kind == "class" else id(holder))
         if place not in self.edges and not (
             is_a(value, torch.Tensor) and internals.is_tracer(value)
@@ -271,29 +304,55 @@ class Reached:
             self.array(value, path)
         return value
 
-    def content(self, value: Any, path: str) -> None:
-        """Take the whole content of a container from outside, because its use is not known."""
+    def bases(self, cls: type, path: str) -> None:
+        """Guard the bases of a class of the user's."""
+        place = "attr", id(cls), "__mro__"
+        if place not in self.edges and not is_machinery(str(cls.__module__)):
+            self.edges[place] = Edge("attr", cls, "__mro__", cls.__mro__, f"the bases of {path}")
+
+    def content(self, value: Any, path: str, *, is_part: bool = False) -> None:
+        """Take the whole content of a container from outside, because its use is not known.
+
+        Args:
+            is_part: it is in another container whose content is taken.
+        """
         if not is_a(value, CONTAINERS):
             self.array(value, path)
         elif type(value) is not dict or "__builtins__" not in value:
-            if ("content", id(value), None) not in self.edges:
+            is_new = ("content", id(value), None) not in self.edges
+            if is_new:
                 self.edge("content", value, None, path)
             self.touched.add(id(value))
             for item in parts_in(value):
                 if not is_a(item, PLAIN) and id(item) not in self.outside:
                     self.reach(item, path)
-                    self.content(item, path)
+                    self.content(item, path, is_part=True)
+            if is_new and not is_part:
+                self.below(value, path)
 
     def fields(self, value: Any, path: str) -> None:
         """Reach the attributes of an object, any of which unseen code may read."""
         found = None if is_a(value, NO_FIELDS) or callable(value) else fields_of(value)
         if found is None or is_ours(type(value).__module__):
             return
-        if ("content", id(value), None) not in self.edges:
+        is_new = ("content", id(value), None) not in self.edges
+        if is_new:
             self.edge("content", value, None, path)
         self.touched.add(id(value))
         for item in found.values():
             self.reach(item, path)
+        if is_new:
+            self.below(value, path)
+
+    def below(self, value: Any, path: str) -> None:
+        """Take what lies deeper in a value than one edge looks."""
+        for part, depth in met(value):
+            if depth == 0 and id(part) not in self.outside:
+                self.reach(part, path)
+                if is_a(part, CONTAINERS):
+                    self.content(part, path)
+                else:
+                    self.fields(part, path)
 
     def reach_held(self, value: Any) -> None:
         """Reach the containers in an object of Python's library, such as a `UserDict`."""
@@ -344,6 +403,7 @@ class Reached:
         cls = type(value)
         found = self.data.get(cls)
         if found is None:
-            is_plain = is_a(value, PLAIN) and (is_a(value, Enum) or dict_of(value) is None)
+            is_settled = is_a(value, Enum) and is_machinery(cls.__module__)
+            is_plain = is_a(value, PLAIN) and (is_settled or dict_of(value) is None)
             found = self.data[cls] = is_plain or is_a(value, torch.Tensor)
         return found

@@ -390,25 +390,33 @@ class Items:
         return len(content_of(self.value))
 
 
-def parts_of(value: Any, depth: int = DEPTH) -> Iterator[Any]:
-    """Find the containers that the answer of `seen` about a value depends on."""
-    if is_a(value, (*PLAIN, *_FUNCTIONS, torch.Tensor, torch.nn.Module)) or depth == 0:
+def met(value: Any, depth: int = DEPTH) -> Iterator[tuple[Any, int]]:
+    """Find the arrays, containers and objects that `seen` meets in a value, each with the depth
+    that is left. It does not look into those where none is left.
+    """
+    if is_a(value, (*PLAIN, *_BY_IDENTITY)):
         return
-    if is_a(value, ARRAYS):
-        yield value
+    yield value, depth
+    if is_a(value, ARRAYS) or depth == 0:
         return
     if is_a(value, CONTAINERS):
-        if is_a(value, dict):
-            yield value
-        elif not is_a(value, (tuple, frozenset)):
-            yield value if type(value) in (list, set) else Items(value)
         items = content_of(value)
         for item in items if len(items) <= LONG else ():
-            yield from parts_of(item[1] if is_a(value, dict) else item, depth - 1)
+            yield from met(item[1] if is_a(value, dict) else item, depth - 1)
         return
-    fields = fields_of(value)
-    if fields is not None:
-        yield fields if fields is dict_of(value) else Fields(value)
-        for item in fields.values():
-            if not holds_tensor(item, depth - 1):
-                yield from parts_of(item, depth - 1)
+    for item in (fields_of(value) or {}).values():
+        if not holds_tensor(item, depth - 1):
+            yield from met(item, depth - 1)
+
+
+def parts_of(value: Any, depth: int = DEPTH) -> Iterator[Any]:
+    """Find the containers that the answer of `seen` about a value depends on."""
+    for part, left in met(value, depth):
+        if left == 0 or is_a(part, (tuple, frozenset)):
+            continue
+        if is_a(part, CONTAINERS):
+            yield part if type(part) in (list, set) or is_a(part, dict) else Items(part)
+        elif is_a(part, ARRAYS):
+            yield part
+        elif (fields := fields_of(part)) is not None:
+            yield fields if fields is dict_of(part) else Fields(part)

@@ -26,11 +26,12 @@ from torch.distributions.utils import lazy_property
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
 from thunder_fn.capture.numbers.types_asked import type_error
+from thunder_fn.capture.outside.bytecode import reading
 from thunder_fn.capture.outside.code_frames import Frame
 from thunder_fn.capture.outside.edges import Constant
 from thunder_fn.capture.outside.effects import is_stateful
 from thunder_fn.capture.outside.evaluating import Evaluator
-from thunder_fn.capture.outside.expressions import Reading, reading
+from thunder_fn.capture.outside.expressions import Reading
 from thunder_fn.capture.outside.frames import is_import
 from thunder_fn.capture.outside.kinds import FUNCTIONS, answers_of, place_of
 from thunder_fn.capture.outside.reads import is_a
@@ -88,6 +89,8 @@ class Watch(Evaluator):
         if not self.stack or self.stack[-1].code is not frame.f_code:
             return
         mine = self.stack.pop()
+        if mine.code.co_name == "__init__" and mine.code.co_argcount:
+            value = mine.locals[0].get(mine.code.co_varnames[0])
         is_data = all(map(self.is_data, value)) if type(value) is tuple else self.is_data(value)
         if mine.back is not None and not is_data:
             mine.back.returned[id(value)] = value, mine.code
@@ -158,6 +161,8 @@ class Watch(Evaluator):
         """
         for held, name, path in self.late:
             self.edge("key", held, name, path)
+        for name in self.missing - sys.modules.keys():
+            self.edge("key", sys.modules, name, f"the module {name}")
         for held, name in self.caches:
             if is_a(held.get(name), (EscapedValue, internals.Tracer)):
                 del held[name]  # each call computes it

@@ -30,7 +30,7 @@ def promoted(
     """The arguments, with ints cast to the result's dtype where that follows from another
     default dtype.
     """
-    if torch.get_default_dtype() == recorder.default_dtype:
+    if torch.get_default_dtype() == recorder.call.default_dtype:
         return args, kwargs
     atoms = (*args, *(arg for _, arg in kwargs))
     operands = {

@@ -19,6 +19,7 @@ import functools
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
@@ -92,7 +93,7 @@ class Lookaside:
             )
 
 
-_CACHED = type(functools.cache(lambda: None))
+CACHED = type(functools.cache(lambda: None))
 """The type of functions made by `functools.cache` and `functools.lru_cache`."""
 
 
@@ -102,7 +103,7 @@ def is_by_name(fn: Any) -> bool:
     """
     if isinstance(fn, types.BuiltinFunctionType):
         return not internals.is_told_to_modes(fn)
-    return isinstance(fn, _CACHED | functools.partial | functools.cached_property)
+    return isinstance(fn, CACHED | functools.partial | functools.cached_property)
 
 
 def _is_method(fn: Any) -> bool:
@@ -305,7 +306,8 @@ _LIBRARIES = frozenset(
 """Libraries whose calls of a builtin are not the user's: machinery of tracing is written in
 them.
 """
-_patches: dict[Any, internals.Patch] = {}
+_patches: weakref.WeakValueDictionary[Any, internals.Patch] = weakref.WeakValueDictionary()
+"""The patches in use, by function. They hold classes and modules of the user's."""
 
 
 def _by_name(fn: Any) -> internals.Patch:
@@ -325,20 +327,21 @@ def _by_name(fn: Any) -> internals.Patch:
         return staticmethod(dispatch) if is_unbound else dispatch
 
     with _lock:
-        if fn not in _patches or not _patches[fn].users:
+        known = _patches.get(fn)
+        if known is None or not known.users:
             places = (
                 internals.patched_places(fn) if isinstance(fn, types.FunctionType) else _places(fn)
             )
             made = ((place, name, functools.partial(make, place)) for place, name in places)
-            _patches[fn] = internals.Patch(*made, outermost=True)
-        return _patches[fn]
+            known = _patches[fn] = internals.Patch(*made, outermost=True)
+        return known
 
 
 def _dispatching(fn: Any, before: Any) -> Function:
     def dispatch(*args: Any, **kwargs: Any) -> Any:
         return (_of_user(fn) or before)(*args, **kwargs)
 
-    return functools.update_wrapper(dispatch, fn) if isinstance(fn, _CACHED) else dispatch
+    return functools.update_wrapper(dispatch, fn) if isinstance(fn, CACHED) else dispatch
 
 
 _DISPATCH = _dispatching(len, len).__code__

@@ -12,6 +12,7 @@ from __future__ import annotations
 import builtins
 import dis
 import functools
+import gc
 import itertools
 import math
 import os
@@ -187,12 +188,35 @@ def _callers(frame: types.FrameType | None) -> Iterator[types.FrameType]:
 
 
 def _copies(codes: Sequence[types.CodeType], known: tuple[Lookaside, ...]) -> tuple[Lookaside, ...]:
-    """Lookasides from functions of these codes to copies, but for those that are known."""
-    functions = [one for code in codes for one in referrers(code) if _has_code(one, code)]
+    """Lookasides from functions of these codes to copies, but for those that are known.
+
+    A function that the traced one makes is another one in each attempt. After the first of them
+    the functions that make it are copied.
+    """
+    tried = {id(one.fn.__code__) for one in known}
+    functions = [
+        one
+        for code in codes
+        for one in (_makers(code) if id(code) in tried else referrers(code))
+        if _has_code(one, code) or id(code) in tried
+    ]
     replaced = {one.fn for one in known}
     return tuple(
         Lookaside(fn, _copy(fn)) for fn in functions if fn not in replaced and _uses_builtins(fn)
     )
+
+
+def _makers(code: types.CodeType) -> list[Any]:
+    """The functions in whose code the code of another one stands."""
+    return [
+        one
+        for one in gc.get_objects()
+        if type(one) is types.FunctionType  # `isinstance` asks some objects for more
+        and one.__code__.co_filename == code.co_filename
+        and one.__code__ is not code
+        and _is_in(code, one.__code__)
+        and original_of(one) is one
+    ]
 
 
 def _frames(error: BaseException) -> Iterator[tuple[types.FrameType, int]]:

@@ -162,7 +162,7 @@ def stand_in(recorder: Recorder, generator: torch.Generator) -> torch.Generator:
     if isinstance(generator, TracedGenerator) and recorder.outer is not None:
         return generator
     traced = TracedGenerator(generator.device, generator)
-    recorder.generators.know(traced, generator)
+    recorder.call.generators.know(traced, generator)
     return traced
 
 
@@ -188,7 +188,7 @@ def generator_class(original: Any) -> Any:
             if recorder is None:
                 return original("cpu" if device is None else device)
             made = TracedGenerator(device)
-            recorder.generators.know(made, made)
+            recorder.call.generators.know(made, made)
             return made.manual_seed(made.initial)
 
     return Generator

@@ -267,6 +267,12 @@ def cdist_backward(batch: Batch, grad: Tensor, x1: Tensor, x2: Tensor, p: Any, o
     return batch.op(batch.wide(grad).contiguous(), *points, p, batch.wide(out).contiguous())
 
 
+def assertion(batch: Batch, condition: Tensor, *message: str) -> tuple[()]:
+    """The condition has to hold for every example."""
+    batch.op(condition.all(), *message)
+    return ()
+
+
 def _is_mask(var: Var) -> bool:
     return isinstance(var.type, TensorType) and var.type.dtype in (torch.bool, torch.uint8)
 
@@ -305,7 +311,8 @@ _COLLECTIVES = {
 WRONG = {"aten._cdist_backward.default": cdist_backward}
 """The ops whose rules in functorch are wrong, and other ones."""
 
-_FOR_ALL = _COLLECTIVES | WRONG
+_ASSERTIONS = dict.fromkeys(("aten._assert_async.msg", "aten._assert_async.default"), assertion)
+_FOR_ALL = _COLLECTIVES | WRONG | _ASSERTIONS
 
 KNOWN = frozenset(
     (
@@ -313,6 +320,7 @@ KNOWN = frozenset(
         *_POOLS,
         *_INDEXED,
         *_COLLECTIVES,
+        *_ASSERTIONS,
         *attention.KERNELS,
         *(f"aten.{name}" for name in (*_SCATTERS, "gather.default", "convolution.default")),
     )

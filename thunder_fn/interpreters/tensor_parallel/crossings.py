@@ -13,7 +13,7 @@ Sources: Megatron-LM, section 3 (arXiv:1909.08053); sequence parallelism (arXiv:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.nn import functional as F
@@ -69,6 +69,18 @@ def collected(
 def scattered(x: torch.Tensor, rank: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
     """This rank's share of a dim, which the ranks divide, of the sum over ranks."""
     return _scattering(group, dim % x.dim(), x.shape[dim])(x, rank)
+
+
+def chunks_of(x: torch.Tensor, group: Group, count: int) -> tuple[torch.Tensor, ...]:
+    """Cut dim -2, which has the shares of all ranks, into chunks with a part of each share."""
+    parts = x.unflatten(-2, (group.size, count, -1)).unbind(-3)
+    return tuple(part.flatten(-3, -2) for part in parts)
+
+
+def joined_chunks(chunks: Sequence[torch.Tensor], group: Group) -> torch.Tensor:
+    """Join chunks: the inverse of `chunks_of`."""
+    parts = [chunk.unflatten(-2, (group.size, -1)) for chunk in chunks]
+    return parts[0].flatten(-3, -2) if len(parts) == 1 else torch.stack(parts, -3).flatten(-4, -2)
 
 
 @kept_of_ops()

@@ -25,7 +25,14 @@ from thunder_fn.distributed.collectives import divided_gradient
 from thunder_fn.distributed.groups import Group
 from thunder_fn.interpreters.rewriting.representation import Kept, Representation
 from thunder_fn.interpreters.rewriting.tracing import traced, traced_on_parts
-from thunder_fn.interpreters.tensor_parallel.crossings import collected, copied, gathered_dim, share
+from thunder_fn.interpreters.tensor_parallel.crossings import (
+    chunks_of,
+    collected,
+    copied,
+    gathered_dim,
+    joined_chunks,
+    share,
+)
 from thunder_fn.ir import ops
 from thunder_fn.ir.memos import memo
 from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, Var, python_arg, static_shape
@@ -83,13 +90,19 @@ def shares(group: Group, type: TensorType, dim: int) -> Representation:
 
 
 @memo(4096)
-def copies(group: Group, type: TensorType) -> Representation:
-    """A value of this type that all ranks have, of whose gradient each knows a part."""
-    encode = traced(lambda x: copied(x, group), type)
-    decode = traced(lambda x: divided_gradient(x, group.size), type)
-    rule = Copies(group)
+def copies(group: Group, type: TensorType, chunks: int = 1) -> Representation:
+    """A value of this type that all ranks have, of whose gradient each knows a part. In chunks of
+    its positions, each of which is a part of the representation.
+    """
+    cut = lambda x: chunks_of(x, group, chunks) if chunks > 1 else (x,)
+    joined = lambda parts: joined_chunks(parts, group) if chunks > 1 else parts[0]
+    encode = traced(lambda x: cut(copied(x, group)), type)
+    parts = (part for part in encode.output_types if isinstance(part, TensorType))
+    whole = lambda *parts: divided_gradient(joined(parts), group.size)
+    suffixes = ("",) if chunks == 1 else tuple(map(str, range(chunks)))
+    decode, rule = traced(whole, *parts), Copies(group, chunks)
     return Representation(
-        "copies", type, ("",), encode, decode, rule=rule, converted=rule.converted
+        "copies", type, suffixes, encode, decode, rule=rule, converted=rule.converted
     )
 
 
@@ -98,18 +111,29 @@ class Copies:
     """The rule: only column layers take such a value as it is; see `_Layers`."""
 
     group: Group
+    chunks: int = 1
 
     def __call__(self, equation: Equation, kept: tuple[Representation | None, ...]) -> None:
         return None
 
     def converted(self, kept: Representation) -> Trace | None:
-        """Convert shares: collecting them adds up the gradients of all ranks."""
+        """Convert shares: collecting them adds up the gradients of all ranks. Chunks of positions
+        are collected one by one.
+        """
         if not isinstance(kept.rule, OnShares) or kept.rule.group != self.group:
             return None
-        group, dim = self.group, kept.rule.dim
-        size = static_shape(kept.type)[dim]
+        group, dim, chunks = self.group, kept.rule.dim, self.chunks
+        shape = static_shape(kept.type)
+        size = shape[dim]
+
+        def collect(x: torch.Tensor, rank: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            if chunks > 1 and dim != len(shape) - 2:
+                return chunks_of(collected(x, rank, group, dim, size), group, chunks)
+            parts = x.chunk(chunks, dim)
+            return tuple(collected(part, rank, group, dim, size // chunks) for part in parts)
+
         types = (one for one in kept.part_types if isinstance(one, TensorType))
-        return traced(lambda x, rank: collected(x, rank, group, dim, size), *types)
+        return traced(collect, *types)
 
 
 def divides(group: Group, type: Any, dim: int) -> bool:

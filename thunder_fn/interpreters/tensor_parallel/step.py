@@ -20,7 +20,8 @@ import difflib
 import fnmatch
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -32,8 +33,10 @@ from thunder_fn.interpreters.rewriting.part_calls import EMBEDDING, LINEAR, in_p
 from thunder_fn.interpreters.rewriting.representation import Asked, Kept, Representation
 from thunder_fn.interpreters.rewriting.tracing import traced, traced_on_parts
 from thunder_fn.interpreters.tensor_parallel.crossings import (
+    chunks_of,
     copied,
     gathered_dim,
+    joined_chunks,
     scattered,
     share,
     summed,
@@ -78,7 +81,7 @@ def column_share(
     given: Given, group: Group, shape: tuple[int, ...]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The results that this rank has, and which those are."""
-    (weight, rank), bias, (x,) = given["weight"], given.get("bias"), given["input"]
+    (weight, rank), bias, chunks = given["weight"], given.get("bias"), given["input"]
     own = (
         bias[0]
         if isinstance(bias, tuple)
@@ -86,7 +89,8 @@ def column_share(
         if bias is None
         else share(bias, rank, group, 0)
     )
-    return F.linear(x, weight, own), rank
+    results = [F.linear(x, weight, own) for x in chunks]
+    return results[0] if len(chunks) == 1 else joined_chunks(results, group), rank
 
 
 def column_linear(given: Given, group: Group, shape: tuple[int, ...]) -> torch.Tensor:
@@ -101,16 +105,24 @@ def row_linear(given: Given, group: Group, shape: tuple[int, ...]) -> torch.Tens
     return y if given.get("bias") is None else y + given["bias"]
 
 
-def row_share(given: Given, group: Group, shape: tuple[int, ...]) -> Parts:
+def row_share(given: Given, group: Group, shape: tuple[int, ...], chunks: int = 1) -> Parts:
     """The positions of the sums that this rank has."""
-    rank, bias = given["weight"][1], given.get("bias")
-    y = scattered(_row_part(given, group), rank, group, -2)
+    (weight, rank), bias = given["weight"], given.get("bias")
+    if chunks == 1:
+        y = scattered(_row_part(given, group), rank, group, -2)
+    else:
+        each = chunks_of(_row_input(given, group), group, chunks)
+        y = torch.cat([scattered(F.linear(x, weight), rank, group, -2) for x in each], -2)
     return y if bias is None else y + copied(bias, group), rank
 
 
 def _row_part(given: Given, group: Group) -> torch.Tensor:
-    (weight, rank), x = given["weight"], given["input"]
-    return F.linear(x[0] if isinstance(x, tuple) else share(x, rank, group, -1), weight)
+    return F.linear(_row_input(given, group), given["weight"][0])
+
+
+def _row_input(given: Given, group: Group) -> torch.Tensor:
+    x = given["input"]
+    return x[0] if isinstance(x, tuple) else share(x, given["weight"][1], group, -1)
 
 
 def vocabulary_embedding(given: Given, group: Group, shape: tuple[int, ...]) -> torch.Tensor:
@@ -179,6 +191,7 @@ class TensorParallel:
 
     group: Group
     plan: tuple[tuple[str, str], ...]
+    chunks: int = 1
     of_weights: ClassVar[bool] = True
 
     def check_names(self, names: Sequence[str]) -> None:
@@ -213,7 +226,9 @@ class TensorParallel:
 
     def __call__(self, name: str, type: TensorType) -> Representation | None:
         style = self.style(name, type)
-        return None if style is None else split(self.group, style, type, self.of_positions)
+        if style is None:
+            return None
+        return split(self.group, style, type, self.of_positions, self.chunks)
 
     @property
     def of_positions(self) -> bool:
@@ -226,7 +241,9 @@ def _dim_of(style: str) -> int:
 
 
 @memo(4096)
-def split(group: Group, style: str, type: TensorType, of_positions: bool = False) -> Representation:
+def split(
+    group: Group, style: str, type: TensorType, of_positions: bool = False, chunks: int = 1
+) -> Representation:
     """A weight of this type of which every rank keeps a share."""
     shape, dim = static_shape(type), _dim_of(style)
     each = math.ceil(shape[dim] / group.size)
@@ -251,7 +268,7 @@ def split(group: Group, style: str, type: TensorType, of_positions: bool = False
         ("", RANK),
         encoded,
         traced(decode, *parts),
-        rule=_Layers(group, style, of_positions),
+        rule=_Layers(group, style, of_positions, chunks),
     )
 
 
@@ -262,6 +279,7 @@ class _Layers:
     group: Group
     style: str
     of_positions: bool
+    chunks: int
 
     def __call__(
         self, equation: Equation, kept: tuple[Representation | None, ...]
@@ -281,6 +299,8 @@ class _Layers:
         shape = static_shape(mine[0].type)
         if place is None or not isinstance(result, TensorType):
             return self.on_parts(whole, equation, arguments, kept, shape)
+        if shared is row_share:
+            shared = partial(row_share, chunks=self.chunks_in(result))
         trace = self.on_parts(shared, equation, arguments, kept, shape)
         return Kept(trace, (shares(self.group, result, len(static_shape(result)) + place),))
 
@@ -296,7 +316,7 @@ class _Layers:
         given = arguments["input"]
         return Asked(
             tuple(
-                copies(self.group, var.type)
+                copies(self.group, var.type, self.chunks_in(var.type))
                 if var is given and isinstance(var.type, TensorType)
                 else None
                 for var in equation.operands
@@ -305,7 +325,13 @@ class _Layers:
 
     def is_copied(self, one: Representation | None) -> bool:
         """Test for such an input."""
-        return one is not None and one.rule == Copies(self.group)
+        rule = None if one is None else one.rule
+        return isinstance(rule, Copies) and rule.group == self.group
+
+    def chunks_in(self, type: TensorType) -> int:
+        """The number of chunks in which the positions of a value travel; 1 if none divide them."""
+        divides_them = divides(replace(self.group, size=self.group.size * self.chunks), type, -2)
+        return self.chunks if self.of_positions and divides_them else 1
 
     def on_parts(
         self,

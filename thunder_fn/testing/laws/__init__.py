@@ -27,6 +27,7 @@ from thunder_fn.testing.laws.data import (
     law_save_keeps,
     law_text_runs,
 )
+from thunder_fn.testing.laws.first_errors import law_check_errors_finds_nan
 from thunder_fn.testing.laws.forward import (
     law_checkpoint_keeps_few_bytes,
     law_checkpoint_keeps_gradients_bitwise,
@@ -104,6 +105,7 @@ GROUPS: dict[str, dict[str, Law]] = {
         "checkpoint keeps gradients bitwise": law_checkpoint_keeps_gradients_bitwise,
         "checkpoint keeps few bytes": law_checkpoint_keeps_few_bytes,
     },
+    "errors": {"check_errors finds NaN": law_check_errors_finds_nan},
     "second order": {"second order is symmetric": law_second_order_is_symmetric},
     **{name: laws_of(interpreter, name) for name, interpreter in INTERPRETERS.items()},
 }

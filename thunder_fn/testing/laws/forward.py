@@ -11,14 +11,13 @@ import torch
 from thunder_fn.errors import VmapError
 from thunder_fn.interpreters import simplify, vmap as batching
 from thunder_fn.interpreters.checkpoint.cost import bytes_of
-from thunder_fn.ir.rules import Split
+from thunder_fn.ir.rules import Split, divided
 from thunder_fn.ir.trace import TensorType, Trace
 from thunder_fn.testing.drawn_programs import example_inputs, random_tensor
 from thunder_fn.testing.laws.comparing import (
     Inputs,
     Values,
     agree,
-    chosen,
     close,
     draws,
     holds,
@@ -139,9 +138,9 @@ def vmap_is_a_loop(trace: Trace, inputs: Inputs, in_dims: InDims) -> None:
 def compare(have: Values, want: Values, trace: Trace, what: str, new: Trace) -> None:
     """Floating and complex tensors to the tolerance of the trace, all else exactly."""
     floats = tuple(isinstance(value, torch.Tensor) and is_inexact(value) for value in want)
-    rest = tuple(not flag for flag in floats)
-    close(chosen(have, floats), chosen(want, floats), tolerance(trace), what, trace=trace, vmap=new)
-    agree(chosen(have, rest), chosen(want, rest), what, trace=trace, vmap=new)
+    given, wanted = divided(have, floats), divided(want, floats)
+    close(given[0], wanted[0], tolerance(trace), what, trace=trace, vmap=new)
+    agree(given[1], wanted[1], what, trace=trace, vmap=new)
 
 
 def law_vmap_asks_about_randomness(trace: Trace, inputs: Inputs) -> None:

@@ -23,6 +23,7 @@ from thunder_fn.interpreters import (
     vmap as batching,
 )
 from thunder_fn.interpreters.autocast import autocast
+from thunder_fn.interpreters.check_errors import KINDS, check_errors
 from thunder_fn.interpreters.checkpoint.policies import check_policy
 from thunder_fn.interpreters.fold import fold_constants
 from thunder_fn.interpreters.noops import drop_noops
@@ -44,6 +45,7 @@ from thunder_fn.ir.trace import (
     Trace,
     TraceBuilder,
     Var,
+    cut,
     subtraces,
 )
 from thunder_fn.ir.walking import inline_into
@@ -101,6 +103,12 @@ class Interpreter:
     keeps_memory: bool = False
     carries: bool = True
     covers: Callable[[Trace], bool] = lambda trace: True
+
+
+def without_code(trace: Trace) -> Trace:
+    """The trace that finds errors, without the code of the first one."""
+    new, _ = check_errors(trace, KINDS)
+    return cut(new, outputs=new.outputs[:-1])
 
 
 def recapture(trace: Trace) -> Trace:
@@ -274,6 +282,7 @@ INTERPRETERS: dict[str, Interpreter] = {
     "roll": Interpreter(_alone(roll), keeps_values=True),
     "unroll": Interpreter(_alone(unroll), keeps_values=True),
     "partial_eval": Interpreter(known_and_rest, covers=lambda t: not ops.has_effects(t)),
+    "check_errors": Interpreter(_alone(without_code), keeps_values=True),
     "vjp of vjp": Interpreter(lambda t: (pull(pull(t)),)),
 }
 """Every function from trace to trace, by name."""

@@ -12,6 +12,7 @@ AUTOCAST = "thunder_fn.interpreters.autocast"
 SIMPLIFY = "thunder_fn.interpreters.simplify"
 NOOPS = "thunder_fn.interpreters.noops"
 FOLD = "thunder_fn.interpreters.fold"
+CHECK_ERRORS = "thunder_fn.interpreters.check_errors"
 
 TRANSFORMS = (
     # jvp
@@ -147,5 +148,34 @@ TRANSFORMS = (
         "if copy.index not in leaving:",
         "if True:",
         "drop_noops keeps memory apart",
+    ),
+    # check_errors
+    Mutation(
+        "the later error is the first",
+        f"{CHECK_ERRORS}:first_code",
+        "(flag, code, later)",
+        "(flag, later, code)",
+        "check_errors finds NaN",
+    ),
+    Mutation(
+        "a code is that of the check before",
+        f"{CHECK_ERRORS}:_Row._codes",
+        "len(self.checking.checks) + 1",
+        "max(len(self.checking.checks), 1)",
+        "check_errors finds NaN",
+    ),
+    Mutation(
+        "an error in a scan is forgotten",
+        "thunder_fn.structured.scan:scan_check_errors_rule",
+        "results[count + 1 :]), results[count]",
+        "results[count + 1 :]), start",
+        "check_errors finds NaN",
+    ),
+    Mutation(
+        "an error of a loop's last condition is forgotten",
+        "thunder_fn.structured.while_loop:while_check_errors_rule",
+        "code = first_code(builder, code, later)",
+        "pass",
+        "check_errors finds NaN",
     ),
 )

@@ -1,0 +1,679 @@
+"""A reader of bytecode: one straight walk with a symbolic stack gives a function's expressions.
+
+Each instruction has a rule, and so has each callable that is known by its name. An instruction
+without a rule pops and pushes as `dis.stack_effect` says, and its result is unknown (None): a new
+Python costs precision and nothing else. Locals have all sources assigned to them.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+import types
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+from thunder_fn.capture.outside.expressions import (
+    Reading,
+    Source,
+    is_moving,
+    is_settled,
+    parts_of,
+    shared,
+)
+
+_NEW_NULL = sys.version_info >= (3, 13)  # the NULL beside a callee is pushed after it
+_NEW_LOOP = sys.version_info >= (3, 12)
+_NO_CONTENT = frozenset(("const", "code", "before", "counted", "mutated"))
+_OPERATOR: Source = ("call", ("const", None), ())  # the result of a method such as `__or__`
+_ONLY_POP = (
+    *("POP_TOP", "POP_JUMP", "RETURN_VALUE", "STORE_", "JUMP"),
+    *("LIST_APPEND", "SET_ADD", "MAP_ADD", "LIST_EXTEND", "SET_UPDATE", "DICT_"),
+)
+_LEAVES = ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "JUMP_")
+_MAY_STAY = ("JUMP_IF_FALSE_OR_POP", "JUMP_IF_TRUE_OR_POP")
+
+
+@lru_cache(maxsize=4096)
+def reading(code: types.CodeType) -> Reading:
+    """Read a code object."""
+    reader = _Reader(code)
+    for one in dis.get_instructions(code):
+        reader.step(one)
+    known: dict[Source, Any] = {}
+    uses = {
+        shared(source, known): reader.lines[source]
+        for source, count in reader.uses.items()
+        if count > 0
+    }
+    assigned = {
+        name: {
+            shared(source, known)
+            for source in sources
+            if source is not None and source[0] != "const"
+        }
+        for name, sources in reader.assigned.items()
+    }
+    comprehensions = {
+        inner: shared(source, known) for inner, source in reader.comprehensions.items()
+    }
+    given = code.co_argcount + code.co_kwonlyargcount
+    fixed = frozenset((*code.co_varnames[:given], "__class__")) - assigned.keys()
+    settled = {source: line for source, line in uses.items() if is_settled(source)}
+    others = {source: line for source, line in uses.items() if source not in settled}
+    moving = {source: line for source, line in others.items() if is_moving(source, fixed)}
+    return Reading(settled, others, moving, assigned, comprehensions, reader.keys)
+
+
+class _Reader:
+    """The symbolic stack, and the findings so far."""
+
+    def __init__(self, code: types.CodeType) -> None:
+        self.code, self.line = code, code.co_firstlineno
+        self.uses: Counter[Source] = Counter()
+        self.lines: dict[Source, int] = {}
+        self.assigned: dict[str, set[Source]] = {}
+        self.comprehensions: dict[types.CodeType, Source] = {}
+        self.keys: set[str] = set()
+        self.stack: list[Source] = []
+        self.at: dict[int, list[Source]] = {}
+        """The stack at the targets of jumps, by offset."""
+        self.is_dead = False
+
+    def step(self, one: dis.Instruction) -> None:
+        """Read an instruction by its rule."""
+        if one.positions is not None and one.positions.lineno is not None:
+            self.line = one.positions.lineno
+        if one.is_jump_target or self.is_dead:
+            self._merge(one.offset)
+        _INSTRUCTIONS.get(one.opname, _by_its_effect)(self, one)
+        if one.opname.startswith(_LEAVES):
+            self.is_dead = one.opname not in _MAY_STAY
+
+    def _merge(self, offset: int) -> None:
+        """Merge at a target of jumps: a place of the stack may hold either of two values."""
+        other = self.at.get(offset)
+        if self.is_dead or other is None or len(other) != len(self.stack):
+            self.stack = list(other if other is not None else [] if self.is_dead else self.stack)
+        else:
+            self.stack = [_either(a, b) for a, b in zip(other, self.stack, strict=True)]
+        self.is_dead = False
+
+    # ---- the stack ----
+
+    def pop(self, count: int) -> list[Source]:
+        """Pop values, the lowest first; what was never seen pushed is unknown."""
+        if count <= 0:
+            return []
+        found = self.stack[-count:]
+        del self.stack[-count:]
+        return [None] * (count - len(found)) + found
+
+    def pop_one(self) -> Source:
+        return self.stack.pop() if self.stack else None
+
+    def push(self, source: Source) -> None:
+        """Push a loaded value, whose load is a use."""
+        self.stack.append(source)
+        if source is not None and source[0] not in ("const", "local"):
+            self.use(source)
+
+    def push_any(self, sources: list[Source]) -> None:
+        """Push a container of these values."""
+        known = tuple(source for source in sources if source is not None)
+        self.stack.append(("any", known) if known else None)
+
+    # ---- findings ----
+
+    def use(self, source: Source) -> None:
+        self.uses[source] += 1
+        self.lines.setdefault(source, self.line)
+
+    def end(self, *sources: Source) -> None:
+        """End a value: its further use is not known, or takes all of it."""
+        for source in sources:
+            if source is not None and source[0] not in _NO_CONTENT:
+                self.use(("whole", source))
+
+    def assign(self, name: str, value: Source) -> None:
+        self.assigned.setdefault(name, set()).add(value)
+
+    def written(self, value: Source, place: Source) -> None:
+        """Record a write. The old value of `holder.count += 1` counts for nothing else."""
+        assert place is not None
+        if value == ("inplace", place) and self.uses[place] > 0:
+            self.uses[place] -= 1
+            self.use(("counted", place))
+        else:
+            self.end(value)
+            is_known = place[0] in ("global", "cell") or place[1] is not None
+            self.use(("before" if is_known else "counted", place))
+
+    def item(self, of: Source, key: Source) -> Source:
+        """The item at a key, whose variable is known to be one."""
+        if key is not None and key[0] == "local":
+            self.keys.add(key[1])
+        return None if of is None else ("item", of, key)
+
+    def attribute(self, of: Source, key: Source) -> Source:
+        """The attribute by a key, whose variable is known to be one."""
+        self.item(None, key)
+        return None if of is None else ("attr", of, key)
+
+    def place(self, name: str) -> Source:
+        """A variable that functions share, or a local that those inside may close over."""
+        return ("cell" if name in self.code.co_freevars else "local", name)
+
+    def shown(self, source: Source) -> None:
+        """Read a value whose text becomes a part of a string."""
+        if source is not None and source[0] not in _NO_CONTENT:
+            self.use(("shown", source))
+
+    def first(self) -> Source:
+        """The first argument of the function, which is `self` in a method."""
+        return ("local", self.code.co_varnames[0]) if self.code.co_argcount else None
+
+    def kinds(self, classes: Source, of: Source) -> None:
+        """Read a question for the class of a value."""
+        if classes is not None:
+            self.use(("kinds", classes, of))
+
+    def call(self, called: Source, arguments: list[Source], *, is_spread: bool = False) -> None:
+        """Read a call by the rule of a builtin or method; any other callable is `_any_call`."""
+        call = _Call(called, arguments, is_spread)
+        match called:
+            case ("code", code):
+                if call.known:
+                    self.comprehensions[code] = call.known[0]
+                self.stack.append(("call", called, ()))
+                return
+            case ("global", name):
+                rule = _BUILTINS.get(name)
+            case ("attr", _, ("const", name)):
+                rule = _METHODS.get(name)
+            case _:
+                rule = None
+        if rule is None or not rule(self, call):
+            _any_call(self, call)
+
+
+def _either(a: Source, b: Source) -> Source:
+    if a == b or a is None or b is None:
+        return b if a is None else a
+    return "any", (a, b)
+
+
+# ---- rules of instructions ----
+
+Instruction: TypeAlias = Callable[[_Reader, dis.Instruction], None]
+_INSTRUCTIONS: dict[str, Instruction] = {}
+
+
+def _instruction(*names: str) -> Callable[[Instruction], Instruction]:
+    """Register the rule of instructions that are alike."""
+
+    def register(rule: Instruction) -> Instruction:
+        _INSTRUCTIONS.update(dict.fromkeys(names, rule))
+        return rule
+
+    return register
+
+
+def _by_its_effect(r: _Reader, one: dis.Instruction) -> None:
+    """Skip an instruction without a rule, by its effect on the stack."""
+    jumps = one.opcode in dis.hasjrel or one.opcode in dis.hasjabs
+    effect = dis.stack_effect(one.opcode, one.arg, jump=False)
+    if jumps:
+        after = dis.stack_effect(one.opcode, one.arg, jump=True)
+        r.at.setdefault(one.argval, [*r.stack, *[None] * after] if after >= 0 else r.stack[:after])
+    if one.opname.startswith(_ONLY_POP):
+        r.end(*r.pop(-effect))
+    elif effect < 0:
+        r.end(*r.pop(1 - effect))
+        r.stack.append(_OPERATOR if one.opname in ("BINARY_OP", "COMPARE_OP") else None)
+    elif effect == 0 and r.stack and not jumps:
+        r.end(r.pop_one())
+        r.stack.append(None)
+    else:
+        r.stack += [None] * effect
+
+
+@_instruction("PRECALL", "KW_NAMES", "NOP", "RESUME", "CACHE", "EXTENDED_ARG", "MAKE_CELL")
+@_instruction("COPY_FREE_VARS", "NOT_TAKEN", "CONVERT_VALUE")
+def _nothing(r: _Reader, one: dis.Instruction) -> None:
+    """Read an instruction that leaves the stack as it is."""
+
+
+@_instruction("LOAD_GLOBAL", "LOAD_NAME")
+def _load_global(r: _Reader, one: dis.Instruction) -> None:
+    has_null = one.opname == "LOAD_GLOBAL" and (one.arg or 0) & 1
+    if has_null and not _NEW_NULL:
+        r.stack.append(None)
+    r.push(("global", one.argval))
+    if has_null and _NEW_NULL:
+        r.stack.append(None)
+
+
+@_instruction("LOAD_CLOSURE")
+def _load_closure(r: _Reader, one: dis.Instruction) -> None:
+    r.stack.append(None)
+
+
+@_instruction("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
+def _load_deref(r: _Reader, one: dis.Instruction) -> None:
+    r.push(r.place(one.argval))
+
+
+@_instruction("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_AND_CLEAR", "LOAD_FAST_BORROW")
+def _load_fast(r: _Reader, one: dis.Instruction) -> None:
+    r.push(("local", one.argval))
+
+
+@_instruction("LOAD_FAST_LOAD_FAST", "LOAD_FAST_BORROW_LOAD_FAST_BORROW")
+def _load_two(r: _Reader, one: dis.Instruction) -> None:
+    for name in one.argval:
+        r.push(("local", name))
+
+
+@_instruction("LOAD_CONST")
+def _load_const(r: _Reader, one: dis.Instruction) -> None:
+    r.stack.append(("const", one.argval))
+
+
+@_instruction("LOAD_ATTR", "LOAD_METHOD")
+def _load_attr(r: _Reader, one: dis.Instruction) -> None:
+    r.push(r.attribute(r.pop_one(), ("const", one.argval)))
+    if one.opname == "LOAD_METHOD" or (_NEW_LOOP and (one.arg or 0) & 1):
+        r.stack.append(None)
+
+
+@_instruction("LOAD_SUPER_ATTR")
+def _load_attr_of_super(r: _Reader, one: dis.Instruction) -> None:
+    _, cls, of = r.pop(3)
+    r.push(("attr", ("super", cls, of), ("const", one.argval)))
+    if (one.arg or 0) & 1:
+        r.stack.append(None)
+
+
+@_instruction("STORE_FAST")
+def _store_fast(r: _Reader, one: dis.Instruction) -> None:
+    r.assign(one.argval, r.pop_one())
+
+
+@_instruction("STORE_FAST_LOAD_FAST")
+def _store_and_load(r: _Reader, one: dis.Instruction) -> None:
+    stored, loaded = one.argval
+    r.assign(stored, r.pop_one())
+    r.push(("local", loaded))
+
+
+@_instruction("STORE_FAST_STORE_FAST")
+def _store_two(r: _Reader, one: dis.Instruction) -> None:
+    for name in one.argval:
+        r.assign(name, r.pop_one())
+
+
+@_instruction("STORE_DEREF")
+def _store_deref(r: _Reader, one: dis.Instruction) -> None:
+    if one.argval in r.code.co_freevars:
+        r.written(r.pop_one(), ("cell", one.argval))
+    else:
+        r.assign(one.argval, r.pop_one())
+
+
+@_instruction("STORE_GLOBAL")
+def _store_global(r: _Reader, one: dis.Instruction) -> None:
+    r.written(r.pop_one(), ("global", one.argval))
+
+
+@_instruction("STORE_ATTR")
+def _store_attr(r: _Reader, one: dis.Instruction) -> None:
+    value, of = r.pop(2)
+    r.written(value, ("attr", of, ("const", one.argval)))
+
+
+@_instruction("STORE_SUBSCR")
+def _store_item(r: _Reader, one: dis.Instruction) -> None:
+    value, of, key = r.pop(3)
+    r.written(value, ("item", of, key))
+
+
+@_instruction("STORE_SLICE")
+def _store_slice(r: _Reader, one: dis.Instruction) -> None:
+    value, of, *_ = r.pop(4)
+    r.written(value, ("item", of, None))
+
+
+@_instruction("DELETE_SUBSCR")
+def _delete_item(r: _Reader, one: dis.Instruction) -> None:
+    of, key = r.pop(2)
+    r.use(("counted", ("item", of, key)))
+
+
+@_instruction("DELETE_ATTR")
+def _delete_attr(r: _Reader, one: dis.Instruction) -> None:
+    r.use(("counted", ("attr", r.pop_one(), ("const", one.argval))))
+
+
+@_instruction("DELETE_GLOBAL")
+def _delete_global(r: _Reader, one: dis.Instruction) -> None:
+    r.use(("counted", ("global", one.argval)))
+
+
+@_instruction("BINARY_SUBSCR")
+def _load_item(r: _Reader, one: dis.Instruction) -> None:
+    of, key = r.pop(2)
+    r.push(r.item(of, key))
+
+
+@_instruction("CONTAINS_OP")
+def _contains(r: _Reader, one: dis.Instruction) -> None:
+    key, of = r.pop(2)
+    r.push(r.item(of, key))
+    r.stack[-1] = None
+
+
+@_instruction("IS_OP")
+def _is(r: _Reader, one: dis.Instruction) -> None:
+    r.pop(2)
+    r.stack.append(None)
+
+
+@_instruction("BINARY_OP")
+def _operator(r: _Reader, one: dis.Instruction) -> None:
+    if one.argrepr == "%":
+        r.shown(*r.stack[-1:])
+    if not one.argrepr.endswith("="):
+        _by_its_effect(r, one)
+        return
+    left, right = r.pop(2)
+    r.end(right)
+    if left is not None and left[0] == "local":
+        r.use(("mutated", left))
+    r.stack.append(None if left is None else ("inplace", left))
+
+
+@_instruction("FORMAT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC")
+def _format(r: _Reader, one: dis.Instruction) -> None:
+    if one.opname == "FORMAT_WITH_SPEC" or (one.opname == "FORMAT_VALUE" and (one.arg or 0) & 4):
+        r.end(r.pop_one())
+    r.shown(*r.stack[-1:])
+    r.end(r.pop_one())
+    r.stack.append(None)
+
+
+@_instruction("GET_ITER")
+def _begin_loop(r: _Reader, one: dis.Instruction) -> None:
+    r.end(*r.stack[-1:])
+
+
+@_instruction("FOR_ITER")
+def _next_item(r: _Reader, one: dis.Instruction) -> None:
+    r.at.setdefault(one.argval, [*r.stack, None] if _NEW_LOOP else r.stack[:-1])
+    of = r.stack[-1] if r.stack else None
+    r.push(None if of is None else ("each", of))
+
+
+@_instruction("UNPACK_SEQUENCE", "UNPACK_EX")
+def _unpack(r: _Reader, one: dis.Instruction) -> None:
+    of, number = r.pop_one(), one.arg or 0
+    count = number if one.opname == "UNPACK_SEQUENCE" else (number & 255) + (number >> 8) + 1
+    r.end(of)
+    for _ in range(count):
+        r.push(None if of is None else ("each", of))
+
+
+@_instruction("BUILD_LIST", "BUILD_TUPLE", "BUILD_SET")
+def _build(r: _Reader, one: dis.Instruction) -> None:
+    r.push_any(r.pop(one.arg or 0))
+
+
+@_instruction("BUILD_MAP")
+def _build_map(r: _Reader, one: dis.Instruction) -> None:
+    r.push_any(r.pop(2 * (one.arg or 0)))
+
+
+@_instruction("BUILD_CONST_KEY_MAP")
+def _build_map_of_names(r: _Reader, one: dis.Instruction) -> None:
+    r.push_any(r.pop((one.arg or 0) + 1))
+
+
+@_instruction("MAKE_FUNCTION")
+def _make_function(r: _Reader, one: dis.Instruction) -> None:
+    of = r.pop_one()
+    r.pop(0 if _NEW_NULL else (one.arg or 0).bit_count())
+    r.stack.append(("code", of[1]) if of is not None and of[0] == "const" else None)
+
+
+@_instruction("SET_FUNCTION_ATTRIBUTE")
+def _set_function_attribute(r: _Reader, one: dis.Instruction) -> None:
+    del r.stack[-2:-1]
+
+
+@_instruction("CALL", "CALL_KW")
+def _call(r: _Reader, one: dis.Instruction) -> None:
+    r.pop(one.opname == "CALL_KW")
+    arguments = r.pop(one.arg or 0)
+    callee = [source for source in r.pop(2) if source is not None]
+    r.call(callee[0] if callee else None, [*callee[1:], *arguments])
+
+
+@_instruction("CALL_FUNCTION_EX")
+def _call_spread(r: _Reader, one: dis.Instruction) -> None:
+    arguments = r.pop(1 + ((one.arg or 0) & 1))
+    callee = [source for source in r.pop(2) if source is not None]
+    r.call(callee[0] if callee else None, arguments, is_spread=True)
+
+
+@_instruction("BEFORE_WITH")
+def _enter(r: _Reader, one: dis.Instruction) -> None:
+    entering = r.attribute(r.pop_one(), ("const", "__enter__"))
+    r.stack.append(None)
+    if entering is not None:
+        r.use(entering)
+    r.call(entering, [])
+
+
+@_instruction("IMPORT_NAME")
+def _import(r: _Reader, one: dis.Instruction) -> None:
+    level, names = r.pop(2)
+    is_from = names is not None and names[1] is not None
+    r.push(None if level is None else ("import", one.argval, level[1], is_from))
+
+
+@_instruction("IMPORT_FROM")
+def _import_from(r: _Reader, one: dis.Instruction) -> None:
+    r.push(r.attribute(r.stack[-1] if r.stack else None, ("const", one.argval)))
+
+
+@_instruction("COPY")
+def _copy(r: _Reader, one: dis.Instruction) -> None:
+    depth = one.arg or 0
+    r.stack.append(r.stack[-depth] if len(r.stack) >= depth else None)
+
+
+@_instruction("SWAP")
+def _swap(r: _Reader, one: dis.Instruction) -> None:
+    depth = one.arg or 0
+    if len(r.stack) >= depth:
+        r.stack[-depth], r.stack[-1] = r.stack[-1], r.stack[-depth]
+
+
+@_instruction("MATCH_CLASS")
+def _match_class(r: _Reader, one: dis.Instruction) -> None:
+    subject, classes, names = r.pop(3)
+    r.kinds(classes, subject)
+    if subject is not None and names is not None and names[0] == "const":
+        for name in (*names[1], "__match_args__"):
+            r.use(("attr", subject, ("const", name)))
+    r.end(subject)
+    r.stack.append(None if subject is None else ("fields", subject))
+
+
+# ---- rules of callables ----
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call: what is called, its arguments, and whether some come from `*args` or `**kwargs`."""
+
+    called: Source
+    arguments: list[Source]
+    is_spread: bool
+
+    @property
+    def known(self) -> list[Source]:
+        return [source for source in self.arguments if source is not None]
+
+    @property
+    def owner(self) -> Source:
+        """The object whose method is called."""
+        assert self.called is not None
+        return self.called[1]
+
+
+Rule: TypeAlias = Callable[[_Reader, _Call], bool]
+"""Read a call and push its result, or return False for a call of another kind."""
+_BUILTINS: dict[str, Rule] = {}
+_METHODS: dict[str, Rule] = {}
+
+
+def _callee(*names: str, table: dict[str, Rule] = _BUILTINS) -> Callable[[Rule], Rule]:
+    """Register the rule of builtins, or of methods, by their names."""
+
+    def register(rule: Rule) -> Rule:
+        table.update(dict.fromkeys(names, rule))
+        return rule
+
+    return register
+
+
+def _any_call(r: _Reader, call: _Call) -> None:
+    """Read a call of which nothing is known: it may read all of its arguments."""
+    r.end(*call.known)
+    for source in call.known:
+        if source is not None and source[0] not in _NO_CONTENT:
+            r.use(("given", call.called, source))
+    result = None if call.called is None else ("call", call.called, tuple(call.arguments))
+    r.stack.append(result)
+    if result is not None:
+        r.use(result)
+
+
+@_callee("__import__")
+@_callee("import_module", table=_METHODS)
+def _import_by_name(r: _Reader, call: _Call) -> bool:
+    match call.arguments:
+        case [("const", str() as name), *_]:
+            _any_call(r, call)
+            assert call.called is not None
+            r.push_any([r.pop_one(), ("import", name, 0, call.called[0] == "attr")])
+            r.use(r.stack[-1])
+            return True
+        case _:
+            return False
+
+
+@_callee("getattr", "hasattr")
+def _getattr(r: _Reader, call: _Call) -> bool:
+    if len(call.arguments) < 2 or call.is_spread:
+        return False
+    r.push(r.attribute(*call.arguments[:2]))
+    return True
+
+
+@_callee("setattr")
+def _setattr(r: _Reader, call: _Call) -> bool:
+    if len(call.arguments) < 3 or call.arguments[0] is None:
+        return False
+    of, key, value = call.arguments[:3]
+    r.written(value, r.attribute(of, key))
+    r.stack.append(None)
+    return True
+
+
+@_callee("super")
+def _super(r: _Reader, call: _Call) -> bool:
+    if len(call.arguments) not in (0, 2) or call.is_spread:
+        return False
+    cls, of = call.arguments or (("local", "__class__"), r.first())
+    r.stack.append(("super", cls, of))
+    return True
+
+
+@_callee("vars")
+def _vars(r: _Reader, call: _Call) -> bool:
+    if not call.known:
+        return False
+    r.push(("attr", call.known[0], ("const", "__dict__")))
+    return True
+
+
+@_callee("isinstance", "issubclass", "type", "id", "callable")
+def _ask_kind(r: _Reader, call: _Call) -> bool:
+    """Read a builtin that looks at no content."""
+    assert call.called is not None
+    name = call.called[1]
+    for source in call.known:
+        if source is not None and source[0] not in _NO_CONTENT:
+            r.use(("attr", source, ("const", "__class__")))
+    if name == "callable" and call.known:
+        r.use(("attr", call.known[0], ("const", "__call__")))
+    elif name in ("isinstance", "issubclass") and len(call.arguments) == 2:
+        r.kinds(call.arguments[1], call.arguments[0])
+    r.stack.append(None)
+    return True
+
+
+@_callee("enumerate", "zip", "reversed", "sorted", "list", "tuple", "iter", "set", "frozenset")
+@_callee("map", "filter", "next", "dict")
+def _pass_on(r: _Reader, call: _Call) -> bool:
+    """Read a builtin whose result has the items of its arguments."""
+    if not call.known:
+        return False
+    r.end(*call.known)
+    r.push_any(call.known)
+    return True
+
+
+@_callee("constant")
+@_callee("constant", table=_METHODS)
+def _constant(r: _Reader, call: _Call) -> bool:
+    """Read `tfn.constant(value)`: what was read for the value counts unless it is ours."""
+    for source in {part: None for one in call.known for part in parts_of(one) if r.uses[part] > 0}:
+        r.uses[source] -= 1
+        r.use(("unless", call.called, source))
+    for source in call.known:
+        r.use(("unless", call.called, ("whole", source)))
+        r.use(("unless", call.called, ("given", call.called, source)))
+    r.stack.append(("call", call.called, ()))
+    return True
+
+
+@_callee("get", "getenv", table=_METHODS)
+def _get(r: _Reader, call: _Call) -> bool:
+    if call.is_spread:
+        return False
+    r.push(r.item(call.owner, call.arguments[0] if call.arguments else None))
+    return True
+
+
+@_callee("__getattribute__", table=_METHODS)
+def _getattribute(r: _Reader, call: _Call) -> bool:
+    """Read `object.__getattribute__(self, key)`; `super().__getattribute__(key)` has no self."""
+    if not call.arguments or call.is_spread:
+        return False
+    of = call.arguments[0] if len(call.arguments) > 1 else r.first()
+    r.push(r.attribute(of, call.arguments[-1]))
+    return True
+
+
+@_callee("items", "values", "keys", "copy", table=_METHODS)
+def _view(r: _Reader, call: _Call) -> bool:
+    if call.known:
+        return False
+    r.stack.append(call.owner)
+    return True
