@@ -215,6 +215,7 @@ from thunder_fn.torch_internals.tracers import (
     attributes_set,
     base_of,
     become,
+    become_plain,
     fake_mode_of,
     functionalize,
     give_memory,

@@ -89,6 +89,8 @@ _DRAWING = (
 """Generators of random numbers other than PyTorch's."""
 _OF_FUNCTIONS = ("__doc__", "__name__", "__qualname__", "__module__", "__annotations__")
 """Attributes of functions that are read as they are."""
+_OF_TYPES = ("__name__", "__qualname__")
+"""Attributes of classes that are read as they are."""
 _PARTS_OF_FUNCTIONS = ("__globals__", "__closure__", "__code__", "__defaults__", "__kwdefaults__")
 """Attributes of functions that lead to what they read."""
 
@@ -191,6 +193,8 @@ class Attributes(Reached):
             for held in gc.get_referents(value.__dict__):
                 self.content(held, path)
             return (value.__dict__,)
+        if name in _OF_TYPES:
+            return (self.reach(self.edge("attr", value, name, path, is_by_value=True), path),)
         found = self.edge("class", value, name, path)
         if found is ABSENT and look("class", meta := type(value), name) is not ABSENT:
             self.asked(found := self.edge("class", meta, name, path), path)
