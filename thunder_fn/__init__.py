@@ -11,7 +11,7 @@ Functions in, functions out:
     control flow     cond, switch, scan, map, fori_loop, while_loop, associative_scan, roll, unroll
     memory           checkpoint, checkpoint_name, checkpoint_policies, saved_residuals
     find errors      check_errors
-    own rules        custom_vjp, custom_jvp, custom_vmap, composite
+    own rules        custom_vjp, custom_jvp, custom_vmap, composite, pure_callback
     modules          functional_call, functionalize, stack_module_state, functional_optimizer
     parameters       quantize, lora, fsdp, ddp, tensor_parallel
     leave Python     save, load, export
@@ -62,6 +62,7 @@ if TYPE_CHECKING:  # `_NAMES` says the same to Python
     from thunder_fn.api.found_errors import check_errors
     from thunder_fn.api.functional import functional_call, functionalize, stack_module_state
     from thunder_fn.api.map import map
+    from thunder_fn.callbacks import pure_callback
     from thunder_fn.capture import composite
     from thunder_fn.capture.outside.edges import constant
     from thunder_fn.capture.replaced.lookasides import Lookaside
@@ -158,6 +159,7 @@ __all__ = [
     "map",
     "pipeline",
     "plan",
+    "pure_callback",
     "quantize",
     "random",
     "roll",
@@ -215,6 +217,7 @@ _NAMES = {
     "api.checkpoint": ("checkpoint",),
     "api.eval_shape": ("eval_shape",),
     "api.found_errors": ("check_errors",),
+    "callbacks": ("pure_callback",),
     "api.functional": ("functional_call", "functionalize", "stack_module_state"),
     "api.map": ("map",),
     "capture": ("composite",),

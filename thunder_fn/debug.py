@@ -18,15 +18,21 @@ Source: jax.debug.
 
 from __future__ import annotations
 
-import itertools
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from thunder_fn.callbacks import (
+    LIBRARY,
+    batch,
+    examples,
+    function_of,
+    number_of,
+    split_arguments,
+)
 from thunder_fn.capture import pytree
 from thunder_fn.capture.generators import is_again
 from thunder_fn.capture.scopes import user_source
@@ -35,9 +41,6 @@ from thunder_fn.errors import CheckFailed, UnsupportedInput, kind_of, located
 __all__ = ["callback", "check", "print"]
 
 Tensor = torch.Tensor
-
-_library = torch.library.Library("thunder_fn", "FRAGMENT")
-_library.define("debug(int function, Tensor[] values, SymInt[] sizes, int[] batched) -> ()")
 
 
 @dataclass(frozen=True)
@@ -71,82 +74,39 @@ def _shown(value: Tensor) -> Any:
     return value.item() if value.dim() == 0 else value
 
 
-# ---- functions by number: an op's arguments are data ----
-
-_lock = threading.Lock()
-_numbers: dict[Any, int] = {}
-_functions: list[Any] = []
-
-
-def _number_of(function: Any) -> int:
-    with _lock:
-        if function not in _numbers:
-            _numbers[function] = len(_functions)
-            _functions.append(function)
-        return _numbers[function]
-
-
 def _run(
     function: int, values: Sequence[Tensor], sizes: Sequence[int], batched: Sequence[int]
 ) -> None:
-    """Call a function for each example: `batched` says for each batch dim, outermost first,
-    which values have it.
-    """
+    """Call a function for each example."""
     if is_again():
         return
-    flags = [
-        batched[start : start + len(values)]
-        for start in range(0, len(batched), max(len(values), 1))
-    ]
-    for place in itertools.product(*map(range, sizes)):
-        chosen = [
-            tuple(i for i, flag in zip(place, flags, strict=False) if flag[n])
-            for n in range(len(values))
-        ]
-        _functions[function](
-            *(value.detach()[at] for value, at in zip(values, chosen, strict=True))
-        )
+    for given in examples(values, sizes, batched):
+        function_of(function)(*given)
 
 
 def _batched(
     info: Any, in_dims: Any, function: int, values: Any, sizes: Any, batched: Any
 ) -> tuple[None, None]:
-    moved = [
-        value if dim is None else value.movedim(dim, 0)
-        for value, dim in zip(values, in_dims[1], strict=True)
-    ]
-    flags = [int(dim is not None) for dim in in_dims[1]]
-    torch.ops.thunder_fn.debug(function, moved, [info.batch_size, *sizes], [*flags, *batched])
+    given = batch(info.batch_size, in_dims[1], values, sizes, batched)
+    torch.ops.thunder_fn.debug(function, *given)
     return None, None
 
 
-_library.impl("debug", _run, "CompositeExplicitAutograd")
+LIBRARY.define("debug(int function, Tensor[] values, SymInt[] sizes, int[] batched) -> ()")
+LIBRARY.impl("debug", _run, "CompositeExplicitAutograd")
 torch.library.register_fake(
-    "thunder_fn::debug", lambda function, values, sizes, batched: None, lib=_library
+    "thunder_fn::debug", lambda function, values, sizes, batched: None, lib=LIBRARY
 )
-torch.library.register_vmap("thunder_fn::debug", _batched, lib=_library)
+torch.library.register_vmap("thunder_fn::debug", _batched, lib=LIBRARY)
 
 
 # ---- for users ----
 
 
 def _call(name: str, make: Callable[[Any, tuple[Any, ...]], Any], args: Any, kwargs: Any) -> None:
-    leaves, spec = pytree.flatten((args, kwargs))
-    leaves = [
-        torch.as_tensor(leaf) if isinstance(leaf, (torch.SymInt, torch.SymFloat)) else leaf
-        for leaf in leaves
-    ]
-    function = make(spec, pytree.statics(leaves))
-    try:
-        number = _number_of(function)
-    except TypeError as error:
-        what = f"debug.{name}: {error}"
-        raise UnsupportedInput(
-            what, source=user_source(), fix="Pass tensors, numbers and strings."
-        ) from None
-    torch.ops.thunder_fn.debug(
-        number, [leaf for leaf in leaves if isinstance(leaf, Tensor)], [], []
-    )
+    values, spec, statics = split_arguments(args, kwargs)
+    number = number_of(f"debug.{name}", make(spec, statics))
+    torch.ops.thunder_fn.debug(number, values, [], [])
 
 
 def print(text: str, *args: Any, **kwargs: Any) -> None:

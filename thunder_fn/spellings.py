@@ -29,7 +29,6 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "block_until_ready": "Write `torch.cuda.synchronize()`.",
         "disable_jit": "Call the function itself: `tfn.jit(f)` leaves f as it is.",
         "ShapeDtypeStruct": "`tfn.eval_shape` takes `tfn.ir.TensorType(dtype, shape)`.",
-        "pure_callback": "Write a custom op of PyTorch, or `tfn.debug.callback` for an effect.",
         "checkify": "Write `tfn.check_errors(f)`, which returns `(error, result)`.",
         "io_callback": "Write `tfn.debug.callback`.",
         "named_call": "Write `tfn.composite`.",

@@ -15,7 +15,7 @@ import thunder_fn
 GROUPS: dict[str, tuple[str, str]] = {
     "Traces": (
         "Capture a function as a trace, evaluate the trace, and check it.",
-        "trace eval_shape evaluate check simplify clear_caches composite",
+        "trace eval_shape evaluate check simplify clear_caches composite pure_callback",
     ),
     "Derivatives": (
         "Transforms of functions, with the signatures of torch.func.",

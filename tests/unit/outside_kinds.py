@@ -2958,3 +2958,10 @@ def object_among_the_locals():
         return x * locals()["held"].k
 
     return f, lambda: setattr(o, "k", 3.0)
+
+
+@row
+def function_of_a_library():
+    lib = ns_module("tfn_lib", lambda x: x * 2.0)
+    lib.__file__ = "site-packages/tfn_lib.py"
+    return (lambda x: lib.k(x)), lambda: setattr(lib, "k", lambda x: x * 3.0)

@@ -208,7 +208,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "policy": (lambda x: tfn.checkpoint(torch.sin, policy=asked)(x), "a function cannot be written as data: asked"),
     "custom_vmap": (lambda x: looped(x), "custom_vmap: the rule of looped is Python code"),
     "opaque": (lambda x: outside(x), "cannot be written as data"),
-    "print": (lambda x: tfn.debug.print("{}", x) or x, "has an effect besides its results"),
+    "print": (lambda x: tfn.debug.print("{}", x) or x, "calls a Python function, which is not saved"),
     "generator": (lambda x: x + torch.rand(3, generator=generator), "a Generator cannot be written as data"),
     "outside": (lambda x: counted.add_(x.sum()), "changes a tensor that it closes over"),
     "twice": (lambda x: (lambda a, b: a + b)(x, x), ""),

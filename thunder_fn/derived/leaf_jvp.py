@@ -199,5 +199,5 @@ def missing_jvp(single: Trace) -> MissingRule:
     return MissingRule(
         f"jvp: PyTorch has neither a forward derivative nor a decomposition for {equation.op}",
         source=equation.source,
-        fix="Write the computation with other ops, or use reverse mode.",
+        fix="Write it with other ops, put `custom_jvp` around it, or use reverse mode.",
     )

@@ -39,7 +39,7 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.errors import ExecutorError, RegionWarning, located
 from thunder_fn.extend import Executor
 from thunder_fn.extend.regions import Memory, Program, in_front
-from thunder_fn.ir import ops
+from thunder_fn.ir import facts, ops
 from thunder_fn.ir.symbols import is_symbolic
 from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, Var, subtraces
 
@@ -183,9 +183,10 @@ def _recorded_of(trace: Trace) -> Trace:
 
 def _unrepeatable(trace: Trace) -> str | None:
     """The reason why a replay would not do again what the program does; None if it would."""
-    if ops.calls_back(trace):
+    equations = [one for inner in subtraces(trace) for one in inner.equations]
+    if any(one.op in facts.CALLBACKS for one in equations):
         return "it prints or calls Python in each call"
-    if any(one.op.name in SEEDING for inner in subtraces(trace) for one in inner.equations):
+    if any(one.op.name in SEEDING for one in equations):
         return "it seeds a random number generator"
     if any(_draws_on_cpu(inner) for inner in subtraces(trace)):
         return "it draws random numbers on the CPU"

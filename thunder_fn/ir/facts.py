@@ -51,6 +51,9 @@ def _has_namespace(name: str) -> bool:
     return name.startswith(_NAMESPACES)
 
 
+CALLBACKS = Leaves("thunder_fn.debug thunder_fn.pure_callback")
+"""Ops that call a Python function, which only this process has."""
+
 # ---- values ----
 
 FILLS = Leaves(

@@ -9,6 +9,7 @@ attributes that were read.
 
 from __future__ import annotations
 
+import gc
 import operator
 import warnings
 from collections.abc import Callable, Collection, Container, Generator, Iterator, Sequence
@@ -67,7 +68,8 @@ class Outside:
     @property
     def may_fail(self) -> bool:
         """Test whether some condition raises one of `FAILURES` where its object is gone."""
-        return any(edge.kind in ("cell", "index", "attr") for edge in self.edges)
+        kinds = ("cell", "index", "attr", "key", "class")
+        return any(edge.kind in kinds for edge in self.edges)
 
     def conditions(self, names: Namespace) -> Iterator[str]:
         """Expressions that hold while nothing has changed."""
@@ -114,6 +116,8 @@ def _conditions(edge: Edge, names: Namespace) -> Iterator[str]:  # noqa: C901 - 
     match edge.kind:
         case "key" if edge.value is ABSENT:
             yield f"{key} not in {names.bind(holder, 'dict')}"
+        case "key" if type(holder) is dict:
+            yield _equal(f"{names.bind(holder, 'dict')}[{key}]", edge.value, names)
         case "key":
             yield _equal(f"{names.bind(holder.get, 'get')}({key})", edge.value, names)
         case "index":
@@ -146,10 +150,11 @@ def _conditions(edge: Edge, names: Namespace) -> Iterator[str]:  # noqa: C901 - 
 def _class_conditions(edge: Edge, key: str, names: Namespace) -> Iterator[str]:
     """Yield conditions on the class that has the attribute, and on those before it."""
     for base in edge.holder.__mro__[:-1]:
-        if edge.key in base.__dict__ and edge.value is not ABSENT:
-            yield _equal(f"{names.bind(base.__dict__.get, 'get')}({key})", edge.value, names)
+        (held,) = gc.get_referents(base.__dict__)  # a lookup in the dict itself takes a third
+        if edge.key in held and edge.value is not ABSENT:
+            yield _equal(f"{names.bind(held, 'dict')}[{key}]", edge.value, names)
             return
-        yield f"{key} not in {names.bind(base.__dict__, 'dict')}"
+        yield f"{key} not in {names.bind(held, 'dict')}"
 
 
 def _equal(found: str, value: Any, names: Namespace) -> str:

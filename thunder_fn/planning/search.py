@@ -67,7 +67,7 @@ class Way:
 
     @property
     def times(self) -> int:
-        """How often a step runs what is planned: a pipeline's plan has all micro-batches."""
+        """The runs of the planned program in a step: a pipeline's has all micro-batches."""
         return self.micro if self.stages == 1 else 1
 
 

@@ -167,6 +167,8 @@ def _check_op(op: Op, error: Any) -> None:
     if op.kind == "leaf":
         if op.name in _READS_FILES:
             raise error(f"{op} reads a file")
+        if op in facts.CALLBACKS:
+            raise error(f"{op} calls a Python function, which is not saved")
         if ops.is_effectful(op) and op not in facts.ASSERTS:
             raise error(f"{op} has an effect besides its results, which is not saved")
     elif op.kind == "structured" and op.name not in EVALUATE.by_name:

@@ -53,6 +53,11 @@ def is_forward_mode_on() -> bool:
     return torch._C._is_fwd_grad_enabled()
 
 
+def is_multithreaded() -> bool:
+    """Test whether backwards may use threads: none of a capture does."""
+    return torch._C._is_multithreading_enabled()
+
+
 @contextlib.contextmanager
 def isolated() -> Generator[None]:
     """Leave all modes and torch.func levels: a capture starts from nothing but the grad mode,

@@ -20,6 +20,7 @@ from typing import Any
 import numpy
 import torch
 
+from thunder_fn import torch_internals as internals
 from thunder_fn.capture.generators import STATE_METHODS
 from thunder_fn.capture.outside.answers import levels_of
 from thunder_fn.capture.outside.code_frames import Frame
@@ -78,8 +79,6 @@ _WRITERS = frozenset(
 )
 """Methods that write to their object, and that no hook sees where they are of C."""
 _GENERATOR = inspect.CO_GENERATOR
-_SETTLED_MODULES = frozenset(("math", "cmath"))
-"""Modules whose numbers never change."""
 _WEAK = (weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
 _DRAWING = (
     random.Random,
@@ -90,6 +89,8 @@ _DRAWING = (
 """Generators of random numbers other than PyTorch's."""
 _OF_FUNCTIONS = ("__doc__", "__name__", "__qualname__", "__module__", "__annotations__")
 """Attributes of functions that are read as they are."""
+_OF_TYPES = ("__name__", "__qualname__")
+"""Attributes of classes that are read as they are."""
 _PARTS_OF_FUNCTIONS = ("__globals__", "__closure__", "__code__", "__defaults__", "__kwdefaults__")
 """Attributes of functions that lead to what they read."""
 
@@ -192,6 +193,8 @@ class Attributes(Reached):
             for held in gc.get_referents(value.__dict__):
                 self.content(held, path)
             return (value.__dict__,)
+        if name in _OF_TYPES:
+            return (self.reach(self.edge("attr", value, name, path, is_by_value=True), path),)
         found = self.edge("class", value, name, path)
         if found is ABSENT and look("class", meta := type(value), name) is not ABSENT:
             self.asked(found := self.edge("class", meta, name, path), path)
@@ -330,15 +333,19 @@ class Attributes(Reached):
     def global_attribute(
         self, module: types.ModuleType, name: str, path: str, frame: Frame
     ) -> Sequence[Any]:
-        """The value of a module's global. Those of libraries are constants but for flags."""
+        """The value of a module's global. Those of libraries are constants but for flags, and for
+        functions and classes that the user's code names.
+        """
         held = vars(module)
         if name in held:
-            is_flag = is_a(held[name], (bool, int, float, str, type(None)))
-            is_settled = module.__name__ in _SETTLED_MODULES
+            value = held[name]
+            is_flag = is_a(value, (bool, int, float, str, type(None)))
             self.touched.add(id(held))
-            if not is_library_module(module) or module is sys or (is_flag and not is_settled):
+            if is_flag or not is_library_module(module) or module is sys:
                 self.edge("key", held, name, path)
-            return (self.reach(held[name], path),)
+            elif not frame.is_library and callable(value) and internals.unpatched(value) is value:
+                self.edge("key", held, name, path)  # as long as captures do not replace it
+            return (self.reach(value, path),)
         if not is_library_module(module):
             self.edge("key", held, name, path)
             return self.waited(frame, [held.get("__getattr__")])
