@@ -273,6 +273,79 @@ def test_tracers_kept_by_a_module_are_lost_after_a_transform(name: str) -> None:
         kept(module[0]).sin()
 
 
+ROW = X[0, 0, :3]
+
+
+class Lazy(nn.Module):
+    """A module that makes a table at its first call."""
+
+    def __init__(self, make: Callable[[Any], torch.Tensor], where: str) -> None:
+        super().__init__()
+        self.make, self.where = make, where
+        self.weight, self.holder, self.table = nn.Parameter(torch.full((3,), 2.0)), {}, None
+        self.register_buffer("scale", torch.arange(3.0))
+        self.register_buffer("late", None)
+
+    def found(self) -> torch.Tensor:
+        if self.where == "dict":
+            if not self.holder:
+                self.holder["table"] = self.make(self)
+            return self.holder["table"]
+        if getattr(self, self.where) is None:
+            setattr(self, self.where, self.make(self))
+        return getattr(self, self.where)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * self.found() * self.weight).sum()
+
+
+TABLES: dict[str, Callable[[Any], torch.Tensor]] = {
+    "constant": lambda m: torch.arange(3.0) + 1,
+    "of a buffer": lambda m: m.scale * 2,
+    "of a parameter": lambda m: m.weight.detach() * 3,
+}
+LAZY = {
+    "grad": tfn.grad,
+    "vmap": lambda f: tfn.vmap(lambda x: tfn.grad(f)(x * torch.ones(3))),
+    "jit of grad": lambda f: tfn.jit(tfn.grad(f)),
+}
+
+
+@pytest.mark.parametrize("name", LAZY)
+@pytest.mark.parametrize(
+    ("where", "table"),
+    (("table", "constant"), ("late", "constant"), ("dict", "of a buffer"), ("table", "of a parameter")),
+)
+def test_a_table_that_a_module_keeps_at_its_first_call_is_eagers(where: str, table: str, name: str) -> None:
+    module, other = Lazy(TABLES[table], where), Lazy(TABLES[table], where)
+    first = LAZY[name](lambda x: module(x))(ROW)
+    assert torch.equal(module(ROW), other(ROW)) and type(module.found()) is torch.Tensor
+    assert torch.equal(LAZY[name](lambda x: module(x))(ROW), first)
+    module(ROW).backward(), other(ROW).backward()
+    assert torch.equal(module.weight.grad, other.weight.grad)
+
+
+def test_a_kept_table_is_lost_where_what_it_was_made_of_has_changed() -> None:
+    module = Lazy(TABLES["of a parameter"], "table")
+    tfn.grad(lambda x: module(x))(ROW)
+    with torch.no_grad():
+        module.weight.add_(1)
+    with pytest.raises(EscapedTracer):
+        module(ROW)
+
+
+@pytest.mark.parametrize("name", ("grad", "vmap", "jit"))
+def test_a_module_moves_to_where_it_is(name: str) -> None:
+    module = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).eval()
+    weight, x = module[0].weight, torch.ones(2, 3)
+    step = lambda x: module.to(x)(x).sin().sum()
+    want = {"grad": tfn.grad(lambda x: module(x).sin().sum()), "jit": lambda x: module(x).sin().sum()}
+    make = {"grad": tfn.grad, "jit": tfn.jit, "vmap": lambda f: tfn.vmap(lambda x: f(x[None]))}[name]
+    expected = want[name](x) if name in want else torch.stack([module(one[None]).sin().sum() for one in x])
+    torch.testing.assert_close(make(step)(x), expected)
+    assert module[0].weight is weight
+
+
 @pytest.mark.parametrize("name", STORES)
 def test_tensors_kept_by_a_module_are_those_of_the_call(name: str) -> None:
     act, kept = STORES[name]

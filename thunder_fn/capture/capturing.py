@@ -238,6 +238,7 @@ class _Attempt:
             is_same_function=asked.shares,
             is_of_call=asked.known is not None,
         )
+        self.recorder.is_users = True
         self.recorder.lengths = {} if is_first else None
         if wanted is not None:
             self.recorder.kept = Kept(

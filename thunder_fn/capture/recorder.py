@@ -17,6 +17,7 @@ the tensors below tracers and pass unrecorded (`is_below_tracers`).
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -49,6 +50,7 @@ from thunder_fn.capture.supported import (
     check_supported,
     encode_literal,
     escaped_error,
+    has_settled,
     higher_order_error,
     is_wrapped,
     thread_error,
@@ -120,7 +122,9 @@ class _CallState:
     default_dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
     answers: dict[str, Any] = field(
         default_factory=lambda: (
-            {name: getattr(torch, name)() for name in CHANGED} | {GPU: internals.current_gpu()}
+            {name: getattr(torch, name)() for name in CHANGED}
+            | {"is_multithreading_enabled": internals.is_multithreaded()}
+            | {GPU: internals.current_gpu()}
         )
     )
     """The answers of the process around the call, by the name of the question."""
@@ -153,6 +157,8 @@ class Recorder:
         self.is_same_function = is_same_function or (outer is None and not inside)
         self.filled: Any = () if outer is None else outer.filled
         """The arguments of the call, whose containers the traced function may fill."""
+        self.is_users = False
+        """The function is a user's: tensors that it keeps outlive the capture."""
         self.late_error: ThunderError | None = None
         """The error of something after which Python code has gone on: a use of its tracers in
         another thread, a comparison of types, or an operator that hides it.
@@ -291,17 +297,24 @@ class Recorder:
         return nullcontext() if outer is None else outer.resumed()
 
     def _close(self) -> None:
-        """Close: tracers that are still alive become values that say so when used, and nothing
-        is held any more.
+        """Close: tracers that are still alive become values that say so when used, or what is known
+        of them. Only these hold something any more.
         """
-        for reference in self._tracers:
-            tracer = reference()
-            if type(tracer) is internals.Tracer:
-                internals.set_class(tracer, EscapedValue)
+        living = [tracer for one in self._tracers if type(tracer := one()) is internals.Tracer]
+        past = self.values.past() if self.is_users and living else None
+        held = [one for one in living if not one.requires_grad] if past is not None else []
+        variables = [self.var_of(one) for one in held]
+        for tracer in living:
+            internals.set_class(tracer, EscapedValue)
+        for tracer, var in zip(held, variables, strict=True):
+            if past is not None and var is not None:
+                tracer.find = functools.partial(past.value, var)  # type: ignore[attr-defined]
         self.give_up_steps()
         self._forget_tensors()
-        for part in (self.gradients, self.properties, self.values, self.history, self.selections):
+        for part in (self.gradients, self.properties, self.history, self.selections):
             part.forget()
+        if past is None:
+            self.values.forget()
         self.decisions.forget()
         self.module_paths.clear()
         self.kept, self.filled, self.where = None, (), _nowhere
@@ -500,7 +513,7 @@ class Recorder:
 
     def owns(self, tracer: torch.Tensor) -> bool:
         """Test whether the tracer was made by this recorder."""
-        if isinstance(tracer, EscapedValue):
+        if not has_settled(tracer):
             raise escaped_error()
         return internals.fake_mode_of(tracer) is self.mode
 

@@ -125,6 +125,8 @@ def _recorder() -> Recorder:
 
 def _set_data(x: Tensor, value: Tensor) -> None:
     """`x.data = value`: from now on both have the same memory."""
+    if value is x:  # as in `module.to(y)`, where nothing has to move
+        return
     if x.dtype != value.dtype or x.shape != value.shape:
         raise UnsupportedCall(
             f"`.data` of {with_article(type_of_value(x))} was set to"

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from thunder_fn import torch_internals as internals
+from thunder_fn.capture import pytree
 from thunder_fn.errors import EscapedTracer, UnsupportedCall, UnsupportedInput, kind_of
 from thunder_fn.ir.text import shown
 from thunder_fn.ir.trace import Expr, Literal, Op, Source, as_dim
@@ -33,14 +34,38 @@ LITERALS = (
 
 
 class EscapedValue(internals.Tracer):
-    """The value that a tracer becomes when its capture has ended."""
+    """The value that a tracer becomes when its capture has ended: the tensor that eager code would
+    have kept, where the capture knows it, such as a table that a model makes at its first call.
+
+    `find`: computes that tensor; None if it cannot be known.
+    """
+
+    find: Callable[[], torch.Tensor | None] | None = None
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise escaped_error(func)
+        given = pytree.tensors_in((args, kwargs))
+        for tensor in given:
+            if type(tensor) is EscapedValue and not has_settled(tensor):
+                raise escaped_error(func)
+        return func(*args, **(kwargs or {}))
 
     def __repr__(self, **kwargs: Any) -> str:
-        return "EscapedTracer()"
+        return repr(self) if has_settled(self) else "EscapedTracer()"
+
+
+def has_settled(tensor: torch.Tensor) -> bool:
+    """Let the tensor that an escaped tracer stands for take its place, and tell whether there is
+    one. Other tensors stay.
+    """
+    if type(tensor) is not EscapedValue:
+        return True
+    value = None if tensor.find is None else tensor.find()
+    if value is None:
+        tensor.find = None
+        return False
+    internals.become_plain(tensor, value)
+    return True
 
 
 def escaped_error(func: Any = None) -> EscapedTracer:
@@ -129,7 +154,7 @@ def check_supported(
     tensor: torch.Tensor, what: Callable[[], str] = lambda: "a closed-over tensor"
 ) -> None:
     """Raise for tensors that have no type in a trace; `what` says which one."""
-    if isinstance(tensor, EscapedValue):
+    if not has_settled(tensor):
         raise escaped_error()
     with internals.no_torch_function():
         kind, fix = _unsupported(tensor)

@@ -763,6 +763,15 @@ def become(tracer: torch.Tensor, other: torch.Tensor) -> None:
     tracer.is_own_view = True  # type: ignore[attr-defined]
 
 
+def become_plain(tracer: torch.Tensor, value: torch.Tensor) -> None:
+    """Make a tracer a plain tensor for good, with the memory of the value."""
+    with torch._C.DisableTorchFunction():
+        plain = value.data
+    torch._C._swap_tensor_impl(tracer, plain)
+    set_class(tracer, torch.Tensor)
+    vars(tracer).clear()
+
+
 def write_memory(memory: torch.Tensor, fake: torch.Tensor) -> None:
     """Put another fake tensor into the memory; its views follow."""
     with torch._C.DisableTorchFunction():

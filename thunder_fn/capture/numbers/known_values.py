@@ -9,6 +9,7 @@ from the equations recorded so far.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.numbers.counts import fed_number
 from thunder_fn.capture.recorded import Leaf, Scope, leaves_of
+from thunder_fn.capture.supported import EscapedValue, has_settled
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.rules import EVALUATE
 from thunder_fn.ir.symbols import bind, made_by, specialize_equation, symbols_in
@@ -58,6 +60,23 @@ class KnownValues:
         self._found: dict[int, Any] = {}
         self._numbers: dict[Any, Any] = {}
         self._undo: Callable[[], None] | None = None
+        self._versions: dict[int, int] | None = None
+        """The versions of tensors from outside at the end of the capture."""
+
+    def past(self) -> Past:
+        """The values after the end of the capture."""
+        constants = (one.tensor for one in self._recorder.constants if not one.owned)
+        given = (one for one in self._given.values() if isinstance(one, torch.Tensor))
+        outside = (one for one in (*constants, *given) if type(one) in _PLAIN)
+        self._versions = {id(one): _version(one) for one in outside}
+        return Past(self)
+
+    def value_then(self, var: Var) -> torch.Tensor | None:
+        """The value that a variable had; None if it is not known, or a tensor from outside that it
+        depends on has changed since.
+        """
+        values = self._values([var])
+        return None if values is None else values[0]
 
     def give(self, var: Var, tensor: torch.Tensor) -> None:
         """Take the value of a variable from a tensor of the call, or of the capture around."""
@@ -88,6 +107,8 @@ class KnownValues:
                 self._given[var.index] = lambda place=place: (found := results()) and found[-place]
 
     def _from_anywhere(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        if not has_settled(tensor):
+            return None
         is_own = internals.is_tracer(tensor) and self._recorder.owns(tensor)
         return self.value(tensor) if is_own else self._from_outside(tensor)
 
@@ -188,8 +209,9 @@ class KnownValues:
     def _take(self, index: int) -> bool:
         """Take the value of a variable that no equation computes; False if it has none."""
         tensor, is_owned = self._given.get(index), False
+        is_of_call = self.is_of_call or self._versions is not None
         for constant in () if tensor is not None else self._recorder.constants:
-            if constant.var.index == index and (constant.owned or self.is_of_call):
+            if constant.var.index == index and (constant.owned or is_of_call):
                 tensor, is_owned = constant.tensor, constant.owned
         if isinstance(tensor, torch.Tensor):
             value = self._from_outside(tensor)
@@ -210,6 +232,10 @@ class KnownValues:
 
     def _from_outside(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The value of a tensor that is not of this capture."""
+        if type(tensor) is EscapedValue:
+            return tensor if has_settled(tensor) else None
+        if self._versions is not None and self._versions.get(id(tensor)) != _version(tensor):
+            return None
         if not internals.is_tracer(tensor):
             has_values = type(tensor) in _PLAIN and not internals.is_functorch_wrapped(tensor)
             is_data = has_values and not tensor.is_meta and tensor.layout is torch.strided
@@ -236,7 +262,13 @@ class KnownValues:
             if ops.has_side_effect(leaf)
         ]
         is_shared = any(recorder.inside in ("vmap", CUSTOM_RULE) for recorder in around)
-        if not self.is_of_call or is_shared or not all(_is_draw(leaf) for _, leaf, _ in effects):
+        is_over = self._versions is not None
+        if (
+            not self.is_of_call
+            or is_shared
+            or is_over
+            or not all(_is_draw(leaf) for _, leaf, _ in effects)
+        ):
             return False
         outermost = around[0].values
         outermost._undo = outermost._undo or _undoing_draws()
@@ -272,6 +304,29 @@ class KnownValues:
         del self._recorder
         for kept in (self._given, self._found, self._numbers):
             kept.clear()
+
+
+class Past:
+    """The values of a capture that has ended, for tensors that have outlived it and hold this."""
+
+    def __init__(self, values: KnownValues) -> None:
+        self._values = values
+
+    def value(self, var: Var) -> torch.Tensor | None:
+        """The value of a variable; None if it is not known any more."""
+        return self._values.value_then(var)
+
+    def __del__(self) -> None:
+        self._values.forget()
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """The number of writes to a tensor; less each time for one that does not count them."""
+    with internals.no_torch_function():
+        return tensor._version if not tensor.is_inference() else next(_UNCOUNTED)
+
+
+_UNCOUNTED = itertools.count(-1, -1)
 
 
 def _backwards(scope: Scope) -> Iterator[Leaf]:
