@@ -42,6 +42,7 @@ def agree(ours, theirs):
 # | `jax.jit(f).lower(x).compile()` | `tfn.jit(f).lower(x).compile()`; `text()`, `cost()`, `memory()` |
 # | `jax.debug.print("{}", x)`, `jax.debug.callback` | `tfn.debug.print("{}", x)`, `tfn.debug.callback` |
 # | `jax.pure_callback(f, types, x)` | `tfn.pure_callback(f, types, x)` |
+# | `jax.debug_nans` | `tfn.jit(f, verify="errors")`, backward too |
 # | `checkify.checkify(f)`, `checkify.check(p, text)` | `tfn.check_errors(f)`, `tfn.debug.check(p, text)` |
 # | `jax.random.key`, `split`, `fold_in`, `normal`, ... | `tfn.random`, the same names |
 # | `jax.jit(f, static_argnums, static_argnames, donate_argnums)` | `tfn.jit(f, ...)`, the same options |

@@ -572,7 +572,7 @@ def test_verify_lets_good_programs_pass() -> None:
     torch.manual_seed(3)
     assert torch.equal(found, model(x)), "random numbers are drawn once"
     found.sum().backward()
-    with pytest.raises(JitError, match=r"(?m)^jit: verify is True or False, given 'yes'$"):
+    with pytest.raises(JitError, match=r"^jit: verify is True, False or .errors., given .yes."):
         jit(model, verify="yes")
 
 

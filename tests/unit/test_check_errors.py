@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import thunder_fn as tfn
 from tests.unit.test_side_by_side import on_device
-from thunder_fn.errors import CheckFailed, UnknownOption
+from thunder_fn.errors import CheckFailed, JitError, UnknownOption
 from thunder_fn.interpreters.check_errors import KINDS, check_errors
 
 X = torch.tensor([1.0, -1.0])
@@ -131,6 +131,22 @@ def test_errors_are_auxiliary_results_of_gradients() -> None:
     torch.testing.assert_close(grad, 2 * (X + 2).log() / (X + 2))
     assert error.get() is None
     assert told(tfn.grad(loss, has_aux=True)(X)[1]).startswith(LOG)
+
+
+def test_programs_raise_the_first_error() -> None:
+    """Forward, backward, and with an executor that takes all."""
+    f = tfn.jit(lambda x: torch.where(x > 0, x.sqrt(), 0.0).sum(), verify="errors")
+    x = torch.zeros(2, requires_grad=True)
+    loss = f(x)
+    with pytest.raises(CheckFailed, match=r"aten\.div\.Tensor gives NaN"):
+        loss.backward()
+    with pytest.raises(CheckFailed, match=r"aten\.sqrt\.default gives NaN\nfrom: .*test_check_errors\.py"):
+        tfn.jit(lambda x: loop(x.sqrt()), verify="errors", executors=["inductor"])(X)
+    y = torch.ones(2)
+    torch.testing.assert_close(tfn.jit(lambda y: y.add_(1).log(), verify="errors")(y), torch.full((2,), 2.0).log())
+    assert y.tolist() == [2, 2]
+    with pytest.raises(JitError, match="verify is True, False or \"errors\", given 'error'"):
+        tfn.jit(torch.sin, verify="error")  # type: ignore[call-overload]
 
 
 def test_symbolic_sizes_are_bounds() -> None:

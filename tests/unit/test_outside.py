@@ -11,6 +11,7 @@ import functools
 import gc
 import importlib
 import logging
+import math
 import os
 import random
 import secrets
@@ -158,6 +159,31 @@ def test_a_number_that_always_changes_keeps_few_programs() -> None:
             cfg.k = k
             assert torch.equal(f(X), X * k)
     assert cache_info(f).size <= 8
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "f"),
+    [
+        (math, "sqrt", lambda x: x * math.sqrt(4.0)),
+        (math, "pi", lambda x: x * math.pi),
+        (torch, "sin", lambda x: torch.sin(x)),
+        (nn.functional, "relu", lambda x: nn.functional.relu(x)),
+        (nn, "Flatten", lambda x: nn.Flatten(0)(x)),
+        (np, "sqrt", lambda x: x * float(np.sqrt(4.0))),
+    ],
+)
+def test_a_name_of_a_library_may_be_bound_anew(
+    owner: Any, name: str, f: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jitted = jit(f)
+    for value in (
+        getattr(owner, name),
+        3.0 if name == "pi" else lambda *args: (lambda x: x * 7) if name == "Flatten" else args[0] * 5,
+    ):
+        monkeypatch.setattr(owner, name, value)
+        for _ in range(2):
+            assert torch.equal(jitted(X), f(X))
+    assert cache_info(jitted).misses == 2
 
 
 # ---- what cannot be guarded ----

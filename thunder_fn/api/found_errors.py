@@ -3,67 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar, overload
-
-import torch
-from torch.utils import _pytree as torch_pytree
 
 from thunder_fn.api.calling import Transformed, transformed
 from thunder_fn.api.captures import Plan, planned
 from thunder_fn.capture import Captured
 from thunder_fn.capture.apply import write_back
-from thunder_fn.errors import CheckFailed, UnknownOption, located
-from thunder_fn.interpreters.check_errors import KINDS, Check, Kind, check_errors as checked_trace
+from thunder_fn.errors import UnknownOption, located
+from thunder_fn.interpreters.check_errors import (
+    KINDS,
+    FoundError,
+    Kind,
+    check_errors as checked_trace,
+)
 from thunder_fn.jitted import Jitted
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 __all__ = ["CheckErrors", "FoundError", "check_errors"]
-
-
-@dataclass(frozen=True, eq=False)
-class FoundError:
-    """The first check that failed in a call, if one did. A pytree with one tensor.
-
-    Args:
-        code: an i64[], 0 if no check failed; with a dim for each vmap around the call.
-        checks: those of the program; the code is a number among them, from 1.
-    """
-
-    code: torch.Tensor
-    checks: tuple[Check, ...] = field(repr=False)
-
-    def get(self) -> str | None:
-        """Return the text of the first error, or None."""
-        failed = self.code.nonzero().tolist()
-        if not failed:
-            return None
-        place = tuple(failed[0])
-        check = self.checks[int(self.code[place]) - 1]
-        what = check.text
-        if place:
-            example = place[0] if len(place) == 1 else place
-            what += f", in example {example}; {len(failed)} of {self.code.numel()} examples fail"
-        return located(what, source=check.source)
-
-    def throw(self) -> None:
-        """Raise the first error, if there is one.
-
-        Raises:
-            CheckFailed: a check failed.
-        """
-        found = self.get()
-        if found is not None:
-            raise CheckFailed(found)
-
-
-torch_pytree.register_pytree_node(
-    FoundError,
-    lambda error: ([error.code], error.checks),
-    lambda parts, checks: FoundError(next(iter(parts)), checks),
-)
 
 
 @dataclass(frozen=True)

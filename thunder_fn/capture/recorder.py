@@ -122,7 +122,9 @@ class _CallState:
     default_dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
     answers: dict[str, Any] = field(
         default_factory=lambda: (
-            {name: getattr(torch, name)() for name in CHANGED} | {GPU: internals.current_gpu()}
+            {name: getattr(torch, name)() for name in CHANGED}
+            | {"is_multithreading_enabled": internals.is_multithreaded()}
+            | {GPU: internals.current_gpu()}
         )
     )
     """The answers of the process around the call, by the name of the question."""

@@ -36,6 +36,7 @@ from thunder_fn.executors.claims import Claim, Claimed, claim
 from thunder_fn.executors.matching import located_in, python_values
 from thunder_fn.executors.running import Runner
 from thunder_fn.executors.torch_executor import Program, compiled_region, lower
+from thunder_fn.interpreters.check_errors import KINDS, FoundError, check_errors
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import facts
@@ -95,6 +96,27 @@ class Verifier(Executor):
 
 
 VERIFIER = Verifier("verify", numerics="bitwise")
+
+
+class Raising(Executor):
+    """Claims nothing; the programs that it finishes raise the first error that they find."""
+
+    def finish(self, program: Program) -> Program:
+        """The program that looks for errors, without claims of others."""
+        checked, checks = check_errors(program.meaning or program.trace, KINDS)
+        if not checks:
+            return program
+        inner = lower(checked).run
+
+        def run(*inputs: Any) -> tuple[Any, ...]:
+            *results, code = inner(*inputs)
+            FoundError(code, checks).throw()
+            return tuple(results)
+
+        return replace(program, run=run)
+
+
+RAISING = Raising("errors", numerics="bitwise")
 
 
 def _from_here(traces: Sequence[Trace], run: Callable[[], Any]) -> Any:

@@ -18,12 +18,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal as Choice, TypeAlias
 
 import torch
+from torch.utils import _pytree as torch_pytree
 
+from thunder_fn.errors import CheckFailed, located
 from thunder_fn.interpreters.grad import zeros
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import facts, ops
@@ -69,6 +71,49 @@ class Check:
     kind: Kind
     text: str
     source: Source | None
+
+
+@dataclass(frozen=True, eq=False)
+class FoundError:
+    """The first check that failed in a call, if one did. A pytree with one tensor.
+
+    Args:
+        code: an i64[], 0 if no check failed; with a dim for each vmap around the call.
+        checks: those of the program; the code is a number among them, from 1.
+    """
+
+    code: torch.Tensor
+    checks: tuple[Check, ...] = field(repr=False)
+
+    def get(self) -> str | None:
+        """Return the text of the first error, or None."""
+        failed = self.code.nonzero().tolist()
+        if not failed:
+            return None
+        place = tuple(failed[0])
+        check = self.checks[int(self.code[place]) - 1]
+        what = check.text
+        if place:
+            example = place[0] if len(place) == 1 else place
+            what += f", in example {example}; {len(failed)} of {self.code.numel()} examples fail"
+        return located(what, source=check.source)
+
+    def throw(self) -> None:
+        """Raise the first error, if there is one.
+
+        Raises:
+            CheckFailed: a check failed.
+        """
+        found = self.get()
+        if found is not None:
+            raise CheckFailed(found)
+
+
+torch_pytree.register_pytree_node(
+    FoundError,
+    lambda error: ([error.code], error.checks),
+    lambda parts, checks: FoundError(next(iter(parts)), checks),
+)
 
 
 @memo(256)

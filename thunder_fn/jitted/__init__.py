@@ -223,7 +223,9 @@ def jit(f: Callable[..., Any] | None = None, **options: Unpack[JitOptions]) -> A
             a weaker label are left out, and such transforms are refused. This holds for jitted
             functions that f calls, too.
         verify: run every program beside `evaluate`, and raise a VerificationError that names the
-            first equation whose executor is farther off than its label says. Slow.
+            first equation whose executor is farther off than its label says. "errors": raise a
+            CheckFailed that names the first op that gives NaN, or that is given an index outside.
+            Both are slow.
         transforms: functions from Trace to Trace, applied in order to what was traced.
         lookasides: `Lookaside(fn, replace_with)`: while f is traced, calls of `fn` go to
             `replace_with`.

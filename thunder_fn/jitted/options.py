@@ -26,7 +26,7 @@ from thunder_fn.executors.grad_transforms import GradTransforms
 from thunder_fn.executors.of_traces import with_executors_of
 from thunder_fn.executors.operator_executor import OperatorExecutor
 from thunder_fn.executors.registry import resolve_executors
-from thunder_fn.executors.verify import VERIFIER
+from thunder_fn.executors.verify import RAISING, VERIFIER
 from thunder_fn.ir.scoped import setting
 from thunder_fn.ir.text import shown
 from thunder_fn.ir.trace import Trace
@@ -58,7 +58,7 @@ class Config(TypedDict, total=False):
 
     cache: Choice["constant values", "symbolic values", "same input", "no caching"]
     numerics: Numerics
-    verify: bool
+    verify: bool | Choice["errors"]
     dynamic: bool | Mapping[int | str, Any]
     static_argnums: int | Sequence[int]
     static_argnames: str | Sequence[str]
@@ -84,7 +84,7 @@ class Options:
     transforms: tuple[Transform, ...] = ()
     lookasides: tuple[Lookaside, ...] = ()
     numerics: Numerics = "precision-changing"
-    verify: bool = False
+    verify: bool | Choice["errors"] = False
     cache: str = "constant values"
     dynamic: bool | Marks = True
     static_argnums: tuple[int, ...] = ()
@@ -115,7 +115,9 @@ class Options:
             executor for executor in executors if is_within(executor.numerics, self.numerics)
         )
         chosen = tuple(executor.frozen() for executor in allowed)
-        return (VERIFIER.frozen(), *chosen) if self.verify else chosen
+        if not self.verify:
+            return chosen
+        return ((RAISING if self.verify == "errors" else VERIFIER).frozen(), *chosen)
 
     def rewrite(self) -> GradTransforms | None:
         """The grad transforms of the executors; None if no executors were given, so that those
@@ -324,6 +326,12 @@ def _read_cache(value: Any) -> str:
     return value
 
 
+def _read_verify(value: Any) -> bool | Choice["errors"]:
+    if not isinstance(value, bool) and value != "errors":
+        raise JitError(f'jit: verify is True, False or "errors", given {shown(value, 60)}')
+    return value
+
+
 def _read_flag(value: Any, name: str) -> bool:
     if not isinstance(value, bool):
         raise JitError(f"jit: {name} is True or False, given {shown(value, 60)}")
@@ -350,7 +358,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "executors": resolve_executors,
     "transforms": _read_transforms,
     "lookasides": _read_lookasides,
-    "verify": lambda value: _read_flag(value, "verify"),
+    "verify": _read_verify,
     "numerics": lambda value: check_numerics(value, "jit"),
     "cache": _read_cache,
     "dynamic": lambda value: (

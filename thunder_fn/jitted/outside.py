@@ -9,7 +9,9 @@ attributes that were read.
 
 from __future__ import annotations
 
+import gc
 import operator
+import types
 import warnings
 from collections.abc import Callable, Collection, Container, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,6 +36,7 @@ from thunder_fn.capture.outside.reads import (
     Tracked,
     is_a,
     is_overridden,
+    met,
     parts_of,
     seen,
     tracked,
@@ -67,7 +70,8 @@ class Outside:
     @property
     def may_fail(self) -> bool:
         """Test whether some condition raises one of `FAILURES` where its object is gone."""
-        return any(edge.kind in ("cell", "index", "attr") for edge in self.edges)
+        kinds = ("cell", "index", "attr", "key", "class")
+        return any(edge.kind in kinds for edge in self.edges)
 
     def conditions(self, names: Namespace) -> Iterator[str]:
         """Expressions that hold while nothing has changed."""
@@ -114,6 +118,8 @@ def _conditions(edge: Edge, names: Namespace) -> Iterator[str]:  # noqa: C901 - 
     match edge.kind:
         case "key" if edge.value is ABSENT:
             yield f"{key} not in {names.bind(holder, 'dict')}"
+        case "key" if type(holder) is dict:
+            yield _equal(f"{names.bind(holder, 'dict')}[{key}]", edge.value, names)
         case "key":
             yield _equal(f"{names.bind(holder.get, 'get')}({key})", edge.value, names)
         case "index":
@@ -146,10 +152,11 @@ def _conditions(edge: Edge, names: Namespace) -> Iterator[str]:  # noqa: C901 - 
 def _class_conditions(edge: Edge, key: str, names: Namespace) -> Iterator[str]:
     """Yield conditions on the class that has the attribute, and on those before it."""
     for base in edge.holder.__mro__[:-1]:
-        if edge.key in base.__dict__ and edge.value is not ABSENT:
-            yield _equal(f"{names.bind(base.__dict__.get, 'get')}({key})", edge.value, names)
+        (held,) = gc.get_referents(base.__dict__)  # a lookup in the dict itself takes a third
+        if edge.key in held and edge.value is not ABSENT:
+            yield _equal(f"{names.bind(held, 'dict')}[{key}]", edge.value, names)
             return
-        yield f"{key} not in {names.bind(base.__dict__, 'dict')}"
+        yield f"{key} not in {names.bind(held, 'dict')}"
 
 
 def _equal(found: str, value: Any, names: Namespace) -> str:
@@ -325,10 +332,22 @@ def reads_of(
     edges = tuple(
         edge
         for edge in watch.edges.values()
-        if not _is_settled(edge) and id(edge.holder) not in but
+        if not _is_settled(edge) and not _is_compared(edge, but)
     )
     modules = tuple(ModuleCheck(module, watch.outside[id(module)][1], reads) for module in roots)
     return Outside(edges, modules) if edges or modules else None
+
+
+def _is_compared(edge: Edge, holders: Collection[int]) -> bool:
+    """Test for an edge from one of these holders, whose items are compared: content may reach into
+    others, and functions have names and texts.
+    """
+    if edge.kind == "attr" and is_a(edge.holder, types.FunctionType):
+        is_part = edge.key in ("__code__", "__defaults__", "__kwdefaults__")
+        return is_part and id(edge.holder) in holders
+    if edge.kind != "content":
+        return id(edge.holder) in holders
+    return all(id(part) in holders for part, _ in met(edge.holder))
 
 
 def _is_settled(edge: Edge) -> bool:

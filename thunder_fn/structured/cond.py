@@ -343,8 +343,7 @@ def cond(
         NaN gradients from the branch that is not taken.
 
     Args:
-        pred: a bool, symbolic or not, or a tensor of one bool. A tensor of one real number is true
-            if it is not zero.
+        pred: a bool, symbolic or not, or a tensor of one bool.
         true_fn, false_fn: functions of the operands that return the same pytree of tensors of equal
             types, sizes that a branch finds in data aside. They may close over tensors, return
             their inputs and call anything traceable.
@@ -368,19 +367,13 @@ def cond(
     recorder, options = current(), _options("cond", batched)
     check_functions("cond", true_fn=true_fn, false_fn=false_fn)
     operands = operand_tuple("cond", "operands", operands)
-    pred = predicate("cond", _as_bool(pred), "predicate")
+    pred = predicate("cond", pred, "predicate")
     check_takes("cond", f"its {len(operands)} operands", len(operands), true_fn, false_fn)
     if recorder is None and isinstance(pred, torch.Tensor) and internals.is_make_fx():
         return internals.pytorchs("cond", pred, true_fn, false_fn, operands)
     if recorder is None or not isinstance(pred, torch.Tensor):
         return own_memory((true_fn if decided("cond", pred, bool) else false_fn)(*operands))
     return _choose(recorder, COND, pred, (true_fn, false_fn), operands, options)
-
-
-def _as_bool(pred: Any) -> Any:
-    """A tensor of one real number as one of a bool, as `torch.cond` and `jax.lax.cond` take it."""
-    is_number = isinstance(pred, torch.Tensor) and pred.numel() == 1 and not pred.is_complex()
-    return pred != 0 if is_number and pred.dtype is not torch.bool else pred
 
 
 @overload

@@ -53,6 +53,11 @@ def is_forward_mode_on() -> bool:
     return torch._C._is_fwd_grad_enabled()
 
 
+def is_multithreaded() -> bool:
+    """Test whether backwards may use threads: none of a capture does."""
+    return torch._C._is_multithreading_enabled()
+
+
 @contextlib.contextmanager
 def isolated() -> Generator[None]:
     """Leave all modes and torch.func levels: a capture starts from nothing but the grad mode,
@@ -345,6 +350,12 @@ def torch_func_level() -> int:
     """The number of transforms of torch.func that are running."""
     innermost = torch._C._functorch.peek_interpreter_stack()
     return 0 if innermost is None else innermost.level()
+
+
+def is_batching() -> bool:
+    """Test whether the innermost transform of torch.func that runs is a vmap."""
+    innermost = torch._C._functorch.peek_interpreter_stack()
+    return innermost is not None and innermost.key() == torch._C._functorch.TransformType.Vmap
 
 
 def inside_torch_func() -> bool:

@@ -722,7 +722,10 @@ def process_patch(
     flags = [
         (torch._C, name, functools.partial(flag, name)) for name in STATE if hasattr(torch._C, name)
     ]
-    functions = [(torch, name, make) for name, make in of_torch.items()]
+    functions = [
+        (torch if hasattr(torch, name) else torch.autograd, name, make)
+        for name, make in of_torch.items()
+    ]
     fast = (
         torch.backends.mha,
         "get_fastpath_enabled",

@@ -29,7 +29,9 @@ import numpy
 import torch
 import torch.multiprocessing
 
+from thunder_fn.capture.outside.process import ASKED
 from thunder_fn.capture.outside.reads import ABSENT, is_a
+from thunder_fn.capture.recorder import CHANGED
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -144,6 +146,8 @@ ASKED_AGAIN: dict[int, Callable[..., Any]] = {
         torch.__future__.get_overwrite_module_params_on_conversion,
         torch.__future__.get_swap_module_params_on_conversion,
         torch.multiprocessing.get_sharing_strategy,
+        *(getattr(torch, name) for name in (*ASKED, *CHANGED)),
+        *(torch.autograd.is_multithreading_enabled, torch.autograd.is_view_replay_enabled),
     )
 } | {id(locale.setlocale): _locale_of}
 """Functions whose answer is asked for again in each call."""

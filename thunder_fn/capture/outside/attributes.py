@@ -20,6 +20,7 @@ from typing import Any
 import numpy
 import torch
 
+from thunder_fn import torch_internals as internals
 from thunder_fn.capture.generators import STATE_METHODS
 from thunder_fn.capture.outside.answers import levels_of
 from thunder_fn.capture.outside.code_frames import Frame
@@ -78,8 +79,6 @@ _WRITERS = frozenset(
 )
 """Methods that write to their object, and that no hook sees where they are of C."""
 _GENERATOR = inspect.CO_GENERATOR
-_SETTLED_MODULES = frozenset(("math", "cmath"))
-"""Modules whose numbers never change."""
 _WEAK = (weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
 _DRAWING = (
     random.Random,
@@ -334,15 +333,19 @@ class Attributes(Reached):
     def global_attribute(
         self, module: types.ModuleType, name: str, path: str, frame: Frame
     ) -> Sequence[Any]:
-        """The value of a module's global. Those of libraries are constants but for flags."""
+        """The value of a module's global. Those of libraries are constants but for flags, and for
+        functions and classes that the user's code names.
+        """
         held = vars(module)
         if name in held:
-            is_flag = is_a(held[name], (bool, int, float, str, type(None)))
-            is_settled = module.__name__ in _SETTLED_MODULES
+            value = held[name]
+            is_flag = is_a(value, (bool, int, float, str, type(None)))
             self.touched.add(id(held))
-            if not is_library_module(module) or module is sys or (is_flag and not is_settled):
+            if is_flag or not is_library_module(module) or module is sys:
                 self.edge("key", held, name, path)
-            return (self.reach(held[name], path),)
+            elif not frame.is_library and callable(value) and internals.unpatched(value) is value:
+                self.edge("key", held, name, path)  # as long as captures do not replace it
+            return (self.reach(value, path),)
         if not is_library_module(module):
             self.edge("key", held, name, path)
             return self.waited(frame, [held.get("__getattr__")])

@@ -30,6 +30,7 @@ from thunder_fn.capture.outside.kinds import (
     FUNCTIONS,
     Made,
     Super,
+    answers_of,
     classes_in,
     is_lasting,
     is_library_module,
@@ -52,6 +53,8 @@ from thunder_fn.capture.outside.reads import (
     is_a,
     met,
 )
+from thunder_fn.capture.recorder import current
+from thunder_fn.capture.replaced.lookasides import CACHED
 from thunder_fn.ir.text import escaped
 
 _BUILTINS = frozenset(vars(builtins))
@@ -515,6 +518,9 @@ class Evaluator(Attributes):
             for name in ("__init__", "__new__"):
                 self.edge("class", callee, name, f"{callee.__name__}.{name}")
             return members_of_enum(callee) or [Made(callee)]
+        if type(callee) is CACHED and id(callee) in self.answers:
+            known = answers_of(callee, self.answers[id(callee)][2])
+            return [self.reach(one, path) for one in known] if len(known) <= LONG else []
         if callee is locals:
             return list(frame.locals)
         if callee is globals:
@@ -550,6 +556,15 @@ class Evaluator(Attributes):
             return ()
         keys = [self.keys(one, frame, memo) for one in arguments]
         path = f"the answer of {text(target)}"
+        recorder = current()
+        around = {} if recorder is None else recorder.call.answers
+        name = function.__name__.removeprefix("_")
+        if name in around and function() != around[name]:
+            place = frame.code.co_filename, frame.line
+            self.constants.setdefault(
+                path, Constant(f"{path}, which is that of a capture,", *place)
+            )
+            return ()
         found = [
             self.answer(function, given, path) for given in itertools.product(*filter(None, keys))
         ]

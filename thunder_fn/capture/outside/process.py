@@ -3,8 +3,8 @@ for it.
 
 Grad mode, autocast, the default dtype, determinism and function modes are looked at in every call
 (`torch_internals/guards.py`). The number of threads, inference mode and the flags of backends are
-state too. A function that asks for one of them is traced for the answer. A question by a name bound
-before, as by `from torch import get_num_threads`, is not seen. A lookaside of such a function
+state too. A function that asks for one of them is traced for the answer, also by a name bound
+before, as by `from torch import get_num_threads` (`answers.py`). A lookaside of such a function
 answers in its place: the state is not asked, and nothing is noted.
 """
 
@@ -34,6 +34,10 @@ ASKED = (
 """Functions of `torch` whose answers are noted. `torch.autocast` itself asks for a dtype where
 it is given none.
 """
+
+
+_THREADS = "is_multithreading_enabled"
+"""The function of `torch.autograd` that says whether backwards may use threads."""
 
 
 def _noting(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -106,7 +110,7 @@ def _leaving_inference(original: Callable[..., None]) -> Callable[..., None]:
 
 
 _asked = internals.process_patch(
-    {name: functools.partial(_noting_from_users, name) for name in CHANGED}
+    {name: functools.partial(_noting_from_users, name) for name in (*CHANGED, _THREADS)}
     | {name: functools.partial(_noting, name) for name in ASKED},
     _noting,
     _noting_flags,
