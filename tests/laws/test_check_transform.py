@@ -12,7 +12,7 @@ import thunder_fn as tfn
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.simplify import cse, dce
 from thunder_fn.ir import ops, put, rewritten
-from thunder_fn.ir.trace import Equation, Literal, Trace, TraceBuilder, map_arg
+from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, TraceBuilder, map_arg
 from thunder_fn.testing import Case, Coverage, Given, LawBroken, check_transform, reproduce
 from thunder_fn.testing.drawn_programs import Program
 from thunder_fn.testing.growing import (
@@ -129,10 +129,28 @@ def with_a_loop_beside_four(trace: Trace) -> Trace:
     )
 
 
+def with_a_narrow_sum(trace: Trace) -> Trace:
+    """Sums that are asked for in double precision are added up in single, and converted then."""
+    op = ops.leaf(torch.ops.aten.sum.dim_IntList)
+
+    def rewrite(builder: Any, equation: Equation, operands: Any) -> Any:
+        types = [var.type for var in (*equation.operands, *equation.outputs)]
+        dtypes = [one.dtype for one in types if isinstance(one, TensorType)]
+        if equation.op != op or dtypes != [torch.float32, torch.float64]:
+            return put(builder, equation, operands)
+        narrow = replace(types[-1], dtype=torch.float32)
+        found = builder.add(op, (operands[0], *equation.args[1:]), (narrow,))
+        wide = (("dtype", Literal(torch.float64)),)
+        return builder.add(ops.leaf(torch.ops.aten._to_copy.default), found, (types[-1],), kwargs=wide)
+
+    return rewritten(trace, rewrite)
+
+
 @pytest.mark.parametrize(
     ("wrong", "law"),
     [
         (without_alpha, "keeps values"),
+        (with_a_narrow_sum, "keeps values"),
         (with_one_draw, "merges no draws"),
         (with_another_body, "keeps values"),
         (with_a_loop_beside_four, "keeps values"),

@@ -95,6 +95,16 @@ def test_graphs_of_make_fx(mode: str) -> None:
     assert torch.equal(a, expected["a"][0]) and torch.equal(b, expected["b"]) and torch.equal(c, expected["c"])
 
 
+@pytest.mark.parametrize("count", (1, 2, 3))
+def test_a_switch_under_make_fx_is_pytorchs_cond(count: int) -> None:
+    branches = (torch.sin, torch.cos, lambda x: x * 3)[:count]
+    f = lambda i, x: tfn.switch(i, branches, (x,))
+    x = torch.rand(4)
+    module = make_fx(f)(torch.tensor(0), x)
+    for i in (-1, 0, 1, 2, 5):
+        assert torch.equal(module(torch.tensor(i), x), branches[min(max(i, 0), count - 1)](x))
+
+
 def test_choices_and_loops_under_make_fx_are_pytorchs() -> None:
     """Neither the branch nor the number of steps of the example is baked in."""
 

@@ -30,6 +30,7 @@ from thunder_fn.capture.outside.kinds import (
     FUNCTIONS,
     Made,
     Super,
+    answers_of,
     classes_in,
     is_lasting,
     is_library_module,
@@ -53,6 +54,7 @@ from thunder_fn.capture.outside.reads import (
     met,
 )
 from thunder_fn.capture.recorder import current
+from thunder_fn.capture.replaced.lookasides import CACHED
 from thunder_fn.ir.text import escaped
 
 _BUILTINS = frozenset(vars(builtins))
@@ -516,6 +518,9 @@ class Evaluator(Attributes):
             for name in ("__init__", "__new__"):
                 self.edge("class", callee, name, f"{callee.__name__}.{name}")
             return members_of_enum(callee) or [Made(callee)]
+        if type(callee) is CACHED and id(callee) in self.answers:
+            known = answers_of(callee, self.answers[id(callee)][2])
+            return [self.reach(one, path) for one in known] if len(known) <= LONG else []
         if callee is locals:
             return list(frame.locals)
         if callee is globals:
