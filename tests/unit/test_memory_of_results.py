@@ -753,3 +753,23 @@ def test_what_a_function_keeps_is_the_tensor_that_it_kept(name: str, is_followed
             facts = entry is x, result is x, result is entry, entry.is_leaf, entry.requires_grad
             found.append((facts, [one.tolist() for one in _poked([x, result, entry])]))
     assert found[:2] == found[2:]
+
+
+@pytest.mark.parametrize(
+    "inner", [tfn.jit, tfn.checkpoint, lambda g: lambda x: torch.utils.checkpoint.checkpoint(g, x, use_reentrant=False)]
+)
+@pytest.mark.parametrize(
+    "make", [lambda x: x.detach().clone().requires_grad_(), lambda x: torch.nn.Parameter(x.detach() * 2)]
+)
+def test_a_leaf_that_a_function_inside_makes_is_one_outside(make: Callable[[Tensor], Tensor], inner: Any) -> None:
+    """Inside of a capture it did not require grad, so that code which asks took the other branch."""
+
+    def f(x: Tensor, around: Any) -> Any:
+        one, other = around(lambda x: (v := make(x), v))(x)
+        (grad,) = torch.autograd.grad((one * other).sum(), one)
+        return one, grad, one is other, one.requires_grad and one.is_leaf
+
+    x = torch.arange(3.0, requires_grad=True)
+    mine, its = tfn.jit(lambda x: f(x, inner))(x), f(x, lambda g: g)
+    torch.testing.assert_close(mine, its)
+    assert mine[0].requires_grad and mine[0].is_leaf and type(mine[0]) is type(its[0])

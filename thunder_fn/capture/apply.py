@@ -441,10 +441,26 @@ def write_back(
             results[shared.result] = view_again(
                 recorder, captured, captured.trace, shared, (source, source), results[shared.result]
             )
+    _make_leaves(recorder, captured, results)
     for effect in captured.effects:
         effect.apply(results[first : first + effect.count], inputs)
         first += effect.count
     return tuple(results[:count])
+
+
+def _make_leaves(recorder: Recorder | None, captured: Captured, results: list[Any]) -> None:
+    """Make leaves of autograd inside a capture of the results that the function made require
+    grad.
+    """
+    made = dict[int, torch.Tensor]()  # one for results that are one tensor
+    for place, is_parameter in () if recorder is None else captured.own_leaves:
+        value = results[place]
+        if is_wrapped(value):
+            continue
+        if id(value) not in made:
+            leaf = value.detach()
+            made[id(value)] = torch.nn.Parameter(leaf) if is_parameter else leaf.requires_grad_()
+        results[place] = made[id(value)]
 
 
 def join(
