@@ -105,6 +105,18 @@ EXPLAINED = [
         text=r"\.view\(torch\.(int|float)\d+\)",
     ),
     Explained(
+        "a transform writes back, where gradients are on, what its function writes under no_grad to a view of a leaf; refused",
+        kind="raised|error",
+        why="a view of a leaf Variable that requires grad is being used in an in-place",
+        text=r"no_grad[^$]*T\.|T\.[^$]*no_grad",
+    ),
+    Explained(
+        "a tensor that is differentiated counts as such where the function closes over it too, and so is no `out=`",
+        kind="raised|error",
+        why="functions with out=... arguments don't support automatic differentiation",
+        text=r"T\.\w*(grad|vjp|jac|hessian)[^$]*out=|out=[^$]*T\.\w*(grad|vjp|jac|hessian)",
+    ),
+    Explained(
         "an op whose result nobody uses does not run in a program, and so raises nothing for values that it refuses",
         kind="accepts",
         why="call [1-9].*(index .* is out of bounds|out of range: tried to access|must match the size of|shape mismatch: value"

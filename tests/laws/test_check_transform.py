@@ -12,7 +12,7 @@ import thunder_fn as tfn
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.simplify import cse, dce
 from thunder_fn.ir import ops, put, rewritten
-from thunder_fn.ir.trace import Equation, Literal, Trace, TraceBuilder, map_arg
+from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, TraceBuilder, map_arg
 from thunder_fn.testing import Case, Coverage, Given, LawBroken, check_transform, reproduce
 from thunder_fn.testing.drawn_programs import Program
 from thunder_fn.testing.growing import (
@@ -33,6 +33,7 @@ from thunder_fn.testing.laws.draws import laws_of_draws
 from thunder_fn.testing.laws.effects import EFFECT
 from thunder_fn.testing.laws.promises import Promised
 from thunder_fn.testing.mutations import counterexample_in
+from thunder_fn.testing.mutations.users import USERS
 from thunder_fn.testing.samples import samples
 from thunder_fn.testing.schemas import calls_of_samples
 from thunder_fn.testing.user import Search, laws_of_transform, steps_alone
@@ -129,10 +130,28 @@ def with_a_loop_beside_four(trace: Trace) -> Trace:
     )
 
 
+def with_a_narrow_sum(trace: Trace) -> Trace:
+    """Sums that are asked for in double precision are added up in single, and converted then."""
+    op = ops.leaf(torch.ops.aten.sum.dim_IntList)
+
+    def rewrite(builder: Any, equation: Equation, operands: Any) -> Any:
+        types = [var.type for var in (*equation.operands, *equation.outputs)]
+        dtypes = [one.dtype for one in types if isinstance(one, TensorType)]
+        if equation.op != op or dtypes != [torch.float32, torch.float64]:
+            return put(builder, equation, operands)
+        narrow = replace(types[-1], dtype=torch.float32)
+        found = builder.add(op, (operands[0], *equation.args[1:]), (narrow,))
+        wide = (("dtype", Literal(torch.float64)),)
+        return builder.add(ops.leaf(torch.ops.aten._to_copy.default), found, (types[-1],), kwargs=wide)
+
+    return rewritten(trace, rewrite)
+
+
 @pytest.mark.parametrize(
     ("wrong", "law"),
     [
         (without_alpha, "keeps values"),
+        (with_a_narrow_sum, "keeps values"),
         (with_one_draw, "merges no draws"),
         (with_another_body, "keeps values"),
         (with_a_loop_beside_four, "keeps values"),
@@ -375,3 +394,9 @@ def test_a_transform_that_raises_is_broken_too() -> None:
     with pytest.raises(LawBroken, match="and there is no trace that it becomes") as caught:
         check_transform(refuses_bodies, keeps="nothing", max_examples=100)
     assert "NotImplementedError: bodies" in str(caught.value)
+
+
+@pytest.mark.parametrize("right", USERS, ids=lambda one: one.__name__)
+def test_transforms_that_judge_the_search_are_right_where_sizes_are_variables(right: Any) -> None:
+    """One merged equations that find sizes, and its mutants were caught for that."""
+    assert Search(right, Promised()).on_symbols() is None

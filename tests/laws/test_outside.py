@@ -53,6 +53,17 @@ def test_a_change_is_seen_below_a_transform(row: Row, name: str) -> None:
     assert not is_stale(row, BETWEEN[name])
 
 
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.__name__)
+def test_a_change_is_seen_by_a_transform_without_jit(row: Row) -> None:
+    f, change = row()
+    between = (lambda f: tfn.grad(lambda x: f(x).sum())) if f(X).is_floating_point() else tfn.vmap
+    of = between(f)
+    of(X), of(X)
+    change()
+    found = of(X)
+    assert torch.equal(found, between(f)(X))
+
+
 @pytest.mark.parametrize("kind", ["global", "cell", "local", "attr", "item", "each", "call", "whole", "given", "any"])
 def test_without_one_kind_of_read_a_change_is_missed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(evaluating.RULES, kind, lambda *_: iter(()))

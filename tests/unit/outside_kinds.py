@@ -2965,3 +2965,35 @@ def function_of_a_library():
     lib = ns_module("tfn_lib", lambda x: x * 2.0)
     lib.__file__ = "site-packages/tfn_lib.py"
     return (lambda x: lib.k(x)), lambda: setattr(lib, "k", lambda x: x * 3.0)
+
+
+@row
+def attribute_that_c_reads():
+    os = [ns(k=2.0, w=1.0), ns(k=1.0, w=5.0)]
+    return (lambda x: x * max(os, key=operator.attrgetter("k")).w), lambda: setattr(os[1], "k", 3.0)
+
+
+@row
+def object_in_a_cache_that_is_filled():
+    o = ns(k=2.0)
+
+    @functools.lru_cache
+    def g(n):
+        return o
+
+    g(1)
+    return (lambda x: x * g(1).k), lambda: setattr(o, "k", 3.0)
+
+
+@row
+def object_in_an_attribute_of_a_tensor():
+    t = torch.ones(3)
+    t.k = ns(j=2.0)
+    return (lambda x: x * t.k.j), lambda: setattr(t.k, "j", 3.0)
+
+
+@row
+def attributes_of_a_tensor():
+    t = torch.ones(3)
+    t.k = 2.0
+    return (lambda x: x * vars(t)["k"]), lambda: setattr(t, "k", 3.0)

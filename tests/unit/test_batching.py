@@ -57,3 +57,12 @@ def test_one_program_for_all_batch_sizes(name: str) -> None:
         torch.testing.assert_close(values, torch.stack([f(row) for row in x]))
         torch.testing.assert_close(gradients, torch.stack([torch.func.grad(loss)(row) for row in x]))
     assert cache_info(g).misses == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.complex64])
+def test_a_number_is_copied_into_each_example(dtype: torch.dtype) -> None:
+    """PyTorch's `copy_` takes a number, which has no dtype that could be changed."""
+    x = torch.arange(6).reshape(3, 2).to(dtype)
+    for f in (lambda u: u.clone().copy_(3), lambda u: u.clone()[0].copy_(True), lambda u: u.t().clone().copy_(2.5)):
+        for around in (lambda g: g, tfn.jit):
+            assert torch.equal(around(tfn.vmap(f))(x), torch.func.vmap(f)(x))

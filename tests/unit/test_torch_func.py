@@ -415,3 +415,38 @@ def test_vmap_whose_batches_a_library_makes(monkeypatch: pytest.MonkeyPatch) -> 
         mine = transform(distances)(X[:, 0], Y)
         its = getattr(torch.func, transform.__name__, lambda f: f)(distances)(X[:, 0], Y)
         torch.testing.assert_close(mine, its)
+
+
+DRAWING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "rand": lambda x: x.square() * torch.rand(3),
+    "dropout": lambda x: torch.nn.functional.dropout(x * x, 0.5),
+    "normal": lambda x: torch.normal(x.sin(), x.cos().abs()) * x,
+}
+OVER: dict[str, Callable[[Any, Callable[[torch.Tensor], torch.Tensor]], Callable[[torch.Tensor], Any]]] = {
+    "grad": lambda T, g: torch.func.grad(lambda x: T(g)(x).sum()),
+    "jvp": lambda T, g: lambda x: torch.func.jvp(T(g), (x,), (x,)),
+    "vmap of grad": lambda T, g: (
+        lambda x: torch.func.vmap(torch.func.grad(lambda u: T(g)(u).sum()), randomness="different")(torch.stack([x, x]))
+    ),
+    "hessian": lambda T, g: lambda x: torch.func.grad(lambda u: torch.func.grad(lambda v: T(g)(v).sum())(u).sum())(x),
+}
+
+
+@pytest.mark.parametrize("inner", [tfn.jit, tfn.checkpoint])
+@pytest.mark.parametrize("over", OVER)
+@pytest.mark.parametrize("name", ["dropout", "normal"])
+def test_torch_func_differentiates_what_was_drawn(name: str, over: str, inner: Any) -> None:
+    """The derivative of a function inside has its numbers: it drew others, and a mask of dropout of its own."""
+    found = []
+    for run, around in ((inner, tfn.jit), (lambda g: g, lambda f: f)):
+        torch.manual_seed(0)
+        found.append([around(OVER[over](run, DRAWING[name]))(torch.arange(1.0, 4.0)), torch.rand(2)])
+    torch.testing.assert_close(*found)
+
+
+def test_torch_func_over_a_choice_that_draws_is_refused() -> None:
+    drawn = DRAWING["rand"]
+    chosen = lambda x: tfn.cond(x.sum() > 0, drawn, lambda x: x * 1, (x,)).sum()
+    for f in (torch.func.grad(chosen), lambda x: torch.func.jvp(chosen, (x,), (x,))):
+        with pytest.raises(errors.UnsupportedCall, match="differentiates a cond that draws random numbers"):
+            tfn.jit(f)(torch.ones(3))

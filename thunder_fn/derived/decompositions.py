@@ -153,8 +153,10 @@ is told that it will be.
 # ---- decompositions ----
 
 
-def copy(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
-    """Return the value of self after `self.copy_(src)`."""
+def copy(self: Tensor, src: Tensor | float, non_blocking: bool = False) -> Tensor:
+    """Return the value of self after `self.copy_(src)`, where PyTorch takes a number too."""
+    if not isinstance(src, Tensor):
+        return torch.full_like(self, src)
     return src.to(self.dtype).expand(self.shape).clone()
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import operator
+import types
 import warnings
 from collections.abc import Callable, Collection, Container, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -35,6 +36,7 @@ from thunder_fn.capture.outside.reads import (
     Tracked,
     is_a,
     is_overridden,
+    met,
     parts_of,
     seen,
     tracked,
@@ -330,10 +332,22 @@ def reads_of(
     edges = tuple(
         edge
         for edge in watch.edges.values()
-        if not _is_settled(edge) and id(edge.holder) not in but
+        if not _is_settled(edge) and not _is_compared(edge, but)
     )
     modules = tuple(ModuleCheck(module, watch.outside[id(module)][1], reads) for module in roots)
     return Outside(edges, modules) if edges or modules else None
+
+
+def _is_compared(edge: Edge, holders: Collection[int]) -> bool:
+    """Test for an edge from one of these holders, whose items are compared: content may reach into
+    others, and functions have names and texts.
+    """
+    if edge.kind == "attr" and is_a(edge.holder, types.FunctionType):
+        is_part = edge.key in ("__code__", "__defaults__", "__kwdefaults__")
+        return is_part and id(edge.holder) in holders
+    if edge.kind != "content":
+        return id(edge.holder) in holders
+    return all(id(part) in holders for part, _ in met(edge.holder))
 
 
 def _is_settled(edge: Edge) -> bool:

@@ -428,11 +428,25 @@ def switch(
     operands = operand_tuple("switch", "operands", operands)
     choice = chosen_index("switch", index, "index")
     check_takes("switch", f"its {len(operands)} operands", len(operands), *functions)
+    if recorder is None and isinstance(choice, torch.Tensor) and internals.is_make_fx():
+        return _choices_of_two(functions, choice, operands)
     if recorder is None or not isinstance(choice, torch.Tensor):
         return own_memory(
             functions[min(max(decided("switch", choice, int), 0), len(functions) - 1)](*operands)
         )
     return _choose(recorder, SWITCH, choice, functions, operands, options)
+
+
+def _choices_of_two(
+    functions: tuple[Callable[..., Any], ...], index: torch.Tensor, operands: tuple[Any, ...]
+) -> Any:
+    """A `switch` as PyTorch's `cond` between its first half and its second."""
+    if len(functions) == 1:
+        return functions[0](*operands)
+    half = len(functions) // 2
+    first = lambda index, *xs: _choices_of_two(functions[:half], index, xs)
+    second = lambda index, *xs: _choices_of_two(functions[half:], index - half, xs)
+    return torch.cond(index < half, first, second, (index, *operands))
 
 
 def _options(name: str, batched: str) -> dict[str, Any]:

@@ -23,9 +23,9 @@ import torch
 from thunder_fn.ir.check import check
 from thunder_fn.ir.ops import overload
 from thunder_fn.ir.symbols import made_by
-from thunder_fn.ir.trace import Equation, Trace, subtraces
+from thunder_fn.ir.trace import Equation, TensorType, Trace, subtraces
 from thunder_fn.testing.branches import Branches
-from thunder_fn.testing.drawn_programs import BODIES, FAMILIES, Program, Step
+from thunder_fn.testing.drawn_programs import BODIES, FAMILIES, Program, Step, build
 from thunder_fn.testing.given import Given
 from thunder_fn.testing.growing import (
     ALIASES,
@@ -305,6 +305,8 @@ class Search:
             yield from ((program, not i) for i, program in enumerate(steps_alone(name)))
         for index, program in self._calls():
             yield program, index == 0 or "#" in program.steps[0].op
+        singles = (in_single(program) for _, program in self._calls())
+        yield from ((program, False) for program in singles if _widens(program))
         yield from ((program, False) for program in self._nested_calls())
         yield from ((program, False) for program in around_chains((1, 2, 3, 5, 6)))
         yield from ((program, True) for program in around_chains((4,)))
@@ -547,6 +549,20 @@ def _pure(transform: Transform) -> Law:
     return law
 
 
+def _widens(program: Program) -> bool:
+    """Test for a call that computes in a wider dtype than it is given, as `sum(x, dtype=...)`."""
+    return any(
+        isinstance(result.type, TensorType)
+        and result.type.dtype.itemsize > var.type.dtype.itemsize
+        and result.type.dtype.is_floating_point
+        and var.type.dtype.is_floating_point
+        for equation in build(program).equations
+        for result in equation.outputs
+        for var in equation.operands
+        if isinstance(var.type, TensorType)
+    )
+
+
 def others(values: Values) -> Values:
     """The values that are neither floating nor complex: compared exactly."""
     return tuple(
@@ -563,7 +579,7 @@ def _keeps_values(transform: Transform) -> Law:
             return False
         want = values_of(trace, inputs)
         have = values_of(new, inputs)
-        rtol = tolerance(trace)
+        rtol = tolerance(trace, computed=True)
         if not is_tame(want):
             close(_finite(have), _finite(want), rtol, "the transformed trace", made=new)
             return True

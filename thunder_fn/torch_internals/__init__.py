@@ -109,6 +109,7 @@ from thunder_fn.torch_internals.modes import (
     has_several_gpus,
     inside_torch_func,
     is_autocast_on,
+    is_batching,
     is_forward_mode_on,
     is_intercepted,
     is_multithreaded,

@@ -352,6 +352,12 @@ def torch_func_level() -> int:
     return 0 if innermost is None else innermost.level()
 
 
+def is_batching() -> bool:
+    """Test whether the innermost transform of torch.func that runs is a vmap."""
+    innermost = torch._C._functorch.peek_interpreter_stack()
+    return innermost is not None and innermost.key() == torch._C._functorch.TransformType.Vmap
+
+
 def inside_torch_func() -> bool:
     """Test whether a transform of torch.func is running, or a dual level of forward mode."""
     return (

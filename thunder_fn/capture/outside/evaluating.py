@@ -30,6 +30,7 @@ from thunder_fn.capture.outside.kinds import (
     FUNCTIONS,
     Made,
     Super,
+    answers_of,
     classes_in,
     is_lasting,
     is_library_module,
@@ -53,6 +54,7 @@ from thunder_fn.capture.outside.reads import (
     met,
 )
 from thunder_fn.capture.recorder import current
+from thunder_fn.capture.replaced.lookasides import CACHED
 from thunder_fn.ir.text import escaped
 
 _BUILTINS = frozenset(vars(builtins))
@@ -358,15 +360,21 @@ class Evaluator(Attributes):
                 continue
             for name in self.keys(key, frame, memo) or ():
                 if is_a(value, torch.Tensor):
-                    self.tensor_attribute(value, name, of)
+                    found += self.tensor_attribute(value, name, of)
                 elif is_a(name, str):
                     found += self.attribute(value, name, of, frame)
         return found
 
-    def tensor_attribute(self, value: torch.Tensor, name: Any, of: Source) -> None:
+    def tensor_attribute(self, value: torch.Tensor, name: Any, of: Source) -> Sequence[Any]:
         """An attribute that Python gave a tensor from outside, or did not. Its class has others."""
-        if not internals.is_tracer(value) and look("class", type(value), name) is ABSENT:
-            self.edge("key", internals.attributes(value), name, f"{text(of)}.{escaped(str(name))}")
+        if internals.is_tracer(value):
+            return ()
+        held, path = internals.attributes(value), f"{text(of)}.{escaped(str(name))}"
+        if name == "__dict__":
+            return (self.reach(held, path),)
+        if look("class", type(value), name) is not ABSENT:
+            return ()
+        return (self.reach(self.edge("key", held, name, path), path),)
 
     def item_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
         """An item, by any of its keys."""
@@ -516,6 +524,9 @@ class Evaluator(Attributes):
             for name in ("__init__", "__new__"):
                 self.edge("class", callee, name, f"{callee.__name__}.{name}")
             return members_of_enum(callee) or [Made(callee)]
+        if type(callee) is CACHED and id(callee) in self.answers:
+            known = answers_of(callee, self.answers[id(callee)][2])
+            return [self.reach(one, path) for one in known] if len(known) <= LONG else []
         if callee is locals:
             return list(frame.locals)
         if callee is globals:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from thunder_fn import torch_internals as internals
 from thunder_fn.capture import current
 from thunder_fn.capture.apply import (
     Strides,
@@ -27,6 +28,7 @@ from thunder_fn.capture.scopes import user_source
 from thunder_fn.capture.supported import is_wrapped
 from thunder_fn.capture.watching import made
 from thunder_fn.derived.leaf_vjp import is_differentiable
+from thunder_fn.errors import UnsupportedCall
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.grad import forward_backward, vjp
 from thunder_fn.interpreters.jvp import jvp_trace
@@ -71,7 +73,27 @@ def bind(
         builder.add(op, inputs, types, kwargs=literals, bodies=bodies, source=source)
     )
     wrapped = [value if is_wrapped(value) else recorder.lift(value) for value in values]
+    draws = any(map(ops.has_effects, bodies))
+    if draws and op.name in _ON_OPERANDS and not internals.is_batching():  # op by op, draws once
+        return replay(recorder, bodies[0], wrapped)
     return tuple(_Wrapped.apply(single, *wrapped)) if types else ()  # type: ignore[no-untyped-call]
+
+
+_ON_OPERANDS = ("call", "checkpoint")
+"""Ops that are their body on the operands."""
+
+
+def _check_draws_once(trace: Trace) -> None:
+    """Refuse the derivative of a trace that draws random numbers, because it would draw others. An
+    effect would come twice.
+    """
+    if ops.has_effects(trace):
+        raise UnsupportedCall(
+            f"torch.func differentiates a {trace.name} that draws random numbers or has another"
+            " effect, and would run it again for the derivative",
+            source=user_source(),
+            fix="Use thunder_fn's own grad, vjp and jvp inside the traced function.",
+        )
 
 
 def bind_composite(recorder: Recorder, name: str, body: Trace, values: Sequence[Any]) -> Values:
@@ -113,6 +135,7 @@ class _Wrapped(torch.autograd.Function):
         given = tuple(cotangent is not None for cotangent in cotangents)
         if not any(given) or not any(wanted):
             return (None,) * (1 + len(wanted))
+        _check_draws_once(trace)
         new = vjp(trace, wanted, given)
         arguments = (
             *ctx.saved_tensors,
@@ -124,6 +147,7 @@ class _Wrapped(torch.autograd.Function):
     def jvp(ctx: Any, *given: Any) -> Values:  # pyright: ignore[reportIncompatibleMethodOverride]
         tangents = given[1:]  # the first stands for the trace
         active = tuple(tangent is not None for tangent in tangents)
+        _check_draws_once(ctx.trace)
         rule = jvp_trace(ctx.trace, active)
         arguments = (*ctx.saved_tensors, *(tangent for tangent in tangents if tangent is not None))
         results = _replayed(rule.trace, arguments)

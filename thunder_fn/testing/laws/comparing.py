@@ -122,13 +122,16 @@ def is_inexact(value: torch.Tensor) -> bool:
     return value.is_floating_point() or value.is_complex()
 
 
-def tolerance(trace: Trace) -> float:
-    """Relative tolerance: that of the least precise floating dtype in the trace."""
+def tolerance(trace: Trace, *, computed: bool = False) -> float:
+    """Relative tolerance: that of the least precise floating dtype in the trace; of what it
+    computes alone, where inputs are exact.
+    """
+    given = set(trace.inputs) if computed else set[Var]()
     dtypes = {
         var.type.dtype
         for inner in subtraces(trace)
         for var in variables(inner)
-        if isinstance(var.type, TensorType)
+        if isinstance(var.type, TensorType) and not (inner is trace and var in given)
     }
     precise = {torch.float64, torch.complex128}
     return (
