@@ -13,7 +13,6 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
-
 _FROZEN_BY_PYTHON = 1000
 """Fewer frozen objects than these are Python's own: 3.12 begins with 375. A program that freezes
 after its imports has ten thousands.
