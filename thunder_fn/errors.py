@@ -396,13 +396,13 @@ def with_article(noun: object) -> str:
 
 
 def callable_name(function: Any) -> str:
-    """Name a function, a class or a callable object."""
-    return getattr(function, "__name__", type(function).__name__)
+    """Name a function, a class or a callable object, in one line."""
+    return escaped(str(getattr(function, "__name__", type(function).__name__)))
 
 
 def kind_of(value: object) -> str:
     """Name the kind of a value: "an int", "a list"."""
-    return with_article(type(value).__name__)
+    return with_article(escaped(type(value).__name__))
 
 
 def is_int(value: object, least: int | None = None) -> TypeGuard[int]:

@@ -13,6 +13,11 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
+_FROZEN_BY_PYTHON = 1000
+"""Fewer frozen objects than these are Python's own: 3.12 begins with 375. A program that freezes
+after its imports has ten thousands.
+"""
+
 
 @contextmanager
 def no_collections() -> Generator[None]:
@@ -38,7 +43,7 @@ def referrers(*objects: Any) -> list[Any]:
     Objects that a program has frozen by `gc.freeze` are frozen again afterwards, and so are those
     that it has made since.
     """
-    if not gc.get_freeze_count():
+    if gc.get_freeze_count() < _FROZEN_BY_PYTHON:
         return gc.get_referrers(*objects)
     with no_collections():
         gc.unfreeze()

@@ -33,6 +33,7 @@ from thunder_fn.testing.laws.draws import laws_of_draws
 from thunder_fn.testing.laws.effects import EFFECT
 from thunder_fn.testing.laws.promises import Promised
 from thunder_fn.testing.mutations import counterexample_in
+from thunder_fn.testing.mutations.users import USERS
 from thunder_fn.testing.samples import samples
 from thunder_fn.testing.schemas import calls_of_samples
 from thunder_fn.testing.user import Search, laws_of_transform, steps_alone
@@ -393,3 +394,9 @@ def test_a_transform_that_raises_is_broken_too() -> None:
     with pytest.raises(LawBroken, match="and there is no trace that it becomes") as caught:
         check_transform(refuses_bodies, keeps="nothing", max_examples=100)
     assert "NotImplementedError: bodies" in str(caught.value)
+
+
+@pytest.mark.parametrize("right", USERS, ids=lambda one: one.__name__)
+def test_transforms_that_judge_the_search_are_right_where_sizes_are_variables(right: Any) -> None:
+    """One merged equations that find sizes, and its mutants were caught for that."""
+    assert Search(right, Promised()).on_symbols() is None

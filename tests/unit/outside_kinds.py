@@ -2983,3 +2983,17 @@ def object_in_a_cache_that_is_filled():
 
     g(1)
     return (lambda x: x * g(1).k), lambda: setattr(o, "k", 3.0)
+
+
+@row
+def object_in_an_attribute_of_a_tensor():
+    t = torch.ones(3)
+    t.k = ns(j=2.0)
+    return (lambda x: x * t.k.j), lambda: setattr(t.k, "j", 3.0)
+
+
+@row
+def attributes_of_a_tensor():
+    t = torch.ones(3)
+    t.k = 2.0
+    return (lambda x: x * vars(t)["k"]), lambda: setattr(t, "k", 3.0)

@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import thunder_fn as tfn
 from tests.unit.small_traces import OWNED, TRACES, WEIGHT, aten, blocks, example_inputs, f32, leaves, same_bits, splits
-from thunder_fn.errors import CaptureError, MissingRule
+from thunder_fn.errors import CaptureError, MissingRule, UnsupportedInput
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.ir import ops
 from thunder_fn.ir.check import check
@@ -93,6 +93,15 @@ def test_graphs_of_make_fx(mode: str) -> None:
     expected = f(*inputs)
     assert none is None and three == 3 and trace.output_types[1:3] == (NoneType(), NumberType(int))
     assert torch.equal(a, expected["a"][0]) and torch.equal(b, expected["b"]) and torch.equal(c, expected["c"])
+
+
+def test_symbols_of_make_fx_are_refused_by_name() -> None:
+    f = lambda x: (x.sin() * x).sum()
+    for transformed in (tfn.grad(f), tfn.vmap(tfn.grad(f))):
+        x = torch.rand(2, 3)
+        with pytest.raises(UnsupportedInput, match="whose sizes are symbols of PyTorch's `make_fx`"):
+            make_fx(transformed, tracing_mode="symbolic")(x)
+        assert torch.equal(make_fx(transformed, tracing_mode="fake")(x)(x + 1), transformed(x + 1))
 
 
 @pytest.mark.parametrize("count", (1, 2, 3))

@@ -344,3 +344,16 @@ def test_errors_and_reasons(name: str) -> None:
     assert len(messages) == 4
     for message in messages:
         assert not UNPRINTABLE.search(message)
+
+
+@pytest.mark.parametrize("name", ODD_NAMES, ids=range(len(ODD_NAMES)))
+def test_errors_name_functions_and_classes(name: str) -> None:
+    def f() -> None: ...
+
+    f.__name__ = name
+    odd = type("Odd", (), {})
+    odd.__name__ = name.replace("\0", "\n").encode(errors="replace").decode()  # Python asks for that
+    for call in (lambda: tfn.jit(f)(torch.ones(2)), lambda: tfn.jit(lambda x: x)(x=odd(), y=1), lambda: tfn.jit(odd())):
+        with pytest.raises(Exception) as error:
+            call()
+        assert not UNPRINTABLE.search(str(error.value).replace("\n", ""))

@@ -36,6 +36,7 @@ from thunder_fn.errors import (
     UnsupportedCall,
     UnsupportedInput,
     UnsupportedOutput,
+    escaped,
     kind_of,
     located,
     with_article,
@@ -265,7 +266,7 @@ def _raised_by_user(error: Exception) -> bool:
 def traced_function_error(error: Exception, name: str) -> Exception:
     """The user's exception as a TracedFunctionError that is also an instance of its own type."""
     text = located(
-        f"{name} raised {type(error).__name__} while it was traced: {error}",
+        f"{escaped(name)} raised {type(error).__name__} while it was traced: {error}",
         source=raised_at(error),
     )
     base = type(error)

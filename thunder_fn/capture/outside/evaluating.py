@@ -360,15 +360,21 @@ class Evaluator(Attributes):
                 continue
             for name in self.keys(key, frame, memo) or ():
                 if is_a(value, torch.Tensor):
-                    self.tensor_attribute(value, name, of)
+                    found += self.tensor_attribute(value, name, of)
                 elif is_a(name, str):
                     found += self.attribute(value, name, of, frame)
         return found
 
-    def tensor_attribute(self, value: torch.Tensor, name: Any, of: Source) -> None:
+    def tensor_attribute(self, value: torch.Tensor, name: Any, of: Source) -> Sequence[Any]:
         """An attribute that Python gave a tensor from outside, or did not. Its class has others."""
-        if not internals.is_tracer(value) and look("class", type(value), name) is ABSENT:
-            self.edge("key", internals.attributes(value), name, f"{text(of)}.{escaped(str(name))}")
+        if internals.is_tracer(value):
+            return ()
+        held, path = internals.attributes(value), f"{text(of)}.{escaped(str(name))}"
+        if name == "__dict__":
+            return (self.reach(held, path),)
+        if look("class", type(value), name) is not ABSENT:
+            return ()
+        return (self.reach(self.edge("key", held, name, path), path),)
 
     def item_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
         """An item, by any of its keys."""

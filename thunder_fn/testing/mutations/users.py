@@ -156,11 +156,11 @@ def without_dead_leaves(trace: Trace) -> Trace:
 
 
 def without_twins(trace: Trace) -> Trace:
-    """A cse of one's own, of leaves that draw nothing."""
+    """A cse of one's own, of leaves that draw nothing and find no size."""
     known: dict[Any, Any] = {}
 
     def step(builder: TraceBuilder, equation: Equation, operands: Sequence[Atom]) -> Any:
-        if equation.op.kind != "leaf" or ops.has_side_effect(equation):
+        if equation.op.kind != "leaf" or ops.has_side_effect(equation) or made_by(equation):
             return put(builder, equation, operands)
         supply = iter(operands)
         args = tuple(map_arg(lambda _: next(supply), arg) for arg in equation.args)
