@@ -164,7 +164,8 @@ class Joint:
             view.of(memory) if flag else with_memory(value, view.of(memory.detach()))
             for view, value, flag in zip(self.views, values, follows, strict=True)
         )
-        return tuple(whole if one is whole else new for one, new in zip(values, taken, strict=True))
+        pairs = zip(values, taken, strict=True)
+        return tuple(one if one is whole else new for one, new in pairs)
 
     def _fill(
         self, memory: torch.Tensor, values: Sequence[torch.Tensor], follows: Sequence[bool]

@@ -55,7 +55,7 @@ from thunder_fn.capture.supported import (
     is_wrapped,
     thread_error,
 )
-from thunder_fn.errors import ThunderError, TracedFunctionError, UnsupportedCall
+from thunder_fn.errors import EscapedTracer, ThunderError, TracedFunctionError, UnsupportedCall
 from thunder_fn.ir import ops
 from thunder_fn.ir.memos import kept_of_ops
 from thunder_fn.ir.nesting import make_room
@@ -303,7 +303,7 @@ class Recorder:
         living = [tracer for one in self._tracers if type(tracer := one()) is internals.Tracer]
         past = self.values.past() if self.is_users and living else None
         held = [one for one in living if not one.requires_grad] if past is not None else []
-        variables = [self.var_of(one) for one in held]
+        variables = [self._last_var_of(one) for one in held]
         for tracer in living:
             internals.set_class(tracer, EscapedValue)
         for tracer, var in zip(held, variables, strict=True):
@@ -323,6 +323,15 @@ class Recorder:
         self.functional_mode.forget()
         if self.outer is None:
             self.call.met = {}
+
+    def _last_var_of(self, tracer: torch.Tensor) -> Var | None:
+        """The variable that a tracer stands for at the end; None if writes to its memory wait for
+        what is over: a level of torch.func, or an inference mode.
+        """
+        try:
+            return self.var_of(tracer)
+        except (EscapedTracer, RuntimeError):
+            return None
 
     @contextmanager
     def open(self, scope: Scope) -> Generator[None]:

@@ -705,8 +705,9 @@ class _Execution:
         if same is None or not same.is_same:
             return self.in_memory(position, values)
         place = self.place_of(same.source)
-        is_given = place is None or self.inputs[place] in self.given
-        return values[position] if is_given else self.inputs[place]
+        if place is None or self.inputs[place] in self.given:
+            return values[position]
+        return self.inputs[place]
 
     def own_leaves(self, values: Sequence[str]) -> Iterator[str]:
         """Lines that make results leaves of autograd's graph, each tensor once."""
