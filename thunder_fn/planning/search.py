@@ -181,10 +181,7 @@ def searched(  # noqa: PLR0913 - options, by keyword
             continue
         try:
             with fake_world(world), checkpointed(blocks, kept):
-                step, given = cut(loss, args, way, split or {})
-                one = planned(step, given, hardware, fused=fused)
-            kept_on = one.memory.output_bytes if way.times > 1 else 0  # gradients that add up
-            one = replace(one, live_bytes=one.live_bytes + kept_on)
+                one = _planned(way, *cut(loss, args, way, split or {}), hardware, fused=fused)
             found.append((way, one, one.seconds * way.times))
         except ThunderError as error:
             refused.append((way, str(error)))
@@ -195,6 +192,14 @@ def searched(  # noqa: PLR0913 - options, by keyword
             what, fix="Give other choices of tensor, context, stages, keeps or micro."
         )
     return Search(tuple(sorted(found, key=_order)), tuple(refused))
+
+
+def _planned(
+    way: Way, step: Callable[..., Any], args: Any, hardware: Hardware | str, *, fused: bool | None
+) -> Plan:
+    one = planned(step, args, hardware, fused=fused)
+    kept_on = one.memory.output_bytes if way.times > 1 else 0  # gradients that add up
+    return replace(one, live_bytes=one.live_bytes + kept_on)
 
 
 @contextmanager
