@@ -50,7 +50,6 @@ from thunder_fn.ir.walking import inline_into, put, walk
 Kind: TypeAlias = Choice["nan", "bounds", "asserts"]
 KINDS: tuple[Kind, ...] = ("nan", "bounds", "asserts")
 aten = torch.ops.aten
-ASSERTIONS = facts.Leaves("_assert_async")
 
 Checked: TypeAlias = tuple[Sequence[Atom], Atom]
 """The results of an equation, and the code of its bodies."""
@@ -214,7 +213,7 @@ class _Row:
     def _step(
         self, read: set[int], equation: Equation, operands: tuple[Atom, ...]
     ) -> Sequence[Atom]:
-        if "asserts" in self.checking.kinds and equation.op in ASSERTIONS:
+        if "asserts" in self.checking.kinds and equation.op in facts.ASSERTIONS:
             return self._assertion(equation, operands)
         rule = CHECK_ERRORS.find(equation.op) or _by_outputs(equation)
         if rule is not None and equation.bodies:
@@ -377,15 +376,6 @@ class Place:
     besides: int | None = None
 
 
-ALONG_DIM = facts.Leaves(
-    "index_select gather scatter scatter_add scatter_reduce index_add index_copy index_fill",
-    "index_reduce",
-)
-"""Ops with an index along `dim` of `self`."""
-CLASSES = facts.Leaves("nll_loss_forward nll_loss2d_forward nll_loss_backward nll_loss2d_backward")
-"""Ops whose target is one of the classes in dim 1, or `ignore_index`."""
-
-
 def places_of(equation: Equation) -> Iterator[Place]:
     """The operands of a leaf that say places in another one."""
     if equation.op.kind != "leaf":
@@ -398,19 +388,19 @@ def places_of(equation: Equation) -> Iterator[Place]:
         for dim, index in enumerate(given["indices"]):
             if isinstance(index, Var) and _tensor(index).dtype not in (torch.bool, torch.uint8):
                 yield Place(index, shape[dim], f"dim {dim} of {given['self'].type}", wraps=True)
-    elif equation.op in ALONG_DIM and shape and isinstance(given["index"], Var):
+    elif equation.op in facts.INDEXES_ALONG_DIM and shape and isinstance(given["index"], Var):
         dim, wraps = given["dim"].value % len(shape), name == "index_fill"
         yield Place(given["index"], shape[dim], f"dim {dim} of {given['self'].type}", wraps)
     elif name in ("take", "put"):
         size = math.prod(shape)
         yield Place(given["index"], size, f"{given['self'].type}", wraps=True)
-    elif name in ("embedding", "_embedding_bag", "_embedding_bag_forward_only"):
+    elif equation.op in facts.EMBEDS:
         weight = given["weight"].type
         yield Place(given["indices"], weight.shape[0], f"dim 0 of {weight}")
     elif name == "embedding_dense_backward":
         size = given["num_weights"].value
         yield Place(given["indices"], size, f"{size} embeddings")
-    elif equation.op in CLASSES:
+    elif equation.op in facts.CLASS_LOSSES:
         size = shape[1 if len(shape) > 1 else 0]
         ignored = given["ignore_index"].value
         yield Place(given["target"], size, f"{size} classes", besides=ignored)

@@ -100,6 +100,21 @@ data.
 INDEXES = Leaves("index index_put _unsafe_index _unsafe_index_put _index_put_impl")
 """Ops that take lists of places, or masks, which count their elements first."""
 
+INDEXES_ALONG_DIM = Leaves(
+    "index_select gather scatter scatter_add scatter_reduce",
+    "index_add index_copy index_fill index_reduce",
+)
+"""Ops that take an index along `dim` of `self`."""
+
+EMBEDS = Leaves("embedding _embedding_bag _embedding_bag_forward_only")
+"""Ops that take indices of the rows of a weight."""
+
+CLASS_LOSSES = Leaves("nll_loss_forward nll_loss2d_forward nll_loss_backward nll_loss2d_backward")
+"""Ops whose target is one of the classes in dim 1, or `ignore_index`."""
+
+ASSERTIONS = Leaves("_assert_async")
+"""Ops that say that a tensor is true."""
+
 WAITS = Leaves(
     "multinomial histc embedding_renorm _ctc_loss _ctc_loss_backward isin.Tensor_Tensor",
     "masked_fill.Tensor index_fill.int_Tensor",
