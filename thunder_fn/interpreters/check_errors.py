@@ -391,7 +391,7 @@ def places_of(equation: Equation) -> Iterator[Place]:
     elif equation.op in facts.INDEXES_ALONG_DIM and shape and isinstance(given["index"], Var):
         dim, wraps = given["dim"].value % len(shape), name == "index_fill"
         yield Place(given["index"], shape[dim], f"dim {dim} of {given['self'].type}", wraps)
-    elif name in ("take", "put"):
+    elif equation.op in facts.INDEXES_ELEMENTS:
         size = math.prod(shape)
         yield Place(given["index"], size, f"{given['self'].type}", wraps=True)
     elif equation.op in facts.EMBEDS:

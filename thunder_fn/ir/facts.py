@@ -106,6 +106,9 @@ INDEXES_ALONG_DIM = Leaves(
 )
 """Ops that take an index along `dim` of `self`."""
 
+INDEXES_ELEMENTS = Leaves("take put")
+"""Ops that take an index of all elements of `self`."""
+
 EMBEDS = Leaves("embedding _embedding_bag _embedding_bag_forward_only")
 """Ops that take indices of the rows of a weight."""
 

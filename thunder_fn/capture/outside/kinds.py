@@ -168,9 +168,12 @@ def classes_in(values: Any) -> Iterator[type]:
 
 
 def answers_of(function: Any, kept: dict[Any, Any]) -> list[Any]:
-    """The answers of a cached function, and what else it refers to, but for its own dicts."""
-    found = (*gc.get_referents(function), *kept, *kept.values())
-    return [one for one in found if one is not kept and one is not vars(function)]
+    """The answers of a cached function, and what else it refers to, but for its own dicts and the
+    arguments that it was called with.
+    """
+    others = {id(one) for one in (*kept, kept, vars(function))}
+    found = (*gc.get_referents(function), *kept.values())
+    return [one for one in found if id(one) not in others]
 
 
 def place_of(function: Any) -> tuple[str, int]:
