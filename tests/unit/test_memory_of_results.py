@@ -697,7 +697,7 @@ PYTORCH = SimpleNamespace(
 @pytest.mark.parametrize("around", [lambda f: f, tfn.jit], ids=["plain", "jit"])
 @pytest.mark.parametrize("name", NESTED)
 def test_two_views_of_one_value_as_results_of_a_function_inside(name: str, around: Callable[[Any], Any]) -> None:
-    """What is written to one is read from the other, or the write is refused."""
+    """A write to one is read from the other, or it is refused."""
     pairs = [("itself", "real part"), ("conj", "every second"), ("overlapping", "itself"), ("itself", "itself")]
     for a, b in [*pairs, ("rows", "itself"), ("conj", "rows"), ("rows", "overlapping")]:
 
