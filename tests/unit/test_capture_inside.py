@@ -455,29 +455,113 @@ def test_in_place_changes_of_shape_keep_views_and_gradients() -> None:
 # ---- TorchScript ----
 
 
-def test_torchscript_is_traced_or_refused_by_name() -> None:
-    """A script module reads its weights in C++, where no capture sees them. A function of arguments alone is traced."""
-    x, linear = torch.ones(1, 2), torch.nn.Linear(2, 2)
+class Scripted(torch.nn.Module):
+    """What TorchScript reads of a module: tensors, lists of tensors, numbers, flags; with an update of buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin, self.norm, self.rnn = torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3), torch.nn.GRU(3, 3)
+        self.scale, self.calls, self.sizes = 2.0, 0, [1, 2]
+
+    def forward(self, x: torch.Tensor, power: int = 2) -> torch.Tensor:
+        y = self.rnn(self.norm(self.lin(x)))[0] * self.scale
+        return y.pow(power) + len(self.sizes) if self.training else y
+
+    @torch.jit.export
+    def counted(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.lin(x)
+
+    @torch.jit.export
+    def grown(self, x: torch.Tensor) -> torch.Tensor:
+        self.sizes.append(3)
+        return self.lin(x)
+
+    @torch.jit.export
+    def chosen(self, x: torch.Tensor) -> torch.Tensor:
+        return x if bool(x.sum() > 0) else -x
+
+
+class Around(torch.nn.Module):
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner, self.last = inner, torch.nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.inner(x, power=3))
+
+
+@pytest.fixture
+def scripted() -> Any:
+    torch.manual_seed(0)
     with warnings.catch_warnings(action="ignore"):
-        scripted, traced = torch.jit.script(linear), torch.jit.trace(linear, x)
+        return torch.jit.script(Scripted())
+
+
+def test_torchscript_has_pytorchs_derivatives(scripted: Any) -> None:
+    x = torch.randn(4, 3)
+    model = Around(scripted).eval()
+    with warnings.catch_warnings(action="ignore"):
+        frozen = torch.jit.freeze(torch.jit.script(Scripted().eval()))
+        traced = torch.jit.trace(torch.nn.Linear(3, 3), x)
         function = torch.jit.script(_scripted)
+    for f in (model, scripted, scripted.forward, lambda x: scripted(x, power=1) * 2, frozen, traced, function):
+        expected = torch.autograd.functional.vjp(lambda x, f=f: f(x).square().sum(), x)[1]
+        torch.testing.assert_close(tfn.jit(lambda x, f=f: f(x))(x), f(x))
+        torch.testing.assert_close(tfn.grad(lambda x, f=f: f(x).square().sum())(x), expected)
+    xs = torch.randn(2, 4, 3)
+    torch.testing.assert_close(tfn.vmap(traced)(xs), torch.stack([*map(traced, xs)]))
 
-    class Own(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = scripted
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.inner(x)
+@pytest.mark.parametrize("wrap", [tfn.jit, lambda model: tfn.jit(lambda x: model(x))])
+def test_torchscript_in_a_module_is_trained(scripted: Any, wrap: Any) -> None:
+    """The weights and statistics of a script module are those of the module after steps of the program."""
 
-    for f in (scripted.__call__, traced.__call__, lambda x: scripted(x) * 2, scripted.forward, Own().forward):
-        for g in (tfn.jit(lambda x, f=f: f(x)), tfn.grad(lambda x, f=f: f(x).sum()), tfn.vmap(lambda x, f=f: f(x))):
-            with pytest.raises(tfn.errors.UnsupportedCall, match=r"TorchScript has compiled cannot be traced"):
-                g(x)
-    torch.testing.assert_close(tfn.jit(lambda x: function(x))(x), function(x))
-    torch.testing.assert_close(
-        tfn.grad(lambda x: function(x).sum())(x), torch.func.grad(lambda x: function(x).sum())(x)
-    )
+    def train(model: Any, call: Any) -> Any:
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for seed in range(3):
+            x = torch.randn(4, 3, generator=torch.Generator().manual_seed(seed))
+            optimizer.zero_grad()
+            call(x).square().sum().backward()
+            optimizer.step()
+        return [*model.parameters(), *model.buffers(), *(one.grad for one in model.parameters())]
+
+    with warnings.catch_warnings(action="ignore"):
+        eager, mine = Around(torch.jit.script(Scripted())), Around(scripted)
+    eager.load_state_dict(mine.state_dict())
+    torch.testing.assert_close(train(mine, wrap(mine)), train(eager, eager))
+
+
+def test_a_program_depends_on_what_torchscript_reads(scripted: Any) -> None:
+    x = torch.randn(4, 3)
+    scripted.eval()
+    f = tfn.jit(lambda x: scripted(x))
+    f(x)
+
+    weight = torch.nn.Parameter(scripted.lin.weight.detach() * 2)
+    doubled = [one.detach() * 2 for one in scripted.rnn._flat_weights]
+    for holder, name, value in (
+        (scripted, "scale", 3.0),
+        (scripted.lin, "weight", weight),
+        (scripted.rnn, "_flat_weights", doubled),
+    ):
+        setattr(holder, name, value)
+        torch.testing.assert_close(f(x), scripted(x))
+        torch.testing.assert_close(tfn.vmap(scripted)(x[None]), scripted(x)[None])
+
+
+def test_torchscript_that_changes_or_chooses_by_data_is_refused_by_name(scripted: Any) -> None:
+    x = torch.ones(2, 3)
+    for method in ("counted", "grown"):
+        for wrap in (tfn.jit, lambda f: tfn.grad(lambda x: f(x).sum())):
+            with pytest.raises(tfn.errors.UnsupportedCall, match=r"writes to attributes.* has compiled cannot be"):
+                wrap(lambda x, method=method: getattr(scripted, method)(x))(x)
+    with pytest.raises(tfn.errors.UnsupportedCall, match=r"calls code of `torch.jit`, which failed.*has compiled"):
+        tfn.jit(scripted.chosen)(x)
+    for value in (x, -x):
+        torch.testing.assert_close(tfn.grad(lambda x: scripted.chosen(x).sum())(value), value)
+    with pytest.raises(RuntimeError, match="missing value for argument"):
+        tfn.jit(lambda x: scripted())(x)
 
 
 def _scripted(x: torch.Tensor) -> torch.Tensor:

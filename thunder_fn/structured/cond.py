@@ -233,9 +233,10 @@ def _loop(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tupl
         batch(body, batched[1:], size, randomness)
         if randomness == "same" and ops.has_side_effect(equation):
             return _select(equation, batched, size, randomness)
+    # Before: choice, operands -> outputs
+    # After:  a scan without carry: unbatched operands, slices of the batched ones -> outputs
     builder, step = TraceBuilder(f"loop_{equation.op.name}"), TraceBuilder(equation.op.name)
     types = equation.operand_types
-    # consts, then what each example has of its own
     order = sorted(range(len(types)), key=lambda i: batched[i])
     inner = {i: step.input(types[i]) for i in order}
     results = step.add(

@@ -166,6 +166,12 @@ from thunder_fn.torch_internals.patches import (
     unpatched,
     without_torch_function_checks,
 )
+from thunder_fn.torch_internals.scripts import (
+    NotClosed,
+    bound_script,
+    closed_script,
+    script_state,
+)
 from thunder_fn.torch_internals.tensors import (
     GRAD_FNS,
     GRADS,

@@ -649,8 +649,9 @@ def calls_patch(
     `module_call` is `nn.Module.__call__`, and `function_inputs` what `autograd.Function.apply` does
     to its inputs. `wrapped` is how torch.func's transforms wrap a tensor in a level. `random` are
     functions of `torch.random` and `torch.cuda.random`, `streams` are `STREAM_FUNCTIONS`.
-    `others` are the class `torch.Generator`, the call of `torch.autograd.Variable`, and
-    `flatten_parameters`, which is what recurrent layers do to the memory of their weights.
+    `others` are the class `torch.Generator`, the calls of `torch.autograd.Variable` and of
+    TorchScript's methods, and `flatten_parameters`, which is what recurrent layers do to the memory
+    of their weights.
     """
     utils = torch._functorch.utils
     levels = (
@@ -673,6 +674,7 @@ def calls_patch(
         (torch, "Generator", others["Generator"]),
         (torch.nn.RNNBase, "flatten_parameters", others["flatten_parameters"]),
         (type(torch.autograd.Variable), "__call__", others["Variable"]),
+        (torch._C.ScriptMethod, "__call__", others["ScriptMethod"]),
     )
 
 
