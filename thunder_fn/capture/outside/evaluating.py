@@ -24,7 +24,7 @@ from thunder_fn.capture.outside.answers import ASKED_AGAIN, Registered, members_
 from thunder_fn.capture.outside.attributes import Attributes, results_of
 from thunder_fn.capture.outside.code_frames import Frame, Memo, Settled
 from thunder_fn.capture.outside.edges import Constant, Edge, constant, look
-from thunder_fn.capture.outside.expressions import Source, text
+from thunder_fn.capture.outside.expressions import Source, pattern_of, text
 from thunder_fn.capture.outside.kinds import (
     EXACT,
     FUNCTIONS,
@@ -358,7 +358,10 @@ class Evaluator(Attributes):
         for value in self.value(of, frame, memo):
             if self.is_data(value) and not is_a(value, torch.Tensor):
                 continue
-            for name in self.keys(key, frame, memo) or ():
+            names = self.keys(key, frame, memo)
+            if names is None:
+                found += self.some_attributes(value, pattern_of(key), of, frame)
+            for name in names or ():
                 if is_a(value, torch.Tensor):
                     found += self.tensor_attribute(value, name, of)
                 elif is_a(name, str):
@@ -605,9 +608,13 @@ class Evaluator(Attributes):
             return source[1:] if is_a(source[1], _KEYS) else None
         if source[0] == "local":
             name = source[1]
-            if name in frame.reading.assigned or name not in frame.locals[0]:
+            if name not in frame.reading.keys:
                 return None
-            found: Sequence[Any] = (frame.locals[0][name],)
+            given = [self.value(one, frame, memo) for one in frame.reading.keys[name]]
+            given += [(frame.locals[0][name],)] if name in frame.locals[0] else []
+            if not all(given):
+                return None
+            found: Sequence[Any] = [key for values in given for key in values]
         else:
             found = self.value(source, frame, memo)
         return [key for key in found if is_a(key, _KEYS)] or None
@@ -632,6 +639,7 @@ RULES: dict[str, Callable[..., Sequence[Any]]] = {
     "import": Evaluator.imported_values,
     "super": Evaluator.super_values,
     "shown": Evaluator.shown_values,
+    "joined": lambda *_: (),
     "each": Evaluator.each_values,
     "attr": Evaluator.attribute_values,
     "item": Evaluator.item_values,

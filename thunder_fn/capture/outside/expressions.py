@@ -10,6 +10,7 @@ reading(f.__code__).settled
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -35,13 +36,14 @@ Source: TypeAlias = tuple[Any, ...] | None
     ("kinds", classes, of)       it is asked whether it is of one of these classes
     ("super", cls, of)           what `super(cls, of)` gives
     ("shown", of)                its text becomes a part of a string
+    ("joined", parts)            a string of these parts
 """
 
 
 @dataclass(slots=True)
 class Reading:
     """A code object: its expressions and their lines, the sources of locals and comprehensions, and
-    the locals that are keys.
+    the locals that are keys, with all that is assigned to them, if that is understood.
 
     `settled` are the expressions that depend on globals alone, and `open` all others. Those in
     `moving` may give other values at the end of a frame.
@@ -54,7 +56,7 @@ class Reading:
     comprehensions: dict[types.CodeType, Source] = field(
         default_factory=dict[types.CodeType, Source]
     )
-    keys: set[str] = field(default_factory=set[str])
+    keys: dict[str, tuple[Source, ...]] = field(default_factory=dict[str, tuple[Source, ...]])
     known: dict[Any, dict[Source, int]] = field(default_factory=dict[Any, dict[Source, int]])
 
     def live(self, names: frozenset[str], *, gives: bool, is_moving: bool) -> dict[Source, int]:
@@ -134,7 +136,7 @@ def _is_live(source: Any, names: set[str], gives: bool) -> bool:
     locals these do.
     """
     match source:
-        case None | ("const" | "code", *_):
+        case None | ("const" | "code" | "joined", *_):
             return False
         case ("global" | "cell" | "import", *_):
             return True
@@ -165,6 +167,17 @@ def _is_live(source: Any, names: set[str], gives: bool) -> bool:
             return _is_live(of, names, gives)
         case _:  # "given", "unless" and "super"
             return _is_live(source[2], names, gives)
+
+
+def pattern_of(source: Source) -> str:
+    """A regular expression for the strings that an expression may give."""
+    match source:
+        case ("const", str(text)):
+            return re.escape(text)
+        case ("joined", parts):
+            return "".join(map(pattern_of, parts))
+        case _:
+            return ".*"
 
 
 def parts_of(source: Source) -> Iterator[Source]:

@@ -159,8 +159,8 @@ class Watch(Evaluator):
         """Look for the functions of frames whose cells no known path led to. Forget everything
         but the findings.
         """
-        for held, name, path in self.late:
-            self.edge("key", held, name, path)
+        for value, name, path in self.late:
+            self.own_attribute(value, name, path)
         for name in self.missing - sys.modules.keys():
             self.edge("key", sys.modules, name, f"the module {name}")
         for held, name in self.caches:
