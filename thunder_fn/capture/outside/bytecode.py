@@ -20,6 +20,7 @@ from thunder_fn.capture.outside.expressions import (
     Reading,
     Source,
     is_moving,
+    is_of_python,
     is_settled,
     parts_of,
     shared,
@@ -70,7 +71,12 @@ def reading(code: types.CodeType) -> Reading:
         for name in reader.keys
         if None not in reader.assigned.get(name, ())
     }
-    return Reading(settled, others, moving, assigned, comprehensions, keys)
+    tagged = frozenset(
+        of[1]
+        for kind, of, *rest in filter(None, others)
+        if kind == "attr" and of[0] == "local" and is_of_python(rest[0])
+    )
+    return Reading(settled, others, moving, assigned, comprehensions, keys, tagged)
 
 
 class _Reader:
