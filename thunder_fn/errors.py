@@ -15,6 +15,8 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeGuard, TypeVar
 
+from thunder_fn.lines import user_frame
+
 if TYPE_CHECKING:
     from thunder_fn.ir.trace import Source
 
@@ -23,7 +25,16 @@ LINK = "Docs: "
 
 
 class ThunderError(Exception):
-    """Base class of all errors of thunder_fn."""
+    """Base class of all errors of thunder_fn.
+
+    The user's line is that of `source`; of the equation that an interpreter was at, where the error
+    says nothing; or else of the call that the user made.
+    """
+
+    _equation: str | None = None
+    _source: str | None = None
+    _fix: str | None = None
+    _is_located: bool = True
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """The error with a note that names its page: tracebacks show it, `str(error)` is the
@@ -43,12 +54,27 @@ class ThunderError(Exception):
         source: Source | None = None,
         fix: str | None = None,
     ) -> None:
-        """Lay out the text of the error: see `located`. Without keywords it is complete already, as
-        that of an unpickled error is.
-        """
-        if not (equation is source is fix is None):
-            args = (located(str(args[0]), equation=equation, source=source, fix=fix),)
+        """Keep the parts of the text: see `located`."""
         super().__init__(*args)
+        self._equation, self._fix = equation, fix
+        self._source = None if source is None else str(source)
+        self._is_located = source is not None
+        if source is None and (frame := user_frame()) is not None:
+            code = frame.f_code
+            self._source = f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"
+
+    @property
+    def what(self) -> str:
+        """The message without the places and the fix."""
+        return super().__str__()
+
+    def locate(self, source: Source | None) -> None:
+        """Take a line of the user's for the origin of an error that names none."""
+        if source is not None and not self._is_located:
+            self._source, self._is_located = str(source), True
+
+    def __str__(self) -> str:
+        return located(self.what, equation=self._equation, source=self._source, fix=self._fix)
 
 
 class TraceTypeError(ThunderError, TypeError, ValueError, RuntimeError):
@@ -121,7 +147,7 @@ class TracedFunctionError(CaptureError):
     message: str = ""
 
     def __str__(self) -> str:
-        return self.message or super().__str__()
+        return self.message or self.what
 
 
 class LookasideError(CaptureError, TypeError):
@@ -373,7 +399,11 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def located(
-    what: str, *, equation: str | None = None, source: Source | None = None, fix: str | None = None
+    what: str,
+    *,
+    equation: str | None = None,
+    source: Source | str | None = None,
+    fix: str | None = None,
 ) -> str:
     """Lay out an error text: what happened, the equation, the user's line, what to write
     instead.

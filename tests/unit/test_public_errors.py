@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 
 import thunder_fn as tfn
+from tests.messages import message_of
 from thunder_fn import errors, ir, parameters, testing
 
 X = torch.ones(2)
@@ -25,7 +25,7 @@ def builder() -> ir.TraceBuilder:
 def test_a_function_is_no_trace(function: Callable[[Any], Any]) -> None:
     with pytest.raises(errors.TraceTypeError) as info:
         function(torch.sin)
-    assert str(info.value) == (
+    assert message_of(info.value) == (
         f"{function.__name__}: expected a trace, given a builtin_function_or_method\n"
         "`thunder_fn.trace(f, *args)` makes the trace of a function."
     )
@@ -104,8 +104,9 @@ WRONG: dict[str, tuple[type[Exception], Callable[[], object]]] = {
 @pytest.mark.parametrize("text", WRONG)
 def test_wrong_arguments(text: str) -> None:
     kind, call = WRONG[text]
-    with pytest.raises(kind, match=f"^{re.escape(text)}"):
+    with pytest.raises(kind) as error:
         call()
+    assert message_of(error.value).startswith(text)
 
 
 def test_finish_returns_a_program() -> None:
@@ -116,6 +117,6 @@ def test_finish_returns_a_program() -> None:
     f = tfn.jit(torch.sin, executors=[Plain("plain")])
     with pytest.raises(errors.ExecutorError) as info:
         f(X)
-    first, *_, last = str(info.value).splitlines()
+    first, *_, last = message_of(info.value).splitlines()
     assert first.startswith("the executor plain: `finish` must return a program, given a function: <function sin")
     assert last == "Return `dataclasses.replace(program, run=function)`, or the program as it is."
