@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 LINK = "Docs: "
 
 
+class Located(str):
+    """A text that `located` laid out, and its parts."""
+
+    parts: tuple[str, str | None, Source | str | None, str | None]
+
+
 class ThunderError(Exception):
     """Base class of all errors of thunder_fn.
 
@@ -51,10 +57,13 @@ class ThunderError(Exception):
         self,
         *args: object,
         equation: str | None = None,
-        source: Source | None = None,
+        source: Source | str | None = None,
         fix: str | None = None,
     ) -> None:
-        """Keep the parts of the text: see `located`."""
+        """Keep the parts of the text: see `located`, whose text may be given in their place."""
+        if args and isinstance(args[0], Located):
+            (what, equation, source, fix), args = args[0].parts, args[1:]
+            args = (what, *args)
         super().__init__(*args)
         self._equation, self._fix = equation, fix
         self._source = None if source is None else str(source)
@@ -404,7 +413,7 @@ def located(
     equation: str | None = None,
     source: Source | str | None = None,
     fix: str | None = None,
-) -> str:
+) -> Located:
     """Lay out an error text: what happened, the equation, the user's line, what to write
     instead.
     """
@@ -415,7 +424,9 @@ def located(
         lines.append(f"from:         {escaped(str(source))}")
     if fix is not None:
         lines.append(fix)
-    return "\n".join(lines)
+    text = Located("\n".join(lines))
+    text.parts = what, equation, source, fix
+    return text
 
 
 def with_article(noun: object) -> str:

@@ -335,7 +335,10 @@ ELSEWHERE: dict[str, tuple[Callable[[], Any], str]] = {
     "argnum": (lambda: tfn.jacrev(torch.sin, argnum=0), "which is called `argnums` here"),
     "mode": (lambda: tfn.compile(torch.sin, mode="default"), r'Write `executors=\["inductor"\]`'),
     "fullgraph": (lambda: tfn.compile(torch.sin, fullgraph=True), "Leave it out: `tfn.jit` raises"),
-    "in_axes": (lambda: tfn.vmap(torch.sin, in_axes=0), "which is called `in_dims` here\nWrite `in_dims=` for it"),
+    "in_axes": (
+        lambda: tfn.vmap(torch.sin, in_axes=0),
+        "which is called `in_dims` here\nfrom: .*\nWrite `in_dims=` for it",
+    ),
     "out_axes": (lambda: tfn.vmap(torch.sin, out_axes=0), "which is called `out_dims` here"),
     "axis_name": (lambda: tfn.vmap(torch.sin, axis_name="i"), "Batch dims have no names"),
     "holomorphic": (lambda: tfn.grad(torch.sin, holomorphic=True), "follow PyTorch's convention"),
