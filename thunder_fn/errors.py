@@ -299,7 +299,7 @@ class CacheWarning(UserWarning):
 
 class RegionWarning(UserWarning):
     """An executor could not compile a region or record a program, which runs on the torch executor
-    instead; or a compiler that was asked for takes nothing of a program.
+    instead; or an executor that was asked for takes nothing of a program.
     """
 
 

@@ -308,6 +308,36 @@ def test_over_another_dim_of_the_mesh() -> None:
     assert seen == 2 * len(params)
 
 
+@pytest.mark.parametrize("stages", [2, ["layers.1"]])
+def test_shards_are_gathered_by_the_stage_that_reads_them(stages: Any) -> None:
+    """What is gathered ahead was sent from stage to stage before it had arrived: another loss in one step of ten."""
+    groups, partitions = simulated_mesh(pipe=2, data=2)
+    loss, params, batch = problem(2, rows=8)
+    halves = [[x.chunk(2)[at] for x in batch] for at in range(2)]
+    plain = [tfn.fsdp(loss, g["data"], zero=2, prefetch=2) for g in groups]
+    steps = [tfn.pipeline(f, g["pipe"], stages=stages, micro=2) for f, g in zip(plain, groups, strict=True)]
+    held = [f.prepare(params) for f in plain]
+    mine = [halves[g["data"].rank] for g in groups]
+    traces = [tfn.trace(s, own, *b) for s, own, b in zip(steps, held, mine, strict=True)]
+    found = evaluate_ranks(traces, [[*own.values(), *b] for own, b in zip(held, mine, strict=True)], partitions)
+    whole = [dict(zip(sorted(params), eager(loss, params, 2, *half)[1], strict=True)) for half in halves]
+    for g, step, trace, own, b, (_, *grads) in zip(groups, steps, traces, held, mine, found, strict=True):
+        travelling = {
+            var.index
+            for one in trace.equations
+            if ops.is_collective(one.op) and "wait" not in one.op.name and one.op != ops.RECEIVE
+            for var in one.outputs
+        }
+        assert all(one.operands[0].index not in travelling for one in trace.equations if one.op == ops.SEND)
+        names = [name for name, leaf in step.prepare(own, *b).items() if not leaf.is_meta]
+        assert [name for name in names if name.startswith("layers.")]
+        assert not [name for name in names if name.startswith(f"layers.{1 - g['pipe'].rank}.")]
+        for name, grad in zip(names, grads, strict=True):
+            mean = (whole[0][name] + whole[1][name]) / 2
+            rows = F.pad(mean, [0, 0] * (mean.dim() - 1) + [0, 2 * grad.shape[0] - mean.shape[0]])
+            torch.testing.assert_close(grad, rows.chunk(2)[g["data"].rank])
+
+
 def test_shares_of_layers_within_stages() -> None:
     """Each rank's number, which is no parameter with a gradient, stays with the rank and has None."""
     groups, partitions = simulated_mesh(pipe=2, tensor=2)

@@ -139,6 +139,7 @@ def test_an_execution_transform_may_use_other_ops(golden: Callable[[str, str], N
     golden("extend/mul_contiguous", program(f))
 
 
+@pytest.mark.filterwarnings("ignore:.*takes nothing of:thunder_fn.errors.RegionWarning")
 def test_composites_are_claimed_whole_or_by_their_parts() -> None:
     ex = OperatorExecutor("xent")
     seen: list[str] = []
@@ -384,6 +385,7 @@ def test_traces_with_operators_pickle() -> None:
         deregister_executor(e.ex)
 
 
+@pytest.mark.filterwarnings("ignore:.*takes nothing of:thunder_fn.errors.RegionWarning")
 def test_custom_ops_of_torch_library_need_no_registration() -> None:
     @torch.library.custom_op("thunder_fn_test::twice", mutates_args=())
     def twice(x: Tensor) -> Tensor:
@@ -702,6 +704,7 @@ def test_spellings_of_an_op(spelling: Any) -> None:
     assert e.calls == 3
 
 
+@pytest.mark.filterwarnings("ignore:.*takes nothing of:thunder_fn.errors.RegionWarning")
 def test_an_implementation_of_a_composite_is_for_its_calls_and_not_for_what_transforms_make_of_them() -> None:
     """The forward that a backward needs residuals of has other results, and the same function of the user's is in it."""
 

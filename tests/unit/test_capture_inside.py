@@ -425,17 +425,111 @@ def test_custom_ops_that_mutate_have_no_derivative() -> None:
     )
 
 
-def test_a_hook_on_a_gradient_that_comes_later_is_refused() -> None:
-    def f(x: Any) -> Any:
-        y = x * 2
-        if y.requires_grad:
-            y.register_hook(lambda gradient: gradient * 10)
-        return (y * y).sum()
+# ---- hooks on gradients that are computed after the function ----
 
-    for x in (torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True) * 1):
-        with pytest.raises(UnsupportedCall, match="whose gradient is computed after the traced function has ended"):
-            tfn.jit(f)(x)
-    assert tfn.jit(f)(torch.ones(2)) == 8
+SEEN: list[float] = []
+
+
+def used_before(x: Any) -> Any:
+    """Hooks get the gradient of all uses, in the order in which they are registered; one is removed."""
+    y = x * 2
+    z = y.sin()
+    y.register_hook(lambda gradient: gradient * 10)
+    y.register_hook(lambda gradient: gradient + 1)
+    y.register_hook(lambda gradient: gradient * 0).remove()
+    return (y * z).sum()
+
+
+def of_an_argument(x: Any) -> Any:
+    y = x.view_as(x)
+    y.register_hook(lambda gradient: gradient.clamp(max=3))
+    return (y * x.cos()).sum()
+
+
+def closing_over_a_tracer(x: Any) -> Any:
+    y, mask = x * 2, (x > 0.6).float()
+    y.register_hook(lambda gradient: gradient * mask)
+    return (y * y).sum()
+
+
+def by_a_method(x: Any) -> Any:
+    class Scaled:
+        by = 2.0
+
+        def hook(self, gradient: Any) -> Any:
+            return gradient * self.by
+
+    y = x * 2
+    y.register_hook(Scaled().hook)
+    return (y * y).sum()
+
+
+def deciding_by_values(x: Any) -> Any:
+    """A hook as pyro's `warn_if_nan`."""
+    y = x * 2
+    y.register_hook(lambda gradient: gradient * 2 if bool(gradient.detach().sum() > 0) else None)
+    y.register_hook(lambda gradient: SEEN.append(float(gradient.detach().sum())))
+    return (y * y).sum()
+
+
+HOOKED = (used_before, of_an_argument, closing_over_a_tracer, by_a_method, deciding_by_values)
+
+
+@pytest.mark.parametrize("f", HOOKED, ids=lambda f: f.__name__)
+def test_hooks_on_gradients_that_come_later(f: Any) -> None:
+    def outer(f: Any) -> Any:
+        x = (X * 1).requires_grad_()
+        return torch.autograd.grad(f(x * 1), x)
+
+    SEEN.clear()
+    expected, jitted = outer(f), tfn.jit(f)
+    count = len(SEEN)
+    torch.testing.assert_close([outer(jitted), outer(jitted)], [expected] * 2)
+    assert len(SEEN) == 3 * count
+    torch.testing.assert_close(tfn.grad(f)(X), torch.func.grad(f)(X))
+    torch.testing.assert_close(tfn.jit(tfn.grad(f))(X), expected[0])
+    torch.testing.assert_close(tfn.grad(lambda x: tfn.checkpoint(f)(x))(X), expected[0])
+    if f in (used_before, closing_over_a_tracer):
+        torch.testing.assert_close(tfn.vmap(tfn.grad(f))(X), torch.vmap(torch.func.grad(f))(X))
+        expected = torch.func.jacrev(torch.func.jacrev(f))(X[0])
+        for second in (tfn.hessian(f), tfn.jacrev(tfn.jacrev(f))):
+            torch.testing.assert_close(second(X[0]), expected)
+
+
+def test_hooks_of_a_scan_run_in_each_step() -> None:
+    def step(c: Any, x: Any) -> Any:
+        y = c * x
+        y.register_hook(lambda gradient: gradient * 0.5)
+        return y.sin(), y
+
+    def loop(x: Any) -> Any:
+        c = x
+        for i in range(3):
+            c, _ = step(c, X[0, i])
+        return c
+
+    expected = torch.func.grad(loop)(X[0, 1])
+    torch.testing.assert_close(tfn.grad(lambda x: tfn.scan(step, x, X[0])[0])(X[0, 1]), expected)
+
+
+def test_hooks_that_would_stay_and_those_that_read_later_tensors_are_refused() -> None:
+    def stays(x: Any) -> Any:
+        x.register_hook(lambda gradient: gradient * 10)
+        return (x * x).sum()
+
+    def reads(x: Any) -> Any:
+        y = x * 2
+        z = y * y
+        y.register_hook(lambda gradient: gradient * z)
+        return z.sum()
+
+    torch.testing.assert_close(tfn.grad(stays)(X), torch.func.grad(stays)(X))
+    with pytest.raises(UnsupportedCall, match="from outside the traced function, where the hook would stay"):
+        tfn.jit(stays)(X.clone().requires_grad_())
+    with pytest.raises(UnsupportedCall, match="reads another one that is computed after the first use"):
+        tfn.grad(reads)(X)
+    with pytest.raises(RuntimeError, match="cannot register a hook on a tensor that doesn't require grad"):
+        tfn.jit(stays)(X)
 
 
 def test_in_place_changes_of_shape_keep_views_and_gradients() -> None:

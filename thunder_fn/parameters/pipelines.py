@@ -138,10 +138,11 @@ class Pipelined(Transformed):
             what = f"{name}: the function writes to tensors, such as buffers, on each micro-batch"
             raise RewriteError(what, fix="Return what changes, or keep buffers as they are.")
         wanted = (*trained, *(False,) * (len(captured.trace.inputs) - len(trained)))
-        stages = stages_of(captured.trace, self.cuts, wanted, fused=is_to_be_fused())
-        places = _places(args)
+        places, is_fused = _places(args), is_to_be_fused()
+        count = len(places[0])
+        stages = stages_of(captured.trace, self.cuts, wanted, params=count, fused=is_fused)
         new, own = program_of(captured.trace, stages, self.schedule, self.group, places[1:], wanted)
-        spec, count = pytree.flatten(args[0])[1], len(places[0])
+        spec = pytree.flatten(args[0])[1]
 
         def arrange(inputs: Sequence[Any], outputs: tuple[Any, ...]) -> Any:
             found = dict(zip(own, outputs[1:], strict=True))

@@ -20,6 +20,7 @@ from thunder_fn.capture.outside.expressions import (
     Reading,
     Source,
     is_moving,
+    is_of_python,
     is_settled,
     parts_of,
     shared,
@@ -27,7 +28,7 @@ from thunder_fn.capture.outside.expressions import (
 
 _NEW_NULL = sys.version_info >= (3, 13)  # the NULL beside a callee is pushed after it
 _NEW_LOOP = sys.version_info >= (3, 12)
-_NO_CONTENT = frozenset(("const", "code", "before", "counted", "mutated"))
+_NO_CONTENT = frozenset(("const", "code", "before", "counted", "mutated", "joined"))
 _OPERATOR: Source = ("call", ("const", None), ())  # the result of a method such as `__or__`
 _ONLY_POP = (
     *("POP_TOP", "POP_JUMP", "RETURN_VALUE", "STORE_", "JUMP"),
@@ -65,7 +66,17 @@ def reading(code: types.CodeType) -> Reading:
     settled = {source: line for source, line in uses.items() if is_settled(source)}
     others = {source: line for source, line in uses.items() if source not in settled}
     moving = {source: line for source, line in others.items() if is_moving(source, fixed)}
-    return Reading(settled, others, moving, assigned, comprehensions, reader.keys)
+    keys = {
+        name: tuple(shared(source, known) for source in reader.assigned.get(name, ()))
+        for name in reader.keys
+        if None not in reader.assigned.get(name, ())
+    }
+    tagged = frozenset(
+        of[1]
+        for kind, of, *rest in filter(None, others)
+        if kind == "attr" and of[0] == "local" and is_of_python(rest[0])
+    )
+    return Reading(settled, others, moving, assigned, comprehensions, keys, tagged)
 
 
 class _Reader:
@@ -387,7 +398,10 @@ def _operator(r: _Reader, one: dis.Instruction) -> None:
     if one.argrepr == "%":
         r.shown(*r.stack[-1:])
     if not one.argrepr.endswith("="):
+        parts = r.stack[-2:]
         _by_its_effect(r, one)
+        if one.argrepr == "+" and any(map(_is_string, parts)):
+            r.stack[-1] = ("joined", tuple(part if _is_string(part) else None for part in parts))
         return
     left, right = r.pop(2)
     r.end(right)
@@ -403,6 +417,18 @@ def _format(r: _Reader, one: dis.Instruction) -> None:
     r.shown(*r.stack[-1:])
     r.end(r.pop_one())
     r.stack.append(None)
+
+
+@_instruction("BUILD_STRING")
+def _join(r: _Reader, one: dis.Instruction) -> None:
+    parts = r.pop(one.arg or 0)
+    r.stack.append(("joined", tuple(part if _is_string(part) else None for part in parts)))
+
+
+def _is_string(source: Source) -> bool:
+    return source is not None and (
+        source[0] == "joined" or (source[0] == "const" and isinstance(source[1], str))
+    )
 
 
 @_instruction("GET_ITER")

@@ -287,7 +287,14 @@ class Reached:
         return self.outside[id(value)][1] if id(value) in self.outside else otherwise
 
     def edge(
-        self, kind: str, holder: Any, key: Any, path: str, *, is_by_value: bool = False
+        self,
+        kind: str,
+        holder: Any,
+        key: Any,
+        path: str,
+        *,
+        is_by_value: bool = False,
+        owner: Any = None,
     ) -> Any:
         """Cross an edge, from a holder that is outside."""
         place, value = (kind, id(holder), key), look(kind, holder, key)
@@ -298,7 +305,7 @@ class Reached:
             is_a(value, torch.Tensor) and internals.is_tracer(value)
         ):
             self.edges[place] = Edge(
-                kind, holder, key, self.before.get(place, (None, value))[1], path
+                kind, holder, key, self.before.get(place, (None, value))[1], path, owner
             )
         if not is_by_value:
             self.array(value, path)

@@ -361,7 +361,9 @@ def fields_of(value: Any) -> dict[str, Any] | None:
 def _slots(cls: type) -> tuple[str, ...]:
     found = cls.__dict__.get("__slots__", ())
     names = (found,) if isinstance(found, str) else tuple(found)
-    return tuple(name for name in names if not name.startswith("__"))
+    of = f"_{cls.__name__.lstrip('_')}"  # names with two underscores are private to their class
+    private = (f"{of}{name}" if name.startswith("__") else name for name in names)
+    return tuple(name for name in private if not name.endswith("__"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
