@@ -15,7 +15,7 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeGuard, TypeVar
 
-from thunder_fn.lines import user_frame
+from thunder_fn.lines import calling_frame
 
 if TYPE_CHECKING:
     from thunder_fn.ir.trace import Source
@@ -68,7 +68,7 @@ class ThunderError(Exception):
         self._equation, self._fix = equation, fix
         self._source = None if source is None else str(source)
         self._is_located = source is not None
-        if source is None and (frame := user_frame()) is not None:
+        if source is None and (frame := calling_frame()) is not None:
             code = frame.f_code
             self._source = f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"
 

@@ -41,6 +41,20 @@ def user_frame() -> FrameType | None:
     return frame
 
 
+def calling_frame() -> FrameType | None:
+    """Return the frame that called this package, which may be a program of its own, from outside;
+    None if there is none.
+    """
+    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None and (_is_ours(frame) or is_internal(frame.f_code.co_filename)):
+        frame = frame.f_back
+    return frame
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(FOLDER) or _is_made(frame)
+
+
 def _is_made(frame: FrameType) -> bool:
     """Test for a method that `dataclasses` wrote for a class of this package."""
     is_text = frame.f_code.co_filename == "<string>"
