@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import thunder_fn as tfn
+from tests.messages import message_of
 from thunder_fn import grad, jit, torch_internals as internals
 from thunder_fn.errors import ExecutorError, JitError, RegionWarning, VerificationError
 from thunder_fn.executors import FusionExecutor, backend, get_executor, list_executors
@@ -463,7 +464,7 @@ def test_cudagraphs_record_nothing_that_a_replay_repeats_wrongly(f: Any, reason:
 def test_cudagraphs_without_cuda() -> None:
     with pytest.raises(ExecutorError) as caught:
         jit(lambda x: x + 1, executors=["cudagraphs"])(torch.ones(2))
-    assert str(caught.value) == (
+    assert message_of(caught.value) == (
         "cudagraphs: there is no CUDA device\nLeave the executor 'cudagraphs' out on this machine."
     )
 
@@ -495,7 +496,7 @@ def test_verify_names_the_equation_that_is_wrong() -> None:
             continue
         with pytest.raises(VerificationError) as caught:
             g(x)
-        lines = str(caught.value).splitlines()
+        lines = message_of(caught.value).splitlines()
         assert lines[0].startswith(
             f"verify: output 0 of sine, which wrong runs, is farther from its meaning than {ex.numerics!r} allows: by up to"
         )
@@ -624,7 +625,7 @@ def test_verify_sees_an_execution_transform_that_computes_something_else() -> No
         VerificationError, match=r"^verify: output 0 of the program \S+ is farther from its meaning"
     ) as caught:
         f(x)
-    assert str(caught.value).splitlines()[-1] == (
+    assert message_of(caught.value).splitlines()[-1] == (
         "Each call is right, so an execution transform computes something else: taylor for aten.sin.default"
     )
     loop = jit(lambda x: tfn.fori_loop(0, 2, lambda i, x: torch.sin(x) + 1, x), executors=[taylor], verify=True)

@@ -168,7 +168,8 @@ class CudaGraphs(Executor):
         missing = self.recording.missing()
         if missing is not None:
             raise ExecutorError(
-                f"{self.name}: {missing}\nLeave the executor {self.name!r} out on this machine."
+                f"{self.name}: {missing}",
+                fix=f"Leave the executor {self.name!r} out on this machine.",
             )
         run = _Recorded(self, program)
         reason = _unrepeatable(program.trace)

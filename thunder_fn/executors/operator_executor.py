@@ -177,8 +177,8 @@ class OperatorExecutor(Executor):
             )
         if operator is not None and not isinstance(operator, Operator):
             raise ExecutorError(
-                f"{where}: {shown(operator, 60)} is not an operator\nPass functions as"
-                " execution_transform=."
+                f"{where}: {shown(operator, 60)} is not an operator",
+                fix="Pass functions as execution_transform=.",
             )
         functions = {"checker": checker, "execution_transform": execution_transform}
         _check_functions(where, "", {**functions, "grad_transform": grad_transform})

@@ -128,12 +128,11 @@ def _conditions(edge: Edge, names: Namespace) -> Iterator[str]:  # noqa: C901 - 
         case "key":
             get = (dict.get if is_a(holder, dict) else type(holder).get).__get__(holder)
             yield _equal(f"{names.bind(get, 'get')}({key}, ABSENT)", edge.value, names)
-        case "index":
+        case "index" if edge.value is not ABSENT:
             yield _equal(f"{names.bind(holder, 'list')}[{key}]", edge.value, names)
-        case "cell" if edge.value is ABSENT:
-            yield (
-                f"{names.bind(look, 'look')}('cell', {names.bind(holder, 'cell')}, None) is ABSENT"
-            )
+        case "cell" | "index" as kind if edge.value is ABSENT:
+            found = f"{names.bind(look, 'look')}({kind!r}, {names.bind(holder, kind)}, {key})"
+            yield f"{found} is ABSENT"
         case "cell":
             yield _equal(f"{names.bind(holder, 'cell')}.cell_contents", edge.value, names)
         case "attr" if edge.value is not ABSENT and is_usable(edge.key):
