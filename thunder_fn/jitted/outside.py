@@ -122,12 +122,12 @@ def _conditions(edge: Edge, names: Namespace) -> Iterator[str]:  # noqa: C901 - 
         case "key" if edge.owner is not None:
             yield _own_condition(edge, key, names)
         case "key":
-            yield _key_condition(edge, key, names)
-        case "index":
+yield _key_condition(edge, key, names)
+        case "index" if edge.value is not ABSENT:
             yield _equal(f"{names.bind(holder, 'list')}[{key}]", edge.value, names)
-        case "cell" if edge.value is ABSENT:
-            cell = names.bind(holder, "cell")
-            yield f"{names.bind(look, 'look')}('cell', {cell}, None) is ABSENT"
+        case "cell" | "index" as kind if edge.value is ABSENT:
+            found = f"{names.bind(look, 'look')}({kind!r}, {names.bind(holder, kind)}, {key})"
+            yield f"{found} is ABSENT"
         case "cell":
             yield _equal(f"{names.bind(holder, 'cell')}.cell_contents", edge.value, names)
         case "attr" if edge.value is not ABSENT and is_usable(edge.key):
