@@ -122,7 +122,7 @@ def _conditions(edge: Edge, names: Namespace) -> Iterator[str]:  # noqa: C901 - 
         case "key" if edge.owner is not None:
             yield _own_condition(edge, key, names)
         case "key":
-yield _key_condition(edge, key, names)
+            yield _key_condition(edge, key, names)
         case "index" if edge.value is not ABSENT:
             yield _equal(f"{names.bind(holder, 'list')}[{key}]", edge.value, names)
         case "cell" | "index" as kind if edge.value is ABSENT:
