@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import thunder_fn as tfn
+from tests.messages import message_of
 from thunder_fn import checkpoint, checkpoint_name, checkpoint_policies as policies, torch_internals as internals
 from thunder_fn.errors import CheckpointError
 from thunder_fn.interpreters.checkpoint.cost import bytes_of
@@ -421,7 +422,7 @@ NONSENSE = [
 def test_nonsense_is_refused(call: Callable[[], Any], text: str) -> None:
     with pytest.raises(CheckpointError) as error:
         call()
-    assert str(error.value) == text
+    assert message_of(error.value) == text
 
 
 def test_a_policy_that_answers_nonsense() -> None:
@@ -430,7 +431,7 @@ def test_a_policy_that_answers_nonsense() -> None:
 
     with pytest.raises(CheckpointError) as error:
         tfn.grad(lambda x: checkpoint(torch.sin, maybe)(x).sum())(torch.ones(3))
-    lines = str(error.value).split("\n")
+    lines = message_of(error.value).split("\n")
     assert lines[0] == "checkpoint: the policy maybe answered 'maybe'"
     assert lines[1] == "in equation:  v1: f32[3] = aten.sin.default(v0)"
     assert lines[2].startswith("from:         ") and "test_checkpoint.py" in lines[2]

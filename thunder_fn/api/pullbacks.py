@@ -56,8 +56,8 @@ class Pullback:
         if len(cotangents) != 1:
             raise CotangentError(
                 f"{self.name}: takes one cotangent with the structure of the output, given"
-                f" {len(cotangents)}\nFor an output that is a tuple pass a tuple: `pullback((a,"
-                " b))`."
+                f" {len(cotangents)}",
+                fix="For an output that is a tuple pass a tuple: `pullback((a, b))`.",
             )
         given = self._check(cotangents[0])
         found = run(

@@ -37,6 +37,7 @@ def _head(plan: Plan) -> list[str]:
             f" {bytes_text(plan.held_bytes)} of arguments and"
             f" {bytes_text(plan.live_bytes)} beside them, at equation {at} of"
             f" {len(plan.memory.names)} ({where})"
+            + (f"; {bytes_text(plan.offloaded_bytes)} offloaded" if plan.offloaded_bytes else "")
         ),
         (
             f"  compute {seconds_text(times.computing)}: {count_text(times.flops)} FLOP,"

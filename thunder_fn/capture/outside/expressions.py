@@ -17,12 +17,15 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeAlias
 
+import torch
+
 Source: TypeAlias = tuple[Any, ...] | None
 """An expression, by kind; None where it is not understood.
 
     ("global", name), ("cell", name), ("local", name), ("const", value), ("code", code)
     ("attr", of, key)            of.key, and getattr
     ("item", of, key)            of[key], of.get(key), key in of
+    ("in", of, key)              it is asked whether it is in there
     ("each", of)                 any item of it, as a loop gets it
     ("any", sources)             one of several
     ("call", target, arguments)  the result of a call
@@ -43,7 +46,8 @@ Source: TypeAlias = tuple[Any, ...] | None
 @dataclass(slots=True)
 class Reading:
     """A code object: its expressions and their lines, the sources of locals and comprehensions, and
-    the locals that are keys, with all that is assigned to them, if that is understood.
+    the locals that are keys, with all that is assigned to them, if that is understood. `tagged`
+    are the locals that are asked for an attribute which tensors do not have by themselves.
 
     `settled` are the expressions that depend on globals alone, and `open` all others. Those in
     `moving` may give other values at the end of a frame.
@@ -57,13 +61,15 @@ class Reading:
         default_factory=dict[types.CodeType, Source]
     )
     keys: dict[str, tuple[Source, ...]] = field(default_factory=dict[str, tuple[Source, ...]])
+    tagged: frozenset[str] = frozenset()
     known: dict[Any, dict[Source, int]] = field(default_factory=dict[Any, dict[Source, int]])
 
     def live(self, names: frozenset[str], *, gives: bool, is_moving: bool) -> dict[Source, int]:
         """The open expressions that lead to more than plain data and tensors.
 
         Args:
-            names: the locals whose values do.
+            names: the locals whose values do, and with a `TAGGED` before them those that hold
+                tensors whose attributes are asked for.
             gives: some callee has returned such a value.
             is_moving: only those in `moving`.
         """
@@ -87,6 +93,15 @@ class Reading:
                 )
             }
         return self.known[key]
+
+
+TAGGED = "~"
+_OF_TENSORS = frozenset(dir(torch.Tensor)) - {"__dict__"}
+
+
+def is_of_python(key: Source) -> bool:
+    """Test whether a tensor has an attribute of that name only where Python gave it one."""
+    return key is None or key[0] != "const" or key[1] not in _OF_TENSORS
 
 
 class Node(tuple[Any, ...]):
@@ -149,12 +164,15 @@ def _is_live(source: Any, names: set[str], gives: bool) -> bool:
             return gives or (is_fixed and _is_live(target, names, gives))
         case ("counted", (_, None, *_)):
             return True
+        case ("attr", ("local", name), key) if TAGGED + name in names and is_of_python(key):
+            return True
         case (
             "before"
             | "counted"
             | "mutated"
             | "attr"
             | "item"
+            | "in"
             | "each"
             | "whole"
             | "fields"

@@ -85,8 +85,10 @@ def stages_of(
         RewriteError: there is no such module, or no such number of stages; or a number goes from
             one stage to another.
     """
-    choose = _at_modules if isinstance(cuts, tuple) else _by_cost
-    whole, places = _in_stages(*choose(trace, cuts, params))
+    if isinstance(cuts, tuple):
+        whole, places = _in_stages(*_at_modules(trace, cuts, params))
+    else:
+        whole, places = _in_stages(*_by_cost(trace, cuts, params))
     active = activity(whole, wanted_inputs)
     found: list[Stage] = []
     handed: Mask = (True,) + (False,) * (len(whole.outputs) - 1)
