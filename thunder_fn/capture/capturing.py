@@ -17,7 +17,14 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
 from thunder_fn.capture.aliases import Alias, aliases_of, joints_of
 from thunder_fn.capture.captured import Captured, Shared, Write
-from thunder_fn.capture.changes import changes_of, check_results, effects_of, feeds_of, grads_read
+from thunder_fn.capture.changes import (
+    changes_of,
+    check_numbers,
+    check_results,
+    effects_of,
+    feeds_of,
+    grads_read,
+)
 from thunder_fn.capture.failures import (
     check_aliases,
     check_argument,
@@ -138,7 +145,17 @@ def capture(  # noqa: PLR0913 - options, by keyword
         except MustFeed as again:
             assert kept is not None, "others have no kept objects"
             kept = dataclasses.replace(kept, places=again.places)
+        begin_again()
         has_symbols = True  # again: sizes that depend on data, and fed numbers, are symbols
+
+
+def begin_again() -> None:
+    """Undo what a run of the function has written to places outside, before it runs again. Inside
+    of another capture nothing is undone: what that has written would be lost.
+    """
+    watch = frames.observer()
+    if watch is not None and current() is None:
+        watch.put_back()
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,6 +352,7 @@ class _Attempt:
         reads = recorder.properties.reads(positions)  # by the function: those below are ours
         begun, results, outputs = self.results(tracers, result)
         changes = tuple(changes_of(recorder, f, self.tensors, tracers))
+        check_numbers(recorder)
         stored = dict[int, Atom]()
         effects = tuple(effects_of(recorder, positions, name, stored))
         kept = () if recorder.kept is None else recorder.kept.state()

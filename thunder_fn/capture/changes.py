@@ -12,7 +12,9 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
 from thunder_fn.capture.captured import GradRead, Write
 from thunder_fn.capture.failures import source_of
+from thunder_fn.capture.kept import holds_numbers
 from thunder_fn.capture.outside import frames
+from thunder_fn.capture.outside.edges import look
 from thunder_fn.capture.places import GRAD, Effect, Feed
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.results import output_of
@@ -138,6 +140,27 @@ def effects_of(
         yield effect, tuple(_stored(recorder, leaf, name, stored) for leaf in leaves), leaves
     for effect, leaves in recorder.kept.effects(recorder.is_from_outside):
         yield effect, tuple(_stored(recorder, leaf, name, stored) for leaf in leaves), leaves
+
+
+def check_numbers(recorder: Recorder) -> None:
+    """Refuse a number of the trace in a place outside, which has its old value again.
+
+    Raises:
+        UnsupportedCall: the function stores one. Where it stands for an argument, the function is
+            traced for the argument's value.
+    """
+    watch = frames.observer()
+    if watch is None or recorder.outer is not None:
+        return
+    is_kept = (lambda of: False) if recorder.kept is None else recorder.kept.is_kept
+    places = {**watch.counted, **watch.before}.items()
+    held = [look(kind, on, key) for (kind, _, key), (on, _) in places if not is_kept(on)]
+    held += [one.container for one in watch.contents.values() if not is_kept(one.container)]
+    if any(map(holds_numbers, held)):
+        watch.put_back()
+        what = "the function stores a number outside that its program computes anew in each call"
+        fix = "Return it, and store it outside of the jitted function."
+        raise UnsupportedCall(what, fix=fix)
 
 
 def _stored(recorder: Recorder, leaf: Any, name: str, stored: dict[int, Atom]) -> Atom:

@@ -66,6 +66,7 @@ KINDS: tuple[type, ...] = (
     torch.amp.GradScaler,
 )
 """Classes whose objects are kept."""
+_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _DEEP = 4
 """Containers in containers that are looked into for tensors of a trace."""
 _FIRST = 1000
@@ -103,6 +104,7 @@ class Kept:
     places: dict[Entry, tuple[Any, Any]] = field(default_factory=dict)
     empty: list[Any] = field(default_factory=list[Any])
     lists: dict[Entry, Any] = field(default_factory=dict)
+    made: dict[int, Any] = field(default_factory=dict[int, Any])
     tensors: list[tuple[Feed, torch.Tensor]] = field(default_factory=list)
     items: dict[int, tuple[torch.Tensor, Any]] = field(default_factory=dict)
     counts: dict[int, Any] = field(default_factory=dict)
@@ -169,8 +171,9 @@ class Kept:
         if type(value) in (tuple, list) and all(map(is_number, value)):
             parts = enumerate(value)
             kind: Any = type(value)
-            container[key] = kind(self._symbol(container, key, i, part) for i, part in parts)
-            self.given[place] = kind(container[key])
+            made = kind(self._symbol(container, key, i, part) for i, part in parts)
+            container[key], self.given[place] = made, kind(made)
+            self.made[id(made)] = made
             return
         if is_number(value):
             container[key] = self._symbol(container, key, None, value)
@@ -355,6 +358,10 @@ class Kept:
         self.skips.append((mine & before, skipped))
         return result
 
+    def is_kept(self, container: Any) -> bool:
+        """Test for a container of a kept object, or what stands for one in the trace."""
+        return id(container) in self.contents or id(container) in self.made
+
     def is_old(self, value: Any) -> bool:
         """Test whether the value is a kept object, or some kept object held it before."""
         return id(value) in self.objects or any(
@@ -509,6 +516,11 @@ def _has_tracers(value: Any) -> bool:
     kinds = set(map(type, _leaves(value, _DEEP)))
     is_lost = any(issubclass(kind, EscapedValue) for kind in kinds)
     return not is_lost and any(issubclass(kind, internals.Tracer) for kind in kinds)
+
+
+def holds_numbers(value: Any) -> bool:
+    """Test for numbers of the trace in a value."""
+    return any(issubclass(type(leaf), _NUMBERS) for leaf in _leaves(value, _DEEP))
 
 
 def _leaves(value: Any, depth: int) -> Iterator[Any]:

@@ -16,7 +16,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Collection, Container, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -309,10 +309,20 @@ def outside_of(read: Sequence[Outside], kept: tuple[KeptState, ...]) -> Outside 
 # ---- watching a trace ----
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Watched:
+    """A function that was traced: its reads from outside, once it is finished, and `put_back`,
+    which undoes its writes to places outside.
+    """
+
+    reads: list[Outside]
+    put_back: Callable[[], None]
+
+
 @contextmanager
-def watching(f: Callable[..., Any], given: Sequence[Any] = ()) -> Generator[list[Outside]]:
-    """Watch f while it is traced inside. Afterwards the list has its reads from outside, if there
-    are any. Objects among its arguments, such as modules and optimizers, are outside, too.
+def watching(f: Callable[..., Any], given: Sequence[Any] = ()) -> Generator[Watched]:
+    """Watch f while it is traced inside. Objects among its arguments, such as modules and
+    optimizers, are outside, too.
 
     Raises:
         UnsupportedCall: it reads what can be neither guarded nor baked in: an iterator, a large
@@ -322,11 +332,12 @@ def watching(f: Callable[..., Any], given: Sequence[Any] = ()) -> Generator[list
     parts = (
         frozenset(map(id, own.modules())) if isinstance(own, torch.nn.Module) else frozenset[int]()
     )
-    watch, found = Watch(f, parts), list[Outside]()
+    watch = Watch(f, parts)
+    watched = Watched([], watch.put_back)
     for value in given:
         watch.reach(value, type(value).__name__)
     with observing(watch) as attributes:
-        yield found
+        yield watched
     watch.finish()
     _refuse(f, watch)
     outside = reads_of(watch, attributes)
@@ -335,7 +346,7 @@ def watching(f: Callable[..., Any], given: Sequence[Any] = ()) -> Generator[list
         fix = "Pass it as an argument, or say that it never changes: `tfn.constant(...)`."
         warnings.warn(located(what, source=source_of(f), fix=fix), OutsideWarning, stacklevel=3)
     if outside is not None:
-        found.append(outside)
+        watched.reads.append(outside)
 
 
 @contextmanager

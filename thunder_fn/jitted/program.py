@@ -30,6 +30,7 @@ from thunder_fn.capture.apply import (
     write_back,
     write_to_result,
 )
+from thunder_fn.capture.capturing import begin_again
 from thunder_fn.capture.failures import check_aliases, source_of
 from thunder_fn.capture.kept_state import KeptState, decided_by
 from thunder_fn.capture.modules import TRACING
@@ -65,7 +66,7 @@ from thunder_fn.jitted.callpath import Namespace, put_together, skeleton
 from thunder_fn.jitted.memory import all_exclusive, clash_check, give_away
 from thunder_fn.jitted.modules.containers import Filling, filling
 from thunder_fn.jitted.options import Options, calls_within
-from thunder_fn.jitted.outside import Outside, outside_of, watching
+from thunder_fn.jitted.outside import Outside, Watched, outside_of, watching
 from thunder_fn.jitted.prologue import prologue_trace, structure_text
 
 
@@ -148,7 +149,25 @@ def build(
         CaptureError: f cannot be traced.
         JitError: a transform changed the types of the trace's inputs or outputs.
     """
-    captured, traces, read = _traced(f, options, call, symbolic, known)
+    captured, traces, watched = _traced(f, options, call, symbolic, known)
+    try:
+        return _entry(f, options, call, symbolic, captured, traces, watched)
+    except Exception:
+        if symbolic is not None:  # f is traced again, without symbols
+            watched.put_back()
+        raise
+
+
+def _entry(
+    f: Callable[..., Any],
+    options: Options,
+    call: Call,
+    symbolic: Symbolic | None,
+    captured: Captured,
+    traces: list[Trace],
+    watched: Watched,
+) -> Entry:
+    """Lower the last of the traces of a call; what the call needs beside the program."""
     closed, constants = close_over(traces[-1])
     execution = _lowered(captured, closed, constants, options, call, symbolic)
     warn_of_idle(options.executors, execution.program.claimed, source_of(f))
@@ -156,7 +175,7 @@ def build(
     decisions = decisions if symbolic is not None else ()
     before = close_over(captured.trace)[1]  # a transform may have let go of one
     targets = (one.target for one in captured.writes if isinstance(one.target, torch.Tensor))
-    watched = _distinct((*constants, *before, *targets))
+    closed_over = _distinct((*constants, *before, *targets))
     structure = structure_text(call.leaves, call.spec)
     return Entry(
         execute=execution.function(),
@@ -164,8 +183,8 @@ def build(
         prologue=prologue_trace(call.leaves, structure, call.statics, symbolic, decisions),
         stages=(*traces, execution.program),
         bridge=execution.bridge,
-        constants=watched,
-        constants_match=internals.tensor_guard(watched),
+        constants=closed_over,
+        constants_match=internals.tensor_guard(closed_over),
         grads_match=grads_guard(captured.grads) if captured.grads else None,
         reads_match=reads_guard(captured.reads) if captured.reads else None,
         clash=_clash(captured, call, symbolic),
@@ -174,7 +193,7 @@ def build(
         decisions=decisions,
         fills=captured.out_spec.type is Filling,
         feeds_grads=any(read.is_fed for read in captured.grads),
-        outside=outside_of(read, captured.kept),
+        outside=outside_of(watched.reads, captured.kept),
     )
 
 
@@ -184,31 +203,32 @@ def _traced(
     call: Call,
     symbolic: Symbolic | None,
     known: Sequence[Entry],
-) -> tuple[Captured, list[Trace], list[Outside]]:
-    """Trace f for a call: the capture, its trace after each transform, and its reads from
-    outside.
-    """
+) -> tuple[Captured, list[Trace], Watched]:
+    """Trace f for a call: the capture, its trace after each transform, and what was seen of f."""
     states = (one for entry in known if entry.outside is not None for one in entry.outside.modules)
     wanted = frozenset[Any]().union(*(one.moved() for one in states if isinstance(one, KeptState)))
     before = host_random.state()
     objects = [leaf for leaf in call.leaves if not isinstance(leaf, torch.Tensor)]
-    with watching(f, [*(value for _, value in call.statics), *objects]) as read:
-        is_final = symbolic is None  # else f is traced again, without symbols
-        captured, traces = _with_numbers(
-            wanted,
-            lambda wanted: capture_call(
-                f,
-                options,
-                call,
-                symbolic,
-                partial(_apply_unfinished, call) if is_final and not wanted else None,
-                has_effects=current() is None,
-                wanted=wanted,
-            ),
+    is_final = symbolic is None  # else f is traced again, without symbols
+    with watching(f, [*(value for _, value in call.statics), *objects]) as watched:
+        trace = lambda wanted: capture_call(
+            f,
+            options,
+            call,
+            symbolic,
+            partial(_apply_unfinished, call) if is_final and not wanted else None,
+            has_effects=current() is None,
+            wanted=wanted,
         )
+        try:
+            captured, traces = _with_numbers(wanted, trace, watched.put_back)
+        except Exception:
+            if not is_final:
+                watched.put_back()
+            raise
     if (generator := host_random.drawn_since(before)) is not None:
         _warn_of_constants(f, captured.trace.name, generator)
-    return captured, traces, read
+    return captured, traces, watched
 
 
 def _apply_unfinished(call: Call, captured: Captured) -> None:
@@ -258,7 +278,9 @@ def _clash(captured: Captured, call: Call, symbolic: Symbolic | None) -> Callabl
 
 
 def _with_numbers(
-    wanted: frozenset[Any], trace: Callable[[frozenset[Any]], tuple[Captured, list[Trace]]]
+    wanted: frozenset[Any],
+    trace: Callable[[frozenset[Any]], tuple[Captured, list[Trace]]],
+    put_back: Callable[[], None],
 ) -> tuple[Captured, list[Trace]]:
     """Trace with the numbers of these places as inputs, or with constants if that fails."""
     try:
@@ -266,6 +288,7 @@ def _with_numbers(
     except (CaptureError, TracedFunctionError):
         if not wanted:
             raise
+    put_back()
     captured, traces = trace(frozenset())
     for state in captured.kept:
         state.refused |= wanted
@@ -374,9 +397,9 @@ def capture_call(
         if not getattr(f, "fills_arguments", False):
             options_of_capture["returning"] = filling
         captured = capture(function, call.args, call.kwargs, **options_of_capture)
-        if is_followed(
-            captured
-        ):  # again, with what is computed where gradients are off as constants
+        if is_followed(captured):
+            # again, with what is computed where gradients are off as constants
+            begin_again()
             with torch.enable_grad():
                 captured = capture(
                     function, call.args, call.kwargs, grad_off=True, **options_of_capture

@@ -458,7 +458,13 @@ class Evaluator(Attributes):
 
     def note_before(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
         """A place is written in this frame: an edge to it is read before that."""
-        place = source[1]
+        for kind, holder, key in self.places(source[1], frame, memo):
+            self.written.add(id(type) if kind == "class" else id(holder))
+            self.before.setdefault((kind, id(holder), key), (holder, look(kind, holder, key)))
+        return ()
+
+    def places(self, place: Any, frame: Frame, memo: Memo) -> list[tuple[str, Any, Any]]:
+        """The places outside that a write may mean: the kind of each, its holder and its key."""
         found: list[tuple[str, Any, Any]] = []
         match place:
             case ("global", name):
@@ -467,35 +473,27 @@ class Evaluator(Attributes):
                 found.append(("cell", frame.cells[name], None))
             case ("attr" | "item" as how, of, key):
                 for holder in filter(self.is_outside, self.value(of, frame, memo)):
+                    kind = "key" if is_a(holder, dict) else "index"
                     if how == "attr":
                         is_class, held = is_a(holder, type), dict_of(holder)
                         kind = "class" if is_class else "key" if type(held) is dict else "attr"
                         holder = held if kind == "key" else holder
                     else:
-                        kind = "key" if is_a(holder, dict) else "index"
                         found.append(("content", holder, None))
                         self.reach_held(holder)
-                    self.written.add(id(type) if kind == "class" else id(holder))
                     found += ((kind, holder, name) for name in self.keys(key, frame, memo) or ())
             case _:
                 pass
-        for kind, holder, key in found:
-            self.written.add(id(type) if kind == "class" else id(holder))
-            self.before.setdefault((kind, id(holder), key), (holder, look(kind, holder, key)))
-        return ()
+        return found
 
     def note_write(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
         """A place is written whose old value counts for nothing: a trace does not repeat that."""
-        match source[1]:
-            case ("global", *_):
-                is_effect = True
-            case ("cell", name):
-                is_effect = name in frame.cells
-            case (_, of, _):
-                is_effect = of is None or any(map(self.is_outside, self.value(of, frame, memo)))
-            case _:
-                is_effect = False
-        if is_effect:
+        place = source[1]
+        found = self.places(place, frame, memo)
+        for kind, holder, key in found:
+            self.counted.setdefault((kind, id(holder), key), (holder, look(kind, holder, key)))
+        is_unknown = place[0] in ("attr", "item") and place[1] is None
+        if found or is_unknown:
             self.effects.found.append("a write")
         return ()
 

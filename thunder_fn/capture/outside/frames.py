@@ -71,6 +71,8 @@ class Observer(Protocol):
     """The places outside that the code of these frames writes to, (kind, id of the holder, key),
     each with the holder and the value that it had.
     """
+    counted: dict[tuple[str, int, Any], tuple[Any, Any]]
+    """The places whose old value nothing else reads, as in `before`."""
     edges: dict[tuple[str, int, Any], Any]
     """The places outside that it reads."""
     contents: dict[int, Snapshot]
@@ -95,6 +97,9 @@ class Observer(Protocol):
 
     def stopped(self) -> None:
         """Note that the user's function has returned or raised; its tracers live still."""
+
+    def put_back(self) -> None:
+        """Give places outside what they held before the function ran."""
 
 
 _observer: ContextVar[Observer | None] = ContextVar("thunder_fn_frames", default=None)

@@ -127,6 +127,8 @@ class Reached:
         they knew.
         """
         self.before: dict[tuple[str, int, Any], tuple[Any, Any]] = {}
+        self.counted: dict[tuple[str, int, Any], tuple[Any, Any]] = {}
+        """The places whose old value nothing else reads, as in `before`."""
         self.contents: dict[int, Snapshot] = {}
         self.touched: set[int] = set()
         """The holders that are looked at for the frame that is evaluated."""

@@ -28,13 +28,13 @@ from thunder_fn.capture import pytree
 from thunder_fn.capture.numbers.types_asked import type_error
 from thunder_fn.capture.outside.bytecode import reading
 from thunder_fn.capture.outside.code_frames import Frame
-from thunder_fn.capture.outside.edges import Constant
+from thunder_fn.capture.outside.edges import Constant, look
 from thunder_fn.capture.outside.effects import is_stateful
 from thunder_fn.capture.outside.evaluating import Evaluator
 from thunder_fn.capture.outside.expressions import Reading
 from thunder_fn.capture.outside.frames import is_import
 from thunder_fn.capture.outside.kinds import FUNCTIONS, answers_of, place_of
-from thunder_fn.capture.outside.reads import is_a
+from thunder_fn.capture.outside.reads import ABSENT, builtin_of, is_a
 from thunder_fn.capture.recorder import current
 from thunder_fn.capture.supported import EscapedValue
 from thunder_fn.errors import UnsupportedCall
@@ -155,6 +155,17 @@ class Watch(Evaluator):
         found = effects, self.written, self.drawn, self.arrays, self.constants, self.states
         return not any(found) and not any(map(self.is_outside, changed))
 
+    def put_back(self) -> None:
+        """Give places outside what they held before. A function that is traced again, since an
+        attempt has failed, begins as that did.
+        """
+        for (kind, _, key), (holder, old) in {**self.counted, **self.before}.items():
+            if look(kind, holder, key) is not old:
+                _set(kind, holder, key, old)
+        for one in self.contents.values():
+            if one.container is not sys.modules:  # what is imported stays imported
+                one.restore()
+
     # ---- the end ----
 
     def finish(self) -> None:
@@ -216,3 +227,22 @@ class Watch(Evaluator):
         """
         given = (frame.locals[0].get(name) for name in frame.code.co_freevars)
         return any(not is_a(value, (torch.Tensor, type(None), *FUNCTIONS)) for value in given)
+
+
+def _set(kind: str, holder: Any, key: Any, value: Any) -> None:
+    """Store the value that a place had; ABSENT for none."""
+    match kind:
+        case "cell" if value is ABSENT:
+            del holder.cell_contents
+        case "cell":
+            holder.cell_contents = value
+        case "key" if value is ABSENT:
+            builtin_of(holder).pop(holder, key, None)
+        case "key" | "index" if value is not ABSENT:
+            builtin_of(holder).__setitem__(holder, key, value)
+        case "attr" | "class" if value is ABSENT:
+            delattr(holder, key)
+        case "attr" | "class":
+            setattr(holder, key, value)
+        case _:  # the content of a container, which its snapshot has
+            pass

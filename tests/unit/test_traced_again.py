@@ -1,0 +1,166 @@
+"""A function that is traced again, since a first attempt has failed, does to Python's objects what one call does.
+
+The oracle is eager PyTorch: results and state after each of several calls.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import thunder_fn as tfn
+from thunder_fn.errors import UnsupportedCall
+
+X = torch.tensor([1.0, -2.0, 3.0])
+Program = tuple[Callable[..., Any], Callable[[], Any]]
+"""A function that changes objects outside of it, and what tells their state."""
+
+
+def counts_in_a_list() -> Program:
+    n = [0]
+
+    def f(x: torch.Tensor, k: int) -> Any:
+        n[0] += 1
+        return x[x > 0] * n[0]
+
+    return f, lambda: list(n)
+
+
+def appends() -> Program:
+    log: list[int] = []
+
+    def f(x: torch.Tensor, k: int) -> Any:
+        log.append(len(log))
+        return x[x > 0] + len(log)
+
+    return f, lambda: list(log)
+
+
+def counts_in_an_object() -> Program:
+    class State: ...
+
+    s: Any = State()
+    s.k, s.d = 0, {}
+
+    def f(x: torch.Tensor, k: int) -> Any:
+        s.k += 1
+        s.d[s.k] = s.k
+        return x.nonzero().sum() * s.k
+
+    return f, lambda: (s.k, dict(s.d))
+
+
+def counts_in_a_cell() -> Program:
+    k = 0
+
+    def f(x: torch.Tensor, n: int) -> Any:
+        nonlocal k
+        k += 1
+        return x[x > 0] * k
+
+    return f, lambda: k
+
+
+def counts_by_an_argument() -> Program:
+    seen, total = collections.Counter[str](), [0]
+
+    def f(x: torch.Tensor, n: int) -> Any:
+        seen["calls"] += 1
+        total[0] += n
+        return x * n + seen["calls"] + total[0]
+
+    return f, lambda: (dict(seen), list(total), type(total[0]))
+
+
+def keeps_sizes() -> Program:
+    sizes, last = set[int](), collections.deque[int](maxlen=2)
+
+    def f(x: torch.Tensor, n: int) -> Any:
+        x = x.repeat(n)
+        sizes.add(x.shape[0])
+        last.append(x.shape[0])
+        return x[x > 0].sum() + len(sizes) + last[-1] + len(last)
+
+    return f, lambda: (sorted(sizes), list(last))
+
+
+def turns_gradients_on() -> Program:
+    w, n = torch.ones(3, requires_grad=True), [0]
+
+    def f(x: torch.Tensor, k: int) -> Any:
+        with torch.enable_grad():
+            n[0] += 1
+            return w * x * n[0]
+
+    return f, lambda: list(n)
+
+
+def accumulates_gradients() -> Program:
+    w, n = torch.ones(3, requires_grad=True), [0]
+    optimizer = torch.optim.SGD([w], 0.1, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+
+    def f(x: torch.Tensor, k: int) -> Any:
+        loss = (w * x).square().sum() / 2
+        loss.backward()
+        n[0] += 1
+        if n[0] % 2 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+        return loss.detach()
+
+    return f, lambda: (n[0], w.tolist(), w.grad if w.grad is None else w.grad.tolist(), optimizer.param_groups[0]["lr"])
+
+
+def remembers_tables() -> Program:
+    tables: dict[tuple[int, int], torch.Tensor] = {}
+
+    def f(x: torch.Tensor, n: int) -> Any:
+        key = (n, x.shape[0])
+        if key not in tables:
+            tables[key] = torch.arange(n)[:, None] * torch.ones(x.shape[0])
+        return tables[key] + x
+
+    return f, lambda: sorted(tables)
+
+
+PROGRAMS = [
+    counts_in_a_list,
+    appends,
+    counts_in_an_object,
+    counts_in_a_cell,
+    counts_by_an_argument,
+    keeps_sizes,
+    turns_gradients_on,
+    accumulates_gradients,
+    remembers_tables,
+]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_each_call_changes_python_objects_once(program: Callable[[], Program]) -> None:
+    (f, state), (g, own) = program(), program()
+    jitted = tfn.jit(g)
+    with torch.no_grad() if program is turns_gradients_on else torch.enable_grad():
+        for n in (1, 2, 3, 2, 5):
+            torch.testing.assert_close(jitted(X, n), f(X, n))
+            assert own() == state()
+
+
+def test_a_size_found_in_data_is_not_stored_outside() -> None:
+    """PyTorch's own error on the next use of the list reached the user."""
+    sizes: list[int] = []
+
+    @tfn.jit
+    def f(x: torch.Tensor) -> torch.Tensor:
+        sizes.append(x.nonzero().shape[0])
+        return x * 2
+
+    with pytest.raises(UnsupportedCall, match="stores a number outside that its program computes anew"):
+        f(X)
+    assert sizes == []
