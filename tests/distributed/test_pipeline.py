@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
 import thunder_fn as tfn
+from tests.messages import message_of
 from thunder_fn.capture import pytree
 from thunder_fn.distributed.ranks import evaluate_ranks
 from thunder_fn.errors import DistributedError, MissingRule, RewriteError
@@ -148,7 +149,7 @@ def test_schedules_that_are_none() -> None:
     ):
         with pytest.raises(DistributedError) as error:
             Schedule(rows)
-        assert text in str(error.value)
+        assert text in message_of(error.value)
 
 
 # ---- steps ----
@@ -454,4 +455,4 @@ def test_misuse() -> None:
     ):
         with pytest.raises(RewriteError) as error:
             make()
-        assert text in str(error.value)
+        assert text in message_of(error.value)

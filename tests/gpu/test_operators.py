@@ -33,6 +33,7 @@ def test_operators(name: str, what: str) -> None:
     ("name", "what", "limit"),
     [
         ("index_put", "vmap of vjp", 2),  # the second sample's mask is on the CPU
+        ("nn_functional_logsigmoid", "vjp of vjp", 1),
         ("nn_functional_embedding_bag", "vjp of vjp", 7),  # the seventh has `include_last_offset`
     ],
 )

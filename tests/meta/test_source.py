@@ -14,6 +14,7 @@ from types import ModuleType
 import pytest
 
 import thunder_fn
+from tests.messages import message_of
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("thunder_fn", "tests", "tutorials", "docs")
@@ -120,7 +121,9 @@ def lines_of(node: ast.FunctionDef | ast.AsyncFunctionDef, lines: list[str]) -> 
 def test_cpp_stands_in_files(path: Path) -> None:
     """C++ of more than some lines is a file in `cpp/`, which editors and clang-format know."""
     strings = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant))
-    found = [node.lineno for node in strings if re.search(r"^(static|template|struct) .*[{;]$", str(node.value), re.M)]
+    found = [
+        node.lineno for node in strings if re.search(r"^(static|template|struct) .*[{;]$", message_of(node.value), re.M)
+    ]
     assert not found, "put it into a file (`cpp_text.py`)"
 
 
@@ -133,7 +136,7 @@ CLAUSES = re.compile(
 @pytest.mark.parametrize("path", SHOWN, ids=name)
 def test_docstrings_begin_with_no_clause(path: Path) -> None:
     """A docstring begins with an imperative ("Return ...") or with a noun phrase that names the thing."""
-    found = {node.lineno: str(node.value) for node in docstrings(ast.parse(path.read_text()))}
+    found = {node.lineno: message_of(node.value) for node in docstrings(ast.parse(path.read_text()))}
     clauses = {line: text for line, text in found.items() if CLAUSES.match(text.lstrip())}
     assert not clauses, "begin with an imperative or with a noun phrase that names the thing"
 

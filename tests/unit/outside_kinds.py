@@ -12,11 +12,13 @@ import collections
 import contextlib
 import contextvars
 import copy
+import ctypes
 import dataclasses
 import decimal
 import enum
 import functools
 import importlib
+import inspect
 import itertools
 import json
 import logging
@@ -3263,3 +3265,138 @@ def class_attribute_of_a_tensor():
 def attribute_of_all_tensors():
     torch.Tensor.of_tests = lambda t: t * 2.0
     return (lambda x: x.of_tests()), lambda: setattr(torch.Tensor, "of_tests", lambda t: t * 3.0)
+
+
+@row
+def object_from_a_method_named_get():
+    class Registry:
+        one = ns(k=2.0)
+
+        @classmethod
+        def get(cls):
+            return cls.one
+
+    return (lambda x: x * Registry.get().k), lambda: setattr(Registry.one, "k", 3.0)
+
+
+@row
+def objects_from_a_method_named_values():
+    class Registry:
+        def __init__(self):
+            self.held = [ns(k=2.0)]
+
+        def values(self):
+            return list(self.held)
+
+    of = Registry()
+    return (lambda x: x * sum(one.k for one in of.values())), lambda: setattr(of.held[0], "k", 3.0)
+
+
+@row
+def item_elsewhere_in_a_list():
+    items = [3, 7, 7, 7]
+    return (lambda x: x * (2.0 if 3 in items else 3.0)), lambda: items.__setitem__(0, 0)
+
+
+@row
+def contained_in_an_object():
+    class Holder:
+        def __init__(self):
+            self.held = []
+
+        def __contains__(self, one):
+            return one in self.held
+
+    o = Holder()
+    return (lambda x: x * (3.0 if 1 in o else 2.0)), lambda: o.held.append(1)
+
+
+@row
+def index_beyond_the_end():
+    items = [1.0]
+
+    def f(x):
+        try:
+            return x * items[2]
+        except IndexError:
+            return x
+
+    return f, lambda: items.extend([2.0, 3.0])
+
+
+@row
+def weak_proxy():
+    o = Plain()
+    proxy = weakref.proxy(o)
+    return (lambda x: x * proxy.k), lambda: setattr(o, "k", 3.0)
+
+
+@row
+def annotations_of_a_class():
+    class Of:
+        k: float
+
+    return (lambda x: x * len(typing.get_type_hints(Of))), lambda: Of.__annotations__.update(j=int)
+
+
+@row
+def cells_of_a_function():
+    k = 2.0
+
+    def g():
+        return k
+
+    def change():
+        nonlocal k
+        k = 3.0
+
+    return (lambda x: x * inspect.getclosurevars(g).nonlocals["k"]), change
+
+
+@row
+def names_of_an_object():
+    class Of:
+        pass
+
+    o = Of()
+    return (lambda x: x * len([name for name in dir(o) if name[0] != "_"])), lambda: setattr(Of, "k", 1)
+
+
+@row
+def members_of_an_object():
+    class Of:
+        pass
+
+    o = Of()
+    return (lambda x: x * len(inspect.getmembers(o))), lambda: setattr(Of, "k", 1)
+
+
+@row
+def global_of_a_frame():
+    global G
+    G = 2.0
+
+    def change():
+        global G
+        G = 3.0
+
+    return (lambda x: x * sys._getframe().f_globals["G"]), change
+
+
+@row
+def property_with_a_getter_of_c():
+    class Of:
+        k = property(operator.attrgetter("_k"))
+
+    o = Of()
+    o._k = 2.0
+    return (lambda x: x * o.k), lambda: setattr(o, "_k", 3.0)
+
+
+@row
+def field_of_a_structure():
+    class Of(ctypes.Structure):
+        _fields_ = (("k", ctypes.c_double),)
+
+    o = Of(2.0)
+    return (lambda x: x * o.k), lambda: setattr(o, "k", 3.0)

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import thunder_fn as tfn
+from tests.messages import message_of
 from tests.unit.capturing import agree, agree_made
 from thunder_fn.capture import capture
 from thunder_fn.errors import MissingRule, UnsupportedCall
@@ -419,7 +420,7 @@ def test_custom_ops_that_mutate() -> None:
 def test_custom_ops_that_mutate_have_no_derivative() -> None:
     with pytest.raises(MissingRule) as info:
         tfn.grad(lambda x: (shift(y := x.clone(), 2.0) or y).sum())(X)
-    assert str(info.value).startswith(
+    assert message_of(info.value).startswith(
         "capture_test.shift.default writes to its arguments, and PyTorch has no derivative for such custom ops"
     )
 
@@ -693,5 +694,7 @@ def test_the_derivative_of_a_graph_that_a_backward_inside_has_freed(retains: boo
         if retains:
             torch.testing.assert_close(transform(x), x.cos())
             continue
-        with pytest.raises(MissingRule, match="has freed what that reads\nWrite `backward\\(retain_graph=True\\)`"):
+        with pytest.raises(
+            MissingRule, match=r"has freed what that reads\n(from: .*\n)?Write `backward\(retain_graph=True\)`"
+        ):
             transform(x)

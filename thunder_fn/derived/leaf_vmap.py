@@ -348,8 +348,9 @@ def raise_randomness(name: str) -> None:
 
     raise VmapError(
         f"vmap: called random operation while in randomness error mode: {name} draws random"
-        ' numbers, and randomness="error"\nPass randomness="different" for numbers of its own in'
-        ' each example, or randomness="same" for equal ones.'
+        ' numbers, and randomness="error"',
+        fix='Pass randomness="different" for numbers of its own in'
+        ' each example, or randomness="same" for equal ones.',
     )
 
 
@@ -359,9 +360,9 @@ def raise_same(name: str) -> None:
 
     raise VmapError(
         f"Vmap does not currently support same randomness with a batched tensor input of {name}: it"
-        " has no batching rule, and a loop would draw other numbers in each example\nPass"
-        ' randomness="different", or draw uniform numbers first: `(torch.rand(shape) <'
-        " p).to(p.dtype)`."
+        " has no batching rule, and a loop would draw other numbers in each example",
+        fix='Pass randomness="different", or draw uniform numbers first: `(torch.rand(shape) <'
+        " p).to(p.dtype)`.",
     )
 
 

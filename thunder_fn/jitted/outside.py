@@ -121,19 +121,13 @@ def _conditions(edge: Edge, names: Namespace) -> Iterator[str]:  # noqa: C901 - 
     match edge.kind:
         case "key" if edge.owner is not None:
             yield _own_condition(edge, key, names)
-        case "key" if edge.value is ABSENT:
-            yield f"{key} not in {names.bind(holder, 'dict')}"
-        case "key" if type(holder) is dict:
-            yield _equal(f"{names.bind(holder, 'dict')}[{key}]", edge.value, names)
         case "key":
-            get = (dict.get if is_a(holder, dict) else type(holder).get).__get__(holder)
-            yield _equal(f"{names.bind(get, 'get')}({key}, ABSENT)", edge.value, names)
-        case "index":
+            yield _key_condition(edge, key, names)
+        case "index" if edge.value is not ABSENT:
             yield _equal(f"{names.bind(holder, 'list')}[{key}]", edge.value, names)
-        case "cell" if edge.value is ABSENT:
-            yield (
-                f"{names.bind(look, 'look')}('cell', {names.bind(holder, 'cell')}, None) is ABSENT"
-            )
+        case "cell" | "index" as kind if edge.value is ABSENT:
+            found = f"{names.bind(look, 'look')}({kind!r}, {names.bind(holder, kind)}, {key})"
+            yield f"{found} is ABSENT"
         case "cell":
             yield _equal(f"{names.bind(holder, 'cell')}.cell_contents", edge.value, names)
         case "attr" if edge.value is not ABSENT and is_usable(edge.key):
@@ -159,6 +153,17 @@ def _conditions(edge: Edge, names: Namespace) -> Iterator[str]:  # noqa: C901 - 
         case _:
             value, same = names.bind(edge.value, "seen"), names.bind(_quick(edge), "same")
             yield f"{same}() or seen({names.bind(holder, 'of')}) == {value}"
+
+
+def _key_condition(edge: Edge, key: str, names: Namespace) -> str:
+    """A condition on an entry of a mapping."""
+    holder = edge.holder
+    if edge.value is ABSENT:
+        return f"{key} not in {names.bind(holder, 'dict')}"
+    if type(holder) is dict:
+        return _equal(f"{names.bind(holder, 'dict')}[{key}]", edge.value, names)
+    get = (dict.get if is_a(holder, dict) else type(holder).get).__get__(holder)
+    return _equal(f"{names.bind(get, 'get')}({key}, ABSENT)", edge.value, names)
 
 
 def _own_condition(edge: Edge, key: str, names: Namespace) -> str:

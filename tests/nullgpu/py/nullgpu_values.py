@@ -471,6 +471,16 @@ def _(
     return y.to(weight.dtype), bags.to(ids.dtype), sizes, largest if mode == 2 else ids.new_empty(0)
 
 
+@values("log_sigmoid_forward")
+def _(x):
+    return torch.nn.functional.logsigmoid(x), x.new_empty(0)
+
+
+@values("log_sigmoid_backward")
+def _(g, x, buffer):
+    return g * torch.sigmoid(-x)
+
+
 @values("_fused_dropout")
 def _(x, keep, generator=None):
     m = torch.rand(x.shape) < keep

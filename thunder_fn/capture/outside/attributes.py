@@ -55,6 +55,7 @@ from thunder_fn.capture.outside.reads import (
     CONTAINERS,
     HEAP_TYPE,
     dict_of,
+    fields_of,
     is_a,
     length_of,
 )
@@ -231,6 +232,8 @@ class Attributes(Reached):
 
     def attribute_of_new(self, value: Any, name: str, path: str) -> Sequence[Any]:
         """An attribute of an object that the function made, of its own or of its class."""
+        if is_a(value, Frame):  # what `sys._getframe` gives
+            return (self.reach(value.globals, path),) if name == "f_globals" else ()
         cls, own = type(value), own_attribute(value, name)
         if is_a(value, Made):
             cls, own = value.cls, ABSENT
@@ -278,6 +281,7 @@ class Attributes(Reached):
         if name != "__class__":
             self.iterator(value, path.rpartition(".")[0], is_used=True)
         is_slot = is_a(of_class, (types.MemberDescriptorType, types.GetSetDescriptorType))
+        is_slot = is_slot or type(of_class).__module__ == "_ctypes"
         if is_a(value, types.FunctionType) and name in _OF_FUNCTIONS:
             self.content(found := self.edge("attr", value, name, path, is_by_value=True), path)
             return (found,)
@@ -350,8 +354,10 @@ class Attributes(Reached):
             self.edge("type", reference, None, f"the class of {path}")
         self.edge("class", type(value), name, path)
         self.reach(of_class, path)
-        if is_a(of_class, property) and is_of_library(value):
+        if is_a(of_class, property) and (is_of_library(value) or not is_seen(of_class.fget)):
             self.fields(value, path.rpartition(".")[0])
+            if fields_of(value) is None:
+                self.edge("attr", value, name, path, is_by_value=True)
         return self.bound(of_class, value, frame)
 
     def module_attribute(self, value: torch.nn.Module, name: str, path: str) -> Sequence[Any]:

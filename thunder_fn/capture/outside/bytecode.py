@@ -383,8 +383,10 @@ def _load_item(r: _Reader, one: dis.Instruction) -> None:
 @_instruction("CONTAINS_OP")
 def _contains(r: _Reader, one: dis.Instruction) -> None:
     key, of = r.pop(2)
-    r.push(r.item(of, key))
-    r.stack[-1] = None
+    item = r.item(of, key)
+    if item is not None:
+        r.use(("in", *item[1:]))
+    r.stack.append(None)
 
 
 @_instruction("IS_OP")
@@ -630,6 +632,30 @@ def _super(r: _Reader, call: _Call) -> bool:
     return True
 
 
+@_callee("dir")
+@_callee("dir", "getmembers", "getmembers_static", table=_METHODS)
+def _all_attributes(r: _Reader, call: _Call) -> bool:
+    """Read a call that asks for the names of all attributes."""
+    if not call.known:
+        return False
+    of = call.arguments[0]
+    _any_call(r, call)
+    r.push_any([r.pop_one(), of and ("attr", of, None)])
+    r.use(("attr", of, None))
+    return True
+
+
+@_callee("get_type_hints", "getclosurevars")
+@_callee("get_type_hints", "getclosurevars", table=_METHODS)
+def _read_definition(r: _Reader, call: _Call) -> bool:
+    """Read a call that looks at annotations, or at the cells of a function."""
+    for of in call.known[:1]:
+        r.end(r.attribute(of, ("const", "__annotations__")))
+        cell = ("each", r.attribute(of, ("const", "__closure__")))
+        r.end(r.attribute(cell, ("const", "cell_contents")))
+    return False
+
+
 @_callee("vars")
 def _vars(r: _Reader, call: _Call) -> bool:
     if not call.known:
@@ -683,7 +709,11 @@ def _constant(r: _Reader, call: _Call) -> bool:
 def _get(r: _Reader, call: _Call) -> bool:
     if call.is_spread:
         return False
-    r.push(r.item(call.owner, call.arguments[0] if call.arguments else None))
+    found = r.item(call.owner, call.arguments[0] if call.arguments else None)
+    _any_call(r, call)  # a class of the user's may have a method of this name
+    r.push_any([r.pop_one(), found])
+    if found is not None:
+        r.use(found)
     return True
 
 
@@ -701,5 +731,6 @@ def _getattribute(r: _Reader, call: _Call) -> bool:
 def _view(r: _Reader, call: _Call) -> bool:
     if call.known:
         return False
-    r.stack.append(call.owner)
+    _any_call(r, call)
+    r.push_any([r.pop_one(), call.owner])
     return True

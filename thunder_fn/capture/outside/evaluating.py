@@ -7,6 +7,7 @@ from __future__ import annotations
 import abc
 import builtins
 import contextvars
+import inspect
 import itertools
 import os
 import random
@@ -22,7 +23,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.outside.answers import ASKED_AGAIN, OfTensors, Registered, members_of
 from thunder_fn.capture.outside.attributes import Attributes, results_of
-from thunder_fn.capture.outside.code_frames import Frame, Memo, Settled
+from thunder_fn.capture.outside.code_frames import Frame, Memo, Settled, callers
 from thunder_fn.capture.outside.edges import Constant, Edge, constant, look
 from thunder_fn.capture.outside.expressions import (
     TAGGED,
@@ -43,6 +44,7 @@ from thunder_fn.capture.outside.kinds import (
     is_of_library,
     is_open,
     is_ours,
+    is_python,
     is_shown_by_c,
     is_unseen,
     members_of_enum,
@@ -376,9 +378,10 @@ class Evaluator(Attributes):
         _, of, key = source
         found: list[Any] = []
         values = self.value(of, frame, memo)
-        if not values and key is not None and key[0] == "const" and is_of_python(key):
+        is_named = key is not None and key[0] == "const" and is_of_python(key)
+        if is_named and not values:
             self.unknown.add(key[1])
-        if is_of_python(key) and key[0] == "const" and self.is_any_tensor(of, values, frame, memo):
+        elif is_named and self.is_any_tensor(of, values, frame, memo):
             found += self.attribute_of_tensors(key[1], f"{text(of)}.{escaped(str(key[1]))}")
         for value in values:
             if self.is_data(value) and not is_a(value, torch.Tensor):
@@ -443,6 +446,15 @@ class Evaluator(Attributes):
                 keys = None if is_a(value, contextvars.ContextVar) else self.keys(key, frame, memo)
                 found += self.item(value, keys, self.path(value, text(of)), frame)
         return found
+
+    def contained_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
+        """A question whether something is in a container: in a sequence, all items count."""
+        _, of, key = source
+        for value in self.value(of, frame, memo):
+            if not self.is_data(value):
+                keys = None if is_a(value, (list, tuple)) else self.keys(key, frame, memo)
+                self.item(value, keys, self.path(value, text(of)), frame)
+        return ()
 
     def note_before(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
         """A place is written in this frame: an edge to it is read before that."""
@@ -574,6 +586,8 @@ class Evaluator(Attributes):
             if is_a(callee, FUNCTIONS) or not self.is_outside(callee):
                 continue
             self.attribute_of_class(callee, "__call__")
+            if is_of_library(callee) and is_python(look("class", type(callee), "__call__")):
+                self.edge("content", callee, None, self.path(callee, text(target)))
         return found
 
     def given_by(self, callee: Any, path: str, frame: Frame) -> list[Any]:
@@ -587,6 +601,8 @@ class Evaluator(Attributes):
             return [self.reach(one, path) for one in known] if len(known) <= LONG else []
         if callee is locals:
             return list(frame.locals)
+        if callee in (sys._getframe, inspect.currentframe):  # pyright: ignore[reportPrivateUsage]
+            return [*callers(frame)]
         if callee is globals:
             return [self.reach(frame.globals, "globals()")]
         if is_a(callee, weakref.ref) and self.edge("alive", callee, None, f"{path}()"):
@@ -698,5 +714,6 @@ RULES: dict[str, Callable[..., Sequence[Any]]] = {
     "each": Evaluator.each_values,
     "attr": Evaluator.attribute_values,
     "item": Evaluator.item_values,
+    "in": Evaluator.contained_values,
 }
 """The evaluation of each kind of expression."""

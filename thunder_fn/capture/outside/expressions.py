@@ -25,6 +25,7 @@ Source: TypeAlias = tuple[Any, ...] | None
     ("global", name), ("cell", name), ("local", name), ("const", value), ("code", code)
     ("attr", of, key)            of.key, and getattr
     ("item", of, key)            of[key], of.get(key), key in of
+    ("in", of, key)              it is asked whether it is in there
     ("each", of)                 any item of it, as a loop gets it
     ("any", sources)             one of several
     ("call", target, arguments)  the result of a call
@@ -171,6 +172,7 @@ def _is_live(source: Any, names: set[str], gives: bool) -> bool:
             | "mutated"
             | "attr"
             | "item"
+            | "in"
             | "each"
             | "whole"
             | "fields"

@@ -308,6 +308,8 @@ def is_opaque(value: Any) -> bool:
     if is_a(value, (*NO_FIELDS, *CONTAINERS, *VIEWS)) or type(value) is object or callable(value):
         return False
     module = type(value).__module__
+    if any(base.__module__ == "_ctypes" for base in type(value).__mro__):
+        return True
     return not (
         module.partition(".")[0] in _SETTLED
         or hasattr(type(value), "__next__")

@@ -195,8 +195,12 @@ class Watch(Evaluator):
 
     def answered(self, function: Any, path: str, kept: dict[Any, Any], before: Any) -> None:
         """Guard the answers that a cached function has, if it was called."""
-        if function.cache_info()[:2] == before:
+        info, (hits, misses, known) = function.cache_info(), before
+        if (info.hits, info.misses) == (hits, misses):
             return
+        if info.hits > hits and not known <= kept.keys():
+            forgotten = Constant(f"an answer that {path} forgot", *place_of(function.__wrapped__))
+            self.constants.setdefault(forgotten.text, forgotten)
         if len(kept) > MAX_ANSWERS:
             constant = Constant(f"one of many answers of {path}", *place_of(function.__wrapped__))
             self.constants.setdefault(constant.text, constant)
