@@ -3,7 +3,7 @@
 Every row is a class of reads: a test that a new kind of read is guarded begins with a row here.
 """
 
-# ruff: noqa: B007, B024, B039, B905, C417, E741, F841, RUF059, UP028, UP031, RUF015  # the rows are written in the many ways in which users write
+# ruff: noqa: B007, B009, B010, B024, B039, B905, C417, E741, F841, RUF059, UP028, UP031, RUF015  # the rows are written in the many ways in which users write
 
 from __future__ import annotations
 
@@ -3400,3 +3400,10 @@ def field_of_a_structure():
 
     o = Of(2.0)
     return (lambda x: x * o.k), lambda: setattr(o, "k", 3.0)
+
+
+@row
+def attribute_of_a_module_with_two_underscores():
+    m = nn.Identity()
+    setattr(m, "__k", 2.0)
+    return (lambda x: x * getattr(m, "__k")), lambda: setattr(m, "__k", 3.0)
