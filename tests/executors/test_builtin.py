@@ -424,6 +424,26 @@ def test_cudagraphs_record_each_size() -> None:
     assert len(said) == 1
 
 
+@pytest.mark.filterwarnings("error")
+def test_cudagraphs_that_nobody_asked_for_record_the_sizes_that_come_often() -> None:
+    """Where a recording pays at that size. Others make room for them, without a word."""
+    device, asked = Rerun(), list[Any]()
+
+    def why_not(trace: Any) -> str | None:
+        asked.append(trace.inputs[0].type.shape[0])
+        return "it is large" if asked[-1] > 20 else None
+
+    graphs = CudaGraphs("graphs", device, why_not=why_not)
+    f = jit(lambda x: x.sin() * 2, executors=[graphs])
+    for size in (4, 5, *range(6, 20), *(4, 5, 30) * 5):
+        assert torch.equal(f(x := torch.randn(size, 3)), x.sin() * 2)
+    assert (device.recorded, device.replayed) == (2, 6)
+    assert asked.count(30) == 1 and all(isinstance(size, int) for size in asked)
+    for size in (*range(31, 50), 4, 5):
+        f(torch.randn(size, 3))
+    assert (device.recorded, device.replayed) == (2, 8)
+
+
 @pytest.mark.parametrize(
     ("f", "reason"),
     [

@@ -189,6 +189,29 @@ def test_offloaded_values_go_to_the_cpu_and_back() -> None:
     assert names_in(split.backward).count("aten._to_copy.default") == 1
 
 
+def test_offloaded_values_are_on_the_device_where_they_are_needed_only() -> None:
+    """A copy follows what makes its value, and comes before its first reader. Random numbers keep their order."""
+
+    def deep(x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = torch.nn.functional.dropout(tfn.checkpoint_name(x.sin(), "hidden")).cos()
+        return x.sum()
+
+    x, offloaded = torch.randn(4), checkpoint(deep, POLICIES["offload"])
+    torch.manual_seed(0)
+    leaf = x.clone().requires_grad_()
+    (wanted,) = torch.autograd.grad(deep(leaf), leaf)
+    torch.manual_seed(0)
+    torch.testing.assert_close(tfn.grad(offloaded)(x), wanted)
+    split = forward_backward(tfn.trace(lambda x: offloaded(x), x), (True,), (True,))
+    forward, backward = names_in(split.forward), names_in(split.backward)
+    copy = "aten._to_copy.default"
+    places = [at for at, name in enumerate(forward) if name == copy]
+    assert len(places) == 3 and all("checkpoint_name" in forward[at - 1] for at in places)
+    places = [at for at, name in enumerate(backward) if name == copy]
+    assert len(places) == 3 and "aten.mul.Tensor" in backward[places[0] : places[1]]
+
+
 def test_a_budget_is_met_and_more_bytes_mean_less_work() -> None:
     def deep(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
         for _ in range(4):

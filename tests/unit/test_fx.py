@@ -96,13 +96,18 @@ def test_graphs_of_make_fx(mode: str) -> None:
     assert torch.equal(a, expected["a"][0]) and torch.equal(b, expected["b"]) and torch.equal(c, expected["c"])
 
 
-def test_symbols_of_make_fx_are_refused_by_name() -> None:
+def test_symbols_of_make_fx() -> None:
+    """Reverse mode and vmap are torch.func's there. PyTorch has no forward mode, which is refused by name."""
     f = lambda x: (x.sin() * x).sum()
     for transformed in (tfn.grad(f), tfn.vmap(tfn.grad(f))):
         x = torch.rand(2, 3)
-        with pytest.raises(UnsupportedInput, match="whose sizes are symbols of PyTorch's `make_fx`"):
-            make_fx(transformed, tracing_mode="symbolic")(x)
-        assert torch.equal(make_fx(transformed, tracing_mode="fake")(x)(x + 1), transformed(x + 1))
+        for mode in ("symbolic", "fake"):
+            assert torch.equal(make_fx(transformed, tracing_mode=mode)(x)(x + 1), transformed(x + 1))
+    assert torch.equal(
+        make_fx(tfn.grad(f), tracing_mode="symbolic")(x)(torch.ones(4, 5)), tfn.grad(f)(torch.ones(4, 5))
+    )
+    with pytest.raises(UnsupportedInput, match="whose sizes are symbols of PyTorch's `make_fx`"):
+        make_fx(tfn.jacfwd(f), tracing_mode="symbolic")(x)
 
 
 @pytest.mark.parametrize("count", (1, 2, 3))

@@ -56,6 +56,11 @@ class Vmap(Transformed):
             return whole(*args, **kwargs)
         return self._in_chunks(whole, args, kwargs, dims, size, self.chunk_size)
 
+    def by_torch(self) -> Callable[..., Any]:
+        """The same function by torch.func."""
+        options = (self.in_dims, self.out_dims, self.randomness)
+        return torch.func.vmap(self.fn, *options, chunk_size=self.chunk_size)
+
     def _plan(
         self, capture: Callable[..., Captured], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Plan:

@@ -8,13 +8,15 @@ its result. Of two hooks the first that was registered is called first.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from thunder_fn.capture.recorded import Leaf, Scope, leaves_of
 from thunder_fn.errors import UnsupportedCall
-from thunder_fn.ir.trace import Atom, Source, Var, map_arg, map_args, vars_in
+from thunder_fn.ir.equations import bound, operands_in
+from thunder_fn.ir.trace import Arg, Atom, Source, Var, map_arg, map_args, vars_in
 
 if TYPE_CHECKING:
     from thunder_fn.capture.recorder import Recorder
@@ -47,9 +49,8 @@ def with_hooks(recorder: Recorder, outputs: tuple[Atom, ...]) -> tuple[Atom, ...
 
 def _with_hook(recorder: Recorder, hooked: Hooked, outputs: tuple[Atom, ...]) -> tuple[Atom, ...]:
     own = [leaf for item in hooked.items for leaf in _leaves(item)]
-    bound = {var.index for leaf in own for var in leaf.outputs}
-    read = {var.index for leaf in own for var in leaf.operands} - bound
-    insertion = _Insertion(hooked, read)
+    made = {var.index for var in bound(own)}
+    insertion = _Insertion(hooked, {var.index for var in operands_in(own)} - made)
     insertion.walk(recorder.root)
     if not insertion.is_done:
         recorder.root.items += hooked.items
@@ -90,17 +91,18 @@ class _Insertion:
     def _is_first(self, item: Leaf | Scope) -> bool:
         """Test for the first use. A scope that binds the variable too has the place inside."""
         var, leaves = self.hooked.var.index, list(_leaves(item))
-        if any(one.index == var for leaf in leaves for one in leaf.outputs):
+        if any(one.index == var for one in bound(leaves)):
             return False
-        called = [] if isinstance(item, Leaf) else [*_called(item)]
-        return any(one.index == var for one in (*called, *_operands(leaves)))
+        called = () if isinstance(item, Leaf) else vars_in(_arguments(item))
+        return any(one.index == var for one in (*called, *operands_in(leaves)))
 
     def _walk_inside(self, scope: Scope) -> None:
         if self.is_done:
+            rename = partial(map_arg, self.renamed)
             if scope.args is not None:
-                scope.args = tuple(map_arg(self.renamed, arg) for arg in scope.args)
+                scope.args = tuple(map(rename, scope.args))
             if scope.kwargs is not None:
-                scope.kwargs = tuple((key, map_arg(self.renamed, x)) for key, x in scope.kwargs)
+                scope.kwargs = tuple((key, rename(value)) for key, value in scope.kwargs)
         self.walk(scope)
         if self.is_done and scope.results is not None:
             scope.results = tuple(map(self.renamed, scope.results))
@@ -122,10 +124,6 @@ def _leaves(item: Leaf | Scope) -> Iterator[Leaf]:
         yield from (leaf for leaf, _ in leaves_of(item))
 
 
-def _operands(leaves: Iterable[Leaf]) -> Iterator[Var]:
-    return (var for leaf in leaves for var in leaf.operands)
-
-
-def _called(scope: Scope) -> list[Var]:
-    """The variables in the call that a scope is."""
-    return vars_in((*(scope.args or ()), *(value for _, value in scope.kwargs or ())))
+def _arguments(scope: Scope) -> tuple[Arg, ...]:
+    """The arguments of the call that a scope is."""
+    return (*(scope.args or ()), *(value for _, value in scope.kwargs or ()))

@@ -121,13 +121,8 @@ def _conditions(edge: Edge, names: Namespace) -> Iterator[str]:  # noqa: C901 - 
     match edge.kind:
         case "key" if edge.owner is not None:
             yield _own_condition(edge, key, names)
-        case "key" if edge.value is ABSENT:
-            yield f"{key} not in {names.bind(holder, 'dict')}"
-        case "key" if type(holder) is dict:
-            yield _equal(f"{names.bind(holder, 'dict')}[{key}]", edge.value, names)
         case "key":
-            get = (dict.get if is_a(holder, dict) else type(holder).get).__get__(holder)
-            yield _equal(f"{names.bind(get, 'get')}({key}, ABSENT)", edge.value, names)
+            yield _key_condition(edge, key, names)
         case "index" if edge.value is not ABSENT:
             yield _equal(f"{names.bind(holder, 'list')}[{key}]", edge.value, names)
         case "cell" | "index" as kind if edge.value is ABSENT:
@@ -158,6 +153,17 @@ def _conditions(edge: Edge, names: Namespace) -> Iterator[str]:  # noqa: C901 - 
         case _:
             value, same = names.bind(edge.value, "seen"), names.bind(_quick(edge), "same")
             yield f"{same}() or seen({names.bind(holder, 'of')}) == {value}"
+
+
+def _key_condition(edge: Edge, key: str, names: Namespace) -> str:
+    """A condition on an entry of a mapping."""
+    holder = edge.holder
+    if edge.value is ABSENT:
+        return f"{key} not in {names.bind(holder, 'dict')}"
+    if type(holder) is dict:
+        return _equal(f"{names.bind(holder, 'dict')}[{key}]", edge.value, names)
+    get = (dict.get if is_a(holder, dict) else type(holder).get).__get__(holder)
+    return _equal(f"{names.bind(get, 'get')}({key}, ABSENT)", edge.value, names)
 
 
 def _own_condition(edge: Edge, key: str, names: Namespace) -> str:

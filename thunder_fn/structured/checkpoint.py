@@ -276,7 +276,7 @@ def _called(f: Callable[..., Any]) -> Callable[..., Any]:
 def _eager(f: Callable[..., Any], policy: Policy, args: Any, kwargs: Any) -> Any:
     """Call PyTorch's own checkpoint: outside a trace there is nothing to transform."""
     follows = torch.is_grad_enabled() and not internals.inside_torch_func()
-    if policy is everything_saveable or not follows:
+    if policy is everything_saveable or not follows or internals.is_make_fx():
         return f(*args, **kwargs)
     if torch.compiler.is_compiling():  # Dynamo knows the contexts of selective checkpoints only
         return torch.utils.checkpoint.checkpoint(f, *args, use_reentrant=False, **kwargs)

@@ -318,6 +318,7 @@ def while_loop(
 @spelled(
     cond_fun="cond_fn", body_fun="body_fn", init_val="carried_inputs", max_trip_count="max_steps"
 )
+@internals.with_twin(internals.dynamo_while_loop)
 def while_loop(
     cond_fn: Callable[..., Any],
     body_fn: Callable[..., Any],

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch._C._dynamo.eval_frame import (
@@ -520,6 +520,48 @@ def outside_dynamo(fn: Callable[..., Any]) -> Callable[..., Any]:
     )
     called._torchdynamo_disable = True  # pyright: ignore[reportFunctionMemberAccess]
     return called
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def skipped_by_dynamo(fn: F) -> F:
+    """Mark a function as one of which Dynamo compiles nothing. Unlike `outside_dynamo` it adds
+    nothing to a call.
+    """
+    skip = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
+    set_code_exec_strategy(fn.__code__, skip)  # pyright: ignore[reportFunctionMemberAccess]
+    fn._torchdynamo_disable = True  # type: ignore[attr-defined]  # pyright: ignore[reportFunctionMemberAccess]
+    return fn
+
+
+def with_twin(twin: Callable[..., Any] | None = None) -> Callable[[F], F]:
+    """Keep Dynamo out of a function. Where it has to compile all in one graph, it takes the twin, a
+    function of PyTorch's that it knows.
+    """
+
+    def decorate(fn: F) -> F:
+        alone = outside_dynamo(fn)
+
+        @functools.wraps(fn)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            if not torch.compiler.is_dynamo_compiling():
+                return fn(*args, **kwargs)
+            if twin is not None and is_one_graph():
+                return twin(*args, **kwargs)
+            return alone(*args, **kwargs)
+
+        return called  # type: ignore[return-value]
+
+    return decorate
+
+
+@constant_of_dynamo
+def is_one_graph() -> bool:
+    """Test, at a call by Dynamo, whether it compiles with `fullgraph=True`."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    return bool(InstructionTranslator.current_tx().one_graph)
 
 
 @functools.cache

@@ -210,6 +210,9 @@ class CustomFunction:
     """The call that sets the rule, and when it has to stand."""
     __call__: Callable[..., Any]
 
+    def __init_subclass__(cls) -> None:
+        cls.__call__ = internals.outside_dynamo(cls.__call__)
+
     def __init__(self, f: Callable[..., Any], nondiff_argnums: Sequence[int] = ()) -> None:
         functools.update_wrapper(self, f)
         self.f = f
