@@ -3,7 +3,7 @@
 Every row is a class of reads: a test that a new kind of read is guarded begins with a row here.
 """
 
-# ruff: noqa: B007, B009, B010, B024, B039, B905, C417, E741, F841, RUF059, UP028, UP031, RUF015  # the rows are written in the many ways in which users write
+# ruff: noqa: B007, B024, B039, B905, C417, E741, F841, RUF059, UP028, UP031, RUF015  # the rows are written in the many ways in which users write
 
 from __future__ import annotations
 
@@ -3407,3 +3407,17 @@ def attribute_of_a_module_with_two_underscores():
     m = nn.Identity()
     setattr(m, "__k", 2.0)
     return (lambda x: x * getattr(m, "__k")), lambda: setattr(m, "__k", 3.0)
+
+
+@row
+def object_that_torch_functions_take():
+    class Scale:
+        def __init__(self):
+            self.k = 2.0
+
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            return func(*[one.k if isinstance(one, Scale) else one for one in args])
+
+    scale = Scale()
+    return (lambda x: torch.mul(x, scale)), lambda: setattr(scale, "k", 3.0)
