@@ -141,6 +141,15 @@ NOT_PUSHED = frozenset(
 )
 """Ops whose forward derivative in PyTorch is wrong: zero for products, say."""
 
+PUSHED_ONCE = frozenset(
+    f"aten.{name}.default"
+    for name in ("_linalg_eigh", "_safe_softmax", "cumprod", "linalg_eig", "log_sigmoid_forward")
+)
+"""Ops whose forward derivative is right, but has a wrong derivative itself.
+
+That of `eigh` divides by zero and selects afterwards; that of `logsigmoid` is constant at 0.
+"""
+
 ONCE = frozenset(
     f"aten.{name}.default"
     for name in ("cumprod", "_linalg_slogdet", "_linalg_det", "_linalg_solve_ex", "linalg_lu_solve")
