@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from thunder_fn import torch_internals as internals
 from thunder_fn.derived.quirks.backwards import BACKWARDS
 from thunder_fn.derived.quirks.collectives import mean_scattered
 from thunder_fn.derived.quirks.ctc import ctc_loss, ctc_loss_backward
@@ -386,3 +387,8 @@ DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     "aten.index_put.default": index_put,
     "aten._unsafe_index_put.default": index_put,
 }
+
+internals.compose_by(
+    aten.multilabel_margin_loss_forward.default,
+    DECOMPOSITIONS["aten.multilabel_margin_loss_forward.default"],
+)
