@@ -15,6 +15,8 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeGuard, TypeVar
 
+from thunder_fn.lines import calling_frame
+
 if TYPE_CHECKING:
     from thunder_fn.ir.trace import Source
 
@@ -22,8 +24,23 @@ if TYPE_CHECKING:
 LINK = "Docs: "
 
 
+class Located(str):
+    """A text that `located` laid out, and its parts."""
+
+    parts: tuple[str, str | None, Source | str | None, str | None]
+
+
 class ThunderError(Exception):
-    """Base class of all errors of thunder_fn."""
+    """Base class of all errors of thunder_fn.
+
+    The user's line is that of `source`; of the equation that an interpreter was at, where the error
+    says nothing; or else of the call that the user made.
+    """
+
+    _equation: str | None = None
+    _source: str | None = None
+    _fix: str | None = None
+    _is_located: bool = True
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """The error with a note that names its page: tracebacks show it, `str(error)` is the
@@ -40,15 +57,33 @@ class ThunderError(Exception):
         self,
         *args: object,
         equation: str | None = None,
-        source: Source | None = None,
+        source: Source | str | None = None,
         fix: str | None = None,
     ) -> None:
-        """Lay out the text of the error: see `located`. Without keywords it is complete already, as
-        that of an unpickled error is.
-        """
-        if not (equation is source is fix is None):
-            args = (located(str(args[0]), equation=equation, source=source, fix=fix),)
+        """Keep the parts of the text: see `located`, whose text may be given in their place."""
+        if args and isinstance(args[0], Located):
+            (what, equation, source, fix), args = args[0].parts, args[1:]
+            args = (what, *args)
         super().__init__(*args)
+        self._equation, self._fix = equation, fix
+        self._source = None if source is None else str(source)
+        self._is_located = source is not None
+        if source is None and (frame := calling_frame()) is not None:
+            code = frame.f_code
+            self._source = f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"
+
+    @property
+    def what(self) -> str:
+        """The message without the places and the fix."""
+        return super().__str__()
+
+    def locate(self, source: Source | None) -> None:
+        """Take a line of the user's for the origin of an error that names none."""
+        if source is not None and not self._is_located:
+            self._source, self._is_located = str(source), True
+
+    def __str__(self) -> str:
+        return located(self.what, equation=self._equation, source=self._source, fix=self._fix)
 
 
 class TraceTypeError(ThunderError, TypeError, ValueError, RuntimeError):
@@ -121,7 +156,7 @@ class TracedFunctionError(CaptureError):
     message: str = ""
 
     def __str__(self) -> str:
-        return self.message or super().__str__()
+        return self.message or self.what
 
 
 class LookasideError(CaptureError, TypeError):
@@ -264,7 +299,7 @@ class CacheWarning(UserWarning):
 
 class RegionWarning(UserWarning):
     """An executor could not compile a region or record a program, which runs on the torch executor
-    instead; or a compiler that was asked for takes nothing of a program.
+    instead; or an executor that was asked for takes nothing of a program.
     """
 
 
@@ -373,8 +408,12 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def located(
-    what: str, *, equation: str | None = None, source: Source | None = None, fix: str | None = None
-) -> str:
+    what: str,
+    *,
+    equation: str | None = None,
+    source: Source | str | None = None,
+    fix: str | None = None,
+) -> Located:
     """Lay out an error text: what happened, the equation, the user's line, what to write
     instead.
     """
@@ -385,7 +424,9 @@ def located(
         lines.append(f"from:         {escaped(str(source))}")
     if fix is not None:
         lines.append(fix)
-    return "\n".join(lines)
+    text = Located("\n".join(lines))
+    text.parts = what, equation, source, fix
+    return text
 
 
 def with_article(noun: object) -> str:

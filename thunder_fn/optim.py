@@ -242,7 +242,7 @@ class FunctionalOptimizer:
                 "SGD's dampening cannot change: the first step leaves it out, and this state starts"
                 " with a momentum of zeros"
             )
-            raise OptimizerError(f"{what}\nGive `functional_optimizer` a dampening that is not 0.")
+            raise OptimizerError(what, fix="Give `functional_optimizer` a dampening that is not 0.")
         leaves, spec = pytree.flatten(params)
         gradients = _gradients(spec, grads)
         _check_state(state, len(leaves))
@@ -424,7 +424,8 @@ def _check_follows(make: Callable[..., torch.optim.Optimizer]) -> None:
             " option `differentiable`"
         )
         raise OptimizerError(
-            f"{what}\nDetach what the step is given, or write the step as a function of tensors."
+            what,
+            fix="Detach what the step is given, or write the step as a function of tensors.",
         )
 
 
@@ -536,8 +537,9 @@ def functional_optimizer(
         name = type(make).__name__
         what = f"functional_optimizer: expected an optimizer class, given an instance, {name}(...)"
         raise OptimizerError(
-            f"{what}\nWrite `functional_optimizer(torch.optim.{name}, lr=...)`: `init` takes the"
-            " parameters."
+            what,
+            fix=f"Write `functional_optimizer(torch.optim.{name}, lr=...)`: `init` takes the"
+            " parameters.",
         )
     if not callable(make):
         what = f"functional_optimizer: expected an optimizer class, given {kind_of(make)}"
@@ -550,7 +552,7 @@ def functional_optimizer(
             " function of gradients"
         )
         raise OptimizerError(
-            f"{what}\nUse the optimizer as it is, on the parameters of a jitted module."
+            what, fix="Use the optimizer as it is, on the parameters of a jitted module."
         )
     return FunctionalOptimizer(make, tuple(sorted(options.items())))
 

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import thunder_fn as tfn
+from tests.messages import message_of
 from thunder_fn.capture import pytree
 from thunder_fn.distributed.ranks import evaluate_ranks
 from thunder_fn.errors import RewriteError, VmapError
@@ -270,7 +271,7 @@ def test_experts_that_do_not_fit() -> None:
     ):
         with pytest.raises(RewriteError) as error:
             make()
-        assert text in str(error.value)
+        assert text in message_of(error.value)
 
 
 def test_ragged_rows_are_not_batched() -> None:

@@ -22,6 +22,7 @@ from torch.nn import functional as F
 import thunder_fn as tfn
 from tests.distributed import worker
 from tests.forks import Done
+from tests.messages import message_of
 from thunder_fn.distributed.ranks import evaluate_ranks
 from thunder_fn.errors import RewriteError
 from thunder_fn.executors import lower
@@ -196,19 +197,19 @@ def test_misuse() -> None:
     loss, _, _ = problem()
     with pytest.raises(RewriteError) as error:
         tfn.fsdp(loss, 4)
-    assert str(error.value) == (
+    assert message_of(error.value) == (
         "expected a DeviceMesh, given an int\n"
         'Write `torch.distributed.device_mesh.init_device_mesh("cpu", (size,))` under torchrun.'
     )
     with pytest.raises(RewriteError) as error:
         tfn.fsdp(Net(2, 1), simulated(2)[0]).state_dict()
-    assert str(error.value) == (
+    assert message_of(error.value) == (
         "restore: the 2 ranks of fsdp are simulated and cannot answer\n"
         "Run `rewrite(params, ...).restore` with `evaluate_ranks`."
     )
     with pytest.raises(RewriteError) as error:
         tfn.fsdp(Net(2, 1), simulated(2)[0])(torch.tensor([1]))
-    assert str(error.value) == (
+    assert message_of(error.value) == (
         "fsdp_Net: the 2 ranks of fsdp are simulated and cannot answer\n"
         "Run `rewrite(params, ...).compute` with `evaluate_ranks`."
     )
@@ -219,7 +220,7 @@ def test_misuse() -> None:
     ):
         with pytest.raises(RewriteError) as error:
             module.sharded_state_dict()
-        assert str(error.value) == (
+        assert message_of(error.value) == (
             f"sharded_state_dict: the parameters are no DTensors: {why}\nUse `state_dict`, which has whole parameters."
         )
     with pytest.raises(RewriteError, match=r"fsdp: zero is 2 or 3, given 1"):
@@ -265,9 +266,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ranks")
     _, _, (first, second), (reducing, _) = launch(
         folder,
-        "4:fsdp_losses,save_shares,save_codes,pipelined,attend,load_on_three",
+        "4:fsdp_losses,save_shares,save_codes,pipelined,planned,attend,load_on_three",
         "4:die_one_by_one",
-        "2:ddp_losses,load,load_shares,load_codes,load_rounded,resume,compose,pipelined,attend,send_tokens,overlapped,beside_pytorch,begin_apart,stay_away,disagree,die",
+        "2:ddp_losses,load,load_shares,load_codes,load_rounded,resume,compose,pipelined,planned,attend,send_tokens,overlapped,beside_pytorch,begin_apart,stay_away,disagree,die",
         "2:die_before_reducing",
     )
     (folder / "died.txt").write_text(first.text)

@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import thunder_fn as tfn
+from tests.messages import message_of
 from thunder_fn.distributed.agreement import _bits
 from thunder_fn.distributed.heartbeat import text_on_ranks
 from thunder_fn.errors import DistributedError, RewriteError
@@ -78,7 +79,7 @@ def test_a_rank_that_is_lost_before_the_backward_of_eager_code_is_an_error_that_
     loss = tfn.fsdp(model(), mesh, zero=zero)(torch.randn(2, 3).double()).sum()
     with pytest.raises(DistributedError) as error, Sent(lost="reduce_scatter_tensor"):
         loss.backward()
-    lines = str(error.value).splitlines()
+    lines = message_of(error.value).splitlines()
     name = "_c10d_functional.reduce_scatter_tensor.default"
     assert lines[0] == f"{name}: the collective failed on the only rank: Connection reset by peer"
     assert lines[1].startswith("in equation:") and "= _c10d_functional.reduce_scatter_tensor.default(" in lines[1]
@@ -221,7 +222,7 @@ def test_optimizers_whose_state_is_no_share(mesh: DeviceMesh) -> None:
     ):
         with pytest.raises(RewriteError) as error:
             module.sharded_optimizer_state_dict(optimizer)
-        assert str(error.value) == text
+        assert message_of(error.value) == text
     before, optimizer = module.state_dict(), torch.optim.AdamW(module.parameters())
     state = module.sharded_optimizer_state_dict(optimizer)
     torch.testing.assert_close(module.state_dict(), before, rtol=0, atol=0)

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
 import thunder_fn as tfn
+from tests.messages import message_of
 from thunder_fn.capture import pytree
 from thunder_fn.distributed.ranks import evaluate_ranks
 from thunder_fn.errors import DistributedError, MissingRule, RewriteError
@@ -148,7 +149,7 @@ def test_schedules_that_are_none() -> None:
     ):
         with pytest.raises(DistributedError) as error:
             Schedule(rows)
-        assert text in str(error.value)
+        assert text in message_of(error.value)
 
 
 # ---- steps ----
@@ -307,6 +308,36 @@ def test_over_another_dim_of_the_mesh() -> None:
     assert seen == 2 * len(params)
 
 
+@pytest.mark.parametrize("stages", [2, ["layers.1"]])
+def test_shards_are_gathered_by_the_stage_that_reads_them(stages: Any) -> None:
+    """What is gathered ahead was sent from stage to stage before it had arrived: another loss in one step of ten."""
+    groups, partitions = simulated_mesh(pipe=2, data=2)
+    loss, params, batch = problem(2, rows=8)
+    halves = [[x.chunk(2)[at] for x in batch] for at in range(2)]
+    plain = [tfn.fsdp(loss, g["data"], zero=2, prefetch=2) for g in groups]
+    steps = [tfn.pipeline(f, g["pipe"], stages=stages, micro=2) for f, g in zip(plain, groups, strict=True)]
+    held = [f.prepare(params) for f in plain]
+    mine = [halves[g["data"].rank] for g in groups]
+    traces = [tfn.trace(s, own, *b) for s, own, b in zip(steps, held, mine, strict=True)]
+    found = evaluate_ranks(traces, [[*own.values(), *b] for own, b in zip(held, mine, strict=True)], partitions)
+    whole = [dict(zip(sorted(params), eager(loss, params, 2, *half)[1], strict=True)) for half in halves]
+    for g, step, trace, own, b, (_, *grads) in zip(groups, steps, traces, held, mine, found, strict=True):
+        travelling = {
+            var.index
+            for one in trace.equations
+            if ops.is_collective(one.op) and "wait" not in one.op.name and one.op != ops.RECEIVE
+            for var in one.outputs
+        }
+        assert all(one.operands[0].index not in travelling for one in trace.equations if one.op == ops.SEND)
+        names = [name for name, leaf in step.prepare(own, *b).items() if not leaf.is_meta]
+        assert [name for name in names if name.startswith("layers.")]
+        assert not [name for name in names if name.startswith(f"layers.{1 - g['pipe'].rank}.")]
+        for name, grad in zip(names, grads, strict=True):
+            mean = (whole[0][name] + whole[1][name]) / 2
+            rows = F.pad(mean, [0, 0] * (mean.dim() - 1) + [0, 2 * grad.shape[0] - mean.shape[0]])
+            torch.testing.assert_close(grad, rows.chunk(2)[g["data"].rank])
+
+
 def test_shares_of_layers_within_stages() -> None:
     """Each rank's number, which is no parameter with a gradient, stays with the rank and has None."""
     groups, partitions = simulated_mesh(pipe=2, tensor=2)
@@ -404,6 +435,12 @@ def test_misuse() -> None:
     for make, text in (
         (lambda: tfn.pipeline(loss, first, schedule="1b1f"), "pipeline: schedule is 'gpipe', '1f1b', 'interleaved'"),
         (lambda: tfn.pipeline(loss, first, micro=0), "pipeline: micro is a number from 1 on, given 0"),
+        (
+            lambda: tfn.pipeline(tfn.checkpoint(loss), first)(params, *batch),
+            "the whole loss is one checkpoint, which has no stages",
+        ),
+        (lambda: tfn.pipeline(loss, first, stages="layers.1"), "stages is a number from 1 on or names of modules"),
+        (lambda: tfn.pipeline(loss, first, stages=2.0), "names of modules, given 2.0"),  # pyright: ignore[reportArgumentType]
         (lambda: tfn.pipeline(loss, first, stages=3), "pipeline: the schedule has 2 stages, and there are 3"),
         (lambda: tfn.pipeline(loss, first, schedule=one_f_one_b(3, 2)), "has 3 ranks, and there are 2"),
         (lambda: tfn.pipeline(loss, first, micro=5)(params, *batch), "12 examples are no 5 micro-batches"),
@@ -422,4 +459,4 @@ def test_misuse() -> None:
     ):
         with pytest.raises(RewriteError) as error:
             make()
-        assert text in str(error.value)
+        assert text in message_of(error.value)

@@ -11,6 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 import thunder_fn as tfn
 from tests.distributed.test_simulated_meshes import gradients, problem
+from tests.messages import message_of
 from thunder_fn.distributed.ranks import GATHER, REDUCE, SCATTER, WAIT, evaluate_ranks
 from thunder_fn.distributed.schedule import overlapped, with_collectives_unfolded
 from thunder_fn.errors import RewriteError
@@ -161,4 +162,4 @@ def test_what_prefetch_and_bucket_are_not() -> None:
     ):
         with pytest.raises(RewriteError) as error:
             tfn.fsdp(loss, simulated(2)[0], **options)
-        assert str(error.value) == text
+        assert message_of(error.value) == text

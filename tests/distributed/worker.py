@@ -300,6 +300,36 @@ def compose(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
     torch.testing.assert_close(module.clip_grad_norm_(1.0), norm, check_dtype=False)
 
 
+def planned(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
+    """A loss compiled with the plan of a search: the loss and the gradients are those of eager, of the whole batch."""
+    module = model(2)
+    params = {name: value.detach() for name, value in module.named_parameters()}
+
+    def loss(params: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(torch.func.functional_call(module, params, (x,)).flatten(0, 1), y.flatten())
+
+    x, y = batches()[0][:, :-1], batches()[0][:, 1:]
+    own = {name: value.clone().requires_grad_() for name, value in params.items()}
+    value = loss(own, x, y)
+    value.backward()
+    grads: Any = {name: p.grad for name, p in own.items()}
+    empty = {name: p.to("meta") for name, p in params.items()}, *(t.chunk(size)[0].to("meta") for t in (x, y))
+    cuts = ({"micro": (2,), "stages": (2,)}, {"micro": (2,), "blocks": [*module.blocks], "keeps": ("none",)})
+    cuts += ({"tensor": (2,), "split": PLAN, "micro": (1,)},)
+    for choices in cuts if size == 2 else cuts[:1]:
+        found: Any = tfn.plan(loss, empty, "h100", size, search=choices)
+        step: Any = tfn.compile(loss, recipe=found.recipe, executors="torch")
+        part = step.part(x, y)
+        held = step.prepare(params, *part)
+        its, mine = step(held, *part)
+        its = its.clone()
+        dist.all_reduce(its)
+        torch.testing.assert_close(its / size, value.detach())
+        expected = step.cut.prepare(grads)
+        for name, grad in mine.items():
+            torch.testing.assert_close(expected[name] if grad is not None else None, grad)
+
+
 def pipelined(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
     """Steps of a pipeline, eager and jitted: those of a loop over micro-batches, to the bit."""
     module, micro = model(4), size
@@ -565,6 +595,7 @@ SCENARIOS: dict[str, Callable[[DeviceMesh, int, int, Path], None]] = {
         resume,
         compose,
         pipelined,
+        planned,
         attend,
         send_tokens,
         overlapped,

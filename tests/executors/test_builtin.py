@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import thunder_fn as tfn
+from tests.messages import message_of
 from thunder_fn import grad, jit, torch_internals as internals
 from thunder_fn.errors import ExecutorError, JitError, RegionWarning, VerificationError
 from thunder_fn.executors import FusionExecutor, backend, get_executor, list_executors
@@ -59,6 +60,7 @@ def test_cross_entropy(reduction: str, dtype: torch.dtype) -> None:
     close(x.grad, torch.func.grad(total)(logits, labels))
 
 
+@pytest.mark.filterwarnings("ignore:.*takes nothing of:thunder_fn.errors.RegionWarning")
 def test_cross_entropy_is_left_where_the_kernel_would_be_wrong() -> None:
     logits, labels = torch.randn(6, 11), torch.randint(0, 11, (6,))
     for options in ({"label_smoothing": 0.1}, {"weight": torch.rand(11)}):
@@ -81,24 +83,40 @@ def test_an_executor_that_takes_nothing_says_why() -> None:
         run = jit(f, executors=["inductor"])
         run(x), run(x)
     assert len(said) == 1 and "aten.mul.Tensor: Inductor does not compile complex numbers" in str(said[0].message)
-    jit(lambda x: x * 2, executors=["inductor", "sdpa"])(x)  # nothing to fuse, nothing registered
+    jit(lambda x: x * 2, executors=["inductor"])(x)  # nothing to fuse
 
 
-@pytest.mark.parametrize("says", ["needs compute capability 9.0", False])
-def test_an_executor_of_operators_that_takes_nothing_says_why(says: str | bool) -> None:
-    """If its checker gives a reason. A plain no means that the call is not for it; nothing registered, nothing to say."""
+@pytest.mark.parametrize("says", ["needs compute capability 9.0", False, None])
+def test_an_executor_of_operators_that_takes_nothing_says_why(says: str | bool | None) -> None:
+    """Once: the reason of its checker, that this said no, or that nothing is registered."""
     mine = OperatorExecutor("mine")
     sine = mine.register_operator("sine", like=torch.sin, fn=torch.sin)
-    mine.register_implementation(torch.sin, sine, checker=lambda x: says)
+    mine.register_implementation(torch.tan if says is None else torch.sin, sine, checker=lambda x: says)
     run = jit(lambda x: x.sin().cos(), executors=[mine])
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        run(x := torch.ones(2)), run(x), jit(torch.cos, executors=[mine])(x)
-    wanted = [f"mine: takes nothing of program, and others run it:\n  aten.sin.default: {says}"] if says else []
+        run(x := torch.ones(2)), run(x)
+        jit(lambda x: x.view(2), executors=[mine])(x), jit(lambda x: x[:0].sin(), executors=[mine])(x)  # no work
+    reasons = {None: "nothing is registered for aten.sin.default, aten.cos.default"}
+    reason = reasons.get(says, f"aten.sin.default: {says or 'the checker <lambda> said no'}")
+    wanted = [f"mine: takes nothing of program, and others run it:\n  {reason}"]
     assert [str(one.message).partition("\nfrom: ")[0] for one in said] == wanted
-    assert (says or "the checker <lambda> said no") in str(tfn.explain_claims(run, x))
+    assert says is None or (says or "the checker <lambda> said no") in str(tfn.explain_claims(run, x))
 
 
+@pytest.mark.filterwarnings("error")
+def test_executors_of_operators_that_others_relieve_say_nothing() -> None:
+    never, always = OperatorExecutor("never"), OperatorExecutor("always")
+    for executor, answer in ((never, False), (always, True)):
+        sine = executor.register_operator("sine", like=torch.sin, fn=torch.sin)
+        executor.register_implementation(torch.sin, sine, checker=lambda x, answer=answer: answer)
+    jit(torch.sin, executors=[never, always])(torch.ones(2))
+    derived = OperatorExecutor("derived")
+    derived.register_implementation(torch.sin, grad_transform=lambda x: x.sin())
+    jit(torch.sin, executors=[derived])(torch.ones(2))
+
+
+@pytest.mark.filterwarnings("ignore:.*takes nothing of:thunder_fn.errors.RegionWarning")
 def test_rms_norm() -> None:
     x, w = torch.randn(2, 3, 8), torch.randn(8)
     f = lambda x, w: F.rms_norm(x, (8,), w, 1e-5).sin().sum()
@@ -147,6 +165,7 @@ def test_kernels_in_tritons_interpreter() -> None:
 # ---- sdpa ----
 
 
+@pytest.mark.filterwarnings("ignore:.*takes nothing of:thunder_fn.errors.RegionWarning")
 def test_attention_on_the_chosen_kernel() -> None:
     q, k, v = (torch.randn(2, 4, 8, 16) for _ in range(3))
     mask = torch.rand(8, 8) > 0.3
@@ -405,6 +424,26 @@ def test_cudagraphs_record_each_size() -> None:
     assert len(said) == 1
 
 
+@pytest.mark.filterwarnings("error")
+def test_cudagraphs_that_nobody_asked_for_record_the_sizes_that_come_often() -> None:
+    """Where a recording pays at that size. Others make room for them, without a word."""
+    device, asked = Rerun(), list[Any]()
+
+    def why_not(trace: Any) -> str | None:
+        asked.append(trace.inputs[0].type.shape[0])
+        return "it is large" if asked[-1] > 20 else None
+
+    graphs = CudaGraphs("graphs", device, why_not=why_not)
+    f = jit(lambda x: x.sin() * 2, executors=[graphs])
+    for size in (4, 5, *range(6, 20), *(4, 5, 30) * 5):
+        assert torch.equal(f(x := torch.randn(size, 3)), x.sin() * 2)
+    assert (device.recorded, device.replayed) == (2, 6)
+    assert asked.count(30) == 1 and all(isinstance(size, int) for size in asked)
+    for size in (*range(31, 50), 4, 5):
+        f(torch.randn(size, 3))
+    assert (device.recorded, device.replayed) == (2, 8)
+
+
 @pytest.mark.parametrize(
     ("f", "reason"),
     [
@@ -425,7 +464,7 @@ def test_cudagraphs_record_nothing_that_a_replay_repeats_wrongly(f: Any, reason:
 def test_cudagraphs_without_cuda() -> None:
     with pytest.raises(ExecutorError) as caught:
         jit(lambda x: x + 1, executors=["cudagraphs"])(torch.ones(2))
-    assert str(caught.value) == (
+    assert message_of(caught.value) == (
         "cudagraphs: there is no CUDA device\nLeave the executor 'cudagraphs' out on this machine."
     )
 
@@ -457,7 +496,7 @@ def test_verify_names_the_equation_that_is_wrong() -> None:
             continue
         with pytest.raises(VerificationError) as caught:
             g(x)
-        lines = str(caught.value).splitlines()
+        lines = message_of(caught.value).splitlines()
         assert lines[0].startswith(
             f"verify: output 0 of sine, which wrong runs, is farther from its meaning than {ex.numerics!r} allows: by up to"
         )
@@ -563,6 +602,7 @@ def test_verify_of_programs_that_write_to_their_arguments() -> None:
     assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
 
+@pytest.mark.filterwarnings("ignore:.*takes nothing of:thunder_fn.errors.RegionWarning")
 def test_verify_lets_good_programs_pass() -> None:
     x = torch.randn(4, 3, requires_grad=True)
     model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Dropout(0.5), torch.nn.GELU(), torch.nn.Linear(8, 2))
@@ -585,7 +625,7 @@ def test_verify_sees_an_execution_transform_that_computes_something_else() -> No
         VerificationError, match=r"^verify: output 0 of the program \S+ is farther from its meaning"
     ) as caught:
         f(x)
-    assert str(caught.value).splitlines()[-1] == (
+    assert message_of(caught.value).splitlines()[-1] == (
         "Each call is right, so an execution transform computes something else: taylor for aten.sin.default"
     )
     loop = jit(lambda x: tfn.fori_loop(0, 2, lambda i, x: torch.sin(x) + 1, x), executors=[taylor], verify=True)

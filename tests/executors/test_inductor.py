@@ -25,6 +25,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import thunder_fn as tfn
+from tests.messages import message_of
 from thunder_fn import evaluate, executors, inspect, optim, torch_internals as internals
 from thunder_fn.errors import CacheWarning, ExecutorError, RegionWarning, UnknownOption
 from thunder_fn.executors import backend, bisect, claims, inductor, lower, torchinductor as compiled
@@ -983,7 +984,7 @@ def test_any_backend_is_given_regions_of_aten_calls() -> None:
     with pytest.raises(ExecutorError) as caught:
         backend(3)  # type: ignore[arg-type]
     what = "backend: a backend is a function of a graph and its inputs, or the name of one, given an int: 3"
-    assert str(caught.value) == what
+    assert message_of(caught.value) == what
     short = tfn.jit(lambda x: (x.sin() * 2).exp(), executors=[backend(lambda graph, inputs: lambda x: (x[:1],))])
     with pytest.raises(ExecutorError, match=r"returned \(f32\[1\]\), but its outputs are \(f32\[5\]\)"):
         short(x)

@@ -12,6 +12,7 @@ from hypothesis import given, settings, strategies as st
 from torch.nn import functional as F
 
 import thunder_fn as tfn
+from tests.messages import message_of
 from thunder_fn.errors import MissingExtra
 from thunder_fn.executors.quantized import kernels, packages
 from thunder_fn.interpreters.quantize.eight_bits import (
@@ -135,7 +136,7 @@ def test_without_the_package(package: str, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingExtra) as error:
         packages.imported(package)
-    assert str(error.value) == (
+    assert message_of(error.value) == (
         f"the executor {package} needs {package}, which is not installed\n"
         f"Install it with `pip install thunder_fn[{package}]`."
     )

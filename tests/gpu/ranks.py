@@ -72,7 +72,7 @@ def main(rank: int, size: int, port: str) -> None:
     torch.cuda.set_device(rank)
     # The simulated GPU has no values of NCCL's collectives.
     backend = "cpu:gloo,cuda:gloo" if "nullcuda" in os.environ.get("LD_PRELOAD", "") else "cpu:gloo,cuda:nccl"
-    dist.init_process_group(backend, rank=rank, world_size=size, timeout=datetime.timedelta(seconds=120))
+    dist.init_process_group(backend, rank=rank, world_size=size, timeout=datetime.timedelta(seconds=1200))
     mesh = init_device_mesh("cuda", (size,))
     x = torch.randn(size * BATCH, 8, generator=torch.Generator().manual_seed(1))
     print(json.dumps([{way: found(way, mesh, rank, x) for way in WAYS}, refused(mesh, rank)]))

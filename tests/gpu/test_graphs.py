@@ -85,6 +85,29 @@ def test_training_steps_are_eagers(way: str, dropout: float, replays: list[int])
     assert len(replays) >= 4
 
 
+def test_each_size_that_comes_often_has_its_recording(replays: list[int]) -> None:
+    """Of a program of symbolic sizes: forward and backward, with losses, gradients and statistics of eager."""
+
+    def trained(transform: Callable[[Any], Any]) -> list[Tensor]:
+        module = model(dropout=0.5)
+        run, optimizer, losses = transform(module), torch.optim.SGD(module.parameters(), lr=0.1), list[Tensor]()
+        for step, size in enumerate((5, 7, 6) * 5):
+            x = torch.randn(size, 8, generator=torch.Generator().manual_seed(step)).cuda()
+            loss = run(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses += [loss.detach(), *(p.grad for p in module.parameters() if p.grad is not None)]
+            optimizer.zero_grad()
+        return [*losses, *module.buffers(), torch.cuda.get_rng_state()]
+
+    torch.manual_seed(3)
+    mine = trained(lambda module: tfn.jit(module, executors=[captured.GRAPHS]))
+    torch.manual_seed(3)
+    for found, wanted in zip(mine, trained(lambda module: module), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-2, atol=1e-3)
+    assert len(replays) >= 12
+
+
 def test_explain_says_so() -> None:
     assert "cudagraphs (bitwise, what launches take the time of)" in Recipe().explain(model())
 

@@ -45,7 +45,7 @@ def test_launches(name: str) -> None:
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=3600,
     )
     assert found.returncode == 0, found.stderr[-3000:]
     assert json.loads(found.stdout.splitlines()[-1])[name] <= BUDGETS[name]

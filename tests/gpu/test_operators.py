@@ -29,6 +29,18 @@ def test_operators(name: str, what: str) -> None:
     assert not failures(name, what, 2, (torch.float32,), ("plain",), device="cuda")
 
 
+@pytest.mark.parametrize(
+    ("name", "what", "limit"),
+    [
+        ("index_put", "vmap of vjp", 2),  # the second sample's mask is on the CPU
+        ("nn_functional_logsigmoid", "vjp of vjp", 1),
+        ("nn_functional_embedding_bag", "vjp of vjp", 7),  # the seventh has `include_last_offset`
+    ],
+)
+def test_compositions(name: str, what: str, limit: int) -> None:
+    assert not failures(name, what, limit, (torch.float32,), ("plain",), device="cuda")
+
+
 def test_statistics_are_updated_once_where_a_forward_runs_again() -> None:
     """cuDNN's op updates them without saying so."""
     x, means = torch.randn(2, 2, 5, 5, device="cuda", requires_grad=True), []

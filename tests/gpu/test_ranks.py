@@ -41,7 +41,7 @@ def test_each_rank_has_a_gpu_of_its_own() -> None:
         )
         for rank in range(SIZE)
     ]
-    texts = [process.communicate(timeout=300) for process in processes]
+    texts = [process.communicate(timeout=3600) for process in processes]
     refused = list[str]()
     for process, (out, err) in zip(processes, texts, strict=True):
         assert process.returncode == 0, err[-3000:]

@@ -112,7 +112,7 @@ def test_the_current_device() -> None:
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=3600,
     )
     assert found.returncode == 0, found.stderr[-3000:]
     assert json.loads(found.stdout.splitlines()[-1]) == dict.fromkeys(MADE, True)

@@ -25,6 +25,7 @@ import torch
 
 import thunder_fn as tfn
 from docs.tools import api, errors, links, shown, tutorial
+from tests.messages import message_of
 from thunder_fn.__main__ import main
 from thunder_fn.errors import ThunderError, page_of
 from thunder_fn.explain import summary
@@ -81,7 +82,7 @@ def test_errors_are_listed_in_whole_sentences(capsys: pytest.CaptureFixture[str]
 def test_link_is_a_note_and_no_part_of_the_message() -> None:
     with pytest.raises(tfn.errors.NonScalarLoss) as info:
         tfn.grad(torch.sin)(torch.ones(2))
-    assert "Docs" not in str(info.value)
+    assert "Docs" not in message_of(info.value)
     last = traceback.format_exception(info.value)[-1].splitlines()[-1]
     assert last == "Docs: python -m thunder_fn explain NonScalarLoss"
 
@@ -89,7 +90,7 @@ def test_link_is_a_note_and_no_part_of_the_message() -> None:
 def test_copies_of_an_error_have_one_link() -> None:
     error = tfn.errors.ArgnumError("argnums")
     for other in (copy.copy(error), pickle.loads(pickle.dumps(error))):
-        assert other.__notes__ == ["Docs: python -m thunder_fn explain ArgnumError"] and str(other) == "argnums"
+        assert other.__notes__ == ["Docs: python -m thunder_fn explain ArgnumError"] and str(other) == str(error)
 
 
 def test_an_error_of_the_traced_function_keeps_its_notes() -> None:

@@ -1,13 +1,16 @@
 """Run PyTorch's own tests of torch.func with thunder_fn's functions in the place of torch.func's.
 
     python -m tests.peers.functorch ~/pytorch/test/functorch/test_vmap.py -k randomness --jit
+    python -m tests.peers.functorch ~/pytorch/test/functorch/test_ops.py --slice 3/40 --limit 60
 
 The files are PyTorch's and are no part of this repository: the caller names a copy, best of the version that is installed. Names
 that both packages have are exchanged in the file, and in files beside it, wherever it imports or writes them (`vmap`,
 `torch.func.vmap`, `functorch.vmap`), so PyTorch and thunder_fn themselves go on using torch.func. `not_applicable.py` lists what
 is left out.
 
-Prints the tests that fail by the kind of failure, most frequent first, and the rate of those that pass.
+Prints each test that fails, or runs for long, as it ends. Then prints the failures by kind, most frequent first, and the rate
+of those that pass. `--slice i/n` runs each n-th test, since there are thousands of OpInfo tests. `--limit` ends a test after so
+many seconds.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import ast
 import functools
 import io
 import re
+import signal
 import sys
 import time
 import types
@@ -130,9 +134,37 @@ def kind_of(text: str) -> str:
         line for line in text.strip().splitlines() if not line.startswith(("Docs: ", "To execute", "This message"))
     ]
     last = next(
-        (line for line in reversed(lines) if re.match(r"[\w.]+(Error|Exception|Warning|Failure|Rule)\b", line)), "?"
+        (
+            line
+            for line in reversed(lines)
+            if re.match(r"[\w.]+(Error|Exception|Warning|Failure|Rule|TookTooLong)\b", line)
+        ),
+        "?",
     )
     return re.sub(r"\d+(\.\d+)?", "#", last)[:150]
+
+
+class TookTooLong(Exception):
+    """A test ran for longer than `--limit`."""
+
+
+def run(test: unittest.TestCase, limit: int) -> unittest.TestResult:
+    """The result of a test, which fails after `limit` seconds unless that is 0."""
+
+    def end(*_: Any) -> None:
+        raise TookTooLong
+
+    signal.signal(signal.SIGALRM, end)
+    result, out = unittest.TestResult(), io.StringIO()
+    with warnings.catch_warnings(), redirect_stdout(out), redirect_stderr(out):
+        signal.alarm(limit)
+        try:
+            test.run(result)
+        except TookTooLong:  # between the test and what unittest does around it
+            result.errors.append((test, "TookTooLong"))
+        finally:
+            signal.alarm(0)
+    return result
 
 
 def main() -> int:
@@ -143,20 +175,24 @@ def main() -> int:
     parser.add_argument("--jit", action="store_true", help="jit what each transform makes")
     parser.add_argument("--plain", action="store_true", help="exchange nothing: what the copy does on this PyTorch")
     parser.add_argument("--show", action="store_true", help="show the tracebacks")
+    parser.add_argument("--slice", default="0/1", help="i/n: the i-th of n interleaved parts, from 0")
+    parser.add_argument("--limit", type=int, default=0, help="end a test after so many seconds")
     options = parser.parse_args()
+    part, of = (int(number) for number in options.slice.split("/"))
     passed, skipped, total = 0, Counter[str](), 0
     failed: defaultdict[str, list[str]] = defaultdict(list)
     for path in options.files:
         known = {} if options.plain else names(jit=options.jit, control_flow="control_flow" in path.name)
         module = load(path, known)
-        for test in tests_of(module, options.k):
+        for number, test in enumerate(tests_of(module, options.k)):
+            if number % of != part:
+                continue
             name = name_of(test)
             if (reason := reason_of(name)) is not None:
                 skipped[reason] += 1
                 continue
-            result, out, begin = unittest.TestResult(), io.StringIO(), time.time()
-            with warnings.catch_warnings(), redirect_stdout(out), redirect_stderr(out):
-                test.run(result)
+            begin = time.time()
+            result = run(test, options.limit)
             took = time.time() - begin
             if result.skipped:
                 skipped[f"skipped by itself: {result.skipped[0][1]}"[:100]] += 1
@@ -168,10 +204,12 @@ def main() -> int:
                 *((test, "Failure: unexpected success") for _ in result.unexpectedSuccesses),
             ]
             passed += not found
+            shown = f"{name} ({took:.1f} s)" if took > 5 else name
             for _, text in found[:1]:
-                failed[kind_of(text)].append(f"{name} ({took:.1f} s)" if took > 5 else name)
-                if options.show:
-                    print(name, text, sep="\n")
+                failed[kind_of(text)].append(shown)
+                print("failed", shown, text if options.show else kind_of(text), flush=True)
+            if not found and took > 5:
+                print("passed", shown, flush=True)
     for kind, tests in sorted(failed.items(), key=lambda item: -len(item[1])):
         print(f"{len(tests):4} {kind}", *(f"       {name}" for name in tests[:8]), sep="\n")
     print(*(f"{count:4} left out: {reason}" for reason, count in skipped.most_common()), sep="\n")

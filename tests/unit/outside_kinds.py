@@ -12,11 +12,13 @@ import collections
 import contextlib
 import contextvars
 import copy
+import ctypes
 import dataclasses
 import decimal
 import enum
 import functools
 import importlib
+import inspect
 import itertools
 import json
 import logging
@@ -2997,3 +2999,425 @@ def attributes_of_a_tensor():
     t = torch.ones(3)
     t.k = 2.0
     return (lambda x: x * vars(t)["k"]), lambda: setattr(t, "k", 3.0)
+
+
+class Plain:
+    """An object with a `__dict__`, which may become another dict."""
+
+    k = 1.0
+
+    def __init__(self, k: float = 2.0) -> None:
+        self.k = k
+
+
+@row
+def dict_of_an_object_exchanged():
+    o = Plain()
+    return (lambda x: x * o.k), lambda: setattr(o, "__dict__", {"k": 3.0})
+
+
+@row
+def dict_of_an_object_in_another_exchanged():
+    o = ns(a=Plain())
+    return (lambda x: x * (3.0 if hasattr(o.a, "flag") else 2.0)), lambda: setattr(o.a, "__dict__", {"flag": 1})
+
+
+@row
+def dict_of_an_object_read_by_name_exchanged():
+    o = Plain()
+    return (lambda x: x * o.__dict__["k"] * vars(o)["k"]), lambda: setattr(o, "__dict__", {"k": 3.0})
+
+
+@row
+def dict_that_is_its_object():
+    class Options(dict):
+        def __init__(self, **given):
+            super().__init__(given)
+            self.__dict__ = self
+
+    o = Options(k=2.0)
+    return (lambda x: x * o.k), lambda: o.update(k=3.0)
+
+
+@row
+def property_that_comes_before_an_attribute():
+    class Here(Plain):
+        pass
+
+    o = Here()
+    return (lambda x: x * o.k), lambda: setattr(Here, "k", property(lambda self: 3.0))
+
+
+@row
+def attribute_of_a_list_that_is_missing():
+    class Items(list):
+        pass
+
+    o = Items()
+    return (lambda x: x * (3.0 if hasattr(o, "k") else 2.0)), lambda: setattr(o, "k", 1)
+
+
+@row
+def attribute_that_a_dict_has_from_its_class():
+    class Table(dict):
+        k = 2.0
+
+        def __missing__(self, name):
+            return self.k
+
+    o = Table()
+    return (lambda x: x * o["any"]), lambda: setattr(o, "k", 3.0)
+
+
+@row
+def attributes_by_computed_names():
+    o = ns(lr_0=2.0, lr_1=1.0, steps=0)
+    return (lambda x: x * sum(getattr(o, f"lr_{i}") for i in range(2))), lambda: setattr(o, "lr_1", 3.0)
+
+
+@row
+def attributes_by_computed_names_that_are_missing():
+    o, suffix = ns(), ["0"]
+    return (lambda x: x * (3.0 if hasattr(o, "lr_" + suffix[0]) else 2.0)), lambda: setattr(o, "lr_0", 1)
+
+
+@row
+def method_by_a_computed_name():
+    class Ops:
+        def do_mul(self, x):
+            return x * 2.0
+
+    o = Ops()
+    return (lambda x: [getattr(o, f"do_{name}") for name in ["mul", "sub"][:1]][0](x)), lambda: setattr(
+        Ops, "do_mul", lambda self, x: x * 3.0
+    )
+
+
+@row
+def class_attribute_by_a_computed_name():
+    class Values:
+        k0 = 2.0
+
+    return (lambda x: x * sum(getattr(Values, f"k{i}") for i in range(1))), lambda: setattr(Values, "k0", 3.0)
+
+
+@row
+def slots_by_computed_names():
+    class Slots:
+        __slots__ = ("k0", "k1")
+
+    o = Slots()
+    o.k0 = 2.0
+    return (lambda x: x * sum(getattr(o, f"k{i}", 1.0) for i in range(2))), lambda: setattr(o, "k1", 3.0)
+
+
+@row
+def computed_name_in_getattribute():
+    class Hidden:
+        def __getattribute__(self, name):
+            return object.__getattribute__(self, "_" + name)
+
+    o = Hidden()
+    object.__setattr__(o, "_k", 2.0)
+    return (lambda x: x * o.k), lambda: object.__setattr__(o, "_k", 3.0)
+
+
+@row
+def object_by_a_computed_name_in_a_module():
+    m = nn.Module()
+    m.cfg0 = ns(k=2.0)
+    return (lambda x: x * sum(getattr(m, f"cfg{i}").k for i in range(1))), lambda: setattr(m.cfg0, "k", 3.0)
+
+
+@row
+def private_slot_in_a_copy():
+    class Private:
+        __slots__ = ("__k",)
+
+        def __init__(self):
+            self.__k = 2.0
+
+        @property
+        def k(self):
+            return self.__k
+
+    o = Private()
+    return (lambda x: x * copy.copy(o).k), lambda: setattr(o, "_Private__k", 3.0)
+
+
+def tagged_tensor():
+    t = torch.ones(3)
+    t.k = 2.0
+    return t
+
+
+def tagged_module():
+    m = nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 1))
+    for p in m.parameters():
+        p.k = 2.0
+    return m
+
+
+@row
+def attribute_of_a_tensor_in_a_local():
+    t = tagged_tensor()
+    return (lambda x: x * (lambda p: p.k)(t)), lambda: setattr(t, "k", 3.0)
+
+
+@row
+def attribute_of_a_tensor_in_a_list():
+    ts = [(tagged_tensor(), 1.0)]
+
+    def f(x):
+        for t, scale in ts:
+            x = x * t.k * scale
+        return x
+
+    return f, lambda: setattr(ts[0][0], "k", 3.0)
+
+
+@row
+def attribute_of_a_tensor_that_is_missing():
+    t = torch.ones(3)
+    return (lambda x: x * (lambda p: getattr(p, "j", 2.0))(t)), lambda: setattr(t, "j", 3.0)
+
+
+@row
+def attribute_of_a_tensor_in_the_key_of_a_sort():
+    ts = [tagged_tensor(), tagged_tensor() * 2.0]
+    ts[1].k = 5.0
+    return (lambda x: x * sorted(ts, key=lambda t: t.k)[0]), lambda: setattr(ts[0], "k", 7.0)
+
+
+@row
+def attribute_of_a_tensor_that_is_returned():
+    t = tagged_tensor()
+
+    def g():
+        return t
+
+    return (lambda x: x * g().k), lambda: setattr(t, "k", 3.0)
+
+
+@row
+def attribute_of_a_tensor_that_leads_on():
+    t = torch.ones(3)
+    t.cfg = ns(k=2.0)
+
+    def g(p):
+        q = p
+        return q.cfg.k
+
+    return (lambda x: x * g(t)), lambda: setattr(t.cfg, "k", 3.0)
+
+
+@row
+def attributes_of_parameters():
+    m = tagged_module()
+
+    def f(x):
+        for p in m.parameters():
+            x = x * p.k
+        return x
+
+    return f, lambda: setattr(m[0].bias, "k", 3.0)
+
+
+@row
+def attributes_of_parameters_that_are_missing():
+    m = tagged_module()
+    scales = lambda: [3.0 for name, p in m.named_parameters() if not getattr(p, "frozen", False)]
+    return (lambda x: x * sum(scales())), lambda: setattr(m[0].weight, "frozen", True)
+
+
+@row
+def attribute_of_the_first_parameter():
+    m = tagged_module()
+    return (lambda x: x * next(m.parameters()).k), lambda: setattr(m[0].weight, "k", 3.0)
+
+
+@row
+def attribute_of_a_parameter_of_a_jitted_module():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(3))
+            self.w.k = 2.0
+
+        def forward(self, x):
+            w = self.w
+            return (x * w.k).detach()
+
+    m = Scaled()
+    return m, lambda: setattr(m.w, "k", 3.0)
+
+
+@row
+def class_attribute_of_a_tensor():
+    class Weight(nn.Parameter):
+        scale = 2.0
+
+    w = Weight(torch.ones(3))
+    return (lambda x: x * (lambda p: p.scale)(w)), lambda: setattr(Weight, "scale", 3.0)
+
+
+@row
+def attribute_of_all_tensors():
+    torch.Tensor.of_tests = lambda t: t * 2.0
+    return (lambda x: x.of_tests()), lambda: setattr(torch.Tensor, "of_tests", lambda t: t * 3.0)
+
+
+@row
+def object_from_a_method_named_get():
+    class Registry:
+        one = ns(k=2.0)
+
+        @classmethod
+        def get(cls):
+            return cls.one
+
+    return (lambda x: x * Registry.get().k), lambda: setattr(Registry.one, "k", 3.0)
+
+
+@row
+def objects_from_a_method_named_values():
+    class Registry:
+        def __init__(self):
+            self.held = [ns(k=2.0)]
+
+        def values(self):
+            return list(self.held)
+
+    of = Registry()
+    return (lambda x: x * sum(one.k for one in of.values())), lambda: setattr(of.held[0], "k", 3.0)
+
+
+@row
+def item_elsewhere_in_a_list():
+    items = [3, 7, 7, 7]
+    return (lambda x: x * (2.0 if 3 in items else 3.0)), lambda: items.__setitem__(0, 0)
+
+
+@row
+def contained_in_an_object():
+    class Holder:
+        def __init__(self):
+            self.held = []
+
+        def __contains__(self, one):
+            return one in self.held
+
+    o = Holder()
+    return (lambda x: x * (3.0 if 1 in o else 2.0)), lambda: o.held.append(1)
+
+
+@row
+def index_beyond_the_end():
+    items = [1.0]
+
+    def f(x):
+        try:
+            return x * items[2]
+        except IndexError:
+            return x
+
+    return f, lambda: items.extend([2.0, 3.0])
+
+
+@row
+def weak_proxy():
+    o = Plain()
+    proxy = weakref.proxy(o)
+    return (lambda x: x * proxy.k), lambda: setattr(o, "k", 3.0)
+
+
+@row
+def annotations_of_a_class():
+    class Of:
+        k: float
+
+    return (lambda x: x * len(typing.get_type_hints(Of))), lambda: Of.__annotations__.update(j=int)
+
+
+@row
+def cells_of_a_function():
+    k = 2.0
+
+    def g():
+        return k
+
+    def change():
+        nonlocal k
+        k = 3.0
+
+    return (lambda x: x * inspect.getclosurevars(g).nonlocals["k"]), change
+
+
+@row
+def names_of_an_object():
+    class Of:
+        pass
+
+    o = Of()
+    return (lambda x: x * len([name for name in dir(o) if name[0] != "_"])), lambda: setattr(Of, "k", 1)
+
+
+@row
+def members_of_an_object():
+    class Of:
+        pass
+
+    o = Of()
+    return (lambda x: x * len(inspect.getmembers(o))), lambda: setattr(Of, "k", 1)
+
+
+@row
+def global_of_a_frame():
+    global G
+    G = 2.0
+
+    def change():
+        global G
+        G = 3.0
+
+    return (lambda x: x * sys._getframe().f_globals["G"]), change
+
+
+@row
+def property_with_a_getter_of_c():
+    class Of:
+        k = property(operator.attrgetter("_k"))
+
+    o = Of()
+    o._k = 2.0
+    return (lambda x: x * o.k), lambda: setattr(o, "_k", 3.0)
+
+
+@row
+def field_of_a_structure():
+    class Of(ctypes.Structure):
+        _fields_ = (("k", ctypes.c_double),)
+
+    o = Of(2.0)
+    return (lambda x: x * o.k), lambda: setattr(o, "k", 3.0)
+
+
+@row
+def attribute_of_a_module_with_two_underscores():
+    m = nn.Identity()
+    setattr(m, "__k", 2.0)
+    return (lambda x: x * getattr(m, "__k")), lambda: setattr(m, "__k", 3.0)
+
+
+@row
+def object_that_torch_functions_take():
+    class Scale:
+        def __init__(self):
+            self.k = 2.0
+
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            return func(*[one.k if isinstance(one, Scale) else one for one in args])
+
+    scale = Scale()
+    return (lambda x: torch.mul(x, scale)), lambda: setattr(scale, "k", 3.0)

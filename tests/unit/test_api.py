@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import thunder_fn as tfn
+from tests.messages import message_of
 from tests.unit.capturing import assert_same
 from thunder_fn import errors
 
@@ -123,7 +124,7 @@ def test_loss_is_a_scalar(value: Any, what: str) -> None:
 
     with pytest.raises(errors.NonScalarLoss) as info:
         tfn.grad(f)(X)
-    assert str(info.value) == NOT_SCALAR.format(what=what, here=here(f))
+    assert message_of(info.value) == NOT_SCALAR.format(what=what, here=here(f))
     with pytest.raises(errors.NonScalarLoss, match="one scalar tensor"):
         tfn.grad(lambda x: (value(x), 1), has_aux=True)(X)
 
@@ -145,7 +146,7 @@ def test_loss_is_real(value: Any, text: str) -> None:
 
     with pytest.raises(errors.NonScalarLoss) as info:
         tfn.grad(f)(X)
-    assert str(info.value) == f"grad_f: the function must return a real number, but {text.format(here=here(f))}"
+    assert message_of(info.value) == f"grad_f: the function must return a real number, but {text.format(here=here(f))}"
 
 
 def test_aux_is_there() -> None:
@@ -154,7 +155,7 @@ def test_aux_is_there() -> None:
 
     with pytest.raises(errors.NonScalarLoss) as info:
         tfn.grad(f, has_aux=True)(X)
-    assert str(info.value) == (
+    assert message_of(info.value) == (
         "grad_f: grad_and_value(f)(*args): output of function f should be a tuple (loss, aux), not f32[]\n"
         f"from:         {here(f)}\n"
         "Return the loss first, then anything else."
@@ -175,7 +176,7 @@ def test_argnums_point_at_arguments(argnums: Any) -> None:
     with pytest.raises(errors.ArgnumError) as info:
         f()
     number = argnums if isinstance(argnums, int) else 2
-    assert str(info.value) == (
+    assert message_of(info.value) == (
         f"grad_product: got argnum={number}, but only 2 positional inputs\n"
         f"from:         {here(f)}\n"
         "Pass the argument by position; keyword arguments are not differentiated."
@@ -186,7 +187,7 @@ def test_argnums_point_at_arguments(argnums: Any) -> None:
 def test_argnums_differ(argnums: Any) -> None:
     with pytest.raises(errors.ArgnumError) as info:
         tfn.grad(product, argnums=argnums)(X, Y)
-    assert str(info.value) == f"grad_product: argnums elements must be unique, given argnums={argnums}"
+    assert message_of(info.value) == f"grad_product: argnums elements must be unique, given argnums={argnums}"
 
 
 @pytest.mark.parametrize(
@@ -203,7 +204,7 @@ def test_only_floating_tensors_are_differentiated(value: Any, text: str) -> None
     f = lambda: tfn.grad(lambda x: torch.ones(()))(value)
     with pytest.raises(errors.NotDifferentiable) as info:
         f()
-    assert str(info.value) == (
+    assert message_of(info.value) == (
         f"grad_<lambda>: {text}, and only floating and complex tensors have gradients\n"
         f"from:         {here(f)}\n"
         "Cast it to a floating dtype, pass numbers as tensors, or leave the argument out of argnums."
@@ -215,7 +216,7 @@ def test_an_argument_without_tensors_is_not_differentiated(value: Any) -> None:
     f = lambda: tfn.grad(lambda x: torch.ones(()))(value)
     with pytest.raises(errors.NotDifferentiable) as info:
         f()
-    assert str(info.value) == (
+    assert message_of(info.value) == (
         f"grad_<lambda>: args[0] has no tensor to differentiate: it is {value!r}\n"
         f"from:         {here(f)}\n"
         "Leave the argument out of argnums."
@@ -254,7 +255,7 @@ def test_nested_tensors_are_not_batched() -> None:
 def test_cotangents_are_like_the_output(cotangent: Any, text: str) -> None:
     with pytest.raises(errors.CotangentError) as info:
         tfn.vjp(torch.sin, X)[1](cotangent)
-    assert str(info.value) == f"vjp_sin: {text}"
+    assert message_of(info.value) == f"vjp_sin: {text}"
 
 
 def test_vjp_takes_tensors() -> None:
@@ -320,7 +321,7 @@ def test_a_jacobian_is_of_real_numbers(transform: str, f: Any, x: torch.Tensor, 
         getattr(torch.func, transform)(f)(x)
     with pytest.raises(errors.NotDifferentiable) as error:
         getattr(tfn, transform)(f)(x)
-    what, source, fix = str(error.value).split("\n")
+    what, source, fix = message_of(error.value).split("\n")
     values = "outputs" if where.startswith("out") else "inputs"
     assert what == f"{transform}: Expected all {values} to be real, but {where}"
     assert "test_api.py" in source

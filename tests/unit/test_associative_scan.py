@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import thunder_fn as tfn
+from tests.messages import message_of
 from thunder_fn.errors import TraceTypeError
 
 Tensor = torch.Tensor
@@ -68,7 +69,7 @@ def test_errors() -> None:
     }.items():
         with pytest.raises(TraceTypeError) as raised:
             call()
-        assert text in str(raised.value)
+        assert text in message_of(raised.value)
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 5, 9])

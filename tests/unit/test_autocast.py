@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import thunder_fn as tfn
+from tests.messages import message_of
 from thunder_fn.errors import AutocastError
 from thunder_fn.interpreters.autocast import autocast
 from thunder_fn.ir.check import check
@@ -331,7 +332,7 @@ def test_bad_input() -> None:
         tfn.autocast(torch.mm, policy=3)
     with pytest.raises(AutocastError) as found:
         tfn.autocast(torch.mm, policy=lambda equation: "half")(x, x)
-    lines = str(found.value).splitlines()
+    lines = message_of(found.value).splitlines()
     assert lines[0] == "autocast: the policy <lambda> answered 'half'"
     assert lines[1].startswith("in equation:  v2: f32[2, 2] = aten.mm.default(v0, v1)")
     assert lines[-1] == 'Answer "lower", "float32", "promote" or None.'

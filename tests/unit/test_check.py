@@ -11,6 +11,7 @@ import pytest
 import sympy
 import torch
 
+from tests.messages import message_of
 from tests.unit.small_traces import ADD, OWNED, SIN, TRACES, aten, f32, layer_norm, register_rules
 from thunder_fn.capture import capture
 from thunder_fn.capture.numbers.arguments import symbolic_leaves
@@ -46,7 +47,7 @@ def _message(kind: type[ThunderError], trace: Trace) -> str:
     with pytest.raises(kind) as error:
         check(trace)
     assert type(error.value) is kind
-    return str(error.value)
+    return message_of(error.value)
 
 
 def test_use_before_binding() -> None:

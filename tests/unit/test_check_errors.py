@@ -49,6 +49,64 @@ def chosen(x: Tensor) -> Tensor:
     return tfn.cond(x.sum() > 0, torch.log, lambda x: positive(x).sqrt(), (x,))
 
 
+def beside(act: Callable[[Tensor], Any]) -> Callable[[Tensor], Tensor]:
+    """A function whose result does not read what `act` returns."""
+
+    def f(x: Tensor) -> Tensor:
+        act(x)
+        return x * 2
+
+    return f
+
+
+def asserted(x: Tensor, *_: Any) -> tuple[()]:
+    """Nothing is returned."""
+    tfn.debug.check(x > 0, "not positive")
+    return ()
+
+
+def nothing(x: Tensor) -> tuple[()]:
+    return ()
+
+
+# structured ops whose results, if there are any, nobody reads
+WITHOUT_RESULTS: dict[str, Callable[[Tensor], Any]] = {
+    "cond": lambda x: tfn.cond(x.sum() < 9, asserted, nothing, (x,)),
+    "switch": lambda x: tfn.switch(x.sum().long() * 0 + 1, [nothing, asserted], (x,)),
+    "scan": lambda x: tfn.scan(lambda c, row: ((), asserted(row)), (), x),
+    "scan with a carry": lambda x: tfn.scan(lambda c, row: (c + 1, asserted(row)), x.sum(), x),
+    "while_loop": lambda x: tfn.while_loop(
+        lambda i: i < 2, lambda i: (asserted(x[i]), (i + 1,))[1], (torch.tensor(0),)
+    ),
+    "map": lambda x: tfn.map(asserted, x),
+    "checkpoint": lambda x: tfn.checkpoint(asserted)(x),
+    "vmap": lambda x: tfn.vmap(asserted)(x),
+    "jit": lambda x: tfn.jit(asserted)(x),
+    "cond in a scan": lambda x: tfn.scan(lambda c, r: ((), tfn.cond(r < 9, asserted, nothing, (r,))), (), x),
+    "scan in a checkpoint": lambda x: tfn.checkpoint(lambda x: tfn.scan(lambda c, r: ((), asserted(r)), (), x)[1])(x),
+    "custom_vjp": lambda x: tfn.custom_vjp(lambda x: (asserted(x), x + 1)[1])(x),
+    "scan in a custom_jvp": lambda x: tfn.custom_jvp(
+        lambda x: (tfn.scan(lambda c, r: ((), asserted(r)), (), x), x + 1)[1]
+    )(x),
+}
+
+
+@pytest.mark.parametrize("around", ["", "jit", "grad", "vmap"])
+@pytest.mark.parametrize("name", WITHOUT_RESULTS)
+def test_errors_in_bodies_without_results_are_found(name: str, around: str) -> None:
+    f = beside(WITHOUT_RESULTS[name])
+    checked: dict[str, Callable[[Tensor], Any]] = {
+        "": tfn.check_errors(f),
+        "jit": tfn.jit(tfn.check_errors(f)),
+        "grad": tfn.check_errors(tfn.grad(lambda x: f(x).sum())),
+        "vmap": lambda x: tfn.vmap(tfn.check_errors(f))(x[None]),
+    }
+    for x, is_wrong in ((X, True), (X.abs(), False)):
+        error, result = checked[around](x)
+        assert (error.get() or "").startswith("not positive" if is_wrong else "") and bool(error.get()) == is_wrong
+        assert torch.equal(result.reshape(-1), torch.full((2,), 2.0) if around == "grad" else x * 2)
+
+
 # function, argument, the text of the error
 PROGRAMS: dict[str, tuple[Callable[[Tensor], Any], Tensor, str | None]] = {
     "no error": (torch.exp, X, None),
@@ -118,7 +176,7 @@ def test_kinds_are_chosen() -> None:
             assert told(tfn.check_errors(torch.log, kinds)(X)[0]).startswith(text)
         else:
             assert told(tfn.check_errors(both, kinds)(X)[0]).startswith(text)
-    with pytest.raises(UnknownOption, match="unknown kind of errors 'div'\nThere are nan, bounds, asserts"):
+    with pytest.raises(UnknownOption, match=r"unknown kind of errors 'div'\nfrom: .*\nThere are nan, bounds, asserts"):
         tfn.check_errors(torch.log, ["div"])
 
 

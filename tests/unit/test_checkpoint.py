@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import thunder_fn as tfn
+from tests.messages import message_of
 from thunder_fn import checkpoint, checkpoint_name, checkpoint_policies as policies, torch_internals as internals
 from thunder_fn.errors import CheckpointError
 from thunder_fn.interpreters.checkpoint.cost import bytes_of
@@ -186,6 +187,29 @@ def test_offloaded_values_go_to_the_cpu_and_back() -> None:
     split = forward_backward(program, (True,) * 3, (True,))
     assert names_in(split.forward).count("aten._to_copy.default") == 1
     assert names_in(split.backward).count("aten._to_copy.default") == 1
+
+
+def test_offloaded_values_are_on_the_device_where_they_are_needed_only() -> None:
+    """A copy follows what makes its value, and comes before its first reader. Random numbers keep their order."""
+
+    def deep(x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = torch.nn.functional.dropout(tfn.checkpoint_name(x.sin(), "hidden")).cos()
+        return x.sum()
+
+    x, offloaded = torch.randn(4), checkpoint(deep, POLICIES["offload"])
+    torch.manual_seed(0)
+    leaf = x.clone().requires_grad_()
+    (wanted,) = torch.autograd.grad(deep(leaf), leaf)
+    torch.manual_seed(0)
+    torch.testing.assert_close(tfn.grad(offloaded)(x), wanted)
+    split = forward_backward(tfn.trace(lambda x: offloaded(x), x), (True,), (True,))
+    forward, backward = names_in(split.forward), names_in(split.backward)
+    copy = "aten._to_copy.default"
+    places = [at for at, name in enumerate(forward) if name == copy]
+    assert len(places) == 3 and all("checkpoint_name" in forward[at - 1] for at in places)
+    places = [at for at, name in enumerate(backward) if name == copy]
+    assert len(places) == 3 and "aten.mul.Tensor" in backward[places[0] : places[1]]
 
 
 def test_a_budget_is_met_and_more_bytes_mean_less_work() -> None:
@@ -421,7 +445,7 @@ NONSENSE = [
 def test_nonsense_is_refused(call: Callable[[], Any], text: str) -> None:
     with pytest.raises(CheckpointError) as error:
         call()
-    assert str(error.value) == text
+    assert message_of(error.value) == text
 
 
 def test_a_policy_that_answers_nonsense() -> None:
@@ -430,7 +454,7 @@ def test_a_policy_that_answers_nonsense() -> None:
 
     with pytest.raises(CheckpointError) as error:
         tfn.grad(lambda x: checkpoint(torch.sin, maybe)(x).sum())(torch.ones(3))
-    lines = str(error.value).split("\n")
+    lines = message_of(error.value).split("\n")
     assert lines[0] == "checkpoint: the policy maybe answered 'maybe'"
     assert lines[1] == "in equation:  v1: f32[3] = aten.sin.default(v0)"
     assert lines[2].startswith("from:         ") and "test_checkpoint.py" in lines[2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch.autograd import forward_ad
 
 import thunder_fn as tfn
+from tests.messages import message_of
 from thunder_fn import check, custom_jvp, custom_vjp, custom_vmap
 from thunder_fn.errors import CustomRuleError
 from thunder_fn.interpreters.grad import grad_and_value
@@ -220,7 +222,7 @@ def test_static_arguments() -> None:
     close([tfn.grad(lambda x: j(torch.sin, x, 3).sum())(SCALE)], [SCALE * 0 + 300])
     with pytest.raises(CustomRuleError) as error:
         tfn.grad(lambda x: f(torch.sin, x, x).sum())(SCALE)
-    assert str(error.value) == (
+    assert message_of(error.value) == (
         "scaled: args[2] is in nondiff_argnums, so it is static, but it holds a tensor\n"
         "Take it out of nondiff_argnums, and return None for it from the rule."
     )
@@ -266,7 +268,7 @@ def test_a_function_that_closes_over_what_is_differentiated(decorate: Any) -> No
     ):
         with pytest.raises(CustomRuleError) as error:
             derivative()
-        what, where, fix = str(error.value).split("\n")
+        what, where, fix = message_of(error.value).split("\n")
         closed = f"an f64[{', '.join(map(str, w.shape))}]"
         assert what in {
             f"{decorate.__name__}: {name}scaled closes over {closed} that is differentiated, and its rule says nothing of it"
@@ -356,7 +358,7 @@ def vjp_error(fwd: Any, bwd: Any, *args: Any) -> str:
     f.defvjp(fwd, bwd)
     with pytest.raises(CustomRuleError) as error:
         tfn.grad(lambda p, *xs: f(p, *xs).sum())(*args)
-    return str(error.value)
+    return message_of(error.value)
 
 
 P = {"w": torch.ones(3), "b": torch.ones(2)}
@@ -440,7 +442,7 @@ def jvp_error(rule: Any) -> str:
     f.defjvp(rule)
     with pytest.raises(CustomRuleError) as error:
         tfn.grad(lambda p: f(p)["o"].sum())(P)
-    return str(error.value)
+    return message_of(error.value)
 
 
 WRONG_JVPS = [
@@ -486,7 +488,7 @@ def test_wrong_batching_rules() -> None:
         f.def_vmap(rule)
         with pytest.raises(CustomRuleError) as error:
             tfn.vmap(f)(torch.ones(2, 3))
-        assert str(error.value) == text
+        assert re.sub("\nfrom: .*", "", str(error.value)) == text
 
 
 def test_a_missing_rule_is_missed_only_where_it_is_needed() -> None:
@@ -504,7 +506,7 @@ def test_a_missing_rule_is_missed_only_where_it_is_needed() -> None:
         close(tfn.evaluate(tfn.trace(f, x), [x]), [x**3])
         with pytest.raises(CustomRuleError) as error:
             use(lambda x, f=f: f(x).sum())(torch.ones(2, 3))
-        assert str(error.value) == text
+        assert re.sub("\nfrom: .*", "", str(error.value)) == text
 
 
 @pytest.mark.parametrize("kind", RULES)

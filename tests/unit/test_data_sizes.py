@@ -11,6 +11,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import thunder_fn as tfn
+from tests.messages import message_of
 from thunder_fn import errors
 from thunder_fn.capture import capture, pytree
 from thunder_fn.interpreters.evaluate import evaluate
@@ -165,7 +166,7 @@ def test_python_cannot_decide(name: str) -> None:
         " An item is a number already: leave `int()` and `float()` out, and write `math.trunc` for the int of a float."
     )
     line = f"{f.__code__.co_filename}:{f.__code__.co_firstlineno} in <lambda>"
-    assert str(caught.value) == (
+    assert message_of(caught.value) == (
         f"Python asked {what} found in a tensor's values, which are not known while tracing\nfrom:         {line}\n"
         "Write `torch.cond` or `torch.where` for a decision, and `fori_loop` or `while_loop` for a loop; "
         "or say what holds with `torch._check`." + (number if "the value of" in what else "")

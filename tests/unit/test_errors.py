@@ -17,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import register_pytree_node
 
 import thunder_fn as tfn
+from tests.messages import message_of
 from thunder_fn import errors
 from thunder_fn.capture import capture
 from thunder_fn.errors import TracedFunctionError
@@ -269,16 +270,16 @@ def test_tensors_without_a_type(name: str) -> None:
     value = make()
     with pytest.raises(errors.UnsupportedInput) as info:
         capture(lambda x, y: x, (X, {"a": [value]}))
-    assert str(info.value) == f"args[1]['a'][0] {text}"
+    assert message_of(info.value) == f"args[1]['a'][0] {text}"
     with pytest.raises(errors.UnsupportedInput) as info:
         capture(lambda x: x + value, (X,))
-    assert str(info.value) == f"a closed-over tensor {text}"
+    assert message_of(info.value) == f"a closed-over tensor {text}"
 
 
 def test_an_array_cannot_be_traced() -> None:
     with pytest.raises(errors.UnsupportedInput) as info:
         capture(lambda x, y: x, (X,), {"y": np.ones(3)})
-    text, _, last = str(info.value).split("\n")
+    text, _, last = message_of(info.value).split("\n")
     assert text == "kwargs['y'] is a numpy.ndarray, which cannot be traced"
     assert last == "Convert it with `torch.from_numpy`; a tensor becomes an input of the trace."
 
@@ -331,7 +332,7 @@ def test_mutated_argument_with_an_alias() -> None:
 
     with pytest.raises(errors.AliasedMutation) as info:
         capture(f, (X, X[0]))
-    assert str(info.value) == (
+    assert message_of(info.value) == (
         "f changes tensor argument 0 (f32[2, 3]) in place, and tensor argument 1 (f32[3]) shares its memory\n"
         f"from:         {here(f)}\n"
         "Pass a clone of one of them, or compute a new tensor instead of changing this one."
@@ -382,7 +383,7 @@ def test_escaped_tracer(part: Any) -> None:
     for name, use in uses.items():
         with pytest.raises(errors.EscapedTracer) as info:
             use()
-        assert str(info.value) == ESCAPED.format(by=f" by {name}"), name
+        assert message_of(info.value) == ESCAPED.format(by=f" by {name}"), name
     with pytest.raises(errors.EscapedTracer):
         capture(lambda x: x, (tracer,))
     with pytest.raises(errors.EscapedTracer):
@@ -489,7 +490,7 @@ def test_errors_of_fake_kernels_are_those_of_eager_mode(f: Any) -> None:
     for transform in (tfn.jit, tfn.functionalize, lambda f: lambda x: tfn.vmap(f, in_dims=1)(x[:, None])):
         with pytest.raises(RuntimeError) as found:
             transform(f)(torch.ones(3))
-        assert str(wanted.value).splitlines()[0] in str(found.value)
+        assert message_of(wanted.value).splitlines()[0] in message_of(found.value)
 
 
 # ---- classes among arguments, and classes registered with PyTorch ----

@@ -11,6 +11,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import thunder_fn as tfn
+from tests.messages import message_of
 from tests.unit.small_traces import OWNED, TRACES, WEIGHT, aten, blocks, example_inputs, f32, leaves, same_bits, splits
 from thunder_fn.errors import CaptureError, MissingRule, UnsupportedInput
 from thunder_fn.interpreters.evaluate import evaluate
@@ -72,7 +73,7 @@ def test_structured_ops_have_no_graph() -> None:
     trace = b.build(b.add(Op("structured", "cond"), (b.input(f32(3)),), (f32(3),)))
     with pytest.raises(MissingRule) as error:
         to_fx(trace)
-    assert str(error.value) == (
+    assert message_of(error.value) == (
         "cond: to_fx cannot express a structured op as ATen calls\n"
         "in equation:  v1: f32[3] = cond(v0)\n"
         "Run the trace with an executor, or apply to_fx to the bodies of the equation."
@@ -95,13 +96,18 @@ def test_graphs_of_make_fx(mode: str) -> None:
     assert torch.equal(a, expected["a"][0]) and torch.equal(b, expected["b"]) and torch.equal(c, expected["c"])
 
 
-def test_symbols_of_make_fx_are_refused_by_name() -> None:
+def test_symbols_of_make_fx() -> None:
+    """Reverse mode and vmap are torch.func's there. PyTorch has no forward mode, which is refused by name."""
     f = lambda x: (x.sin() * x).sum()
     for transformed in (tfn.grad(f), tfn.vmap(tfn.grad(f))):
         x = torch.rand(2, 3)
-        with pytest.raises(UnsupportedInput, match="whose sizes are symbols of PyTorch's `make_fx`"):
-            make_fx(transformed, tracing_mode="symbolic")(x)
-        assert torch.equal(make_fx(transformed, tracing_mode="fake")(x)(x + 1), transformed(x + 1))
+        for mode in ("symbolic", "fake"):
+            assert torch.equal(make_fx(transformed, tracing_mode=mode)(x)(x + 1), transformed(x + 1))
+    assert torch.equal(
+        make_fx(tfn.grad(f), tracing_mode="symbolic")(x)(torch.ones(4, 5)), tfn.grad(f)(torch.ones(4, 5))
+    )
+    with pytest.raises(UnsupportedInput, match="whose sizes are symbols of PyTorch's `make_fx`"):
+        make_fx(tfn.jacfwd(f), tracing_mode="symbolic")(x)
 
 
 @pytest.mark.parametrize("count", (1, 2, 3))
@@ -185,14 +191,14 @@ def test_nodes_that_are_no_leaf(build: Callable[[torch.fx.Graph, torch.fx.Node],
         node.meta["thunder_fn_type"] = f32(3)
     with pytest.raises(CaptureError) as error:
         from_fx(module)
-    assert str(error.value) == message
+    assert message_of(error.value) == message
 
 
 def test_nodes_without_type() -> None:
     module = _graph(lambda graph, x: graph.call_function(aten.sin.default, (x,)))
     with pytest.raises(CaptureError) as error:
         from_fx(module)
-    assert str(error.value) == (
+    assert message_of(error.value) == (
         "from_fx: node 'x': its type is not known\nPass example_inputs, from which types are computed."
     )
     assert from_fx(module, [torch.rand(3)]).output_types == (f32(3),)
@@ -216,12 +222,12 @@ def test_a_growing_buffer_has_no_graph() -> None:
     f = lambda x: tfn.while_loop(lambda n, v: n < 3, step, (torch.tensor(0), x))[1].sum()
     with pytest.raises(MissingRule) as error:
         tfn.trace(tfn.grad(f), torch.ones(2)).to_fx()
-    assert str(error.value).splitlines()[0] == "while_loop: to_fx cannot express a structured op as ATen calls"
+    assert message_of(error.value).splitlines()[0] == "while_loop: to_fx cannot express a structured op as ATen calls"
     trace = tfn.trace(tfn.grad(f), torch.ones(2))
     (body,) = [t for t in subtraces(trace) if any(e.op.name == "carry_at" for e in t.equations)]
     with pytest.raises(MissingRule) as error:
         body.to_fx()
-    text = str(error.value)
+    text = message_of(error.value)
     assert text.startswith("carry_at: reverse mode of a while_loop without max_steps keeps a buffer that grows")
     assert text.endswith("Give the loop max_steps=, or run the trace with the torch executor.")
 
@@ -230,7 +236,7 @@ def test_a_number_that_is_found_in_data_has_no_place_in_a_graph() -> None:
     """It was written into the graph's code as a name that is not defined there."""
     with pytest.raises(MissingRule) as error:
         tfn.trace(lambda x: x * x.sum().item(), torch.ones(2)).to_fx()
-    what, _, where, fix = str(error.value).split("\n")
+    what, _, where, fix = message_of(error.value).split("\n")
     assert what == "aten.mul.Tensor: to_fx cannot express a number that depends on zuf0"
     assert where.startswith("from: ") and "test_fx.py" in where
     assert fix == (

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import thunder_fn as tfn
+from tests.messages import message_of
 from thunder_fn import recipes
 
 
@@ -45,7 +46,7 @@ def test_channels_last() -> None:
 def test_another_library_s_model() -> None:
     with pytest.raises(ValueError) as caught:
         tfn.compile(nn.Linear(2, 2), "timm")
-    assert str(caught.value) == "the recipe timm is for models of timm, given a Linear"
+    assert message_of(caught.value) == "the recipe timm is for models of timm, given a Linear"
 
 
 def test_a_unet() -> None:

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import thunder_fn as tfn
+from tests.messages import message_of
 from thunder_fn import inspect
 from thunder_fn.errors import MissingExtra
 from thunder_fn.interpreters.simplify import inline
@@ -99,7 +100,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "igraph", None)
     with pytest.raises(MissingExtra) as error:
         inspect.graph(product, torch.ones(2, 2))
-    assert str(error.value) == (
+    assert message_of(error.value) == (
         "a picture of a trace needs igraph, which is not installed\nInstall it with `pip install thunder_fn[inspect]`."
     )
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import thunder_fn as tfn
+from tests.messages import message_of
 from thunder_fn import torch_internals as internals
 from thunder_fn.errors import UnsupportedCall
 from thunder_fn.ir.check import check
@@ -113,6 +114,6 @@ def test_a_device_without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(internals, "has_kernel", lambda name, device: False)
     with pytest.raises(UnsupportedCall) as found:
         tfn.trace(lambda key: R.normal(key, 3), R.key(1))
-    lines = str(found.value).splitlines()
+    lines = message_of(found.value).splitlines()
     assert lines[0] == f"PyTorch {torch.__version__} has no random keys on cpu: there is no kernel for _philox_normal_"
     assert lines[2].startswith("Make the key on a CUDA device, `torch.func._random.key(seed, device='cuda')`")

@@ -23,6 +23,7 @@ import torch.utils.checkpoint
 from torch.utils.checkpoint import checkpoint as imported_checkpoint
 
 import thunder_fn as tfn
+from tests.messages import message_of
 from thunder_fn import Lookaside, cache_info, jit, torch_internals as internals
 from thunder_fn.capture.replaced.lookasides import lookasides
 from thunder_fn.errors import JitError, LookasideError, RecipeError
@@ -374,7 +375,7 @@ def test_builtins_that_no_module_has() -> None:
     for fn in ([].append, {}.get, functools.partial(slow), functools.cache(slow)):
         with pytest.raises(LookasideError) as caught:
             Lookaside(fn, slow)
-        assert str(caught.value) == (
+        assert message_of(caught.value) == (
             f"Lookaside: no module or class has {fn!r:.60} by name, so calls of it cannot be reached\n"
             "Call it in a Python function of yours, and give that one."
         )
@@ -563,7 +564,7 @@ def test_what_dynamo_does_not_follow() -> None:
     ):
         with pytest.raises(RecipeError) as caught:
             tfn.compile(slow, frontend="dynamo", lookasides=[lookaside])
-        assert str(caught.value) == (
+        assert message_of(caught.value) == (
             f"the frontend 'dynamo' does not follow {name}\n"
             "Give a Python function of yours and another that returns what it computes."
         )
@@ -582,7 +583,7 @@ def test_errors() -> None:
         with pytest.raises(JitError, match=f"jit: {option} is a sequence, `\\(\\)` for none, given a NoneType"):
             jit(slow, **{option: None})
     with pytest.raises(
-        JitError, match=r"jit: two lookasides divert slow, to .*<lambda> and .*sin\nLeave one of them out."
+        JitError, match=r"jit: two lookasides divert slow, to .*<lambda> and .*sin\nfrom: .*\nLeave one of them out."
     ):
         jit(slow, lookasides=[Lookaside(slow, lambda x: x), Lookaside(slow, torch.sin)])
     assert isinstance(slow, types.FunctionType)

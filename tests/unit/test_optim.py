@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import thunder_fn as tfn
+from tests.messages import message_of
 from thunder_fn import optim
 from thunder_fn.errors import OptimizerError
 from thunder_fn.ir.ops import NO_GRAD
@@ -87,7 +88,7 @@ def test_unknown_option() -> None:
     sgd, params = tfn.functional_optimizer(SGD, lr=0.1), {"w": torch.ones(2)}
     with pytest.raises(OptimizerError) as info:
         sgd.update(params, params, sgd.init(params), rate=0.1)
-    assert str(info.value).startswith("SGD has no option 'rate'; those that can change are dampening, ")
+    assert message_of(info.value).startswith("SGD has no option 'rate'; those that can change are dampening, ")
 
 
 def test_wrong_use() -> None:
@@ -109,7 +110,7 @@ def test_wrong_use() -> None:
 def test_what_is_no_function_of_gradients() -> None:
     with pytest.raises(OptimizerError) as info:
         tfn.functional_optimizer(torch.optim.LBFGS, lr=0.1)
-    assert str(info.value).splitlines()[0] == (
+    assert message_of(info.value).splitlines()[0] == (
         "functional_optimizer: a step of LBFGS calls the loss itself, and is no function of gradients"
     )
     sgd, params = tfn.functional_optimizer(SGD, lr=0.1, momentum=0.9), {"w": torch.ones(2)}

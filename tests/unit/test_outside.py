@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import collections
 import contextvars
+import ctypes
 import datetime
 import decimal
 import functools
@@ -54,6 +55,8 @@ def same_environment(monkeypatch: pytest.MonkeyPatch):
     with np.errstate(), np.printoptions(), decimal.localcontext():
         yield
     torch.backends.cudnn.benchmark = benchmark
+    if hasattr(torch.Tensor, "of_tests"):
+        del torch.Tensor.of_tests
     sys.setrecursionlimit(limit)
     threading.current_thread().name = name
     logging.disable(logging.NOTSET)
@@ -850,6 +853,23 @@ def test_containers_that_have_no_length_are_read(kind: type[Any]) -> None:
         return x
 
     assert torch.equal(jit(f)(X), X * 6) and torch.equal(tfn.grad(lambda x: f(x).sum())(X), torch.full_like(X, 6.0))
+
+
+def test_an_answer_that_a_full_cache_forgets_is_said_to_be_a_constant() -> None:
+    o = SimpleNamespace(k=2.0)
+    answers = {1: lambda: o.k, 2: lambda: 1.0}
+    cached = functools.lru_cache(maxsize=1)(lambda n: answers[n]())
+    cached(1)
+    with pytest.warns(
+        OutsideWarning, match="an answer that cached forgot in test_outside.py:.* is taken as a constant"
+    ):
+        jit(lambda x: x * cached(1) * cached(2))(X)
+
+
+def test_arrays_of_ctypes_are_said_to_be_constants() -> None:
+    values = (ctypes.c_double * 2)(2.0, 3.0)
+    with pytest.warns(OutsideWarning, match="values in test_outside.py:.* is taken as a constant"):
+        jit(lambda x: x * values[0])(X)
 
 
 def test_cached_functions_keep_no_tracers() -> None:

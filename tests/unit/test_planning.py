@@ -67,11 +67,55 @@ def test_files_and_the_inspectors_table_agree(name: str, known: str) -> None:
 
 
 def test_unknown_hardware_names_those_that_are_there(tmp_path: Path) -> None:
-    with pytest.raises(tfn.errors.InspectError, match="there is no hardware 'h300'\nName one of b200, h100"):
+    with pytest.raises(tfn.errors.InspectError, match=r"there is no hardware 'h300'\nfrom: .*\nName one of b200, h100"):
         hardware_named("h300")
     (tmp_path / "mine.toml").write_text('name = "mine"\n')
     with pytest.raises(tfn.errors.InspectError, match=r"mine\.toml is no hardware: 'flops_per_second'"):
         hardware_named(tmp_path / "mine.toml")
+
+
+WRONG = {
+    "no TOML": ('name = "', r"mine\.toml is no TOML"),
+    "text": (("memory_bytes = 80e9", 'memory_bytes = "80 GB"'), "memory_bytes cannot be '80 GB'"),
+    "negative": (("memory_bytes = 80e9", "memory_bytes = -80e9"), "memory_bytes cannot be -80000000000.0"),
+    "nothing a second": (("bytes_per_second = 450e9", "bytes_per_second = 0"), "bytes_per_second cannot be 0"),
+    "more than all": (("matmul_efficiency = 0.7", "matmul_efficiency = 70"), "matmul_efficiency cannot be 70"),
+    "no ranks": (("node_size = 8", "node_size = 0"), "node_size is a number of ranks, given 0"),
+    "no dtype": (("bfloat16 =", "bf16 ="), "'bf16', which is no dtype"),
+    "not the one for others": (("float32 = 67e12\n", ""), "has no float32"),
+    "no link": (("[inside]", "[besides]"), "'inside'"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_figures_that_cannot_be_are_refused(name: str, tmp_path: Path) -> None:
+    change, text = WRONG[name]
+    file, known = tmp_path / "mine.toml", (FOLDER / "h100.toml").read_text()
+    file.write_text(change if isinstance(change, str) else known.replace(*change, 1))
+    with pytest.raises(InspectError, match=text):
+        hardware_named(file)
+
+
+def test_worlds_and_choices_that_cannot_be_are_refused() -> None:
+    x = torch.empty(8, 8, device="meta")
+    loss = lambda params, x: (x @ params["w"]).sum()
+    plan: Any = lambda world, search: tfn.plan(loss, ({"w": x}, x), "h100", world, search=search)
+    for world in (0, -8, 1.5, "8", True):
+        with pytest.raises(InspectError, match="world is a number of ranks from 1 on"):
+            plan(world, {"micro": (1,)})
+    for search, text in (
+        ("yes", "search is True, False or a mapping"),
+        ({"micro": ()}, "micro has no choice"),
+        ({"micro": 2}, "micro is a sequence of numbers from 1 on, given 2"),
+        ({"stages": (0,)}, "stages is a sequence of numbers from 1 on"),
+        ({"keeps": ("some",), "blocks": [torch.nn.Identity()]}, "keeps is a sequence of all, none"),
+        ({"precision": ("bf16",)}, "precision is a sequence of floating dtypes"),
+        ({"blocks": [3]}, "blocks is a sequence of modules"),
+    ):
+        with pytest.raises(InspectError, match=text):
+            plan(8, search)
+    with pytest.raises(tfn.errors.UnknownOption, match="unknown choice 'micros'; did you mean 'micro'"):
+        plan(8, {"micros": (1,)})
 
 
 def test_this_machine_is_measured() -> None:
@@ -388,6 +432,46 @@ def test_search_cuts_positions_and_stages_too() -> None:
         assert len(programs) == way.stages and ("send" in seen) == (way.stages > 1)
         assert {"all-to-all", "all-reduce", "all-gather", "reduce-scatter"} <= seen
     assert [way.context for way, _ in found.refused] == [3, 3]
+
+
+def test_search_chooses_precision_offload_and_a_budget() -> None:
+    """Half of the bytes travel in half precision; offloaded shards lie elsewhere and take time to come."""
+    with torch.device("meta"):
+        blocks = [torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.GELU()) for _ in range(3)]
+        model, x = torch.nn.Sequential(*blocks), torch.zeros(4096, 512)
+    params = {name: p.detach() for name, p in model.named_parameters()}
+    loss = lambda params, x: torch.func.functional_call(model, params, (x,)).square().mean()
+    choices: dict[str, Any] = {"blocks": blocks, "micro": (1,), "precision": (None, torch.bfloat16)}
+    choices |= {"offload": (False, True), "keeps": ("all", 0)}
+    found = tfn.plan(loss, (params, x), "h100", 8, search=choices)
+    plans = {(way.precision, way.offload, way.keeps): one for way, one, _ in found.found}
+    assert len(plans) == 8 and found.best.precision == torch.bfloat16 and not found.best.offload
+    whole, half = (plans[dtype, False, "all"] for dtype in (None, torch.bfloat16))
+    assert half.timeline.wire_bytes == whole.timeline.wire_bytes / 2
+    assert dict(half.timeline.flops_by_dtype)[torch.bfloat16] > 0.9 * whole.timeline.flops
+    away = plans[None, True, "all"]
+    shards = sum(p.nbytes for p in params.values()) // 8
+    assert away.offloaded_bytes >= 2 * shards and away.held_bytes == whole.held_bytes - shards
+    assert away.seconds > whole.seconds + shards / away.hardware.host_bytes_per_second
+    assert plans[None, False, 0].live_bytes < whole.live_bytes
+    assert plans[None, False, 0].timeline.flops > whole.timeline.flops
+
+
+def test_a_plan_is_compiled_by_the_ranks_that_it_is_of() -> None:
+    loss = lambda params, x: (x @ params["w"]).square().mean()
+    params, x = {"w": torch.randn(4, 3)}, torch.randn(6, 4)
+    found = tfn.plan(loss, (params, x), "h100", 1, search={"micro": (3,)})
+    with fake_world(1):
+        step: Any = tfn.compile(loss, recipe=found.recipe, executors="torch")
+        value, grads = step(step.prepare(params, x), *step.part(x))
+    expected, its = tfn.grad_and_value(loss)(params, x)
+    torch.testing.assert_close((value, grads["w"]), (its, expected["w"]))
+    with pytest.raises(tfn.errors.RecipeError, match=r"the plan is of 1 ranks .*, and there is no process group"):
+        tfn.compile(loss, recipe=found.recipe)
+    with fake_world(2), pytest.raises(tfn.errors.RecipeError, match="and there is 2 ranks"):
+        tfn.compile(loss, recipe=found.recipe)
+    with fake_world(1), pytest.raises(tfn.errors.RecipeError, match="given the module a Linear"):
+        tfn.compile(torch.nn.Linear(2, 2), recipe=found.recipe)
 
 
 def test_blocks_are_checkpointed_while_ways_are_planned() -> None:

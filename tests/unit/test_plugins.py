@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import thunder_fn as tfn
 from tests.executors.test_builtin import Rerun
+from tests.messages import message_of
 from tests.unit.capturing import same
 from thunder_fn import recipes
 from thunder_fn.errors import JitError, RecipeError, TraitError
@@ -90,7 +91,7 @@ def test_reduce_overhead() -> None:
         assert same(compiled(X), module(X)) and same(compiled(X + 1), module(X + 1)) and device.replayed == 1
     with pytest.raises(RecipeError) as caught:
         tfn.compile(module, recipes.plugins.ReduceOverhead(CudaGraphs("graphs", Rerun("cuda"))))
-    assert str(caught.value) == (
+    assert message_of(caught.value) == (
         "reduce_overhead: the model is on a cpu, where programs cannot be recorded\nMove it to the device first."
     )
 
@@ -141,7 +142,7 @@ def test_fp8_where_hardware_allows(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_plugins_say_what_is_missing(name: str, error: str) -> None:
     with pytest.raises(RecipeError) as caught:
         tfn.compile(nn.Linear(16, 16), name)
-    assert str(caught.value) == error
+    assert message_of(caught.value) == error
 
 
 def test_plugins_of_parameters_take_modules() -> None:
@@ -155,7 +156,7 @@ def test_plugins_of_parameters_take_modules() -> None:
         (recipes.get("ddp")(mesh) + recipes.get("fsdp")(mesh)).assemble(nn.Linear(3, 3))
     with pytest.raises(RecipeError) as caught:
         tfn.compile(nn.Linear(64, 64), "quantize_int8", frontend="dynamo")
-    assert str(caught.value) == (
+    assert message_of(caught.value) == (
         "the frontend 'dynamo' cannot trace what a rewrite such as quantize or fsdp made: it is captured directly\n"
         'Leave `frontend="dynamo"` out, or that recipe.'
     )

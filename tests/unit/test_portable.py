@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import thunder_fn as tfn
+from tests.messages import message_of
 from thunder_fn.errors import PortableError, ThunderError, TraceTypeError
 from thunder_fn.extend import OperatorExecutor
 from thunder_fn.portable.archive import CONSTANTS, MANIFEST, PROGRAM
@@ -220,7 +221,7 @@ def test_refused(name: str, tmp_path: Path) -> None:
     f, text = REFUSED[name]
     with pytest.raises(PortableError) as raised:
         tfn.save(tfn.jit(f).lower(X), tmp_path / "f")
-    assert text in str(raised.value)
+    assert text in message_of(raised.value)
     assert not list(tmp_path.iterdir()), "no file is left"
 
 
@@ -294,7 +295,7 @@ def test_why_a_file_cannot_be_read(tmp_path: Path) -> None:
     for path, text in cases:
         with pytest.raises(PortableError) as raised:
             tfn.load(path)
-        assert text in str(raised.value), path.name
+        assert text in message_of(raised.value), path.name
     with pytest.raises(FileNotFoundError):
         tfn.load(tmp_path / "nothing")
 

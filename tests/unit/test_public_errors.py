@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import thunder_fn as tfn
+from tests.messages import message_of
 from thunder_fn import errors, ir, parameters, testing
 
 X = torch.ones(2)
@@ -25,7 +26,7 @@ def builder() -> ir.TraceBuilder:
 def test_a_function_is_no_trace(function: Callable[[Any], Any]) -> None:
     with pytest.raises(errors.TraceTypeError) as info:
         function(torch.sin)
-    assert str(info.value) == (
+    assert message_of(info.value) == (
         f"{function.__name__}: expected a trace, given a builtin_function_or_method\n"
         "`thunder_fn.trace(f, *args)` makes the trace of a function."
     )
@@ -104,8 +105,10 @@ WRONG: dict[str, tuple[type[Exception], Callable[[], object]]] = {
 @pytest.mark.parametrize("text", WRONG)
 def test_wrong_arguments(text: str) -> None:
     kind, call = WRONG[text]
-    with pytest.raises(kind, match=f"^{re.escape(text)}"):
+    with pytest.raises(kind) as error:
         call()
+    assert message_of(error.value).startswith(text)
+    assert f"\nfrom:         {__file__}:" in str(error.value)
 
 
 def test_finish_returns_a_program() -> None:
@@ -116,6 +119,24 @@ def test_finish_returns_a_program() -> None:
     f = tfn.jit(torch.sin, executors=[Plain("plain")])
     with pytest.raises(errors.ExecutorError) as info:
         f(X)
-    first, *_, last = str(info.value).splitlines()
+    first, *_, last = message_of(info.value).splitlines()
     assert first.startswith("the executor plain: `finish` must return a program, given a function: <function sin")
     assert last == "Return `dataclasses.replace(program, run=function)`, or the program as it is."
+
+
+LINES: dict[str, Callable[[], Any]] = {
+    "vmap's out_dims": lambda: tfn.vmap(lambda x: x, out_dims=3)(X),
+    "vmap's in_dims": lambda: tfn.vmap(torch.sin, in_dims=5)(X),
+    "vmap's randomness": lambda: tfn.vmap(lambda x: x + torch.rand(()))(X),
+    "jvp's tangents": lambda: tfn.jvp(torch.sin, (X,), (torch.ones(7),)),
+    "a custom rule": lambda: tfn.grad(lambda x: tfn.custom_vjp(torch.sin)(x).sum())(X),
+    "a scan over a list": lambda: tfn.scan(lambda c, x: (c, x), X, [1, "a"]),
+    "an optimizer's state": lambda: tfn.functional_optimizer(torch.optim.SGD, lr=0.1).update(X, X, 3),
+}
+
+
+@pytest.mark.parametrize("name", LINES)
+@pytest.mark.parametrize("around", [lambda f: f, lambda f: tfn.jit(f)], ids=["eager", "jit"])
+def test_every_error_has_the_users_line(around: Any, name: str) -> None:
+    with pytest.raises(errors.ThunderError, match=rf"\nfrom:         {re.escape(__file__)}:\d+ in "):
+        around(LINES[name])()

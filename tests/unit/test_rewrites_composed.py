@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import thunder_fn as tfn
+from tests.messages import message_of
 from thunder_fn.errors import RewriteError
 from thunder_fn.parameters import SCHEMES, Scheme
 
@@ -307,4 +308,4 @@ def test_what_is_refused(name: str) -> None:
     make, text = BAD[name]
     with warnings.catch_warnings(action="ignore"), pytest.raises(RewriteError) as error:  # lazy modules warn
         make()
-    assert str(error.value).startswith(text)
+    assert message_of(error.value).startswith(text)

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import thunder_fn as tfn
+from tests.messages import message_of
 from thunder_fn.errors import RewriteError
 from thunder_fn.parameters import SCHEMES
 
@@ -88,7 +89,7 @@ def test_codes_are_not_quantised_again(filter: Any, named: str) -> None:
     q = tfn.quantize(nn.Linear(128, 4), "int4")
     with pytest.raises(RewriteError) as error:
         tfn.quantize(q, "int8", filter=filter)
-    assert str(error.value) == (
+    assert message_of(error.value) == (
         f"quantize: {named} no weight that is not stored as codes already (weight.scales_and_zeros, weight.values, ...)\n"
         "A weight is quantised once, and has its adapter before that. To store it in another way, begin with `restored()` or the "
         "parameters."
@@ -104,7 +105,7 @@ def test_what_one_scheme_leaves_another_takes() -> None:
 def test_a_second_adapter() -> None:
     with pytest.raises(RewriteError) as error:
         tfn.lora(tfn.lora(nn.Linear(3, 4), 2), 2)
-    assert str(error.value) == (
+    assert message_of(error.value) == (
         "a step makes a part 'weight.lora_a', which there is already; a weight is changed once in this way"
     )
 
@@ -112,7 +113,7 @@ def test_a_second_adapter() -> None:
 def test_a_filter_that_matches_nothing() -> None:
     with pytest.raises(RewriteError) as error:
         tfn.quantize(nn.Linear(3, 4), "int8", filter=["weight", "layer.*"])
-    assert str(error.value) == (
+    assert message_of(error.value) == (
         "quantize: the filter 'layer.*' matches no parameter of two or more dims\nThere are weight."
     )
 
@@ -156,7 +157,7 @@ def test_a_part_that_was_rewritten_by_itself() -> None:
 def test_loading_another_shape() -> None:
     with pytest.raises(RewriteError) as error:
         tfn.quantize(nn.Linear(3, 4), "int8").load_state_dict({"weight": torch.ones(1, 3), "bias": torch.ones(4)})
-    assert str(error.value) == (
+    assert message_of(error.value) == (
         "load_state_dict: missing [], unknown []\n  weight: expected shape (4, 3), given (1, 3)"
     )
 
@@ -228,7 +229,7 @@ def test_calibrating_what_has_no_steps() -> None:
     q = tfn.quantize(nn.Linear(3, 4), "int8")
     with pytest.raises(RewriteError) as error:
         q.calibrate([(torch.ones(1, 3),)])
-    assert str(error.value) == (
+    assert message_of(error.value) == (
         "calibrate: no parameter is stored with a step for activations\n"
         'Quantise with a scheme that has one, such as "int8_static".'
     )

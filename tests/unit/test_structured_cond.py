@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import thunder_fn as tfn
+from tests.messages import message_of
 from thunder_fn.errors import CaptureError, TraceTypeError
 
 Tensor = torch.Tensor
@@ -25,7 +26,7 @@ def narrow(x: Tensor) -> Any:
 def text_of(f: Any, error: type[Exception] = TraceTypeError) -> list[str]:
     with pytest.raises(error) as info:
         tfn.jit(f)(X)
-    lines = str(info.value).splitlines()
+    lines = message_of(info.value).splitlines()
     (source,) = [line for line in lines if line.startswith("from: ")]
     assert "test_structured_cond.py:" in source
     return [line for line in lines if line != source]
@@ -105,15 +106,15 @@ def test_nothing_else_is_a_predicate(wrap: Any) -> None:
     for bad in NO_BOOLS:
         with pytest.raises(TraceTypeError, match="the predicate must be a bool or a tensor of one bool") as info:
             wrap(lambda x, bad=bad: tfn.cond(bad, torch.sin, torch.cos, (x,)))(x)
-        assert COND in str(info.value)
+        assert COND in message_of(info.value)
         condition = lambda x, bad=bad: bad
         with pytest.raises(TraceTypeError, match="the condition must be a bool or a tensor of one bool") as info:
             wrap(lambda x, condition=condition: tfn.while_loop(condition, lambda x: (x + 1,), (x,)))(x)
-        assert "`torch.while_loop(cond_fn, body_fn, (x, y))`" in str(info.value)
+        assert "`torch.while_loop(cond_fn, body_fn, (x, y))`" in message_of(info.value)
     for bad in (None, "0", [], True, 0.5, torch.tensor(True), torch.tensor(0.0), torch.zeros(2, dtype=torch.int64)):
         with pytest.raises(TraceTypeError, match="the index must be an int or a tensor of one integer") as info:
             wrap(lambda x, bad=bad: tfn.switch(bad, (torch.sin, torch.cos), (x,)))(x)
-        assert SWITCH in str(info.value)
+        assert SWITCH in message_of(info.value)
 
 
 @pytest.mark.parametrize("wrap", [lambda f: f, tfn.jit, tfn.vmap])
@@ -128,7 +129,7 @@ def test_nothing_else_is_a_function_or_a_tuple_of_operands(wrap: Any) -> None:
         ):
             with pytest.raises(TraceTypeError, match="must be a tuple or a list of operands") as info:
                 wrap(call)(x)
-            assert spelling in str(info.value)
+            assert spelling in message_of(info.value)
     for bad in (None, x, 3, (torch.sin,)):
         for call in (
             lambda x, bad=bad: tfn.cond(flag, torch.sin, bad, (x,)),
@@ -236,7 +237,7 @@ def test_decisions_under_the_vmap_of_torch_func(wrap: Any) -> None:
         torch.testing.assert_close(tfn.vmap(wrap(f))(x, y), torch.stack([f(x[0], y[0]), f(x[1], y[1])]))
         with pytest.raises(TraceTypeError) as error:
             torch.func.vmap(wrap(f))(x, y)
-        what, where, fix = str(error.value).split("\n")
+        what, where, fix = message_of(error.value).split("\n")
         assert what == (
             f"{op}: examples of torch.func.vmap decide differently, and outside of a trace {op} is Python's own"
         )

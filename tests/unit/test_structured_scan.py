@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import thunder_fn as tfn
+from tests.messages import message_of
 from thunder_fn.errors import CaptureError, TraceTypeError
 from thunder_fn.interpreters.grad import forward_backward
 from thunder_fn.interpreters.simplify import dce_to
@@ -306,8 +307,8 @@ def raises(f: Any, *args: Any) -> str:
         f(*args)
     with pytest.raises(TraceTypeError) as inside:
         tfn.trace(f, *args)
-    assert str(inside.value) == str(outside.value)
-    return str(inside.value)
+    assert message_of(inside.value) == message_of(outside.value)
+    return message_of(inside.value)
 
 
 def widen(c: dict[str, Tensor], x: Tensor) -> Any:
@@ -363,7 +364,7 @@ def test_writes_to_outer_tensors_say_so() -> None:
     with pytest.raises(CaptureError) as raised:
         tfn.trace(f, H.clone(), XS)
     line = f.__code__.co_firstlineno + 2
-    assert str(raised.value) == (
+    assert message_of(raised.value) == (
         "scan: step writes in place to a tensor from outside (f64[3]), but a body computes new values only\n"
         f"from:         {__file__}:{line} in step\n"
         "Return the new value, or write to a copy made inside the body (`x = x.clone()`).\n"
@@ -382,7 +383,7 @@ def test_a_module_that_updates_buffers_in_a_body() -> None:
 
     with pytest.raises(CaptureError) as raised:
         tfn.jit(Net())(torch.randn(4, 2, 3, dtype=torch.float64))
-    first, where, *_ = str(raised.value).splitlines()
+    first, where, *_ = message_of(raised.value).splitlines()
     assert "(i64[]), a tensor from outside (f64[3]), a tensor from outside (f64[3])" in first
     assert where.endswith("in <lambda> (norm)")
 

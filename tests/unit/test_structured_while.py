@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import thunder_fn as tfn
+from tests.messages import message_of
 from thunder_fn.errors import CaptureError, MissingRule, TraceTypeError
 from thunder_fn.interpreters.simplify import dce_to
 from thunder_fn.ir.trace import Equation, Trace
@@ -135,8 +136,8 @@ def raises(f: Any, *args: Any) -> str:
         f(*args)
     with pytest.raises(TraceTypeError) as inside:
         tfn.trace(f, *args)
-    assert str(inside.value) == str(outside.value)
-    return str(inside.value)
+    assert message_of(inside.value) == message_of(outside.value)
+    return message_of(inside.value)
 
 
 def positive(v: Tensor) -> Tensor:
@@ -260,7 +261,7 @@ def test_random_numbers_are_never_drawn_again() -> None:
 
     with pytest.raises(MissingRule) as info:
         tfn.grad(noisy)(torch.ones(2))
-    first, source, fix = str(info.value).splitlines()
+    first, source, fix = message_of(info.value).splitlines()
     assert (
         first
         == "while_loop: reverse mode without max_steps runs the steps again, and these draw random numbers or call back"

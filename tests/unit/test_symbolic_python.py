@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import thunder_fn as tfn
+from tests.messages import message_of
 from thunder_fn.errors import DataDependentBranch, DataDependentValue
 from thunder_fn.jitted import cache_info, jit
 
@@ -168,7 +169,7 @@ def test_too_many_numbers_to_list() -> None:
     assert jit(lambda x: sum(x.tolist()))(torch.arange(64)) == sum(range(64))
     with pytest.raises(DataDependentValue) as caught:
         jit(lambda x: sum(x.tolist()))(torch.arange(65))
-    assert str(caught.value).splitlines()[::2] == [
+    assert message_of(caught.value).splitlines()[::2] == [
         "`tolist` asked for 65 numbers in a traced tensor, and at most 64 ints and floats can be symbols",
         "Keep it a tensor, take the few numbers that are needed before (`x[:3].tolist()`), or pass the list as an argument.",
     ]

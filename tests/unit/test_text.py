@@ -18,6 +18,7 @@ from hypothesis import given, strategies as st
 from torch import nn
 
 import thunder_fn as tfn
+from tests.messages import message_of
 from thunder_fn import inspect
 from thunder_fn.errors import CaptureError, JitError
 from thunder_fn.executors.torch_executor import lower
@@ -356,4 +357,4 @@ def test_errors_name_functions_and_classes(name: str) -> None:
     for call in (lambda: tfn.jit(f)(torch.ones(2)), lambda: tfn.jit(lambda x: x)(x=odd(), y=1), lambda: tfn.jit(odd())):
         with pytest.raises(Exception) as error:
             call()
-        assert not UNPRINTABLE.search(str(error.value).replace("\n", ""))
+        assert not UNPRINTABLE.search(message_of(error.value).replace("\n", ""))

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.messages import message_of
 from tests.unit.small_traces import (
     ADD,
     MUL,
@@ -169,7 +170,7 @@ def test_types_print(type: Type, text: str) -> None:
 def test_a_literal_of_another_type_has_no_type() -> None:
     with pytest.raises(InvalidTrace) as error:
         type_of(Literal("text"))
-    assert str(error.value) == "a literal of type str has no type in a trace; only numbers and None do"
+    assert message_of(error.value) == "a literal of type str has no type in a trace; only numbers and None do"
 
 
 def test_numbering_is_dense() -> None:
@@ -177,20 +178,20 @@ def test_numbering_is_dense() -> None:
     with pytest.raises(InvalidTrace) as error:
         Trace((x,), (Equation(SIN, (x,), (), (y,)),), (y,), (), ())
     message = "variables are numbered densely in binding order, but v2 is bound by aten.sin.default where v1 is due"
-    assert str(error.value) == message
+    assert message_of(error.value) == message
     with pytest.raises(InvalidTrace) as error:
         Trace((y,), (), (y,), (), ())
-    assert str(error.value) == "variables are numbered densely in binding order, but v2 is bound where v0 is due"
+    assert message_of(error.value) == "variables are numbered densely in binding order, but v2 is bound where v0 is due"
 
 
 def test_canonical_finds_unbound_and_twice_bound_variables() -> None:
     x, y = Var(0, f32(3)), Var(1, f32(3))
     with pytest.raises(InvalidTrace) as error:
         canonical((x,), (Equation(SIN, (y,), (), (y,)),), (y,), (), ())
-    assert str(error.value) == "v1: f32[3] is used before it is bound"
+    assert message_of(error.value) == "v1: f32[3] is used before it is bound"
     with pytest.raises(InvalidTrace) as error:
         canonical((x,), (Equation(SIN, (x,), (), (x,)),), (x,), (), ())
-    assert str(error.value) == "v0 is bound twice"
+    assert message_of(error.value) == "v0 is bound twice"
 
 
 def test_builder_shares_constants_and_drops_unused_ones() -> None:
@@ -254,7 +255,7 @@ def test_evaluate_is_plain_pytorch() -> None:
 def test_evaluate_rejects_wrong_inputs(inputs: tuple[object, ...], message: str) -> None:
     with pytest.raises(TraceTypeError) as error:
         evaluate(leaves(), inputs)
-    assert str(error.value) == message
+    assert message_of(error.value) == message
 
 
 def test_evaluate_names_the_equation_of_an_op_that_fails() -> None:
@@ -280,7 +281,7 @@ def test_evaluate_has_no_rule_for_an_unknown_structured_op() -> None:
     trace = b.build(b.add(Op("structured", "no_such_op"), (b.input(f32(3)),), (f32(3),)))
     with pytest.raises(MissingRule) as error:
         evaluate(trace, (torch.ones(3),))
-    assert str(error.value) == (
+    assert message_of(error.value) == (
         "evaluate: there is no rule for the structured op no_such_op\n"
         "Import the module that defines the op, or register a rule for it (`thunder_fn.ir.rules`)."
     )

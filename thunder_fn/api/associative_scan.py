@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from thunder_fn import torch_internals as internals
 from thunder_fn.api.batching import example_of, place, vmap
 from thunder_fn.api.calling import apply
 from thunder_fn.capture import capture, current, pytree
@@ -36,6 +37,7 @@ MODES = ("pointwise", "generic")
 
 
 @spelled(fn="combine_fn", elems="xs", axis="dim")
+@internals.with_twin(internals.dynamo_associative_scan)
 def associative_scan(
     combine_fn: Callable[[Any, Any], Any],
     xs: Any,

@@ -12,9 +12,9 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.api.calling import Transformed, transformed
 from thunder_fn.api.captures import Plan, in_place, planned
-from thunder_fn.capture import EVERY_LEAF, Captured, current
+from thunder_fn.capture import EVERY_LEAF, Captured, current, pytree
 from thunder_fn.capture.replaced.autocast_regions import REGION
-from thunder_fn.derived.leaf_autocast import Answer, autocast_policy
+from thunder_fn.derived.leaf_autocast import Answer, autocast_policy, policy_on_meta
 from thunder_fn.errors import AutocastError
 from thunder_fn.interpreters.autocast import Policy, autocast as autocast_trace
 from thunder_fn.interpreters.simplify import cse
@@ -64,18 +64,19 @@ class Autocast(Transformed):
     policy: Policy
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        is_pytorchs = self.policy is autocast_policy
+        is_pytorchs, policy = self.policy is autocast_policy, self.policy
+        if is_pytorchs and any(one.is_meta for one in pytree.tensors_in((args, kwargs))):
+            is_pytorchs, policy = False, policy_on_meta  # PyTorch casts nothing there
         f = self._under_pytorchs() if is_pytorchs else self.fn
         known = EVERY_LEAF if is_pytorchs else None  # another policy changes the values afterwards
-        make = lambda capture: self._plan(capture(f, args, kwargs, known=known))
+        make = lambda capture: self._plan(capture(f, args, kwargs, known=known), policy)
         return planned(self, args, kwargs, make)
 
-    def _plan(self, captured: Captured) -> Plan:
-        is_pytorchs = self.policy is autocast_policy
+    def _plan(self, captured: Captured, policy: Policy) -> Plan:
         new = (
             cse(captured.trace)
-            if is_pytorchs
-            else autocast_trace(captured.trace, self.dtype, self.policy)
+            if policy is autocast_policy
+            else autocast_trace(captured.trace, self.dtype, policy)
         )
         name = self.__name__ if current() is None else f"{REGION}_{captured.trace.name}"
         return Plan(name, captured, new, in_place(captured))
@@ -111,8 +112,9 @@ def autocast(f: Callable[..., Any], dtype: torch.dtype = torch.bfloat16, policy:
         f: any PyTorch callable. Arguments in double precision, and what is computed from them
             alone, stay as they are.
         dtype: the lower precision, a floating dtype.
-        policy: None for PyTorch's own, on the device of an op's arguments: matrix products,
-            convolutions and attention in lower precision, what needs range in float32. Or a table
+        policy: None for PyTorch's own, on the device of an op's arguments (on `meta`, that for
+            CUDA): matrix products, convolutions and attention in lower precision, what needs range
+            in float32. Or a table
             from names of ops to answers, beside PyTorch's. Or a function of an `Equation`, asked
             about a composite before its body, in place of PyTorch's (`autocast_policy` is that).
             The answers are "lower", "float32", "promote" (the widest of the arguments) and None:

@@ -56,6 +56,11 @@ class Vmap(Transformed):
             return whole(*args, **kwargs)
         return self._in_chunks(whole, args, kwargs, dims, size, self.chunk_size)
 
+    def by_torch(self) -> Callable[..., Any]:
+        """The same function by torch.func."""
+        options = (self.in_dims, self.out_dims, self.randomness)
+        return torch.func.vmap(self.fn, *options, chunk_size=self.chunk_size)
+
     def _plan(
         self, capture: Callable[..., Captured], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Plan:
@@ -135,8 +140,8 @@ class Vmap(Transformed):
                     f"{self.__name__}: the function writes a value that differs between examples"
                     " into a tensor that is not batched: different inplace randomness on an"
                     " unbatched tensor, or an inplace op for which there exists a Tensor `other` in"
-                    " extra_args that has more elements than `self`\nReturn the value instead, or"
-                    " pass the tensor with a batch dim."
+                    " extra_args that has more elements than `self`",
+                    fix="Return the value instead, or pass the tensor with a batch dim.",
                 )
             placed = (
                 value
@@ -432,7 +437,8 @@ def check_dim(leaf: Any, dim: Any, path: str, name: str) -> int | None:
     if not isinstance(leaf, torch.Tensor):
         raise VmapError(
             f"{name}: Got in_dim={dim} for an input but the input is of type {type(leaf)}: {path}"
-            f" is {kind_of(leaf)}\nUse None in in_dims for it."
+            f" is {kind_of(leaf)}",
+            fix="Use None in in_dims for it.",
         )
     if leaf.is_nested and leaf.layout is torch.strided:  # it has no sizes
         check_supported(leaf, lambda: path)
@@ -488,7 +494,8 @@ def spread_out_dims(out_dims: Any, captured: Captured, name: str) -> list[int | 
     except ValueError as error:
         raise VmapError(
             f"{name}: out_dims is not compatible with the structure of `outputs`, of which it must"
-            f" be a prefix: {error}\nIt must be an int, None or a python collection of ints."
+            f" be a prefix: {error}",
+            fix="It must be an int, None or a python collection of ints.",
         ) from None
     for path, dim, leaf in zip(
         pytree.paths_of(captured.out_spec, "out"), spread, captured.out_leaves, strict=True

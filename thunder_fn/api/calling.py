@@ -8,7 +8,7 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
@@ -155,15 +155,35 @@ class Named:
         raise AssertionError(f"{self.__name__} is a name only")
 
 
+def _by_dynamo(call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def __call__(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if internals.is_dynamo_compiling() and internals.is_one_graph():
+            return self.by_torch()(*args, **kwargs)
+        return call(self, *args, **kwargs)
+
+    vars(__call__).pop("_torchdynamo_disable", None)  # a mark of the call that is wrapped
+    return __call__
+
+
 class Transformed:
-    """Base of transformed functions: the name and the wrapped function of the original. Dynamo
-    leaves their calls alone, since it could only read how they capture.
+    """Base of transformed functions: the name and the wrapped function of the original.
+
+    Dynamo leaves their calls alone, since it could only read how they capture. Where it has to
+    compile all in one graph, it takes torch.func's transform in the place of ours.
     """
 
     fn: Callable[..., Any]
+    is_forward: ClassVar[bool] = False
+    """The transform is forward mode."""
 
     def __init_subclass__(cls) -> None:
-        cls.__call__ = internals.outside_dynamo(with_checked_keywords(cls.__call__))
+        call = internals.outside_dynamo(with_checked_keywords(cls.__call__))
+        cls.__call__ = call if cls.by_torch is Transformed.by_torch else _by_dynamo(call)
+
+    def by_torch(self) -> Callable[..., Any]:
+        """The same function by torch.func."""
+        raise NotImplementedError
 
     @property
     def __name__(self) -> str:

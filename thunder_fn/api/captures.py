@@ -41,6 +41,7 @@ from thunder_fn.capture.outside.reads import (
 )
 from thunder_fn.capture.outside.watch import Watch
 from thunder_fn.capture.replaced import host_random
+from thunder_fn.capture.supported import has_symbols
 from thunder_fn.ir.memos import clears, is_closed
 from thunder_fn.ir.symbols import made_by
 from thunder_fn.ir.trace import Trace
@@ -335,6 +336,7 @@ class _Captures:
 _CAPTURES = clears(_Captures())
 
 
+@internals.outside_dynamo
 def planned(
     of: Any,
     args: tuple[Any, ...],
@@ -351,6 +353,8 @@ def planned(
     """
     root = _root_of(of)
     if current() is not None or internals.is_intercepted() or not _CAPTURES.is_watched(root):
+        if (twin := twin_of(of, args, kwargs)) is not None:
+            return twin(*args, **kwargs)
         return make(capture).run(pytree.tensors_in((args, kwargs)))
     call = _Call()
     try:
@@ -362,6 +366,22 @@ def planned(
     found = _CAPTURES.find(key, call.tensors)
     _CAPTURES.count(root, is_miss=found is None)
     return found.run(call) if found is not None else _run_first(call, key, root, make)
+
+
+def twin_of(of: Any, args: Any, kwargs: Any) -> Callable[..., Any] | None:
+    """torch.func's transform, under a `make_fx` with symbolic sizes, which no trace of ours has.
+
+    PyTorch cannot trace forward mode so.
+    """
+    if current() is not None or not internals.is_make_fx():
+        return None
+    if not any(map(has_symbols, pytree.tensors_in((args, kwargs)))):
+        return None
+    if isinstance(of, tuple):
+        is_vjp = of[0] == "vjp"
+        return functools.partial(torch.func.vjp, of[1], has_aux=of[2]) if is_vjp else None
+    has_twin = type(of).by_torch is not Transformed.by_torch
+    return of.by_torch() if has_twin and not of.is_forward else None
 
 
 def _run_first(

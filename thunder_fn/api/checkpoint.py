@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, overload
 
+from thunder_fn import torch_internals as internals
 from thunder_fn.api.calling import transformed
 from thunder_fn.errors import spelled
 from thunder_fn.jitted import Jitted
@@ -28,6 +29,7 @@ def checkpoint(f: Callable[P, R], policy: Any = None) -> Callable[P, R]: ...
     concrete="Leave it out, and give `jit` the `static_argnums`.",
     static_argnums="Give them to `jit`.",
 )
+@internals.with_twin(internals.dynamo_checkpoint)
 def checkpoint(f: Callable[..., Any], policy: Any = None) -> Callable[..., Any]:
     """Compute f again in the backward instead of keeping its residuals.
 

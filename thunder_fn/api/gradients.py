@@ -38,6 +38,14 @@ A = TypeVar("A", bound=Any, default=Any)
 Argnums = int | tuple[int, ...]
 
 
+def _swapped(f: Callable[..., tuple[Any, Any]]) -> Callable[..., tuple[Any, Any]]:
+    def value_first(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        first, second = f(*args, **kwargs)
+        return second, first
+
+    return value_first
+
+
 @dataclass(frozen=True)
 class Grad(Transformed):
     """The gradient of a function with respect to some of its positional arguments. See `grad`."""
@@ -49,6 +57,13 @@ class Grad(Transformed):
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return planned(self, args, kwargs, lambda capture: self._plan(capture, args, kwargs))
+
+    def by_torch(self) -> Callable[..., Any]:
+        """The same function by torch.func."""
+        if self.returns == "grad":
+            return torch.func.grad(self.fn, self.argnums, self.has_aux)
+        both = torch.func.grad_and_value(self.fn, self.argnums, self.has_aux)
+        return both if self.returns == "grad_and_value" else _swapped(both)
 
     def _plan(
         self, capture: Callable[..., Captured], args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ParamSpec, overload
+from typing import Any, ClassVar, ParamSpec, overload
 
 import torch
 
 from thunder_fn.api.batching import Randomness, vmap, wrong_chunk_size
 from thunder_fn.api.calling import Transformed, described, transformed
-from thunder_fn.api.captures import Plan, in_place, planned
+from thunder_fn.api.captures import Plan, in_place, planned, twin_of
 from thunder_fn.api.gradients import Argnums, check_argnums, differentiated_leaves, frozen_argnums
 from thunder_fn.api.pullbacks import vjp
 from thunder_fn.api.tangents import jvp
@@ -29,6 +29,8 @@ class Jacobian(Transformed):
     argnums: Argnums
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        if (twin := twin_of(self, args, kwargs)) is not None:
+            return twin(*args, **kwargs)
         positions = check_argnums(self.argnums, args, self.__name__)
         differentiated_leaves(args, positions, self.__name__)
         for position in positions:
@@ -68,6 +70,11 @@ class Jacrev(Jacobian):
     has_aux: bool = False
     chunk_size: int | None = None
 
+    def by_torch(self) -> Callable[..., Any]:
+        """The same function by torch.func."""
+        chunk_size = self.chunk_size
+        return torch.func.jacrev(self.fn, self.argnums, has_aux=self.has_aux, chunk_size=chunk_size)
+
     @property
     def is_one_plan(self) -> bool:
         """Test for rows that are computed at once: chunks bound the memory of each."""
@@ -93,6 +100,11 @@ class Jacfwd(Jacobian):
     argnums: Argnums = 0
     has_aux: bool = False
     randomness: Randomness = "error"
+    is_forward: ClassVar[bool] = True
+
+    def by_torch(self) -> Callable[..., Any]:
+        """The same function by torch.func."""
+        return torch.func.jacfwd(self.fn, self.argnums, self.has_aux, randomness=self.randomness)
 
     def compute(self, *args: Any, **kwargs: Any) -> Any:
         """The Jacobian: tangents, batched over the elements of the arguments."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from thunder_fn import torch_internals as internals
 from thunder_fn.api.batching import vmap
 from thunder_fn.capture import pytree
 from thunder_fn.capture.replaced.lookasides import divert
@@ -19,6 +20,7 @@ from thunder_fn.structured.loop_functions import map as one_by_one, mapped_funct
 Tensor = torch.Tensor
 
 
+@internals.with_twin(internals.dynamo_map)
 def map(
     f: Callable[..., Any], xs: Any, *args: Any, dim: int = 0, batch_size: int | None = None
 ) -> Any:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal as Choice, TypeVar, overload
 
 import torch
 
+from thunder_fn import torch_internals as internals
 from thunder_fn.api.calling import (
     check_output,
     described,
@@ -50,12 +51,13 @@ class Pullback:
     in_spec: pytree.PyTreeSpec
     name: str
 
+    @internals.outside_dynamo
     def __call__(self, *cotangents: Any) -> tuple[Any, ...]:
         if len(cotangents) != 1:
             raise CotangentError(
                 f"{self.name}: takes one cotangent with the structure of the output, given"
-                f" {len(cotangents)}\nFor an output that is a tuple pass a tuple: `pullback((a,"
-                " b))`."
+                f" {len(cotangents)}",
+                fix="For an output that is a tuple pass a tuple: `pullback((a, b))`.",
             )
         given = self._check(cotangents[0])
         found = run(
@@ -127,6 +129,8 @@ def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
 
     Source: torch.func.vjp for the signature.
     """
+    if internals.is_dynamo_compiling() and internals.is_one_graph():
+        return torch.func.vjp(f, *primals, has_aux=has_aux)
     make = functools.partial(_plan_of_vjp, f, primals, has_aux=has_aux)
     return planned(("vjp", f, has_aux), primals, {}, make)
 

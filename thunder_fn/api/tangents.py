@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal as Choice, TypeVar, overload
 
 import torch
 
+from thunder_fn import torch_internals as internals
 from thunder_fn.api.calling import check_output, main_only, main_output, run, unwritten, write_back
 from thunder_fn.api.captures import Plan, planned
 from thunder_fn.capture import EVERY_LEAF, Captured, current, pytree
@@ -84,6 +85,8 @@ def jvp(
 
     Source: torch.func.jvp for the signature.
     """
+    if internals.is_dynamo_compiling() and internals.is_one_graph():
+        return torch.func.jvp(f, primals, tangents, strict=strict, has_aux=has_aux)
     make = functools.partial(_plan_of_jvp, f, primals, tangents, has_aux=has_aux, strict=strict)
     return planned(("jvp", f, has_aux, strict), (primals, tangents), {}, make)
 
@@ -244,6 +247,7 @@ class Linear:
     types: tuple[TensorType, ...]
     device: torch.device | None = None
 
+    @internals.outside_dynamo
     def __call__(self, *tangents: Any) -> Any:
         given = check_tangents(self.primals, tangents, "linearize")
         of, active = self.captured.trace, chosen(given, self.active)
@@ -272,6 +276,9 @@ def linearize(f: Callable[..., R], *primals: Any) -> tuple[R, Linear]:
 
     Source: torch.func.linearize for the signature; autodidax part 4 for the partial evaluation.
     """
+    if internals.is_dynamo_compiling() and internals.is_one_graph():
+        derivative: Any = lambda *tangents: torch.func.jvp(f, primals, tangents)[1]
+        return f(*primals), derivative
     make = functools.partial(_plan_of_linearize, f, primals)
     return planned(("linearize", f), primals, {}, make)
 

@@ -24,7 +24,7 @@ from thunder_fn.capture.replaced.refusals import (
     no_fake_error,
     script_error,
 )
-from thunder_fn.capture.scopes import is_internal, user_source
+from thunder_fn.capture.scopes import user_source
 from thunder_fn.capture.supported import check_supported
 from thunder_fn.errors import (
     AliasedMutation,
@@ -43,6 +43,7 @@ from thunder_fn.errors import (
 )
 from thunder_fn.ir.equations import operands_in
 from thunder_fn.ir.trace import Source, Trace, Var
+from thunder_fn.lines import is_internal
 
 # ---- arguments and results ----
 

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from thunder_fn.capture.hooked import with_hooks
 from thunder_fn.capture.recorded import Leaf, Scope, leaves_of
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.ir import ops
@@ -55,7 +56,7 @@ class _Context:
 
 def nest(recorder: Recorder, outputs: tuple[Atom, ...], name: str) -> Trace:
     """The trace of everything that was recorded and is needed for the outputs."""
-    root = recorder.root
+    root, outputs = recorder.root, with_hooks(recorder, outputs)
     _drop_unread_states(recorder)
     _drop_unread_vectors(root, {atom.index for atom in outputs if isinstance(atom, Var)})
     symbols = set(symbols_in(outputs)) if recorder.symbolic else None

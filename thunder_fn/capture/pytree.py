@@ -61,7 +61,7 @@ def _check_depth(spec: PyTreeSpec) -> None:
     if depth > MAX_DEPTH:
         what = f"arguments, attributes or results are nested {depth} containers deep"
         raise UnsupportedInput(
-            f"{what}, and at most {MAX_DEPTH} are supported\nHold them in one list."
+            f"{what}, and at most {MAX_DEPTH} are supported", fix="Hold them in one list."
         )
 
 

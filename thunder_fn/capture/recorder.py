@@ -30,6 +30,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.generators import Generators
 from thunder_fn.capture.history import History
+from thunder_fn.capture.hooked import Hooked
 from thunder_fn.capture.kept import Kept
 from thunder_fn.capture.modules import WatchedModules
 from thunder_fn.capture.numbers.decided import Decisions
@@ -180,6 +181,7 @@ class Recorder:
         self.inputs: list[Var] = []
         self.constants: list[Constant] = []
         self.states: list[tuple[torch.Tensor, int, Leaf]] = []
+        self.hooked: list[Hooked] = []
         self.draws = self._next = 0
         self.detaching = False
         self.source: Source | None = None

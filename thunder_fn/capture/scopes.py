@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import sysconfig
 import types
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -42,16 +41,12 @@ from thunder_fn.capture.supported import LITERALS, is_wrapped
 from thunder_fn.errors import CustomRuleError, ThunderError, UnsupportedCall, kind_of, with_article
 from thunder_fn.ir.nesting import make_room
 from thunder_fn.ir.trace import Arg, Expr, Literal, Source, Var, as_dim, type_of_value
-from thunder_fn.version import FOLDER
+from thunder_fn.lines import user_frame
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_TORCH = torch.__file__.rsplit("/", 1)[0]
-_OUTER = tuple(f"{FOLDER}/{name.partition('.')[2]}" for name in frames.OWN_PROGRAMS)
-_STDLIB = sysconfig.get_paths()["stdlib"]
 _ALL_LEVELS = ("thunder_fn.", "torch.autograd")
-_TYPED_IN = ("<stdin>", "<string>", "<ipython", "<doctest", "<cell")
 
 Tensor = torch.Tensor
 _DATA: Any = Tensor.data
@@ -577,21 +572,9 @@ def function_name(func: Any) -> str | None:
     return f"torch.{plain}" if hasattr(torch, plain) else name
 
 
-@functools.lru_cache(maxsize=4096)
-def is_internal(file: str) -> bool:
-    """Test for a file of PyTorch, Python or this package, except those of the package that are
-    programs of their own.
-    """
-    if file.startswith(_STDLIB):
-        return "site-packages" not in file
-    return file.startswith((_TORCH, FOLDER, "<")) and not file.startswith((*_OUTER, *_TYPED_IN))
-
-
 def user_source(recorder: Recorder | None = None) -> Source | None:
     """The innermost frame that belongs neither to PyTorch nor to this package."""
-    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    while frame is not None and is_internal(frame.f_code.co_filename):
-        frame = frame.f_back
+    frame = user_frame()
     if frame is None:
         return None
     module = recorder.scope.module if recorder is not None else ""

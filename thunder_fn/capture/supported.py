@@ -166,13 +166,14 @@ def check_supported(
         raise UnsupportedInput(text, fix=fix)
 
 
-def _has_symbols(tensor: torch.Tensor) -> bool:
+def has_symbols(tensor: torch.Tensor) -> bool:
+    """Test for a tensor whose sizes are symbols of PyTorch's."""
     return any(isinstance(size, torch.SymInt) for size in tensor.shape)
 
 
 def _unsupported(tensor: torch.Tensor) -> tuple[str, str]:
     components = "or pass its components as separate tensors."
-    if internals.is_make_fx() and not internals.is_tracer(tensor) and _has_symbols(tensor):
+    if internals.is_make_fx() and not internals.is_tracer(tensor) and has_symbols(tensor):
         kind = "a tensor whose sizes are symbols of PyTorch's `make_fx`"
         return kind, "Leave `tracing_mode='symbolic'` out, or `export` it with ranges of sizes."
     if tensor.is_nested:

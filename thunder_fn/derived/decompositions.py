@@ -247,7 +247,7 @@ def index_put(
     if len(masks) != 1 or sum(index is not None for index in indices) != 1:
         return NotImplemented
     (mask,) = masks
-    mask = mask.bool()
+    mask = mask.to(self.device, torch.bool)  # an index may be on the CPU
     before = next(i for i, index in enumerate(indices) if index is not None)
     after = self.dim() - before - mask.dim()
     values = values.reshape([1] * (before + 1 + after - values.dim()) + list(values.shape))

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal as Choice, TypeAlias
 
 import torch
@@ -27,7 +27,16 @@ from thunder_fn.capture.scopes import ScopeMode
 from thunder_fn.derived.leaf_vjp import alone, call_leaf
 from thunder_fn.ir import ops
 from thunder_fn.ir.memos import kept_of_ops
-from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, Type, Var, python_args
+from thunder_fn.ir.trace import (
+    Equation,
+    Literal,
+    TensorType,
+    Trace,
+    Type,
+    Var,
+    map_args,
+    python_args,
+)
 
 Answer: TypeAlias = Choice["lower", "float32", "promote"] | None
 """The policy for an op's floating arguments: the lower precision, float32, the widest among
@@ -137,6 +146,21 @@ def autocast_policy(equation: Equation) -> Answer:
     if name not in internals.autocast_ops(device.type):
         return KERNELS.get(name)
     return _observed(alone(equation), device)
+
+
+def policy_on_meta(equation: Equation) -> Answer:
+    """Answer for tensors without values as `autocast_policy` does for those of a GPU.
+
+    Law: for operands on other devices it is `autocast_policy`.
+    """
+
+    def on_gpu(var: Var) -> Var:
+        if isinstance(var.type, TensorType) and var.type.device.type == "meta":
+            return replace(var, type=replace(var.type, device=torch.device("cuda")))
+        return var
+
+    args, kwargs = map_args(on_gpu, equation)
+    return autocast_policy(replace(equation, args=args, kwargs=kwargs))
 
 
 def aten_name(equation: Equation) -> str:

@@ -383,6 +383,8 @@ def _twofold(computed: Split, differentiated: Split) -> Split:
 
 def _on_residuals(split: Split, residuals: tuple[Residual, ...], inputs: tuple[Var, ...]) -> Trace:
     """The backward of a split as a trace of more residuals than it reads."""
+    # Before: own residuals, cotangents -> gradients
+    # After:  residuals, cotangents -> gradients; those that are not its own have indices below 0
     trace, count = split.backward, len(split.residuals)
     own = dict(zip(split.residuals, trace.inputs, strict=False))
     spare = range(-1, -1 - len(residuals), -1)
@@ -540,6 +542,9 @@ def _split(
     num_inputs: int,
 ) -> Split:
     """Cut the recording where the cotangents came in."""
+    # Before: recorded equations: inputs -> outputs | cotangents -> gradients
+    # After:  forward:  inputs -> outputs, extra residuals
+    #         backward: residuals, cotangents -> gradients that are there
     inputs, cotangents = recorder.inputs[:num_inputs], recorder.inputs[num_inputs:]
     leaves = [item for item in recorder.root.items if isinstance(item, Leaf)]
     before, after = leaves[:boundary], leaves[boundary:]

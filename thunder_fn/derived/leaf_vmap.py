@@ -348,8 +348,9 @@ def raise_randomness(name: str) -> None:
 
     raise VmapError(
         f"vmap: called random operation while in randomness error mode: {name} draws random"
-        ' numbers, and randomness="error"\nPass randomness="different" for numbers of its own in'
-        ' each example, or randomness="same" for equal ones.'
+        ' numbers, and randomness="error"',
+        fix='Pass randomness="different" for numbers of its own in'
+        ' each example, or randomness="same" for equal ones.',
     )
 
 
@@ -359,9 +360,9 @@ def raise_same(name: str) -> None:
 
     raise VmapError(
         f"Vmap does not currently support same randomness with a batched tensor input of {name}: it"
-        " has no batching rule, and a loop would draw other numbers in each example\nPass"
-        ' randomness="different", or draw uniform numbers first: `(torch.rand(shape) <'
-        " p).to(p.dtype)`."
+        " has no batching rule, and a loop would draw other numbers in each example",
+        fix='Pass randomness="different", or draw uniform numbers first: `(torch.rand(shape) <'
+        " p).to(p.dtype)`.",
     )
 
 
@@ -429,6 +430,8 @@ def _drawn_at_once(single: Trace, batched: Mask, size: Dim) -> Trace:
     """Random numbers in the shape of the first operand, which others broadcast to: the op on the
     whole batch.
     """
+    # Before: one example: first: [s...], others broadcast to it
+    # After:  first: [n, s...], a batched other of lower rank: [n, 1..., its dims]
     (equation,) = single.equations
     recorder = Recorder(track_no_grad=False, symbolic=_has_symbols(single, size))
     with recorder.running():
@@ -480,6 +483,9 @@ def _loop(single: Trace, batched: Mask, size: Dim, same: bool) -> Trace:
     """A scan over the examples; `same`, with the generator set back before each, so that all
     draw the same numbers.
     """
+    # Before: op: operands in their own order -> outputs
+    # After:  scan without carry: unbatched operands (and the generator's state), slices of the
+    #         batched ones -> outputs that are tensors
     (equation,) = single.equations
     builder, body = TraceBuilder(f"loop_{equation.op.name}"), TraceBuilder(equation.op.name)
     pairs = list(zip(single.inputs, batched, strict=True))

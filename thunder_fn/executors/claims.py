@@ -166,8 +166,8 @@ class _Claiming:
         for executor in executors:
             if self.by_name.setdefault(executor.name, executor).identity is not executor.identity:
                 raise ExecutorError(
-                    f"two executors are called {executor.name!r}\nGive each executor of a program a"
-                    " name of its own."
+                    f"two executors are called {executor.name!r}",
+                    fix="Give each executor of a program a name of its own.",
                 )
 
     def program(self, trace: Trace, written: Written) -> Claimed:

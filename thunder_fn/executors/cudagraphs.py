@@ -15,8 +15,10 @@ third call on. `compile` has one on a GPU. `explain_claims` tells the reasons.
 
 A program that cannot be recorded (it asks for values, or works on other devices too) goes on as it
 is, with one warning, and is not tried again. So does one that a replay would repeat wrongly: it
-prints, calls Python, or draws random numbers on the CPU. A program of symbolic sizes is recorded
-for each size.
+prints, calls Python, or draws random numbers on the CPU.
+
+A program of symbolic sizes has a recording for each of some sizes; calls with others run as they
+are. Sizes are not rounded up: what a function does with padding is its own.
 
 Tested: the logic of the buffers on CPU, with a stand-in for the recording; all of it on a simulated
 H200, and the first part on an H100.
@@ -40,7 +42,7 @@ from thunder_fn.errors import ExecutorError, RegionWarning, located
 from thunder_fn.extend import Executor
 from thunder_fn.extend.regions import Memory, Program, in_front
 from thunder_fn.ir import facts, ops
-from thunder_fn.ir.symbols import is_symbolic
+from thunder_fn.ir.symbols import Symbol, bind, is_symbolic, specialize, symbols_of
 from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, Var, subtraces
 
 Run = Callable[..., tuple[Any, ...]]
@@ -154,7 +156,7 @@ class CudaGraphs(Executor):
         if self.why_not is None:
             return None
         failed = self.failed.get(_recorded_of(trace))
-        reason = failed or self.recording.missing() or self.why_not(trace)
+        reason = failed or self.recording.missing() or self.why_not(_at_hints(trace))
         return reason and f"no graph is recorded: {reason}"
 
     def finish(self, program: Program) -> Program:
@@ -166,7 +168,8 @@ class CudaGraphs(Executor):
         missing = self.recording.missing()
         if missing is not None:
             raise ExecutorError(
-                f"{self.name}: {missing}\nLeave the executor {self.name!r} out on this machine."
+                f"{self.name}: {missing}",
+                fix=f"Leave the executor {self.name!r} out on this machine.",
             )
         run = _Recorded(self, program)
         reason = _unrepeatable(program.trace)
@@ -179,6 +182,12 @@ def _recorded_of(trace: Trace) -> Trace:
     """The part of a trace that is recorded: what computes numbers of the CPU is in front."""
     parts = in_front(trace)
     return trace if parts is None else parts.rest
+
+
+def _at_hints(trace: Trace) -> Trace:
+    """The trace at the sizes that it was made for, numbers that are found in data left out."""
+    symbols = symbols_of(trace) if is_symbolic(trace) else ()
+    return specialize(trace, {one: one.hint for one in symbols if isinstance(one, Symbol)})
 
 
 def _unrepeatable(trace: Trace) -> str | None:
@@ -323,6 +332,7 @@ class _Calls:
         )
         self.graph: Graph | None = None
         self.moves = self.count = 0
+        self.pays: bool | None = None
 
     def settle(self, inputs: Sequence[Any], lent: frozenset[int]) -> None:
         """Note which inputs lie where they lay in all calls before, or are lent."""
@@ -364,8 +374,13 @@ class _Recorded:
             return self.answer(calls, inputs)
 
     def has_room(self) -> bool:
-        """Test that there are not too many recordings for one more. The first time, say so."""
+        """Test that there are not too many recordings for one more. The first time, say so. Where
+        nobody asked for recordings, a size that has none makes room.
+        """
         is_full = len(self.known) >= MAX_SIZES
+        if is_full and self.owner.patience:
+            free = (key for key, calls in self.known.items() if calls.graph is None)
+            is_full = self.known.pop(next(free, None), None) is None
         if is_full and not self.is_full:
             self.is_full = True
             self.warn(f"a program is recorded for {MAX_SIZES} sizes; others run as it is")
@@ -391,6 +406,8 @@ class _Recorded:
                 return self.plainly(inputs)
             if graph is not None and not graph.is_free():
                 return self.plainly(inputs)
+            if not self.pays(calls, inputs):
+                return self.plainly(inputs)
             results = self.plainly(inputs) if calls.count == 1 else None
             graph = calls.graph = self.start(inputs, calls.places)
             if graph is None or results is not None:
@@ -400,6 +417,14 @@ class _Recorded:
         if self.first is not None:
             memory.is_lent = True
         return graph(inputs)
+
+    def pays(self, calls: _Calls, inputs: Sequence[Any]) -> bool:
+        """Test that nothing speaks against a recording for these sizes."""
+        if calls.pays is None:
+            why_not = self.owner.why_not if self.is_symbolic else None
+            at = bind(self.trace.inputs, inputs) if why_not is not None else {}
+            calls.pays = why_not is None or why_not(specialize(self.trace, at)) is None
+        return calls.pays
 
     def may_record(self, inputs: Sequence[Any]) -> bool:
         """Test that all inputs are where a recording can read them."""

@@ -185,7 +185,7 @@ def _running(name: str) -> _Joint:
     joint = _joint.get()
     if joint is None:
         raise ExecutorError(
-            f"{name} was called outside a grad transform\nRegister one: `grad_transform=`."
+            f"{name} was called outside a grad transform", fix="Register one: `grad_transform=`."
         )
     if current() is not joint.recorder:
         raise ExecutorError(

@@ -11,12 +11,13 @@ from thunder_fn.errors import RegionWarning, located
 from thunder_fn.executors.base import NOT_REGISTERED, SAID_NO, Executor, FusionExecutor
 from thunder_fn.executors.claims import Claimed, claim
 from thunder_fn.executors.decisions import IN_ITSELF, TOO_SMALL, Decision
-from thunder_fn.executors.operator_executor import GRAD_ONLY
+from thunder_fn.executors.of_traces import is_brought
+from thunder_fn.executors.operator_executor import GRAD_ONLY, Implementation
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import ops
 from thunder_fn.ir.trace import Equation, Source, TensorType, Trace
 
-NOTHING_TO_TAKE = (NOT_REGISTERED.reason, GRAD_ONLY.reason, TOO_SMALL, IN_ITSELF)
+NOTHING_TO_TAKE = (NOT_REGISTERED.reason, TOO_SMALL, IN_ITSELF)
 """Reasons that leave nothing slow."""
 
 SHOWN = 3
@@ -44,9 +45,8 @@ def warn_of_idle(asked: Sequence[Executor], claimed: Claimed, source: Source | N
     """Warn of each executor that was asked for and refuses all that it is asked about in a program,
     and say why.
 
-    There is no warning where nothing is lost, as where a compiler is left with a single small op.
-    A checker of single operators that says no means that a call is not for it; if it gives a
-    reason, the call would be.
+    There is no warning where nothing is lost: a compiler is left with a single small op, other
+    executors take what this one refuses, or the executor gave the derivatives alone.
     """
     busy = {decision.taken_by for decision in claimed.log}
     idle = [one for one in asked if one.claims and one.name not in busy]
@@ -73,13 +73,27 @@ def _reasons(executor: Executor, left: Sequence[Decision]) -> str | None:
     """The commonest reasons of an executor to refuse what PyTorch's own kernels run; None if it is
     asked about nothing, or about too little.
     """
-    found, compiles = Counter[tuple[str, str]](), isinstance(executor, FusionExecutor)
+    found, unknown = Counter[tuple[str, str]](), dict[str, None]()
     for decision in left:
         reason = dict(decision.refusals).get(executor.name, NOT_REGISTERED.reason)
-        is_plain = not compiles and reason.endswith(SAID_NO)
+        if reason == GRAD_ONLY.reason:
+            return None
+        is_plain = reason.endswith(SAID_NO) and is_brought(executor)  # others of its kind may suit
         if reason not in NOTHING_TO_TAKE and not is_plain:
             found[decision.op, reason] += decision.times
+        if reason == NOT_REGISTERED.reason and decision.op.startswith("aten."):
+            unknown[decision.op] = None
     times = sum(times for (op, _), times in found.items() if op.startswith("aten."))
     if isinstance(executor, FusionExecutor) and times < executor.min_size:
         return None
+    if not found and unknown and _is_for_others(executor) and not is_brought(executor):
+        return f"\n  nothing is registered for {', '.join(list(unknown)[:SHOWN])}"
     return "".join(f"\n  {op}: {reason}" for (op, reason), _ in found.most_common(SHOWN)) or None
+
+
+def _is_for_others(executor: Executor) -> bool:
+    """Test for an executor of ops that are not its own, which a user calls by name."""
+    return any(
+        isinstance(rule, Implementation) and rule.execution_transform is not None
+        for rule in executor.rules.values()
+    )

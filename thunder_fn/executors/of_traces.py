@@ -21,6 +21,11 @@ def bring(namespace: str, *executors: Executor) -> None:
     _BROUGHT[namespace] = executors
 
 
+def is_brought(executor: Executor) -> bool:
+    """Test for an executor that composites bring, which a recipe may name too."""
+    return any(executor in brought for brought in _BROUGHT.values())
+
+
 def with_executors_of(chosen: Sequence[Executor], trace: Trace) -> tuple[Executor, ...]:
     """The executors that a user chose, and behind them those that the trace brings. Nobody comes
     after the torch executor.

@@ -148,8 +148,8 @@ class OperatorExecutor(Executor):
                 op's arguments.
             operator: called with the op's arguments, in place of an execution_transform.
             checker: called with the op's arguments, tensors without values among them; False leaves
-                a call to others. So does a text, the reason: an executor that takes nothing of a
-                program for such reasons warns.
+                a call to others. So does a text, the reason. An executor that takes nothing of a
+                program warns.
             execution_transform: computes the op in terms of others. It is traced when a program is
                 made, after all transforms, and its ops are claimed in turn.
             grad_transform: forward and backward as one function, with `get_grad` and `put_grad`. It
@@ -177,8 +177,8 @@ class OperatorExecutor(Executor):
             )
         if operator is not None and not isinstance(operator, Operator):
             raise ExecutorError(
-                f"{where}: {shown(operator, 60)} is not an operator\nPass functions as"
-                " execution_transform=."
+                f"{where}: {shown(operator, 60)} is not an operator",
+                fix="Pass functions as execution_transform=.",
             )
         functions = {"checker": checker, "execution_transform": execution_transform}
         _check_functions(where, "", {**functions, "grad_transform": grad_transform})

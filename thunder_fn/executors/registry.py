@@ -52,8 +52,9 @@ def register_executor(executor: Executor) -> Executor:
         known = _registered.get(executor.name)
         if executor.name in BUILTIN or (known is not None and known is not executor):
             raise ExecutorError(
-                f"register_executor: another executor is registered as {executor.name!r}\nCall"
-                f" `deregister_executor({executor.name!r})` first, or give this one another name."
+                f"register_executor: another executor is registered as {executor.name!r}",
+                fix=f"Call `deregister_executor({executor.name!r})` first, or give this one another"
+                " name.",
             )
         _registered[executor.name] = executor
     return executor

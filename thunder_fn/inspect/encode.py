@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thunder_fn.capture.scopes import is_internal
 from thunder_fn.executors import Decision
 from thunder_fn.inspect.chains import Chain, Step
 from thunder_fn.inspect.costs import cost_of
@@ -29,6 +28,7 @@ from thunder_fn.inspect.memory_use import Memory
 from thunder_fn.interpreters.checkpoint.cost import bytes_of
 from thunder_fn.ir.text import literal_text, object_name
 from thunder_fn.ir.trace import Equation, Literal, Source, Trace, Type, Var
+from thunder_fn.lines import is_internal
 
 CONTEXT = 3
 """The number of lines of source that are shown before and after the user's line."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
@@ -46,6 +46,8 @@ class Memory(Shown):
             counted as 1.
         unseen: how many equations run in code that does not say what it allocates while it runs,
             which is not counted.
+        elsewhere: of a program that computes on another device, the buffers in the CPU's memory,
+            such as offloaded ones. They are not among `buffers`.
 
     Example:
         >>> import torch, thunder_fn as tfn
@@ -61,6 +63,7 @@ class Memory(Shown):
     starts: tuple[int, ...] = (0,)
     unknown: int = 0
     unseen: int = 0
+    elsewhere: tuple[Buffer, ...] = field(default=(), repr=False)
 
     @cached_property
     def live(self) -> tuple[int, ...]:
@@ -231,16 +234,19 @@ def memory_of(found: Chain) -> Memory:
     buffers = [buffer for run in runs for buffer in run.buffers]
     if len(runs) == 2:
         buffers = _joined(runs[0], runs[1], found)
+    devices = {one.device for one in buffers if one.kind != "scratch"}
+    is_here = lambda one: one.kind == "scratch" or devices == {"cpu"} or one.device != "cpu"
     names = tuple(equation.op.name for run in runs for equation in run.trace.equations)
     modules = tuple(module for run in runs for module in run.modules)
     return Memory(
         found.name,
-        tuple(buffers),
+        tuple(filter(is_here, buffers)),
         names,
         modules,
         tuple(run.start for run in runs),
         unknown=sum(run.unknown for run in runs),
         unseen=sum(run.unseen for run in runs),
+        elsewhere=tuple(one for one in buffers if not is_here(one)),
     )
 
 

@@ -50,6 +50,7 @@ class Buffer:
     source: Source | None
     program: int
     var: int
+    device: str = "cpu"
 
 
 @dataclass
@@ -118,7 +119,16 @@ class Run:
             source = equation.source if equation is not None else None
             module = self.modules[at - self.start] if equation is not None else ""
             self.made[storage] = Buffer(
-                at, at, size, kind, what, module, source, self.number, var.index
+                at,
+                at,
+                size,
+                kind,
+                what,
+                module,
+                source,
+                self.number,
+                var.index,
+                value.device.type,
             )
 
     def step(self, mode: Any, position: int, equation: Equation) -> None:

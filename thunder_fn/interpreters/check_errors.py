@@ -45,7 +45,7 @@ from thunder_fn.ir.trace import (
     subtraces,
 )
 from thunder_fn.ir.types import is_differentiable
-from thunder_fn.ir.walking import inline_into, put, walk
+from thunder_fn.ir.walking import inline_into, put, rewritten, walk
 
 Kind: TypeAlias = Choice["nan", "bounds", "asserts"]
 KINDS: tuple[Kind, ...] = ("nan", "bounds", "asserts")
@@ -59,7 +59,8 @@ Rule: TypeAlias = Callable[
 CHECK_ERRORS: Rules[Rule] = Rules("check_errors")
 """`rule(builder, equation, operands, checked)` appends the equation with checks in its bodies.
 `checked(body)` has the body's code as one more output. An op whose outputs have the types that its
-bodies give needs no rule. Of an op without a rule only the results are checked.
+bodies give needs no rule. Of an op without a rule the results are checked, and the assertions of
+its first body.
 """
 
 
@@ -224,6 +225,8 @@ class _Row:
             results, code = rule(self.builder, equation, operands, checked)
             self.found.append((code, None))
             return results
+        if "asserts" in self.checking.kinds and any(map(_asserts, equation.bodies)):
+            equation = self._outside(equation, operands)
         if "bounds" in self.checking.kinds:
             operands = self._inside(equation, operands)
         results = put(self.builder, equation, operands)
@@ -237,6 +240,15 @@ class _Row:
         failed = self._add(aten.eq.Scalar, (condition, Literal(0)))
         self._fails(failed, Check("asserts", message, equation.source))
         return ()
+
+    def _outside(self, equation: Equation, operands: tuple[Atom, ...]) -> Equation:
+        """The call of a function with a rule of its own, whose assertions are checked beside it."""
+        function = equation.bodies[0]
+        assert function.input_types == equation.operand_types, "the first body is the function"
+        checked = self.checking.checked(function, equation.source)
+        code = inline_into(self.builder, checked, operands, equation.source)[-1]
+        self.found.append((code, None))
+        return replace(equation, bodies=tuple(map(_without_assertions, equation.bodies)))
 
     def _inside(self, equation: Equation, operands: tuple[Atom, ...]) -> tuple[Atom, ...]:
         """The operands with 0 for each place that is outside of what it indexes."""
@@ -345,6 +357,21 @@ def _more_outputs(
         equation = replace(equation, op=ops.composite(ops.short_name(equation.op)))
     *results, code = put(builder, equation, operands, bodies=bodies, types=types)
     return results, code
+
+
+def _asserts(trace: Trace) -> bool:
+    return any(one.op in facts.ASSERTIONS for inner in subtraces(trace) for one in inner.equations)
+
+
+def _without_assertions(trace: Trace) -> Trace:
+    def step(
+        builder: TraceBuilder, equation: Equation, operands: tuple[Atom, ...]
+    ) -> Sequence[Atom]:
+        bodies = tuple(map(_without_assertions, equation.bodies))
+        is_left = equation.op in facts.ASSERTIONS
+        return () if is_left else put(builder, equation, operands, bodies=bodies)
+
+    return rewritten(trace, step)
 
 
 def _copies(equation: Equation) -> bool:

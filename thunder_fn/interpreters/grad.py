@@ -60,6 +60,10 @@ def forward_backward(
 
     Source: autodidax part 4 (linearize and transpose in one step); rules through derive.py.
     """
+    # Before: inputs -> outputs
+    # After:  forward:  inputs -> outputs, extra residuals
+    #         backward: residuals, cotangents of the wanted outputs, seeds -> gradients
+    # Both are appended to one builder, the backward's variables last, and cut apart at the end.
     active = activity(trace, wanted_inputs)
     useful = usefulness(trace, active, wanted_outputs)
     transposed, builder, steps = transposed_matrices(trace), TraceBuilder(trace.name), list[_Step]()

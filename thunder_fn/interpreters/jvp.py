@@ -149,6 +149,8 @@ def _on_slots(trace: Trace, active: Mask, wanted: Mask) -> Trace:
     """Return the jvp of a body, each tangent behind its primal; zeros where an output that must
     have one has none.
     """
+    # Before: a, b, c -> x, y
+    # After:  a, a_t, b, c, c_t -> x, x_t, y    for active a and c, wanted x
     builder = TraceBuilder(f"{trace.name}_jvp")
     arguments: list[Dual] = []
     for var, flag in zip(trace.inputs, active, strict=True):
@@ -228,6 +230,8 @@ def transposed_twice(trace: Trace, active: Mask) -> JvpRule:
 
     Source: J. Townsend, "A new trick for calculating Jacobian vector products", 2017.
     """
+    # Before: backward(residuals, cts) is linear in cts: gradients = J^T cts
+    # After:  its own backward with respect to cts, given tangents for the gradients: J tangents
     wanted = tuple(is_differentiable(var.type) for var in trace.equations[-1].outputs)
     split = forward_backward(trace, active, wanted)
     builder = TraceBuilder(f"{trace.name}_jvp")

@@ -111,6 +111,9 @@ def _divided(
     fresh: Iterator[int],
 ) -> tuple[list[Equation], list[Equation]]:
     """One equation for each part of the body; residuals are new variables."""
+    # Before: operands -> outputs
+    # After:  early: known operands -> known outputs, residuals
+    #         late:  residuals, unknown operands -> unknown outputs
     count = sum(flags)
     residuals = tuple(Var(next(fresh), type) for type in parts[0].output_types[count:])
     operands, outputs = divided(equation.operands, known_operands), divided(equation.outputs, flags)

@@ -106,6 +106,8 @@ def _differentiated_as(computed: Trace, other: tuple[Trace, Mask], size: Dim) ->
     """A batch that is computed by functorch's rule, which reads saved statistics, and
     differentiated by another.
     """
+    # Before: both traces: batched operands -> outputs, some of which are no variables
+    # After:  one equation with both as bodies, on the outputs that are variables, all batched
     trace, own = other
     builder = TraceBuilder(computed.name)
     inputs = builder.take(computed.input_types)

@@ -9,7 +9,7 @@ from typing import TypeAlias, TypeVar
 
 import sympy
 
-from thunder_fn.errors import TraceTypeError
+from thunder_fn.errors import ThunderError, TraceTypeError
 from thunder_fn.ir.constraints import renamed
 from thunder_fn.ir.memos import fact
 from thunder_fn.ir.pretty import format_equation
@@ -87,7 +87,11 @@ def walk(
     for equation in trace.equations:
         if call is not None:
             equation = at(equation, call)
-        results = step(equation, tuple([env[var.index] for var in equation.operands]))
+        try:
+            results = step(equation, tuple([env[var.index] for var in equation.operands]))
+        except ThunderError as error:
+            error.locate(equation.source)
+            raise
         if len(results) != len(equation.outputs):
             _check_count("the step must return", equation.outputs, "values", results, equation)
         for var, value in zip(equation.outputs, results, strict=True):

@@ -82,6 +82,7 @@ class Jitted(Generic[P, R]):
                 object.__setattr__(self, name, getattr(self.fn, name))
         object.__setattr__(self, "__wrapped__", self.fn)
 
+    @internals.skipped_by_dynamo
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         if current() is not None:
             return call_inside_capture(self, args, kwargs)

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from thunder_fn.capture.scopes import is_internal
 from thunder_fn.executors import Decision
 from thunder_fn.executors.base import is_within
 from thunder_fn.executors.idle import decisions_of
@@ -22,6 +21,7 @@ from thunder_fn.jitted.autograd.bridge import bridge
 from thunder_fn.jitted.call import read_call
 from thunder_fn.jitted.options import Options
 from thunder_fn.jitted.program import capture_call, close_over, places_of
+from thunder_fn.lines import is_internal
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -13,6 +13,7 @@ import gc
 import operator
 import types
 import warnings
+import weakref
 from collections.abc import Callable, Collection, Container, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,9 +25,9 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture.failures import source_of
 from thunder_fn.capture.generators import state_error
 from thunder_fn.capture.kept_state import KeptState
-from thunder_fn.capture.outside.edges import Edge, is_same, look
+from thunder_fn.capture.outside.edges import Edge, entries, is_same, look, now
 from thunder_fn.capture.outside.frames import observed_by
-from thunder_fn.capture.outside.kinds import progress_of
+from thunder_fn.capture.outside.kinds import progress_of, reference_to
 from thunder_fn.capture.outside.reached import MAX_ARRAY_BYTES
 from thunder_fn.capture.outside.reads import (
     ABSENT,
@@ -34,6 +35,7 @@ from thunder_fn.capture.outside.reads import (
     PLAIN,
     Reads,
     Tracked,
+    dict_of,
     is_a,
     is_overridden,
     met,
@@ -43,7 +45,7 @@ from thunder_fn.capture.outside.reads import (
 )
 from thunder_fn.capture.outside.watch import Watch
 from thunder_fn.errors import OutsideWarning, UnsupportedCall, callable_name, kind_of, located
-from thunder_fn.ir.text import escaped
+from thunder_fn.ir.text import escaped, is_usable
 from thunder_fn.ir.trace import Literal
 from thunder_fn.jitted.callpath import Namespace
 from thunder_fn.jitted.modules import state as module_state
@@ -84,14 +86,15 @@ class Outside:
     def change(self) -> tuple[str, Any, Any] | None:
         """Describe the change since the trace: the path, the old and the new value."""
         for edge in self.edges:
-            now = look(edge.kind, edge.holder, edge.key)
-            if is_same(now, edge.value, edge.kind):
+            found = now(edge)
+            if is_same(found, edge.value, edge.kind):
                 continue
-            if edge.kind == "content":
-                return f"the content of {edge.path} has changed", None, None
-            if is_a(now, PLAIN) or is_a(edge.value, PLAIN) or now is ABSENT or edge.value is ABSENT:
-                return edge.path, _described(edge.value), _described(now)
-            return f"{edge.path} is another {type(now).__name__}", None, None
+            if edge.kind in ("content", "entries"):
+                what = "content" if edge.kind == "content" else "set of attributes"
+                return f"the {what} of {edge.path} has changed", None, None
+            if any(is_a(one, PLAIN) or one is ABSENT for one in (found, edge.value)):
+                return edge.path, _described(edge.value), _described(found)
+            return f"{edge.path} is another {type(found).__name__}", None, None
         for module in self.modules:
             if not module():
                 return module.change(), None, None
@@ -116,26 +119,29 @@ def _conditions(edge: Edge, names: Namespace) -> Iterator[str]:  # noqa: C901 - 
     holder = edge.holder
     key = repr(edge.key) if type(edge.key) in (str, int) else names.bind(edge.key, "key")
     match edge.kind:
-        case "key" if edge.value is ABSENT:
-            yield f"{key} not in {names.bind(holder, 'dict')}"
-        case "key" if type(holder) is dict:
-            yield _equal(f"{names.bind(holder, 'dict')}[{key}]", edge.value, names)
+        case "key" if edge.owner is not None:
+            yield _own_condition(edge, key, names)
         case "key":
-            yield _equal(f"{names.bind(holder.get, 'get')}({key})", edge.value, names)
-        case "index":
+            yield _key_condition(edge, key, names)
+        case "index" if edge.value is not ABSENT:
             yield _equal(f"{names.bind(holder, 'list')}[{key}]", edge.value, names)
-        case "cell" if edge.value is ABSENT:
-            yield (
-                f"{names.bind(look, 'look')}('cell', {names.bind(holder, 'cell')}, None) is ABSENT"
-            )
+        case "cell" | "index" as kind if edge.value is ABSENT:
+            found = f"{names.bind(look, 'look')}({kind!r}, {names.bind(holder, kind)}, {key})"
+            yield f"{found} is ABSENT"
         case "cell":
             yield _equal(f"{names.bind(holder, 'cell')}.cell_contents", edge.value, names)
-        case "attr" if edge.value is not ABSENT and edge.key.isidentifier():
+        case "attr" if edge.value is not ABSENT and is_usable(edge.key):
             yield _equal(f"{names.bind(holder, 'of')}.{edge.key}", edge.value, names)
         case "attr":
             yield _equal(f"getattr({names.bind(holder, 'of')}, {key}, ABSENT)", edge.value, names)
         case "type":
             yield f"type({names.bind(holder, 'ref')}()) is {names.bind(edge.value, 'class')}"
+        case "entries":
+            found = f"{names.bind(entries, 'entries')}({names.bind(holder, 'dict')}, {key})"
+            yield f"{found} == {names.bind(edge.value, 'entries')}"
+        case "dict":
+            _, held = _own_dict(holder, names)
+            yield f"{held} is {names.bind(edge.value, 'dict')}"
         case "alive":
             yield f"({names.bind(holder, 'ref')}() is not None) is {edge.value}"
         case "context":
@@ -147,6 +153,37 @@ def _conditions(edge: Edge, names: Namespace) -> Iterator[str]:  # noqa: C901 - 
         case _:
             value, same = names.bind(edge.value, "seen"), names.bind(_quick(edge), "same")
             yield f"{same}() or seen({names.bind(holder, 'of')}) == {value}"
+
+
+def _key_condition(edge: Edge, key: str, names: Namespace) -> str:
+    """A condition on an entry of a mapping."""
+    holder = edge.holder
+    if edge.value is ABSENT:
+        return f"{key} not in {names.bind(holder, 'dict')}"
+    if type(holder) is dict:
+        return _equal(f"{names.bind(holder, 'dict')}[{key}]", edge.value, names)
+    get = (dict.get if is_a(holder, dict) else type(holder).get).__get__(holder)
+    return _equal(f"{names.bind(get, 'get')}({key}, ABSENT)", edge.value, names)
+
+
+def _own_condition(edge: Edge, key: str, names: Namespace) -> str:
+    """A condition on an attribute of the object itself, whatever its `__dict__` is now."""
+    of, held = _own_dict(edge.owner, names)
+    if edge.value is ABSENT:
+        return f"{key} not in {held}"
+    is_attribute = held == f"{of}.__dict__" and is_usable(edge.key)
+    return _equal(f"{of}.{edge.key}" if is_attribute else f"{held}[{key}]", edge.value, names)
+
+
+def _own_dict(owner: Any, names: Namespace) -> tuple[str, str]:
+    """Expressions for an object, or what a weak reference leads to, and for its `__dict__`.
+    Neither runs code of the user.
+    """
+    is_reference = type(owner) is weakref.ref
+    of, cls = names.bind(owner, "of"), type(owner() if is_reference else owner)
+    of = f"{of}()" if is_reference else of
+    is_python = cls.__getattribute__ is not object.__getattribute__ or hasattr(cls, "__getattr__")
+    return of, f"{names.bind(dict_of, 'dict_of')}({of})" if is_python else f"{of}.__dict__"
 
 
 def _class_conditions(edge: Edge, key: str, names: Namespace) -> Iterator[str]:
@@ -335,6 +372,10 @@ def reads_of(
         if not _is_settled(edge) and not _is_compared(edge, but)
     )
     modules = tuple(ModuleCheck(module, watch.outside[id(module)][1], reads) for module in roots)
+    held = {id(edge.value) for edge in edges}
+    for edge in edges:
+        if edge.owner is not None and id(edge.owner) not in held:  # a guard keeps no object alive
+            edge.owner = reference_to(edge.owner)
     return Outside(edges, modules) if edges or modules else None
 
 

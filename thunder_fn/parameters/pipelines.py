@@ -138,10 +138,11 @@ class Pipelined(Transformed):
             what = f"{name}: the function writes to tensors, such as buffers, on each micro-batch"
             raise RewriteError(what, fix="Return what changes, or keep buffers as they are.")
         wanted = (*trained, *(False,) * (len(captured.trace.inputs) - len(trained)))
-        stages = stages_of(captured.trace, self.cuts, wanted, fused=is_to_be_fused())
-        places = _places(args)
+        places, is_fused = _places(args), is_to_be_fused()
+        count = len(places[0])
+        stages = stages_of(captured.trace, self.cuts, wanted, params=count, fused=is_fused)
         new, own = program_of(captured.trace, stages, self.schedule, self.group, places[1:], wanted)
-        spec, count = pytree.flatten(args[0])[1], len(places[0])
+        spec = pytree.flatten(args[0])[1]
 
         def arrange(inputs: Sequence[Any], outputs: tuple[Any, ...]) -> Any:
             found = dict(zip(own, outputs[1:], strict=True))
@@ -251,7 +252,7 @@ def pipeline(
     Source: `thunder_fn.interpreters.pipeline.schedules` names the papers.
     """
     group = group_of(mesh)
-    cuts = stages if isinstance(stages, int) or stages is None else tuple(stages)
+    cuts = _read_stages(stages)
     count = cuts if isinstance(cuts, int) else None if cuts is None else len(cuts) + 1
     known = _read_schedule(schedule, group.size, count, micro)
     chosen = known.stages if cuts is None else cuts
@@ -260,6 +261,21 @@ def pipeline(
     if not callable(f):
         raise RewriteError(f"pipeline: expected a function of (params, *batch), given {kind_of(f)}")
     return Pipelined(f, group, chosen, known)
+
+
+def _read_stages(given: Any) -> Cuts | None:
+    """The option for where stages begin.
+
+    Raises:
+        RewriteError: it is neither a number nor names.
+    """
+    if given is None or is_int(given, 1):
+        return given
+    is_names = isinstance(given, Sequence) and not isinstance(given, str)
+    if not is_names or not all(isinstance(name, str) for name in given):
+        what = f"pipeline: stages is a number from 1 on or names of modules, given {given!r}"
+        raise RewriteError(what, fix='Write `stages=["layers.4", "layers.8"]`.')
+    return tuple(given)
 
 
 def _read_schedule(

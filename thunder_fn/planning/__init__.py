@@ -7,12 +7,13 @@ and memory are those of `inspect`.
 
 from __future__ import annotations
 
+from thunder_fn.planning.cuts import Way
 from thunder_fn.planning.depth import plan_layers
 from thunder_fn.planning.entry import plan
 from thunder_fn.planning.links import Collective, collective_seconds
 from thunder_fn.planning.plans import Plan
 from thunder_fn.planning.rates import Hardware, Link, hardware_named
-from thunder_fn.planning.search import Search, Way
+from thunder_fn.planning.search import Search
 from thunder_fn.planning.worlds import fake_world
 
 __all__ = [

@@ -6,9 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal as Choice, overload
 
+import torch
+
+from thunder_fn.api.calling import call_arguments
 from thunder_fn.planning.plans import Plan, planned
 from thunder_fn.planning.rates import Hardware, hardware_named
-from thunder_fn.planning.search import Search, searched
+from thunder_fn.planning.search import Search, read_choices, searched
+from thunder_fn.planning.worlds import check_size
 
 
 @overload
@@ -63,12 +67,13 @@ def plan(
         search: try ways to cut the step, and return a `Search` of them, best first. Then `step` is
             a loss of `(params, *batch)`, which is neither differentiated nor sharded yet. A mapping
             has choices: `split`, the plan of `tensor_parallel`, `blocks`, modules to checkpoint,
-            and sequences `tensor`, `context`, `stages`, `keeps` and `micro`; see `Way`.
+            and sequences `tensor`, `context`, `stages`, `keeps`, `micro`, `precision` and
+            `offload`; see `Way`. `compile(step, recipe=found.recipe)` is the best step.
         model_flops: operations that count for the MFU, without recomputation. By default those
             of the program, recomputation included.
 
     Raises:
-        InspectError: there is no such hardware, or a size depends on data.
+        InspectError: there is no such hardware or choice, or a size depends on data.
         DistributedError: the process is in a world of another size, or ranks are simulated.
 
     Example:
@@ -84,5 +89,13 @@ def plan(
     known = hardware if isinstance(hardware, Hardware) else hardware_named(hardware)
     if search is False:
         return planned(step, args, known, world, fused=fused, model_flops=model_flops)
-    choices: Mapping[str, Any] = {} if search is True else search
-    return searched(step, args, known, world or 1, fused=fused, **choices)
+    choices, args = read_choices(search), call_arguments("plan", args)
+    return searched(step, args, known, _ranks(world), choices, fused=fused)
+
+
+def _ranks(world: int | None) -> int:
+    if world is None:
+        is_there = torch.distributed.is_initialized()
+        return torch.distributed.get_world_size() if is_there else 1
+    check_size(world)
+    return world

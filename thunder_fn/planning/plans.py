@@ -43,6 +43,7 @@ class Plan(Shown):
         model_flops: operations of a rank that count for the MFU.
         stages: of a pipeline, the plan of each rank; the plan itself is that of the rank with the
             highest peak.
+        offloaded_bytes: in the CPU's memory, at most.
 
     Example:
         >>> import torch
@@ -62,6 +63,7 @@ class Plan(Shown):
     live_bytes: int
     model_flops: float
     stages: tuple[Plan, ...] = field(default=(), repr=False)
+    offloaded_bytes: int = 0
 
     @property
     def bubble(self) -> float:
@@ -142,7 +144,10 @@ def planned(
     for found, spent, own in zip(chains, times, held, strict=True):
         lives, took = memory_of(found), replace(spent, seconds=seconds)
         bytes_held = lives.input_bytes if own is None else own
-        plans.append(Plan(found.name, known, size, lives, took, bytes_held, lives.peak, flops))
+        host = replace(lives, buffers=lives.elsewhere)
+        away = host.input_bytes + host.peak
+        one = Plan(found.name, known, size, lives, took, bytes_held, lives.peak, flops)
+        plans.append(replace(one, offloaded_bytes=away))
     largest = max(plans, key=lambda one: one.peak_bytes)
     return replace(largest, stages=tuple(plans)) if len(plans) > 1 else largest
 

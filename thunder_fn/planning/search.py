@@ -7,68 +7,78 @@ mesh that the world does not have, a batch that does not divide.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from typing import Any
 
 import torch
-from torch.distributed.device_mesh import init_device_mesh
 
-from thunder_fn.api import grad
-from thunder_fn.api.checkpoint import checkpoint
-from thunder_fn.errors import InspectError, ThunderError
+from thunder_fn.errors import InspectError, ThunderError, UnknownOption, is_int, kind_of
 from thunder_fn.inspect.tables import bytes_text, plain, seconds_text
-from thunder_fn.interpreters.checkpoint.policies import matmuls_saveable
 from thunder_fn.ir.notebook import Shown
-from thunder_fn.parameters import context_parallel, fsdp, pipeline, tensor_parallel
+from thunder_fn.jitted.options import unknown
+from thunder_fn.planning.cuts import POLICIES, Cut, PlannedRecipe, Way, checkpointed, forwards_of
 from thunder_fn.planning.plans import Plan, planned
 from thunder_fn.planning.rates import Hardware
 from thunder_fn.planning.worlds import fake_world
 
-POLICIES: Mapping[str, Any] = {"none": None, "matmuls": matmuls_saveable, "all": None}
-"""The values that a block keeps for its backward; with "all" it is no checkpoint."""
 
+@dataclass(frozen=True)
+class Choices:
+    """The ways that a search tries: each of `tensor`, `context`, ... is a field of `Way`.
 
-@dataclass(frozen=True, slots=True)
-class Way:
-    """One way to cut a step.
-
-    Attributes:
-        data, tensor, context, stages: the ranks of the mesh's dims, for fsdp, tensor_parallel,
-            context_parallel (whose ranks share parameters with those of fsdp) and pipeline.
-        keeps: the values that are kept for the backward: "all", "matmuls" or "none".
-        micro: the number of parts of a rank's batch, which run one after the other; those of a
-            pipeline run in the order of 1F1B.
-
-    Example:
-        >>> from thunder_fn.planning import Way
-        >>> print(Way(data=8, tensor=4, keeps="matmuls", micro=2))
-        fsdp 8 x tp 4, keeps matmuls, 2 micro
+    Raises:
+        InspectError: a choice cannot be; names it.
     """
 
-    data: int
-    tensor: int
-    keeps: str
-    micro: int
-    context: int = 1
-    stages: int = 1
+    split: Mapping[str, str] = field(default_factory=dict)
+    blocks: Sequence[torch.nn.Module] = ()
+    tensor: Sequence[int] = (1, 2, 4, 8)
+    keeps: Sequence[str | int] = ("all", "matmuls", "none")
+    micro: Sequence[int] = (1, 2, 4)
+    context: Sequence[int] = (1,)
+    stages: Sequence[int] = (1,)
+    precision: Sequence[torch.dtype | None] = (None,)
+    offload: Sequence[bool] = (False,)
 
-    def __str__(self) -> str:
-        others = {"cp": self.context, "pp": self.stages}
-        more = "".join(f" x {name} {ranks}" for name, ranks in others.items() if ranks > 1)
-        return f"fsdp {self.data} x tp {self.tensor}{more}, keeps {self.keeps}, {self.micro} micro"
+    def __post_init__(self) -> None:
+        is_kept = lambda value: is_int(value, 0) or value in ("all", *POLICIES)
+        is_float = lambda value: (
+            value is None or (isinstance(value, torch.dtype) and value.is_floating_point)
+        )
+        known: dict[str, tuple[Callable[[Any], bool], str]] = {
+            "blocks": (lambda value: isinstance(value, torch.nn.Module), "modules"),
+            "keeps": (is_kept, f"all, {', '.join(POLICIES)} or numbers of bytes"),
+            "precision": (is_float, "floating dtypes or None"),
+            "offload": (lambda value: isinstance(value, bool), "True and False"),
+        }
+        for name in ("tensor", "micro", "context", "stages"):
+            known[name] = (lambda value: is_int(value, 1), "numbers from 1 on")
+        for name, (holds, text) in known.items():
+            given = getattr(self, name)
+            is_several = isinstance(given, Sequence | torch.nn.ModuleList)
+            if isinstance(given, str) or not is_several or not all(map(holds, given)):
+                raise InspectError(f"search: {name} is a sequence of {text}, given {given!r}")
+            if name != "blocks" and not given:
+                raise InspectError(
+                    f"search: {name} has no choice", fix="Give one, or leave it out."
+                )
+        if not isinstance(self.split, Mapping):
+            what = f"search: split is a plan of tensor_parallel, given {kind_of(self.split)}"
+            raise InspectError(what)
 
-    @property
-    def together(self) -> int:
-        """The ranks that work on one batch together."""
-        return self.tensor * self.context * self.stages
-
-    @property
-    def times(self) -> int:
-        """The runs of the planned program in a step: a pipeline's has all micro-batches."""
-        return self.micro if self.stages == 1 else 1
+    def ways(self, world: int) -> list[tuple[Way, str]]:
+        """All ways, and for each why it is not possible in a world, or nothing."""
+        found = list[tuple[Way, str]]()
+        tensor, keeps = self.tensor if self.split else (1,), self.keeps if self.blocks else ("all",)
+        every = (tensor, self.context, self.stages, keeps, self.micro, self.precision, self.offload)
+        for size, positions, depth, kept, parts, dtype, away in product(*every):
+            together = size * positions * depth
+            way = Way(world // together, size, kept, parts, positions, depth, dtype, away)
+            divides = world % together == 0
+            found.append((way, "" if divides else f"{together} ranks do not divide {world}"))
+        return found
 
 
 @dataclass(frozen=True, repr=False)
@@ -79,6 +89,7 @@ class Search(Shown):
         found: each way that is possible, with its plan of one micro-batch and the seconds of a
             whole step. Those that fit in memory come first.
         refused: ways that are not possible, and why.
+        choices: that were given.
 
     Example:
         >>> import torch
@@ -92,6 +103,7 @@ class Search(Shown):
 
     found: tuple[tuple[Way, Plan, float], ...]
     refused: tuple[tuple[Way, str], ...] = field(repr=False)
+    choices: Choices = field(default_factory=Choices, repr=False)
 
     @property
     def best(self) -> Way:
@@ -102,6 +114,16 @@ class Search(Shown):
     def plan(self) -> Plan:
         """The plan of the best way."""
         return self.found[0][1]
+
+    @property
+    def recipe(self) -> PlannedRecipe:
+        """The best way, for `compile`: on each rank of the planned world, `compile(loss, recipe)`
+        is a step of `(params, *batch)` that returns the loss and the gradients.
+
+        `step.prepare(params)` gives the parameters that the rank holds, and `step.part(*batch)` its
+        part of a whole batch.
+        """
+        return PlannedRecipe(self.best, self.choices.split, tuple(self.choices.blocks))
 
     def why(self) -> str:
         """Say in one sentence what the runner-up has less of."""
@@ -136,24 +158,41 @@ class Search(Shown):
             )
             for way, found, took in self.found[:12]
         ]
-        refused = f"{len(self.refused)} ways are not possible" if self.refused else ""
+        refused = ""
+        if self.refused:
+            way, why = self.refused[0]
+            count = len(self.refused)
+            refused = f"{count} ways are not possible; {way}: {why.splitlines()[0]}"
         table = plain(("way", "step", "MFU", "peak", "fits"), rows)
         return "\n".join(part for part in (table, self.why(), refused) if part)
 
 
-def searched(  # noqa: PLR0913 - options, by keyword
+def read_choices(given: Any) -> Choices:
+    """The choices of `search=`: those of a mapping, or the default ones.
+
+    Raises:
+        InspectError: it is no mapping, or a choice cannot be.
+        UnknownOption: there is no such choice; names the nearest one.
+    """
+    if given is True:
+        return Choices()
+    if not isinstance(given, Mapping):
+        what = f"plan: search is True, False or a mapping of choices, given {kind_of(given)}"
+        raise InspectError(what, fix='Write `search={"tensor": (1, 8), "micro": (1, 2)}`.')
+    known = [one.name for one in fields(Choices)]
+    for name in given:
+        if name not in known:
+            raise UnknownOption(unknown("search", "choice", name, known))
+    return Choices(**given)
+
+
+def searched(
     loss: Callable[..., torch.Tensor],
     args: Sequence[Any],
     hardware: Hardware | str,
     world: int,
+    choices: Choices,
     *,
-    split: Mapping[str, str] | None = None,
-    blocks: Sequence[torch.nn.Module] = (),
-    tensor: Sequence[int] = (1, 2, 4, 8),
-    keeps: Sequence[str] = ("all", "matmuls", "none"),
-    micro: Sequence[int] = (1, 2, 4),
-    context: Sequence[int] = (1,),
-    stages: Sequence[int] = (1,),
     fused: bool | None = None,
 ) -> Search:
     """Plan a training step in every way, and put the fastest that fits in memory first.
@@ -162,26 +201,18 @@ def searched(  # noqa: PLR0913 - options, by keyword
         loss: a function of `(params, *batch)`.
         args: params, and the batch of a rank of fsdp. Ranks that work on one batch together have as
             many times more, so that all ways train on as much. Dim 1 of a batch has the positions.
-        split: the plan of `tensor_parallel`; without it, tensor is 1.
-        blocks: modules that loss calls, to checkpoint; without them, all values are kept.
-        tensor, keeps, micro, context, stages: the choices; see `Way`.
 
     Raises:
         InspectError: no way is possible; says why the first is not.
     """
     found: list[tuple[Way, Plan, float]] = []
     refused: list[tuple[Way, str]] = []
-    for size, positions, depth, kept, parts in product(
-        tensor if split else (1,), context, stages, keeps if blocks else ("all",), micro
-    ):
-        together = size * positions * depth
-        way = Way(world // together, size, kept, parts, positions, depth)
-        if world % together:
-            refused.append((way, f"{together} ranks do not divide {world}"))
+    for way, why in choices.ways(world):
+        if why:
+            refused.append((way, why))
             continue
         try:
-            with fake_world(world), checkpointed(blocks, kept):
-                one = _planned(way, *cut(loss, args, way, split or {}), hardware, fused=fused)
+            one = _planned(loss, args, way, choices, hardware, fused=fused)
             found.append((way, one, one.seconds * way.times))
         except ThunderError as error:
             refused.append((way, str(error)))
@@ -191,61 +222,34 @@ def searched(  # noqa: PLR0913 - options, by keyword
         raise InspectError(
             what, fix="Give other choices of tensor, context, stages, keeps or micro."
         )
-    return Search(tuple(sorted(found, key=_order)), tuple(refused))
+    return Search(tuple(sorted(found, key=_order)), tuple(refused), choices)
 
 
 def _planned(
-    way: Way, step: Callable[..., Any], args: Any, hardware: Hardware | str, *, fused: bool | None
+    loss: Callable[..., torch.Tensor],
+    args: Sequence[Any],
+    way: Way,
+    choices: Choices,
+    hardware: Hardware | str,
+    *,
+    fused: bool | None,
 ) -> Plan:
-    one = planned(step, args, hardware, fused=fused)
-    kept_on = one.memory.output_bytes if way.times > 1 else 0  # gradients that add up
-    return replace(one, live_bytes=one.live_bytes + kept_on)
-
-
-@contextmanager
-def checkpointed(blocks: Sequence[torch.nn.Module], keeps: str) -> Generator[None]:
-    """Checkpoint the calls of some modules, until the block ends."""
-    if keeps != "all":
-        for block in blocks:
-            block.forward = checkpoint(block.forward, POLICIES[keeps])
-    try:
-        yield
-    finally:
-        for block in blocks if keeps != "all" else ():
-            del block.forward
+    params, *batch = args
+    blocks = () if way.keeps == "all" else tuple(choices.blocks)
+    forwards = forwards_of(blocks, way.keeps) if blocks else ()
+    with fake_world(way.world), checkpointed(blocks, forwards):
+        cut = Cut(loss, way, choices.split)
+        given = (cut.prepare(params), *(_part(x, way) for x in batch))
+        one = planned(cut.step, given, hardware, fused=fused)
+    if way.times == 1:
+        return one
+    sums = one.memory.output_bytes  # gradients that add up
+    return replace(one, live_bytes=one.live_bytes + sums)
 
 
 def _order(one: tuple[Way, Plan, float]) -> tuple[bool, float]:
     _, found, seconds = one
     return not found.fits, seconds if found.fits else float(found.peak_bytes)
-
-
-def cut(
-    loss: Callable[..., torch.Tensor], args: Sequence[Any], way: Way, split: Mapping[str, str]
-) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Gradients of one micro-batch, cut in one way, and the arguments of a rank.
-
-    Raises:
-        InspectError: the batch does not divide.
-    """
-    params, *batch = args
-    sizes = {"pipe": way.stages, "data": way.data, "context": way.context, "tensor": way.tensor}
-    mesh = init_device_mesh("cpu", (*sizes.values(),), mesh_dim_names=(*sizes,))
-    of_shards = (way.stages, way.data * way.context, way.tensor)  # the same ranks
-    rows = init_device_mesh("cpu", of_shards, mesh_dim_names=("pipe", "shards", "tensor"))
-    f: Any = loss
-    if way.tensor > 1:
-        f = tensor_parallel(f, mesh["tensor"], split)
-    if way.context > 1:  # around attention on heads of a rank
-        params = f.prepare(params) if way.tensor > 1 else params
-        f = context_parallel(f, mesh["context"], "all_to_all")
-    f = fsdp(f, rows["shards"], zero=3 if way.stages == 1 else 2)
-    held, parts = f.prepare(params), [_part(x, way) for x in batch]
-    if way.stages > 1:
-        return pipeline(f, mesh["pipe"], stages=way.stages, micro=way.micro), (held, *parts)
-    chosen, others = held.partition(lambda name: held[name].is_floating_point())
-    step = grad(lambda chosen, others, *batch: f(held.replaced(chosen, others), *batch))
-    return step, (chosen, others, *parts)
 
 
 def _part(x: Any, way: Way) -> Any:

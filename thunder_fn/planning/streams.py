@@ -245,10 +245,13 @@ class _Streams:
     def compute(self, equation: Equation, cost: Cost) -> None:
         """Run an equation on the stream that computes."""
         name, dtype = equation.op.name, _dtype_of(equation)
-        machine = self.hardware.machine(equation.op, dtype)
         launches = 1 if cost.num_bytes else 0
         beside = self.hardware.op_seconds if launches else self.hardware.view_seconds
-        took = beside + cost.seconds(machine)
+        if _leaves_the_device(equation):
+            moved = sum(bytes_of(var.type) for var in equation.operands)
+            took = beside + moved / self.hardware.host_bytes_per_second
+        else:
+            took = beside + cost.seconds(self.hardware.machine(equation.op, dtype))
         self.add({COMPUTE: took, ("busy", ""): took, ("op", name): took})
         self.add({("flops", dtype): cost.flops, ("bytes", ""): cost.num_bytes})
         self.add({("launches", ""): launches})
@@ -306,6 +309,13 @@ class _Streams:
             tuple((one, int(of["times"][one]), seconds) for one, seconds in sent),
             tuple((dtype, int(count)) for dtype, count in of.get("flops", {}).items() if count),
         )
+
+
+def _leaves_the_device(equation: Equation) -> bool:
+    """Test for a copy between a device and the CPU's memory."""
+    types = [var.type for var in (*equation.operands, *equation.outputs)]
+    devices = {one.device.type for one in types if isinstance(one, TensorType) and one.shape}
+    return "cpu" in devices and len(devices) > 1
 
 
 def _dtype_of(equation: Equation) -> torch.dtype:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.replaced.lookasides import Lookaside
-from thunder_fn.errors import DistributedError
+from thunder_fn.errors import DistributedError, InspectError, is_int
 
 
 @contextmanager
@@ -26,6 +26,7 @@ def fake_world(size: int) -> Generator[None]:
     Law: afterwards the process is in the world that it was in before.
 
     Raises:
+        InspectError: size is no number of ranks.
         DistributedError: the process is in a world of another size.
 
     Example:
@@ -35,6 +36,7 @@ def fake_world(size: int) -> Generator[None]:
         ...     torch.distributed.get_world_size()
         1024
     """
+    check_size(size)
     if dist.is_initialized():
         if dist.get_world_size() != size:
             what = f"plan: asked for {size} ranks in a process group of {dist.get_world_size()}"
@@ -47,6 +49,16 @@ def fake_world(size: int) -> Generator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+def check_size(size: object) -> None:
+    """Check a number of ranks.
+
+    Raises:
+        InspectError: it is none.
+    """
+    if not is_int(size, 1):
+        raise InspectError(f"plan: world is a number of ranks from 1 on, given {size!r}")
 
 
 def _attention(  # noqa: PLR0913 - the signature of PyTorch's

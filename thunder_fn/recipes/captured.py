@@ -43,7 +43,7 @@ def why_not(trace: Trace) -> str | None:
     if device is None:
         return "no input is on a GPU"
     if is_symbolic(trace):
-        return "its sizes are symbols"
+        return "its sizes are found in data"
     if not all(map(_is_input, trace.inputs)):
         return "an input is a number, or on another device"
     machine = known_machine(device) or machine_named("A100 80GB")

@@ -61,7 +61,7 @@ def sequence(recipe: Any, question: str) -> Sequence[Any]:
         return ()
     if isinstance(said, str) or not isinstance(said, Sequence):
         raise RecipeError(
-            f"{recipe!r}: {question} returns a sequence, not {kind_of(said)}\nReturn `()` for"
-            " nothing."
+            f"{recipe!r}: {question} returns a sequence, not {kind_of(said)}",
+            fix="Return `()` for nothing.",
         )
     return said

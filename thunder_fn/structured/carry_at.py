@@ -169,6 +169,8 @@ def carry_at_vjp_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: M
 
 def as_while(equation: Equation) -> Trace:
     """The equation as a while_loop that counts its steps."""
+    # Before: index, consts, carry -> carry       body: consts, carry -> carry
+    # After:  a loop with consts (index, *consts) and carries (count, *carry)
     loop, body = While.of(equation), equation.body
     builder = TraceBuilder("counted")
     index, *operands = builder.take(equation.operand_types)

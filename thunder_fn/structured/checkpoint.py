@@ -180,6 +180,9 @@ def _choose(policy: Policy, flat: Trace, needed: Sequence[Atom], answers: Answer
 def _assemble(
     body: Trace, policy: Policy, split: Split, flat: Trace, needed: Sequence[Atom], kept: Answers
 ) -> Split:
+    # Before: forward: operands -> outputs, needed      backward: needed, cotangents -> gradients
+    # After:  forward: operands -> outputs, stored
+    #         backward: operands, stored, cotangents -> gradients, which computes `needed` again
     plan = recompute(flat, (*needed, *numbers_read(split.backward, finders(flat))), kept)
     held: Kept = [(var, kept[var.index]) for var in plan.kept]
     stored, residuals = places_of(plan, held, flat, len(body.outputs))
@@ -208,6 +211,9 @@ def checkpoint_divide_rule(equation: Equation, known: Mask, flags: Mask) -> tupl
     """The first half keeps the values that the policy chooses; the second computes the rest again,
     from the known operands.
     """
+    # Before: operands -> outputs
+    # After:  first:  known operands -> known outputs, known operands that are read again, stored
+    #         second: what the first hands on, unknown operands -> unknown outputs
     policy, count = policy_of(equation), sum(flags)
     first, second = partial_eval(_marked(equation.body, policy), known, flags)
     flat, answers = unmark(inline(first))
@@ -270,7 +276,7 @@ def _called(f: Callable[..., Any]) -> Callable[..., Any]:
 def _eager(f: Callable[..., Any], policy: Policy, args: Any, kwargs: Any) -> Any:
     """Call PyTorch's own checkpoint: outside a trace there is nothing to transform."""
     follows = torch.is_grad_enabled() and not internals.inside_torch_func()
-    if policy is everything_saveable or not follows:
+    if policy is everything_saveable or not follows or internals.is_make_fx():
         return f(*args, **kwargs)
     if torch.compiler.is_compiling():  # Dynamo knows the contexts of selective checkpoints only
         return torch.utils.checkpoint.checkpoint(f, *args, use_reentrant=False, **kwargs)

@@ -128,7 +128,15 @@ def cond_evaluate_rule(
     recorder = current()
     if recorder is not None and isinstance(pred, torch.Tensor):
         return _bind(recorder, COND, (pred, *operands), tuple(bodies), options)
+    if isinstance(pred, torch.Tensor) and internals.is_make_fx():
+        true_fn, false_fn = (_with_own_results(body_function(body)) for body in bodies)
+        return tuple(internals.cond_operator(pred, true_fn, false_fn, operands))
     return body_function(bodies[0] if pred else bodies[1])(*operands)
+
+
+def _with_own_results(run: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, without results that are operands."""
+    return lambda *xs: own_memory(run(*xs))
 
 
 @EVALUATE.rule("switch")
@@ -233,9 +241,10 @@ def _loop(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tupl
         batch(body, batched[1:], size, randomness)
         if randomness == "same" and ops.has_side_effect(equation):
             return _select(equation, batched, size, randomness)
+    # Before: choice, operands -> outputs
+    # After:  a scan without carry: unbatched operands, slices of the batched ones -> outputs
     builder, step = TraceBuilder(f"loop_{equation.op.name}"), TraceBuilder(equation.op.name)
     types = equation.operand_types
-    # consts, then what each example has of its own
     order = sorted(range(len(types)), key=lambda i: batched[i])
     inner = {i: step.input(types[i]) for i in order}
     results = step.add(
@@ -329,6 +338,7 @@ def cond(
     batched: Batched = "select",
 ) -> R: ...
 @spelled(true_fun="true_fn", false_fun="false_fn", operand="operands", linear="Leave it out.")
+@internals.with_twin(internals.dynamo_cond)
 def cond(
     pred: Any,
     true_fn: Callable[..., Any],
@@ -396,6 +406,7 @@ def switch(
 def switch(
     index: Any, branches: torch.nn.ModuleList, operands: Any = (), *, batched: Batched = "select"
 ) -> Any: ...
+@internals.with_twin()
 def switch(
     index: Any,
     branches: Sequence[Callable[..., Any]] | torch.nn.ModuleList,

@@ -45,6 +45,11 @@ def one_choice(equation: Equation, bodies: tuple[Trace, ...], input_types: Seque
 
 def cond_vjp_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     """Split every branch; the backward makes the same choice."""
+    # Before: equation: choice, operands -> outputs
+    # After:  forward:  choice, operands -> outputs, slots
+    #         backward: choice, operands and outputs that a branch reads again, slots, cotangents
+    #                   -> gradients of the operands for which any branch has one
+    # In the masks the choice is the first input: it has no gradient, and operands begin at 1.
     splits = [
         _split_branch(equation, body, wanted_inputs[1:], wanted_outputs) for body in equation.bodies
     ]
@@ -155,6 +160,9 @@ def _share_slots(types: Sequence[Sequence[Type]]) -> tuple[list[Type], list[list
 
 
 def _fill_slots(forward: Trace, count: int, slots: list[Type], own: list[int]) -> Trace:
+    """A branch's forward with a residual in each of its own slots, and zeros in the others."""
+    # Before: operands -> outputs, own residuals
+    # After:  operands -> outputs, slots
     builder = TraceBuilder(forward.name)
     results = inline_into(builder, forward, builder.take(forward.input_types))
     mine = dict(zip(own, results[count:], strict=True))
@@ -182,6 +190,8 @@ def _backward_body(
     wanted_types: list[Type],
 ) -> Trace:
     """A branch's backward on the operands that all branches' backwards share."""
+    # Before: own residuals, cotangents -> own gradients
+    # After:  inputs, outputs, slots, cotangents -> gradients that any branch has
     builder = TraceBuilder(split.backward.name)
     arguments = builder.take(given)
     first_slot = len(inputs) + len(outputs)

@@ -21,6 +21,11 @@ def transposed(rule: JvpRule, active: Mask, wanted_outputs: Mask, count: int) ->
         rule: takes the primals, then a tangent for each active one.
         count: how many of the rule's outputs are the function's; tangents follow.
     """
+    # Before: rule:     primals, tangents -> outputs, tangents of the active outputs
+    # After:  forward:  primals -> outputs, residuals
+    #         backward: residuals, cotangents -> gradients of the active primals
+    # The linear part, residuals and tangents -> tangents, is split at zero tangents; what its own
+    # forward computes there is no more than what the backward reads.
     num_primals, num_tangents = len(active), sum(active)
     known_outputs = (True,) * count + (False,) * (len(rule.trace.outputs) - count)
     halves = partial_split(

@@ -207,6 +207,9 @@ def batched_rule(
     """The forward and the backward of a rule on batches; gradients of unbatched inputs are
     summed over the batch.
     """
+    # Before: fwd: operands -> outputs, residuals
+    #         bwd: residuals, cotangents, operands without place -> gradients, by `places`
+    # After:  the same, in batches; a gradient is batched where its operand is
     differentiable = [is_differentiable(type) for type in fwd.output_types[: len(outputs)]]
     fwd, flags = batch(fwd, batched, size, randomness)
     kept = flags[len(outputs) :]

@@ -82,8 +82,8 @@ def custom_vmap_vmap_rule(
     count = sum(call.is_tensor)
     if any(batched[count:]):
         raise CustomRuleError(
-            f"custom_vmap: {call.name} closes over a tensor that differs between examples\nPass it"
-            " as an argument."
+            f"custom_vmap: {call.name} closes over a tensor that differs between examples",
+            fix="Pass it as an argument.",
         )
     return capture_rule(call, types, batched, size)
 

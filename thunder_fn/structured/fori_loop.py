@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from thunder_fn import torch_internals as internals
 from thunder_fn.capture.numbers.arithmetic import is_found_in_data
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.errors import TraceTypeError, spelled
@@ -19,6 +20,7 @@ Tensor = torch.Tensor
 
 
 @spelled(lower="lo", upper="hi", body_fun="body", init_val="init")
+@internals.with_twin(internals.dynamo_fori_loop)
 def fori_loop(
     lo: Any, hi: Any, body: Callable[[Tensor, Any], Any], init: Any, *, unroll: int | bool = 1
 ) -> Any:

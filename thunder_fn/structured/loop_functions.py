@@ -44,6 +44,7 @@ Y = TypeVar("Y")
 
 
 @spelled(f="combine_fn", axis="dim", _split_transpose="Leave it out.")
+@internals.with_twin(internals.dynamo_scan)
 def scan(  # noqa: PLR0913 - options, by keyword
     combine_fn: Callable[[Carry, X], tuple[Carry, Y]],
     init: Carry,

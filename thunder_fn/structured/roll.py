@@ -254,6 +254,8 @@ def _add_rolled(builder: TraceBuilder, env: dict[int, Atom], trace: Trace, run: 
 
 def _body(step: Equation, columns: _Columns) -> Trace:
     """The step as the body of a scan: consts, carries, slices."""
+    # Before: operands in their own order -> all outputs
+    # After:  fixed, carried, moving operands -> outputs that are carried, outputs that are read
     builder = TraceBuilder(ops.short_name(step.op))
     places = (*columns.fixed, *(p for p, _ in columns.carried), *columns.moving)
     inputs = {p: builder.input(step.operands[p].type) for p in places}
@@ -372,6 +374,9 @@ def in_blocks(equation: Equation) -> Trace:
     """A scan with `unroll` steps in the body of each step of a shorter scan, and the steps left
     over after it.
     """
+    # Before: xs: [length, ...]
+    # After:  main: [blocks, count, ...], left: [rest, ...], where length = blocks * count + rest.
+    #         The rest is run last: it is the end of xs, and in reverse their beginning.
     loop = Loop.of(equation)
     count = min(loop.unroll, loop.steps)
     builder = TraceBuilder("unrolled")

@@ -136,6 +136,9 @@ def scan_vmap_rule(
     equation: Equation, batched: Mask, size: Dim, randomness: str
 ) -> tuple[Trace, Mask]:
     """A scan of the batched body. A carry that becomes batched on the way starts expanded."""
+    # Before: xs and ys are stacked along dim 0, which is also the batch dim of batched operands
+    # After:  the loop is dim 0 and the batch dim 1 of batched xs and ys, so that a slice has the
+    #         batch dim first, as the batched body takes it
     loop, body = Loop.of(equation), equation.body
     consts, given, xs = loop.parts(batched)
     carry = carry_fixpoint(
@@ -192,6 +195,8 @@ def scan_check_errors_rule(
 @DCE.rule("scan")
 def scan_dce_rule(equation: Equation, wanted: Mask) -> tuple[Equation, tuple[Var, ...]]:
     """Drop ys, xs and consts that are not needed, and carries that no needed thing ever reads."""
+    # A wanted result needs its carry; a step needs the carries that it reads for what is live:
+    # `live` is the least set that is closed under both.
     loop = Loop.of(equation)
     wanted_carry, wanted_ys = loop.results(wanted)
 

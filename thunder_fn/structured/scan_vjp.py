@@ -119,6 +119,8 @@ def _place_residuals(loop: Loop, split: Split, num_outputs: int) -> _Placed:
 
 def _forward(equation: Equation, loop: Loop, placed: _Placed) -> Trace:
     """The loop with stacked residuals, then the residuals that need no loop."""
+    # Before: the body gives (carry, ys, stacked residuals), one slice of each stack a step
+    # After:  consts, carry, xs -> carry, ys, stacks, hoisted residuals
     builder = TraceBuilder("scan_forward")
     operands = builder.take(equation.operand_types)
     results = add_scan(builder, loop, placed.body, loop.parts(operands), equation.source)
@@ -130,6 +132,13 @@ def _backward(
     equation: Equation, loop: Loop, split: Split, placed: _Placed, question: _Question
 ) -> tuple[Trace, tuple[Residual, ...], tuple[int | None, ...]]:
     """The scan on cotangents: its trace, its residuals, and where the gradients are."""
+    # Before: the backward of one step: its residuals, live carry cts, wanted y cts -> gradients
+    # After:  residuals, wanted carry cts, wanted y cts -> gradients of the wanted inputs, by a scan
+    #         in the other direction:
+    #             consts: residuals that are the same in each step
+    #             carry:  a ct for each live carry, a sum for each const that has a gradient
+    #             xs:     stacked residuals, cts of the wanted ys
+    #             ys:     gradients of the xs
     residuals = tuple(dict.fromkeys(placed.places))
     num_stacked = len(placed.body.outputs) - len(equation.outputs)
     is_const = tuple(_is_const(place, loop, num_stacked) for place in residuals)
@@ -154,6 +163,7 @@ def _backward(
     live = [i for i, flag in enumerate(question.live) if flag]
     wanted_carry = loop.parts(question.wanted_inputs)[1]
     stacks = iter(range(len(carry_cts) + len(sums), len(results)))
+    # where each input's gradient is among the results: (carry cts, sums, gradients of xs)
     found: list[int | None] = [
         len(carry_cts) + summed.index(i) if i in summed else None for i in range(loop.num_consts)
     ]
@@ -198,6 +208,9 @@ def _backward_body(  # noqa: PLR0913 - a part of the answer each
     """One step back: residuals and cotangents to cotangents of the carry, sums for the consts,
     gradients of the xs.
     """
+    # Before: residuals in the order of one step, live carry cts, y cts -> gradients
+    # After:  const residuals, (live carry cts, sums), (slices of stacked residuals, y cts)
+    #         -> (live carry cts, sums), gradients of the xs
     builder = TraceBuilder(split.backward.name)
     values: dict[Residual, Atom] = {}
     for place, const in zip(residuals, is_const, strict=True):

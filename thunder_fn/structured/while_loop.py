@@ -187,6 +187,10 @@ def _masked_bodies(alive: Trace, new: Trace, num_consts: int) -> tuple[Trace, Tr
     """Condition and body of a loop whose carries are a mask of the examples that run, their
     carries, and the values that the body runs on.
     """
+    # Before: alive: consts, carry -> mask                new: consts, carry -> carry
+    # After:  outer: consts, (mask, carry, safe) -> any   inner: the same -> (mask, carry, safe)
+    #         `safe` is the carry where the mask is true and the last good one elsewhere, so that
+    #         an example that is done computes nothing new, and no NaN
     const_types, carry_types = new.input_types[:num_consts], new.input_types[num_consts:]
     masks = tensor_type(alive.output_types[0])
     inputs = (*const_types, masks, *carry_types, *carry_types)
@@ -314,6 +318,7 @@ def while_loop(
 @spelled(
     cond_fun="cond_fn", body_fun="body_fn", init_val="carried_inputs", max_trip_count="max_steps"
 )
+@internals.with_twin(internals.dynamo_while_loop)
 def while_loop(
     cond_fn: Callable[..., Any],
     body_fn: Callable[..., Any],

@@ -56,6 +56,8 @@ def as_scan(equation: Equation, max_steps: int) -> Trace:
 
 
 def _guarded_step(equation: Equation, consts: tuple[Type, ...], carry: tuple[Type, ...]) -> Trace:
+    # Before: condition: consts, carry -> more        body: consts, carry -> carry
+    # After:  step: consts, (alive, carry) -> (alive, carry), which is a scan's body without xs
     condition, body = equation.bodies
     builder = TraceBuilder("guarded_step")
     own_consts, alive, own_carry = builder.take(consts), builder.input(BOOL), builder.take(carry)
@@ -110,6 +112,9 @@ def _split_unbounded(equation: Equation, wanted_inputs: Mask, wanted_outputs: Ma
         raise MissingRule(what, source=equation.source, fix=fix)
     step = _split_step(equation, loop, wanted_inputs, wanted_outputs)
     builder = TraceBuilder("while_backward")
+    # Before: equation: consts, carry -> carry
+    # After:  forward:  consts, carry -> carry, steps
+    #         backward: consts, first carry, steps, wanted carry cts -> gradients
     operands = builder.take(equation.operand_types)
     steps = builder.input(COUNT)
     given = {
@@ -186,6 +191,8 @@ def _counting(equation: Equation, loop: While) -> Trace:
 
 def _counting_bodies(equation: Equation, loop: While) -> tuple[Trace, Trace]:
     """Condition and body with a counter before the carry."""
+    # Before: consts, carry -> more           consts, carry -> carry
+    # After:  consts, count, carry -> more    consts, count, carry -> count + 1, carry
     consts, carry = loop.parts(equation.operand_types)
     condition, body = (TraceBuilder(trace.name) for trace in equation.bodies)
     inputs = [builder.take((*consts, COUNT, *carry)) for builder in (condition, body)]
@@ -205,6 +212,9 @@ def _backward_bodies(equation: Equation, loop: While, step: _Step) -> tuple[Trac
     Consts are the operands of the loop; carries are the number of steps left, cotangents, and sums
     for the consts.
     """
+    # Before: body: consts, carry -> carry, and its split: residuals, live carry cts -> gradients
+    # After:  condition: consts, first carry, (left, live carry cts, sums) -> left > 0
+    #         step back: the same -> (left - 1, live carry cts, sums)
     types = equation.operand_types
     consts, carry = loop.parts(types)
     carried = (COUNT, *(carry[i] for i in step.live), *(consts[i] for i in step.summed))

@@ -31,6 +31,15 @@ from thunder_fn.torch_internals.calls import (
     schema_arguments,
     schema_of,
 )
+from thunder_fn.torch_internals.dynamo_twins import (
+    dynamo_associative_scan,
+    dynamo_checkpoint,
+    dynamo_cond,
+    dynamo_fori_loop,
+    dynamo_map,
+    dynamo_scan,
+    dynamo_while_loop,
+)
 from thunder_fn.torch_internals.fake_results import call_on_fakes
 from thunder_fn.torch_internals.fakes import (
     DATA_DEPENDENT_SHAPE,
@@ -76,6 +85,7 @@ from thunder_fn.torch_internals.higher_order import (
     OF_AUTOGRAD,
     PACK_PADDED_SEQUENCE,
     PAD_PACKED_SEQUENCE,
+    cond_operator,
     demand,
     forward_pre_hooks,
     has_backward_hooks,
@@ -157,6 +167,7 @@ from thunder_fn.torch_internals.patches import (
     eager_branches,
     in_dynamo,
     is_dynamo_compiling,
+    is_one_graph,
     is_op,
     is_tensor_type,
     is_told_to_modes,
@@ -164,8 +175,16 @@ from thunder_fn.torch_internals.patches import (
     outside_dynamo,
     patched_places,
     process_patch,
+    skipped_by_dynamo,
     unpatched,
+    with_twin,
     without_torch_function_checks,
+)
+from thunder_fn.torch_internals.scripts import (
+    NotClosed,
+    bound_script,
+    closed_script,
+    script_state,
 )
 from thunder_fn.torch_internals.tensors import (
     GRAD_FNS,

@@ -186,6 +186,12 @@ def pytorchs(name: str, *args: Any, **kwargs: Any) -> Any:
     return getattr(importlib.import_module(module), function)(*args, **kwargs)
 
 
+def cond_operator(pred: Any, true_fn: Any, false_fn: Any, operands: Any) -> Any:
+    """Call the operator behind `torch.cond`, which takes closed functions without Dynamo."""
+    operator = importlib.import_module("torch._higher_order_ops.cond").cond_op
+    return operator(pred, true_fn, false_fn, operands)
+
+
 def is_make_fx() -> bool:
     """Test whether PyTorch's `make_fx` records what runs: it has no values to decide on."""
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None

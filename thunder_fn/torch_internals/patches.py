@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch._C._dynamo.eval_frame import (
@@ -522,6 +522,48 @@ def outside_dynamo(fn: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def skipped_by_dynamo(fn: F) -> F:
+    """Mark a function as one of which Dynamo compiles nothing. Unlike `outside_dynamo` it adds
+    nothing to a call.
+    """
+    skip = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
+    set_code_exec_strategy(fn.__code__, skip)  # pyright: ignore[reportFunctionMemberAccess]
+    fn._torchdynamo_disable = True  # type: ignore[attr-defined]  # pyright: ignore[reportFunctionMemberAccess]
+    return fn
+
+
+def with_twin(twin: Callable[..., Any] | None = None) -> Callable[[F], F]:
+    """Keep Dynamo out of a function. Where it has to compile all in one graph, it takes the twin, a
+    function of PyTorch's that it knows.
+    """
+
+    def decorate(fn: F) -> F:
+        alone = outside_dynamo(fn)
+
+        @functools.wraps(fn)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            if not torch.compiler.is_dynamo_compiling():
+                return fn(*args, **kwargs)
+            if twin is not None and is_one_graph():
+                return twin(*args, **kwargs)
+            return alone(*args, **kwargs)
+
+        return called  # type: ignore[return-value]
+
+    return decorate
+
+
+@constant_of_dynamo
+def is_one_graph() -> bool:
+    """Test, at a call by Dynamo, whether it compiles with `fullgraph=True`."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    return bool(InstructionTranslator.current_tx().one_graph)
+
+
 @functools.cache
 def formulas_outside_dynamo() -> None:
     """Keep Dynamo out of PyTorch's formulas in Python without importing it.
@@ -649,8 +691,9 @@ def calls_patch(
     `module_call` is `nn.Module.__call__`, and `function_inputs` what `autograd.Function.apply` does
     to its inputs. `wrapped` is how torch.func's transforms wrap a tensor in a level. `random` are
     functions of `torch.random` and `torch.cuda.random`, `streams` are `STREAM_FUNCTIONS`.
-    `others` are the class `torch.Generator`, the call of `torch.autograd.Variable`, and
-    `flatten_parameters`, which is what recurrent layers do to the memory of their weights.
+    `others` are the class `torch.Generator`, the calls of `torch.autograd.Variable` and of
+    TorchScript's methods, and `flatten_parameters`, which is what recurrent layers do to the memory
+    of their weights.
     """
     utils = torch._functorch.utils
     levels = (
@@ -673,6 +716,7 @@ def calls_patch(
         (torch, "Generator", others["Generator"]),
         (torch.nn.RNNBase, "flatten_parameters", others["flatten_parameters"]),
         (type(torch.autograd.Variable), "__call__", others["Variable"]),
+        (torch._C.ScriptMethod, "__call__", others["ScriptMethod"]),
     )
 
 

@@ -448,6 +448,39 @@ def _(g, x, shape, rstd, w, mask):
     ).sum_to_size(w.shape).to(w.dtype) if mask[1] and w is not None else None
 
 
+# shapes of what backwards read are CUDA's own
+@values("_embedding_bag", "_embedding_bag_forward_only")
+def _(
+    weight,
+    ids,
+    offsets,
+    scale_grad_by_freq=False,
+    mode=0,
+    sparse=False,
+    per_sample_weights=None,
+    include_last_offset=False,
+    padding_idx=-1,
+):
+    y, _, size, largest = torch.ops.aten._embedding_bag.default(
+        weight.float(), ids, offsets, False, mode, False,
+        None if per_sample_weights is None else per_sample_weights.float(), include_last_offset, padding_idx,
+    )  # fmt: skip
+    sizes = torch.zeros(offsets.shape, dtype=ids.dtype)
+    sizes[: size.numel()] = size[: sizes.numel()]
+    bags = torch.searchsorted(offsets[: y.shape[0]].contiguous(), torch.arange(ids.numel()).to(offsets), right=True) - 1
+    return y.to(weight.dtype), bags.to(ids.dtype), sizes, largest if mode == 2 else ids.new_empty(0)
+
+
+@values("log_sigmoid_forward")
+def _(x):
+    return torch.nn.functional.logsigmoid(x), x.new_empty(0)
+
+
+@values("log_sigmoid_backward")
+def _(g, x, buffer):
+    return g * torch.sigmoid(-x)
+
+
 @values("_fused_dropout")
 def _(x, keep, generator=None):
     m = torch.rand(x.shape) < keep

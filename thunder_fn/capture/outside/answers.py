@@ -13,6 +13,7 @@ import decimal
 import inspect
 import locale
 import logging
+import operator
 import os
 import pathlib
 import signal
@@ -23,6 +24,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any
 
 import numpy
@@ -30,7 +32,7 @@ import torch
 import torch.multiprocessing
 
 from thunder_fn.capture.outside.process import ASKED
-from thunder_fn.capture.outside.reads import ABSENT, is_a
+from thunder_fn.capture.outside.reads import ABSENT, is_a, seen
 from thunder_fn.capture.recorder import CHANGED
 
 
@@ -69,6 +71,31 @@ class Registered:
         if (token := abc.get_cache_token()) != self.token:
             self.token, now = token, frozenset(_registered(self.cls, set()))
             self.changes, self.found = self.changes + (now != self.found), now
+        return self.changes
+
+
+@dataclass(slots=True, eq=False)
+class OfTensors:
+    """An attribute of many tensors, by their `__dict__`s. The answer counts its changes."""
+
+    name: str
+    held: list[dict[str, Any]]
+    values: list[Any] = field(default_factory=list[Any])
+    changes: int = 0
+
+    def __post_init__(self) -> None:
+        self.values = self.read()
+
+    def read(self) -> list[Any]:
+        """The values now; ABSENT where there is none."""
+        return [*map(dict.get, self.held, repeat(self.name), repeat(ABSENT))]
+
+    def ask(self) -> int:
+        """The number of changes so far."""
+        now = self.read()
+        if not all(map(operator.is_, now, self.values)):
+            self.changes += seen(tuple(now)) != seen(tuple(self.values))
+            self.values = now
         return self.changes
 
 

@@ -9,6 +9,7 @@ import inspect
 import logging
 import os
 import random
+import re
 import sys
 import threading
 import types
@@ -24,7 +25,7 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture.generators import STATE_METHODS
 from thunder_fn.capture.outside.answers import levels_of
 from thunder_fn.capture.outside.code_frames import Frame
-from thunder_fn.capture.outside.edges import Constant, look
+from thunder_fn.capture.outside.edges import Constant, comes_first, look
 from thunder_fn.capture.outside.expressions import Source, text
 from thunder_fn.capture.outside.frames import is_machinery
 from thunder_fn.capture.outside.kinds import (
@@ -54,6 +55,7 @@ from thunder_fn.capture.outside.reads import (
     CONTAINERS,
     HEAP_TYPE,
     dict_of,
+    fields_of,
     is_a,
     length_of,
 )
@@ -177,8 +179,9 @@ class Attributes(Reached):
         if is_a(value, ARRAYS):
             self.array(value, path)
             return ()
-        if name == "__dict__" and type(dict_of(value)) is dict:
-            return (self.reach(value.__dict__, path),)
+        if name == "__dict__" and is_a(held := dict_of(value), dict):
+            self.own_dict(value, path)
+            return (self.reach(held, path),)
         if is_a(value, types.ModuleType):
             return self.global_attribute(value, name, path, frame)
         if is_a(value, threading.local):
@@ -186,6 +189,33 @@ class Attributes(Reached):
         if is_a(value, type):
             return self.attribute_of_type(value, name, path)
         return self.object_attribute(value, name, path, frame)
+
+    def some_attributes(self, value: Any, pattern: str, of: Source, frame: Frame) -> list[Any]:
+        """The values of the attributes whose names match a pattern, of an object and its classes,
+        and an edge to all of them.
+        """
+        path = self.path(value, "") or text(of)
+        if is_a(value, Super) or (is_a(value, types.ModuleType) and is_library_module(value)):
+            return []
+        own, match, found = dict_of(value), re.compile(pattern, re.DOTALL).fullmatch, list[Any]()
+        if is_a(own, dict) and not is_a(value, type) and not internals.is_tracer(value):
+            is_known = is_a(value, torch.Tensor) or self.is_outside(value)
+            if is_known and not is_a(value, torch.nn.Module):
+                self.own_dict(value, path)
+                self.edge("entries", own, pattern, path, is_by_value=True)
+            found += (self.reach(item, path) for name, item in tuple(own.items()) if match(name))
+        for cls in (value if is_a(value, type) else type(value)).__mro__:
+            if not is_open(cls):
+                continue
+            (held,) = gc.get_referents(cls.__dict__)
+            self.edge("entries", held, pattern, cls.__name__, is_by_value=True)
+            for name, item in tuple(held.items()):
+                if match(name) and is_a(item, types.MemberDescriptorType):
+                    found.append(self.edge("attr", value, name, f"{path}.{escaped(name)}"))
+                elif match(name):
+                    self.reach(getattr(item, "__func__", item), f"{cls.__name__}.{escaped(name)}")
+                    found += self.bound(item, value, frame)
+        return found
 
     def attribute_of_type(self, value: type, name: str, path: str) -> Sequence[Any]:
         """An attribute of a class, or of its metaclass."""
@@ -202,6 +232,8 @@ class Attributes(Reached):
 
     def attribute_of_new(self, value: Any, name: str, path: str) -> Sequence[Any]:
         """An attribute of an object that the function made, of its own or of its class."""
+        if is_a(value, Frame):  # what `sys._getframe` gives
+            return (self.reach(value.globals, path),) if name == "f_globals" else ()
         cls, own = type(value), own_attribute(value, name)
         if is_a(value, Made):
             cls, own = value.cls, ABSENT
@@ -249,13 +281,14 @@ class Attributes(Reached):
         if name != "__class__":
             self.iterator(value, path.rpartition(".")[0], is_used=True)
         is_slot = is_a(of_class, (types.MemberDescriptorType, types.GetSetDescriptorType))
+        is_slot = is_slot or type(of_class).__module__ == "_ctypes"
         if is_a(value, types.FunctionType) and name in _OF_FUNCTIONS:
             self.content(found := self.edge("attr", value, name, path, is_by_value=True), path)
             return (found,)
         is_part = is_a(value, types.FunctionType) and name in _PARTS_OF_FUNCTIONS
         if is_part or (is_slot and not callable(value)):
             return (self.reach(self.edge("attr", value, name, path, is_by_value=True), path),)
-        if type(held) is not dict:
+        if not is_a(held, dict):
             if is_a(value, torch.Generator) and name in STATE_METHODS:
                 self.states.setdefault(path.rpartition(".")[0], name)
             elif is_a(of_class, types.MethodDescriptorType):
@@ -263,10 +296,10 @@ class Attributes(Reached):
             return ()
         found = held.get(name, ABSENT)
         if found is ABSENT and is_a(of_class, functools.cached_property):
-            self.late.append((held, name, path))
+            self.late.append((value, name, path))
             self.touched.add(id(held))
         elif type(value).__module__ == "logging" or not is_ours(type(value).__module__):
-            found = self.edge("key", held, name, path)
+            found = self.own_attribute(value, name, path)
         if found is not ABSENT:
             return (self.reach(found, path),)
         if of_class is ABSENT:
@@ -275,6 +308,17 @@ class Attributes(Reached):
                 self.edge("class", cls, missing, path)
             return self.waited(frame, [look("class", type(value), "__getattr__")])
         return self.class_attribute(value, name, path, frame)
+
+    def own_attribute(self, value: Any, name: str, path: str) -> Any:
+        """Cross the edge to an entry of an object's `__dict__`, which may become another dict."""
+        is_hidden = comes_first(look("class", type(value), name))
+        owner = None if is_hidden else value
+        return self.edge("key", dict_of(value), name, path, owner=owner)
+
+    def own_dict(self, value: Any, path: str) -> None:
+        """Cross the edge to the `__dict__` of an object."""
+        if (reference := reference_to(value)) is not None:
+            self.edge("dict", reference, None, path, is_by_value=True)
 
     def state_of_process(self, value: Any, name: str, path: str, frame: Frame) -> None:
         """Note that a method draws random numbers, or asks for the level of a logger."""
@@ -294,7 +338,9 @@ class Attributes(Reached):
         """An attribute of a container, which most often is a method that reads its content."""
         if is_a(value, tuple) and name in getattr(type(value), "_fields", ()):
             return (self.reach(getattr(value, name, None), path),)
-        if of_class is not ABSENT and type(value).__flags__ & HEAP_TYPE:
+        if type(value).__flags__ & HEAP_TYPE:
+            if is_a(dict_of(value), dict):
+                self.own_attribute(value, name, path)
             self.edge("class", type(value), name, path)
         if name not in _WRITES:
             self.content(value, path.rpartition(".")[0])
@@ -308,8 +354,10 @@ class Attributes(Reached):
             self.edge("type", reference, None, f"the class of {path}")
         self.edge("class", type(value), name, path)
         self.reach(of_class, path)
-        if is_a(of_class, property) and is_of_library(value):
+        if is_a(of_class, property) and (is_of_library(value) or not is_seen(of_class.fget)):
             self.fields(value, path.rpartition(".")[0])
+            if fields_of(value) is None:
+                self.edge("attr", value, name, path, is_by_value=True)
         return self.bound(of_class, value, frame)
 
     def module_attribute(self, value: torch.nn.Module, name: str, path: str) -> Sequence[Any]:

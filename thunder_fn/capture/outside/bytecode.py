@@ -20,6 +20,7 @@ from thunder_fn.capture.outside.expressions import (
     Reading,
     Source,
     is_moving,
+    is_of_python,
     is_settled,
     parts_of,
     shared,
@@ -27,7 +28,7 @@ from thunder_fn.capture.outside.expressions import (
 
 _NEW_NULL = sys.version_info >= (3, 13)  # the NULL beside a callee is pushed after it
 _NEW_LOOP = sys.version_info >= (3, 12)
-_NO_CONTENT = frozenset(("const", "code", "before", "counted", "mutated"))
+_NO_CONTENT = frozenset(("const", "code", "before", "counted", "mutated", "joined"))
 _OPERATOR: Source = ("call", ("const", None), ())  # the result of a method such as `__or__`
 _ONLY_POP = (
     *("POP_TOP", "POP_JUMP", "RETURN_VALUE", "STORE_", "JUMP"),
@@ -65,7 +66,17 @@ def reading(code: types.CodeType) -> Reading:
     settled = {source: line for source, line in uses.items() if is_settled(source)}
     others = {source: line for source, line in uses.items() if source not in settled}
     moving = {source: line for source, line in others.items() if is_moving(source, fixed)}
-    return Reading(settled, others, moving, assigned, comprehensions, reader.keys)
+    keys = {
+        name: tuple(shared(source, known) for source in reader.assigned.get(name, ()))
+        for name in reader.keys
+        if None not in reader.assigned.get(name, ())
+    }
+    tagged = frozenset(
+        of[1]
+        for kind, of, *rest in filter(None, others)
+        if kind == "attr" and of[0] == "local" and is_of_python(rest[0])
+    )
+    return Reading(settled, others, moving, assigned, comprehensions, keys, tagged)
 
 
 class _Reader:
@@ -372,8 +383,10 @@ def _load_item(r: _Reader, one: dis.Instruction) -> None:
 @_instruction("CONTAINS_OP")
 def _contains(r: _Reader, one: dis.Instruction) -> None:
     key, of = r.pop(2)
-    r.push(r.item(of, key))
-    r.stack[-1] = None
+    item = r.item(of, key)
+    if item is not None:
+        r.use(("in", *item[1:]))
+    r.stack.append(None)
 
 
 @_instruction("IS_OP")
@@ -387,7 +400,10 @@ def _operator(r: _Reader, one: dis.Instruction) -> None:
     if one.argrepr == "%":
         r.shown(*r.stack[-1:])
     if not one.argrepr.endswith("="):
+        parts = r.stack[-2:]
         _by_its_effect(r, one)
+        if one.argrepr == "+" and any(map(_is_string, parts)):
+            r.stack[-1] = ("joined", tuple(part if _is_string(part) else None for part in parts))
         return
     left, right = r.pop(2)
     r.end(right)
@@ -403,6 +419,18 @@ def _format(r: _Reader, one: dis.Instruction) -> None:
     r.shown(*r.stack[-1:])
     r.end(r.pop_one())
     r.stack.append(None)
+
+
+@_instruction("BUILD_STRING")
+def _join(r: _Reader, one: dis.Instruction) -> None:
+    parts = r.pop(one.arg or 0)
+    r.stack.append(("joined", tuple(part if _is_string(part) else None for part in parts)))
+
+
+def _is_string(source: Source) -> bool:
+    return source is not None and (
+        source[0] == "joined" or (source[0] == "const" and isinstance(source[1], str))
+    )
 
 
 @_instruction("GET_ITER")
@@ -604,6 +632,30 @@ def _super(r: _Reader, call: _Call) -> bool:
     return True
 
 
+@_callee("dir")
+@_callee("dir", "getmembers", "getmembers_static", table=_METHODS)
+def _all_attributes(r: _Reader, call: _Call) -> bool:
+    """Read a call that asks for the names of all attributes."""
+    if not call.known:
+        return False
+    of = call.arguments[0]
+    _any_call(r, call)
+    r.push_any([r.pop_one(), of and ("attr", of, None)])
+    r.use(("attr", of, None))
+    return True
+
+
+@_callee("get_type_hints", "getclosurevars")
+@_callee("get_type_hints", "getclosurevars", table=_METHODS)
+def _read_definition(r: _Reader, call: _Call) -> bool:
+    """Read a call that looks at annotations, or at the cells of a function."""
+    for of in call.known[:1]:
+        r.end(r.attribute(of, ("const", "__annotations__")))
+        cell = ("each", r.attribute(of, ("const", "__closure__")))
+        r.end(r.attribute(cell, ("const", "cell_contents")))
+    return False
+
+
 @_callee("vars")
 def _vars(r: _Reader, call: _Call) -> bool:
     if not call.known:
@@ -657,7 +709,11 @@ def _constant(r: _Reader, call: _Call) -> bool:
 def _get(r: _Reader, call: _Call) -> bool:
     if call.is_spread:
         return False
-    r.push(r.item(call.owner, call.arguments[0] if call.arguments else None))
+    found = r.item(call.owner, call.arguments[0] if call.arguments else None)
+    _any_call(r, call)  # a class of the user's may have a method of this name
+    r.push_any([r.pop_one(), found])
+    if found is not None:
+        r.use(found)
     return True
 
 
@@ -675,5 +731,6 @@ def _getattribute(r: _Reader, call: _Call) -> bool:
 def _view(r: _Reader, call: _Call) -> bool:
     if call.known:
         return False
-    r.stack.append(call.owner)
+    _any_call(r, call)
+    r.push_any([r.pop_one(), call.owner])
     return True

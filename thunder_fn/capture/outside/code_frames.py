@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -53,6 +53,13 @@ class Frame:
         """The holders that were looked at for it."""
         self.waits = False
         """Set where an attribute or item is the result of a callee."""
+
+
+def callers(frame: Frame | None) -> Iterator[Frame]:
+    """A frame and those that called it."""
+    while frame is not None:
+        yield frame
+        frame = frame.back
 
 
 @dataclass(slots=True, eq=False)

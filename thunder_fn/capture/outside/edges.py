@@ -8,21 +8,28 @@ Paths such as `cfg.lr` are kept for messages only.
 from __future__ import annotations
 
 import os
+import re
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
-from thunder_fn.capture.outside.reads import ABSENT, PLAIN, is_a, seen
+from thunder_fn.capture.outside.reads import ABSENT, PLAIN, dict_of, is_a, seen
 
 
 @dataclass(slots=True, eq=False)
 class Edge:
-    """A read: its kind, the question, the value, and a user's way to write it."""
+    """A read: its kind, the question, the value, and a user's way to write it.
+
+    `owner` is the object whose `__dict__` is the holder, or a weak reference to it. It may get
+    another `__dict__`, and its class a descriptor that comes first.
+    """
 
     kind: str
     holder: Any
     key: Any
     value: Any
     path: str
+    owner: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +74,7 @@ def look(kind: str, holder: Any, key: Any) -> Any:  # noqa: C901 - a branch for 
     try:
         match kind:
             case "key":
-                return holder.get(key, ABSENT)
+                return (dict.get if is_a(holder, dict) else type(holder).get)(holder, key, ABSENT)
             case "index":
                 return holder[key]
             case "cell":
@@ -84,6 +91,10 @@ def look(kind: str, holder: Any, key: Any) -> Any:  # noqa: C901 - a branch for 
                 return holder.ask()
             case "type":
                 return type(holder())
+            case "entries":
+                return entries(holder, key)
+            case "dict":
+                return dict_of(holder())
             case "alive":
                 return holder() is not None
             case _:
@@ -92,13 +103,33 @@ def look(kind: str, holder: Any, key: Any) -> Any:  # noqa: C901 - a branch for 
         return ABSENT
 
 
+def entries(held: dict[str, Any], pattern: str) -> tuple[tuple[str, Any], ...]:
+    """The entries of a `__dict__` whose names match a pattern, as `seen` describes them."""
+    match = re.compile(pattern, re.DOTALL).fullmatch
+    return tuple((name, seen(held[name], 0)) for name in tuple(held) if match(name))
+
+
+def now(edge: Edge) -> Any:
+    """Read an edge now."""
+    if edge.owner is None:
+        return look(edge.kind, edge.holder, edge.key)
+    owner = edge.owner() if type(edge.owner) is weakref.ref else edge.owner
+    of_class = look("class", type(owner), edge.key)
+    return of_class if comes_first(of_class) else look(edge.kind, dict_of(owner), edge.key)
+
+
+def comes_first(of_class: Any) -> bool:
+    """Test for an attribute of a class that hides those of its objects, such as a property."""
+    return hasattr(type(of_class), "__set__")
+
+
 def is_same(now: Any, then: Any, kind: str = "") -> bool:
     """Test whether an edge's value is the old one: an object by identity, plain data by value
     and type.
     """
     if now is then:
         return True
-    if kind == "content":
+    if kind in ("content", "entries"):
         return now == then
     if type(now) is not type(then) or not is_a(then, (*PLAIN, tuple, frozenset)):
         return False

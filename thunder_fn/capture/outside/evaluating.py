@@ -7,6 +7,7 @@ from __future__ import annotations
 import abc
 import builtins
 import contextvars
+import inspect
 import itertools
 import os
 import random
@@ -20,11 +21,17 @@ import numpy
 import torch
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.capture.outside.answers import ASKED_AGAIN, Registered, members_of
+from thunder_fn.capture.outside.answers import ASKED_AGAIN, OfTensors, Registered, members_of
 from thunder_fn.capture.outside.attributes import Attributes, results_of
-from thunder_fn.capture.outside.code_frames import Frame, Memo, Settled
+from thunder_fn.capture.outside.code_frames import Frame, Memo, Settled, callers
 from thunder_fn.capture.outside.edges import Constant, Edge, constant, look
-from thunder_fn.capture.outside.expressions import Source, text
+from thunder_fn.capture.outside.expressions import (
+    TAGGED,
+    Source,
+    is_of_python,
+    pattern_of,
+    text,
+)
 from thunder_fn.capture.outside.kinds import (
     EXACT,
     FUNCTIONS,
@@ -35,12 +42,15 @@ from thunder_fn.capture.outside.kinds import (
     is_lasting,
     is_library_module,
     is_of_library,
+    is_open,
     is_ours,
+    is_python,
     is_shown_by_c,
     is_unseen,
     members_of_enum,
     name_of_method,
     parts_in,
+    tensors_of,
 )
 from thunder_fn.capture.outside.reads import (
     ABSENT,
@@ -93,6 +103,8 @@ class Evaluator(Attributes):
         """Frames whose function is not known, by their code."""
         self.over: dict[int, tuple[Source, Frame]] = {}
         """The iterable of a comprehension, by its code, and the frame around it."""
+        self.unknown: set[Any] = set()
+        """Attributes of what is not known, which may be a tensor with such an attribute."""
         self.missing: set[str] = set()
         """Modules that were not there when a frame that imports them began."""
         self.cycles = False
@@ -129,7 +141,7 @@ class Evaluator(Attributes):
             for given in frame.locals
             for name, value in given.items()
             if not self.is_data(value)
-        )
+        ) | self.tagged(frame)
         uses = frame.reading.live(names, gives=bool(frame.returned), is_moving=is_moving)
         memo: Memo = {}
         for _ in range(_PASSES):
@@ -144,6 +156,14 @@ class Evaluator(Attributes):
         self.touched = before
         if key is not None:
             self.done[key] = frame.touched, frame.waits
+
+    def tagged(self, frame: Frame) -> set[str]:
+        """The locals with tensors whose attributes the code asks for."""
+        return {
+            TAGGED + name
+            for name in frame.reading.tagged
+            if any(is_a(given.get(name), torch.Tensor) for given in frame.locals)
+        }
 
     def settled_values(self, frame: Frame) -> Memo:
         """The values of what depends on globals alone: once for a code object, if the function
@@ -176,6 +196,8 @@ class Evaluator(Attributes):
         for given in frame.locals:
             for name, value in given.items():
                 if self.is_data(value):
+                    if name in frame.reading.tagged and is_a(value, torch.Tensor):
+                        return None
                     if name in frame.reading.keys and is_a(value, (str, int)):
                         found.add((name, value))
                 elif self.is_outside(value) or is_lasting(value):
@@ -304,7 +326,8 @@ class Evaluator(Attributes):
             is_of_data = self.is_of_data(target, frame, memo)
             if is_of_data:
                 self.shown(value, self.path(value, text(of)), frame)
-            if is_of_data or any(map(is_unseen, callees)):
+            is_of_torch = look("class", type(value), "__torch_function__") is not ABSENT
+            if is_of_data or is_of_torch or any(map(is_unseen, callees)):
                 self.unseen(value, self.path(value, text(of)), frame)
         return ()
 
@@ -355,10 +378,19 @@ class Evaluator(Attributes):
         """An attribute, by any of its names."""
         _, of, key = source
         found: list[Any] = []
-        for value in self.value(of, frame, memo):
+        values = self.value(of, frame, memo)
+        is_named = key is not None and key[0] == "const" and is_of_python(key)
+        if is_named and not values:
+            self.unknown.add(key[1])
+        elif is_named and self.is_any_tensor(of, values, frame, memo):
+            found += self.attribute_of_tensors(key[1], f"{text(of)}.{escaped(str(key[1]))}")
+        for value in values:
             if self.is_data(value) and not is_a(value, torch.Tensor):
                 continue
-            for name in self.keys(key, frame, memo) or ():
+            names = self.keys(key, frame, memo)
+            if names is None:
+                found += self.some_attributes(value, pattern_of(key), of, frame)
+            for name in names or ():
                 if is_a(value, torch.Tensor):
                     found += self.tensor_attribute(value, name, of)
                 elif is_a(name, str):
@@ -367,14 +399,44 @@ class Evaluator(Attributes):
 
     def tensor_attribute(self, value: torch.Tensor, name: Any, of: Source) -> Sequence[Any]:
         """An attribute that Python gave a tensor from outside, or did not. Its class has others."""
-        if internals.is_tracer(value):
-            return ()
         held, path = internals.attributes(value), f"{text(of)}.{escaped(str(name))}"
+        cls, is_tracer = held.get("outside_class", type(value)), internals.is_tracer(value)
         if name == "__dict__":
-            return (self.reach(held, path),)
-        if look("class", type(value), name) is not ABSENT:
+            return () if is_tracer else (self.reach(held, path),)
+        if not is_of_python(("const", name)):
             return ()
-        return (self.reach(self.edge("key", held, name, path), path),)
+        found = look("class", torch.Tensor if is_tracer and cls is type(value) else cls, name)
+        if found is not ABSENT or is_open(cls):
+            cls = cls if is_open(cls) else torch.Tensor
+            self.reach(self.edge("class", cls, name, path), path)
+        if is_tracer:
+            return ()
+        own = self.edge("key", held, name, path)
+        return (self.reach(found if own is ABSENT else own, path),)
+
+    def is_any_tensor(self, of: Source, values: Sequence[Any], frame: Frame, memo: Memo) -> bool:
+        """Test whether an expression stands for tensors of which not all are known, such as those
+        that a loop over parameters gives.
+        """
+        tensors = [one for one in values if is_a(one, torch.Tensor)]
+        if of is None or of[0] != "local" or all(map(internals.is_tracer, tensors)):
+            return False
+        sources = frame.reading.assigned.get(of[1], ())
+        found = (self.value(one, frame, memo) for one in sources)
+        return not all(any(is_a(one, torch.Tensor) for one in given) for given in found)
+
+    def attributes_of_tensors(self) -> list[dict[str, Any]]:
+        """The attributes that Python gave the tensors in modules from outside."""
+        modules = [one for one, _ in self.outside.values() if is_a(one, torch.nn.Module)]
+        return [internals.attributes(one) for one in tensors_of(modules)]
+
+    def attribute_of_tensors(self, name: str, path: str) -> list[Any]:
+        """An attribute of all tensors in modules from outside."""
+        place = "answer", id(torch.Tensor), name
+        if place not in self.edges:
+            asked = OfTensors(name, self.attributes_of_tensors())
+            self.edges[place] = Edge("answer", asked, None, asked.ask(), path)
+        return [self.reach(one, path) for one in self.edges[place].holder.values]
 
     def item_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
         """An item, by any of its keys."""
@@ -385,6 +447,15 @@ class Evaluator(Attributes):
                 keys = None if is_a(value, contextvars.ContextVar) else self.keys(key, frame, memo)
                 found += self.item(value, keys, self.path(value, text(of)), frame)
         return found
+
+    def contained_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
+        """A question whether something is in a container: in a sequence, all items count."""
+        _, of, key = source
+        for value in self.value(of, frame, memo):
+            if not self.is_data(value):
+                keys = None if is_a(value, (list, tuple)) else self.keys(key, frame, memo)
+                self.item(value, keys, self.path(value, text(of)), frame)
+        return ()
 
     def note_before(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
         """A place is written in this frame: an edge to it is read before that."""
@@ -459,17 +530,17 @@ class Evaluator(Attributes):
     def local_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
         """The values of a local at the start and at the end, and those of its sources."""
         name = source[1]
-        found = frame.stored.setdefault(name, {})
+        found, is_tagged = frame.stored.setdefault(name, {}), name in frame.reading.tagged
         if name == ".0" and frame.over is not None:
             over, outer = frame.over
             found.update((id(value), value) for value in self.value(over, outer, {}))
         for given in frame.locals:
             value = given.get(name)
-            if not self.is_data(value):
+            if not self.is_data(value) or (is_tagged and is_a(value, torch.Tensor)):
                 found.setdefault(id(value), value)
         for assigned in frame.reading.assigned.get(name, ()):
             for value in self.value(assigned, frame, memo):
-                if not self.is_data(value):
+                if not self.is_data(value) or (is_tagged and is_a(value, torch.Tensor)):
                     found.setdefault(id(value), value)
         return list(found.values())
 
@@ -516,6 +587,8 @@ class Evaluator(Attributes):
             if is_a(callee, FUNCTIONS) or not self.is_outside(callee):
                 continue
             self.attribute_of_class(callee, "__call__")
+            if is_of_library(callee) and is_python(look("class", type(callee), "__call__")):
+                self.edge("content", callee, None, self.path(callee, text(target)))
         return found
 
     def given_by(self, callee: Any, path: str, frame: Frame) -> list[Any]:
@@ -529,6 +602,8 @@ class Evaluator(Attributes):
             return [self.reach(one, path) for one in known] if len(known) <= LONG else []
         if callee is locals:
             return list(frame.locals)
+        if callee in (sys._getframe, inspect.currentframe):  # pyright: ignore[reportPrivateUsage]
+            return [*callers(frame)]
         if callee is globals:
             return [self.reach(frame.globals, "globals()")]
         if is_a(callee, weakref.ref) and self.edge("alive", callee, None, f"{path}()"):
@@ -605,9 +680,13 @@ class Evaluator(Attributes):
             return source[1:] if is_a(source[1], _KEYS) else None
         if source[0] == "local":
             name = source[1]
-            if name in frame.reading.assigned or name not in frame.locals[0]:
+            if name not in frame.reading.keys:
                 return None
-            found: Sequence[Any] = (frame.locals[0][name],)
+            given = [self.value(one, frame, memo) for one in frame.reading.keys[name]]
+            given += [(frame.locals[0][name],)] if name in frame.locals[0] else []
+            if not all(given):
+                return None
+            found: Sequence[Any] = [key for values in given for key in values]
         else:
             found = self.value(source, frame, memo)
         return [key for key in found if is_a(key, _KEYS)] or None
@@ -632,8 +711,10 @@ RULES: dict[str, Callable[..., Sequence[Any]]] = {
     "import": Evaluator.imported_values,
     "super": Evaluator.super_values,
     "shown": Evaluator.shown_values,
+    "joined": lambda *_: (),
     "each": Evaluator.each_values,
     "attr": Evaluator.attribute_values,
     "item": Evaluator.item_values,
+    "in": Evaluator.contained_values,
 }
 """The evaluation of each kind of expression."""

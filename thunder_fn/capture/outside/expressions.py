@@ -10,11 +10,14 @@ reading(f.__code__).settled
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeAlias
+
+import torch
 
 Source: TypeAlias = tuple[Any, ...] | None
 """An expression, by kind; None where it is not understood.
@@ -22,6 +25,7 @@ Source: TypeAlias = tuple[Any, ...] | None
     ("global", name), ("cell", name), ("local", name), ("const", value), ("code", code)
     ("attr", of, key)            of.key, and getattr
     ("item", of, key)            of[key], of.get(key), key in of
+    ("in", of, key)              it is asked whether it is in there
     ("each", of)                 any item of it, as a loop gets it
     ("any", sources)             one of several
     ("call", target, arguments)  the result of a call
@@ -35,13 +39,15 @@ Source: TypeAlias = tuple[Any, ...] | None
     ("kinds", classes, of)       it is asked whether it is of one of these classes
     ("super", cls, of)           what `super(cls, of)` gives
     ("shown", of)                its text becomes a part of a string
+    ("joined", parts)            a string of these parts
 """
 
 
 @dataclass(slots=True)
 class Reading:
     """A code object: its expressions and their lines, the sources of locals and comprehensions, and
-    the locals that are keys.
+    the locals that are keys, with all that is assigned to them, if that is understood. `tagged`
+    are the locals that are asked for an attribute which tensors do not have by themselves.
 
     `settled` are the expressions that depend on globals alone, and `open` all others. Those in
     `moving` may give other values at the end of a frame.
@@ -54,14 +60,16 @@ class Reading:
     comprehensions: dict[types.CodeType, Source] = field(
         default_factory=dict[types.CodeType, Source]
     )
-    keys: set[str] = field(default_factory=set[str])
+    keys: dict[str, tuple[Source, ...]] = field(default_factory=dict[str, tuple[Source, ...]])
+    tagged: frozenset[str] = frozenset()
     known: dict[Any, dict[Source, int]] = field(default_factory=dict[Any, dict[Source, int]])
 
     def live(self, names: frozenset[str], *, gives: bool, is_moving: bool) -> dict[Source, int]:
         """The open expressions that lead to more than plain data and tensors.
 
         Args:
-            names: the locals whose values do.
+            names: the locals whose values do, and with a `TAGGED` before them those that hold
+                tensors whose attributes are asked for.
             gives: some callee has returned such a value.
             is_moving: only those in `moving`.
         """
@@ -85,6 +93,15 @@ class Reading:
                 )
             }
         return self.known[key]
+
+
+TAGGED = "~"
+_OF_TENSORS = frozenset(dir(torch.Tensor)) - {"__dict__"}
+
+
+def is_of_python(key: Source) -> bool:
+    """Test whether a tensor has an attribute of that name only where Python gave it one."""
+    return key is None or key[0] != "const" or key[1] not in _OF_TENSORS
 
 
 class Node(tuple[Any, ...]):
@@ -134,7 +151,7 @@ def _is_live(source: Any, names: set[str], gives: bool) -> bool:
     locals these do.
     """
     match source:
-        case None | ("const" | "code", *_):
+        case None | ("const" | "code" | "joined", *_):
             return False
         case ("global" | "cell" | "import", *_):
             return True
@@ -147,12 +164,15 @@ def _is_live(source: Any, names: set[str], gives: bool) -> bool:
             return gives or (is_fixed and _is_live(target, names, gives))
         case ("counted", (_, None, *_)):
             return True
+        case ("attr", ("local", name), key) if TAGGED + name in names and is_of_python(key):
+            return True
         case (
             "before"
             | "counted"
             | "mutated"
             | "attr"
             | "item"
+            | "in"
             | "each"
             | "whole"
             | "fields"
@@ -165,6 +185,17 @@ def _is_live(source: Any, names: set[str], gives: bool) -> bool:
             return _is_live(of, names, gives)
         case _:  # "given", "unless" and "super"
             return _is_live(source[2], names, gives)
+
+
+def pattern_of(source: Source) -> str:
+    """A regular expression for the strings that an expression may give."""
+    match source:
+        case ("const", str(text)):
+            return re.escape(text)
+        case ("joined", parts):
+            return "".join(map(pattern_of, parts))
+        case _:
+            return ".*"
 
 
 def parts_of(source: Source) -> Iterator[Source]:

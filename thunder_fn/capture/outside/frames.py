@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from thunder_fn.ir.scoped import setting
+from thunder_fn.lines import OWN_PROGRAMS
 from thunder_fn.torch_internals import Patch
 from thunder_fn.version import FOLDER
 
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
 
 ROOT = FOLDER + os.sep
 """The folder of this package."""
-
-OWN_PROGRAMS = ("thunder_fn.demo", "thunder_fn.benchmarks", "thunder_fn.testing")
-"""Modules of this package that are programs, as a user's."""
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _LIKE_USERS = ("torch.optim", "torch.distributions")

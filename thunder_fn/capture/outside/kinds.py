@@ -15,7 +15,7 @@ import os
 import sys
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,6 +149,12 @@ def default_of(variable: contextvars.ContextVar[Any]) -> Any:
         return contextvars.Context().run(variable.get)
     except LookupError:
         return None
+
+
+def tensors_of(modules: Iterable[torch.nn.Module]) -> list[torch.Tensor]:
+    """The parameters and buffers in modules themselves."""
+    sections = (vars(one).get(kind, {}) for one in modules for kind in ("_parameters", "_buffers"))
+    return [one for section in sections for one in section.values() if one is not None]
 
 
 def live_in(value: Any) -> list[Any]:
@@ -302,6 +308,8 @@ def is_opaque(value: Any) -> bool:
     if is_a(value, (*NO_FIELDS, *CONTAINERS, *VIEWS)) or type(value) is object or callable(value):
         return False
     module = type(value).__module__
+    if any(base.__module__ == "_ctypes" for base in type(value).__mro__):
+        return True
     return not (
         module.partition(".")[0] in _SETTLED
         or hasattr(type(value), "__next__")

@@ -20,7 +20,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.recorder import CHANGED, current
 from thunder_fn.capture.replaced.lookasides import calling_frame
-from thunder_fn.capture.scopes import is_internal
+from thunder_fn.lines import is_internal
 
 ASKED = (
     *("get_num_threads", "get_num_interop_threads", "get_autocast_dtype"),

@@ -19,6 +19,7 @@ import threading
 import time
 import types
 import uuid
+import weakref
 from collections.abc import Callable
 from enum import Enum
 from typing import Any
@@ -122,7 +123,9 @@ class Reached:
         self.classes: dict[int, type] = {}
         """Classes whose methods are known by their code."""
         self.answers = dict[int, tuple[Any, str, dict[Any, Any], Any]]()
-        """Cached functions, how they are written, their caches, and how often they were asked."""
+        """Cached functions, how they are written, their caches, how often they were asked, and what
+        they knew.
+        """
         self.before: dict[tuple[str, int, Any], tuple[Any, Any]] = {}
         self.contents: dict[int, Snapshot] = {}
         self.touched: set[int] = set()
@@ -132,7 +135,11 @@ class Reached:
         self.open: dict[type, bool] = {}
 
     def reach(self, value: Any, path: str, depth: int = _DEEP) -> Any:  # noqa: C901 - a branch for each kind of holder
-        """A value is outside. Functions that it leads to are known by their code from now on."""
+        """A value is outside. Functions that it leads to are known by their code from now on. Of a
+        weak proxy, that is the object behind it.
+        """
+        if is_a(value, weakref.ProxyTypes):
+            value = self.behind(value, path)
         if id(value) not in self.outside:
             if self.is_data(value) or is_a(value, types.ModuleType):
                 return value
@@ -165,6 +172,15 @@ class Reached:
         elif not is_a(value, CONTAINERS):
             self.reach(type(value), type(value).__name__, depth - 1)
         return value
+
+    def behind(self, proxy: Any, path: str) -> Any:
+        """The object that a weak proxy stands for, while it lives; the proxy itself afterwards."""
+        try:
+            found = proxy.__init__.__self__
+        except ReferenceError:
+            return proxy
+        self.edge("alive", weakref.ref(found), None, path)
+        return found
 
     def met_first(self, value: Any, path: str) -> None:
         """Note an object from outside that is reached for the first time."""
@@ -218,8 +234,8 @@ class Reached:
         if type(function) is CACHED:
             parts = (one for one in gc.get_referents(function) if type(one) is dict)
             kept = next(one for one in parts if one is not function.__dict__)
-            info = function.cache_info()[:2]
-            self.answers.setdefault(id(function), (function, path, kept, info))
+            before = function.cache_info().hits, function.cache_info().misses, frozenset(kept)
+            self.answers.setdefault(id(function), (function, path, kept, before))
         elif is_a(function, types.FunctionType) and is_a(
             registry := vars(function).get("registry"), types.MappingProxyType
         ):
@@ -287,7 +303,14 @@ class Reached:
         return self.outside[id(value)][1] if id(value) in self.outside else otherwise
 
     def edge(
-        self, kind: str, holder: Any, key: Any, path: str, *, is_by_value: bool = False
+        self,
+        kind: str,
+        holder: Any,
+        key: Any,
+        path: str,
+        *,
+        is_by_value: bool = False,
+        owner: Any = None,
     ) -> Any:
         """Cross an edge, from a holder that is outside."""
         place, value = (kind, id(holder), key), look(kind, holder, key)
@@ -298,7 +321,7 @@ class Reached:
             is_a(value, torch.Tensor) and internals.is_tracer(value)
         ):
             self.edges[place] = Edge(
-                kind, holder, key, self.before.get(place, (None, value))[1], path
+                kind, holder, key, self.before.get(place, (None, value))[1], path, owner
             )
         if not is_by_value:
             self.array(value, path)

@@ -182,7 +182,11 @@ def value_read(place: Attribute) -> Any:
 def _tracking(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
     def __getattribute__(self: torch.nn.Module, name: str) -> Any:
         reads = _reads.get()
-        if reads is not None and name not in _OWN and not name.startswith("__"):
+        if (
+            reads is not None
+            and name not in _OWN
+            and (not name.startswith("__") or not name.endswith("__"))
+        ):
             (found, depth), key = reads, (id(self), name)
             if key not in found:
                 watching = frames.pause()
@@ -361,7 +365,9 @@ def fields_of(value: Any) -> dict[str, Any] | None:
 def _slots(cls: type) -> tuple[str, ...]:
     found = cls.__dict__.get("__slots__", ())
     names = (found,) if isinstance(found, str) else tuple(found)
-    return tuple(name for name in names if not name.startswith("__"))
+    of = f"_{cls.__name__.lstrip('_')}"  # names with two underscores are private to their class
+    private = (f"{of}{name}" if name.startswith("__") else name for name in names)
+    return tuple(name for name in private if not name.endswith("__"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -39,6 +39,7 @@ from thunder_fn.capture.recorder import current
 from thunder_fn.capture.supported import EscapedValue
 from thunder_fn.errors import UnsupportedCall
 from thunder_fn.garbage import referrers
+from thunder_fn.ir.text import escaped
 
 MAX_ANSWERS = 1000
 """So many answers of a cached function are guarded, and no more."""
@@ -92,7 +93,8 @@ class Watch(Evaluator):
         if mine.code.co_name == "__init__" and mine.code.co_argcount:
             value = mine.locals[0].get(mine.code.co_varnames[0])
         is_data = all(map(self.is_data, value)) if type(value) is tuple else self.is_data(value)
-        if mine.back is not None and not is_data:
+        is_tensor = is_a(value, torch.Tensor) and not is_a(value, internals.Tracer)
+        if mine.back is not None and (is_tensor or not is_data):
             mine.back.returned[id(value)] = value, mine.code
         if not mine.returned and not mine.reading.moving:
             return
@@ -159,10 +161,7 @@ class Watch(Evaluator):
         """Look for the functions of frames whose cells no known path led to. Forget everything
         but the findings.
         """
-        for held, name, path in self.late:
-            self.edge("key", held, name, path)
-        for name in self.missing - sys.modules.keys():
-            self.edge("key", sys.modules, name, f"the module {name}")
+        self.find_late()
         for held, name in self.caches:
             if is_a(held.get(name), (EscapedValue, internals.Tracer)):
                 del held[name]  # each call computes it
@@ -184,10 +183,24 @@ class Watch(Evaluator):
                 self.evaluate(frame)
         self.lost.clear()
 
+    def find_late(self) -> None:
+        """Cross the edges that are known at the end alone."""
+        for value, name, path in self.late:
+            self.own_attribute(value, name, path)
+        for held in self.attributes_of_tensors() if self.unknown else ():
+            for name in held.keys() & self.unknown:
+                self.edge("key", held, name, f"the attribute {escaped(name)} of a tensor")
+        for name in self.missing - sys.modules.keys():
+            self.edge("key", sys.modules, name, f"the module {name}")
+
     def answered(self, function: Any, path: str, kept: dict[Any, Any], before: Any) -> None:
         """Guard the answers that a cached function has, if it was called."""
-        if function.cache_info()[:2] == before:
+        info, (hits, misses, known) = function.cache_info(), before
+        if (info.hits, info.misses) == (hits, misses):
             return
+        if info.hits > hits and not known <= kept.keys():
+            forgotten = Constant(f"an answer that {path} forgot", *place_of(function.__wrapped__))
+            self.constants.setdefault(forgotten.text, forgotten)
         if len(kept) > MAX_ANSWERS:
             constant = Constant(f"one of many answers of {path}", *place_of(function.__wrapped__))
             self.constants.setdefault(constant.text, constant)

@@ -83,13 +83,15 @@ class Lookaside:
         )
         if not known and not _is_method(self.fn) and not internals.is_op(self.fn):
             raise LookasideError(
-                f"Lookaside: fn must be a function, given {shown(self.fn, 60)}\nFor a method give"
-                " the function in its class, `Class.method`; for a module its class's `forward`."
+                f"Lookaside: fn must be a function, given {shown(self.fn, 60)}",
+                fix="For a method give"
+                " the function in its class, `Class.method`; for a module its class's `forward`.",
             )
         if is_by_name(self.fn) and not _places(self.fn):
             raise LookasideError(
                 f"Lookaside: no module or class has {shown(self.fn, 60)} by name, so calls of it"
-                " cannot be reached\nCall it in a Python function of yours, and give that one."
+                " cannot be reached",
+                fix="Call it in a Python function of yours, and give that one.",
             )
 
 

@@ -4,6 +4,7 @@ it replaces.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -17,6 +18,7 @@ from torch.optim.optimizer import (
 )
 
 from thunder_fn import torch_internals as internals
+from thunder_fn.capture import pytree
 from thunder_fn.capture.history import Inputs
 from thunder_fn.capture.outside import frames
 from thunder_fn.capture.recorder import Recorder, current
@@ -69,18 +71,39 @@ def _scoped_calls(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _refuse_backward_hooks(module: torch.nn.Module) -> None:
-    """Hooks of autograd's backward would not run: differentiation here is of the trace.
-
-    TorchScript reads a module's tensors in C++, where no capture sees that they come from outside.
-    """
-    if isinstance(module, torch.jit.ScriptModule) and (*module.parameters(), *module.buffers()):
-        raise script_error(f"{kind_of(module)} of `torch.jit` was called", user_source())
+    """Hooks of autograd's backward would not run: differentiation here is of the trace."""
     if internals.has_backward_hooks(module):
         raise UnsupportedCall(
             f"{kind_of(module)} has backward hooks, which autograd runs and a trace does not have",
             source=user_source(),
             fix="Remove them, or write what they do to the gradient with `custom_vjp`.",
         )
+
+
+def _closed_scripts(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The call of a method of TorchScript, which reads attributes of its module in C++.
+
+    In a capture it is given them, tensors as tracers, and the program depends on all of them.
+    """
+
+    def __call__(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        recorder = current()
+        given = None if recorder is None else internals.bound_script(self, args, kwargs)
+        if recorder is None or given is None:
+            return original(self, *args, **kwargs)
+        what = f"the method `{self.name}` of a TorchScript module"
+        try:
+            function, asked = internals.closed_script(self)
+        except internals.NotClosed:
+            written = f"{what}, which writes to attributes or calls a method of an interface,"
+            raise script_error(f"{written} was called", user_source()) from None
+        find = functools.partial(internals.script_state, self, asked)
+        recorder.properties.look_at_process(f"{what} ({id(self)})", find)
+        leaves, structure = pytree.flatten([ask() for ask in asked])
+        traced = [recorder.lift(one) if isinstance(one, Tensor) else one for one in leaves]
+        return function(*given, *pytree.unflatten(structure, traced))
+
+    return __call__
 
 
 def _lifted_inputs(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -156,7 +179,12 @@ _calls = internals.calls_patch(
     _lifted_first,
     SEEDS,
     STREAMS,
-    {"Generator": generator_class, "flatten_parameters": _flattening, "Variable": _variable},
+    {
+        "Generator": generator_class,
+        "flatten_parameters": _flattening,
+        "Variable": _variable,
+        "ScriptMethod": _closed_scripts,
+    },
 )
 
 

@@ -236,45 +236,6 @@ def _have_other_histories(recorder: Recorder, view: Tensor, base: Tensor) -> boo
     return recorder.history.is_stopped(first) != recorder.history.is_stopped(second)
 
 
-def register_hook(x: Tensor, hook: Callable[[Tensor], Any]) -> Any:
-    """Register for a backward inside the traced function. A later backward runs a program, which
-    has no hooks.
-
-    Raises:
-        UnsupportedCall: the tensor's gradient would be asked for outside the traced function.
-    """
-    recorder = current()
-    if recorder is not None and not is_wrapped(x) and _is_differentiated_outside(recorder, x):
-        raise UnsupportedCall(
-            "`register_hook` was called on a tensor whose gradient is computed after the traced"
-            " function has ended",
-            source=recorder.source,
-            fix=(
-                "Change the gradient with `custom_vjp` of the identity, or a"
-                " `torch.autograd.Function`."
-            ),
-        )
-    return Tensor.register_hook(x, hook)
-
-
-def _is_differentiated_outside(recorder: Recorder, x: Tensor) -> bool:
-    """Test whether autograd goes from the tensor on to one that the traced function got from
-    outside.
-    """
-    given = {var.index for var in recorder.inputs} | {
-        constant.var.index for constant in recorder.constants
-    }
-    root = internals.node_of(x)
-    nodes = internals.nodes_behind([root]) | {root}
-    leaves = [x if root is None else None, *map(internals.leaf_of, nodes)]
-    known = [leaf for leaf in leaves if leaf is not None]
-    return (
-        any(map(internals.is_result_from_outside, nodes))
-        or any(map(recorder.history.is_given, known))  # also after a write
-        or any((var := recorder.var_of(leaf)) and var.index in given for leaf in known)
-    )
-
-
 _has_more_rows: ContextVar[bool] = ContextVar("thunder_fn_more_rows", default=False)
 
 
@@ -631,7 +592,6 @@ REWRITTEN: dict[Any, Callable[..., Any]] = {
     **UNSAFE,
     **dict.fromkeys((torch.as_strided, Tensor.as_strided), as_strided),
     Tensor.__deepcopy__: deepcopy,
-    Tensor.register_hook: register_hook,
     Tensor.tolist: tolist,
     torch.as_tensor: as_tensor,
     torch.ctc_loss: ctc_loss,

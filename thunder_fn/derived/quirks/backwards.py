@@ -159,7 +159,8 @@ def embedding_bag_backward(
         return NotImplemented
     zeros = grad.new_zeros((num_weights, grad.shape[1]))
     if mode == 2:
-        empty = (bag_size == 0).unsqueeze(1)
+        # CUDA's kernel has the size of one bag more, with `include_last_offset`.
+        empty = (bag_size[: grad.shape[0]] == 0).unsqueeze(1)
         return zeros.scatter_add(
             0, torch.where(empty, 0, maximum_indices), grad.masked_fill(empty, 0)
         )

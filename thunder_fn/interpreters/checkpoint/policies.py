@@ -149,8 +149,8 @@ def check_policy(policy: Any) -> Any:
     if not isinstance(policy, (Budget, AllBut, Selective)) and not callable(policy):
         raise CheckpointError(
             "checkpoint: a policy is a function of an equation or one of `checkpoint_policies`,"
-            f" not {policy!r}\nArguments go to the function that checkpoint returns:"
-            " `checkpoint(f)(x)`."
+            f" not {policy!r}",
+            fix="Arguments go to the function that checkpoint returns: `checkpoint(f)(x)`.",
         )
     try:
         hash(policy)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import TypeAlias
 
 from thunder_fn.derived.activity import activity
+from thunder_fn.distributed.ranks import WAIT
+from thunder_fn.distributed.schedule import reordered
 from thunder_fn.errors import RewriteError
 from thunder_fn.interpreters.checkpoint.cost import bytes_of, cost_of
 from thunder_fn.interpreters.grad import forward_backward
@@ -59,7 +62,12 @@ class Stage:
 
 @memo(64)
 def stages_of(
-    trace: Trace, cuts: tuple[str, ...] | int, wanted_inputs: Mask, *, fused: bool = False
+    trace: Trace,
+    cuts: tuple[str, ...] | int,
+    wanted_inputs: Mask,
+    *,
+    params: int = 0,
+    fused: bool = False,
 ) -> tuple[Stage, ...]:
     """Cut a step into stages and each stage into its forward and its backward.
 
@@ -70,12 +78,21 @@ def stages_of(
         trace: closed and checked; its first output is the loss.
         cuts: the modules with which later stages begin, or the number of stages.
         wanted_inputs: one per input; True where a gradient is wanted.
+        params: the number of inputs that are parameters. Gathers of shards that are sent ahead of
+            their use are in the stage of that, as all is that follows from parameters alone.
 
     Raises:
         RewriteError: there is no such module, or no such number of stages; or a number goes from
             one stage to another.
     """
-    whole, places = _at_modules(trace, cuts) if isinstance(cuts, tuple) else _by_cost(trace, cuts)
+    if len(trace.equations) == 1 and trace.equations[0].op.kind == "structured":
+        what = f"pipeline: the whole loss is one {trace.equations[0].op}, which has no stages"
+        fix = "Checkpoint blocks of the model; write `fsdp(..., zero=2)` or `prefetch=None` inside."
+        raise RewriteError(what, source=trace.equations[0].source, fix=fix)
+    if isinstance(cuts, tuple):
+        whole, places = _in_stages(*_at_modules(trace, cuts, params))
+    else:
+        whole, places = _in_stages(*_by_cost(trace, cuts, params))
     active = activity(whole, wanted_inputs)
     found: list[Stage] = []
     handed: Mask = (True,) + (False,) * (len(whole.outputs) - 1)
@@ -91,18 +108,72 @@ def stages_of(
 # ---- where to cut ----
 
 
-def _at_modules(trace: Trace, paths: Sequence[str]) -> tuple[Trace, list[int]]:
+Cuts: TypeAlias = tuple[Trace, tuple[int, ...], list[int]]
+"""A trace, its equations in the order of their use, and the places in that order where stages
+begin.
+"""
+
+
+def _by_use(trace: Trace, params: int) -> tuple[int, ...]:
+    """The equations with those that follow from parameters alone, and collectives, as late as can
+    be: before the first one that is neither and needs them.
+    """
+    makers = {var.index: at for at, one in enumerate(trace.equations) for var in one.outputs}
+    early = {var.index for var in trace.inputs[:params]}
+    waits = dict[int, list[int]]()  # equations that may be late, and those of them they need
+    order = list[int]()
+
+    def use(needs: Iterable[int]) -> None:
+        found, left = set[int](), list(needs)
+        while left:
+            at = left.pop()
+            if at in waits:
+                found.add(at)
+                left += waits.pop(at)
+        order.extend(sorted(found))
+
+    for at, one in enumerate(trace.equations):
+        needs = [makers[var.index] for var in one.operands if var.index in makers]
+        is_early = bool(one.operands) and all(var.index in early for var in one.operands)
+        if ops.is_collective(one.op) or (is_early and not ops.has_side_effect(one)):
+            waits[at] = needs
+            early.update(var.index for var in one.outputs if is_early)
+        else:
+            use(needs)
+            order.append(at)
+    use(list(waits))
+    return tuple(order)
+
+
+def _in_stages(
+    trace: Trace, order: Sequence[int], places: Sequence[int]
+) -> tuple[Trace, list[int]]:
+    """The trace with its equations by stage, as they came before within each."""
+    rows = [sorted(order[a:b]) for a, b in pairwise((0, *places, len(order)))]
+    return reordered(trace, tuple(at for row in rows for at in row)), [*places]
+
+
+def _before_waits(trace: Trace, order: Sequence[int], place: int) -> int:
+    """A place for a cut: what another rank still sends is no value that a stage hands on."""
+    while trace.equations[order[place]].op.name == WAIT:
+        place -= 1
+    return place
+
+
+def _at_modules(trace: Trace, paths: Sequence[str], params: int) -> Cuts:
     """The trace, unfolded as far as needed, and the first equation of each module."""
     for path in paths:
         trace = _unfolded_at(trace, path)
-    found = [_first_of(trace, path) for path in paths]
-    places = [place for place in found if place is not None]
+    order = _by_use(trace, params)
+    used = reordered(trace, order)
+    found = [_first_of(used, path) for path in paths]
+    places = [_before_waits(trace, order, place) for place in found if place is not None]
     if len(places) < len(paths) or sorted(set(places)) != places or 0 in places:
         named = ", ".join(dict.fromkeys(_modules(trace)))
         what = f"pipeline: stages begin with {', '.join(paths)}"
         fix = f"Name modules in the order in which they run. There are {named or 'no modules'}."
         raise RewriteError(what, fix=fix)
-    return trace, places
+    return trace, order, places
 
 
 def _modules(trace: Trace) -> list[str]:
@@ -157,19 +228,25 @@ def _inside(equation: Equation) -> Trace:
     return builder.build(inline_into(builder, equation.body, inputs, equation.source))
 
 
-def _by_cost(trace: Trace, count: int) -> tuple[Trace, list[int]]:
+def _by_cost(trace: Trace, count: int, params: int) -> Cuts:
     """The trace, unfolded as far as needed, and cuts between stages of about the same cost.
 
     Where costs allow, a cut is where few bytes cross it.
     """
     trace = _unfolded_by_cost(trace, count)
-    costs = [0, *accumulate(map(cost_of, trace.equations))]
-    bytes_crossing = _crossing_bytes(trace)
+    order = _by_use(trace, params)
+    used = reordered(trace, order)
+    costs = [0, *accumulate(map(cost_of, used.equations))]
+    bytes_crossing = _crossing_bytes(used)
     places: list[int] = []
     for stage in range(1, count):
         ideal, room = stage * costs[-1] / count, SLACK * costs[-1] / count
         first = places[-1] + 1 if places else 1
-        free = range(first, len(trace.equations) - (count - stage) + 1)
+        free = [
+            place
+            for place in range(first, len(order) - (count - stage) + 1)
+            if _before_waits(trace, order, place) == place
+        ]
         near = [place for place in free if abs(costs[place] - ideal) <= room]
         if not free:
             what = f"pipeline: {count} stages of {len(trace.equations)} equations"
@@ -180,7 +257,7 @@ def _by_cost(trace: Trace, count: int) -> tuple[Trace, list[int]]:
                 key=lambda at: (bytes_crossing[at] if near else 0, abs(costs[at] - ideal)),
             )
         )
-    return trace, places
+    return trace, order, places
 
 
 def _unfolded_by_cost(trace: Trace, count: int) -> Trace:

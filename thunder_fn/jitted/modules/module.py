@@ -443,8 +443,8 @@ def jit_module(module: torch.nn.Module, options: Mapping[str, Any]) -> Any:
     """
     if isinstance(module, torch.jit.ScriptModule):
         raise JitError(
-            "jit: a torch.jit.ScriptModule has no Python code to trace\nGive jit the module that it"
-            " was made from."
+            "jit: a torch.jit.ScriptModule has no Python code to trace",
+            fix="Jit a function or module that calls it, or the module that it was made from.",
         )
     if is_jitted(module):
         inner = jit_of(module)

@@ -28,7 +28,6 @@ from thunder_fn.capture.outside.reads import (
     parts_of,
     seen,
 )
-from thunder_fn.errors import JitError, kind_of
 
 Tensor = torch.Tensor
 
@@ -78,14 +77,9 @@ class Reading:
 
 def read(module: torch.nn.Module, but: Container[tuple[int, str]] = ()) -> Reading:
     """Walk over a module and its submodules. Tensors in the places `but` do not count, each a dict
-    by identity and a name.
-
-    Raises:
-        JitError: one of them is compiled by `torch.jit`.
+    by identity and a name. TorchScript's modules are values from outside.
     """
-    modules = tuple(module.modules())
-    if any(isinstance(child, torch.jit.ScriptModule) for child in modules):
-        _refuse_scripts(module)
+    modules = tuple(one for one in module.modules() if not isinstance(one, torch.jit.ScriptModule))
     numbers: dict[int, int] = {}
     tensors: list[Tensor] = []
     places: list[tuple[str, int | None]] = []
@@ -111,22 +105,6 @@ def read(module: torch.nn.Module, but: Container[tuple[int, str]] = ()) -> Readi
         places += [(name, None if part is None else -1) for name, part in held["_modules"].items()]
     layout = Layout(modules, tuple(map(type, modules)), tuple(places), tuple(hooks))
     return Reading(layout, tuple(tensors), tuple(dicts), tuple(child.__dict__ for child in modules))
-
-
-def _refuse_scripts(module: torch.nn.Module) -> None:
-    path = next(
-        path for path, child in module.named_modules() if isinstance(child, torch.jit.ScriptModule)
-    )
-    what = (
-        f"jit: {path!r} in {kind_of(module)} is a torch.jit.ScriptModule, which has no Python code"
-        " to trace"
-    )
-    raise JitError(
-        what,
-        fix=(
-            "Put the module there that it was made from, or jit the modules around it one by one."
-        ),
-    )
 
 
 def _hooks(dicts: Sequence[dict[Any, Any]]) -> Iterator[Any]:

@@ -9,7 +9,15 @@ from thunder_fn.structured.replaced import (
     exported,
     flex_attention,
     recurrent,
+    tensor_hooks,
     transformer_encoder,
 )
 
-__all__ = ["batch_norm", "exported", "flex_attention", "recurrent", "transformer_encoder"]
+__all__ = [
+    "batch_norm",
+    "exported",
+    "flex_attention",
+    "recurrent",
+    "tensor_hooks",
+    "transformer_encoder",
+]

@@ -210,6 +210,9 @@ class CustomFunction:
     """The call that sets the rule, and when it has to stand."""
     __call__: Callable[..., Any]
 
+    def __init_subclass__(cls) -> None:
+        cls.__call__ = internals.outside_dynamo(cls.__call__)
+
     def __init__(self, f: Callable[..., Any], nondiff_argnums: Sequence[int] = ()) -> None:
         functools.update_wrapper(self, f)
         self.f = f
@@ -232,7 +235,7 @@ class CustomFunction:
         """
         if self._rule is None:
             what = f"{type(self).__name__}: {self.__name__} has no rule"
-            raise CustomRuleError(f"{what}\nCall `{self.__name__}.{self.asked_for}.")
+            raise CustomRuleError(what, fix=f"Call `{self.__name__}.{self.asked_for}.")
         return self._rule
 
     def call(self, kind: type[C], args: Any, kwargs: Any) -> tuple[C, list[torch.Tensor]]:
@@ -309,8 +312,8 @@ def make_call(
         if pytree.tensors_in(args[position]):
             raise CustomRuleError(
                 f"{function.__name__}: args[{position}] is in nondiff_argnums, so it is static, but"
-                " it holds a tensor\nTake it out of nondiff_argnums, and return None for it from"
-                " the rule."
+                " it holds a tensor",
+                fix="Take it out of nondiff_argnums, and return None for it from the rule.",
             )
         static.append((position, Literal(args[position])))
     skipped = {position for position, _ in static}
@@ -554,7 +557,7 @@ def check_gradient(value: Any, type: Type, path: str, where: str) -> torch.Tenso
     """
     if not is_differentiable(type):
         raise CustomRuleError(
-            f"{where} returned a gradient for {path}, which is {type}\nReturn None for it."
+            f"{where} returned a gradient for {path}, which is {type}", fix="Return None for it."
         )
     return check_like(as_before_autocast(type, value), type, path, where)
 

@@ -1,0 +1,61 @@
+"""The user's line: the innermost frame that belongs neither to Python, PyTorch nor this package."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import sysconfig
+from types import FrameType
+
+from thunder_fn.version import FOLDER
+
+OWN_PROGRAMS = ("thunder_fn.demo", "thunder_fn.benchmarks", "thunder_fn.testing")
+"""Modules of this package that are programs, as a user's."""
+
+_OUTER = tuple(os.path.join(FOLDER, name.partition(".")[2]) for name in OWN_PROGRAMS)
+_STDLIB = sysconfig.get_paths()["stdlib"]
+_TYPED_IN = ("<stdin>", "<string>", "<ipython", "<doctest", "<cell")
+
+
+@functools.lru_cache(maxsize=4096)
+def is_internal(file: str) -> bool:
+    """Test for a file of PyTorch, Python or this package, except those of the package that are
+    programs of their own.
+    """
+    if file.startswith(_STDLIB):
+        return "site-packages" not in file
+    return file.startswith((*_folders(), "<")) and not file.startswith((*_OUTER, *_TYPED_IN))
+
+
+def _folders() -> tuple[str, ...]:
+    torch = sys.modules.get("torch")  # without it there are no frames of PyTorch
+    return (FOLDER,) if torch is None else (FOLDER, os.path.dirname(str(torch.__file__)))
+
+
+def user_frame() -> FrameType | None:
+    """Return the user's innermost frame, None if there is none."""
+    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None and (is_internal(frame.f_code.co_filename) or _is_made(frame)):
+        frame = frame.f_back
+    return frame
+
+
+def calling_frame() -> FrameType | None:
+    """Return the frame that called this package, which may be a program of its own, from outside;
+    None if there is none.
+    """
+    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None and (_is_ours(frame) or is_internal(frame.f_code.co_filename)):
+        frame = frame.f_back
+    return frame
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(FOLDER) or _is_made(frame)
+
+
+def _is_made(frame: FrameType) -> bool:
+    """Test for a method that `dataclasses` wrote for a class of this package."""
+    is_text = frame.f_code.co_filename == "<string>"
+    return is_text and str(frame.f_globals.get("__name__")).startswith("thunder_fn.")
