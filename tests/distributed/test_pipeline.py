@@ -435,6 +435,12 @@ def test_misuse() -> None:
     for make, text in (
         (lambda: tfn.pipeline(loss, first, schedule="1b1f"), "pipeline: schedule is 'gpipe', '1f1b', 'interleaved'"),
         (lambda: tfn.pipeline(loss, first, micro=0), "pipeline: micro is a number from 1 on, given 0"),
+        (
+            lambda: tfn.pipeline(tfn.checkpoint(loss), first)(params, *batch),
+            "the whole loss is one checkpoint, which has no stages",
+        ),
+        (lambda: tfn.pipeline(loss, first, stages="layers.1"), "stages is a number from 1 on or names of modules"),
+        (lambda: tfn.pipeline(loss, first, stages=2.0), "names of modules, given 2.0"),  # pyright: ignore[reportArgumentType]
         (lambda: tfn.pipeline(loss, first, stages=3), "pipeline: the schedule has 2 stages, and there are 3"),
         (lambda: tfn.pipeline(loss, first, schedule=one_f_one_b(3, 2)), "has 3 ranks, and there are 2"),
         (lambda: tfn.pipeline(loss, first, micro=5)(params, *batch), "12 examples are no 5 micro-batches"),

@@ -189,6 +189,29 @@ def test_offloaded_values_go_to_the_cpu_and_back() -> None:
     assert names_in(split.backward).count("aten._to_copy.default") == 1
 
 
+def test_offloaded_values_are_on_the_device_where_they_are_needed_only() -> None:
+    """A copy follows what makes its value, and comes before its first reader. Random numbers keep their order."""
+
+    def deep(x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = torch.nn.functional.dropout(tfn.checkpoint_name(x.sin(), "hidden")).cos()
+        return x.sum()
+
+    x, offloaded = torch.randn(4), checkpoint(deep, POLICIES["offload"])
+    torch.manual_seed(0)
+    leaf = x.clone().requires_grad_()
+    (wanted,) = torch.autograd.grad(deep(leaf), leaf)
+    torch.manual_seed(0)
+    torch.testing.assert_close(tfn.grad(offloaded)(x), wanted)
+    split = forward_backward(tfn.trace(lambda x: offloaded(x), x), (True,), (True,))
+    forward, backward = names_in(split.forward), names_in(split.backward)
+    copy = "aten._to_copy.default"
+    places = [at for at, name in enumerate(forward) if name == copy]
+    assert len(places) == 3 and all("checkpoint_name" in forward[at - 1] for at in places)
+    places = [at for at, name in enumerate(backward) if name == copy]
+    assert len(places) == 3 and "aten.mul.Tensor" in backward[places[0] : places[1]]
+
+
 def test_a_budget_is_met_and_more_bytes_mean_less_work() -> None:
     def deep(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
         for _ in range(4):
@@ -488,6 +511,28 @@ def test_linearize_of_a_checkpoint_draws_once() -> None:
     torch.manual_seed(0)
     output, linear = tfn.linearize(f, x)
     assert torch.equal(linear(x), output)
+
+
+def eigenvalues(x: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.eigvals(x).pow(2).sum().real
+
+
+@pytest.mark.parametrize("f", [eigenvalues, lambda x: torch.linalg.solve(x, x.exp()), torch.linalg.inv])
+@pytest.mark.parametrize("wrap", [tfn.checkpoint, tfn.jit])
+def test_linearize_of_ops_that_check_their_tangents(f: Any, wrap: Any) -> None:
+    """A check that reads a tangent belongs to the second half and keeps nothing out of the first."""
+    x = torch.tensor([[3.0, 1.0], [0.2, 2.0]], dtype=torch.float64)
+    output, linear = tfn.linearize(wrap(f), x)
+    torch.testing.assert_close(output, f(x))
+    torch.testing.assert_close(linear(x.cos()), torch.autograd.functional.jvp(f, x, x.cos())[1])
+
+
+def test_linearize_of_a_choice_that_checks_its_tangents() -> None:
+    x = torch.eye(2, dtype=torch.float64) + 1
+    with pytest.raises(
+        tfn.errors.MissingRule, match="cond draws random numbers or has effects, and cannot be run in two halves"
+    ):
+        tfn.linearize(lambda x: tfn.cond(x.sum() > 0, eigenvalues, eigenvalues, (x,)), x)
 
 
 def test_attention_without_dropout_is_computed_again() -> None:

@@ -27,11 +27,12 @@ from thunder_fn.interpreters.checkpoint.remat import (
 )
 from thunder_fn.interpreters.simplify import dce, inline
 from thunder_fn.ir import ops
-from thunder_fn.ir.equations import bound
+from thunder_fn.ir.equations import bound, made_at
 from thunder_fn.ir.rules import Residual, Split
 from thunder_fn.ir.symbols import finders
 from thunder_fn.ir.trace import (
     Atom,
+    Equation,
     Literal,
     TensorType,
     Trace,
@@ -82,11 +83,49 @@ def forward_keeping(flat: Trace, count: int, stored: Kept) -> Trace:
     trace = cut(flat, outputs=(*flat.outputs[:count], *(var for var, _ in stored)), name="program")
     inputs = builder.take(flat.input_types)
     results = inline_into(builder, dce(trace), inputs)
-    extras: list[Atom] = []
+    extras, before = list[Atom](), len(builder.equations)
     for value, (_, how) in zip(results[count:], stored, strict=True):
         assert isinstance(value, Var), "what is kept is a variable"
         extras.append(_moved(builder, value, CPU) if how == "offload" else value)
-    return builder.build((*results[:count], *extras))
+    return _moved_when_made(builder.build((*results[:count], *extras)), before)
+
+
+def _moved_when_made(trace: Trace, before: int) -> Trace:
+    """The trace whose equations from `before` on come each after the one that makes what they read,
+    so that the device's memory is free while the others run.
+    """
+    made, moved = made_at(trace.equations), trace.equations[before:]
+    by_place: dict[int, list[Equation]] = {}
+    for equation in moved:
+        by_place.setdefault(made.get(equation.operands[0].index, -1), []).append(equation)
+    order = list(by_place.get(-1, ()))
+    for place, equation in enumerate(trace.equations[:before]):
+        order += [equation, *by_place.get(place, ())]
+    return cut(trace, equations=order) if moved else trace
+
+
+def _made_when_read(trace: Trace, before: int) -> Trace:
+    """The trace whose first equations, up to `before`, come each right before its first reader.
+    Those with effects, as random numbers, stay in order.
+    """
+    late = {at for at in range(before) if not ops.has_side_effect(trace.equations[at])}
+    made = {var: at for var, at in made_at(trace.equations).items() if at in late}
+    order: dict[int, None] = {}
+
+    def put(waiting: list[int]) -> None:
+        while waiting:
+            operands = trace.equations[waiting[-1]].operands
+            needs = {made[var.index] for var in operands if var.index in made} - order.keys()
+            waiting += sorted(needs, reverse=True)
+            if not needs:
+                order.setdefault(waiting.pop())
+
+    for at in range(len(trace.equations)):
+        if at not in late:
+            put([at])
+    shown = (made.get(atom.index) for atom in trace.outputs if isinstance(atom, Var))
+    put([at for at in shown if at is not None])
+    return cut(trace, equations=(trace.equations[at] for at in order))
 
 
 def _moved(builder: TraceBuilder, value: Var, device: torch.device) -> Var:
@@ -131,7 +170,10 @@ def backward_computing(
             if var.index not in env
         )
     values = tuple(env[atom.index] if isinstance(atom, Var) else atom for atom in needed)
-    return dce(builder.build(inline_into(builder, split.backward, (*values, *cotangents))))
+    before = len(builder.equations)
+    trace = builder.build(inline_into(builder, split.backward, (*values, *cotangents)))
+    is_late = any(how == "offload" for _, how in kept)
+    return dce(_made_when_read(trace, before) if is_late else trace)
 
 
 def _stored_type(type: Type) -> Type:

@@ -85,6 +85,10 @@ def stages_of(
         RewriteError: there is no such module, or no such number of stages; or a number goes from
             one stage to another.
     """
+    if len(trace.equations) == 1 and trace.equations[0].op.kind == "structured":
+        what = f"pipeline: the whole loss is one {trace.equations[0].op}, which has no stages"
+        fix = "Checkpoint blocks of the model; write `fsdp(..., zero=2)` or `prefetch=None` inside."
+        raise RewriteError(what, source=trace.equations[0].source, fix=fix)
     if isinstance(cuts, tuple):
         whole, places = _in_stages(*_at_modules(trace, cuts, params))
     else:
