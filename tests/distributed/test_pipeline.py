@@ -16,9 +16,12 @@ from torch.nn import functional as F
 import thunder_fn as tfn
 from tests.messages import message_of
 from thunder_fn.capture import pytree
-from thunder_fn.distributed.ranks import evaluate_ranks
+from thunder_fn.distributed.collectives import all_gathered
+from thunder_fn.distributed.ranks import GATHER, WAIT, evaluate_ranks
+from thunder_fn.distributed.schedule import overlapped
 from thunder_fn.errors import DistributedError, MissingRule, RewriteError
 from thunder_fn.interpreters.pipeline.schedules import SCHEDULES, Action, Schedule, interleaved, one_f_one_b
+from thunder_fn.interpreters.pipeline.stages import stages_of
 from thunder_fn.ir import ops
 from thunder_fn.ir.trace import Trace
 from thunder_fn.parameters import simulated, simulated_mesh
@@ -336,6 +339,24 @@ def test_shards_are_gathered_by_the_stage_that_reads_them(stages: Any) -> None:
             mean = (whole[0][name] + whole[1][name]) / 2
             rows = F.pad(mean, [0, 0] * (mean.dim() - 1) + [0, 2 * grad.shape[0] - mean.shape[0]])
             torch.testing.assert_close(grad, rows.chunk(2)[g["data"].rank])
+
+
+def test_no_cut_is_between_a_collective_and_its_wait() -> None:
+    """Of two that one equation needs, too, wherever costs would have the cut."""
+    (group, _), x = simulated(2), torch.randn(4, 4)
+    gathered = lambda x: all_gathered(x.reshape(-1), group).reshape(8, 4)
+
+    def f(params: Params, x: torch.Tensor) -> torch.Tensor:
+        for a, b in params:
+            x = torch.tanh(x @ torch.cat((gathered(a), gathered(b)))[:4])
+        return x.square().mean()
+
+    trace = overlapped(tfn.trace(f, [(x, x), (x, x)], x), 3)
+    for count in range(2, 12):
+        for stage in stages_of(trace, count, (True,) * 4 + (False,), params=4):
+            waits = {var.index for e in stage.trace.equations if e.op.name == WAIT for var in e.operands}
+            sent = {var.index for e in stage.trace.equations if e.op.name == GATHER for var in e.outputs}
+            assert sent == waits
 
 
 def test_shares_of_layers_within_stages() -> None:

@@ -341,7 +341,7 @@ def _jacobian(recorder: Recorder, y: Tensor, x: Tensor) -> Tensor | None:
 
 
 def _refuse_graph(recorder: Recorder) -> NoReturn:
-    raise UnsupportedCall(
+    error = UnsupportedCall(
         "autograd is asked for gradients through a graph that was recorded outside the traced"
         " function",
         source=recorder.where(),
@@ -350,6 +350,8 @@ def _refuse_graph(recorder: Recorder) -> NoReturn:
             " and `vmap`."
         ),
     )
+    error.is_eager = True
+    raise error
 
 
 divert("backward engine", _run_backward)
