@@ -41,6 +41,8 @@ class ThunderError(Exception):
     _source: str | None = None
     _fix: str | None = None
     _is_located: bool = True
+    is_eager: bool = False
+    """A trace cannot hold what the call needs, and eager PyTorch can."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """The error with a note that names its page: tracebacks show it, `str(error)` is the

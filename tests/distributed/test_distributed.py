@@ -266,7 +266,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ranks")
     _, _, (first, second), (reducing, _) = launch(
         folder,
-        "4:fsdp_losses,save_shares,save_codes,pipelined,planned,attend,load_on_three",
+        "4:fsdp_losses,save_shares,save_codes,pipelined,attend,load_on_three",
         "4:die_one_by_one",
         "2:ddp_losses,load,load_shares,load_codes,load_rounded,resume,compose,pipelined,planned,attend,send_tokens,overlapped,beside_pytorch,begin_apart,stay_away,disagree,die",
         "2:die_before_reducing",

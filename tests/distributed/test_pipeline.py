@@ -16,9 +16,12 @@ from torch.nn import functional as F
 import thunder_fn as tfn
 from tests.messages import message_of
 from thunder_fn.capture import pytree
-from thunder_fn.distributed.ranks import evaluate_ranks
+from thunder_fn.distributed.collectives import all_gathered
+from thunder_fn.distributed.ranks import GATHER, WAIT, evaluate_ranks
+from thunder_fn.distributed.schedule import overlapped
 from thunder_fn.errors import DistributedError, MissingRule, RewriteError
 from thunder_fn.interpreters.pipeline.schedules import SCHEDULES, Action, Schedule, interleaved, one_f_one_b
+from thunder_fn.interpreters.pipeline.stages import stages_of
 from thunder_fn.ir import ops
 from thunder_fn.ir.trace import Trace
 from thunder_fn.parameters import simulated, simulated_mesh
@@ -338,6 +341,24 @@ def test_shards_are_gathered_by_the_stage_that_reads_them(stages: Any) -> None:
             torch.testing.assert_close(grad, rows.chunk(2)[g["data"].rank])
 
 
+def test_no_cut_is_between_a_collective_and_its_wait() -> None:
+    """Of two that one equation needs, too, wherever costs would have the cut."""
+    (group, _), x = simulated(2), torch.randn(4, 4)
+    gathered = lambda x: all_gathered(x.reshape(-1), group).reshape(8, 4)
+
+    def f(params: Params, x: torch.Tensor) -> torch.Tensor:
+        for a, b in params:
+            x = torch.tanh(x @ torch.cat((gathered(a), gathered(b)))[:4])
+        return x.square().mean()
+
+    trace = overlapped(tfn.trace(f, [(x, x), (x, x)], x), 3)
+    for count in range(2, 12):
+        for stage in stages_of(trace, count, (True,) * 4 + (False,), params=4):
+            waits = {var.index for e in stage.trace.equations if e.op.name == WAIT for var in e.operands}
+            sent = {var.index for e in stage.trace.equations if e.op.name == GATHER for var in e.outputs}
+            assert sent == waits
+
+
 def test_shares_of_layers_within_stages() -> None:
     """Each rank's number, which is no parameter with a gradient, stays with the rank and has None."""
     groups, partitions = simulated_mesh(pipe=2, tensor=2)
@@ -435,6 +456,12 @@ def test_misuse() -> None:
     for make, text in (
         (lambda: tfn.pipeline(loss, first, schedule="1b1f"), "pipeline: schedule is 'gpipe', '1f1b', 'interleaved'"),
         (lambda: tfn.pipeline(loss, first, micro=0), "pipeline: micro is a number from 1 on, given 0"),
+        (
+            lambda: tfn.pipeline(tfn.checkpoint(loss), first)(params, *batch),
+            "the whole loss is one checkpoint, which has no stages",
+        ),
+        (lambda: tfn.pipeline(loss, first, stages="layers.1"), "stages is a number from 1 on or names of modules"),
+        (lambda: tfn.pipeline(loss, first, stages=2.0), "names of modules, given 2.0"),  # pyright: ignore[reportArgumentType]
         (lambda: tfn.pipeline(loss, first, stages=3), "pipeline: the schedule has 2 stages, and there are 3"),
         (lambda: tfn.pipeline(loss, first, schedule=one_f_one_b(3, 2)), "has 3 ranks, and there are 2"),
         (lambda: tfn.pipeline(loss, first, micro=5)(params, *batch), "12 examples are no 5 micro-batches"),

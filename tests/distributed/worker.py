@@ -314,9 +314,8 @@ def planned(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
     value.backward()
     grads: Any = {name: p.grad for name, p in own.items()}
     empty = {name: p.to("meta") for name, p in params.items()}, *(t.chunk(size)[0].to("meta") for t in (x, y))
-    cuts = ({"micro": (2,), "stages": (2,)}, {"micro": (2,), "blocks": [*module.blocks], "keeps": ("none",)})
-    cuts += ({"tensor": (2,), "split": PLAN, "micro": (1,)},)
-    for choices in cuts if size == 2 else cuts[:1]:
+    blocks = {"micro": (2,), "blocks": [*module.blocks], "keeps": ("none",)}
+    for choices in ({"micro": (2,), "stages": (2,)}, blocks):
         found: Any = tfn.plan(loss, empty, "h100", size, search=choices)
         step: Any = tfn.compile(loss, recipe=found.recipe, executors="torch")
         part = step.part(x, y)

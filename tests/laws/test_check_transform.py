@@ -71,6 +71,41 @@ def test_a_wrong_transform_shrinks_to_a_tiny_trace() -> None:
     assert "The first equation whose value is not in the new trace:\n  v1: f64[2] = aten.sin.default(v0)" in said[-2]
 
 
+def replaced_where(op: Any, new: Any, is_wrong: Any) -> Any:
+    """A transform that takes another op for an op, for some of its calls."""
+    name, other = ops.leaf(op).name, ops.leaf(new)
+
+    def of(e: Equation) -> Equation:
+        return replace(e, op=other, args=e.args[: len(e.operands)]) if e.op.name == name and is_wrong(e) else e
+
+    return lambda trace: replace(trace, equations=tuple(map(of, trace.equations)))
+
+
+OF_FEW_CALLS: dict[str, tuple[Any, Any, Any]] = {
+    "bfloat16": (ops.aten.exp.default, ops.aten.exp2.default, lambda e: e.outputs[0].type.dtype == torch.bfloat16),
+    "nothing": (ops.aten.prod.default, ops.aten.sum.default, lambda e: e.operands[0].type.shape == (0,)),
+    "an argument in single precision": (
+        *[ops.aten.leaky_relu.default] * 2,
+        lambda e: e.outputs[0].type.dtype == torch.float32,
+    ),
+    "quotients that are rounded down": (
+        ops.aten.floor_divide.default,
+        ops.aten.fmod.Tensor,
+        lambda e: e.outputs[0].type.dtype == torch.int32,
+    ),
+    "infinite numbers": (ops.aten.isinf.default, ops.aten.isnan.default, lambda e: True),
+}
+
+
+@pytest.mark.parametrize("name", OF_FEW_CALLS)
+def test_bugs_of_few_calls_are_found(name: str) -> None:
+    """Dtypes, sizes and arguments together, and numbers that are not finite: in the first programs, not by chance."""
+    op, new, is_wrong = OF_FEW_CALLS[name]
+    search = Search(replaced_where(op, new, is_wrong), Promised())
+    broken = search._first_broken(map(Case, calls_of(str(op))), ["keeps values"])
+    assert broken is not None and broken[0] == "keeps values"
+
+
 def test_the_report_runs_alone() -> None:
     with pytest.raises(LawBroken) as caught:
         check_transform(cosine_for_sine, max_examples=0)

@@ -38,6 +38,8 @@ def same_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     benchmark = torch.backends.cudnn.benchmark
     yield
     torch.backends.cudnn.benchmark = benchmark
+    if hasattr(torch.Tensor, "of_tests"):
+        del torch.Tensor.of_tests
 
 
 def is_stale(row: Row, between: Callable[[F], F]) -> bool:

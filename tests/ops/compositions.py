@@ -384,6 +384,34 @@ def jvp_of_vjp(lib: Any, case: Case) -> Outcome:
     return adjoint(tangents, backward, values, vs)
 
 
+def vjp_of_jvp(lib: Any, case: Case) -> Outcome:
+    """Second derivatives by reverse over forward mode: the derivative of ``<ct, jvp(x, v)>`` in x and in v.
+
+    The oracle is that of ``<vjp(x, ct), v>``, which is the same number.
+    """
+    p, backward, values = _second_order(case)
+    count, vs = len(p.primals), like(p.primals, 22)
+    try:
+        expected = seeded(functools.partial(gradients, backward))(values, vs)[:count]
+    except RuntimeError as error:
+        raise Skip(f"eager: {error}") from None
+
+    def push(*both: torch.Tensor) -> Values:
+        return lib.jvp(p.function, both[:count], both[count:])[1]
+
+    found = seeded(lambda: lib.vjp(push, *p.primals, *vs)[1](values[count:]))()
+    both = (tuple(map(double, values)), tuple(map(double, vs)))
+    second = nearest(
+        list(found[:count]), list(expected), lambda: list(seeded(functools.partial(gradients, backward))(*both)[:count])
+    )
+    first = nearest(
+        list(found[count:]),
+        list(reference(p.oracle, p.primals, values[count:])),
+        lambda: list(reference(p.oracle, both[:count], both[count : len(values)])),
+    )
+    return first if first.status == "failed" else second
+
+
 TRANSFORMS: dict[str, Callable[[Any, Case], Outcome]] = {
     "jvp": jvp,
     "vmap": vmap,
@@ -391,6 +419,7 @@ TRANSFORMS: dict[str, Callable[[Any, Case], Outcome]] = {
     "vjp of vmap": vjp_of_vmap,
     "jvp of vjp": jvp_of_vjp,
     "vjp of vjp": vjp_of_vjp,
+    "vjp of jvp": vjp_of_jvp,
 }
 
 

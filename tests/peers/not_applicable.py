@@ -5,6 +5,7 @@ from __future__ import annotations
 INTERNALS = "about PyTorch's own levels, wrappers, interpreter stack or dispatch keys"
 MAKE_FUNCTIONAL = "about `make_functional` and its relatives, which PyTorch has deprecated; `functional_call` is here"
 DYNAMO = "about what Dynamo or `make_fx` makes of torch.func's own frames"
+OPTIONS = "gives a pullback `retain_graph` and `create_graph`, which torch.func does not document"
 FALLBACK = "about functorch's fallback for ops without a batching rule, and its warning"
 VERSION = "about a name that the version of PyTorch that runs it no longer has, or does not have yet"
 CUDA = "needs a GPU"
@@ -20,7 +21,8 @@ NOT_APPLICABLE: dict[str, str] = {
     r"TestSliceArgnums\.": INTERNALS,
     r"TestMakeFunctional|TestExamplesCorrectness.*(lennard|maml).*": MAKE_FUNCTIONAL,
     r"CombineState|combine_state": MAKE_FUNCTIONAL,
-    r"TestCompileTransforms|dynamo|torch_compile|make_fx|compile(?!_mode_none)": DYNAMO,
+    r"TestComposability\w*\.test_make_fx_vjp": OPTIONS,
+    r"^(?!TestCompileTransforms|TestComposability).*(dynamo|torch_compile|make_fx|compile(?!_mode_none))": DYNAMO,
     r"fallback|op_has_batch_rule": FALLBACK,
     r"dispatch_key|unwrap|interpreter|escaped_wrappers|dead_tensor|dump_tensor|level": INTERNALS,
     r"cuda|CUDA": CUDA,

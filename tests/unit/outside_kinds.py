@@ -3400,3 +3400,24 @@ def field_of_a_structure():
 
     o = Of(2.0)
     return (lambda x: x * o.k), lambda: setattr(o, "k", 3.0)
+
+
+@row
+def attribute_of_a_module_with_two_underscores():
+    m = nn.Identity()
+    setattr(m, "__k", 2.0)
+    return (lambda x: x * getattr(m, "__k")), lambda: setattr(m, "__k", 3.0)
+
+
+@row
+def object_that_torch_functions_take():
+    class Scale:
+        def __init__(self):
+            self.k = 2.0
+
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            return func(*[one.k if isinstance(one, Scale) else one for one in args])
+
+    scale = Scale()
+    return (lambda x: torch.mul(x, scale)), lambda: setattr(scale, "k", 3.0)

@@ -513,6 +513,28 @@ def test_linearize_of_a_checkpoint_draws_once() -> None:
     assert torch.equal(linear(x), output)
 
 
+def eigenvalues(x: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.eigvals(x).pow(2).sum().real
+
+
+@pytest.mark.parametrize("f", [eigenvalues, lambda x: torch.linalg.solve(x, x.exp()), torch.linalg.inv])
+@pytest.mark.parametrize("wrap", [tfn.checkpoint, tfn.jit])
+def test_linearize_of_ops_that_check_their_tangents(f: Any, wrap: Any) -> None:
+    """A check that reads a tangent belongs to the second half and keeps nothing out of the first."""
+    x = torch.tensor([[3.0, 1.0], [0.2, 2.0]], dtype=torch.float64)
+    output, linear = tfn.linearize(wrap(f), x)
+    torch.testing.assert_close(output, f(x))
+    torch.testing.assert_close(linear(x.cos()), torch.autograd.functional.jvp(f, x, x.cos())[1])
+
+
+def test_linearize_of_a_choice_that_checks_its_tangents() -> None:
+    x = torch.eye(2, dtype=torch.float64) + 1
+    with pytest.raises(
+        tfn.errors.MissingRule, match="cond draws random numbers or has effects, and cannot be run in two halves"
+    ):
+        tfn.linearize(lambda x: tfn.cond(x.sum() > 0, eigenvalues, eigenvalues, (x,)), x)
+
+
 def test_attention_without_dropout_is_computed_again() -> None:
     attend = torch.nn.functional.scaled_dot_product_attention
     x = torch.rand(1, 1, 4, 8)

@@ -228,3 +228,22 @@ def test_second_derivatives_of_normalizations_are_eager_s(dtype: torch.dtype) ->
     leaves = [leaf.clone().requires_grad_() for leaf in (x, w)]
     squares(torch.autograd.grad(f(*leaves), leaves, create_graph=True)).backward()
     assert all(torch.equal(a, leaf.grad) for a, leaf in zip(found, leaves, strict=True) if leaf.grad is not None)
+
+
+SPECIAL: dict[str, tuple[Callable[[Tensor], Tensor], list[Any]]] = {
+    "logsigmoid at 0": (nn.functional.logsigmoid, [0.0, 1.0, 30.0]),
+    "cumprod of zeros": (lambda x: x.cumprod(0), [2.0, 0.0, 3.0, 0.0, 4.0]),
+    "eigh": (lambda x: torch.linalg.eigh(x + x.mT)[1].square(), [[3.0, 1.0], [0.2, 1.0]]),
+    "eig": (lambda x: torch.linalg.eig(x)[1].abs(), [[3.0, 1.0], [0.2, 1.0]]),
+}
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_derivatives_of_forward_mode(name: str) -> None:
+    """Forward mode differentiated again is reverse mode twice, where formulas divide by zero or select."""
+    f, values = SPECIAL[name]
+    x = torch.tensor(values, dtype=torch.float64)
+    total = lambda x: (f(x) * torch.linspace(1, 2, f(x).numel(), dtype=x.dtype).reshape(f(x).shape)).sum()
+    want = torch.autograd.functional.hessian(total, x)
+    for transform in (lambda f: tfn.jacrev(tfn.jacfwd(f)), lambda f: tfn.jacfwd(tfn.jacfwd(f)), tfn.hessian):
+        torch.testing.assert_close(transform(total)(x), want)

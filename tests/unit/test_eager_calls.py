@@ -545,3 +545,28 @@ def test_graphs_from_outside_are_those_of_the_call() -> None:
             expected = torch.stack([f(v) for v in vectors])
             torch.testing.assert_close(tfn.vmap(f)(vectors), expected)
             torch.testing.assert_close(tfn.vmap(f)(vectors), expected)
+
+
+# ---- what a trace cannot hold, and eager PyTorch can ----
+
+
+def test_graphs_from_outside_and_sparse_and_nested_tensors_are_torch_funcs() -> None:
+    x = torch.tensor([0.5, 1.5, -1.0], requires_grad=True)
+    y, rows = x.sin() * x, torch.eye(3)
+    jacobian = tfn.vmap(lambda ct: torch.autograd.grad(y, x, ct, retain_graph=True)[0])
+    torch.testing.assert_close(jacobian(rows), torch.autograd.functional.jacobian(lambda x: x.sin() * x, x))
+    with pytest.raises(tfn.errors.UnsupportedCall, match="a graph that was recorded outside"):
+        tfn.jit(jacobian)(rows)
+    sparse, dense = torch.eye(3).to_sparse(), torch.arange(9.0).view(3, 3)
+    for f, args in (
+        (lambda d: torch.sparse.mm(sparse, d.sin()).sum(), (dense,)),
+        (lambda d, s: torch.sparse.mm(s, d.sin()).sum(), (dense, sparse)),
+    ):
+        torch.testing.assert_close(tfn.grad(f)(*args), torch.func.grad(f)(*args))
+        torch.testing.assert_close(tfn.vjp(f, *args)[1](torch.ones(()))[0], torch.func.grad(f)(*args))
+    with pytest.raises(tfn.errors.UnsupportedInput, match="layout sparse_coo"):
+        tfn.jit(tfn.grad(f))(*args)
+    with warnings.catch_warnings(action="ignore"):  # PyTorch's, once in a process
+        nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)])
+        doubled = tfn.vmap(lambda z: z.sin() * 2)(nested)
+    assert all(map(torch.equal, doubled.unbind(), (one.sin() * 2 for one in nested.unbind())))

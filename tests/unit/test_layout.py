@@ -122,3 +122,16 @@ def test_seeds_are_equations() -> None:
         torch.manual_seed(1)
         assert torch.equal(run(X), expected)
         assert torch.equal(torch.get_rng_state(), after)
+
+
+@pytest.mark.parametrize("cache", ["constant values", "symbolic values"])
+@pytest.mark.parametrize("address", [0, 6])
+def test_an_address_is_of_the_memory_of_the_argument(address: int, cache: str) -> None:
+    """A `storage_offset` counts from where the memory begins, not the argument, in each call."""
+    memory = torch.arange(24.0)
+    f = lambda x: x.as_strided((2, 2), (1, 2), address)
+    for order in ((0, 5), (5, 0)):
+        jitted = tfn.jit(f, cache=cache)
+        for begin in order:
+            x = memory[begin : begin + 10]
+            assert torch.equal(jitted(x), f(x))

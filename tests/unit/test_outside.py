@@ -55,6 +55,8 @@ def same_environment(monkeypatch: pytest.MonkeyPatch):
     with np.errstate(), np.printoptions(), decimal.localcontext():
         yield
     torch.backends.cudnn.benchmark = benchmark
+    if hasattr(torch.Tensor, "of_tests"):
+        del torch.Tensor.of_tests
     sys.setrecursionlimit(limit)
     threading.current_thread().name = name
     logging.disable(logging.NOTSET)

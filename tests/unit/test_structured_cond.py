@@ -163,6 +163,20 @@ def test_bools_that_data_decides(wrap: Any) -> None:
         torch.testing.assert_close(g(x), want)
 
 
+@pytest.mark.parametrize("f", [torch.linalg.inv, torch.linalg.cholesky, lambda x: torch.linalg.solve(x, x[0])])
+def test_vmap_of_branches_that_raise(f: Any) -> None:
+    """An example raises for the values of the branch that it takes, and for no others."""
+    good = torch.tensor([[2.0, 0.5], [0.5, 1.0]], dtype=torch.float64)
+    xs, takes = torch.stack([good, torch.zeros_like(good)]), torch.tensor([True, False])
+    g = lambda take, x: tfn.cond(take, lambda x: f(x).sum(), lambda x: x.cos().sum(), (x,))
+    want = torch.stack([torch.func.grad(lambda x: f(x).sum())(good), torch.func.grad(lambda x: x.cos().sum())(xs[1])])
+    torch.testing.assert_close(tfn.vmap(g)(takes, xs), torch.stack([f(good).sum(), xs[1].cos().sum()]))
+    torch.testing.assert_close(tfn.vmap(tfn.grad(g, 1))(takes, xs), want)
+    torch.testing.assert_close(tfn.grad(lambda xs: tfn.vmap(g)(takes, xs).sum())(xs), want)
+    with pytest.raises(torch.linalg.LinAlgError):
+        tfn.vmap(g)(torch.tensor([True, True]), xs)
+
+
 def test_vmap_as_a_loop() -> None:
     """Each example runs the branch that it takes; the other is not run at all."""
     w = torch.tensor([[1.0, 2.0], [0.5, -1.0]])

@@ -408,3 +408,26 @@ def test_a_write_whose_value_has_another_name_for_its_size() -> None:
         y, known = torch.ones(count, 1, 2), x.clone()
         assert torch.equal(f(x, y), push(known, y)) and torch.equal(x, known)
     assert cache_info(f).misses == 1
+
+
+COMPOSED: dict[str, Any] = {
+    "multilabel_margin_loss": lambda x: torch.nn.functional.multilabel_margin_loss(
+        x, torch.tensor([[1, 0, -1], [2, -1, 0], [0, 1, 2]])
+    ),
+    "multi_margin_loss": lambda x: torch.nn.functional.multi_margin_loss(x, torch.tensor([1, 0, 2]), p=2),
+    "hardshrink": torch.nn.functional.hardshrink,
+    "softshrink": torch.nn.functional.softshrink,
+    "interpolate": lambda x: torch.nn.functional.interpolate(x[None], size=5, mode="linear"),
+    "bicubic": lambda x: torch.nn.functional.interpolate(x[None, None], scale_factor=1.5, mode="bicubic"),
+}
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_ops_that_pytorch_composes_in_python(name: str) -> None:
+    """Programs of symbolic sizes hold PyTorch's Python code for these, which is to be what its kernels are."""
+    f = COMPOSED[name]
+    x = torch.linspace(-1, 2, 9, dtype=torch.float64).reshape(3, 3).sin().requires_grad_()
+    jitted = tfn.jit(f, cache="symbolic values")
+    torch.testing.assert_close(jitted(x), f(x))
+    have, want = (torch.autograd.grad(g(x).sum(), x)[0] for g in (jitted, f))
+    torch.testing.assert_close(have, want)

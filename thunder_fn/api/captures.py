@@ -42,6 +42,7 @@ from thunder_fn.capture.outside.reads import (
 from thunder_fn.capture.outside.watch import Watch
 from thunder_fn.capture.replaced import host_random
 from thunder_fn.capture.supported import has_symbols
+from thunder_fn.errors import UnsupportedCall, UnsupportedInput
 from thunder_fn.ir.memos import clears, is_closed
 from thunder_fn.ir.symbols import made_by
 from thunder_fn.ir.trace import Trace
@@ -343,7 +344,26 @@ def planned(
     kwargs: dict[str, Any],
     make: Callable[[Callable[..., Captured]], Plan],
 ) -> Any:
-    """The result of a call of a transformed function, by a plan that an eager call may have left.
+    """The result of a call of a transformed function: by our plan, or by torch.func outside of
+    traces where a trace cannot hold what the call needs and eager PyTorch can. These are nested and
+    sparse tensors, and a graph of autograd's that was recorded before.
+    """
+    try:
+        return _planned(of, args, kwargs, make)
+    except (UnsupportedCall, UnsupportedInput) as error:
+        twin = _by_torch(of) if error.is_eager and current() is None else None
+        if twin is None:
+            raise
+    return twin(*args, **kwargs)
+
+
+def _planned(
+    of: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    make: Callable[[Callable[..., Captured]], Plan],
+) -> Any:
+    """The result by a plan that an eager call may have left.
 
     Law: it is ``make(capture).run(tensors)``, with the tensors among the arguments.
 
@@ -377,11 +397,21 @@ def twin_of(of: Any, args: Any, kwargs: Any) -> Callable[..., Any] | None:
         return None
     if not any(map(has_symbols, pytree.tensors_in((args, kwargs)))):
         return None
-    if isinstance(of, tuple):
-        is_vjp = of[0] == "vjp"
-        return functools.partial(torch.func.vjp, of[1], has_aux=of[2]) if is_vjp else None
-    has_twin = type(of).by_torch is not Transformed.by_torch
-    return of.by_torch() if has_twin and not of.is_forward else None
+    is_forward = of[0] != "vjp" if isinstance(of, tuple) else of.is_forward
+    return None if is_forward else _by_torch(of)
+
+
+def _by_torch(of: Any) -> Callable[..., Any] | None:
+    """torch.func's transform in the place of ours, if it has one."""
+    match of:
+        case ("vjp", f, has_aux):
+            return functools.partial(torch.func.vjp, f, has_aux=has_aux)
+        case ("jvp", f, has_aux, strict):
+            return functools.partial(torch.func.jvp, f, has_aux=has_aux, strict=strict)
+        case Transformed() if type(of).by_torch is not Transformed.by_torch:
+            return of.by_torch()
+        case _:
+            return None
 
 
 def _run_first(

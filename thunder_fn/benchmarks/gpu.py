@@ -3,20 +3,23 @@ one.
 
     python -m thunder_fn benchmarks gpu --json FOLDER
 
-Attention of every order on each kernel is compared with float64, and random numbers with eager's.
-Train steps of GPT-2 small in bfloat16 run under each executor beside eager and the modes of
-torch.compile. Then come loops, quantised layers and the host's part of a call. Times are medians
-between CUDA events. It needs the checkout, torch and optree only.
+The files of `tests/gpu` run first, where pytest is installed. Attention of every order on each
+kernel is compared with float64, and random numbers with eager's. Train steps of GPT-2 small in
+bfloat16 run under each executor beside eager and the modes of torch.compile. Then come the
+decoding of a Llama with a static cache, loops, quantised layers and the host's part of a call.
+Times are medians between CUDA events. Else it needs the checkout, torch and optree only.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import json
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,6 +33,8 @@ from thunder_fn.executors.torchinductor import wait
 
 SECONDS = 540
 """A part that takes longer is ended: a lent machine runs commands of ten minutes."""
+
+TESTS = Path(__file__).parents[2] / "tests" / "gpu"
 
 Found = dict[str, Any]
 """The times of peers in seconds (`seconds`), and notes."""
@@ -231,6 +236,104 @@ def step(name: str, quick: bool) -> Found:
     return {"seconds": {name: steady}, "notes": [note]}
 
 
+# ---- decoding ----
+
+
+class Layer(nn.Module):
+    """A layer of a Llama that decodes one token, with a cache of static size."""
+
+    def __init__(self, width: int, heads: int, groups: int, inner: int) -> None:
+        super().__init__()
+        self.heads, self.groups, self.size = heads, groups, width // heads
+        self.norm1, self.norm2 = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.q, self.out = (nn.Linear(width, width, bias=False) for _ in range(2))
+        self.k, self.v = (nn.Linear(width, groups * self.size, bias=False) for _ in range(2))
+        self.gate, self.up = (nn.Linear(width, inner, bias=False) for _ in range(2))
+        self.down = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: Tensor, place: Tensor, angles: Tensor, cache: Tensor) -> Tensor:
+        """Write the token's key and value into the cache, and attend to what is in it."""
+        y = self.norm1(x)
+        q, k, v = self.q(y), self.k(y), self.v(y)
+        q = _turned(q.view(-1, self.heads, 1, self.size), angles)
+        k, v = (
+            _turned(k.view(-1, self.groups, 1, self.size), angles),
+            v.view(k.shape[0], -1, 1, self.size),
+        )
+        cache.index_copy_(3, place, torch.stack((k, v)))
+        mask = torch.arange(cache.shape[3], device=x.device) <= place
+        mixed = F.scaled_dot_product_attention(
+            q, *cache.unbind(), attn_mask=mask[None], enable_gqa=True
+        )
+        x = x + self.out(mixed.reshape(x.shape))
+        y = self.norm2(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+def _turned(x: Tensor, angles: Tensor) -> Tensor:
+    a, b = x.chunk(2, -1)
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+
+class Llama(nn.Module):
+    """A Llama of the size of Llama 3.2 1B, whose head is its embedding."""
+
+    def __init__(
+        self, width: int, heads: int, groups: int, inner: int, layers: int, words: int
+    ) -> None:
+        super().__init__()
+        self.words, self.norm = nn.Embedding(words, width), nn.RMSNorm(width)
+        self.layers = nn.ModuleList(Layer(width, heads, groups, inner) for _ in range(layers))
+        self.pairs = width // heads // 2
+
+    def forward(self, token: Tensor, place: Tensor, caches: list[Tensor]) -> Tensor:
+        """The scores of the next token."""
+        powers = torch.arange(self.pairs, device=token.device) / self.pairs
+        x, angles = self.words(token), place * 500000.0**-powers
+        for layer, cache in zip(self.layers, caches, strict=True):
+            x = layer(x, place, angles, cache)
+        return F.linear(self.norm(x), self.words.weight)
+
+
+DECODERS = ("eager", OURS, "torch.compile, reduce-overhead")
+
+
+def decoding(quick: bool) -> Found:
+    """The time of a token, and how far the scores of the tenth are from eager's."""
+    sizes, length = (
+        ((64, 4, 2, 128, 2, 512), 32) if quick else ((2048, 32, 8, 8192, 16, 128256), 1024)
+    )
+    torch.manual_seed(0)
+    model = Llama(*sizes).to("cuda", torch.bfloat16).requires_grad_(False)
+    seconds, tenth, (width, heads, groups, *_) = dict[str, float](), list[Tensor](), sizes
+    for name in DECODERS:
+        run = WRAPPERS[name](model)
+        caches = [
+            torch.zeros(2, 1, groups, length, width // heads, dtype=torch.bfloat16, device="cuda")
+            for _ in model.layers
+        ]
+        token, place = (torch.zeros(1, dtype=torch.long, device="cuda") for _ in range(2))
+
+        def step() -> Tensor:
+            scores = run(token, place, caches)
+            token.copy_((scores.argmax(-1) + place) % sizes[-1])  # else a random Llama repeats one
+            place.add_(1)
+            return scores
+
+        with torch.no_grad():
+            for _ in range(5):
+                step()
+            wait()
+            tenth.append([step().clone() for _ in range(5)][-1])
+            seconds[name] = milliseconds(step, 3 if quick else 100) / 1e3
+    notes = [
+        f"{name}: error {distance(scores, tenth[0]):.1e}"
+        for name, scores in zip(DECODERS, tenth, strict=True)
+    ]
+    return {"seconds": seconds, "notes": notes}
+
+
 # ---- the rest ----
 
 
@@ -284,6 +387,12 @@ def layers(quick: bool) -> Found:
                 seconds[f"{rows} rows, {scheme}"] = (
                     milliseconds(lambda q=quantized, x=x: q(x)) / 1e3
                 )
+                if rows == 1:
+                    moved = sum(
+                        one.nbytes for one in (*quantized.parameters(), *quantized.buffers())
+                    )
+                    rate = moved / seconds[f"{rows} rows, {scheme}"] / 1e12
+                    notes.append(f"{scheme}, {rows} rows: {rate:.2f} TB/s of the weights")
     return {"seconds": seconds, "notes": notes}
 
 
@@ -308,7 +417,24 @@ def calls(quick: bool) -> Found:
     return {"seconds": seconds, "notes": []}
 
 
+def tests(name: str, quick: bool) -> Found:
+    """A file of `tests/gpu`."""
+    if importlib.util.find_spec("pytest") is None:
+        return {"notes": ["not run: pytest is not installed"]}
+    chosen = ["-x", "-k", "test_explain_says_so or test_regions"] if quick else []
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", str(TESTS / name), *chosen]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=TESTS.parents[1], check=False
+    )
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return {"notes": [*failed, *done.stdout.splitlines()[-1:]]}
+
+
 PARTS: dict[str, Callable[[bool], Found]] = {
+    **{
+        f"tests, {file.name}": lambda quick, name=file.name: tests(name, quick)
+        for file in sorted(TESTS.glob("test_*.py"))
+    },
     **{
         f"attention, {kernel.name}": lambda quick, kernel=kernel: attention(kernel, quick)
         for kernel in (
@@ -319,6 +445,7 @@ PARTS: dict[str, Callable[[bool], Found]] = {
     },
     "random numbers": random_numbers,
     **{f"GPT-2 124M step, {name}": lambda quick, name=name: step(name, quick) for name in WRAPPERS},
+    "decode of a 1B Llama": decoding,
     "scan": loops,
     "quantised layers": layers,
     "calls": calls,

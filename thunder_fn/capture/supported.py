@@ -163,7 +163,10 @@ def check_supported(
             f"{what()} is {kind}, which cannot be traced: the type of a tensor is its dtype, shape"
             " and device"
         )
-        raise UnsupportedInput(text, fix=fix)
+        error = UnsupportedInput(text, fix=fix)
+        with internals.no_torch_function():
+            error.is_eager = tensor.is_nested or tensor.layout is not torch.strided
+        raise error
 
 
 def has_symbols(tensor: torch.Tensor) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from thunder_fn import torch_internals as internals
 from thunder_fn.derived.quirks.backwards import BACKWARDS
 from thunder_fn.derived.quirks.collectives import mean_scattered
 from thunder_fn.derived.quirks.ctc import ctc_loss, ctc_loss_backward
@@ -140,6 +141,15 @@ NOT_PUSHED = frozenset(
     for name in ("as_strided_scatter.default", "cholesky_inverse.default", "scatter_reduce.two")
 )
 """Ops whose forward derivative in PyTorch is wrong: zero for products, say."""
+
+PUSHED_ONCE = frozenset(
+    f"aten.{name}.default"
+    for name in ("_linalg_eigh", "_safe_softmax", "cumprod", "linalg_eig", "log_sigmoid_forward")
+)
+"""Ops whose forward derivative is right, but has a wrong derivative itself.
+
+That of `eigh` divides by zero and selects afterwards; that of `logsigmoid` is constant at 0.
+"""
 
 ONCE = frozenset(
     f"aten.{name}.default"
@@ -377,3 +387,8 @@ DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     "aten.index_put.default": index_put,
     "aten._unsafe_index_put.default": index_put,
 }
+
+internals.compose_by(
+    aten.multilabel_margin_loss_forward.default,
+    DECOMPOSITIONS["aten.multilabel_margin_loss_forward.default"],
+)

@@ -18,7 +18,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.derived.attempts import Attempt, Declined, first_rule
-from thunder_fn.derived.decompositions import NOT_PUSHED
+from thunder_fn.derived.decompositions import NOT_PUSHED, PUSHED_ONCE
 from thunder_fn.derived.leaf_vjp import (
     CANNOT,
     call_differentiable,
@@ -70,6 +70,8 @@ def _by_meaning(question: JvpQuestion) -> Trace | Declined:
 
 def _by_parts_first(question: JvpQuestion) -> Trace | Declined | None:
     name = question.equation.op.name
+    if name in PUSHED_ONCE:
+        return None
     if name.startswith("aten.") and name not in NOT_PUSHED:
         return Declined("PyTorch's formula is right")
     # PyTorch takes the tangents of custom ops for zero, without a word

@@ -11,6 +11,7 @@ from thunder_fn.interpreters.carried import self_contained
 from thunder_fn.interpreters.simplify import dce, inline
 from thunder_fn.ir import ops
 from thunder_fn.ir.equations import bound, needed
+from thunder_fn.ir.flow import Flow
 from thunder_fn.ir.memos import memo
 from thunder_fn.ir.rules import DCE, PARTIAL_EVAL, Mask, Split, chosen, divided
 from thunder_fn.ir.splitting import dependent, handing_on, is_late, split
@@ -76,7 +77,7 @@ def _halves(
     """
     if equation.op.kind != "structured":
         return [], [equation]
-    flags = tuple(_is_known(equation, position, known) for position in range(len(equation.outputs)))
+    flags = _known_results(equation, known)
     divide = PARTIAL_EVAL.find(equation.op)
     if divide is not None:
         known_operands = tuple(var.index in known for var in equation.operands)
@@ -127,6 +128,22 @@ def _divided(
     return early, late
 
 
-def _is_known(equation: Equation, position: int, known: set[int]) -> bool:
-    wanted = tuple(index == position for index in range(len(equation.outputs)))
-    return all(var.index in known for var in DCE.of(equation)(equation, wanted)[1])
+INFLUENCED = Flow(
+    "forward", lambda equation, flags: (any(flags),) * len(equation.outputs), control=True
+)
+"""The flow of influence: a result depends on marked operands, or these choose it."""
+
+
+def _known_results(equation: Equation, known: set[int]) -> Mask:
+    """Tell which results of a structured equation follow from known operands.
+
+    Effects in its bodies, such as checks of tangents, stay whatever its results need. They keep no
+    result from being known.
+    """
+    if ops.has_side_effect(equation):
+        late = INFLUENCED.through(equation, tuple(v.index not in known for v in equation.operands))
+        return tuple(not flag for flag in late)
+    count = len(equation.outputs)
+    wanted = (tuple(index == position for index in range(count)) for position in range(count))
+    reads = (DCE.of(equation)(equation, flags)[1] for flags in wanted)
+    return tuple(all(var.index in known for var in operands) for operands in reads)

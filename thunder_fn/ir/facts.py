@@ -118,6 +118,9 @@ CLASS_LOSSES = Leaves("nll_loss_forward nll_loss2d_forward nll_loss_backward nll
 ASSERTIONS = Leaves("_assert_async")
 """Ops that say that a tensor is true."""
 
+RAISING = ASSERTIONS | Leaves("_linalg_check_errors cholesky cholesky_inverse multinomial")
+"""Ops that raise for some values, zeros among them: a matrix that has no inverse, say."""
+
 WAITS = Leaves(
     "multinomial histc embedding_renorm _ctc_loss _ctc_loss_backward isin.Tensor_Tensor",
     "masked_fill.Tensor index_fill.int_Tensor",

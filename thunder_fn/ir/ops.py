@@ -160,6 +160,15 @@ def calls_back(trace: Any) -> bool:
     )
 
 
+@memo(4096)
+def refuses_values(trace: Trace) -> bool:
+    """Test whether some equation of a trace, however deep, raises for some values."""
+    return any(
+        equation.op in facts.RAISING or any(map(refuses_values, equation.bodies))
+        for equation in trace.equations
+    )
+
+
 @kept_of_ops()
 def is_view(op: Op) -> bool:
     """Test whether the output shares memory with an input."""

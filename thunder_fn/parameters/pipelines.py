@@ -252,7 +252,7 @@ def pipeline(
     Source: `thunder_fn.interpreters.pipeline.schedules` names the papers.
     """
     group = group_of(mesh)
-    cuts = stages if isinstance(stages, int) or stages is None else tuple(stages)
+    cuts = _read_stages(stages)
     count = cuts if isinstance(cuts, int) else None if cuts is None else len(cuts) + 1
     known = _read_schedule(schedule, group.size, count, micro)
     chosen = known.stages if cuts is None else cuts
@@ -261,6 +261,21 @@ def pipeline(
     if not callable(f):
         raise RewriteError(f"pipeline: expected a function of (params, *batch), given {kind_of(f)}")
     return Pipelined(f, group, chosen, known)
+
+
+def _read_stages(given: Any) -> Cuts | None:
+    """The option for where stages begin.
+
+    Raises:
+        RewriteError: it is neither a number nor names.
+    """
+    if given is None or is_int(given, 1):
+        return given
+    is_names = isinstance(given, Sequence) and not isinstance(given, str)
+    if not is_names or not all(isinstance(name, str) for name in given):
+        what = f"pipeline: stages is a number from 1 on or names of modules, given {given!r}"
+        raise RewriteError(what, fix='Write `stages=["layers.4", "layers.8"]`.')
+    return tuple(given)
 
 
 def _read_schedule(

@@ -171,17 +171,17 @@ def cond_constants_rule(equation: Equation) -> Mask:
 def cond_vmap_rule(
     equation: Equation, batched: Mask, size: Dim, randomness: str
 ) -> tuple[Trace, Mask]:
-    """One choice for all examples stays a choice; a choice for each example becomes a select, or
-    a loop if asked.
+    """One choice for all examples stays a choice; a choice for each example becomes a select.
+
+    It is a loop if asked, or if a branch prints or raises: an example runs no branch but its own.
     """
     if batched[0] and made_by(equation):
         raise_size(equation)
     if batched[0]:
-        by = (
-            _loop
-            if equation.kwargs == LOOP or any(map(ops.calls_back, equation.bodies))
-            else _select
+        needs_loop = equation.kwargs == LOOP or any(
+            ops.calls_back(body) or ops.refuses_values(body) for body in equation.bodies
         )
+        by = _loop if needs_loop else _select
         return by(equation, batched, size, randomness)
     done = [batch(body, batched[1:], size, randomness) for body in equation.bodies]
     flags = union([mask for _, mask in done])

@@ -501,7 +501,7 @@ PLACES: tuple[tuple[TensorType, ...], ...] = tuple(
         ((F64, (2, 3)), (F64, (2, 3))),
         ((F64, (3, 3)), (F64, (3, 3)), (F64, (3, 3))),
         ((F64, (2, 3, 2)), (F64, (2, 2, 3))),
-        ((torch.int64, (3,)), (torch.int64, (3,))),
+        ((torch.int64, (5,)), (torch.int64, (5,))),
         ((torch.bool, (2,)), (torch.bool, (2,))),
         ((torch.complex128, (2,)), (torch.complex128, (2,))),
         ((torch.float32, (2, 2)), (torch.float32, (2, 2))),
@@ -509,10 +509,17 @@ PLACES: tuple[tuple[TensorType, ...], ...] = tuple(
         ((F64, (2, 3)), (torch.int64, (2,))),
         ((torch.int64, (2,)), (F64, (3, 2))),
         ((F64, (2,)), (F64, (2,)), (torch.bool, (2,))),
+        ((torch.bfloat16, (2, 3)), (torch.bfloat16, (2, 3))),
+        ((F64, (0, 2)), (F64, (0, 2))),
+        ((F64, (0,)), (F64, (0,))),
+        ((torch.float16, (3, 2)), (torch.float16, (3, 2))),
+        ((torch.complex64, (2, 2)), (torch.complex64, (2, 2))),
+        ((torch.int32, (2, 3)), (torch.int32, (2, 3))),
+        ((torch.uint8, (4,)), (torch.uint8, (4,))),
     )
 )
 """Inputs of the calls of an op: every argument is tried with the first two that it takes, and the
-defaults with the others.
+defaults, and other values of all, with the others.
 """
 
 
@@ -530,14 +537,31 @@ def calls_of(name: str) -> tuple[Program, ...]:
     """
     samples = [program for _, program in calls_of_samples(name)]
     found: dict[object, Program] = {}
+    variants = _variants(name)
+    few = (variants[0], max(variants, key=lambda step: sum(map(bool, step.picks))))
     for count, types in enumerate(() if name in UNCHECKED else _fitting(name, not samples)):
-        for step in _variants(name)[: None if count < MOST_PLACES else 1]:
+        for step in variants if count < MOST_PLACES else dict.fromkeys(few):
             made = takes(name, types, step.picks)
             program = Program(types, (step,))
             if made and (count < MOST_PLACES or _runs(program)):
                 found.setdefault((types, made), program)
     drawn = list(found.values())
-    return (*drawn[:1], *samples, *drawn[1:])
+    return (*drawn[:1], *samples, *drawn[1:], *_of_infinite(name))
+
+
+def _of_infinite(name: str) -> Iterator[Program]:
+    """Programs that make something finite of infinite numbers by an op."""
+    types = (TensorType(F64, (2, 3)),)
+    infinite = (Step("aten.sub.Tensor", (0, 0)), Step("aten.div.Tensor", (1, 0)))
+    if name in UNCHECKED or len(tensor_places(name)) != 1:
+        return
+    for step in _variants(name):
+        program = Program(types, (*infinite, step))
+        trace = build(program)
+        if trace.equations[-1].op.name == name and _runs(program):
+            value = evaluate(trace, example_inputs(trace))[-1]
+            if value.isfinite().all():
+                yield program
 
 
 def _runs(program: Program) -> bool:

@@ -111,6 +111,7 @@ from thunder_fn.torch_internals.modes import (
     autograd_as_usual,
     below_autograd,
     call_as_usual,
+    compose_by,
     count_function_modes,
     current_gpu,
     enter_saved_tensors_hooks,

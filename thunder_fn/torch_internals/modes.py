@@ -147,8 +147,33 @@ def symbolic_dispatch() -> Generator[None]:
     """Compose ops, which PyTorch composes of others, by Python code, which computes with
     symbolic numbers.
     """
-    with torch._C._EnablePythonDispatcher():  # begins where it is made, so it is made no earlier
-        yield
+    before = _symbolic.set(True)
+    try:
+        with torch._C._EnablePythonDispatcher():  # begins where it is made, so no earlier
+            yield
+    finally:
+        _symbolic.reset(before)
+
+
+_symbolic: ContextVar[bool] = ContextVar("symbolic", default=False)
+
+
+def compose_by(overload: Any, formula: Callable[..., Any]) -> None:
+    """Compose an op by this function in `symbolic_dispatch`, where PyTorch's own one is wrong.
+
+    PyTorch's Python dispatcher has no other place for it than its table of kernels.
+    """
+    kernels = overload.py_kernels
+    theirs = kernels.get(torch._C.DispatchKey.Autograd)
+    if theirs is None:
+        return
+
+    @functools.wraps(theirs)
+    def chosen(*args: Any, **kwargs: Any) -> Any:
+        return (formula if _symbolic.get() else theirs)(*args, **kwargs)
+
+    kernels[torch._C.DispatchKey.Autograd] = chosen
+    overload._dispatch_cache.clear()
 
 
 no_autocast = torch._C._DisableAutocast

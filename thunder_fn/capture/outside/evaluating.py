@@ -326,7 +326,8 @@ class Evaluator(Attributes):
             is_of_data = self.is_of_data(target, frame, memo)
             if is_of_data:
                 self.shown(value, self.path(value, text(of)), frame)
-            if is_of_data or any(map(is_unseen, callees)):
+            is_of_torch = look("class", type(value), "__torch_function__") is not ABSENT
+            if is_of_data or is_of_torch or any(map(is_unseen, callees)):
                 self.unseen(value, self.path(value, text(of)), frame)
         return ()
 

@@ -306,6 +306,19 @@ def _of_memory(recorder: Recorder, name: str, tensor: Tensor, natural: Callable[
     )
 
 
+def address_in(recorder: Recorder, tensor: Tensor, address: int) -> int:
+    """Guard where a tensor from outside begins in its memory, and return the address in the memory
+    of its tracer.
+    """
+    own = recorder.properties.owner_of(tensor)
+    known = None if own is None else recorder.properties.outside_of(own)
+    if own is None or known is None:
+        return address
+    begins = recorder.properties.look_at(known[0], "storage_offset", FOUND["storage_offset"])
+    with internals.no_torch_function():
+        return address - begins + own.storage_offset()
+
+
 def _of_wrapped(recorder: Recorder, name: str, tensor: Tensor, natural: Callable[[], Any]) -> Any:
     """Answer inside a transform of torch.func."""
     inner = internals.innermost(tensor)

@@ -182,7 +182,11 @@ def value_read(place: Attribute) -> Any:
 def _tracking(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
     def __getattribute__(self: torch.nn.Module, name: str) -> Any:
         reads = _reads.get()
-        if reads is not None and name not in _OWN and not name.startswith("__"):
+        if (
+            reads is not None
+            and name not in _OWN
+            and (not name.startswith("__") or not name.endswith("__"))
+        ):
             (found, depth), key = reads, (id(self), name)
             if key not in found:
                 watching = frames.pause()

@@ -105,11 +105,8 @@ def _record_as_is(
     stands for.
     """
     tensor, var = args[0], recorder.read(args[0])
-    outside = (
-        *recorder.inputs,
-        *(constant.var for constant in recorder.constants if not constant.owned),
-    )
-    if recorder.outer is not None or tensor.is_conj() or tensor.is_neg() or var not in outside:
+    is_inner = recorder.outer is not None or not _is_outside(recorder, var)
+    if is_inner or tensor.is_conj() or tensor.is_neg():
         what = (
             "as_strided reads memory that its tensor does not hold, beside the elements of a"
             " computed tensor"
@@ -117,6 +114,25 @@ def _record_as_is(
         fix = "Call as_strided on the tensor that has this memory, outside of the traced function."
         raise UnsupportedCall(what, source=recorder.source, fix=fix)
     return recorder.emit(HIDDEN, tuple(map(recorder.encode, args)), (type_of_value(result),), ())
+
+
+def _is_outside(recorder: Recorder, var: Var) -> bool:
+    """Test for a tensor from outside, whose memory may begin before it."""
+    constants = (constant.var for constant in recorder.constants if not constant.owned)
+    return var in (*recorder.inputs, *constants)
+
+
+def _check_address(recorder: Recorder, var: Var, offset: int | None) -> None:
+    """Refuse an address in the memory of a tensor from outside where sizes are symbols: its
+    beginning is not known there.
+    """
+    if offset is not None and recorder.symbolic and _is_outside(recorder, var):
+        raise UnsupportedCall(
+            "as_strided: a storage_offset in a program of symbolic sizes, whose tensors may begin"
+            " anywhere in memory",
+            source=recorder.source,
+            fix="Leave the storage offset out, or take a slice first.",
+        )
 
 
 def _with_output_as_computed(
@@ -252,6 +268,7 @@ def _gather(
     first = _offset(tensor) if offset is None else offset
     view, tensor = tensor, _memory_of(recorder, tensor)
     var = recorder.read(tensor)
+    _check_address(recorder, var, offset)
     if tensor is not view and recorder.history.is_stopped(recorder.known(view)):
         var = _emit(recorder, aten.alias.default, (var,), tensor.shape, tensor)
     order, start = _order(tensor), _offset(tensor)
@@ -289,6 +306,7 @@ def _scatter(
     laid = (
         torch.empty_like(tensor, memory_format=torch.contiguous_format) if expanded else tensor
     )  # eager's own copy
+    _check_address(recorder, recorder.read(tensor), offset)
     start = _offset(laid)
     first = start if offset is None else offset
     order, shape = _order(laid), tuple(tensor.shape)

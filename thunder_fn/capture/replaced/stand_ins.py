@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.numbers.arithmetic import Sym
+from thunder_fn.capture.outside.properties import address_in
 from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.replaced.lookasides import divert, original_of
 from thunder_fn.capture.supported import is_wrapped
@@ -198,6 +199,8 @@ def as_strided(x: Tensor, size: Any, stride: Any, storage_offset: int | None = N
     recorder, base = current(), None if is_wrapped(x) else internals.base_of(x)
     if recorder is None or is_wrapped(x):
         return torch.as_strided(x, size, stride, storage_offset)
+    if storage_offset is not None:
+        storage_offset = address_in(recorder, x, storage_offset)
     if (
         base is None
         or x.dtype is not base.dtype  # the numbers count the base's elements
@@ -338,7 +341,7 @@ def _jacobian(recorder: Recorder, y: Tensor, x: Tensor) -> Tensor | None:
 
 
 def _refuse_graph(recorder: Recorder) -> NoReturn:
-    raise UnsupportedCall(
+    error = UnsupportedCall(
         "autograd is asked for gradients through a graph that was recorded outside the traced"
         " function",
         source=recorder.where(),
@@ -347,6 +350,8 @@ def _refuse_graph(recorder: Recorder) -> NoReturn:
             " and `vmap`."
         ),
     )
+    error.is_eager = True
+    raise error
 
 
 divert("backward engine", _run_backward)

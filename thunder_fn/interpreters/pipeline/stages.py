@@ -85,6 +85,10 @@ def stages_of(
         RewriteError: there is no such module, or no such number of stages; or a number goes from
             one stage to another.
     """
+    if len(trace.equations) == 1 and trace.equations[0].op.kind == "structured":
+        what = f"pipeline: the whole loss is one {trace.equations[0].op}, which has no stages"
+        fix = "Checkpoint blocks of the model; write `fsdp(..., zero=2)` or `prefetch=None` inside."
+        raise RewriteError(what, source=trace.equations[0].source, fix=fix)
     if isinstance(cuts, tuple):
         whole, places = _in_stages(*_at_modules(trace, cuts, params))
     else:
@@ -149,9 +153,20 @@ def _in_stages(
     return reordered(trace, tuple(at for row in rows for at in row)), [*places]
 
 
-def _before_waits(trace: Trace, order: Sequence[int], place: int) -> int:
-    """A place for a cut: what another rank still sends is no value that a stage hands on."""
-    while trace.equations[order[place]].op.name == WAIT:
+def _travelling(used: Trace) -> set[int]:
+    """The places where a cut would hand on what other ranks still send."""
+    sent, found = dict[int, int](), set[int]()
+    for place, one in enumerate(used.equations):
+        if one.op.name == WAIT:
+            starts = [sent[var.index] for var in one.operands if var.index in sent]
+            found.update(at for start in starts for at in range(start + 1, place + 1))
+        elif ops.is_collective(one.op):
+            sent.update((var.index, place) for var in one.outputs)
+    return found
+
+
+def _before(travelling: set[int], place: int) -> int:
+    while place in travelling:
         place -= 1
     return place
 
@@ -163,7 +178,8 @@ def _at_modules(trace: Trace, paths: Sequence[str], params: int) -> Cuts:
     order = _by_use(trace, params)
     used = reordered(trace, order)
     found = [_first_of(used, path) for path in paths]
-    places = [_before_waits(trace, order, place) for place in found if place is not None]
+    travelling = _travelling(used)
+    places = [_before(travelling, place) for place in found if place is not None]
     if len(places) < len(paths) or sorted(set(places)) != places or 0 in places:
         named = ", ".join(dict.fromkeys(_modules(trace)))
         what = f"pipeline: stages begin with {', '.join(paths)}"
@@ -233,7 +249,7 @@ def _by_cost(trace: Trace, count: int, params: int) -> Cuts:
     order = _by_use(trace, params)
     used = reordered(trace, order)
     costs = [0, *accumulate(map(cost_of, used.equations))]
-    bytes_crossing = _crossing_bytes(used)
+    bytes_crossing, travelling = _crossing_bytes(used), _travelling(used)
     places: list[int] = []
     for stage in range(1, count):
         ideal, room = stage * costs[-1] / count, SLACK * costs[-1] / count
@@ -241,7 +257,7 @@ def _by_cost(trace: Trace, count: int, params: int) -> Cuts:
         free = [
             place
             for place in range(first, len(order) - (count - stage) + 1)
-            if _before_waits(trace, order, place) == place
+            if place not in travelling
         ]
         near = [place for place in free if abs(costs[place] - ideal) <= room]
         if not free:
