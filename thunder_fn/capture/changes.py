@@ -152,11 +152,13 @@ def check_numbers(recorder: Recorder) -> None:
     watch = frames.observer()
     if watch is None or recorder.outer is not None:
         return
-    is_kept = (lambda of: False) if recorder.kept is None else recorder.kept.is_kept
+    kept = {} if recorder.kept is None else recorder.kept.contents
     places = {**watch.counted, **watch.before}.items()
-    held = [look(kind, on, key) for (kind, _, key), (on, _) in places if not is_kept(on)]
-    held += [one.container for one in watch.contents.values() if not is_kept(one.container)]
-    if any(map(holds_numbers, held)):
+    pairs = [
+        (old, look(kind, on, key)) for (kind, on_id, key), (on, old) in places if on_id not in kept
+    ]
+    pairs += [(one.before, one.container) for key, one in watch.contents.items() if key not in kept]
+    if any(holds_numbers(now) and not holds_numbers(old) for old, now in pairs):
         watch.put_back()
         what = "the function stores a number outside that its program computes anew in each call"
         fix = "Return it, and store it outside of the jitted function."

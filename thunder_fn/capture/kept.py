@@ -104,7 +104,6 @@ class Kept:
     places: dict[Entry, tuple[Any, Any]] = field(default_factory=dict)
     empty: list[Any] = field(default_factory=list[Any])
     lists: dict[Entry, Any] = field(default_factory=dict)
-    made: dict[int, Any] = field(default_factory=dict[int, Any])
     tensors: list[tuple[Feed, torch.Tensor]] = field(default_factory=list)
     items: dict[int, tuple[torch.Tensor, Any]] = field(default_factory=dict)
     counts: dict[int, Any] = field(default_factory=dict)
@@ -171,9 +170,8 @@ class Kept:
         if type(value) in (tuple, list) and all(map(is_number, value)):
             parts = enumerate(value)
             kind: Any = type(value)
-            made = kind(self._symbol(container, key, i, part) for i, part in parts)
-            container[key], self.given[place] = made, kind(made)
-            self.made[id(made)] = made
+            container[key] = kind(self._symbol(container, key, i, part) for i, part in parts)
+            self.given[place] = kind(container[key])
             return
         if is_number(value):
             container[key] = self._symbol(container, key, None, value)
@@ -357,10 +355,6 @@ class Kept:
                 one.copy_(torch.where(skipped, last, one))
         self.skips.append((mine & before, skipped))
         return result
-
-    def is_kept(self, container: Any) -> bool:
-        """Test for a container of a kept object, or what stands for one in the trace."""
-        return id(container) in self.contents or id(container) in self.made
 
     def is_old(self, value: Any) -> bool:
         """Test whether the value is a kept object, or some kept object held it before."""
