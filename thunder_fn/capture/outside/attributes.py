@@ -106,7 +106,7 @@ class Attributes(Reached):
         """Methods that look at or set the state of a generator of random numbers, by how the
         generator is written.
         """
-        self.late: list[tuple[dict[str, Any], str, str]] = []
+        self.late: list[tuple[Any, str, str]] = []
         """Values that cached properties compute while the function runs."""
 
     def item(
@@ -204,7 +204,8 @@ class Attributes(Reached):
                 self.own_dict(value, path)
                 self.edge("entries", own, pattern, path, is_by_value=True)
             found += (self.reach(item, path) for name, item in tuple(own.items()) if match(name))
-        for cls in (value if is_a(value, type) else type(value)).__mro__:
+        kind: type = value if is_a(value, type) else type(value)
+        for cls in kind.__mro__:
             if not is_open(cls):
                 continue
             (held,) = gc.get_referents(cls.__dict__)

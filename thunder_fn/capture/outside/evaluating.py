@@ -379,10 +379,11 @@ class Evaluator(Attributes):
         _, of, key = source
         found: list[Any] = []
         values = self.value(of, frame, memo)
-        is_named = key is not None and key[0] == "const" and is_of_python(key)
-        if is_named and not values:
+        if key is None or key[0] != "const" or not is_of_python(key):
+            pass
+        elif not values:
             self.unknown.add(key[1])
-        elif is_named and self.is_any_tensor(of, values, frame, memo):
+        elif self.is_any_tensor(of, values, frame, memo):
             found += self.attribute_of_tensors(key[1], f"{text(of)}.{escaped(str(key[1]))}")
         for value in values:
             if self.is_data(value) and not is_a(value, torch.Tensor):
