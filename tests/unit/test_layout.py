@@ -135,3 +135,27 @@ def test_an_address_is_of_the_memory_of_the_argument(address: int, cache: str) -
         for begin in order:
             x = memory[begin : begin + 10]
             assert torch.equal(jitted(x), f(x))
+
+
+ZEROS, AT = torch.zeros(2, 2), ((2, 2), (1, 2), 6)
+ADDRESSED = {
+    "as_strided_scatter": lambda x: torch.as_strided_scatter(x, ZEROS, *AT),
+    "a method": lambda x: x.as_strided_scatter(ZEROS, (2, 2), (1, 2), storage_offset=6),
+    "as_strided_copy": lambda x: torch.as_strided_copy(x, *AT),
+    "as_strided_": lambda x: x.detach().as_strided_(*AT),
+    "an overload": lambda x: torch.ops.aten.as_strided.default(x, *AT),
+    "an overload of scatter": lambda x: torch.ops.aten.as_strided_scatter.default(x, ZEROS, *AT),
+    "detach": lambda x: x.detach().as_strided(*AT),
+    "the beginning": lambda x: x * x.detach().storage_offset(),
+    "the beginning of data": lambda x: x * x.view(-1).data[1:].storage_offset(),
+}
+
+
+@pytest.mark.parametrize("f", ADDRESSED.values(), ids=ADDRESSED)
+def test_other_functions_take_addresses_alike(f: Any) -> None:
+    memory = torch.arange(24.0)
+    for order in ((0, 5), (5, 0)):
+        jitted = tfn.jit(f)
+        for begin in order:
+            x = memory[begin : begin + 10]
+            assert torch.equal(jitted(x), f(x))

@@ -99,11 +99,11 @@ class Properties:
         return None if known is None else known[1:]
 
     def owner_of(self, tracer: Tensor) -> Tensor | None:
-        """The tracer of a tensor from outside whose memory a tracer shows."""
-        return next(
-            (own for own, _, _ in self.given.values() if internals.have_one_memory(own, tracer)),
-            None,
-        )
+        """The tracer of a tensor from outside whose memory a tracer shows, itself or detached."""
+        memory = _memory_of(tracer)
+        places = self.recorder.history.linked(memory)
+        given = (own for own, _, _ in self.given.values())
+        return next((own for own in given if _memory_of(own) in places), None)
 
     def look_at(self, tensor: Tensor, name: str, find: Callable[[Tensor], Any]) -> Any:
         """Read a property of a tensor from outside, on which the trace depends from now on.
@@ -284,6 +284,10 @@ def _owner(recorder: Recorder, tensor: Tensor) -> Recorder:
     ):
         recorder = recorder.outer
     return recorder
+
+
+def _memory_of(tracer: Tensor) -> int:
+    return internals.storage_id(internals.memory_in(tracer))
 
 
 def _of_memory(recorder: Recorder, name: str, tensor: Tensor, natural: Callable[[], Any]) -> Any:

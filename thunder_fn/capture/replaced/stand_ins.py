@@ -218,6 +218,21 @@ def as_strided(x: Tensor, size: Any, stride: Any, storage_offset: int | None = N
     return found
 
 
+def _addressed(function: Callable[..., Tensor], count: int) -> Callable[..., Tensor]:
+    """A function with `count` arguments between a tensor and an address in its memory."""
+
+    @functools.wraps(function)
+    def call(x: Tensor, *args: Any, storage_offset: int | None = None, **kwargs: Any) -> Tensor:
+        recorder = current()
+        if len(args) > count:
+            *args, storage_offset = args
+        if recorder is not None and storage_offset is not None and not is_wrapped(x):
+            storage_offset = address_in(recorder, x, storage_offset)
+        return function(x, *args, storage_offset=storage_offset, **kwargs)
+
+    return call
+
+
 def _check_layout(recorder: Recorder, x: Tensor) -> None:
     """Refuse addresses in the memory of a tensor with gaps that was written to, whose value in
     the trace has none.
@@ -596,6 +611,14 @@ REWRITTEN: dict[Any, Callable[..., Any]] = {
     **VIEWS_IN_PLACE,
     **UNSAFE,
     **dict.fromkeys((torch.as_strided, Tensor.as_strided), as_strided),
+    **dict.fromkeys((torch.ops.aten.as_strided, torch.ops.aten.as_strided.default), as_strided),
+    **{
+        function: _addressed(function, count)
+        for count, name in ((2, "as_strided_copy"), (3, "as_strided_scatter"))
+        for packet in [getattr(torch.ops.aten, name)]
+        for function in (getattr(torch, name), packet, packet.default)
+    },
+    Tensor.as_strided_scatter: _addressed(Tensor.as_strided_scatter, 3),
     Tensor.__deepcopy__: deepcopy,
     Tensor.tolist: tolist,
     torch.as_tensor: as_tensor,
