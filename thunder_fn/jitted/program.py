@@ -745,14 +745,35 @@ class _Execution:
 
     def result(self, values: Sequence[str]) -> str:
         """The expression for the function's result."""
-        supply = iter(range(self.captured.num_results))
+        supply = iter(self.texts(values))
         leaves = [
-            self.value(next(supply), values) if leaf is TENSOR else self.names.literal(leaf)
+            next(supply) if leaf is TENSOR else self.names.literal(leaf)
             for leaf in self.captured.out_leaves
         ]
         return put_together(
             skeleton(self.captured.out_spec), leaves, self.names, self.captured.out_spec
         )
+
+    def texts(self, values: Sequence[str]) -> list[str]:
+        """Return the text of each result. One that is made here, a view of a written tensor, is
+        made once, however often it is returned.
+        """
+        outputs = self.trace.outputs[: self.captured.num_results]
+        found = [self.value(place, values) for place in range(len(outputs))]
+        firsts = [outputs.index(atom) if isinstance(atom, Var) else -1 for atom in outputs]
+        made = {
+            first
+            for place, first in enumerate(firsts)
+            if 0 <= first < place and not found[place].isidentifier()
+        }
+        return [
+            text
+            if first not in made
+            else f"(made{first} := {text})"
+            if first == place
+            else f"made{first}"
+            for place, (first, text) in enumerate(zip(firsts, found, strict=True))
+        ]
 
     def value(self, position: int, values: Sequence[str]) -> str:
         """Return the text of an output."""
