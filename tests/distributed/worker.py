@@ -24,6 +24,7 @@ from torch.nn import functional as F
 
 import thunder_fn as tfn
 from tests import forks
+from tests.messages import message_of
 from thunder_fn.benchmarks.models import GPT
 from thunder_fn.distributed import heartbeat
 from thunder_fn.errors import DistributedError, RewriteError
@@ -194,7 +195,7 @@ def save_shares(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
     try:
         uneven.sharded_state_dict()
     except RewriteError as error:
-        (folder / f"uneven_{rank}.txt").write_text(str(error))
+        (folder / f"uneven_{rank}.txt").write_text(message_of(error))
 
 
 def stored(mesh: DeviceMesh, name: str) -> Any:
@@ -420,7 +421,7 @@ def stay_away(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
     try:
         train(module, rank, size, steps=1)
     except DistributedError as error:
-        (folder / f"away_{rank}.txt").write_text(str(error))
+        (folder / f"away_{rank}.txt").write_text(message_of(error))
 
 
 class Branches(torch.nn.Module):
@@ -445,7 +446,7 @@ def disagree(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
     try:
         module(torch.ones(1, 4), not last)
     except DistributedError as error:
-        (folder / f"disagrees_{rank}.txt").write_text(str(error))
+        (folder / f"disagrees_{rank}.txt").write_text(message_of(error))
 
 
 def begin_apart(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
@@ -467,7 +468,7 @@ def begin_apart(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
         try:
             begin(own)
         except DistributedError as error:
-            (folder / f"begins_{name}_{rank}.txt").write_text(str(error))
+            (folder / f"begins_{name}_{rank}.txt").write_text(message_of(error))
 
 
 def load_on_three(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
@@ -573,7 +574,7 @@ def die_one_by_one(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None
         try:
             act(module, group, rank == dist.get_world_size(group) - 1)
         except DistributedError as error:
-            (folder / f"{act.__name__}_{rank}.txt").write_text(str(error))
+            (folder / f"{act.__name__}_{rank}.txt").write_text(message_of(error))
         store, left = default_store(), dist.get_world_size(group) - 1
         store.set(f"{act.__name__} {rank}", "")  # some have waited for the others until the group's time was over
         store.wait([f"{act.__name__} {other}" for other in range(left)])

@@ -485,3 +485,20 @@ def test_blocks_are_checkpointed_while_ways_are_planned() -> None:
     flops = {way.keeps: one.timeline.flops for way, one, _ in found.found}
     assert flops["none"] > flops["all"]
     assert not any("forward" in vars(block) for block in blocks)
+
+
+def test_casts_that_meta_tensors_do_not_see_are_refused() -> None:
+    """A step under `torch.autocast` was planned in full precision."""
+    layer = torch.nn.Linear(4, 4, device="meta")
+    x = torch.empty(2, 4, device="meta")
+
+    def step(x: torch.Tensor, device: str, enabled: bool) -> torch.Tensor:
+        with torch.autocast(device, torch.bfloat16, enabled=enabled):
+            return layer(x)
+
+    for device in ("cpu", "cuda"):
+        with pytest.raises(
+            tfn.errors.InspectError, match=r"casts nothing on meta tensors(.|\n)*test_planning(.|\n)*tfn.autocast"
+        ):
+            tfn.plan(step, (x, device, True), "h100")
+        assert tfn.plan(step, (x, device, False), "h100").seconds > 0

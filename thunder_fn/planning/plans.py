@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,8 @@ import torch
 
 from thunder_fn.api.calling import call_arguments
 from thunder_fn.capture import pytree
+from thunder_fn.capture.failures import raised_at
+from thunder_fn.capture.replaced.autocast_regions import OFF, is_region
 from thunder_fn.errors import InspectError
 from thunder_fn.executors import FusionExecutor
 from thunder_fn.inspect.chains import chain_of_programs
@@ -20,7 +23,7 @@ from thunder_fn.inspect.memory_use import Memory, memory_of
 from thunder_fn.ir.constraints import is_hinted
 from thunder_fn.ir.notebook import Shown
 from thunder_fn.ir.symbols import Expr
-from thunder_fn.ir.trace import Trace, subtraces
+from thunder_fn.ir.trace import TensorType, Trace, subtraces
 from thunder_fn.jitted import Jitted, jit
 from thunder_fn.parameters import Pipelined
 from thunder_fn.planning.rates import Hardware, hardware_named
@@ -130,6 +133,8 @@ def planned(
     with nullcontext() if world is None else fake_world(world):
         ranks = _ranks_of(jitted)
         chains = [_captured(one, args) for one in ranks]
+        for found in chains:
+            _check_precision(found.trace)
         programs = [unfolded_programs(found) for found in chains]
         _check_sizes(programs)
         if len(ranks) > 1:
@@ -169,8 +174,33 @@ def _check_sizes(programs: Sequence[tuple[Trace, ...]]) -> None:
             raise InspectError(what, source=equation.source, fix=fix)
 
 
+def _check_precision(captured: Trace) -> None:
+    """Check that PyTorch casts what it would cast on the planned device.
+
+    Raises:
+        InspectError: a region of `torch.autocast` computes on meta tensors; names the user's line.
+    """
+    for equation in (equation for one in subtraces(captured) for equation in one.equations):
+        types = (*equation.operand_types, *equation.output_types)
+        on_meta = any(isinstance(one, TensorType) and one.device.type == "meta" for one in types)
+        if is_region(equation.op) and OFF not in equation.op.name and on_meta:
+            raise InspectError(_NO_CASTS, source=equation.source, fix=_CAST)
+
+
+_NO_CASTS = "plan: `torch.autocast` casts nothing on meta tensors, so this is full precision"
+_CAST = "Write `tfn.autocast(f)` around the model, which casts there as on a GPU."
+
+
 def _captured(jitted: Any, args: Sequence[Any]) -> Any:
-    return chain_of_programs(jit(jitted, executors=["torch"], lookasides=[FUSED_ATTENTION]), *args)
+    step = jit(jitted, executors=["torch"], lookasides=[FUSED_ATTENTION])
+    with warnings.catch_warnings():  # where there is no GPU, PyTorch says so and turns it off
+        warnings.filterwarnings("error", ".*Disabling autocast", UserWarning)
+        try:
+            return chain_of_programs(step, *args)
+        except UserWarning as error:
+            raise InspectError(
+                _NO_CASTS, source=raised_at(error.__cause__ or error), fix=_CAST
+            ) from error
 
 
 def _ranks_of(jitted: Any) -> list[Any]:

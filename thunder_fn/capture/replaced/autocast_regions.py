@@ -18,6 +18,8 @@ from thunder_fn.capture.scopes import user_source
 from thunder_fn.ir.trace import Op
 
 REGION = "autocast_region"
+OFF = f"{REGION}_off"
+"""A region that turns autocast off."""
 
 
 def is_region(op: Op) -> bool:
@@ -32,8 +34,9 @@ def enter(region: Any) -> Any:
     result, recorder = original_of(torch.autocast.__enter__)(region), current()
     if recorder is not None:
         outer = recorder.scope
+        name = REGION if torch.is_autocast_enabled(region.device) else OFF
         scope = Scope(
-            REGION, "composite", outer, outer.depth + 1, user_source(recorder), outer.module
+            name, "composite", outer, outer.depth + 1, user_source(recorder), outer.module
         )
         outer.items.append(scope)
         recorder.scope = scope
@@ -45,8 +48,8 @@ def leave(region: Any, *error: Any) -> Any:
     in.
     """
     recorder = current()
-    if recorder is not None and recorder.scope.name == REGION and recorder.scope.parent is not None:
-        recorder.scope = recorder.scope.parent
+    if recorder is not None and recorder.scope.name in (REGION, OFF):
+        recorder.scope = recorder.scope.parent or recorder.scope
     return original_of(torch.autocast.__exit__)(region, *error)
 
 
