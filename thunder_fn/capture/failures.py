@@ -304,7 +304,7 @@ def source_of(f: Callable[..., Any]) -> Source | None:
     return Source(code.co_filename, code.co_firstlineno, code.co_name)
 
 
-def raised_at(error: Exception) -> Source | None:
+def raised_at(error: BaseException) -> Source | None:
     """The innermost of the user's lines that an exception came through."""
     found = None
     for frame, line in traceback.walk_tb(error.__traceback__):

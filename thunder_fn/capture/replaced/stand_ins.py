@@ -225,7 +225,7 @@ def _addressed(function: Callable[..., Tensor], count: int) -> Callable[..., Ten
     def call(x: Tensor, *args: Any, storage_offset: int | None = None, **kwargs: Any) -> Tensor:
         recorder = current()
         if len(args) > count:
-            *args, storage_offset = args
+            args, storage_offset = args[:count], args[count]
         if recorder is not None and storage_offset is not None and not is_wrapped(x):
             storage_offset = address_in(recorder, x, storage_offset)
         return function(x, *args, storage_offset=storage_offset, **kwargs)
