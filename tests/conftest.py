@@ -17,6 +17,7 @@ import pytest
 import torch
 from hypothesis.database import DirectoryBasedExampleDatabase
 
+import thunder_fn.api  # noqa: F401  # structured ops have their rules, whichever test runs alone
 from tests.quick import left_out
 from thunder_fn import torch_internals as internals
 from thunder_fn.ir import memos
