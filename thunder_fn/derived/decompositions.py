@@ -136,15 +136,20 @@ NOT_BATCHED = frozenset(
 if they can.
 """
 
+CUMPROD = "aten.cumprod.default"
 NOT_PUSHED = frozenset(
-    f"aten.{name}"
-    for name in ("as_strided_scatter.default", "cholesky_inverse.default", "scatter_reduce.two")
+    (
+        *("aten.as_strided_scatter.default", "aten.cholesky_inverse.default", CUMPROD),
+        "aten.scatter_reduce.two",
+    )
 )
-"""Ops whose forward derivative in PyTorch is wrong: zero for products, say."""
+"""Ops whose forward derivative in PyTorch is wrong: zero for products, say; or has a wrong
+derivative itself, such as that of `cumprod` at zeros.
+"""
 
 PUSHED_ONCE = frozenset(
     f"aten.{name}.default"
-    for name in ("_linalg_eigh", "_safe_softmax", "cumprod", "linalg_eig", "log_sigmoid_forward")
+    for name in ("_linalg_eigh", "_safe_softmax", "linalg_eig", "log_sigmoid_forward")
 )
 """Ops whose forward derivative is right, but has a wrong derivative itself.
 
@@ -365,12 +370,28 @@ def _differentiable_scatter(self: Tensor, src: Tensor, *where: Any) -> Tensor:
 DIFFERENTIABLE["aten.as_strided_scatter.default"] = _differentiable_scatter
 """By PyTorch's formula overwritten elements keep their gradient, and the others have none."""
 
+
+def cumprod(self: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
+    """Multiply runs of 1, 2, 4 ... elements: products alone, without a division."""
+    x = self if dtype is None else self.to(dtype)
+    if not x.dim():
+        return x.clone()
+    count, length = 1, x.shape[dim]
+    if not isinstance(length, int):
+        return NotImplemented  # the number of doublings would fix it
+    while count < length:
+        grown = x.narrow(dim, count, length - count) * x.narrow(dim, 0, length - count)
+        x, count = torch.cat([x.narrow(dim, 0, count), grown], dim), 2 * count
+    return x
+
+
 DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     **BACKWARDS,
     "_c10d_functional.reduce_scatter_tensor.default": mean_scattered,
     "aten._ctc_loss.default": ctc_loss,
     "aten._ctc_loss_backward.default": ctc_loss_backward,
     "aten.as_strided_scatter.default": as_strided_scatter,
+    CUMPROD: cumprod,
     "aten.squeeze.dim": squeeze,
     "aten.diagonal_scatter.default": diagonal_scatter,
     "aten.linalg_lu_solve.default": lu_solve,
