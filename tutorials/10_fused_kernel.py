@@ -136,7 +136,7 @@ print(program(loss_grad))
 assert program(loss_grad).count("= xent(") == program(loss_grad).count("= xent_backward(") == 1
 
 # %% [markdown]
-# A call that the checker refuses does not reach the kernel. A warning says so, as nothing is left for the executor.
+# A call that the checker refuses does not reach the kernel. The executor then computes nothing at all, which is worth a warning.
 
 # %%
 smooth = tfn.jit(lambda x, y: F.cross_entropy(x, y, label_smoothing=0.1), executors=[xent_ex])

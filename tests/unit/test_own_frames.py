@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 import thunder_fn
-from thunder_fn.capture import scopes
 from thunder_fn.capture.numbers import python_numbers
 from thunder_fn.capture.outside import frames
 
@@ -20,10 +19,10 @@ def test_files_of_this_package_are_no_users() -> None:
     for file in FILES:
         is_ours = file.relative_to(root).parts[0].removesuffix(".py") not in PROGRAMS
         assert python_numbers._knows_symbols(str(file)) == is_ours, file
-        assert scopes.is_internal(str(file)) == is_ours, file
+        assert lines.is_internal(str(file)) == is_ours, file
 
 
 def test_files_of_users_are() -> None:
     for file in ("/home/user/train.py", __file__):
         assert not python_numbers._knows_symbols(file)
-        assert not scopes.is_internal(file)
+        assert not lines.is_internal(file)

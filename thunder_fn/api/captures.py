@@ -354,7 +354,13 @@ def planned(
         twin = _by_torch(of) if error.is_eager and current() is None else None
         if twin is None:
             raise
-    return twin(*args, **kwargs)
+        refusal = error
+    try:
+        return twin(*args, **kwargs)
+    except RuntimeError as error:
+        if "Please file an issue" not in str(error):
+            raise
+        raise refusal from None
 
 
 def _planned(
