@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import thunder_fn
+from thunder_fn import lines
 from thunder_fn.capture.numbers import python_numbers
 from thunder_fn.capture.outside import frames
 
