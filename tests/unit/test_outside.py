@@ -37,6 +37,7 @@ import thunder_fn as tfn
 from tests.unit.outside_kinds import ROWS, Row, X
 from thunder_fn import cache_info, explain_misses, jit
 from thunder_fn.capture.outside import evaluating, frames
+from thunder_fn.capture.outside.reads import seen
 from thunder_fn.errors import OutsideWarning, UnsupportedCall
 
 HERE = Path(__file__)
@@ -921,3 +922,21 @@ def test_the_first_answer_of_a_cached_function_is_not_random() -> None:
     for _ in range(2):
         assert torch.equal(f(X), X + expected)
         assert torch.equal(g(X), X + seeded(3))
+
+
+def test_dicts_deep_in_an_object_are_the_same_in_each_look() -> None:
+    """Pairs of a dict at the last depth were compared by identity, so that each call was traced."""
+
+    class Layer:
+        def __init__(self) -> None:
+            self.flags = {0: True, "a": {1: [2]}}
+
+    class Cache:
+        def __init__(self) -> None:
+            self.layers = [Layer(), Layer()]
+
+    cache = Cache()
+    f = tfn.jit(lambda x: x if [cache] == [] else x * 2)
+    for call in range(3):
+        assert torch.equal(f(torch.full((2,), float(call))), torch.full((2,), 2.0 * call))
+    assert cache_info(f).misses == 1 and seen(cache) == seen(cache)

@@ -275,6 +275,9 @@ def seen(value: Any, depth: int = DEPTH) -> Any:
             return type(value), tuple(
                 map(Same, (part for pair in items for part in pair) if is_a(value, dict) else items)
             )
+        if is_a(value, dict):  # the pairs are made anew in each look, and have no identity
+            rest = max(depth - 2, 0)
+            return type(value), tuple((seen(key, rest), seen(item, rest)) for key, item in items)
         return type(value), tuple(seen(item, depth - 1) for item in items)
     if is_a(value, ARRAYS):
         if value.dtype.hasobject:
