@@ -688,7 +688,12 @@ class Evaluator(Attributes):
             found: Sequence[Any] = [key for values in given for key in values]
         else:
             found = self.value(source, frame, memo)
-        return [key for key in found if is_a(key, _KEYS)] or None
+        return list(filter(_is_key, found)) or None
+
+
+def _is_key(value: Any) -> bool:
+    """Test for plain data that a dict may have as a key."""
+    return all(map(_is_key, value)) if is_a(value, tuple) else is_a(value, _KEYS)
 
 
 RULES: dict[str, Callable[..., Sequence[Any]]] = {
