@@ -157,13 +157,15 @@ class Watch(Evaluator):
 
     def put_back(self) -> None:
         """Give places outside what they held before. A function that is traced again, since an
-        attempt has failed, begins as that did.
+        attempt has failed, begins as that did. What held numbers or tensors of the trace when it
+        was met is an object of PyTorch's that the capture itself gives back, or new.
         """
         for (kind, _, key), (holder, old) in {**self.counted, **self.before}.items():
-            if look(kind, holder, key) is not old:
+            if look(kind, holder, key) is not old and not _is_of_trace(old):
                 _set(kind, holder, key, old)
         for one in self.contents.values():
-            if one.container is not sys.modules:  # what is imported stays imported
+            is_imports = one.container is sys.modules  # what is imported stays imported
+            if not is_imports and not one.is_unchanged and not _is_of_trace(one.before):
                 one.restore()
 
     # ---- the end ----
@@ -227,6 +229,10 @@ class Watch(Evaluator):
         """
         given = (frame.locals[0].get(name) for name in frame.code.co_freevars)
         return any(not is_a(value, (torch.Tensor, type(None), *FUNCTIONS)) for value in given)
+
+
+def _is_of_trace(value: Any) -> bool:
+    return any(is_a(leaf, _TRACED) for leaf in pytree.flatten(value)[0])
 
 
 def _set(kind: str, holder: Any, key: Any, value: Any) -> None:
