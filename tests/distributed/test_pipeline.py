@@ -313,7 +313,7 @@ def test_over_another_dim_of_the_mesh() -> None:
 
 @pytest.mark.parametrize("stages", [2, ["layers.1"]])
 def test_shards_are_gathered_by_the_stage_that_reads_them(stages: Any) -> None:
-    """What is gathered ahead was sent from stage to stage before it had arrived: another loss in one step of ten."""
+    """Stages sent parameters that were gathered ahead before they had arrived: another loss in one step of ten."""
     groups, partitions = simulated_mesh(pipe=2, data=2)
     loss, params, batch = problem(2, rows=8)
     halves = [[x.chunk(2)[at] for x in batch] for at in range(2)]

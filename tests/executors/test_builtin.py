@@ -426,7 +426,7 @@ def test_cudagraphs_record_each_size() -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_cudagraphs_that_nobody_asked_for_record_the_sizes_that_come_often() -> None:
-    """Where a recording pays at that size. Others make room for them, without a word."""
+    """Sizes at which a recording pays keep one. Others make room for them, without a word."""
     device, asked = Rerun(), list[Any]()
 
     def why_not(trace: Any) -> str | None:

@@ -164,3 +164,18 @@ def test_a_size_found_in_data_is_not_stored_outside() -> None:
     with pytest.raises(UnsupportedCall, match="stores a number outside that its program computes anew"):
         f(X)
     assert sizes == []
+
+
+COUNT, ROWS = [0], torch.eye(3).to_sparse()
+
+
+def counted_product(x: torch.Tensor) -> torch.Tensor:
+    COUNT[0] += 1
+    return torch.sparse.mm(ROWS, x.sin()).sum() * COUNT[0]
+
+
+def test_what_torch_func_computes_in_our_place_changes_objects_once() -> None:
+    x = torch.arange(9.0).view(3, 3)
+    COUNT[0] = 0
+    torch.testing.assert_close(tfn.grad(counted_product)(x), x.cos())
+    assert COUNT == [1]

@@ -429,7 +429,12 @@ def _run_first(
     for one in call.objects:
         watch.reach(one, type(one).__name__)
     with observing(watch) as attributes:
-        plan = make(lifting.capture)
+        try:
+            plan = make(lifting.capture)
+        except (UnsupportedCall, UnsupportedInput) as error:
+            if error.is_eager:  # torch.func runs the function again
+                watch.put_back()
+            raise
     watch.finish()
     if (
         watch.is_repeatable
