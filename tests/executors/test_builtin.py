@@ -136,7 +136,7 @@ def test_rms_norm() -> None:
 
 KERNELS = """
 import torch
-from thunder_fn.executors import triton_kernels as kernels, triton_operators as meaning
+from thunder_fn.executors.triton import kernels, operators as meaning
 
 torch.manual_seed(0)
 for columns in (7, 1024, 2500):  # less than a block, one, several
@@ -154,12 +154,51 @@ for columns in (7, 1024, 2500):  # less than a block, one, several
     torch.testing.assert_close(back, meaning.rms_norm_backward_like(g, x, w, wanted[1]))
 """
 
+ATTENTION = """
+import torch
+from thunder_fn.derived.quirks import attention_orders as orders
+from thunder_fn.executors.triton import attention as kernels
+
+torch.manual_seed(0)
+hidden = torch.rand(1, 1, 5, 35) > 0.5
+hidden[..., 2, :] = False
+for mask, causal, heads, queries, keys, size, width in (
+    (None, True, 2, 35, 35, 24, 8),  # two heads of the queries share one of the keys
+    (hidden, False, 4, 5, 35, 8, 20),  # one query sees nothing
+    (torch.randn(4, 35, 9, dtype=torch.float64)[None], False, 1, 35, 9, 8, 8),
+    (None, True, 4, 40, 33, 8, 8),
+):
+    q, qt = torch.randn(2, 1, 4, queries, size, dtype=torch.float64)
+    (k, kt), (v, vt) = (torch.randn(2, 1, heads, keys, n, dtype=torch.float64) for n in (size, width))
+    g, gt = torch.randn(2, 1, 4, queries, width, dtype=torch.float64)
+    of = orders.Attention(q, k, v, mask, causal, None, g, qt, kt, vt, gt)
+    settings = causal, None
+    found = {
+        orders.result: kernels.attend(q, k, v, mask, None, *settings)[:1],
+        orders.tangent: (kernels.attention_tangent(q, k, v, mask, qt, kt, vt, *settings),),
+        orders.pullback: kernels.attention_pullback(g, q, k, v, mask, *settings),
+        orders.pullback_tangent: kernels.attention_pullback_tangent(g, q, k, v, mask, gt, qt, kt, vt, *settings),
+    }
+    for formula, values in found.items():
+        torch.testing.assert_close(values, orders.at_once(formula, of))
+"""
+
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-def test_kernels_in_tritons_interpreter() -> None:
+@pytest.mark.parametrize("script", [KERNELS, ATTENTION], ids=["rows", "attention"])
+def test_kernels_in_tritons_interpreter(script: str) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, "-c", KERNELS], capture_output=True, text=True, env=environment, timeout=120)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_tangents_of_attention_are_claimed() -> None:
+    x, t = (tuple(torch.randn(1, 2, 4, 3) for _ in range(3)) for _ in range(2))
+    attend = F.scaled_dot_product_attention
+    f = lambda x, t: grad(lambda x: tfn.jvp(attend, x, t)[1].square().sum())(x)
+    fast = jit(f, executors=["triton"])
+    torch.testing.assert_close(fast(x, t), f(x, t))
+    assert program(fast).count("= triton_attention_tangent(") == program(fast).count("= triton_attention_pullback") == 1
 
 
 # ---- sdpa ----

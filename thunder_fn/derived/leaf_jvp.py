@@ -10,6 +10,7 @@ The values beside the tangents are those of the op, bitwise.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,12 +33,13 @@ from thunder_fn.derived.leaf_vjp import (
 from thunder_fn.derived.quirks import attention, collectives
 from thunder_fn.derived.quirks.statistics import STATISTICS, with_own_statistics
 from thunder_fn.errors import MissingRule
+from thunder_fn.ir import ops
 from thunder_fn.ir.constraints import names_of, pinned, renamed
 from thunder_fn.ir.equations import operands_in
 from thunder_fn.ir.memos import kept_of_ops
 from thunder_fn.ir.rules import JvpRule, Mask, chosen, scattered
 from thunder_fn.ir.symbols import is_symbolic
-from thunder_fn.ir.trace import Equation, Trace, Var
+from thunder_fn.ir.trace import Equation, Trace, Var, python_args
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +64,15 @@ def _by_linearity(question: JvpQuestion) -> JvpRule | Declined:
     return collectives.pushed(question.single, question.active)
 
 
+def _by_blocks(question: JvpQuestion) -> JvpRule | Declined:
+    if question.equation.op.name not in attention.PUSHED:
+        return Declined("the op is not an attention kernel")
+    rule = _attention_in_blocks(question.single, question.active)
+    return Declined("it drops weights, or a mask has a tangent") if rule is None else rule
+
+
 def _by_meaning(question: JvpQuestion) -> Trace | Declined:
-    if question.equation.op.name not in attention.KERNELS:
+    if question.equation.op.name not in attention.ALL:
         return Declined("the op is not an attention kernel")
     return meaning_of_attention(question.single)
 
@@ -112,6 +121,7 @@ def _by_parts(question: JvpQuestion) -> Trace | Declined:
 
 JVP_ATTEMPTS: tuple[Attempt[JvpQuestion, JvpRule | Trace | None], ...] = (
     Attempt("linear collective", _by_linearity),
+    Attempt("attention in blocks", _by_blocks),
     Attempt("definition of attention", _by_meaning),
     Attempt("decomposition in place of forward AD", _by_parts_first),
     Attempt("statistics computed anew", _by_own_statistics),
@@ -128,6 +138,37 @@ def jvp_rule(single: Trace, active: Mask) -> JvpRule | Trace | None:
     decomposition knows it.
     """
     return first_rule(JVP_ATTEMPTS, JvpQuestion(single, active)).rule
+
+
+def _attention_in_blocks(single: Trace, active: Mask) -> JvpRule | None:
+    """The op, then the tangents of its first results; None where ops of ours do not compute
+    these.
+    """
+    (equation,) = single.equations
+    op = ops.overload(equation.op)
+    recorder = Recorder(track_no_grad=False, symbolic=is_symbolic(single))
+    with recorder.running():
+        tracers = recorder.inputs_of_types(single.input_types)
+        pushed = scattered(recorder.inputs_of_types(chosen(single.input_types, active)), active)
+        read: Callable[[Var], Any] = lambda var: tracers[var.index]
+        args, kwargs = python_args(equation, read)
+        given = attention.named_arguments(op, args, kwargs)
+        places = attention.named_arguments(op, equation.args, dict(equation.kwargs))
+        moved = {
+            name: pushed[arg.index]
+            for name, arg in places.items()
+            if isinstance(arg, Var) and pushed[arg.index] is not None
+        }
+        found = attention.tangents(op, given, moved)
+        if found is None:
+            return None
+        results = call_differentiable(equation, read)
+        flags = tuple(
+            i < len(found) and isinstance(result, torch.Tensor) for i, result in enumerate(results)
+        )
+        tangents = [one for one, flag in zip(found, flags, strict=False) if flag]
+        trace = close_recording(recorder, [*results, *tangents], f"{equation.op.name}_jvp")
+    return JvpRule(trace, flags)
 
 
 def own_statistics(single: Trace) -> Trace | None:

@@ -109,7 +109,7 @@ class VmapQuestion:
         numbers.
         """
         op = self.equation.op
-        ours = ops.is_collective(op) or op.name in attention.KERNELS or op.name in WRONG
+        ours = ops.is_collective(op) or op.name in attention.ALL or op.name in WRONG
         return op.name in KNOWN and (ours or _has_symbols(self.single, self.size))
 
 
@@ -158,7 +158,7 @@ def _by_ours(question: VmapQuestion, *, first: bool) -> VmapRule | Declined:
 
 
 def _by_ours_first(question: VmapQuestion) -> VmapRule | Declined:
-    is_attention = question.equation.op.name in attention.KERNELS
+    is_attention = question.equation.op.name in attention.ALL
     if is_attention and question.draws and question.randomness == "same":
         raise_same(question.equation.op.name)
     return _by_ours(question, first=True)

@@ -321,7 +321,7 @@ KNOWN = frozenset(
         *_INDEXED,
         *_COLLECTIVES,
         *_ASSERTIONS,
-        *attention.KERNELS,
+        *attention.ALL,
         *(f"aten.{name}" for name in (*_SCATTERS, "gather.default", "convolution.default")),
     )
 ) | {"aten.convolution_backward.default"}
@@ -337,7 +337,7 @@ def rule_of(
         return None
     if name in _FOR_ALL:
         return _FOR_ALL[name]
-    if name in attention.KERNELS:
+    if name in attention.ALL:
         return attention_of_all if _draws_alike(equation, operands, batch) else None
     if name in _POOLS:
         return of_more_images if batch.rank(first) == _POOLS[name] + 2 else of_an_image_each

@@ -1,6 +1,8 @@
-"""triton: fused cross entropy and RMSNorm, forward and backward, as operators of an executor.
+"""triton: fused cross entropy and RMSNorm, forward and backward, and derivatives of attention, as
+operators of an executor.
 
-On a GPU they run the kernels of `kernels.py`; on CPU, or without triton, what they mean in PyTorch.
+On a GPU they run the kernels of `kernels.py` and `attention.py`; on CPU, or without triton, what
+they mean in PyTorch.
 
 Tested: everything on CPU, so the claims, the derivatives and the meaning of the operators, and the
 kernels in Triton's interpreter. README says what has run on a GPU.
@@ -14,7 +16,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from thunder_fn.executors.triton import kernels as kernels
+from thunder_fn.executors.triton import attention, kernels as kernels
 from thunder_fn.extend import OperatorExecutor, get_grad, put_grads
 
 EXECUTOR = OperatorExecutor("triton", numerics="reassociating")
@@ -202,3 +204,30 @@ EXECUTOR.register_implementation(
     execution_transform=_rms_norm_transform,
     grad_transform=_rms_norm_grad,
 )
+
+
+# ---- attention: tangents, gradients of tangents, and second derivatives ----
+
+
+def _register_attention(name: str, first: int) -> None:
+    """Claim an op of ours whose query is argument number `first`."""
+    op, kernel = getattr(torch.ops.thunder_fn, name).default, getattr(attention, name)
+
+    def like(*args: Any) -> Any:
+        return op(*args)
+
+    def run(*args: Any) -> Any:
+        return (kernel if _on_gpu(args[first]) else op)(*args)
+
+    def takes(*args: Any) -> bool:
+        query, value = args[first], args[first + 2]
+        largest = max(query.shape[-1], value.shape[-1])
+        return query.dtype in FLOATS and largest <= attention.LARGEST
+
+    operator = EXECUTOR.register_operator(f"triton_{name}", like=like, fn=run)
+    EXECUTOR.register_implementation(op, operator, checker=takes)
+
+
+_register_attention("attention_tangent", 0)
+_register_attention("attention_pullback", 1)
+_register_attention("attention_pullback_tangent", 1)
