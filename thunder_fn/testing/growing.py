@@ -258,7 +258,7 @@ SWAPPED: tuple[Program, ...] = (
     *(
         Program((VECTOR, VECTOR), (Step(name, (0, 1)), Step(name, (2, 1)), *more))
         for more in ((), _READING)
-        for name in FAMILIES["binary"]
+        for name in (*FAMILIES["binary"], "add_scaled")
     ),
     Program((MATRIX, MATRIX), (Step("mm", (0, 1)), Step("mm", (2, 1)))),
 )
@@ -285,6 +285,9 @@ nothing else. Their results are returned, or read.
 """
 
 ALIKE = ((MATRIX, MATRIX), (TensorType(torch.int64, (3, 3)),) * 2)
+WITH_NUMBERS = ("aten.mul.Scalar", "aten.pow.Tensor_Scalar", "aten.rsub.Scalar")
+"""Ops whose results depend on the type of a number."""
+
 MOST_COUSINS = 4
 
 
@@ -293,21 +296,27 @@ def cousins_of_leaves(names: Sequence[str]) -> tuple[Program, ...]:
     """Programs with two leaves that differ in one argument, and nothing else, both read: of each
     step, and of each of these ops.
     """
-    steps = [Program(types, (Step(name),)) for types in ALIKE for name in FAMILIES_OF_LEAVES]
+    of_steps = (*FAMILIES_OF_LEAVES, *WITH_NUMBERS)
+    steps = [Program(types, (Step(name),)) for types in ALIKE for name in of_steps]
     found: dict[Trace, Program] = {}
     known = set[tuple[Op, TensorType]]()
     for program in (*steps, *(call for name in names for call in calls_of(name)[:1])):
         last = build(program).equations[-1:]
         key = [(e.op, program.inputs[0]) for e in last if e.op.kind == "leaf" and e.operands]
-        if not key or key[0] in known:
-            continue
-        known.update(key)
-        for place in range(MOST_COUSINS):
-            pair = replace(program, steps=(*program.steps, Step("cousin", (place,))))
-            if len(build(pair).equations) > len(build(program).equations):
+        if key and key[0] not in known:
+            known.update(key)
+            for pair in itertools.islice(_cousins_of(program), MOST_COUSINS):
                 read = replace(pair, steps=(*pair.steps, Step("mul", (0, 1))))
                 found.setdefault(build(pair), read)
     return tuple(found.values())
+
+
+def _cousins_of(program: Program) -> Iterator[Program]:
+    """The program with its last call and another one, for each that eager PyTorch takes."""
+    for place in range(2 * MOST_COUSINS):
+        pair = replace(program, steps=(*program.steps, Step("cousin", (place,))))
+        if len(build(pair).equations) > len(build(program).equations) and _runs(pair):
+            yield pair
 
 
 MOST_PAIRS, MOST_CHAINS = 240, 50
