@@ -29,9 +29,9 @@ OF_FX = ("carries facts", "leaves closed-over tensors alone")
 def check_pass(fx_pass: Pass, *, max_examples: int = 50, ops: tuple[Any, ...] = ()) -> Coverage:
     """Hold an FX pass to the laws of `check_transform`.
 
-    The pass takes a GraphModule of ATen ops, with fake tensors in `meta["val"]`. It returns a GraphModule, or changes the one that it
-    is given. Traces that no FX graph expresses, those with structured ops or with symbols as
-    numbers, are left as they are.
+    The pass takes a GraphModule of ATen ops, with fake tensors in `meta["val"]`. It returns a
+    GraphModule, or changes the one that it is given. Traces that no FX graph expresses, those with
+    structured ops or with symbols as numbers, are left as they are.
 
     Law: a pass that returns its graph as it is keeps all laws.
 
