@@ -311,6 +311,11 @@ RESULTS: dict[str, tuple[Any, str]] = {
         "<lambda> returned a Holder that holds traced tensors, but Holder is not a pytree\n"
         "Return the tensors, or register the class with `torch.utils._pytree.register_pytree_node`.",
     ),
+    "set": (
+        lambda x: {x * 2},
+        "<lambda> returned a set that holds traced tensors, but set is not a pytree\n"
+        "Return the tensors, or register the class with `torch.utils._pytree.register_pytree_node`.",
+    ),
 }
 
 

@@ -273,7 +273,10 @@ def jit(f: Callable[..., Any] | None = None, **options: Unpack[JitOptions]) -> A
     if isinstance(f, torch.nn.Module):
         return _modules().jit_module(f, options)
     if not callable(f):
-        raise JitError(f"jit: expected a function, given {kind_of(f)}: {shown(f, 60)}")
+        raise JitError(
+            f"jit: expected a function, given {kind_of(f)}: {shown(f, 60)}",
+            fix="Jit the function, then call the result: `jit(f)(x)`.",
+        )
     return Jitted(f, Options().changed(options).of_arguments(f))
 
 
