@@ -17,6 +17,7 @@ from thunder_fn.testing import Case, Coverage, Given, LawBroken, check_transform
 from thunder_fn.testing.drawn_programs import Program
 from thunder_fn.testing.growing import (
     BOUNDED,
+    BROADCAST,
     CHAIN,
     CONSTANTS,
     COUSINS,
@@ -245,6 +246,19 @@ def test_effects_beside_each_other_are_kept_in_order() -> None:
     assert "in another order" in str(counterexample_in(law, case))
 
 
+def without_rows(trace: Trace) -> Trace:
+    """Wrong where a product that is broadcast is added."""
+    made = {e.outputs[0] for e in trace.equations if e.op.name == "aten.mul.Tensor"}
+
+    def rewrite(builder: Any, equation: Equation, operands: Any) -> Any:
+        rows = [var in made and var.type != equation.outputs[0].type for var in equation.operands]
+        if equation.op.name == "aten.add.Tensor" and any(rows):
+            return builder.add(equation.op, (operands[rows.index(False)],) * 2, equation.output_types)
+        return put(builder, equation, operands)
+
+    return rewritten(trace, rewrite)
+
+
 def _leaves_of(body: Trace) -> tuple[Any, ...]:
     return tuple((e.op, e.args) for e in body.equations)
 
@@ -261,6 +275,7 @@ NESTED_COUSINS = [program for program in COUSINS if program.steps[0].bodies[0].s
     ("wrong", "programs"),
     [
         (without_bound, BOUNDED),
+        (without_rows, BROADCAST),
         (without("aten.convolution.default", 5, (Literal(1), Literal(1))), calls_of("aten.convolution.default")),
         (without("aten.avg_pool2d.default", 4, Literal(False)), calls_of("aten.avg_pool2d.default")),
         (without("aten.flip.default", 1, (Literal(0),)), pairs_of(["aten.flip.default"])),
@@ -275,6 +290,7 @@ NESTED_COUSINS = [program for program in COUSINS if program.steps[0].bodies[0].s
     ],
     ids=[
         "max_steps",
+        "rows",
         "dilation",
         "ceil_mode",
         "dims",

@@ -284,6 +284,17 @@ COUSINS: tuple[Program, ...] = (
 nothing else. Their results are returned, or read.
 """
 
+BROADCAST: tuple[Program, ...] = tuple(
+    Program(
+        (TensorType(F64, (2, 3)), *(TensorType(F64, shape),) * 2), (Step(a, (0, 1)), Step(b, picks))
+    )
+    for shape in ((3,), (2, 1))
+    for a in FAMILIES["binary"][:4]
+    for b in FAMILIES["binary"][:4]
+    for picks in ((0, 3), (3, 0))
+)
+"""Programs in which a result is broadcast, as either operand."""
+
 ALIKE = ((MATRIX, MATRIX), (TensorType(torch.int64, (3, 3)),) * 2)
 WITH_NUMBERS = ("aten.mul.Scalar", "aten.pow.Tensor_Scalar", "aten.rsub.Scalar")
 """Ops whose results depend on the type of a number."""
