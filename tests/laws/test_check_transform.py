@@ -95,6 +95,7 @@ OF_FEW_CALLS: dict[str, tuple[Any, Any, Any]] = {
         ops.aten.fmod.Tensor,
         lambda e: e.outputs[0].type.dtype == torch.int32,
     ),
+    "scalars": (ops.aten.transpose.int, ops.aten.neg.default, lambda e: e.outputs[0].type.shape == ()),
     "infinite numbers": (ops.aten.isinf.default, ops.aten.isnan.default, lambda e: True),
 }
 

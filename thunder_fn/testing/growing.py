@@ -584,6 +584,9 @@ defaults, and other values of all, with the others.
 """
 
 
+SCALARS = (TensorType(F64, ()),) * 2
+"""Inputs of calls with any arguments that an op takes then: its plain ones may name a dim."""
+
 MOST_PLACES = 2
 """The number of inputs with which every argument of an op is tried."""
 
@@ -606,7 +609,9 @@ def calls_of(name: str) -> tuple[Program, ...]:
             program = Program(types, (step,))
             if made and (count < MOST_PLACES or _runs(program)):
                 found.setdefault((types, made), program)
-    drawn = list(found.values())
+    scalars = (Program(SCALARS, (step,)) for step in variants if takes(name, SCALARS, step.picks))
+    few_scalars = () if name in UNCHECKED else itertools.islice(filter(_runs, scalars), MOST_PLACES)
+    drawn = [*found.values(), *few_scalars]
     return (*in_turn((drawn, samples)), *_of_infinite(name))
 
 
