@@ -172,7 +172,8 @@ def run_collective(
 
     Raises:
         DistributedError: it failed; names the equation (its `text`), the user's line, and the ranks
-            that are gone or elsewhere.
+            that are gone or elsewhere. Or no rank of the group is there: PyTorch's fake groups give
+            memory that nobody wrote.
     """
     group = None if equation.op.name == WAIT or equation.op == ops.SENT else _group_of(equation)
     if isinstance(group, str) and group.startswith(SIMULATED):
@@ -181,6 +182,13 @@ def run_collective(
         raise DistributedError(what, source=equation.source, fix=fix)
     if not (dist.is_available() and dist.is_initialized()):
         return run()
+    if group is not None and _has_values(tensors) and internals.is_fake_group(group):
+        what = f"{equation.op}: the ranks of this group are not there, and nothing is sent"
+        fix = (
+            "`fake_world` is for plans of meta tensors. Make a process group, such as one by the"
+            " backend gloo, to run the function."
+        )
+        raise DistributedError(what, equation=text(), source=equation.source, fix=fix)
     _heart.start()
     what = _text(equation, tensors)
     is_wait = equation.op.name == WAIT or equation.op == ops.SENT
@@ -311,6 +319,10 @@ def _ends(equation: Equation) -> str:
 
 def _is_on_cpu(var: Var) -> bool:
     return isinstance(var.type, TensorType) and var.type.device.type == "cpu"
+
+
+def _has_values(tensors: Sequence[torch.Tensor]) -> bool:
+    return any(type(tensor) is torch.Tensor and not tensor.is_meta for tensor in tensors)
 
 
 def _text(equation: Equation, tensors: Sequence[torch.Tensor]) -> str:
