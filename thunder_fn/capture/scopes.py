@@ -25,6 +25,7 @@ from thunder_fn.capture.outside.levels import UNFOLLOWED, is_followed
 from thunder_fn.capture.outside.properties import PROPERTIES, answer, check_type
 from thunder_fn.capture.recorded import Scope
 from thunder_fn.capture.recorder import Recorder, current
+from thunder_fn.capture.replaced.cast_inside import CAST_INSIDE
 from thunder_fn.capture.replaced.indexing import getitem, setitem
 from thunder_fn.capture.replaced.lookasides import original_of, replacement
 from thunder_fn.capture.replaced.number_calls import asks_length
@@ -177,6 +178,7 @@ another means.
 
 INSTEAD: dict[Any, Callable[..., Any]] = {
     **REWRITTEN,
+    **CAST_INSIDE,
     _DATA.__set__: _set_data,
     **dict.fromkeys((Tensor.detach_, torch.detach_), _detach_in_place),
     **dict.fromkeys((_ATEN_DETACH, _ATEN_DETACH.default), _detach_in_place),
