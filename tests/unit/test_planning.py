@@ -306,6 +306,19 @@ def test_a_ring_sends_to_one_neighbour_at_a_time(world: int) -> None:
     assert ring.timeline.wire_bytes == 14 * x.nbytes and heads.timeline.wire_bytes == 4 * x.nbytes * 7 / 8
 
 
+def test_experts_send_their_slots(world: int) -> None:
+    """There and back, forwards and backwards."""
+    experts, capacity, width, tokens = 2 * world, 3, 8, 16
+    with torch.device("meta"):
+        x, weights, chosen = torch.empty(tokens, width), torch.empty(tokens, 2), torch.empty(tokens, 2).long()
+        params = torch.empty(2, width, width)
+    mesh = init_device_mesh("cpu", (world,))
+    moe = tfn.expert_parallel(lambda params, x: x @ params, mesh, experts, capacity=capacity)
+    found = tfn.plan(tfn.grad(lambda x: moe(params, x, chosen, weights).square().sum()), (x,), "h100")
+    ((one, times, _),) = found.timeline.collectives
+    assert (one.kind, one.ranks, one.num_bytes, times) == ("all-to-all", world, experts * capacity * width * 4, 4)
+
+
 def test_equal_layers_cost_equally(world: int) -> None:
     def make(layers: int) -> tuple[Any, tuple[Any, torch.Tensor]]:
         with torch.device("meta"):
