@@ -192,6 +192,22 @@ def cond_operator(pred: Any, true_fn: Any, false_fn: Any, operands: Any) -> Any:
     return operator(pred, true_fn, false_fn, operands)
 
 
+def while_loop_operator(cond_fn: Any, body_fn: Any, consts: Any, carry: Any) -> Any:
+    """Call the operator behind `torch.while_loop`, as `cond_operator` does. The functions take
+    the consts first.
+    """
+    operator = importlib.import_module("torch._higher_order_ops.while_loop").while_loop_op
+
+    def holds(*args: Any) -> Any:
+        return cond_fn(*args[len(carry) :], *args[: len(carry)])[0]
+
+    def run(*args: Any) -> tuple[Any, ...]:
+        new = body_fn(*args[len(carry) :], *args[: len(carry)])
+        return tuple(x.clone() if any(x is arg for arg in args) else x for x in new)
+
+    return operator(holds, run, tuple(carry), tuple(consts))
+
+
 def is_make_fx() -> bool:
     """Test whether PyTorch's `make_fx` records what runs: it has no values to decide on."""
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
