@@ -309,6 +309,13 @@ def test_what_no_guard_can_look_into_is_said_once() -> None:
         assert torch.equal(jit(lambda x: x * tfn.constant(steps[0]))(X), X * 2)
 
 
+@pytest.mark.parametrize("show", [str, repr, "{:.3f}".format, lambda w: f"{w}", lambda w: f"{w}"])
+def test_the_text_of_a_tensor_is_said_to_be_a_constant(show: Callable[[torch.Tensor], str]) -> None:
+    w = torch.tensor(1.0)
+    with pytest.warns(OutsideWarning, match="the text of a tensor in .* is taken as a constant"):
+        jit(lambda x: x * len(show(w)))(X)
+
+
 def test_a_constant_is_not_looked_at() -> None:
     cfg = SimpleNamespace(a=SimpleNamespace(k=2.0), j=1.0)
     f = jit(lambda x: x * tfn.constant(cfg.a.k) + cfg.j)
