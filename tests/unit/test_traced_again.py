@@ -169,13 +169,63 @@ def test_a_size_found_in_data_is_not_stored_outside() -> None:
 COUNT, ROWS = [0], torch.eye(3).to_sparse()
 
 
-def counted_product(x: torch.Tensor) -> torch.Tensor:
+class Counter:
+    count = 0
+
+
+def counts_in_a_global(x: torch.Tensor) -> torch.Tensor:
     COUNT[0] += 1
     return torch.sparse.mm(ROWS, x.sin()).sum() * COUNT[0]
 
 
-def test_what_torch_func_computes_in_our_place_changes_objects_once() -> None:
-    x = torch.arange(9.0).view(3, 3)
+def counts_in_a_closed_list() -> Any:
+    n, rows = [0], torch.eye(3).to_sparse()
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        n[0] += 1
+        return torch.sparse.mm(rows, x.sin()).sum() * n[0]
+
+    return f
+
+
+def counts_in_a_closed_object() -> Any:
+    n, rows = Counter(), torch.eye(3).to_sparse()
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        n.count += 1
+        return torch.sparse.mm(rows, x.sin()).sum() * n.count
+
+    return f
+
+
+def counts_and_reads_a_graph() -> Any:
+    n, w = 0, torch.ones(3, requires_grad=True)
+    loss = w.exp().sum()
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        nonlocal n
+        n += 1
+        return (torch.autograd.grad(loss, w, retain_graph=True)[0].log() * x.sin()).sum() * n
+
+    return f
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: counts_in_a_global, counts_in_a_closed_list, counts_in_a_closed_object, counts_and_reads_a_graph],
+)
+def test_what_torch_func_computes_in_our_place_changes_objects_once(make: Callable[[], Any]) -> None:
+    x, f = torch.arange(9.0).view(3, 3), make()
     COUNT[0] = 0
-    torch.testing.assert_close(tfn.grad(counted_product)(x), x.cos())
-    assert COUNT == [1]
+    for n in range(1, 36):  # so many calls that their captures are watched no more
+        torch.testing.assert_close(tfn.grad(f)(x), x.cos() * n)
+
+
+def test_a_call_without_a_key_counts_in_its_argument_once() -> None:
+    x, counter = torch.arange(9.0).view(3, 3), Counter()
+
+    def f(x: torch.Tensor, rows: torch.Tensor, n: Counter) -> torch.Tensor:
+        n.count += 1
+        return torch.sparse.mm(rows, x.sin()).sum() * n.count
+
+    torch.testing.assert_close(tfn.grad(f)(x, ROWS, counter), x.cos())

@@ -53,6 +53,7 @@ FLOW: dict[str, Any] = {
 }
 BROKEN: dict[str, Any] = {
     "jit": tfn.jit(tfn.grad(closing)),
+    "jitted module": tfn.jit(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh())),
     "a custom rule": tfn.grad(lambda x: tripled(x).sum()),
     "scan in grad": tfn.grad(lambda x: tfn.scan(lambda c, y: (c * y, c), x.sum(), x)[0]),
     "cond in grad": tfn.grad(lambda x: tfn.cond(x.sum() > 0, loss, lambda x: x.sum(), (x,))),

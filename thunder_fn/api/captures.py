@@ -19,7 +19,8 @@ import threading
 import types
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,6 +88,13 @@ class _Call:
     closed: set[int] = field(default_factory=set[int])
     holders: dict[int, int] = field(default_factory=dict[int, int])
     objects: list[Any] = field(default_factory=list[Any])
+
+    def find_key(self, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable | None:
+        """The key of the call under the present modes; None for a call that has none."""
+        try:
+            return self.key(f, args, kwargs), internals.kinds_of_modes()
+        except _Unknown:
+            return None
 
     def key(self, f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
         """The key of the call.
@@ -377,18 +385,16 @@ def _planned(
         of: the transformed function, or a tuple of what makes it one.
         make: captures the function, by what it is given in the place of `capture`.
     """
-    root = _root_of(of)
-    if current() is not None or internals.is_intercepted() or not _CAPTURES.is_watched(root):
+    if current() is not None:
+        return make(capture).run(pytree.tensors_in((args, kwargs)))
+    root, call, key = _root_of(of), _Call(), None
+    if internals.is_intercepted():
         if (twin := twin_of(of, args, kwargs)) is not None:
             return twin(*args, **kwargs)
-        return make(capture).run(pytree.tensors_in((args, kwargs)))
-    call = _Call()
-    try:
-        key = call.key(of, args, kwargs), internals.kinds_of_modes()
-    except _Unknown:
-        key = None
-    if key is None:  # outside of the handler, so that a user's error has no cause of ours
-        return make(capture).run(pytree.tensors_in((args, kwargs)))
+    elif _CAPTURES.is_watched(root):
+        key = call.find_key(of, args, kwargs)
+    if key is None:
+        return _run_once(make, root, args, kwargs)
     found = _CAPTURES.find(key, call.tensors)
     _CAPTURES.count(root, is_miss=found is None)
     return found.run(call) if found is not None else _run_first(call, key, root, make)
@@ -420,6 +426,33 @@ def _by_torch(of: Any) -> Callable[..., Any] | None:
             return None
 
 
+@contextmanager
+def _undone(watch: Watch) -> Generator[None]:
+    """Undo what the function wrote outside, if torch.func is to run it again."""
+    try:
+        yield
+    except (UnsupportedCall, UnsupportedInput) as error:
+        if error.is_eager:
+            watch.put_back()
+        raise
+
+
+def _run_once(
+    make: Callable[[Callable[..., Captured]], Plan],
+    root: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """The result of a call whose plan is not kept."""
+    watch = Watch(root)
+    for one in pytree.flatten((args, kwargs))[0]:
+        if is_object(one):
+            watch.reach(one, type(one).__name__)
+    with observing(watch), _undone(watch):
+        plan = make(capture)
+    return plan.run(pytree.tensors_in((args, kwargs)))
+
+
 def _run_first(
     call: _Call, key: Hashable, root: Any, make: Callable[[Callable[..., Captured]], Plan]
 ) -> Any:
@@ -428,13 +461,8 @@ def _run_first(
     watch, lifting = Watch(root, hears_calls=True), _Lifting()
     for one in call.objects:
         watch.reach(one, type(one).__name__)
-    with observing(watch) as attributes:
-        try:
-            plan = make(lifting.capture)
-        except (UnsupportedCall, UnsupportedInput) as error:
-            if error.is_eager:  # torch.func runs the function again
-                watch.put_back()
-            raise
+    with observing(watch) as attributes, _undone(watch):
+        plan = make(lifting.capture)
     watch.finish()
     if (
         watch.is_repeatable

@@ -64,8 +64,11 @@ from thunder_fn.torch_internals.groups import (
     MeshDim,
     default_store,
     fake_store,
+    is_fake_group,
     joint_mesh,
     ranks_of_group,
+    sent_to,
+    unwaited_collectives,
 )
 from thunder_fn.torch_internals.guards import (
     attention_kernels,

@@ -52,6 +52,7 @@ HIGHER_ORDER = {
         "AutogradFunctionApply.__call__",
     ),
     "scaler step": ("torch.amp.grad_scaler", "GradScaler._maybe_opt_step"),
+    "averaged model": ("torch.optim.swa_utils", "AveragedModel.update_parameters"),
     "zero_grad": ("torch.optim.optimizer", "Optimizer.zero_grad"),
     "adafactor": ("torch.optim._adafactor", "_single_tensor_adafactor"),
     "adafactor foreach": ("torch.optim._adafactor", "_multi_tensor_adafactor"),
