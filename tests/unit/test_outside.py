@@ -721,6 +721,23 @@ def test_watching_runs_no_code_of_the_user() -> None:
     assert torch.equal(jitted(X), f(X))
 
 
+class Incomparable:
+    """An object that only its owner may compare, as a bar of tqdm is."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    def _refused(self, *_: object) -> Any:
+        raise AttributeError("no such comparison")
+
+    __eq__ = __hash__ = __bool__ = __len__ = _refused
+
+
+def test_a_callee_is_not_compared() -> None:
+    one = Incomparable()
+    assert torch.equal(jit(lambda x: one(x))(X), 2 * X)
+
+
 def test_what_was_found_is_looked_at_again_after_a_write() -> None:
     """A helper that runs before and after its caller's write finds other objects: both are guarded."""
     first, second, state = SimpleNamespace(k=2.0), SimpleNamespace(k=3.0), {}

@@ -100,6 +100,7 @@ from thunder_fn.torch_internals.higher_order import (
     on_import,
     pytorchs,
     vmap_info,
+    while_loop_operator,
 )
 from thunder_fn.torch_internals.known_results import (
     Layout,

@@ -485,6 +485,18 @@ def operand_tuple(op: str, name: str, operands: Any) -> tuple[Any, ...]:
     return tuple(operands)
 
 
+def is_kept_open(choice: Any) -> bool:
+    """Test whether `make_fx` or `torch.export` records this choice or size without its value.
+
+    Deciding on the value of the example would bake it in. PyTorch's own ops keep it open.
+    """
+    if current() is not None:
+        return False
+    if isinstance(choice, torch.Tensor):
+        return internals.is_make_fx()
+    return isinstance(choice, (torch.SymBool, torch.SymInt))
+
+
 def decided(op: str, choice: Any, kind: type[int]) -> int:
     """Convert an eager predicate or index to a bool or an int."""
     try:
