@@ -297,7 +297,7 @@ def vmap(
         >>> vmap(torch.dot)(torch.ones(2, 3), torch.ones(2, 3))
         tensor([3., 3.])
 
-    Source: torch.func.vmap for the signature; functorch's batching rules through derive_vmap.py.
+    Source: torch.func.vmap for the signature; functorch's batching rules by `leaf_vmap`.
     """
     if randomness not in RANDOMNESS:
         raise VmapError(

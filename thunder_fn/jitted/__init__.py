@@ -27,6 +27,7 @@ from thunder_fn.errors import JitError, kind_of
 from thunder_fn.executors import Program
 from thunder_fn.executors.base import watched_by
 from thunder_fn.executors.running import tell_line
+from thunder_fn.ir.notebook import ShownList
 from thunder_fn.ir.text import shown
 from thunder_fn.ir.trace import Trace
 from thunder_fn.jitted import dynamic
@@ -484,7 +485,7 @@ def explain_misses(f: Callable[..., Any]) -> list[Miss]:
         ['s1 > 5 (s1 is args[1])']
     """
     inner = _jitted_of(f)
-    return list(inner.programs.misses) if inner is not None else []
+    return ShownList(inner.programs.misses if inner is not None else ())
 
 
 def cache_info(f: Callable[..., Any]) -> CacheInfo:
