@@ -85,6 +85,8 @@ def test_what_pytorch_cannot_is_refused() -> None:
         torch._dynamo.reset()
         with pytest.raises(Exception, match=r"inside of a transform; leave `fullgraph=True` out"):
             torch.compile(BROKEN[name], backend="eager", fullgraph=True)(X)
+    with pytest.raises(Exception, match=r"traces what it calls by itself: leave `fullgraph=True` out"):
+        torch.compile(BROKEN["jit"], backend="eager", fullgraph=True)(X)
 
 
 @pytest.mark.parametrize("mode", ["real", "symbolic"])
