@@ -31,7 +31,7 @@ SECONDS = 240
 """A fork that runs longer says where it is, and ends with status 1."""
 
 
-def start(run: Callable[[], object], written: Path) -> int:
+def start(run: Callable[[], object], written: Path, seconds: float = SECONDS) -> int:
     """Run a function in a fork of this process, what it writes in a file; its process id.
 
     The fork ends as a program does: with the status of SystemExit, or a traceback and 1.
@@ -46,7 +46,7 @@ def start(run: Callable[[], object], written: Path) -> int:
     with open(written, "wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    faulthandler.dump_traceback_later(SECONDS, exit=True)
+    faulthandler.dump_traceback_later(seconds, exit=True)
     try:
         run()
     except Exception:  # noqa: BLE001 - as a program that ends so

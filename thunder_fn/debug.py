@@ -98,6 +98,7 @@ torch.library.register_fake(
     "thunder_fn::debug", lambda function, values, sizes, batched: None, lib=LIBRARY
 )
 torch.library.register_vmap("thunder_fn::debug", _batched, lib=LIBRARY)
+torch.fx.has_side_effect(torch.ops.thunder_fn.debug.default)  # passes of FX keep it, too
 
 
 # ---- for users ----

@@ -116,7 +116,7 @@ def _laws() -> list[str]:
     for group, laws in GROUPS.items():
         lines.append(f"laws of {group}:")
         lines += [
-            f"  {name}: {(inspect.getdoc(law) or '').partition(chr(10))[0]}"
+            f"  {name}: {' '.join((inspect.getdoc(law) or '').partition(chr(10) * 2)[0].split())}"
             for name, law in laws.items()
         ]
     return lines

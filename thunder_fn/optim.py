@@ -206,8 +206,17 @@ class FunctionalOptimizer:
     def init(self, params: Any) -> State:
         """The state before the first step: zeros, where the optimizer starts with such, else the
         state that it has when it is made.
+
+        Raises:
+            OptimizerError: params is no pytree of tensors.
         """
-        leaves = [leaf.detach() for leaf in pytree.flatten(params)[0]]
+        leaves = pytree.flatten(params)[0]
+        if other := [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]:
+            raise OptimizerError(
+                f"init: expected a pytree of tensors, with {kind_of(other[0])} in it",
+                fix="Write `init(dict(module.named_parameters()))` for those of a module.",
+            )
+        leaves = [leaf.detach() for leaf in leaves]
         optimizer = self._made(leaves)
         if self.make in STARTS_AT_ZERO:
             internals.make_optimizer_state(optimizer)

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from thunder_fn.capture.scopes import user_source
-from thunder_fn.errors import TraceTypeError, is_int, with_article
+from thunder_fn.errors import TraceTypeError, is_int, spelled, with_article
 from thunder_fn.ir.trace import type_of_value
 from thunder_fn.spellings import no_such_name
 
@@ -272,6 +272,7 @@ def _fractions(
     return words.to(kind), digits
 
 
+@spelled(minval="low", maxval="high")
 def uniform(
     key: Tensor,
     shape: Shape = (),
@@ -341,6 +342,7 @@ def bernoulli(key: Tensor, p: float | Tensor = 0.5, shape: Shape | None = None) 
     return uniform(key, sizes, torch.float32) < p
 
 
+@spelled(minval="low", maxval="high")
 def randint(
     key: Tensor,
     shape: Shape,

@@ -8,6 +8,11 @@ _TREES = "Write `torch.utils._pytree.tree_map` and its relatives; every transfor
 _MESH = "Write `tfn.fsdp`, `tfn.ddp` or `tfn.tensor_parallel`, in the processes of `torchrun`."
 _LAX = "`scan`, `cond`, `switch`, `while_loop`, `fori_loop` and `map` are names of `tfn` itself."
 _STEP = "Write `tfn.functional_optimizer(torch.optim.{}, lr=...)`, which has `init` and `update`."
+_OPTIMIZERS = {
+    spelling: _STEP.format(name)
+    for name in ("Adam", "AdamW", "SGD")
+    for spelling in (name, name.lower())
+}
 _DYNAMO = "Write `torch.compiler.{}`: thunder_fn has no such switch of its own."
 
 ELSEWHERE: dict[str, dict[str, str]] = {
@@ -47,6 +52,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "disable": _DYNAMO.format("disable"),
         "is_compiling": _DYNAMO.format("is_compiling"),
         "apply_updates": _STEP.format("Adam"),
+        **_OPTIMIZERS,
     },
     "thunder_fn.random": {
         "PRNGKey": "Write `tfn.random.key(seed)`.",
@@ -57,12 +63,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "exponential": "Write `-torch.log1p(-tfn.random.uniform(key, shape))`.",
     },
     "thunder_fn.optim": {
-        "adam": _STEP.format("Adam"),
-        "adamw": _STEP.format("AdamW"),
-        "sgd": _STEP.format("SGD"),
-        "Adam": _STEP.format("Adam"),
-        "AdamW": _STEP.format("AdamW"),
-        "SGD": _STEP.format("SGD"),
+        **_OPTIMIZERS,
         "apply_updates": _STEP.format("Adam"),
     },
 }

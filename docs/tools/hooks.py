@@ -192,7 +192,8 @@ def in_forks(
         while waiting and len(running) < (os.cpu_count() or 1):
             path, file = waiting.pop()
             part = file.with_suffix(".part")
-            pid = forks.start(lambda path=path, part=part: _write(part, work(path)), _log(file))
+            run = lambda path=path, part=part: _write(part, work(path))
+            pid = forks.start(run, _log(file), seconds=1800)  # a busy machine is slow
             running[pid] = path, file
         pid, status = os.waitpid(-1, 0)
         path, file = running.pop(pid)

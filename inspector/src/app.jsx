@@ -261,7 +261,7 @@ function Steps({ model, step, followed, goTo }) {
           <li key={at}>
             {runs.length > 1 && steps[at - 1]?.run !== one.run && <h2>{one.run + 1}. {runs[one.run].name}</h2>}
             <button class={`step ${at === step ? "on" : ""} ${followed && followed[at] === undefined ? "without" : ""}`} onClick={() => goTo(at)} aria-current={at === step}>
-              <span class="name"><i class={`dot ${one.kind}`} />{one.name}</span>
+              <span class="name"><i class={`dot ${one.kind}`} />{one.name.split(/(?<=_)/).flatMap((part) => [part, <wbr />])}</span>
               <span class="ms">{msText(one.ms)}</span>
               <span class="bar"><i style={{ width: `${(100 * one.ms) / most}%` }} /></span>
               <StepCounts counts={model.changed(at).counts} />

@@ -28,7 +28,7 @@ from tests.messages import message_of
 from thunder_fn.benchmarks.models import GPT
 from thunder_fn.distributed import heartbeat
 from thunder_fn.errors import DistributedError, RewriteError
-from thunder_fn.torch_internals import default_store
+from thunder_fn.torch_internals import default_store, unwaited_collectives
 
 STEPS, BATCH = 8, 4
 STORED, ROUNDED = ("adapters", "nf4"), ("int8",)
@@ -619,6 +619,7 @@ def run_rank(ports: int, rank: int, size: int, folder: Path, names: list[str]) -
     mesh = init_device_mesh("cpu", (size,))
     for name in names:
         SCENARIOS[name](mesh, rank, size, folder)
+        assert not unwaited_collectives(), f"{name}: {unwaited_collectives()} are sent and not waited for"
         dist.barrier()  # gloo's threads outlive a rank that leaves while others still talk to it
     dist.destroy_process_group()
     sys.stdout.flush()

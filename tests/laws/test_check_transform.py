@@ -12,11 +12,12 @@ import thunder_fn as tfn
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.simplify import cse, dce
 from thunder_fn.ir import ops, put, rewritten
-from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, TraceBuilder, map_arg
+from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, TraceBuilder, map_arg, python_args
 from thunder_fn.testing import Case, Coverage, Given, LawBroken, check_transform, reproduce
 from thunder_fn.testing.drawn_programs import Program
 from thunder_fn.testing.growing import (
     BOUNDED,
+    BROADCAST,
     CHAIN,
     CONSTANTS,
     COUSINS,
@@ -26,6 +27,7 @@ from thunder_fn.testing.growing import (
     SWAPPED,
     VECTOR,
     calls_of,
+    cousins_of_leaves,
     pairs_of,
     two_deep,
 )
@@ -93,6 +95,7 @@ OF_FEW_CALLS: dict[str, tuple[Any, Any, Any]] = {
         ops.aten.fmod.Tensor,
         lambda e: e.outputs[0].type.dtype == torch.int32,
     ),
+    "scalars": (ops.aten.transpose.int, ops.aten.neg.default, lambda e: e.outputs[0].type.shape == ()),
     "infinite numbers": (ops.aten.isinf.default, ops.aten.isnan.default, lambda e: True),
 }
 
@@ -244,21 +247,66 @@ def test_effects_beside_each_other_are_kept_in_order() -> None:
     assert "in another order" in str(counterexample_in(law, case))
 
 
+def without_rows(trace: Trace) -> Trace:
+    """Wrong where a product that is broadcast is added."""
+    made = {e.outputs[0] for e in trace.equations if e.op.name == "aten.mul.Tensor"}
+
+    def rewrite(builder: Any, equation: Equation, operands: Any) -> Any:
+        rows = [var in made and var.type != equation.outputs[0].type for var in equation.operands]
+        if equation.op.name == "aten.add.Tensor" and any(rows):
+            return builder.add(equation.op, (operands[rows.index(False)],) * 2, equation.output_types)
+        return put(builder, equation, operands)
+
+    return rewritten(trace, rewrite)
+
+
+def _leaves_of(body: Trace) -> tuple[Any, ...]:
+    return tuple((e.op, e.args) for e in body.equations)
+
+
+def _numbers(e: Equation) -> list[Any]:
+    """The arguments as Python compares them: 1, 1.0 and True are one."""
+    return [tuple(arg) if isinstance(arg, list) else arg for arg in python_args(e, str)[0]]
+
+
+NESTED_COUSINS = [program for program in COUSINS if program.steps[0].bodies[0].steps[0].bodies]
+
+
 @pytest.mark.parametrize(
     ("wrong", "programs"),
     [
         (without_bound, BOUNDED),
+        (without_rows, BROADCAST),
         (without("aten.convolution.default", 5, (Literal(1), Literal(1))), calls_of("aten.convolution.default")),
         (without("aten.avg_pool2d.default", 4, Literal(False)), calls_of("aten.avg_pool2d.default")),
         (without("aten.flip.default", 1, (Literal(0),)), pairs_of(["aten.flip.default"])),
         (merged_by(lambda e, xs: (e.op, *xs, e.output_types, e.kwargs, str(e.args))), COUSINS),
         (merged_by(lambda e, xs: (e.op, *xs, e.output_types, e.bodies, str(e.args))), COUSINS),
         (merged_by(lambda e, xs: (e.op, frozenset(xs), e.output_types, e.kwargs, e.bodies)), SWAPPED),
+        (merged_by(lambda e, xs: (e.op, frozenset(xs), e.kwargs) if e.op.name == "aten.add.Tensor" else e), SWAPPED),
+        (merged_by(lambda e, xs: (e.op, *xs, tuple(map(_leaves_of, e.bodies)), e.kwargs, str(e.args))), NESTED_COUSINS),
+        (merged_by(lambda e, xs: (e.op, *xs, e.output_types, str(e.args))), cousins_of_leaves),
+        (merged_by(lambda e, xs: (e.op, *xs, e.output_types, e.kwargs)), cousins_of_leaves),
+        (merged_by(lambda e, xs: (e.op, *xs, str(python_args(e, str)[1]), *_numbers(e))), cousins_of_leaves),
     ],
-    ids=["max_steps", "dilation", "ceil_mode", "dims", "bodies", "options", "order"],
+    ids=[
+        "max_steps",
+        "rows",
+        "dilation",
+        "ceil_mode",
+        "dims",
+        "bodies",
+        "options",
+        "order",
+        "order of sums with alpha",
+        "nests",
+        "keywords",
+        "arguments",
+        "numbers",
+    ],
 )
 def test_programs_made_on_purpose_show(wrong: Any, programs: Any) -> None:
-    cases = [Case(program) for program in programs]
+    cases = [Case(program) for program in (programs(()) if callable(programs) else programs)]
     law, held = (laws_of_transform(f, Promised())["keeps values"] for f in (wrong, lambda trace: trace))
     assert any(counterexample_in(law, case) for case in cases)
     assert not any(counterexample_in(held, case) for case in cases[:6])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from dataclasses import replace
@@ -15,14 +16,15 @@ import thunder_fn as tfn
 from thunder_fn.ir import Trace
 from thunder_fn.testing import Case, LawBroken, Program, Step, check_backend, check_pass
 from thunder_fn.testing.backends import compare, surveyed
-from thunder_fn.testing.growing import ALIASES, DEAD, MATRIX, VECTOR
-from thunder_fn.testing.laws.promises import ENSURED
+from thunder_fn.testing.growing import ALIASES, CHAIN, DEAD, EFFECTS, MATRIX, VECTOR
+from thunder_fn.testing.laws.promises import ENSURED, Promised
 from thunder_fn.testing.mutations import planted, survivors
-from thunder_fn.testing.mutations.mutants import beyond, mutants_of, search_of, transform_at
+from thunder_fn.testing.mutations.mutants import beyond, mutants_of, search_of, transform_at, verdict
 from thunder_fn.testing.mutations.survivors import print_survivors
 from thunder_fn.testing.mutations.users import USERS, sorted_sums
 from thunder_fn.testing.others import transform_of
 from thunder_fn.testing.plugin import transforms_of
+from thunder_fn.testing.user import Search
 
 aten = torch.ops.aten
 
@@ -149,6 +151,18 @@ def test_mutants_that_survived_once_are_caught(path: str, bug: str, programs: An
         assert any(search.error_of(law, case.trace, case.inputs) for case in cases)
 
 
+def test_time_that_is_up_inside_of_a_law_is_no_broken_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search takes any exception for one of the transform: two mutants counted as caught that were not."""
+
+    def endless(transform: Any, **_: Any) -> None:
+        search = Search(transform, Promised())
+        search.laws = {"keeps values": lambda trace, inputs: all(x >= 0 for x in itertools.count())}
+        assert search.error_of("keeps values", Case(Program((VECTOR, VECTOR), CHAIN)).trace, ()) is None, "broken"
+
+    monkeypatch.setattr("thunder_fn.testing.mutations.mutants.check_transform", endless)
+    assert verdict(f"{USERS[0].__module__}:sorted_sums", mutants_of(sorted_sums)[0], 0.1) == "OUT OF TIME"
+
+
 def test_a_table_of_mutants_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[str]()
     monkeypatch.setattr(survivors, "verdict", lambda path, mutation, seconds: asked.append(mutation.bug) or "SURVIVES")
@@ -174,6 +188,20 @@ def test_mutants_that_no_law_catches_are_told_apart_by_witnesses(monkeypatch: py
     ):
         (mutation,) = (one for name, one in found.items() if name.startswith(bug))
         assert beyond(path, mutation).startswith(said), bug
+
+
+def test_dead_code_elimination_of_fx_keeps_calls_of_python() -> None:
+    """`check_pass` blamed a right pass."""
+    trace = Case(EFFECTS[0]).trace
+    assert transform_of(lambda graph: graph.graph.eliminate_dead_code() and None)(trace) == trace
+
+
+def test_a_pass_sees_fake_tensors() -> None:
+    """As in a backend of torch.compile: passes of Inductor read `meta["val"]`."""
+    shapes = list[Any]()
+    see = lambda graph: shapes.extend(node.meta["val"].shape for node in graph.graph.nodes if node.op != "output")
+    trace = Case(Program((VECTOR, VECTOR), CHAIN)).trace
+    assert transform_of(see)(trace) == trace and shapes == [(2,)] * (2 + len(CHAIN))
 
 
 def test_a_pass_leaves_alone_what_no_graph_expresses() -> None:

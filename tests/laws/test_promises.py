@@ -16,17 +16,19 @@ import thunder_fn as tfn
 from tests.messages import message_of
 from thunder_fn.distributed.collectives import collectives
 from thunder_fn.errors import DistributedError, UnknownOption
+from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import ops, put, rewritten
 from thunder_fn.ir.trace import Equation, Op, TensorType, Trace, TraceBuilder, cut
 from thunder_fn.testing import Case, LawBroken, Program, Sized, Step, check_schedule, check_transform, reproduce
 from thunder_fn.testing.growing import CHAIN, VECTOR, in_single
-from thunder_fn.testing.laws.promises import PROMISES, law_of_promise
+from thunder_fn.testing.laws.promises import PROMISES, Promised, law_of_promise
 from thunder_fn.testing.laws.schedules import Event, explored
 from thunder_fn.testing.laws.threads import depends_on_values, works_in_threads
 from thunder_fn.testing.laws.unfolding import unfolded
 from thunder_fn.testing.mutations import counterexample_in
 from thunder_fn.testing.mutations.users import differences_as_sums
+from thunder_fn.testing.user import Search
 from thunder_fn.testing.vocabulary import functions_of, own_code
 
 aten = torch.ops.aten
@@ -156,6 +158,15 @@ def test_a_transform_that_does_nothing_breaks_its_purpose() -> None:
     with pytest.raises(LawBroken, match="ensures"):
         reproduce(case, "does what it is for", ensures=no_sine)(same)
     reproduce(case, "does what it is for", ensures=no_sine)(step_of(rounded_otherwise))
+
+
+def test_a_purpose_is_asked_about_programs_that_eager_pytorch_computes() -> None:
+    """A schema allows `alpha=True`, PyTorch does not: a purpose that computes values is not to blame."""
+    refused = Case(Program((VECTOR,), (Step("aten.add.Tensor", (0, 0, 5)),)))
+    with pytest.raises(RuntimeError, match="alpha"):
+        evaluate(refused.trace, refused.inputs)
+    search = Search(same, Promised(ensures=lambda before, after: bool(evaluate(before, refused.inputs))))
+    assert search.error_of("does what it is for", refused.trace, refused.inputs) is None
 
 
 # ---- threads, copies ----

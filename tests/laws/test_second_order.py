@@ -86,3 +86,14 @@ def test_second_derivatives(name: str) -> None:
     }
     for text, (mine, expected) in found.items():
         torch.testing.assert_close(mine, expected, rtol=2e-5, atol=2e-5, msg=lambda m, text=text: f"{text}: {m}")
+
+
+@pytest.mark.parametrize("outer", ["jacrev", "jacfwd"])
+@pytest.mark.parametrize("inner", ["jacrev", "jacfwd"])
+def test_second_derivatives_where_a_formula_divides_by_zero(outer: str, inner: str) -> None:
+    """Autograd's is NaN for sinc at 0, and torch.func's is 0."""
+    hessian = getattr(tfn, outer)(getattr(tfn, inner)(torch.sinc))
+    found = tfn.vmap(hessian)(torch.tensor([0.0, 0.3, 1.0], dtype=torch.float64))
+    steps = torch.tensor([-1e-4, 0.0, 1e-4], dtype=torch.float64)
+    before, at, after = (torch.sinc(torch.tensor([0.0, 0.3, 1.0], dtype=torch.float64) + step) for step in steps)
+    torch.testing.assert_close(found, (before - 2 * at + after) / 1e-8, rtol=1e-5, atol=1e-6)

@@ -47,6 +47,9 @@ _nnz _dimI _dimV q_scale q_zero_point q_per_channel_axis qscheme
 """
 """Properties that are an error while tracing, in eager mode too for what strided tensors do not have."""
 
+ALL_ATTRIBUTES = "__dict__ __dir__"
+"""All of what Python code set, or their names."""
+
 VALUES = """
 __bool__ __contains__ __float__ __int__ __index__ __complex__ __long__ __nonzero__ allclose equal is_nonzero
 is_same_size item tolist _is_all_true _is_any_true apply_ map_ map2_ __repr__ __str__ __format__
@@ -66,7 +69,7 @@ rename rename_ unflatten
 """Written in terms of ops, or of hooks, which have tests of their own."""
 
 MACHINERY = """
-__slotnames__ __annotations__ __firstlineno__ __static_attributes__ __array_wrap__ __delattr__ __dict__ __dir__
+__slotnames__ __annotations__ __firstlineno__ __static_attributes__ __array_wrap__ __delattr__
 __dlpack_c_exchange_api__ __doc__ __getattribute__
 __getstate__ __hash__ __init__ __init_subclass__ __module__ __new__ __setattr__ __setstate__ __subclasshook__
 __torch_dispatch__ __torch_function__ __weakref__ _clear_non_serializable_cached_data _dtensor__new__ _fix_weakref
@@ -77,7 +80,7 @@ _rev_view_func_unsafe _view_func _view_func_unsafe module_load _make_subclass _u
 
 
 def rows() -> dict[str, str]:
-    tables = (IN_THE_TYPE, WHERE_READ, REFUSED, VALUES, COMPUTED, MACHINERY)
+    tables = (IN_THE_TYPE, WHERE_READ, ALL_ATTRIBUTES, REFUSED, VALUES, COMPUTED, MACHINERY)
     return {name: table for table in tables for name in table.split()}
 
 
@@ -496,3 +499,23 @@ def test_the_dtype_of_a_bare_autocast_region_is_that_of_the_call() -> None:
     ) as each:
         for _ in each:
             assert g(x).dtype is f(x).dtype
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: vars(x).get("scale", 1.0),
+        lambda x: x.__dict__.get("scale", 1.0),
+        lambda x: 1.0 + ("scale" in dir(x)),
+        lambda x: 1.0 + len(vars(x)),
+        lambda x: 1.0 + len(vars(x * 2)),
+    ],
+)
+def test_all_attributes_of_a_tensor_at_once(read: Callable[[Tensor], float]) -> None:
+    """A tracer shows those of the tensor that it stands for, and a call with others is traced anew."""
+    f = lambda x: x * read(x)
+    jitted, inputs = jit(f), [torch.ones(2) for _ in range(3)]
+    inputs[1].scale, inputs[2].scale = 2.0, 3.0  # type: ignore[attr-defined]
+    for x in (*inputs, *inputs):
+        assert torch.equal(jitted(x), f(x))
+    assert torch.equal(grad(lambda x: f(x).sum())(inputs[0]), torch.full((2,), read(inputs[0])))

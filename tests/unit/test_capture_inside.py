@@ -608,6 +608,17 @@ def test_torchscript_has_pytorchs_derivatives(scripted: Any) -> None:
     torch.testing.assert_close(tfn.vmap(traced)(xs), torch.stack([*map(traced, xs)]))
 
 
+@pytest.mark.parametrize("wrap", [tfn.jit, tfn.compile])
+def test_a_torchscript_module_is_jitted(scripted: Any, wrap: Any) -> None:
+    x, jitted = torch.randn(4, 3), wrap(scripted.eval())
+    expected = torch.autograd.grad(scripted(x).square().sum(), [*scripted.parameters()])
+    found = torch.autograd.grad(jitted(x).square().sum(), [*jitted.parameters()])
+    torch.testing.assert_close(found, expected)
+    jitted.train()
+    assert scripted.training
+    torch.testing.assert_close(jitted(x, power=1), scripted(x, power=1))
+
+
 @pytest.mark.parametrize("wrap", [tfn.jit, lambda model: tfn.jit(lambda x: model(x))])
 def test_torchscript_in_a_module_is_trained(scripted: Any, wrap: Any) -> None:
     """The weights and statistics of a script module are those of the module after steps of the program."""

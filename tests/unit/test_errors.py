@@ -6,6 +6,7 @@ import dataclasses
 import io
 import math
 import pickle
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -311,6 +312,11 @@ RESULTS: dict[str, tuple[Any, str]] = {
         "<lambda> returned a Holder that holds traced tensors, but Holder is not a pytree\n"
         "Return the tensors, or register the class with `torch.utils._pytree.register_pytree_node`.",
     ),
+    "set": (
+        lambda x: {x * 2},
+        "<lambda> returned a set that holds traced tensors, but set is not a pytree\n"
+        "Return the tensors, or register the class with `torch.utils._pytree.register_pytree_node`.",
+    ),
 }
 
 
@@ -528,3 +534,29 @@ def test_tensors_in_the_context_of_a_pytree_of_pytorch() -> None:
         for transform in (tfn.jit, tfn.vmap, tfn.grad):
             with pytest.raises(errors.UnsupportedInput, match="a Registered holds tensors where its pytree has const"):
                 transform(f)(given)
+
+
+# ---- errors of a program that runs ----
+
+
+def picked(x: Any, i: Any) -> Any:
+    return (x + 1)[i].sum()
+
+
+RUNS: dict[str, Callable[[Any, Any], Any]] = {
+    "jit": tfn.jit(picked),
+    "eager transform": tfn.grad(picked),
+    "gradient": tfn.jit(tfn.grad(picked)),
+    "loop": tfn.jit(lambda x, i: tfn.fori_loop(0, 2, lambda _, total: total + picked(x, i), torch.zeros(()))),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_an_error_of_a_program_names_the_users_line(name: str) -> None:
+    RUNS[name](torch.ones(3), torch.tensor([0]))
+    for _ in range(2):
+        with pytest.raises(IndexError) as info:
+            RUNS[name](torch.ones(3), torch.tensor([7]))
+        (note,) = info.value.__notes__
+        assert re.match(r"while the program ran\nin equation:  v\d+: .* = aten\.", note)
+        assert note.endswith(here(picked, 1))

@@ -134,6 +134,42 @@ def test_choices_and_loops_under_make_fx_are_pytorchs() -> None:
         torch.testing.assert_close(module(x), f(x))
 
 
+LOOPS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "scan": lambda x: tfn.scan(lambda c, x: (c * 2 + x, c - x), torch.zeros(5), x)[1],
+    "scan over ints": lambda x: tfn.scan(lambda c, _: (c * 2 + 1, c + 0), x[0] * 1, length=x.shape[0])[1],
+    "scan along dim 1": lambda x: tfn.scan(lambda c, x: (c + x, c - x), torch.zeros(5), x.T, dim=1, reverse=True)[1],
+    "map": lambda x: tfn.map(lambda x, y: x.sin() * y, x, x[0] * 1),
+    "map along dim 1": lambda x: tfn.map(lambda x: x.sin(), x.T, dim=1),
+    "map, some at a time": lambda x: tfn.map(lambda x: x.sin(), x, batch_size=2),
+    "fori_loop": lambda x: tfn.fori_loop(0, x.shape[0], lambda i, total: total * 2 + x.sum(), x[0] * 1),
+    "associative_scan": lambda x: tfn.associative_scan(lambda a, b: a * b, x, 0, reverse=True),
+}
+
+
+CHOICES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "cond": lambda x: tfn.cond(x.shape[0] == 4, torch.sin, torch.cos, (x,)),
+    "switch": lambda x: tfn.switch(x.shape[0] - 4, [torch.sin, torch.cos, torch.exp], (x,)),
+    "functionalize": tfn.functionalize(lambda x: tfn.cond(x.shape[0] == 4, torch.sin, torch.cos, (x,)).add_(1)),
+    "gradient of map": lambda x: torch.autograd.grad(tfn.map(lambda x: x.sin(), (y := x.requires_grad_())).sum(), y)[0],
+}
+
+
+@pytest.mark.parametrize("name", [*LOOPS, *CHOICES])
+def test_symbolic_sizes_of_make_fx_stay_open_in_loops_and_choices(name: str) -> None:
+    f = (LOOPS | CHOICES)[name]
+    module = make_fx(f, tracing_mode="symbolic", _allow_non_fake_inputs=True)(torch.rand(4, 5))
+    for steps in (4, 7):
+        x = torch.rand(steps, 5)
+        torch.testing.assert_close(module(x), f(x))
+
+
+def test_a_traced_loop_under_make_fx_keeps_the_number_of_steps_open() -> None:
+    f = tfn.functionalize(lambda x: tfn.while_loop(lambda x: x.sum() < 99, lambda x: x + 1, (x,)))
+    module = make_fx(f)(torch.zeros(4))
+    for x in (torch.zeros(4), torch.full((4,), 20.0)):
+        assert torch.equal(module(x)[0], f(x)[0])
+
+
 def test_symbolic_sizes_become_expressions() -> None:
     module = make_fx(lambda x: torch.cat([x, x]), tracing_mode="symbolic")(torch.rand(3, 4))
     trace = from_fx(module)

@@ -169,3 +169,17 @@ def test_parts_of_a_region_are_given_what_no_later_part_reads() -> None:
     assert sorted(len(job.donated) for job in jobs.values()) == [1, 1, 1, 1, 2]
     found = join(region.closed, region.parts, greedy)(*(x.clone() for x in args))
     assert all(map(same_bits, evaluate(region.trace, args), found))
+
+
+def test_nobody_writes_over_what_travels() -> None:
+    """A gather reads its operand until it is waited for. The bug: its result shares no memory with the operand."""
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        sent = x.exp()
+        whole = torch.ops._c10d_functional.all_gather_into_tensor(sent, 2, "simulated")
+        return sent.sin(), torch.ops._c10d_functional.wait_tensor(whole)
+
+    trace = tfn.trace(f, torch.ones(4))
+    assert "'s memory" not in str(lower(trace))
+    with mock.patch.object(reuse, "may_alias", lambda op: reuse.is_alias(op)):
+        assert "'s memory" in str(lower(trace))

@@ -148,6 +148,34 @@ def kept_tensor() -> object:
     return tfn.jit(_Keeps())(X)
 
 
+@error
+def counting_body() -> object:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        steps: list[int] = []
+
+        def step(total: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, None]:
+            steps.append(1)
+            return total + x * len(steps), None
+
+        return tfn.scan(step, torch.zeros(()), x)[0]
+
+    return tfn.jit(f)(X)
+
+
+@error
+def changing_branch() -> object:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        found = {"scale": 1.0}
+
+        def yes(x: torch.Tensor) -> torch.Tensor:
+            found["scale"] = 2.0
+            return x
+
+        return tfn.cond(x.sum() < 0, yes, lambda x: -x, (x,)) * found["scale"]
+
+    return tfn.jit(f)(X)
+
+
 @dataclass
 class _Data:
     x: torch.Tensor
@@ -259,6 +287,20 @@ def side_effects() -> bool:
     step(X)
     step(X)
     return len(calls) == 1
+
+
+@different
+def replaced_method() -> bool:
+    step, sin = tfn.jit(lambda x: x.sin()), torch.Tensor.sin
+    step(X)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "sin", lambda x: x)
+        return torch.equal(step(X), sin(X))
+
+
+@different
+def same_tensor() -> bool:
+    return torch.equal(tfn.jit(lambda x: x * (2 if x is X else 3))(X), X * 3)
 
 
 @different

@@ -100,6 +100,7 @@ def test_wrong_use() -> None:
         (lambda: sgd.update(params, {"v": params["w"]}, state), "and grads is a dict with the keys 'v'"),
         (lambda: sgd.update(params, params, params), "the state must be what `init` or `update` gave for these"),
         (lambda: sgd.update(params, params, sgd.init([*params.values()] * 2)), "given that of 2 for 1"),
+        (lambda: tfn.functional_optimizer(torch.optim.SGD).init(torch.nn.Linear(1, 1)), "named_parameters"),
         (lambda: tfn.functional_optimizer("adam"), "expected an optimizer class, given a str"),  # type: ignore[arg-type]
         (lambda: tfn.functional_optimizer(SGD, rate=0.1), "SGD has no option 'rate'; it has lr, momentum,"),
     ):

@@ -309,6 +309,13 @@ def test_what_no_guard_can_look_into_is_said_once() -> None:
         assert torch.equal(jit(lambda x: x * tfn.constant(steps[0]))(X), X * 2)
 
 
+@pytest.mark.parametrize("show", [str, repr, "{:.3f}".format, lambda w: f"{w}", lambda w: f"{w}"])
+def test_the_text_of_a_tensor_is_said_to_be_a_constant(show: Callable[[torch.Tensor], str]) -> None:
+    w = torch.tensor(1.0)
+    with pytest.warns(OutsideWarning, match="the text of a tensor in .* is taken as a constant"):
+        jit(lambda x: x * len(show(w)))(X)
+
+
 def test_a_constant_is_not_looked_at() -> None:
     cfg = SimpleNamespace(a=SimpleNamespace(k=2.0), j=1.0)
     f = jit(lambda x: x * tfn.constant(cfg.a.k) + cfg.j)
@@ -712,6 +719,23 @@ def test_watching_runs_no_code_of_the_user() -> None:
     assert asked == expected
     box[0].held["k"] = 3.0
     assert torch.equal(jitted(X), f(X))
+
+
+class Incomparable:
+    """An object that only its owner may compare, as a bar of tqdm is."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    def _refused(self, *_: object) -> Any:
+        raise AttributeError("no such comparison")
+
+    __eq__ = __hash__ = __bool__ = __len__ = _refused
+
+
+def test_a_callee_is_not_compared() -> None:
+    one = Incomparable()
+    assert torch.equal(jit(lambda x: one(x))(X), 2 * X)
 
 
 def test_what_was_found_is_looked_at_again_after_a_write() -> None:

@@ -351,6 +351,7 @@ ELSEWHERE: dict[str, tuple[Callable[[], Any], str]] = {
     "f": (lambda: tfn.scan(f=torch.add, init=A, xs=A), "which is called `combine_fn` here"),
     "elems": (lambda: tfn.associative_scan(torch.add, elems=A), "which is called `xs` here"),
     "body_fun": (lambda: tfn.while_loop(cond_fn=torch.sin, body_fun=torch.sin), "which is called `body_fn` here"),
+    "minval": (lambda: tfn.random.uniform(tfn.random.key(0), (2,), minval=1), "which is called `low` here"),
     "has_aux": (lambda: tfn.grad(lambda x: x.sum())(A, has_aux=True), r"Write `grad\(f, has_aux=\.\.\.\)\(x\)`"),
     "in_dims": (lambda: tfn.vmap(lambda x: x)(A, in_dims=0), "which is an option of vmap"),
 }

@@ -596,3 +596,38 @@ def test_a_gradient_scaler_skips_steps(make: Make, infinite: tuple[int, ...]) ->
         f(x)
         assert_same(eager.state(), jitted.state(), f"after call {call}")
     assert tfn.cache_info(f).misses <= 3
+
+
+swa = optim.swa_utils
+AVERAGES: dict[str, dict[str, Any]] = {
+    "equal": {},
+    "ema": {"multi_avg_fn": swa.get_ema_multi_avg_fn(0.9)},
+    "ema_each": {"avg_fn": swa.get_ema_avg_fn(0.9)},
+    "buffers": {"multi_avg_fn": swa.get_ema_multi_avg_fn(0.9), "use_buffers": True},
+}
+
+
+@pytest.mark.parametrize("name", AVERAGES)
+def test_averaged_models(name: str) -> None:
+    """The first update copies, the others average: one program for both."""
+
+    class Averaged(Side):
+        def __init__(self) -> None:
+            super().__init__(normed, sgd, None)
+            self.average = swa.AveragedModel(self.model, **AVERAGES[name])
+
+        def state(self) -> dict[str, Any]:
+            return {**super().state(), "average": dict(self.average.state_dict())}
+
+    def step(side: Averaged, x: torch.Tensor) -> torch.Tensor:
+        loss = plain(side.model, side.opt, x, torch.ones(6, 2))
+        side.average.update_parameters(side.model)
+        return loss
+
+    eager, jitted = Averaged(), Averaged()
+    f = tfn.jit(lambda x: step(jitted, x))
+    for call in range(4):
+        x = torch.randn(6, 3)
+        assert_same(step(eager, x), f(x), f"the result of call {call}")
+        assert_same(eager.state(), jitted.state(), f"after call {call}")
+    assert tfn.cache_info(f).misses == 2

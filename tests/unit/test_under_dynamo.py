@@ -53,6 +53,7 @@ FLOW: dict[str, Any] = {
 }
 BROKEN: dict[str, Any] = {
     "jit": tfn.jit(tfn.grad(closing)),
+    "jitted module": tfn.jit(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh())),
     "a custom rule": tfn.grad(lambda x: tripled(x).sum()),
     "scan in grad": tfn.grad(lambda x: tfn.scan(lambda c, y: (c * y, c), x.sum(), x)[0]),
     "cond in grad": tfn.grad(lambda x: tfn.cond(x.sum() > 0, loss, lambda x: x.sum(), (x,))),
@@ -84,13 +85,15 @@ def test_what_pytorch_cannot_is_refused() -> None:
         torch._dynamo.reset()
         with pytest.raises(Exception, match=r"inside of a transform; leave `fullgraph=True` out"):
             torch.compile(BROKEN[name], backend="eager", fullgraph=True)(X)
+    with pytest.raises(Exception, match=r"traces what it calls by itself: leave `fullgraph=True` out"):
+        torch.compile(BROKEN["jit"], backend="eager", fullgraph=True)(X)
 
 
 @pytest.mark.parametrize("mode", ["real", "symbolic"])
 @pytest.mark.parametrize("name", [*TRANSFORMS, *FORWARD, *FLOW, "scan in grad", "cond in grad"])
 def test_make_fx(name: str, mode: Any) -> None:
     f = (TRANSFORMS | FORWARD | FLOW | BROKEN)[name]
-    if mode == "symbolic" and (name in FORWARD or name == "cond in grad"):
+    if mode == "symbolic" and (name in FORWARD or name in ("cond in grad", "scan in grad")):
         with pytest.raises(Exception, match=r"symbols of PyTorch's `make_fx`|functorch|nested|transform"):
             make_fx(f, tracing_mode=mode)(X)
         return

@@ -26,9 +26,9 @@ from thunder_fn.errors import TraceTypeError, spelled
 from thunder_fn.interpreters.vmap import vmap as vmap_trace
 from thunder_fn.ir.symbols import made_by
 from thunder_fn.ir.trace import Trace, Type, type_of_value
-from thunder_fn.structured.loop_functions import check_carry, result_types
+from thunder_fn.structured.loop_functions import check_carry, result_types, scan
 from thunder_fn.structured.shared.bind import bind_composite
-from thunder_fn.structured.shared.bodies import next_carry, own_memory, standing_for
+from thunder_fn.structured.shared.bodies import is_kept_open, next_carry, own_memory, standing_for
 from thunder_fn.structured.shared.custom_calls import examples_of
 
 Tensor = torch.Tensor
@@ -83,7 +83,11 @@ def associative_scan(
     moved = [leaf.movedim(dim, 0) if dim else leaf for leaf in leaves]
     if reverse:
         moved = [leaf.flip(0) for leaf in moved]
-    found = _scan_in_trace(combine, spec, moved) if combine_mode == "generic" else None
+    found = None
+    if is_kept_open(moved[0].shape[0]):
+        found = _step_by_step(combine_fn, spec, moved)
+    elif combine_mode == "generic":
+        found = _scan_in_trace(combine, spec, moved)
     if found is None:
         found = _scan(
             _called(combine if combine_mode == "pointwise" else vmap(combine), combine, spec), moved
@@ -95,6 +99,22 @@ def associative_scan(
     return pytree.unflatten(
         spec, [leaf.movedim(0, dim).contiguous() if dim else leaf for leaf in found]
     )
+
+
+def _step_by_step(
+    combine_fn: Callable[[Any, Any], Any], spec: pytree.PyTreeSpec, xs: list[Tensor]
+) -> list[Tensor]:
+    """The prefixes by PyTorch's `scan`, which keeps a number of steps open. Its own
+    `associative_scan` writes the recursion out for the size of the example.
+    """
+
+    def step(carry: Any, x: Any) -> tuple[Any, Any]:
+        new = combine_fn(carry, x)
+        return new, torch.utils._pytree.tree_map(torch.clone, new)
+
+    init = pytree.unflatten(spec, [x[0].clone() for x in xs])
+    rest = pytree.flatten(scan(step, init, pytree.unflatten(spec, [x[1:] for x in xs]))[1])[0]
+    return [torch.cat([x[:1], y]) for x, y in zip(xs, rest, strict=True)]
 
 
 def _called(

@@ -297,7 +297,7 @@ def vmap(
         >>> vmap(torch.dot)(torch.ones(2, 3), torch.ones(2, 3))
         tensor([3., 3.])
 
-    Source: torch.func.vmap for the signature; functorch's batching rules through derive_vmap.py.
+    Source: torch.func.vmap for the signature; functorch's batching rules by `leaf_vmap`.
     """
     if randomness not in RANDOMNESS:
         raise VmapError(
@@ -445,7 +445,8 @@ def check_dim(leaf: Any, dim: Any, path: str, name: str) -> int | None:
     if not -leaf.dim() <= dim < leaf.dim():
         raise VmapError(
             f"{name}: Got in_dim={dim} for some input, but that input is a Tensor of dimensionality"
-            f" {leaf.dim()}: {path} is {type_of_value(leaf)}"
+            f" {leaf.dim()}: {path} is {type_of_value(leaf)}",
+            fix="Use None in in_dims for what all examples share, or give it a batch dim.",
         )
     return dim % leaf.dim()
 

@@ -28,6 +28,7 @@ from thunder_fn.errors import (
 )
 from thunder_fn.executors import Program, lower
 from thunder_fn.executors.base import Numerics, is_within
+from thunder_fn.executors.running import tell_line
 from thunder_fn.ir.memos import memo
 from thunder_fn.ir.text import shown
 from thunder_fn.ir.trace import TensorType, Trace, cut
@@ -68,7 +69,11 @@ def run(name: str, new: Trace, inputs: Sequence[Any], captured: Captured) -> tup
     if not is_eager or is_followed:
         return apply(name, new, inputs, captured.trace)
     made(name, new, captured.trace)
-    return _lowered(new).run(*map(internals.plain, inputs))
+    try:
+        return _lowered(new).run(*map(internals.plain, inputs))
+    except Exception as error:
+        tell_line(error)
+        raise
 
 
 def _before_writes(

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar, overload
 
+import torch
 from torch.func import functional_call as functional_call, stack_module_state as stack_module_state
 
 from thunder_fn.api.calling import Transformed, transformed
@@ -34,6 +35,10 @@ class Functionalized(Transformed):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         make = lambda capture: self._plan(capture(self.fn, args, kwargs, known=EVERY_LEAF))
         return planned(self, args, kwargs, make)
+
+    def by_torch(self) -> Callable[..., Any]:
+        """The same function by torch.func."""
+        return torch.func.functionalize(self.fn)
 
     def _plan(self, captured: Captured) -> Plan:
         return Plan(self.__name__, captured, captured.trace, in_place(captured))

@@ -16,6 +16,7 @@ from thunder_fn.capture import pytree
 from thunder_fn.capture.replaced.lookasides import divert
 from thunder_fn.errors import TraceTypeError
 from thunder_fn.structured.loop_functions import map as one_by_one, mapped_function, number_of_steps
+from thunder_fn.structured.shared.bodies import is_kept_open
 
 Tensor = torch.Tensor
 
@@ -49,6 +50,8 @@ def map(
     if batch_size is None or not pytree.flatten(xs)[0]:
         return one_by_one(f, xs, *args, dim=dim)
     size, dim = number_of_steps(xs, dim, op="map")
+    if is_kept_open(size):
+        return one_by_one(f, xs, *args, dim=dim)
     whole = size // batch_size * batch_size
     batched = vmap(mapped_function(f, args), randomness="different")
     parts = [

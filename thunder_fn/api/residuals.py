@@ -15,6 +15,7 @@ from thunder_fn.interpreters.checkpoint.cost import bytes_of
 from thunder_fn.interpreters.checkpoint.recomputed import COPY_TO
 from thunder_fn.interpreters.grad import forward_backward
 from thunder_fn.interpreters.storages import values_without_numbers
+from thunder_fn.ir.notebook import ShownList
 from thunder_fn.ir.trace import Atom, Equation, Literal, Source, Trace, Type, Var
 from thunder_fn.structured.checkpoint_name import name_of
 
@@ -83,9 +84,9 @@ def saved_residuals(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list
     values = [atom for atom in atoms if isinstance(atom, Var)]
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     own = _own_bytes(split.forward, tensors, split.forward.outputs[: len(trace.outputs)], values)
-    return [
+    return ShownList(
         _describe(split.forward, var, size, paths) for var, size in zip(values, own, strict=True)
-    ]
+    )
 
 
 def _own_bytes(

@@ -184,7 +184,8 @@ def check_primals(primals: Any, name: str) -> list[torch.Tensor]:
     if not isinstance(primals, (tuple, list)):
         raise TangentError(
             f"{name}: Expected primals to be a tuple with one entry for each argument, given"
-            f" {kind_of(primals)}"
+            f" {kind_of(primals)}",
+            fix="Put a single argument into a tuple: `(x,)`, and its tangent too.",
         )
     leaves, _ = pytree.flatten(tuple(primals))
     for path, leaf in zip(pytree.paths(tuple(primals), "primals"), leaves, strict=True):
@@ -207,7 +208,8 @@ def check_tangents(primals: Any, tangents: Any, name: str = "jvp") -> list[torch
     if not isinstance(tangents, (tuple, list)):
         raise TangentError(
             f"{name}: Expected tangents to be a tuple of the same python structure as primals,"
-            f" given {kind_of(tangents)}"
+            f" given {kind_of(tangents)}",
+            fix="Put the tangent of a single argument into a tuple: `(t,)`.",
         )
     given, given_spec = pytree.flatten(tuple(tangents))
     different = pytree.difference(given_spec, spec, "tangents", "primals")

@@ -74,7 +74,8 @@ def check_static_output(leaf: Any, f: Callable[..., Any], name: str) -> None:
             raise UnsupportedOutput(
                 f"{name} returned {kind}, whose code has not run", source=source_of(f), fix=fix
             )
-    if holds_tracer(getattr(leaf, "__dict__", None)):
+    is_set = isinstance(leaf, (set, frozenset))
+    if holds_tracer(list(leaf) if is_set else getattr(leaf, "__dict__", None)):
         cls = type(leaf).__name__
         text = (
             f"{name} returned {kind_of(leaf)} that holds traced tensors, but {cls} is not a pytree"

@@ -20,10 +20,12 @@ from thunder_fn.capture.numbers.known_values import CUSTOM_RULE
 from thunder_fn.capture.numbers.python_numbers import as_python
 from thunder_fn.capture.numbers.scalars import with_tensor_scalars
 from thunder_fn.capture.outside import frames
+from thunder_fn.capture.outside.edges import Constant
 from thunder_fn.capture.outside.levels import UNFOLLOWED, is_followed
 from thunder_fn.capture.outside.properties import PROPERTIES, answer, check_type
 from thunder_fn.capture.recorded import Scope
 from thunder_fn.capture.recorder import Recorder, current
+from thunder_fn.capture.replaced.cast_inside import CAST_INSIDE
 from thunder_fn.capture.replaced.indexing import getitem, setitem
 from thunder_fn.capture.replaced.lookasides import original_of, replacement
 from thunder_fn.capture.replaced.number_calls import asks_length
@@ -176,6 +178,7 @@ another means.
 
 INSTEAD: dict[Any, Callable[..., Any]] = {
     **REWRITTEN,
+    **CAST_INSIDE,
     _DATA.__set__: _set_data,
     **dict.fromkeys((Tensor.detach_, torch.detach_), _detach_in_place),
     **dict.fromkeys((_ATEN_DETACH, _ATEN_DETACH.default), _detach_in_place),
@@ -217,9 +220,15 @@ def _note_length(recorder: Recorder, tensor: torch.Tensor) -> None:
 
 
 def _shown(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> str:
-    """The text of a tensor from outside: its values, unless the function has written to it."""
+    """The text of a tensor from outside: its values, unless the function has written to it. They
+    are those of the trace.
+    """
     if recorder.is_written(args[0]):
         return getattr(recorder.lift(args[0]), func.__name__)(*args[1:], **kwargs)
+    watch, frame = frames.observer(), user_frame()
+    if watch is not None and frame is not None:
+        said = Constant("the text of a tensor", frame.f_code.co_filename, frame.f_lineno)
+        watch.constants.setdefault(str(said), said)
     recorder.properties.look_at_process("print_options", internals.print_options)
     with internals.only_memory():
         return func(*args, **kwargs)

@@ -149,19 +149,41 @@ derivative itself, such as that of `cumprod` at zeros.
 
 PUSHED_ONCE = frozenset(
     f"aten.{name}.default"
-    for name in ("_linalg_eigh", "_safe_softmax", "linalg_eig", "log_sigmoid_forward")
+    for name in ("_linalg_eigh", "_safe_softmax", "linalg_eig", "log_sigmoid_forward", "sinc")
 )
 """Ops whose forward derivative is right, but has a wrong derivative itself.
 
-That of `eigh` divides by zero and selects afterwards; that of `logsigmoid` is constant at 0.
+Those of `eigh` and `sinc` divide by zero and select afterwards; that of `logsigmoid` is constant at
+0.
 """
 
 ONCE = frozenset(
     f"aten.{name}.default"
-    for name in ("cumprod", "_linalg_slogdet", "_linalg_det", "_linalg_solve_ex", "linalg_lu_solve")
+    for name in (
+        *("cumprod", "_linalg_slogdet", "_linalg_det", "_linalg_solve_ex", "linalg_lu_solve"),
+        "sinc",
+    )
 )
 """Ops whose derivative PyTorch computes in a way that cannot be differentiated again, unless it
 is told that it will be.
+"""
+
+
+def _sinc(self: Tensor) -> Tensor:
+    # by its series near zero: 1 - a^2 / (2 * 3) * (1 - a^2 / (4 * 5) * ...)
+    angle = self * math.pi
+    is_near = angle.abs() < 1
+    square = torch.where(is_near, angle, 0.0).square()
+    series = torch.ones_like(square)
+    for even in range(20, 0, -2):
+        series = 1 - square / (even * (even + 1)) * series
+    far = torch.where(is_near, 1.0, angle)
+    return torch.where(is_near, series, far.sin() / far)
+
+
+AGAIN: dict[str, Callable[..., Any]] = {"aten.sinc.default": _sinc}
+"""Ops of `ONCE` whose formula in PyTorch cannot be differentiated again in any way: other formulas,
+of which the derivatives of the first one are those.
 """
 
 

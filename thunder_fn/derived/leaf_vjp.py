@@ -28,7 +28,13 @@ from thunder_fn.capture.recorded import Leaf
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.replaced.layout import HIDDEN
 from thunder_fn.derived.attempts import Attempt, Declined, first_rule
-from thunder_fn.derived.decompositions import DECOMPOSITIONS, DIFFERENTIABLE, NOT_PUSHED, ONCE
+from thunder_fn.derived.decompositions import (
+    AGAIN,
+    DECOMPOSITIONS,
+    DIFFERENTIABLE,
+    NOT_PUSHED,
+    ONCE,
+)
 from thunder_fn.derived.quirks import attention, collectives
 from thunder_fn.derived.quirks.statistics import STATISTICS, with_own_statistics
 from thunder_fn.errors import MissingRule
@@ -442,6 +448,9 @@ def _differentiable_again(
     """The results of an op by ops that have all derivatives, None if its own have."""
     if equation.op.name in STATISTICS:
         return with_own_statistics(recorder, equation, read)
+    if (formula := AGAIN.get(equation.op.name)) is not None:
+        args, kwargs = python_args(equation, read)
+        return ops.flatten_result(formula(*args, **kwargs))
     return attention_by_meaning(equation, read) if equation.op.name in attention.KERNELS else None
 
 

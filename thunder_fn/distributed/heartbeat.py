@@ -172,18 +172,16 @@ def run_collective(
 
     Raises:
         DistributedError: it failed; names the equation (its `text`), the user's line, and the ranks
-            that are gone or elsewhere.
+            that are gone or elsewhere. Or no rank of the group is there: PyTorch's fake groups give
+            memory that nobody wrote.
     """
-    group = None if equation.op.name == WAIT or equation.op == ops.SENT else _group_of(equation)
-    if isinstance(group, str) and group.startswith(SIMULATED):
-        what = f"{equation.op}: the ranks of this group are simulated and cannot answer"
-        fix = "Trace the function on each rank, and run the traces with `evaluate_ranks`."
-        raise DistributedError(what, source=equation.source, fix=fix)
+    is_wait = equation.op.name == WAIT or equation.op == ops.SENT
+    if not is_wait:
+        _check_there(equation, tensors)
     if not (dist.is_available() and dist.is_initialized()):
         return run()
     _heart.start()
     what = _text(equation, tensors)
-    is_wait = equation.op.name == WAIT or equation.op == ops.SENT
     other = None if is_wait else _heart.sends(equation, what)
     if other is not None:
         fix = (
@@ -206,6 +204,27 @@ def run_collective(
         (sent,) = result if isinstance(result, tuple) else (result,)
         _heart.groups[internals.storage_id(sent)] = group
     return result
+
+
+def _check_there(equation: Equation, tensors: Sequence[torch.Tensor]) -> None:
+    group, source = _group_of(equation), equation.source
+    if isinstance(group, str) and group.startswith(SIMULATED):
+        what = f"{equation.op}: the ranks of this group are simulated and cannot answer"
+        fix = "Trace the function on each rank, and run the traces with `evaluate_ranks`."
+        raise DistributedError(what, source=source, fix=fix)
+    have_values = any(type(x) is torch.Tensor and not x.is_meta for x in tensors)
+    if (
+        have_values
+        and dist.is_available()
+        and dist.is_initialized()
+        and internals.is_fake_group(group)
+    ):
+        what = f"{equation.op}: the ranks of this group are not there, and nothing is sent"
+        fix = (
+            "`fake_world` is for plans of meta tensors. Make a process group, such as one by the"
+            " backend gloo, to run the function."
+        )
+        raise DistributedError(what, source=source, fix=fix)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import torch
 
+from thunder_fn import torch_internals as internals
 from thunder_fn.distributed.collectives import SENT, collectives
 
 Tensor = torch.Tensor
@@ -37,7 +38,7 @@ def _as_sent(x: Tensor) -> Tensor:
 def _send(x: Tensor, to: int, tag: int, group: str) -> Tensor:
     if not x.numel():
         return x.new_empty(0, dtype=torch.uint8)
-    return collectives.isend(_as_sent(x), to, tag, group).view(torch.uint8)
+    return internals.sent_to(_as_sent(x), to, tag, group)
 
 
 def _receive(

@@ -5,6 +5,7 @@ promise.
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
 from thunder_fn.distributed.heartbeat import run_collective
-from thunder_fn.errors import ExecutorError, has_note, kind_of, located
+from thunder_fn.errors import ExecutorError, ThunderError, has_note, kind_of, located
 from thunder_fn.executors.taking import donating
 from thunder_fn.ir.pretty import format_equation
 from thunder_fn.ir.symbols import Substitution, bind, replaced
@@ -32,7 +33,7 @@ from thunder_fn.ir.trace import (
 )
 
 LINES = "_lines"
-"""The key, in the context of a program, of the `Line` of each line that calls an operator."""
+"""The key, in the context of a program, of the `Line` of each line that runs an equation."""
 
 
 class Line:
@@ -175,6 +176,19 @@ class Watched:
         tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
         run = lambda: self.run(*args, **kwargs)
         return run_collective(run, equation, tensors, lambda: format_equation(equation))
+
+
+def tell_line(error: Exception) -> None:
+    """Add the equation and the user's line to an error that an op raised in a program."""
+    if isinstance(error, ThunderError) or has_note(error):
+        return
+    for frame, number in reversed(list(traceback.walk_tb(error.__traceback__))):
+        if frame.f_code.co_filename.startswith("<thunder_fn "):
+            line: Line | None = frame.f_globals.get(LINES, {}).get(number)
+            if line is not None:
+                text, source = format_equation(line.equation), line.equation.source
+                error.add_note(located("while the program ran", equation=text, source=source))
+                return
 
 
 def tensors_in(result: Any, count: int) -> list[torch.Tensor]:

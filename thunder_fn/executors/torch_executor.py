@@ -348,8 +348,7 @@ class _Emitter:
         else:
             call = self.leaf(equation, position in self.reuse.in_place)
         text = f"{call}  # {comment}" if comment else call
-        if equation.op.kind == "composite" or ops.is_collective(equation.op):
-            self.names.called[text] = equation
+        self.names.called[text] = equation
         return text
 
     def leaf(self, equation: Equation, overwrite: bool) -> str:

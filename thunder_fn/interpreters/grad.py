@@ -58,7 +58,7 @@ def forward_backward(
     Raises:
         MissingRule: PyTorch can differentiate neither an op nor its decomposition.
 
-    Source: autodidax part 4 (linearize and transpose in one step); rules through derive.py.
+    Source: autodidax part 4 (linearize and transpose in one step); rules by `leaf_vjp`.
     """
     # Before: inputs -> outputs
     # After:  forward:  inputs -> outputs, extra residuals

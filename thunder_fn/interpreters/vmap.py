@@ -185,7 +185,7 @@ def vmap(
         MissingRule: an op has no batching rule; names it and the user's line.
         VmapError: a random op under randomness="error".
 
-    Source: autodidax part 1; functorch batching rules through derive_vmap.py.
+    Source: autodidax part 1; functorch batching rules by `leaf_vmap`.
     """
     inner, flags = batch(trace, tuple(dim is not None for dim in in_dims), size, randomness)
     builder = TraceBuilder(inner.name)

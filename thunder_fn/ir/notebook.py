@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import html
 import re
+from typing import TypeVar
+
+T = TypeVar("T")
 
 COLOURS = {
     "comment": "#7d8590",
@@ -43,6 +46,16 @@ class Shown:
 
     def _repr_html_(self) -> str:
         return as_html(str(self))
+
+
+class ShownList(Shown, list[T]):
+    """A list that prints its items, one a line."""
+
+    __slots__ = ()
+    __repr__ = list.__repr__
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self))
 
 
 def as_html(text: str) -> str:

@@ -26,6 +26,8 @@ from thunder_fn.capture.apply import close_over, write_back
 from thunder_fn.errors import JitError, kind_of
 from thunder_fn.executors import Program
 from thunder_fn.executors.base import watched_by
+from thunder_fn.executors.running import tell_line
+from thunder_fn.ir.notebook import ShownList
 from thunder_fn.ir.text import shown
 from thunder_fn.ir.trace import Trace
 from thunder_fn.jitted import dynamic
@@ -86,25 +88,29 @@ class Jitted(Generic[P, R]):
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         if current() is not None:
             return call_inside_capture(self, args, kwargs)
-        programs = self.programs
-        paths = programs.paths
-        if paths and not programs.wanders:
-            result = paths[0].call(args, kwargs)
-            if result is not MISS:
-                return result
-        if len(paths) > 1:
-            near = programs.near.get(sketch(args, kwargs))
-            if near is not None:
-                result = near.call(args, kwargs)
+        try:
+            programs = self.programs
+            paths = programs.paths
+            if paths and not programs.wanders:
+                result = paths[0].call(args, kwargs)
                 if result is not MISS:
-                    programs.turn_to(near)
                     return result
-        for path in paths:
-            result = path.call(args, kwargs)
-            if result is not MISS:
-                programs.prefer(path)
-                return result
-        return self.call_slowly(args, kwargs)
+            if len(paths) > 1:
+                near = programs.near.get(sketch(args, kwargs))
+                if near is not None:
+                    result = near.call(args, kwargs)
+                    if result is not MISS:
+                        programs.turn_to(near)
+                        return result
+            for path in paths:
+                result = path.call(args, kwargs)
+                if result is not MISS:
+                    programs.prefer(path)
+                    return result
+            return self.call_slowly(args, kwargs)
+        except Exception as error:
+            tell_line(error)
+            raise
 
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> Jitted[P, R]: ...
@@ -273,7 +279,10 @@ def jit(f: Callable[..., Any] | None = None, **options: Unpack[JitOptions]) -> A
     if isinstance(f, torch.nn.Module):
         return _modules().jit_module(f, options)
     if not callable(f):
-        raise JitError(f"jit: expected a function, given {kind_of(f)}: {shown(f, 60)}")
+        raise JitError(
+            f"jit: expected a function, given {kind_of(f)}: {shown(f, 60)}",
+            fix="Jit the function, then call the result: `jit(f)(x)`.",
+        )
     return Jitted(f, Options().changed(options).of_arguments(f))
 
 
@@ -476,7 +485,7 @@ def explain_misses(f: Callable[..., Any]) -> list[Miss]:
         ['s1 > 5 (s1 is args[1])']
     """
     inner = _jitted_of(f)
-    return list(inner.programs.misses) if inner is not None else []
+    return ShownList(inner.programs.misses if inner is not None else ())
 
 
 def cache_info(f: Callable[..., Any]) -> CacheInfo:

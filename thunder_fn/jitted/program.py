@@ -604,7 +604,8 @@ class _Execution:
             *self.own_leaves(values),
             *self.alone([*self.effects(values)]),
         ]
-        result = self.result(values)
+        made, result = self.result(values)
+        lines += made
         if self.donated:
             donated = ", ".join(self.leaves[i] for i in self.donated)
             lines += [f"    result = {result}", f"    give_away({donated})"]
@@ -743,37 +744,31 @@ class _Execution:
             yield f"    {value} = {first.get(atom, made)}"
             first.setdefault(atom, value)
 
-    def result(self, values: Sequence[str]) -> str:
-        """The expression for the function's result."""
-        supply = iter(self.texts(values))
+    def result(self, values: Sequence[str]) -> tuple[list[str], str]:
+        """Lines, and the expression for the function's result that reads what they bind."""
+        lines, texts = self.texts(values)
+        supply = iter(texts)
         leaves = [
             next(supply) if leaf is TENSOR else self.names.literal(leaf)
             for leaf in self.captured.out_leaves
         ]
-        return put_together(
-            skeleton(self.captured.out_spec), leaves, self.names, self.captured.out_spec
-        )
+        spec = self.captured.out_spec
+        return lines, put_together(skeleton(spec), leaves, self.names, spec)
 
-    def texts(self, values: Sequence[str]) -> list[str]:
-        """Return the text of each result. One that is made here, a view of a written tensor, is
-        made once, however often it is returned.
+    def texts(self, values: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Return lines, and the text of each result. One that is made here, a view of a written
+        tensor, is made once by a line, however often and in whatever order it is returned.
         """
         outputs = self.trace.outputs[: self.captured.num_results]
         found = [self.value(place, values) for place in range(len(outputs))]
         firsts = [outputs.index(atom) if isinstance(atom, Var) else -1 for atom in outputs]
         made = {
-            first
+            first: f"made{first}"
             for place, first in enumerate(firsts)
             if 0 <= first < place and not found[place].isidentifier()
         }
-        return [
-            text
-            if first not in made
-            else f"(made{first} := {text})"
-            if first == place
-            else f"made{first}"
-            for place, (first, text) in enumerate(zip(firsts, found, strict=True))
-        ]
+        lines = [f"    {name} = {found[first]}" for first, name in made.items()]
+        return lines, [made.get(first, text) for first, text in zip(firsts, found, strict=True)]
 
     def value(self, position: int, values: Sequence[str]) -> str:
         """Return the text of an output."""

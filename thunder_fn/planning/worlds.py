@@ -20,8 +20,8 @@ from thunder_fn.errors import DistributedError, InspectError, is_int
 def fake_world(size: int) -> Generator[None]:
     """Make process groups and meshes as rank 0 of so many ranks, in one process.
 
-    Inside, `init_device_mesh` gives a mesh of `size` ranks, whose collectives do nothing. Where a
-    world is there already, it has to be of this size.
+    Inside, `init_device_mesh` gives a mesh of `size` ranks, whose collectives take meta tensors
+    and do nothing. Where a world is there already, it has to be of this size.
 
     Law: afterwards the process is in the world that it was in before.
 

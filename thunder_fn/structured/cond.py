@@ -77,6 +77,7 @@ from thunder_fn.structured.shared.bodies import (
     decided,
     described,
     index as chosen_index,
+    is_kept_open,
     misuse,
     operand_tuple,
     own_memory,
@@ -128,7 +129,7 @@ def cond_evaluate_rule(
     recorder = current()
     if recorder is not None and isinstance(pred, torch.Tensor):
         return _bind(recorder, COND, (pred, *operands), tuple(bodies), options)
-    if isinstance(pred, torch.Tensor) and internals.is_make_fx():
+    if is_kept_open(pred):
         true_fn, false_fn = (_with_own_results(body_function(body)) for body in bodies)
         return tuple(internals.cond_operator(pred, true_fn, false_fn, operands))
     return body_function(bodies[0] if pred else bodies[1])(*operands)
@@ -379,7 +380,7 @@ def cond(
     operands = operand_tuple("cond", "operands", operands)
     pred = predicate("cond", pred, "predicate")
     check_takes("cond", f"its {len(operands)} operands", len(operands), true_fn, false_fn)
-    if recorder is None and isinstance(pred, torch.Tensor) and internals.is_make_fx():
+    if is_kept_open(pred):
         return internals.pytorchs("cond", pred, true_fn, false_fn, operands)
     if recorder is None or not isinstance(pred, torch.Tensor):
         return own_memory((true_fn if decided("cond", pred, bool) else false_fn)(*operands))
@@ -439,7 +440,9 @@ def switch(
     operands = operand_tuple("switch", "operands", operands)
     choice = chosen_index("switch", index, "index")
     check_takes("switch", f"its {len(operands)} operands", len(operands), *functions)
-    if recorder is None and isinstance(choice, torch.Tensor) and internals.is_make_fx():
+    if is_kept_open(choice):
+        if not isinstance(choice, torch.Tensor):
+            choice = torch.scalar_tensor(choice, dtype=torch.int64)
         return _choices_of_two(functions, choice, operands)
     if recorder is None or not isinstance(choice, torch.Tensor):
         return own_memory(

@@ -13,7 +13,7 @@ from thunder_fn.capture.scopes import user_source
 from thunder_fn.errors import TraceTypeError, spelled
 from thunder_fn.ir.trace import type_of_value
 from thunder_fn.structured.loop_functions import scan
-from thunder_fn.structured.shared.bodies import check_takes, standing_for
+from thunder_fn.structured.shared.bodies import check_takes, is_kept_open, standing_for
 from thunder_fn.structured.while_loop import while_loop
 
 Tensor = torch.Tensor
@@ -55,7 +55,10 @@ def fori_loop(
                 source=user_source(),
             )
     check_takes("fori_loop", "the number of the step and the value", 2, body)
-    if any(isinstance(bound, Tensor) or is_found_in_data(bound) for bound in (lo, hi)):
+    bounds = (lo, hi)
+    if any(isinstance(bound, Tensor) or is_found_in_data(bound) for bound in bounds) or any(
+        map(is_kept_open, bounds)
+    ):
         return _while_counted(lo, hi, body, init)
     steps = torch.arange(lo, max(lo, hi), dtype=torch.int64)
 
@@ -68,8 +71,12 @@ def fori_loop(
 
 def _while_counted(lo: Any, hi: Any, body: Callable[[Tensor, Any], Any], init: Any) -> Any:
     """A while_loop with a counter, for bounds that only tensors know."""
-    first = lo.reshape(()).to(torch.int64) if isinstance(lo, Tensor) else torch.tensor(lo)
-    last = hi.reshape(()) if isinstance(hi, Tensor) else torch.tensor(hi)
+    first, last = (
+        bound.reshape(()).to(torch.int64)
+        if isinstance(bound, Tensor)
+        else torch.scalar_tensor(bound, dtype=torch.int64)
+        for bound in (lo, hi)
+    )
 
     @standing_for(body)
     def step(i: Tensor, value: Any) -> tuple[Tensor, Any]:

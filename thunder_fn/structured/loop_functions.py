@@ -28,6 +28,7 @@ from thunder_fn.structured.shared.bodies import (
     capture_bodies,
     check_takes,
     described_function,
+    is_kept_open,
     next_carry,
     own_memory,
     standing_for,
@@ -95,6 +96,11 @@ def scan(  # noqa: PLR0913 - options, by keyword
     if xs is not None and length is None and not pytree.flatten(xs)[0]:
         return own_memory(init), cast("Y", [])
     size, dim = number_of_steps(xs, dim, length, unroll)
+    if is_kept_open(size):
+        step, slices = combine_fn, xs
+        if xs is None:
+            step, slices = lambda carry, _: combine_fn(carry, None), torch.empty(size)
+        return internals.pytorchs("scan", step, init, slices, dim=dim, reverse=bool(reverse))
     if unroll is True or unroll > 1:
         size = int(size)  # a loop that is written out has a number of steps
     unroll = max(size, 1) if unroll is True else int(unroll)
@@ -112,7 +118,12 @@ def scan(  # noqa: PLR0913 - options, by keyword
         return _run(step, init, xs, dim, reverse, size)
     moved = pytree.tree_map(lambda x: x.movedim(dim, 0) if dim else x, xs)
     carry, ys = _record(step, init, moved, reverse, size, unroll)
-    return carry, pytree.tree_map(lambda y: y.movedim(0, dim) if 0 < dim < y.ndim else y, ys)
+    return carry, _stacked_along(dim, ys)
+
+
+def _stacked_along(dim: int, ys: Any) -> Any:
+    """Results that are stacked along their first dim, with it at dim."""
+    return pytree.tree_map(lambda y: y.movedim(0, dim) if 0 < dim < y.ndim else y, ys)
 
 
 def number_of_steps(
@@ -399,7 +410,7 @@ def _run_in_blocks(
         parts.append(ys)
     ordered = parts[::-1] if reverse else parts
     joined = pytree.tree_map(lambda *ys: torch.cat(ys), ordered[0], *ordered[1:])
-    return carry, pytree.tree_map(lambda y: y.movedim(0, dim) if 0 < dim < y.ndim else y, joined)
+    return carry, _stacked_along(dim, joined)
 
 
 def map(f: Callable[..., Any], xs: Any, *args: Any, dim: int = 0) -> Any:
@@ -407,7 +418,10 @@ def map(f: Callable[..., Any], xs: Any, *args: Any, dim: int = 0) -> Any:
     See `thunder_fn.map`.
     """
     if xs is None or pytree.flatten(xs)[0]:
-        number_of_steps(xs, dim, op="map")
+        size, dim = number_of_steps(xs, dim, op="map")
+        if is_kept_open(size):
+            first = pytree.tree_map(lambda x: x.movedim(dim, 0) if dim else x, xs)
+            return _stacked_along(dim, internals.pytorchs("map", f, first, *args))
     mapped = mapped_function(f, args)
 
     @standing_for(f)

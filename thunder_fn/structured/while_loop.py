@@ -112,6 +112,8 @@ def while_evaluate_rule(
         return bind(recorder, WHILE, args, (condition, body), body.output_types, **literals)
     consts, carry, steps = args[:num_consts], args[num_consts:], 0
     holds, run = body_function(condition), body_function(body)
+    if max_steps is None and internals.is_make_fx():
+        return tuple(internals.while_loop_operator(holds, run, consts, carry))
     with histories():
         while (max_steps is None or steps < max_steps) and holds(*consts, *carry)[0]:
             carry, steps = run(*consts, *carry), steps + 1

@@ -12,18 +12,18 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
-from typing import Any
 
 import torch
 
 from thunder_fn.errors import ThunderError
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.ir.trace import TensorType
+from thunder_fn.ir.trace import Op, TensorType, Trace
 from thunder_fn.testing.drawn_programs import BODIES, FAMILIES, Program, Step, build, example_inputs
 from thunder_fn.testing.schemas import (
     MOST_PICKS,
     UNCHECKED,
     calls_of_samples,
+    in_turn,
     num_picks,
     num_values,
     takes,
@@ -45,6 +45,14 @@ CHAIN = (
 """Steps that each read the one before: a body of any length in which nothing is dead. In a loop the
 first two make the order of the steps show.
 """
+
+FAMILIES_OF_LEAVES = tuple(
+    name
+    for family, names in FAMILIES.items()
+    for name in names
+    if family != "random" and name not in BODIES
+)
+"""The steps without bodies."""
 
 NESTS: dict[str, tuple[tuple[int, ...], ...]] = {
     "composite": ((0, 1, 0, 1), (1, 1, 0, 1), (2, 1, 0, 1)),
@@ -130,9 +138,15 @@ _OWN, _CLOSED = Step("owned_constant"), Step("constant")
 
 CONSTANTS: tuple[Program, ...] = (
     *(
-        Program((VECTOR,), (made, Step("sin"), *more))
+        Program((VECTOR,), (replace(made, picks=(place,)), Step("sin"), *more))
+        for place in (0, 1)
         for made in (_OWN, _CLOSED)
-        for more in ((), (Step("cos"),), (Step("exp"), Step("mul", (0, 1))))
+        for more in (
+            (),
+            (Step("cos"),),
+            (Step("exp"), Step("mul", (0, 1))),
+            (replace(made, picks=(1 - place,)), Step("sin"), Step("mul", (0, 2))),
+        )
     ),
     *(Program((VECTOR,), (made, Step("reshape"), Step("sin"))) for made in (_OWN, _CLOSED)),
     Program((VECTOR,), (_OWN, Step("owned_constant", (1,)), Step("mul"), Step("sin"))),
@@ -143,7 +157,7 @@ CONSTANTS: tuple[Program, ...] = (
     *(nested(name, (_CLOSED, Step("sin"), Step("cos")), p[0]) for name, p in NESTS.items()),
 )
 """Programs that compute with constants of their own, and with closed-over tensors, which may
-change.
+change. Some differ in the values of a constant, and nothing else.
 """
 
 _PART = Program((), CHAIN[:3], (1,))
@@ -244,24 +258,77 @@ SWAPPED: tuple[Program, ...] = (
     *(
         Program((VECTOR, VECTOR), (Step(name, (0, 1)), Step(name, (2, 1)), *more))
         for more in ((), _READING)
-        for name in FAMILIES["binary"]
+        for name in (*FAMILIES["binary"], "add_scaled")
     ),
     Program((MATRIX, MATRIX), (Step("mm", (0, 1)), Step("mm", (2, 1)))),
 )
 """Programs with one op on two operands, and on the same in the other order, returned or read."""
 
-COUSINS: tuple[Program, ...] = tuple(
-    Program(
-        (VECTOR, VECTOR),
-        (*nested(name, CHAIN[:3], variants[-1]).steps, Step("cousin", (what,)), *more),
-    )
-    for more in ((), _READING)
-    for name, variants in NESTS.items()
-    for what in (0, 1)
+COUSINS: tuple[Program, ...] = (
+    *(
+        Program(
+            (VECTOR, VECTOR),
+            (*nested(name, CHAIN[:3], variants[-1]).steps, Step("cousin", (what,)), *more),
+        )
+        for more in ((), _READING)
+        for name, variants in NESTS.items()
+        for what in (0, 1)
+    ),
+    *(
+        replace(outer, steps=(*outer.steps, Step("cousin"), *_READING))
+        for outer in itertools.islice(two_deep(), 0, None, 3)
+        if "custom_vjp" not in (outer.steps[0].op, outer.steps[0].bodies[0].steps[0].op)
+    ),
 )
-"""Programs with two structured ops that differ in a body, or in an option, and nothing else. Their
-results are returned, or read.
+"""Programs with two structured ops that differ in a body, in a body of a body, or in an option, and
+nothing else. Their results are returned, or read.
 """
+
+BROADCAST: tuple[Program, ...] = tuple(
+    Program(
+        (TensorType(F64, (2, 3)), *(TensorType(F64, shape),) * 2), (Step(a, (0, 1)), Step(b, picks))
+    )
+    for shape in ((3,), (2, 1))
+    for a in FAMILIES["binary"][:4]
+    for b in FAMILIES["binary"][:4]
+    for picks in ((0, 3), (3, 0))
+)
+"""Programs in which a result is broadcast, as either operand."""
+
+ALIKE = ((MATRIX, MATRIX), (TensorType(torch.int64, (3, 3)),) * 2)
+WITH_NUMBERS = ("aten.mul.Scalar", "aten.pow.Tensor_Scalar", "aten.rsub.Scalar")
+"""Ops whose results depend on the type of a number."""
+
+MOST_COUSINS = 4
+
+
+@cache
+def cousins_of_leaves(names: Sequence[str]) -> tuple[Program, ...]:
+    """Programs with two leaves that differ in one argument, and nothing else, both read: of each
+    step, and of each of these ops.
+    """
+    of_steps = (*FAMILIES_OF_LEAVES, *WITH_NUMBERS)
+    steps = [Program(types, (Step(name),)) for types in ALIKE for name in of_steps]
+    found: dict[Trace, Program] = {}
+    known = set[tuple[Op, TensorType]]()
+    for program in (*steps, *(call for name in names for call in calls_of(name)[:1])):
+        last = build(program).equations[-1:]
+        key = [(e.op, program.inputs[0]) for e in last if e.op.kind == "leaf" and e.operands]
+        if key and key[0] not in known:
+            known.update(key)
+            for pair in itertools.islice(_cousins_of(program), MOST_COUSINS):
+                read = replace(pair, steps=(*pair.steps, Step("mul", (0, 1))))
+                found.setdefault(build(pair), read)
+    return tuple(found.values())
+
+
+def _cousins_of(program: Program) -> Iterator[Program]:
+    """The program with its last call and another one, for each that eager PyTorch takes."""
+    for place in range(2 * MOST_COUSINS):
+        pair = replace(program, steps=(*program.steps, Step("cousin", (place,))))
+        if len(build(pair).equations) > len(build(program).equations) and _runs(pair):
+            yield pair
+
 
 MOST_PAIRS, MOST_CHAINS = 240, 50
 
@@ -279,12 +346,6 @@ def pairs_of(names: Sequence[str]) -> list[Program]:
     other = [_one_on_another(a, b) for a in names for b in names if a != b]
     first = in_turn(own)[: MOST_PAIRS // 2]
     return [*first, *in_turn(other)[: MOST_PAIRS - len(first)]]
-
-
-def in_turn(lists: Sequence[Sequence[Any]]) -> list[Any]:
-    """The first items of all lists, then the second ones, and so on."""
-    longest = max(map(len, lists), default=0)
-    return [items[place] for place in range(longest) for items in lists if place < len(items)]
 
 
 def _on_itself(name: str) -> list[Program]:
@@ -523,6 +584,9 @@ defaults, and other values of all, with the others.
 """
 
 
+SCALARS = (TensorType(F64, ()),) * 2
+"""Inputs of calls with any arguments that an op takes then: its plain ones may name a dim."""
+
 MOST_PLACES = 2
 """The number of inputs with which every argument of an op is tried."""
 
@@ -545,8 +609,10 @@ def calls_of(name: str) -> tuple[Program, ...]:
             program = Program(types, (step,))
             if made and (count < MOST_PLACES or _runs(program)):
                 found.setdefault((types, made), program)
-    drawn = list(found.values())
-    return (*drawn[:1], *samples, *drawn[1:], *_of_infinite(name))
+    scalars = (Program(SCALARS, (step,)) for step in variants if takes(name, SCALARS, step.picks))
+    few_scalars = () if name in UNCHECKED else itertools.islice(filter(_runs, scalars), MOST_PLACES)
+    drawn = [*found.values(), *few_scalars]
+    return (*in_turn((drawn, samples)), *_of_infinite(name))
 
 
 def _of_infinite(name: str) -> Iterator[Program]:

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import zip_longest
 from typing import Any
 
 import torch
 
 from thunder_fn.ir import ops
-from thunder_fn.ir.trace import TensorType, TraceBuilder, Var
+from thunder_fn.ir.trace import Equation, TensorType, TraceBuilder, Var, python_args
 from thunder_fn.testing.drawn_programs import (
     RULES_OF_OVERLOADS,
     Draft,
@@ -176,11 +177,23 @@ def _schema_arguments(name: str) -> Sequence[Any]:
 
 
 def _arguments(draft: Draft, overload: OpOverload) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of a call; defaults at the end and in keywords are left out, as in captures."""
-    args, kwargs, used = list[Any](), dict[str, Any](), list[Var]()
-    required = 0
-    for argument in schema_of(overload).arguments:
-        value = _tensors(draft, argument, used) if _is_tensors(argument) else _pick(draft, argument)
+    """The arguments of a call, drawn."""
+    used = list[Var]()
+    return _written(
+        overload,
+        [
+            _tensors(draft, argument, used) if _is_tensors(argument) else _pick(draft, argument)
+            for argument in schema_of(overload).arguments
+        ],
+    )
+
+
+def _written(overload: OpOverload, values: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a call with these values; defaults at the end and in keywords are left out,
+    as in captures.
+    """
+    args, kwargs, required = list[Any](), dict[str, Any](), 0
+    for argument, value in zip(schema_of(overload).arguments, values, strict=True):
         is_default = argument.has_default_value() and _same(value, argument.default_value)
         if not argument.kwarg_only:
             args.append(value)
@@ -188,6 +201,44 @@ def _arguments(draft: Draft, overload: OpOverload) -> tuple[list[Any], dict[str,
         elif not is_default:
             kwargs[argument.name] = value
     return args[:required], kwargs
+
+
+def relatives(draft: Draft, equation: Equation) -> list[tuple[list[Any], dict[str, Any]]]:
+    """The arguments of the calls that differ from a leaf's in one that is no tensor: another value,
+    or the same number in another type.
+    """
+    overload = ops.overload(equation.op)
+    given, options = python_args(equation, lambda var: var)
+    schema = schema_of(overload).arguments
+    places = zip_longest(schema, given[: len(schema)], fillvalue=_ABSENT)
+    values = [
+        options.get(argument.name, argument.default_value) if value is _ABSENT else value
+        for argument, value in places
+    ]
+    near = Draft(draft.builder, list(equation.operands))
+    found: list[list[Any]] = []
+    for place, argument in enumerate(schema):
+        if not _is_tensors(argument):
+            now = tuple(values[place]) if isinstance(values[place], list) else values[place]
+            others = (*_in_other_types(argument, now), *_values(argument, near))
+            found.append(
+                [
+                    _written(overload, [*values[:place], other, *values[place + 1 :]])
+                    for other in others
+                    if not _same(other, now)
+                ]
+            )
+    return in_turn(found)
+
+
+_ABSENT = object()
+
+
+def _in_other_types(argument: Any, value: Any) -> tuple[Any, ...]:
+    """A number, where the schema takes any: 1, 1.0 and True are equal, and make other dtypes."""
+    if _kind(argument) != "number" or not isinstance(value, int | float):
+        return ()
+    return tuple(kind(value) for kind in (float, int, bool) if kind(value) == value)
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -291,6 +342,12 @@ def _of_kind(argument: Any, draft: Draft) -> Iterator[Any]:
 
 
 # ---- which calls there are ----
+
+
+def in_turn(lists: Sequence[Sequence[Any]]) -> list[Any]:
+    """The first items of all lists, then the second ones, and so on."""
+    longest = max(map(len, lists), default=0)
+    return [items[place] for place in range(longest) for items in lists if place < len(items)]
 
 
 @cache

@@ -31,6 +31,7 @@ from thunder_fn.testing.growing import (
     ALIASES,
     ALLOCATED,
     BOUNDED,
+    BROADCAST,
     CASES,
     CONSTANTS,
     COUSINS,
@@ -44,8 +45,8 @@ from thunder_fn.testing.growing import (
     beside_chains,
     calls_of,
     changed,
+    cousins_of_leaves,
     in_single,
-    in_turn,
     pairs_of,
     smallest,
     two_deep,
@@ -85,6 +86,7 @@ from thunder_fn.testing.laws.promises import (
 )
 from thunder_fn.testing.laws.threads import laws_of_functions
 from thunder_fn.testing.reports import AnyCase, described
+from thunder_fn.testing.schemas import in_turn
 from thunder_fn.testing.sized import Sized, sized_cases
 from thunder_fn.testing.strategies import Case, cases, drawn_cases, smooth_cases
 from thunder_fn.testing.vocabulary import functions_of, overloads_of, own_code, vocabulary
@@ -106,6 +108,7 @@ ON_PURPOSE = tuple(
         ALIASES,
         ALLOCATED,
         BOUNDED,
+        BROADCAST,
         CASES,
         COUSINS,
         SWAPPED,
@@ -243,7 +246,7 @@ class Search:
         for name in without:
             self.laws.pop(name, None)
         never = replace(promised, ensures=None)
-        self.of_identity = laws_of_transform(lambda trace: trace, never)
+        self.of_identity = laws_of_transform(lambda trace: trace, never) | {ENSURED: _is_computed}
         self.few = [name for name in OF_FEW if name in self.laws]
         self.of_sizes = [name for name in OF_SIZES if name in self.laws]
         self.alone = [n for n in self.laws if not n.startswith(BESIDE) and n not in self.few]
@@ -313,6 +316,7 @@ class Search:
         yield from ((program, False) for program in beside_chains((1, 2, 3, 4, 5)))
         yield from ((program, False) for program in two_deep())
         yield from ((program, False) for program in ON_PURPOSE)
+        yield from ((program, False) for program in cousins_of_leaves(self.ops))
         yield from ((program, False) for program in pairs_of(self.ops))
         if any(promise.startswith(("precision", "refines")) for promise in self.promised.promises):
             yield from ((program, False) for program in self._in_single())
@@ -508,6 +512,11 @@ def _ensured(transform: Transform, ensures: Ensures) -> Law:
         holds(ensures(trace, new) is not False, what, trace=trace, made=new)
 
     return law
+
+
+def _is_computed(trace: Trace, inputs: Inputs) -> None:
+    """Raise what eager PyTorch raises: a purpose may compute values, and schemas allow more."""
+    values_of(trace, inputs)
 
 
 def _checked(transform: Transform) -> Law:

@@ -64,8 +64,11 @@ from thunder_fn.torch_internals.groups import (
     MeshDim,
     default_store,
     fake_store,
+    is_fake_group,
     joint_mesh,
     ranks_of_group,
+    sent_to,
+    unwaited_collectives,
 )
 from thunder_fn.torch_internals.guards import (
     attention_kernels,
@@ -97,6 +100,7 @@ from thunder_fn.torch_internals.higher_order import (
     on_import,
     pytorchs,
     vmap_info,
+    while_loop_operator,
 )
 from thunder_fn.torch_internals.known_results import (
     Layout,

@@ -108,6 +108,27 @@ def ranks_of_group(name: str) -> list[int]:
     return torch.distributed.get_process_group_ranks(_named_group(name))
 
 
+def is_fake_group(name: str) -> bool:
+    """Test for a group that is registered under this name and has PyTorch's backend "fake"."""
+    return torch.distributed.get_backend(_named_group(name)) == "fake"
+
+
+def sent_to(x: torch.Tensor, to: int, tag: int, name: str) -> torch.Tensor:
+    """Send x to a rank of a group; the handle for which `wait_tensor` waits.
+
+    PyTorch's functional `isend` registers its work under x as well as under the handle, and what
+    is waited for by one stays under the other: no x that was sent was ever freed.
+    """
+    handle = x.new_empty(0, dtype=torch.uint8)
+    torch._C._distributed_c10d._register_work(handle, _named_group(name).send([x], to, tag))
+    return handle
+
+
+def unwaited_collectives() -> int:
+    """The number of collectives and messages that were sent and not yet waited for."""
+    return torch._C._distributed_c10d._get_work_registry_size()
+
+
 def joint_mesh(dims: Sequence[MeshDim]) -> Any:
     """One DeviceMesh of several dims of one mesh, in this order and with their groups.
 

@@ -52,6 +52,7 @@ HIGHER_ORDER = {
         "AutogradFunctionApply.__call__",
     ),
     "scaler step": ("torch.amp.grad_scaler", "GradScaler._maybe_opt_step"),
+    "averaged model": ("torch.optim.swa_utils", "AveragedModel.update_parameters"),
     "zero_grad": ("torch.optim.optimizer", "Optimizer.zero_grad"),
     "adafactor": ("torch.optim._adafactor", "_single_tensor_adafactor"),
     "adafactor foreach": ("torch.optim._adafactor", "_multi_tensor_adafactor"),
@@ -190,6 +191,22 @@ def cond_operator(pred: Any, true_fn: Any, false_fn: Any, operands: Any) -> Any:
     """Call the operator behind `torch.cond`, which takes closed functions without Dynamo."""
     operator = importlib.import_module("torch._higher_order_ops.cond").cond_op
     return operator(pred, true_fn, false_fn, operands)
+
+
+def while_loop_operator(cond_fn: Any, body_fn: Any, consts: Any, carry: Any) -> Any:
+    """Call the operator behind `torch.while_loop`, as `cond_operator` does. The functions take
+    the consts first.
+    """
+    operator = importlib.import_module("torch._higher_order_ops.while_loop").while_loop_op
+
+    def holds(*args: Any) -> Any:
+        return cond_fn(*args[len(carry) :], *args[: len(carry)])[0]
+
+    def run(*args: Any) -> tuple[Any, ...]:
+        new = body_fn(*args[len(carry) :], *args[: len(carry)])
+        return tuple(x.clone() if any(x is arg for arg in args) else x for x in new)
+
+    return operator(holds, run, tuple(carry), tuple(consts))
 
 
 def is_make_fx() -> bool:

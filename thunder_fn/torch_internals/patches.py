@@ -502,6 +502,9 @@ def constant_of_dynamo(fn: Any) -> Callable[[], Any]:
     return fn
 
 
+_SKIPPED = "thunder_fn traces what it calls by itself: leave `fullgraph=True` out"
+
+
 def outside_dynamo(fn: Callable[..., Any]) -> Callable[..., Any]:
     """The function, of which Dynamo compiles nothing, neither its own code nor what it calls:
     `torch.compiler.disable`, which would import Dynamo.
@@ -519,6 +522,7 @@ def outside_dynamo(fn: Callable[..., Any]) -> Callable[..., Any]:
         called.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT)
     )
     called._torchdynamo_disable = True  # pyright: ignore[reportFunctionMemberAccess]
+    called._torchdynamo_disable_msg = _SKIPPED  # pyright: ignore[reportFunctionMemberAccess]
     return called
 
 
@@ -532,6 +536,7 @@ def skipped_by_dynamo(fn: F) -> F:
     skip = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
     set_code_exec_strategy(fn.__code__, skip)  # pyright: ignore[reportFunctionMemberAccess]
     fn._torchdynamo_disable = True  # type: ignore[attr-defined]  # pyright: ignore[reportFunctionMemberAccess]
+    fn._torchdynamo_disable_msg = _SKIPPED  # type: ignore[attr-defined]  # pyright: ignore[reportFunctionMemberAccess]
     return fn
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
@@ -21,6 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder_fn.errors import UnsupportedCall
 from thunder_fn.ir.trace import type_of_value
+from thunder_fn.lines import is_internal
 from thunder_fn.torch_internals.calls import aten
 from thunder_fn.torch_internals.fakes import DEVICE, RecordingMode, place_of
 from thunder_fn.torch_internals.functional import fake_in, functionalized
@@ -80,7 +82,27 @@ class Tracer(FunctionalTensor):
         """The class of the tensor that it stands for: `type(x)` alone can tell that it is a
         tracer.
         """
-        return self.__dict__.get("outside_class", torch.Tensor)
+        return attributes(self).get("outside_class", torch.Tensor)
+
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The attributes of the tensor that it stands for, if a user asks. It is read as others
+        are.
+        """
+        mode, frame = get_dispatch_mode(FUNCTIONAL), sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+        is_asked = isinstance(mode, TracerMode) and not is_internal(frame.f_code.co_filename)
+        if not is_asked or mode.on_attribute is None:
+            return attributes(self)
+        return mode.on_attribute(self, "__dict__")
+
+    def __dir__(self) -> list[str]:
+        """The names of its attributes, and of those of the tensor that it stands for."""
+        frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+        mode, names = get_dispatch_mode(FUNCTIONAL), dir(torch.Tensor)
+        is_asked = isinstance(mode, TracerMode) and not is_internal(frame.f_code.co_filename)
+        if not is_asked or mode.on_attribute is None:
+            return [*names, *attributes(self)]
+        return sorted({*names, *mode.on_attribute(self, "__dict__")})
 
     def __repr__(self, **options: Any) -> str:
         with torch._C.DisableTorchFunction():
@@ -110,7 +132,7 @@ def attributes_set(tracer: torch.Tensor) -> list[str]:
     """
     return [
         name
-        for name in vars(tracer)
+        for name in attributes(tracer)
         if name not in _OWN_ATTRIBUTES and not name.startswith("_dynamo")
     ]
 
@@ -638,6 +660,7 @@ class TracerMode(FunctionalTensorMode):
         return tensor
 
 
+_DICT: Callable[[torch.Tensor], dict[str, Any]] = torch.Tensor.__dict__["__dict__"].__get__
 set_class: Callable[[torch.Tensor, type], None] = object.__dict__["__class__"].__set__
 """Make an object one of another class."""
 
@@ -769,7 +792,7 @@ def become_plain(tracer: torch.Tensor, value: torch.Tensor) -> None:
         plain = value.data
     torch._C._swap_tensor_impl(tracer, plain)
     set_class(tracer, torch.Tensor)
-    vars(tracer).clear()
+    attributes(tracer).clear()
 
 
 def write_memory(memory: torch.Tensor, fake: torch.Tensor) -> None:
@@ -849,7 +872,7 @@ def fake_mode_of(tracer: torch.Tensor) -> Any:
 
 def attributes(tensor: torch.Tensor) -> dict[str, Any]:
     """The attributes that Python code gave a tensor; a tracer's own among them."""
-    return vars(tensor)
+    return _DICT(tensor)
 
 
 def is_tracer(value: Any) -> bool:

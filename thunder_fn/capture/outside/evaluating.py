@@ -74,6 +74,7 @@ _KEYS = (str, int, float, bytes, type(None), tuple, torch.dtype, torch.device)
 _RUNNING: list[Any] = []
 """Stand-in for the values of an expression that is being evaluated."""
 _SHOW = frozenset(map(id, (str, repr, format)))
+_FRAMES = frozenset(map(id, (sys._getframe, inspect.currentframe)))  # pyright: ignore[reportPrivateUsage]
 _PASSES = 64
 """The number of times that a frame is looked at again where a local leads to itself, as along a
 linked list.
@@ -601,7 +602,7 @@ class Evaluator(Attributes):
             return [self.reach(one, path) for one in known] if len(known) <= LONG else []
         if callee is locals:
             return list(frame.locals)
-        if callee in (sys._getframe, inspect.currentframe):  # pyright: ignore[reportPrivateUsage]
+        if id(callee) in _FRAMES:
             return [*callers(frame)]
         if callee is globals:
             return [self.reach(frame.globals, "globals()")]

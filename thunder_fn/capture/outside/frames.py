@@ -75,6 +75,8 @@ class Observer(Protocol):
     """The places whose old value nothing else reads, as in `before`."""
     edges: dict[tuple[str, int, Any], Any]
     """The places outside that it reads."""
+    constants: dict[str, Any]
+    """Values from outside that it reads in ways that no guard sees."""
     contents: dict[int, Snapshot]
     """Lists and dicts outside, with the content that they had."""
 

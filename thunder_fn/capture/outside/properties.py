@@ -11,8 +11,9 @@ only in calls of programs whose function asked for them. A read is a condition o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -398,6 +399,8 @@ def attribute(recorder: Recorder, tracer: Tensor, name: str) -> Any:
         AttributeError: there is none.
     """
     recorder = _owner(recorder, tracer)
+    if name == "__dict__":
+        return _attributes(recorder, tracer)
     known = recorder.properties.outside_of(tracer)
     if known is None or name.startswith("__"):
         raise AttributeError(f"'Tensor' object has no attribute {name!r}")
@@ -417,6 +420,21 @@ def attribute(recorder: Recorder, tracer: Tensor, name: str) -> Any:
             value = base.__dict__[name]
             return value.__get__(tracer, cls) if hasattr(value, "__get__") else value
     raise AttributeError(f"{cls.__name__!r} object has no attribute {name!r}")
+
+
+def _attributes(recorder: Recorder, tracer: Tensor) -> Mapping[str, Any]:
+    """All attributes of the tensor that a tracer stands for, and those that were set since."""
+    own = {name: internals.attributes(tracer)[name] for name in internals.attributes_set(tracer)}
+    known = recorder.properties.outside_of(tracer)
+    if known is None:
+        return MappingProxyType(own)
+    names = recorder.properties.look_at(known[0], "__dict__", _names)
+    given = {name: attribute(recorder, tracer, name) for name in names if name not in own}
+    return MappingProxyType(given | own)
+
+
+def _names(tensor: Tensor) -> tuple[str, ...]:
+    return tuple(internals.attributes_set(tensor))
 
 
 def _class_of(recorder: Recorder, tensor: Tensor) -> type:

@@ -159,6 +159,8 @@ class Reached:
         elif is_a(value, types.MethodType):
             self.reach(value.__func__, path, depth - 1)
             self.reach(value.__self__, path.rpartition(".")[0] or path, depth - 1)
+        elif is_a(value, types.BuiltinFunctionType):
+            self.reach(value.__self__, path.rpartition(".")[0] or path, depth - 1)
         elif is_a(value, (functools.partial, functools.partialmethod)):
             for name in ("func", "args", "keywords"):
                 found = self.edge("attr", value, name, f"{path}.{name}", is_by_value=True)

@@ -15,6 +15,7 @@ Objects that the function makes are looked through, and are no holders of edges.
 
 from __future__ import annotations
 
+import operator
 import sys
 import types
 from collections.abc import Callable
@@ -34,7 +35,7 @@ from thunder_fn.capture.outside.evaluating import Evaluator
 from thunder_fn.capture.outside.expressions import Reading
 from thunder_fn.capture.outside.frames import is_import
 from thunder_fn.capture.outside.kinds import FUNCTIONS, answers_of, place_of
-from thunder_fn.capture.outside.reads import ABSENT, builtin_of, is_a
+from thunder_fn.capture.outside.reads import ABSENT, CONTAINERS, builtin_of, is_a
 from thunder_fn.capture.recorder import current
 from thunder_fn.capture.supported import EscapedValue
 from thunder_fn.errors import UnsupportedCall
@@ -43,7 +44,7 @@ from thunder_fn.ir.text import escaped
 
 MAX_ANSWERS = 1000
 """So many answers of a cached function are guarded, and no more."""
-_TRACED = (internals.Tracer, torch.SymInt, torch.SymFloat, torch.SymBool)
+_TRACED = (internals.Tracer, EscapedValue, torch.SymInt, torch.SymFloat, torch.SymBool)
 _FILLS_CACHE = lazy_property.__get__.__code__
 
 
@@ -59,6 +60,10 @@ class Watch(Evaluator):
         self.importing: types.FrameType | None = None
         self.caches: list[tuple[dict[str, Any], str]] = []
         """Values that cached properties of distributions compute while the function runs."""
+        self.unsettled: dict[tuple[str, int, Any], tuple[Any, UnsupportedCall]] = {}
+        """Places in which bodies leave what depends on how often they run, each with the holder,
+        and the error where the function reads it.
+        """
         self.reach(f, getattr(f, "__name__", "f"))
 
     def started(self, frame: types.FrameType) -> None:
@@ -161,11 +166,11 @@ class Watch(Evaluator):
         was met is an object of PyTorch's that the capture itself gives back, or new.
         """
         for (kind, _, key), (holder, old) in {**self.counted, **self.before}.items():
-            if look(kind, holder, key) is not old and not _is_of_trace(old):
+            if look(kind, holder, key) is not old and not is_of_trace(old):
                 _set(kind, holder, key, old)
         for one in self.contents.values():
             is_imports = one.container is sys.modules  # what is imported stays imported
-            if not is_imports and not one.is_unchanged and not _is_of_trace(one.before):
+            if not is_imports and not one.is_unchanged and not is_of_trace(one.before):
                 one.restore()
 
     # ---- the end ----
@@ -173,8 +178,15 @@ class Watch(Evaluator):
     def finish(self) -> None:
         """Look for the functions of frames whose cells no known path led to. Forget everything
         but the findings.
+
+        Raises:
+            UnsupportedCall: it reads a place in which a body of it leaves another value in each
+                run.
         """
         self.find_late()
+        for place, (_, error) in self.unsettled.items():
+            if place in self.edges or ("content", place[1], None) in self.edges:
+                raise error
         for held, name in self.caches:
             if is_a(held.get(name), (EscapedValue, internals.Tracer)):
                 del held[name]  # each call computes it
@@ -195,6 +207,11 @@ class Watch(Evaluator):
                 del frame.locals[1:]
                 self.evaluate(frame)
         self.lost.clear()
+
+    def knows(self, place: tuple[str, int, Any], holder: Any) -> bool:
+        """Test for a place outside of the function, which it has reached."""
+        is_place = place in self.before or place in self.counted or place in self.edges
+        return is_place or place[1] in self.contents or self.is_outside(holder)
 
     def find_late(self) -> None:
         """Cross the edges that are known at the end alone."""
@@ -231,7 +248,8 @@ class Watch(Evaluator):
         return any(not is_a(value, (torch.Tensor, type(None), *FUNCTIONS)) for value in given)
 
 
-def _is_of_trace(value: Any) -> bool:
+def is_of_trace(value: Any) -> bool:
+    """Test whether a value is, or holds, tensors or numbers of a trace."""
     return any(is_a(leaf, _TRACED) for leaf in pytree.flatten(value)[0])
 
 
@@ -242,6 +260,8 @@ def _set(kind: str, holder: Any, key: Any, value: Any) -> None:
             del holder.cell_contents
         case "cell":
             holder.cell_contents = value
+        case "key" | "index" if not is_a(holder, CONTAINERS):  # such as os.environ
+            holder.pop(key, None) if value is ABSENT else operator.setitem(holder, key, value)
         case "key" if value is ABSENT:
             builtin_of(holder).pop(holder, key, None)
         case "key" | "index" if value is not ABSENT:

@@ -273,6 +273,52 @@ def _scaled_step(
     return recorder.kept.skip(optimizer, found.sum() != 0, lambda: optimizer.step(*args, **kwargs))
 
 
+class _Positive:
+    """A count of averaged models that Python takes for positive."""
+
+    def __init__(self, count: Tensor) -> None:
+        self.count = count
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __gt__(self, other: int) -> bool:
+        return True
+
+    def __iadd__(self, other: int) -> Tensor:
+        self.count += other
+        return self.count
+
+    def to(self, device: torch.device) -> Tensor:
+        """Return the count itself, for the averaging function."""
+        return self.count.to(device)
+
+
+def _update_average(averaged: Any, model: torch.nn.Module) -> None:
+    """`AveragedModel.update_parameters` in a capture: the program averages in each call, and takes
+    the copy instead where the count says that it is the first.
+    """
+    original = original_of(internals.higher_order_function("averaged model"))
+    if current() is None:
+        original(averaged, model)
+        return
+    count: Tensor = averaged.n_averaged
+    is_first, buffers = count == 0, averaged._buffers
+    buffers["n_averaged"] = _Positive(count)
+    try:
+        original(averaged, model)
+    finally:
+        buffers["n_averaged"] = count
+    pairs = [(averaged.module.parameters(), model.parameters())]
+    pairs += [(averaged.module.buffers(), model.buffers())] * averaged.use_buffers
+    for mine, theirs in (pair for both in pairs for pair in zip(*both, strict=False)):
+        old, new = mine.detach(), theirs.detach().to(mine.device)
+        old.copy_(torch.where(is_first, new, old))
+
+
+divert("averaged model", _update_average)
 divert("scaler step", _scaled_step)
 divert("zero_grad", _zero_grad)
 register_optimizer_step_pre_hook(_begin_step)

@@ -17,6 +17,7 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture.generators import drawing_from
 from thunder_fn.errors import located
 from thunder_fn.executors import Program
+from thunder_fn.executors.running import tell_line
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.noops import drop_noops
 from thunder_fn.interpreters.simplify import cut_to
@@ -381,7 +382,11 @@ class _Function(torch.autograd.Function):
             batched = any(map(internals.is_batched, given))
             values.clear()
             given.clear()
-            results = evaluate(node.closed[0], box) if batched else node.program.take(box)
+            try:
+                results = evaluate(node.closed[0], box) if batched else node.program.take(box)
+            except Exception as error:
+                tell_line(error)
+                raise
         if any(cotangent is None for cotangent in cotangents):
             reached = node.reached(tuple(cotangent is not None for cotangent in cotangents))
             results = [

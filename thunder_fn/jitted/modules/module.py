@@ -29,7 +29,7 @@ from thunder_fn.capture.failures import source_of
 from thunder_fn.capture.modules import PLAIN, TRACING
 from thunder_fn.capture.outside.reads import Attribute, Changed, Reads, tracked
 from thunder_fn.capture.replaced.patches import module_path
-from thunder_fn.errors import JitError, ThunderError, located
+from thunder_fn.errors import ThunderError, located
 from thunder_fn.jitted import Jitted
 from thunder_fn.jitted.cache import MAXSIZE, CacheInfo
 from thunder_fn.jitted.dynamic import Miss, RetraceWarning
@@ -179,6 +179,7 @@ class ModuleJit:
     counting: int = 0
     misses: deque[Miss] = field(default_factory=lambda: deque(maxlen=MAXSIZE))
 
+    @internals.skipped_by_dynamo
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         latest = self.latest
         try:
@@ -435,6 +436,21 @@ def latest_of(module: torch.nn.Module) -> Jitted | None:
     return variants[0].jitted if variants else None
 
 
+class ScriptCall(torch.nn.Module):
+    """The call of a TorchScript module, which has no Python code that could be traced. As in a
+    module made by `torch.compile`, the module is the part `_orig_mod`.
+    """
+
+    def __init__(self, module: torch.jit.ScriptModule) -> None:
+        super().__init__()
+        self._orig_mod = module
+        self.training = module.training
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module."""
+        return self._orig_mod(*args, **kwargs)
+
+
 def jit_module(module: torch.nn.Module, options: Mapping[str, Any]) -> Any:
     """A module of the same class, on the same state, with a jitted `forward`. See `jit`.
 
@@ -442,10 +458,7 @@ def jit_module(module: torch.nn.Module, options: Mapping[str, Any]) -> Any:
         UnknownOption, ArgnumError: as `jit` does.
     """
     if isinstance(module, torch.jit.ScriptModule):
-        raise JitError(
-            "jit: a torch.jit.ScriptModule has no Python code to trace",
-            fix="Jit a function or module that calls it, or the module that it was made from.",
-        )
+        module = ScriptCall(module)
     if is_jitted(module):
         inner = jit_of(module)
         return jitted_module(inner.module, inner.options.changed(options)) if options else module

@@ -44,6 +44,7 @@ from thunder_fn.ir.trace import (
     num_vars,
     type_of_value,
 )
+from thunder_fn.structured.shared.side_effects import without_side_effects
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +78,23 @@ def capture_bodies(
             the values that it knows.
 
     Raises:
-        CaptureError: a function writes to a tensor from outside, and may not.
+        CaptureError: a function writes to a tensor from outside, and may not. A number depends on
+            a side effect in Python.
     """
-    known: dict[tuple[int, int], Captured] = {}
-    for function, arguments in zip(functions, args, strict=True):
-        key = id(function), id(arguments)
-        known[key] = known.get(key) or _captured(op, function, arguments, writes, runs_once)
-    captured = tuple(
-        known[id(function), id(arguments)]
-        for function, arguments in zip(functions, args, strict=True)
+
+    def capture_in(order: Sequence[int]) -> tuple[Captured, ...]:
+        known: dict[tuple[int, int], Captured] = {}
+        keys = [(id(one), id(given)) for one, given in zip(functions, args, strict=True)]
+        for i in order:
+            if keys[i] not in known:
+                known[keys[i]] = _captured(op, functions[i], args[i], writes, runs_once)
+        return tuple(known[key] for key in keys)
+
+    is_apart = not runs_once and current() is not None
+    captured = (
+        without_side_effects(op, functions, capture_in)
+        if is_apart
+        else capture_in(range(len(functions)))
     )
     for function, one in zip(functions, captured, strict=True):
         if not writes:
@@ -474,6 +483,18 @@ def operand_tuple(op: str, name: str, operands: Any) -> tuple[Any, ...]:
             op, f"{name} must be a tuple or a list of operands, not {described(operands)}", one
         )
     return tuple(operands)
+
+
+def is_kept_open(choice: Any) -> bool:
+    """Test whether `make_fx` or `torch.export` records this choice or size without its value.
+
+    Deciding on the value of the example would bake it in. PyTorch's own ops keep it open.
+    """
+    if current() is not None:
+        return False
+    if isinstance(choice, torch.Tensor):
+        return internals.is_make_fx()
+    return isinstance(choice, (torch.SymBool, torch.SymInt))
 
 
 def decided(op: str, choice: Any, kind: type[int]) -> int:

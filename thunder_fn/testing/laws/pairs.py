@@ -11,7 +11,7 @@ which otherwise rounds, is to float64 there: it changes every type that it chang
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
@@ -129,23 +129,20 @@ _known: ContextVar[dict[Any, tuple[Any, Any]] | None] = ContextVar("known", defa
 
 def once(transform: Transform, trace: Trace) -> Trace:
     """The trace that a transform makes, made once inside of `remembering`."""
-    known = _known.get()
-    if known is None:
-        return transform(trace)
-    key = (id(transform), id(trace))
-    if key not in known:
-        known[key] = ((transform, trace), transform(trace))
-    return known[key][1]
+    return _remembered(transform, trace, compute=lambda: transform(trace))
 
 
 def values_of(trace: Trace, inputs: Inputs) -> Values:
     """The values of a trace, computed once inside of `remembering`."""
-    known = _known.get()
+    return _remembered(run, trace, *inputs, compute=lambda: run(trace, inputs))
+
+
+def _remembered(*objects: Any, compute: Callable[[], Any]) -> Any:
+    known, key = _known.get(), tuple(map(id, objects))
     if known is None:
-        return run(trace, inputs)
-    key = ("values", id(trace), *map(id, inputs))
+        return compute()
     if key not in known:
-        known[key] = ((trace, inputs), run(trace, inputs))
+        known[key] = (objects, compute())
     return known[key][1]
 
 

@@ -228,14 +228,18 @@ def _mutants_of_function(path: str, function: Any) -> Iterator[Mutation]:
             yield Mutation(bug, path, before, after, LAW)
 
 
+class OutOfTime(BaseException):
+    """The end of a mutant's time. Laws take every Exception for an error of the transform."""
+
+
 @contextmanager
-def within(seconds: int) -> Generator[None]:
-    """Raise TimeoutError after so many seconds of the processor, or ten times as many by the clock
+def within(seconds: float) -> Generator[None]:
+    """Raise OutOfTime after so many seconds of the processor, or ten times as many by the clock
     for what waits for ever.
     """
 
     def stop(*_: Any) -> None:
-        raise TimeoutError
+        raise OutOfTime
 
     timers = ((signal.SIGPROF, signal.ITIMER_PROF, 1), (signal.SIGALRM, signal.ITIMER_REAL, 10))
     old = [signal.signal(number, stop) for number, _, _ in timers]
@@ -253,7 +257,7 @@ NO_BUG = ("EQUAL", "NO WORSE")
 """The beginnings of the verdicts on mutants that are no bugs, as far as the witnesses tell."""
 
 
-def verdict(path: str, mutation: Mutation, seconds: int = SECONDS) -> str:
+def verdict(path: str, mutation: Mutation, seconds: float = SECONDS) -> str:
     """The law that a mutant of the transform at this path (`module:name`) breaks in time.
 
     Where there is none, the mutant is tried on the witnesses: "EQUAL" if it makes the same trace of
@@ -268,7 +272,7 @@ def verdict(path: str, mutation: Mutation, seconds: int = SECONDS) -> str:
         made_of(path)
         with within(PATIENCE * seconds):
             return beyond(path, mutation)
-    except TimeoutError:
+    except OutOfTime:
         return "OUT OF TIME"
     except OutdatedMutation:
         return "does not fit"

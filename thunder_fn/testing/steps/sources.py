@@ -20,6 +20,7 @@ from thunder_fn.testing.drawn_programs import (
     tensor_type,
 )
 from thunder_fn.testing.laws.effects import effect
+from thunder_fn.testing.schemas import relatives
 from thunder_fn.testing.steps.enter import step
 from thunder_fn.testing.suits import (
     both,
@@ -177,10 +178,17 @@ OTHERS = {
 
 
 def _cousin(d: Draft, _: Step) -> None:
-    """Append the newest equation with bodies once more, with another option, or other bodies."""
-    known = next((e for e in reversed(d.builder.equations) if e.bodies), None)
+    """Append the newest equation once more: a leaf with another argument, one with bodies with
+    another option, or other bodies.
+    """
+    known = next(reversed(d.builder.equations), None)
     if known is None or known.op == CUSTOM_VJP:  # its bodies have to fit each other
         raise Skip
+    if known.op.kind == "leaf":
+        found = relatives(d, known)
+        args, kwargs = found[d.number(len(found))]
+        d.leaf(ops.overload(known.op), *args, **kwargs)
+        return
     new = replace(known, bodies=tuple(map(_with_others, known.bodies)))
     if d.number(2) == 1:
         options = tuple((key, _turned(value)) for key, value in known.kwargs)
@@ -198,7 +206,10 @@ def _turned(value: Arg) -> Arg:
 
 
 def _with_others(body: Trace) -> Trace:
-    new = (replace(e, op=OTHERS.get(e.op, e.op)) for e in body.equations)
+    new = (
+        replace(e, op=OTHERS.get(e.op, e.op), bodies=tuple(map(_with_others, e.bodies)))
+        for e in body.equations
+    )
     return replace(body, equations=tuple(new))
 
 
