@@ -110,7 +110,7 @@ def _step_by_step(
 
     def step(carry: Any, x: Any) -> tuple[Any, Any]:
         new = combine_fn(carry, x)
-        return new, torch.utils._pytree.tree_map(torch.clone, new)
+        return new, pytree.tree_map(torch.clone, new)
 
     init = pytree.unflatten(spec, [x[0].clone() for x in xs])
     rest = pytree.flatten(scan(step, init, pytree.unflatten(spec, [x[1:] for x in xs]))[1])[0]

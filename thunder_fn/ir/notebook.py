@@ -52,7 +52,9 @@ class ShownList(Shown, list[T]):
     """A list that prints its items, one a line."""
 
     __slots__ = ()
-    __repr__ = list.__repr__
+
+    def __repr__(self) -> str:
+        return list.__repr__(self)
 
     def __str__(self) -> str:
         return "\n".join(map(str, self))

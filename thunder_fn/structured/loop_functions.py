@@ -99,7 +99,7 @@ def scan(  # noqa: PLR0913 - options, by keyword
     if is_kept_open(size):
         step, slices = combine_fn, xs
         if xs is None:
-            step, slices = lambda carry, _: combine_fn(carry, None), torch.empty(size)
+            step, slices = lambda carry, _: combine_fn(carry, cast("X", None)), torch.empty(size)
         return internals.pytorchs("scan", step, init, slices, dim=dim, reverse=bool(reverse))
     if unroll is True or unroll > 1:
         size = int(size)  # a loop that is written out has a number of steps

@@ -231,7 +231,7 @@ def relatives(draft: Draft, equation: Equation) -> list[tuple[list[Any], dict[st
     return in_turn(found)
 
 
-_ABSENT = object()
+_ABSENT: Any = object()
 
 
 def _in_other_types(argument: Any, value: Any) -> tuple[Any, ...]:

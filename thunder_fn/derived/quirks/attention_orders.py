@@ -325,7 +325,10 @@ def of_arguments(given: Mapping[str, Any]) -> Attention:
         given.get("is_causal", False),
         given.get("scale"),
         given.get("grad_out", given.get("grad_out_")),
-        *(given.get(f"{name}_tangent") for name in ("query", "key", "value", "grad")),
+        given.get("query_tangent"),
+        given.get("key_tangent"),
+        given.get("value_tangent"),
+        given.get("grad_tangent"),
     )
 
 
@@ -334,7 +337,7 @@ def _implementation(formula: Formula, op: Any) -> Callable[..., Any]:
 
     def run(*args: Any) -> Any:
         found = in_blocks(formula, of_arguments(dict(zip(names, args, strict=True))))
-        return found if len(found) > 1 else found[0]
+        return found[0] if formula is tangent else found
 
     return run
 

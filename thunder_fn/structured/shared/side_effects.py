@@ -185,9 +185,8 @@ def without_side_effects(
         raise call.dependent(changes, first)
     lasting = changes if call.is_choice else second.changes()
     for place in lasting:
-        is_outside = isinstance(around, Watch) and around.knows(place.entry, place.holder)
         is_memo = call.is_choice and place.is_filled and place.entry in first.edges
-        if not is_outside:
+        if not isinstance(around, Watch) or not around.knows(place.entry, place.holder):
             raise call.refusal(f"changes {place.path}, which is no longer what eager code has")
         if not is_memo or place.entry in known:
             error = call.refusal(f"changes {place.path}, which the function reads")
