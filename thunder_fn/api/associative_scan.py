@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.api.batching import example_of, place, vmap
@@ -110,7 +111,7 @@ def _step_by_step(
 
     def step(carry: Any, x: Any) -> tuple[Any, Any]:
         new = combine_fn(carry, x)
-        return new, pytree.tree_map(torch.clone, new)
+        return new, tree_map(torch.clone, new)  # PyTorch's, which Dynamo can read
 
     init = pytree.unflatten(spec, [x[0].clone() for x in xs])
     rest = pytree.flatten(scan(step, init, pytree.unflatten(spec, [x[1:] for x in xs]))[1])[0]
