@@ -611,15 +611,21 @@ SCENARIOS: dict[str, Callable[[DeviceMesh, int, int, Path], None]] = {
 }
 
 
+GIVEN_UP = ("stay_away",)
+"""Scenarios whose collectives nobody can wait for."""
+
+
 def run_rank(ports: int, rank: int, size: int, folder: Path, names: list[str]) -> None:
     """Join the other ranks and run scenarios, one after the other in one process group."""
     os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), str(size)
     store = dist.TCPStore("127.0.0.1", int(os.read(ports, DIGITS)))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=datetime.timedelta(seconds=60))
     mesh = init_device_mesh("cpu", (size,))
+    left = 0
     for name in names:
         SCENARIOS[name](mesh, rank, size, folder)
-        assert not unwaited_collectives(), f"{name}: {unwaited_collectives()} are sent and not waited for"
+        before, left = left, unwaited_collectives()
+        assert left == before or name in GIVEN_UP, f"{name}: {left - before} are sent and not waited for"
         dist.barrier()  # gloo's threads outlive a rank that leaves while others still talk to it
     dist.destroy_process_group()
     sys.stdout.flush()
