@@ -97,3 +97,25 @@ def test_second_derivatives_where_a_formula_divides_by_zero(outer: str, inner: s
     steps = torch.tensor([-1e-4, 0.0, 1e-4], dtype=torch.float64)
     before, at, after = (torch.sinc(torch.tensor([0.0, 0.3, 1.0], dtype=torch.float64) + step) for step in steps)
     torch.testing.assert_close(found, (before - 2 * at + after) / 1e-8, rtol=1e-5, atol=1e-6)
+
+
+MATRICES = {
+    "equal singular values": torch.eye(3),
+    "two equal ones": torch.diag(torch.tensor([0.5, 0.5, 2.0])),
+    "rank n - 1": torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]]),
+    "rank n - 2": torch.diag(torch.tensor([2.0, 0.0, 0.0])),
+    "regular": torch.tensor([[1.0, 2.0, 0.0], [0.0, -1.0, 3.0], [2.0, 0.0, 1.0]]),
+}
+
+
+@pytest.mark.parametrize("matrix", MATRICES)
+def test_second_derivatives_of_determinants(matrix: str) -> None:
+    """torch.func's are NaN where singular values are equal. Differences are exact for a polynomial of degree 3."""
+    A, det = MATRICES[matrix].double(), torch.linalg.det
+    moves = 0.01 * torch.eye(9, dtype=A.dtype).view(9, 3, 3)
+    a, b = moves[:, None], moves[None, :]
+    wanted = (det(A + a + b) - det(A + a - b) - det(A - a + b) + det(A - a - b)) / 4e-4
+    hessians = [outer(inner(det)) for outer in (tfn.jacrev, tfn.jacfwd) for inner in (tfn.jacrev, tfn.jacfwd)]
+    for hessian in hessians:
+        for found in (hessian(A), *tfn.vmap(hessian)(torch.stack([A, A]))):
+            torch.testing.assert_close(found.view(9, 9), wanted)

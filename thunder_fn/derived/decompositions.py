@@ -149,12 +149,15 @@ derivative itself, such as that of `cumprod` at zeros.
 
 PUSHED_ONCE = frozenset(
     f"aten.{name}.default"
-    for name in ("_linalg_eigh", "_safe_softmax", "linalg_eig", "log_sigmoid_forward", "sinc")
+    for name in (
+        *("_linalg_det", "_linalg_eigh", "_safe_softmax", "linalg_eig", "log_sigmoid_forward"),
+        "sinc",
+    )
 )
 """Ops whose forward derivative is right, but has a wrong derivative itself.
 
-Those of `eigh` and `sinc` divide by zero and select afterwards; that of `logsigmoid` is constant at
-0.
+Those of `eigh` and `sinc` divide by zero and select afterwards, that of `det` divides by distances
+of singular values; that of `logsigmoid` is constant at 0.
 """
 
 ONCE = frozenset(

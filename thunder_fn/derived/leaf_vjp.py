@@ -35,7 +35,7 @@ from thunder_fn.derived.decompositions import (
     NOT_PUSHED,
     ONCE,
 )
-from thunder_fn.derived.quirks import attention, collectives
+from thunder_fn.derived.quirks import attention, collectives, determinant
 from thunder_fn.derived.quirks.statistics import STATISTICS, with_own_statistics
 from thunder_fn.errors import MissingRule
 from thunder_fn.ir import facts, ops
@@ -448,6 +448,8 @@ def _differentiable_again(
     """The results of an op by ops that have all derivatives, None if its own have."""
     if equation.op.name in STATISTICS:
         return with_own_statistics(recorder, equation, read)
+    if equation.op.name == determinant.DET:
+        return torch.ops.thunder_fn.det(read(equation.operands[0])), None, None
     if (formula := AGAIN.get(equation.op.name)) is not None:
         args, kwargs = python_args(equation, read)
         return ops.flatten_result(formula(*args, **kwargs))
