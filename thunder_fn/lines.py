@@ -7,6 +7,7 @@ import os
 import sys
 import sysconfig
 from types import FrameType
+from urllib.parse import quote
 
 from thunder_fn.version import FOLDER
 
@@ -31,6 +32,18 @@ def is_internal(file: str) -> bool:
 def _folders() -> tuple[str, ...]:
     torch = sys.modules.get("torch")  # without it there are no frames of PyTorch
     return (FOLDER,) if torch is None else (FOLDER, os.path.dirname(str(torch.__file__)))
+
+
+def editor() -> str:
+    """The link that opens a line of code, of a path and a line. The environment variable
+    THUNDER_FN_EDITOR names another.
+    """
+    return os.environ.get("THUNDER_FN_EDITOR", "vscode://file/{path}:{line}")
+
+
+def editor_link(file: str, line: int) -> str:
+    """The link to a line of code."""
+    return editor().replace("{path}", quote(file)).replace("{line}", str(line))
 
 
 def user_frame() -> FrameType | None:

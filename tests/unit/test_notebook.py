@@ -26,6 +26,12 @@ def f(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 ARGS = (torch.ones(3, 4), torch.ones(2, 3))
 
 
+def jitted_once(f: Any) -> Any:
+    jitted = tfn.jit(f)
+    jitted(*ARGS)
+    return jitted
+
+
 def misses(jitted: Any) -> Any:
     jitted(*ARGS)
     jitted(ARGS[0].double(), ARGS[1].double())
@@ -34,6 +40,7 @@ def misses(jitted: Any) -> Any:
 
 SHOWN = {
     "trace": lambda: tfn.trace(tfn.grad(f), *ARGS),
+    "program": lambda: tfn.last_traces(jitted_once(f))[-1],
     "claims": lambda: tfn.explain_claims(tfn.jit(f), *ARGS),
     "cost": lambda: tfn.inspect.cost(f, *ARGS),
     "memory": lambda: tfn.inspect.memory(f, *ARGS),
@@ -56,6 +63,16 @@ def text_of(page: str) -> str:
 def test_a_notebook_shows_the_text(kind: str) -> None:
     value = SHOWN[kind]()
     assert text_of(value._repr_html_()) == str(value)
+
+
+def test_a_trace_folds_by_module_and_has_types_and_lines() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh())
+    page = tfn.trace(lambda x: model(x), torch.ones(2, 3))._repr_html_()
+    assert page.count("<details open><summary") == 4  # Sequential, Linear, linear, Tanh
+    assert page.count('<span title="f32[2, 4]">v3</span>') > 1
+    assert f'<a href="vscode://file/{__file__}:' in page and "test_notebook.py" in page
+    long = tfn.trace(lambda x: torch.nn.Sequential(*[model[1]] * 70)(x), torch.ones(3))._repr_html_()
+    assert "<details><summary" in long and "<details open>" not in long
 
 
 def test_names_of_users_stay_text() -> None:

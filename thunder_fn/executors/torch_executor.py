@@ -56,6 +56,7 @@ from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.constraints import close_symbols
 from thunder_fn.ir.equations import last_uses
+from thunder_fn.ir.notebook import Shown
 from thunder_fn.ir.pretty import as_comment, binding_line
 from thunder_fn.ir.rules import EVALUATE
 from thunder_fn.ir.symbols import (
@@ -75,8 +76,8 @@ BELOW_AUTOGRAD_FROM = 12
 """The calls from which running below autograd saves more than entering that mode costs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
+@dataclass(frozen=True, repr=False, slots=True)
+class Program(Shown):
     """A program that runs: a function of the trace's inputs, its text, the claims, and the plan for
     memory that nobody needs. `meaning` is the trace from which it was lowered. Programs of one
     function share `memory`. Only these read results from `first_lent` on; None if others do.
@@ -84,11 +85,11 @@ class Program:
 
     text: str
     run: Callable[..., tuple[Any, ...]]
-    claimed: Claimed = field(repr=False)
-    reuse: Reuse = field(repr=False)
-    meaning: Trace | None = field(default=None, repr=False)
-    memory: Memory | None = field(default=None, repr=False)
-    first_lent: int | None = field(default=None, repr=False)
+    claimed: Claimed
+    reuse: Reuse
+    meaning: Trace | None = None
+    memory: Memory | None = None
+    first_lent: int | None = None
 
     @property
     def trace(self) -> Trace:

@@ -9,7 +9,6 @@ the way `flat.py` does, so leaves and values have the same numbers on both sides
 from __future__ import annotations
 
 import linecache
-import os
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
@@ -28,13 +27,10 @@ from thunder_fn.inspect.memory_use import Memory
 from thunder_fn.interpreters.checkpoint.cost import bytes_of
 from thunder_fn.ir.text import literal_text, object_name
 from thunder_fn.ir.trace import Equation, Literal, Source, Trace, Type, Var
-from thunder_fn.lines import is_internal
+from thunder_fn.lines import editor, is_internal
 
 CONTEXT = 3
 """The number of lines of source that are shown before and after the user's line."""
-EDITOR = "vscode://file/{path}:{line}"
-"""The link that opens a line of code. The environment variable THUNDER_FN_EDITOR names another."""
-
 KINDS = ("leaf", "composite", "structured")
 LETTERS = {"same": "s", "changed": "c", "added": "a"}
 
@@ -261,7 +257,7 @@ def encode(runs: Sequence[Run]) -> dict[str, Any]:
         "modules": encoding.modules.entries,
         "files": [_short(file) for file in encoding.files.entries],
         "folder": Path.cwd().as_posix(),
-        "editor": os.environ.get("THUNDER_FN_EDITOR", EDITOR),
+        "editor": editor(),
         "lines": encoding.lines(),
         "sources": encoding.sources.entries,
         "costs": encoding.costs.entries,

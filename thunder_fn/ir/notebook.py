@@ -2,14 +2,20 @@
 of it escaped.
 
 Names in a text come from users, so a piece is escaped before it gets a colour. Nothing in the
-result is a script, a link or a style sheet.
+result is a script or a style sheet. Links lead to an editor.
 """
 
 from __future__ import annotations
 
 import html
 import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TypeVar
+
+from thunder_fn.ir.sources import Source
+from thunder_fn.lines import editor_link
 
 T = TypeVar("T")
 
@@ -28,9 +34,22 @@ PIECES = re.compile(
     r"|(?P<word>\b(?:def|return)\b)"
     r"|(?P<op>\b[A-Za-z_][\w.]*(?=\())"
     r"|(?P<comment>\#)"
+    r"|(?P<var>\bv\d+\b)"
 )
 LONG = 60
 """A text of more lines begins folded."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramLine:
+    """A line of a program, the level of bodies that it is at, the types of its variables, and the
+    user's line.
+    """
+
+    text: str
+    level: int
+    types: Mapping[str, str]
+    source: Source | None = None
 
 
 class Shown:
@@ -71,16 +90,70 @@ def as_html(text: str) -> str:
     if text.count("\n") < LONG:
         return body
     title = text.partition("\n")[0][:120]
-    return f"<details><summary><code>{html.escape(title)}</code></summary>{body}</details>"
+    return _folded(title, body)
 
 
-def highlighted(text: str) -> str:
-    """The text with its pieces coloured. Law: without its tags, and unescaped, it is the text."""
+def _folded(title: str, page: str) -> str:
+    return f"<details><summary><code>{html.escape(title)}</code></summary>{page}</details>"
+
+
+def as_program(lines: Sequence[ProgramLine]) -> str:
+    """A program as HTML. Bodies are folded under their calls; they begin open in a short program.
+
+    Law: without its tags, and unescaped, it is the text.
+    """
+    body = "".join(_blocks(lines, " open" if len(lines) < LONG else ""))
+    page = f'<pre style="line-height:1.35;padding-left:1.2em">{body}</pre>'
+    if sum(line.level == 0 for line in lines) < LONG:
+        return page
+    return _folded(lines[0].text[:120], page)
+
+
+def _blocks(lines: Sequence[ProgramLine], is_open: str) -> Iterator[str]:
+    start = 0
+    while start < len(lines):
+        first, stop = lines[start], start + 1
+        while stop < len(lines) and lines[stop].level > first.level:
+            stop += 1
+        shown = highlighted(first.text, first.types, first.source) + "\n"
+        if stop == start + 1:
+            yield shown
+        else:
+            inner = "".join(_blocks(lines[start + 1 : stop], is_open))
+            style = "list-style-position:outside"  # the triangles stand in the margin
+            yield f'<details{is_open}><summary style="{style}">{shown}</summary>{inner}</details>'
+        start = stop
+
+
+def highlighted(
+    text: str, types: Mapping[str, str] = MappingProxyType({}), source: Source | None = None
+) -> str:
+    """The text with its pieces coloured, types of variables on hover, and the first call as a link
+    to the user's line. Law: without its tags, and unescaped, it is the text.
+    """
     parts, end = list[str](), 0
     for found in PIECES.finditer(text):
+        kind, piece = str(found.lastgroup), html.escape(found[0])
         parts.append(html.escape(text[end : found.start()]))
-        parts.append(
-            f'<span style="color:{COLOURS[str(found.lastgroup)]}">{html.escape(found[0])}</span>'
-        )
         end = found.end()
+        if kind == "var":
+            parts.append(_hover(piece, types.get(found[0])))
+            continue
+        coloured = f'<span style="color:{COLOURS[kind]}">{piece}</span>'
+        if kind == "op" and source is not None:
+            coloured, source = _linked(coloured, source), None
+        parts.append(coloured)
     return "".join([*parts, html.escape(text[end:])])
+
+
+def _hover(piece: str, title: str | None) -> str:
+    return piece if title is None else f'<span title="{html.escape(title)}">{piece}</span>'
+
+
+def _linked(piece: str, source: Source) -> str:
+    """A piece that leads to a line in the user's editor, if that is in a file."""
+    title = html.escape(f"{source.file}:{source.line} in {source.function}")
+    if source.file.startswith("<"):
+        return f'<span title="{title}">{piece}</span>'
+    link = html.escape(editor_link(source.file, source.line))
+    return f'<a href="{link}" title="{title}" style="text-decoration:none">{piece}</a>'

@@ -19,12 +19,15 @@ from __future__ import annotations
 import keyword
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from thunder_fn.errors import InvalidTrace
 from thunder_fn.ir import ops
+from thunder_fn.ir.memos import memo
+from thunder_fn.ir.notebook import ProgramLine, as_program
 from thunder_fn.ir.symbols import binders, is_symbolic, made_by
 from thunder_fn.ir.text import (
     escaped,
@@ -57,6 +60,26 @@ def to_text(trace: Trace) -> str:
     Law: ``to_text(a) == to_text(b)`` if ``a == b`` and their names and module paths are equal.
     """
     return _Printer(trace).text
+
+
+def to_html(trace: Trace) -> str:
+    """The text as HTML: bodies are folded, such as those of modules, variables have their types on
+    hover, and calls lead to the user's line.
+    """
+    return as_program([_line_of(row) for row in _Printer(trace).rows])
+
+
+def _line_of(row: Row) -> ProgramLine:
+    source = None if row.equation is None else row.equation.source
+    return ProgramLine(escaped(row.text), row.level, _types_of(row.trace), source)
+
+
+@memo(64)
+def _types_of(trace: Trace) -> dict[str, str]:
+    """The types of a trace's variables, as texts."""
+    own = (*trace.inputs, *(constant.var for constant in trace.constants))
+    made = (var for equation in trace.equations for var in equation.outputs)
+    return {str(var): str(var.type) for var in (*own, *made)}
 
 
 def as_comment(trace: Trace) -> Iterator[str]:
@@ -161,6 +184,18 @@ def _assignment(equation: Equation, call: str) -> str:
     return f"{', '.join(names)} = {call}"
 
 
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of a text: the level of bodies that it is at, its trace, and its equation if it has
+    one.
+    """
+
+    text: str
+    level: int
+    trace: Trace
+    equation: Equation | None = None
+
+
 class _Printer:
     """The text of one trace, and the context that the text runs in."""
 
@@ -176,11 +211,10 @@ class _Printer:
         self.names: dict[Any, str] = {}
         self.shown: dict[Trace, str] = {}
         self.name = self.fresh(trace.name)
-        types = [f"    # {var}: {var.type}" for var in trace.inputs]
         self.known = set(map(str, binders(trace.inputs)))
-        types += [f"    {line}" for line in binding_lines(trace.inputs)]
-        header, *lines = self.program(trace, self.name, level=0, module="")
-        self.text = program_text([header, *types, *lines, ""])
+        self.rows: list[Row] = []
+        self.program(trace, self.name, level=0, module="")
+        self.text = program_text([*(row.text for row in self.rows), ""])
 
     def fresh(self, wanted: str) -> str:
         """An identifier that nothing else in the text has."""
@@ -202,49 +236,59 @@ class _Printer:
     def name_object(self, value: Any) -> str:
         return self.bind(Literal(value), object_name(value), lambda: value)
 
-    def program(self, trace: Trace, name: str, level: int, module: str) -> Iterator[str]:
-        """The lines of a trace. Those of a body are comments, indented by its depth."""
+    def program(self, trace: Trace, name: str, level: int, module: str) -> None:
+        """Write the lines of a trace. Those of a body are comments, indented by its depth."""
         start, inner = (
             ("", "    ")
             if level == 0
             else (f"{'    ' * (level + 1)}# ", f"{'    ' * (level + 1)}#   ")
         )
-        yield f"{start}def {name}({', '.join(map(str, trace.inputs))}):"
-        note = inner if level else f"{inner}# "
-        for constant in trace.constants:
-            yield f"{note}{constant.var}: {constant.var.type} constant"
-        for constraint in trace.constraints:
-            yield f"{note}where {constraint}"
-        for equation in trace.equations:
-            line, *bodies = self.equation(equation, level, module)
-            yield inner + line
-            if level == 0 and made_by(equation):
-                yield from (inner + line for line in binding_lines(equation.outputs, self.known))
-            yield from bodies
-        yield (
-            f"{inner}return"
-            f" {tuple_text([_arg_text(atom, self.name_object) for atom in trace.outputs])}"
-        )
 
-    def equation(self, equation: Equation, level: int, module: str) -> Iterator[str]:
-        """The line of an equation, then those of its bodies that were not printed yet."""
+        def write(line: str, equation: Equation | None = None) -> None:
+            self.rows.append(Row(line, level, trace, equation))
+
+        write(f"{start}def {name}({', '.join(map(str, trace.inputs))}):")
+        note = inner if level else f"{inner}# "
+        if level == 0:
+            for var in trace.inputs:
+                write(f"{note}{var}: {var.type}")
+            for line in binding_lines(trace.inputs):
+                write(inner + line)
+        for constant in trace.constants:
+            write(f"{note}{constant.var}: {constant.var.type} constant")
+        for constraint in trace.constraints:
+            write(f"{note}where {constraint}")
+        for equation in trace.equations:
+            name, path, line = self.line(equation, module)
+            write(inner + line, equation)
+            if level == 0 and made_by(equation):
+                for line in binding_lines(equation.outputs, self.known):
+                    write(inner + line)
+            self.bodies(equation, name, level + 1, path or module)
+        results = tuple_text([_arg_text(atom, self.name_object) for atom in trace.outputs])
+        write(f"{inner}return {results}")
+
+    def line(self, equation: Equation, module: str) -> tuple[str, str, str]:
+        """The name of what an equation calls, the path of its module, and its line."""
         name = _leaf_text(equation.op) if equation.op.kind == "leaf" else self.function(equation)
         line = _assignment(equation, _call_text(name, equation, self.name_object))
         path = equation.source.module if equation.source and equation.bodies else ""
         comment = ", ".join(str(var.type) for var in equation.outputs)
         comment += f" at {path}" if path and path != module else ""
-        single = len(equation.bodies) == 1
-        if single and equation.body in self.shown:
+        if len(equation.bodies) == 1 and equation.body in self.shown:
             comment += f", {self.reference(equation.body, name)}"
-        yield f"{line}  # {comment.lstrip(' ,')}" if comment else line
+        return name, path, f"{line}  # {comment.lstrip(' ,')}" if comment else line
+
+    def bodies(self, equation: Equation, name: str, level: int, module: str) -> None:
+        """Write the bodies of an equation that were not printed yet."""
+        single = len(equation.bodies) == 1
         for position, body in enumerate(equation.bodies):
             if body not in self.shown:
                 self.shown[body] = name if single else f"body {position} of {name}"
-                yield from self.program(
-                    body, name if single else f"body_{position}", level + 1, path or module
-                )
+                self.program(body, name if single else f"body_{position}", level, module)
             elif not single:
-                yield f"{'    ' * (level + 2)}# body_{position}: {self.reference(body, name)}"
+                known = f"{'    ' * (level + 1)}# body_{position}: {self.reference(body, name)}"
+                self.rows.append(Row(known, level, body))
 
     def reference(self, body: Trace, name: str) -> str:
         label = self.shown[body]

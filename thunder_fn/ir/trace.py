@@ -330,6 +330,11 @@ class Trace(Shown):
 
         return to_text(self)
 
+    def _repr_html_(self) -> str:
+        from thunder_fn.ir.pretty import to_html
+
+        return to_html(self)
+
     def __repr__(self) -> str:
         return (
             f"<Trace {self.name}: {len(self.inputs)} inputs, {len(self.equations)} equations,"
