@@ -64,7 +64,9 @@ def test_training_is_eager_s(name: str, train: bool) -> None:
     for wrap in (jit, lambda module: module):
         torch.manual_seed(0)
         seen.append(leaves(steps(wrap(build().train(train)), args)))
-    assert all(same(found, known) for found, known in zip(*seen, strict=True))
+    # recurrent layers multiply parts of tensors, which some processors round by their alignment
+    agree = torch.allclose if name == "GRU" else same
+    assert all(agree(found, known) for found, known in zip(*seen, strict=True))
 
 
 def test_five_steps() -> None:

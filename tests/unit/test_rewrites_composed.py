@@ -111,15 +111,15 @@ def test_autocast_around_and_inside(way: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("scheme", ["int8", "nf4"])
 def test_kernels_under_autocast(scheme: str) -> None:
-    """A weight that autocast casts is still codes."""
+    """A weight that autocast casts is still codes, whose product is ours or PyTorch's, by the processor."""
     q, x = tfn.lora(tfn.quantize(tfn.jit(linear), scheme), 2), torch.randn(3, 64)
-    new, name = prepared(q, scheme), f"quantized.{scheme}_linear as codes"
+    new, names = prepared(q, scheme), (f"quantized.{scheme}_linear as codes", "_weight_int8pack_mm")
     with torch.autocast("cpu", dtype=torch.bfloat16):
         q(new, x)
-    assert name in program(q.jitted)
+    assert any(name in program(q.jitted) for name in names)
     before = tfn.quantize(tfn.jit(tfn.autocast(linear)), scheme)
     before(before.prepare(new.restore()), x)
-    assert name in program(before.jitted)
+    assert any(name in program(before.jitted) for name in names)
 
 
 # ---- sizes, dtypes, threads, copies ----

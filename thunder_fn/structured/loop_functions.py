@@ -97,10 +97,7 @@ def scan(  # noqa: PLR0913 - options, by keyword
         return own_memory(init), cast("Y", [])
     size, dim = number_of_steps(xs, dim, length, unroll)
     if is_kept_open(size):
-        step, slices = combine_fn, xs
-        if xs is None:
-            step, slices = lambda carry, _: combine_fn(carry, cast("X", None)), torch.empty(size)
-        return internals.pytorchs("scan", step, init, slices, dim=dim, reverse=bool(reverse))
+        return _by_pytorch(combine_fn, init, xs, size, dim, bool(reverse))
     if unroll is True or unroll > 1:
         size = int(size)  # a loop that is written out has a number of steps
     unroll = max(size, 1) if unroll is True else int(unroll)
@@ -119,6 +116,16 @@ def scan(  # noqa: PLR0913 - options, by keyword
     moved = pytree.tree_map(lambda x: x.movedim(dim, 0) if dim else x, xs)
     carry, ys = _record(step, init, moved, reverse, size, unroll)
     return carry, _stacked_along(dim, ys)
+
+
+def _by_pytorch(
+    step: Callable[[Any, Any], Any], init: Any, xs: Any, size: Any, dim: int, reverse: bool
+) -> Any:
+    """PyTorch's scan, which keeps the number of steps open."""
+    if xs is None:
+        one, xs = step, torch.empty(size)
+        step = lambda carry, _: one(carry, None)
+    return internals.pytorchs("scan", step, init, xs, dim=dim, reverse=reverse)
 
 
 def _stacked_along(dim: int, ys: Any) -> Any:

@@ -450,7 +450,7 @@ FORMULAS: dict[str, Formula] = {
     str(PULLBACK): pullback,
     str(PULLBACK_TANGENT): pullback_tangent,
 }
-"""What our ops compute, by their names."""
+"""The formulas of our ops, by their names."""
 
 _PRODUCTS = {TANGENT: 6, PULLBACK: 5, PULLBACK_TANGENT: 12}
 """The numbers of matrix products of the size of queries times keys."""

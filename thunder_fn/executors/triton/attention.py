@@ -37,6 +37,35 @@ def _dot(a, b, ACC: tl.constexpr, PRECISION: tl.constexpr):  # type: ignore[no-u
 
 
 @kernel
+def _end(length, M: tl.constexpr, CAUSAL: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The number of keys that a block of queries sees."""
+    end = length
+    if CAUSAL:
+        end = tl.minimum(length, (tl.program_id(0) + 1) * M)
+    return end
+
+
+@kernel
+def _pushed(q, k, qt, kt, factor, ACC: tl.constexpr, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The tangents of the scores of a block."""
+    found = _dot(qt, tl.trans(k), ACC, PRECISION) + _dot(q, tl.trans(kt), ACC, PRECISION)
+    return found * factor
+
+
+@kernel
+def _pair_of_tiles(a, b, rows, columns, others, length, size, width):  # type: ignore[no-untyped-def]
+    """Keys and values, or queries and cotangents."""
+    return _tile(a, rows, columns, length, size), _tile(b, rows, others, length, width)
+
+
+@kernel
+def _numbers(a, b, rows, length, other: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Two numbers for each row; those of the first are `other` outside."""
+    inside = rows < length
+    return tl.load(a + rows, mask=inside, other=other), tl.load(b + rows, mask=inside, other=0.0)
+
+
+@kernel
 def _scores(q, k, masks, rows, keys, queries, length, along_rows, along_keys, factor, CAUSAL: tl.constexpr, MASK: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: E501  # fmt: skip
     """The scores of a block, -inf for pairs that are hidden or outside."""
     scores = _dot(q, tl.trans(k), ACC, PRECISION) * factor
@@ -62,6 +91,8 @@ def _rows_kernel(q, k, v, qt, kt, vt, masks, out, out_t, sums, means, queries, l
     head = tl.program_id(1).to(tl.int64)
     of_keys = head // shared
     masks += (head // heads) * along_batch + (head % heads) * along_heads
+    k, v = k + of_keys * length * size, v + of_keys * length * width
+    kt, vt = kt + of_keys * length * size, vt + of_keys * length * width
     rows = tl.program_id(0) * M + tl.arange(0, M)
     sizes, widths = tl.arange(0, D), tl.arange(0, W)
     mine = _tile(q + head * queries * size, rows, sizes, queries, size)
@@ -73,13 +104,9 @@ def _rows_kernel(q, k, v, qt, kt, vt, masks, out, out_t, sums, means, queries, l
     mean = tl.zeros([M], dtype=ACC)
     result = tl.zeros([M, W], dtype=ACC)
     result_t = tl.zeros([M, W], dtype=ACC)
-    end = length
-    if CAUSAL:
-        end = tl.minimum(length, (tl.program_id(0) + 1) * M)
-    for start in range(0, end, N):
+    for start in range(0, _end(length, M, CAUSAL), N):
         keys = start + tl.arange(0, N)
-        key = _tile(k + of_keys * length * size, keys, sizes, length, size)
-        value = _tile(v + of_keys * length * width, keys, widths, length, width)
+        key, value = _pair_of_tiles(k, v, keys, sizes, widths, length, size, width)
         scores = _scores(mine, key, masks, rows, keys, queries, length, along_rows, along_keys, factor, CAUSAL, MASK, ACC, PRECISION)  # noqa: E501  # fmt: skip
         new = tl.maximum(top, tl.max(scores, axis=1))
         safe = tl.where(new == float("-inf"), 0.0, new)  # a row that has seen no key
@@ -88,29 +115,35 @@ def _rows_kernel(q, k, v, qt, kt, vt, masks, out, out_t, sums, means, queries, l
         total = total * decay + tl.sum(weights, axis=1)
         result = result * decay[:, None] + _dot(weights.to(value.dtype), value, ACC, PRECISION)
         if TANGENT:
-            key_t = _tile(kt + of_keys * length * size, keys, sizes, length, size)
-            value_t = _tile(vt + of_keys * length * width, keys, widths, length, width)
-            pushed = _dot(moving, tl.trans(key), ACC, PRECISION)
-            pushed = (pushed + _dot(mine, tl.trans(key_t), ACC, PRECISION)) * factor
-            weighted = weights * pushed
+            key_t, value_t = _pair_of_tiles(kt, vt, keys, sizes, widths, length, size, width)
+            weighted = weights * _pushed(mine, key, moving, key_t, factor, ACC, PRECISION)
             mean = mean * decay + tl.sum(weighted, axis=1)
             result_t = result_t * decay[:, None] + _dot(
                 weighted.to(value.dtype), value, ACC, PRECISION
             )
             result_t += _dot(weights.to(value.dtype), value_t, ACC, PRECISION)
         top = new
+    of = head * queries
+    _write_rows(result, result_t, top, total, mean, out + of * width, out_t + of * width, sums + of, means + of, rows, widths, queries, width, TANGENT)  # noqa: E501  # fmt: skip
+
+
+@kernel
+def _write_rows(result, result_t, top, total, mean, out, out_t, sums, means, rows, widths, queries, width, TANGENT: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: E501  # fmt: skip
+    """Divide sums by the total of the weights; a row that sees no key is zero, and its log-sum-exp
+    makes every weight zero.
+    """
     some = tl.where(total == 0.0, 1.0, total)
     result = result / some[:, None]
     inside = (rows[:, None] < queries) & (widths[None, :] < width)
-    at = head * queries * width + rows[:, None] * width + widths[None, :]
+    at = rows[:, None] * width + widths[None, :]
     tl.store(out + at, result.to(out.dtype.element_ty), mask=inside)
-    log = tl.where(total == 0.0, float("inf"), tl.where(top == float("-inf"), 0.0, top) + tl.log(some))  # noqa: E501  # fmt: skip
-    tl.store(sums + head * queries + rows, log, mask=rows < queries)
+    log = tl.where(top == float("-inf"), 0.0, top) + tl.log(some)
+    tl.store(sums + rows, tl.where(total == 0.0, float("inf"), log), mask=rows < queries)
     if TANGENT:
         mean = mean / some
         result_t = result_t / some[:, None] - mean[:, None] * result
         tl.store(out_t + at, result_t.to(out_t.dtype.element_ty), mask=inside)
-        tl.store(means + head * queries + rows, mean, mask=rows < queries)
+        tl.store(means + rows, mean, mask=rows < queries)
 
 
 @kernel
@@ -121,8 +154,8 @@ def _pair(q, k, v, g, qt, kt, vt, gt, scores, log, mean, dot, dot_t, factor, TAN
     pulled = weights * centred
     weights_t, pulled_t = weights, pulled
     if TANGENT:
-        pushed = _dot(qt, tl.trans(k), ACC, PRECISION) + _dot(q, tl.trans(kt), ACC, PRECISION)
-        weights_t = weights * (pushed * factor - mean[:, None])
+        pushed = _pushed(q, k, qt, kt, factor, ACC, PRECISION)
+        weights_t = weights * (pushed - mean[:, None])
         outer_t = _dot(gt, tl.trans(v), ACC, PRECISION) + _dot(g, tl.trans(vt), ACC, PRECISION)
         pulled_t = weights_t * centred + weights * (outer_t - dot_t[:, None])
     return weights, pulled, weights_t, pulled_t
@@ -134,30 +167,24 @@ def _queries_kernel(q, k, v, g, qt, kt, vt, gt, masks, sums, means, dots, dots_t
     head = tl.program_id(1).to(tl.int64)
     of_keys = head // shared
     masks += (head // heads) * along_batch + (head % heads) * along_heads
+    k, v = k + of_keys * length * size, v + of_keys * length * width
+    kt, vt = kt + of_keys * length * size, vt + of_keys * length * width
     rows = tl.program_id(0) * M + tl.arange(0, M)
     sizes, widths = tl.arange(0, D), tl.arange(0, W)
-    mine = _tile(q + head * queries * size, rows, sizes, queries, size)
-    grad = _tile(g + head * queries * width, rows, widths, queries, width)
-    log = tl.load(sums + head * queries + rows, mask=rows < queries, other=float("inf"))
-    dot = tl.load(dots + head * queries + rows, mask=rows < queries, other=0.0)
+    at, of = head * queries * size, head * queries * width
+    mine, grad = _pair_of_tiles(q + at, g + of, rows, sizes, widths, queries, size, width)
+    log, dot = _numbers(sums + head * queries, dots + head * queries, rows, queries, float("inf"))
     moving, grad_t, mean, dot_t = mine, grad, dot, dot
     if TANGENT:
-        moving = _tile(qt + head * queries * size, rows, sizes, queries, size)
-        grad_t = _tile(gt + head * queries * width, rows, widths, queries, width)
-        mean = tl.load(means + head * queries + rows, mask=rows < queries, other=0.0)
-        dot_t = tl.load(dots_t + head * queries + rows, mask=rows < queries, other=0.0)
+        moving, grad_t = _pair_of_tiles(qt + at, gt + of, rows, sizes, widths, queries, size, width)
+        mean, dot_t = _numbers(means + head * queries, dots_t + head * queries, rows, queries, 0.0)
     total = tl.zeros([M, D], dtype=ACC)
-    end = length
-    if CAUSAL:
-        end = tl.minimum(length, (tl.program_id(0) + 1) * M)
-    for start in range(0, end, N):
+    for start in range(0, _end(length, M, CAUSAL), N):
         keys = start + tl.arange(0, N)
-        key = _tile(k + of_keys * length * size, keys, sizes, length, size)
-        value = _tile(v + of_keys * length * width, keys, widths, length, width)
+        key, value = _pair_of_tiles(k, v, keys, sizes, widths, length, size, width)
         key_t, value_t = key, value
         if TANGENT:
-            key_t = _tile(kt + of_keys * length * size, keys, sizes, length, size)
-            value_t = _tile(vt + of_keys * length * width, keys, widths, length, width)
+            key_t, value_t = _pair_of_tiles(kt, vt, keys, sizes, widths, length, size, width)
         scores = _scores(mine, key, masks, rows, keys, queries, length, along_rows, along_keys, factor, CAUSAL, MASK, ACC, PRECISION)  # noqa: E501  # fmt: skip
         _, pulled, _, pulled_t = _pair(mine, key, value, grad, moving, key_t, value_t, grad_t, scores, log, mean, dot, dot_t, factor, TANGENT, ACC, PRECISION)  # noqa: E501  # fmt: skip
         total += _dot(pulled_t.to(key.dtype), key, ACC, PRECISION)
@@ -174,14 +201,14 @@ def _keys_kernel(q, k, v, g, qt, kt, vt, gt, masks, sums, means, dots, dots_t, o
     share them, or the tangents of these.
     """
     of_keys = tl.program_id(1).to(tl.int64)
+    k, v = k + of_keys * length * size, v + of_keys * length * width
+    kt, vt = kt + of_keys * length * size, vt + of_keys * length * width
     keys = tl.program_id(0) * N + tl.arange(0, N)
     sizes, widths = tl.arange(0, D), tl.arange(0, W)
-    key = _tile(k + of_keys * length * size, keys, sizes, length, size)
-    value = _tile(v + of_keys * length * width, keys, widths, length, width)
+    key, value = _pair_of_tiles(k, v, keys, sizes, widths, length, size, width)
     key_t, value_t = key, value
     if TANGENT:
-        key_t = _tile(kt + of_keys * length * size, keys, sizes, length, size)
-        value_t = _tile(vt + of_keys * length * width, keys, widths, length, width)
+        key_t, value_t = _pair_of_tiles(kt, vt, keys, sizes, widths, length, size, width)
     total = tl.zeros([N, D], dtype=ACC)
     total_v = tl.zeros([N, W], dtype=ACC)
     first = 0
@@ -190,18 +217,15 @@ def _keys_kernel(q, k, v, g, qt, kt, vt, gt, masks, sums, means, dots, dots_t, o
     for step in range(shared):
         head = of_keys * shared + step
         mask = masks + (head // heads) * along_batch + (head % heads) * along_heads
+        at, of, by = head * queries * size, head * queries * width, head * queries
         for start in range(first, queries, M):
             rows = start + tl.arange(0, M)
-            mine = _tile(q + head * queries * size, rows, sizes, queries, size)
-            grad = _tile(g + head * queries * width, rows, widths, queries, width)
-            log = tl.load(sums + head * queries + rows, mask=rows < queries, other=float("inf"))
-            dot = tl.load(dots + head * queries + rows, mask=rows < queries, other=0.0)
+            mine, grad = _pair_of_tiles(q + at, g + of, rows, sizes, widths, queries, size, width)
+            log, dot = _numbers(sums + by, dots + by, rows, queries, float("inf"))
             moving, grad_t, mean, dot_t = mine, grad, dot, dot
             if TANGENT:
-                moving = _tile(qt + head * queries * size, rows, sizes, queries, size)
-                grad_t = _tile(gt + head * queries * width, rows, widths, queries, width)
-                mean = tl.load(means + head * queries + rows, mask=rows < queries, other=0.0)
-                dot_t = tl.load(dots_t + head * queries + rows, mask=rows < queries, other=0.0)
+                moving, grad_t = _pair_of_tiles(qt + at, gt + of, rows, sizes, widths, queries, size, width)  # noqa: E501  # fmt: skip
+                mean, dot_t = _numbers(means + by, dots_t + by, rows, queries, 0.0)
             scores = _scores(mine, key, mask, rows, keys, queries, length, along_rows, along_keys, factor, CAUSAL, MASK, ACC, PRECISION)  # noqa: E501  # fmt: skip
             weights, pulled, weights_t, pulled_t = _pair(mine, key, value, grad, moving, key_t, value_t, grad_t, scores, log, mean, dot, dot_t, factor, TANGENT, ACC, PRECISION)  # noqa: E501  # fmt: skip
             total += _dot(tl.trans(pulled_t).to(mine.dtype), mine, ACC, PRECISION)
@@ -229,7 +253,8 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool
     if mask is not None:
         strides = mask.expand(batch, heads, queries, length).stride()
     factor = size**-0.5 if scale is None else scale
-    block = 64 if max(size, width) <= 64 else 32
+    row = max(size, width, 16) * q.element_size()  # tiles of both have to fit in shared memory
+    block = 64 if row <= 128 else 32 if row <= 512 else 16
     wide = q.dtype is torch.float64
     constants = {
         "CAUSAL": is_causal,
@@ -240,6 +265,7 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool
         "N": block,
         "D": max(16, triton.next_power_of_2(size)),
         "W": max(16, triton.next_power_of_2(width)),
+        "num_stages": 1,
     }
     numbers = queries, length, size, width, heads, heads // k.shape[1], *strides, factor
     return _Sizes(numbers, constants)
