@@ -26,7 +26,6 @@ import torch
 
 from thunder_fn.errors import InvalidTrace
 from thunder_fn.ir import ops
-from thunder_fn.ir.memos import memo
 from thunder_fn.ir.notebook import ProgramLine, as_program
 from thunder_fn.ir.symbols import binders, is_symbolic, made_by
 from thunder_fn.ir.text import (
@@ -66,15 +65,21 @@ def to_html(trace: Trace) -> str:
     """The text as HTML: bodies are folded, such as those of modules, variables have their types on
     hover, and calls lead to the user's line.
     """
-    return as_program([_line_of(row) for row in _Printer(trace).rows])
+    rows = _Printer(trace).rows
+    types = {one: _types_of(one) for one in {row.trace for row in rows}}
+    return as_program(
+        [
+            ProgramLine(
+                escaped(row.text),
+                row.level,
+                types[row.trace],
+                None if row.equation is None else row.equation.source,
+            )
+            for row in rows
+        ]
+    )
 
 
-def _line_of(row: Row) -> ProgramLine:
-    source = None if row.equation is None else row.equation.source
-    return ProgramLine(escaped(row.text), row.level, _types_of(row.trace), source)
-
-
-@memo(64)
 def _types_of(trace: Trace) -> dict[str, str]:
     """The types of a trace's variables, as texts."""
     own = (*trace.inputs, *(constant.var for constant in trace.constants))
