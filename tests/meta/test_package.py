@@ -47,7 +47,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build = "import sys; from setuptools import build_meta; getattr(build_meta, sys.argv[1])(sys.argv[2])"
     run(sys.executable, "-c", build, "build_sdist", folder, cwd=folder / "checkout")
     with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
-        archive.extractall(folder, filter="data")
+        if hasattr(tarfile, "data_filter"):  # Python 3.11.4
+            archive.extraction_filter = tarfile.data_filter
+        archive.extractall(folder)
     unpacked = next(path for path in folder.glob("thunder_fn-*") if path.is_dir())
     assert (unpacked / "tests" / "meta").is_dir() and (unpacked / "Makefile").is_file()
     run(sys.executable, "-c", build, "build_wheel", folder, cwd=unpacked)
