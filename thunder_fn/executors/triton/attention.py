@@ -7,8 +7,7 @@ row, so memory is linear in the length. The formulas are those of
 
 They have run in Triton's interpreter. Their blocks are not tuned.
 
-Source: T. Dao, "FlashAttention-2", 2023; L. Lu and others, "Consistency models for flow matching",
-2024, for the tangent beside the running maximum.
+Source: T. Dao, "FlashAttention-2", 2023; the tangent beside the running maximum follows from it.
 """
 
 from __future__ import annotations
