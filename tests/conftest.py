@@ -26,7 +26,10 @@ from thunder_fn.torch_internals import patches
 
 # Workers hold what hundreds of tests import: a full collection takes a second, and there is little to collect.
 gc.set_threshold(20_000, 20, 50)
-torch.set_num_threads(int(os.environ.get("TEST_THREADS", "1")))
+THREADS = os.environ.get("TEST_THREADS", "1")
+torch.set_num_threads(int(THREADS))
+# Processes that tests start: threads that spin for each other beside another worker take minutes for a second's work.
+os.environ.setdefault("OMP_NUM_THREADS", THREADS)
 
 # One failure is enough for CI, and its explanation may take longer than the tests.
 hypothesis.settings.register_profile(
