@@ -30,6 +30,7 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.api.calling import Transformed, run
 from thunder_fn.capture import Captured, capture, current, pytree
 from thunder_fn.capture.apply import close_over, write_back
+from thunder_fn.capture.outside.frames import observer
 from thunder_fn.capture.outside.properties import Read
 from thunder_fn.capture.outside.reads import (
     CONTAINERS,
@@ -435,6 +436,22 @@ def _undone(watch: Watch) -> Generator[None]:
         if error.is_eager:
             watch.put_back()
         raise
+
+
+def capture_watched(f: Callable[..., Any], args: tuple[Any, ...], kwargs: Any = None) -> Captured:
+    """Capture f once for its trace. Where a body in it changes Python's objects, it is known
+    whether the rest of f reads them.
+    """
+    if observer() is not None:
+        return capture(f, args, kwargs)
+    watch = Watch(f)
+    for one in pytree.flatten((args, kwargs))[0]:
+        if is_object(one):
+            watch.reach(one, type(one).__name__)
+    with observing(watch):
+        captured = capture(f, args, kwargs)
+    watch.finish()
+    return captured
 
 
 def _run_once(

@@ -57,6 +57,7 @@ from thunder_fn.ir.walking import inline_into
 from thunder_fn.structured.custom_jvp_transposed import transposed
 from thunder_fn.structured.shared import custom_calls as calls
 from thunder_fn.structured.shared.custom_calls import Call
+from thunder_fn.structured.shared.side_effects import without_side_effects
 from thunder_fn.structured.shared.wrapping import wrapped
 
 CUSTOM_JVP = Op("structured", "custom_jvp")
@@ -172,8 +173,11 @@ def capture_jvp(call: Any, primal: Captured, tensors: Sequence[Any]) -> Captured
         return call.jvp(primal, values[: len(types)], values[len(types) :])
 
     jvp.__name__ = f"{call.name}_jvp"
+    capture = lambda _: tuple(calls.captured_bodies("custom_jvp", (jvp,), ((*tensors, *tangents),)))
     with calls.capturing_rule_of(call.function):
-        (captured,) = calls.captured_bodies("custom_jvp", (jvp,), ((*tensors, *tangents),))
+        (captured,) = without_side_effects(
+            "custom_jvp", (call.function.rule,), capture, is_rule=True, given=call.reached
+        )
     return captured
 
 
