@@ -91,7 +91,7 @@ _DRAWING = (
 """Generators of random numbers other than PyTorch's."""
 _OF_FUNCTIONS = ("__doc__", "__name__", "__qualname__", "__module__", "__annotations__")
 """Attributes of functions that are read as they are."""
-_OF_TYPES = ("__name__", "__qualname__")
+_OF_TYPES = ("__name__", "__qualname__", "__mro__", "__bases__", "__base__")
 """Attributes of classes that are read as they are."""
 _PARTS_OF_FUNCTIONS = ("__globals__", "__closure__", "__code__", "__defaults__", "__kwdefaults__")
 """Attributes of functions that lead to what they read."""
@@ -170,6 +170,8 @@ class Attributes(Reached):
         path = f"{self.path(value, '') or text(of)}.{escaped(name)}"
         if name in _WRITERS:
             self.effects.found.append(name)
+        if name == "__class__" and not is_a(value, Super):
+            return self.class_of(value, path)
         if is_a(value, torch.nn.Module):
             return self.module_attribute(value, name, path)
         if is_a(value, Super):
@@ -184,8 +186,6 @@ class Attributes(Reached):
             return (self.reach(held, path),)
         if is_a(value, types.ModuleType):
             return self.global_attribute(value, name, path, frame)
-        if is_a(value, threading.local):
-            return (self.reach(self.edge("attr", value, name, path), path),)
         if is_a(value, type):
             return self.attribute_of_type(value, name, path)
         return self.object_attribute(value, name, path, frame)
@@ -219,6 +219,14 @@ class Attributes(Reached):
                     self.reach(getattr(item, "__func__", item), f"{cls.__name__}.{escaped(name)}")
                     found += self.bound(item, value, frame)
         return found
+
+    def class_of(self, value: Any, path: str) -> Sequence[Any]:
+        """The class of an object, and the edge to it. A module's is guarded with its state."""
+        cls: type = value.cls if is_a(value, Made) else type(value)
+        is_outside = self.is_outside(value)
+        if is_outside and not is_a(value, torch.nn.Module):
+            self.edge("attr", value, "__class__", path, is_by_value=True)
+        return (self.reach(cls, cls.__name__),) if is_outside or self.is_open(cls) else ()
 
     def attribute_of_type(self, value: type, name: str, path: str) -> Sequence[Any]:
         """An attribute of a class, or of its metaclass."""
@@ -272,6 +280,8 @@ class Attributes(Reached):
 
     def object_attribute(self, value: Any, name: str, path: str, frame: Frame) -> Sequence[Any]:  # noqa: C901 - a branch for each kind of holder
         """An attribute of an object, of its own or of its class."""
+        if is_a(value, threading.local):
+            return (self.reach(self.edge("attr", value, name, path), path),)
         of_class, held = look("class", type(value), name), dict_of(value)
         if is_a(value, Enum) and name in ("name", "value"):
             return (self.reach(self.edge("key", held, f"_{name}_", path), path),)
@@ -281,8 +291,7 @@ class Attributes(Reached):
             held is None or (name not in held and not is_python(of_class))
         ):
             return self.container_attribute(value, name, path, of_class)
-        if name != "__class__":
-            self.iterator(value, path.rpartition(".")[0], is_used=True)
+        self.iterator(value, path.rpartition(".")[0], is_used=True)
         is_slot = is_a(of_class, (types.MemberDescriptorType, types.GetSetDescriptorType))
         is_slot = is_slot or type(of_class).__module__ == "_ctypes"
         if is_a(value, types.FunctionType) and name in _OF_FUNCTIONS:
@@ -317,6 +326,13 @@ class Attributes(Reached):
         is_hidden = comes_first(look("class", type(value), name))
         owner = None if is_hidden else value
         return self.edge("key", dict_of(value), name, path, owner=owner)
+
+    def attribute_of_object(self, value: Any, name: str, path: str) -> None:
+        """Cross the edge to an attribute of an object's own, in its `__dict__` or in a slot."""
+        if name in (dict_of(value) or ()):
+            self.reach(self.own_attribute(value, name, path), path)
+        else:
+            self.reach(self.edge("attr", value, name, path, is_by_value=True), path)
 
     def own_dict(self, value: Any, path: str) -> None:
         """Cross the edge to the `__dict__` of an object."""
@@ -376,7 +392,7 @@ class Attributes(Reached):
                 is_followed = (is_held or id(value) not in self.own) and self.is_outside(value)
                 return (self.reach(section[name], path) if is_followed else section[name],)
         found = look("class", type(value), name)
-        if found is ABSENT or name == "__class__" or is_ours(type(value).__module__):
+        if found is ABSENT or is_ours(type(value).__module__):
             return ()
         self.edge("class", type(value), name, path)
         return (self.reach(found, path),)

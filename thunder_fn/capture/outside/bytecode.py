@@ -132,10 +132,10 @@ class _Reader:
         if source is not None and source[0] not in ("const", "local"):
             self.use(source)
 
-    def push_any(self, sources: list[Source]) -> None:
-        """Push a container of these values."""
+    def push_any(self, sources: list[Source], kind: str = "any") -> None:
+        """Push one of these values, or a container that is built of them."""
         known = tuple(source for source in sources if source is not None)
-        self.stack.append(("any", known) if known else None)
+        self.stack.append((kind, known) if known else None)
 
     # ---- findings ----
 
@@ -197,6 +197,7 @@ class _Reader:
         call = _Call(called, arguments, is_spread)
         match called:
             case ("code", code):
+                self.end(*call.known)
                 if call.known:
                     self.comprehensions[code] = call.known[0]
                 self.stack.append(("call", called, ()))
@@ -404,6 +405,8 @@ def _operator(r: _Reader, one: dis.Instruction) -> None:
         _by_its_effect(r, one)
         if one.argrepr == "+" and any(map(_is_string, parts)):
             r.stack[-1] = ("joined", tuple(part if _is_string(part) else None for part in parts))
+        elif any(map(_is_built, parts)):  # `[a] + b`, `[a] * 2`
+            r.push_any([r.pop_one(), *parts])
         return
     left, right = r.pop(2)
     r.end(right)
@@ -433,6 +436,19 @@ def _is_string(source: Source) -> bool:
     )
 
 
+def _is_built(source: Source) -> bool:
+    return source is not None and source[0] in ("built", "any")
+
+
+@_instruction("LIST_EXTEND", "SET_UPDATE", "DICT_UPDATE", "DICT_MERGE")
+def _extend(r: _Reader, one: dis.Instruction) -> None:
+    """Read `[*items]`, `{**items}` and the arguments of `f(*items, **items)`."""
+    of, place = r.pop_one(), -(one.arg or 1)
+    r.end(of)
+    if of is not None and len(r.stack) >= -place:
+        r.stack[place] = ("any", tuple(part for part in (r.stack[place], of) if part is not None))
+
+
 @_instruction("GET_ITER")
 def _begin_loop(r: _Reader, one: dis.Instruction) -> None:
     r.end(*r.stack[-1:])
@@ -456,17 +472,17 @@ def _unpack(r: _Reader, one: dis.Instruction) -> None:
 
 @_instruction("BUILD_LIST", "BUILD_TUPLE", "BUILD_SET")
 def _build(r: _Reader, one: dis.Instruction) -> None:
-    r.push_any(r.pop(one.arg or 0))
+    r.push_any(r.pop(one.arg or 0), "built")
 
 
 @_instruction("BUILD_MAP")
 def _build_map(r: _Reader, one: dis.Instruction) -> None:
-    r.push_any(r.pop(2 * (one.arg or 0)))
+    r.push_any(r.pop(2 * (one.arg or 0)), "built")
 
 
 @_instruction("BUILD_CONST_KEY_MAP")
 def _build_map_of_names(r: _Reader, one: dis.Instruction) -> None:
-    r.push_any(r.pop((one.arg or 0) + 1))
+    r.push_any(r.pop((one.arg or 0) + 1), "built")
 
 
 @_instruction("MAKE_FUNCTION")
@@ -678,7 +694,8 @@ def _ask_kind(r: _Reader, call: _Call) -> bool:
         r.use(("attr", call.known[0], ("const", "__call__")))
     elif name in ("isinstance", "issubclass") and len(call.arguments) == 2:
         r.kinds(call.arguments[1], call.arguments[0])
-    r.stack.append(None)
+    is_class = name == "type" and len(call.arguments) == 1
+    r.stack.append(r.attribute(call.arguments[0], ("const", "__class__")) if is_class else None)
     return True
 
 
@@ -688,8 +705,14 @@ def _pass_on(r: _Reader, call: _Call) -> bool:
     """Read a builtin whose result has the items of its arguments."""
     if not call.known:
         return False
+    assert call.called is not None
     r.end(*call.known)
-    r.push_any(call.known)
+    if call.called[1] in ("map", "filter") and call.arguments[0] is not None:
+        for source in call.known:
+            r.use(("given", call.arguments[0], ("each", source)))
+    r.push_any(
+        [*call.known, ("built", tuple(call.known))] if call.called[1] == "dict" else call.known
+    )
     return True
 
 
@@ -727,6 +750,15 @@ def _getattribute(r: _Reader, call: _Call) -> bool:
     of = call.arguments[0] if len(call.arguments) > 1 else r.first()
     r.push(r.attribute(of, call.arguments[-1]))
     return True
+
+
+@_callee("partial")
+@_callee("partial", table=_METHODS)
+def _partial(r: _Reader, call: _Call) -> bool:
+    """Read `partial(f, a)`, which passes a to f."""
+    for source in call.known[1:]:
+        r.use(("given", call.arguments[0], source))
+    return False
 
 
 @_callee("items", "values", "keys", "copy", table=_METHODS)

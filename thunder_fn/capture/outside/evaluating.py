@@ -7,6 +7,7 @@ from __future__ import annotations
 import abc
 import builtins
 import contextvars
+import functools
 import inspect
 import itertools
 import os
@@ -29,6 +30,7 @@ from thunder_fn.capture.outside.expressions import (
     TAGGED,
     Source,
     is_of_python,
+    parts_of,
     pattern_of,
     text,
 )
@@ -104,7 +106,7 @@ class Evaluator(Attributes):
         self.over: dict[int, tuple[Source, Frame]] = {}
         """The iterable of a comprehension, by its code, and the frame around it."""
         self.unknown: set[Any] = set()
-        """Attributes of what is not known, which may be a tensor with such an attribute."""
+        """Attributes of what is not known, which may be anything from outside that has them."""
         self.missing: set[str] = set()
         """Modules that were not there when a frame that imports them began."""
         self.cycles = False
@@ -299,6 +301,16 @@ class Evaluator(Attributes):
         """One of several."""
         return [value for part in source[1] for value in self.value(part, frame, memo)]
 
+    def built_items(self, source: Source, frame: Frame, memo: Memo) -> Sequence[Any]:
+        """The items of a container that the expression builds; none of any other."""
+        match source:
+            case ("built", parts):
+                return [value for part in parts for value in self.value(part, frame, memo)]
+            case ("any", parts):
+                return [item for part in parts for item in self.built_items(part, frame, memo)]
+            case _:
+                return ()
+
     def same_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
         """The values of another expression."""
         return self.value(source[1], frame, memo)
@@ -321,6 +333,9 @@ class Evaluator(Attributes):
         _, target, of = source
         for value in filter(self.is_outside, self.value(of, frame, memo)):
             callees = self.value(target, frame, memo)
+            if not callees and target is not None and target[0] == "call":  # attrgetter("k")(value)
+                makers = self.value(target[1], frame, memo)
+                callees = [one for one in makers if one is not functools.partial]
             if is_of_library(value):  # `len` runs its methods
                 self.fields(value, self.path(value, text(of)))
             is_of_data = self.is_of_data(target, frame, memo)
@@ -369,10 +384,11 @@ class Evaluator(Attributes):
 
     def each_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
         """The values that a loop over a value gives."""
-        path = f"{text(source[1])}[...]"
-        return [
-            item for value in self.value(source[1], frame, memo) for item in self.items(value, path)
-        ]
+        of, path = source[1], f"{text(source[1])}[...]"
+        found = list(self.built_items(of, frame, memo))
+        for value in self.value(of, frame, memo):
+            found += self.items(value, path)
+        return found
 
     def attribute_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
         """An attribute, by any of its names."""
@@ -381,7 +397,7 @@ class Evaluator(Attributes):
         values = self.value(of, frame, memo)
         if key is None or key[0] != "const" or not is_of_python(key):
             pass
-        elif not values:
+        elif not values or any(part is not None and part[0] == "built" for part in parts_of(of)):
             self.unknown.add(key[1])
         elif self.is_any_tensor(of, values, frame, memo):
             found += self.attribute_of_tensors(key[1], f"{text(of)}.{escaped(str(key[1]))}")
@@ -441,7 +457,7 @@ class Evaluator(Attributes):
     def item_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
         """An item, by any of its keys."""
         _, of, key = source
-        found: list[Any] = []
+        found = list(self.built_items(of, frame, memo))
         for value in self.value(of, frame, memo):
             if not self.is_data(value):
                 keys = None if is_a(value, contextvars.ContextVar) else self.keys(key, frame, memo)
@@ -674,7 +690,7 @@ class Evaluator(Attributes):
         """The possible keys: a constant, plain data from outside, or an argument; None if they
         are not known.
         """
-        if source is None:
+        if source is None or source[0] == "built":
             return None
         if source[0] == "const":
             return source[1:] if is_a(source[1], _KEYS) else None
@@ -704,6 +720,7 @@ RULES: dict[str, Callable[..., Sequence[Any]]] = {
     "cell": Evaluator.cell_values,
     "local": Evaluator.local_values,
     "any": Evaluator.any_values,
+    "built": Evaluator.any_values,
     "inplace": Evaluator.same_values,
     "call": Evaluator.call_values,
     "before": Evaluator.note_before,

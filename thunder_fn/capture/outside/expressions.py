@@ -28,6 +28,7 @@ Source: TypeAlias = tuple[Any, ...] | None
     ("in", of, key)              it is asked whether it is in there
     ("each", of)                 any item of it, as a loop gets it
     ("any", sources)             one of several
+    ("built", sources)           a new container of these
     ("call", target, arguments)  the result of a call
     ("whole", of)                all that a container holds counts
     ("import", name, level, is_whole)  a module; its first package unless `is_whole`
@@ -157,11 +158,12 @@ def _is_live(source: Any, names: set[str], gives: bool) -> bool:
             return True
         case ("local", name):
             return name in names
-        case ("any", parts):
+        case ("any" | "built", parts):
             return any(_is_live(part, names, gives) for part in parts)
         case ("call", target, arguments):  # a question has fixed arguments, or none
             is_fixed = all(one is not None and one[0] == "const" for one in arguments)
-            return gives or (is_fixed and _is_live(target, names, gives))
+            is_given = any(_is_live(one, names, gives) for one in arguments)
+            return gives or is_given or (is_fixed and _is_live(target, names, gives))
         case ("counted", (_, None, *_)):
             return True
         case ("attr", ("local", name), key) if TAGGED + name in names and is_of_python(key):

@@ -229,9 +229,19 @@ def is_library_module(module: types.ModuleType) -> bool:
 
 def is_open(cls: Any) -> bool:
     """Test for a class of the user's, whose attributes somebody may bind anew."""
-    module = sys.modules.get(cls.__module__) if is_a(cls.__module__, str) else None
-    is_library = is_a(module, types.ModuleType) and is_library_module(module)
-    return bool(cls.__flags__ & HEAP_TYPE) and not is_library and not is_machinery(cls.__module__)
+    name = cls.__module__
+    if not is_a(name, str) or not cls.__flags__ & HEAP_TYPE or is_machinery(name):
+        return False
+    module = sys.modules.get(name)
+    return not (is_a(module, types.ModuleType) and is_library_module(module))
+
+
+def is_code(value: Any) -> bool:
+    """Test for a callable that has no attributes of the user's: not for an object of a class with a
+    `__call__`.
+    """
+    cls = type(value)
+    return callable(value) and not (is_open(cls) and is_python(look("class", cls, "__call__")))
 
 
 def is_python(found: Any) -> bool:
@@ -305,7 +315,7 @@ def is_shown_by_c(value: Any) -> bool:
 
 def is_opaque(value: Any) -> bool:
     """Test whether an object may change, and has nothing that could be compared."""
-    if is_a(value, (*NO_FIELDS, *CONTAINERS, *VIEWS)) or type(value) is object or callable(value):
+    if is_a(value, (*NO_FIELDS, *CONTAINERS, *VIEWS)) or type(value) is object or is_code(value):
         return False
     module = type(value).__module__
     if any(base.__module__ == "_ctypes" for base in type(value).__mro__):

@@ -35,6 +35,7 @@ from thunder_fn.capture.outside.frames import is_library, is_machinery, is_user_
 from thunder_fn.capture.outside.kinds import (
     NO_FIELDS,
     VIEWS,
+    is_code,
     is_lasting,
     is_of_library,
     is_open,
@@ -359,7 +360,7 @@ class Reached:
 
     def fields(self, value: Any, path: str) -> None:
         """Reach the attributes of an object, any of which unseen code may read."""
-        found = None if is_a(value, NO_FIELDS) or callable(value) else fields_of(value)
+        found = None if is_a(value, NO_FIELDS) or is_code(value) else fields_of(value)
         if found is None or is_ours(type(value).__module__):
             return
         is_new = ("content", id(value), None) not in self.edges

@@ -18,7 +18,7 @@ from __future__ import annotations
 import operator
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 import torch
@@ -34,8 +34,8 @@ from thunder_fn.capture.outside.effects import is_stateful
 from thunder_fn.capture.outside.evaluating import Evaluator
 from thunder_fn.capture.outside.expressions import Reading
 from thunder_fn.capture.outside.frames import is_import
-from thunder_fn.capture.outside.kinds import FUNCTIONS, answers_of, place_of
-from thunder_fn.capture.outside.reads import ABSENT, CONTAINERS, builtin_of, is_a
+from thunder_fn.capture.outside.kinds import FUNCTIONS, NO_FIELDS, answers_of, is_code, place_of
+from thunder_fn.capture.outside.reads import ABSENT, CONTAINERS, builtin_of, fields_of, is_a
 from thunder_fn.capture.recorder import current
 from thunder_fn.capture.supported import EscapedValue
 from thunder_fn.errors import UnsupportedCall
@@ -217,11 +217,29 @@ class Watch(Evaluator):
         """Cross the edges that are known at the end alone."""
         for value, name, path in self.late:
             self.own_attribute(value, name, path)
-        for held in self.attributes_of_tensors() if self.unknown else ():
-            for name in held.keys() & self.unknown:
-                self.edge("key", held, name, f"the attribute {escaped(name)} of a tensor")
+        if self.unknown:
+            self.find_attributes(self.unknown)
         for name in self.missing - sys.modules.keys():
             self.edge("key", sys.modules, name, f"the module {name}")
+
+    def find_attributes(self, names: Set[Any]) -> None:
+        """Cross the edges to attributes that were read of values that are not known: of tensors in
+        modules, and of all objects and classes of the user's that have them.
+        """
+        for held in self.attributes_of_tensors():
+            for name in held.keys() & names:
+                self.edge("key", held, name, f"the attribute {escaped(name)} of a tensor")
+        reached = tuple(self.outside.values())
+        for value, path in reached:
+            has_none = is_a(value, NO_FIELDS) or is_code(value)
+            fields: dict[str, Any] = {} if has_none else fields_of(value) or {}
+            for name in names & fields.keys():
+                if not is_a(fields[name], torch.Tensor):
+                    self.attribute_of_object(value, name, f"{path}.{escaped(name)}")
+        of_objects = (value if is_a(value, type) else type(value) for value, _ in reached)
+        for cls in filter(self.is_open, {*of_objects, *self.classes.values()}):
+            for name in names & {name for base in cls.__mro__[:-1] for name in base.__dict__}:
+                self.edge("class", cls, name, f"{cls.__name__}.{escaped(name)}")
 
     def answered(self, function: Any, path: str, kept: dict[Any, Any], before: Any) -> None:
         """Guard the answers that a cached function has, if it was called."""

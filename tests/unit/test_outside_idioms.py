@@ -1,0 +1,518 @@
+"""Every way by which Python hands an object on, and reads it: the attribute that is read counts, whatever is between.
+
+Each idiom reads a number of an object from outside, which then changes. The oracle is the function itself, without jit.
+Operators, builtins, containers that are built on the way, functions of C and of Python's library, classes and their bases.
+"""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import contextlib
+import copy
+import dataclasses
+import functools
+import heapq
+import inspect
+import itertools
+import json
+import math
+import operator
+import re
+import statistics
+import string
+import types
+import typing
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import thunder_fn as tfn
+
+
+class Base:
+    """An object with most of Python's methods. All of them read `k`."""
+
+    ck = 2.0
+
+    def __init__(self, k: Any) -> None:
+        self.k = k
+
+    def __eq__(self, other: object) -> bool:
+        return self.k == getattr(other, "k", other)
+
+    def __lt__(self, other: Any) -> bool:
+        return self.k < other.k
+
+    def __ge__(self, other: Any) -> bool:
+        return self.k >= other
+
+    def __hash__(self) -> int:
+        return hash(self.k)
+
+    def __add__(self, other: Any) -> Any:
+        return self.k + other
+
+    __radd__ = __add__
+
+    def __mul__(self, other: Any) -> Any:
+        return other * self.k
+
+    def __matmul__(self, other: Any) -> Any:
+        return other * self.k
+
+    def __pow__(self, other: Any) -> Any:
+        return self.k**other
+
+    def __and__(self, other: Any) -> Any:
+        return self.k
+
+    def __divmod__(self, other: Any) -> Any:
+        return self.k, other
+
+    def __neg__(self) -> Any:
+        return -self.k
+
+    def __invert__(self) -> Any:
+        return self.k
+
+    def __abs__(self) -> Any:
+        return abs(self.k)
+
+    def __round__(self, digits: Any = None) -> Any:
+        return self.k
+
+    def __trunc__(self) -> int:
+        return int(self.k)
+
+    def __len__(self) -> int:
+        return int(self.k)
+
+    def __getitem__(self, place: int) -> Any:
+        if place >= 3:
+            raise IndexError
+        return self.k + place
+
+    def __contains__(self, value: Any) -> bool:
+        return self.k > value
+
+    def __reversed__(self) -> Iterator[Any]:
+        return iter([self.k])
+
+    def __bool__(self) -> bool:
+        return self.k > 2
+
+    def __int__(self) -> int:
+        return int(self.k)
+
+    __index__ = __int__
+
+    def __float__(self) -> float:
+        return float(self.k)
+
+    def __complex__(self) -> complex:
+        return complex(self.k)
+
+    def __call__(self, x: Any) -> Any:
+        return x * self.k
+
+    def __str__(self) -> str:
+        return "a" * int(self.k)
+
+    def __repr__(self) -> str:
+        return "c" * int(self.k)
+
+    def __format__(self, spec: str) -> str:
+        return "b" * int(self.k)
+
+    def __dir__(self) -> list[str]:
+        return ["a"] * int(self.k)
+
+
+class Sub(Base):
+    def inherited(self) -> Any:
+        return super().ck
+
+    @classmethod
+    def of_class(cls) -> Any:
+        return cls.ck
+
+
+class Looped:
+    def __init__(self, k: Any) -> None:
+        self.k = k
+
+    def __iter__(self) -> Iterator[Any]:
+        yield self.k
+        yield 1.0
+
+
+class Passing:
+    def __init__(self, o: Base) -> None:
+        self.__dict__["o"] = o
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["o"], name)
+
+
+class Slotted:
+    __slots__ = ("k",)
+
+    def __init__(self, k: Any) -> None:
+        self.k = k
+
+
+@dataclasses.dataclass
+class Data:
+    k: Any
+    o: Any = None
+
+
+class Holder:
+    def __init__(self, o: Base) -> None:
+        self.o = o
+
+    @functools.cached_property
+    def cached(self) -> Base:
+        return self.o
+
+    @property
+    def prop(self) -> Base:
+        return self.o
+
+    @staticmethod
+    def static(o: Base) -> Any:
+        return o.k
+
+    @classmethod
+    def of_class(cls, o: Base) -> Any:
+        return o.k
+
+
+class Net(torch.nn.Module):
+    ck = 2.0
+
+
+class Pair(typing.NamedTuple):
+    k: Any
+    o: Any
+
+
+LIBRARIES: dict[str, Any] = {
+    module.__name__: module
+    for module in (bisect, collections, contextlib, copy, dataclasses, functools, heapq, inspect, itertools, json, math)
+} | {module.__name__: module for module in (operator, re, statistics, string, torch, types, typing, weakref)}
+
+
+def read(o: Base) -> Any:
+    """Return the number."""
+    return o.k
+
+
+IDIOMS = """
+max([o,p],key=lambda q:q.k).k
+min(o,p,key=read).k
+sorted([p,o])[0].k
+sorted([p,o],key=lambda v:v.k)[0].k
+next(iter([o])).k
+list((o,))[0].k
+list(reversed([p,o]))[0].k
+next(filter(lambda q: q.k, [o])).k
+list(map(read,[o,p]))[0]
+[a.k for a,b in zip([o],[p])][0]
+[v.k for i,v in enumerate([o])][0]
+list(D.values())[0].k
+D.get('o').k
+D.setdefault('o',p).k
+collections.ChainMap({},D)['o'].k
+copy.copy(o).k
+copy.deepcopy(o).k
+vars(o)['k']
+o.__dict__['k']
+getattr(o,'k')
+getattr(o,'zz',o.k)
+operator.attrgetter('k')(o)
+operator.itemgetter('o')(D).k
+operator.methodcaller('__neg__')(o)
+functools.reduce(lambda a,b:a+b.k,[o,p],0)
+(lambda q:q.k)(o)
+(None or o).k
+(o if len(one)>0 else p).k
+[o][0].k
+{**D}['o'].k
+read(*[o])
+read(**{'o':o})
+(q:=o).k
+dataclasses.replace(data).o.k
+dataclasses.asdict(Data(o.k))['k']
+dataclasses.astuple(Data(o.k))[0]
+pair.o.k
+pair._asdict()['o'].k
+pair._replace(k=1).o.k
+inspect.getattr_static(o,'k')
+type(o).__mro__[0].__len__(o)
+types.MappingProxyType(D)['o'].k
+collections.UserDict(D)['o'].k
+types.SimpleNamespace(o=o).o.k
+len('{0.k}'.format(o))
+len(f'{o.k}')
+len(f'{o}')
+len(f'{o!r}')
+len('%s' % o)
+len(str(o))
+len(repr(o))
+len(format(o,''))
+len(json.dumps({'k':o.k}))
+hash(o)%1000
+float(o==5.)
+float(o!=5.)
+float(o<p)
+sorted([o,p]).index(p)
+(o+1)
+(1+o)
+o*x
+-o
+abs(o)
+len(o)
+o[1]
+sum(v for v in looped)
+list(looped)[0]
+(lambda a,b:a)(*looped)
+float(3 in o)
+float(bool(o))
+float(not o)
+(5. if o else 6.)
+float((o and 1) == 1)
+int(o)
+float(o)
+operator.index(o)
+len(range(o))
+len([1,2,3,4,5,6,7][o:])
+round(o)
+divmod(o,1)[0]
+o(x)
+list(reversed(o))[0]
+~o
+(o&1)
+o@x
+passing.k
+passing.__len__()
+slotted.k
+data.k
+float(data==Data(5.0,data.o))
+holder.cached.k
+holder.prop.k
+holder.static(o)
+Holder.of_class(o)
+complex(o).real
+math.trunc(o)
+o**2
+float(o>=5)
+sum([o],0)
+float(any(q.k>4 for q in [o]))
+float(all(q.k>4 for q in [o]))
+heapq.nsmallest(1,[o,p])[0].k
+bisect.bisect([1.,3.,9.],o.k)
+statistics.mean([o.k,o.k])
+math.fsum([o.k])
+math.prod([o.k,2])
+math.hypot(o.k)
+len(re.sub('a','bb',str(o)))
+len(string.Template('$a').substitute(a=o))
+len(','.join([str(o)]))
+list(itertools.accumulate([o.k,1]))[1]
+[k for k,g in itertools.groupby([o],key=lambda q:q.k)][0]
+list(itertools.starmap(lambda q:q.k,[(o,)]))[0]
+collections.Counter([o.k])[5.0]
+collections.deque([o])[0].k
+float(o in {p})
+{o.k:2.}.get(5.0,3.)
+{o:2.}.get(p,3.)
+ref().k
+functools.partial(read,o)()
+functools.partial(Base.__len__,o)()
+functools.wraps(read)(lambda q:q.k)(o)
+len(dir(o))
+o.k
+typing.cast(Base,o).k
+eval('o.k')
+(exec('r=o.k',G:={'o':o}),G['r'])[1]
+torch.tensor(o.k)
+torch.tensor([o.k,1.])[0]
+torch.full((),o.k)
+x.clamp(max=o.k)
+torch.add(x,x,alpha=o.k)
+torch.zeros(int(o)).sum()+int(o)
+torch.linspace(0,o.k,3)[1]
+torch.where(x>o.k,1.,2.)
+x**o.k
+torch.arange(9)[int(o)]
+module.k
+module.buffer
+module.table['w']
+T[a,b]
+T.get((a,b))
+(lambda a,b:T[a,b])(1,2)
+[[o]][0][0].k
+{'a':o}['a'].k
+{'a':[o]}['a'][0].k
+next(iter({o})).k
+((o,)+(p,))[0].k
+([o]*2)[1].k
+([p]+single)[1].k
+[q for q in [o]][0].k
+{1:q for q in [o]}[1].k
+next(q for q in [o]).k
+(lambda a,*b:b[0].k)(p,o)
+(lambda **kw:kw['o'].k)(o=o)
+[p,o][1:][0].k
+single[:][0].k
+single[-1].k
+dict(zip('ab',[o,p]))['a'].k
+dict.fromkeys('ab',o)['a'].k
+dict(a=o)['a'].k
+[p,o][1 if one else 0].k
+list(itertools.chain([o],[p]))[0].k
+list(itertools.islice([o,p],1))[0].k
+list(itertools.product([o],[p]))[0][0].k
+next(itertools.cycle([o])).k
+next(itertools.repeat(o)).k
+next(itertools.tee([o])[0]).k
+functools.partial(operator.attrgetter('k'),o)()
+list(map(operator.attrgetter('k'),[o]))[0]
+sum(map(operator.attrgetter('k'),single))
+type(o)(o.k).k
+o.__class__(o.k).k
+dict(o.__dict__)['k']
+{**vars(o)}['k']
+getattr(data,dataclasses.fields(data)[0].name)
+pair[1].k
+(lambda k,o:o.k)(*pair)
+types.SimpleNamespace(**{'o':o}).o.k
+next(iter(weakref.WeakSet([o]))).k
+(lambda e:e.args[0].k)(ValueError(o))
+contextlib.nullcontext(o).__enter__().k
+collections.OrderedDict(a=o)['a'].k
+collections.defaultdict(lambda:o)['z'].k
+collections.Counter({'a':o.k})['a']
+(D|{'z':p})['o'].k
+(lambda d:d.update(D) or d['o'].k)({})
+(lambda n:setattr(n,'q',o) or n.q.k)(types.SimpleNamespace())
+(lambda l:l.append(o) or l[0].k)([])
+(lambda l:l.extend(single) or l[0].k)([])
+list(reversed(both))[0].k
+sorted(both,key=id)[0].k+sorted(both,key=id)[1].k
+min(both,key=lambda q:q.z).k
+(lambda l:l.reverse() or l[0].k)(list(both))
+list(both).pop().k
+tuple(both)[1].k
+both.copy()[1].k
+(both*2)[3].k
+D.copy()['o'].k
+list(D.items())[0][1].k
+dict(D).pop('o').k
+collections.deque(both).pop().k
+[q for q in set(both) if q.z==0][0].k
+[q.k for q in reversed(both)][0]
+[q.k for _,q in enumerate(both)][1]
+[b.k for a,b in zip(both,both[1:])][0]
+list(itertools.chain.from_iterable([both]))[1].k
+functools.reduce(lambda a,b:b,both).k
+getattr(holder,'o').k
+operator.attrgetter('o.k')(holder)
+operator.itemgetter(1)(both).k
+operator.methodcaller('__getitem__',1)(both).k
+both.__getitem__(1).k
+D.__getitem__('o').k
+object.__getattribute__(o,'k')
+type(o).ck
+o.__class__.ck
+type(o).__mro__[0].ck
+Base.ck
+vars(type(o))['ck']
+getattr(type(o),'ck')
+inspect.getmro(type(o))[0].ck
+type(both[1]).ck
+holder.o.__class__.ck
+type(holder.prop).ck
+[type(q) for q in both][0].ck
+type(type(o)(1)).ck
+Base(1).ck
+Base.__dict__['ck']
+sub.ck
+type(sub).__base__.ck
+type(sub).__bases__[0].ck
+super(type(sub),sub).ck
+type(sub).mro()[1].ck
+sub.inherited()
+sub.of_class()
+functools.partial(type(sub).of_class)()
+type(net).ck
+net.__class__.ck
+net.ck
+"""
+
+
+def program(idiom: str) -> tuple[Callable[[torch.Tensor], Any], Callable[[], None]]:
+    """A function that reads by an idiom, and what changes all that it may read."""
+    o, p = Base(2.0), Base(3.0)
+    o.z, p.z = 0, 1  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+    module: Any = torch.nn.Module()
+    module.k = 2.0
+    module.register_buffer("buffer", torch.tensor(2.0))
+    module.table = torch.nn.ParameterDict({"w": torch.tensor(2.0)})
+    data, looped, passing, slotted = Data(2.0, o), Looped(2.0), Passing(Base(2.0)), Slotted(2.0)
+    pairs = {(1, 2): 2.0, 1: 3.0, 2: 3.0}
+    held: dict[str, Any] = {
+        **LIBRARIES,
+        "Base": Base,
+        "Data": Data,
+        "Holder": Holder,
+        "read": read,
+        "o": o,
+        "p": p,
+        "D": {"o": o},
+        "one": [1],
+        "data": data,
+        "pair": Pair(1, o),
+        "looped": looped,
+        "passing": passing,
+        "slotted": slotted,
+        "T": pairs,
+        "holder": Holder(o),
+        "ref": weakref.ref(o),
+        "module": module,
+        "net": Net(),
+        "sub": Sub(1.0),
+        "a": 1,
+        "b": 2,
+        "single": [o],
+        "both": [p, o],
+    }
+    exec(f"def f(x):\n    return x * ({idiom})", held)
+
+    def change() -> None:
+        for one in (o, data, looped, passing.__dict__["o"], slotted, module):
+            one.k = 5.0
+        module.buffer.fill_(5.0)
+        module.table["w"].data.fill_(5.0)
+        pairs[1, 2] = Base.ck = Net.ck = 5.0
+
+    Base.ck = Net.ck = 2.0
+    return held["f"], change
+
+
+@pytest.mark.parametrize("use", [tfn.jit, lambda f: lambda x: tfn.vmap(f)(x)], ids=["jit", "vmap"])
+@pytest.mark.parametrize("idiom", IDIOMS.strip().splitlines())
+def test_what_is_read_by_any_idiom_counts(idiom: str, use: Callable[[Any], Any]) -> None:
+    x = torch.tensor([1.0, 4.0])
+    (f, change), (g, change_too) = program(idiom), program(idiom)
+    used = use(g)
+    torch.testing.assert_close(used(x), f(x))
+    change()
+    change_too()
+    torch.testing.assert_close(used(x), f(x))
+    torch.testing.assert_close(used(x), f(x))
