@@ -24,6 +24,7 @@ from thunder_fn.testing.growing import (
     DEAD,
     DRAWS,
     EFFECTS,
+    INSIDE,
     SWAPPED,
     VECTOR,
     calls_of,
@@ -260,6 +261,19 @@ def without_rows(trace: Trace) -> Trace:
     return rewritten(trace, rewrite)
 
 
+def without_keywords_of_constants(trace: Trace) -> Trace:
+    """Wrong: a loop's equations on what is the same in each step lose their keyword arguments."""
+
+    def of(loop: Equation) -> Equation:
+        same = loop.bodies[0].inputs[: loop.literals["num_consts"]]
+        plain = [
+            replace(e, kwargs=()) if e.operands and {*e.operands} <= {*same} else e for e in loop.bodies[0].equations
+        ]
+        return replace(loop, bodies=(replace(loop.bodies[0], equations=tuple(plain)),))
+
+    return replace(trace, equations=tuple(of(e) if e.op.name == "scan" else e for e in trace.equations))
+
+
 def _leaves_of(body: Trace) -> tuple[Any, ...]:
     return tuple((e.op, e.args) for e in body.equations)
 
@@ -277,6 +291,7 @@ NESTED_COUSINS = [program for program in COUSINS if program.steps[0].bodies[0].s
     [
         (without_bound, BOUNDED),
         (without_rows, BROADCAST),
+        (without_keywords_of_constants, INSIDE),
         (without("aten.convolution.default", 5, (Literal(1), Literal(1))), calls_of("aten.convolution.default")),
         (without("aten.avg_pool2d.default", 4, Literal(False)), calls_of("aten.avg_pool2d.default")),
         (without("aten.flip.default", 1, (Literal(0),)), pairs_of(["aten.flip.default"])),
@@ -292,6 +307,7 @@ NESTED_COUSINS = [program for program in COUSINS if program.steps[0].bodies[0].s
     ids=[
         "max_steps",
         "rows",
+        "keywords in loops",
         "dilation",
         "ceil_mode",
         "dims",

@@ -115,6 +115,24 @@ def around(program: Program) -> Iterator[Program]:
         yield nested(name, (*CHAIN[:3], *steps), variants[-1], types)
 
 
+_ON_CONSTANT, _OF_CONSTANTS = (0, 1, 0, 0, 0, 0, 0, 1), (1,) * 4
+"""The picks of a scan over one carry and one constant, and of a step on the constant alone."""
+
+INSIDE: tuple[Program, ...] = tuple(
+    nested(name, (Step(leaf, picks), Step("mul", (0, 1))), own, (MATRIX, MATRIX))
+    for leaf, (other, variants) in zip(
+        FAMILIES_OF_LEAVES, itertools.cycle(NESTS.items()), strict=False
+    )
+    for name, picks, own in (
+        ("scan", _OF_CONSTANTS, _ON_CONSTANT),
+        (other, (), variants[-1]),
+    )
+)
+"""Every leaf inside of a loop where it is the same in each step, and inside of another structured
+op.
+"""
+
+
 _DRAWING = ("rand", "normal_like", "bernoulli", "dropout")
 
 DRAWS: tuple[Program, ...] = (

@@ -38,6 +38,7 @@ from thunder_fn.testing.growing import (
     DEAD,
     DRAWS,
     EFFECTS,
+    INSIDE,
     SWAPPED,
     VECTOR,
     around,
@@ -113,6 +114,7 @@ ON_PURPOSE = tuple(
         COUSINS,
         SWAPPED,
         EFFECTS,
+        INSIDE,
     )
     for program in family
 )
@@ -285,11 +287,16 @@ class Search:
 
     def on_purpose(self) -> tuple[str, AnyCase] | None:
         """Try the programs made on purpose: all alone, then some beside other transforms."""
-        programs = list(self._programs())
-        alone = [Case(program) for program, _ in programs]
-        return self._first_broken(alone, self.alone) or self._first_broken(
-            (Case(program) for program, flag in programs if flag), self.movers
-        )
+        beside = list[Case]()
+
+        def alone() -> Iterator[Case]:
+            """The programs, each made when it is tried: making all of them takes seconds."""
+            for program, flag in self._programs():
+                case = Case(program)
+                beside.extend([case] * flag)
+                yield case
+
+        return self._first_broken(alone(), self.alone) or self._first_broken(beside, self.movers)
 
     def on_symbols(self) -> tuple[str, AnyCase] | None:
         """Try programs whose sizes and numbers are variables."""
