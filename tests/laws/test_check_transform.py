@@ -274,6 +274,22 @@ def without_keywords_of_constants(trace: Trace) -> Trace:
     return replace(trace, equations=tuple(of(e) if e.op.name == "scan" else e for e in trace.equations))
 
 
+def permuted_once(trace: Trace) -> Trace:
+    """Wrong: of two permutations in a row, the second comes first."""
+    makers = {var: e for e in trace.equations for var in e.outputs}
+
+    def rewrite(builder: Any, equation: Equation, operands: Any) -> Any:
+        inner = makers.get(equation.operands[0]) if equation.op.name == "aten.permute.default" else None
+        if inner is None or inner.op != equation.op:
+            return put(builder, equation, operands)
+        first, second = (python_args(e, str)[0][1] for e in (inner, equation))
+        return builder.add(
+            equation.op, (inner.operands[0], tuple(Literal(second[dim]) for dim in first)), equation.output_types
+        )
+
+    return rewritten(trace, rewrite)
+
+
 def _leaves_of(body: Trace) -> tuple[Any, ...]:
     return tuple((e.op, e.args) for e in body.equations)
 
@@ -294,6 +310,7 @@ NESTED_COUSINS = [program for program in COUSINS if program.steps[0].bodies[0].s
         (without_keywords_of_constants, INSIDE),
         (without("aten.convolution.default", 5, (Literal(1), Literal(1))), calls_of("aten.convolution.default")),
         (without("aten.avg_pool2d.default", 4, Literal(False)), calls_of("aten.avg_pool2d.default")),
+        (permuted_once, pairs_of(["aten.permute.default"])),
         (without("aten.flip.default", 1, (Literal(0),)), pairs_of(["aten.flip.default"])),
         (merged_by(lambda e, xs: (e.op, *xs, e.output_types, e.kwargs, str(e.args))), COUSINS),
         (merged_by(lambda e, xs: (e.op, *xs, e.output_types, e.bodies, str(e.args))), COUSINS),
@@ -310,6 +327,7 @@ NESTED_COUSINS = [program for program in COUSINS if program.steps[0].bodies[0].s
         "keywords in loops",
         "dilation",
         "ceil_mode",
+        "permutations",
         "dims",
         "bodies",
         "options",

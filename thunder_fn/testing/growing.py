@@ -348,7 +348,7 @@ def _cousins_of(program: Program) -> Iterator[Program]:
             yield pair
 
 
-MOST_PAIRS, MOST_CHAINS = 240, 50
+MOST_PAIRS, MOST_OF_ONE, MOST_CHAINS = 720, 480, 50
 
 CUBES = ((TensorType(F64, (2, 2, 2)),) * 2, (TensorType(F64, (4, 4)),) * 2, (VECTOR, VECTOR))
 """Inputs all of whose dims are alike, so that one op can often follow another."""
@@ -362,7 +362,7 @@ def pairs_of(names: Sequence[str]) -> list[Program]:
     """
     own = [_on_itself(name) for name in names]
     other = [_one_on_another(a, b) for a in names for b in names if a != b]
-    first = in_turn(own)[: MOST_PAIRS // 2]
+    first = in_turn(own)[:MOST_OF_ONE]
     return [*first, *in_turn(other)[: MOST_PAIRS - len(first)]]
 
 
@@ -375,10 +375,13 @@ def _on_itself(name: str) -> list[Program]:
         plain = calls[0]
         both = replace(plain, picks=(1, *plain.picks[1:]))
         chains = [(plain, plain), (plain, plain, plain), (plain, Step("sin"), plain)]
-        chains += [pair for step in calls[1:] for pair in ((plain, step), (step, plain))]
-        chains += [(step, step) for step in calls[1:]]
-        several = list(itertools.product(calls[-MOST_SEVERAL:], repeat=2))
-        chains += random.Random(name).sample(several, min(len(several), MOST_CHAINS))
+        alone = in_turn(_by_argument(calls))
+        one = [pair for step in alone for pair in ((plain, step), (step, plain))]
+        one += [(step, step) for step in alone]
+        several = list(itertools.product(_with_two(calls, types), repeat=2))
+        chains += in_turn(
+            (one, random.Random(name).sample(several, min(len(several), MOST_CHAINS)))
+        )
         programs = [Program(types, chain) for chain in chains]
         programs[1:1] = [
             Program(types, (plain, plain), (0, 1)),
@@ -389,6 +392,29 @@ def _on_itself(name: str) -> list[Program]:
     for call in calls_of(name)[:1]:
         found.update(dict.fromkeys([replace(call, steps=call.steps * 2)]))
     return list(found)
+
+
+def _with_two(calls: Sequence[Step], types: tuple[TensorType, ...]) -> list[Step]:
+    """Calls in which two arguments have values that some of these have alone, the others defaults:
+    most faults need no more.
+
+    Source: Cohen, Dalal, Fredman and Patton, The AETG system, IEEE TSE 23(7), 1997.
+    """
+    both = [
+        replace(a, picks=(*a.picks, *b.picks[len(a.picks) :]))
+        for some, others in itertools.combinations(_by_argument(calls), 2)
+        for a, b in itertools.product(some, others)
+    ]
+    random.Random(str(calls[0])).shuffle(both)
+    found = (step for step in both if takes(step.op, types, step.picks))
+    return [calls[0], *itertools.islice(found, MOST_SEVERAL)]
+
+
+def _by_argument(calls: Sequence[Step]) -> list[list[Step]]:
+    """The calls in which one argument has another value, those of each argument together."""
+    alone = [step for step in calls if sum(map(bool, step.picks)) == 1]
+    counts = sorted({len(step.picks) for step in alone})
+    return [[step for step in alone if len(step.picks) == count] for count in counts]
 
 
 def _one_on_another(first: str, second: str) -> list[Program]:
@@ -609,7 +635,7 @@ MOST_PLACES = 2
 """The number of inputs with which every argument of an op is tried."""
 
 MOST_SEVERAL = 12
-"""The number of calls in which all arguments have other values."""
+"""The number of calls in which all arguments have other values, or two."""
 
 
 @cache
@@ -670,7 +696,9 @@ def _fitting(name: str, with_others: bool) -> list[tuple[TensorType, ...]]:
 
 
 def _one_at_a_time(counts: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """The first other value of each argument, then the second ones: what follows has a limit."""
     yield ()
-    for place, count in enumerate(counts):
-        for pick in range(1, count):
-            yield (*(0,) * place, pick)
+    for pick in range(1, max(counts, default=0)):
+        for place, count in enumerate(counts):
+            if pick < count:
+                yield (*(0,) * place, pick)

@@ -156,7 +156,7 @@ def num_picks(name: str) -> int:
 def num_values(name: str) -> tuple[int, ...]:
     """The number of picks that are worth trying for each argument of an overload."""
     draft = Draft(TraceBuilder("values"), [])
-    draft.env.extend(draft.builder.take((TensorType(torch.float64, (2, 2)),)))
+    draft.env.extend(draft.builder.take((TensorType(torch.float64, (2, 2, 2)),)))
     return tuple(
         2 if _is_tensors(argument) else min(len(_values(argument, draft)), MOST_PICKS)
         for argument in _schema_arguments(name)
@@ -336,8 +336,9 @@ def _of_kind(argument: Any, draft: Draft) -> Iterator[Any]:
     inner = kind.removeprefix("Optional[").removesuffix("]") if "Optional[" in kind else kind
     if inner == "List[int]" and draft.env:
         shape = tuple(shape_of(draft.env[-1]))
-        turned = (*range(1, len(shape)), 0)[: len(shape)]
-        yield from (shape, (0,)) if argument.name in _SHAPES else ((0,), turned, shape)
+        dims = tuple(range(len(shape)))
+        turned, swapped = (*dims[1:], *dims[:1]), (*dims[1:2], *dims[:1], *dims[2:])
+        yield from (shape, (0,)) if argument.name in _SHAPES else ((0,), turned, swapped, shape)
     yield from _VALUES.get(inner, ())
 
 
