@@ -28,6 +28,7 @@ from thunder_fn.testing.growing import (
     SWAPPED,
     VECTOR,
     calls_of,
+    conversions_of,
     cousins_of_leaves,
     pairs_of,
     two_deep,
@@ -288,6 +289,30 @@ def permuted_once(trace: Trace) -> Trace:
         )
 
     return rewritten(trace, rewrite)
+
+
+def converted_once(trace: Trace) -> Trace:
+    """Wrong: a conversion that loses digits is left out before another one."""
+    makers = {var: e for e in trace.equations for var in e.outputs}
+    is_cast = lambda e: e is not None and e.op == ops.leaf(torch.ops.aten._to_copy.default)
+    inner = lambda e: makers.get(e.operands[0]) if is_cast(e) else None
+    joined = lambda e: replace(e, args=inner(e).args) if is_cast(inner(e)) else e  # type: ignore[union-attr]
+    return replace(trace, equations=tuple(map(joined, trace.equations)))
+
+
+def test_digits_that_a_conversion_loses_are_missed() -> None:
+    """Of integers: -3 is 253 in uint8, and 2**24 + 1 is no float32. Of floats, "precision" and "bits" tell."""
+    law, seen = laws_of_transform(converted_once, Promised())["keeps values"], set[tuple[torch.dtype, ...]]()
+    for program in conversions_of(["aten._to_copy.default"]):
+        case = Case(program)
+        if counterexample_in(law, case):
+            seen.add((program.inputs[0].dtype, case.trace.equations[-2].outputs[0].type.dtype))  # type: ignore[union-attr]
+    assert {
+        (torch.int8, torch.uint8),
+        (torch.int32, torch.float32),
+        (torch.int64, torch.float64),
+        (torch.float64, torch.int64),
+    } <= seen
 
 
 def _leaves_of(body: Trace) -> tuple[Any, ...]:

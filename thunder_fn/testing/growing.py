@@ -20,9 +20,12 @@ from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.ir.trace import Op, TensorType, Trace
 from thunder_fn.testing.drawn_programs import BODIES, FAMILIES, Program, Step, build, example_inputs
 from thunder_fn.testing.schemas import (
+    DTYPES,
     MOST_PICKS,
+    NUMBERS,
     UNCHECKED,
     calls_of_samples,
+    dtype_picks,
     in_turn,
     num_picks,
     num_values,
@@ -350,7 +353,10 @@ def _cousins_of(program: Program) -> Iterator[Program]:
 
 MOST_PAIRS, MOST_OF_ONE, MOST_CHAINS = 720, 480, 50
 
-CUBES = ((TensorType(F64, (2, 2, 2)),) * 2, (TensorType(F64, (4, 4)),) * 2, (VECTOR, VECTOR))
+CUBES = tuple(
+    (TensorType(dtype, shape),) * 2
+    for dtype, shape in ((F64, (2, 2, 2)), (F64, (4, 4)), (F64, (2,)), (torch.float32, (2, 2)))
+)
 """Inputs all of whose dims are alike, so that one op can often follow another."""
 
 
@@ -378,7 +384,8 @@ def _on_itself(name: str) -> list[Program]:
         alone = in_turn(_by_argument(calls))
         one = [pair for step in alone for pair in ((plain, step), (step, plain))]
         one += [(step, step) for step in alone]
-        several = list(itertools.product(_with_two(calls, types), repeat=2))
+        some = (*alone[: MOST_SEVERAL // 2], *_with_two(calls, types))
+        several = list(itertools.product(some, repeat=2))
         chains += in_turn(
             (one, random.Random(name).sample(several, min(len(several), MOST_CHAINS)))
         )
@@ -407,7 +414,7 @@ def _with_two(calls: Sequence[Step], types: tuple[TensorType, ...]) -> list[Step
     ]
     random.Random(str(calls[0])).shuffle(both)
     found = (step for step in both if takes(step.op, types, step.picks))
-    return [calls[0], *itertools.islice(found, MOST_SEVERAL)]
+    return list(itertools.islice(found, MOST_SEVERAL))
 
 
 def _by_argument(calls: Sequence[Step]) -> list[list[Step]]:
@@ -452,6 +459,32 @@ def takes_after(call: Program, second: Step) -> bool:
     """Test whether an op takes what a call has made."""
     made = build(replace(call, steps=(*call.steps, second))).equations
     return len(made) > 1 and made[-1].op.name == second.op
+
+
+LARGE = (Step("aten.pow.Tensor_Scalar", (0, NUMBERS.index(3))),) * 3
+"""Steps that make numbers with as many digits as an integer has."""
+
+MOST_CONVERSIONS = 162
+
+
+def conversions_of(names: Sequence[str]) -> list[Program]:
+    """Programs that ask an op for each dtype, on inputs of each dtype, and then for a wide one: the
+    digits that the first loses are missing there.
+    """
+    return in_turn([list(_conversions(name)) for name in names])[:MOST_CONVERSIONS]
+
+
+def _conversions(name: str) -> Iterator[Program]:
+    picks = dtype_picks(name)
+    for dtype, (first, own) in itertools.product(DTYPES, picks.items()):
+        types = (TensorType(dtype, (12,)),)
+        is_whole = not dtype.is_floating_point and not dtype.is_complex
+        wide = torch.int64 if is_whole and not first.is_complex else torch.complex128
+        wide = F64 if dtype.is_floating_point and first.is_floating_point else wide
+        is_real_part = dtype.is_complex and not first.is_complex  # PyTorch warns
+        if takes(name, types, own) and not is_real_part:
+            steps = (Step(name, own), Step(name, picks[wide]))
+            yield Program(types, (*LARGE, *steps) if is_whole else steps)
 
 
 def in_single(program: Program) -> Program:

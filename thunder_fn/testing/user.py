@@ -46,6 +46,7 @@ from thunder_fn.testing.growing import (
     beside_chains,
     calls_of,
     changed,
+    conversions_of,
     cousins_of_leaves,
     in_single,
     pairs_of,
@@ -324,6 +325,7 @@ class Search:
         yield from ((program, False) for program in two_deep())
         yield from ((program, False) for program in ON_PURPOSE)
         yield from ((program, False) for program in cousins_of_leaves(self.ops))
+        yield from ((program, False) for program in conversions_of(self.ops))
         yield from ((program, False) for program in pairs_of(self.ops))
         if any(promise.startswith(("precision", "refines")) for promise in self.promised.promises):
             yield from ((program, False) for program in self._in_single())
