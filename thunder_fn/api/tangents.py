@@ -229,7 +229,12 @@ def check_tangents(primals: Any, tangents: Any, name: str = "jvp") -> list[torch
     for path, primal, tangent in zip(
         pytree.paths(tuple(primals), "tangents"), leaves, given, strict=True
     ):
-        have = type_of_value(tangent) if isinstance(tangent, torch.Tensor) else kind_of(tangent)
+        if not isinstance(tangent, torch.Tensor):
+            raise TangentError(
+                f"{name}: Expected tangents to only contain Tensors, but {path} is"
+                f" {kind_of(tangent)}, and its primal is {type_of_value(primal)}"
+            )
+        have = type_of_value(tangent)
         if have != type_of_value(primal):
             raise TangentError(
                 f"{name}: {path} is {have}, but its primal is {type_of_value(primal)}"
