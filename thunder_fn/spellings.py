@@ -196,7 +196,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "apply_updates": _STEP.format("Adam"),
     },
 }
-"""For each module, or class of a module, the names that it does not have, and what to do instead."""
+"""For each module, or `module:class`, the names that it does not have, and what to write."""
 
 
 def no_such_name(module: str, name: str) -> AttributeError:
