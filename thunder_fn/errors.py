@@ -76,6 +76,11 @@ class ThunderError(Exception):
             self._source = f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"
 
     @property
+    def is_refusal(self) -> bool:
+        """True: the function has not run. False where the user's own code raised."""
+        return True
+
+    @property
     def what(self) -> str:
         """The message without the places and the fix."""
         return super().__str__()
@@ -157,6 +162,11 @@ class TracedFunctionError(CaptureError):
     """
 
     message: str = ""
+
+    @property
+    def is_refusal(self) -> bool:
+        """False: what the function did until it raised, it has done."""
+        return False
 
     def __str__(self) -> str:
         return self.message or self.what

@@ -58,6 +58,7 @@ from thunder_fn.spellings import no_such_name
 from thunder_fn.structured.custom_jvp_transposed import transposed
 from thunder_fn.structured.shared import custom_calls as calls
 from thunder_fn.structured.shared.custom_calls import Call
+from thunder_fn.structured.shared.side_effects import without_side_effects
 from thunder_fn.structured.shared.wrapping import wrapped
 
 CUSTOM_JVP = Op("structured", "custom_jvp")
@@ -173,8 +174,11 @@ def capture_jvp(call: Any, primal: Captured, tensors: Sequence[Any]) -> Captured
         return call.jvp(primal, values[: len(types)], values[len(types) :])
 
     jvp.__name__ = f"{call.name}_jvp"
+    capture = lambda _: tuple(calls.captured_bodies("custom_jvp", (jvp,), ((*tensors, *tangents),)))
     with calls.capturing_rule_of(call.function):
-        (captured,) = calls.captured_bodies("custom_jvp", (jvp,), ((*tensors, *tangents),))
+        (captured,) = without_side_effects(
+            "custom_jvp", (call.function.rule,), capture, is_rule=True, given=call.reached
+        )
     return captured
 
 

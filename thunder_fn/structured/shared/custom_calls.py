@@ -18,6 +18,7 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture import EVERY_LEAF, TENSOR, Captured, capture, current, pytree
 from thunder_fn.capture.apply import part, view_again
 from thunder_fn.capture.numbers.known_values import CUSTOM_RULE
+from thunder_fn.capture.outside.reads import is_object
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.derived.leaf_vjp import is_differentiable
 from thunder_fn.errors import (
@@ -125,6 +126,14 @@ class Call(Rule):
     def settled(self) -> Call:
         """The call as its equation keeps it, once its bodies have been captured."""
         return self
+
+    @property
+    def reached(self) -> tuple[Any, ...]:
+        """The functions and objects among the arguments."""
+        values = (*(leaf.value for leaf in self.leaves), *pytree.flatten(self.static_args)[0])
+        return tuple(
+            one for one in values if one is not TENSOR and (callable(one) or is_object(one))
+        )
 
     def tree(
         self, tensors: Sequence[Any], other: Callable[[Any], Any] = lambda leaf: leaf
