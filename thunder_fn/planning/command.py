@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 from thunder_fn.commands import UserError
 from thunder_fn.errors import ThunderError
@@ -29,6 +30,12 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument(
         "--fused", action="store_true", help="count neighbouring pointwise ops as one kernel"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="PAGE",
+        help="write the plan and the step as an inspector's page",
     )
     parser.add_argument("--model-flops", type=float, help="of a rank's step, for the MFU")
     options = parser.parse_args(argv)
@@ -49,4 +56,11 @@ def main(argv: Sequence[str]) -> int:
         print(f"thunder_fn plan: {error}", file=sys.stderr)
         return 1
     print(found)
+    if options.out is not None:
+        try:
+            print(found.page().save(options.out))
+        except OSError as error:
+            what = f"{options.out} cannot be written: {error.strerror}"
+            print(f"thunder_fn plan: {what}", file=sys.stderr)
+            return 1
     return 0
