@@ -379,6 +379,24 @@ def test_sizes_that_depend_on_data_are_refused() -> None:
     assert tfn.plan(lambda x: torch.where(x > 0, x, 0) * 2, (x,), "h100").memory.peak >= x.nbytes
 
 
+def test_experts_without_room_to_spare_are_planned_with_rows_spread_evenly(world: int) -> None:
+    """As many rows travel as there are: with room for all of an expert's, each slot would."""
+    tokens, choices, width, experts = 48, 2, 32, 2 * world
+    with torch.device("meta"):
+        x, w = torch.empty(tokens, width), torch.empty(2, width, width)
+        indices, weights = torch.empty(tokens, choices, dtype=torch.long), torch.empty(tokens, choices)
+    mesh = init_device_mesh("cpu", (world,))
+    moe = tfn.expert_parallel(lambda w, x: x @ w, mesh, experts, ragged=True)
+    step = tfn.grad(lambda w, x, indices, weights: moe(w, x, indices, weights).sum(), argnums=(0, 1))
+    found = tfn.plan(step, (w, x, indices, weights), "h100")
+    sent = {one.num_bytes: times for one, times, _ in found.timeline.collectives if one.kind == "all-to-all"}
+    rows = tokens * choices
+    assert sent[rows * width * 4] >= 4  # to the experts and back, forwards and backwards
+    assert set(sent) <= {rows * width * 4, experts * 8}
+    products = 3 * 2 * 2 * (rows // 2) * width**2  # of slots and weights, and their two gradients
+    assert products <= found.timeline.flops < 1.5 * products
+
+
 def test_a_world_ends_with_its_block() -> None:
     for size in (2, 1024):
         with fake_world(size):

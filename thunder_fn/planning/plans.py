@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from thunder_fn.api.calling import call_arguments
-from thunder_fn.capture import pytree
+from thunder_fn.api.calling import apply, call_arguments
+from thunder_fn.capture import Captured, capture, pytree
 from thunder_fn.capture.failures import raised_at
 from thunder_fn.capture.replaced.autocast_regions import OFF, is_region
-from thunder_fn.errors import InspectError
+from thunder_fn.errors import InspectError, callable_name
 from thunder_fn.executors import FusionExecutor
 from thunder_fn.inspect.chains import Chain, chain_of_programs
 from thunder_fn.inspect.costs import unfolded_programs
@@ -216,11 +216,33 @@ def _captured(jitted: Any, args: Sequence[Any]) -> Any:
             ) from error
 
 
+@dataclass(eq=False)
+class _Once:
+    """A loss that is captured once, for all ranks of a pipeline."""
+
+    fn: Callable[..., Any]
+    captured: Captured | None = None
+
+    @property
+    def __name__(self) -> str:
+        return callable_name(self.fn)
+
+    def __call__(self, params: Any, *batch: Any) -> Any:
+        if self.captured is None:
+            self.captured = capture(self.fn, (params, *batch), {})
+        known = self.captured
+        if known.writes:  # which the pipeline refuses
+            return self.fn(params, *batch)
+        tensors = pytree.tensors_in((params, batch))
+        return known.result(apply(self.__name__, known.trace, tensors, known.trace))
+
+
 def _ranks_of(jitted: Any) -> list[Any]:
     """The steps of all ranks of a pipeline; of another step, the step."""
     step = getattr(jitted, "fn", None)
     if not isinstance(step, Pipelined):
         return [jitted]
+    step = replace(step, fn=_Once(step.fn))
     groups = (replace(step.group, rank=rank) for rank in range(step.group.size))
     return [jitted.with_function(replace(step, group=group)) for group in groups]
 
