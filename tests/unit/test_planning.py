@@ -387,7 +387,7 @@ def test_experts_without_room_to_spare_are_planned_with_rows_spread_evenly(world
         indices, weights = torch.empty(tokens, choices, dtype=torch.long), torch.empty(tokens, choices)
     mesh = init_device_mesh("cpu", (world,))
     moe = tfn.expert_parallel(lambda w, x: x @ w, mesh, experts, ragged=True)
-    step = tfn.grad(lambda w, x, indices, weights: moe(w, x, indices, weights).sum(), argnums=(0, 1))
+    step = tfn.grad_and_value(lambda w, x, indices, weights: moe(w, x, indices, weights).sum(), argnums=(0, 1))
     found = tfn.plan(step, (w, x, indices, weights), "h100")
     sent = {one.num_bytes: times for one, times, _ in found.timeline.collectives if one.kind == "all-to-all"}
     rows = tokens * choices
