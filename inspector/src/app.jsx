@@ -165,7 +165,7 @@ function App({ model }) {
     if (all.length) setValue(all[(all.indexOf(value) + 1) % all.length]);
   };
   const toPeak = () => {
-    const found = model.atPosition(step, model.run(step).memory.peakAt);
+    const found = model.atPosition(step, model.memory(step).peakAt);
     if (found) reveal(found.step, found.node);
   };
   const unfoldAll = (all) => openWith(step, () => new Set(all ? [...flat.nodes.filter((one) => hasInside(one)).map((one) => one.i), ...[...groupsOf(model, step).keys()].map((first) => `m${first}`)] : []));
@@ -290,7 +290,7 @@ function StepCounts({ counts }) {
 
 const KEYS = [
   ["j k ↓ ↑", "next, previous row"], ["→ ← Enter", "unfold, fold"], ["[ ]", "previous, next step"],
-  ["n p", "next, previous change"], ["v", "follow a variable of the row, then the next"], ["g", "the equation at the peak of memory"], ["/", "search; Enter goes from hit to hit"], ["e c", "unfold all, fold all"],
+  ["n p", "next, previous change"], ["v", "follow a variable of the row, then the next"], ["g", "the equation at the step's peak of memory"], ["/", "search; Enter goes from hit to hit"], ["e c", "unfold all, fold all"],
   ["i", "inputs"], ["s", "a program as the Python that runs"], ["m", "memory, roofline, neither"], ["t", "light, dark"], ["Esc", "let go of variable and row"],
 ];
 

@@ -10,17 +10,23 @@ export function Charts(props) {
         {["memory", "roofline"].map((name) => (
           <button role="tab" aria-selected={chart === name} class={chart === name ? "on" : ""} onClick={() => setChart(name)}>{name === "memory" ? "Memory" : "Roofline"}</button>
         ))}
-        <span class="quiet">{chart === "memory" ? memoryText(model, props.step) : roofText(model.run(props.step))}{chart === "memory" && <span class="hint"> · click to go to an equation</span>}</span>
+        <span class="quiet">{chart === "memory" ? memoryText(model, props.step) : roofText(model, props.step)}{chart === "memory" && <span class="hint"> · click to go to an equation</span>}</span>
       </div>
       {chart === "memory" ? <Memory {...props} /> : <Roofline {...props} />}
     </section>
   );
 }
 
-const memoryText = (model, step) => memoryParts(model, step, model.run(step));
-const memoryParts = (model, step, { memory }) => [
-  model.data.runs.length > 1 && `run ${model.data.steps[step].run + 1}`,
-  model.programs(step).length > 1 ? "of the forward's and the backward's program" : "of the program that runs",
+// The steps that a chart draws. Steps before the programs are drawn as if their ops ran one by one.
+const drawnText = (model, step) => {
+  const names = model.drawn(step).map((at) => model.data.steps[at].name).join(", then ");
+  const what = model.data.steps[step].kind === "program" ? `the ${names}${names === "program" ? " that runs" : ""}` : `${names}, op by op`;
+  return model.data.runs.length > 1 ? `run ${model.data.steps[step].run + 1} · ${what}` : what;
+};
+
+const memoryText = (model, step) => memoryParts(model, step, model.memory(step));
+const memoryParts = (model, step, memory) => [
+  drawnText(model, step),
   `peak ${bytesText(memory.peak)}`,
   `residuals ${bytesText(memory.residuals)}`,
   memory.unknown && `${memory.unknown} sizes depend on data and are counted as 1`,
@@ -32,7 +38,7 @@ const PALETTE = 6; // colours of the style sheet; more modules are a ramp of hue
 const BYTES = Array.from({ length: 40 }, (_, k) => 2 ** k); // distances of ticks
 
 // Live bytes over the programs in parts: what is saved for the backward, the modules that have most at the peak, the rest.
-function stacks({ memory }, modules) {
+function stacks(memory, modules) {
   const { buffers, kinds, length, peakAt } = memory;
   const named = buffers.some((one) => modules[one[5]]);
   const families = memory.names.map((name) => name.replace(/^aten\.|\.\w+$/g, "")); // where there are no modules: the op
@@ -74,11 +80,12 @@ function stacks({ memory }, modules) {
 function Memory({ model, step, node, reveal, theme }) {
   const box = useRef(null);
   const plot = useRef(null);
-  const run = model.run(step);
-  const { names, sums } = useMemo(() => stacks(run, model.data.modules), [run]);
-  const { length, starts } = run.memory;
-  const most = Math.max(...model.data.runs.map((one) => one.memory.peak)); // runs that are compared have one scale
-  const sent = useMemo(() => collectives(model, step), [run]);
+  const memory = model.memory(step);
+  const { names, sums } = useMemo(() => stacks(memory, model.data.modules), [memory]);
+  const { length, starts } = memory;
+  const most = Math.max(...besides(model, step).map((at) => model.memory(at).peak)); // steps that are compared have one scale
+  const half = model.drawn(step).indexOf(step);
+  const sent = useMemo(() => collectives(model, step), [memory]);
   const mostSent = Math.max(1, ...sent.map(([, bytes]) => bytes));
   const totalSent = sent.reduce((sum, [, bytes]) => sum + bytes, 0);
   const marked = useRef(null);
@@ -115,13 +122,20 @@ function Memory({ model, step, node, reveal, theme }) {
         u.ctx.textAlign = "left";
         u.ctx.fillText("backward", u.valToPos(start, "x", true) + 6 * devicePixelRatio, u.bbox.top + 10 * devicePixelRatio);
       }
+      const [from, to] = [starts[half], starts[half + 1] ?? length]; // the half that is not the step's is pale
+      u.ctx.globalAlpha = 0.62;
+      u.ctx.fillStyle = color("--panel");
+      for (const [low, high] of [[0, from], [to, length]]) {
+        if (low < high) u.ctx.fillRect(u.valToPos(low, "x", true), u.bbox.top, u.valToPos(high, "x", true) - u.valToPos(low, "x", true), u.bbox.height);
+      }
+      u.ctx.globalAlpha = 1;
       if (marked.current !== null) line(u, marked.current + 0.5, color("--accent"), []);
       u.ctx.fillStyle = color("--send");
       for (const [at, bytes] of sent) {
         const tall = (6 + 22 * (bytes / mostSent)) * devicePixelRatio;
         u.ctx.fillRect(u.valToPos(at, "x", true), u.bbox.top + u.bbox.height - tall, Math.max(2 * devicePixelRatio, u.bbox.width / length), tall);
       }
-      const { peak, peakAt } = run.memory;
+      const { peak, peakAt } = memory;
       u.ctx.fillStyle = color("--text");
       u.ctx.beginPath();
       u.ctx.arc(u.valToPos(peakAt + 0.5, "x", true), u.valToPos(peak, "y", true), 3 * devicePixelRatio, 0, 7);
@@ -163,7 +177,7 @@ function Memory({ model, step, node, reveal, theme }) {
       watch.disconnect();
       u.destroy();
     };
-  }, [run, theme]);
+  }, [memory, step, theme]);
   useEffect(() => plot.current?.redraw(false), [marked.current]);
   return (
     <div class="memory" ref={box} data-testid="memory">
@@ -172,25 +186,28 @@ function Memory({ model, step, node, reveal, theme }) {
   );
 }
 
+// The step, and those of the other run that have the same part in it.
+const besides = (model, step) => model.data.steps.flatMap((one, at) => (at === step || one.across?.before === step || model.data.steps[step].across?.before === at ? [at] : []));
+
 // Positions on the timeline where values go to other ranks, and how many bytes.
 function collectives(model, step) {
   const found = [];
-  const { starts } = model.run(step).memory;
-  model.programs(step).forEach((program, number) => {
-    for (const node of model.flat(program).nodes) {
+  const { starts } = model.memory(step);
+  model.drawn(step).forEach((at, number) => {
+    model.runningIn(at).forEach((node, position) => {
       const { sent } = model.cost(node);
-      if (sent && node.live && node.depth === 0) found.push([starts[number] + node.position, sent]);
-    }
+      if (sent) found.push([starts[number] + position, sent]);
+    });
   });
   return found;
 }
 
-const roofText = ({ machine }) => (machine ? `${machine[0]}: ${countText(machine[1])}FLOP/s, ${bytesText(machine[2])}/s` : "the machine's peaks are not known: pass machine=inspect.measured_machine()");
+const roofText = (model, step) => `${drawnText(model, step)} · ${peaksText(model.run(step))}`;
+const peaksText = ({ machine }) => (machine ? `${machine[0]}: ${countText(machine[1])}FLOP/s, ${bytesText(machine[2])}/s` : "the machine's peaks are not known: pass machine=inspect.measured_machine()");
 
 function Roofline({ model, step, reveal }) {
-  const run = model.run(step);
-  const { machine } = run;
-  const points = useMemo(() => byOp(model, step), [run]);
+  const { machine } = model.run(step);
+  const points = useMemo(() => byOp(model, step), [model, step]);
   const box = useRef(null);
   const [width, setWidth] = useState(900);
   useLayoutEffect(() => {
@@ -245,11 +262,11 @@ function labels(wanted) {
   return placed.map((one) => <text class="name" x={one.x} y={one.y} text-anchor="middle">{one.text}</text>);
 }
 
-// The ops of the programs, dearest first.
+// The ops of what is drawn, dearest first.
 function byOp(model, step) {
   const { machine } = model.run(step);
   const found = new Map();
-  for (const program of model.programs(step)) {
+  for (const program of model.drawn(step)) {
     const flat = model.flat(program);
     for (const i of flat.leaves) {
       const node = flat.nodes[i];

@@ -105,6 +105,7 @@ export class Model {
     this.flats = data.steps.map(() => null);
     this.links = data.steps.map(() => null);
     this.sums = data.steps.map(() => null);
+    this.running = data.steps.map(() => null);
   }
 
   flat(step) {
@@ -280,38 +281,42 @@ export class Model {
     return this.ofKind(step, "program");
   }
 
-  // The equation of a program that runs at a position of the memory timeline of the step's run.
-  atPosition(step, position) {
-    const { starts } = this.run(step).memory;
-    const number = starts.length > 1 && position >= starts[1] ? 1 : 0;
-    const program = this.programs(step)[number];
-    const wanted = position - starts[number];
-    const node = this.flat(program).nodes.find((one) => one.depth === 0 && one.position === wanted);
-    return node ? { step: program, node } : null;
+  // The steps that run one after the other on a step's timeline, itself among them: both halves of a split, both programs.
+  drawn(step) {
+    const { kind } = this.data.steps[step];
+    return kind === "split" || kind === "program" ? this.ofKind(step, kind) : [step];
   }
 
-  // The position on the memory timeline of a node of any step.
+  // A step's timeline of memory.
+  memory(step) {
+    return this.data.memories[this.data.steps[step].memory];
+  }
+
+  // What runs at the positions of a timeline: the outermost equations of a program, the leaves of another step.
+  runningIn(step) {
+    const flat = this.flat(step);
+    const isProgram = this.data.steps[step].kind === "program";
+    return (this.running[step] ??= isProgram ? flat.nodes.filter((node) => node.depth === 0) : flat.leaves.map((i) => flat.nodes[i]));
+  }
+
+  // The equation that runs at a position of the step's timeline.
+  atPosition(step, position) {
+    const { starts } = this.memory(step);
+    const number = starts.length > 1 && position >= starts[1] ? 1 : 0;
+    const at = this.drawn(step)[number];
+    const node = this.runningIn(at)[position - starts[number]];
+    return node ? { step: at, node } : null;
+  }
+
+  // The position on the step's timeline of one of its nodes.
   positionOf(step, node) {
     if (!node.live || node.le === node.ls) return null;
-    const programs = this.programs(step);
-    for (let number = 0; number < programs.length; number++) {
-      const program = programs[number];
-      const chain = [];
-      for (let at = program; at !== undefined && at !== step; at = this.data.steps[at].own?.before) chain.push(at);
-      const reaches = chain.length === 0 || this.data.steps[chain.at(-1)].own?.before === step;
-      if (program !== step && !reaches) continue;
-      let leaf = node.ls;
-      for (const at of chain.reverse()) {
-        leaf = this.data.steps[at].own.matches.indexOf(leaf);
-        if (leaf < 0) break;
-      }
-      if (leaf < 0) continue;
-      const flat = this.flat(program);
-      let top = flat.nodes[flat.leaves[leaf]];
-      while (top.parent >= 0) top = flat.nodes[top.parent];
-      return this.run(step).memory.starts[number] + top.position;
-    }
-    return null;
+    const start = this.memory(step).starts[this.drawn(step).indexOf(step)];
+    if (this.data.steps[step].kind !== "program") return start + node.ls;
+    const { nodes, leaves } = this.flat(step);
+    let top = nodes[leaves[node.ls]];
+    while (top.parent >= 0) top = nodes[top.parent];
+    return start + top.position;
   }
 }
 

@@ -26,14 +26,15 @@ function Summary({ model, step }) {
         <dt>moves</dt><dd>{bytesText(sum("bytes"))}</dd>
         {sum("sent") > 0 && [<dt>sends</dt>, <dd>{bytesText(sum("sent"))}</dd>]}
       </dl>
-      {runs.length > 1 ? <Beside model={model} /> : <Programs run={runs[0]} />}
+      {runs.length > 1 ? <Beside model={model} /> : <Programs model={model} run={runs[0]} />}
       <Profiles runs={runs} />
       <p class="quiet">Select an equation to see where it comes from and who runs it. Click a variable to follow it through all steps.</p>
     </section>
   );
 }
 
-function Programs({ run: { memory, machine, measured } }) {
+function Programs({ model, run: { memory: number, machine, measured } }) {
+  const memory = model.data.memories[number];
   return (
     <div>
       <h2>The programs</h2>
@@ -78,7 +79,7 @@ function Beside({ model }) {
 }
 
 function totals(model, run, first) {
-  const total = { equations: 0, flops: 0, bytes: 0, sent: 0, ops: new Map(), peak: run.memory.peak, residuals: run.memory.residuals, measured: run.measured?.[0], device: run.measured?.[3] };
+  const total = { equations: 0, flops: 0, bytes: 0, sent: 0, ops: new Map(), peak: model.data.memories[run.memory].peak, residuals: model.data.memories[run.memory].residuals, measured: run.measured?.[0], device: run.measured?.[3] };
   for (const step of model.programs(first)) {
     const flat = model.flat(step);
     total.equations += flat.leaves.length;

@@ -22,7 +22,7 @@ from thunder_fn.benchmarks.models import GPT, gpt_loss, params_of
 from thunder_fn.executors import FusionExecutor
 from thunder_fn.inspect.chains import Chain, chain
 from thunder_fn.inspect.encode import Run, encode
-from thunder_fn.inspect.memory_use import memory_of
+from thunder_fn.inspect.memory_use import memories_of, memory_of
 from thunder_fn.inspect.page import asset, page_of
 from thunder_fn.inspect.tables import bytes_text
 
@@ -178,6 +178,7 @@ def test_variable_is_followed_through_all_steps(made: Any, opened: Any) -> None:
 def test_memory_is_a_timeline_that_leads_to_equations(made: Any, opened: Any) -> None:
     found, page = made("gradient")
     tab = opened(page)
+    steps(tab).last.click()
     assert f"peak {bytes_text(memory_of(found).peak)}" in tab.locator(".tabs").inner_text()
     over = tab.locator(".memory .u-over")
     box = over.bounding_box()
@@ -186,6 +187,37 @@ def test_memory_is_a_timeline_that_leads_to_equations(made: Any, opened: Any) ->
     over.click(position={"x": box["width"] * 0.5, "y": 40})
     assert steps(tab).last.get_attribute("aria-current") == "true"
     assert tab.locator(".row.selected").count() == 1
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_charts_draw_the_step_that_is_chosen(name: str, made: Any, opened: Any) -> None:
+    """They name it, have its peak and its ops, and lead to its own equations."""
+    found, page = made(name)
+    tab = opened(page)
+    drawn: dict[tuple[str, int], bytes] = {}
+    for position, (step, memory) in enumerate(zip(found.steps, memories_of(found), strict=True)):
+        steps(tab).nth(position).click()
+        text = tab.locator(".tabs .quiet").inner_text()
+        assert step.name in text and f"peak {bytes_text(memory.peak)}" in text
+        assert ("op by op" in text) == (step.program is None)
+        drawn.setdefault((bytes_text(memory.peak), len(memory.names)), tab.locator(".memory canvas").screenshot())
+        tab.keyboard.press("g")
+        pair = [at for at, one in enumerate(found.steps) if one.kind == step.kind in ("split", "program")]
+        reached = tab.evaluate(
+            "[...document.querySelectorAll('nav .step')].findIndex(one => one.ariaCurrent === 'true')"
+        )
+        assert reached in (pair or [position])
+        row = tab.locator(".row.selected").inner_text().split("(")[0]
+        assert memory.names[memory.peak_at].removeprefix("aten.").split(".")[0] in row
+        steps(tab).nth(position).click()
+        tab.keyboard.press("m")
+        leaves = {leaf.equation.op.name for at in pair or [position] for leaf in found.steps[at].flat.leaves}
+        titles = tab.locator(".roofline circle title").all_text_contents()
+        assert step.name in tab.locator(".tabs .quiet").inner_text()
+        assert {title.split("\n")[0] for title in titles} <= leaves
+        for _ in "mm":
+            tab.keyboard.press("m")
+    assert len(set(drawn.values())) == len(drawn), "other steps look other"
 
 
 def test_roofline_has_the_ops_under_the_machines_peaks(made: Any, opened: Any) -> None:
@@ -305,7 +337,7 @@ def test_variables_and_the_peak_are_reached_by_keys(made: Any, opened: Any) -> N
     tab.keyboard.press("v")
     assert tab.locator(".variable h2 var").inner_text() != first
     tab.keyboard.press("g")
-    assert steps(tab).last.get_attribute("aria-current") == "true" and tab.locator(".row.selected").count() == 1
+    assert steps(tab).first.get_attribute("aria-current") == "true" and tab.locator(".row.selected").count() == 1
     tab.keyboard.press("m")
     tab.locator(".roofline circle").first.focus()
     tab.keyboard.press("Enter")
@@ -395,7 +427,8 @@ def test_code_is_whole_and_opens_in_an_editor(made: Any, opened: Any) -> None:
 
 def test_chart_says_what_it_draws_and_has_colours_without_modules(made: Any, opened: Any) -> None:
     tab = opened(made("loops")[1])
-    assert "of the program that runs" in tab.locator(".tabs").inner_text()
+    steps(tab).last.click()
+    assert "the program that runs" in tab.locator(".tabs").inner_text()
     assert "scan" in tab.locator(".u-legend").inner_text()
 
 
@@ -494,7 +527,7 @@ def test_a_measured_call_says_what_its_device_did(opened: Any) -> None:
 def test_screenshot(scheme: str, width: int, opened: Any, request: pytest.FixtureRequest) -> None:
     """The page as it was looked at, in a grid of shades, so that another font makes no difference."""
     found = chain(*module())
-    data = encode([Run("module", found, memory_of(found), MACHINE)])
+    data = encode([Run("module", found, memories_of(found), MACHINE)])
     for step in data["steps"]:
         step["ms"] = 1.0
     tab = opened(page_of("module", data), viewport={"width": width, "height": 900}, color_scheme=scheme)
@@ -538,7 +571,7 @@ def test_print_has_all_rows_and_black_on_white(made: Any, opened: Any) -> None:
 def test_50000_equations_are_a_few_rows_at_a_time(opened: Any) -> None:
     """The trace is made long in the data: to capture so many equations takes a minute."""
     found = chain(lambda x: x.sin(), torch.ones(2))
-    data = encode([Run("long", found, memory_of(found))])
+    data = encode([Run("long", found, memories_of(found))])
     for step in data["steps"]:
         body = data["bodies"][step["body"]]
         first = body[3][0]
@@ -546,7 +579,7 @@ def test_50000_equations_are_a_few_rows_at_a_time(opened: Any) -> None:
         body[4] = [50_000]
         step["modules"] = [0] * 50_000
     data["steps"][1]["own"] |= {"matches": list(range(50_000)), "status": "s" * 49_999 + "c", "whys": {"49999": "all"}}
-    data["runs"][0]["memory"] |= {"length": 50_000}
+    data["memories"][0] |= {"length": 50_000}
     tab = opened(page_of("long", data))
     assert tab.locator(".row").count() < 100
     tab.keyboard.press("]")

@@ -16,7 +16,7 @@ from thunder_fn.derived.leaf_vjp import alone
 from thunder_fn.executors import FusionExecutor
 from thunder_fn.inspect.encode import Run, encode
 from thunder_fn.inspect.flat import Flat, flatten
-from thunder_fn.inspect.memory_use import memory_of
+from thunder_fn.inspect.memory_use import memories_of, memory_of
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.simplify import inline
 from thunder_fn.testing.laws.comparing import same_bits
@@ -66,7 +66,7 @@ def test_every_trace_can_be_looked_at(case: Case) -> None:
     found = inspect.chain(f, *case.inputs)
     live = memory_of(found)
     assert min(live.live, default=0) >= 0 and str(found) and str(live) and str(inspect.cost(f, *case.inputs))
-    data = encode([Run(found.name, found, live)])
+    data = encode([Run(found.name, found, memories_of(found))])
     assert len(data["steps"]) == len(found.steps) and json.dumps(data)
 
 

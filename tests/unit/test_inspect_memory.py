@@ -20,6 +20,7 @@ import thunder_fn as tfn
 from thunder_fn import inspect
 from thunder_fn.benchmarks.models import GPT, gpt_loss, params_of
 from thunder_fn.executors import FusionExecutor
+from thunder_fn.inspect.memory_use import memories_of, memory_of
 
 
 def measured_peak(call: Callable[[], object]) -> int:
@@ -133,6 +134,25 @@ def test_peak_of_inference_is_the_measured_one(make: Callable[[], tuple[nn.Modul
     with torch.no_grad():
         jitted = tfn.jit(model)
         assert is_near(inspect.memory(model, x).peak, measured_peak(lambda: jitted(x)))
+
+
+@pytest.mark.parametrize("make", [gpt, cnn, resnet])
+def test_peak_of_a_capture_is_eagers(make: Callable[[], tuple[nn.Module, torch.Tensor]]) -> None:
+    """A step before the program is drawn as its ops run one by one, in which eager frees no sooner."""
+    model, x = make()
+    model.eval()
+    with torch.no_grad():
+        found = inspect.chain(model, x)
+        captured, *_, ran = memories_of(found)
+        eager = measured_peak(lambda: model(x))
+    assert found.steps[0].kind == "capture" and ran == memory_of(found)
+    assert ran.peak <= captured.peak <= 1.1 * eager
+
+
+def test_steps_have_the_memory_that_one_counts_by_hand() -> None:
+    """The sine and its cosine live side by side, until the program overwrites the one by the other."""
+    captured, ran = memories_of(inspect.chain(lambda x: x.sin().cos().sum(), torch.ones(256)))
+    assert captured.live == (1024, 2048, 1028) and ran.live == (1024, 1024, 1028)
 
 
 def test_peak_of_a_gpts_pure_step_is_the_measured_one() -> None:

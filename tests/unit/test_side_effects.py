@@ -196,3 +196,101 @@ def test_bodies_with_harmless_side_effects_give_what_eager_gives(name: str) -> N
     OUTSIDE.memo.clear()
     for step in range(3):
         torch.testing.assert_close(jitted(X + step), expected[step])
+
+
+# ---- every op that takes a function ----
+
+
+def with_rule(
+    kind: Any, set_rule: str, rule: Callable[..., Any], x: Tensor, step: Callable[[Tensor], Tensor]
+) -> Tensor:
+    f = kind(step)
+    getattr(f, set_rule)(*rule(step))
+    return (tfn.vmap(f) if kind is tfn.custom_vmap else f)(x)
+
+
+class Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, step: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.step = step
+        return step(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        return ctx.step(g), None
+
+
+FWD_BWD = lambda step: (lambda x: (step(x), None), lambda _, g: (step(g),))
+OPS: dict[str, Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor]] = {
+    "associative_scan": lambda x, step: tfn.associative_scan(lambda a, b: a + step(b), x),
+    "pointwise": lambda x, step: tfn.associative_scan(lambda a, b: a + step(b), x, combine_mode="pointwise"),
+    "scan": lambda x, step: tfn.scan(lambda c, x: (step(c + x), x), torch.zeros(()), x)[0],
+    "scan in blocks": lambda x, step: tfn.scan(lambda c, x: (step(c + x), x), torch.zeros(()), x, checkpoint="sqrt")[0],
+    "scan unrolled": lambda x, step: tfn.scan(lambda c, x: (step(c + x), x), torch.zeros(()), x, unroll=True)[0],
+    "map": lambda x, step: tfn.map(step, x),
+    "fori_loop": lambda x, step: tfn.fori_loop(0, 3, lambda i, x: step(x), x),
+    "while_loop": lambda x, step: tfn.while_loop(lambda x: x.sum() < 40, lambda x: (step(x) + 1,), (x,))[0],
+    "condition": lambda x, step: tfn.while_loop(lambda x: step(x).sum() < 40, lambda x: (x + 1,), (x,))[0],
+    "cond": lambda x, step: tfn.cond(x.sum() > 0, step, lambda x: step(x) + 1, (x,)),
+    "switch": lambda x, step: tfn.switch(1, (lambda x: x, step), (x,)),
+    "checkpoint": lambda x, step: tfn.checkpoint(step)(x),
+    "composite": lambda x, step: tfn.composite(step)(x),
+    "vmap": lambda x, step: tfn.vmap(step)(x),
+    "vmap in chunks": lambda x, step: tfn.vmap(step, chunk_size=3)(x),
+    "jacrev": lambda x, step: tfn.jacrev(step, chunk_size=3)(x),
+    "jacfwd": lambda x, step: tfn.jacfwd(step)(x),
+    "hessian": lambda x, step: tfn.hessian(lambda x: step(x.sin()).sum())(x),
+    "vjp twice": lambda x, step: (lambda out, pull: out + pull(x)[0] + pull(out)[0])(*tfn.vjp(step, x)),
+    "linearize": lambda x, step: (lambda out, push: out + push(x) + push(out))(*tfn.linearize(step, x)),
+    "custom_vjp": lambda x, step: with_rule(tfn.custom_vjp, "defvjp", FWD_BWD, x, step),
+    "custom_jvp": lambda x, step: with_rule(
+        tfn.custom_jvp, "defjvp", lambda step: (lambda p, t: (step(p[0]), step(t[0])),), x, step
+    ),
+    "custom_vmap": lambda x, step: with_rule(
+        tfn.custom_vmap, "def_vmap", lambda step: (lambda size, flags, x: (step(x), True),), x, step
+    ),
+    "Function": lambda x, step: Once.apply(x, step),
+    "jit": lambda x, step: (lambda f: f(x) + f(x))(tfn.jit(step)),
+    "pure_callback": lambda x, step: tfn.pure_callback(step, x, x),
+}
+
+
+def outcomes(transform: Callable[..., Any], op: Callable[..., Tensor], counts: bool) -> Any:
+    """The results of three calls, and the counter at the end; or the refusal."""
+    held = ns(n=0)
+
+    def count() -> None:
+        held.n += 1
+
+    def scaled(x: Tensor) -> Tensor:
+        count()
+        return x * held.n
+
+    def doubled(x: Tensor) -> Tensor:
+        count()
+        return x * 2
+
+    run = transform(lambda x: op(x, scaled if counts else doubled))
+    try:
+        return [run(X + i) for i in range(3)], held.n
+    except UnsupportedCall as error:
+        return error
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_a_counter_in_the_function_of_any_op_is_eagers_or_refused(name: str) -> None:
+    found, expected = outcomes(tfn.jit, OPS[name], True), outcomes(lambda f: f, OPS[name], True)
+    if not isinstance(found, UnsupportedCall):
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_a_counter_that_nothing_reads_is_allowed_in_the_function_of_any_op(name: str) -> None:
+    found, expected = outcomes(tfn.jit, OPS[name], False), outcomes(lambda f: f, OPS[name], False)
+    torch.testing.assert_close(found[0], expected[0])
+
+
+@pytest.mark.parametrize("name", ["custom_vjp", "custom_jvp", "Function"])
+def test_a_rule_that_computes_with_a_counter_is_refused_where_it_is_asked_for(name: str) -> None:
+    with pytest.raises(UnsupportedCall, match=r"changes held\.n, and computes with the change"):
+        raise outcomes(lambda f: tfn.grad(lambda x: f(x).sum()), OPS[name], True)

@@ -17,12 +17,13 @@ from typing import Any
 import torch
 
 from thunder_fn.api.batching import Vmap, vmap
+from thunder_fn.api.captures import capture_watched
 from thunder_fn.api.gradients import Grad, grad, grad_and_value, value_and_grad
 from thunder_fn.api.jacobians import hessian, jacfwd, jacrev
 from thunder_fn.api.pullbacks import Pullback, vjp
 from thunder_fn.api.residuals import SavedResidual, saved_residuals
 from thunder_fn.api.tangents import Linear, jvp, linearize
-from thunder_fn.capture import capture, pytree
+from thunder_fn.capture import pytree
 from thunder_fn.ir.trace import Trace
 from thunder_fn.structured import (
     autograd_function as _autograd_function,  # noqa: F401  # pyright: ignore[reportUnusedImport]  # a lookaside
@@ -72,7 +73,7 @@ def trace(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Trace:
             v1 = aten.mul.Tensor(v0, 2)  # f32[3]
             return (v1,)
     """
-    return capture(f, args, kwargs).trace
+    return capture_watched(f, args, kwargs).trace
 
 
 def stop_gradient(tree: Any) -> Any:

@@ -27,10 +27,16 @@ from thunder_fn.errors import TraceTypeError, spelled
 from thunder_fn.interpreters.vmap import vmap as vmap_trace
 from thunder_fn.ir.symbols import made_by
 from thunder_fn.ir.trace import Trace, Type, type_of_value
-from thunder_fn.structured.loop_functions import check_carry, result_types, scan
+from thunder_fn.structured.loop_functions import (
+    check_carry,
+    check_dense,
+    result_types,
+    scan,
+)
 from thunder_fn.structured.shared.bind import bind_composite
 from thunder_fn.structured.shared.bodies import is_kept_open, next_carry, own_memory, standing_for
 from thunder_fn.structured.shared.custom_calls import examples_of
+from thunder_fn.structured.shared.side_effects import without_side_effects
 
 Tensor = torch.Tensor
 Combine = Callable[[list[Tensor], list[Tensor]], list[Tensor]]
@@ -143,7 +149,9 @@ def _scan_in_trace(
     if recorder is None or recorder.symbolic or xs[0].shape[0] < 2:
         return None
     examples = [pytree.unflatten(spec, [example_of(x, 0) for x in xs]) for _ in range(2)]
-    captured = capture(combine_fn, tuple(examples))
+    (captured,) = without_side_effects(
+        "associative_scan", (combine_fn,), lambda _: (capture(combine_fn, tuple(examples)),)
+    )
     if captured.writes or any(map(made_by, captured.trace.equations)):
         return None
     check_carry("associative_scan", combine_fn, examples[0], result_types(captured), "value")
@@ -184,6 +192,7 @@ def _check(xs: Any, leaves: list[Any], dim: int) -> None:
                 f"associative_scan: {path} is of type {type(leaf).__name__}, and only tensors can"
                 " be sliced"
             )
+        check_dense("associative_scan", path, leaf)
         if not -leaf.ndim <= dim < leaf.ndim:
             raise TraceTypeError(
                 f"associative_scan: {path} is {type_of_value(leaf)} and has no dim {dim}"

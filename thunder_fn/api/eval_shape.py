@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from thunder_fn.capture import capture
+from thunder_fn.api.captures import capture_watched
 from thunder_fn.capture.apply import without_values
 from thunder_fn.ir.trace import Atom, Literal, NumberType
 
@@ -43,7 +43,7 @@ def eval_shape(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     Source: jax.eval_shape.
     """
     args, kwargs = without_values((args, kwargs))
-    captured = capture(f, args, kwargs)
+    captured = capture_watched(f, args, kwargs)
     outputs = captured.trace.outputs[: captured.num_results]
     return captured.result(tuple(map(_described, outputs)))
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.capture import capture, pytree
+from thunder_fn.api.captures import capture_watched
+from thunder_fn.capture import pytree
 from thunder_fn.derived.leaf_vjp import is_differentiable
 from thunder_fn.interpreters.checkpoint.cost import bytes_of
 from thunder_fn.interpreters.checkpoint.recomputed import COPY_TO
@@ -69,7 +70,7 @@ def saved_residuals(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list
 
     Source: jax.ad_checkpoint.saved_residuals.
     """
-    trace = capture(f, args, kwargs).trace
+    trace = capture_watched(f, args, kwargs).trace
     leaves, _ = pytree.flatten((args, kwargs))
     names = (*pytree.paths(args, "args"), *pytree.paths(kwargs, "kwargs"))
     paths = [

@@ -51,11 +51,13 @@ class _Table:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A chain with what is known of it: memory, the machine's peaks, and what was measured."""
+    """A chain with what is known of it: each step's memory, the machine's peaks, and what was
+    measured.
+    """
 
     name: str
     found: Chain
-    memory: Memory
+    memories: tuple[Memory, ...]
     machine: Machine | None = None
     measured: Measured | None = None
 
@@ -72,6 +74,7 @@ class _Encoding:
         self.bodies, self.known = list[Any](), dict[Hashable, int]()
         self.decisions = dict[tuple[str, str], Decision]()
         self.steps, self.order = list[dict[str, Any]](), list[Step]()
+        self.timelines = _Table()
         self.modules.number("", "")
 
     def type(self, type: Type) -> int:
@@ -146,7 +149,8 @@ class _Encoding:
         found, first = run.found, len(self.steps)
         self.decisions, self.known = dict(_decisions(found)), {}
         for position, (step, other) in enumerate(zip(found.steps, others, strict=True)):
-            entry = self.step(found, position, first) | {"run": number}
+            timeline = self.timeline(run.memories[position])
+            entry = self.step(found, position, first) | {"run": number, "memory": timeline}
             if other is not None:
                 diff = diff_flat(other.flat, step.flat)
                 before = next(at for at, one in enumerate(self.order) if one is other)
@@ -159,7 +163,7 @@ class _Encoding:
             "arguments": list(found.arguments),
             "leftOut": list(map(list, found.left_out)),
             "saved": [list(pair) for pair in found.saved],
-            "memory": self.memory(run.memory),
+            "memory": self.timeline(run.memories[-1]),
             "machine": machine
             and [machine.name, machine.flops_per_second, machine.bytes_per_second],
             "measured": run.measured and _measured(run.measured),
@@ -212,6 +216,14 @@ class _Encoding:
             found[str(file)] = {line: text.rstrip() for line, text in texts.items() if text}
         return found
 
+    def timeline(self, memory: Memory) -> int:
+        """The number of a timeline. Steps have one in common if they run one after the other, or
+        are equal.
+        """
+        if id(memory) not in self.timelines.numbers:
+            return self.timelines.number(id(memory), self.memory(memory))
+        return self.timelines.numbers[id(memory)]
+
     def memory(self, memory: Memory) -> dict[str, Any]:
         names, kinds = _Table(), _Table()
         return {
@@ -252,6 +264,7 @@ def encode(runs: Sequence[Run]) -> dict[str, Any]:
     return {
         "runs": shown,
         "steps": encoding.steps,
+        "memories": encoding.timelines.entries,
         "types": encoding.types.entries,
         "ops": encoding.ops.entries,
         "modules": encoding.modules.entries,

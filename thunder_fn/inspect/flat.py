@@ -9,11 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from thunder_fn.ir.rules import lowered
-from thunder_fn.ir.trace import Equation, Literal, Op, Source, Trace, Type, Var
+from thunder_fn.ir.trace import (
+    Atom,
+    Equation,
+    Literal,
+    Op,
+    Source,
+    Trace,
+    TraceBuilder,
+    Type,
+    Var,
+)
+from thunder_fn.ir.walking import put, rewritten, walk
 
 Value = int | Literal
 """A value of a flat trace by number, or a literal that a body returns."""
@@ -68,6 +80,24 @@ def unfolded(equation: Equation) -> Trace | None:
     is.
     """
     return lowered(equation)
+
+
+def only_leaves(trace: Trace) -> Trace:
+    """Return the trace with what its equations stand for in their place.
+
+    Law: its equations are the leaves of `flatten(trace)`, in their order.
+    """
+    return rewritten(trace, _put_leaves)
+
+
+def _put_leaves(
+    builder: TraceBuilder, equation: Equation, operands: tuple[Atom, ...]
+) -> Sequence[Atom]:
+    body = unfolded(equation)
+    if body is None:
+        return put(builder, equation, operands)
+    step = partial(_put_leaves, builder)
+    return walk(builder, body, operands, step, call=equation.source)
 
 
 def flatten(trace: Trace) -> Flat:

@@ -17,7 +17,7 @@ test compares the computed peak with the measured one (`tests/unit/test_inspect_
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import takewhile
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from thunder_fn.inspect.chains import Chain, Step, chain
+from thunder_fn.inspect.flat import only_leaves
 from thunder_fn.inspect.storages import Buffer, Run
 from thunder_fn.inspect.tables import bytes_text, plain, rich_table
 from thunder_fn.ir.notebook import Shown
@@ -224,13 +225,49 @@ def memory(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Memory:
 
 def memory_of(found: Chain) -> Memory:
     """The memory of the programs of a chain."""
+    return _memory(found, found.programs)
+
+
+def memories_of(found: Chain) -> tuple[Memory, ...]:
+    """The memory of each step of a chain.
+
+    A step before the programs runs equation by equation and reuses nothing. The halves of a split,
+    as both programs, have one timeline.
+    """
+    known = dict[Hashable, Memory]()
+    made = list[Memory]()
+    for step in found.steps:
+        drawn = _drawn(found, step)
+        key = tuple(_sameness(found, one) for one in drawn)
+        if key not in known:
+            known[key] = _memory(found, drawn)
+        made.append(known[key])
+    return tuple(made)
+
+
+def _drawn(found: Chain, step: Step) -> tuple[Step, ...]:
+    """The steps that share a timeline with a step, itself among them."""
+    if step.kind not in ("split", "program"):
+        return (step,)
+    return tuple(other for other in found.steps if other.kind == step.kind)
+
+
+def _sameness(found: Chain, step: Step) -> Hashable:
+    """A key that steps of equal memory have in common."""
+    if step.program is not None:
+        return id(step.program)
+    return only_leaves(step.trace), _modules(found, step)
+
+
+def _memory(found: Chain, steps: Sequence[Step]) -> Memory:
+    """The memory of steps that run one after the other."""
     runs: list[Run] = []
     start = 0
-    for number, step in enumerate(found.programs):
-        assert step.program is not None, "programs have one"
+    for number, step in enumerate(steps):
         names = found.arguments if number == 0 else ()
-        runs.append(Run(step.program, number, start, names, _modules(found, step)))
-        start += len(step.trace.equations)
+        trace = only_leaves(step.trace) if step.program is None else step.trace
+        runs.append(Run(trace, number, start, names, _modules(found, step), step.program))
+        start += len(trace.equations)
     buffers = [buffer for run in runs for buffer in run.buffers]
     if len(runs) == 2:
         buffers = _joined(runs[0], runs[1], found)
@@ -251,9 +288,12 @@ def memory_of(found: Chain) -> Memory:
 
 
 def _modules(found: Chain, step: Step) -> tuple[str, ...]:
-    """The module of each equation of a program: the common part of its leaves' modules."""
+    """The module of each equation that runs: of a program's, the common part of its leaves'."""
+    leaves = found.modules(found.steps.index(step))
+    if step.program is None:
+        return leaves
     inside: list[list[str]] = [[] for _ in step.trace.equations]
-    for leaf, module in zip(step.flat.leaves, found.modules(found.steps.index(step)), strict=True):
+    for leaf, module in zip(step.flat.leaves, leaves, strict=True):
         inside[leaf.path[0]].append(module)
     return tuple(map(common_module, inside))
 

@@ -22,7 +22,7 @@ from thunder_fn.inspect.costs import device_of, machine_of
 from thunder_fn.inspect.encode import Run, encode
 from thunder_fn.inspect.machines import Machine, this_processor
 from thunder_fn.inspect.measured import Measured, measure
-from thunder_fn.inspect.memory_use import memory_of
+from thunder_fn.inspect.memory_use import memories_of
 from thunder_fn.ir.text import escaped
 
 POLICY = (
@@ -158,7 +158,7 @@ def _run(name: str, run: Chain | Measured, machine: Machine | None) -> Run:
     found = _chain_of(run)
     measured = run if isinstance(run, Measured) else None
     peaks = machine or machine_of(found) or _processor(found)
-    return Run(name, found, memory_of(found), peaks, measured)
+    return Run(name, found, memories_of(found), peaks, measured)
 
 
 def _processor(found: Chain) -> Machine | None:

@@ -12,13 +12,13 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.executors import FusionExecutor, Program
-from thunder_fn.executors.reuse import overwritten
+from thunder_fn.executors.reuse import NO_REUSE, overwritten
 from thunder_fn.inspect.scratch import scratch_of, taken_on_fakes
 from thunder_fn.interpreters.checkpoint.cost import bytes_of
 from thunder_fn.interpreters.storages import fake_of, results_on_fakes
 from thunder_fn.ir import ops
 from thunder_fn.ir.equations import last_uses
-from thunder_fn.ir.trace import Equation, Op, Source, Var
+from thunder_fn.ir.trace import Equation, Op, Source, Trace, Var
 
 WAIT = Op("leaf", "_c10d_functional.wait_tensor.default")
 """Returns its operand, whatever fake tensors say."""
@@ -55,13 +55,17 @@ class Buffer:
 
 @dataclass
 class Run:
-    """One program, run on tensors without values; which storage each of its variables lies in."""
+    """One program, run on tensors without values; which storage each of its variables lies in.
 
-    program: Program
+    Without a program it is a trace, whose equations run one by one and write to no operand.
+    """
+
+    trace: Trace
     number: int
     start: int
     arguments: Sequence[str]
     modules: Sequence[str]
+    program: Program | None = None
     storage: dict[int, int] = field(default_factory=dict)
     made: dict[int, Buffer] = field(default_factory=dict)
     scratch: list[Buffer] = field(default_factory=list)
@@ -69,8 +73,8 @@ class Run:
     unseen: int = 0
 
     def __post_init__(self) -> None:
-        self.trace = self.program.trace
-        owners = self.program.claimed.executors.values()
+        self.reuse = self.program.reuse if self.program is not None else NO_REUSE
+        owners = self.program.claimed.executors.values() if self.program is not None else ()
         fusions = [type(one) for one in owners if isinstance(one, FusionExecutor)]
         self.compiles_loops = any(one.fuse_loop is not FusionExecutor.fuse_loop for one in fusions)
         mode = internals.fake_mode()
@@ -135,10 +139,10 @@ class Run:
         """Run one equation."""
         at = self.start + position
         inside = scratch_of(equation, has_lists=not self.compiles_loops)
-        if position in self.program.reuse.in_place:
+        if position in self.reuse.in_place:
             values: Sequence[Any] = tuple(self.env[var.index] for var in overwritten(equation))
-        elif ops.is_operator(equation.op):
-            values, inside = self.taken(mode, equation, self.program.reuse.given.get(position, ()))
+        elif self.program is not None and ops.is_operator(equation.op):
+            values, inside = self.taken(mode, self.program, position)
         else:
             values = self.results(mode, equation)
         for var, value in zip(equation.outputs, values, strict=True):
@@ -158,12 +162,11 @@ class Run:
                 )
             )
 
-    def taken(
-        self, mode: Any, equation: Equation, given: tuple[int, ...]
-    ) -> tuple[Sequence[Any], int]:
+    def taken(self, mode: Any, program: Program, position: int) -> tuple[Sequence[Any], int]:
         """The results of an executor, and its allocations beside them where they are known."""
+        equation, given = self.trace.equations[position], self.reuse.given.get(position, ())
         operands = [self.env[var.index] for var in equation.operands]
-        found = taken_on_fakes(mode, self.program.claimed, equation, operands, given)
+        found = taken_on_fakes(mode, program.claimed, equation, operands, given)
         if found is None:
             self.unseen += 1
             return self.results(mode, equation), 0

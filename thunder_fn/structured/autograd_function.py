@@ -81,6 +81,11 @@ class FunctionCall(Call):
         return True
 
     @property
+    def rules(self) -> Sequence[Callable[..., Any]]:
+        """The user's functions of which the rule is made."""
+        return self.function.forward, self.function.backward
+
+    @property
     def backward_name(self) -> str:
         """The name of `backward` in traces."""
         return f"{self.name}_backward"

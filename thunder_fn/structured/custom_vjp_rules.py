@@ -4,7 +4,7 @@ become batched ones.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any, TypeAlias
@@ -33,6 +33,7 @@ from thunder_fn.ir.trace import (
 from thunder_fn.ir.walking import inline_into
 from thunder_fn.structured.shared import custom_calls as calls
 from thunder_fn.structured.shared.custom_calls import Call
+from thunder_fn.structured.shared.side_effects import without_side_effects
 
 Places: TypeAlias = tuple[int | None, ...]
 """The gradient of each tensor of the arguments, by number; None for zero."""
@@ -65,8 +66,18 @@ def capture_forward_and_backward(
     call: Any, primal: Captured, tensors: Sequence[Any]
 ) -> tuple[Captured, Captured, Places]:
     """Capture fwd on the tensors, and bwd on tracers of its residuals and of the cotangents."""
+    found: list[Places] = []
+
+    def capture(_: Sequence[int]) -> tuple[Captured, Captured]:
+        fwd, bwd, places = _capture_forward_and_backward(call, primal, tensors)
+        found.append(places)
+        return fwd, bwd
+
     with calls.capturing_rule_of(call.function):
-        return _capture_forward_and_backward(call, primal, tensors)
+        fwd, bwd = without_side_effects(
+            "custom_vjp", call.rules, capture, is_rule=True, given=call.reached
+        )
+    return fwd, bwd, found[0]
 
 
 def _capture_forward_and_backward(
@@ -249,6 +260,11 @@ class VjpCall(Call):
     def has_rule(self) -> bool:
         """Test whether the function has a rule."""
         return self.function.has_rule
+
+    @property
+    def rules(self) -> Sequence[Callable[..., Any]]:
+        """The user's functions of which the rule is made."""
+        return self.function.rule
 
     @property
     def backward_name(self) -> str:

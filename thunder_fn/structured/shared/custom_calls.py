@@ -18,9 +18,17 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture import EVERY_LEAF, TENSOR, Captured, capture, current, pytree
 from thunder_fn.capture.apply import part, view_again
 from thunder_fn.capture.numbers.known_values import CUSTOM_RULE
+from thunder_fn.capture.outside.reads import is_object
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.derived.leaf_vjp import is_differentiable
-from thunder_fn.errors import CustomRuleError, MissingRule, callable_name, kind_of, with_article
+from thunder_fn.errors import (
+    CustomRuleError,
+    MissingRule,
+    callable_name,
+    kind_of,
+    spelled,
+    with_article,
+)
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.under_autograd import evaluate_followed
 from thunder_fn.ir.rules import Mask, chosen
@@ -119,6 +127,14 @@ class Call(Rule):
         """The call as its equation keeps it, once its bodies have been captured."""
         return self
 
+    @property
+    def reached(self) -> tuple[Any, ...]:
+        """The functions and objects among the arguments."""
+        values = (*(leaf.value for leaf in self.leaves), *pytree.flatten(self.static_args)[0])
+        return tuple(
+            one for one in values if one is not TENSOR and (callable(one) or is_object(one))
+        )
+
     def tree(
         self, tensors: Sequence[Any], other: Callable[[Any], Any] = lambda leaf: leaf
     ) -> tuple[Any, ...]:
@@ -213,6 +229,7 @@ class CustomFunction:
     def __init_subclass__(cls) -> None:
         cls.__call__ = internals.outside_dynamo(cls.__call__)
 
+    @spelled(nondiff_argnames="Give their positions: `nondiff_argnums=(0,)`.")
     def __init__(self, f: Callable[..., Any], nondiff_argnums: Sequence[int] = ()) -> None:
         functools.update_wrapper(self, f)
         self.f = f

@@ -56,12 +56,15 @@ class BodyWatch(Watch):
     """
 
     def __init__(
-        self, functions: Sequence[Callable[..., Any]], around: Observer | None = None
+        self,
+        functions: Sequence[Callable[..., Any]],
+        around: Observer | None = None,
+        given: Sequence[Any] = (),
     ) -> None:
         super().__init__(functions[0], hears_calls=True)
         self.around = around
-        for function in functions[1:]:
-            self.reach(function, callable_name(function))
+        for one in (*functions[1:], *given):
+            self.reach(one, callable_name(one))
 
     def started(self, frame: types.FrameType) -> None:
         """Look at a frame that begins."""
@@ -154,35 +157,35 @@ def without_side_effects(
     op: str,
     functions: Sequence[Callable[..., Any]],
     capture: Callable[[Sequence[int]], tuple[Captured, ...]],
+    *,
+    is_rule: bool = False,
+    given: Sequence[Any] = (),
 ) -> tuple[Captured, ...]:
     """Capture bodies whose numbers depend on no side effect in Python.
 
     Args:
         capture: captures the functions in the order of these positions.
+        is_rule: the functions are a rule, which runs where a derivative asks for it. They leave
+            Python's objects as they were.
+        given: the functions and objects among the arguments.
 
     Raises:
         UnsupportedCall: a number depends on how often, or in which order, the bodies run.
     """
-    around, before, order = observer(), host_random.state(), range(len(functions))
+    around, before = observer(), host_random.state()
     known = frozenset[Any]() if around is None else frozenset(around.edges)
-    first, call = BodyWatch(functions, around), _Call(op, functions)
+    first, call = BodyWatch(functions, around, given), _Call(op, functions, is_rule)
     with observed_by(first):
-        found = capture(order)
+        found = capture(range(len(functions)))
     if (generator := host_random.drawn_since(before)) is not None:
         raise call.refusal(f"draws from `{generator}`", "Draw tensors, as by `torch.rand`.")
     changes = list(first.changes())
     if not changes and first.only_says:
         return found
-    if call.is_choice:
-        first.put_back()
-    second = BodyWatch(functions)
-    with observed_by(second):
-        try:
-            again = capture(order[::-1] if call.is_choice else order)
-        except ThunderError as error:
-            raise call.dependent(changes, first) from error
-    if not all(map(_is_equal, found, again)):
-        raise call.dependent(changes, first)
+    second = BodyWatch(functions, given=given)
+    _check_independent(call, changes, (first, second), found, capture)
+    if is_rule:
+        return found
     lasting = changes if call.is_choice else second.changes()
     for place in lasting:
         is_memo = call.is_choice and place.is_filled and place.entry in first.edges
@@ -194,6 +197,32 @@ def without_side_effects(
     if not call.is_choice:
         second.put_back()
     return found
+
+
+def _check_independent(
+    call: _Call,
+    changes: Sequence[Place],
+    watches: tuple[BodyWatch, BodyWatch],
+    found: Sequence[Captured],
+    capture: Callable[[Sequence[int]], tuple[Captured, ...]],
+) -> None:
+    """Capture the bodies again, from where the first run has left Python's objects, and raise
+    unless the traces are equal. A rule leaves the objects as they were.
+    """
+    order, (first, second) = range(len(call.functions)), watches
+    if call.is_choice:
+        first.put_back()
+    try:
+        with observed_by(second):
+            again = capture(order[::-1] if call.is_choice else order)
+        is_settled = all(map(_is_equal, found, again))
+    except ThunderError as error:
+        raise call.dependent(changes, first) from error
+    finally:
+        if call.is_rule:
+            first.put_back()
+    if not is_settled:
+        raise call.dependent(changes, first)
 
 
 def _is_equal(one: Captured, other: Captured) -> bool:
@@ -211,6 +240,7 @@ class _Call:
 
     op: str
     functions: Sequence[Callable[..., Any]]
+    is_rule: bool = False
 
     @property
     def is_choice(self) -> bool:
@@ -227,6 +257,8 @@ class _Call:
     def refusal(self, what: str, fix: str = _FIX) -> UnsupportedCall:
         """The error, which says why one run of the functions does not tell what others do."""
         names = " or ".join(dict.fromkeys(map(callable_name, self.functions)))
-        why = "only one branch runs" if self.is_choice else "it is traced once, for all of its runs"
+        why = "it is traced once, for all of its runs"
+        if self.is_choice or self.is_rule:
+            why = "only one branch runs" if self.is_choice else "a rule runs where it is asked for"
         text = f"{self.op}: {names} {what}, but {why}"
         return UnsupportedCall(text, source=user_source(), fix=fix)
