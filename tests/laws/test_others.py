@@ -116,7 +116,8 @@ def test_pytest_collects_the_transforms_of_a_module(
     (tmp_path / "my_transforms.py").write_text(MODULE)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(Search, "_programs", few_programs)
+    monkeypatch.setattr(Search, "_basic_programs", few_programs)
+    monkeypatch.setattr(Search, "_further_programs", lambda search: ())
     options = ["-p", "thunder_fn.testing.plugin", "--tfn-laws", "my_transforms", "-p", "no:cacheprovider", "-rA"]
     options += ["--tfn-badge", str(tmp_path / "laws.json")]
     assert pytest.main([*options, "--rootdir", str(tmp_path), str(tmp_path)]) == 1
