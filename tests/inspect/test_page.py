@@ -637,6 +637,8 @@ def test_communication_is_on_the_timeline(opened: Any) -> None:
     tab = opened(page)
     sent = [leaf for leaf in found.steps[-1].flat.leaves if inspect.is_collective(leaf.equation.op.name)]
     assert len(sent) > 3 and {leaf.module for leaf in found.steps[-1].flat.leaves} <= {"", "0", "1", "2"}
+    assert tab.locator(".memory .sends").count() == 0, "what was captured sends nothing"
+    steps(tab).last.click()
     assert f"{len(sent)} collectives send" in tab.locator(".memory .sends").inner_text()
 
 
