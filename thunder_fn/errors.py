@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import inspect
 import re
 import types
 from collections.abc import Callable
@@ -73,6 +74,11 @@ class ThunderError(Exception):
         if source is None and (frame := calling_frame()) is not None:
             code = frame.f_code
             self._source = f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"
+
+    @property
+    def is_refusal(self) -> bool:
+        """True: the function has not run. False where the user's own code raised."""
+        return True
 
     @property
     def what(self) -> str:
@@ -156,6 +162,11 @@ class TracedFunctionError(CaptureError):
     """
 
     message: str = ""
+
+    @property
+    def is_refusal(self) -> bool:
+        """False: what the function did until it raised, it has done."""
+        return False
 
     def __str__(self) -> str:
         return self.message or self.what
@@ -319,24 +330,35 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+OF_F = ("fun", "func", "fn", "function")
+"""Keywords for the transformed function in JAX and PyTorch."""
+
+
 class spelled:
     """A decorator that says of keywords which a function has elsewhere, in JAX or PyTorch, how they
     are written here.
 
     Args:
         elsewhere: for each keyword the fix. A single word is the keyword's name here.
+
+    The keyword of the function that is transformed is known without being listed: where it is `f`
+    here, it is `fun` in JAX and `func` in torch.func.
     """
 
     def __init__(self, **elsewhere: str) -> None:
         self.elsewhere = elsewhere
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        known, error, name_of = self.elsewhere, misspelled, getattr
+        code = inspect.unwrap(function).__code__
+        takes_f = "f" in code.co_varnames[: min(2, code.co_argcount)]
+        known = (dict.fromkeys(OF_F, "f") if takes_f else {}) | self.elsewhere
+        error, kind, own = misspelled, type, function.__qualname__
 
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             for name in kwargs:
                 if name in known:
-                    raise error(name_of(function, "__name__", "it"), name, known[name])
+                    of = kind(args[0]).__name__ if own.endswith("__init__") else own
+                    raise error(of, name, known[name])
             return function(*args, **kwargs)
 
         # of the function's own module, where doctest looks for it

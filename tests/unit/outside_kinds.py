@@ -8,6 +8,7 @@ Every row is a class of reads: a test that a new kind of read is guarded begins 
 from __future__ import annotations
 
 import abc
+import builtins
 import collections
 import contextlib
 import contextvars
@@ -3421,3 +3422,109 @@ def object_that_torch_functions_take():
 
     scale = Scale()
     return (lambda x: torch.mul(x, scale)), lambda: setattr(scale, "k", 3.0)
+
+
+# ---- things that are replaced as a whole, and names that come later ----
+
+DIVMOD = divmod
+
+
+def forget() -> None:
+    """Undo what the changes of these rows leave behind."""
+    for place in (torch.Tensor, torch):
+        if hasattr(place, "of_tests"):
+            del place.of_tests
+    globals().pop("divmod", None)
+    builtins.divmod = DIVMOD
+
+
+def exchanged(one: Any, other: Any) -> Callable[[], Any]:
+    return lambda: setattr(one, "__dict__", other.__dict__)
+
+
+def modules_with(*numbers):
+    found = [nn.Linear(3, 3) for _ in numbers]
+    for module, k in zip(found, numbers):
+        module.k = k
+    return found
+
+
+@row
+def dict_of_a_module_exchanged():
+    m, other = modules_with(2.0, 3.0)
+    return (lambda x: x * m.k), exchanged(m, other)
+
+
+@row
+def dict_of_a_called_module_exchanged():
+    m, other = modules_with(2.0, 3.0)
+    return (lambda x: m(x)), exchanged(m, other)
+
+
+@row
+def dict_of_a_submodule_exchanged():
+    m, other = modules_with(2.0, 3.0)
+    outer = nn.Sequential(m, nn.ReLU())
+    return (lambda x: outer(x) * outer[0].k), exchanged(m, other)
+
+
+@row
+def dir_of_a_module():
+    (m,) = modules_with(2.0)
+    return (lambda x: x * (3.0 if "of_tests" in dir(m) else 2.0)), lambda: setattr(m, "of_tests", 1)
+
+
+@row
+def dir_of_a_tensor():
+    w = torch.ones(3)
+    return (lambda x: x * w * (3.0 if "of_tests" in dir(w) else 2.0)), lambda: setattr(w, "of_tests", 1)
+
+
+@row
+def dir_of_an_object():
+    o = ns(k=2.0)
+    return (lambda x: x * (3.0 if "of_tests" in dir(o) else 2.0)), lambda: setattr(o, "of_tests", 1)
+
+
+@row
+def attribute_added_to_tensors():
+    return (lambda x: x * getattr(x, "of_tests", 2.0)), lambda: setattr(torch.Tensor, "of_tests", 3.0)
+
+
+@row
+def attribute_of_tensors_asked_for():
+    w = torch.ones(3)
+    return (lambda x: x * w * (3.0 if hasattr(w, "of_tests") else 2.0)), lambda: setattr(torch.Tensor, "of_tests", 1)
+
+
+@row
+def attribute_of_tensors_tried():
+    def f(x):
+        try:
+            return x * x.of_tests
+        except AttributeError:
+            return x * 2
+
+    return f, lambda: setattr(torch.Tensor, "of_tests", 3.0)
+
+
+@row
+def attribute_added_to_a_library():
+    return (lambda x: x * getattr(torch, "of_tests", 2.0)), lambda: setattr(torch, "of_tests", 3.0)
+
+
+@row
+def builtin_hidden():
+    return (lambda x: x * divmod(7.0, 2.0)[0]), lambda: globals().update(divmod=lambda a, b: (a, b))
+
+
+@row
+def builtins_hidden_of_several():
+    return (lambda x: x * divmod(7.0, 2.0)[0] * abs(-2.0) * len([1, 2])), lambda: globals().update(
+        divmod=lambda a, b: (a, b)
+    )
+
+
+@row
+def builtin_replaced():
+    return (lambda x: x * divmod(7.0, 2.0)[0]), lambda: setattr(builtins, "divmod", lambda a, b: (a, b))

@@ -34,7 +34,7 @@ import torch
 from torch import nn
 
 import thunder_fn as tfn
-from tests.unit.outside_kinds import ROWS, Row, X
+from tests.unit.outside_kinds import ROWS, Row, X, forget
 from thunder_fn import cache_info, explain_misses, jit
 from thunder_fn.capture.outside import evaluating, frames
 from thunder_fn.capture.outside.reads import seen
@@ -56,8 +56,7 @@ def same_environment(monkeypatch: pytest.MonkeyPatch):
     with np.errstate(), np.printoptions(), decimal.localcontext():
         yield
     torch.backends.cudnn.benchmark = benchmark
-    if hasattr(torch.Tensor, "of_tests"):
-        del torch.Tensor.of_tests
+    forget()
     sys.setrecursionlimit(limit)
     threading.current_thread().name = name
     logging.disable(logging.NOTSET)

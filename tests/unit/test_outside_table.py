@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.torch_version import TorchVersion
 
-from tests.unit.outside_kinds import ROWS, Row, X
+from tests.unit.outside_kinds import ROWS, Row, X, forget
 from thunder_fn import cache_info, jit
 from thunder_fn.errors import ThunderError
 
@@ -54,6 +54,7 @@ def same_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     benchmark = torch.backends.cudnn.benchmark
     yield
     torch.backends.cudnn.benchmark = benchmark
+    forget()
 
 
 def test_the_table_is_read() -> None:

@@ -6,6 +6,7 @@ The oracle is eager PyTorch: results and state after each of several calls.
 from __future__ import annotations
 
 import collections
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 import thunder_fn as tfn
-from thunder_fn.errors import UnsupportedCall
+from thunder_fn.errors import GraphBreakWarning, ThunderError, UnsupportedCall
 
 X = torch.tensor([1.0, -2.0, 3.0])
 Program = tuple[Callable[..., Any], Callable[[], Any]]
@@ -229,3 +230,91 @@ def test_a_call_without_a_key_counts_in_its_argument_once() -> None:
         return torch.sparse.mm(rows, x.sin()).sum() * n.count
 
     torch.testing.assert_close(tfn.grad(f)(x, ROWS, counter), x.cos())
+
+
+REFUSED = {
+    "a decision": lambda x: x.sin() if x.sum() > 0 else x.cos(),
+    "a number that decides": lambda x: x * (2.0 if x.sum().item() > 1 else 3.0),
+    "a sparse tensor": lambda x: torch.sparse.mm(x[None].to_sparse(), torch.eye(3))[0],
+    "text": lambda x: x * len(f"{x.sum().item():.1f}"),
+}
+"""Functions that no trace can hold, or only for one value. Each runs in eager mode."""
+
+
+def logs(refused: Callable[[torch.Tensor], torch.Tensor]) -> Program:
+    """A function that writes to many kinds of places, numbers found in values too, before it is refused."""
+    log: list[Any] = []
+    seen: dict[str, Any] = {}
+    kept, recent, count = Counter(), collections.deque[Any](maxlen=2), 0
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        nonlocal count
+        count += 1
+        log.append(x.max().item())
+        recent.append(len(log))
+        seen["last"], seen[f"{len(log)}"] = x.min().item(), count
+        kept.count += 1
+        return refused(x).sum()
+
+    return f, lambda: (list(log), dict(seen), kept.count, list(recent), count)
+
+
+@pytest.mark.parametrize("why", REFUSED)
+@pytest.mark.parametrize(
+    "use",
+    {
+        "jit": lambda f: tfn.jit(f)(X),
+        "module": lambda f: tfn.jit(Module(f))(X),
+        "grad": lambda f: tfn.grad(f)(X),
+        "jit of grad": lambda f: tfn.jit(tfn.grad(f))(X),
+        "vmap": lambda f: tfn.vmap(f)(X[None]),
+        "jvp": lambda f: tfn.jvp(f, (X,), (X,)),
+        "trace": lambda f: tfn.trace(f, X),
+        "eval_shape": lambda f: tfn.eval_shape(f, X),
+        "jit of scan": lambda f: tfn.jit(lambda x: tfn.scan(lambda c, row: (c, f(row)), x, x[None])[1])(X),
+    }.items(),
+    ids=lambda use: use[0],
+)
+def test_a_refused_function_leaves_python_objects_as_they_were(use: tuple[str, Callable[[Any], Any]], why: str) -> None:
+    """Logs held numbers of a capture that was over, whose next use raised an error of PyTorch's own."""
+    f, state = logs(REFUSED[why])
+    try:
+        use[1](f)
+    except ThunderError:
+        assert state() == ([], {}, 0, [], 0)
+    else:
+        assert state()[0] in ([], [3.0]), "once, or in the program alone"
+
+
+class Module(torch.nn.Module):
+    def __init__(self, f: Callable[..., Any]) -> None:
+        super().__init__()
+        self.f = f
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.f(x)
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_compile_runs_what_is_refused_as_eager_does(why: str) -> None:
+    (f, state), (g, own) = logs(REFUSED[why]), logs(REFUSED[why])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GraphBreakWarning)
+        compiled = tfn.compile(g)
+        for x in (X, -X, X + 2):
+            torch.testing.assert_close(compiled(x), f(x))
+            assert own() == state()
+
+
+def test_what_a_function_did_until_it_raised_it_has_done() -> None:
+    log: list[int] = []
+
+    @tfn.jit
+    def f(x: torch.Tensor) -> torch.Tensor:
+        log.append(len(log))
+        raise ValueError("no")
+
+    for n in (1, 2):
+        with pytest.raises(ValueError, match="no"):
+            f(X)
+        assert log == list(range(n))

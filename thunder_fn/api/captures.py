@@ -44,7 +44,7 @@ from thunder_fn.capture.outside.reads import (
 from thunder_fn.capture.outside.watch import Watch
 from thunder_fn.capture.replaced import host_random
 from thunder_fn.capture.supported import has_symbols
-from thunder_fn.errors import UnsupportedCall, UnsupportedInput
+from thunder_fn.errors import ThunderError, UnsupportedCall, UnsupportedInput
 from thunder_fn.ir.memos import clears, is_closed
 from thunder_fn.ir.symbols import made_by
 from thunder_fn.ir.trace import Trace
@@ -429,11 +429,11 @@ def _by_torch(of: Any) -> Callable[..., Any] | None:
 
 @contextmanager
 def _undone(watch: Watch) -> Generator[None]:
-    """Undo what the function wrote outside, if torch.func is to run it again."""
+    """Undo what the function wrote outside, if it is refused: it has not run."""
     try:
         yield
-    except (UnsupportedCall, UnsupportedInput) as error:
-        if error.is_eager:
+    except ThunderError as error:
+        if error.is_refusal:
             watch.put_back()
         raise
 
@@ -448,7 +448,7 @@ def capture_watched(f: Callable[..., Any], args: tuple[Any, ...], kwargs: Any = 
     for one in pytree.flatten((args, kwargs))[0]:
         if is_object(one):
             watch.reach(one, type(one).__name__)
-    with observing(watch):
+    with observing(watch), _undone(watch):
         captured = capture(f, args, kwargs)
     watch.finish()
     return captured

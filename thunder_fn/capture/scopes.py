@@ -64,6 +64,7 @@ METADATA: frozenset[Any] = frozenset(
         *(getattr(Tensor, name).__get__ for name in _PROPERTIES.split()),
         *(getattr(Tensor, name) for name in _QUERIES.split()),
         *(Tensor.get_device, Tensor.element_size, Tensor.__len__, Tensor.is_conj, Tensor.is_neg),
+        Tensor.__dir__,
         *(torch.is_floating_point, torch.is_complex, torch.is_tensor, torch.numel, torch.is_conj),
     }
 )

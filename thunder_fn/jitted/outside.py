@@ -9,6 +9,7 @@ attributes that were read.
 
 from __future__ import annotations
 
+import builtins
 import gc
 import operator
 import types
@@ -72,14 +73,17 @@ class Outside:
     @property
     def may_fail(self) -> bool:
         """Test whether some condition raises one of `FAILURES` where its object is gone."""
-        kinds = ("cell", "index", "attr", "key", "class")
+        kinds = ("cell", "index", "attr", "key", "class", "builtin")
         return any(edge.kind in kinds for edge in self.edges)
 
     def conditions(self, names: Namespace) -> Iterator[str]:
         """Expressions that hold while nothing has changed."""
         names.values.update(ABSENT=ABSENT, Literal=Literal, seen=seen)
         for edge in self.edges:
-            yield from _conditions(edge, names)
+            if edge.kind != "builtin":
+                yield from _conditions(edge, names)
+        for found in _by_globals(self.edges):
+            yield _builtins_condition(found, names)
         for module in self.modules:
             yield f"{names.bind(module, 'module')}()"
 
@@ -89,7 +93,7 @@ class Outside:
             found = now(edge)
             if is_same(found, edge.value, edge.kind):
                 continue
-            if edge.kind in ("content", "entries"):
+            if edge.kind in ("content", "entries", "names"):
                 what = "content" if edge.kind == "content" else "set of attributes"
                 return f"the {what} of {edge.path} has changed", None, None
             if any(is_a(one, PLAIN) or one is ABSENT for one in (found, edge.value)):
@@ -136,9 +140,11 @@ def _conditions(edge: Edge, names: Namespace) -> Iterator[str]:  # noqa: C901 - 
             yield _equal(f"getattr({names.bind(holder, 'of')}, {key}, ABSENT)", edge.value, names)
         case "type":
             yield f"type({names.bind(holder, 'ref')}()) is {names.bind(edge.value, 'class')}"
-        case "entries":
-            found = f"{names.bind(entries, 'entries')}({names.bind(holder, 'dict')}, {key})"
-            yield f"{found} == {names.bind(edge.value, 'entries')}"
+        case "entries" | "names" as kind:
+            ask = (
+                f"{names.bind(entries, 'entries')}(%s, {key})" if kind == "entries" else "tuple(%s)"
+            )
+            yield f"{ask % names.bind(holder, 'dict')} == {names.bind(edge.value, 'entries')}"
         case "dict":
             _, held = _own_dict(holder, names)
             yield f"{held} is {names.bind(edge.value, 'dict')}"
@@ -153,6 +159,30 @@ def _conditions(edge: Edge, names: Namespace) -> Iterator[str]:  # noqa: C901 - 
         case _:
             value, same = names.bind(edge.value, "seen"), names.bind(_quick(edge), "same")
             yield f"{same}() or seen({names.bind(holder, 'of')}) == {value}"
+
+
+def _by_globals(edges: Sequence[Edge]) -> Iterator[list[Edge]]:
+    """The names of Python's own that code of each module uses."""
+    found = [edge for edge in edges if edge.kind == "builtin"]
+    for holder in {id(edge.holder): None for edge in found}:
+        yield [edge for edge in found if id(edge.holder) == holder]
+
+
+def _builtins_condition(found: list[Edge], names: Namespace) -> str:
+    """A condition that the names are Python's, and that nobody has bound them anew."""
+    of = found[0].holder
+    held = of.get("__builtins__", builtins)
+    held = held if is_a(held, dict) else vars(held)
+    is_one = len(found) == 1
+    read = operator.itemgetter(*(edge.key for edge in found))
+    values = found[0].value if is_one else tuple(edge.value for edge in found)
+    mine = "not in" if is_one else "isdisjoint"
+    key = repr(found[0].key) if is_one else names.bind(frozenset(one.key for one in found), "names")
+    module = names.bind(of, "dict")
+    absent = f"{key} {mine} {module}" if is_one else f"{key}.{mine}({module})"
+    same = "is" if is_one else "=="
+    got = f"{names.bind(read, 'get')}({names.bind(held, 'builtins')})"
+    return f"{absent} and {got} {same} {names.bind(values, 'own')}"
 
 
 def _key_condition(edge: Edge, key: str, names: Namespace) -> str:

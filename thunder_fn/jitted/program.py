@@ -47,6 +47,7 @@ from thunder_fn.errors import (
     CaptureError,
     HostRandomWarning,
     JitError,
+    ThunderError,
     TracedFunctionError,
     kind_of,
     located,
@@ -152,9 +153,8 @@ def build(
     captured, traces, watched = _traced(f, options, call, symbolic, known)
     try:
         return _entry(f, options, call, symbolic, captured, traces, watched)
-    except Exception:
-        if symbolic is not None:  # f is traced again, without symbols
-            watched.put_back()
+    except Exception:  # f has not run
+        watched.put_back()
         raise
 
 
@@ -222,8 +222,8 @@ def _traced(
         )
         try:
             captured, traces = _with_numbers(wanted, trace, watched.put_back)
-        except Exception:
-            if not is_final:
+        except Exception as error:
+            if not is_final or (isinstance(error, ThunderError) and error.is_refusal):
                 watched.put_back()
             raise
     if (generator := host_random.drawn_since(before)) is not None:

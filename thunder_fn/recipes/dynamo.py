@@ -226,8 +226,8 @@ class BreakingJit(ModuleJit):
     """A jitted module that goes through Dynamo from the first call on in which it is found to be no
     single trace.
 
-    By then no tensor has been changed and no random number drawn; other side effects of the
-    function have happened once.
+    By then no tensor has been changed and no random number drawn, and Python's objects are as they
+    were.
     """
 
     broken: DynamoForward | None = None
@@ -271,7 +271,7 @@ class BreakingFunction(Jitted):
     """A jitted function that asks Dynamo for the calls that no program serves, once one of them was
     found to be no single trace.
 
-    As with a module, no tensor has been changed by then and no random number drawn.
+    As with a module, nothing has been changed by then.
     """
 
     in_parts: Compiled | None = None

@@ -38,6 +38,7 @@ from thunder_fn.testing.growing import (
     DEAD,
     DRAWS,
     EFFECTS,
+    INSIDE,
     SWAPPED,
     VECTOR,
     around,
@@ -45,6 +46,7 @@ from thunder_fn.testing.growing import (
     beside_chains,
     calls_of,
     changed,
+    conversions_of,
     cousins_of_leaves,
     in_single,
     pairs_of,
@@ -113,6 +115,7 @@ ON_PURPOSE = tuple(
         COUSINS,
         SWAPPED,
         EFFECTS,
+        INSIDE,
     )
     for program in family
 )
@@ -285,11 +288,16 @@ class Search:
 
     def on_purpose(self) -> tuple[str, AnyCase] | None:
         """Try the programs made on purpose: all alone, then some beside other transforms."""
-        programs = list(self._programs())
-        alone = [Case(program) for program, _ in programs]
-        return self._first_broken(alone, self.alone) or self._first_broken(
-            (Case(program) for program, flag in programs if flag), self.movers
-        )
+        beside = list[Case]()
+
+        def alone() -> Iterator[Case]:
+            """The programs, each made when it is tried: making all of them takes seconds."""
+            for program, flag in self._programs():
+                case = Case(program)
+                beside.extend([case] * flag)
+                yield case
+
+        return self._first_broken(alone(), self.alone) or self._first_broken(beside, self.movers)
 
     def on_symbols(self) -> tuple[str, AnyCase] | None:
         """Try programs whose sizes and numbers are variables."""
@@ -317,6 +325,7 @@ class Search:
         yield from ((program, False) for program in two_deep())
         yield from ((program, False) for program in ON_PURPOSE)
         yield from ((program, False) for program in cousins_of_leaves(self.ops))
+        yield from ((program, False) for program in conversions_of(self.ops))
         yield from ((program, False) for program in pairs_of(self.ops))
         if any(promise.startswith(("precision", "refines")) for promise in self.promised.promises):
             yield from ((program, False) for program in self._in_single())

@@ -198,6 +198,8 @@ class Attributes(Reached):
         if is_a(value, Super) or (is_a(value, types.ModuleType) and is_library_module(value)):
             return []
         own, match, found = dict_of(value), re.compile(pattern, re.DOTALL).fullmatch, list[Any]()
+        if is_a(value, torch.nn.Module) and self.is_outside(value):
+            self.edge("names", own, None, path, is_by_value=True)
         if is_a(own, dict) and not is_a(value, type) and not internals.is_tracer(value):
             is_known = is_a(value, torch.Tensor) or self.is_outside(value)
             if is_known and not is_a(value, torch.nn.Module):
@@ -398,8 +400,8 @@ class Attributes(Reached):
         if not is_library_module(module):
             self.edge("key", held, name, path)
             return self.waited(frame, [held.get("__getattr__")])
-        if type(module) is types.ModuleType and "__getattr__" not in held:
-            self.edge("key", held, name, path)
+        if type(module) is types.ModuleType:
+            self.late.append((module, name, path))  # a `__getattr__` may import it
         if type(module) is not types.ModuleType and is_machinery(module.__name__):
             self.edge(
                 "attr", module, name, path, is_by_value=True

@@ -640,8 +640,10 @@ def _all_attributes(r: _Reader, call: _Call) -> bool:
         return False
     of = call.arguments[0]
     _any_call(r, call)
-    r.push_any([r.pop_one(), of and ("attr", of, None)])
-    r.use(("attr", of, None))
+    found = r.attribute(of, None)
+    r.push_any([r.pop_one(), found])
+    if found is not None:
+        r.use(found)
     return True
 
 

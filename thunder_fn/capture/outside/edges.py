@@ -7,6 +7,7 @@ Paths such as `cfg.lr` are kept for messages only.
 
 from __future__ import annotations
 
+import builtins
 import os
 import re
 import weakref
@@ -75,6 +76,13 @@ def look(kind: str, holder: Any, key: Any) -> Any:  # noqa: C901 - a branch for 
         match kind:
             case "key":
                 return (dict.get if is_a(holder, dict) else type(holder).get)(holder, key, ABSENT)
+            case "builtin":
+                found = holder.get(key, ABSENT)
+                held = holder.get("__builtins__", builtins)
+                held = held if is_a(held, dict) else vars(held)
+                return held.get(key, ABSENT) if found is ABSENT else found
+            case "names":
+                return tuple(holder)
             case "index":
                 return holder[key]
             case "cell":
@@ -129,7 +137,7 @@ def is_same(now: Any, then: Any, kind: str = "") -> bool:
     """
     if now is then:
         return True
-    if kind in ("content", "entries"):
+    if kind in ("content", "entries", "names"):
         return now == then
     if type(now) is not type(then) or not is_a(then, (*PLAIN, tuple, frozenset)):
         return False

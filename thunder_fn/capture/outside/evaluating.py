@@ -42,7 +42,6 @@ from thunder_fn.capture.outside.kinds import (
     is_lasting,
     is_library_module,
     is_of_library,
-    is_open,
     is_ours,
     is_python,
     is_shown_by_c,
@@ -68,7 +67,7 @@ from thunder_fn.capture.replaced.lookasides import CACHED
 from thunder_fn.ir.text import escaped
 
 _BUILTINS = frozenset(vars(builtins))
-"""Names of Python's own, which nobody binds anew."""
+"""Names of Python's own. One edge looks for a name in a module and in Python."""
 _KEYS = (str, int, float, bytes, type(None), tuple, torch.dtype, torch.device)
 """Classes of keys that are plain data."""
 _RUNNING: list[Any] = []
@@ -407,10 +406,9 @@ class Evaluator(Attributes):
             return () if is_tracer else (self.reach(held, path),)
         if not is_of_python(("const", name)):
             return ()
-        found = look("class", torch.Tensor if is_tracer and cls is type(value) else cls, name)
-        if found is not ABSENT or is_open(cls):
-            cls = cls if is_open(cls) else torch.Tensor
-            self.reach(self.edge("class", cls, name, path), path)
+        kind = torch.Tensor if is_tracer and cls is type(value) else cls
+        found = look("class", kind, name)
+        self.reach(self.edge("class", kind, name, path), path)
         if is_tracer:
             return ()
         own = self.edge("key", held, name, path)
@@ -516,6 +514,8 @@ class Evaluator(Attributes):
                 found if is_a(found, dict) else vars(found) if found is not None else {}
             )
             if name in _BUILTINS:
+                if not frame.is_library:
+                    self.edge("builtin", frame.globals, name, name)
                 self.asked(held.get(name), name)
                 return (held[name],) if name in held else ()
             if not frame.is_library:

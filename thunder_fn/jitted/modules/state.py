@@ -30,6 +30,7 @@ from thunder_fn.capture.outside.reads import (
 )
 
 Tensor = torch.Tensor
+_OWN = operator.attrgetter("__dict__")
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,17 +171,21 @@ def unchanged(reading: Reading, reads: Reads, depth: int = DEPTH) -> Callable[[]
     of_classes = [
         (cls, name, value) for cls, name in pairs if (value := of_class(cls, name)) is not ABSENT
     ]
+    own, same = reading.attributes, operator.is_
+
+    def is_own() -> bool:
+        return [*map(type, modules)] == classes and all(map(same, map(_OWN, modules), own))
+
     if not others and not of_classes:
-        return lambda: dicts_match() and [*map(type, modules)] == classes
+        return lambda: dicts_match() and is_own()
 
     def match() -> bool:
         return (
             dicts_match()
-            and [*map(type, modules)] == classes
+            and is_own()
             and all(getattr(cls, name, ABSENT) is value for cls, name, value in of_classes)
             and all(
-                len(part) == len(items) and all(map(operator.is_, part, items))
-                for part, items in others
+                len(part) == len(items) and all(map(same, part, items)) for part, items in others
             )
         )
 

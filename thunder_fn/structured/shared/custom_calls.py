@@ -21,7 +21,14 @@ from thunder_fn.capture.numbers.known_values import CUSTOM_RULE
 from thunder_fn.capture.outside.reads import is_object
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.derived.leaf_vjp import is_differentiable
-from thunder_fn.errors import CustomRuleError, MissingRule, callable_name, kind_of, with_article
+from thunder_fn.errors import (
+    CustomRuleError,
+    MissingRule,
+    callable_name,
+    kind_of,
+    spelled,
+    with_article,
+)
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.under_autograd import evaluate_followed
 from thunder_fn.ir.rules import Mask, chosen
@@ -222,6 +229,7 @@ class CustomFunction:
     def __init_subclass__(cls) -> None:
         cls.__call__ = internals.outside_dynamo(cls.__call__)
 
+    @spelled(nondiff_argnames="Give their positions: `nondiff_argnums=(0,)`.")
     def __init__(self, f: Callable[..., Any], nondiff_argnums: Sequence[int] = ()) -> None:
         functools.update_wrapper(self, f)
         self.f = f
