@@ -8,6 +8,7 @@ import json
 import os
 import re
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -423,7 +424,7 @@ def test_code_is_whole_and_opens_in_an_editor(made: Any, opened: Any) -> None:
     numbers = [int(re.match(r"\d+", text)[0]) for text in shown]
     assert numbers == list(range(line - 3, line + 4)), "blank lines are lines"
     tops = tab.evaluate("[...document.querySelectorAll('.code i')].map(one => one.getBoundingClientRect().top)")
-    assert all(after - before > 10 for before, after in zip(tops, tops[1:], strict=False)), "no number stands on another"
+    assert all(after - before > 10 for before, after in pairwise(tops)), "no number stands on another"
     assert tab.evaluate("(box => box.scrollWidth <= box.clientWidth)(document.querySelector('.code'))")
 
 
