@@ -235,7 +235,7 @@ ELSEWHERE = {
     "abstracted_axes": (
         "Leave it out: sizes that change become symbols. `dynamic=` names those that do."
     ),
-    "compiler_options": 'Write `executors=["inductor"]`, and set `torch._inductor.config`.',
+    "compiler_options": 'Write `executors=["inductor"]`, and set the options of inductor itself.',
     "disable": "Leave it out: call the function itself.",
     **dict.fromkeys(OF_F, "f"),
 }
