@@ -18,6 +18,7 @@ from thunder_fn.testing.drawn_programs import Program
 from thunder_fn.testing.growing import (
     BOUNDED,
     BROADCAST,
+    CASES,
     CHAIN,
     CONSTANTS,
     COUSINS,
@@ -275,6 +276,15 @@ def without_keywords_of_constants(trace: Trace) -> Trace:
     return replace(trace, equations=tuple(of(e) if e.op.name == "scan" else e for e in trace.equations))
 
 
+def merged_branches(alike: Any) -> Any:
+    """A transform that takes the first branch of a switch for all, wrongly for some."""
+
+    def of(e: Equation) -> Equation:
+        return replace(e, bodies=e.bodies[:1] * len(e.bodies)) if e.op.name == "switch" and alike(e.bodies) else e
+
+    return lambda trace: replace(trace, equations=tuple(map(of, trace.equations)))
+
+
 def permuted_once(trace: Trace) -> Trace:
     """Wrong: of two permutations in a row, the second comes first."""
     makers = {var: e for e in trace.equations for var in e.outputs}
@@ -335,6 +345,8 @@ NESTED_COUSINS = [program for program in COUSINS if program.steps[0].bodies[0].s
         (without_keywords_of_constants, INSIDE),
         (without("aten.convolution.default", 5, (Literal(1), Literal(1))), calls_of("aten.convolution.default")),
         (without("aten.avg_pool2d.default", 4, Literal(False)), calls_of("aten.avg_pool2d.default")),
+        (merged_branches(lambda bodies: bodies[0] == bodies[1]), CASES),
+        (merged_branches(lambda bodies: len({body.equations for body in bodies}) == 1), CASES),
         (permuted_once, pairs_of(["aten.permute.default"])),
         (without("aten.flip.default", 1, (Literal(0),)), pairs_of(["aten.flip.default"])),
         (merged_by(lambda e, xs: (e.op, *xs, e.output_types, e.kwargs, str(e.args))), COUSINS),
@@ -352,6 +364,8 @@ NESTED_COUSINS = [program for program in COUSINS if program.steps[0].bodies[0].s
         "keywords in loops",
         "dilation",
         "ceil_mode",
+        "two branches",
+        "results of branches",
         "permutations",
         "dims",
         "bodies",

@@ -171,8 +171,13 @@ def test_time_that_is_up_inside_of_a_law_is_no_broken_law(monkeypatch: pytest.Mo
         search.laws = {"keeps values": lambda trace, inputs: all(x >= 0 for x in itertools.count())}
         assert search.error_of("keeps values", Case(Program((VECTOR, VECTOR), CHAIN)).trace, ()) is None, "broken"
 
-    monkeypatch.setattr("thunder_fn.testing.mutations.mutants.check_transform", endless)
-    assert verdict(f"{USERS[0].__module__}:sorted_sums", mutants_of(sorted_sums)[0], 0.1) == "OUT OF TIME"
+    mutants = "thunder_fn.testing.mutations.mutants"
+    monkeypatch.setattr(f"{mutants}.check_transform", endless)
+    monkeypatch.setattr(f"{mutants}.made_of", lambda path: ())
+    sums, mutant = f"{USERS[0].__module__}:sorted_sums", mutants_of(sorted_sums)[0]
+    assert verdict(sums, mutant, 0.1) == "EQUAL: makes the same trace of each of 0 witnesses"
+    monkeypatch.setattr(f"{mutants}.beyond", lambda path, mutation: sum(0 for _ in itertools.count()))
+    assert verdict(sums, mutant, 0.1) == "OUT OF TIME"
 
 
 def test_a_table_of_mutants_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

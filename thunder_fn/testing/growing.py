@@ -256,12 +256,31 @@ BOUNDED: tuple[Program, ...] = tuple(
 )
 """Loops that end because of `max_steps`, or because their condition says so."""
 
-CASES: tuple[Program, ...] = tuple(
-    Program((VECTOR,), (Step("switch", (0, index, 1, 0, 1), bodies),))
-    for bodies in (tuple(Program((), (Step(name),)) for name in ("sin", "cos", "exp")),)
-    for index in range(5)
+_BRANCHES = (
+    *(
+        tuple(Program((), (Step(name),)) for name in names)
+        for names in (("sin", "cos", "exp"), ("sin", "sin", "cos"), ("sin", "cos", "cos"))
+    ),
+    tuple(Program((), (Step("sin"), Step("cos")), (place,)) for place in (0, 1, 0)),
+    (Program((), (Step("sin"),), (1,)),) * 3,
 )
-"""Choices among three functions that differ, by each index and beyond both ends."""
+"""Branches that differ, that are alike in part, that differ in what they return, that return an
+operand.
+"""
+
+CASES: tuple[Program, ...] = (
+    *(
+        Program((VECTOR,), (Step("switch", (0, index, 1, 0, 1), bodies),))
+        for bodies in _BRANCHES
+        for index in range(5)
+    ),
+    *(
+        Program((VECTOR,), (Step("cond", (2, truth, 0, 1), bodies[-2:]),))
+        for bodies in _BRANCHES
+        for truth in (0, 1)
+    ),
+)
+"""Choices by each index and beyond both ends, and by both truths."""
 
 _WRITTEN = tuple(Step("written", (0, kind)) for kind in range(4))
 
