@@ -230,7 +230,7 @@ def save_stored(mesh: DeviceMesh, name: str, rank: int, folder: Path) -> None:
         torch.save(expected, folder / f"{name}.pt")
 
 
-def saved(folder: Path) -> list[str]:
+def saved_schemes(folder: Path) -> list[str]:
     """The schemes of which codes and adapters were saved."""
     return [name for name in STORED if (folder / f"{name}.pt").exists()]
 
@@ -273,7 +273,7 @@ def load_rounded(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
 
 def load_codes(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
     """Read them on another number of ranks: in place, and from DTensors."""
-    for name in saved(folder):
+    for name in saved_schemes(folder):
         expected = torch.load(folder / f"{name}.pt")
         module, again = stored(mesh, name), stored(mesh, name)
         state = module.sharded_state_dict()
@@ -521,7 +521,7 @@ def load_on_three(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
     for name, value in whole.named_parameters():
         moment = half["optimizer"]["state"][name]["exp_avg"].full_tensor()
         torch.testing.assert_close(moment, whole_optimizer.state[value]["exp_avg"], rtol=1e-6, atol=1e-6)
-    for scheme in saved(folder):
+    for scheme in saved_schemes(folder):
         module = stored(fewer, scheme)
         state = module.sharded_state_dict()
         dcp.load(state, checkpoint_id=folder / scheme, process_group=group)

@@ -222,6 +222,8 @@ class CustomFunction:
     custom_vmap.
     """
 
+    is_differentiated: ClassVar[bool] = True
+    """The rule is that of a derivative."""
     asked_for: ClassVar[str]
     """The call that sets the rule, and when it has to stand."""
     __call__: Callable[..., Any]
@@ -259,6 +261,17 @@ class CustomFunction:
         """A call of the function, and its tensors."""
         return make_call(kind, self, self._signature, self.nondiff_argnums, args, kwargs)
 
+    def check_result(self, result: Any) -> None:
+        """Raise if a result depends on a tensor from outside that is differentiated, where the
+        rule is of the arguments alone.
+        """
+        if self.is_differentiated and is_followed(pytree.tensors_in(result)):
+            raise CustomRuleError(
+                f"{type(self).__name__}: {self.__name__} closes over a tensor that is"
+                " differentiated, and its rule says nothing of it",
+                fix=_PASS_IT,
+            )
+
     def called(
         self, kind: type[C], record: Callable[[Recorder, C, list[Any]], Any], args: Any, kwargs: Any
     ) -> Any:
@@ -268,7 +281,9 @@ class CustomFunction:
         if recorder is not None:
             return record(recorder, call, tensors)
         if not is_followed(tensors):
-            return self.f(*args, **kwargs)
+            result = self.f(*args, **kwargs)
+            self.check_result(result)
+            return result
         return call_eagerly(lambda *xs: self(*call.args(xs)), tensors)
 
 
@@ -305,11 +320,13 @@ def check_closures(equation: Equation, call: Any, count: int, active: Mask) -> N
                 " differentiated"
             )
             what = f"{equation.op}: {what}, and its rule says nothing of it"
-            fix = (
-                "Pass it as an argument that the rule knows; or close over `stop_gradient` of it,"
-                " if it is to be constant."
-            )
-            raise CustomRuleError(what, source=equation.source, fix=fix)
+            raise CustomRuleError(what, source=equation.source, fix=_PASS_IT)
+
+
+_PASS_IT = (
+    "Pass it as an argument that the rule knows; or close over `stop_gradient` of it, if it is to"
+    " be constant."
+)
 
 
 def make_call(
