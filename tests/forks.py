@@ -74,11 +74,15 @@ class Scripts:
             start_new_session=True,
         )
 
-    def run(self, path: Path) -> Done:
+    def run(self, path: Path, keeps: bool = False) -> Done:
         """Run a script in the project's root."""
         assert self._server.stdin is not None and self._server.stdout is not None
-        print(json.dumps(str(path)), file=self._server.stdin, flush=True)
+        print(json.dumps([str(path), keeps]), file=self._server.stdin, flush=True)
         return Done(*json.loads(self._server.stdout.readline()))
+
+    def keep(self, path: Path) -> Done:
+        """Run a tutorial, and keep its page for the site (`docs/tools/kept.py`)."""
+        return self.run(path, keeps=True)
 
     def close(self) -> None:
         """End the process that forks."""
@@ -87,14 +91,17 @@ class Scripts:
 
 def _serve(written: Path) -> None:
     for line in sys.stdin:
-        path: str = json.loads(line)
+        path, keeps = json.loads(line)
         sys.argv = [path]
-        print(json.dumps(wait(start(lambda path=path: runpy.run_path(path, run_name="__main__"), written), written)))
+        as_script = lambda path=path: runpy.run_path(path, run_name="__main__")
+        as_page = lambda path=path: kept.keep(Path(path))
+        print(json.dumps(wait(start(as_page if keeps else as_script, written), written)))
         sys.stdout.flush()
 
 
 if __name__ == "__main__":
     import thunder_fn
+    from docs.tools import kept
 
     for _name in thunder_fn.__all__:  # each loads what it needs when it is first asked for
         getattr(thunder_fn, _name)

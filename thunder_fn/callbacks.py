@@ -17,7 +17,7 @@ import torch
 
 from thunder_fn.capture import pytree
 from thunder_fn.capture.scopes import user_source
-from thunder_fn.errors import MissingRule, TraceTypeError, UnsupportedInput, kind_of
+from thunder_fn.errors import MissingRule, TraceTypeError, UnsupportedInput, kind_of, spelled
 from thunder_fn.ir.trace import TensorType, type_of_value
 
 Tensor = torch.Tensor
@@ -171,6 +171,13 @@ torch.library.register_autograd("thunder_fn::pure_callback", _no_derivative, lib
 _op = torch.ops.thunder_fn.pure_callback
 
 
+@spelled(
+    vmap_method="Leave it out: `custom_vmap` around the call gives it a batched form.",
+    vectorized="Leave it out: `custom_vmap` around the call gives it a batched form.",
+    sharding="Leave it out: each process calls its own function.",
+    callback="The function stands first: `pure_callback(f, result, x)`.",
+    result_shape_dtypes="The types of the results stand second: `pure_callback(f, result, x)`.",
+)
 def pure_callback(function: Callable[..., Any], result: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Call a Python function on values when the program runs, and use its result there.
 

@@ -36,7 +36,8 @@ from thunder_fn.callbacks import (
 from thunder_fn.capture import pytree
 from thunder_fn.capture.generators import is_again
 from thunder_fn.capture.scopes import user_source
-from thunder_fn.errors import CheckFailed, UnsupportedInput, kind_of, located
+from thunder_fn.errors import CheckFailed, UnsupportedInput, kind_of, located, spelled
+from thunder_fn.spellings import no_such_name
 
 __all__ = ["callback", "check", "print"]
 
@@ -137,6 +138,10 @@ def print(text: str, *args: Any, **kwargs: Any) -> None:
     _call("print", lambda spec, statics: _Printed(text, spec, statics), args, kwargs)
 
 
+@spelled(
+    ordered="Leave it out: effects run in the order in which the function makes them.",
+    partitioned="Leave it out: each process calls its own function.",
+)
 def callback(function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
     """Call a Python function on values whenever the program runs. Its result is dropped.
 
@@ -198,3 +203,7 @@ def check(condition: Tensor | bool, message: str) -> None:
         torch.ops.aten._assert_async.msg(holds, message)
     elif not condition:
         raise CheckFailed(located(message, source=user_source()))
+
+
+def __getattr__(name: str) -> object:
+    raise no_such_name(__name__, name)

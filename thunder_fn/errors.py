@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import inspect
 import re
 import types
 from collections.abc import Callable
@@ -329,24 +330,35 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+OF_F = ("fun", "func", "fn", "function")
+"""Keywords for the transformed function in JAX and PyTorch."""
+
+
 class spelled:
     """A decorator that says of keywords which a function has elsewhere, in JAX or PyTorch, how they
     are written here.
 
     Args:
         elsewhere: for each keyword the fix. A single word is the keyword's name here.
+
+    The keyword of the function that is transformed is known without being listed: where it is `f`
+    here, it is `fun` in JAX and `func` in torch.func.
     """
 
     def __init__(self, **elsewhere: str) -> None:
         self.elsewhere = elsewhere
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        known, error, name_of = self.elsewhere, misspelled, getattr
+        code = inspect.unwrap(function).__code__
+        takes_f = "f" in code.co_varnames[: min(2, code.co_argcount)]
+        known = (dict.fromkeys(OF_F, "f") if takes_f else {}) | self.elsewhere
+        error, kind, own = misspelled, type, function.__qualname__
 
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             for name in kwargs:
                 if name in known:
-                    raise error(name_of(function, "__name__", "it"), name, known[name])
+                    of = kind(args[0]).__name__ if own.endswith("__init__") else own
+                    raise error(of, name, known[name])
             return function(*args, **kwargs)
 
         # of the function's own module, where doctest looks for it

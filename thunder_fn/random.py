@@ -152,6 +152,7 @@ def _words_of(name: str, key: Tensor, count: int, use: int = _BITS) -> Tensor:
 # ---- keys ----
 
 
+@spelled(impl="Leave it out: all numbers are Philox's.")
 def key(seed: int | Tensor, *, device: Any = None) -> Tensor:
     """Make a key of a seed: an int, or a tensor of one.
 
@@ -182,6 +183,7 @@ def key(seed: int | Tensor, *, device: Any = None) -> Tensor:
     return torch.tensor([seed & _MASK, (seed >> 32) & _MASK], device=device)
 
 
+@spelled(shape="num")
 def split(key: Tensor, num: int = 2) -> Tensor:
     """Make new keys of a key, i64[num, 2], whose numbers are independent of its own and of each
     other's.
@@ -323,6 +325,7 @@ def normal(key: Tensor, shape: Shape = (), dtype: torch.dtype | None = None) -> 
     return (math.sqrt(2) * torch.erfinv(middle)).to(words.dtype)
 
 
+@spelled(mode="Leave it out.")
 def bernoulli(key: Tensor, p: float | Tensor = 0.5, shape: Shape | None = None) -> Tensor:
     """Draw booleans that are True with probability p, as many as `shape` says, or p has.
 
@@ -370,6 +373,12 @@ def randint(
     return (torch.remainder(words, high - low) + low).to(dtype)
 
 
+@spelled(
+    axis="dim",
+    shape="Expand the logits to `(*shape, *logits.shape)`.",
+    replace="Without replacement take the largest of `logits` plus Gumbel noise, by `topk`.",
+    mode="Leave it out.",
+)
 def categorical(key: Tensor, logits: Tensor, dim: int = -1) -> Tensor:
     """Draw an index along a dim with probabilities ``softmax(logits, dim)``.
 
@@ -391,6 +400,10 @@ def categorical(key: Tensor, logits: Tensor, dim: int = -1) -> Tensor:
     return (logits - torch.log(-torch.log(inside)).to(kind)).argmax(dim)
 
 
+@spelled(
+    axis="dim",
+    independent="Batch it with `tfn.vmap` over keys, one for each row.",
+)
 def permutation(key: Tensor, x: int | Tensor, dim: int = 0) -> Tensor:
     """Draw a random order of the numbers below an int, or of the slices of a tensor along a dim.
 

@@ -3,9 +3,10 @@
     python -m mkdocs build --strict
 
 Examples of pages run before tutorials, so that a mistake shows in seconds. Each page and each
-tutorial runs in a fork of this process, so PyTorch is imported once. A tutorial that ran is kept in
-`.cache`, until it, the package or PyTorch changes. DOCS_TUTORIALS=0 shows tutorials without running
-them, DOCS_EXAMPLES=0 does so for the other pages, for a look at the layout.
+tutorial runs in a fork of this process, so PyTorch is imported once. A tutorial that ran, here or
+in its test, is kept in `.cache`, until it, the package or PyTorch changes. DOCS_TUTORIALS=0 shows
+tutorials without running them, DOCS_EXAMPLES=0 does so for the other pages, for a look at the
+layout.
 """
 
 from __future__ import annotations
@@ -13,11 +14,10 @@ from __future__ import annotations
 import ast
 import atexit
 import gc
-import hashlib
+import logging
 import os
 import re
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,14 +31,15 @@ sys.path.insert(0, str(ROOT))
 os.chdir(ROOT)
 
 import thunder_fn as tfn
-from docs.tools import api, errors, links, shown, tutorial
+from docs.tools import api, errors, kept, links, shown, tutorial
 from tests import forks
 
 TUTORIALS = (*sorted((ROOT / "tutorials").glob("[0-9]*.py")), ROOT / "tutorials" / "teach.py")
 PROGRAMS = tuple(
     path for path in sorted((ROOT / "gallery").glob("[a-z]*.py")) if path.stem != "pictures"
 )
-CACHE = ROOT / ".cache" / "tutorials"
+LOG = logging.getLogger("mkdocs.hooks")
+"""`mkdocs build --verbose` shows the time of each page."""
 TUTORIALS_RUN, EXAMPLES_RUN = (
     os.environ.get(name, "1") != "0" for name in ("DOCS_TUTORIALS", "DOCS_EXAMPLES")
 )
@@ -133,31 +134,12 @@ def tutorial_pages() -> dict[Path, str]:
     """
     if not TUTORIALS_RUN:
         return {path: tutorial.page(path.relative_to(ROOT), run=False) for path in TUTORIALS}
-    package = _fingerprint()
-    kept = {path: CACHE / f"{path.stem}-{package}-{_digest(path)}.md" for path in TUTORIALS}
-    missing = [(path, file) for path, file in kept.items() if not file.is_file()]
-    for path, error in in_forks(_run_tutorial, missing):
+    places = {path: kept.place_of(path) for path in TUTORIALS}
+    missing = [(path, place) for path, place in places.items() if not place.is_file()]
+    for path, error in in_forks(kept.run, missing):
         if error:
             raise PluginError(f"{path.relative_to(ROOT)} failed:\n{error}")
-    return {path: file.read_text() for path, file in kept.items()}
-
-
-def _run_tutorial(path: Path) -> str:
-    warnings.simplefilter("error")
-    return tutorial.page(path.relative_to(ROOT))
-
-
-def _digest(*files: Path) -> str:
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(file.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def _fingerprint() -> str:
-    """A hash of what every tutorial's output depends on: the package, PyTorch, and what runs it."""
-    tools = sorted((ROOT / "docs" / "tools").glob("*.py"))
-    return f"{torch.__version__}-{_digest(*sorted((ROOT / 'thunder_fn').rglob('*.py')), *tools)}"
+    return {path: place.read_text() for path, place in places.items()}
 
 
 def _run_examples() -> None:
@@ -167,7 +149,7 @@ def _run_examples() -> None:
         PluginError: pages show something else than their code prints, or one cannot be run.
     """
     name = lambda path: "-".join(path.relative_to(ROOT).parts)
-    results = {path: CACHE / f"{name(path)}.difference" for path in shown.pages(ROOT)}
+    results = {path: kept.CACHE / f"{name(path)}.difference" for path in shown.pages(ROOT)}
     run = lambda path: shown.difference(path, ROOT)
     errors = [error for _, error in in_forks(run, list(results.items())) if error]
     wrong = [*errors, *(file.read_text() for file in results.values() if file.is_file())]
@@ -183,7 +165,7 @@ def in_forks(
     """Write `work(path)` into a file for each task, a pair of path and file. Yield each path when
     it is done, with the text of what went wrong. As many run at once as there are processors.
     """
-    CACHE.mkdir(parents=True, exist_ok=True)
+    kept.CACHE.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)  # a fork would lose PyTorch's own threads
     tfn.vmap(tfn.grad(torch.sin))(torch.ones(2))  # imports what the first trace imports
     gc.freeze()  # so that forks share memory
@@ -195,8 +177,10 @@ def in_forks(
             run = lambda path=path, part=part: _write(part, work(path))
             pid = forks.start(run, _log(file), seconds=1800)  # a busy machine is slow
             running[pid] = path, file
-        pid, status = os.waitpid(-1, 0)
+        pid, status, used = os.wait4(-1, 0)
         path, file = running.pop(pid)
+        seconds = used.ru_utime + used.ru_stime
+        LOG.debug("%s ran for %.1f s of a processor", path.relative_to(ROOT), seconds)
         said = _log(file).read_text() or f"its process ended with status {status}"
         if not status:
             file.with_suffix(".part").replace(file)
@@ -253,3 +237,9 @@ def on_page_content(html: str, **_: Any) -> str:
     ):
         html = html.replace(written, shown_as)
     return html
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """Name the search for screen readers, which the theme's dialog leaves without a name."""
+    dialog = 'data-md-component="search" role="dialog"'
+    return output.replace(dialog, f'{dialog} aria-label="Search"')

@@ -175,6 +175,11 @@ class WithScale(torch.nn.Module):
         return self.inner(tokens) * self.scale
 
 
+def few() -> Inner:
+    """A model that is quickly captured."""
+    return WithScale().inner
+
+
 def save_shares(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
     """Save what tensor parallel ranks hold, and those that are sharded or replicated over the other dim of a mesh."""
     grid = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("outer", "tp"))
@@ -209,16 +214,30 @@ def stored(mesh: DeviceMesh, name: str) -> Any:
     return module
 
 
+def save_adapters(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
+    """Save adapters beside the weights."""
+    save_stored(mesh, "adapters", rank, folder)
+
+
+def save_stored(mesh: DeviceMesh, name: str, rank: int, folder: Path) -> None:
+    """Save codes and adapters as they are stored, and the whole state."""
+    module = stored(mesh, name)
+    state = module.sharded_state_dict()
+    assert "inner.blocks.0.up.weight.lora_a" in state
+    dcp.save(state, checkpoint_id=folder / name)
+    expected = module.state_dict()
+    if rank == 0:
+        torch.save(expected, folder / f"{name}.pt")
+
+
+def saved_schemes(folder: Path) -> list[str]:
+    """The schemes of which codes and adapters were saved."""
+    return [name for name in STORED if (folder / f"{name}.pt").exists()]
+
+
 def save_codes(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
-    """Save codes and adapters as they are stored."""
-    for name in STORED:
-        module = stored(mesh, name)
-        state = module.sharded_state_dict()
-        assert "inner.blocks.0.up.weight.lora_a" in state
-        dcp.save(state, checkpoint_id=folder / name)
-        expected = module.state_dict()
-        if rank == 0:
-            torch.save(expected, folder / f"{name}.pt")
+    """Save codes and adapters as they are stored, and codes of shares."""
+    save_stored(mesh, "nf4", rank, folder)
     grid = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("outer", "tp"))
     for name in ROUNDED:
         module = tfn.fsdp(rounded_shares(grid["tp"], name), grid["outer"])
@@ -254,7 +273,7 @@ def load_rounded(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
 
 def load_codes(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
     """Read them on another number of ranks: in place, and from DTensors."""
-    for name in STORED:
+    for name in saved_schemes(folder):
         expected = torch.load(folder / f"{name}.pt")
         module, again = stored(mesh, name), stored(mesh, name)
         state = module.sharded_state_dict()
@@ -280,21 +299,21 @@ def load_shares(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
 def compose(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
     """Quantised and sharded in either order, shares of layers, clipping, and one reduction for many batches, as modules."""
     tokens, plan = batches()[0][:, :-1], {"*.up.weight": "column", "*.down.weight": "row", "tokens.weight": "embedding"}
-    rounded = tfn.quantize(model(1), "int8")(tokens)
+    rounded = tfn.quantize(few(), "int8")(tokens)
     sharded, reverse = (
-        tfn.fsdp(tfn.quantize(tfn.jit(model(1)), "int8"), mesh),
-        tfn.quantize(tfn.fsdp(tfn.jit(model(1)), mesh), "int8"),
+        tfn.fsdp(tfn.quantize(tfn.jit(few()), "int8"), mesh),
+        tfn.quantize(tfn.fsdp(tfn.jit(few()), mesh), "int8"),
     )
     for module in (sharded, reverse):
         torch.testing.assert_close(module(tokens), rounded)
-        assert list(module.state_dict()) == list(model(1).state_dict())
-    whole, shares = model(1), tfn.tensor_parallel(tfn.jit(model(1)), mesh, plan)
+        assert list(module.state_dict()) == list(few().state_dict())
+    whole, shares = few(), tfn.tensor_parallel(tfn.jit(few()), mesh, plan)
     for module in (whole, shares):
         module(tokens).square().mean().backward()
     torch.testing.assert_close(shares(tokens), whole(tokens))
     norm = torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.01)
     torch.testing.assert_close(shares.clip_grad_norm_(0.01), norm, check_dtype=False)
-    module, own = tfn.fsdp(tfn.jit(model(1)), mesh), tokens.chunk(size)[rank]
+    module, own = tfn.fsdp(tfn.jit(few()), mesh), tokens.chunk(size)[rank]
     with module.accumulate():
         for part in own.chunk(2):
             (module(part).square().mean() / 2).backward()
@@ -302,8 +321,18 @@ def compose(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
 
 
 def planned(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
+    """The plan of a pipeline."""
+    compile_plan(size, few(), {"micro": (2,), "stages": (2,)})
+
+
+def planned_blocks(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
+    """The plan of checkpoints and micro-batches."""
+    module = few()
+    compile_plan(size, module, {"micro": (2,), "blocks": [*module.blocks], "keeps": ("none",)})
+
+
+def compile_plan(size: int, module: torch.nn.Module, choices: dict[str, Any]) -> None:
     """A loss compiled with the plan of a search: the loss and the gradients are those of eager, of the whole batch."""
-    module = model(2)
     params = {name: value.detach() for name, value in module.named_parameters()}
 
     def loss(params: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -315,19 +344,17 @@ def planned(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
     value.backward()
     grads: Any = {name: p.grad for name, p in own.items()}
     empty = {name: p.to("meta") for name, p in params.items()}, *(t.chunk(size)[0].to("meta") for t in (x, y))
-    blocks = {"micro": (2,), "blocks": [*module.blocks], "keeps": ("none",)}
-    for choices in ({"micro": (2,), "stages": (2,)}, blocks):
-        found: Any = tfn.plan(loss, empty, "h100", size, search=choices)
-        step: Any = tfn.compile(loss, recipe=found.recipe, executors="torch")
-        part = step.part(x, y)
-        held = step.prepare(params, *part)
-        its, mine = step(held, *part)
-        its = its.clone()
-        dist.all_reduce(its)
-        torch.testing.assert_close(its / size, value.detach())
-        expected = step.cut.prepare(grads)
-        for name, grad in mine.items():
-            torch.testing.assert_close(expected[name] if grad is not None else None, grad)
+    found: Any = tfn.plan(loss, empty, "h100", size, search=choices)
+    step: Any = tfn.compile(loss, recipe=found.recipe, executors="torch")
+    part = step.part(x, y)
+    held = step.prepare(params, *part)
+    its, mine = step(held, *part)
+    its = its.clone()
+    dist.all_reduce(its)
+    torch.testing.assert_close(its / size, value.detach())
+    expected = step.cut.prepare(grads)
+    for name, grad in mine.items():
+        torch.testing.assert_close(expected[name] if grad is not None else None, grad)
 
 
 def pipelined(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
@@ -494,7 +521,7 @@ def load_on_three(mesh: DeviceMesh, rank: int, size: int, folder: Path) -> None:
     for name, value in whole.named_parameters():
         moment = half["optimizer"]["state"][name]["exp_avg"].full_tensor()
         torch.testing.assert_close(moment, whole_optimizer.state[value]["exp_avg"], rtol=1e-6, atol=1e-6)
-    for scheme in STORED:
+    for scheme in saved_schemes(folder):
         module = stored(fewer, scheme)
         state = module.sharded_state_dict()
         dcp.load(state, checkpoint_id=folder / scheme, process_group=group)
@@ -588,6 +615,7 @@ SCENARIOS: dict[str, Callable[[DeviceMesh, int, int, Path], None]] = {
         ddp_losses,
         save_shares,
         save_codes,
+        save_adapters,
         load,
         load_shares,
         load_codes,
@@ -596,6 +624,7 @@ SCENARIOS: dict[str, Callable[[DeviceMesh, int, int, Path], None]] = {
         compose,
         pipelined,
         planned,
+        planned_blocks,
         attend,
         send_tokens,
         overlapped,

@@ -8,6 +8,7 @@ import json
 import os
 import re
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -422,6 +423,8 @@ def test_code_is_whole_and_opens_in_an_editor(made: Any, opened: Any) -> None:
     shown = tab.locator(".code div").all_inner_texts()
     numbers = [int(re.match(r"\d+", text)[0]) for text in shown]
     assert numbers == list(range(line - 3, line + 4)), "blank lines are lines"
+    tops = tab.evaluate("[...document.querySelectorAll('.code i')].map(one => one.getBoundingClientRect().top)")
+    assert all(after - before > 10 for before, after in pairwise(tops)), "no number stands on another"
     assert tab.evaluate("(box => box.scrollWidth <= box.clientWidth)(document.querySelector('.code'))")
 
 
@@ -635,6 +638,8 @@ def test_communication_is_on_the_timeline(opened: Any) -> None:
     tab = opened(page)
     sent = [leaf for leaf in found.steps[-1].flat.leaves if inspect.is_collective(leaf.equation.op.name)]
     assert len(sent) > 3 and {leaf.module for leaf in found.steps[-1].flat.leaves} <= {"", "0", "1", "2"}
+    assert tab.locator(".memory .sends").count() == 0, "what was captured sends nothing"
+    steps(tab).last.click()
     assert f"{len(sent)} collectives send" in tab.locator(".memory .sends").inner_text()
 
 

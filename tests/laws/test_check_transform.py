@@ -18,15 +18,18 @@ from thunder_fn.testing.drawn_programs import Program
 from thunder_fn.testing.growing import (
     BOUNDED,
     BROADCAST,
+    CASES,
     CHAIN,
     CONSTANTS,
     COUSINS,
     DEAD,
     DRAWS,
     EFFECTS,
+    INSIDE,
     SWAPPED,
     VECTOR,
     calls_of,
+    conversions_of,
     cousins_of_leaves,
     pairs_of,
     two_deep,
@@ -260,6 +263,68 @@ def without_rows(trace: Trace) -> Trace:
     return rewritten(trace, rewrite)
 
 
+def without_keywords_of_constants(trace: Trace) -> Trace:
+    """Wrong: a loop's equations on what is the same in each step lose their keyword arguments."""
+
+    def of(loop: Equation) -> Equation:
+        same = loop.bodies[0].inputs[: loop.literals["num_consts"]]
+        plain = [
+            replace(e, kwargs=()) if e.operands and {*e.operands} <= {*same} else e for e in loop.bodies[0].equations
+        ]
+        return replace(loop, bodies=(replace(loop.bodies[0], equations=tuple(plain)),))
+
+    return replace(trace, equations=tuple(of(e) if e.op.name == "scan" else e for e in trace.equations))
+
+
+def merged_branches(alike: Any) -> Any:
+    """A transform that takes the first branch of a switch for all, wrongly for some."""
+
+    def of(e: Equation) -> Equation:
+        return replace(e, bodies=e.bodies[:1] * len(e.bodies)) if e.op.name == "switch" and alike(e.bodies) else e
+
+    return lambda trace: replace(trace, equations=tuple(map(of, trace.equations)))
+
+
+def permuted_once(trace: Trace) -> Trace:
+    """Wrong: of two permutations in a row, the second comes first."""
+    makers = {var: e for e in trace.equations for var in e.outputs}
+
+    def rewrite(builder: Any, equation: Equation, operands: Any) -> Any:
+        inner = makers.get(equation.operands[0]) if equation.op.name == "aten.permute.default" else None
+        if inner is None or inner.op != equation.op:
+            return put(builder, equation, operands)
+        first, second = (python_args(e, str)[0][1] for e in (inner, equation))
+        return builder.add(
+            equation.op, (inner.operands[0], tuple(Literal(second[dim]) for dim in first)), equation.output_types
+        )
+
+    return rewritten(trace, rewrite)
+
+
+def converted_once(trace: Trace) -> Trace:
+    """Wrong: a conversion that loses digits is left out before another one."""
+    makers = {var: e for e in trace.equations for var in e.outputs}
+    is_cast = lambda e: e is not None and e.op == ops.leaf(torch.ops.aten._to_copy.default)
+    inner = lambda e: makers.get(e.operands[0]) if is_cast(e) else None
+    joined = lambda e: replace(e, args=inner(e).args) if is_cast(inner(e)) else e  # type: ignore[union-attr]
+    return replace(trace, equations=tuple(map(joined, trace.equations)))
+
+
+def test_digits_that_a_conversion_loses_are_missed() -> None:
+    """Of integers: -3 is 253 in uint8, and 2**24 + 1 is no float32. Of floats, "precision" and "bits" tell."""
+    law, seen = laws_of_transform(converted_once, Promised())["keeps values"], set[tuple[torch.dtype, ...]]()
+    for program in conversions_of(["aten._to_copy.default"]):
+        case = Case(program)
+        if counterexample_in(law, case):
+            seen.add((program.inputs[0].dtype, case.trace.equations[-2].outputs[0].type.dtype))  # type: ignore[union-attr]
+    assert {
+        (torch.int8, torch.uint8),
+        (torch.int32, torch.float32),
+        (torch.int64, torch.float64),
+        (torch.float64, torch.int64),
+    } <= seen
+
+
 def _leaves_of(body: Trace) -> tuple[Any, ...]:
     return tuple((e.op, e.args) for e in body.equations)
 
@@ -277,8 +342,12 @@ NESTED_COUSINS = [program for program in COUSINS if program.steps[0].bodies[0].s
     [
         (without_bound, BOUNDED),
         (without_rows, BROADCAST),
+        (without_keywords_of_constants, INSIDE),
         (without("aten.convolution.default", 5, (Literal(1), Literal(1))), calls_of("aten.convolution.default")),
         (without("aten.avg_pool2d.default", 4, Literal(False)), calls_of("aten.avg_pool2d.default")),
+        (merged_branches(lambda bodies: bodies[0] == bodies[1]), CASES),
+        (merged_branches(lambda bodies: len({body.equations for body in bodies}) == 1), CASES),
+        (permuted_once, pairs_of(["aten.permute.default"])),
         (without("aten.flip.default", 1, (Literal(0),)), pairs_of(["aten.flip.default"])),
         (merged_by(lambda e, xs: (e.op, *xs, e.output_types, e.kwargs, str(e.args))), COUSINS),
         (merged_by(lambda e, xs: (e.op, *xs, e.output_types, e.bodies, str(e.args))), COUSINS),
@@ -292,8 +361,12 @@ NESTED_COUSINS = [program for program in COUSINS if program.steps[0].bodies[0].s
     ids=[
         "max_steps",
         "rows",
+        "keywords in loops",
         "dilation",
         "ceil_mode",
+        "two branches",
+        "results of branches",
+        "permutations",
         "dims",
         "bodies",
         "options",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -105,22 +106,34 @@ same.laws = pair.laws = {"keeps": "nothing", "max_examples": 0}
 """
 
 
+def few_programs(search: Search) -> Any:
+    return ((Program((VECTOR, VECTOR), CHAIN[:n]), False) for n in (1, 2))
+
+
 def test_pytest_collects_the_transforms_of_a_module(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "my_transforms.py").write_text(MODULE)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(Search, "_basic_programs", few_programs)
+    monkeypatch.setattr(Search, "_further_programs", lambda search: ())
     options = ["-p", "thunder_fn.testing.plugin", "--tfn-laws", "my_transforms", "-p", "no:cacheprovider", "-rA"]
     options += ["--tfn-badge", str(tmp_path / "laws.json")]
     assert pytest.main([*options, "--rootdir", str(tmp_path), str(tmp_path)]) == 1
     said = capsys.readouterr().out
     assert "FAILED " in said and "laws[my_transforms.pair]" in said and "not a Trace" in said
-    assert "PASSED " in said and "laws: 1 of 2 transforms keep them, on " in said
+    assert "PASSED " in said and re.search(r"^laws: 1 of 2 transforms keep them, on \d+ traces$", said, re.MULTILINE)
     badge = json.loads((tmp_path / "laws.json").read_text())
     assert badge["message"].startswith("1 of 2 transforms, ") and badge["color"] == "red"
     names = [name for name, _ in transforms_of(sys.modules["my_transforms"])]
     assert names == ["my_transforms.pair", "my_transforms.same"]
+    assert pytest.main([*options, "--exitfirst", "--rootdir", str(tmp_path), str(tmp_path)]) == 1
+    assert "laws: 0 of 2 transforms keep them, on 0 traces; 1 not tried" in capsys.readouterr().out
+    options[3] = "no_such_package.transforms"
+    assert pytest.main([*options, "--rootdir", str(tmp_path), str(tmp_path)]) == pytest.ExitCode.USAGE_ERROR
+    said = capsys.readouterr()
+    assert "ERROR: --tfn-laws: No module named 'no_such_package'. Name a module" in said.out + said.err
 
 
 def test_mutants_are_made_and_fit() -> None:
@@ -159,8 +172,13 @@ def test_time_that_is_up_inside_of_a_law_is_no_broken_law(monkeypatch: pytest.Mo
         search.laws = {"keeps values": lambda trace, inputs: all(x >= 0 for x in itertools.count())}
         assert search.error_of("keeps values", Case(Program((VECTOR, VECTOR), CHAIN)).trace, ()) is None, "broken"
 
-    monkeypatch.setattr("thunder_fn.testing.mutations.mutants.check_transform", endless)
-    assert verdict(f"{USERS[0].__module__}:sorted_sums", mutants_of(sorted_sums)[0], 0.1) == "OUT OF TIME"
+    mutants = "thunder_fn.testing.mutations.mutants"
+    monkeypatch.setattr(f"{mutants}.check_transform", endless)
+    monkeypatch.setattr(f"{mutants}.made_of", lambda path: ())
+    sums, mutant = f"{USERS[0].__module__}:sorted_sums", mutants_of(sorted_sums)[0]
+    assert verdict(sums, mutant, 0.1) == "EQUAL: makes the same trace of each of 0 witnesses"
+    monkeypatch.setattr(f"{mutants}.beyond", lambda path, mutation: sum(0 for _ in itertools.count()))
+    assert verdict(sums, mutant, 0.1) == "OUT OF TIME"
 
 
 def test_a_table_of_mutants_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

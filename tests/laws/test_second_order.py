@@ -119,3 +119,28 @@ def test_second_derivatives_of_determinants(matrix: str) -> None:
     for hessian in hessians:
         for found in (hessian(A), *tfn.vmap(hessian)(torch.stack([A, A]))):
             torch.testing.assert_close(found.view(9, 9), wanted)
+
+
+PLACES = torch.tensor([0, 0, 2, 0])
+PRODUCTS: dict[str, Callable[[Tensor, bool], Tensor]] = {
+    "scatter_reduce": lambda x, own: x[:3].scatter_reduce(0, PLACES, x[3:], "prod", include_self=own),
+    "index_reduce": lambda x, own: x[:3].index_reduce(0, PLACES, x[3:], "prod", include_self=own),
+}
+
+
+@pytest.mark.filterwarnings("ignore:index_reduce")
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("zeros", [(), (3,), (3, 4), (0, 3), (3, 4, 6)])
+@pytest.mark.parametrize("op", PRODUCTS)
+def test_second_derivatives_of_products_with_zeros(op: str, zeros: tuple[int, ...], own: bool) -> None:
+    """Autograd refuses two zeros in a product; its gradient is right, so differences of that are the oracle."""
+    x = torch.linspace(0.5, 2.0, 7, dtype=torch.float64)
+    x[list(zeros)] = 0.0
+
+    def loss(x: Tensor) -> Tensor:
+        return (PRODUCTS[op](x, own).sin() * torch.arange(1.0, 4.0, dtype=x.dtype)).sum()
+
+    expected = hessian_by_differences(loss, x)
+    for outer in (tfn.jacrev, tfn.jacfwd):
+        for inner in (tfn.jacrev, tfn.jacfwd):
+            torch.testing.assert_close(outer(inner(loss))(x), expected, rtol=1e-5, atol=1e-6)

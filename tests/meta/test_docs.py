@@ -48,7 +48,9 @@ BROUGHT = {*sys.stdlib_module_names, "hypothesis", "matplotlib", "numpy", "rich"
 
 
 def test_pages_import_what_their_extra_brings() -> None:
-    blocks = ((path, block["body"]) for path in PAGES for block in shown.BLOCK.finditer(path.read_text()))
+    blocks = [(path, block["body"]) for path in PAGES for block in shown.BLOCK.finditer(path.read_text())]
+    for path in (ROOT / "tutorials").glob("*.py"):  # what is indented there is tried only
+        blocks += [(path, line) for line in path.read_text().splitlines() if line.startswith(("import", "from"))]
     imports = re.compile(r"^\s*(?:import|from) (\w+)", re.MULTILINE)
     assert not [(path.name, name) for path, code in blocks for name in imports.findall(code) if name not in BROUGHT]
 
@@ -391,7 +393,7 @@ BROKEN = """() => {
 """The names in code that stand on two lines."""
 
 
-@pytest.mark.parametrize("page", ["index", "limits", "errors/index", "architecture", "api/extend"])
+@pytest.mark.parametrize("page", ["index", "limits", "errors/index", "architecture", "api/extend", "concepts/outside"])
 def test_a_phone_shows_whole_names(page: str, address: str, chromium: Any) -> None:
     tab = chromium.new_page(viewport={"width": 400, "height": 900})
     try:
@@ -401,6 +403,29 @@ def test_a_phone_shows_whole_names(page: str, address: str, chromium: Any) -> No
         assert tab.evaluate(BROKEN) == []
     finally:
         tab.close()
+
+
+AXE = Path(os.environ.get("AXE", ROOT / "inspector" / "node_modules" / "axe-core" / "axe.min.js"))
+RULES = "{runOnly: ['wcag2a', 'wcag2aa'], rules: {'scrollable-region-focusable': {enabled: false}}}"
+"""Browsers let one reach boxes that scroll by keys; axe-core does not know that."""
+
+
+@pytest.mark.skipif(not AXE.is_file(), reason="axe-core is not there: `npm install --no-save axe-core` in inspector/")
+@pytest.mark.parametrize(("scheme", "width"), [("light", 400), ("dark", 1440)])
+def test_everybody_can_read_the_site(scheme: Any, width: int, address: str, chromium: Any) -> None:
+    """Names, roles and contrast, by axe-core, on a page of each kind."""
+    tab = chromium.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    found: dict[str, Any] = {}
+    try:
+        tab.set_default_timeout(60_000)
+        for page in ("index", "faq", "concepts/outside", "api/batches", "errors/VmapError", "tutorials/04_vmap"):
+            tab.goto(f"{address}/{page}.html")
+            tab.evaluate(AXE.read_text())
+            violations = tab.evaluate(f"axe.run(document, {RULES}).then(found => found.violations)")
+            found |= {f"{page}: {one['id']}": one["nodes"][0]["failureSummary"] for one in violations}
+    finally:
+        tab.close()
+    assert found == {}
 
 
 def test_changes_and_design_do_not_outrank_what_is_for_users(site: Path) -> None:

@@ -16,6 +16,9 @@ STUBS = "maps a torch.autograd.Function whose `forward` is `pass`, which torch.f
 HOP = "expects Dynamo's class or words for a higher-order op, where thunder_fn says which value differs"
 GRAPHS = "counts or prints the calls that Dynamo or `make_fx` recorded, where the values agree"
 WIDER = "expects an error where thunder_fn gives an answer"
+FUNCTIONAL = "turns PyTorch's functionalization on by `torch._enable_functionalization`, and looks at its wrappers"
+BREAKS = "counts the graphs of `torch.compile` without `fullgraph=True`, where a loop or choice of ours is a break"
+KERNELS = "expects the words of eager's kernel, where a trace has those of PyTorch's fake kernel"
 NUMBERS = "chooses by a number (`cond(x.sum(), ...)`), which thunder_fn refuses; it says to write `x != 0`"
 
 NOT_APPLICABLE: dict[str, str] = {
@@ -48,6 +51,16 @@ NOT_APPLICABLE: dict[str, str] = {
     r"test_associative_scan_pytree_output$|test_two_hops_not_sharing_code_obj$": GRAPHS,
     r"TestControlFlowTraced\.test_(input_mutation|input_output_alias|cond_trace_set__and_mutate_input$)": WIDER,
     r"test_scan_in_vmap_unbatched_init_error": WIDER,
+    r"cond_functionalized_input_aliasing_with_aot_func|test_map_functionalized_aot_func": FUNCTIONAL,
+    r"test_map_unfunc_boolean_tensor_for_nested_map_cond": FUNCTIONAL,
+    r"cond_functionalized_(input_mutation_on_\w+_branch|output_alias_input)$": GRAPHS,
+    r"cond_mismatched_branch_output_dynamic_True_backend_eager": GRAPHS,
+    r"test_cond_merge_graph_preserves_ph_meta|test_while_loop_unbacked_bindings": BREAKS,
+    r"test_cond_subgraph_same_shape_env_as_parent": NUMBERS,
+    r"test_cond_trace_set__and_mutate_intermediate|test_input_input_alias|test_map_functionalized_elem_alias": WIDER,
+    r"test_map_functionalized_(arg|elem)_mutation|test_scan_init_scanned_0": HOP,
+    r"test_associative_scan_(sparse_tensor|wrong_pytree)": HOP,
+    r"test_vmap_closure_weight_error": KERNELS,
     r"python_dispatcher|test__is_(all|any)_true|test_check_tensor": VERSION,
     r"unsupported_op_err_msg": FALLBACK,
     r"TestVmapOperators\.test_(clone|mm)$": RULES,

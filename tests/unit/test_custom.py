@@ -523,3 +523,20 @@ def test_torch_func_inside_a_traced_function(kind: str) -> None:
         program = tfn.trace(transformed(f), w)
         check(program)
         close(tfn.evaluate(program, [w]), [transformed(reference)(w)])
+
+
+@pytest.mark.parametrize("follows", [True, False])
+@pytest.mark.parametrize("decorate", [custom_vjp, custom_jvp])
+def test_a_plain_call_closes_over_a_leaf_that_requires_grad(decorate: Any, follows: bool) -> None:
+    """The gradient of the leaf would be that of the function, beside a rule that says otherwise."""
+    w, x = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=follows)
+    f = decorate(lambda x: x * w)
+    rules = {
+        custom_vjp: (lambda x: (x * w, None), lambda _, g: (10 * g,)),
+        custom_jvp: (lambda p, t: (p[0] * w, 10 * t[0]),),
+    }
+    getattr(f, "defvjp" if decorate is custom_vjp else "defjvp")(*rules[decorate])
+    with pytest.raises(CustomRuleError, match=r"closes over .* that is differentiated"):
+        f(x).sum().backward()
+    with torch.no_grad():
+        assert torch.equal(f(x), torch.ones(2))

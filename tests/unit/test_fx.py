@@ -150,6 +150,14 @@ CHOICES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "cond": lambda x: tfn.cond(x.shape[0] == 4, torch.sin, torch.cos, (x,)),
     "switch": lambda x: tfn.switch(x.shape[0] - 4, [torch.sin, torch.cos, torch.exp], (x,)),
     "functionalize": tfn.functionalize(lambda x: tfn.cond(x.shape[0] == 4, torch.sin, torch.cos, (x,)).add_(1)),
+    "functionalize of nested choices": tfn.functionalize(
+        lambda x: tfn.cond(
+            x.shape[0] == 4,
+            lambda x: tfn.cond(x.shape[0] == 1, lambda x: x.sin().add_(1), torch.cos, (x,)),
+            lambda x: x * 2,
+            (x,),
+        )
+    ),
     "gradient of map": lambda x: torch.autograd.grad(tfn.map(lambda x: x.sin(), (y := x.requires_grad_())).sum(), y)[0],
 }
 
@@ -161,6 +169,23 @@ def test_symbolic_sizes_of_make_fx_stay_open_in_loops_and_choices(name: str) -> 
     for steps in (4, 7):
         x = torch.rand(steps, 5)
         torch.testing.assert_close(module(x), f(x))
+
+
+class Chooses(torch.nn.Module):
+    """A choice and a loop that torch.export looks through before it records."""
+
+    def forward(self, x: torch.Tensor, positive: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        y = tfn.cond(positive, lambda x: x * factor.item(), lambda x: x - 1, (x,))
+        return tfn.while_loop(lambda i, y: i < x.shape[0], lambda i, y: (i + 1, y + i), (0, y))[1]
+
+
+def test_choices_and_loops_under_torch_export_stay_open() -> None:
+    args = torch.ones(4), torch.tensor(True), torch.tensor(3)
+    sizes = ({0: torch.export.Dim("n", min=2, max=9)}, None, None)
+    module = torch.export.export(Chooses(), args, dynamic_shapes=sizes, strict=False).module()
+    for count, positive in ((4, True), (6, False)):
+        given = torch.rand(count), torch.tensor(positive), torch.tensor(5)
+        torch.testing.assert_close(module(*given), Chooses()(*given))
 
 
 def test_a_traced_loop_under_make_fx_keeps_the_number_of_steps_open() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 import tomllib
 from collections.abc import Iterator
@@ -112,6 +113,8 @@ def test_worlds_and_choices_that_cannot_be_are_refused() -> None:
         ({"keeps": ("some",), "blocks": [torch.nn.Identity()]}, "keeps is a sequence of all, none"),
         ({"precision": ("bf16",)}, "precision is a sequence of floating dtypes"),
         ({"blocks": [3]}, "blocks is a sequence of modules"),
+        ({"schedule": ("2f2b",)}, "schedule is a sequence of gpipe, 1f1b"),
+        ({"order": ("tensor",)}, "order is a sequence of orders of"),
     ):
         with pytest.raises(InspectError, match=text):
             plan(8, search)
@@ -376,6 +379,24 @@ def test_sizes_that_depend_on_data_are_refused() -> None:
     assert tfn.plan(lambda x: torch.where(x > 0, x, 0) * 2, (x,), "h100").memory.peak >= x.nbytes
 
 
+def test_experts_without_room_to_spare_are_planned_with_rows_spread_evenly(world: int) -> None:
+    """As many rows travel as there are: with room for all of an expert's, each slot would."""
+    tokens, choices, width, experts = 48, 2, 32, 2 * world
+    with torch.device("meta"):
+        x, w = torch.empty(tokens, width), torch.empty(2, width, width)
+        indices, weights = torch.empty(tokens, choices, dtype=torch.long), torch.empty(tokens, choices)
+    mesh = init_device_mesh("cpu", (world,))
+    moe = tfn.expert_parallel(lambda w, x: x @ w, mesh, experts, ragged=True)
+    step = tfn.grad_and_value(lambda w, x, indices, weights: moe(w, x, indices, weights).sum(), argnums=(0, 1))
+    found = tfn.plan(step, (w, x, indices, weights), "h100")
+    sent = {one.num_bytes: times for one, times, _ in found.timeline.collectives if one.kind == "all-to-all"}
+    rows = tokens * choices
+    assert sent[rows * width * 4] >= 4  # to the experts and back, forwards and backwards
+    assert set(sent) <= {rows * width * 4, experts * 8}
+    products = 3 * 2 * 2 * (rows // 2) * width**2  # of slots and weights, and their two gradients
+    assert products <= found.timeline.flops < 1.5 * products
+
+
 def test_a_world_ends_with_its_block() -> None:
     for size in (2, 1024):
         with fake_world(size):
@@ -395,8 +416,14 @@ def test_the_command_prints_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture
         "    w, x = torch.empty(2048, 8, device='meta'), torch.empty(4, 2048, device='meta')\n"
         "    return tfn.grad(f), (f.prepare({'w': w}), x)\n"
     )
-    assert main(["plan", f"{file}:example", "--world", "1024", "--hardware", "b200"]) == 0
-    assert "on 1,024 ranks of B200 SXM" in capsys.readouterr().out
+    page = tmp_path / "plan.html"
+    assert main(["plan", f"{file}:example", "--world", "1024", "--hardware", "b200", "--out", f"{page}"]) == 0
+    printed = capsys.readouterr().out
+    assert "on 1,024 ranks of B200 SXM" in printed and printed.endswith(f"{page}\n")
+    shown = html.unescape(page.read_text().partition('<div id="app">')[0])
+    assert all(line in shown for line in printed.splitlines()[:-1])
+    assert main(["plan", f"{file}:example", "--out", f"{tmp_path / 'none' / 'plan.html'}", "--world", "1024"]) == 1
+    assert "cannot be written" in capsys.readouterr().err
     assert main(["plan", f"{file}:example", "--world", "1024", "--hardware", "abacus"]) == 1
     assert "there is no hardware 'abacus'" in capsys.readouterr().err
 
@@ -446,6 +473,25 @@ def test_search_cuts_positions_and_stages_too() -> None:
         assert len(programs) == way.stages and ("send" in seen) == (way.stages > 1)
         assert {"all-to-all", "all-reduce", "all-gather", "reduce-scatter"} <= seen
     assert [way.context for way, _ in found.refused] == [3, 3]
+
+
+def test_search_chooses_the_schedule_and_the_order_of_dims() -> None:
+    """Where dims lie decides which of them cross nodes; what changes nothing is tried once."""
+    loss = lambda params, x: (((x @ params["a"]).tanh() @ params["b"]).tanh() @ params["c"]).square().mean()
+    args = ({name: torch.empty(64, 64, device="meta") for name in "abc"}, torch.empty(8, 64, device="meta"))
+    orders = (("pipe", "shards", "tensor"), ("shards", "pipe", "tensor"), ("shards", "tensor", "pipe"))
+    choices = {"stages": (1, 2), "schedule": ("1f1b", "zero_bubble"), "order": orders, "micro": (4,)}
+    found = tfn.plan(loss, args, "h100", 16, search=choices)
+    assert sorted((way.stages, way.schedule, way.order) for way, _, _ in found.found) == [
+        (1, "1f1b", orders[0]),
+        *((2, schedule, order) for schedule in choices["schedule"] for order in orders[:2]),
+    ]
+    nodes: Any = {}
+    for way, one, _ in found.found:
+        every = (each for part in (one.stages or (one,)) for each, _, _ in part.timeline.collectives)
+        nodes[str(way)] = {each.kind: each.nodes for each in every}
+    assert nodes["fsdp 8 x tp 1 x pp 2, keeps all, 4 micro"]["send"] == 2
+    assert nodes["fsdp 8 x tp 1 x pp 2, keeps all, 4 micro, zero_bubble, mesh of shards, pipe, tensor"]["send"] == 1
 
 
 def test_search_chooses_precision_offload_and_a_budget() -> None:

@@ -27,7 +27,12 @@ from thunder_fn.errors import TraceTypeError, spelled
 from thunder_fn.interpreters.vmap import vmap as vmap_trace
 from thunder_fn.ir.symbols import made_by
 from thunder_fn.ir.trace import Trace, Type, type_of_value
-from thunder_fn.structured.loop_functions import check_carry, result_types, scan
+from thunder_fn.structured.loop_functions import (
+    check_carry,
+    check_dense,
+    result_types,
+    scan,
+)
 from thunder_fn.structured.shared.bind import bind_composite
 from thunder_fn.structured.shared.bodies import is_kept_open, next_carry, own_memory, standing_for
 from thunder_fn.structured.shared.custom_calls import examples_of
@@ -187,6 +192,7 @@ def _check(xs: Any, leaves: list[Any], dim: int) -> None:
                 f"associative_scan: {path} is of type {type(leaf).__name__}, and only tensors can"
                 " be sliced"
             )
+        check_dense("associative_scan", path, leaf)
         if not -leaf.ndim <= dim < leaf.ndim:
             raise TraceTypeError(
                 f"associative_scan: {path} is {type_of_value(leaf)} and has no dim {dim}"

@@ -266,6 +266,7 @@ def vmap(
     ),
     axis_name="Batch dims have no names: reduce over the dim of the result, outside of the vmap.",
     spmd_axis_name="Batch dims have no names.",
+    sum_match="Leave it out: batch dims have no names.",
 )
 def vmap(
     f: Callable[..., Any],

@@ -26,6 +26,7 @@ def checkpoint(f: Callable[P, R], policy: Any = None) -> Callable[P, R]: ...
     determinism_check="Leave it out: what is computed again is the same trace.",
     debug="Leave it out: `tfn.saved_residuals` shows what is kept.",
     prevent_cse="Leave it out: what is computed again is never merged.",
+    early_stop="Leave it out: what nobody reads is not computed again.",
     concrete="Leave it out, and give `jit` the `static_argnums`.",
     static_argnums="Give them to `jit`.",
 )

@@ -14,7 +14,7 @@ from torch.func import functional_call as functional_call, stack_module_state as
 from thunder_fn.api.calling import Transformed, transformed
 from thunder_fn.api.captures import Plan, in_place, planned
 from thunder_fn.capture import EVERY_LEAF, Captured
-from thunder_fn.errors import GradError
+from thunder_fn.errors import GradError, spelled
 from thunder_fn.jitted import Jitted
 
 P = ParamSpec("P")
@@ -48,6 +48,7 @@ class Functionalized(Transformed):
 def functionalize(f: Jitted[P, R], *, remove: str = "mutations") -> Jitted[P, R]: ...
 @overload
 def functionalize(f: Callable[P, R], *, remove: str = "mutations") -> Callable[P, R]: ...
+@spelled()
 def functionalize(f: Callable[..., Any], *, remove: str = "mutations") -> Any:
     """Write a function with pure ops: in-place changes become new values, and arguments get theirs
     at the end.

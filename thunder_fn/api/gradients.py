@@ -127,6 +127,8 @@ _SPELLED = spelled(
     argnames="Pass the argument by position, and name it in `argnums`.",
     argnum="argnums",
     wrt="argnums",
+    aux="has_aux",
+    reduce_axes="Leave it out: batch dims have no names.",
     in_axes="Write `vmap(grad(f), in_dims=...)` for gradients of each example.",
     create_graph="Leave it out: the gradient of a gradient is `grad(grad(f))`.",
     retain_graph="Leave it out: there is no graph to keep.",

@@ -134,6 +134,20 @@ _SPELLED = spelled(
     argnum="argnums",
     wrt="argnums",
     create_graph="Leave it out: a Jacobian is a function like any other.",
+    aux="has_aux",
+)
+_COLUMNS = spelled(
+    **_SPELLED.elsewhere,
+    chunk_size="All columns are computed at once: `chunk_size` is an option of `jacrev`.",
+)
+_ROWS = spelled(
+    **_SPELLED.elsewhere,
+    randomness="Rows share the forward, which draws once: `randomness` is an option of `jacfwd`.",
+)
+_SECOND = spelled(
+    **_COLUMNS.elsewhere,
+    has_aux="Write `jacfwd(jacrev(f, has_aux=True), has_aux=True)`.",
+    randomness="Write `jacfwd(jacrev(f), randomness=...)`.",
 )
 
 
@@ -155,7 +169,7 @@ def jacrev(
     chunk_size: int | None = None,
     _preallocate_and_copy: bool = False,
 ) -> Callable[P, Any]: ...
-@_SPELLED
+@_ROWS
 def jacrev(
     f: Callable[..., Any],
     argnums: Argnums = 0,
@@ -212,7 +226,7 @@ def jacfwd(
     *,
     randomness: Randomness = "error",
 ) -> Callable[P, Any]: ...
-@_SPELLED
+@_COLUMNS
 def jacfwd(
     f: Callable[..., Any],
     argnums: Argnums = 0,
@@ -242,7 +256,7 @@ def jacfwd(
 def hessian(f: Jitted[P, Any], argnums: Argnums = 0) -> Jitted[P, Any]: ...
 @overload
 def hessian(f: Callable[P, Any], argnums: Argnums = 0) -> Callable[P, Any]: ...
-@_SPELLED
+@_SECOND
 def hessian(f: Callable[..., Any], argnums: Argnums = 0) -> Any:
     """The Hessian of a scalar function, forward over reverse.
 

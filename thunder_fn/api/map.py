@@ -14,13 +14,19 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.api.batching import vmap
 from thunder_fn.capture import pytree
 from thunder_fn.capture.replaced.lookasides import divert
-from thunder_fn.errors import TraceTypeError
+from thunder_fn.errors import TraceTypeError, spelled
 from thunder_fn.structured.loop_functions import map as one_by_one, mapped_function, number_of_steps
 from thunder_fn.structured.shared.bodies import is_kept_open
 
 Tensor = torch.Tensor
 
 
+@spelled(
+    chunk_size="batch_size",
+    axis="dim",
+    in_dims="One `dim` serves all of xs: move the others by `x.movedim`.",
+    in_axes="One `dim` serves all of xs: move the others by `x.movedim`.",
+)
 @internals.with_twin(internals.dynamo_map)
 def map(
     f: Callable[..., Any], xs: Any, *args: Any, dim: int = 0, batch_size: int | None = None

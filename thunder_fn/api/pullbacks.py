@@ -23,7 +23,7 @@ from thunder_fn.api.captures import Plan, planned
 from thunder_fn.capture import EVERY_LEAF, TENSOR, Captured, pytree
 from thunder_fn.capture.rewriting import is_to_be_fused
 from thunder_fn.derived.leaf_vjp import is_differentiable
-from thunder_fn.errors import CotangentError, NotDifferentiable, callable_name, kind_of
+from thunder_fn.errors import CotangentError, NotDifferentiable, callable_name, kind_of, spelled
 from thunder_fn.interpreters import grad as reverse
 from thunder_fn.interpreters.carried import self_contained
 from thunder_fn.ir.rules import Split
@@ -106,6 +106,14 @@ def vjp(
 ) -> tuple[R, Pullback, A]: ...
 @overload
 def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool) -> Any: ...
+@spelled(
+    aux="has_aux",
+    primals="Pass the primals one by one: `vjp(f, x, y)`.",
+    reduce_axes="Leave it out: batch dims have no names.",
+    strict="Leave it out: a primal that the output does not depend on has a gradient of zeros.",
+    create_graph="Leave it out: the pullback is a function like any other.",
+    v="The cotangent is the argument of the pullback: `vjp(f, x)[1](v)`.",
+)
 def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     """Evaluate f and prepare its vector-Jacobian product.
 

@@ -20,7 +20,7 @@ from thunder_fn.capture.replaced.lookasides import divert
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.capture.supported import is_wrapped
 from thunder_fn.derived.leaf_vjp import is_differentiable
-from thunder_fn.errors import AliasedMutation, NotDifferentiable, TangentError, kind_of
+from thunder_fn.errors import AliasedMutation, NotDifferentiable, TangentError, kind_of, spelled
 from thunder_fn.interpreters.jvp import JvpRule, jvp_trace
 from thunder_fn.interpreters.partial_eval import partial_eval
 from thunder_fn.ir import text
@@ -54,6 +54,12 @@ def jvp(
 def jvp(
     f: Callable[..., Any], primals: Any, tangents: Any, *, strict: bool = False, has_aux: bool
 ) -> Any: ...
+@spelled(
+    aux="has_aux",
+    inputs="primals",
+    v="tangents",
+    create_graph="Leave it out: a tangent is differentiated like any other value.",
+)
 def jvp(
     f: Callable[..., Any],
     primals: Any,
@@ -223,7 +229,12 @@ def check_tangents(primals: Any, tangents: Any, name: str = "jvp") -> list[torch
     for path, primal, tangent in zip(
         pytree.paths(tuple(primals), "tangents"), leaves, given, strict=True
     ):
-        have = type_of_value(tangent) if isinstance(tangent, torch.Tensor) else kind_of(tangent)
+        if not isinstance(tangent, torch.Tensor):
+            raise TangentError(
+                f"{name}: Expected tangents to only contain Tensors, but {path} is"
+                f" {kind_of(tangent)}, and its primal is {type_of_value(primal)}"
+            )
+        have = type_of_value(tangent)
         if have != type_of_value(primal):
             raise TangentError(
                 f"{name}: {path} is {have}, but its primal is {type_of_value(primal)}"
@@ -263,6 +274,10 @@ class Linear:
         return self.captured.tangent(filled)
 
 
+@spelled(
+    has_aux="Leave it out: f may return a tuple, and the tangents of what is not needed are free.",
+    primals="Pass the primals one by one: `linearize(f, x, y)`.",
+)
 def linearize(f: Callable[..., R], *primals: Any) -> tuple[R, Linear]:
     """Evaluate f and give its derivative at the primals as a linear function, computed once.
 

@@ -164,9 +164,9 @@ ONCE = frozenset(
     f"aten.{name}.default"
     for name in (
         *("cumprod", "_linalg_slogdet", "_linalg_det", "_linalg_solve_ex", "linalg_lu_solve"),
-        "sinc",
+        *("sinc", "index_reduce"),
     )
-)
+) | {"aten.scatter_reduce.two"}
 """Ops whose derivative PyTorch computes in a way that cannot be differentiated again, unless it
 is told that it will be.
 """
@@ -184,7 +184,70 @@ def _sinc(self: Tensor) -> Tensor:
     return torch.where(is_near, series, far.sin() / far)
 
 
-AGAIN: dict[str, Callable[..., Any]] = {"aten.sinc.default": _sinc}
+def _scatter_reduce(
+    self: Tensor,
+    dim: int,
+    index: Tensor,
+    src: Tensor,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> Tensor:
+    """Multiply by plain products: PyTorch divides by a factor and selects where it is zero, which
+    has a wrong derivative where two factors of a product are zero.
+
+    The factors of a product lie side by side, in the order of their places. Those of one place are
+    multiplied in runs of doubling length.
+    """
+    if reduce != "prod" or index.numel() == 0:
+        return aten.scatter_reduce.two(self, dim, index, src, reduce, include_self=include_self)
+    shape = self.shape
+    self, index, src = (x if x.dim() else x.reshape(1) for x in (self, index, src))
+    for place, count in enumerate(index.shape):
+        src = src.narrow(place, 0, count)
+    order = torch.argsort(index, dim=dim, stable=True)
+    places, runs, size = index.gather(dim, order), src.gather(dim, order), index.shape[dim]
+    length = 1
+    while length < size:
+        rest = size - length
+        is_same = places.narrow(dim, 0, rest) == places.narrow(dim, length, rest)
+        before = torch.where(is_same, runs.narrow(dim, 0, rest), 1.0)
+        joined = before * runs.narrow(dim, length, rest)
+        runs, length = torch.cat([runs.narrow(dim, 0, length), joined], dim), 2 * length
+    differs = places.narrow(dim, 0, size - 1) != places.narrow(dim, 1, size - 1)
+    is_last = torch.cat([differs, torch.ones_like(places.narrow(dim, 0, 1), dtype=torch.bool)], dim)
+    zeros = torch.zeros_like(self)
+    products = zeros.scatter_add(dim, places, torch.where(is_last, runs, 0.0))
+    is_reached = zeros.scatter_add(dim, places, is_last.to(self.dtype)) != 0
+    found = self * products if include_self else products
+    return torch.where(is_reached, found, self).reshape(shape)
+
+
+def _index_reduce(
+    self: Tensor,
+    dim: int,
+    index: Tensor,
+    source: Tensor,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> Tensor:
+    if reduce != "prod":
+        return aten.index_reduce(self, dim, index, source, reduce, include_self=include_self)
+    if source.dim():
+        sizes = [1] * source.dim()
+        sizes[dim] = -1
+        index = index.reshape(sizes).expand(source.shape)
+    else:
+        index = index.reshape(())
+    return _scatter_reduce(self, dim, index, source, reduce, include_self=include_self)
+
+
+AGAIN: dict[str, Callable[..., Any]] = {
+    "aten.sinc.default": _sinc,
+    "aten.scatter_reduce.two": _scatter_reduce,
+    "aten.index_reduce.default": _index_reduce,
+}
 """Ops of `ONCE` whose formula in PyTorch cannot be differentiated again in any way: other formulas,
 of which the derivatives of the first one are those.
 """

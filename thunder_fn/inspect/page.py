@@ -138,13 +138,16 @@ def compare(
 
 
 def page_of_runs(
-    *runs: Chain | Measured, names: Sequence[str] = (), machine: Machine | None = None
+    *runs: Chain | Measured,
+    names: Sequence[str] = (),
+    machine: Machine | None = None,
+    report: str = "",
 ) -> Page:
-    """The page of one run or of two."""
+    """The page of one run or of two, below a report if there is one."""
     names = names or [_chain_of(run).name for run in runs]
     shown = [_run(name, run, machine) for name, run in zip(names, runs, strict=True)]
     name = " beside ".join(dict.fromkeys(names))
-    return Page(name, page_of(name, encode(shown)))
+    return Page(name, page_of(name, encode(shown), report))
 
 
 def _chain_of(run: Chain | Measured) -> Chain:
@@ -163,7 +166,7 @@ def _processor(found: Chain) -> Machine | None:
     return this_processor() if device_of(found).type == "cpu" else None
 
 
-def page_of(name: str, data: dict[str, Any]) -> str:
+def page_of(name: str, data: dict[str, Any], report: str = "") -> str:
     """The page around some data."""
     packed = base64.b64encode(
         zlib.compress(json.dumps(data, separators=(",", ":")).encode(), 9)
@@ -173,10 +176,29 @@ def page_of(name: str, data: dict[str, Any]) -> str:
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta'
         f' http-equiv="Content-Security-Policy" content="{POLICY}">\n<meta name="viewport"'
         f' content="width=device-width,initial-scale=1">\n<title>{html.escape(escaped(name))} ·'
-        f' inspector</title>\n<style>{style}</style>\n</head>\n<body>\n<div id="app"><noscript>This'
+        f" inspector</title>\n<style>{style}</style>\n</head>\n<body>\n{_report(report)}<div"
+        ' id="app"><noscript>This'
         " page needs JavaScript, which it brings itself.</noscript></div>\n<script"
         ' type="application/octet-stream"'
         f' id="data">{packed}</script>\n<script>{code}</script>\n</body>\n</html>\n'
+    )
+
+
+REPORT = (
+    "body{display:flex;flex-direction:column}#app{flex:1;min-height:0}#report{padding:8px 16px;"
+    "max-height:50%;overflow:auto;background:var(--panel);border-bottom:1px solid var(--line)}"
+)
+"""The style of a report, which can be folded, above the page."""
+
+
+def _report(text: str) -> str:
+    """A report under its first line, or nothing."""
+    if not text:
+        return ""
+    first, _, rest = html.escape(text).partition("\n")
+    return (
+        f'<style>{REPORT}</style>\n<details id="report" open><summary>{first}</summary>'
+        f"<pre>{rest}</pre></details>\n"
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal as Choice, TypedDict
 
 from thunder_fn.capture.replaced.lookasides import Lookaside, same_function
 from thunder_fn.errors import (
+    OF_F,
     ArgnumError,
     JitError,
     UnknownOption,
@@ -229,6 +230,14 @@ ELSEWHERE = {
         "Leave it out: a jitted function that is called in another one is part of its program."
     ),
     "device": "Move the arguments to the device.",
+    "in_shardings": "Write `tfn.fsdp`, `tfn.ddp` or `tfn.tensor_parallel`.",
+    "out_shardings": "Write `tfn.fsdp`, `tfn.ddp` or `tfn.tensor_parallel`.",
+    "abstracted_axes": (
+        "Leave it out: sizes that change become symbols. `dynamic=` names those that do."
+    ),
+    "compiler_options": 'Write `executors=["inductor"]`, and set the options of inductor itself.',
+    "disable": "Leave it out: call the function itself.",
+    **dict.fromkeys(OF_F, "f"),
 }
 """Options of `torch.compile` and `jax.jit`, and how they are written here."""
 

@@ -140,12 +140,11 @@ def _conditions(edge: Edge, names: Namespace) -> Iterator[str]:  # noqa: C901 - 
             yield _equal(f"getattr({names.bind(holder, 'of')}, {key}, ABSENT)", edge.value, names)
         case "type":
             yield f"type({names.bind(holder, 'ref')}()) is {names.bind(edge.value, 'class')}"
-        case "entries":
-            found = f"{names.bind(entries, 'entries')}({names.bind(holder, 'dict')}, {key})"
-            yield f"{found} == {names.bind(edge.value, 'entries')}"
-        case "names":
-            found = f"tuple({names.bind(holder, 'dict')})"
-            yield f"{found} == {names.bind(edge.value, 'names')}"
+        case "entries" | "names" as kind:
+            ask = (
+                f"{names.bind(entries, 'entries')}(%s, {key})" if kind == "entries" else "tuple(%s)"
+            )
+            yield f"{ask % names.bind(holder, 'dict')} == {names.bind(edge.value, 'entries')}"
         case "dict":
             _, held = _own_dict(holder, names)
             yield f"{held} is {names.bind(edge.value, 'dict')}"

@@ -57,7 +57,7 @@ class ExpertParallel:
 
     def _computed_where_they_are(self, params: Any, x: Tensor, indices: Tensor) -> Tensor:
         """The results of all choices, [tokens, choices, width]. Ranks tell each other how many rows
-        come, and send those.
+        come, and send those. Rows without values are spread evenly.
         """
         size, own, flat = self.group.size, self.experts // self.group.size, indices.flatten()
         order = flat.argsort(stable=True)
@@ -66,8 +66,13 @@ class ExpertParallel:
         grid = blocks.reshape(size, own)
         room = grid.sum(0).amax().reshape(1)  # of the expert with most rows
         numbers = torch.cat((counts.reshape(size, own).sum(1), grid.sum(1), room))
-        *both, most = numbers.cpu().tolist()
-        there, here = both[:size], both[size:]
+        if flat.is_meta:  # no values, as in a plan: rows are spread evenly
+            count = flat.shape[0]
+            there = here = [count * (i + 1) // size - count * i // size for i in range(size)]
+            most = -(-count // own)
+        else:
+            *both, most = numbers.cpu().tolist()
+            there, here = both[:size], both[size:]
         rows = self._sent(x[order // indices.shape[1]], here, there)
         ends, ahead = blocks.cumsum(0), (grid.cumsum(0) - grid).flatten()
         at = torch.arange(rows.shape[0], device=x.device)

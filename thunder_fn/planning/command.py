@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 from thunder_fn.commands import UserError
 from thunder_fn.errors import ThunderError
@@ -21,19 +22,7 @@ from thunder_fn.planning.worlds import fake_world
 
 def main(argv: Sequence[str]) -> int:
     """Parse the command line and print the plan. The exit code."""
-    parser = argparse.ArgumentParser(prog="python -m thunder_fn plan", description=__doc__)
-    parser.add_argument("function", metavar="FILE:FUNCTION", help="returns (step, args)")
-    parser.add_argument("--world", type=int, default=1, metavar="N", help="ranks; 1 by default")
-    parser.add_argument(
-        "--hardware", default="h100", help="h100, h200, b200, mi300x or a TOML file"
-    )
-    parser.add_argument(
-        "--fused", action="store_true", help="count neighbouring pointwise ops as one kernel"
-    )
-    parser.add_argument("--model-flops", type=float, help="of a rank's step, for the MFU")
-    options = parser.parse_args(argv)
-    if options.world < 1:
-        parser.error(f"--world is a number of ranks from 1 on, given {options.world}")
+    options = _options(argv)
     try:
         with fake_world(options.world), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -49,4 +38,34 @@ def main(argv: Sequence[str]) -> int:
         print(f"thunder_fn plan: {error}", file=sys.stderr)
         return 1
     print(found)
+    if options.out is not None:
+        try:
+            print(found.page().save(options.out))
+        except OSError as error:
+            what = f"{options.out} cannot be written: {error.strerror}"
+            print(f"thunder_fn plan: {what}", file=sys.stderr)
+            return 1
     return 0
+
+
+def _options(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m thunder_fn plan", description=__doc__)
+    parser.add_argument("function", metavar="FILE:FUNCTION", help="returns (step, args)")
+    parser.add_argument("--world", type=int, default=1, metavar="N", help="ranks; 1 by default")
+    parser.add_argument(
+        "--hardware", default="h100", help="h100, h200, b200, mi300x or a TOML file"
+    )
+    parser.add_argument(
+        "--fused", action="store_true", help="count neighbouring pointwise ops as one kernel"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="PAGE",
+        help="write the plan and the step as an inspector's page",
+    )
+    parser.add_argument("--model-flops", type=float, help="of a rank's step, for the MFU")
+    options = parser.parse_args(argv)
+    if options.world < 1:
+        parser.error(f"--world is a number of ranks from 1 on, given {options.world}")
+    return options

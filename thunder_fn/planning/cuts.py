@@ -41,6 +41,10 @@ POLICIES: Mapping[str, Any] = {"none": None, "matmuls": checkpoint_policies.matm
 """The values that a block keeps for its backward; with "all" it is no checkpoint."""
 
 
+ORDER = ("pipe", "shards", "tensor")
+"""The dims of a mesh: shards have the ranks of data and, inside, of context."""
+
+
 @dataclass(frozen=True, slots=True)
 class Way:
     """One way to cut a step.
@@ -51,10 +55,13 @@ class Way:
         keeps: the values that are kept for the backward: "all", "matmuls" or "none"; or a number of
             bytes, of each block.
         micro: the number of parts of a rank's batch, which run one after the other; those of a
-            pipeline run in the order of 1F1B.
+            pipeline run as its schedule says.
         precision: the dtype in which is computed (autocast) and in which parameters and gradients
             travel; None for that of the parameters.
         offload: whether shards lie in the CPU's memory.
+        schedule: of a pipeline; an interleaved one has two stages on each rank.
+        order: the dims of the mesh, outermost first. Ranks of the last one are neighbours in a
+            node; "shards" has the ranks of data and, inside, of context.
 
     Example:
         >>> from thunder_fn.planning import Way
@@ -70,6 +77,8 @@ class Way:
     stages: int = 1
     precision: torch.dtype | None = None
     offload: bool = False
+    schedule: str = "1f1b"
+    order: tuple[str, ...] = ORDER
 
     def __str__(self) -> str:
         others = {"cp": self.context, "pp": self.stages}
@@ -77,7 +86,15 @@ class Way:
         kept = self.keeps if isinstance(self.keeps, str) else f"{self.keeps:,} B a block"
         text = f"fsdp {self.data} x tp {self.tensor}{more}, keeps {kept}, {self.micro} micro"
         text += "" if self.precision is None else f", {str(self.precision).removeprefix('torch.')}"
+        text += "" if self.schedule == "1f1b" else f", {self.schedule}"
+        text += "" if self.order == ORDER else f", mesh of {', '.join(self.order)}"
         return f"{text}, offloaded" if self.offload else text
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The ranks of the mesh's dims, in their order."""
+        known = dict(zip(ORDER, (self.stages, self.data * self.context, self.tensor), strict=True))
+        return {name: known[name] for name in self.order}
 
     @property
     def together(self) -> int:
@@ -112,8 +129,10 @@ class Cut:
     @cached_property
     def mesh(self) -> DeviceMesh:
         """The dims of the way."""
-        way = self.way
-        sizes = {"pipe": way.stages, "data": way.data, "context": way.context, "tensor": way.tensor}
+        way, sizes = self.way, dict[str, int]()
+        for name, ranks in way.sizes.items():
+            split = {"data": way.data, "context": way.context}
+            sizes |= split if name == "shards" else {name: ranks}
         return init_device_mesh(self.device, (*sizes.values(),), mesh_dim_names=(*sizes,))
 
     @cached_property
@@ -129,8 +148,8 @@ class Cut:
         way, f = self.way, self.split_loss
         if way.context > 1:  # around attention on heads of a rank
             f = context_parallel(f, self.mesh["context"], "all_to_all")
-        sizes = (way.stages, way.data * way.context, way.tensor)  # the same ranks
-        rows = init_device_mesh(self.device, sizes, mesh_dim_names=("pipe", "shards", "tensor"))
+        sizes = (*way.sizes.values(),)  # the same ranks
+        rows = init_device_mesh(self.device, sizes, mesh_dim_names=way.order)
         zero, dtype = 3 if way.stages == 1 else 2, way.precision
         return fsdp(f, rows["shards"], zero=zero, precision=dtype, offload=way.offload)
 
@@ -139,8 +158,9 @@ class Cut:
         """The loss and the gradients of one micro-batch, or of all of a pipeline's."""
         if self.way.stages > 1:
             way = self.way
-            mesh = self.mesh["pipe"]
-            return pipeline(self.on_shards, mesh, stages=way.stages, micro=way.micro)
+            stages = way.stages * (2 if way.schedule == "interleaved" else 1)
+            options = {"stages": stages, "micro": way.micro, "schedule": way.schedule}
+            return pipeline(self.on_shards, self.mesh["pipe"], **options)
         return self.with_gradients
 
     def with_gradients(self, params: Prepared, *batch: Any) -> tuple[Any, Any]:

@@ -67,8 +67,9 @@ def plan(
         search: try ways to cut the step, and return a `Search` of them, best first. Then `step` is
             a loss of `(params, *batch)`, which is neither differentiated nor sharded yet. A mapping
             has choices: `split`, the plan of `tensor_parallel`, `blocks`, modules to checkpoint,
-            and sequences `tensor`, `context`, `stages`, `keeps`, `micro`, `precision` and
-            `offload`; see `Way`. `compile(step, recipe=found.recipe)` is the best step.
+            and sequences `tensor`, `context`, `stages`, `schedule`, `order`, `keeps`, `micro`,
+            `precision` and `offload`; see `Way`. `compile(step, recipe=found.recipe)` is the best
+            step.
         model_flops: operations that count for the MFU, without recomputation. By default those
             of the program, recomputation included.
 

@@ -11,15 +11,17 @@ from typing import Any
 
 import torch
 
-from thunder_fn.api.calling import call_arguments
-from thunder_fn.capture import pytree
+from thunder_fn.api.calling import apply, call_arguments
+from thunder_fn.capture import Captured, capture, pytree
 from thunder_fn.capture.failures import raised_at
 from thunder_fn.capture.replaced.autocast_regions import OFF, is_region
-from thunder_fn.errors import InspectError
+from thunder_fn.errors import InspectError, callable_name
 from thunder_fn.executors import FusionExecutor
-from thunder_fn.inspect.chains import chain_of_programs
+from thunder_fn.inspect.chains import Chain, chain_of_programs
 from thunder_fn.inspect.costs import unfolded_programs
+from thunder_fn.inspect.machines import Machine
 from thunder_fn.inspect.memory_use import Memory, memory_of
+from thunder_fn.inspect.page import Page, page_of_runs
 from thunder_fn.ir.constraints import is_hinted
 from thunder_fn.ir.notebook import Shown
 from thunder_fn.ir.symbols import Expr
@@ -47,6 +49,7 @@ class Plan(Shown):
         stages: of a pipeline, the plan of each rank; the plan itself is that of the rank with the
             highest peak.
         offloaded_bytes: in the CPU's memory, at most.
+        chain: the captured step, and what became of it; of a deep model, that of a shallow one.
 
     Example:
         >>> import torch
@@ -65,6 +68,7 @@ class Plan(Shown):
     held_bytes: int
     live_bytes: int
     model_flops: float
+    chain: Chain = field(repr=False, compare=False)
     stages: tuple[Plan, ...] = field(default=(), repr=False)
     offloaded_bytes: int = 0
 
@@ -107,6 +111,15 @@ class Plan(Shown):
     def hidden_communication(self) -> float:
         """The seconds in which collectives run while the rank computes."""
         return max(0.0, self.timeline.communicating - self.timeline.exposed)
+
+    def page(self) -> Page:
+        """The inspector's page of the captured step, below this report. The roofline is that of the
+        hardware; of a pipeline, the step is that of the rank with the highest peak.
+        """
+        dtypes = [torch.float32, *(dtype for dtype, _ in self.timeline.flops_by_dtype)]
+        peak = max(map(self.hardware.peak, dtypes))
+        machine = Machine(self.hardware.name, peak, self.hardware.memory_bytes_per_second)
+        return page_of_runs(self.chain, machine=machine, report=str(self))
 
     def __str__(self) -> str:
         from thunder_fn.planning.report import text
@@ -151,7 +164,7 @@ def planned(
         bytes_held = lives.input_bytes if own is None else own
         host = replace(lives, buffers=lives.elsewhere)
         away = host.input_bytes + host.peak
-        one = Plan(found.name, known, size, lives, took, bytes_held, lives.peak, flops)
+        one = Plan(found.name, known, size, lives, took, bytes_held, lives.peak, flops, found)
         plans.append(replace(one, offloaded_bytes=away))
     largest = max(plans, key=lambda one: one.peak_bytes)
     return replace(largest, stages=tuple(plans)) if len(plans) > 1 else largest
@@ -203,11 +216,33 @@ def _captured(jitted: Any, args: Sequence[Any]) -> Any:
             ) from error
 
 
+@dataclass(eq=False)
+class _Once:
+    """A loss that is captured once, for all ranks of a pipeline."""
+
+    fn: Callable[..., Any]
+    captured: Captured | None = None
+
+    @property
+    def __name__(self) -> str:
+        return callable_name(self.fn)
+
+    def __call__(self, params: Any, *batch: Any) -> Any:
+        if self.captured is None:
+            self.captured = capture(self.fn, (params, *batch), {})
+        known = self.captured
+        if known.writes:  # which the pipeline refuses
+            return self.fn(params, *batch)
+        tensors = pytree.tensors_in((params, batch))
+        return known.result(apply(self.__name__, known.trace, tensors, known.trace))
+
+
 def _ranks_of(jitted: Any) -> list[Any]:
     """The steps of all ranks of a pipeline; of another step, the step."""
     step = getattr(jitted, "fn", None)
     if not isinstance(step, Pipelined):
         return [jitted]
+    step = replace(step, fn=_Once(step.fn))
     groups = (replace(step.group, rank=rank) for rank in range(step.group.size))
     return [jitted.with_function(replace(step, group=group)) for group in groups]
 

@@ -16,9 +16,18 @@ import torch
 
 from thunder_fn.errors import InspectError, ThunderError, UnknownOption, is_int, kind_of
 from thunder_fn.inspect.tables import bytes_text, plain, seconds_text
+from thunder_fn.interpreters.pipeline.schedules import SCHEDULES
 from thunder_fn.ir.notebook import Shown
 from thunder_fn.jitted.options import unknown
-from thunder_fn.planning.cuts import POLICIES, Cut, PlannedRecipe, Way, checkpointed, forwards_of
+from thunder_fn.planning.cuts import (
+    ORDER,
+    POLICIES,
+    Cut,
+    PlannedRecipe,
+    Way,
+    checkpointed,
+    forwards_of,
+)
 from thunder_fn.planning.plans import Plan, planned
 from thunder_fn.planning.rates import Hardware
 from thunder_fn.planning.worlds import fake_world
@@ -41,17 +50,22 @@ class Choices:
     stages: Sequence[int] = (1,)
     precision: Sequence[torch.dtype | None] = (None,)
     offload: Sequence[bool] = (False,)
+    schedule: Sequence[str] = ("1f1b",)
+    order: Sequence[tuple[str, ...]] = (ORDER,)
 
     def __post_init__(self) -> None:
         is_kept = lambda value: is_int(value, 0) or value in ("all", *POLICIES)
         is_float = lambda value: (
             value is None or (isinstance(value, torch.dtype) and value.is_floating_point)
         )
+        is_order = lambda value: isinstance(value, tuple | list) and {*value} == {*ORDER}
         known: dict[str, tuple[Callable[[Any], bool], str]] = {
             "blocks": (lambda value: isinstance(value, torch.nn.Module), "modules"),
             "keeps": (is_kept, f"all, {', '.join(POLICIES)} or numbers of bytes"),
             "precision": (is_float, "floating dtypes or None"),
             "offload": (lambda value: isinstance(value, bool), "True and False"),
+            "schedule": (lambda value: value in SCHEDULES, ", ".join(SCHEDULES)),
+            "order": (is_order, f"orders of {ORDER}"),
         }
         for name in ("tensor", "micro", "context", "stages"):
             known[name] = (lambda value: is_int(value, 1), "numbers from 1 on")
@@ -75,10 +89,20 @@ class Choices:
         every = (tensor, self.context, self.stages, keeps, self.micro, self.precision, self.offload)
         for size, positions, depth, kept, parts, dtype, away in product(*every):
             together = size * positions * depth
-            way = Way(world // together, size, kept, parts, positions, depth, dtype, away)
+            one = Way(world // together, size, kept, parts, positions, depth, dtype, away)
             divides = world % together == 0
-            found.append((way, "" if divides else f"{together} ranks do not divide {world}"))
+            why = "" if divides else f"{together} ranks do not divide {world}"
+            found += [(way, why) for way in self.arranged(one)]
         return found
+
+    def arranged(self, way: Way) -> list[Way]:
+        """The schedules of a pipeline, and the orders of dims that have more ranks than one."""
+        schedules = self.schedule if way.stages > 1 else (way.schedule,)
+        orders = dict[tuple[str, ...], tuple[str, ...]]()
+        for order in map(tuple, self.order):
+            orders.setdefault(tuple(name for name in order if way.sizes[name] > 1), order)
+        every = product(schedules, orders.values())
+        return [replace(way, schedule=schedule, order=order) for schedule, order in every]
 
 
 @dataclass(frozen=True, repr=False)

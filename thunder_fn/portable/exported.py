@@ -17,7 +17,7 @@ import torch
 from thunder_fn.api.calling import call_arguments
 from thunder_fn.capture import TENSOR, pytree
 from thunder_fn.capture.numbers.arguments import value_at
-from thunder_fn.errors import ThunderError
+from thunder_fn.errors import ThunderError, spelled
 from thunder_fn.ir.symbols import Symbol, compute
 from thunder_fn.ir.trace import Expr, subtraces
 from thunder_fn.jitted import Jitted, jit
@@ -27,6 +27,10 @@ from thunder_fn.portable.higher_order import Running, has_rules
 from thunder_fn.torch_internals import demand
 
 
+@spelled(
+    dynamic_shapes="dynamic",
+    strict="Leave it out: f is traced, and Dynamo does not read it.",
+)
 def export(
     f: Callable[..., Any],
     args: tuple[Any, ...],

@@ -407,6 +407,7 @@ def switch(
 def switch(
     index: Any, branches: torch.nn.ModuleList, operands: Any = (), *, batched: Batched = "select"
 ) -> Any: ...
+@spelled(operand="operands", linear="Leave it out.")
 @internals.with_twin()
 def switch(
     index: Any,

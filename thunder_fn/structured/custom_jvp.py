@@ -33,7 +33,7 @@ from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.rewriting import remembered_in_context
 from thunder_fn.derived.activity import ACTIVE
 from thunder_fn.derived.leaf_vjp import is_differentiable
-from thunder_fn.errors import CaptureError, CustomRuleError, InvalidTrace
+from thunder_fn.errors import CaptureError, CustomRuleError, InvalidTrace, spelled
 from thunder_fn.interpreters.grad import zeros
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.interpreters.vmap import batch, batched_outputs
@@ -54,6 +54,7 @@ from thunder_fn.ir.rules import (
 )
 from thunder_fn.ir.trace import Dim, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Type
 from thunder_fn.ir.walking import inline_into
+from thunder_fn.spellings import no_such_name
 from thunder_fn.structured.custom_jvp_transposed import transposed
 from thunder_fn.structured.shared import custom_calls as calls
 from thunder_fn.structured.shared.custom_calls import Call
@@ -315,10 +316,17 @@ class custom_jvp(calls.CustomFunction):
 
     asked_for = "defjvp(rule)` before differentiating"
 
+    @spelled(
+        jvp="rule",
+        symbolic_zeros="Leave it out: tangents that are zero are tensors of zeros.",
+    )
     def defjvp(self, rule: Callable[..., Any]) -> Callable[..., Any]:
         """Set the rule, and return it, so that this is a decorator."""
         self._rule = rule
         return rule
+
+    def __getattr__(self, name: str) -> Any:
+        raise no_such_name("thunder_fn:custom_jvp", name)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self.called(JvpCall, _bind, args, kwargs)

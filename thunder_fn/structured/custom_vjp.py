@@ -33,7 +33,7 @@ import torch
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.derived.activity import ACTIVE
 from thunder_fn.derived.leaf_vjp import is_differentiable
-from thunder_fn.errors import CaptureError, CustomRuleError, InvalidTrace
+from thunder_fn.errors import CaptureError, CustomRuleError, InvalidTrace, spelled
 from thunder_fn.interpreters.grad import zeros
 from thunder_fn.interpreters.jvp import jvp_trace, transposed_twice
 from thunder_fn.interpreters.simplify import dce
@@ -345,6 +345,10 @@ class custom_vjp(calls.CustomFunction):
 
     asked_for = "defvjp(fwd, bwd)` before differentiating"
 
+    @spelled(
+        symbolic_zeros="Leave it out: cotangents that are zero are tensors of zeros.",
+        optimize_remat="Leave it out: what a backward does not read is not kept.",
+    )
     def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any]) -> None:
         """Set the rule."""
         self._rule = (fwd, bwd)

@@ -178,6 +178,7 @@ class custom_vmap(calls.CustomFunction):
     Source: jax.custom_batching.custom_vmap.
     """
 
+    is_differentiated = False
     asked_for = "def_vmap(rule)` before batching it"
 
     def __init__(self, f: Callable[..., Any]) -> None:

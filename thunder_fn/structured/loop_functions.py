@@ -148,6 +148,7 @@ def number_of_steps(
             raise TraceTypeError(
                 f"{op}: {path} is of type {type(leaf).__name__}, and only tensors can be sliced"
             )
+        check_dense(op, path, leaf)
         if not -leaf.ndim <= dim < leaf.ndim:
             raise TraceTypeError(f"{op}: {path} is {type_of_value(leaf)} and has no dim {dim}")
     dim = dim % leaves[0].ndim if leaves else max(dim, 0)
@@ -167,6 +168,13 @@ def number_of_steps(
             f"{op}: the number of steps must be the same, but\n{listed}", source=user_source()
         )
     return sizes[0][1], dim
+
+
+def check_dense(op: str, path: str, leaf: Tensor) -> None:
+    """Raise for a sparse tensor, which has no slices."""
+    if leaf.layout is not torch.strided:
+        what = f"{op}: {path} is a tensor of layout {leaf.layout}, but xs must be dense tensors"
+        raise TraceTypeError(what, source=user_source(), fix="Pass `x.to_dense()`.")
 
 
 # ---- in Python ----

@@ -361,7 +361,7 @@ def while_loop(
     carry, is_bare = operand_tuple("while_loop", "carried_inputs", carried_inputs), False
     what = f"the carries one by one, {len(carry)} of them"
     check_takes("while_loop", what, len(carry), cond_fn, body_fn)
-    if current() is None and max_steps is None and internals.is_make_fx():
+    if current() is None and max_steps is None and internals.is_kept_for_later():
         return internals.pytorchs("while_loop", cond_fn, body_fn, carry)
 
     @standing_for(cond_fn)

@@ -20,9 +20,12 @@ from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.ir.trace import Op, TensorType, Trace
 from thunder_fn.testing.drawn_programs import BODIES, FAMILIES, Program, Step, build, example_inputs
 from thunder_fn.testing.schemas import (
+    DTYPES,
     MOST_PICKS,
+    NUMBERS,
     UNCHECKED,
     calls_of_samples,
+    dtype_picks,
     in_turn,
     num_picks,
     num_values,
@@ -113,6 +116,24 @@ def around(program: Program) -> Iterator[Program]:
     for name, variants in NESTS.items():
         yield nested(name, steps, variants[0], types)
         yield nested(name, (*CHAIN[:3], *steps), variants[-1], types)
+
+
+_ON_CONSTANT, _OF_CONSTANTS = (0, 1, 0, 0, 0, 0, 0, 1), (1,) * 4
+"""The picks of a scan over one carry and one constant, and of a step on the constant alone."""
+
+INSIDE: tuple[Program, ...] = tuple(
+    nested(name, (Step(leaf, picks), Step("mul", (0, 1))), own, (MATRIX, MATRIX))
+    for leaf, (other, variants) in zip(
+        FAMILIES_OF_LEAVES, itertools.cycle(NESTS.items()), strict=False
+    )
+    for name, picks, own in (
+        ("scan", _OF_CONSTANTS, _ON_CONSTANT),
+        (other, (), variants[-1]),
+    )
+)
+"""Every leaf inside of a loop where it is the same in each step, and inside of another structured
+op.
+"""
 
 
 _DRAWING = ("rand", "normal_like", "bernoulli", "dropout")
@@ -235,12 +256,31 @@ BOUNDED: tuple[Program, ...] = tuple(
 )
 """Loops that end because of `max_steps`, or because their condition says so."""
 
-CASES: tuple[Program, ...] = tuple(
-    Program((VECTOR,), (Step("switch", (0, index, 1, 0, 1), bodies),))
-    for bodies in (tuple(Program((), (Step(name),)) for name in ("sin", "cos", "exp")),)
-    for index in range(5)
+_BRANCHES = (
+    *(
+        tuple(Program((), (Step(name),)) for name in names)
+        for names in (("sin", "cos", "exp"), ("sin", "sin", "cos"), ("sin", "cos", "cos"))
+    ),
+    tuple(Program((), (Step("sin"), Step("cos")), (place,)) for place in (0, 1, 0)),
+    (Program((), (Step("sin"),), (1,)),) * 3,
 )
-"""Choices among three functions that differ, by each index and beyond both ends."""
+"""Branches that differ, that are alike in part, that differ in what they return, that return an
+operand.
+"""
+
+CASES: tuple[Program, ...] = (
+    *(
+        Program((VECTOR,), (Step("switch", (0, index, 1, 0, 1), bodies),))
+        for bodies in _BRANCHES
+        for index in range(5)
+    ),
+    *(
+        Program((VECTOR,), (Step("cond", (2, truth, 0, 1), bodies[-2:]),))
+        for bodies in _BRANCHES
+        for truth in (0, 1)
+    ),
+)
+"""Choices by each index and beyond both ends, and by both truths."""
 
 _WRITTEN = tuple(Step("written", (0, kind)) for kind in range(4))
 
@@ -330,9 +370,12 @@ def _cousins_of(program: Program) -> Iterator[Program]:
             yield pair
 
 
-MOST_PAIRS, MOST_CHAINS = 240, 50
+MOST_PAIRS, MOST_OF_ONE, MOST_CHAINS = 720, 480, 50
 
-CUBES = ((TensorType(F64, (2, 2, 2)),) * 2, (TensorType(F64, (4, 4)),) * 2, (VECTOR, VECTOR))
+CUBES = tuple(
+    (TensorType(dtype, shape),) * 2
+    for dtype, shape in ((F64, (2, 2, 2)), (F64, (4, 4)), (F64, (2,)), (torch.float32, (2, 2)))
+)
 """Inputs all of whose dims are alike, so that one op can often follow another."""
 
 
@@ -344,7 +387,7 @@ def pairs_of(names: Sequence[str]) -> list[Program]:
     """
     own = [_on_itself(name) for name in names]
     other = [_one_on_another(a, b) for a in names for b in names if a != b]
-    first = in_turn(own)[: MOST_PAIRS // 2]
+    first = in_turn(own)[:MOST_OF_ONE]
     return [*first, *in_turn(other)[: MOST_PAIRS - len(first)]]
 
 
@@ -357,10 +400,14 @@ def _on_itself(name: str) -> list[Program]:
         plain = calls[0]
         both = replace(plain, picks=(1, *plain.picks[1:]))
         chains = [(plain, plain), (plain, plain, plain), (plain, Step("sin"), plain)]
-        chains += [pair for step in calls[1:] for pair in ((plain, step), (step, plain))]
-        chains += [(step, step) for step in calls[1:]]
-        several = list(itertools.product(calls[-MOST_SEVERAL:], repeat=2))
-        chains += random.Random(name).sample(several, min(len(several), MOST_CHAINS))
+        alone = in_turn(_by_argument(calls))
+        one = [pair for step in alone for pair in ((plain, step), (step, plain))]
+        one += [(step, step) for step in alone]
+        some = (*alone[: MOST_SEVERAL // 2], *_with_two(calls, types))
+        several = list(itertools.product(some, repeat=2))
+        chains += in_turn(
+            (one, random.Random(name).sample(several, min(len(several), MOST_CHAINS)))
+        )
         programs = [Program(types, chain) for chain in chains]
         programs[1:1] = [
             Program(types, (plain, plain), (0, 1)),
@@ -371,6 +418,29 @@ def _on_itself(name: str) -> list[Program]:
     for call in calls_of(name)[:1]:
         found.update(dict.fromkeys([replace(call, steps=call.steps * 2)]))
     return list(found)
+
+
+def _with_two(calls: Sequence[Step], types: tuple[TensorType, ...]) -> list[Step]:
+    """Calls in which two arguments have values that some of these have alone, the others defaults:
+    most faults need no more.
+
+    Source: Cohen, Dalal, Fredman and Patton, The AETG system, IEEE TSE 23(7), 1997.
+    """
+    both = [
+        replace(a, picks=(*a.picks, *b.picks[len(a.picks) :]))
+        for some, others in itertools.combinations(_by_argument(calls), 2)
+        for a, b in itertools.product(some, others)
+    ]
+    random.Random(str(calls[0])).shuffle(both)
+    found = (step for step in both if takes(step.op, types, step.picks))
+    return list(itertools.islice(found, MOST_SEVERAL))
+
+
+def _by_argument(calls: Sequence[Step]) -> list[list[Step]]:
+    """The calls in which one argument has another value, those of each argument together."""
+    alone = [step for step in calls if sum(map(bool, step.picks)) == 1]
+    counts = sorted({len(step.picks) for step in alone})
+    return [[step for step in alone if len(step.picks) == count] for count in counts]
 
 
 def _one_on_another(first: str, second: str) -> list[Program]:
@@ -408,6 +478,32 @@ def takes_after(call: Program, second: Step) -> bool:
     """Test whether an op takes what a call has made."""
     made = build(replace(call, steps=(*call.steps, second))).equations
     return len(made) > 1 and made[-1].op.name == second.op
+
+
+LARGE = (Step("aten.pow.Tensor_Scalar", (0, NUMBERS.index(3))),) * 3
+"""Steps that make numbers with as many digits as an integer has."""
+
+MOST_CONVERSIONS = 162
+
+
+def conversions_of(names: Sequence[str]) -> list[Program]:
+    """Programs that ask an op for each dtype, on inputs of each dtype, and then for a wide one: the
+    digits that the first loses are missing there.
+    """
+    return in_turn([list(_conversions(name)) for name in names])[:MOST_CONVERSIONS]
+
+
+def _conversions(name: str) -> Iterator[Program]:
+    picks = dtype_picks(name)
+    for dtype, (first, own) in itertools.product(DTYPES, picks.items()):
+        types = (TensorType(dtype, (12,)),)
+        is_whole = not dtype.is_floating_point and not dtype.is_complex
+        wide = torch.int64 if is_whole and not first.is_complex else torch.complex128
+        wide = F64 if dtype.is_floating_point and first.is_floating_point else wide
+        is_real_part = dtype.is_complex and not first.is_complex  # PyTorch warns
+        if takes(name, types, own) and not is_real_part:
+            steps = (Step(name, own), Step(name, picks[wide]))
+            yield Program(types, (*LARGE, *steps) if is_whole else steps)
 
 
 def in_single(program: Program) -> Program:
@@ -591,7 +687,7 @@ MOST_PLACES = 2
 """The number of inputs with which every argument of an op is tried."""
 
 MOST_SEVERAL = 12
-"""The number of calls in which all arguments have other values."""
+"""The number of calls in which all arguments have other values, or two."""
 
 
 @cache
@@ -652,7 +748,9 @@ def _fitting(name: str, with_others: bool) -> list[tuple[TensorType, ...]]:
 
 
 def _one_at_a_time(counts: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """The first other value of each argument, then the second ones: what follows has a limit."""
     yield ()
-    for place, count in enumerate(counts):
-        for pick in range(1, count):
-            yield (*(0,) * place, pick)
+    for pick in range(1, max(counts, default=0)):
+        for place, count in enumerate(counts):
+            if pick < count:
+                yield (*(0,) * place, pick)

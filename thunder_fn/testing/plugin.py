@@ -32,10 +32,19 @@ def pytest_collection_modifyitems(
     session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
 ) -> None:
     """Add one test for each transform."""
-    names: Any = config.getoption("--tfn-laws")
-    for name in names:
-        for path, transform in transforms_of(importlib.import_module(name)):
-            items.append(LawItem.from_parent(session, name=f"laws[{path}]", transform=transform))
+    for path, transform in _named(config):
+        items.append(LawItem.from_parent(session, name=f"laws[{path}]", transform=transform))
+
+
+def _named(config: pytest.Config) -> list[tuple[str, Callable[..., Any]]]:
+    """The transforms of the modules that `--tfn-laws` names."""
+    options: Any = config.option
+    try:
+        modules = [importlib.import_module(name) for name in options.tfn_laws]
+    except ImportError as error:
+        said = f"--tfn-laws: {error}. Name a module that Python can import from here."
+        raise pytest.UsageError(said) from error
+    return [found for module in modules for found in transforms_of(module)]
 
 
 def transforms_of(module: ModuleType) -> Iterator[tuple[str, Callable[..., Any]]]:
@@ -93,10 +102,13 @@ class LawItem(pytest.Item):
         return code.co_filename, code.co_firstlineno - 1, self.name
 
 
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Print one line: how many transforms keep the laws, on how many traces. `--tfn-badge` writes
-    it to a file, too.
+def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
+    """Print one line: how many of the transforms keep the laws, on how many traces. `--tfn-badge`
+    writes it to a file, too. A transform whose test did not end counts as one that was not tried.
     """
+    if exitstatus == pytest.ExitCode.USAGE_ERROR:
+        return
+    named = len(_named(config))
     found = [
         (report.passed, traces)
         for outcome in ("passed", "failed")
@@ -104,18 +116,17 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         for name, traces in report.user_properties
         if name == TRACES
     ]
-    if not found:
-        return
     kept, traces = sum(passed for passed, _ in found), sum(traces for _, traces in found)
+    left = f"; {named - len(found)} not tried" if len(found) < named else ""
     terminalreporter.write_line(
-        f"laws: {kept} of {len(found)} transforms keep them, on {traces} traces"
+        f"laws: {kept} of {named} transforms keep them, on {traces} traces{left}"
     )
-    file: Any = config.getoption("--tfn-badge", None)
-    if file is not None:
+    options: Any = config.option
+    if options.tfn_badge is not None:
         badge = {
             "schemaVersion": 1,
             "label": "laws",
-            "message": f"{kept} of {len(found)} transforms, {traces:,} traces",
-            "color": "brightgreen" if kept == len(found) else "red",
+            "message": f"{kept} of {named} transforms, {traces:,} traces",
+            "color": "brightgreen" if kept == named else "red",
         }
-        Path(file).write_text(json.dumps(badge))
+        Path(options.tfn_badge).write_text(json.dumps(badge))

@@ -36,13 +36,16 @@ from thunder_fn.testing.suits import broadcast
 from thunder_fn.torch_internals import OpOverload, schema_of
 from thunder_fn.torch_internals.patches import no_meta_log
 
-DTYPES = (torch.float64, torch.float32, torch.int64, torch.bool, torch.complex128)
+DTYPES = (
+    *(torch.float64, torch.float32, torch.int64, torch.bool, torch.complex128),
+    *(torch.float16, torch.bfloat16, torch.int32, torch.uint8, torch.int8),
+)
 NUMBERS = (2, 0.5, -3, 0, 1, True, -1, 3, -2, -0.5)
 INTEGERS = (1, 0, -1, 2, 3)
 TEXTS = ("none", "tanh", "floor", "trunc", "sum", "mean", "ij", "reflect")
 """The texts that arguments of PyTorch's ops take, `None` aside."""
 
-MOST_PICKS = 10
+MOST_PICKS = 11
 """The number of values, with the default, that an argument is given at most."""
 
 
@@ -156,11 +159,23 @@ def num_picks(name: str) -> int:
 def num_values(name: str) -> tuple[int, ...]:
     """The number of picks that are worth trying for each argument of an overload."""
     draft = Draft(TraceBuilder("values"), [])
-    draft.env.extend(draft.builder.take((TensorType(torch.float64, (2, 2)),)))
+    draft.env.extend(draft.builder.take((TensorType(torch.float64, (2, 2, 2)),)))
     return tuple(
         2 if _is_tensors(argument) else min(len(_values(argument, draft)), MOST_PICKS)
         for argument in _schema_arguments(name)
     )
+
+
+@cache
+def dtype_picks(name: str) -> dict[torch.dtype, tuple[int, ...]]:
+    """The picks with which a step that calls this overload asks for each dtype; none if it takes no
+    dtype.
+    """
+    for place, argument in enumerate(_schema_arguments(name)):
+        if argument.name == "dtype":
+            values = enumerate(_values(argument, Draft(TraceBuilder("values"), [])))
+            return {v: (*(0,) * place, i) for i, v in values if isinstance(v, torch.dtype)}
+    return {}
 
 
 def tensor_places(name: str) -> tuple[int, ...]:
@@ -336,8 +351,9 @@ def _of_kind(argument: Any, draft: Draft) -> Iterator[Any]:
     inner = kind.removeprefix("Optional[").removesuffix("]") if "Optional[" in kind else kind
     if inner == "List[int]" and draft.env:
         shape = tuple(shape_of(draft.env[-1]))
-        turned = (*range(1, len(shape)), 0)[: len(shape)]
-        yield from (shape, (0,)) if argument.name in _SHAPES else ((0,), turned, shape)
+        dims = tuple(range(len(shape)))
+        turned, swapped = (*dims[1:], *dims[:1]), (*dims[1:2], *dims[:1], *dims[2:])
+        yield from (shape, (0,)) if argument.name in _SHAPES else ((0,), turned, swapped, shape)
     yield from _VALUES.get(inner, ())
 
 

@@ -38,6 +38,7 @@ from thunder_fn.testing.growing import (
     DEAD,
     DRAWS,
     EFFECTS,
+    INSIDE,
     SWAPPED,
     VECTOR,
     around,
@@ -45,6 +46,7 @@ from thunder_fn.testing.growing import (
     beside_chains,
     calls_of,
     changed,
+    conversions_of,
     cousins_of_leaves,
     in_single,
     pairs_of,
@@ -113,6 +115,7 @@ ON_PURPOSE = tuple(
         COUSINS,
         SWAPPED,
         EFFECTS,
+        INSIDE,
     )
     for program in family
 )
@@ -284,11 +287,22 @@ class Search:
         return self._first_broken(cases, [*self.alone, *self.beside])
 
     def on_purpose(self) -> tuple[str, AnyCase] | None:
-        """Try the programs made on purpose: all alone, then some beside other transforms."""
-        programs = list(self._programs())
-        alone = [Case(program) for program, _ in programs]
-        return self._first_broken(alone, self.alone) or self._first_broken(
-            (Case(program) for program, flag in programs if flag), self.movers
+        """Try the programs made on purpose: the basic ones alone, some of them beside other
+        transforms, then the others alone.
+        """
+        beside = list[Case]()
+
+        def basic() -> Iterator[Case]:
+            """The programs, each made when it is tried: making all of them takes seconds."""
+            for program, flag in self._basic_programs():
+                case = Case(program)
+                beside.extend([case] * flag)
+                yield case
+
+        return (
+            self._first_broken(basic(), self.alone)
+            or self._first_broken(beside, self.movers)
+            or self._first_broken(map(Case, self._further_programs()), self.alone)
         )
 
     def on_symbols(self) -> tuple[str, AnyCase] | None:
@@ -301,9 +315,11 @@ class Search:
 
     def programs(self) -> Iterator[Program]:
         """The programs made on purpose."""
-        return (program for program, _ in self._programs())
+        yield from (program for program, _ in self._basic_programs())
+        yield from self._further_programs()
 
-    def _programs(self) -> Iterator[tuple[Program, bool]]:
+    def _basic_programs(self) -> Iterator[tuple[Program, bool]]:
+        """Programs, and whether each is tried beside other transforms, too."""
         for name in STEPS:
             yield from ((program, not i) for i, program in enumerate(steps_alone(name)))
         for index, program in self._calls():
@@ -314,12 +330,15 @@ class Search:
         yield from ((program, False) for program in around_chains((1, 2, 3, 5, 6)))
         yield from ((program, True) for program in around_chains((4,)))
         yield from ((program, False) for program in beside_chains((1, 2, 3, 4, 5)))
-        yield from ((program, False) for program in two_deep())
-        yield from ((program, False) for program in ON_PURPOSE)
-        yield from ((program, False) for program in cousins_of_leaves(self.ops))
-        yield from ((program, False) for program in pairs_of(self.ops))
+
+    def _further_programs(self) -> Iterator[Program]:
+        yield from two_deep()
+        yield from ON_PURPOSE
+        yield from cousins_of_leaves(self.ops)
+        yield from conversions_of(self.ops)
+        yield from pairs_of(self.ops)
         if any(promise.startswith(("precision", "refines")) for promise in self.promised.promises):
-            yield from ((program, False) for program in self._in_single())
+            yield from self._in_single()
 
     def _in_single(self) -> Iterator[Program]:
         """Programs in single precision, where rounding shows."""

@@ -95,6 +95,7 @@ from thunder_fn.torch_internals.higher_order import (
     has_setup_context,
     higher_order_function,
     is_caching,
+    is_kept_for_later,
     is_make_fx,
     math_attention,
     on_import,

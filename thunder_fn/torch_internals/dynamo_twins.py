@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from thunder_fn.torch_internals.modes import inside_torch_func
+from thunder_fn.torch_internals.modes import inside_derivative_or_vmap
 from thunder_fn.torch_internals.patches import constant_of_dynamo
 
 _NESTED = (
@@ -23,8 +23,10 @@ _NESTED = (
 
 @constant_of_dynamo
 def is_in_torch_func() -> bool:
-    """Test, at a call by Dynamo, for a transform of torch.func around the code that it reads."""
-    return inside_torch_func()
+    """Test, at a call by Dynamo, for a derivative or vmap of torch.func around the code that it
+    reads.
+    """
+    return inside_derivative_or_vmap()
 
 
 def dynamo_cond(

@@ -214,6 +214,13 @@ def is_make_fx() -> bool:
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
 
 
+def is_kept_for_later() -> bool:
+    """Test whether `make_fx` or `torch.export` records what runs. Before export records a program,
+    it runs it on tensors without values.
+    """
+    return is_make_fx() or torch.compiler.is_exporting()
+
+
 GLOBAL_HOOKS: tuple[dict[Any, Any], ...] = tuple(
     value
     for name, value in vars(torch.nn.modules.module).items()

@@ -390,6 +390,15 @@ def inside_torch_func() -> bool:
     )
 
 
+def inside_derivative_or_vmap() -> bool:
+    """Test whether a transform of torch.func other than `functionalize` is running, or a dual level
+    of forward mode.
+    """
+    pure = torch._C._functorch.TransformType.Functionalize
+    levels = torch._C._functorch.get_interpreter_stack() or ()
+    return forward_ad._current_level >= 0 or any(level.key() != pure for level in levels)
+
+
 def is_script_traced() -> bool:
     """Test whether `torch.jit.trace` records what runs."""
     return torch._C._get_tracing_state() is not None

@@ -17,6 +17,7 @@ from thunder_fn.interpreters.checkpoint.selective import Selective
 from thunder_fn.ir import facts
 from thunder_fn.ir.pretty import format_equation
 from thunder_fn.ir.trace import Equation, Trace
+from thunder_fn.spellings import no_such_name
 from thunder_fn.structured.checkpoint_name import name_of
 
 Answer: TypeAlias = Choice["save", "recompute", "offload"]
@@ -90,7 +91,12 @@ class AllBut:
         return found
 
 
-class checkpoint_policies:
+class _Policies(type):
+    def __getattr__(cls, name: str) -> Any:
+        raise no_such_name("thunder_fn:checkpoint_policies", name)
+
+
+class checkpoint_policies(metaclass=_Policies):
     """The named policies.
 
     Law: a policy changes what is kept for the backward, and no value.

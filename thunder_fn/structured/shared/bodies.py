@@ -493,7 +493,7 @@ def is_kept_open(choice: Any) -> bool:
     if current() is not None:
         return False
     if isinstance(choice, torch.Tensor):
-        return internals.is_make_fx()
+        return internals.is_kept_for_later()
     return isinstance(choice, (torch.SymBool, torch.SymInt))
 
 

@@ -21,7 +21,14 @@ from thunder_fn.capture.numbers.known_values import CUSTOM_RULE
 from thunder_fn.capture.outside.reads import is_object
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.derived.leaf_vjp import is_differentiable
-from thunder_fn.errors import CustomRuleError, MissingRule, callable_name, kind_of, with_article
+from thunder_fn.errors import (
+    CustomRuleError,
+    MissingRule,
+    callable_name,
+    kind_of,
+    spelled,
+    with_article,
+)
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.under_autograd import evaluate_followed
 from thunder_fn.ir.rules import Mask, chosen
@@ -215,6 +222,8 @@ class CustomFunction:
     custom_vmap.
     """
 
+    is_differentiated: ClassVar[bool] = True
+    """The rule is that of a derivative."""
     asked_for: ClassVar[str]
     """The call that sets the rule, and when it has to stand."""
     __call__: Callable[..., Any]
@@ -222,6 +231,7 @@ class CustomFunction:
     def __init_subclass__(cls) -> None:
         cls.__call__ = internals.outside_dynamo(cls.__call__)
 
+    @spelled(nondiff_argnames="Give their positions: `nondiff_argnums=(0,)`.")
     def __init__(self, f: Callable[..., Any], nondiff_argnums: Sequence[int] = ()) -> None:
         functools.update_wrapper(self, f)
         self.f = f
@@ -251,6 +261,17 @@ class CustomFunction:
         """A call of the function, and its tensors."""
         return make_call(kind, self, self._signature, self.nondiff_argnums, args, kwargs)
 
+    def check_result(self, result: Any) -> None:
+        """Raise if a result depends on a tensor from outside that is differentiated, where the
+        rule is of the arguments alone.
+        """
+        if self.is_differentiated and is_followed(pytree.tensors_in(result)):
+            raise CustomRuleError(
+                f"{type(self).__name__}: {self.__name__} closes over a tensor that is"
+                " differentiated, and its rule says nothing of it",
+                fix=_PASS_IT,
+            )
+
     def called(
         self, kind: type[C], record: Callable[[Recorder, C, list[Any]], Any], args: Any, kwargs: Any
     ) -> Any:
@@ -260,7 +281,9 @@ class CustomFunction:
         if recorder is not None:
             return record(recorder, call, tensors)
         if not is_followed(tensors):
-            return self.f(*args, **kwargs)
+            result = self.f(*args, **kwargs)
+            self.check_result(result)
+            return result
         return call_eagerly(lambda *xs: self(*call.args(xs)), tensors)
 
 
@@ -297,11 +320,13 @@ def check_closures(equation: Equation, call: Any, count: int, active: Mask) -> N
                 " differentiated"
             )
             what = f"{equation.op}: {what}, and its rule says nothing of it"
-            fix = (
-                "Pass it as an argument that the rule knows; or close over `stop_gradient` of it,"
-                " if it is to be constant."
-            )
-            raise CustomRuleError(what, source=equation.source, fix=fix)
+            raise CustomRuleError(what, source=equation.source, fix=_PASS_IT)
+
+
+_PASS_IT = (
+    "Pass it as an argument that the rule knows; or close over `stop_gradient` of it, if it is to"
+    " be constant."
+)
 
 
 def make_call(

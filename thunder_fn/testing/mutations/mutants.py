@@ -17,7 +17,7 @@ import inspect
 import signal
 import textwrap
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from thunder_fn.ir.trace import Trace
@@ -260,14 +260,14 @@ NO_BUG = ("EQUAL", "NO WORSE")
 def verdict(path: str, mutation: Mutation, seconds: float = SECONDS) -> str:
     """The law that a mutant of the transform at this path (`module:name`) breaks in time.
 
-    Where there is none, the mutant is tried on the witnesses: "EQUAL" if it makes the same trace of
-    each; "NO WORSE" if some are others, which keep every law and have no more equations; or else
-    "SURVIVES" with a witness that shows the bug. "OUT OF TIME" if no law was broken in time, or the
+    Where there is none, or the time is up, the mutant is tried on the witnesses: "EQUAL" if it
+    makes the same trace of each; "NO WORSE" if some are others, which keep every law and have no
+    more equations; or else "SURVIVES" with a witness that shows the bug. "OUT OF TIME" if the
     witnesses took `PATIENCE` times as long.
     """
     laws = laws_of(path)
     try:
-        with planted(mutation), within(seconds):
+        with planted(mutation), suppress(OutOfTime), within(seconds):
             check_transform(transform_at(path), **laws)
         made_of(path)
         with within(PATIENCE * seconds):
