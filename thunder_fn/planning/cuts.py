@@ -93,7 +93,8 @@ class Way:
     @property
     def sizes(self) -> dict[str, int]:
         """The ranks of the mesh's dims, in their order."""
-        known = dict(zip(ORDER, (self.stages, self.data * self.context, self.tensor), strict=True))
+        ranks = self.stages, self.data * self.context, self.tensor
+        known: dict[str, int] = dict(zip(ORDER, ranks, strict=True))
         return {name: known[name] for name in self.order}
 
     @property
@@ -159,8 +160,8 @@ class Cut:
         if self.way.stages > 1:
             way = self.way
             stages = way.stages * (2 if way.schedule == "interleaved" else 1)
-            options = {"stages": stages, "micro": way.micro, "schedule": way.schedule}
-            return pipeline(self.on_shards, self.mesh["pipe"], **options)
+            mesh, schedule = self.mesh["pipe"], way.schedule
+            return pipeline(self.on_shards, mesh, stages=stages, micro=way.micro, schedule=schedule)
         return self.with_gradients
 
     def with_gradients(self, params: Prepared, *batch: Any) -> tuple[Any, Any]:
