@@ -24,8 +24,8 @@ def test_every_nth_member_stays() -> None:
         *(f"{family}[{number}]" for number in range(5)),
         "tests/tutorials/test_tutorials.py::test_tutorial[07_laws]",
     ]
+    every = EVERY[family.removeprefix("tests/")]
     assert left_out(names) == {
-        f"{family}[1]",
-        f"{family}[3]",
+        *(f"{family}[{number}]" for number in range(5) if number % every),
         "tests/tutorials/test_tutorials.py::test_tutorial[07_laws]",
     }

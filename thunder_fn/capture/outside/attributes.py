@@ -178,9 +178,15 @@ class Attributes(Reached):
             return self.attribute_of_super(value, name, frame)
         if not self.is_outside(value):
             return self.attribute_of_new(value, name, path)
+        return self.attribute_of_known(value, name, path, frame)
+
+    def attribute_of_known(self, value: Any, name: str, path: str, frame: Frame) -> Sequence[Any]:
+        """An attribute of an object from outside."""
         if is_a(value, ARRAYS):
             self.array(value, path)
             return ()
+        if is_a(value, threading.local):
+            return (self.reach(self.edge("attr", value, name, path), path),)
         if name == "__dict__" and is_a(held := dict_of(value), dict):
             self.own_dict(value, path)
             return (self.reach(held, path),)
@@ -280,8 +286,6 @@ class Attributes(Reached):
 
     def object_attribute(self, value: Any, name: str, path: str, frame: Frame) -> Sequence[Any]:  # noqa: C901 - a branch for each kind of holder
         """An attribute of an object, of its own or of its class."""
-        if is_a(value, threading.local):
-            return (self.reach(self.edge("attr", value, name, path), path),)
         of_class, held = look("class", type(value), name), dict_of(value)
         if is_a(value, Enum) and name in ("name", "value"):
             return (self.reach(self.edge("key", held, f"_{name}_", path), path),)

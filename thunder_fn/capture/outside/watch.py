@@ -231,7 +231,8 @@ class Watch(Evaluator):
                 self.edge("key", held, name, f"the attribute {escaped(name)} of a tensor")
         reached = tuple(self.outside.values())
         for value, path in reached:
-            has_none = is_a(value, NO_FIELDS) or is_code(value)
+            is_users = type(value) is types.SimpleNamespace or self.is_open(type(value))
+            has_none = not is_users or is_a(value, NO_FIELDS) or is_code(value)
             fields: dict[str, Any] = {} if has_none else fields_of(value) or {}
             for name in names & fields.keys():
                 if not is_a(fields[name], torch.Tensor):
