@@ -150,14 +150,6 @@ CHOICES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "cond": lambda x: tfn.cond(x.shape[0] == 4, torch.sin, torch.cos, (x,)),
     "switch": lambda x: tfn.switch(x.shape[0] - 4, [torch.sin, torch.cos, torch.exp], (x,)),
     "functionalize": tfn.functionalize(lambda x: tfn.cond(x.shape[0] == 4, torch.sin, torch.cos, (x,)).add_(1)),
-    "functionalize of nested choices": tfn.functionalize(
-        lambda x: tfn.cond(
-            x.shape[0] == 4,
-            lambda x: tfn.cond(x.shape[0] == 1, lambda x: x.sin().add_(1), torch.cos, (x,)),
-            lambda x: x * 2,
-            (x,),
-        )
-    ),
     "gradient of map": lambda x: torch.autograd.grad(tfn.map(lambda x: x.sin(), (y := x.requires_grad_())).sum(), y)[0],
 }
 

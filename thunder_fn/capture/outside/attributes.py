@@ -227,12 +227,14 @@ class Attributes(Reached):
         return found
 
     def class_of(self, value: Any, path: str) -> Sequence[Any]:
-        """The class of an object, and the edge to it. A module's is guarded with its state."""
+        """The class of an object, and the edge to it if it is one of the user's: others are not
+        exchanged. A module's is guarded with its state.
+        """
         cls: type = value.cls if is_a(value, Made) else type(value)
-        is_outside = self.is_outside(value)
-        if is_outside and not is_a(value, torch.nn.Module):
+        is_outside, is_open = self.is_outside(value), self.is_open(cls)
+        if is_outside and is_open and not is_a(value, torch.nn.Module):
             self.edge("attr", value, "__class__", path, is_by_value=True)
-        return (self.reach(cls, cls.__name__),) if is_outside or self.is_open(cls) else ()
+        return (self.reach(cls, cls.__name__),) if is_outside or is_open else ()
 
     def attribute_of_type(self, value: type, name: str, path: str) -> Sequence[Any]:
         """An attribute of a class, or of its metaclass."""
