@@ -476,7 +476,7 @@ def test_search_cuts_positions_and_stages_too() -> None:
 
 
 def test_search_chooses_the_schedule_and_the_order_of_dims() -> None:
-    """Where dims lie decides which of them cross nodes; what changes nothing is tried once."""
+    """The order of the dims decides which of them cross nodes; an order that changes nothing is tried once."""
     loss = lambda params, x: (((x @ params["a"]).tanh() @ params["b"]).tanh() @ params["c"]).square().mean()
     args = ({name: torch.empty(64, 64, device="meta") for name in "abc"}, torch.empty(8, 64, device="meta"))
     orders = (("pipe", "shards", "tensor"), ("shards", "pipe", "tensor"), ("shards", "tensor", "pipe"))
