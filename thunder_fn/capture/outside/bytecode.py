@@ -28,10 +28,11 @@ from thunder_fn.capture.outside.expressions import (
 
 _NEW_NULL = sys.version_info >= (3, 13)  # the NULL beside a callee is pushed after it
 _NEW_LOOP = sys.version_info >= (3, 12)
+_INLINED = sys.version_info >= (3, 12)  # comprehensions have no frame of their own
 _NO_CONTENT = frozenset(("const", "code", "before", "counted", "mutated", "joined"))
 _OPERATOR: Source = ("call", ("const", None), ())  # the result of a method such as `__or__`
 _ONLY_POP = (
-    *("POP_TOP", "POP_JUMP", "RETURN_VALUE", "STORE_", "JUMP"),
+    *("POP_TOP", "POP_JUMP", "RETURN_VALUE", "STORE_", "JUMP", "END_FOR"),
     *("LIST_APPEND", "SET_ADD", "MAP_ADD", "LIST_EXTEND", "SET_UPDATE", "DICT_"),
 )
 _LEAVES = ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "JUMP_")
@@ -470,14 +471,29 @@ def _unpack(r: _Reader, one: dis.Instruction) -> None:
         r.push(None if of is None else ("each", of))
 
 
+def _push_built(r: _Reader, items: list[Source]) -> None:
+    """Push a new container; an empty one may be filled by a comprehension that is inlined."""
+    r.push_any(items, "built")
+    if _INLINED and not items:
+        r.stack[-1] = ("built", ())
+
+
+@_instruction("BINARY_SLICE")
+def _slice(r: _Reader, one: dis.Instruction) -> None:
+    """Read `of[a:b]`, which has items of the container."""
+    parts = r.pop(3)
+    r.end(*parts)
+    r.push_any(parts[:1])
+
+
 @_instruction("BUILD_LIST", "BUILD_TUPLE", "BUILD_SET")
 def _build(r: _Reader, one: dis.Instruction) -> None:
-    r.push_any(r.pop(one.arg or 0), "built")
+    _push_built(r, r.pop(one.arg or 0))
 
 
 @_instruction("BUILD_MAP")
 def _build_map(r: _Reader, one: dis.Instruction) -> None:
-    r.push_any(r.pop(2 * (one.arg or 0)), "built")
+    _push_built(r, r.pop(2 * (one.arg or 0)))
 
 
 @_instruction("BUILD_CONST_KEY_MAP")

@@ -154,7 +154,7 @@ def _is_live(source: Any, names: set[str], gives: bool) -> bool:
     match source:
         case None | ("const" | "code" | "joined", *_):
             return False
-        case ("global" | "cell" | "import", *_):
+        case ("global" | "cell" | "import", *_) | ("built", ()):
             return True
         case ("local", name):
             return name in names
