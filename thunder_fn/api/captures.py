@@ -438,16 +438,22 @@ def _undone(watch: Watch) -> Generator[None]:
         raise
 
 
+def _watch_of(f: Any, args: tuple[Any, ...], kwargs: Any) -> Watch:
+    """A watch of f, to which the objects among its arguments are outside."""
+    watch = Watch(f)
+    for one in pytree.flatten((args, kwargs))[0]:
+        if is_object(one):
+            watch.reach(one, type(one).__name__)
+    return watch
+
+
 def capture_watched(f: Callable[..., Any], args: tuple[Any, ...], kwargs: Any = None) -> Captured:
     """Capture f once for its trace. Where a body in it changes Python's objects, it is known
     whether the rest of f reads them.
     """
     if observer() is not None:
         return capture(f, args, kwargs)
-    watch = Watch(f)
-    for one in pytree.flatten((args, kwargs))[0]:
-        if is_object(one):
-            watch.reach(one, type(one).__name__)
+    watch = _watch_of(f, args, kwargs)
     with observing(watch), _undone(watch):
         captured = capture(f, args, kwargs)
     watch.finish()
@@ -461,10 +467,7 @@ def _run_once(
     kwargs: dict[str, Any],
 ) -> Any:
     """The result of a call whose plan is not kept."""
-    watch = Watch(root)
-    for one in pytree.flatten((args, kwargs))[0]:
-        if is_object(one):
-            watch.reach(one, type(one).__name__)
+    watch = _watch_of(root, args, kwargs)
     with observing(watch), _undone(watch):
         plan = make(capture)
     return plan.run(pytree.tensors_in((args, kwargs)))

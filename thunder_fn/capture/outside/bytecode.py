@@ -27,8 +27,7 @@ from thunder_fn.capture.outside.expressions import (
 )
 
 _NEW_NULL = sys.version_info >= (3, 13)  # the NULL beside a callee is pushed after it
-_NEW_LOOP = sys.version_info >= (3, 12)
-_INLINED = sys.version_info >= (3, 12)  # comprehensions have no frame of their own
+_NEW_LOOP = sys.version_info >= (3, 12)  # and comprehensions have no frame of their own
 _NO_CONTENT = frozenset(("const", "code", "before", "counted", "mutated", "joined"))
 _OPERATOR: Source = ("call", ("const", None), ())  # the result of a method such as `__or__`
 _ONLY_POP = (
@@ -474,7 +473,7 @@ def _unpack(r: _Reader, one: dis.Instruction) -> None:
 def _push_built(r: _Reader, items: list[Source]) -> None:
     """Push a new container; an empty one may be filled by a comprehension that is inlined."""
     r.push_any(items, "built")
-    if _INLINED and not items:
+    if _NEW_LOOP and not items:
         r.stack[-1] = ("built", ())
 
 

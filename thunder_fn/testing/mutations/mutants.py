@@ -260,7 +260,7 @@ NO_BUG = ("EQUAL", "NO WORSE")
 def verdict(path: str, mutation: Mutation, seconds: float = SECONDS) -> str:
     """The law that a mutant of the transform at this path (`module:name`) breaks in time.
 
-    Where there is none, or the time is up, the mutant is tried on the witnesses: "EQUAL" if it
+    If there is none, or the time is up, the mutant is tried on the witnesses: "EQUAL" if it
     makes the same trace of each; "NO WORSE" if some are others, which keep every law and have no
     more equations; or else "SURVIVES" with a witness that shows the bug. "OUT OF TIME" if the
     witnesses took `PATIENCE` times as long.
