@@ -60,12 +60,16 @@ def steps(module: nn.Module, args: Any, count: int = 3) -> list[Any]:
 @pytest.mark.parametrize("name", sorted(MODULES.keys() - BACKWARD_FAILS.keys() - NO_GRADIENT.keys()))
 def test_training_is_eager_s(name: str, train: bool) -> None:
     build, args = MODULES[name]
+    # Recurrent layers multiply parts of tensors, which some processors round by their alignment, and Adam divides a
+    # gradient by its own size: in float64 its epsilon is far above what rounding leaves of a gradient that is zero.
+    recurrent = name in ("GRU", "LSTM", "RNN")
+    dtype = torch.float64 if recurrent else torch.float32
+    args = [arg.to(dtype) if arg.is_floating_point() else arg for arg in args]
     seen = []
     for wrap in (jit, lambda module: module):
         torch.manual_seed(0)
-        seen.append(leaves(steps(wrap(build().train(train)), args)))
-    # recurrent layers multiply parts of tensors, which some processors round by their alignment
-    agree = torch.allclose if name == "GRU" else same
+        seen.append(leaves(steps(wrap(build().train(train).to(dtype)), args)))
+    agree = torch.allclose if recurrent else same
     assert all(agree(found, known) for found, known in zip(*seen, strict=True))
 
 
