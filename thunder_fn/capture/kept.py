@@ -30,12 +30,14 @@ from thunder_fn.capture import pytree
 from thunder_fn.capture.kept_state import PLAIN, KeptState, entries_of, is_like, is_numeric
 from thunder_fn.capture.numbers.arguments import is_number
 from thunder_fn.capture.outside import frames
-from thunder_fn.capture.outside.edges import look
+from thunder_fn.capture.outside.edges import look, store
+from thunder_fn.capture.outside.effects import APPEND, PREPEND
 from thunder_fn.capture.outside.reads import ABSENT, CONTAINERS, builtin_of, content_of
 from thunder_fn.capture.places import (
     APPENDED,
     PREPENDED,
     Change,
+    Count,
     Effect,
     Entry,
     Feed,
@@ -102,12 +104,17 @@ class Kept:
     given: dict[Entry, Any] = field(default_factory=dict)
     met: dict[int, tuple[Any, str]] = field(default_factory=dict)
     places: dict[Entry, tuple[Any, Any]] = field(default_factory=dict)
-    empty: list[Any] = field(default_factory=list[Any])
+    exact: list[Snapshot] = field(default_factory=list[Snapshot])
+    """Containers, with the content that they have to have before each call."""
     lists: dict[Entry, Any] = field(default_factory=dict)
     tensors: list[tuple[Feed, torch.Tensor]] = field(default_factory=list)
     items: dict[int, tuple[torch.Tensor, Any]] = field(default_factory=dict)
     counts: dict[int, Any] = field(default_factory=dict)
     skips: list[tuple[set[int], torch.Tensor]] = field(default_factory=list)
+    counters: list[tuple[Count, int]] = field(default_factory=list[tuple[Count, int]])
+    """What each call adds to integers outside, and their values before."""
+    plain: list[Change] = field(default_factory=list[Change])
+    """Plain data that each call stores outside."""
 
     def begin(self, value: Any) -> None:
         """Begin a step of an optimizer, whose reads are guarded here."""
@@ -237,7 +244,7 @@ class Kept:
             return bool(self.contents[id(fed)].before)  # an empty dict for one that was empty
         return not is_like(fed, now)
 
-    def effects(self, static: Callable[[Any], bool]) -> list[tuple[Effect, list[Any]]]:
+    def effects(self, static: Callable[[Any], bool]) -> list[tuple[Effect | Count, list[Any]]]:
         """The changes, each with the tensors and symbolic numbers in it.
 
         Args:
@@ -251,7 +258,22 @@ class Kept:
         moving = [one.entry for one in found if self._is_moving(one)]
         if moving or (found and not self.recorder.symbolic):
             raise MustFeed(self.wanted | frozenset(moving))
-        return [self._effect(one, static) for one in (*found, *self.moved_tensors())]
+        changes = [self._effect(one, static) for one in (*found, *self.moved_tensors())]
+        self.counters, self.plain = list(self._added()), list(self._stored_plainly())
+        changes += [self._effect(one, static) for one in self.plain]
+        return [*changes, *((one, list[Any]()) for one, _ in self.counters)]
+
+    def _added(self) -> Iterator[tuple[Count, int]]:
+        """Find the integers outside of kept objects to which the function has added."""
+        watch = frames.observer()
+        if watch is None or self.recorder.outer is not None:
+            return
+        for place in watch.added - watch.before.keys():  # else its old value counts
+            kind, identity, key = place
+            holder, old = watch.counted[place]
+            now = look(kind, holder, key)
+            if identity not in self.contents and type(now) is int and now != old:
+                yield Count(kind, holder, key, now - old), old
 
     def moved_tensors(self) -> list[Change]:
         """The places of other objects that the function writes tensors to.
@@ -274,7 +296,7 @@ class Kept:
             if is_fed and not self._is_elsewhere(old, one.entry):
                 self.places.setdefault(one.entry, (holder, key))
             if key in (APPENDED, PREPENDED) and not old:  # it may be emptied before
-                self.empty.append(holder)
+                self.exact.append(Snapshot(holder, []))
         if len(self.places) > before:
             raise MustFeed(self.wanted)
         return found
@@ -305,6 +327,35 @@ class Kept:
             if id(one.container) not in self.contents and _has_tracers(one.container):
                 yield from _stored_in(one)
         yield from self.recorder.modules.stored
+
+    def _stored_plainly(self) -> Iterator[Change]:
+        """Find plain data that the function has stored outside of kept objects: entries, and what
+        it has put at an end of a list. What it has added to is found elsewhere.
+        """
+        watch = frames.observer()
+        if watch is None or self.recorder.outer is not None:
+            return
+        done = {(identity, key) for _, identity, key in watch.added}
+        added = {identity for _, identity, _ in watch.added}
+        for (kind, identity, key), (holder, old) in watch.before.items():
+            now = look(kind, holder, key)
+            if kind in ("key", "cell") and identity not in self.contents and _is_data(now):
+                done.add((identity, key))
+                yield Change(holder, key, old, now)
+        for one in watch.contents.values():
+            by = watch.changing.get(id(one.container), set[str]())
+            is_old = one.is_unchanged and by <= APPEND
+            if (
+                is_old
+                or id(one.container) in self.contents
+                or (not by and id(one.container) in added)
+            ):
+                continue
+            for change in _plain_changes(one, by):
+                if _is_data(change.now) and change.entry not in done:
+                    yield change
+                    if change.key is None or (change.key is APPENDED and not one.before):
+                        self.exact.append(one)
 
     def _is_moving(self, change: Change) -> bool:
         """Test for a number or tensor of a kept object that may be another one in each call."""
@@ -378,14 +429,14 @@ class Kept:
         """Return the guard of the objects: all that they held before, except the feeds."""
         is_whole = bool(self.objects) and self.recorder.symbolic
         modules = self.recorder.modules.stored
-        if not (is_whole or self.places or self.empty or modules):
+        if not (is_whole or self.places or self.exact or modules):
             return ()
         used = {id(tensor) for tensor, _, _ in self.recorder.lifted()}
         unread = (one for one in modules if one.is_read is False and id(one.before) not in used)
         free = {one.entry for one in unread}
         name = ", ".join(path for _, path in self.objects.values()) or "what it stores tensors in"
         contents, fed = tuple(self.contents.values()) if is_whole else (), frozenset(self.given)
-        contents += tuple(Snapshot(one, []) for one in self.empty)
+        contents += tuple(self.exact)
         tensors = tuple((feed.holder, feed.key) for feed, _ in self.tensors)
         numbers = tuple(self.feeds)
         places = tuple((*one, self.given[place]) for place, one in self.places.items())
@@ -397,19 +448,33 @@ class Kept:
     def restore(self) -> None:
         """Give the objects back all that they held before."""
         self.recorder.give_up_steps()
+        for count, old in self.counters:
+            store(count.kind, count.holder, count.key, old)
+        for one in self.plain:
+            _take_back(one)
         for one in tuple(self.stored()):
-            if one.key in (APPENDED, PREPENDED):
-                put(one.holder, None, one.before)
-            elif isinstance(one.holder, types.CellType) and one.before is ABSENT:
-                del one.holder.cell_contents
-            else:
-                put(one.holder, one.key, one.before)
+            _take_back(one)
         for (container, key), item in self.lists.items():
             self.contents[container].before[key] = item
         for one in self.contents.values():
             one.restore()
         self.objects.clear()
         self.contents.clear()
+
+
+def _take_back(one: Change) -> None:
+    """Give a place the value that it had before."""
+    if one.key in (APPENDED, PREPENDED):
+        put(one.holder, None, one.before)
+    elif isinstance(one.holder, types.CellType) and one.before is ABSENT:
+        del one.holder.cell_contents
+    else:
+        put(one.holder, one.key, one.before)
+
+
+def _is_data(value: Any) -> bool:
+    """Test for plain data, or a container of it."""
+    return all(type(leaf) in PLAIN for leaf in _leaves(value, _DEEP))
 
 
 def _containers(root: Any) -> Iterator[Any]:
@@ -449,6 +514,24 @@ def _stored_in(one: Snapshot) -> Iterator[Change]:
     else:
         key, now = _at_the_ends(now, old, getattr(held, "maxlen", None))
     yield Change(held, key, old, now)
+
+
+def _plain_changes(one: Snapshot, by: set[str]) -> Iterator[Change]:
+    """Find the entries of a dict that are others, or what these methods put at an end of a list.
+    Of what is changed in other ways the whole content counts, before and after.
+    """
+    held, before = one.container, one.before
+    if isinstance(held, dict) and by <= APPEND and all(key in held for key in before):
+        pairs = ((key, before.get(key, ABSENT), now) for key, now in content_of(held))
+        yield from (Change(held, key, old, now) for key, old, now in pairs if old is not now)
+        return
+    now, old = content_of(held), content_of(before)
+    change, count = Change(held, None, old, now), len(now) - len(old)
+    if by <= APPEND and not isinstance(held, dict):
+        change = next((one for one in _stored_in(one) if one.key is APPENDED), change)
+    elif by <= PREPEND and count > 0 and all(map(operator.is_, old, now[count:])):
+        change = Change(held, PREPENDED, old, now[:count])
+    yield change
 
 
 def _entries_stored(held: dict[Any, Any], before: dict[Any, Any]) -> Iterator[Change]:

@@ -11,11 +11,12 @@ from __future__ import annotations
 import types
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from thunder_fn.capture import pytree
+from thunder_fn.capture.outside.edges import look, store
 from thunder_fn.capture.outside.reads import ABSENT, builtin_of, content_of
 from thunder_fn.ir.symbols import Symbol
 
@@ -88,6 +89,25 @@ class Effect:
         value = ABSENT if self.spec is None else pytree.unflatten(self.spec, leaves)
         holder = tensors[self.holder] if isinstance(self.holder, int) else self.holder
         put(holder, self.key, value)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Count:
+    """An integer outside, such as a counter of steps, to which each call adds. `kind`, `holder` and
+    `key` are those of an edge.
+    """
+
+    kind: str
+    holder: Any
+    key: Any
+    amount: int
+    count: ClassVar[int] = 0
+
+    def apply(self, outputs: Sequence[Any] = (), tensors: Sequence[torch.Tensor] = ()) -> None:
+        """Add to the value that the place has now."""
+        store(
+            self.kind, self.holder, self.key, look(self.kind, self.holder, self.key) + self.amount
+        )
 
 
 def put(holder: Any, key: Any, value: Any) -> None:

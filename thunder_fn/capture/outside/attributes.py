@@ -26,6 +26,7 @@ from thunder_fn.capture.generators import STATE_METHODS
 from thunder_fn.capture.outside.answers import levels_of
 from thunder_fn.capture.outside.code_frames import Frame
 from thunder_fn.capture.outside.edges import Constant, comes_first, look
+from thunder_fn.capture.outside.effects import CHANGES
 from thunder_fn.capture.outside.expressions import Source, text
 from thunder_fn.capture.outside.frames import is_machinery
 from thunder_fn.capture.outside.kinds import (
@@ -367,6 +368,8 @@ class Attributes(Reached):
             if is_a(dict_of(value), dict):
                 self.own_attribute(value, name, path)
             self.edge("class", type(value), name, path)
+        if name in CHANGES:
+            self.changing.setdefault(id(value), set()).add(name)
         if name not in _WRITES:
             self.content(value, path.rpartition(".")[0])
         return ()

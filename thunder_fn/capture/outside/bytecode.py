@@ -28,7 +28,7 @@ from thunder_fn.capture.outside.expressions import (
 
 _NEW_NULL = sys.version_info >= (3, 13)  # the NULL beside a callee is pushed after it
 _NEW_LOOP = sys.version_info >= (3, 12)  # and comprehensions have no frame of their own
-_NO_CONTENT = frozenset(("const", "code", "before", "counted", "mutated", "joined"))
+_NO_CONTENT = frozenset(("const", "code", "before", "counted", "augmented", "mutated", "joined"))
 _OPERATOR: Source = ("call", ("const", None), ())  # the result of a method such as `__or__`
 _ONLY_POP = (
     *("POP_TOP", "POP_JUMP", "RETURN_VALUE", "STORE_", "JUMP", "END_FOR"),
@@ -155,9 +155,10 @@ class _Reader:
     def written(self, value: Source, place: Source) -> None:
         """Record a write. The old value of `holder.count += 1` counts for nothing else."""
         assert place is not None
-        if value == ("inplace", place) and self.uses[place] > 0:
+        is_own = value is not None and value[:2] == ("inplace", place)
+        if value is not None and is_own and self.uses[place] > 0:
             self.uses[place] -= 1
-            self.use(("counted", place))
+            self.use(("augmented", place, value[2]))
         else:
             self.end(value)
             is_known = place[0] in ("global", "cell") or place[1] is not None
@@ -412,7 +413,7 @@ def _operator(r: _Reader, one: dis.Instruction) -> None:
     r.end(right)
     if left is not None and left[0] == "local":
         r.use(("mutated", left))
-    r.stack.append(None if left is None else ("inplace", left))
+    r.stack.append(None if left is None else ("inplace", left, one.argrepr))
 
 
 @_instruction("FORMAT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC")

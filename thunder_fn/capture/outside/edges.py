@@ -8,13 +8,22 @@ Paths such as `cfg.lr` are kept for messages only.
 from __future__ import annotations
 
 import builtins
+import operator
 import os
 import re
 import weakref
 from dataclasses import dataclass
 from typing import Any
 
-from thunder_fn.capture.outside.reads import ABSENT, PLAIN, dict_of, is_a, seen
+from thunder_fn.capture.outside.reads import (
+    ABSENT,
+    CONTAINERS,
+    PLAIN,
+    builtin_of,
+    dict_of,
+    is_a,
+    seen,
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -109,6 +118,27 @@ def look(kind: str, holder: Any, key: Any) -> Any:  # noqa: C901 - a branch for 
                 return seen(holder)
     except (LookupError, ValueError, AttributeError, TypeError):
         return ABSENT
+
+
+def store(kind: str, holder: Any, key: Any, value: Any) -> None:
+    """Store a value in the place of an edge; ABSENT for none."""
+    match kind:
+        case "cell" if value is ABSENT:
+            del holder.cell_contents
+        case "cell":
+            holder.cell_contents = value
+        case "key" | "index" if not is_a(holder, CONTAINERS):  # such as os.environ
+            holder.pop(key, None) if value is ABSENT else operator.setitem(holder, key, value)
+        case "key" if value is ABSENT:
+            builtin_of(holder).pop(holder, key, None)
+        case "key" | "index" if value is not ABSENT:
+            builtin_of(holder).__setitem__(holder, key, value)
+        case "attr" | "class" if value is ABSENT:
+            delattr(holder, key)
+        case "attr" | "class":
+            setattr(holder, key, value)
+        case _:  # the content of a container, which its snapshot has
+            pass
 
 
 def entries(held: dict[str, Any], pattern: str) -> tuple[tuple[str, Any], ...]:

@@ -95,7 +95,7 @@ _STATEFUL_NAMES = frozenset(
     ]
 )
 _CONTAINERS = (list, dict, set, deque, bytearray)
-_CHANGES = frozenset(
+CHANGES = frozenset(
     [
         "add",
         "append",
@@ -128,6 +128,10 @@ _CHANGES = frozenset(
     ]
 )
 """Methods that change a container or an array."""
+APPEND = frozenset(("add", "append", "extend", "setdefault", "update"))
+"""Methods that add to a container, which keeps all other items, in order."""
+PREPEND = frozenset(("appendleft", "extendleft", "insert"))
+"""Methods that may put items in front of others."""
 _HANDLES = frozenset(("_thread", "_contextvars"))
 
 
@@ -152,7 +156,7 @@ def changed_by(function: Any) -> Any:
     """The container that a call of this C method changes; None for other functions."""
     owner = getattr(function, "__self__", None)
     is_array = type(owner).__module__ == "numpy"
-    is_change = (is_array or is_a(owner, _CONTAINERS)) and function.__name__ in _CHANGES
+    is_change = (is_array or is_a(owner, _CONTAINERS)) and function.__name__ in CHANGES
     return owner if is_change else None
 
 

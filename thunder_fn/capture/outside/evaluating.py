@@ -514,6 +514,23 @@ class Evaluator(Attributes):
             self.effects.found.append("a write")
         return ()
 
+    def note_augmented(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
+        """A place is written by `+=` or another such operator. A program adds to integers, as to a
+        counter. Of other plain data the old value counts.
+        """
+        _, place, operator = source
+        found = [one for one in self.places(place, frame, memo) if one[0] != "content"]
+        old = [look(*one) for one in found]
+        if found and operator in ("+=", "-=") and all(type(value) is int for value in old):
+            self.added.update((kind, id(holder), key) for kind, holder, key in found)
+        elif operator == "+=" and all(is_a(value, list) for value in old):
+            for value in self.value(place, frame, memo):
+                self.changing.setdefault(id(value), set()).add("extend")
+        elif any(value is ABSENT or is_a(value, PLAIN) for value in old):
+            self.note_before(("before", place), frame, memo)
+            return self.value(place, frame, memo)
+        return self.note_write(("counted", place), frame, memo)
+
     def note_mutation(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
         """A local is changed in place, as by `+=`: a container from outside is then another."""
         for value in filter(self.is_outside, self.value(source[1], frame, memo)):
@@ -725,6 +742,7 @@ RULES: dict[str, Callable[..., Sequence[Any]]] = {
     "call": Evaluator.call_values,
     "before": Evaluator.note_before,
     "counted": Evaluator.note_write,
+    "augmented": Evaluator.note_augmented,
     "mutated": Evaluator.note_mutation,
     "unless": Evaluator.unless_constant,
     "whole": Evaluator.whole_values,

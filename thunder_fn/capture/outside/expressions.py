@@ -35,6 +35,7 @@ Source: TypeAlias = tuple[Any, ...] | None
     ("given", target, of)        an argument of a call
     ("before", place)            it is written here: the value that it had before counts
     ("counted", place)           it is written or deleted here, and its old value counts for nothing
+    ("augmented", place, operator)  it is written by `+=` or another such operator
     ("mutated", of)              it is changed in place, if it can be
     ("unless", target, source)   it counts unless the target is `constant`
     ("kinds", classes, of)       it is asked whether it is of one of these classes
@@ -142,9 +143,10 @@ def is_settled(source: Any) -> bool:
     """Test whether an expression depends on globals and constants alone."""
     if not isinstance(source, tuple) or not source or source[0] == "const":
         return True
-    return source[0] not in ("local", "cell", "call", "before", "counted", "import") and all(
-        map(is_settled, source)
-    )
+    return source[0] not in _UNSETTLED and all(map(is_settled, source))
+
+
+_UNSETTLED = frozenset(("local", "cell", "call", "before", "counted", "augmented", "import"))
 
 
 def _is_live(source: Any, names: set[str], gives: bool) -> bool:
@@ -164,13 +166,14 @@ def _is_live(source: Any, names: set[str], gives: bool) -> bool:
             is_fixed = all(one is not None and one[0] == "const" for one in arguments)
             is_given = any(_is_live(one, names, gives) for one in arguments)
             return gives or is_given or (is_fixed and _is_live(target, names, gives))
-        case ("counted", (_, None, *_)):
+        case ("counted" | "augmented", (_, None, *_), *_):
             return True
         case ("attr", ("local", name), key) if TAGGED + name in names and is_of_python(key):
             return True
         case (
             "before"
             | "counted"
+            | "augmented"
             | "mutated"
             | "attr"
             | "item"

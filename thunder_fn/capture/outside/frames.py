@@ -73,6 +73,12 @@ class Observer(Protocol):
     """
     counted: dict[tuple[str, int, Any], tuple[Any, Any]]
     """The places whose old value nothing else reads, as in `before`."""
+    added: set[tuple[str, int, Any]]
+    """Those of them that are integers to which it adds."""
+    changing: dict[int, set[str]]
+    """The names of methods that change a container outside, by its identity, as far as its code
+    asks for them.
+    """
     edges: dict[tuple[str, int, Any], Any]
     """The places outside that it reads."""
     constants: dict[str, Any]

@@ -129,6 +129,8 @@ class Reached:
         """
         self.before: dict[tuple[str, int, Any], tuple[Any, Any]] = {}
         self.counted: dict[tuple[str, int, Any], tuple[Any, Any]] = {}
+        self.added: set[tuple[str, int, Any]] = set()
+        self.changing: dict[int, set[str]] = {}
         """The places whose old value nothing else reads, as in `before`."""
         self.contents: dict[int, Snapshot] = {}
         self.touched: set[int] = set()
@@ -325,9 +327,8 @@ class Reached:
         if place not in self.edges and not (
             is_a(value, torch.Tensor) and internals.is_tracer(value)
         ):
-            self.edges[place] = Edge(
-                kind, holder, key, self.before.get(place, (None, value))[1], path, owner
-            )
+            _, old = self.before.get(place) or self.counted.get(place) or (None, value)
+            self.edges[place] = Edge(kind, holder, key, old, path, owner)
         if not is_by_value:
             self.array(value, path)
         return value

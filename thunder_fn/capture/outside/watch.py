@@ -15,7 +15,6 @@ Objects that the function makes are looked through, and are no holders of edges.
 
 from __future__ import annotations
 
-import operator
 import sys
 import types
 from collections.abc import Callable, Set
@@ -29,13 +28,13 @@ from thunder_fn.capture import pytree
 from thunder_fn.capture.numbers.types_asked import type_error
 from thunder_fn.capture.outside.bytecode import reading
 from thunder_fn.capture.outside.code_frames import Frame
-from thunder_fn.capture.outside.edges import Constant, look
+from thunder_fn.capture.outside.edges import Constant, look, store
 from thunder_fn.capture.outside.effects import is_stateful
 from thunder_fn.capture.outside.evaluating import Evaluator
 from thunder_fn.capture.outside.expressions import Reading
 from thunder_fn.capture.outside.frames import is_import
 from thunder_fn.capture.outside.kinds import FUNCTIONS, NO_FIELDS, answers_of, is_code, place_of
-from thunder_fn.capture.outside.reads import ABSENT, CONTAINERS, builtin_of, fields_of, is_a
+from thunder_fn.capture.outside.reads import fields_of, is_a
 from thunder_fn.capture.recorder import current
 from thunder_fn.capture.supported import EscapedValue
 from thunder_fn.errors import UnsupportedCall
@@ -167,7 +166,7 @@ class Watch(Evaluator):
         """
         for (kind, _, key), (holder, old) in {**self.counted, **self.before}.items():
             if look(kind, holder, key) is not old and not is_of_trace(old):
-                _set(kind, holder, key, old)
+                store(kind, holder, key, old)
         for one in self.contents.values():
             is_imports = one.container is sys.modules  # what is imported stays imported
             if not is_imports and not one.is_unchanged and not is_of_trace(one.before):
@@ -270,24 +269,3 @@ class Watch(Evaluator):
 def is_of_trace(value: Any) -> bool:
     """Test whether a value is, or holds, tensors or numbers of a trace."""
     return any(is_a(leaf, _TRACED) for leaf in pytree.flatten(value)[0])
-
-
-def _set(kind: str, holder: Any, key: Any, value: Any) -> None:
-    """Store the value that a place had; ABSENT for none."""
-    match kind:
-        case "cell" if value is ABSENT:
-            del holder.cell_contents
-        case "cell":
-            holder.cell_contents = value
-        case "key" | "index" if not is_a(holder, CONTAINERS):  # such as os.environ
-            holder.pop(key, None) if value is ABSENT else operator.setitem(holder, key, value)
-        case "key" if value is ABSENT:
-            builtin_of(holder).pop(holder, key, None)
-        case "key" | "index" if value is not ABSENT:
-            builtin_of(holder).__setitem__(holder, key, value)
-        case "attr" | "class" if value is ABSENT:
-            delattr(holder, key)
-        case "attr" | "class":
-            setattr(holder, key, value)
-        case _:  # the content of a container, which its snapshot has
-            pass

@@ -67,10 +67,15 @@ class BodyWatch(Watch):
             self.reach(one, callable_name(one))
 
     def started(self, frame: types.FrameType) -> None:
-        """Look at a frame that begins."""
+        """Look at a frame that begins. What it adds to a counter or a list is not added in each
+        call: a run of the body stands for any number of them.
+        """
         if self.around is not None:
             self.around.started(frame)
         super().started(frame)
+        if self.around is not None:
+            self.around.added -= self.added
+            self.around.changing.update((one, set()) for one in self.changing)
 
     def ended(self, frame: types.FrameType, value: Any) -> None:
         """Look at a frame that ends."""

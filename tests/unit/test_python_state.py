@@ -1,0 +1,238 @@
+"""Counters, logs and other plain data that a function keeps in Python: each call leaves what eager's leaves."""
+
+from __future__ import annotations
+
+import collections
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import thunder_fn as tfn
+
+SIZES = (3, 3, 4, 3, 4, 5, 3, 4, 6, 7, 3)
+
+
+class Keeper:
+    """What the functions write to."""
+
+    def __init__(self) -> None:
+        self.n, self.total, self.text, self.flag = 0, 0.0, "a", True
+        self.log: list[Any] = []
+        self.recent: collections.deque[int] = collections.deque(maxlen=3)
+        self.seen: set[int] = set()
+        self.table: dict[Any, Any] = {"k": 0}
+        self.names: collections.Counter[str] = collections.Counter()
+        self.module = Counting()
+
+    def shown(self) -> Any:
+        held = {name: value for name, value in vars(self).items() if not isinstance(value, nn.Module)}
+        return repr(held), self.module.mode, self.module.sizes
+
+    def count(self) -> None:
+        self.n += 1
+
+    def is_even(self) -> bool:
+        return self.n % 2 == 0
+
+
+class Counting(nn.Module):
+    mode = "none"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mode = "long" if x.shape[0] > 3 else "short"
+        self.sizes.append(len(x))
+        return x * 2
+
+
+def method(k: Keeper, x: Tensor) -> Tensor:
+    k.count()
+    k.count()
+    return x * 2
+
+
+def amounts(k: Keeper, x: Tensor) -> Tensor:
+    k.n += x.shape[0]
+    k.n -= 1
+    return x * 2
+
+
+def steps(k: Keeper, x: Tensor) -> Tensor:
+    for _ in range(3):
+        k.n += 1
+    return x * 2
+
+
+def branch(k: Keeper, x: Tensor) -> Tensor:
+    if x.shape[0] > 3:
+        k.n += 1
+    return x * 2
+
+
+def read_elsewhere(k: Keeper, x: Tensor) -> Tensor:
+    k.n += 1
+    return x * 2 if k.is_even() else x * 3
+
+
+def read_before(k: Keeper, x: Tensor) -> Tensor:
+    y = x * k.n
+    k.n += 1
+    return y
+
+
+def read_after(k: Keeper, x: Tensor) -> Tensor:
+    k.n += 1
+    return x * k.n
+
+
+def products(k: Keeper, x: Tensor) -> Tensor:
+    k.n *= 2
+    k.n += 1
+    return x * 2
+
+
+def floats(k: Keeper, x: Tensor) -> Tensor:
+    k.total += 0.1
+    return x * 2
+
+
+def texts(k: Keeper, x: Tensor) -> Tensor:
+    k.text += "b"
+    return x * 2
+
+
+def items(k: Keeper, x: Tensor) -> Tensor:
+    k.table["k"] += 1
+    k.names["calls"] += 1
+    return x * 2
+
+
+def entries(k: Keeper, x: Tensor) -> Tensor:
+    k.table["size"] = x.shape[0]
+    k.table[x.shape[0]] = "there"
+    k.text = "three" if x.shape[0] == 3 else "other"
+    return x * 2
+
+
+def appended(k: Keeper, x: Tensor) -> Tensor:
+    k.log.append((x.shape[0], "a"))
+    k.log.append({"size": x.shape[0]})
+    k.log += [None]
+    return x * 2
+
+
+def in_front(k: Keeper, x: Tensor) -> Tensor:
+    k.log.insert(0, x.shape[0])
+    k.recent.append(x.shape[0])
+    k.seen.add(x.shape[0])
+    return x * 2
+
+
+def refilled(k: Keeper, x: Tensor) -> Tensor:
+    k.log.append(1)
+    k.log.clear()
+    k.log.extend(range(x.shape[0]))
+    return x * 2
+
+
+def shortened(k: Keeper, x: Tensor) -> Tensor:
+    k.log.append(x.shape[0])
+    if len(k.log) > 2:
+        k.log.pop(0)
+    return x * 2
+
+
+def memo(k: Keeper, x: Tensor) -> Tensor:
+    if x.shape[0] not in k.table:
+        k.table[x.shape[0]] = x.shape[0] * 2
+        k.n += 1
+    return x * k.table[x.shape[0]]
+
+
+def once(k: Keeper, x: Tensor) -> Tensor:
+    if not getattr(k, "warned", False):
+        k.warned = True  # type: ignore[attr-defined]
+        k.n += 1
+    return x * 2
+
+
+def toggled(k: Keeper, x: Tensor) -> Tensor:
+    k.flag = not k.flag
+    return x * 2 if k.flag else x * 3
+
+
+def temporary(k: Keeper, x: Tensor) -> Tensor:
+    k.scale = 2  # type: ignore[attr-defined]
+    y = x * k.scale
+    del k.scale  # type: ignore[attr-defined]
+    return y
+
+
+def raising(k: Keeper, x: Tensor) -> Tensor:
+    k.n += 1
+    k.log.append(1)
+    if x.shape[0] == 5:
+        raise ValueError("five")
+    return x * 2
+
+
+FUNCTIONS = (
+    *(method, amounts, steps, branch, read_elsewhere, read_before, read_after, products, floats, texts, items, entries),
+    *(appended, in_front, refilled, shortened, memo, once, toggled, temporary, raising, lambda k, x: k.module(x)),
+)
+SUM: Callable[[Any], Callable[[Any], Any]] = lambda f: lambda x: f(x).sum()
+WRAPPERS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    "jit": tfn.jit,
+    "jit of jit": lambda f: tfn.jit(tfn.jit(f)),
+    "jit inside": lambda f: tfn.jit(lambda x, inner=tfn.jit(f): inner(x) * 2),
+    "compile": tfn.compile,
+    "grad": lambda f: tfn.grad(SUM(f)),
+    "grad of jit": lambda f: tfn.grad(SUM(tfn.jit(f))),
+    "jit of grad": lambda f: tfn.jit(tfn.grad(SUM(f))),
+    "checkpoint": tfn.checkpoint,
+}
+
+
+def kept(wrap: Callable[[Any], Any], f: Callable[[Keeper, Tensor], Tensor]) -> Any:
+    """What the calls return, and leave in Python."""
+    keeper, found = Keeper(), list[Any]()
+    step = wrap(lambda x: f(keeper, x))
+    for size in SIZES:
+        try:
+            found.append(float(step(torch.arange(float(size))).sum()))
+        except ValueError as error:
+            found.append(str(error).splitlines()[0][:4])
+    return found, keeper.shown()
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("f", FUNCTIONS, ids=lambda f: f.__name__)
+def test_what_python_keeps(f: Callable[[Keeper, Tensor], Tensor], wrapper: str) -> None:
+    oracle: Callable[[Any], Any] = lambda f: f
+    if "grad" in wrapper:
+        oracle = lambda f: torch.func.grad(SUM(f))
+    elif wrapper == "jit inside":
+        oracle = lambda f: lambda x: f(x) * 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that some of them are traced in each call
+        found, known = kept(WRAPPERS[wrapper], f), kept(oracle, f)
+    if f is raising:
+        assert found[0][5].startswith(("five", "<lam")), found
+        found[0][5] = known[0][5]
+    assert found == known
+
+
+def test_counters_do_not_trace_again() -> None:
+    keeper = Keeper()
+    step = tfn.jit(lambda x: method(keeper, x))
+    for _ in range(5):
+        step(torch.ones(3))
+    assert keeper.n == 10
+    assert tfn.cache_info(step).misses == 1
