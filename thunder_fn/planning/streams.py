@@ -32,7 +32,7 @@ from thunder_fn.planning.links import Collective, Kind, collective_seconds
 from thunder_fn.planning.rates import Hardware
 
 _Call: TypeAlias = dict[tuple[str, object], float]
-"""What a part adds to sums, and its clocks in the end, from when it began."""
+"""The amounts that a part adds to sums, and its clocks in the end, from when it began."""
 
 State: TypeAlias = defaultdict[tuple[str, object], float]
 """Clocks and sums: ("clock", stream), ("op", name), ("calls", name), ("sent", collective), ..."""
