@@ -219,8 +219,8 @@ def _ranks_of_pipeline(step: Pipelined, options: Options, args: Sequence[Any]) -
         whole = parts.shared(captured)
         held = pytree.tensors_in(([leaves[at] for at in own], batch))
         memory = memory_in_parts(whole, parts, step.__name__)
-        stage = stages[step.schedule.owners.index(rank)]
-        make = partial(_chain_of_stage, step.__name__, stage)
+        number = step.schedule.owners.index(rank)
+        make = partial(_chain_of_stage, f"stage {number}, one micro-batch", stages[number])
         bytes_held = sum(leaf.nbytes for leaf in held)
         found.append(_RankStep(captured, (parts.lowered(whole),), memory, make, bytes_held))
     return found
