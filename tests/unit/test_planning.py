@@ -314,7 +314,8 @@ def test_what_calls_of_a_part_have_in_common_is_computed_in_the_first() -> None:
     trace = tfn.trace(f, *args)
     calls = [one for one in trace.equations if one.op.kind == "composite"]
     assert len(calls) == 4 and len({one.body for one in calls}) == 1
-    for same, exps in ((lambda w, v, x, y: f(w, w, x, y), 1), (f, 4)):
+    stages = lambda w, v, x, y: (*part(w, x), *part(v, y), *part(w, x + 1), *part(v, x + y))
+    for same, exps in ((lambda w, v, x, y: stages(w, w, x, y), 1), (stages, 2)):
         trace = tfn.trace(same, *args)
         new = Parts().shared(trace)
         tfn.check(new)

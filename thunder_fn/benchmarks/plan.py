@@ -287,6 +287,7 @@ def llama_of(name: str, layers: int, attention: str | None = None) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     width, inner, _, heads = LLAMAS[name]
+    attentions: Any = {"attn_implementation": attention}
     config = LlamaConfig(
         hidden_size=width,
         intermediate_size=inner,
@@ -296,7 +297,7 @@ def llama_of(name: str, layers: int, attention: str | None = None) -> Any:
         vocab_size=WORDS,
         max_position_embeddings=LENGTH,
         use_cache=False,
-        attn_implementation=attention,
+        **attentions,
     )
     return LlamaForCausalLM(config).bfloat16()
 

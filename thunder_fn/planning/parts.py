@@ -70,11 +70,11 @@ class Parts:
         """
         names, fresh = dict[int, Var](), num_vars(trace)
         equations = list(trace.equations)
-        calls = defaultdict[Trace, list[int]](list)
+        bodies = defaultdict[Trace, list[int]](list)
         for at, one in enumerate(equations):
             if one.op.kind == "composite":
-                calls[one.body].append(at)
-        for places in calls.values():
+                bodies[one.body].append(at)
+        for places in (group for calls in bodies.values() for group in _alike(trace, calls, names)):
             operands = [[_named(names, var) for var in equations[at].operands] for at in places]
             same = tuple(len(set(column)) == 1 for column in zip(*operands, strict=True))
             found = self.split_at(equations[places[0]].body, same, alone=len(places) == 1)
@@ -168,6 +168,18 @@ def _shared(body: Trace, same: Mask) -> _Shared:
     first = cut(body, outputs=(*body.outputs, *kept)) if kept else body
     later = cut(body, inputs=(*body.inputs, *kept), equations=rest, outputs=outputs)
     return _Shared(first, kept, later, late)
+
+
+def _alike(trace: Trace, calls: list[int], names: dict[int, Var]) -> list[list[int]]:
+    """Group the calls of a part by the operands that not every call has for itself: those of one
+    stage read the same parameters.
+    """
+    rows = [[_named(names, var) for var in trace.equations[at].operands] for at in calls]
+    common = [len(set(column)) < len(calls) for column in zip(*rows, strict=True)]
+    groups = defaultdict[tuple[Var, ...], list[int]](list)
+    for at, row in zip(calls, rows, strict=True):
+        groups[tuple(var for var, flag in zip(row, common, strict=True) if flag)].append(at)
+    return list(groups.values())
 
 
 def _call(
