@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thunder_fn.inspect.tables import bytes_text, count_text, plain, seconds_text
@@ -58,7 +59,8 @@ def _peak(plan: Plan) -> str:
     size, times = defaultdict[tuple[str, ...], int](int), Counter[tuple[str, ...]]()
     for one in plan.memory.at_peak():
         module = re.sub(r"\.\d+(?=\.|$)", ".*", one.module)
-        key = one.kind, one.what.replace("_for_cpu", ""), module
+        line = f"{Path(one.source.file).name}:{one.source.line}" if one.source else ""
+        key = one.kind, one.what.replace("_for_cpu", ""), module, line
         size[key] += one.num_bytes
         times[key] += 1
     found = sorted(size.items(), key=lambda item: -item[1])
@@ -66,8 +68,8 @@ def _peak(plan: Plan) -> str:
     rest = sum(held for _, held in found[ROWS:])
     if rest:
         count = sum(times[key] for key, _ in found[ROWS:])
-        rows.append((bytes_text(rest), str(count), "", f"{len(found) - ROWS} more", ""))
-    return plain(("live", "buffers", "kind", "made by", "module"), rows)
+        rows.append((bytes_text(rest), str(count), "", f"{len(found) - ROWS} more", "", ""))
+    return plain(("live", "buffers", "kind", "made by", "module", "line"), rows)
 
 
 def _ops(plan: Plan) -> str:
