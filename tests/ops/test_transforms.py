@@ -38,8 +38,7 @@ def test_transform(what: str, name: str) -> None:
 OF_MATRICES = [
     name
     for name, op in OPS.items()
-    if "linalg" in name
-    or op.name in ("lu_unpack", "cholesky_solve", "ormqr", "baddbmm")
+    if "linalg" in name or op.name in ("lu_unpack", "cholesky_solve", "ormqr", "baddbmm")
 ]
 
 
