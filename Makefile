@@ -23,6 +23,9 @@ NULLGPU := build/nullgpu/nullgpu
 MACHINES ?=
 FUZZ_SECONDS ?= 7200
 
+# The suite starts hundreds of processes: without bytecode on disk each of them compiles PyTorch's Python and ours anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 SPOILED := tests/executors/test_inductor_laws.py tests/executors/test_compiled_loops.py tests/unit/test_torch_executor.py \
 	tests/unit/test_given_memory.py tests/unit/test_spoiling.py tests/laws/test_aliases.py tests/models/test_models.py \
 	tests/models/test_others_on_inductor.py

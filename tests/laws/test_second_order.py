@@ -109,10 +109,17 @@ MATRICES = {
 
 
 @pytest.mark.parametrize("matrix", MATRICES)
-def test_second_derivatives_of_determinants(matrix: str) -> None:
-    """torch.func's are NaN where singular values are equal. Differences are exact for a polynomial of degree 3."""
+def test_derivatives_of_determinants(matrix: str) -> None:
+    """torch.func's second ones are NaN where singular values are equal, and `backward()` is zero where the determinant
+    is. Differences are exact for a polynomial of degree 3.
+    """
     A, det = MATRICES[matrix].double(), torch.linalg.det
     moves = 0.01 * torch.eye(9, dtype=A.dtype).view(9, 3, 3)
+    slope = (det(A + moves) - det(A - moves)) / 0.02
+    for first in (tfn.grad(det), tfn.jacfwd(det), tfn.jit(tfn.grad(det))):
+        torch.testing.assert_close(first(A).flatten(), slope)
+    batch = torch.stack([A, torch.eye(3, dtype=A.dtype), A])
+    torch.testing.assert_close(tfn.vmap(tfn.grad(det))(batch)[::2].flatten(1), torch.stack([slope, slope]))
     a, b = moves[:, None], moves[None, :]
     wanted = (det(A + a + b) - det(A + a - b) - det(A - a + b) + det(A - a - b)) / 4e-4
     hessians = [outer(inner(det)) for outer in (tfn.jacrev, tfn.jacfwd) for inner in (tfn.jacrev, tfn.jacfwd)]

@@ -450,7 +450,7 @@ class Recorder:
         """The tracer of a closed-over tensor: the same one each time. A tracer of this recorder
         stays as it is.
         """
-        if isinstance(tensor, internals.FunctionalTensor) and self.owns(tensor):
+        if self.owns(tensor):
             return tensor
         known = self._lifted.get(id(tensor))
         if known is not None:
@@ -522,11 +522,13 @@ class Recorder:
         """Tell whether a function that runs inside made the tensor itself."""
         return id(tensor) in self._made
 
-    def owns(self, tracer: torch.Tensor) -> bool:
-        """Test whether the tracer was made by this recorder."""
-        if not has_settled(tracer):
+    def owns(self, tensor: torch.Tensor) -> bool:
+        """Test for a tracer that was made by this recorder."""
+        if not has_settled(tensor):
             raise escaped_error()
-        return internals.fake_mode_of(tracer) is self.mode
+        if not isinstance(tensor, internals.FunctionalTensor):
+            return False
+        return internals.fake_mode_of(tensor) is self.mode
 
     def _trace_like(
         self, tensor: torch.Tensor, layout: Layout | None = None, *, is_differentiated: bool = False

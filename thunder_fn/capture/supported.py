@@ -56,15 +56,16 @@ class EscapedValue(internals.Tracer):
 
 def has_settled(tensor: torch.Tensor) -> bool:
     """Let the tensor that an escaped tracer stands for take its place, and tell whether there is
-    one. Other tensors stay.
+    one. Other tensors stay. Whatever is being traced where it is asked for sees nothing of it.
     """
     if type(tensor) is not EscapedValue:
         return True
-    value = None if tensor.find is None else tensor.find()
-    if value is None:
-        tensor.find = None
-        return False
-    internals.become_plain(tensor, value)
+    with internals.isolated():
+        value = None if tensor.find is None else tensor.find()
+        if value is None:
+            tensor.find = None
+            return False
+        internals.become_plain(tensor, value)
     return True
 
 

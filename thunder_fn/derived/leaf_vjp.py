@@ -438,6 +438,8 @@ def _ask_autograd(
             return _split(recorder, forward_items, outputs, [None] * len(asked), len(tracers))
         ends, cotangents = chosen(wanted, flags), chosen(given, flags)
         grads = torch.autograd.grad(ends, asked, cotangents, allow_unused=True, create_graph=again)
+        if equation.op.name == determinant.DET and not again:
+            grads = [torch.ops.thunder_fn.det_gradient(*grads, *tracers, *ends, *cotangents)]
         gradients = [None if grad is None else recorder.var_of(grad) for grad in grads]
     return _split(recorder, forward_items, outputs, gradients, len(tracers))
 

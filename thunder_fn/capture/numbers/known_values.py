@@ -63,6 +63,11 @@ class KnownValues:
         self._versions: dict[int, int] | None = None
         """The versions of tensors from outside at the end of the capture."""
 
+    @property
+    def _is_over(self) -> bool:
+        """The capture has ended."""
+        return self._versions is not None
+
     def past(self) -> Past:
         """The values after the end of the capture."""
         constants = (one.tensor for one in self._recorder.constants if not one.owned)
@@ -191,25 +196,32 @@ class KnownValues:
             made = made_by(leaf) if symbols else ()
             if not symbols.isdisjoint(made) or any(var.index in needed for var in leaf.outputs):
                 used = set(symbols_in(all_args(leaf)))
-                if not _is_repeatable(leaf) or (used and not self.is_of_call):
+                if not _is_repeatable(leaf) or (used and not (self.is_of_call or self._is_over)):
                     return None
                 found.append(leaf)
                 symbols = (symbols | used) - self._numbers.keys() - set(made)
                 needed.difference_update(var.index for var in leaf.outputs)
                 needed.update(var.index for var in vars_in(all_args(leaf)))
                 needed.difference_update(self._found)
-        outer = self._recorder.outer
         for symbol in symbols:
-            number = None if outer is None else outer.values.number(symbol)
+            number = self._number_from_outside(symbol)
             if number is None:
                 return None
             self._numbers[symbol] = number
         return found
 
+    def _number_from_outside(self, symbol: Any) -> Any:
+        """The number for which a symbol stands that no equation of this capture makes, or None.
+        After the end, a size of an argument is the one it had: eager code would have kept that.
+        """
+        outer = self._recorder.outer
+        number = None if outer is None else outer.values.number(symbol)
+        return getattr(symbol, "hint", None) if number is None and self._is_over else number
+
     def _take(self, index: int) -> bool:
         """Take the value of a variable that no equation computes; False if it has none."""
         tensor, is_owned = self._given.get(index), False
-        is_of_call = self.is_of_call or self._versions is not None
+        is_of_call = self.is_of_call or self._is_over
         for constant in () if tensor is not None else self._recorder.constants:
             if constant.var.index == index and (constant.owned or is_of_call):
                 tensor, is_owned = constant.tensor, constant.owned
@@ -262,11 +274,10 @@ class KnownValues:
             if ops.has_side_effect(leaf)
         ]
         is_shared = any(recorder.inside in ("vmap", CUSTOM_RULE) for recorder in around)
-        is_over = self._versions is not None
         if (
             not self.is_of_call
             or is_shared
-            or is_over
+            or self._is_over
             or not all(_is_draw(leaf) for _, leaf, _ in effects)
         ):
             return False

@@ -21,6 +21,7 @@ from torch import Tensor
 
 _library = torch.library.Library("thunder_fn", "FRAGMENT")
 _library.define("det(Tensor A) -> Tensor")
+_library.define("det_gradient(Tensor gradient, Tensor A, Tensor det, Tensor cotangent) -> Tensor")
 _library.define("cofactor(Tensor A) -> Tensor")
 _library.define("cofactor_tangent(Tensor A, Tensor tangent) -> Tensor")
 
@@ -52,6 +53,16 @@ def cofactor(A: Tensor) -> Tensor:
     """The conjugate cofactors: what autograd calls the gradient of the determinant."""
     u, s, v, sign = _factors(A)
     return sign * (u * _products(s)[0][..., None, :]) @ v
+
+
+def det_gradient(gradient: Tensor, A: Tensor, det: Tensor, cotangent: Tensor) -> Tensor:
+    """The gradient that autograd has computed by solving with the matrix; the cofactors where the
+    determinant is zero. Autograd multiplies by the determinant, so its gradient is zero there.
+    """
+    is_singular = (det == 0)[..., None, None]
+    if not is_singular.any():
+        return gradient.clone()
+    return torch.where(is_singular, cotangent[..., None, None] * cofactor(A), gradient)
 
 
 def cofactor_tangent(A: Tensor, tangent: Tensor) -> Tensor:
@@ -101,6 +112,7 @@ def _batched(op: Any) -> Any:
 
 for _name, _run, _fake, _pull in (
     ("det", torch.linalg.det, lambda A: A.new_empty(A.shape[:-2]), _pull_det),
+    ("det_gradient", det_gradient, lambda gradient, A, det, cotangent: A.new_empty(A.shape), None),
     ("cofactor", cofactor, lambda A: A.new_empty(A.shape), _pull_cofactor),
     (
         "cofactor_tangent",
@@ -112,6 +124,7 @@ for _name, _run, _fake, _pull in (
     _library.impl(_name, _run, "CompositeExplicitAutograd")
     _qualified = f"thunder_fn::{_name}"
     torch.library.register_fake(_qualified, _fake, lib=_library)
-    torch.library.register_autograd(_qualified, _pull, setup_context=_save, lib=_library)
+    if _pull is not None:
+        torch.library.register_autograd(_qualified, _pull, setup_context=_save, lib=_library)
     _op = getattr(torch.ops.thunder_fn, _name)
     torch.library.register_vmap(_qualified, _batched(_op), lib=_library)

@@ -1,0 +1,107 @@
+"""Tables that a function fills while it is traced and reads at later calls: each transform answers as without them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import thunder_fn as tfn
+
+SHAPES = ((3, 2), (4, 2), (3, 4), (3, 2), (4, 3))
+
+
+def in_a_dict(make: Callable[[int], torch.Tensor]) -> Callable[[int], torch.Tensor]:
+    held: dict[int, torch.Tensor] = {}
+
+    def table(n: int) -> torch.Tensor:
+        if n not in held:
+            held[n] = make(n)
+        return held[n]
+
+    return table
+
+
+def in_an_attribute(make: Callable[[int], torch.Tensor]) -> Callable[[int], torch.Tensor]:
+    class Owner:
+        held: torch.Tensor | None = None
+
+        def __call__(self, n: int) -> torch.Tensor:
+            if self.held is None or self.held.shape[0] < n:
+                self.held = make(n)
+            return self.held[:n]
+
+    return Owner()
+
+
+def in_a_list(make: Callable[[int], torch.Tensor]) -> Callable[[int], torch.Tensor]:
+    held: list[torch.Tensor] = []
+
+    def table(n: int) -> torch.Tensor:
+        found = [one for one in held if one.shape[0] == n]
+        if not found:
+            held.append(make(n))
+        return (found or held)[-1]
+
+    return table
+
+
+def in_a_buffer(make: Callable[[int], torch.Tensor]) -> Callable[[int], torch.Tensor]:
+    class Positions(nn.Module):
+        def forward(self, n: int) -> torch.Tensor:
+            name = f"table{n}"
+            if not hasattr(self, name):
+                self.register_buffer(name, make(n), persistent=False)
+            return getattr(self, name)
+
+    return Positions()
+
+
+CACHES = {
+    "dict": in_a_dict,
+    "attribute": in_an_attribute,
+    "list": in_a_list,
+    "buffer": in_a_buffer,
+    "lru_cache": lambda make: functools.lru_cache(maxsize=None)(make),
+}
+USES: dict[str, Callable[[torch.Tensor, Callable[[int], torch.Tensor]], torch.Tensor]] = {
+    "right of +": lambda x, table: x * x + table(x.shape[-1]),
+    "left of *": lambda x, table: table(x.shape[-1]) * x,
+    "argument": lambda x, table: torch.addcmul(x, table(x.shape[-1]), x),
+    "view": lambda x, table: x @ table(x.shape[-1]).unsqueeze(-1).mT.reshape(-1, 1) * x,
+    "index": lambda x, table: x[table(x.shape[-1]).long() % x.shape[0]] * x,
+    "in place on it": lambda x, table: x * table(x.shape[-1]).clone().mul_(2),
+    "list of them": lambda x, table: torch.stack([x, table(x.shape[-1]) + 0 * x]).prod(0),
+    "condition": lambda x, table: torch.where(table(x.shape[-1]) > 1, x * x, x),
+    "method": lambda x, table: table(x.shape[-1]).add(x).sin(),
+}
+
+
+def table_of(n: int) -> torch.Tensor:
+    return torch.arange(n, dtype=torch.float32) + 1
+
+
+TRANSFORMS: dict[str, Callable[[Any, Callable[..., torch.Tensor]], Callable[..., Any]]] = {
+    "vmap": lambda api, f: api.vmap(f),
+    "grad": lambda api, f: api.grad(lambda x: f(x[0]).sum()),
+    "vjp": lambda api, f: lambda x: (lambda out, pull: pull(torch.ones_like(out)))(*api.vjp(lambda y: f(y[0]), x)),
+    "jvp": lambda api, f: lambda x: api.jvp(lambda y: f(y[0]), (x,), (x.cos(),)),
+    "vmap of grad": lambda api, f: api.vmap(api.grad(lambda x: f(x).sum())),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("cache", CACHES)
+def test_filled_caches(cache: str, use: str) -> None:
+    """Each transform on its own fresh cache, plain, and jitted; several sizes in turns. The oracle has no cache."""
+    for transform, wrap in TRANSFORMS.items():
+        theirs = wrap(torch.func, functools.partial(USES[use], table=table_of))
+        for name, around in (("plain", lambda f: f), ("jit", tfn.jit)):
+            mine = around(wrap(tfn, functools.partial(USES[use], table=CACHES[cache](table_of))))
+            for shape in SHAPES:
+                x = torch.linspace(0.1, 1, shape[0] * shape[1]).reshape(shape)
+                torch.testing.assert_close(mine(x), theirs(x), msg=lambda text: f"{transform}, {name}, {shape}: {text}")
