@@ -72,6 +72,7 @@ EVERY = {
     "ops/test_operators.py::test_distances_of_nothing": 3,
     "ops/test_operators.py::test_forward": 4,
     "ops/test_operators.py::test_gradient": 4,
+    "ops/test_transforms.py::test_examples_with_a_batch_of_one": 4,
     "ops/test_transforms.py::test_transform": 5,
     "tutorials/test_tutorials.py::test_tutorial[07_laws]": 0,
     "tutorials/test_tutorials.py::test_tutorial[14_quantize]": 0,

@@ -634,6 +634,142 @@ def test_numpy_in_eager_transforms_has_the_gradient_of_backward(cls: Any) -> Non
         tfn.jit(f)(x)
 
 
+class NumpyProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, y: Tensor) -> Tensor:
+        return torch.tensor(x.cpu().numpy() * y.cpu().numpy())
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, y = ctx.saved_tensors
+        return NumpyProduct.apply(grads[0], y), NumpyProduct.apply(grads[0], x)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        x, y = ctx.saved_tensors
+        return NumpyProduct.apply(tangents[0], y) + NumpyProduct.apply(x, tangents[1])
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor, y: Tensor) -> Any:
+        first, second = (
+            value.unsqueeze(0) if dim is None else value.movedim(dim, 0)
+            for value, dim in zip((x, y), in_dims, strict=True)
+        )
+        return NumpyProduct.apply(first, second), 0
+
+
+class NumpySplit(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+        places = np.argsort(x.numpy())
+        return torch.tensor(x.numpy()[places] ** 2), torch.tensor(places)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(inputs[0], output[1])
+        ctx.save_for_forward(inputs[0], output[1])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, places = ctx.saved_tensors
+        return torch.zeros_like(x).scatter(0, places, grads[0] * 2 * x.gather(0, places))
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        x, places = ctx.saved_tensors
+        return (2 * x * tangents[0]).gather(0, places), None
+
+
+@pytest.mark.parametrize(
+    ("made", "f", "twin"),
+    (
+        (
+            NumpyProduct,
+            lambda x: NumpyProduct.apply(x.sin(), x * 3).exp(),
+            lambda x: (x.sin() * x * 3).exp(),
+        ),
+        (NumpySplit, lambda x: NumpySplit.apply(x.sin())[0], lambda x: x.sin().sort().values ** 2),
+    ),
+)
+def test_a_forward_that_leaves_pytorch_is_one_opaque_call_in_every_transform(made: Any, f: Any, twin: Any) -> None:
+    """The same class in functions of torch is the oracle."""
+    x, t = torch.randn(2, 4, dtype=torch.float64).unbind()
+    ways: dict[str, Any] = {
+        "jvp": lambda f: tfn.jvp(f, (x,), (t,)),
+        "jit": lambda f: tfn.jit(f)(x),
+        "grad of grad": lambda f: tfn.grad(lambda x: (tfn.grad(lambda x: f(x).sum())(x) * t).sum())(x),
+        "hessian": lambda f: tfn.jacfwd(tfn.jacrev(f))(x) if made is NumpyProduct else 0,
+        "jvp of vjp": lambda f: tfn.jvp(lambda x: tfn.vjp(f, x)[1](t)[0], (x,), (t,)),
+        "jit of grad": lambda f: tfn.jit(tfn.grad(lambda x: f(x).sum()))(x),
+        "checkpoint": lambda f: tfn.grad(lambda x: tfn.checkpoint(f)(x).sum())(x),
+        "vmap": lambda f: tfn.vmap(tfn.grad(lambda x: f(x).sum()), in_dims=1)(torch.stack([x, t], 1)),
+    }
+    for name, way in ways.items():
+        if name == "vmap" and made is NumpySplit:
+            with pytest.raises(CustomRuleError, match="does not have vmap support"):
+                way(f)
+            continue
+        torch.testing.assert_close(way(f), way(twin), msg=name)
+    values = torch.tensor([1.0, -1.0, 2.0])
+    assert tfn.jit(lambda x: NumpySplit.apply(x)[1])(values).tolist() == [1, 0, 2]
+    assert tfn.jit(lambda x: NumpySplit.apply(x)[1])(-values).tolist() == [2, 0, 1]
+
+
+def test_types_that_follow_from_values_outside_of_pytorch_are_refused() -> None:
+    class Chosen(NumpySplit):
+        @staticmethod
+        def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+            places = np.nonzero(x.numpy())[0]
+            return torch.tensor(x.numpy()[places]), torch.tensor(places)
+
+    f = tfn.jit(lambda x: Chosen.apply(x)[0])
+    assert f(torch.ones(3)).tolist() == [1.0, 1.0, 1.0]
+    with pytest.raises(CustomRuleError, match="its results have other types than in the call that was traced"):
+        f(torch.tensor([1.0, 0.0, 2.0]))
+
+
+def _sizes_from_data(x: Tensor) -> Tensor:
+    return x.nonzero().sum() * 0 + x[x == x].sum() * 0 + x
+
+
+def _a_number_from_data(x: Tensor) -> Tensor:
+    return x * (x == x).sum().item() / x.numel()
+
+
+@pytest.mark.parametrize("use", (_sizes_from_data, _a_number_from_data))
+@pytest.mark.parametrize("place", ("forward", "backward", "jvp"))
+def test_sizes_and_numbers_from_data_in_rules(use: Any, place: str) -> None:
+    class Triple(torch.autograd.Function):
+        @staticmethod
+        def forward(x: Tensor) -> Tensor:
+            return 3 * (use(x) if place == "forward" else x)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            pass
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return 3 * (use(grads[0]) if place == "backward" else grads[0])
+
+        @staticmethod
+        def jvp(ctx: Any, *tangents: Any) -> Any:
+            return 3 * (use(tangents[0]) if place == "jvp" else tangents[0])
+
+    x, f = torch.tensor([1.0, 2.0]), lambda x: Triple.apply(x).square().sum()
+    for transform in (tfn.grad, lambda f: lambda x: tfn.vjp(f, x)[1](torch.tensor(1.0))[0]):
+        torch.testing.assert_close(transform(f)(x), 18 * x)
+        torch.testing.assert_close(tfn.jit(transform(f))(x), 18 * x)
+    torch.testing.assert_close(tfn.jvp(f, (x,), (x,))[1], (18 * x * x).sum())
+    torch.testing.assert_close(tfn.jacrev(Triple.apply, chunk_size=1)(x), 3 * torch.eye(2))
+
+
 def test_a_numpy_backward_under_jit_and_twice() -> None:
     class Sine(NumpySine):
         @staticmethod

@@ -212,6 +212,31 @@ def test_graphs_from_outside() -> None:
     assert x.grad is None
 
 
+@pytest.mark.parametrize(
+    "f",
+    (
+        torch.exp,
+        torch.Tensor.float,
+        lambda x: x[1:1],
+        lambda x: x[:, :0] * x.sum(),
+        lambda x: x.as_strided((2, 2), (2, 1), 1),
+        lambda x: torch.as_strided_scatter(x, x.sin()[:2, :2].contiguous(), (2, 2), (1, 2), 1),
+        lambda x: x.t().diagonal().unfold(0, 2, 1),
+    ),
+)
+@pytest.mark.parametrize("shape", ((3, 3), (3, 0)))
+def test_graphs_from_outside_of_views_and_of_nothing(f: Any, shape: Any) -> None:
+    """A pullback that eager recorded is mapped as a loop over cotangents with memory of their own does it."""
+    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    try:
+        y = f(x)
+    except RuntimeError:
+        return  # there is no such view of an empty tensor
+    pull = lambda v: torch.autograd.grad(y, x, v, retain_graph=True)[0]
+    rows = torch.randn(2, *y.shape, dtype=y.dtype)
+    torch.testing.assert_close(tfn.vmap(pull)(rows), torch.stack([pull(row.clone()) for row in rows]))
+
+
 def test_hooks_on_saved_tensors_are_not_dropped() -> None:
     def hooked(v: Any) -> Any:
         with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t * 10):

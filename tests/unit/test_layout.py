@@ -159,3 +159,23 @@ def test_other_functions_take_addresses_alike(f: Any) -> None:
         for begin in order:
             x = memory[begin : begin + 10]
             assert torch.equal(jitted(x), f(x))
+
+
+@pytest.mark.parametrize("kept", ("weight", "both"))
+@pytest.mark.parametrize("name", ("plain", "strided weight", "strided factors", "strided both"))
+def test_results_whose_shapes_depend_on_strides(name: str, kept: str) -> None:
+    """What `embedding_bag` keeps for its derivative has other sizes for operands with gaps; autograd is the oracle."""
+    bags, starts = torch.tensor([1, 3, 5, 0, 2]), torch.tensor([0, 3])
+    weight = torch.randn(6, 10)[:, ::2] if name in ("strided weight", "strided both") else torch.randn(6, 5)
+    factors = torch.rand(10)[::2] if name in ("strided factors", "strided both") else torch.rand(5)
+    for x in (weight, factors):
+        x.requires_grad_()
+
+    def f(weight: torch.Tensor, factors: torch.Tensor = factors) -> torch.Tensor:
+        return torch.nn.functional.embedding_bag(bags, weight, starts, mode="sum", per_sample_weights=factors)
+
+    given = (weight, factors) if kept == "both" else (weight,)
+    wanted = torch.autograd.grad(f(*given).sin().sum(), given)
+    for pull in (tfn.vjp, tfn.jit(lambda *given: tfn.vjp(f, *given)[1](f(*given).cos()))):
+        found = pull(f, *given)[1](f(*given).cos()) if pull is tfn.vjp else pull(*given)
+        torch.testing.assert_close(found, wanted)

@@ -25,6 +25,7 @@ from thunder_fn.parameters import overlap
 from thunder_fn.planning import Collective, Hardware, Link, collective_seconds, fake_world, hardware_named, plan_layers
 from thunder_fn.planning.links import ring_seconds, tree_seconds
 from thunder_fn.planning.measure import measured_hardware
+from thunder_fn.planning.parts import Parts
 from thunder_fn.planning.rates import FOLDER, read, toml_of
 
 FILES = sorted(path.stem for path in FOLDER.glob("*.toml"))
@@ -271,6 +272,57 @@ def test_ranks_of_a_pipeline_wait_as_its_schedule_says(kind: str) -> None:
     assert [one.held_bytes - x.nbytes for one in found.stages] == [(64 + 64**2) * 4, *[64**2 * 4] * 3]
     assert found.peak_bytes == max(one.peak_bytes for one in found.stages)
     assert "ranks of the pipeline, whose bubble is" in str(found)
+
+
+def test_equal_stages_and_micro_batches_are_planned_once_and_as_a_flat_program() -> None:
+    """Each rank has the operations, launches and peak of the program that jit makes of it. A weight is gathered once,
+    its gradient reduced for each micro-batch.
+    """
+    width, rows, micro, ranks = 64, 8, 6, 4
+
+    def deep(params: Any, x: torch.Tensor) -> torch.Tensor:
+        for w in params:
+            x = (x @ w).tanh()
+        return x.square().mean()
+
+    with torch.device("meta"), fake_world(2 * ranks):
+        mesh = init_device_mesh("cpu", (ranks, 2), mesh_dim_names=("pipe", "data"))
+        params, x = [torch.empty(width, width) for _ in range(2 * ranks)], torch.empty(micro * rows, width)
+        f = tfn.fsdp(deep, mesh["data"], zero=2)
+        step, held = tfn.pipeline(f, mesh["pipe"], stages=ranks, micro=micro), f.prepare(params)
+        found = tfn.plan(step, (held, x), "h100")
+        flat = [
+            tfn.inspect.memory(replace(step, group=replace(step.group, rank=rank)), held, x) for rank in range(ranks)
+        ]
+    product = 2 * rows * width * width
+    for rank, (one, memory) in enumerate(zip(found.stages, flat, strict=True)):
+        counts = {each.kind: times for each, times, _ in one.timeline.collectives}
+        assert counts["all-gather"] == 2 and counts["reduce-scatter"] == 2 * micro
+        assert 1 <= one.timeline.flops / (micro * (5 if rank == 0 else 6) * product) < 1.1
+        assert one.live_bytes == pytest.approx(memory.peak, rel=0.02), rank
+        assert sum(memory.names[at].endswith("mm.default") for at in range(len(memory.names))) == micro * (
+            6 - (rank == 0)
+        )
+        assert one.held_bytes == 2 * width * width // 2 * 4 + x.nbytes
+
+
+def test_what_calls_of_a_part_have_in_common_is_computed_in_the_first() -> None:
+    part = torch.nn.Sequential(torch.nn.Linear(3, 3))
+    part.forward = lambda w, x: (w.exp() @ x.sin(), w.cos())  # type: ignore[assignment]
+    f = lambda w, v, x, y: (*part(w, x), *part(w, y), *part(v, x), *part(w, x + y))
+    args = [torch.randn(3, 3, dtype=torch.float64) for _ in range(4)]
+    trace = tfn.trace(f, *args)
+    calls = [one for one in trace.equations if one.op.kind == "composite"]
+    assert len(calls) == 4 and len({one.body for one in calls}) == 1
+    stages = lambda w, v, x, y: (*part(w, x), *part(v, y), *part(w, x + 1), *part(v, x + y))
+    for same, exps in ((lambda w, v, x, y: stages(w, w, x, y), 1), (stages, 2)):
+        trace = tfn.trace(same, *args)
+        new = Parts().shared(trace)
+        tfn.check(new)
+        found, expected = tfn.evaluate(new, args), tfn.evaluate(trace, args)
+        assert all(map(torch.equal, found, expected))
+        ops = [one.op.name for call in new.equations for body in call.bodies for one in body.equations]
+        assert ops.count("aten.exp.default") == exps
 
 
 def test_products_in_chunks_are_planned_as_overlapped(world: int) -> None:

@@ -87,7 +87,13 @@ class Jacrev(Jacobian):
         output, pullback = result[0], result[1]
         leaves, spec = pytree.flatten(output)
         check_tensors(output, self.__name__)
-        rows = vmap(pullback, chunk_size=self.chunk_size)(pytree.unflatten(spec, basis(leaves)))
+        cotangents = basis(leaves)
+        if self.chunk_size == 1 and len(cotangents[0]):  # a row at a time has no need of batching
+            ones = zip(*cotangents, strict=True)
+            pulled = [pullback(pytree.unflatten(spec, one)) for one in ones]
+            rows = pytree.tree_map(lambda *row: torch.stack(row), *pulled)
+        else:
+            rows = vmap(pullback, chunk_size=self.chunk_size)(pytree.unflatten(spec, cotangents))
         jacobian = by_output(rows, leaves, spec, isinstance(self.argnums, int))
         return (jacobian, result[2]) if self.has_aux else jacobian
 
@@ -185,7 +191,8 @@ def jacrev(
     Args:
         f: a function from pytrees of real tensors to a pytree of real tensors.
         argnums: as in `grad`.
-        chunk_size: the most rows to compute at a time.
+        chunk_size: the most rows to compute at a time. One row is computed without `vmap`, so its
+            rule may use sizes that depend on data.
         _preallocate_and_copy: accepted as in torch.func, and ignored: the executor decides how rows
             are put together.
 

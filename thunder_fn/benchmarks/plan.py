@@ -29,6 +29,7 @@ from thunder_fn.benchmarks.harness import Memory, Result, machine, single
 from thunder_fn.benchmarks.models import GPT, gpt_loss, params_of
 from thunder_fn.inspect.machines import fastest
 from thunder_fn.planning import Hardware, Plan, fake_world, hardware_named, plan, plan_layers
+from thunder_fn.planning.cuts import prepared
 from thunder_fn.planning.measure import measured_hardware, with_links
 
 PREDICTED, MEASURED = "predicted", "measured"
@@ -46,6 +47,8 @@ def run(quick: bool = False) -> Iterator[Result | Memory]:
     yield from on_two_ranks(with_links(hardware, RANKS), SIZES[0 if quick else 1])
     for published in () if quick else PUBLISHED:
         yield beside(published)
+    for paper in () if quick else PAPER:
+        yield beside_paper(paper)
 
 
 def compared(name: str, predicted: float, measured: float, target: str, *notes: str) -> Result:
@@ -184,9 +187,40 @@ PUBLISHED = (
     Published("70B", 32, 8, 16, "none", True, 597.3, ASYNC),
     Published("405B", 16, 8, 2, "none", True, 109, OLDER),
 )
-"""Llama 3.1 in bfloat16. Runs in float8, and those of Llama 3's paper, whose layers are in a
-pipeline, are not among them.
-"""
+"""Llama 3.1 in bfloat16, without runs in float8."""
+
+
+@dataclass(frozen=True)
+class Pipelines:
+    """A run of Llama 3.1 405B with stages, as the paper of Llama 3 has it in table 4.
+
+    Attributes:
+        data, context, tensor, stages: the ranks of the mesh's dims.
+        batch: sequences of a group of ranks with one batch, one in each micro-batch.
+        flops_per_second: of each GPU, without recomputation.
+        keeps: the values that checkpointed layers keep; "all" without checkpoint.
+    """
+
+    data: int
+    context: int
+    tensor: int
+    stages: int
+    batch: int
+    length: int
+    flops_per_second: float
+    keeps: str = "all"
+
+    @property
+    def world(self) -> int:
+        """The ranks of all dims."""
+        return self.data * self.context * self.tensor * self.stages
+
+
+PAPER = (
+    Pipelines(64, 1, 8, 16, 32, 8192, 430e12),
+    Pipelines(128, 1, 8, 16, 16, 8192, 400e12),
+)
+"""The runs on sequences of 8,192 tokens, on 8,192 and 16,384 GPUs."""
 
 LLAMAS = {
     "8B": (4096, 14336, 32, 32),
@@ -230,21 +264,8 @@ def planned(one: Published, hardware: Hardware | None = None) -> Plan:
 
 def llama(one: Published, layers: int) -> tuple[Any, tuple[Any, ...]]:
     """Loss and gradients of a Llama of transformers with so many layers, and the arguments."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    width, inner, _, heads = LLAMAS[one.model]
-    config = LlamaConfig(
-        hidden_size=width,
-        intermediate_size=inner,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=8,
-        vocab_size=WORDS,
-        max_position_embeddings=LENGTH,
-        use_cache=False,
-    )
     with torch.device("meta"):
-        model: Any = LlamaForCausalLM(config).bfloat16()
+        model = llama_of(one.model, layers)
         tokens = torch.zeros(one.batch, LENGTH, dtype=torch.long)
     _checkpoint(model.model.layers, one.policy)
     mesh = init_device_mesh("cpu", (one.data, one.tensor), mesh_dim_names=("data", "tensor"))
@@ -259,6 +280,98 @@ def llama(one: Published, layers: int) -> tuple[Any, tuple[Any, ...]]:
     chosen, others = held.partition(lambda name: held[name].is_floating_point())
     step = tfn.grad(lambda chosen, others, tokens: f(held.replaced(chosen, others), tokens))
     return step, (chosen, others, tokens)
+
+
+def llama_of(name: str, layers: int, attention: str | None = None) -> Any:
+    """A Llama of transformers with so many layers."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    width, inner, _, heads = LLAMAS[name]
+    attentions: Any = {"attn_implementation": attention}
+    config = LlamaConfig(
+        hidden_size=width,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=8,
+        vocab_size=WORDS,
+        max_position_embeddings=LENGTH,
+        use_cache=False,
+        **attentions,
+    )
+    return LlamaForCausalLM(config).bfloat16()
+
+
+# ---- stages ----
+
+
+def beside_paper(one: Pipelines) -> Result:
+    """The seconds of a published step with stages, and of its plan."""
+    with fake_world(one.world):
+        found = plan(*in_stages(one, LLAMAS["405B"][2]), "h100", fused=True)
+    measured = model_flops(one) / one.world / one.flops_per_second
+    mesh = f"FSDP {one.data}, CP {one.context}, TP {one.tensor}, PP {one.stages}"
+    name = f"plan: Llama 3.1 405B, {mesh}, on H100s: step"
+    source = "The Llama 3 Herd of Models (arXiv:2407.21783), table 4"
+    rate = f"predicted are {model_flops(one) / one.world / found.seconds / 1e12:.0f} TFLOP/s"
+    return compared(name, found.seconds, measured, "within 25%", source, rate, "no optimizer")
+
+
+def model_flops(one: Pipelines) -> float:
+    """The operations of a step that count, by PaLM's formula (arXiv:2204.02311, appendix B)."""
+    width, inner, layers, heads = LLAMAS["405B"]
+    keys = 8 * width // heads
+    of_layer = 2 * width * width + 2 * width * keys + 3 * width * inner
+    params = layers * of_layer + WORDS * width
+    of_token = 6 * params + 12 * layers * width * one.length
+    return of_token * one.length * one.batch * one.data
+
+
+def in_stages(one: Pipelines, layers: int) -> tuple[Any, tuple[Any, ...]]:
+    """The step of a Llama 3.1 405B with so many layers, cut in all ways, and the arguments."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register("causal", _causal)  # all ranks' positions need no mask
+    with torch.device("meta"):
+        model = llama_of("405B", layers, "causal")
+        tokens = torch.zeros(one.batch, one.length // one.context, dtype=torch.long)
+    _checkpoint(model.model.layers, one.keeps)
+    dims = {"pipe": one.stages, "data": one.data, "context": one.context, "tensor": one.tensor}
+    mesh = init_device_mesh("cpu", (*dims.values(),), mesh_dim_names=(*dims,))
+    sizes = (one.stages, one.data * one.context, one.tensor)
+    rows = init_device_mesh("cpu", sizes, mesh_dim_names=("pipe", "shards", "tensor"))
+
+    def loss(params: Any, tokens: torch.Tensor) -> torch.Tensor:
+        logits = torch.func.functional_call(model, params, (tokens,)).logits
+        return F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+
+    split = tfn.tensor_parallel(loss, mesh["tensor"], SPLIT)
+    params: Any = {name: p.detach() for name, p in model.named_parameters()}
+    f: Any = split
+    if one.context > 1:
+        f = tfn.context_parallel(split, mesh["context"], "all_to_all")
+        params = prepared(split, params)
+    f = tfn.fsdp(f, rows["shards"], zero=2)
+    interleaved: dict[str, Any] = {"stages": 2 * one.stages, "schedule": "interleaved"}
+    step = tfn.pipeline(f, mesh["pipe"], micro=one.batch, **interleaved)
+    return step, (prepared(f, params), tokens)
+
+
+def _causal(module: Any, query: Any, key: Any, value: Any, _: Any, **options: Any) -> Any:
+    """Attention as transformers calls it, with a key for each query's head."""
+    key, value = (x.repeat_interleave(module.num_key_value_groups, 1) for x in (key, value))
+    scale = options.get("scaling")
+    found = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
+    return found.transpose(1, 2).contiguous(), None
+
+
+def llama_405b() -> tuple[Any, tuple[Any, ...]]:
+    """A step of Llama 3.1 405B in four dims, for `python -m thunder_fn plan`; its world is a
+    multiple of 256.
+    """
+    data = dist.get_world_size() // 256
+    one = Pipelines(data, 2, 8, 16, 32, LENGTH, 0.0, "none")
+    return in_stages(one, LLAMAS["405B"][2])
 
 
 def _checkpoint(layers: Any, policy: str) -> None:

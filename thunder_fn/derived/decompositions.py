@@ -126,7 +126,6 @@ NOT_BATCHED = frozenset(
         *(
             "as_strided_scatter.default",
             "index_fill.int_Tensor",
-            "linalg_lu_solve.default",
             "roll.default",
         ),
         "select_scatter.default",
@@ -379,23 +378,6 @@ def remainder(self: Any, other: Tensor) -> Tensor:
     )
 
 
-def lu_solve(
-    LU: Tensor, pivots: Tensor, B: Tensor, *, left: bool = True, adjoint: bool = False
-) -> Any:
-    """functorch takes batches of the factors for those of the right sides where these have more
-    dims.
-    """
-    batch = torch.broadcast_shapes(LU.shape[:-2], B.shape[:-2])
-    if LU.shape[:-2] == batch == B.shape[:-2]:
-        return NotImplemented
-    wide = (
-        LU.expand(*batch, *LU.shape[-2:]),
-        pivots.expand(*batch, -1),
-        B.expand(*batch, *B.shape[-2:]),
-    )
-    return aten.linalg_lu_solve(*wide, left=left, adjoint=adjoint)
-
-
 def select_scatter(self: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
     """functorch scatters each value many times over, so that the right result has a wrong
     derivative.
@@ -482,7 +464,6 @@ DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     CUMPROD: cumprod,
     "aten.squeeze.dim": squeeze,
     "aten.diagonal_scatter.default": diagonal_scatter,
-    "aten.linalg_lu_solve.default": lu_solve,
     "aten.remainder.Scalar_Tensor": remainder,
     "aten.roll.default": roll,
     "aten.select_scatter.default": select_scatter,

@@ -186,7 +186,7 @@ def page_of(name: str, data: dict[str, Any], report: str = "") -> str:
 
 REPORT = (
     "body{display:flex;flex-direction:column}#app{flex:1;min-height:0}#report{padding:8px 16px;"
-    "max-height:50%;overflow:auto;background:var(--panel);border-bottom:1px solid var(--line)}"
+    "max-height:50vh;overflow:auto;background:var(--panel);border-bottom:1px solid var(--line)}"
 )
 """The style of a report, which can be folded, above the page."""
 

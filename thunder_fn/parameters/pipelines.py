@@ -20,7 +20,7 @@ from thunder_fn.distributed.groups import Group, group_of
 from thunder_fn.errors import RewriteError, is_int, kind_of
 from thunder_fn.interpreters.pipeline.programs import program_of
 from thunder_fn.interpreters.pipeline.schedules import SCHEDULES, Schedule, interleaved
-from thunder_fn.interpreters.pipeline.stages import stages_of
+from thunder_fn.interpreters.pipeline.stages import Stage, stages_of
 from thunder_fn.ir.trace import TensorType, Trace, Var, cut, is_differentiable, type_of_value
 from thunder_fn.jitted import Jitted
 
@@ -122,6 +122,42 @@ class Pipelined(Transformed):
         self, capture: Callable[..., Captured], args: tuple[Any, ...]
     ) -> tuple[Plan, tuple[int, ...]]:
         """The plan of a call, and the places of this rank's parameters among all."""
+        captured, _, of_rank = self._in_stages(capture, args)
+        new, own = of_rank(self.group)
+        spec, count = pytree.flatten(args[0])[1], len(_places(args)[0])
+
+        def arrange(inputs: Sequence[Any], outputs: tuple[Any, ...]) -> Any:
+            found = dict(zip(own, outputs[1:], strict=True))
+            return outputs[0], pytree.unflatten(spec, [found.get(at) for at in range(count)])
+
+        return Plan(self.__name__, captured, _as_given(new, args), arrange), own
+
+    def programs(
+        self, params: Any, *batch: Any
+    ) -> tuple[tuple[Stage, ...], tuple[tuple[Trace, tuple[int, ...]], ...]]:
+        """The stages, and the traces of all ranks, each with the places of the rank's parameters
+        among all. The loss is captured once.
+
+        Example:
+            >>> import torch, thunder_fn as tfn
+            >>> f = lambda params, x: (x @ params[0] @ params[1]).square().mean()
+            >>> first, second = tfn.parameters.simulated(2)
+            >>> step = tfn.pipeline(f, first, stages=2, micro=2)
+            >>> params = [torch.ones(3, 4), torch.ones(4, 2)]
+            >>> stages, ranks = step.programs(params, torch.ones(6, 3))
+            >>> len(stages), [own for _, own in ranks]
+            (2, [(0,), (1,)])
+        """
+        _, stages, of_rank = self._in_stages(capture, self._arguments(params, batch))
+        ranks = (replace(self.group, rank=rank) for rank in range(self.group.size))
+        return stages, tuple(map(of_rank, ranks))
+
+    def _in_stages(
+        self, capture: Callable[..., Captured], args: tuple[Any, ...]
+    ) -> tuple[Captured, tuple[Stage, ...], Callable[[Group], tuple[Trace, tuple[int, ...]]]]:
+        """The captured loss, its stages, and a function from a rank to its trace and the places of
+        its parameters.
+        """
         name, trained = self.__name__, _trained(args[0])
         if not any(trained):
             differentiated_leaves(args, (0,), name)  # says so
@@ -141,14 +177,10 @@ class Pipelined(Transformed):
         places, is_fused = _places(args), is_to_be_fused()
         count = len(places[0])
         stages = stages_of(captured.trace, self.cuts, wanted, params=count, fused=is_fused)
-        new, own = program_of(captured.trace, stages, self.schedule, self.group, places[1:], wanted)
-        spec = pytree.flatten(args[0])[1]
-
-        def arrange(inputs: Sequence[Any], outputs: tuple[Any, ...]) -> Any:
-            found = dict(zip(own, outputs[1:], strict=True))
-            return outputs[0], pytree.unflatten(spec, [found.get(at) for at in range(count)])
-
-        return Plan(name, captured, _as_given(new, args), arrange), own
+        of_rank: Callable[[Group], tuple[Trace, tuple[int, ...]]] = lambda group: program_of(
+            captured.trace, stages, self.schedule, group, places[1:], wanted
+        )
+        return captured, stages, of_rank
 
 
 def _trained(params: Any) -> tuple[bool, ...]:

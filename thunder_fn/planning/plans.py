@@ -3,31 +3,38 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from thunder_fn.api.calling import apply, call_arguments
-from thunder_fn.capture import Captured, capture, pytree
+from thunder_fn.api.calling import call_arguments
+from thunder_fn.capture import pytree
+from thunder_fn.capture.apply import without_values
 from thunder_fn.capture.failures import raised_at
 from thunder_fn.capture.replaced.autocast_regions import OFF, is_region
-from thunder_fn.errors import InspectError, callable_name
+from thunder_fn.capture.replaced.lookasides import lookasides
+from thunder_fn.errors import InspectError
 from thunder_fn.executors import FusionExecutor
-from thunder_fn.inspect.chains import Chain, chain_of_programs
+from thunder_fn.executors.torch_executor import lower
+from thunder_fn.inspect.chains import Chain, Step, chain_of_programs
 from thunder_fn.inspect.costs import unfolded_programs
 from thunder_fn.inspect.machines import Machine
 from thunder_fn.inspect.memory_use import Memory, memory_of
 from thunder_fn.inspect.page import Page, page_of_runs
+from thunder_fn.interpreters.pipeline.stages import Stage
 from thunder_fn.ir.constraints import is_hinted
 from thunder_fn.ir.notebook import Shown
 from thunder_fn.ir.symbols import Expr
 from thunder_fn.ir.trace import TensorType, Trace, subtraces
-from thunder_fn.jitted import Jitted, jit
+from thunder_fn.jitted import Jitted, Options, jit
+from thunder_fn.jitted.program import transformed
 from thunder_fn.parameters import Pipelined
+from thunder_fn.planning.parts import Parts, in_parts, memory_in_parts
 from thunder_fn.planning.rates import Hardware, hardware_named
 from thunder_fn.planning.streams import Timeline, timeline, timelines
 from thunder_fn.planning.worlds import FUSED_ATTENTION, fake_world
@@ -49,7 +56,7 @@ class Plan(Shown):
         stages: of a pipeline, the plan of each rank; the plan itself is that of the rank with the
             highest peak.
         offloaded_bytes: in the CPU's memory, at most.
-        chain: the captured step, and what became of it; of a deep model, that of a shallow one.
+        make_chain: makes `chain`.
 
     Example:
         >>> import torch
@@ -68,9 +75,16 @@ class Plan(Shown):
     held_bytes: int
     live_bytes: int
     model_flops: float
-    chain: Chain = field(repr=False, compare=False)
+    make_chain: Callable[[], Chain] = field(repr=False, compare=False)
     stages: tuple[Plan, ...] = field(default=(), repr=False)
     offloaded_bytes: int = 0
+
+    @cached_property
+    def chain(self) -> Chain:
+        """The captured step, and what became of it; of a deep model, that of a shallow one; of a
+        rank of a pipeline, one micro-batch of its first stage.
+        """
+        return self.make_chain()
 
     @property
     def bubble(self) -> float:
@@ -144,30 +158,82 @@ def planned(
         given: Any = getattr(getattr(jitted, "options", None), "executors", ())
         fused = any(isinstance(one, FusionExecutor) for one in given)
     with nullcontext() if world is None else fake_world(world):
-        ranks = _ranks_of(jitted)
-        chains = [_captured(one, args) for one in ranks]
-        for found in chains:
-            _check_precision(found.trace)
-        programs = [unfolded_programs(found) for found in chains]
+        ranks = _ranks_of(jitted, args)
+        for one in ranks:
+            _check_precision(one.captured)
+        programs = [one.programs for one in ranks]
         _check_sizes(programs)
         if len(ranks) > 1:
             times = timelines(programs, known, fused=fused)
         else:
             times = (timeline(programs[0], known, fused=fused),)
         size = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
-        held = [_held_bytes(one, args) for one in ranks]
     flops = sum(one.flops for one in times) / len(times) if model_flops is None else model_flops
     seconds = max(one.seconds for one in times)
     plans = list[Plan]()
-    for found, spent, own in zip(chains, times, held, strict=True):
-        lives, took = memory_of(found), replace(spent, seconds=seconds)
-        bytes_held = lives.input_bytes if own is None else own
+    for one, spent in zip(ranks, times, strict=True):
+        lives, took = one.memory, replace(spent, seconds=seconds)
+        held = lives.input_bytes if one.held_bytes is None else one.held_bytes
         host = replace(lives, buffers=lives.elsewhere)
         away = host.input_bytes + host.peak
-        one = Plan(found.name, known, size, lives, took, bytes_held, lives.peak, flops, found)
-        plans.append(replace(one, offloaded_bytes=away))
+        name, peak = lives.function, lives.peak
+        new = Plan(name, known, size, lives, took, held, peak, flops, one.make_chain)
+        plans.append(replace(new, offloaded_bytes=away))
     largest = max(plans, key=lambda one: one.peak_bytes)
     return replace(largest, stages=tuple(plans)) if len(plans) > 1 else largest
+
+
+@dataclass(frozen=True)
+class _RankStep:
+    """The step of a rank.
+
+    Attributes:
+        captured: before it became programs.
+        held_bytes: of a pipeline's arguments, those that this rank holds; None if it holds all.
+    """
+
+    captured: Trace
+    programs: tuple[Trace, ...]
+    memory: Memory
+    make_chain: Callable[[], Chain]
+    held_bytes: int | None = None
+
+
+def _ranks_of(jitted: Any, args: Sequence[Any]) -> list[_RankStep]:
+    """The steps of all ranks of a pipeline; of another step, the step."""
+    step = getattr(jitted, "fn", None)
+    if isinstance(step, Pipelined):
+        return _ranks_of_pipeline(step, jitted.options, args)
+    found = _captured(jitted, args)
+    programs = unfolded_programs(found)
+    return [_RankStep(found.trace, programs, memory_of(found), lambda: found)]
+
+
+def _ranks_of_pipeline(step: Pipelined, options: Options, args: Sequence[Any]) -> list[_RankStep]:
+    params, *batch = without_values(args)
+    with lookasides([*options.lookasides, FUSED_ATTENTION]), _casts_are_seen():
+        stages, programs = step.programs(params, *batch)
+    leaves, parts, found = pytree.flatten(params)[0], Parts(), list[_RankStep]()
+    for rank, (trace, own) in enumerate(programs):
+        captured = in_parts(transformed(trace, options)[-1])
+        whole = parts.shared(captured)
+        held = pytree.tensors_in(([leaves[at] for at in own], batch))
+        memory = memory_in_parts(whole, parts, step.__name__)
+        number = step.schedule.owners.index(rank)
+        make = partial(_chain_of_stage, f"stage {number}, one micro-batch", stages[number])
+        bytes_held = sum(leaf.nbytes for leaf in held)
+        found.append(_RankStep(captured, (parts.lowered(whole),), memory, make, bytes_held))
+    return found
+
+
+def _chain_of_stage(name: str, stage: Stage) -> Chain:
+    """The forward and the backward of a stage, on one micro-batch."""
+    halves = stage.halves
+    programs = [lower(half, below_autograd=True) for half in (halves.forward, halves.backward)]
+    named = zip(("forward", "backward"), programs, strict=True)
+    steps = tuple(Step(each, "program", one.trace, 0.0, program=one) for each, one in named)
+    names = tuple(f"argument {at}" for at in range(len(stage.trace.inputs)))
+    return Chain(name, steps, names, stage.trace, halves)
 
 
 def _check_sizes(programs: Sequence[tuple[Trace, ...]]) -> None:
@@ -204,55 +270,20 @@ _NO_CASTS = "plan: `torch.autocast` casts nothing on meta tensors, so this is fu
 _CAST = "Write `tfn.autocast(f)` around the model, which casts there as on a GPU."
 
 
-def _captured(jitted: Any, args: Sequence[Any]) -> Any:
+def _captured(jitted: Any, args: Sequence[Any]) -> Chain:
     step = jit(jitted, executors=["torch"], lookasides=[FUSED_ATTENTION])
-    with warnings.catch_warnings():  # where there is no GPU, PyTorch says so and turns it off
+    with _casts_are_seen():
+        return chain_of_programs(step, *args)
+
+
+@contextmanager
+def _casts_are_seen() -> Generator[None]:
+    """Refuse autocast that PyTorch turns off, with a warning, where there is no GPU."""
+    with warnings.catch_warnings():
         warnings.filterwarnings("error", ".*Disabling autocast", UserWarning)
         try:
-            return chain_of_programs(step, *args)
+            yield
         except UserWarning as error:
             raise InspectError(
                 _NO_CASTS, source=raised_at(error.__cause__ or error), fix=_CAST
             ) from error
-
-
-@dataclass(eq=False)
-class _Once:
-    """A loss that is captured once, for all ranks of a pipeline."""
-
-    fn: Callable[..., Any]
-    captured: Captured | None = None
-
-    @property
-    def __name__(self) -> str:
-        return callable_name(self.fn)
-
-    def __call__(self, params: Any, *batch: Any) -> Any:
-        if self.captured is None:
-            self.captured = capture(self.fn, (params, *batch), {})
-        known = self.captured
-        if known.writes:  # which the pipeline refuses
-            return self.fn(params, *batch)
-        tensors = pytree.tensors_in((params, batch))
-        return known.result(apply(self.__name__, known.trace, tensors, known.trace))
-
-
-def _ranks_of(jitted: Any) -> list[Any]:
-    """The steps of all ranks of a pipeline; of another step, the step."""
-    step = getattr(jitted, "fn", None)
-    if not isinstance(step, Pipelined):
-        return [jitted]
-    step = replace(step, fn=_Once(step.fn))
-    groups = (replace(step.group, rank=rank) for rank in range(step.group.size))
-    return [jitted.with_function(replace(step, group=group)) for group in groups]
-
-
-def _held_bytes(jitted: Any, args: Sequence[Any]) -> int | None:
-    """The bytes of a pipeline's arguments that a rank holds; None for a step that holds all."""
-    step = getattr(jitted, "fn", None)
-    if not isinstance(step, Pipelined):
-        return None
-    params, *batch = args
-    own = step.own(params, *batch)
-    leaves = [leaf for at, leaf in enumerate(pytree.flatten(params)[0]) if at in own]
-    return sum(leaf.nbytes for leaf in pytree.tensors_in((leaves, batch)))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter, defaultdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thunder_fn.inspect.tables import bytes_text, count_text, plain, seconds_text
@@ -52,7 +55,21 @@ def _head(plan: Plan) -> list[str]:
 
 
 def _peak(plan: Plan) -> str:
-    return plain(("live", "kind", "made by", "module", "line"), plan.memory.rows(ROWS))
+    """The memory at the peak, by the op and the module that made it; layers are not told apart."""
+    size, times = defaultdict[tuple[str, ...], int](int), Counter[tuple[str, ...]]()
+    for one in plan.memory.at_peak():
+        module = re.sub(r"\.\d+(?=\.|$)", ".*", one.module)
+        line = f"{Path(one.source.file).name}:{one.source.line}" if one.source else ""
+        key = one.kind, one.what.replace("_for_cpu", ""), module, line
+        size[key] += one.num_bytes
+        times[key] += 1
+    found = sorted(size.items(), key=lambda item: -item[1])
+    rows = [(bytes_text(held), str(times[key]), *key) for key, held in found[:ROWS]]
+    rest = sum(held for _, held in found[ROWS:])
+    if rest:
+        count = sum(times[key] for key, _ in found[ROWS:])
+        rows.append((bytes_text(rest), str(count), "", f"{len(found) - ROWS} more", "", ""))
+    return plain(("live", "buffers", "kind", "made by", "module", "line"), rows)
 
 
 def _ops(plan: Plan) -> str:

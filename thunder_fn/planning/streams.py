@@ -31,6 +31,9 @@ from thunder_fn.planning.fusing import fused_costs
 from thunder_fn.planning.links import Collective, Kind, collective_seconds
 from thunder_fn.planning.rates import Hardware
 
+_Call: TypeAlias = dict[tuple[str, object], float]
+"""The amounts that a part adds to sums, and its clocks in the end, from when it began."""
+
 State: TypeAlias = defaultdict[tuple[str, object], float]
 """Clocks and sums: ("clock", stream), ("op", name), ("calls", name), ("sent", collective), ..."""
 
@@ -111,7 +114,8 @@ def timelines(
     Raises:
         DistributedError: ranks wait for each other.
     """
-    streams = [_Streams(hardware, fused, rank) for rank in range(len(programs))]
+    calls = dict[Any, _Call]()
+    streams = [_Streams(hardware, fused, rank, calls) for rank in range(len(programs))]
     runs = [one.run(own) for one, own in zip(streams, programs, strict=True)]
     waiting: dict[int, Message | None] = dict.fromkeys(range(len(runs)))
     sent = defaultdict[tuple[int, int], deque[float]](deque)
@@ -202,9 +206,16 @@ Run: TypeAlias = Generator[Message, "float | None", None]
 
 
 class _Streams:
-    def __init__(self, hardware: Hardware, fused: bool, rank: int | None = None) -> None:
+    def __init__(
+        self,
+        hardware: Hardware,
+        fused: bool,
+        rank: int | None = None,
+        calls: dict[Any, _Call] | None = None,
+    ) -> None:
         self.hardware, self.fused, self.rank = hardware, fused, rank
         self.state: State = defaultdict(float)
+        self.calls: dict[Any, _Call] = {} if calls is None else calls
 
     def run(self, traces: tuple[Trace, ...]) -> Run:
         """Run the equations of traces, in order."""
@@ -231,6 +242,8 @@ class _Streams:
                 if equation.op == ops.SEND:
                     yield Message(equation, _other_of(equation), arrival)
                 arrives.update((var.index, arrival) for var in equation.outputs)
+            elif equation.op.kind == "composite":
+                self.call(equation.body)
             elif equation.bodies:
                 yield from self.repeat(equation)
             else:
@@ -271,6 +284,28 @@ class _Streams:
         self.add({("sent", one): took, ("times", one): 1, ("launches", ""): 1})
         self.add({("bytes", ""): cost_of(equation).num_bytes})
         return took, group
+
+    def call(self, body: Trace) -> None:
+        """Run a part of a program in which no message is sent, once for equal ones.
+
+        Its time follows from how far the other streams are ahead of the one that computes.
+        """
+        now = self.state[COMPUTE]
+        clocks = {key: self.state[key] for key in self.state if key[0] == "clock"}
+        ahead = {key: round(time - now, 12) for key, time in clocks.items() if time > now}
+        call = body, frozenset(ahead.items())
+        if call not in self.calls:
+            alone = _Streams(self.hardware, self.fused, self.rank, self.calls)
+            alone.state.update(ahead)
+            for message in alone.equations(body):
+                what = f"plan: {message.equation.op} is inside of a part without messages"
+                raise DistributedError(what, source=message.equation.source)
+            self.calls[call] = dict(alone.state)
+        for key, amount in self.calls[call].items():
+            if key[0] == "clock":
+                self.state[key] = max(self.state[key], now + amount)
+            else:
+                self.state[key] += amount
 
     def repeat(self, equation: Equation) -> Run:
         """Run a loop's body, or the last branch of a choice.

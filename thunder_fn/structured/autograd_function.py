@@ -37,6 +37,7 @@ from thunder_fn.ir.symbols import symbols_in
 from thunder_fn.ir.trace import Dim, Equation, Literal, TensorType, Trace, Type, Var, type_of_value
 from thunder_fn.structured.autograd_context import Context
 from thunder_fn.structured.custom_vjp import bind_call
+from thunder_fn.structured.custom_vjp_rules import capture_vmap
 from thunder_fn.structured.opaque import opaque_evaluate_rule
 from thunder_fn.structured.shared import custom_calls as calls
 from thunder_fn.structured.shared.custom_calls import Call
@@ -93,7 +94,7 @@ class FunctionCall(Call):
     @property
     def has_vmap(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Test whether the class has a batching rule of its own."""
-        return self.function.vmap is not torch.autograd.Function.vmap
+        return _has_own_vmap(self)
 
     @property
     def has_jvp(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -157,7 +158,7 @@ class FunctionCall(Call):
         context = self.context([type_of_value(tensor) for tensor in tensors])
         args = self.args(given)
         if self.has_setup:
-            output = self.function.forward(*args)
+            output = self._forward(given)
             self.function.setup_context(context, tuple(args), output)
             self._check_saved(context, given, output)
         else:
@@ -178,6 +179,24 @@ class FunctionCall(Call):
             flag for value, flag in pairs for leaf in pytree.flatten(value)[0] if _is_tensor(leaf)
         ]
         return output, context
+
+    def _forward(self, given: Sequence[Any]) -> Any:
+        """Call a `forward` that takes no context; as an opaque op if it leaves PyTorch."""
+        try:
+            return self.function.forward(*self.args(given))
+        except UnsupportedCall as error:
+            recorder = current()
+            types = [type_of_value(tensor) for tensor in given]
+            if recorder is None or self.copied or any(map(_has_symbols, types)):
+                raise
+            _check_batched(recorder, self, error)  # what PyTorch refuses
+            found = _example_of_result(self, recorder, types)
+            if found is None:
+                raise
+        outputs = found if isinstance(found, tuple) else (found,)
+        run = _OpaqueForward(self.name, tuple(map(type_of_value, outputs)), self)
+        results = opaque_evaluate_rule((), *given, call=run)
+        return results if isinstance(found, tuple) else results[0]
 
     def _check_saved(self, context: Context, given: Sequence[Any], output: Any) -> None:
         """Refuse, as PyTorch does, to save an argument that `forward` returns as it is."""
@@ -467,6 +486,69 @@ class _OpaqueBackward:
     run: Callable[..., tuple[torch.Tensor, ...]]
 
 
+@dataclass(frozen=True)
+class _OpaqueForward:
+    """A call of `forward` that nothing looks into."""
+
+    name: str
+    types: tuple[Type, ...]
+    call: FunctionCall
+
+    def run(self, *operands: Any) -> tuple[torch.Tensor, ...]:
+        """Compute the result.
+
+        Raises:
+            CustomRuleError: the types of the result depend on values.
+        """
+        with torch.no_grad():
+            found = self.call.function.forward(*self.call.args(operands))
+        outputs = found if isinstance(found, tuple) else (found,)
+        types = tuple(map(type_of_value, outputs))
+        if types != self.types:
+            told, given = (", ".join(map(str, some)) for some in (self.types, types))
+            raise CustomRuleError(
+                f"{self.name}.forward leaves PyTorch, and its results have other types than in the"
+                f" call that was traced: {given} instead of {told}",
+                fix="Let the types of the results follow from those of the arguments.",
+            )
+        return outputs
+
+    def batched(
+        self, types: tuple[Type, ...], flags: Mask, size: Dim, randomness: str
+    ) -> tuple[Trace, Mask] | None:
+        """The `vmap` of the class, if it has one."""
+        if not _has_own_vmap(self.call):
+            return None
+        return capture_vmap(self.call, types, flags, size, randomness)
+
+
+def _has_own_vmap(call: FunctionCall) -> bool:
+    """Test whether the class has a batching rule, also for a call that returns more than its
+    results.
+    """
+    return call.function.vmap is not torch.autograd.Function.vmap
+
+
+def _has_symbols(type: Type) -> bool:
+    return not isinstance(type, TensorType) or not all(isinstance(n, int) for n in type.shape)
+
+
+def _example_of_result(
+    call: FunctionCall, recorder: Recorder, types: Sequence[Type]
+) -> torch.Tensor | tuple[torch.Tensor, ...] | None:
+    """Run `forward` outside of the capture on tensors of these types: ones, or zeros as indices.
+    Return None if it raises, or gives something else than tensors.
+    """
+    with recorder.suspended(), torch.no_grad():
+        examples = [_zeros(type) + is_differentiable(type) for type in types]
+        try:
+            found = call.function.forward(*call.args(examples))
+        except Exception:  # noqa: BLE001 - on values that the user has never passed
+            return None
+    outputs = found if isinstance(found, tuple) else (found,)
+    return found if outputs and all(map(_is_tensor, outputs)) else None
+
+
 def _cotangents(
     output: Any, given: Iterator[Any], types: Iterator[Type], absent: Iterator[bool]
 ) -> list[Any]:
@@ -584,11 +666,12 @@ def _check_batched(recorder: Recorder, call: FunctionCall, error: CaptureError) 
     around: Recorder | None = recorder
     while around is not None and around.inside != "vmap":
         around = around.outer
-    if around is None or (call.has_vmap and not call.function.generate_vmap_rule):
+    has_vmap = _has_own_vmap(call)
+    if around is None or (has_vmap and not call.function.generate_vmap_rule):
         return
     what = f"{call.name} does not have vmap support: its forward cannot be captured"
     fix = "Write a `vmap` staticmethod, and a forward of functions of torch."
-    if call.has_vmap:
+    if has_vmap:
         what = f"{call.name} has both generate_vmap_rule=True and a vmap staticmethod"
         fix = "Leave one of them out."
     raise CustomRuleError(what, fix=fix) from error

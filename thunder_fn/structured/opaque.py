@@ -3,8 +3,8 @@
     outputs = opaque(*operands, call=call)      no body
 
 `call` is hashable; `call.run(*operands)` gives the outputs, `call.name` says in errors whose
-function it is. It has no derivative, and vmap runs it in a loop, with a warning: what knows better
-wraps it in a custom rule.
+function it is. It has no derivative: what knows better wraps it in a custom rule. vmap runs it in
+a loop, with a warning, unless the call has a rule.
 
 Source: jax.pure_callback.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -60,6 +60,17 @@ class OpaqueCall(Protocol):
 
     def run(self, *operands: Any) -> tuple[Any, ...]:
         """Compute the outputs."""
+        ...
+
+
+@runtime_checkable
+class BatchedCall(OpaqueCall, Protocol):
+    """A call that has a batching rule, or may have one."""
+
+    def batched(
+        self, types: tuple[Type, ...], flags: Mask, size: Dim, randomness: str
+    ) -> tuple[Trace, Mask] | None:
+        """The batched call, as a rule of vmap gives it; None for a loop."""
         ...
 
 
@@ -122,8 +133,13 @@ def opaque_vjp_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mas
 def opaque_vmap_rule(
     equation: Equation, batched: Mask, size: Dim, randomness: str
 ) -> tuple[Trace, Mask]:
-    """One call for each example, and a stack of their results."""
-    name = call_of(equation).name
+    """The call's own rule, or one call for each example and a stack of their results."""
+    call = call_of(equation)
+    if isinstance(call, BatchedCall):
+        rule = call.batched(equation.operand_types, batched, size, randomness)
+        if rule is not None:
+            return rule
+    name = call.name
     warnings.warn(
         f"vmap: {name} has no batching rule, so it runs in a loop over {size} examples",
         LoopWarning,

@@ -158,10 +158,17 @@ def _on_clones(
     recorder: Recorder, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 ) -> tuple[Var, ...]:
     """An op that reads some arguments as memory: PyTorch's callers make them contiguous, and a
-    trace does it always.
+    trace does it always. Others have other strides now than where rules are derived.
     """
     new = [recorder.encode(arg) for arg in args]
-    for position in facts.READ_AS_CONTIGUOUS[name]:
+    strided = [
+        place
+        for place, value in enumerate(args)
+        if name in facts.SHAPED_BY_STRIDES
+        and isinstance(value, torch.Tensor)
+        and not value.is_contiguous()
+    ]
+    for position in dict.fromkeys((*facts.READ_AS_CONTIGUOUS[name], *strided)):
         var = new[position]
         if isinstance(var, Var):
             new[position] = _clone(recorder, var, args[position].shape, args[position])

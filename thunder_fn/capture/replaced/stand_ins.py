@@ -310,9 +310,8 @@ def _run_backward(outputs: Any, *args: Any, **options: Any) -> Any:
     for place, (x, flag) in enumerate(zip(asked, crossing, strict=True)):
         for (_, y), cotangent in zip(ends, found[len(asked) :], strict=True):
             is_other = flag and cotangent is not None and y is not x
-            jacobian = _jacobian(recorder, y, x) if is_other else None
-            if cotangent is not None and jacobian is not None:
-                further = torch.tensordot(cotangent.reshape(-1), jacobian, 1)
+            further = _pulled(recorder, y, x, cotangent) if is_other else None
+            if further is not None:
                 results[place] = further if results[place] is None else results[place] + further
     if not (unused and unused[0]) and any(result is None for result in results):
         raise RuntimeError(
@@ -340,6 +339,15 @@ MAX_JACOBIAN = 2**20
 """The number of elements up to which a Jacobian of a graph from outside is computed."""
 
 
+def _pulled(recorder: Recorder, y: Tensor, x: Tensor, cotangent: Tensor) -> Tensor | None:
+    """The gradient of x for a cotangent of y, through a graph from outside."""
+    jacobian = _jacobian(recorder, y, x)
+    if jacobian is None:
+        return None
+    wide = torch.promote_types(cotangent.dtype, x.dtype)
+    return torch.tensordot(cotangent.reshape(-1).to(wide), jacobian.to(wide), 1).to(x.dtype)
+
+
 def _jacobian(recorder: Recorder, y: Tensor, x: Tensor) -> Tensor | None:
     """The Jacobian of a tensor from outside by another, as autograd recorded it; one row for
     each number in y.
@@ -347,12 +355,14 @@ def _jacobian(recorder: Recorder, y: Tensor, x: Tensor) -> Tensor | None:
     if y.is_complex() or x.is_complex() or y.numel() * x.numel() > MAX_JACOBIAN:
         _refuse_graph(recorder)
     with internals.isolated(), internals.no_torch_function():
-        basis = torch.eye(y.numel(), dtype=y.dtype, device=y.device).reshape(-1, *y.shape)
+        count = y.numel()
+        # a row has memory of its own: eager's backward of `as_strided` reads at an absolute offset
+        basis = [row.reshape(y.shape).clone() for row in torch.eye(count).to(y)]
         rows = [
             _engine((y,), (row,), True, False, (x,), True, accumulate_grad=False)[0]
-            for row in basis
+            for row in basis or [torch.zeros_like(y)]
         ]
-        return None if not rows or rows[0] is None else torch.stack(rows)
+        return None if rows[0] is None else torch.stack(rows)[:count]
 
 
 def _refuse_graph(recorder: Recorder) -> NoReturn:

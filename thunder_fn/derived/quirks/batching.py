@@ -267,6 +267,25 @@ def cdist_backward(batch: Batch, grad: Tensor, x1: Tensor, x2: Tensor, p: Any, o
     return batch.op(batch.wide(grad).contiguous(), *points, p, batch.wide(out).contiguous())
 
 
+def lu_solve(batch: Batch, *operands: Tensor, **kwargs: Any) -> Any:
+    """Give each right side factors of its own. Functorch takes batches of the factors for those of
+    the right sides, and the kernel takes the stride of the last batch dim for that of all.
+    """
+    ranks = (2, 1, 2)  # of the factors, the pivots and the right sides
+    wide = [batch.wide(value) for value in operands]
+    shapes = [x.shape[1 : x.dim() - rank] for x, rank in zip(wide, ranks, strict=True)]
+    common = torch.broadcast_shapes(*shapes)
+    aligned = (
+        x.reshape(x.shape[0], *[1] * (len(common) - len(shape)), *x.shape[1:])
+        for x, shape in zip(wide, shapes, strict=True)
+    )
+    spread = (
+        x.expand(batch.size, *common, *x.shape[x.dim() - rank :])
+        for x, rank in zip(aligned, ranks, strict=True)
+    )
+    return batch.op(*(x.clone(memory_format=torch.contiguous_format) for x in spread), **kwargs)
+
+
 def assertion(batch: Batch, condition: Tensor, *message: str) -> tuple[()]:
     """The condition has to hold for every example."""
     batch.op(condition.all(), *message)
@@ -308,7 +327,10 @@ _COLLECTIVES = {
     )
 }
 
-WRONG = {"aten._cdist_backward.default": cdist_backward}
+WRONG = {
+    "aten._cdist_backward.default": cdist_backward,
+    "aten.linalg_lu_solve.default": lu_solve,
+}
 """The ops whose rules in functorch are wrong, and other ones."""
 
 _ASSERTIONS = dict.fromkeys(("aten._assert_async.msg", "aten._assert_async.default"), assertion)

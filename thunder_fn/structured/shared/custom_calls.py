@@ -23,6 +23,8 @@ from thunder_fn.capture.recorder import Recorder
 from thunder_fn.derived.leaf_vjp import is_differentiable
 from thunder_fn.errors import (
     CustomRuleError,
+    DataDependentShape,
+    DataDependentValue,
     MissingRule,
     callable_name,
     kind_of,
@@ -475,9 +477,13 @@ def examples_of(types: Sequence[Type]) -> list[torch.Tensor]:
 
 
 def inside_capture(run: Callable[[], Any]) -> Any:
-    """Run in a capture that nobody reads."""
-    with Recorder().running():
-        return run()
+    """Run in a capture that nobody reads. Run again with symbols if a size depends on data."""
+    try:
+        with Recorder().running():
+            return run()
+    except (DataDependentShape, DataDependentValue):
+        with Recorder(symbolic=True).running():
+            return run()
 
 
 # ---- what rules return ----
