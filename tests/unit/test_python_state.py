@@ -188,10 +188,16 @@ FUNCTIONS = (
     *(appended, in_front, refilled, shortened, memo, once, toggled, temporary, raising, lambda k, x: k.module(x)),
 )
 SUM: Callable[[Any], Callable[[Any], Any]] = lambda f: lambda x: f(x).sum()
+
+
+def jit_inside(inner: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return tfn.jit(lambda x: inner(x) * 2)
+
+
 WRAPPERS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     "jit": tfn.jit,
     "jit of jit": lambda f: tfn.jit(tfn.jit(f)),
-    "jit inside": lambda f: tfn.jit(lambda x, inner=tfn.jit(f): inner(x) * 2),
+    "jit inside": lambda f: jit_inside(tfn.jit(f)),
     "compile": tfn.compile,
     "grad": lambda f: tfn.grad(SUM(f)),
     "grad of jit": lambda f: tfn.grad(SUM(tfn.jit(f))),
