@@ -89,7 +89,7 @@ def test_what_chooses_is_one_bool_or_integer() -> None:
         "Convert it by `.to(torch.int64)`.",
         SWITCH,
     ]
-    assert "Compare it: `x != 0`." in text_of(lambda x: tfn.while_loop(lambda x: x.sum(), lambda x: (x,), (x,)))
+    assert text_of(lambda x: tfn.cond(x.sum(), torch.sin, torch.cos, (x,)))[1:] == ["Compare it: `x != 0`.", COND]
 
 
 NO_BOOLS = [
@@ -104,13 +104,9 @@ def test_nothing_else_is_a_predicate(wrap: Any) -> None:
     """Whatever Python or a tensor would be taken for as a truth is an error of ours that shows the right spelling."""
     x = torch.randn(3, 2)
     for bad in NO_BOOLS:
-        if isinstance(bad, (int, float, complex)) or (isinstance(bad, torch.Tensor) and bad.numel() == 1):
-            choose = lambda x, bad=bad: tfn.cond(bad, torch.sin, torch.cos, (x,))
-            assert wrap(choose)(x).equal(x.sin() if bad else x.cos())  # a number, for which PyTorch and JAX choose
-        else:
-            with pytest.raises(TraceTypeError, match="the predicate must be a bool or a tensor of one bool") as info:
-                wrap(lambda x, bad=bad: tfn.cond(bad, torch.sin, torch.cos, (x,)))(x)
-            assert COND in message_of(info.value)
+        with pytest.raises(TraceTypeError, match="the predicate must be a bool or a tensor of one bool") as info:
+            wrap(lambda x, bad=bad: tfn.cond(bad, torch.sin, torch.cos, (x,)))(x)
+        assert COND in message_of(info.value)
         condition = lambda x, bad=bad: bad
         with pytest.raises(TraceTypeError, match="the condition must be a bool or a tensor of one bool") as info:
             wrap(lambda x, condition=condition: tfn.while_loop(condition, lambda x: (x + 1,), (x,)))(x)
@@ -252,20 +248,3 @@ def test_decisions_under_the_vmap_of_torch_func(wrap: Any) -> None:
 def test_an_eager_choice_is_a_scalar_too() -> None:
     with pytest.raises(TraceTypeError, match=r"^cond: the predicate must be a bool .*, not the tensor f32\[2\]"):
         tfn.cond(torch.ones(2), torch.sin, torch.cos, (torch.ones(2),))
-
-
-@pytest.mark.parametrize("dtype", (torch.float64, torch.int32, torch.complex64, torch.bool))
-def test_a_number_chooses_as_in_pytorch(dtype: torch.dtype) -> None:
-    x = torch.randn(2, 3, dtype=torch.float64)
-    choose = lambda n, x: tfn.cond(n.sum(), lambda x: x.sin(), lambda x: x * 2, (x,))
-    for n in (torch.zeros(3).to(dtype), torch.arange(3).to(dtype)):
-        wanted = torch.cond(n.sum(), lambda x: x.sin(), lambda x: x * 2, (x,))
-        for f in (choose, tfn.jit(choose), torch.compile(choose, backend="eager", fullgraph=True)):
-            assert f(n, x).equal(wanted)
-        assert tfn.grad(lambda x, n=n: choose(n, x).sum())(x).equal(x.cos() if n.any() else 2 * torch.ones_like(x))
-    rows = torch.tensor([[0, 0, 0], [0, 1, 0]]).to(dtype)
-    wanted = torch.stack([choose(n, row) for n, row in zip(rows, x, strict=True)])
-    assert tfn.vmap(choose)(rows, x).equal(wanted)
-    assert tfn.jit(tfn.vmap(choose))(rows, x).equal(wanted)
-    sizes = tfn.jit(lambda x: tfn.cond(x.shape[0], torch.sin, torch.cos, (x,)), cache="symbolic values")
-    assert sizes(x).equal(x.sin()) and sizes(x[:0]).shape == (0, 3)

@@ -319,17 +319,6 @@ FREE_TYPES.enter(True, "cond", "switch")
 
 # ---- for users ----
 
-NUMBERS = (int, float, complex, torch.SymInt, torch.SymFloat)
-
-
-def _compared(pred: Any) -> Any:
-    """Compare a number with 0, as torch.cond and jax.lax.cond do."""
-    if isinstance(pred, torch.Tensor):
-        is_number = pred.dtype is not torch.bool and pred.numel() == 1
-    else:
-        is_number = isinstance(pred, NUMBERS) and not isinstance(pred, bool)
-    return pred != 0 if is_number else pred
-
 
 @overload
 def cond(
@@ -365,8 +354,7 @@ def cond(
         NaN gradients from the branch that is not taken.
 
     Args:
-        pred: a bool, symbolic or not, or a tensor of one bool. A number, or a tensor of one, is
-            compared with 0.
+        pred: a bool, symbolic or not, or a tensor of one bool.
         true_fn, false_fn: functions of the operands that return the same pytree of tensors of equal
             types, sizes that a branch finds in data aside. They may close over tensors, return
             their inputs and call anything traceable.
@@ -390,7 +378,7 @@ def cond(
     recorder, options = current(), _options("cond", batched)
     check_functions("cond", true_fn=true_fn, false_fn=false_fn)
     operands = operand_tuple("cond", "operands", operands)
-    pred = predicate("cond", _compared(pred), "predicate")
+    pred = predicate("cond", pred, "predicate")
     check_takes("cond", f"its {len(operands)} operands", len(operands), true_fn, false_fn)
     if is_kept_open(pred):
         return internals.pytorchs("cond", pred, true_fn, false_fn, operands)
