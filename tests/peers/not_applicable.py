@@ -17,7 +17,6 @@ HOP = "expects Dynamo's class or words for a higher-order op, where thunder_fn s
 GRAPHS = "counts or prints the calls that Dynamo or `make_fx` recorded, where the values agree"
 WIDER = "expects an error where thunder_fn gives an answer"
 FUNCTIONAL = "turns PyTorch's functionalization on by `torch._enable_functionalization`, and looks at its wrappers"
-BREAKS = "counts the graphs of `torch.compile` without `fullgraph=True`, where a loop or choice of ours is a break"
 KERNELS = "expects the words of eager's kernel, where a trace has those of PyTorch's fake kernel"
 NUMBERS = "chooses by a number (`cond(x.sum(), ...)`), which thunder_fn refuses; it says to write `x != 0`"
 
@@ -55,7 +54,6 @@ NOT_APPLICABLE: dict[str, str] = {
     r"test_map_unfunc_boolean_tensor_for_nested_map_cond": FUNCTIONAL,
     r"cond_functionalized_(input_mutation_on_\w+_branch|output_alias_input)$": GRAPHS,
     r"cond_mismatched_branch_output_dynamic_True_backend_eager": GRAPHS,
-    r"test_cond_merge_graph_preserves_ph_meta|test_while_loop_unbacked_bindings": BREAKS,
     r"test_cond_subgraph_same_shape_env_as_parent": NUMBERS,
     r"test_cond_trace_set__and_mutate_intermediate|test_input_input_alias|test_map_functionalized_elem_alias": WIDER,
     r"test_map_functionalized_(arg|elem)_mutation|test_scan_init_scanned_0": HOP,
