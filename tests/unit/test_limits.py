@@ -136,6 +136,18 @@ def argument_flag() -> object:
 
 
 @error
+def left_state() -> object:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        torch.set_grad_enabled(False)
+        return x * 2
+
+    try:
+        return tfn.jit(f)(X)
+    finally:
+        torch.set_grad_enabled(True)
+
+
+@error
 def tensor_attribute() -> object:
     def f(x: torch.Tensor) -> torch.Tensor:
         y = x * 2
@@ -304,6 +316,16 @@ def replaced_method() -> bool:
 @different
 def same_tensor() -> bool:
     return torch.equal(tfn.jit(lambda x: x * (2 if x is X else 3))(X), X * 3)
+
+
+@different
+def unvalidated() -> bool:
+    def f(scale: torch.Tensor) -> torch.Tensor:
+        return torch.distributions.Normal(0.0, scale).log_prob(X)
+
+    with pytest.raises(ValueError, match="to satisfy the constraint"):
+        f(-X)
+    return bool(tfn.jit(f)(-X).isnan().all())
 
 
 @different

@@ -12,6 +12,7 @@ from __future__ import annotations
 import builtins
 import gc
 import operator
+import re
 import types
 import warnings
 import weakref
@@ -356,7 +357,7 @@ def watching(f: Callable[..., Any], given: Sequence[Any] = ()) -> Generator[Watc
 
     Raises:
         UnsupportedCall: it reads what can be neither guarded nor baked in: an iterator, a large
-            array.
+            array. Or it leaves PyTorch in another state, such as the grad mode.
     """
     own = getattr(f, "module", None)
     parts = (
@@ -366,9 +367,11 @@ def watching(f: Callable[..., Any], given: Sequence[Any] = ()) -> Generator[Watc
     watched = Watched([], watch.put_back)
     for value in given:
         watch.reach(value, type(value).__name__)
+    before = internals.global_state()[0]
     with observing(watch) as attributes:
         yield watched
     watch.finish()
+    _refuse_state(f, before)
     _refuse(f, watch)
     outside = reads_of(watch, attributes)
     for one in watch.constants.values():
@@ -435,6 +438,23 @@ def _is_compared(edge: Edge, holders: Collection[int]) -> bool:
 def _is_settled(edge: Edge) -> bool:
     """Test for an edge that another edge implies."""
     return edge.kind == "attr" and edge.key == "__kwdefaults__" and edge.value is None
+
+
+def _refuse_state(f: Callable[..., Any], before: str) -> None:
+    """Refuse a function that leaves PyTorch in another state: its program would not set it."""
+    after = internals.global_state()[0]
+    if after != before:
+        flags = [dict(re.findall(r"(\w+)=(.*?)(?:, (?=\w+=)|$)", one)) for one in (before, after)]
+        names = sorted(name for name, _ in flags[0].items() ^ flags[1].items())
+        raise UnsupportedCall(
+            f"{callable_name(f)} leaves another {', '.join(dict.fromkeys(names))} than it found;"
+            " its program would not set it in later calls",
+            source=source_of(f),
+            fix=(
+                "Set it outside of the function; or inside for a part of it, by a `with`, such as"
+                " `torch.no_grad()`."
+            ),
+        )
 
 
 def _refuse(f: Callable[..., Any], watch: Watch) -> None:
