@@ -112,7 +112,7 @@ class Kept:
     counts: dict[int, Any] = field(default_factory=dict)
     skips: list[tuple[set[int], torch.Tensor]] = field(default_factory=list)
     counters: list[tuple[Count, int]] = field(default_factory=list[tuple[Count, int]])
-    """What each call adds to integers outside, and their values before."""
+    """Additions of each call to integers outside, and their values before."""
     plain: list[Change] = field(default_factory=list[Change])
     """Plain data that each call stores outside."""
 
@@ -354,8 +354,7 @@ class Kept:
             for change in _plain_changes(one, by):
                 if _is_data(change.now) and change.entry not in done:
                     yield change
-                    if change.key is None or (change.key is APPENDED and not one.before):
-                        self.exact.append(one)
+                    self.exact += [one] if change.key is None else []
 
     def _is_moving(self, change: Change) -> bool:
         """Test for a number or tensor of a kept object that may be another one in each call."""
@@ -527,9 +526,9 @@ def _plain_changes(one: Snapshot, by: set[str]) -> Iterator[Change]:
         return
     now, old = content_of(held), content_of(before)
     change, count = Change(held, None, old, now), len(now) - len(old)
-    if by <= APPEND and not isinstance(held, dict):
+    if by and by <= APPEND and not isinstance(held, dict):
         change = next((one for one in _stored_in(one) if one.key is APPENDED), change)
-    elif by <= PREPEND and count > 0 and all(map(operator.is_, old, now[count:])):
+    elif by and by <= PREPEND and count > 0 and all(map(operator.is_, old, now[count:])):
         change = Change(held, PREPENDED, old, now[:count])
     yield change
 

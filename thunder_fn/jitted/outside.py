@@ -12,11 +12,18 @@ from __future__ import annotations
 import builtins
 import gc
 import operator
-import re
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Container, Generator, Iterator, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Container,
+    Generator,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -367,11 +374,11 @@ def watching(f: Callable[..., Any], given: Sequence[Any] = ()) -> Generator[Watc
     watched = Watched([], watch.put_back)
     for value in given:
         watch.reach(value, type(value).__name__)
-    before = internals.global_state()[0]
+    before, put_back = internals.flags(), internals.flags_kept()
     with observing(watch) as attributes:
         yield watched
     watch.finish()
-    _refuse_state(f, before)
+    _refuse_state(f, before, put_back)
     _refuse(f, watch)
     outside = reads_of(watch, attributes)
     for one in watch.constants.values():
@@ -440,21 +447,24 @@ def _is_settled(edge: Edge) -> bool:
     return edge.kind == "attr" and edge.key == "__kwdefaults__" and edge.value is None
 
 
-def _refuse_state(f: Callable[..., Any], before: str) -> None:
+def _refuse_state(
+    f: Callable[..., Any], before: Mapping[str, Any], put_back: Callable[[], None]
+) -> None:
     """Refuse a function that leaves PyTorch in another state: its program would not set it."""
-    after = internals.global_state()[0]
-    if after != before:
-        flags = [dict(re.findall(r"(\w+)=(.*?)(?:, (?=\w+=)|$)", one)) for one in (before, after)]
-        names = sorted(name for name, _ in flags[0].items() ^ flags[1].items())
-        raise UnsupportedCall(
-            f"{callable_name(f)} leaves another {', '.join(dict.fromkeys(names))} than it found;"
-            " its program would not set it in later calls",
-            source=source_of(f),
-            fix=(
-                "Set it outside of the function; or inside for a part of it, by a `with`, such as"
-                " `torch.no_grad()`."
-            ),
-        )
+    after = internals.flags()
+    if after == before:
+        return
+    names = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
+    put_back()
+    raise UnsupportedCall(
+        f"{callable_name(f)} leaves another {', '.join(names)} than it found;"
+        " its program would not set it in later calls",
+        source=source_of(f),
+        fix=(
+            "Set it outside of the function; or inside for a part of it, by a `with`, such as"
+            " `torch.no_grad()`."
+        ),
+    )
 
 
 def _refuse(f: Callable[..., Any], watch: Watch) -> None:

@@ -73,6 +73,8 @@ from thunder_fn.torch_internals.groups import (
 from thunder_fn.torch_internals.guards import (
     attention_kernels,
     dict_guard,
+    flags,
+    flags_kept,
     global_state,
     global_state_guard,
     kinds_of_modes,

@@ -9,7 +9,7 @@ import functools
 import json
 import operator
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -107,10 +107,10 @@ def global_state() -> tuple[str, tuple[Any, ...]]:
     """The state that changes the meaning of a PyTorch program: flags as text (all that the guard
     checks but threads), and modes.
     """
-    flags = _flags(str(GlobalStateGuard().__getstate__()))
+    text = _text(str(GlobalStateGuard().__getstate__()))
     if (kernels := attention_kernels()) != _KERNELS:
-        flags = f"{flags}, attention_kernels={kernels}"
-    return flags, kinds_of_modes()
+        text = f"{text}, attention_kernels={kernels}"
+    return text, kinds_of_modes()
 
 
 def kinds_of_modes() -> tuple[Any, ...]:
@@ -118,11 +118,39 @@ def kinds_of_modes() -> tuple[Any, ...]:
     return tuple((type(mode), str(getattr(mode, "device", id(mode)))) for mode in function_modes())
 
 
+def flags() -> Mapping[str, Any]:
+    """The flags that change the meaning of a PyTorch program, by name: all that the guard checks
+    but threads.
+    """
+    return _flags(str(GlobalStateGuard().__getstate__()))
+
+
+def flags_kept() -> Callable[[], None]:
+    """Make a function that sets the grad mode, default dtype, determinism and autocast as they are
+    now.
+    """
+    grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
+    mode = torch.get_deterministic_debug_mode()
+    autocast = [(kind, torch.is_autocast_enabled(kind)) for kind in ("cpu", "cuda")]
+
+    def put_back() -> None:
+        torch._C._set_grad_enabled(grad)
+        torch.set_default_dtype(dtype)
+        torch.set_deterministic_debug_mode(mode)
+        for kind, enabled in autocast:
+            torch.set_autocast_enabled(kind, enabled)
+
+    return put_back
+
+
 @functools.lru_cache(maxsize=256)
-def _flags(state: str) -> str:
+def _flags(state: str) -> Mapping[str, Any]:
     known = json.loads(state)
     autocast = known.pop("autocast_state")
-    parts = [f"{name}={value}" for name, value in sorted(known.items()) if name != "num_threads"]
-    if any(autocast["enabled"]):
-        parts.append(f"autocast={autocast}")
-    return ", ".join(parts)
+    found = {name: value for name, value in sorted(known.items()) if name != "num_threads"}
+    return found | ({"autocast": autocast} if any(autocast["enabled"]) else {})
+
+
+@functools.lru_cache(maxsize=256)
+def _text(state: str) -> str:
+    return ", ".join(f"{name}={value}" for name, value in _flags(state).items())

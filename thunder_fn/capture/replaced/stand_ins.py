@@ -309,8 +309,9 @@ def _run_backward(outputs: Any, *args: Any, **options: Any) -> Any:
     results = found[: len(asked)]
     for place, (x, flag) in enumerate(zip(asked, crossing, strict=True)):
         for (_, y), cotangent in zip(ends, found[len(asked) :], strict=True):
-            is_other = flag and cotangent is not None and y is not x
-            further = _pulled(recorder, y, x, cotangent) if is_other else None
+            if not flag or cotangent is None or y is x:
+                continue
+            further = _pulled(recorder, y, x, cotangent)
             if further is not None:
                 results[place] = further if results[place] is None else results[place] + further
     if not (unused and unused[0]) and any(result is None for result in results):
