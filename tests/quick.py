@@ -138,6 +138,7 @@ EVERY = {
     "unit/test_outside_table.py::test_torch_compile": 3,
     "unit/test_overlaps.py::test_an_operand_that_is_written_over_is_read_before": 3,
     "unit/test_packed.py::test_modules_of_packed_sequences": 3,
+    "unit/test_python_state.py::test_what_python_keeps": 3,
     "unit/test_random.py::test_a_batch_draws_what_each_key_draws": 3,
     "unit/test_result_types.py::test_types_are_eagers": 3,
     "unit/test_rewrites.py::test_bounds_hold_for_weights_that_are_hard_to_store": 4,

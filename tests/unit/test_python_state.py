@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -16,10 +17,20 @@ import thunder_fn as tfn
 SIZES = (3, 3, 4, 3, 4, 5, 3, 4, 6, 7, 3)
 
 
+class Slots:
+    __slots__ = ("last", "n")
+
+    def __init__(self) -> None:
+        self.n = self.last = 0
+
+
 class Keeper:
     """What the functions write to."""
 
+    calls, phase = 0, "none"
+
     def __init__(self) -> None:
+        self.slots, self.lists = Slots(), [[0, 0], list[int]()]
         self.n, self.total, self.text, self.flag = 0, 0.0, "a", True
         self.log: list[Any] = []
         self.recent: collections.deque[int] = collections.deque(maxlen=3)
@@ -29,8 +40,9 @@ class Keeper:
         self.module = Counting()
 
     def shown(self) -> Any:
-        held = {name: value for name, value in vars(self).items() if not isinstance(value, nn.Module)}
-        return repr(held), self.module.mode, self.module.sizes
+        held = {name: value for name, value in vars(self).items() if not isinstance(value, (nn.Module, Slots))}
+        of_class = Keeper.calls, Keeper.phase, self.slots.n, self.slots.last
+        return repr(held), self.module.mode, self.module.sizes, of_class
 
     def count(self) -> None:
         self.n += 1
@@ -175,6 +187,32 @@ def temporary(k: Keeper, x: Tensor) -> Tensor:
     return y
 
 
+def in_slots_and_classes(k: Keeper, x: Tensor) -> Tensor:
+    k.slots.n += 1
+    k.slots.last = x.shape[0]
+    Keeper.calls += 1
+    Keeper.phase = "long" if x.shape[0] > 3 else "short"
+    return x * 2
+
+
+def in_lists_of_lists(k: Keeper, x: Tensor) -> Tensor:
+    k.lists[0][1] += 1
+    k.lists[0][0] = x.shape[0]
+    [k.lists[-1].append(i) for i in range(x.shape[0])]
+    return x * 2
+
+
+def through_others(k: Keeper, x: Tensor) -> Tensor:
+    @contextlib.contextmanager
+    def counting() -> Iterator[None]:
+        k.n += 1
+        yield
+        k.log.append("left")
+
+    with counting():
+        return x * len([k.count() for _ in range(2)])
+
+
 def raising(k: Keeper, x: Tensor) -> Tensor:
     k.n += 1
     k.log.append(1)
@@ -185,7 +223,8 @@ def raising(k: Keeper, x: Tensor) -> Tensor:
 
 FUNCTIONS = (
     *(method, amounts, steps, branch, read_elsewhere, read_before, read_after, products, floats, texts, items, entries),
-    *(appended, in_front, refilled, shortened, memo, once, toggled, temporary, raising, lambda k, x: k.module(x)),
+    *(in_slots_and_classes, in_lists_of_lists, through_others, appended, in_front, refilled, shortened, memo, once),
+    *(toggled, temporary, raising, lambda k, x: k.module(x)),
 )
 SUM: Callable[[Any], Callable[[Any], Any]] = lambda f: lambda x: f(x).sum()
 
@@ -208,6 +247,7 @@ WRAPPERS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
 
 def kept(wrap: Callable[[Any], Any], f: Callable[[Keeper, Tensor], Tensor]) -> Any:
     """What the calls return, and leave in Python."""
+    Keeper.calls, Keeper.phase = 0, "none"
     keeper, found = Keeper(), list[Any]()
     step = wrap(lambda x: f(keeper, x))
     for size in SIZES:

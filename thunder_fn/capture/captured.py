@@ -11,7 +11,7 @@ from thunder_fn.capture import pytree
 from thunder_fn.capture.aliases import Alias, Joint
 from thunder_fn.capture.kept_state import KeptState
 from thunder_fn.capture.outside.properties import Read
-from thunder_fn.capture.places import Count, Effect, Feed
+from thunder_fn.capture.places import Effect, Feed, Update
 from thunder_fn.capture.pytree import TENSOR
 from thunder_fn.capture.recorded import Decision
 from thunder_fn.ir.trace import Dim, Trace
@@ -96,7 +96,7 @@ class Captured:
     joints: tuple[Joint, ...] = ()
     shared: tuple[Shared, ...] = ()
     feeds: tuple[Feed, ...] = ()
-    effects: tuple[Effect | Count, ...] = ()
+    effects: tuple[Effect | Update, ...] = ()
     kept: tuple[KeptState, ...] = ()
     freed: tuple[int, ...] = ()
     strides: tuple[tuple[Dim, ...] | None, ...] = ()

@@ -15,7 +15,7 @@ from thunder_fn.capture.failures import source_of
 from thunder_fn.capture.kept import holds_numbers
 from thunder_fn.capture.outside import frames
 from thunder_fn.capture.outside.edges import look
-from thunder_fn.capture.places import GRAD, Count, Effect, Feed
+from thunder_fn.capture.places import GRAD, Effect, Feed, Update
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.results import output_of
 from thunder_fn.errors import CaptureError, UnsupportedCall, with_article
@@ -128,7 +128,7 @@ def _accumulated(
 
 def effects_of(
     recorder: Recorder, positions: Mapping[int, int], name: str, stored: dict[int, Atom]
-) -> Iterator[tuple[Effect | Count, tuple[Atom, ...], Sequence[Any]]]:
+) -> Iterator[tuple[Effect | Update, tuple[Atom, ...], Sequence[Any]]]:
     """Find the changes of places outside, each with the outputs that it stores, and what these are:
     gradients of leaves first, then kept objects. `stored` gets the output of each tensor in them.
     """

@@ -37,12 +37,12 @@ from thunder_fn.capture.places import (
     APPENDED,
     PREPENDED,
     Change,
-    Count,
     Effect,
     Entry,
     Feed,
     Item,
     Snapshot,
+    Update,
     put,
     snapshot,
 )
@@ -111,8 +111,8 @@ class Kept:
     items: dict[int, tuple[torch.Tensor, Any]] = field(default_factory=dict)
     counts: dict[int, Any] = field(default_factory=dict)
     skips: list[tuple[set[int], torch.Tensor]] = field(default_factory=list)
-    counters: list[tuple[Count, int]] = field(default_factory=list[tuple[Count, int]])
-    """Additions of each call to integers outside, and their values before."""
+    updates: list[tuple[Update, Any]] = field(default_factory=list[tuple[Update, Any]])
+    """Updates of places outside by each call, and their values before."""
     plain: list[Change] = field(default_factory=list[Change])
     """Plain data that each call stores outside."""
 
@@ -244,7 +244,7 @@ class Kept:
             return bool(self.contents[id(fed)].before)  # an empty dict for one that was empty
         return not is_like(fed, now)
 
-    def effects(self, static: Callable[[Any], bool]) -> list[tuple[Effect | Count, list[Any]]]:
+    def effects(self, static: Callable[[Any], bool]) -> list[tuple[Effect | Update, list[Any]]]:
         """The changes, each with the tensors and symbolic numbers in it.
 
         Args:
@@ -259,12 +259,14 @@ class Kept:
         if moving or (found and not self.recorder.symbolic):
             raise MustFeed(self.wanted | frozenset(moving))
         changes = [self._effect(one, static) for one in (*found, *self.moved_tensors())]
-        self.counters, self.plain = list(self._added()), list(self._stored_plainly())
+        self.updates, self.plain = list(self._updated()), list(self._stored_plainly())
         changes += [self._effect(one, static) for one in self.plain]
-        return [*changes, *((one, list[Any]()) for one, _ in self.counters)]
+        return [*changes, *((one, list[Any]()) for one, _ in self.updates)]
 
-    def _added(self) -> Iterator[tuple[Count, int]]:
-        """Find the integers outside of kept objects to which the function has added."""
+    def _updated(self) -> Iterator[tuple[Update, Any]]:
+        """Find the integers outside of kept objects to which the function has added, and the items
+        of lists, slots, and attributes of classes in which it has stored plain data.
+        """
         watch = frames.observer()
         if watch is None or self.recorder.outer is not None:
             return
@@ -273,7 +275,11 @@ class Kept:
             holder, old = watch.counted[place]
             now = look(kind, holder, key)
             if identity not in self.contents and type(now) is int and now != old:
-                yield Count(kind, holder, key, now - old), old
+                yield Update(kind, holder, key, now - old, is_added=True), old
+        for (kind, _, key), (holder, old) in watch.before.items():
+            now = look(kind, holder, key) if kind in ("attr", "class", "index") else ABSENT
+            if type(now) in PLAIN and old is not ABSENT:
+                yield Update(kind, holder, key, now), old
 
     def moved_tensors(self) -> list[Change]:
         """The places of other objects that the function writes tensors to.
@@ -336,7 +342,7 @@ class Kept:
         if watch is None or self.recorder.outer is not None:
             return
         done = {(identity, key) for _, identity, key in watch.added}
-        added = {identity for _, identity, _ in watch.added}
+        items = {identity for kind, identity, _ in (*watch.added, *watch.before) if kind == "index"}
         for (kind, identity, key), (holder, old) in watch.before.items():
             now = look(kind, holder, key)
             if kind in ("key", "cell") and identity not in self.contents and _is_data(now):
@@ -348,7 +354,7 @@ class Kept:
             if (
                 is_old
                 or id(one.container) in self.contents
-                or (not by and id(one.container) in added)
+                or (not by and id(one.container) in items)
             ):
                 continue
             for change in _plain_changes(one, by):
@@ -433,7 +439,7 @@ class Kept:
         used = {id(tensor) for tensor, _, _ in self.recorder.lifted()}
         unread = (one for one in modules if one.is_read is False and id(one.before) not in used)
         free = {one.entry for one in unread}
-        name = ", ".join(path for _, path in self.objects.values()) or "what it stores tensors in"
+        name = ", ".join(path for _, path in self.objects.values()) or "what it stores in Python"
         contents, fed = tuple(self.contents.values()) if is_whole else (), frozenset(self.given)
         contents += tuple(self.exact)
         tensors = tuple((feed.holder, feed.key) for feed, _ in self.tensors)
@@ -447,8 +453,8 @@ class Kept:
     def restore(self) -> None:
         """Give the objects back all that they held before."""
         self.recorder.give_up_steps()
-        for count, old in self.counters:
-            store(count.kind, count.holder, count.key, old)
+        for one, old in self.updates:
+            store(one.kind, one.holder, one.key, old)
         for one in self.plain:
             _take_back(one)
         for one in tuple(self.stored()):

@@ -92,22 +92,22 @@ class Effect:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Count:
-    """An integer outside, such as a counter of steps, to which each call adds. `kind`, `holder` and
-    `key` are those of an edge.
+class Update:
+    """Plain data outside that each call changes: the value takes its place, or `is_added` to an
+    integer, such as a counter of steps. `kind`, `holder` and `key` are those of an edge.
     """
 
     kind: str
     holder: Any
     key: Any
-    amount: int
+    value: Any
+    is_added: bool = False
     count: ClassVar[int] = 0
 
     def apply(self, outputs: Sequence[Any] = (), tensors: Sequence[torch.Tensor] = ()) -> None:
-        """Add to the value that the place has now."""
-        store(
-            self.kind, self.holder, self.key, look(self.kind, self.holder, self.key) + self.amount
-        )
+        """Store the value, or the sum of it and what the place has now."""
+        place = self.kind, self.holder, self.key
+        store(*place, look(*place) + self.value if self.is_added else self.value)
 
 
 def put(holder: Any, key: Any, value: Any) -> None:

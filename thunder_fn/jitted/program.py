@@ -37,7 +37,7 @@ from thunder_fn.capture.modules import TRACING
 from thunder_fn.capture.numbers.arguments import Symbolic, value_at
 from thunder_fn.capture.outside.properties import Read
 from thunder_fn.capture.outside.reads import ABSENT
-from thunder_fn.capture.places import GRAD, Count, put
+from thunder_fn.capture.places import GRAD, Update, put
 from thunder_fn.capture.recorded import Decision
 from thunder_fn.capture.replaced import host_random
 from thunder_fn.capture.replaced.lookasides import lookasides
@@ -700,8 +700,8 @@ class _Execution:
         first = self.captured.num_results + len(self.targets)
         given = (self.stored(place, values) for place in range(first, len(values)))
         for effect in self.captured.effects:
-            if isinstance(effect, Count):
-                yield f"    {self.names.bind(effect.apply, 'count')}()"
+            if isinstance(effect, Update):
+                yield f"    {self.names.bind(effect.apply, 'update')}()"
                 continue
             holder = (
                 self.leaves[effect.holder]
