@@ -6,6 +6,7 @@ import collections
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -282,3 +283,12 @@ def test_counters_do_not_trace_again() -> None:
         step(torch.ones(3))
     assert keeper.n == 10
     assert tfn.cache_info(step).misses == 1
+
+
+def test_a_program_that_leaves_the_process_keeps_nothing_in_python(tmp_path: Path) -> None:
+    keeper = Keeper()
+    program = tfn.jit(lambda x: entries(keeper, amounts(keeper, x))).lower(torch.ones(3))
+    assert keeper.n == 0 and keeper.text == "a"  # lowering is no call
+    tfn.save(program, tmp_path / "program.tfn")
+    assert tfn.load(tmp_path / "program.tfn")(torch.ones(3)).tolist() == [4, 4, 4]
+    assert keeper.n == 0

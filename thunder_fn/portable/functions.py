@@ -16,7 +16,6 @@ from thunder_fn.capture import TENSOR, Captured, current, pytree
 from thunder_fn.capture.apply import write
 from thunder_fn.capture.numbers.arguments import Place, value_at
 from thunder_fn.capture.outside.properties import FOUND, OF_MEMORY
-from thunder_fn.capture.places import Update
 from thunder_fn.errors import TraceTypeError
 from thunder_fn.executors import Program, lower
 from thunder_fn.interpreters.evaluate import evaluate
@@ -293,7 +292,7 @@ def _in_the_way(captured: Captured, call: Call) -> Iterator[tuple[str, str]]:
         )
     if any(one.strides is not None for one in captured.writes):
         yield "the function changes the layout of an argument", "Return the view instead."
-    effects = [effect for effect in captured.effects if not isinstance(effect, Update)]
+    effects = [effect for effect in captured.effects if effect.count]  # others store plain data
     kept = (captured.feeds, effects, captured.kept, captured.grads, captured.own_leaves)
     if any(kept):
         yield (
