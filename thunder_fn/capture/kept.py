@@ -7,7 +7,8 @@ or that a schedule changes between calls, is a `Feed`: an input of the trace tha
 from its place in each call. Tensors are closed over and changed in place, as any others.
 
 Of other objects, dicts, lists and cells from outside only the places count to which the function
-writes tensors (`Kept.stored`). One that it also reads is a `Feed`.
+writes tensors (`Kept.stored`) or plain data (`Kept.updated`, `Kept.stored_plainly`). One with a
+tensor that it also reads is a `Feed`. Plain data that it reads is guarded elsewhere.
 
 `KeptState` holds everything else that the trace depends on. A program is guarded by it.
 """
@@ -259,11 +260,11 @@ class Kept:
         if moving or (found and not self.recorder.symbolic):
             raise MustFeed(self.wanted | frozenset(moving))
         changes = [self._effect(one, static) for one in (*found, *self.moved_tensors())]
-        self.updates, self.plain = list(self._updated()), list(self._stored_plainly())
+        self.updates, self.plain = list(self.updated()), list(self.stored_plainly())
         changes += [self._effect(one, static) for one in self.plain]
         return [*changes, *((one, list[Any]()) for one, _ in self.updates)]
 
-    def _updated(self) -> Iterator[tuple[Update, Any]]:
+    def updated(self) -> Iterator[tuple[Update, Any]]:
         """Find the integers outside of kept objects to which the function has added, and the items
         of lists, slots, and attributes of classes in which it has stored plain data.
         """
@@ -334,7 +335,7 @@ class Kept:
                 yield from _stored_in(one)
         yield from self.recorder.modules.stored
 
-    def _stored_plainly(self) -> Iterator[Change]:
+    def stored_plainly(self) -> Iterator[Change]:
         """Find plain data that the function has stored outside of kept objects: entries, and what
         it has put at an end of a list. What it has added to is found elsewhere.
         """

@@ -3,7 +3,7 @@
 A place is an entry of a container: of a dict, a list, or the dict of an object. While a function
 is traced, what it stores there are tracers. So a capture notes what a container held (`Snapshot`),
 finds what the function stored (`Change`), and puts the old content back. A program does the same
-to its places in each call: it reads a `Feed` and applies an `Effect`.
+to its places in each call: it reads a `Feed` and applies an `Effect` or an `Update`.
 """
 
 from __future__ import annotations
