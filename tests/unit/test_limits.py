@@ -323,9 +323,14 @@ def unvalidated() -> bool:
     def f(scale: torch.Tensor) -> torch.Tensor:
         return torch.distributions.Normal(0.0, scale).log_prob(X)
 
-    with pytest.raises(ValueError, match="to satisfy the constraint"):
-        f(-X)
-    return bool(tfn.jit(f)(-X).isnan().all())
+    base, asked = torch.distributions.Distribution, torch.distributions.Distribution._validate_args
+    base.set_default_validate_args(True)  # PyTorch's Dynamo turns it off for good
+    try:
+        with pytest.raises(ValueError, match="to satisfy the constraint"):
+            f(-X)
+        return bool(tfn.jit(f)(-X).isnan().all())
+    finally:
+        base.set_default_validate_args(asked)
 
 
 @different
