@@ -145,11 +145,11 @@ def kind_of(text: str) -> str:
 
 
 Outcome = tuple[str, str]
-"""How a test ended (passed, failed, skipped, expected), and the traceback or reason."""
+"""The end of a test (passed, failed, skipped, expected), and the traceback or reason."""
 
 
 def run(test: unittest.TestCase) -> Outcome:
-    """How a test ends. `expected` are those that PyTorch expects to fail, whatever they do here."""
+    """The end of each test. `expected` are those that PyTorch expects to fail, whatever they do here."""
     result, out = unittest.TestResult(), io.StringIO()
     with warnings.catch_warnings(), redirect_stdout(out), redirect_stderr(out):
         test.run(result)

@@ -26,7 +26,7 @@ class Slots:
 
 
 class Keeper:
-    """What the functions write to."""
+    """The object that the functions write to."""
 
     calls, phase = 0, "none"
 
@@ -247,7 +247,7 @@ WRAPPERS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
 
 
 def kept(wrap: Callable[[Any], Any], f: Callable[[Keeper, Tensor], Tensor]) -> Any:
-    """What the calls return, and leave in Python."""
+    """The results of the calls, and the state that they leave in Python."""
     Keeper.calls, Keeper.phase = 0, "none"
     keeper, found = Keeper(), list[Any]()
     step = wrap(lambda x: f(keeper, x))
