@@ -98,12 +98,6 @@ EXEMPTIONS: tuple[Exemption, ...] = (
         kinds=("noncontiguous",),
         close=True,
     ),
-    Exemption(
-        "nn_functional_embedding_bag",
-        "an int table that the op saves for its derivative is empty or not, depending on strides: an error says so",
-        what="gradient",
-        kinds=("noncontiguous",),
-    ),
     *_all(
         "matmul __rmatmul__",
         f"{ROUNDING}PyTorch's C++ folds a batch into a matrix product where a mode watches",

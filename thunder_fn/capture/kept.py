@@ -277,9 +277,9 @@ class Kept:
             now = look(kind, holder, key)
             if identity not in self.contents and type(now) is int and now != old:
                 yield Update(kind, holder, key, now - old, is_added=True), old
-        for (kind, _, key), (holder, old) in watch.before.items():
+        for (kind, identity, key), (holder, old) in watch.before.items():
             now = look(kind, holder, key) if kind in ("attr", "class", "index") else ABSENT
-            if type(now) in PLAIN and old is not ABSENT:
+            if identity not in self.contents and type(now) in PLAIN and old is not ABSENT:
                 yield Update(kind, holder, key, now), old
 
     def moved_tensors(self) -> list[Change]:

@@ -523,7 +523,7 @@ class Evaluator(Attributes):
         old = [look(*one) for one in found]
         if found and operator in ("+=", "-=") and all(type(value) is int for value in old):
             self.added.update((kind, id(holder), key) for kind, holder, key in found)
-        elif operator == "+=" and all(is_a(value, list) for value in old):
+        elif found and operator == "+=" and all(is_a(value, list) for value in old):
             for value in self.value(place, frame, memo):
                 self.changing.setdefault(id(value), set()).add("extend")
         elif any(value is ABSENT or is_a(value, PLAIN) for value in old):
