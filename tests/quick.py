@@ -84,6 +84,8 @@ EVERY = {
     "unit/test_attention.py::test_derivatives_of_any_order": 3,
     "unit/test_batching.py::test_one_program_for_all_batch_sizes": 3,
     "unit/test_benchmarks.py::test_tracing_is_measured": 0,
+    "unit/test_casts.py::test_operands_of_another_dtype_in_place": 4,
+    "unit/test_casts.py::test_out_of_another_dtype": 4,
     "unit/test_cache_fuzz.py::test_no_call_gets_the_program_of_another": 3,
     "unit/test_capture.py::test_random_numbers_in_any_layout_are_those_of_eager": 3,
     "unit/test_capture_modules.py::test_module": 3,

@@ -185,7 +185,9 @@ torch._neg_view({f}).add_({p}) {f}.copy_({z}.imag) {z}.neg_() {f}.register_hook(
 {f}.floor_() {f}.renorm_(2,0,1.0) {f}.where({b},{f}).mul_(2) {f}.erfinv_() {f}.sub_({f},alpha=2) {f}.atan2_({f})
 {f}.fmod_({p}) {f}.remainder_({p}) {f}.floor_divide_({p}) {f}.sign_() {f}.round_()
 {f}.addcdiv_({f},{f}.square()+1,value={p}) {f}.masked_scatter_({b},{f}) {f}.put_({i},{f}) {f}.sort()[0].mul_(2)
-{f}.hardtanh_() torch.sigmoid_({f}) F.elu_({f}) F.leaky_relu_({f})
+{f}.hardtanh_() torch.sum({t},0,out={t}) torch.cumsum({t},{d},out={t}) torch.add({t},{t},out={t})
+{t}.mul_({t}) {t}.add_({t},alpha={p})
+torch.mean({f},{d},out={t}) torch.sigmoid_({f}) F.elu_({f}) F.leaky_relu_({f})
 """)
 
 SHARED = _words("""

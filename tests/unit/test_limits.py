@@ -76,6 +76,11 @@ def sparse_gradient() -> object:
 
 
 @error
+def out_dtype() -> object:
+    return tfn.jit(lambda x: torch.sum(x, 0, out=torch.zeros((), dtype=torch.float64)))(X)
+
+
+@error
 def generator() -> object:
     own = torch.Generator()
     return tfn.jit(lambda x: x + torch.rand(4, generator=own.manual_seed(0)))(X)

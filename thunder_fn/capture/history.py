@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from thunder_fn import torch_internals as internals
+from thunder_fn.capture.casts import check_casts
 from thunder_fn.capture.overlaps import check_overlaps, overlaps
 from thunder_fn.capture.replaced.autograd_functions import AUTOGRAD_FUNCTION
 from thunder_fn.errors import AliasedMutation
@@ -210,11 +211,21 @@ class History:
 
     # ---- what is changed in place ----
 
-    def check(self, func: Any, tensors: list[torch.Tensor], others: list[torch.Tensor]) -> None:
-        """Refuse a write whose result depends on the order in which the elements are written."""
+    def check(
+        self,
+        func: Any,
+        tensors: list[torch.Tensor],
+        others: list[torch.Tensor],
+        args: Any,
+        kwargs: Any,
+    ) -> None:
+        """Refuse a write whose result depends on the order in which the elements are written, or
+        that eager mode does not cast as functionalization does.
+        """
         recorder = self.recorder
         known = recorder.given, self.linked, self._laid_out
         check_overlaps(func, tensors, others, *known, recorder.source)
+        check_casts(func, tensors, args, kwargs, recorder.source)
 
     def _laid_out(
         self, one: torch.Tensor, other: torch.Tensor

@@ -228,6 +228,11 @@ READS_BEFORE_WRITES = Leaves(
 )
 """Ops, besides pointwise ones, that may write over an operand in its own place."""
 
+CASTS_TO_OUT = Leaves("cat floor_divide")
+"""Ops, besides pointwise ones, that compute what they do without `out=`, and cast that to its
+dtype.
+"""
+
 ALLOCATES = (
     SOME_OVERWRITTEN
     | CONVOLUTIONS

@@ -284,7 +284,14 @@ def _draw_in_memory_order(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 class WritesAndReads(Protocol):
     """A listener for ops that change tensors in place and for tensors that share memory."""
 
-    def check(self, func: Any, tensors: list[torch.Tensor], others: list[torch.Tensor]) -> None:
+    def check(
+        self,
+        func: Any,
+        tensors: list[torch.Tensor],
+        others: list[torch.Tensor],
+        args: Any,
+        kwargs: Any,
+    ) -> None:
         """Hear of an op that is about to change tensors in place, and refuse it."""
         ...
 
@@ -505,7 +512,7 @@ class TracerMode(FunctionalTensorMode):
             return self._dispatch(func, types, args, kwargs or {})
         changed, others = changed_tensors(func, args, kwargs or {})
         if changed and func is not _SET:  # which changes no values
-            self.history.check(func, changed, others)
+            self.history.check(func, changed, others, args, kwargs or {})
             with self.history.changing(changed, others), _in_place(func, changed):
                 result = self._change(func, types, changed, args, kwargs or {})
                 if self.under_bits:
