@@ -197,11 +197,8 @@ def failure(error: Exception, name: str, recorder: Recorder) -> Exception:
         text = "PyTorch's own tracer (`make_fx`) cannot run inside a traced function"
         fix = "Use thunder_fn's transforms, which compose; `thunder_fn.trace` inside gives a trace."
         return UnsupportedCall(text, source=raised_at(error), fix=fix)
-    if str(error).startswith("The following operation failed in the TorchScript interpreter"):
-        why = str(error).strip().splitlines()[-1]
-        return script_error(
-            f"{name} calls code of `torch.jit`, which failed ({why})", raised_at(error)
-        )
+    if (place := internals.failed_in_script(error)) is not None:
+        return _script_failure(error, name, Source(*place))
     if not _raised_by_user(error) and (size := _SIZE_IN_DATA.search(str(error))):
         return _size_error(error, size[0], recorder)
     if isinstance(error, internals.INTERNAL_ERRORS) or (
@@ -219,6 +216,22 @@ def failure(error: Exception, name: str, recorder: Recorder) -> Exception:
             " `torch.library.custom_op`."
         )
         return UnsupportedCall(text, source=raised_at(error), fix=fix)
+    return traced_function_error(error, name)
+
+
+def _script_failure(error: Exception, name: str, source: Source) -> Exception:
+    """The error for TorchScript. Its cause is what an op raised; C++ has an exception of its own
+    for a `raise` in the script.
+    """
+    cause = error.__cause__
+    if isinstance(cause, DATA_DEPENDENT) or "GuardOnDataDependent" in str(error):
+        return script_error(
+            f"{name} calls code of `torch.jit` that needs the values in a traced tensor", source
+        )
+    if isinstance(cause, ThunderError):
+        return cause
+    if cause is not None:
+        error = type(error)(f"{str(error).rstrip()} {cause}")
     return traced_function_error(error, name)
 
 

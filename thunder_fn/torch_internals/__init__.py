@@ -190,7 +190,9 @@ from thunder_fn.torch_internals.patches import (
 from thunder_fn.torch_internals.scripts import (
     NotClosed,
     bound_script,
+    called_script,
     closed_script,
+    failed_in_script,
     script_state,
 )
 from thunder_fn.torch_internals.tensors import (

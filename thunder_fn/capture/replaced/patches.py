@@ -81,7 +81,7 @@ def _refuse_backward_hooks(module: torch.nn.Module) -> None:
 
 
 def _closed_scripts(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The call of a method of TorchScript, which reads attributes of its module in C++.
+    """The call of a function or method of TorchScript, which reads constants and attributes in C++.
 
     In a capture it is given them, tensors as tracers, and the program depends on all of them.
     """
@@ -91,17 +91,17 @@ def _closed_scripts(original: Callable[..., Any]) -> Callable[..., Any]:
         given = None if recorder is None else internals.bound_script(self, args, kwargs)
         if recorder is None or given is None:
             return original(self, *args, **kwargs)
-        what = f"the method `{self.name}` of a TorchScript module"
+        what = f"`{self.name}` of TorchScript"
         try:
             function, asked = internals.closed_script(self)
         except internals.NotClosed:
             written = f"{what}, which writes to attributes or calls a method of an interface,"
             raise script_error(f"{written} was called", user_source()) from None
-        find = functools.partial(internals.script_state, self, asked)
+        find = functools.partial(internals.script_state, asked)
         recorder.properties.look_at_process(f"{what} ({id(self)})", find)
         leaves, structure = pytree.flatten([ask() for ask in asked])
         traced = [recorder.lift(one) if isinstance(one, Tensor) else one for one in leaves]
-        return function(*given, *pytree.unflatten(structure, traced))
+        return internals.called_script(function, (*given, *pytree.unflatten(structure, traced)))
 
     return __call__
 
@@ -183,7 +183,7 @@ _calls = internals.calls_patch(
         "Generator": generator_class,
         "flatten_parameters": _flattening,
         "Variable": _variable,
-        "ScriptMethod": _closed_scripts,
+        "script": _closed_scripts,
     },
 )
 

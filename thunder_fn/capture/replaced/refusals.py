@@ -160,7 +160,10 @@ def listing_error(source: Source | None, count: Any) -> DataDependentValue:
 
 def script_error(what: str, source: Source | None) -> UnsupportedCall:
     """The error for TorchScript, whose code runs in C++."""
-    fix = "Call the module or function that it was made from."
+    fix = (
+        "Call the Python function or module that it was made from, with `torch.where` or"
+        " `torch.cond` for what it decides by values."
+    )
     return UnsupportedCall(
         f"{what}; what TorchScript has compiled cannot be traced", source=source, fix=fix
     )
