@@ -347,6 +347,21 @@ def python_random() -> bool:
 
 
 @different
+def raised_inside() -> bool:
+    class Counts(torch.nn.Module):
+        n = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.n += 1
+            raise ValueError("no")
+
+    model = tfn.jit(Counts())
+    with pytest.raises(ValueError, match="no"):
+        tfn.jit(lambda x: model(x))(X)
+    return model.n == 0
+
+
+@different
 def zero_gradient() -> bool:
     p = torch.full((3,), 0.5, requires_grad=True)
     return torch.bernoulli(p).requires_grad and not tfn.jit(torch.bernoulli)(p).requires_grad

@@ -124,7 +124,7 @@ def test_a_jitted_module_says_what_changed() -> None:
     model.fc = nn.Linear(3, 3, bias=False)
     jitted(X)
     assert [miss.what for miss in explain_misses(jitted)] == [
-        "Problem.config.problem_type has changed",
+        "Problem.config.problem_type",
         "the parameters, buffers, parts or hooks of Problem have changed",
     ]
 

@@ -276,6 +276,71 @@ def test_what_python_keeps(f: Callable[[Keeper, Tensor], Tensor], wrapper: str) 
     assert found == known
 
 
+class KeepingModule(Keeper, nn.Module):
+    """A module that keeps the state itself."""
+
+    def __init__(self, f: Callable[[Keeper, Tensor], Tensor]) -> None:
+        nn.Module.__init__(self)
+        Keeper.__init__(self)
+        self.f = f
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.f(self, x)
+
+
+MODULE_WRAPPERS: dict[str, Callable[[nn.Module], Callable[..., Any]]] = {
+    "jit": tfn.jit,
+    "function": lambda m: tfn.jit(lambda x: m(x)),
+    "jit inside": lambda m: jit_inside(tfn.jit(m)),
+    "compile": tfn.compile,
+    "grad of jit": lambda m: tfn.grad(SUM(tfn.jit(m))),
+}
+
+
+def kept_by_module(wrap: Callable[[Any], Any], f: Callable[[Keeper, Tensor], Tensor]) -> Any:
+    """As `kept`, of a module that is called."""
+    Keeper.calls, Keeper.phase = 0, "none"
+    module, found = KeepingModule(f), list[Any]()
+    step = wrap(module)
+    for call, size in enumerate(SIZES):
+        if call == 8:
+            module.n, module.flag, module.table["k"] = 20, False, 7
+        try:
+            found.append(float(step(torch.arange(float(size))).sum()))
+        except ValueError as error:
+            found.append(str(error).splitlines()[0][:4])
+    return found, module.shown()
+
+
+@pytest.mark.parametrize("wrapper", MODULE_WRAPPERS)
+@pytest.mark.parametrize("f", FUNCTIONS, ids=lambda f: f.__name__)
+def test_what_modules_keep(f: Callable[[Keeper, Tensor], Tensor], wrapper: str) -> None:
+    oracle: dict[str, Callable[[Any], Any]] = {
+        "jit inside": lambda m: lambda x: m(x) * 2,
+        "grad of jit": lambda m: torch.func.grad(SUM(m)),
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that some of them are traced in each call
+        found = kept_by_module(MODULE_WRAPPERS[wrapper], f)
+        known = kept_by_module(oracle.get(wrapper, lambda m: m), f)
+    if f is raising:
+        assert found[0][5].startswith(("five", "<lam", "Keep")), found
+        found[0][5] = known[0][5]
+        if "jit" in wrapper and wrapper != "jit":  # as docs/limits.md says
+            return
+    assert found == known
+
+
+@pytest.mark.parametrize("wrapper", ["jit", "function", "jit inside"])
+@pytest.mark.parametrize("f", [method, amounts, steps, branch, appended], ids=lambda f: f.__name__)
+def test_modules_that_count_are_not_traced_again(f: Callable[[Keeper, Tensor], Tensor], wrapper: str) -> None:
+    module = KeepingModule(f)
+    step = MODULE_WRAPPERS[wrapper](module)
+    for _ in range(5):
+        step(torch.ones(3))
+    assert tfn.cache_info(step).misses == 1
+
+
 def test_counters_do_not_trace_again() -> None:
     keeper = Keeper()
     step = tfn.jit(lambda x: method(keeper, x))

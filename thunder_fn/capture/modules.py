@@ -20,7 +20,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
-from thunder_fn.capture.outside.reads import ABSENT, Attribute, value_read
+from thunder_fn.capture.outside.reads import ABSENT, Attribute, is_counter, value_read
 from thunder_fn.capture.places import Change, Entry, Snapshot, snapshot
 from thunder_fn.errors import EscapedTracer, with_article
 from thunder_fn.ir.trace import Source, type_of_value
@@ -141,7 +141,7 @@ class WatchedModules:
                     or not _is_assignable(value)
                 ):
                     continue
-                if not _is_recomputed(state.module, name):
+                if not _is_recomputed(state.module, name) and not is_counter(state.module, name):
                     found.append(Assigned(state.module, section, name, value))
                     _put(state.module, section, name, before)
         return found

@@ -301,7 +301,7 @@ class ModuleCheck:
         """A check of the versions of its dicts."""
         own = tuple(self.module.__dict__[name] for name in internals.HOOKS)
         reading = replace(self.reading, dicts=(*self.reading.dicts, *own))
-        return module_state.unchanged(reading, self.reads, 0)
+        return module_state.unchanged(reading, self.reads)
 
     def __call__(self) -> bool:
         if self.quick():
@@ -321,7 +321,7 @@ class ModuleCheck:
             map(operator.is_, now.tensors, self.reading.tensors)
         ):
             return f"a parameter or buffer of {self.path} is another tensor"
-        attribute = module_state.changed_attribute(self.module, self.reads, 0)
+        attribute = module_state.changed_attribute(self.module, self.reads)
         return "" if attribute is None else f"{self.path}.{escaped(attribute)} has changed"
 
 
@@ -392,7 +392,7 @@ def watching(f: Callable[..., Any], given: Sequence[Any] = ()) -> Generator[Watc
 @contextmanager
 def observing(watch: Watch) -> Generator[Tracked]:
     """Let a watch see what runs inside, and track the attributes of modules that are read there."""
-    with tracked(0) as attributes, observed_by(watch):
+    with observed_by(watch), tracked() as attributes:  # the watch knows counters
         yield attributes
 
 

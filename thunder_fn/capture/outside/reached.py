@@ -111,6 +111,8 @@ class Reached:
         self.edges: dict[tuple[str, int, Any], Edge] = {}
         self.outside: dict[int, tuple[Any, str]] = {}
         """Objects from outside, and how they are written."""
+        self.module_states: set[int] = set()
+        """The `__dict__`s of modules, which a jitted module has in common with the given one."""
         self.far: set[int] = set()
         """Those that were too many steps away to see where they lead."""
         self.modules: dict[int, torch.nn.Module] = {}
@@ -213,6 +215,7 @@ class Reached:
             self.modules.setdefault(id(module), module)
         for name, part in module.named_modules():
             self.outside.setdefault(id(part), (part, f"{path}.{escaped(name)}"))
+            self.module_states.add(id(part.__dict__))
             for kind in internals.HOOKS[:2]:
                 for hook in getattr(part, kind, {}).values():
                     self.reach(hook, getattr(hook, "__name__", "hook"), depth - 1)
@@ -296,7 +299,8 @@ class Reached:
 
     def is_outside(self, value: Any) -> bool:
         """Test whether the value was not made by the traced function."""
-        return id(value) in self.outside or issubclass(type(value), (types.ModuleType, Enum))
+        is_known = id(value) in self.outside or id(dict_of(value)) in self.module_states
+        return is_known or issubclass(type(value), (types.ModuleType, Enum))
 
     def is_open(self, cls: type) -> bool:
         """Test for a class of the user's that was not made by the traced function."""

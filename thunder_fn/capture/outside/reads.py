@@ -7,8 +7,11 @@ to trace again.
 
 from __future__ import annotations
 
+import dis
 import enum
 import functools
+import itertools
+import sys
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Iterator
@@ -29,8 +32,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Attribute:
-    """An attribute of a module. The module counts by identity: its class may have a hash of its
-    own, which reads attributes.
+    """An attribute of a module. The module counts by the identity of its `__dict__`, which a
+    jitted module has in common with the given one.
     """
 
     module: torch.nn.Module
@@ -38,26 +41,27 @@ class Attribute:
 
     def __eq__(self, other: object) -> bool:
         return (
-            isinstance(other, Attribute) and other.module is self.module and other.name == self.name
+            isinstance(other, Attribute)
+            and other.name == self.name
+            and other.module.__dict__ is self.module.__dict__
         )
 
     def __hash__(self) -> int:
-        return hash((id(self.module), self.name))
+        return hash((id(self.module.__dict__), self.name))
 
 
 Reads = dict[Attribute, Any]
 """The findings, by their places, as `seen` describes them."""
-_Found: TypeAlias = dict[tuple[int, str], tuple[torch.nn.Module, Any, Any]]
-"""Each module and attribute that was read, by identity and name: the module, the value, and what
-was seen of it.
-"""
+_Found: TypeAlias = dict[tuple[int, str], tuple[torch.nn.Module, Any]]
+"""Modules and their attributes, by identity and name, each with the value before."""
 
 ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "ABSENT"})()
 
 _OWN = frozenset(torch.nn.Module().__dict__) - {
     "training"
 }  # hooks and sections, which are no plain attributes
-_reads: ContextVar[tuple[_Found, int] | None] = ContextVar("thunder_fn_reads", default=None)
+_reads: ContextVar[tuple[_Found, _Found] | None] = ContextVar("thunder_fn_reads", default=None)
+"""Attributes that were read, and counters that only `+=` has read."""
 _written: ContextVar[set[Attribute] | None] = ContextVar("thunder_fn_written", default=None)
 _SCALARS = (
     bool,
@@ -146,37 +150,63 @@ class Tracked:
 
 
 @contextmanager
-def tracked(depth: int = DEPTH) -> Generator[Tracked]:
+def tracked() -> Generator[Tracked]:
     """Track the attributes, other than tensors, that are read and written inside, in this thread.
 
     Trackers around this one see the reads as well. No later call matches the note of an attribute
-    that the code inside reads and then changes. Values are described to a depth: 0 leaves what
-    objects and containers hold to others.
+    that the code inside reads and then changes. What objects and containers hold is left to the
+    edges.
     """
-    found: _Found = {}
+    found, counted = _Found(), _Found()
     result, around = Tracked(), _reads.get()
-    token, written = _reads.set((found, depth)), _written.set(result.written)
+    token, written = _reads.set((found, counted)), _written.set(result.written)
     try:
         with _patch.applied():
             yield result
     finally:
+        for (key, name), (module, value) in counted.items():
+            if not is_counter(module, name):
+                found.setdefault((key, name), (module, value))
         _reads.reset(token)
         _written.reset(written)
-        for (key, name), (module, value, before) in found.items():
+        for (key, name), (module, value) in found.items():
             if around is not None:
-                around[0].setdefault((key, name), (module, value, seen(value, around[1])))
+                around[0].setdefault((key, name), (module, value))
             now = attribute(place := Attribute(module, name))
             if not is_a(value, torch.Tensor) and not is_a(now, torch.Tensor):
-                is_kept = now is value and is_a(now, (list, dict)) and holds_tracer(now)
-                changed: Any = Keeping(place, now) if is_kept else Changed(name)
-                result.reads[place] = before if seen(now, depth) == before else changed
+                before = seen(value, 0)
+                result.reads[place] = before if seen(now, 0) == before else Changed(name)
 
 
 def value_read(place: Attribute) -> Any:
     """The value that the code read first from an attribute, while it is tracked; ABSENT if none."""
-    found = _reads.get()
-    known = None if found is None else found[0].get((id(place.module), place.name))
+    reads = _reads.get()
+    known = None if reads is None else reads[0].get((id(place.module.__dict__), place.name))
     return ABSENT if known is None else known[1]
+
+
+def is_counter(module: torch.nn.Module, name: str) -> bool:
+    """Test for an integer of a module that the code only adds to, while it is tracked. Each call
+    of its program adds to it.
+    """
+    reads, watch = _reads.get(), frames.observer()
+    key, place = (id(module.__dict__), name), ("key", id(module.__dict__), name)
+    if reads is None or watch is None or key in reads[0] or key not in reads[1]:
+        return False
+    return place in watch.added and place not in watch.before
+
+
+def _adds(frame: types.FrameType) -> bool:
+    """Test whether a frame reads an attribute for an assignment such as `self.steps += 1`."""
+    return frame.f_lasti in _additions(frame.f_code)
+
+
+@functools.lru_cache(maxsize=4096)
+def _additions(code: types.CodeType) -> frozenset[int]:
+    """The offsets of reads that leave the object on the stack, which augmented assignments do."""
+    pairs = itertools.pairwise(dis.get_instructions(code))
+    found = (two for one, two in pairs if one.opname == "COPY" and one.arg == 1)
+    return frozenset(one.offset for one in found if one.opname == "LOAD_ATTR")
 
 
 def _tracking(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
@@ -187,12 +217,15 @@ def _tracking(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
             and name not in _OWN
             and (not name.startswith("__") or not name.endswith("__"))
         ):
-            (found, depth), key = reads, (id(self), name)
-            if key not in found:
+            (found, counted), held = reads, original(self, "__dict__")
+            if (key := (id(held), name)) not in found:
                 watching = frames.pause()
-                value = original(self, "__dict__").get(name, ABSENT)
+                value = held.get(name, ABSENT)
                 value = of_class(type(self), name) if value is ABSENT else value
-                found[key] = self, value, seen(value, depth)
+                if type(value) is int and _adds(sys._getframe(1)):  # pyright: ignore[reportPrivateUsage]
+                    counted.setdefault(key, (self, value))
+                else:  # if it was counted before, what it was then
+                    found[key] = counted.get(key, (self, value))
                 frames.resume(watching)
         return original(self, name)
 
@@ -237,22 +270,6 @@ class Changed:
     """
 
     name: str
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Keeping:
-    """Mark of an attribute with a list or dict in which the traced code stored tensors. It is equal
-    to whatever is seen there while the attribute has this container: each call stores others.
-    """
-
-    place: Attribute
-    value: Any
-
-    def __eq__(self, other: object) -> bool:
-        return attribute(self.place) is self.value
-
-    def __hash__(self) -> int:
-        return hash(self.place)
 
 
 _BY_IDENTITY = (
@@ -300,14 +317,6 @@ def seen(value: Any, depth: int = DEPTH) -> Any:
         if not holds_tensor(item, depth - 1)
     )
     return Same(value), tuple(found)
-
-
-def holds_tracer(value: Any, depth: int = DEPTH) -> bool:
-    """Test whether a container holds tensors of a trace."""
-    if not is_a(value, CONTAINERS) or depth == 0:
-        return is_a(value, torch.Tensor) and internals.is_tracer(value)
-    items = content_of(value)
-    return any(holds_tracer(one[1] if is_a(value, dict) else one, depth - 1) for one in items)
 
 
 def holds_tensor(value: Any, depth: int) -> bool:

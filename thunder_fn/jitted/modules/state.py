@@ -19,13 +19,9 @@ from torch.nn.utils import parametrize
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.outside.reads import (
     ABSENT,
-    DEPTH,
-    Keeping,
     Reads,
     attribute,
-    is_a,
     of_class,
-    parts_of,
     seen,
 )
 
@@ -116,49 +112,25 @@ def _hooks(dicts: Sequence[dict[Any, Any]]) -> Iterator[Any]:
 
 def matches(reads: Reads) -> bool:
     """Test whether the attributes that were read hold what they held then."""
-    return all(seen(attribute(place)) == value for place, value in reads.items())
+    return all(seen(attribute(place), 0) == value for place, value in reads.items())
 
 
-def changed_attribute(module: torch.nn.Module, reads: Reads, depth: int = DEPTH) -> str | None:
+def changed_attribute(module: torch.nn.Module, reads: Reads) -> str | None:
     """The path of the first attribute that does not hold what it held, such as `0.training`;
     None if all do.
     """
-    paths = {id(part): path for path, part in module.named_modules()}
+    paths = {id(part.__dict__): path for path, part in module.named_modules()}
     for place, value in reads.items():
-        path = paths.get(id(place.module))
-        if path is not None and (now := seen(attribute(place), depth)) != value:
-            return ".".join(filter(None, (path, place.name, difference(value, now))))
+        path = paths.get(id(place.module.__dict__))
+        if path is not None and seen(attribute(place), 0) != value:
+            return f"{path}.{place.name}" if path else place.name
     return None
 
 
-def difference(before: Any, now: Any) -> str:
-    """The path to the first attribute or entry in which two descriptions of a value by `seen`
-    differ; empty if it has no name.
-    """
-    match before, now:
-        case (kind, tuple(old)), (other, tuple(new)) if kind == other:
-            for one, two in zip(old, new, strict=False):
-                if one != two:
-                    match one, two:
-                        case (str(name), was), (str(), found) if one[0] == two[0]:
-                            return ".".join(filter(None, (name, difference(was, found))))
-                        case _:
-                            return ""
-        case _:
-            pass
-    return ""
-
-
-def unchanged(reading: Reading, reads: Reads, depth: int = DEPTH) -> Callable[[], bool]:
+def unchanged(reading: Reading, reads: Reads) -> Callable[[], bool]:
     """A quick check that the module is as it was read, and the attributes as they are now."""
-    values = (attribute(one) for one, value in reads.items() if not is_a(value, Keeping))
-    parts = {id(part): part for value in values for part in parts_of(value, depth)}
     dicts = {id(value): value for value in reading.dicts}
-    # also the attributes of objects
-    inside = (part for part in parts.values() if isinstance(part, dict))
-    attributes = {
-        id(value): value for value in (*reading.attributes, *inside) if id(value) not in dicts
-    }
+    attributes = {id(value): value for value in reading.attributes if id(value) not in dicts}
     dicts_match = internals.dict_guard(tuple(dicts.values()), tuple(attributes.values()))
     if reading.is_parametrized:
         versions_match, dicts_match = (
@@ -166,7 +138,6 @@ def unchanged(reading: Reading, reads: Reads, depth: int = DEPTH) -> Callable[[]
             lambda: not internals.is_caching() and versions_match(),
         )
     modules, classes = reading.layout.modules, [*reading.layout.classes]
-    others = [(part, list(part)) for part in parts.values() if not isinstance(part, dict)]
     pairs = {(type(one.module), one.name) for one in reads if one.name not in one.module.__dict__}
     of_classes = [
         (cls, name, value) for cls, name in pairs if (value := of_class(cls, name)) is not ABSENT
@@ -176,7 +147,7 @@ def unchanged(reading: Reading, reads: Reads, depth: int = DEPTH) -> Callable[[]
     def is_own() -> bool:
         return [*map(type, modules)] == classes and all(map(same, map(_OWN, modules), own))
 
-    if not others and not of_classes:
+    if not of_classes:
         return lambda: dicts_match() and is_own()
 
     def match() -> bool:
@@ -184,9 +155,6 @@ def unchanged(reading: Reading, reads: Reads, depth: int = DEPTH) -> Callable[[]
             dicts_match()
             and is_own()
             and all(getattr(cls, name, ABSENT) is value for cls, name, value in of_classes)
-            and all(
-                len(part) == len(items) and all(map(same, part, items)) for part, items in others
-            )
         )
 
     return match
