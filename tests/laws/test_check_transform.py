@@ -11,11 +11,12 @@ import torch
 import thunder_fn as tfn
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.simplify import cse, dce
-from thunder_fn.ir import ops, put, rewritten
+from thunder_fn.ir import inline_into, ops, put, rewritten
 from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, TraceBuilder, map_arg, python_args
 from thunder_fn.testing import Case, Coverage, Given, LawBroken, check_transform, reproduce
-from thunder_fn.testing.drawn_programs import Program
+from thunder_fn.testing.drawn_programs import Program, Step
 from thunder_fn.testing.growing import (
+    ALIASES,
     BOUNDED,
     BROADCAST,
     CASES,
@@ -26,11 +27,13 @@ from thunder_fn.testing.growing import (
     DRAWS,
     EFFECTS,
     INSIDE,
+    RULED,
     SWAPPED,
     VECTOR,
     calls_of,
     conversions_of,
     cousins_of_leaves,
+    nested,
     pairs_of,
     two_deep,
 )
@@ -42,6 +45,7 @@ from thunder_fn.testing.mutations.users import USERS
 from thunder_fn.testing.samples import samples
 from thunder_fn.testing.schemas import calls_of_samples
 from thunder_fn.testing.user import Search, laws_of_transform, steps_alone
+from thunder_fn.testing.vocabulary import vocabulary
 
 SIN, COS = ops.leaf(ops.aten.sin.default), ops.leaf(ops.aten.cos.default)
 
@@ -478,6 +482,132 @@ def dropped(op: str) -> Any:
 def test_a_copy_that_is_dropped_shares_memory() -> None:
     with pytest.raises(LawBroken, match="keeps shared memory"):
         check_transform(dropped("aten.clone.default"), max_examples=0)
+
+
+def without_zero(trace: Trace) -> Trace:
+    """Wrong: `x + 0.0` of integers is floating, and `x + 0` is a copy."""
+    sums = (ops.leaf(ops.aten.add.Tensor), Literal(0)), (ops.leaf(ops.aten.add.Tensor), Literal(0.0))
+    return rewritten(trace, lambda b, e, xs: xs if (e.op, *e.args[1:]) in sums else put(b, e, xs))
+
+
+def without_rules(trace: Trace) -> Trace:
+    """Wrong: a function with a derivative of its own is inlined."""
+    ruled = ("custom_vjp", "custom_jvp")
+    inline = lambda b, e, xs: inline_into(b, e.bodies[0], xs) if e.op.name in ruled else put(b, e, xs)
+    return rewritten(trace, inline)
+
+
+def without_contiguous(trace: Trace) -> Trace:
+    """Wrong: a copy for the sake of the layout goes, and what is left is a view."""
+    copies = lambda e: e.op.name == "aten.clone.default" and e.kwargs
+    return rewritten(trace, lambda b, e, xs: xs if copies(e) else put(b, e, xs))
+
+
+def calls_merged_in_loops(trace: Trace) -> Trace:
+    """Wrong: equal calls in the bodies of loops are one, though they draw."""
+
+    def merged(body: Trace) -> Trace:
+        known: dict[Any, Any] = {}
+
+        def step(builder: Any, e: Equation, operands: Any) -> Any:
+            if not e.bodies:
+                return put(builder, e, operands)
+            key = (e.op, *operands, e.bodies, e.kwargs)
+            return known[key] if key in known else known.setdefault(key, put(builder, e, operands))
+
+        return rewritten(body, step)
+
+    of = lambda e: replace(e, bodies=tuple(map(merged, e.bodies))) if e.op.name == "scan" else e
+    return replace(trace, equations=tuple(map(of, trace.equations)))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "law", "programs"),
+    [
+        (without_zero, "keeps values", calls_of("aten.add.Tensor")),
+        (without_zero, "keeps shared memory", calls_of("aten.add.Tensor")),
+        (without_rules, "commutes with vjp", RULED[:5]),
+        (without_rules, "commutes with jvp", RULED[5:]),
+        (without_contiguous, "keeps shared memory", ALIASES),
+        (calls_merged_in_loops, "draws as many numbers", DRAWS),
+    ],
+)
+def test_programs_made_on_purpose_break_the_law(wrong: Any, law: str, programs: Any) -> None:
+    cases = list(map(Case, programs))
+    search = Search(wrong, Promised())
+    assert any(search.error_of(law, case.trace, case.inputs) for case in cases)
+
+
+def test_an_overload_that_the_code_names_is_no_other() -> None:
+    """Names of the package, such as `put`, are ops of ATen, too: they took the place of what the code is about."""
+    assert vocabulary(permuted_once) == ("aten.permute.default",)
+    of_one = vocabulary(lambda trace: put(trace, ops.aten.mul.Scalar, ops.aten.amax))
+    assert of_one == ("aten.amax.default", "aten.mul.Scalar")
+
+
+def report_of(wrong: Any, law: str, program: Program) -> str:
+    with pytest.raises(LawBroken) as caught:
+        reproduce(program, law)(wrong)
+    return str(caught.value)
+
+
+def with_wrong_constants(trace: Trace) -> Trace:
+    """Wrong in a digit that nobody prints, in bodies."""
+
+    def of(body: Trace) -> Trace:
+        constants = tuple(replace(c, tensor=c.tensor * (1 + 1e-7)) for c in body.constants)
+        return replace(body, constants=constants)
+
+    return replace(trace, equations=tuple(replace(e, bodies=tuple(map(of, e.bodies))) for e in trace.equations))
+
+
+def test_a_report_shows_values_that_look_alike() -> None:
+    """The texts of the traces are equal, and so are four digits of the values."""
+    said = report_of(with_wrong_constants, "keeps values", nested("checkpoint", (Step("owned_constant"), Step("sin"))))
+    constants = said.partition("Constants have other values:\n")[2].splitlines()[0]
+    assert constants.startswith("  v1: [0.5, 1.5, -2.0], torch.float64 became [0.50000005, 1.50000015, -2.0000002]")
+    have, want = said.partition("value 2 is\n")[2].splitlines()[:3:2]
+    assert have != want and have.startswith("[0.479") and want.startswith("[0.479")
+
+
+def without_literals(trace: Trace) -> Trace:
+    """Wrong: a cse whose key has no tuples."""
+    known: dict[Any, Any] = {}
+
+    def step(builder: Any, e: Equation, operands: Any) -> Any:
+        if e.op.kind != "leaf" or ops.is_random(e.op):
+            return put(builder, e, operands)
+        key = (e.op, *operands, *(arg for arg in e.args if isinstance(arg, Literal)), e.kwargs)
+        return known[key] if key in known else known.setdefault(key, put(builder, e, operands))
+
+    return rewritten(trace, step)
+
+
+def test_a_report_shows_which_equations_of_the_composed_trace_go_wrong() -> None:
+    said = report_of(without_literals, "commutes with vmap", steps_alone("while_loop")[1]).split("\n\n")
+    assert "becomes" not in said and said[2] == "vmap makes of it" and said[4] == "of which without_literals makes"
+    part, new, what = (said[said.index("The equations of it that without_literals gets wrong:") + i] for i in (1, 3, 4))
+    assert len(part.splitlines()) == 5 and part.count("aten.reshape.default(v0, ") == 2
+    assert new.count("aten.reshape.default(v0, ") == 1 and what == "the outputs' types changed"
+
+
+def refuses_second(trace: Trace) -> Trace:
+    if len(trace.inputs) == 2:
+        raise NotImplementedError("two inputs")
+    return trace
+
+
+def test_a_report_says_where_in_the_transform_it_was_raised() -> None:
+    said = report_of(refuses_second, "commutes with vjp", Program((VECTOR,), (Step("sin"),))).split("\n\n")
+    assert "with the transform after the other: NotImplementedError: two inputs" in said
+    line = refuses_second.__code__.co_firstlineno + 2
+    assert f'in test_check_transform.py:{line}: raise NotImplementedError("two inputs")' in said
+
+
+def test_an_operand_that_is_returned_is_in_the_new_trace() -> None:
+    """The report said that its value was not."""
+    said = report_of(dropped("aten.clone.default"), "keeps shared memory", Program((VECTOR,), (Step("clone"),)))
+    assert "Return a copy." in said and "not in the new trace" not in said
 
 
 def drawn_again(trace: Trace) -> Trace:

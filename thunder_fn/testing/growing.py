@@ -29,6 +29,7 @@ from thunder_fn.testing.schemas import (
     in_turn,
     num_picks,
     num_values,
+    number_places,
     takes,
     tensor_places,
 )
@@ -136,6 +137,20 @@ op.
 """
 
 
+RULED: tuple[Program, ...] = tuple(
+    program
+    for kind in (0, 1)
+    for step in (Step("ruled", (kind, 1, 0, 1), (Program((), CHAIN[:3]),)),)
+    for program in (
+        Program((VECTOR, VECTOR), (step,)),
+        Program((VECTOR, VECTOR), (Step("sin"), step, Step("cos"))),
+        *(nested(name, (step,), NESTS[name][0]) for name in ("scan", "checkpoint", "composite")),
+    )
+)
+"""Functions with rules of their own that are not their derivatives: who inlines them, or takes one
+for another call, changes what vjp and jvp make of the trace.
+"""
+
 _DRAWING = ("rand", "normal_like", "bernoulli", "dropout")
 
 DRAWS: tuple[Program, ...] = (
@@ -151,6 +166,18 @@ DRAWS: tuple[Program, ...] = (
         for name, (picks, *_) in NESTS.items()
     ),
     *(nested(name, (Step("rand"), Step("sin")), picks) for name, (picks, *_) in NESTS.items()),
+    *(
+        program
+        for name, (picks, *_) in NESTS.items()
+        for drawn in (nested(name, (Step("normal_like"),), picks).steps[0],)
+        for program in (
+            Program((VECTOR, VECTOR), (drawn, Step("twin"))),
+            nested("scan", (drawn, Step("twin"), Step("sub", (0, 1)))),
+            nested(
+                "checkpoint", (drawn, Step("twin"), Step("sub", (0, 1))), NESTS["checkpoint"][0]
+            ),
+        )
+    ),
 )
 """Programs whose draws can be merged, dropped, repeated and put in another order."""
 
@@ -216,6 +243,7 @@ EFFECTS: tuple[Program, ...] = (
 _VIEWS = tuple(Step(name) for name in ("transpose", "reshape", "select", "slice", "unsqueeze"))
 _COPIES = (
     Step("clone"),
+    Step("aten.clone.default", (0, 1)),
     *(Step(f"aten.{name}.Scalar", (0, 4)) for name in ("mul", "div")),
     Step("aten.sub.Scalar", (0, 3)),
     Step("aten.pow.Tensor_Scalar", (0, 4)),
@@ -467,7 +495,10 @@ def _as_operand(name: str, place: int, step: Step) -> Step:
 @cache
 def _variants(name: str) -> tuple[Step, ...]:
     """The calls of an op: the plain one, other values of one literal, and of all."""
-    counts = [1 if at in tensor_places(name) else n for at, n in enumerate(num_values(name))]
+    counts = [
+        1 if at in tensor_places(name) and at not in number_places(name) else n
+        for at, n in enumerate(num_values(name))
+    ]
     rng = random.Random(name)
     several = [tuple(rng.randrange(count) for count in counts) for _ in range(MOST_SEVERAL)]
     alone = list(_one_at_a_time(counts))
@@ -699,8 +730,10 @@ def calls_of(name: str) -> tuple[Program, ...]:
     found: dict[object, Program] = {}
     variants = _variants(name)
     few = (variants[0], max(variants, key=lambda step: sum(map(bool, step.picks))))
+    of_integers = (*few, *_with_a_number(name))
     for count, types in enumerate(() if name in UNCHECKED else _fitting(name, not samples)):
-        for step in variants if count < MOST_PLACES else dict.fromkeys(few):
+        others = of_integers if types[0].dtype == torch.int64 else few
+        for step in variants if count < MOST_PLACES else dict.fromkeys(others):
             made = takes(name, types, step.picks)
             program = Program(types, (step,))
             if made and (count < MOST_PLACES or _runs(program)):
@@ -709,6 +742,13 @@ def calls_of(name: str) -> tuple[Program, ...]:
     few_scalars = () if name in UNCHECKED else itertools.islice(filter(_runs, scalars), MOST_PLACES)
     drawn = [*found.values(), *few_scalars]
     return (*in_turn((drawn, samples)), *_of_infinite(name))
+
+
+def _with_a_number(name: str) -> Iterator[Step]:
+    """The calls with a number in the place of a tensor: of integers, it decides the dtype."""
+    for place in number_places(name):
+        for pick in range(2, num_values(name)[place]):
+            yield Step(name, (*(0,) * place, pick))
 
 
 def _of_infinite(name: str) -> Iterator[Program]:

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from thunder_fn.ir.pretty import format_equation
-from thunder_fn.ir.trace import Equation, Trace
+from thunder_fn.ir.trace import Equation, Trace, Var, subtraces
 from thunder_fn.testing.drawn_programs import source_of
-from thunder_fn.testing.given import Given
-from thunder_fn.testing.laws.comparing import LawBroken, is_inexact, run, tolerance
+from thunder_fn.testing.given import Given, smallest_part
+from thunder_fn.testing.laws.comparing import (
+    Inputs,
+    Law,
+    LawBroken,
+    is_inexact,
+    run,
+    same_bits,
+    told_apart,
+    tolerance,
+)
 from thunder_fn.testing.laws.pairs import arguments_of
 from thunder_fn.testing.laws.promises import ENSURED, Promised
 from thunder_fn.testing.sized import Sized
 from thunder_fn.testing.strategies import Case
+from thunder_fn.testing.vocabulary import functions_of, own_code
 
 AnyCase = Case | Sized | Given
 
@@ -28,24 +41,100 @@ def described(
     case: AnyCase,
     error: Exception,
     promised: Promised,
+    keeps: Law | None = None,
 ) -> LawBroken:
-    """Describe a broken law: the trace, the transform's result, where they part, and a script."""
-    name = _name(transform)
+    """Describe a broken law: the trace, the transform's result, where they part, and a script.
+
+    `keeps` is the law that the transform keeps values, if it promises that.
+    """
+    name, other = _name(transform), law.rpartition(" ")[2]
     what = error.what if isinstance(error, LawBroken) else f"{type(error).__name__}: {error}"
     traces = error.traces if isinstance(error, LawBroken) else {}
-    parts = [f'{name} breaks the law "{law}". The smallest trace found:', str(case.trace).rstrip()]
+    pieces = [f'{name} breaks the law "{law}". The smallest trace found:', case.trace]
     try:
         new: Any = transform(case.trace)
     except Exception:  # noqa: BLE001 - then that is what is broken
         new = None
-        parts += ["and there is no trace that it becomes."]
+        pieces.append("and there is no trace that it becomes.")
     else:
-        parts += ["becomes", str(new).rstrip()]
-    parts += _composed(law, traces)
-    parts.append(what)
-    parts += _where(case, new, traces)
-    script = script_of(transform, law, case, promised)
-    return LawBroken("\n\n".join([*parts, f"To see it again:\n{script}"]))
+        pieces += [] if "changed" in traces else ["becomes", new]
+    before, after = _compared(case.trace, new, traces)
+    if "changed" in traces:
+        pieces += [f"{other} makes of it", before, f"of which {name} makes", after]
+    elif "plain" in traces:
+        pieces += [f"Without the transform, {other} makes of it", before]
+        pieces += ["and with it", after] if "made" in traces else []
+    pieces += [what, *_place(transform, error)]
+    if isinstance(before, Trace) and isinstance(after, Trace):
+        pieces += [*_constants(before, after), *_where(case, before, after)]
+    if keeps is not None and "plain" in traces and "made" not in traces:
+        pieces += _wrong_part(
+            transform, keeps, before, arguments_of(before, case.trace, case.inputs)
+        )
+    pieces.append(f"To see it again:\n{script_of(transform, law, case, promised)}")
+    return LawBroken("\n\n".join(str(piece).rstrip() for piece in pieces))
+
+
+def _compared(trace: Trace, new: Any, traces: dict[str, Trace]) -> tuple[Any, Any]:
+    """The two traces that should be alike: those of a law about two transforms, or else the trace
+    and what it becomes.
+    """
+    if "plain" not in traces:
+        return trace, new
+    return traces["plain"], traces.get("changed", traces.get("made"))
+
+
+def _wrong_part(
+    transform: Callable[[Trace], Trace], keeps: Law, trace: Trace, inputs: Inputs
+) -> list[Any]:
+    """The equations of what another transform has made that this one gets wrong alone."""
+    errors = dict[Trace, Exception]()
+
+    def breaks(part: Trace, values: Inputs) -> bool:
+        try:
+            run(part, values)
+        except Exception:  # noqa: BLE001 - then nobody can say what is right
+            return False
+        try:
+            keeps(part, values)
+        except Exception as error:  # noqa: BLE001 - a wrong transform may raise anything
+            errors[part] = error
+        return part in errors
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        part = smallest_part(trace, inputs, breaks)
+    if part is None or len(part.equations) == len(trace.equations):
+        return []
+    error, pieces = errors[part], [f"The equations of it that {_name(transform)} gets wrong:", part]
+    with suppress(Exception):
+        pieces += ["become", transform(part)]
+    what = error.what if isinstance(error, LawBroken) else f"{type(error).__name__}: {error}"
+    return [*pieces, what]
+
+
+def _place(transform: Callable[[Trace], Trace], error: BaseException | None) -> list[str]:
+    """The last line of the transform's own code that an error went through."""
+    codes = {code.co_filename for code in own_code(functions_of(transform))}
+    while error is not None:
+        for frame in reversed(traceback.extract_tb(error.__traceback__)):
+            if frame.filename in codes:
+                return [f"in {Path(frame.filename).name}:{frame.lineno}: {frame.line}"]
+        error = error.__cause__
+    return []
+
+
+def _constants(before: Trace, after: Trace) -> list[str]:
+    """The constants that have other values than before: the text of a trace has no values."""
+    pairs = zip(subtraces(before), subtraces(after), strict=False)
+    lines = [
+        f"  {old.var}: {' became '.join(told_apart(old.tensor.detach(), new.tensor.detach()))}"
+        for one, other in pairs
+        if [c.var for c in one.constants] == [c.var for c in other.constants]
+        for old, new in zip(one.constants, other.constants, strict=True)
+        if not same_bits(old.tensor, new.tensor)
+    ]
+    return ["\n".join(["Constants have other values:", *lines])] if lines else []
 
 
 def _name(transform: Callable[[Trace], Trace]) -> str:
@@ -53,27 +142,8 @@ def _name(transform: Callable[[Trace], Trace]) -> str:
     return name.replace("<lambda>", "the transform")
 
 
-def _composed(law: str, traces: dict[str, Trace]) -> list[str]:
-    """The two traces of a law about two transforms."""
-    if "plain" not in traces:
-        return []
-    other = law.rpartition(" ")[2]
-    return [
-        f"Without the transform, {other} makes of it",
-        str(traces["plain"]).rstrip(),
-        "and with it",
-        str(traces["made"]).rstrip(),
-    ]
-
-
-def _where(case: AnyCase, new: object, traces: dict[str, Trace]) -> list[str]:
+def _where(case: AnyCase, before: Trace, after: Trace) -> list[str]:
     """The first equation whose value the other trace does not compute."""
-    if "plain" in traces:
-        before, after = traces["plain"], traces["made"]
-    elif isinstance(new, Trace):
-        before, after = case.trace, new
-    else:
-        return []
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -91,27 +161,31 @@ def first_difference(before: Trace, after: Trace, inputs: Sequence[Any]) -> str 
     """
     rtol = tolerance(before)
     have, want = _steps(after, inputs), _steps(before, inputs)
-    known = [value for _, value in have]
-    for place, (equation, value) in enumerate(want):
+    known = [*(value for *_, value in have), *inputs, *(c.tensor for c in after.constants)]
+    for place, (equation, var, value) in enumerate(want):
         if any(_alike(value, other, rtol) for other in known):
             continue
-        text = ["The first equation whose value is not in the new trace:", _line(equation, value)]
+        at = equation.outputs.index(var)
         alike = [item for item in have if item[0].op == equation.op] or have[place : place + 1]
         unlike = [
-            item for item in alike if not any(_alike(item[1], value, rtol) for _, value in want)
+            item for item in alike if not any(_alike(item[2], value, rtol) for *_, value in want)
         ]
+        unlike.sort(key=lambda item: item[0].outputs.index(item[1]) != at)
+        text, there = told_apart(value, unlike[0][2]) if unlike else (str(value), "")
+        lines = ["The first equation whose value is not in the new trace:"]
+        lines.append(_line(equation, var, text))
         if unlike:
-            text += ["In its place stands:", _line(*unlike[0])]
-        return "\n".join(text)
+            lines += ["In its place stands:", _line(unlike[0][0], unlike[0][1], there)]
+        return "\n".join(lines)
     return None
 
 
-def _steps(trace: Trace, inputs: Sequence[Any]) -> list[tuple[Equation, Any]]:
-    """Yield each equation with each of its values."""
+def _steps(trace: Trace, inputs: Sequence[Any]) -> list[tuple[Equation, Var, Any]]:
+    """Yield each equation with each of its outputs and their values."""
     places = [(equation, var) for equation in trace.equations for var in equation.outputs]
     whole = replace(trace, outputs=tuple(var for _, var in places))
     values = run(whole, inputs)
-    return [(equation, value) for (equation, _), value in zip(places, values, strict=True)]
+    return [(*place, value) for place, value in zip(places, values, strict=True)]
 
 
 def _alike(a: Any, b: Any, rtol: float) -> bool:
@@ -126,8 +200,9 @@ def _alike(a: Any, b: Any, rtol: float) -> bool:
     )
 
 
-def _line(equation: Equation, value: Any) -> str:
-    return f"  {format_equation(equation)}\n  = {value}"
+def _line(equation: Equation, var: Var, value: str) -> str:
+    name = f"{var} " if len(equation.outputs) > 1 else ""
+    return f"  {format_equation(equation)}\n  {name}= {value}"
 
 
 def script_of(

@@ -41,6 +41,9 @@ DTYPES = (
     *(torch.float16, torch.bfloat16, torch.int32, torch.uint8, torch.int8),
 )
 NUMBERS = (2, 0.5, -3, 0, 1, True, -1, 3, -2, -0.5)
+OPERANDS = (2, 0.5, 0, 1, 0.0, 1.0, -1, True, -3)
+"""The numbers that take the place of a tensor."""
+
 INTEGERS = (1, 0, -1, 2, 3)
 TEXTS = ("none", "tanh", "floor", "trunc", "sum", "mean", "ij", "reflect")
 """The texts that arguments of PyTorch's ops take, `None` aside."""
@@ -158,12 +161,44 @@ def num_picks(name: str) -> int:
 @cache
 def num_values(name: str) -> tuple[int, ...]:
     """The number of picks that are worth trying for each argument of an overload."""
+    draft = _draft_of_one()
+    numbers = number_places(name.partition("#")[0])
+    return tuple(
+        (MOST_PICKS if place in numbers else 2)
+        if _is_tensors(argument)
+        else min(len(_values(argument, draft)), MOST_PICKS)
+        for place, argument in enumerate(_schema_arguments(name))
+    )
+
+
+def _draft_of_one() -> Draft:
+    """A draft with one variable."""
     draft = Draft(TraceBuilder("values"), [])
     draft.env.extend(draft.builder.take((TensorType(torch.float64, (2, 2, 2)),)))
-    return tuple(
-        2 if _is_tensors(argument) else min(len(_values(argument, draft)), MOST_PICKS)
+    return draft
+
+
+@cache
+def number_places(name: str) -> tuple[int, ...]:
+    """The places of tensors, after the first, where a call takes a number, too: a capture of
+    `x + 1` has one there.
+    """
+    return tuple(place for place in tensor_places(name)[1:] if _takes_number(name, place))
+
+
+def _takes_number(name: str, place: int) -> bool:
+    draft, overload = _draft_of_one(), ops.overload_named(name)
+    values: list[Any] = [
+        draft.env[0] if _kind(argument) == "Tensor" else next(iter(_values(argument, draft)), None)
         for argument in _schema_arguments(name)
-    )
+    ]
+    values[place] = OPERANDS[0]
+    args, kwargs = _written(overload, values)
+    try:
+        draft.leaf(overload, *args, **kwargs)
+    except (Skip, AssertionError, NotImplementedError):
+        return False
+    return True
 
 
 @cache
@@ -193,12 +228,14 @@ def _schema_arguments(name: str) -> Sequence[Any]:
 
 def _arguments(draft: Draft, overload: OpOverload) -> tuple[list[Any], dict[str, Any]]:
     """The arguments of a call, drawn."""
-    used = list[Var]()
+    used, numbers = list[Var](), number_places(str(overload))
     return _written(
         overload,
         [
-            _tensors(draft, argument, used) if _is_tensors(argument) else _pick(draft, argument)
-            for argument in schema_of(overload).arguments
+            _tensors(draft, argument, used, OPERANDS if place in numbers else ())
+            if _is_tensors(argument)
+            else _pick(draft, argument)
+            for place, argument in enumerate(schema_of(overload).arguments)
         ],
     )
 
@@ -233,7 +270,7 @@ def relatives(draft: Draft, equation: Equation) -> list[tuple[list[Any], dict[st
     near = Draft(draft.builder, list(equation.operands))
     found: list[list[Any]] = []
     for place, argument in enumerate(schema):
-        if not _is_tensors(argument):
+        if not _is_tensors(argument) or isinstance(values[place], int | float):
             now = tuple(values[place]) if isinstance(values[place], list) else values[place]
             others = (*_in_other_types(argument, now), *_values(argument, near))
             found.append(
@@ -251,7 +288,7 @@ _ABSENT: Any = object()
 
 def _in_other_types(argument: Any, value: Any) -> tuple[Any, ...]:
     """A number, where the schema takes any: 1, 1.0 and True are equal, and make other dtypes."""
-    if _kind(argument) != "number" or not isinstance(value, int | float):
+    if _kind(argument) not in ("number", "Tensor") or not isinstance(value, int | float):
         return ()
     return tuple(kind(value) for kind in (float, int, bool) if kind(value) == value)
 
@@ -260,11 +297,13 @@ def _same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and a == b
 
 
-def _tensors(draft: Draft, argument: Any, used: list[Var]) -> Any:
-    """A variable, a list of variables, or None where the schema allows it."""
+def _tensors(draft: Draft, argument: Any, used: list[Var], numbers: Sequence[Any]) -> Any:
+    """A variable, one of these numbers, a list of variables, or None where the schema allows
+    it.
+    """
     kind = _kind(argument)
     if kind == "Tensor":
-        return _variable(draft, used)
+        return _variable(draft, used, numbers)
     if kind == "Optional[Tensor]":
         found = draft.number(1 + len(draft.env))
         return None if found == 0 else _nearest(draft, used)[(found - 1) % len(draft.env)]
@@ -280,10 +319,14 @@ def _skip() -> Any:
     raise Skip
 
 
-def _variable(draft: Draft, used: list[Var]) -> Var:
-    found = _nearest(draft, used)
-    used.append(found[draft.number(len(found))])
-    return used[-1]
+def _variable(draft: Draft, used: list[Var], numbers: Sequence[Any]) -> Any:
+    """A variable; numbers come after the two nearest ones."""
+    nearest = _nearest(draft, used)
+    found = [*nearest[:2], *numbers, *nearest[2:]]
+    value = found[draft.number(len(found))]
+    if isinstance(value, Var):
+        used.append(value)
+    return value
 
 
 def _nearest(draft: Draft, used: list[Var]) -> list[Var]:
@@ -327,17 +370,19 @@ def _values(argument: Any, draft: Draft) -> list[Any]:
 _SHAPES = ("size", "shape")
 """Arguments that are sizes: one of 0 would hide every value."""
 
-_OF_MEMORY = ("pin_memory", "non_blocking", "layout", "memory_format")
+_OF_MEMORY = ("pin_memory", "non_blocking", "layout")
 """Arguments about where values lie: a trace says nothing of that."""
 
 _VALUES: dict[str, Sequence[Any]] = {
     "number": NUMBERS,
+    "Tensor": OPERANDS,
     "float": (0.5, 2.0, 1e-5, 0.0),
     "int": INTEGERS,
     "bool": (False, True),
     "str": TEXTS,
     "ScalarType": DTYPES,
     "Device": (torch.device("cpu"),),
+    "MemoryFormat": (torch.contiguous_format, torch.preserve_format),
     "List[int]": ((0,), (-1,), (0, 1), (2, 3), (), (1,)),
     "List[bool]": ((True, True), (True, False), (True, True, True)),
     "List[float]": ((0.5, 2.0),),

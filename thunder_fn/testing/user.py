@@ -39,6 +39,7 @@ from thunder_fn.testing.growing import (
     DRAWS,
     EFFECTS,
     INSIDE,
+    RULED,
     SWAPPED,
     VECTOR,
     around,
@@ -223,10 +224,12 @@ def reproduce(
         promised = Promised(keeps, True, (*PROMISES, *promises), ensures)
         with warnings.catch_warnings(), no_meta_log():
             warnings.simplefilter("ignore")
+            laws = laws_of_transform(transform, promised)
             try:
-                laws_of_transform(transform, promised)[law](case.trace, case.inputs)
+                laws[law](case.trace, case.inputs)
             except Exception as error:
-                raise described(transform, law, case, error, promised) from error
+                which = laws.get("keeps values")
+                raise described(transform, law, case, error, promised, which) from error
         return transform
 
     return decorate
@@ -275,7 +278,8 @@ class Search:
         if broken is not None:
             law, case = broken
             case, error = self.made_small(law, case)
-            raise described(self.transform, law, case, error, self.promised) from error
+            keeps = self.laws.get("keeps values")
+            raise described(self.transform, law, case, error, self.promised, keeps) from error
         self.coverage.note_branches(self.ran, self.functions)
 
     # what is tried
@@ -327,6 +331,7 @@ class Search:
         singles = (in_single(program) for _, program in self._calls())
         yield from ((program, False) for program in singles if _widens(program))
         yield from ((program, False) for program in self._nested_calls())
+        yield from ((program, True) for program in RULED)
         yield from ((program, False) for program in around_chains((1, 2, 3, 5, 6)))
         yield from ((program, True) for program in around_chains((4,)))
         yield from ((program, False) for program in beside_chains((1, 2, 3, 4, 5)))
@@ -640,9 +645,15 @@ def _keeps_shared_memory(transform: Transform) -> Law:
         before, after = (_shared(values_of(t, inputs), inputs) for t in (trace, new))
         after = [(i, j) for i, j in after if j is None or new.outputs[i] != new.outputs[j]]
         held = [i for i, j in after if j is None and (i, j) not in before]
-        holds(not held, f"outputs {held} lie in the memory of inputs, and did not", made=new)
+        what = (
+            f"outputs {held} lie in the memory of inputs, and did not: who writes to one writes to"
+        )
+        holds(not held, f"{what} the other. Return a copy.", made=new)
         pairs = [pair for pair in after if pair not in before]
-        holds(not pairs, f"outputs {pairs} lie in one memory, and did not", made=new)
+        what = (
+            f"the outputs {pairs} lie in one memory, and did not: who writes to one writes to the"
+        )
+        holds(not pairs, f"{what} other. Return a copy.", made=new)
         return True
 
     return law

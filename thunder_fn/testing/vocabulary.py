@@ -7,6 +7,7 @@ rules for them. So its code says on which ops it should be tried.
 from __future__ import annotations
 
 import ast
+import dis
 import functools
 import re
 import sys
@@ -127,10 +128,24 @@ def vocabulary(transform: Callable[..., Any]) -> tuple[str, ...]:
         for code in codes_of(function.__code__):
             for constant in code.co_consts:
                 found.update(dict.fromkeys(_named_by(constant, 2)))
-            if "aten" in code.co_names:
-                for name in code.co_names:
-                    found.update(dict.fromkeys(_overloads(name)))
+            found.update(dict.fromkeys(_attributes_of_aten(code)))
     return tuple(sorted(found))[:MOST]
+
+
+def _attributes_of_aten(code: CodeType) -> Iterator[str]:
+    """The overloads that a code names as attributes: `aten.add.Tensor`; all of `aten.add`."""
+    names = list[str]()
+    for instruction in (*dis.get_instructions(code), None):
+        if instruction is not None and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            names.append(instruction.argval)
+            continue
+        if "aten" in names:
+            packet, *variant = names[names.index("aten") + 1 :][:2] or [""]
+            known = _overloads(packet)
+            exact = [name for name in known if name == ".".join(("aten", packet, *variant))]
+            yield from exact or known
+        is_name = instruction is not None and instruction.opname.startswith("LOAD_")
+        names = [str(instruction.argval)] if instruction is not None and is_name else []
 
 
 def overloads_of(ops: Iterable[Any]) -> tuple[str, ...]:

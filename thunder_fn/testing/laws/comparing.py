@@ -181,7 +181,15 @@ def _differs(what: str, position: int, have: Any, want: Any, **traces: Trace) ->
     """Describe a difference, only where a law does not hold: to print tensors takes longer than
     to compare them.
     """
-    return LawBroken(f"{what}: value {position} is\n{have}\nbut should be\n{want}", **traces)
+    seen, wanted = told_apart(have, want)
+    return LawBroken(f"{what}: value {position} is\n{seen}\nbut should be\n{wanted}", **traces)
+
+
+def told_apart(a: Any, b: Any) -> tuple[str, str]:
+    """The texts of two values: with all digits, and their dtypes, if they look alike otherwise."""
+    if str(a) != str(b) or not all(isinstance(x, torch.Tensor) for x in (a, b)):
+        return str(a), str(b)
+    return f"{a.tolist()}, {a.dtype}", f"{b.tolist()}, {b.dtype}"
 
 
 def draws(trace: Trace) -> list[str]:

@@ -71,9 +71,9 @@ def keeps_number_of_draws(transform: Transform) -> Law:
         want, have = state_after(trace, inputs), state_after(new, inputs)
         if not torch.equal(want, have):
             fewer = _is_behind(new, trace, inputs, want)
-            what = "fewer random numbers are drawn: a draw was dropped, or merged with another"
+            what = "fewer random numbers are drawn: a draw is gone, or merged with another"
             if not fewer:
-                what = "more random numbers are drawn: a draw was repeated"
+                what = "more random numbers are drawn: a draw is repeated, or runs where none did"
             holds(False, what, trace=trace, made=new)
         return True
 
@@ -103,7 +103,7 @@ def keeps_order_of_draws(transform: Transform) -> Law:
         if not is_tame(want):
             return False
         have, rtol = run(new, inputs), tolerance(trace)
-        what = "under one seed, with the draws in another order or of another kind,"
+        what = "under one seed (the draws are in another order, or of another kind)"
         floats = lambda values: [x for x in values if isinstance(x, torch.Tensor)]
         close(_doubles(floats(have)), _doubles(floats(want)), rtol, what, trace=trace, made=new)
         return True

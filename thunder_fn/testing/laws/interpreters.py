@@ -543,7 +543,9 @@ def interpreter_leaves_closures_alone(interpreter: Interpreter, *, exact: bool =
                 for tensor in tensors:
                     tensor.mul_(2)
                 have, want = run(new, inputs), run(trace, inputs)
-                what = "after a closed-over tensor changed"
+                what = (
+                    "after a closed-over tensor changed (only constants that are `owned` never do)"
+                )
                 if exact:
                     agree(have, want, what, trace=trace, made=new)
                 elif not draws(trace):

@@ -28,6 +28,7 @@ from thunder_fn.testing.drawn_programs import example_inputs
 from thunder_fn.testing.laws.comparing import (
     Inputs,
     Law,
+    LawBroken,
     Transform,
     Values,
     chosen,
@@ -93,7 +94,11 @@ def is_comparable(trace: Trace) -> bool:
 
 
 def commute(keeper: Transform, other: Transform) -> Law:
-    """``other(keeper(t)) == keeper(other(t)) == other(t)`` in values."""
+    """``other(keeper(t)) == keeper(other(t)) == other(t)`` in values.
+
+    A `LawBroken` has the trace `other(t)` as `plain`, and `other(keeper(t))` as `made` or
+    `keeper(other(t))` as `changed`.
+    """
 
     def law(trace: Trace, inputs: Inputs) -> bool:
         if not is_comparable(trace) or not is_tame(values_of(trace, inputs)):
@@ -102,10 +107,17 @@ def commute(keeper: Transform, other: Transform) -> Law:
         arguments = arguments_of(plain, trace, inputs)
         want = floats(values_of(plain, arguments))
         kept = once(keeper, trace)
-        for made, order in ((other(kept), "before"), (keeper(plain), "after")):
-            have = floats(run(made, arguments))
-            what = f"with the transform {order} the other"
-            close(have, want, tolerance(trace), what, trace=trace, plain=plain, made=made)
+        for name, order, make in (
+            ("made", "before", lambda: other(kept)),
+            ("changed", "after", lambda: keeper(plain)),
+        ):
+            what, traces = f"with the transform {order} the other", {"trace": trace, "plain": plain}
+            try:
+                traces[name] = make()
+                have = floats(run(traces[name], arguments))
+            except Exception as error:
+                raise LawBroken(f"{what}: {type(error).__name__}: {error}", **traces) from error
+            close(have, want, tolerance(trace), what, **traces)
         return True
 
     return law

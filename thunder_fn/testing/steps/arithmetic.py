@@ -64,10 +64,17 @@ def _add_scaled(d: Draft) -> object:
     return d.leaf(aten.add.Tensor, x, y, alpha=(2, 0, -3)[d.number(3)])
 
 
+_WITH_NUMBERS = (
+    *(aten.mul.Scalar, aten.add.Scalar, aten.div.Scalar),
+    *(aten.mul.Tensor, aten.add.Tensor, aten.div.Tensor, aten.sub.Tensor),
+)
+"""Ops that take a number; a capture of `x * 2` has the overload for tensors."""
+
+
 @step("arithmetic")
 def _scalar(d: Draft) -> object:
     x = d.var(is_inexact)
-    overload = (aten.mul.Scalar, aten.add.Scalar, aten.div.Scalar)[d.number(3)]
+    overload = _WITH_NUMBERS[d.number(len(_WITH_NUMBERS))]
     return d.leaf(overload, x, (2.0, -0.5, 3)[d.number(3)])
 
 

@@ -21,15 +21,30 @@ from thunder_fn.interpreters.checkpoint.policies import (
     nothing_saveable,
 )
 from thunder_fn.interpreters.grad import forward_backward
-from thunder_fn.ir.trace import Op, TensorType, Var, cut
+from thunder_fn.interpreters.jvp import jvp
+from thunder_fn.ir import ops
+from thunder_fn.ir.trace import (
+    Literal,
+    Op,
+    TensorType,
+    Trace,
+    TraceBuilder,
+    Var,
+    cut,
+    type_of,
+)
+from thunder_fn.ir.walking import inline_into
 from thunder_fn.structured.call import CALL
 from thunder_fn.structured.checkpoint import CHECKPOINT
 from thunder_fn.structured.cond import COND, SWITCH
+from thunder_fn.structured.custom_jvp import CUSTOM_JVP
 from thunder_fn.structured.custom_vjp import CUSTOM_VJP
 from thunder_fn.structured.shared.custom_calls import Rule
 from thunder_fn.structured.shared.scan_parts import SCAN, slice_of, stacked
 from thunder_fn.structured.shared.while_parts import BOOL, COUNT, WHILE
 from thunder_fn.testing.drawn_programs import (
+    BODIES,
+    STEPS,
     Draft,
     Program,
     Skip,
@@ -52,6 +67,7 @@ from thunder_fn.testing.suits import (
 )
 
 aten = torch.ops.aten
+TWICE = ops.leaf(aten.mul.Scalar)
 
 POLICIES = (nothing_saveable, everything_saveable, matmuls_saveable, Budget(64))
 
@@ -310,6 +326,8 @@ def _checkpoint(d: Draft, step: Step) -> None:
 class DerivedRule(Rule):
     """The rule of a function whose backward is the one that `forward_backward` gives."""
 
+    is_tensor: tuple[bool, ...] = ()
+
     @property
     def __name__(self) -> str:
         return "derived_rule"
@@ -320,6 +338,36 @@ def _custom_vjp(d: Draft, step: Step) -> None:
     """Append a custom_vjp with the right backward, so that the laws hold of it as they do of its
     body.
     """
+    _differentiated(d, step, lambda backward: backward)
+
+
+def _ruled(d: Draft, step: Step) -> None:
+    """Append a function whose rule gives twice its derivative: inlining it loses the rule."""
+    if d.number(2) == 0:
+        _differentiated(d, step, _doubled)
+        return
+    operands = _operands(d, (1, 2, 3, 0))
+    body = Draft.closed(step.body(), _types(operands), "block")
+    own = jvp(body, tuple(is_differentiable(var.type) for var in operands))
+    own = _doubled(own, len(body.outputs)).renamed("jvp")
+    rule = DerivedRule((True,) * len(operands))
+    d.structured(CUSTOM_JVP, operands, body.output_types, body, own, rule=rule)
+
+
+STEPS["ruled"], BODIES["ruled"] = _ruled, 1
+"""A step that is in programs made on purpose only: laws of derivatives do not hold of it."""
+
+
+def _doubled(trace: Trace, start: int = 0) -> Trace:
+    """The trace with twice its outputs, from one on."""
+    builder = TraceBuilder(trace.name)
+    outputs = inline_into(builder, trace, builder.take(trace.input_types))
+    twice = (builder.add(TWICE, (x, Literal(2)), (type_of(x),))[0] for x in outputs[start:])
+    return builder.build((*outputs[:start], *twice))
+
+
+def _differentiated(d: Draft, step: Step, change: Callable[[Trace], Trace]) -> None:
+    """Append a custom_vjp with a backward that is the right one, changed."""
     operands = _operands(d, (1, 2, 3, 0))
     body = Draft.closed(step.body(), _types(operands), "block")
     wanted = tuple(is_differentiable(var.type) for var in operands)
@@ -334,6 +382,5 @@ def _custom_vjp(d: Draft, step: Step) -> None:
     supply = iter(split.gradients)
     places = tuple(next(supply) if flag else None for flag in wanted)
     options = {"rule": DerivedRule(), "gradients": places}
-    d.structured(
-        CUSTOM_VJP, operands, body.output_types, body, own, split.backward.renamed("bwd"), **options
-    )
+    backward = change(split.backward).renamed("bwd")
+    d.structured(CUSTOM_VJP, operands, body.output_types, body, own, backward, **options)
