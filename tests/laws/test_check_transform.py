@@ -27,6 +27,7 @@ from thunder_fn.testing.growing import (
     DRAWS,
     EFFECTS,
     INSIDE,
+    LOOPS,
     RULED,
     SWAPPED,
     VECTOR,
@@ -521,9 +522,105 @@ def calls_merged_in_loops(trace: Trace) -> Trace:
     return replace(trace, equations=tuple(map(of, trace.equations)))
 
 
+def peeled(first: bool, row: int, least: int) -> Any:
+    """Wrong: the first or last step of a loop is taken outside of it, on a certain row."""
+
+    def step(builder: Any, e: Equation, operands: Any) -> Any:
+        options = dict(e.kwargs)
+        if e.op.name != "scan" or e.literals["length"] < least or len(e.outputs) != e.literals["num_carry"]:
+            return put(builder, e, operands)
+        length, start = e.literals["length"], e.literals["num_consts"] + e.literals["num_carry"]
+        consts, rows = operands[: e.literals["num_consts"]], operands[start:]
+        types, aten = e.body.input_types[start:], ops.aten
+        low, high = (1, length) if first else (0, length - 1)
+
+        def alone(carry: Any) -> Any:
+            own = [
+                builder.add(ops.leaf(aten.select.int), (xs, Literal(0), Literal(row)), (type,))[0]
+                for xs, type in zip(rows, types, strict=True)
+            ]
+            return inline_into(builder, e.body, (*consts, *carry, *own))
+
+        def loop(carry: Any) -> Any:
+            part = tuple(map(Literal, (0, low, high)))
+            kinds = (replace(type, shape=(length - 1, *type.shape)) for type in types)
+            own = [
+                builder.add(ops.leaf(aten.slice.Tensor), (xs, *part), (kind,))[0]
+                for xs, kind in zip(rows, kinds, strict=True)
+            ]
+            kwargs = tuple((options | {"length": Literal(length - 1)}).items())
+            return builder.add(e.op, (*consts, *carry, *own), e.output_types, kwargs=kwargs, bodies=e.bodies)
+
+        carry = operands[len(consts) : start]
+        return loop(alone(carry)) if first else alone(loop(carry))
+
+    return lambda trace: rewritten(trace, step)
+
+
+def two_steps_at_once(trace: Trace) -> Trace:
+    """Wrong: the last step of an odd number is lost."""
+
+    def step(builder: Any, e: Equation, operands: Any) -> Any:
+        if e.op.name != "scan" or not e.literals["num_carry"] == len(e.outputs) == len(operands):
+            return put(builder, e, operands)
+        twice = TraceBuilder(e.body.name)
+        xs = inline_into(twice, e.body, twice.take(e.body.input_types))
+        body = twice.build(inline_into(twice, e.body, xs))
+        kwargs = tuple((dict(e.kwargs) | {"length": Literal(e.literals["length"] // 2)}).items())
+        return builder.add(e.op, operands, e.output_types, kwargs=kwargs, bodies=(body,))
+
+    return rewritten(trace, step)
+
+
+def one_draw_for_two(trace: Trace) -> Trace:
+    """Wrong: one long draw for two of one type beside each other; PyTorch draws long ones in another way."""
+    normal = ops.leaf(ops.aten.randn_like.default)
+    first, second, *rest = (*trace.equations, None, None)
+    if first is None or second is None or (first.op, second.op) != (normal, normal):
+        return trace
+    type = first.outputs[0].type
+    if not isinstance(type, TensorType) or len(type.shape) != 1 or second.operands != first.operands:
+        return trace
+    builder = TraceBuilder(trace.name)
+    env: dict[Any, Any] = dict(zip(trace.inputs, builder.take(trace.input_types), strict=True))
+    (size,), x = type.shape, env[first.operands[0]]
+    long = replace(type, shape=(2 * size,))
+    (both,) = builder.add(ops.leaf(ops.aten.cat.default), ((x, x),), (long,))
+    (both,) = builder.add(normal, (both,), (long,))
+    for place, equation in enumerate((first, second)):
+        part = (both, Literal(0), Literal(place * size), Literal((place + 1) * size))
+        (half,) = builder.add(ops.leaf(ops.aten.slice.Tensor), part, (type,))
+        env[equation.outputs[0]] = builder.add(ops.leaf(ops.aten.clone.default), (half,), (type,))[0]
+    for equation in filter(None, rest):
+        env.update(zip(equation.outputs, builder.copy(equation, env.__getitem__), strict=True))
+    return builder.build(tuple(env[var] for var in trace.outputs))
+
+
+def written_out(name: str, *parts: Any) -> Any:
+    """A transform that writes an op of one operand as others in a row, right where nothing overflows."""
+
+    def step(builder: Any, e: Equation, operands: Any) -> Any:
+        if e.op.name != name or len(e.args) != 1:
+            return put(builder, e, operands)
+        for part in parts:
+            operands = builder.add(ops.leaf(part), operands, e.output_types)
+        return operands
+
+    return lambda trace: rewritten(trace, step)
+
+
 @pytest.mark.parametrize(
     ("wrong", "law", "programs"),
     [
+        (peeled(True, 0, 1), "keeps values", LOOPS),
+        (peeled(False, -2, 3), "keeps values", LOOPS),
+        (two_steps_at_once, "keeps values", LOOPS),
+        (one_draw_for_two, "draws as many numbers", DRAWS),
+        (
+            written_out("aten.softplus.default", ops.aten.exp.default, ops.aten.log1p.default),
+            "keeps values",
+            calls_of("aten.softplus.default"),
+        ),
         (without_zero, "keeps values", calls_of("aten.add.Tensor")),
         (without_zero, "keeps shared memory", calls_of("aten.add.Tensor")),
         (without_rules, "commutes with vjp", RULED[:5]),
@@ -608,6 +705,12 @@ def test_an_operand_that_is_returned_is_in_the_new_trace() -> None:
     """The report said that its value was not."""
     said = report_of(dropped("aten.clone.default"), "keeps shared memory", Program((VECTOR,), (Step("clone"),)))
     assert "Return a copy." in said and "not in the new trace" not in said
+
+
+def test_calls_that_eager_pytorch_refuses_are_not_tried() -> None:
+    """Fake tensors take a softmax along a dim that is not there: a right decomposition got the blame."""
+    for case in map(Case, calls_of("aten._softmax.default")):
+        assert evaluate(case.trace, case.inputs)
 
 
 def drawn_again(trace: Trace) -> Trace:

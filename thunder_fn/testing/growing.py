@@ -119,6 +119,36 @@ def around(program: Program) -> Iterator[Program]:
         yield nested(name, (*CHAIN[:3], *steps), variants[-1], types)
 
 
+def _scan(carries: int, consts: int, rows: int, length: int, reverse: bool, ys: bool) -> Program:
+    """A scan over so many carries, constants and rows, whose body reads all of them and may return
+    a value of each step.
+    """
+    given, counts = (carries, consts, rows), ((1, 2, 0, 3), (1, 2, 0), (1, 0, 2))
+    operands = [
+        (choices.index(count), *(place % 2 for place in range(count)))
+        for choices, count in zip(counts, given, strict=True)
+    ]
+    loop = ((2, 3, 1, 0).index(length), int(reverse))
+    picks = (*operands[0], *(0,) * carries, *operands[1], *loop, *operands[2])
+    # each step reads the one before and the next input, past the results and the inputs read
+    reading = (Step("mul" if n % 2 else "sub", (0, 2 * n + 1)) for n in range(sum(given) - 1))
+    unread = (Step("cos", (1 + n,)) for n in range(carries if ys else 0))
+    body = Program((), (*reading, Step("sin"), *unread), (0, 1))
+    return Program((TensorType(F64, (3,)),) * 2, (Step("scan", picks, (body,)),))
+
+
+LOOPS: tuple[Program, ...] = tuple(
+    _scan(carries, consts, rows, length, reverse, ys)
+    for rows in (1, 0, 2)
+    for carries in (1, 2, 0)
+    for consts in (0, 1)
+    for length in ((3,) if rows else (1, 2, 3))
+    for reverse in (False, True)
+    for ys in (False, True)
+    if carries + rows > 0 and carries >= ys
+)
+"""Loops of each kind: what is peeled, unrolled or turned around depends on all of that."""
+
 _ON_CONSTANT, _OF_CONSTANTS = (0, 1, 0, 0, 0, 0, 0, 1), (1,) * 4
 """The picks of a scan over one carry and one constant, and of a step on the constant alone."""
 
@@ -158,6 +188,11 @@ DRAWS: tuple[Program, ...] = (
     Program((), (Step("rand"), Step("rand"), Step("sub", (0, 1)))),
     Program((VECTOR,), (Step("bernoulli"), Step("bernoulli", (1,)), Step("sub", (0, 1)))),
     Program((VECTOR,), (Step("dropout"), Step("twin"))),
+    *(
+        Program((TensorType(F64, (size,)),), (Step(name), Step(name, (1,))))
+        for size in (9, 20)  # PyTorch draws 16 normal numbers and more in another way than fewer
+        for name in _DRAWING[1:]
+    ),
     Program((VECTOR,), (Step("rand"), Step("sin", (1,)), Step("rand")), (0,)),
     Program((VECTOR,), (Step("rand"),), (1,)),
     Program((VECTOR,), (Step("normal_like"), Step("rand"), Step("sin", (1,))), (0,)),
@@ -736,7 +771,7 @@ def calls_of(name: str) -> tuple[Program, ...]:
         for step in variants if count < MOST_PLACES else dict.fromkeys(others):
             made = takes(name, types, step.picks)
             program = Program(types, (step,))
-            if made and (count < MOST_PLACES or _runs(program)):
+            if made and _runs(program):
                 found.setdefault((types, made), program)
     scalars = (Program(SCALARS, (step,)) for step in variants if takes(name, SCALARS, step.picks))
     few_scalars = () if name in UNCHECKED else itertools.islice(filter(_runs, scalars), MOST_PLACES)
@@ -752,13 +787,13 @@ def _with_a_number(name: str) -> Iterator[Step]:
 
 
 def _of_infinite(name: str) -> Iterator[Program]:
-    """Programs that make something finite of infinite numbers by an op."""
+    """Programs that make something finite of infinite, or of very large, numbers by an op."""
     types = (TensorType(F64, (2, 3)),)
     infinite = (Step("aten.sub.Tensor", (0, 0)), Step("aten.div.Tensor", (1, 0)))
     if name in UNCHECKED or len(tensor_places(name)) != 1:
         return
-    for step in _variants(name):
-        program = Program(types, (*infinite, step))
+    for step, before in itertools.product(_variants(name), (infinite, LARGE)):
+        program = Program(types, (*before, step))
         trace = build(program)
         if trace.equations[-1].op.name == name and _runs(program):
             value = evaluate(trace, example_inputs(trace))[-1]

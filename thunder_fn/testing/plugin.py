@@ -42,7 +42,10 @@ def _named(config: pytest.Config) -> list[tuple[str, Callable[..., Any]]]:
     try:
         modules = [importlib.import_module(name) for name in options.tfn_laws]
     except ImportError as error:
-        said = f"--tfn-laws: {error}. Name a module that Python can import from here."
+        said = (
+            f"--tfn-laws: {error}. Name a module that Python can import from here; with"
+            " `python -m pytest` it finds those in this folder, too."
+        )
         raise pytest.UsageError(said) from error
     return [found for module in modules for found in transforms_of(module)]
 

@@ -39,6 +39,7 @@ from thunder_fn.testing.growing import (
     DRAWS,
     EFFECTS,
     INSIDE,
+    LOOPS,
     RULED,
     SWAPPED,
     VECTOR,
@@ -332,6 +333,7 @@ class Search:
         yield from ((program, False) for program in singles if _widens(program))
         yield from ((program, False) for program in self._nested_calls())
         yield from ((program, True) for program in RULED)
+        yield from ((program, False) for program in LOOPS)
         yield from ((program, False) for program in around_chains((1, 2, 3, 5, 6)))
         yield from ((program, True) for program in around_chains((4,)))
         yield from ((program, False) for program in beside_chains((1, 2, 3, 4, 5)))
