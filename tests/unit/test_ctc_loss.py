@@ -74,3 +74,29 @@ def test_lengths_in_tensors(is_padded: bool) -> None:
             call(leaf, labels, inputs, targets).backward()
         assert torch.equal(*(leaf.grad for leaf in leaves))  # type: ignore[arg-type]
     assert tfn.cache_info(jitted).misses == (1 if is_padded else 2)
+
+
+@pytest.mark.parametrize("in_dims", [(0, None, None, None), (0, 0, 0, 0), (1, 0, None, 1), (None, None, 0, 0)])
+@pytest.mark.parametrize("is_batch", [True, False])
+def test_vmap_with_lengths_in_tensors(in_dims: tuple[int | None, ...], is_batch: bool) -> None:
+    """The longest target differs between examples."""
+    rows = torch.randint(1, 5, (3, 2, 4))
+    whole = [torch.randn(3, 10, 2, 5).log_softmax(-1), rows, torch.randint(8, 11, (3, 2)), torch.randint(1, 5, (3, 2))]
+    whole = whole if is_batch else [whole[0][:, :, 0], rows[:, 0], whole[2][:, :1], torch.tensor([[4], [4], [4]])]
+    in_dims = in_dims if is_batch else tuple(dim and min(dim, 1) for dim in in_dims)
+
+    def loss(*args: Any) -> torch.Tensor:
+        return F.ctc_loss(*args, reduction="sum", zero_infinity=True)
+
+    given = [x[0] if dim is None else x.movedim(0, dim) for x, dim in zip(whole, in_dims, strict=True)]
+    examples = [[x[0] if dim is None else x[i] for x, dim in zip(whole, in_dims, strict=True)] for i in range(3)]
+    for mine, theirs in ((loss, loss), (tfn.grad(loss), torch.func.grad(loss))):
+        expected = torch.stack([theirs(*one) for one in examples])
+        torch.testing.assert_close(tfn.vmap(mine, in_dims)(*given), expected)
+        torch.testing.assert_close(tfn.jit(tfn.vmap(mine, in_dims))(*given), expected)
+
+
+def test_vmap_of_targets_one_after_another_is_refused() -> None:
+    loss = lambda x: F.ctc_loss(x, torch.ones(4).long(), torch.tensor([10, 10]), torch.tensor([2, 2]))
+    with pytest.raises(tfn.errors.VmapError, match="depends on data"):
+        tfn.vmap(loss)(torch.randn(3, 10, 2, 5))

@@ -25,7 +25,7 @@ from thunder_fn.derived.leaf_vjp import call_leaf, close_recording, decompositio
 from thunder_fn.derived.quirks import attention, collectives
 from thunder_fn.derived.quirks.batching import KNOWN, WRONG, Batch, rule_of
 from thunder_fn.ir import facts, ops
-from thunder_fn.ir.constraints import equations_between, fixes_numbers, pinned
+from thunder_fn.ir.constraints import equations_between, fixes_numbers, names_of, pinned, renamed
 from thunder_fn.ir.memos import kept_of_ops
 from thunder_fn.ir.rules import Mask, divided, scattered
 from thunder_fn.ir.symbols import is_symbolic, made_by
@@ -113,9 +113,13 @@ class VmapQuestion:
         return op.name in KNOWN and (ours or _has_symbols(self.single, self.size))
 
 
-def _by_one_size(question: VmapQuestion) -> Trace | Declined:
+def _by_one_size(question: VmapQuestion) -> VmapRule | Trace | Declined:
     if not made_by(question.equation):
         return Declined("no size is found in data")
+    if question.equation.op.name in KNOWN:
+        known = _known_rule(question.single, question.batched, question.size)
+        if known is not None:
+            return VmapRule(known)
     return _of_one_size(question.single, question.batched)
 
 
@@ -399,6 +403,8 @@ def _with_types_of_batch(rule: Trace, single: Trace, size: Dim) -> Trace | None:
     `index_select` with a scalar index.
     """
     wanted = tuple(batched_type(type, size) for type in single.output_types)
+    names = names_of(rule.output_types, wanted)
+    rule = renamed(names)(rule) if names else rule
     further = equations_between(rule.output_types, wanted)
     if further is None:
         return None

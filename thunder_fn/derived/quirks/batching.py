@@ -286,6 +286,48 @@ def lu_solve(batch: Batch, *operands: Tensor, **kwargs: Any) -> Any:
     return batch.op(*(x.clone(memory_format=torch.contiguous_format) for x in spread), **kwargs)
 
 
+def ctc_loss(batch: Batch, log_probs: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    """The examples' sequences are more sequences, if their targets are padded to one width."""
+    folded, count = _sequences(batch, log_probs, rest)
+    loss, alpha = batch.op(*folded)
+    one = batch.rank(log_probs) == 2
+    loss = loss if one else loss.unflatten(0, (batch.size, count))
+    return loss, alpha.unflatten(0, (batch.size, count))
+
+
+def ctc_loss_backward(batch: Batch, grad: Tensor, log_probs: Tensor, *rest: Any) -> Tensor:
+    """Batch the gradient as the loss."""
+    folded, count = _sequences(batch, log_probs, rest)
+    grads = batch.op(batch.wide(grad).flatten(), *folded)
+    grads = grads.unflatten(1, (batch.size, count)).movedim(1, 0)
+    return grads.squeeze(2) if batch.rank(log_probs) == 2 else grads
+
+
+def _sequences(batch: Batch, log_probs: Tensor, rest: tuple[Any, ...]) -> tuple[list[Any], Any]:
+    """The operands of one loss of all sequences, and the number of those of an example."""
+    # log_probs: [B, T, N, C] -> [T, B * N, C]; an example may have no N, and is one sequence then
+    # targets: [B, N, S] -> [B * N, S], lengths and losses: [B, N] -> [B * N], alpha: [B * N, T, L]
+    wide = batch.wide(log_probs)
+    wide = wide.unsqueeze(2) if wide.dim() == 3 else wide
+    count = wide.shape[2]
+
+    def rows(value: Tensor, rank: int) -> Tensor:
+        value = batch.wide(value)
+        return value.reshape(batch.size * count, *value.shape[value.dim() - rank :])
+
+    ranks = (1, 0, 0, 0, 2)
+    tensors = [one for one in rest if isinstance(one, Tensor)]
+    folded = [rows(one, rank) for one, rank in zip(tensors, ranks, strict=False)]
+    return [wide.movedim(0, 1).flatten(1, 2), *folded, *rest[len(tensors) :]], count
+
+
+def _is_padded(equation: Equation) -> bool:
+    """Test that the targets of a loss are not one after another."""
+    shapes = [var.type.shape for var in equation.operands if isinstance(var.type, TensorType)]
+    log_probs, targets = shapes[1:3] if "backward" in equation.op.name else shapes[:2]
+    return len(targets) == 2 or len(log_probs) == 2 or log_probs[1] == 1
+
+
 def assertion(batch: Batch, condition: Tensor, *message: str) -> tuple[()]:
     """The condition has to hold for every example."""
     batch.op(condition.all(), *message)
@@ -336,6 +378,11 @@ WRONG = {
 _ASSERTIONS = dict.fromkeys(("aten._assert_async.msg", "aten._assert_async.default"), assertion)
 _FOR_ALL = _COLLECTIVES | WRONG | _ASSERTIONS
 
+_SEQUENCES = {
+    "aten._ctc_loss.Tensor": ctc_loss,
+    "aten._ctc_loss_backward.Tensor": ctc_loss_backward,
+}
+
 KNOWN = frozenset(
     (
         *WRONG,
@@ -343,6 +390,7 @@ KNOWN = frozenset(
         *_INDEXED,
         *_COLLECTIVES,
         *_ASSERTIONS,
+        *_SEQUENCES,
         *attention.ALL,
         *(f"aten.{name}" for name in (*_SCATTERS, "gather.default", "convolution.default")),
     )
@@ -359,6 +407,8 @@ def rule_of(
         return None
     if name in _FOR_ALL:
         return _FOR_ALL[name]
+    if name in _SEQUENCES:
+        return _SEQUENCES[name] if _is_padded(equation) else None
     if name in attention.ALL:
         return attention_of_all if _draws_alike(equation, operands, batch) else None
     if name in _POOLS:
