@@ -80,6 +80,12 @@ with tensors.
 """
 
 
+SELECT_FROM_NAN = frozenset((torch.optim.RAdam,))
+"""Those of them that, as `capturable`, are right in their first steps and have a derivative of NaN
+there: that of the value which `torch.where` leaves.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class _Update:
     """The update of one parameter: what follows from the arguments that all parameters share, and
@@ -361,7 +367,7 @@ class FunctionalOptimizer:
         for group in optimizer.param_groups:
             plain = {key: False for key in IMPLEMENTATIONS if key in group}
             if self.make in DECIDE_BY_VALUES and current() is not None:
-                plain["capturable"] = True
+                plain["capturable"] = not (follows and self.make in SELECT_FROM_NAN)
             group.update(plain | _known(tensors, group, optimizer))
         return optimizer
 

@@ -136,6 +136,7 @@ FUSED: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
         (1, 4, 2, 3),
     ),
     "MultiheadAttention": (lambda x: ATTENTION(x, x, x, need_weights=False)[0], (2, 2, 4)),
+    "multi_margin_loss": (lambda x: F.multi_margin_loss(x, LABELS[2, :3], p=2, reduction="none").sin(), (3, 4)),
     "multilabel_margin_loss": (lambda x: F.multilabel_margin_loss(x, LABELS, reduction="none").sin(), (3, 4)),
     "glu": (F.glu, (3, 4)),
     "weight_norm": (lambda x: torch._weight_norm(x, x[:, :1].exp(), 0), (3, 4)),
@@ -167,6 +168,30 @@ def test_second_derivatives_of_fused_ops(name: str) -> None:
     for hvp in (forward_reverse, reverse_reverse, tfn.grad(push(loss))):
         torch.testing.assert_close(hvp(x), second, rtol=1e-4, atol=1e-6)
         torch.testing.assert_close(tfn.vmap(hvp)(x[None])[0], second, rtol=1e-4, atol=1e-6)
+
+
+HINGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "multi_margin_loss": lambda x: F.multi_margin_loss(x[None], LABELS[0, 1:2]),
+    "multilabel_margin_loss": lambda x: F.multilabel_margin_loss(x, LABELS[1]),
+    "hinge_embedding_loss": lambda x: F.hinge_embedding_loss(x, x.detach().new_tensor([-1, 1, -1, 1])),
+    "margin_ranking_loss": lambda x: F.margin_ranking_loss(x[:2], x[2:], x.detach().new_tensor([1, -1])),
+    "smooth_l1_loss": lambda x: F.smooth_l1_loss(x, x.detach().new_tensor([0, 1, 2, 0])),
+    "huber_loss": lambda x: F.huber_loss(x, x.detach().new_tensor([0, 1, 2, 0])),
+    "cosine_embedding_loss": lambda x: F.cosine_embedding_loss(x[None, :2], x[None, 2:], -x.detach().new_ones(1)),
+}
+
+
+@pytest.mark.parametrize("name", HINGES)
+def test_derivatives_where_a_loss_has_a_corner(name: str) -> None:
+    """They are those of PyTorch's kernels, whatever formula stands for a kernel."""
+    f = HINGES[name]
+    for x in torch.tensor([[-0.5, 2, 1, 0], [0, 1, 1, 0], [1, 0, 2, 1], [-1, -1, 0, 1]], dtype=torch.float64):
+        leaf = x.clone().requires_grad_()
+        gradient = torch.autograd.grad(f(leaf), leaf)[0]
+        torch.testing.assert_close(tfn.grad(f)(x), gradient)
+        torch.testing.assert_close(tfn.vmap(tfn.grad(f))(x[None])[0], gradient)
+        torch.testing.assert_close(tfn.jacfwd(f)(x), gradient)
+        torch.testing.assert_close(tfn.vmap(tfn.jacfwd(f))(x[None])[0], gradient)
 
 
 # ---- third derivatives of normalizations, which PyTorch has wrong: its formulas take saved statistics for constants ----

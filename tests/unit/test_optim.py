@@ -192,7 +192,15 @@ def test_a_step_can_be_the_body_of_a_scan() -> None:
     torch.testing.assert_close(after[0], twin.detach())
 
 
-@pytest.mark.parametrize(("make", "options"), ((SGD, {"momentum": 0.9}), (AdamW, {"weight_decay": 0.1}), (Adagrad, {})))
+@pytest.mark.parametrize(
+    ("make", "options"),
+    (
+        (SGD, {"momentum": 0.9}),
+        (AdamW, {"weight_decay": 0.1}),
+        (RMSprop, {"momentum": 0.9, "centered": True}),
+        *((getattr(torch.optim, name), {}) for name in ("Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam")),
+    ),
+)
 def test_a_derivative_goes_through_differentiable_steps(make: type, options: dict[str, Any]) -> None:
     """Steps are differentiated in MAML, and for a learned rate; with `differentiable=False` a step's result is a
     constant.

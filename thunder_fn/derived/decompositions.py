@@ -478,7 +478,5 @@ DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     "aten._unsafe_index_put.default": index_put,
 }
 
-internals.compose_by(
-    aten.multilabel_margin_loss_forward.default,
-    DECOMPOSITIONS["aten.multilabel_margin_loss_forward.default"],
-)
+for op in (aten.multi_margin_loss.default, aten.multilabel_margin_loss_forward.default):
+    internals.compose_by(op, DECOMPOSITIONS[str(op)])

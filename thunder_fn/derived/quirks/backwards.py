@@ -1,4 +1,4 @@
-"""Backwards of fused ops that PyTorch has no derivative of, in terms of other ops.
+"""Fused ops and backwards that PyTorch has no derivative of, in terms of other ops.
 
 Most are derivatives of the op of which they are the backward, written with plain ops.
 `decompositions.py` has the table.
@@ -49,26 +49,32 @@ def reduced(losses: Tensor, reduction: int) -> Tensor:
     return (losses, losses.mean(), losses.sum())[reduction] if reduction else losses
 
 
-def multi_margin_loss_backward(
-    grad: Tensor,
+def _hinge(x: Tensor) -> Tensor:
+    """The positive part. Its gradient at 0 is zero, as in PyTorch's kernels."""
+    return torch.where(x > 0, x, 0)
+
+
+def multi_margin_loss(
     self: Tensor,
     target: Tensor,
-    p: int,
-    margin: float,
+    p: int = 1,
+    margin: float = 1,
     weight: Tensor | None = None,
     reduction: int = 1,
 ) -> Tensor:
-    """The gradient of the hinge of each wrong class's distance to the right one."""
+    """The hinge of each wrong class's distance to the right one."""
+    rows, label = torch.atleast_2d(self), target.reshape(-1, 1)
+    hinge = _hinge(margin - rows.gather(1, label) + rows) ** p
+    hinge = hinge.scatter(1, label, 0)
+    hinge = hinge if weight is None else hinge * weight[label]
+    losses = (hinge.sum(1) / rows.shape[1]).reshape(target.shape)
+    return reduced(losses, int(reduction))
 
-    def loss(x: Tensor) -> Tensor:
-        rows, label = torch.atleast_2d(x), target.reshape(-1, 1)
-        hinge = (margin - rows.gather(1, label) + rows).clamp_min(0) ** p
-        hinge = hinge.scatter(1, label, 0)
-        hinge = hinge if weight is None else hinge * weight[label]
-        losses = hinge.sum(1) / rows.shape[1]
-        return reduced(losses if self.dim() == 2 else losses[0], int(reduction))
 
-    return pulled(loss, self, grad)
+def multi_margin_loss_backward(grad: Tensor, self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """The gradient of the hinges. PyTorch's meta function gives the loss of one row a dim of 1."""
+    size = multi_margin_loss(self, *args, **kwargs).shape
+    return pulled(lambda x: multi_margin_loss(x, *args, **kwargs), self, grad.reshape(size))
 
 
 def _multilabel_margins(x: Tensor, target: Tensor, is_target: Tensor, reduction: int) -> Tensor:
@@ -77,7 +83,7 @@ def _multilabel_margins(x: Tensor, target: Tensor, is_target: Tensor, reduction:
     """
     rows, labels = torch.atleast_2d(x), torch.atleast_2d(target)
     right = rows.gather(1, labels.clamp_min(0)).unsqueeze(2)
-    hinge = (1 - right + rows.unsqueeze(1)).clamp_min(0)
+    hinge = _hinge(1 - right + rows.unsqueeze(1))
     counted = _given(labels).unsqueeze(2) & (torch.atleast_2d(is_target) == 0).unsqueeze(1)
     losses = torch.where(counted, hinge, 0).sum((1, 2)) / rows.shape[1]
     return reduced(losses if x.dim() == 2 else losses[0], int(reduction))
@@ -250,6 +256,7 @@ BACKWARDS: dict[str, Callable[..., Any]] = {
     "aten._embedding_bag_per_sample_weights_backward.default": per_sample_weights_backward,
     "aten._pdist_backward.default": pdist_backward,
     "aten._segment_reduce_backward.default": segment_reduce_backward,
+    "aten.multi_margin_loss.default": multi_margin_loss,
     "aten.multi_margin_loss_backward.default": multi_margin_loss_backward,
     "aten.multilabel_margin_loss_forward.default": multilabel_margin_loss_forward,
     "aten.multilabel_margin_loss_backward.default": multilabel_margin_loss_backward,
