@@ -548,6 +548,26 @@ def test_in_place_changes_of_shape_keep_views_and_gradients() -> None:
     torch.testing.assert_close(torch.autograd.functional.vjp(tfn.jit(f), x), expected)
 
 
+@pytest.mark.parametrize("wrap", [tfn.jit, lambda f: lambda x: tfn.vmap(f)(x[None])[0]])
+def test_jacobians_of_autograd_by_forward_mode(wrap: Any) -> None:
+    functional, x = torch.autograd.functional, torch.rand(2, 2, dtype=torch.float64)
+
+    def curve(a: torch.Tensor, b: torch.Tensor) -> Any:
+        return (a @ b.sin(), torch.ones(3) * 2, b.sum())
+
+    def columns(x: torch.Tensor) -> Any:
+        return functional.jacobian(curve, (x, x * 2), strategy="forward-mode", vectorize=True)[0]
+
+    def hessian(x: torch.Tensor) -> Any:
+        f = lambda x: (x.sin() @ x).square().sum()
+        return functional.hessian(f, x, vectorize=True, outer_jacobian_strategy="forward-mode")
+
+    for f in (lambda x: columns(x)[0], lambda x: columns(x)[1], hessian):
+        torch.testing.assert_close(wrap(f)(x), f(x))
+    with pytest.raises(NotImplementedError, match="vectorize=True"):
+        wrap(lambda x: functional.jacobian(torch.sin, x, strategy="forward-mode"))(x)
+
+
 # ---- TorchScript ----
 
 

@@ -59,6 +59,7 @@ HIGHER_ORDER = {
     "optimizer scalar dtype": ("torch.optim.optimizer", "_get_scalar_dtype"),
     "backward engine": ("torch.autograd.graph", "_engine_run_backward"),
     "rows of a backward": ("torch._vmap_internals", "_vmap"),
+    "columns of forward mode": ("torch.autograd.functional", "_jacfwd"),
     "saved tensors hooks": ("torch.autograd.graph", "saved_tensors_hooks.__enter__"),
     "linearize": ("torch._functorch.eager_transforms", "linearize"),
     "autocast enter": ("torch.amp.autocast_mode", "autocast.__enter__"),

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 from torch.utils._pytree import tree_map
 
@@ -417,6 +418,41 @@ def _stacked(rows: list[Any], count: int) -> Any:
 
 
 divert("rows of a backward", _row_by_row)
+
+
+def _column_by_column(
+    f: Callable[..., Any], inputs: Any, strict: bool = False, vectorize: bool = False
+) -> Any:
+    """PyTorch's Jacobian by forward mode. Its vmap calls the function once and notes the outputs
+    of that call, where captures call it for each column.
+    """
+    functional: Any = torch.autograd.functional
+    if current() is None or strict or not vectorize:
+        original = original_of(internals.higher_order_function("columns of forward mode"))
+        return original(f, inputs, strict, vectorize)
+    is_tuple, inputs = functional._as_tuple(inputs, "inputs", "jacobian")
+    sizes = [one.numel() for one in inputs]
+    bases = functional._construct_standard_basis_for(inputs, tuple(sizes))
+    is_outputs_tuple, columns = False, list[list[Tensor]]()
+    for tangents in zip(*bases, strict=True):
+        with forward_ad.dual_level():
+            duals = (
+                forward_ad.make_dual(x, v.view_as(x)) for x, v in zip(inputs, tangents, strict=True)
+            )
+            is_outputs_tuple, outputs = functional._as_tuple(f(*duals), "outputs")
+            pairs = map(forward_ad.unpack_dual, outputs)
+            columns.append([torch.zeros_like(y) if v is None else v for y, v in pairs])
+    jacobians = [
+        [
+            part.reshape(*part.shape[:-1], *x.shape)
+            for part, x in zip(torch.stack(column, -1).split(sizes, -1), inputs, strict=True)
+        ]
+        for column in zip(*columns, strict=True)
+    ]
+    return functional._tuple_postprocess(jacobians, (is_outputs_tuple, is_tuple))
+
+
+divert("columns of forward mode", _column_by_column)
 
 
 def _recurrent(cell: str) -> Callable[..., Any]:
