@@ -13,6 +13,7 @@ from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.simplify import cse, dce
 from thunder_fn.ir import inline_into, ops, put, rewritten
 from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, TraceBuilder, map_arg, python_args
+from thunder_fn.structured.cond import COND
 from thunder_fn.testing import Case, Coverage, Given, LawBroken, check_transform, reproduce
 from thunder_fn.testing.drawn_programs import Program, Step
 from thunder_fn.testing.growing import (
@@ -596,6 +597,38 @@ def one_draw_for_two(trace: Trace) -> Trace:
     return builder.build(tuple(env[var] for var in trace.outputs))
 
 
+def choices_as_products(trace: Trace) -> Trace:
+    """Wrong where what is not chosen is infinite: `where(c, x, y)` is `c * x + (1 - c) * y`."""
+
+    def step(builder: Any, e: Equation, operands: Any) -> Any:
+        types = e.output_types
+        if e.op.name != "aten.where.self" or {*e.operand_types[1:]} != {*types} or types[0].dtype != torch.float64:
+            return put(builder, e, operands)
+        if e.operand_types[0].shape != types[0].shape:
+            return put(builder, e, operands)
+        aten, wide = ops.aten, (("dtype", Literal(torch.float64)),)
+        add = lambda op, *args, **options: builder.add(ops.leaf(op), args, types, **options)[0]
+        chosen = add(aten._to_copy.default, operands[0], kwargs=wide)
+        first = add(aten.mul.Tensor, chosen, operands[1])
+        second = add(aten.mul.Tensor, add(aten.rsub.Scalar, chosen, Literal(1)), operands[2])
+        return (add(aten.add.Tensor, first, second),)
+
+    return rewritten(trace, step)
+
+
+def switch_as_cond(trace: Trace) -> Trace:
+    """Wrong for indices below 0, which are the first branch's."""
+
+    def step(builder: Any, e: Equation, operands: Any) -> Any:
+        if e.op.name != "switch" or len(e.bodies) != 2:
+            return put(builder, e, operands)
+        truth = (TensorType(torch.bool, ()),)
+        first = builder.add(ops.leaf(ops.aten.eq.Scalar), (operands[0], Literal(0)), truth)
+        return builder.add(COND, (*first, *operands[1:]), e.output_types, bodies=e.bodies)
+
+    return rewritten(trace, step)
+
+
 def written_out(name: str, *parts: Any) -> Any:
     """A transform that writes an op of one operand as others in a row, right where nothing overflows."""
 
@@ -621,6 +654,8 @@ def written_out(name: str, *parts: Any) -> Any:
             "keeps values",
             calls_of("aten.softplus.default"),
         ),
+        (switch_as_cond, "keeps values", CASES),
+        (choices_as_products, "keeps values", calls_of("aten.where.self")),
         (without_zero, "keeps values", calls_of("aten.add.Tensor")),
         (without_zero, "keeps shared memory", calls_of("aten.add.Tensor")),
         (without_rules, "commutes with vjp", RULED[:5]),
@@ -665,6 +700,24 @@ def test_a_report_shows_values_that_look_alike() -> None:
     assert constants.startswith("  v1: [0.5, 1.5, -2.0], torch.float64 became [0.50000005, 1.50000015, -2.0000002]")
     have, want = said.partition("value 2 is\n")[2].splitlines()[:3:2]
     assert have != want and have.startswith("[0.479") and want.startswith("[0.479")
+
+
+def test_a_report_shows_numbers_that_are_not_finite() -> None:
+    """They are compared as codes, which the report showed: "should be tensor([1., 1.])"."""
+    program = Program((VECTOR,), (Step("aten.log.default"), Step("exp")))
+    said = report_of(without_logarithms, "keeps values", program)
+    assert "but should be\ntensor([nan, nan], dtype=torch.float64)" in said
+
+
+def without_logarithms(trace: Trace) -> Trace:
+    """Wrong for negative numbers: `exp(log(x))` is x."""
+    makers = {e.outputs[0]: e for e in trace.equations}
+    logs = lambda e: e.op.name == "aten.exp.default" and makers[e.operands[0]].op.name == "aten.log.default"
+    equations = tuple(
+        replace(e, op=ops.leaf(ops.aten.clone.default), args=makers[e.operands[0]].args) if logs(e) else e
+        for e in trace.equations
+    )
+    return replace(trace, equations=equations)
 
 
 def without_literals(trace: Trace) -> Trace:

@@ -338,6 +338,11 @@ CASES: tuple[Program, ...] = (
         for index in range(5)
     ),
     *(
+        Program((VECTOR,), (Step("switch", (3 - count, index, 1, 0, 1), _BRANCHES[0]),))
+        for count in (2, 1)
+        for index in range(5)
+    ),
+    *(
         Program((VECTOR,), (Step("cond", (2, truth, 0, 1), bodies[-2:]),))
         for bodies in _BRANCHES
         for truth in (0, 1)
@@ -776,7 +781,7 @@ def calls_of(name: str) -> tuple[Program, ...]:
     scalars = (Program(SCALARS, (step,)) for step in variants if takes(name, SCALARS, step.picks))
     few_scalars = () if name in UNCHECKED else itertools.islice(filter(_runs, scalars), MOST_PLACES)
     drawn = [*found.values(), *few_scalars]
-    return (*in_turn((drawn, samples)), *_of_infinite(name))
+    return (*in_turn((drawn, samples)), *_of_infinite(name), *_of_one_infinite(name))
 
 
 def _with_a_number(name: str) -> Iterator[Step]:
@@ -799,6 +804,48 @@ def _of_infinite(name: str) -> Iterator[Program]:
             value = evaluate(trace, example_inputs(trace))[-1]
             if value.isfinite().all():
                 yield program
+
+
+def _of_one_infinite(name: str) -> Iterator[Program]:
+    """Programs in which one operand of several is infinite, each in turn, and the result is not
+    everywhere.
+    """
+    places, known = tensor_places(name), set[tuple[int, ...]]()
+    if name in UNCHECKED or len(places) < 2:
+        return
+    floating = (types for types in _fitting(name, False) if F64 in [t.dtype for t in types])
+    for types in itertools.islice(floating, 1):
+        newest = [type.dtype for type in reversed(types)].index(F64)
+        made = Step("aten.div.Scalar", (newest, NUMBERS.index(0)))
+        for chosen in itertools.islice(itertools.product(range(4), repeat=len(places)), 64):
+            picks = dict(zip(places, chosen, strict=True))
+            step = Step(name, tuple(picks.get(n, 0) for n in range(max(places) + 1)))
+            program = Program(types, (made, step))
+            infinite = _places_of_infinite(program, name)
+            if len(infinite) == 1 and infinite not in known and _is_finite_somewhere(program):
+                known.add(infinite)
+                yield program
+
+
+def _places_of_infinite(program: Program, name: str) -> tuple[int, ...]:
+    """The operands of the last equation that are what the first one makes; none if it is another
+    op's, or reads a variable twice.
+    """
+    equations = build(program).equations
+    if len(equations) != 2 or equations[1].op.name != name:
+        return ()
+    first, last = equations
+    if len(set(last.operands)) < len(last.operands):
+        return ()
+    return tuple(n for n, var in enumerate(last.operands) if var == first.outputs[0])
+
+
+def _is_finite_somewhere(program: Program) -> bool:
+    if not _runs(program):
+        return False
+    trace = build(program)
+    values = evaluate(trace, example_inputs(trace))
+    return any(bool(value.isfinite().any()) for value in values[-1:])
 
 
 def _runs(program: Program) -> bool:

@@ -616,7 +616,8 @@ def _keeps_values(transform: Transform) -> Law:
         have = values_of(new, inputs)
         rtol = tolerance(trace, computed=True)
         if not is_tame(want):
-            close(_finite(have), _finite(want), rtol, "the transformed trace", made=new)
+            what, shown = "the transformed trace", (floats(have), floats(want))
+            close(_finite(have), _finite(want), rtol, what, shown=shown, made=new)
             return True
         close(floats(have), floats(want), rtol, "the transformed trace", made=new)
         agree(others(have), others(want), "the transformed trace", made=new)

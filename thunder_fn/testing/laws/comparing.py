@@ -156,10 +156,11 @@ def close(
     want: Sequence[torch.Tensor],
     rtol: float,
     what: str,
+    shown: tuple[Values, Values] | None = None,
     **traces: Trace,
 ) -> None:
     """Check that two lists of tensors agree to a tolerance, relative to the largest number among
-    them; types are equal.
+    them; types are equal. An error shows the values, or those that they stand for.
     """
     if not is_tame(want):
         return
@@ -174,6 +175,7 @@ def close(
             and torch.allclose(a, b, rtol=rtol, atol=rtol * scale)
         )
         if not same:
+            a, b = (values[position] for values in shown or (have, want))
             raise _differs(what, position, a, b, **traces)
 
 

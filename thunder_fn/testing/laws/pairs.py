@@ -117,7 +117,7 @@ def commute(keeper: Transform, other: Transform) -> Law:
                 have = floats(run(traces[name], arguments))
             except Exception as error:
                 raise LawBroken(f"{what}: {type(error).__name__}: {error}", **traces) from error
-            close(have, want, tolerance(trace), what, **traces)
+            close(have, want, tolerance(trace), what, None, **traces)
         return True
 
     return law
