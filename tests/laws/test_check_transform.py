@@ -11,7 +11,7 @@ import torch
 import thunder_fn as tfn
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.simplify import cse, dce
-from thunder_fn.ir import inline_into, ops, put, rewritten
+from thunder_fn.ir import cut, inline_into, ops, put, rewritten
 from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, TraceBuilder, map_arg, python_args
 from thunder_fn.structured.cond import COND
 from thunder_fn.testing import Case, Coverage, Given, LawBroken, check_transform, reproduce
@@ -558,6 +558,23 @@ def peeled(first: bool, row: int, least: int) -> Any:
     return lambda trace: rewritten(trace, step)
 
 
+def without_unread_constants(trace: Trace) -> Trace:
+    """Wrong: as many constants of a loop stay as it reads, but the first ones."""
+
+    def step(builder: Any, e: Equation, operands: Any) -> Any:
+        if e.op.name != "scan":
+            return put(builder, e, operands)
+        count, body = e.literals["num_consts"], e.bodies[0]
+        read = {var for one in body.equations for var in one.operands} | {*body.outputs}
+        kept = [var for var in body.inputs[:count] if var in read]
+        new = cut(body, inputs=(*kept, *body.inputs[count:]))
+        kwargs = tuple((dict(e.kwargs) | {"num_consts": Literal(len(kept))}).items())
+        operands = (*operands[: len(kept)], *operands[count:])
+        return builder.add(e.op, operands, e.output_types, kwargs=kwargs, bodies=(new,))
+
+    return rewritten(trace, step)
+
+
 def two_steps_at_once(trace: Trace) -> Trace:
     """Wrong: the last step of an odd number is lost."""
 
@@ -648,6 +665,7 @@ def written_out(name: str, *parts: Any) -> Any:
         (peeled(True, 0, 1), "keeps values", LOOPS),
         (peeled(False, -2, 3), "keeps values", LOOPS),
         (two_steps_at_once, "keeps values", LOOPS),
+        (without_unread_constants, "keeps values", LOOPS),
         (one_draw_for_two, "draws as many numbers", DRAWS),
         (
             written_out("aten.softplus.default", ops.aten.exp.default, ops.aten.log1p.default),

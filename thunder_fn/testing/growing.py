@@ -146,8 +146,17 @@ LOOPS: tuple[Program, ...] = tuple(
     for reverse in (False, True)
     for ys in (False, True)
     if carries + rows > 0 and carries >= ys
+) + tuple(
+    Program(
+        (TensorType(F64, (3,)),) * 2,
+        (Step("scan", (0, 0, 0, 1, 0, 1, 1, 0, 0, 0), (Program((), steps, (0,)),)),),
+    )
+    for place in (3, 4)
+    for steps in ((Step("sub", (0, 1)), Step("mul", (0, place)), Step("sin"), Step("cos", (1,))),)
 )
-"""Loops of each kind: what is peeled, unrolled or turned around depends on all of that."""
+"""Loops of each kind: what is peeled, unrolled or turned around depends on all of that. In the last
+ones, one constant of two is not read.
+"""
 
 _ON_CONSTANT, _OF_CONSTANTS = (0, 1, 0, 0, 0, 0, 0, 1), (1,) * 4
 """The picks of a scan over one carry and one constant, and of a step on the constant alone."""
