@@ -35,26 +35,9 @@ def agree(ours, theirs):
 
 
 # %% [markdown]
-# | JAX | here |
-# |---|---|
-# | `jax.make_jaxpr(f)(x)` | `tfn.trace(f, x)` |
-# | `jax.eval_shape(f, x)`, `jax.ShapeDtypeStruct(shape, dtype)` | `tfn.eval_shape(f, x)`, `TensorType(dtype, shape)` |
-# | `jax.jit(f).lower(x).compile()` | `tfn.jit(f).lower(x).compile()`; `text()`, `cost()`, `memory()` |
-# | `jax.debug.print("{}", x)`, `jax.debug.callback` | `tfn.debug.print("{}", x)`, `tfn.debug.callback` |
-# | `jax.pure_callback(f, types, x)` | `tfn.pure_callback(f, types, x)` |
-# | `jax.debug_nans` | `tfn.jit(f, verify="errors")`, backward too |
-# | `checkify.checkify(f)`, `checkify.check(p, text)` | `tfn.check_errors(f)`, `tfn.debug.check(p, text)` |
-# | `jax.random.key`, `split`, `fold_in`, `normal`, ... | `tfn.random`, the same names |
-# | `jax.jit(f, static_argnums, static_argnames, donate_argnums)` | `tfn.jit(f, ...)`, the same options |
-# | `jax.grad`, `jax.value_and_grad`, `jax.jvp`, `jax.vjp`, `jax.linearize`, `jax.hessian` | the same names |
-# | `jax.vmap(f, in_axes, out_axes)` | `tfn.vmap(f, in_dims, out_dims)`, torch.func's names |
-# | `jax.lax.scan(f, init, xs)` | `tfn.scan(f, init, xs)` |
-# | `jax.lax.cond(p, f, g, x)` | `tfn.cond(p, f, g, (x,))` |
-# | `jax.lax.while_loop(c, b, (i, x))` | `tfn.while_loop(c, b, (i, x))`; `c` and `b` take the carries one by one |
-# | `jax.lax.fori_loop`, `switch`, `map`, `associative_scan`, `stop_gradient` | the same names |
-# | `jax.checkpoint(f, policy=)` | `tfn.checkpoint(f, policy=)` |
-# | `jax.custom_vjp`, `jax.custom_jvp`, `jax.custom_batching.custom_vmap` | `tfn.custom_vjp`, `custom_jvp`, `custom_vmap` |
-# | pytrees | pytrees: tuples, lists, dicts, dataclasses, modules' outputs |
+# [Names side by side](../docs/coming_from.md) are on a page of their own. `jit` takes the same options (`static_argnums`,
+# `static_argnames`, `donate_argnums`); `debug.callback`, `pure_callback`, `custom_vjp`, `custom_jvp` and `custom_vmap` keep
+# their names. `tfn.debug.check(p, text)` is `checkify.check`. Pytrees are tuples, lists, dicts, dataclasses and modules' outputs.
 
 # %%
 f = lambda x: (torch.sin(x) * x).sum()

@@ -43,6 +43,19 @@ def test_page_shows_what_its_code_prints(path: Path, request: pytest.FixtureRequ
     assert text == new, "`make golden` rewrites the outputs"
 
 
+COMING = (ROOT / "docs" / "coming_from.md").read_text()
+ROWS = re.findall(r"^\| `(.*)` \| `(.*)` \|$", COMING, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("theirs", "ours"), ROWS, ids=[ours for _, ours in ROWS])
+def test_each_row_for_newcomers_runs(theirs: str, ours: str) -> None:
+    names: dict[str, Any] = {}
+    exec(next(shown.BLOCK.finditer(COMING))["body"], names)
+    found = eval(ours, names)
+    if theirs.startswith("torch."):
+        torch.testing.assert_close(found, eval(theirs, names))
+
+
 BROUGHT = {*sys.stdlib_module_names, "hypothesis", "matplotlib", "numpy", "rich", "thunder_fn", "torch"}
 """Packages that `make docs` installs: pages run there."""
 
