@@ -12,9 +12,12 @@ from hypothesis import given, settings, strategies as st
 import thunder_fn as tfn
 from tests.distributed.test_simulated_meshes import gradients, problem
 from tests.messages import message_of
+from thunder_fn.distributed import schedule
 from thunder_fn.distributed.ranks import GATHER, REDUCE, SCATTER, WAIT, evaluate_ranks
-from thunder_fn.distributed.schedule import overlapped, with_collectives_unfolded
+from thunder_fn.distributed.schedule import awaited_late, overlapped, with_collectives_unfolded
 from thunder_fn.errors import RewriteError
+from thunder_fn.executors.claims import claim
+from thunder_fn.interpreters.simplify import inline
 from thunder_fn.ir.rules import lowered
 from thunder_fn.ir.trace import Equation, TensorType, Trace, static_shape
 from thunder_fn.parameters import simulated
@@ -129,6 +132,78 @@ def test_whole_parameters_of_zero_3_are_gone_between_forward_and_backward() -> N
     gathered = {e.outputs[0].index for e in forward.body.equations if e.op.name == WAIT}
     assert not gathered & {atom.index for atom in forward.body.outputs if hasattr(atom, "index")}
     assert sum(e.op.name == GATHER for e in backward.body.equations) >= 3
+
+
+# ---- reductions behind the backward ----
+
+REDUCING = {
+    "ddp": tfn.ddp,
+    "ddp, each": lambda f, group: tfn.ddp(f, group, bucket=None),
+    "zero 2": lambda f, group: tfn.fsdp(f, group, zero=2),
+    "zero 2, no prefetch": lambda f, group: tfn.fsdp(f, group, zero=2, prefetch=None),
+}
+
+
+def products_behind(trace: Trace) -> list[int]:
+    """For each reduction the matrix products between its start and its wait, in the order of their starts."""
+    places = {e.operands[0].index: at for at, e in enumerate(trace.equations) if e.op.name == WAIT}
+    is_product = [e.op.name.endswith("mm.default") for e in trace.equations]
+    return [
+        sum(is_product[at : places[e.outputs[0].index]])
+        for at, e in enumerate(trace.equations)
+        if e.op.name in (REDUCE, SCATTER)
+    ]
+
+
+def steps_of(name: str, size: int) -> tuple[Trace, list[list[Any]]]:
+    loss, params, batches = problem(5, size)
+    functions = [REDUCING[name](loss, group) for group in simulated(size)]
+    held = [f.prepare(params) for f in functions]
+    inputs = [[*own.values(), x] for own, x in zip(held, batches, strict=True)]
+    return tfn.trace(tfn.grad(functions[0]), held[0], batches[0]), inputs
+
+
+def late_and_lawful(given: Trace, limit: int) -> Trace:
+    late, order = awaited_late(given, limit)
+    tfn.check(late)
+    assert [given.equations[at].op for at in order] == [e.op for e in late.equations]
+    assert sorted(order) == list(range(len(given.equations)))
+    for scheduled in (late, awaited_late(late, limit)[0]):
+        assert in_flight(scheduled, REDUCE, SCATTER) <= max(limit, in_flight(given, REDUCE, SCATTER))
+    makers = {var.index: e for e in late.equations for var in e.outputs}
+    made = [e for e in late.equations if e.op.name != WAIT]
+    for at, equation in enumerate(made):
+        if equation.op.name in (REDUCE, SCATTER):
+            assert made[at - 1] is makers[equation.operands[0].index], "it is sent when its operand is there"
+    return late
+
+
+@given(size=st.integers(2, 4), name=st.sampled_from([*REDUCING]), limit=st.integers(1, 3))
+@settings(max_examples=6, deadline=None)
+def test_waits_that_are_put_off_change_no_bit(size: int, name: str, limit: int) -> None:
+    program, inputs = steps_of(name, size)
+    given = inline(program)
+    late = late_and_lawful(given, limit)
+    for found, expected in zip(evaluate_ranks(late, inputs), evaluate_ranks(given, inputs), strict=True):
+        assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("name", REDUCING)
+def test_reductions_travel_while_the_backward_computes(name: str) -> None:
+    """Half of them at least; the trace before waits at once."""
+    program, _ = steps_of(name, 2)
+    behind = products_behind(claim(program).trace)
+    assert not any(products_behind(inline(program)))
+    assert behind[0] >= 2 and sum(map(bool, behind)) >= len(behind) / 2
+    assert in_flight(claim(program).trace, REDUCE, SCATTER) == 2
+
+
+@pytest.mark.parametrize("bug", ["make_room", "chain"])
+def test_a_wrong_schedule_of_reductions_is_seen(monkeypatch: Any, bug: str) -> None:
+    wrong = {"make_room": lambda *_: iter(()), "chain": lambda *_: (-1, [])}
+    monkeypatch.setattr(schedule._Late, bug, wrong[bug])
+    with pytest.raises(AssertionError):
+        late_and_lawful(inline(steps_of("zero 2", 2)[0]), 1)
 
 
 @pytest.mark.parametrize("transform", [tfn.fsdp, tfn.ddp])

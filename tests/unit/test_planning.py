@@ -326,7 +326,7 @@ def test_what_calls_of_a_part_have_in_common_is_computed_in_the_first() -> None:
 
 
 def test_products_in_chunks_are_planned_as_overlapped(world: int) -> None:
-    """More of the communication is hidden, and the rank waits less; chunks alone hide nothing."""
+    """More of the communication is hidden, and the rank waits less; chunks alone hide reductions."""
     empty = lambda *shape: torch.empty(*shape, device="meta", dtype=torch.bfloat16)
     params = {"norm": empty(8192), "up": empty(32768, 8192), "down": empty(8192, 32768)}
     x = empty(1, 8192, 8192)
@@ -345,10 +345,10 @@ def test_products_in_chunks_are_planned_as_overlapped(world: int) -> None:
         return tfn.plan(around(step), (own, others, x), "h100")
 
     whole, cut = planned(1, overlap), planned(2, overlap)
-    assert whole.hidden_communication < 0.1 * whole.timeline.communicating
+    assert whole.hidden_communication < 0.2 * whole.timeline.communicating  # gradients of weights hide some
     assert cut.hidden_communication > 0.25 * cut.timeline.communicating
     assert cut.exposed_communication < whole.exposed_communication
-    assert planned(2, lambda step: step).hidden_communication < 1e-9
+    assert planned(2, lambda step: step).hidden_communication > whole.hidden_communication
 
 
 def test_a_ring_sends_to_one_neighbour_at_a_time(world: int) -> None:

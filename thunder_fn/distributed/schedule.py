@@ -11,17 +11,22 @@ The backward of a ZeRO-3 block gathers again. If it is scheduled, the whole func
 checkpoint, whose backward is one body with all gathers in it. Its policy arranges that body by
 `InFlight`.
 
-Source: PyTorch FSDP, section 3.3 (arXiv:2304.11277).
+Every program awaits late (`awaited_late`), whether or not it is scheduled. So a backward hides its
+reductions, of shards or of whole gradients, behind the blocks that it still has to compute.
+
+Sources: PyTorch FSDP, section 3.3 (arXiv:2304.11277); PyTorch Distributed, section 3.2
+(arXiv:2006.15704).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from thunder_fn.distributed.ranks import GATHER, REDUCE, SCATTER, WAIT
-from thunder_fn.ir import ops
+from thunder_fn.ir import facts, ops
 from thunder_fn.ir.equations import made_at
 from thunder_fn.ir.trace import Equation, Trace, cut
 from thunder_fn.ir.walking import unfolded
@@ -171,6 +176,124 @@ class _Schedule:
             need in self.done or (not self.stays(need) and self.is_ready(need))
             for need in self.needs[at]
         )
+
+
+def awaited_late(trace: Trace, in_flight: int = 2) -> tuple[Trace, tuple[int, ...]]:
+    """The trace with reductions sent as soon as their operand is there, and waits where results
+    are read. Ops that only move or add up what arrives go with the waits.
+
+    Law: the same values, bitwise, by the same equations; no more reductions of a group travel at a
+        time than `in_flight`, or than did before.
+
+    Returns:
+        The trace, and the position in the given one of each of its equations.
+    """
+    if all(equation.op.name != WAIT for equation in trace.equations):
+        return trace, tuple(range(len(trace.equations)))
+    order = tuple(_Late(trace, in_flight).order())
+    return reordered(trace, order), order
+
+
+class _Late:
+    """Equations in order, but for those that are put off (`held`) and reductions that are sent
+    early, after the equations in `ready`.
+    """
+
+    def __init__(self, trace: Trace, in_flight: int) -> None:
+        self.equations, made = trace.equations, made_at(trace.equations)
+        self.needs = [
+            [made[var.index] for var in equation.operands if var.index in made]
+            for equation in trace.equations
+        ]
+        waits = (at for at, one in enumerate(trace.equations) if one.op.name == WAIT)
+        self.waits = {need: at for at in waits for need in self.needs[at]}
+        self.held, self.done = dict[int, None](), set[int]()
+        self.travelling, self.room = defaultdict[str, list[int]](list), dict[str, int]()
+        self.ready = defaultdict[int, list[list[int]]](list)
+        effect = -1
+        for at, equation in enumerate(trace.equations):
+            effect = at if _is_effect(equation) else effect
+            if equation.op.name in (REDUCE, SCATTER) and at in self.waits:
+                last, chain = self.chain(at, effect)
+                if last >= 0 and self.equations[last].op.name != WAIT:
+                    self.ready[last].append(chain)
+                group = self.group(at)
+                sent = [*(one for one in self.travelling[group] if self.waits[one] > at), at]
+                self.travelling[group] = sent
+                self.room[group] = max(in_flight, self.room.get(group, 0), len(sent))
+        self.travelling.clear()
+
+    def group(self, at: int) -> str:
+        """The group of ranks of a collective."""
+        return str(self.equations[at].args[-1])
+
+    def chain(self, at: int, effect: int) -> tuple[int, list[int]]:
+        """The last equation that a reduction has to come after, and what stands between."""
+        between, last, left = {at}, effect, [*self.needs[at]]
+        while left:
+            need = left.pop()
+            if is_light(self.equations[need]) and need > effect:
+                left += [] if need in between else self.needs[need]
+                between.add(need)
+            else:
+                last = max(last, need)
+        return last, sorted(between)
+
+    def order(self) -> Iterator[int]:
+        for at, equation in enumerate(self.equations):
+            if at in self.done:
+                continue
+            is_late = is_light(equation) and any(need in self.held for need in self.needs[at])
+            if equation.op.name == WAIT or is_late:
+                self.held[at] = None
+                continue
+            yield from self.emit([*self.held] if _is_effect(equation) else [])
+            yield from self.emit([at])
+            for chain in self.ready.get(at, ()):
+                yield from self.emit(chain)
+        yield from self.emit([*self.held])
+
+    def emit(self, wanted: Sequence[int]) -> Iterator[int]:
+        """Equations that are not done, each after what it needs."""
+        left = [*reversed(wanted)]
+        while left:
+            at = left[-1]
+            missing = [need for need in self.needs[at] if need not in self.done]
+            left += missing
+            if not missing:
+                left.pop()
+            if not missing and at not in self.done:
+                is_sent = self.equations[at].op.name in (REDUCE, SCATTER) and at in self.waits
+                yield from self.make_room(at) if is_sent else ()
+                self.done.add(at)
+                self.held.pop(at, None)
+                yield at
+                yield from self.follow() if is_sent else ()
+
+    def make_room(self, sent: int) -> Iterator[int]:
+        """Before a reduction too many, the waits for the oldest ones."""
+        group = self.group(sent)
+        before = [at for at in self.travelling[group] if self.waits[at] not in self.done]
+        self.travelling[group] = [*before, sent]
+        count = max(0, len(before) + 1 - self.room[group])
+        yield from self.emit([self.waits[at] for at in before[:count]])
+
+    def follow(self) -> Iterator[int]:
+        """After that, what was put off and needs nothing that still is."""
+        for at in [*self.held]:
+            if self.equations[at].op.name != WAIT and self.done.issuperset(self.needs[at]):
+                yield from self.emit([at])
+
+
+def _is_effect(equation: Equation) -> bool:
+    """Test for an effect other than that on other ranks."""
+    return ops.is_effectful(equation.op) and not ops.is_collective(equation.op)
+
+
+def is_light(equation: Equation) -> bool:
+    """Test for an op that moves elements, or computes each from those at its place."""
+    op = equation.op
+    return ops.is_view(op) or ops.is_pointwise(op) or op in facts.MOVES
 
 
 def reordered(trace: Trace, order: tuple[int, ...]) -> Trace:

@@ -24,6 +24,7 @@ from functools import partial
 import torch
 
 from thunder_fn.derived.leaf_vjp import alone
+from thunder_fn.distributed.schedule import awaited_late
 from thunder_fn.errors import ExecutorError
 from thunder_fn.executors.base import (
     NOT_REGISTERED,
@@ -191,9 +192,11 @@ class _Claiming:
         part = part.without(*drop_copies(part.trace))
         part = part.without(*prune(part.trace, below_autograd=self.below_autograd))
         part = part.without(*drop_dead(part.trace))
+        part = part.reordered(*awaited_late(part.trace))
         for fusion in self.fusions:
             part = self.fused(part, fusion, written)
         part = self.unfolded(part, shared, written)
+        part = part.reordered(*awaited_late(part.trace))
         for fusion in self.fusions:
             part = part.reordered(*joined(part.trace, fusion, f"{fusion.name}::{REGION}"))
         return part

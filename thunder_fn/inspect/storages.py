@@ -11,13 +11,14 @@ from typing import Any
 import torch
 
 from thunder_fn import torch_internals as internals
+from thunder_fn.distributed.ranks import REDUCE
 from thunder_fn.executors import FusionExecutor, Program
 from thunder_fn.executors.reuse import NO_REUSE, overwritten
 from thunder_fn.inspect.scratch import scratch_of, taken_on_fakes
 from thunder_fn.interpreters.checkpoint.cost import bytes_of
 from thunder_fn.interpreters.storages import fake_of, results_on_fakes
 from thunder_fn.ir import ops
-from thunder_fn.ir.equations import last_uses
+from thunder_fn.ir.equations import last_uses, made_at
 from thunder_fn.ir.trace import Equation, Op, Source, Trace, Var
 
 WAIT = Op("leaf", "_c10d_functional.wait_tensor.default")
@@ -183,8 +184,23 @@ class Run:
     def finish(self) -> None:
         """Free each storage after the last use of any variable in it."""
         last, end = last_uses(self.trace), len(self.trace.equations)
+        sent = sent_until(self.trace)
         for index, storage in self.storage.items():
             buffer = self.made[storage]
-            dies = self.start + last[index] if last[index] >= 0 else buffer.born
+            used = max(last[index], sent.get(index, -1))
+            dies = self.start + used if used >= 0 else buffer.born
             kind = "output" if last[index] == end and buffer.kind == "intermediate" else buffer.kind
             self.made[storage] = replace(buffer, dies=max(buffer.dies, dies), kind=kind)
+
+
+def sent_until(trace: Trace) -> dict[int, int]:
+    """For each variable that travels, the wait for its collective, which reads its memory until
+    then. An all-reduce works on a copy.
+    """
+    makers, found = made_at(trace.equations), dict[int, int]()
+    for at, equation in enumerate(trace.equations):
+        if equation.op == WAIT and equation.operands[0].index in makers:
+            sender = trace.equations[makers[equation.operands[0].index]]
+            if ops.is_collective(sender.op) and sender.op.name != REDUCE:
+                found.update((var.index, at) for var in sender.operands)
+    return found

@@ -6,7 +6,8 @@ long as stages times micro-batches. Here each part is a program of its own.
 
 A flat program computes equal things once: what a part computes from parameters alone, such as a
 gather of shards, is computed in its first call and kept for later ones. So are parts here
-(`shared`).
+(`shared`). And it sends gradients while it computes the next micro-batch. So parts are cut where
+they send reductions whose results they only hand on (`Parts.opened`).
 """
 
 from __future__ import annotations
@@ -14,20 +15,33 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 
-from thunder_fn.distributed.ranks import WAIT
+from thunder_fn.distributed.ranks import REDUCE, SCATTER, WAIT
+from thunder_fn.distributed.schedule import awaited_late, is_light
 from thunder_fn.executors.claims import claim
+from thunder_fn.executors.regions import grouped
 from thunder_fn.executors.reuse import plan_reuse
 from thunder_fn.executors.torch_executor import lower
 from thunder_fn.inspect.costs import FREE, cost_of
 from thunder_fn.inspect.memory_use import Memory
-from thunder_fn.inspect.storages import Buffer, Run
+from thunder_fn.inspect.storages import Buffer, Run, sent_until
 from thunder_fn.interpreters.checkpoint.cost import bytes_of
 from thunder_fn.interpreters.simplify import dce, makes_symbols
 from thunder_fn.ir import ops
-from thunder_fn.ir.equations import bound, last_uses, operands_in
-from thunder_fn.ir.trace import Atom, Equation, Trace, Var, cut, map_arg, map_args, num_vars
-from thunder_fn.ir.walking import unfolded
+from thunder_fn.ir.equations import bound, last_uses, made_at, operands_in
+from thunder_fn.ir.trace import (
+    Atom,
+    Equation,
+    Trace,
+    TraceBuilder,
+    Var,
+    cut,
+    map_arg,
+    map_args,
+    num_vars,
+)
+from thunder_fn.ir.walking import inline_into, put, rewritten, unfolded
 
 Mask = tuple[bool, ...]
 
@@ -59,12 +73,14 @@ class Parts:
     split: dict[tuple[Trace, Mask], _Shared] = field(
         default_factory=dict[tuple[Trace, Mask], "_Shared"]
     )
+    pieces: dict[Trace, Trace] = field(default_factory=dict[Trace, Trace])
     runs: dict[tuple[Trace, tuple[int, ...]], Run] = field(
         default_factory=dict[tuple[Trace, tuple[int, ...]], Run]
     )
 
     def shared(self, trace: Trace) -> Trace:
-        """The trace with what the calls of a part compute alike in the first of them alone.
+        """The trace with what the calls of a part compute alike in the first of them alone, and
+        with collectives whose results parts only hand on beside them.
 
         Law: same values.
         """
@@ -94,7 +110,24 @@ class Parts:
         for one in equations:
             args, kwargs = map_args(read, one)
             new.append(Equation(one.op, args, kwargs, one.outputs, one.bodies, one.source))
-        return cut(trace, equations=new, outputs=map_arg(read, trace.outputs))
+        return self.opened(cut(trace, equations=new, outputs=map_arg(read, trace.outputs)))
+
+    def opened(self, trace: Trace) -> Trace:
+        """The trace with parts cut where they send what they only hand on, each awaited late."""
+
+        def step(
+            builder: TraceBuilder, one: Equation, operands: tuple[Atom, ...]
+        ) -> tuple[Atom, ...]:
+            if one.op.kind != "composite":
+                return put(builder, one, operands)
+            if one.body not in self.pieces:
+                self.pieces[one.body] = _pieces(one.body)
+            pieces = self.pieces[one.body]
+            if pieces is one.body:
+                return put(builder, one, operands)
+            return inline_into(builder, pieces, operands, one.source)
+
+        return awaited_late(rewritten(trace, step))[0]
 
     def split_at(self, body: Trace, same: Mask, *, alone: bool) -> _Shared:
         """A part whose calls have these operands in common."""
@@ -168,6 +201,31 @@ def _shared(body: Trace, same: Mask) -> _Shared:
     first = cut(body, outputs=(*body.outputs, *kept)) if kept else body
     later = cut(body, inputs=(*body.inputs, *kept), equations=rest, outputs=outputs)
     return _Shared(first, kept, later, late)
+
+
+def _pieces(body: Trace) -> Trace:
+    """A part as pieces around reductions that it hands on: with what moves their results, they
+    stand beside the pieces.
+    """
+    is_late: Callable[[Equation], bool] = lambda one: one.op.name == WAIT or is_light(one)
+    read = {var.index for one in body.equations if not is_late(one) for var in one.operands}
+    for one in reversed(body.equations):
+        if is_late(one) and any(var.index in read for var in one.outputs):
+            read.update(var.index for var in one.operands)
+    makers, apart = made_at(body.equations), set[int]()
+    for at, one in enumerate(body.equations):
+        needs = {makers[var.index] for var in one.operands if var.index in makers}
+        if not is_late(one) or any(var.index in read for var in one.outputs):
+            continue
+        sent = {need for need in needs if body.equations[need].op.name in (REDUCE, SCATTER)}
+        if needs & apart or (one.op.name == WAIT and sent):
+            apart |= {at, *sent}
+    if not apart:
+        return body
+    groups = list[tuple[int, ...]]()
+    for is_apart, places in groupby(range(len(body.equations)), apart.__contains__):
+        groups += [] if is_apart else [tuple(places)]
+    return grouped(body, groups, body.name)[0]
 
 
 def _alike(trace: Trace, calls: list[int], names: dict[int, Var]) -> list[list[int]]:
@@ -313,10 +371,10 @@ class _Rank:
 
     def free(self) -> None:
         """Free each buffer after the last use of any variable in it."""
-        end = len(self.trace.equations)
+        end, sent = len(self.trace.equations), sent_until(self.trace)
         for index, place in self.storage.items():
             known = self.buffers[place]
-            last = self.last[index]
+            last = max(self.last[index], sent.get(index, 0))
             kind = "output" if last == end and known.kind == "intermediate" else known.kind
             self.buffers[place] = replace(known, dies=max(known.dies, last), kind=kind)
 
