@@ -3528,3 +3528,114 @@ def builtins_hidden_of_several():
 @row
 def builtin_replaced():
     return (lambda x: x * divmod(7.0, 2.0)[0]), lambda: setattr(builtins, "divmod", lambda a, b: (a, b))
+
+
+# ---- containers that are passed to the user's functions ----
+
+
+def _times(held, x):
+    return x * held["k"]
+
+
+def _size(held):
+    return len(held)
+
+
+def _same(held):
+    return held
+
+
+def _pair(held):
+    return 1, held
+
+
+def _put(on, held):
+    on.held = held
+
+
+def _values(held):
+    yield from held.values()
+
+
+def _deep(held, depth):
+    return sum(held.values()) if depth == 0 else _deep(held, depth - 1)
+
+
+def _spread(*given, **named):
+    return _times(*given, **named)
+
+
+class _Scaler:
+    def __call__(self, held, x):
+        return x * sum(held.values())
+
+    def scaled(self, held, x):
+        return _times(held, x)
+
+
+def _traced(f):
+    @functools.wraps(f)
+    def wrapper(*args, **kwargs):
+        return f(*args, **kwargs)
+
+    return wrapper
+
+
+PASSED = {
+    "item": lambda d, x: _times(d, x),
+    "size": lambda d, x: x * _size(d),
+    "returned": lambda d, x: x * _same(d)["k"],
+    "size_of_returned": lambda d, x: x * len(_same(d)),
+    "in_tuple": lambda d, x: x * _pair(d)[1]["k"],
+    "generator": lambda d, x: x * sum(_values(d)),
+    "recursive": lambda d, x: x * _deep(d, 3),
+    "spread": lambda d, x: _spread(d, x=x),
+    "object": lambda d, x: _Scaler()(d, x),
+    "method": lambda d, x: _Scaler().scaled(d, x),
+    "decorated": lambda d, x: _traced(_times)(d, x),
+    "partial": lambda d, x: functools.partial(_times, d)(x),
+    "from_table": lambda d, x: {"f": _times}["f"](d, x),
+    "chosen": lambda d, x: (_times if x.dim() else _put)(d, x),
+    "any": lambda d, x: x * sum(f(d) for f in (len, _size, lambda d: max(d.values()))),
+    "mapped": lambda d, x: x * sum(map(_size, [d, d])),
+    "sorted": lambda d, x: x * len(sorted([d, d], key=_size)[0]),
+    "reduced": lambda d, x: functools.reduce(lambda y, held: _times(held, y), [d, d], x),
+    "inner": lambda d, x: (lambda held: (lambda: _times(held, x))())(d),
+    "printed": lambda d, x: x * len(f"{_same(d)}"),
+    "compared": lambda d, x: x * (2 if _same(d) == {"k": 2.0} else 3),
+    "jitted": lambda d, x: tfn.jit(lambda y: _times(d, y))(x),
+    "comprehended": lambda d, x: x * sum(v for v in _same(d).values()),
+}
+
+
+def _stored(d, x):
+    on = ns()
+    _put(on, d)
+    return x * on.held["k"]
+
+
+def _rebound(d, x):
+    f = len
+    y = x * f(d)
+    f = _times
+    return f(d, y)
+
+
+def _from_loop(d, x):
+    for f in (_same, _size, len):
+        found = f(d)
+    return x * found
+
+
+def _passed(name: str, f: Callable[..., Any]) -> Row:
+    def make():
+        held = {"k": 2.0}
+        return (lambda x: f(held, x)), lambda: held.update(k=3.0, j=10.0)
+
+    make.__name__ = f"passed_{name}"
+    return make
+
+
+ROWS += [
+    _passed(name, f) for name, f in {**PASSED, "stored": _stored, "rebound": _rebound, "from_loop": _from_loop}.items()
+]

@@ -214,6 +214,39 @@ def through_others(k: Keeper, x: Tensor) -> Tensor:
         return x * len([k.count() for _ in range(2)])
 
 
+def note(log: list[Any], table: dict[Any, Any], n: int) -> None:
+    log.append(n)
+    table["k"] += n
+
+
+def passed_on(k: Keeper, x: Tensor) -> Tensor:
+    note(k.log, table=k.table, n=x.shape[0])
+    return x * 2
+
+
+def beside_tensors(k: Keeper, x: Tensor) -> Tensor:
+    k.table.update(size=x.shape[0], sum=x.detach().sum())
+    k.table[x.shape[0]] = k.table["sum"] * 2
+    return x * 2
+
+
+@pytest.mark.parametrize("wrap", [tfn.jit, tfn.compile, tfn.checkpoint])
+def test_new_entries_come_in_eager_order(wrap: Callable[..., Any]) -> None:
+    keepers = Keeper(), Keeper()
+    step, eager = wrap(lambda x: beside_tensors(keepers[0], x)), lambda x: beside_tensors(keepers[1], x)
+    for size in SIZES:
+        assert torch.equal(step(torch.ones(size)), eager(torch.ones(size)))
+        assert repr(keepers[0].table) == repr(keepers[1].table)
+
+
+def put_again(k: Keeper, x: Tensor) -> Tensor:
+    k.table.update(size=x.shape[0], same=1)
+    k.table |= {"k": 3, "twice": x.shape[0] * 2}
+    k.seen.add(x.shape[0])
+    vars(k).update(text="b")
+    return x * 2
+
+
 def raising(k: Keeper, x: Tensor) -> Tensor:
     k.n += 1
     k.log.append(1)
@@ -225,7 +258,7 @@ def raising(k: Keeper, x: Tensor) -> Tensor:
 FUNCTIONS = (
     *(method, amounts, steps, branch, read_elsewhere, read_before, read_after, products, floats, texts, items, entries),
     *(in_slots_and_classes, in_lists_of_lists, through_others, appended, in_front, refilled, shortened, memo, once),
-    *(toggled, temporary, raising, lambda k, x: k.module(x)),
+    *(toggled, temporary, passed_on, put_again, raising, lambda k, x: k.module(x)),
 )
 SUM: Callable[[Any], Callable[[Any], Any]] = lambda f: lambda x: f(x).sum()
 
@@ -246,12 +279,20 @@ WRAPPERS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
 }
 
 
+def disturb(k: Keeper) -> None:
+    """Change what the functions write, as code between calls may."""
+    k.n, k.flag, k.text, k.table["k"], k.table["same"] = 20, False, "c", 7, 2
+    k.seen.clear()
+
+
 def kept(wrap: Callable[[Any], Any], f: Callable[[Keeper, Tensor], Tensor]) -> Any:
     """The results of the calls, and the state that they leave in Python."""
     Keeper.calls, Keeper.phase = 0, "none"
     keeper, found = Keeper(), list[Any]()
     step = wrap(lambda x: f(keeper, x))
-    for size in SIZES:
+    for call, size in enumerate(SIZES):
+        if call in (5, 9):
+            disturb(keeper)
         try:
             found.append(float(step(torch.arange(float(size))).sum()))
         except ValueError as error:
@@ -303,8 +344,8 @@ def kept_by_module(wrap: Callable[[Any], Any], f: Callable[[Keeper, Tensor], Ten
     module, found = KeepingModule(f), list[Any]()
     step = wrap(module)
     for call, size in enumerate(SIZES):
-        if call == 8:
-            module.n, module.flag, module.table["k"] = 20, False, 7
+        if call in (5, 9):
+            disturb(module)
         try:
             found.append(float(step(torch.arange(float(size))).sum()))
         except ValueError as error:
@@ -332,7 +373,7 @@ def test_what_modules_keep(f: Callable[[Keeper, Tensor], Tensor], wrapper: str) 
 
 
 @pytest.mark.parametrize("wrapper", ["jit", "function", "jit inside"])
-@pytest.mark.parametrize("f", [method, amounts, steps, branch, appended], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("f", [method, amounts, steps, branch, appended, passed_on], ids=lambda f: f.__name__)
 def test_modules_that_count_are_not_traced_again(f: Callable[[Keeper, Tensor], Tensor], wrapper: str) -> None:
     module = KeepingModule(f)
     step = MODULE_WRAPPERS[wrapper](module)

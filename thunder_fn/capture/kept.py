@@ -18,6 +18,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
+import itertools
 import operator
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -259,9 +260,9 @@ class Kept:
         moving = [one.entry for one in found if self._is_moving(one)]
         if moving or (found and not self.recorder.symbolic):
             raise MustFeed(self.wanted | frozenset(moving))
-        changes = [self._effect(one, static) for one in (*found, *self.moved_tensors())]
+        found += self.moved_tensors()
         self.updates, self.plain = list(self.updated()), list(self.stored_plainly())
-        changes += [self._effect(one, static) for one in self.plain]
+        changes = [self._effect(one, static) for one in _in_order([*found, *self.plain])]
         return [*changes, *((one, list[Any]()) for one, _ in self.updates)]
 
     def updated(self) -> Iterator[tuple[Update, Any]]:
@@ -468,6 +469,14 @@ class Kept:
         self.contents.clear()
 
 
+def _in_order(changes: Sequence[Change]) -> list[Change]:
+    """Sort the changes of each dict by its keys: new entries come in this order."""
+    first = {id(one.holder): place for place, one in reversed([*enumerate(changes)])}
+    held = {id(one.holder): one.holder for one in changes if isinstance(one.holder, dict)}
+    places = {(of, key): place for of, one in held.items() for place, key in enumerate(one)}
+    return sorted(changes, key=lambda one: (first[id(one.holder)], places.get(one.entry, -1)))
+
+
 def _take_back(one: Change) -> None:
     """Give a place the value that it had before."""
     if one.key in (APPENDED, PREPENDED):
@@ -527,10 +536,12 @@ def _plain_changes(one: Snapshot, by: set[str]) -> Iterator[Change]:
     Of what is changed in other ways the whole content counts, before and after.
     """
     held, before = one.container, one.before
-    if isinstance(held, dict) and by <= APPEND and all(key in held for key in before):
-        pairs = ((key, before.get(key, ABSENT), now) for key, now in content_of(held))
-        yield from (Change(held, key, old, now) for key, old, now in pairs if old is not now)
-        return
+    if isinstance(held, dict) and by <= APPEND:
+        was, is_now = ({id(key): item for key, item in content_of(one)} for one in (before, held))
+        if was.keys() <= is_now.keys():
+            pairs = ((key, was.get(id(key), ABSENT), now) for key, now in content_of(held))
+            yield from (Change(held, key, old, now) for key, old, now in pairs if old is not now)
+            return
     now, old = content_of(held), content_of(before)
     change, count = Change(held, None, old, now), len(now) - len(old)
     if by and by <= APPEND and not isinstance(held, dict):
@@ -607,12 +618,12 @@ def holds_numbers(value: Any) -> bool:
 
 
 def _leaves(value: Any, depth: int) -> Iterator[Any]:
-    """The leaves of a value. No code of the user's classes runs."""
+    """The leaves of a value, keys of dicts too. No code of the user's classes runs."""
     if not issubclass(type(value), CONTAINERS) or not depth:
         yield value
         return
     items = content_of(value)
-    for item in [one for _, one in items] if issubclass(type(value), dict) else items:
+    for item in itertools.chain(*items) if issubclass(type(value), dict) else items:
         yield from _leaves(item, depth - 1)
 
 

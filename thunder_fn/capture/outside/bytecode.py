@@ -612,8 +612,7 @@ def _callee(*names: str, table: dict[str, Rule] = _BUILTINS) -> Callable[[Rule],
 
 
 def _any_call(r: _Reader, call: _Call) -> None:
-    """Read a call of which nothing is known: it may read all of its arguments."""
-    r.end(*call.known)
+    """Read a call of which nothing is known. What it reads of its arguments is asked later."""
     for source in call.known:
         if source is not None and source[0] not in _NO_CONTENT:
             r.use(("given", call.called, source))

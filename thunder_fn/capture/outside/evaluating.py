@@ -46,6 +46,7 @@ from thunder_fn.capture.outside.kinds import (
     is_of_library,
     is_ours,
     is_python,
+    is_seen,
     is_shown_by_c,
     is_unseen,
     members_of_enum,
@@ -57,6 +58,7 @@ from thunder_fn.capture.outside.reads import (
     ABSENT,
     ARRAYS,
     CONTAINERS,
+    HOLDERS,
     LONG,
     PLAIN,
     dict_of,
@@ -76,6 +78,8 @@ _RUNNING: list[Any] = []
 """Stand-in for the values of an expression that is being evaluated."""
 _SHOW = frozenset(map(id, (str, repr, format)))
 _FRAMES = frozenset(map(id, (sys._getframe, inspect.currentframe)))  # pyright: ignore[reportPrivateUsage]
+_METHODS = {"+=": "extend", "|=": "update"}
+"""Methods that change a container as these operators do."""
 _PASSES = 64
 """The number of times that a frame is looked at again where a local leads to itself, as along a
 linked list.
@@ -329,13 +333,19 @@ class Evaluator(Attributes):
         return ()
 
     def given_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
-        """An argument of a call to code that is not seen."""
+        """An argument of a call. Code that is not seen may read all of it; functions of the user's
+        have frames.
+        """
         _, target, of = source
-        for value in filter(self.is_outside, self.value(of, frame, memo)):
-            callees = self.value(target, frame, memo)
-            if not callees and target is not None and target[0] == "call":  # attrgetter("k")(value)
-                makers = self.value(target[1], frame, memo)
-                callees = [one for one in makers if one is not functools.partial]
+        values = [value for value in self.value(of, frame, memo) if not self.is_data(value)]
+        callees = self.value(target, frame, memo) if values else ()
+        if not callees or not all(map(is_seen, callees)):
+            for value in values:
+                self.whole(value, text(of))
+        if not callees and target is not None and target[0] == "call":  # attrgetter("k")(value)
+            makers = self.value(target[1], frame, memo)
+            callees = [one for one in makers if one is not functools.partial]
+        for value in filter(self.is_outside, values):
             if is_of_library(value):  # `len` runs its methods
                 self.fields(value, self.path(value, text(of)))
             is_of_data = self.is_of_data(target, frame, memo)
@@ -523,9 +533,9 @@ class Evaluator(Attributes):
         old = [look(*one) for one in found]
         if found and operator in ("+=", "-=") and all(type(value) is int for value in old):
             self.added.update((kind, id(holder), key) for kind, holder, key in found)
-        elif found and operator == "+=" and all(is_a(value, list) for value in old):
+        elif found and operator in _METHODS and all(is_a(value, HOLDERS) for value in old):
             for value in self.value(place, frame, memo):
-                self.changing.setdefault(id(value), set()).add("extend")
+                self.changing.setdefault(id(value), set()).add(_METHODS[operator])
         elif any(value is ABSENT or is_a(value, PLAIN) for value in old):
             self.note_before(("before", place), frame, memo)
             return self.value(place, frame, memo)
@@ -536,6 +546,8 @@ class Evaluator(Attributes):
         for value in filter(self.is_outside, self.value(source[1], frame, memo)):
             if is_a(value, CONTAINERS) and not is_a(value, (tuple, frozenset)):
                 self.effects.found.append("a write")
+            if is_a(value, (dict, set)):
+                self.changing.setdefault(id(value), set()).add("update")
         return ()
 
     def global_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:

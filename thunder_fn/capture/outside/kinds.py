@@ -250,7 +250,8 @@ def is_python(found: Any) -> bool:
 
 
 def is_seen(found: Any) -> bool:
-    """Test whether frames of a method are seen."""
+    """Test whether frames of a function or method are seen."""
+    found = found.__func__ if is_a(found, types.MethodType) else found
     return is_a(found, types.FunctionType) and is_watched(
         found.__code__, found.__globals__.get("__name__")
     )

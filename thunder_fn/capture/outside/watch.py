@@ -34,7 +34,8 @@ from thunder_fn.capture.outside.evaluating import Evaluator
 from thunder_fn.capture.outside.expressions import Reading
 from thunder_fn.capture.outside.frames import is_import
 from thunder_fn.capture.outside.kinds import FUNCTIONS, NO_FIELDS, answers_of, is_code, place_of
-from thunder_fn.capture.outside.reads import fields_of, is_a
+from thunder_fn.capture.outside.reads import ABSENT, content_of, fields_of, is_a
+from thunder_fn.capture.places import Snapshot
 from thunder_fn.capture.recorder import current
 from thunder_fn.capture.supported import EscapedValue
 from thunder_fn.errors import UnsupportedCall
@@ -44,6 +45,8 @@ from thunder_fn.ir.text import escaped
 MAX_ANSWERS = 1000
 """So many answers of a cached function are guarded, and no more."""
 _TRACED = (internals.Tracer, EscapedValue, torch.SymInt, torch.SymFloat, torch.SymBool)
+_MAY_KEEP = ("add", "update")
+"""Methods that may leave a dict or set as it is, and yet put something there."""
 _FILLS_CACHE = lazy_property.__get__.__code__
 
 
@@ -128,6 +131,9 @@ class Watch(Evaluator):
         Raises:
             UnsupportedCall: an answer is random. Each call would draw it anew.
         """
+        for one in self.contents.values():
+            if not self.changing.get(id(one.container), set()).isdisjoint(_MAY_KEEP):
+                self.unchanged(one)
         recorder, random_ones = current(), list[str]()
         for function, path, kept, _ in self.answers.values():
             leaves, _ = pytree.flatten(answers_of(function, kept))
@@ -144,6 +150,19 @@ class Watch(Evaluator):
                 source=None,
                 fix="Call it once before, or pass its answer as an argument.",
             )
+
+    def unchanged(self, one: Snapshot) -> None:
+        """Guard what a dict or set held before and holds still. Whether the function has put it
+        there again is not known.
+        """
+        held, path = one.container, self.path(one.container, "a container")
+        if is_a(held, set):
+            self.answer(held.issuperset, (frozenset(one.before),), f"the content of {path}")
+        if is_a(held, dict):
+            before = {id(key): old for key, old in content_of(one.before)}
+            for key, item in content_of(held):
+                if before.get(id(key), ABSENT) is item:
+                    self.edge("key", held, key, f"{path}[{key!r}]")
 
     def called_library(self, module: str, name: str) -> None:
         """Note a call of a library that a trace does not repeat."""
