@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.jit._fuser import optimized_execution
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -18,7 +19,7 @@ class NotClosed(Exception):
     """The method does more with a module than read its attributes."""
 
 
-_CALL = torch._C.ScriptFunction.__call__  # which a capture replaces
+_CALL: Callable[..., Any] = torch._C.ScriptFunction.__call__  # which a capture replaces
 _LIBRARY = torch.library.Library("thunder_fn", "FRAGMENT")
 _LIBRARY.define("script_detach(Tensor(a) x) -> Tensor(a)")
 _LIBRARY.define("script_detach_(Tensor(a!) x) -> Tensor(a!)")
@@ -132,7 +133,7 @@ def called_script(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """Call a script as it is written: its optimizer compares constants, which modes would see. Its
     error has as cause what an op raised in Python, which C++ drops.
     """
-    with torch.jit.optimized_execution(False), _Raised() as raised:
+    with optimized_execution(False), _Raised() as raised:
         try:
             return _CALL(function, *args)
         except RuntimeError as error:
