@@ -35,7 +35,7 @@ def agree(ours, theirs):
 
 
 # %% [markdown]
-# [Names side by side](../docs/coming_from.md) are on a page of their own. `jit` takes the same options (`static_argnums`,
+# `docs/coming_from.md` has the names side by side. `jit` takes the same options (`static_argnums`,
 # `static_argnames`, `donate_argnums`); `debug.callback`, `pure_callback`, `custom_vjp`, `custom_jvp` and `custom_vmap` keep
 # their names. `tfn.debug.check(p, text)` is `checkify.check`. Pytrees are tuples, lists, dicts, dataclasses and modules' outputs.
 
