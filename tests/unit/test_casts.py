@@ -1,4 +1,4 @@
-"""What an op in place or with `out=` writes to a tensor of another dtype: eager PyTorch's numbers, or an error."""
+"""Writes to a tensor of another dtype, in place or with `out=`: eager PyTorch's numbers, or an error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DRAWS = ("bernoulli", "multinomial", "normal", "cauchy", "exponential", "geometr
 
 
 def attempt(f: Any, *args: Any) -> Any:
-    """What a function returns, None if it raises."""
+    """The result of a function; None if it raises."""
     try:
         return f(*args)
     except Exception:  # noqa: BLE001  # of which kind is another question

@@ -287,9 +287,14 @@ def disturb(k: Keeper) -> None:
 
 def kept(wrap: Callable[[Any], Any], f: Callable[[Keeper, Tensor], Tensor]) -> Any:
     """The results of the calls, and the state that they leave in Python."""
+    keeper = Keeper()
+    return left(keeper, wrap(lambda x: f(keeper, x)))
+
+
+def left(keeper: Keeper, step: Callable[[Tensor], Tensor]) -> Any:
+    """The results of a step for each size, and the state that the keeper has then."""
     Keeper.calls, Keeper.phase = 0, "none"
-    keeper, found = Keeper(), list[Any]()
-    step = wrap(lambda x: f(keeper, x))
+    found = list[Any]()
     for call, size in enumerate(SIZES):
         if call in (5, 9):
             disturb(keeper)
@@ -340,17 +345,8 @@ MODULE_WRAPPERS: dict[str, Callable[[nn.Module], Callable[..., Any]]] = {
 
 def kept_by_module(wrap: Callable[[Any], Any], f: Callable[[Keeper, Tensor], Tensor]) -> Any:
     """As `kept`, of a module that is called."""
-    Keeper.calls, Keeper.phase = 0, "none"
-    module, found = KeepingModule(f), list[Any]()
-    step = wrap(module)
-    for call, size in enumerate(SIZES):
-        if call in (5, 9):
-            disturb(module)
-        try:
-            found.append(float(step(torch.arange(float(size))).sum()))
-        except ValueError as error:
-            found.append(str(error).splitlines()[0][:4])
-    return found, module.shown()
+    module = KeepingModule(f)
+    return left(module, wrap(module))
 
 
 @pytest.mark.parametrize("wrapper", MODULE_WRAPPERS)
