@@ -17,6 +17,7 @@ from thunder_fn.capture.scopes import user_source
 from thunder_fn.capture.supported import check_supported
 from thunder_fn.errors import VmapError, is_int, kind_of, spelled
 from thunder_fn.interpreters.vmap import vmap as vmap_trace
+from thunder_fn.ir.rules import chosen
 from thunder_fn.ir.trace import Trace, as_dim, type_of_value
 from thunder_fn.jitted import Jitted
 from thunder_fn.structured.autograd_function import with_batch_dims
@@ -109,8 +110,9 @@ class Vmap(Transformed):
         for place, alias in _written_results(captured, new, inputs, in_dims, size):
             results[place], dims[place] = alias, 0
         laid = [None if dim is None else one for one, dim in zip(results, dims, strict=True)]
+        laid += [None] * (len(outputs) - count)  # what is stored outside
         join(captured, new, inputs, laid, size)
-        pairs = zip(results, laid, strict=True)
+        pairs = zip(results, laid, strict=False)
         results = [one if batched is None else batched for one, batched in pairs]
         if (recorder := current()) is not None:
             for shared in (one for one in captured.shared if one.result < count):
@@ -132,7 +134,7 @@ class Vmap(Transformed):
         """Give mutated tensors their new values; a batched value does not fit into an unbatched
         tensor.
         """
-        for one, value, flag in zip(captured.writes, values, flags, strict=True):
+        for one, value, flag in zip(captured.writes, values, flags, strict=False):
             dim = in_dims[one.target] if isinstance(one.target, int) else None
             target = inputs[one.target] if isinstance(one.target, int) else one.target
             if flag is not None and dim is None:
@@ -151,6 +153,13 @@ class Vmap(Transformed):
                 else value.unsqueeze(dim)
             )
             write(target, placed)
+        first = len(captured.writes)
+        for effect in captured.effects:  # what is a batch means nothing outside
+            found = [*chosen(effect.leaves, effect.is_output)]
+            if all(flag is None for flag in flags[first : first + effect.count]):
+                found = values[first : first + effect.count]
+            effect.apply(found)
+            first += effect.count
 
     def _arrange(self, captured: Captured, outputs: Any, flags: Any, size: int) -> Any:
         out_dims = spread_out_dims(self.out_dims, captured, self.__name__)

@@ -344,6 +344,7 @@ class _Captures:
 
 
 _CAPTURES = clears(_Captures())
+_capture = functools.partial(capture, stores=True)
 
 
 @internals.outside_dynamo
@@ -387,7 +388,7 @@ def _planned(
         make: captures the function, by what it is given in the place of `capture`.
     """
     if current() is not None:
-        return make(capture).run(pytree.tensors_in((args, kwargs)))
+        return make(_capture).run(pytree.tensors_in((args, kwargs)))
     root, call, key = _root_of(of), _Call(), None
     if internals.is_intercepted():
         if (twin := twin_of(of, args, kwargs)) is not None:
@@ -469,7 +470,7 @@ def _run_once(
     """The result of a call whose plan is not kept."""
     watch = _watch_of(root, args, kwargs)
     with observing(watch), _undone(watch):
-        plan = make(capture)
+        plan = make(_capture)
     return plan.run(pytree.tensors_in((args, kwargs)))
 
 
@@ -520,7 +521,7 @@ class _Lifting:
         **options: Any,
     ) -> Captured:
         """Capture f, once."""
-        captured = capture(f, args, kwargs, **options)
+        captured = _capture(f, args, kwargs, **options)
         lifted = _lifted(captured) if _is_plain(captured) else None
         if lifted is None:
             return captured

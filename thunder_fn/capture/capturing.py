@@ -60,6 +60,7 @@ from thunder_fn.capture.results import (
 )
 from thunder_fn.capture.rewriting import rewritten
 from thunder_fn.capture.scopes import ScopeMode
+from thunder_fn.capture.stored import alive, around
 from thunder_fn.capture.watching import made
 from thunder_fn.errors import (
     DataDependentBranch,
@@ -91,6 +92,7 @@ def capture(  # noqa: PLR0913 - options, by keyword
     inside: str = "",
     differentiated: Collection[int] | None = None,
     has_effects: bool = False,
+    stores: bool = False,
     wanted: frozenset[Any] = frozenset(),
     known: Collection[int] | None = None,
 ) -> Captured:
@@ -116,6 +118,8 @@ def capture(  # noqa: PLR0913 - options, by keyword
             tensors among those leaves require grad.
         has_effects: f may step optimizers from outside and leave gradients, which the caller
             stores.
+        stores: f may store tensors outside, where `write_back` puts what the transform of the trace
+            gives for them.
         wanted: places of numbers in the state of optimizers that are inputs of the trace.
         known: for a trace that serves this call only, the leaves of `(args, kwargs)` for whose
             values Python may ask, by position, as it may for those of tensors from outside.
@@ -126,7 +130,7 @@ def capture(  # noqa: PLR0913 - options, by keyword
         TracedFunctionError: f raised. The error is an instance of the original type too.
     """
     options = track_no_grad, symbolic, on_raise, shares, grad_off, returning, inside
-    asked = _Options(f, args, kwargs or {}, *options, differentiated, known)
+    asked = _Options(f, args, kwargs or {}, *options, differentiated, known, stores)
     kept = _Found(wanted) if has_effects else None
     has_symbols, copies = symbolic is not None, tuple[Lookaside, ...]()
     is_first = is_outermost = current() is None and known is None
@@ -200,6 +204,7 @@ class _Options:
     inside: str
     differentiated: Collection[int] | None
     known: Collection[int] | None
+    stores: bool
 
     @property
     def name(self) -> str:
@@ -256,6 +261,7 @@ class _Attempt:
             is_of_call=asked.known is not None,
         )
         self.recorder.is_users = True
+        self.recorder.around = [*around(asked.f)] if outer is not None and asked.stores else []
         self.recorder.lengths = {} if is_first else None
         if wanted is not None:
             self.recorder.kept = Kept(
@@ -354,7 +360,7 @@ class _Attempt:
         changes = tuple(changes_of(recorder, f, self.tensors, tracers))
         check_numbers(recorder)
         stored = dict[int, Atom]()
-        effects = tuple(effects_of(recorder, positions, name, stored))
+        effects = tuple(effects_of(recorder, positions, name, stored, self.asked.stores))
         kept = () if recorder.kept is None else recorder.kept.state()
         fed = tuple(feeds_of(recorder))
         outputs = tuple(
@@ -386,6 +392,7 @@ class _Attempt:
         """
         recorder, f, name = self.recorder, self.asked.f, self.asked.name
         leaves, spec = pytree.flatten(result)
+        leaves = [*map(alive, leaves)]
         statics = tuple(static_of(leaf, f, name) for leaf in leaves)
         results = [leaf for leaf, static in zip(leaves, statics, strict=True) if static is TENSOR]
         outputs = tuple(output_of(recorder, leaf, name) for leaf in results)

@@ -12,12 +12,12 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
 from thunder_fn.capture.captured import GradRead, Write
 from thunder_fn.capture.failures import source_of
-from thunder_fn.capture.kept import holds_numbers
 from thunder_fn.capture.outside import frames
 from thunder_fn.capture.outside.edges import look
 from thunder_fn.capture.places import GRAD, Effect, Feed, Update
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.results import output_of
+from thunder_fn.capture.stored import holds_numbers, stored_inside
 from thunder_fn.errors import CaptureError, UnsupportedCall, with_article
 from thunder_fn.ir.constraints import equations_between
 from thunder_fn.ir.trace import Atom, Var, type_of_value
@@ -127,12 +127,18 @@ def _accumulated(
 
 
 def effects_of(
-    recorder: Recorder, positions: Mapping[int, int], name: str, stored: dict[int, Atom]
+    recorder: Recorder,
+    positions: Mapping[int, int],
+    name: str,
+    stored: dict[int, Atom],
+    stores: bool,
 ) -> Iterator[tuple[Effect | Update, tuple[Atom, ...], Sequence[Any]]]:
     """Find the changes of places outside, each with the outputs that it stores, and what these are:
     gradients of leaves first, then kept objects. `stored` gets the output of each tensor in them.
     """
     if recorder.kept is None:
+        for effect, leaves in stored_inside(recorder) if stores else ():
+            yield effect, tuple(_stored(recorder, leaf, name, stored) for leaf in leaves), leaves
         return
     for tensor, grad in recorder.gradients.assigned():
         holder, (leaves, spec) = positions.get(id(tensor), tensor), pytree.flatten(grad)

@@ -18,7 +18,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
-import itertools
 import operator
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,7 +33,7 @@ from thunder_fn.capture.numbers.arguments import is_number
 from thunder_fn.capture.outside import frames
 from thunder_fn.capture.outside.edges import look, store
 from thunder_fn.capture.outside.effects import APPEND, PREPEND
-from thunder_fn.capture.outside.reads import ABSENT, CONTAINERS, builtin_of, content_of
+from thunder_fn.capture.outside.reads import ABSENT, builtin_of, content_of
 from thunder_fn.capture.places import (
     APPENDED,
     PREPENDED,
@@ -45,10 +44,17 @@ from thunder_fn.capture.places import (
     Item,
     Snapshot,
     Update,
-    put,
     snapshot,
 )
-from thunder_fn.capture.supported import EscapedValue
+from thunder_fn.capture.stored import (
+    alive,
+    has_tracers,
+    in_order,
+    leaves_in,
+    stored_in,
+    stored_outside,
+    take_back,
+)
 from thunder_fn.errors import UnsupportedCall, kind_of, with_article
 from thunder_fn.ir.rules import chosen
 from thunder_fn.ir.symbols import number_symbol
@@ -70,9 +76,6 @@ KINDS: tuple[type, ...] = (
     torch.amp.GradScaler,
 )
 """Classes whose objects are kept."""
-_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
-_DEEP = 4
-"""Containers in containers that are looked into for tensors of a trace."""
 _FIRST = 1000
 """The number of the first symbol of a feed. Those of arguments come before."""
 
@@ -262,7 +265,7 @@ class Kept:
             raise MustFeed(self.wanted | frozenset(moving))
         found += self.moved_tensors()
         self.updates, self.plain = list(self.updated()), list(self.stored_plainly())
-        changes = [self._effect(one, static) for one in _in_order([*found, *self.plain])]
+        changes = [self._effect(one, static) for one in in_order([*found, *self.plain])]
         return [*changes, *((one, list[Any]()) for one, _ in self.updates)]
 
     def updated(self) -> Iterator[tuple[Update, Any]]:
@@ -320,21 +323,8 @@ class Kept:
 
     def stored(self) -> Iterator[Change]:
         """Find tensors of the trace in places outside of kept objects."""
-        watch = frames.observer()
-        if watch is None or self.recorder.outer is not None:
-            return
-        for (kind, _, key), (holder, old) in tuple(watch.before.items()):
-            if kind == "cell":
-                now = ABSENT if _is_empty(holder) else holder.cell_contents
-            else:
-                now = holder.get(key, ABSENT) if kind == "key" else ABSENT
-            is_other = id(holder) not in self.contents and id(holder) not in watch.contents
-            if is_other and _has_tracers(now):
-                yield Change(holder, key, old, now)
-        for one in watch.contents.values():
-            if id(one.container) not in self.contents and _has_tracers(one.container):
-                yield from _stored_in(one)
-        yield from self.recorder.modules.stored
+        if self.recorder.outer is None:
+            yield from stored_outside(self.recorder, self.contents)
 
     def stored_plainly(self) -> Iterator[Change]:
         """Find plain data that the function has stored outside of kept objects: entries, and what
@@ -377,6 +367,7 @@ class Kept:
         if value is ABSENT:
             return self._conditional(Effect(holder, key, None), [])
         leaves, spec = pytree.flatten(value)
+        leaves = [*map(alive, leaves)]
         dims = [leaf if isinstance(leaf, torch.Tensor) else as_dim(leaf) for leaf in leaves]
         flags = tuple(
             (isinstance(leaf, torch.Tensor) and not static(leaf)) or isinstance(leaf, Expr)
@@ -458,9 +449,9 @@ class Kept:
         for one, old in self.updates:
             store(one.kind, one.holder, one.key, old)
         for one in self.plain:
-            _take_back(one)
+            take_back(one)
         for one in tuple(self.stored()):
-            _take_back(one)
+            take_back(one)
         for (container, key), item in self.lists.items():
             self.contents[container].before[key] = item
         for one in self.contents.values():
@@ -469,27 +460,9 @@ class Kept:
         self.contents.clear()
 
 
-def _in_order(changes: Sequence[Change]) -> list[Change]:
-    """Sort the changes of each dict by its keys: new entries come in this order."""
-    first = {id(one.holder): place for place, one in reversed([*enumerate(changes)])}
-    held = {id(one.holder): one.holder for one in changes if isinstance(one.holder, dict)}
-    places = {(of, key): place for of, one in held.items() for place, key in enumerate(one)}
-    return sorted(changes, key=lambda one: (first[id(one.holder)], places.get(one.entry, -1)))
-
-
-def _take_back(one: Change) -> None:
-    """Give a place the value that it had before."""
-    if one.key in (APPENDED, PREPENDED):
-        put(one.holder, None, one.before)
-    elif isinstance(one.holder, types.CellType) and one.before is ABSENT:
-        del one.holder.cell_contents
-    else:
-        put(one.holder, one.key, one.before)
-
-
 def _is_data(value: Any) -> bool:
     """Test for plain data, or a container of it."""
-    return all(type(leaf) in PLAIN for leaf in _leaves(value, _DEEP))
+    return all(type(leaf) in PLAIN for leaf in leaves_in(value))
 
 
 def _containers(root: Any) -> Iterator[Any]:
@@ -516,21 +489,6 @@ def _entries_compared(one: Snapshot) -> Iterator[Change]:
             yield Change(now, key, old, new)
 
 
-def _stored_in(one: Snapshot) -> Iterator[Change]:
-    """Find tensors of the trace that a list or dict did not hold before."""
-    held, before = one.container, one.before
-    if isinstance(held, dict):
-        yield from _entries_stored(held, before)
-        return
-    now, old = content_of(held), content_of(before)
-    if isinstance(held, set):
-        added = [item for item in now if item not in before]
-        key, now = (None, now) if len(added) + len(old) > len(now) else (APPENDED, added)
-    else:
-        key, now = _at_the_ends(now, old, getattr(held, "maxlen", None))
-    yield Change(held, key, old, now)
-
-
 def _plain_changes(one: Snapshot, by: set[str]) -> Iterator[Change]:
     """Find the entries of a dict that are others, or what these methods put at an end of a list.
     Of what is changed in other ways the whole content counts, before and after.
@@ -545,46 +503,16 @@ def _plain_changes(one: Snapshot, by: set[str]) -> Iterator[Change]:
     now, old = content_of(held), content_of(before)
     change, count = Change(held, None, old, now), len(now) - len(old)
     if by and by <= APPEND and not isinstance(held, dict):
-        change = next((one for one in _stored_in(one) if one.key is APPENDED), change)
+        change = next((one for one in stored_in(one) if one.key is APPENDED), change)
     elif by and by <= PREPEND and count > 0 and all(map(operator.is_, old, now[count:])):
         change = Change(held, PREPENDED, old, now[:count])
     yield change
 
 
-def _entries_stored(held: dict[Any, Any], before: dict[Any, Any]) -> Iterator[Change]:
-    """Find the entries with new tensors, and plain ones that come after a new key, to keep their
-    order.
-    """
-    is_after = False
-    for key, now in content_of(held):
-        old = before.get(key, ABSENT)
-        if now is not old and _has_tracers(now):
-            is_after = is_after or old is ABSENT
-        elif not (is_after and old is ABSENT and type(now) in PLAIN):
-            continue
-        yield Change(held, key, old, now)
-
-
-def _at_the_ends(now: list[Any], old: list[Any], limit: int | None) -> tuple[Any, list[Any]]:
-    """The key of what is new at one end of a list or deque, and that. A full deque has dropped
-    items at the other end.
-    """
-    is_full = len(now) == limit
-    for dropped in range(len(old) + 1 if is_full else 1):
-        count = len(old) - dropped
-        if count > len(now):
-            continue
-        if all(map(operator.is_, old[dropped:], now)):
-            return APPENDED, now[count:]
-        if all(map(operator.is_, old[:count], now[len(now) - count :])):
-            return PREPENDED, now[: len(now) - count]
-    return None, now
-
-
 def _check_slots(before: Mapping[tuple[str, int, Any], tuple[Any, Any]]) -> None:
     """Refuse a tensor of the trace in a slot or a class. It gets its old value back."""
     for (kind, _, key), (holder, old) in tuple(before.items()):
-        if kind not in ("attr", "class") or not _has_tracers(look(kind, holder, key)):
+        if kind not in ("attr", "class") or not has_tracers(look(kind, holder, key)):
             continue
         (delattr(holder, key) if old is ABSENT else setattr(holder, key, old))
         of, what = (holder, "an attribute") if kind == "class" else (type(holder), "a slot")
@@ -603,40 +531,9 @@ def _between_items(holder: Any) -> UnsupportedCall:
     )
 
 
-def _has_tracers(value: Any) -> bool:
-    """Test for tensors of the trace in a value. Those of a function inside it do not count: they
-    are lost, as under torch.func.
-    """
-    kinds = set(map(type, _leaves(value, _DEEP)))
-    is_lost = any(issubclass(kind, EscapedValue) for kind in kinds)
-    return not is_lost and any(issubclass(kind, internals.Tracer) for kind in kinds)
-
-
-def holds_numbers(value: Any) -> bool:
-    """Test for numbers of the trace in a value."""
-    return any(issubclass(type(leaf), _NUMBERS) for leaf in _leaves(value, _DEEP))
-
-
-def _leaves(value: Any, depth: int) -> Iterator[Any]:
-    """The leaves of a value, keys of dicts too. No code of the user's classes runs."""
-    if not issubclass(type(value), CONTAINERS) or not depth:
-        yield value
-        return
-    items = content_of(value)
-    for item in itertools.chain(*items) if issubclass(type(value), dict) else items:
-        yield from _leaves(item, depth - 1)
-
-
 def _is_plain(value: Any) -> bool:
     """Test for a tensor that a program can be given instead of another one."""
     return isinstance(value, torch.Tensor) and not value.requires_grad
-
-
-def _is_empty(cell: types.CellType) -> bool:
-    try:
-        return cell.cell_contents is ABSENT
-    except ValueError:
-        return True
 
 
 def _is_scalar(value: Any) -> bool:

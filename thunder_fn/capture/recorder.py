@@ -38,6 +38,7 @@ from thunder_fn.capture.numbers.known_values import KnownValues
 from thunder_fn.capture.numbers.python_numbers import MATH, as_python
 from thunder_fn.capture.outside import frames
 from thunder_fn.capture.outside.properties import GPU, Properties, attribute
+from thunder_fn.capture.places import Snapshot
 from thunder_fn.capture.recorded import Layout, Leaf, Scope, leaves_of
 from thunder_fn.capture.replaced.default_dtype import promoted
 from thunder_fn.capture.replaced.gradients import Gradients
@@ -188,6 +189,7 @@ class Recorder:
         self.where: Callable[[], Source | None] = _nowhere
         self.function: Any = None
         self.modules = WatchedModules()
+        self.around: list[Snapshot] = []
         self.module_paths: dict[torch.nn.Module, str] = (
             {} if outer is None else dict(outer.module_paths)
         )
@@ -529,6 +531,10 @@ class Recorder:
         if not isinstance(tensor, internals.FunctionalTensor):
             return False
         return internals.fake_mode_of(tensor) is self.mode
+
+    def has_made(self, value: Any) -> bool:
+        """Test for a living tracer of this recorder."""
+        return type(value) is internals.Tracer and self.owns(value)
 
     def _trace_like(
         self, tensor: torch.Tensor, layout: Layout | None = None, *, is_differentiated: bool = False

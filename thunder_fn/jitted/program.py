@@ -392,6 +392,7 @@ def capture_call(
             "on_raise": on_raise,
             "shares": True,
             "has_effects": has_effects,
+            "stores": not has_effects,
             "wanted": wanted,
         }
         if not getattr(f, "fills_arguments", False):

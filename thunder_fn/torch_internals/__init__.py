@@ -200,6 +200,7 @@ from thunder_fn.torch_internals.tensors import (
     GRADS,
     OF_IMPLEMENTATION,
     PROPERTIES,
+    alive,
     become_results,
     bits_between,
     bits_in_memory,

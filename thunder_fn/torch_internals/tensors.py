@@ -30,6 +30,11 @@ def innermost(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def alive(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or what the wrapper of a torch.func transform holds that has ended."""
+    return torch._C._functorch.unwrap_if_dead(tensor)
+
+
 def has_type(tensor: torch.Tensor) -> bool:
     """Test whether the tensor is described by its dtype, shape and device."""
     return tensor.layout is torch.strided and tensor.dtype not in _QUANTIZED

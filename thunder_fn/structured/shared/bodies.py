@@ -72,8 +72,8 @@ def capture_bodies(
     linear work.
 
     Args:
-        writes: a function may write to tensors from outside: the new values are outputs, for
-            `write_back`.
+        writes: a function may write to tensors from outside, and store tensors there: the new
+            values are outputs, for `write_back`.
         runs_once: the functions run once, on these arguments, so that a capture around tells them
             the values that it knows.
 
@@ -107,7 +107,8 @@ def _captured(
 ) -> Captured:
     held = () if runs_once else _held()
     try:
-        captured = capture(function, arguments, known=EVERY_LEAF if runs_once else None)
+        known = EVERY_LEAF if runs_once else None
+        captured = capture(function, arguments, known=known, stores=writes)
         if runs_once or held == _held():
             return captured
         what = f"{op}: {callable_name(function)} changes a list or dict among the arguments"

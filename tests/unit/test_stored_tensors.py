@@ -1,0 +1,135 @@
+"""Tensors that a transformed function stores outside: they are there afterwards, as under torch.func and in eager mode.
+
+Every way to store one, inside every transform, called eagerly and in a jitted function; the place is outside of the whole or
+made by the function around.
+"""
+
+from __future__ import annotations
+
+import collections
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
+
+import thunder_fn as tfn
+
+Places = types.SimpleNamespace
+
+
+def places() -> Places:
+    """Every kind of place that can hold a tensor."""
+    module = torch.nn.Identity()
+    module.last = None  # type: ignore[assignment]
+    module.seen = []  # type: ignore[assignment]
+    known = {
+        "log": [],
+        "table": {},
+        "lists": {},
+        "queue": collections.deque(maxlen=3),
+        "box": types.SimpleNamespace(value=None),
+        "module": module,
+        "nested": {"a": {}},
+    }
+    return Places(**known)
+
+
+def _extend(to: Places, value: torch.Tensor) -> None:
+    to.log += [value, 1, value.sum()]
+
+
+def _in_order(to: Places, value: torch.Tensor) -> None:
+    to.table["first"] = value
+    to.table["second"] = 2
+    to.table["third"] = (value, {"k": value.sum()})
+
+
+STORES: dict[str, Callable[[Places, torch.Tensor], Any]] = {
+    "append": lambda to, value: to.log.append(value),
+    "extend": _extend,
+    "item": lambda to, value: to.table.__setitem__("h", value),
+    "in order": _in_order,
+    "update": lambda to, value: to.table.update(h=value, n=1),
+    "setdefault": lambda to, value: to.lists.setdefault("k", []).append(value),
+    "appendleft": lambda to, value: to.queue.appendleft(value),
+    "attribute": lambda to, value: setattr(to.box, "value", value),
+    "pair": lambda to, value: setattr(to.box, "value", (value, 3)),
+    "module": lambda to, value: setattr(to.module, "last", value),
+    "list of a module": lambda to, value: to.module.seen.append(value),
+    "nested": lambda to, value: to.nested["a"].__setitem__("b", value),
+}
+
+
+def held(to: Places) -> list[Any]:
+    """What the places hold, tensors as lists of numbers."""
+    found = (
+        to.log,
+        list(to.table.items()),
+        to.lists,
+        [*to.queue],
+        to.box.value,
+        to.module.last,
+        to.module.seen,
+        to.nested,
+    )
+    return torch.utils._pytree.tree_map_only(torch.Tensor, lambda one: one.detach().double().tolist(), found)
+
+
+WRAPS: dict[str, Callable[[Any, Callable[..., Any], torch.Tensor], Any]] = {
+    "grad": lambda on, f, x: on.grad(f)(x),
+    "vjp": lambda on, f, x: on.vjp(f, x)[1](torch.ones(()))[0],
+    "jvp": lambda on, f, x: on.jvp(f, (x,), (x.cos(),))[1],
+    "jacrev": lambda on, f, x: on.jacrev(f)(x),
+    "jacfwd": lambda on, f, x: on.jacfwd(f)(x),
+    "hessian": lambda on, f, x: on.hessian(f)(x),
+    "linearize": lambda on, f, x: on.linearize(f, x)[1](x.cos()) if on is tfn else on.jvp(f, (x,), (x.cos(),))[1],
+    "functionalize": lambda on, f, x: on.functionalize(f)(x),
+    "grad of grad": lambda on, f, x: on.grad(lambda x: on.grad(f)(x).sum())(x),
+    "grad in vmap": lambda on, f, x: on.vmap(lambda y: y * on.grad(f)(x), randomness="different")(torch.ones(2)),
+    "jit": lambda on, f, x: (tfn.jit(f) if on is tfn else f)(x),
+    "compile": lambda on, f, x: (tfn.compile(f) if on is tfn else f)(x),
+    "checkpoint": lambda on, f, x: (tfn.checkpoint(f) if on is tfn else f)(x),
+    "torch's checkpoint": lambda on, f, x: torch_checkpoint(f, x, use_reentrant=False) if on is tfn else f(x),
+    "grad of jit": lambda on, f, x: on.grad(tfn.jit(f) if on is tfn else f)(x),
+}
+
+
+def _step(on: Any, wrap: str, store: str, to: Places | None, x: torch.Tensor) -> Any:
+    """Store inside a transform, and use what was stored."""
+    mine = places() if to is None else to
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        h = x * x
+        STORES[store](mine, h * 2)
+        return (h * x).sum()
+
+    result = WRAPS[wrap](on, f, x)
+    leaves = torch.utils._pytree.tree_leaves(
+        [vars(mine.box), mine.log, mine.table, mine.lists, [*mine.queue], mine.module.last]
+    )
+    used = [
+        leaf.sum()
+        for leaf in (*leaves, *mine.module.seen, *mine.nested["a"].values())
+        if isinstance(leaf, torch.Tensor)
+    ]
+    return result, sum(used)
+
+
+X = torch.tensor([0.5, -1.0, 2.0])
+
+
+@pytest.mark.parametrize("is_local", [False, True], ids=["outside", "local"])
+@pytest.mark.parametrize("wrap", WRAPS)
+@pytest.mark.parametrize("store", STORES)
+def test_what_is_stored_is_there_afterwards(store: str, wrap: str, is_local: bool) -> None:
+    """Law: results and places are torch.func's after each of three calls, eagerly and in a jitted function."""
+    expected, ours, jits = (None if is_local else places() for _ in range(3))
+    jitted = tfn.jit(lambda x: _step(tfn, wrap, store, jits, x))
+    for scale in (1.0, 2.0, -1.0):
+        want = _step(torch.func, wrap, store, expected, X * scale)
+        for got, to in ((_step(tfn, wrap, store, ours, X * scale), ours), (jitted(X * scale), jits)):
+            torch.testing.assert_close(got, want)
+            assert to is None or held(to) == held(expected)

@@ -1,0 +1,236 @@
+"""Tensors that a traced function stores in places outside: in dicts, lists, cells and objects."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+import types
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from thunder_fn import torch_internals as internals
+from thunder_fn.capture import pytree
+from thunder_fn.capture.kept_state import PLAIN
+from thunder_fn.capture.outside import frames
+from thunder_fn.capture.outside.edges import look
+from thunder_fn.capture.outside.reads import (
+    ABSENT,
+    CONTAINERS,
+    HOLDERS,
+    content_of,
+    dict_of,
+    is_a,
+)
+from thunder_fn.capture.places import (
+    APPENDED,
+    PREPENDED,
+    Change,
+    Effect,
+    Snapshot,
+    put,
+    snapshot,
+)
+from thunder_fn.capture.supported import EscapedValue
+from thunder_fn.ir.rules import chosen
+
+if TYPE_CHECKING:
+    from thunder_fn.capture.recorder import Recorder
+
+_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_DEEP = 4
+"""Containers in containers that are looked into for tensors of a trace."""
+_MANY = 256
+"""Values that a function closes over, directly or not, which are looked into."""
+_OTHERS = (torch.Tensor, types.ModuleType, type, *PLAIN)
+
+
+def stored_outside(recorder: Recorder, but: Container[int]) -> Iterator[Change]:
+    """Find tensors of a trace in places outside of the traced function. The containers `but`, by
+    identity, do not count.
+    """
+    watch = frames.observer()
+    places, contents = ({}, {}) if watch is None else (watch.before, watch.contents)
+    done = {one.entry for one in recorder.modules.stored}
+    for (kind, identity, key), (holder, old) in tuple(places.items()):
+        now = look(kind, holder, key) if kind in ("key", "cell") else ABSENT
+        is_other = identity not in but and identity not in contents
+        if is_other and (identity, key) not in done and has_tracers(now):
+            done.add((identity, None if kind == "cell" else key))
+            yield Change(holder, key, old, now)
+    around = (one for one in recorder.around if id(one.container) not in contents)
+    for one in (*contents.values(), *around):
+        is_cell = type(one.container) is types.CellType
+        held = look("cell", one.container, None) if is_cell else one.container
+        if id(one.container) not in but and has_tracers(held):
+            yield from (found for found in stored_in(one) if found.entry not in done)
+    yield from recorder.modules.stored
+
+
+def stored_inside(recorder: Recorder) -> Iterator[tuple[Effect, list[Any]]]:
+    """Find the places in which the function of a transform stores tensors of its own, with these
+    tensors. The places have their old values until the transform has run.
+    """
+    watch, outermost = frames.observer(), recorder
+    while outermost.outer is not None:
+        outermost = outermost.outer
+    kept = {} if outermost.kept is None else outermost.kept.contents
+    is_mine = lambda one: any(map(recorder.has_made, leaves_in(one.now)))
+    found = [*filter(is_mine, stored_outside(recorder, kept))]
+    found = in_order([*found, *_entries_after(found)])
+    for one in found:
+        take_back(one)
+        if watch is not None and one in recorder.modules.stored:
+            watch.before.setdefault(("key", *one.entry), (one.holder, one.before))
+    for one in found:
+        leaves, spec = pytree.flatten(one.now)
+        leaves = [*map(alive, leaves)]
+        flags = tuple(map(recorder.has_made, leaves))
+        yield Effect(one.holder, one.key, spec, tuple(leaves), flags), [*chosen(leaves, flags)]
+
+
+def _entries_after(found: Sequence[Change]) -> Iterator[Change]:
+    """Find the entries of dicts that come after new ones, to keep their order."""
+    known, new = {one.entry for one in found}, [one for one in found if one.before is ABSENT]
+    for holder in {id(one.holder): one.holder for one in new if is_a(one.holder, dict)}.values():
+        first = {one.key for one in new if one.holder is holder}
+        rest = itertools.dropwhile(lambda pair: pair[0] not in first, content_of(holder))
+        for key, value in rest:
+            if (id(holder), key) not in known:
+                yield Change(holder, key, ABSENT, value)
+
+
+def around(f: Any) -> Iterator[Snapshot]:
+    """Note what the containers, cells and objects hold that a function closes over. Those that
+    the function around it has made are no places outside, as long as that one is traced.
+    """
+    waiting, met = deque[Any]([f]), dict[int, Any]()
+    while waiting and len(met) < _MANY:
+        value = waiting.popleft()
+        if id(value) in met or is_a(value, _OTHERS):
+            continue
+        met[id(value)] = value
+        if type(value) is types.CellType:
+            yield Snapshot(value, look("cell", value, None))
+        if is_a(value, HOLDERS):
+            yield snapshot(value)
+        waiting += _parts_of(value)
+
+
+def _parts_of(value: Any) -> Iterable[Any]:
+    """The values that a value of some kind holds. No code of the user's classes runs."""
+    if (of := _PARTS.get(type(value))) is not None:
+        return of(value)
+    if is_a(value, CONTAINERS):
+        items = content_of(value)
+        return (item for _, item in items) if is_a(value, dict) else items
+    if type(value).__module__.startswith("thunder_fn."):
+        return (getattr(value, "fn", None),)
+    return (fields,) if type(fields := dict_of(value)) is dict else ()
+
+
+_PARTS: dict[type, Callable[[Any], tuple[Any, ...]]] = {
+    types.CellType: lambda cell: (look("cell", cell, None),),
+    types.FunctionType: lambda f: (*(f.__closure__ or ()), *(f.__defaults__ or ())),
+    types.MethodType: lambda method: (method.__func__, method.__self__),
+    functools.partial: lambda partial: (partial.func, partial.args, partial.keywords),
+}
+
+
+def in_order(changes: Sequence[Change]) -> list[Change]:
+    """Sort the changes of each dict by its keys: new entries come in this order."""
+    first = {id(one.holder): place for place, one in reversed([*enumerate(changes)])}
+    held = {id(one.holder): one.holder for one in changes if isinstance(one.holder, dict)}
+    places = {(of, key): place for of, one in held.items() for place, key in enumerate(one)}
+    return sorted(changes, key=lambda one: (first[id(one.holder)], places.get(one.entry, -1)))
+
+
+def take_back(one: Change) -> None:
+    """Give a place the value that it had before."""
+    if one.key in (APPENDED, PREPENDED):
+        put(one.holder, None, one.before)
+    elif isinstance(one.holder, types.CellType) and one.before is ABSENT:
+        del one.holder.cell_contents
+    else:
+        put(one.holder, one.key, one.before)
+
+
+def stored_in(one: Snapshot) -> Iterator[Change]:
+    """Find tensors of the trace that a list or dict did not hold before."""
+    held, before = one.container, one.before
+    if type(held) is types.CellType:
+        now = look("cell", held, None)
+        yield from (Change(held, None, before, now),) if now is not before else ()
+        return
+    if isinstance(held, dict):
+        yield from _entries_stored(held, before)
+        return
+    now, old = content_of(held), content_of(before)
+    if isinstance(held, set):
+        added = [item for item in now if item not in before]
+        key, now = (None, now) if len(added) + len(old) > len(now) else (APPENDED, added)
+    else:
+        key, now = _at_the_ends(now, old, getattr(held, "maxlen", None))
+    yield Change(held, key, old, now)
+
+
+def _entries_stored(held: dict[Any, Any], before: dict[Any, Any]) -> Iterator[Change]:
+    """Find the entries with new tensors, and plain ones that come after a new key, to keep their
+    order.
+    """
+    is_after = False
+    for key, now in content_of(held):
+        old = before.get(key, ABSENT)
+        if now is not old and has_tracers(now):
+            is_after = is_after or old is ABSENT
+        elif not (is_after and old is ABSENT and type(now) in PLAIN):
+            continue
+        yield Change(held, key, old, now)
+
+
+def _at_the_ends(now: list[Any], old: list[Any], limit: int | None) -> tuple[Any, list[Any]]:
+    """The key of what is new at one end of a list or deque, and that. A full deque has dropped
+    items at the other end.
+    """
+    is_full = len(now) == limit
+    for dropped in range(len(old) + 1 if is_full else 1):
+        count = len(old) - dropped
+        if count > len(now):
+            continue
+        if all(map(operator.is_, old[dropped:], now)):
+            return APPENDED, now[count:]
+        if all(map(operator.is_, old[:count], now[len(now) - count :])):
+            return PREPENDED, now[: len(now) - count]
+    return None, now
+
+
+def has_tracers(value: Any) -> bool:
+    """Test for tensors of the trace in a value. Those of a function inside it do not count: they
+    are lost, as under torch.func.
+    """
+    kinds = set(map(type, leaves_in(value)))
+    is_lost = any(issubclass(kind, EscapedValue) for kind in kinds)
+    return not is_lost and any(issubclass(kind, internals.Tracer) for kind in kinds)
+
+
+def holds_numbers(value: Any) -> bool:
+    """Test for numbers of the trace in a value."""
+    return any(issubclass(type(leaf), _NUMBERS) for leaf in leaves_in(value))
+
+
+def leaves_in(value: Any, depth: int = _DEEP) -> Iterator[Any]:
+    """The leaves of a value, keys of dicts too. No code of the user's classes runs."""
+    if not issubclass(type(value), CONTAINERS) or not depth:
+        yield alive(value)
+        return
+    items = content_of(value)
+    for item in itertools.chain(*items) if issubclass(type(value), dict) else items:
+        yield from leaves_in(item, depth - 1)
+
+
+def alive(value: Any) -> Any:
+    """The value itself, or what a wrapper of a torch.func transform held that has ended."""
+    return internals.alive(value) if is_a(value, torch.Tensor) else value
