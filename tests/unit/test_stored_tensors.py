@@ -118,6 +118,20 @@ def _step(on: Any, wrap: str, store: str, to: Places | None, x: torch.Tensor) ->
     return result, sum(used)
 
 
+def _rebinding(on: Any, wrap: str, to: list[Any], x: torch.Tensor) -> Any:
+    """Bind a variable of the function around, in a function three levels deep."""
+    last = None
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        nonlocal last
+        last = x * x
+        to.append(last + 1)
+        return (last * x).sum()
+
+    first = WRAPS[wrap](on, lambda x: WRAPS[wrap](on, f, x).sum(), x)
+    return first, last + to[-1]  # type: ignore[operator]
+
+
 X = torch.tensor([0.5, -1.0, 2.0])
 
 
@@ -133,3 +147,36 @@ def test_what_is_stored_is_there_afterwards(store: str, wrap: str, is_local: boo
         for got, to in ((_step(tfn, wrap, store, ours, X * scale), ours), (jitted(X * scale), jits)):
             torch.testing.assert_close(got, want)
             assert to is None or held(to) == held(expected)
+
+
+@pytest.mark.parametrize("wrap", ["grad", "vjp", "jvp", "jit", "checkpoint", "torch's checkpoint"])
+def test_a_variable_around_is_bound(wrap: str) -> None:
+    """Law: transforms within transforms leave what torch.func's leave."""
+    expected, ours, jits = [], [], []  # type: ignore[var-annotated]
+    jitted = tfn.jit(tfn.jit(lambda x: _rebinding(tfn, wrap, jits, x)))
+    for scale in (1.0, 2.0, -1.0):
+        want = _rebinding(torch.func, wrap, expected, X * scale)
+        torch.testing.assert_close(_rebinding(tfn, wrap, ours, X * scale), want)
+        torch.testing.assert_close(jitted(X * scale), want)
+    torch.testing.assert_close((ours, jits), (expected, expected))
+
+
+def test_what_is_stored_inside_grad_has_autograds_history() -> None:
+    """Law: a stored tensor that depends on tensors that require grad outside is in autograd's graph, as under torch.func."""
+    results = []
+    for on in (tfn, torch.func):
+        kept, x = [], X.clone().requires_grad_()
+        gradient = on.grad(lambda y, kept=kept: (kept.append(y * y), (y**3).sum())[1])(x)
+        results.append(torch.autograd.grad((gradient * kept[0]).sum(), x)[0])
+    torch.testing.assert_close(results[0], results[1])
+
+
+@pytest.mark.parametrize("transform", ["grad", "vjp", "jvp", "jacrev"])
+def test_torch_funcs_own_transforms_inside_a_jitted_function(transform: str) -> None:
+    """Law: what torch.func's transforms leave outside is kept in each call."""
+    ours, expected = places(), places()
+    steps = [lambda x, to=to: _step(torch.func, transform, "module", to, x) for to in (ours, expected)]
+    jitted = tfn.jit(steps[0])
+    for scale in (1.0, 2.0):
+        torch.testing.assert_close(jitted(X * scale), steps[1](X * scale))
+        assert held(ours) == held(expected)

@@ -17,7 +17,6 @@ from thunder_fn.capture.scopes import user_source
 from thunder_fn.capture.supported import check_supported
 from thunder_fn.errors import VmapError, is_int, kind_of, spelled
 from thunder_fn.interpreters.vmap import vmap as vmap_trace
-from thunder_fn.ir.rules import chosen
 from thunder_fn.ir.trace import Trace, as_dim, type_of_value
 from thunder_fn.jitted import Jitted
 from thunder_fn.structured.autograd_function import with_batch_dims
@@ -155,11 +154,10 @@ class Vmap(Transformed):
             write(target, placed)
         first = len(captured.writes)
         for effect in captured.effects:  # what is a batch means nothing outside
-            found = [*chosen(effect.leaves, effect.is_output)]
-            if all(flag is None for flag in flags[first : first + effect.count]):
-                found = values[first : first + effect.count]
-            effect.apply(found)
-            first += effect.count
+            last = first + effect.count
+            is_one = all(flag is None for flag in flags[first:last])
+            effect.apply(values[first:last] if is_one else effect.traced)
+            first = last
 
     def _arrange(self, captured: Captured, outputs: Any, flags: Any, size: int) -> Any:
         out_dims = spread_out_dims(self.out_dims, captured, self.__name__)

@@ -18,6 +18,7 @@ import torch
 from thunder_fn.capture import pytree
 from thunder_fn.capture.outside.edges import look, store
 from thunder_fn.capture.outside.reads import ABSENT, builtin_of, content_of
+from thunder_fn.ir.rules import chosen
 from thunder_fn.ir.symbols import Symbol
 
 Entry = tuple[int, Any]
@@ -77,6 +78,11 @@ class Effect:
         """The number of outputs in it."""
         return sum(self.is_output) + self.is_conditional
 
+    @property
+    def traced(self) -> Sequence[Any]:
+        """What the capture of a transform's function had in the place of the outputs."""
+        return chosen(self.leaves, self.is_output)
+
     def apply(self, outputs: Sequence[Any], tensors: Sequence[torch.Tensor] = ()) -> None:
         """Store the value, for a call with these tensors."""
         given = iter(outputs)
@@ -103,6 +109,7 @@ class Update:
     value: Any
     is_added: bool = False
     count: ClassVar[int] = 0
+    traced: ClassVar[Sequence[Any]] = ()
 
     def apply(self, outputs: Sequence[Any] = (), tensors: Sequence[torch.Tensor] = ()) -> None:
         """Store the value, or the sum of it and what the place has now."""
