@@ -344,7 +344,11 @@ class _Captures:
 
 
 _CAPTURES = clears(_Captures())
-_capture = functools.partial(capture, stores=True)
+
+
+def _capture(*args: Any, **options: Any) -> Captured:
+    """Capture a function for a transform, which is given what it stores outside."""
+    return capture(*args, stores=True, **options)
 
 
 @internals.outside_dynamo
