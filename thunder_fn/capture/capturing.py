@@ -134,6 +134,7 @@ def capture(  # noqa: PLR0913 - options, by keyword
     kept = _Found(wanted) if has_effects else None
     has_symbols, copies = symbolic is not None, tuple[Lookaside, ...]()
     is_first = is_outermost = current() is None and known is None
+    begin_again = beginning() if current() is None else None
     while True:
         try:
             with _attempting(differentiated, copies):
@@ -149,17 +150,17 @@ def capture(  # noqa: PLR0913 - options, by keyword
         except MustFeed as again:
             assert kept is not None, "others have no kept objects"
             kept = dataclasses.replace(kept, places=again.places)
+        assert begin_again is not None, "others are captured once"
         begin_again()
         has_symbols = True  # again: sizes that depend on data, and fed numbers, are symbols
 
 
-def begin_again() -> None:
-    """Undo what a run of the function has written to places outside, before it runs again. Inside
-    of another capture nothing is undone: what that has written would be lost.
+def beginning() -> Callable[[], None]:
+    """Note what places outside hold now. The result gives it back to them, before the function
+    runs again.
     """
     watch = frames.observer()
-    if watch is not None and current() is None:
-        watch.put_back()
+    return (lambda: None) if watch is None else watch.beginning()
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from thunder_fn.capture.apply import (
     write_back,
     write_to_result,
 )
-from thunder_fn.capture.capturing import begin_again
+from thunder_fn.capture.capturing import beginning
 from thunder_fn.capture.failures import check_aliases, source_of
 from thunder_fn.capture.kept_state import KeptState, decided_by
 from thunder_fn.capture.modules import TRACING
@@ -397,6 +397,7 @@ def capture_call(
         }
         if not getattr(f, "fills_arguments", False):
             options_of_capture["returning"] = filling
+        begin_again = beginning()
         captured = capture(function, call.args, call.kwargs, **options_of_capture)
         if is_followed(captured):
             # again, with what is computed where gradients are off as constants

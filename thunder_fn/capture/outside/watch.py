@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ from thunder_fn.capture.outside.expressions import Reading
 from thunder_fn.capture.outside.frames import is_import
 from thunder_fn.capture.outside.kinds import FUNCTIONS, NO_FIELDS, answers_of, is_code, place_of
 from thunder_fn.capture.outside.reads import ABSENT, content_of, fields_of, is_a
-from thunder_fn.capture.places import Snapshot
+from thunder_fn.capture.places import Snapshot, snapshot
 from thunder_fn.capture.recorder import current
 from thunder_fn.capture.supported import EscapedValue
 from thunder_fn.errors import UnsupportedCall
@@ -179,16 +179,31 @@ class Watch(Evaluator):
         return not any(found) and not any(map(self.is_outside, changed))
 
     def put_back(self) -> None:
-        """Give places outside what they held before. A function that is traced again, since an
-        attempt has failed, begins as that did. What held numbers or tensors of the trace when it
-        was met is an object of PyTorch's that the capture itself gives back, or new.
+        """Give places outside what they held before. What held numbers or tensors of the trace when
+        it was met is an object of PyTorch's that the capture itself gives back, or new.
         """
-        for (kind, _, key), (holder, old) in {**self.counted, **self.before}.items():
-            if look(kind, holder, key) is not old and not is_of_trace(old):
-                store(kind, holder, key, old)
-        for one in self.contents.values():
+        self._put_back({}, {})
+
+    def beginning(self) -> Callable[[], None]:
+        """Note what the known places hold. The result gives it back to them, and to those that are
+        found until then what they held before: a function that is traced again begins as it did.
+        """
+        places = {**self.counted, **self.before}.items()
+        values = {place: look(place[0], on, place[2]) for place, (on, _) in places}
+        contents = {of: snapshot(one.container) for of, one in self.contents.items()}
+        return lambda: self._put_back(values, contents)
+
+    def _put_back(self, values: Mapping[Any, Any], contents: Mapping[int, Snapshot]) -> None:
+        for place, (holder, old) in {**self.counted, **self.before}.items():
+            kind, _, key = place
+            value = values.get(place, old)
+            if look(kind, holder, key) is not value and (place in values or not is_of_trace(old)):
+                store(kind, holder, key, value)
+        for of, known in self.contents.items():
+            one = contents.get(of, known)
             is_imports = one.container is sys.modules  # what is imported stays imported
-            if not is_imports and not one.is_unchanged and not is_of_trace(one.before):
+            is_given_back = of not in contents and is_of_trace(one.before)
+            if not is_imports and not is_given_back and not one.is_unchanged:
                 one.restore()
 
     # ---- the end ----
