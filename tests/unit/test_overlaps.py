@@ -8,11 +8,18 @@ import pytest
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+import thunder_fn as tfn
 from tests.ops.samples import op_db
+from thunder_fn import jit
 from thunder_fn.ir import facts
 
 NAMES = sorted({name.removeprefix("aten.").rstrip("_") for name in facts.READS_BEFORE_WRITES})
-OPS = [op for op in op_db if op.name in NAMES and op.supports_out and torch.float64 in op.supported_dtypes("cpu")]
+FIRST = [name.removeprefix("aten.") for name in facts.COPIES_FIRST]
+OPS = [
+    op
+    for op in op_db
+    if op.name in (*NAMES, *FIRST) and op.supports_out and torch.float64 in op.supported_dtypes("cpu")
+]
 SIZE = 17
 LAYOUTS = {"rows": lambda x: x.clone(), "columns": lambda x: x.mT.contiguous().mT if x.dim() > 1 else x.clone()}
 
@@ -30,7 +37,7 @@ def test_an_operand_that_is_written_over_is_read_before(op: Any, layout: str) ->
         given, spec = tree_flatten((sample.input, sample.args, sample.kwargs))
         same = op.name not in ("cholesky", "renorm", "cumsum", "cumprod")
         for leaves in (given, list(map(squares, given))) if same else (given,):
-            for place in range(len(leaves)):
+            for place in range(1 if op.name in FIRST else len(leaves)):
                 written_over(op, leaves, spec, place, LAYOUTS[layout])
 
 
@@ -45,3 +52,23 @@ def written_over(op: Any, given: list[Any], spec: Any, place: int, layout: Any) 
     others = [layout(x) if isinstance(x, torch.Tensor) else x for x in given]
     first, args, kwargs = tree_unflatten(others, spec)
     torch.testing.assert_close(op.op(first, *args, **kwargs, out=others[place]), wanted, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_a_product_is_added_over_its_first_operand_and_over_no_other(name: str) -> None:
+    op, sizes = getattr(torch, name), {"addmm": (3, 3), "addmv": (3,), "baddbmm": (2, 3, 3)}[name]
+
+    def over(place: int) -> Any:
+        def f(x: torch.Tensor) -> torch.Tensor:
+            given = [x, (torch.stack([x, x + 1, x + 2]) if x.dim() == 1 else x + 1), x + 2]
+            op(*given, beta=0.5, alpha=2, out=given[place])
+            return given[place]
+
+        return f
+
+    x = torch.randn(sizes, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    wanted = over(0)(x.clone())
+    torch.testing.assert_close(jit(over(0))(x.clone()), wanted)
+    torch.testing.assert_close(tfn.vmap(lambda x: over(0)(x.clone()))(x[None]), wanted[None])
+    with pytest.raises(tfn.errors.AliasedMutation, match="reads at another place"):
+        jit(over(2))(x.clone())

@@ -115,6 +115,38 @@ def test_a_rule_that_holds_for_one_number_only_is_for_this_number() -> None:
     assert cache_info(g).misses <= 3
 
 
+def first_half(x: Tensor) -> Tensor:
+    return x.split(x.shape[0] // 2)[0]
+
+
+def halves_swapped(x: Tensor) -> Tensor:
+    return torch.cat(x.split(x.shape[0] // 2)[::-1])
+
+
+AROUND: dict[str, Callable[[Callable[[Tensor], Tensor]], Callable[[Tensor], Any]]] = {
+    "the whole function": tfn.vmap,
+    "a part of the function": lambda f: lambda x: tfn.vmap(f)(x) + 1,
+    "of a gradient": lambda f: tfn.vmap(tfn.grad(lambda x: f(x).square().sum())),
+    "inside a gradient": lambda f: tfn.grad(lambda x: tfn.vmap(f)(x).square().sum()),
+    "inside jvp": lambda f: lambda x: tfn.jvp(tfn.vmap(f), (x,), (x,)),
+    "twice": lambda f: lambda x: tfn.vmap(tfn.vmap(f, in_dims=1, out_dims=1))(x),
+    "in a jitted function": lambda f: jit(tfn.vmap(f)),
+    "in the body of a loop": lambda f: lambda x: tfn.map(tfn.vmap(f), x[None]),
+}
+
+
+@pytest.mark.parametrize("f", [first_half, halves_swapped])
+@pytest.mark.parametrize("around", AROUND)
+def test_a_rule_that_took_a_size_for_a_number_guards_what_is_made_of_it(
+    f: Callable[[Tensor], Tensor], around: str
+) -> None:
+    whole = AROUND[around](f)
+    g = jit(whole, cache="symbolic values")
+    for rows in (6, 4, 8, 5, 6):
+        x = torch.randn(2, rows, 3, generator=torch.Generator().manual_seed(rows))
+        torch.testing.assert_close(g(x), whole(x))
+
+
 def test_a_shape_is_a_size() -> None:
     g = jit(lambda x: x.shape, cache="symbolic values")
     for shape in ((2, 3), (4, 5)):

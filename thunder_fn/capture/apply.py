@@ -130,6 +130,7 @@ def copy_trace(recorder: Recorder, trace: Trace, inputs: Sequence[Any]) -> tuple
     operands = operands_of(recorder, (*inputs, *extra))
     if operands is None:
         return None
+    recorder.decisions.require(trace)
     env = {var.index: operand for var, operand in zip(closed.inputs, operands, strict=True)}
     read: Callable[[Var], Var] = lambda var: env[var.index]
     for equation in closed.equations:
@@ -178,6 +179,8 @@ def bind_equation(
     """
     outputs = tuple(recorder.fresh(type) for type in types)
     source = user_source(recorder)
+    for body in bodies:
+        recorder.decisions.require(body)
     if recorder.states and any(map(ops.has_effects, bodies)):
         recorder.draws += 1
     recorder.append(Leaf(op, args, kwargs, outputs, source, bodies))
@@ -279,6 +282,7 @@ def replay(recorder: Recorder, trace: Trace, inputs: Sequence[Any]) -> tuple[Any
     call = Source(
         *((own.file, own.line, own.function) if own else ("", 0, "")), recorder.scope.module
     )
+    recorder.decisions.require(trace)
     with internals.autocast_off():
         results = _replay(recorder, trace, inputs, call)
     recorder.source = own

@@ -224,7 +224,7 @@ class History:
         """
         recorder = self.recorder
         known = recorder.given, self.linked, self._laid_out
-        check_overlaps(func, tensors, others, *known, recorder.source)
+        check_overlaps(func, tensors, others, args, *known, recorder.source)
         check_casts(func, tensors, args, kwargs, recorder.source)
 
     def _laid_out(

@@ -23,10 +23,11 @@ WORK = 100_000
 """The number of steps after which two tensors count as disjoint."""
 
 
-def check_overlaps(
+def check_overlaps(  # noqa: PLR0913 - the call, and what is known of memory
     func: Any,
     changed: Sequence[torch.Tensor],
     others: Sequence[torch.Tensor],
+    args: Sequence[Any],
     given: Sequence[torch.Tensor],
     linked: Callable[[int], set[int]],
     laid_out: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor] | None],
@@ -39,6 +40,7 @@ def check_overlaps(
         func: the op.
         changed: the tracers that it changes.
         others: the other tracers that it is given.
+        args: its positional arguments.
         given: the tracers of arguments and of tensors from outside.
         linked: the memories that have the values of a memory, both by their id.
         laid_out: two tensors as they lie in one memory; None if they do not.
@@ -70,7 +72,7 @@ def check_overlaps(
             is_beside = _is_foreach(name) and place % len(changed) == number
             is_beside &= len(others) % len(changed) == 0
             pair = laid_out(tensor, other)
-            is_elementwise = is_beside or _is_in_place(func)
+            is_elementwise = is_beside or _is_in_place(func) or _is_copied_first(name, args, other)
             if pair is not None and _is_read_late(*pair, is_elementwise=is_elementwise):
                 what = (
                     f"`{name}` writes to memory that it reads at another place, in an order that"
@@ -93,6 +95,11 @@ def _check_written_once(
 def _is_foreach(name: str) -> bool:
     """Test for an op on lists of tensors, which computes each from those beside it."""
     return name.startswith("_foreach_")
+
+
+def _is_copied_first(name: str, args: Sequence[Any], other: torch.Tensor) -> bool:
+    """Test for the operand of an op that is copied to the result before anything else is read."""
+    return bool(args) and other is args[0] and f"aten.{name}" in facts.COPIES_FIRST
 
 
 def _is_read_late(changed: torch.Tensor, read: torch.Tensor, *, is_elementwise: bool) -> bool:

@@ -228,6 +228,9 @@ READS_BEFORE_WRITES = Leaves(
 )
 """Ops, besides pointwise ones, that may write over an operand in its own place."""
 
+COPIES_FIRST = Leaves("addmm addmv baddbmm")
+"""Ops that may write over their first operand, which they copy to the result before they add."""
+
 CASTS_TO_OUT = Leaves("cat floor_divide")
 """Ops, besides pointwise ones, that compute what they do without `out=`, and cast that to its
 dtype.

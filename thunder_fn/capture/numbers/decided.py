@@ -12,7 +12,7 @@ import sympy
 from thunder_fn.capture.recorded import Decision, Leaf
 from thunder_fn.errors import located
 from thunder_fn.ir import ops
-from thunder_fn.ir.constraints import constraints_of
+from thunder_fn.ir.constraints import constraints_of, is_hinted
 from thunder_fn.ir.symbols import Substitution, Symbol, made_by, replaced
 from thunder_fn.ir.trace import Expr, Literal, Source, Trace
 
@@ -67,6 +67,16 @@ class Decisions:
     def constraints(self) -> tuple[Expr, ...]:
         """The decisions so far, as constraints."""
         return self._mode.numbers.constraints if self._mode.shape_env is not None else ()
+
+    def require(self, trace: Trace) -> None:
+        """Note what a trace that is recorded is guarded by: its equations may be recorded again
+        without it, as those of views are, and those of a call in a call of the same name.
+        """
+        if self._mode.shape_env is None:
+            return
+        for constraint in filter(is_hinted, constraints_of(trace)):
+            bool(self._mode.size(constraint))
+            self.by_question.setdefault(constraint, Decision(constraint, True))
 
     def settled(self, trace: Trace) -> Trace:
         """Remove the symbols that decisions make redundant: where `s1 == s0`, only `s0` is left."""
