@@ -946,6 +946,40 @@ def match_class():
     return f, lambda: setattr(o, "k", 3.0)
 
 
+def matched_by_place(name, value):
+    class P:
+        __match_args__ = ("j", "k")
+
+        def __init__(s):
+            s.j, s.k, s.unread = 1, 2.0, 1
+
+    o = P()
+
+    def f(x):
+        match o:
+            case P(1, k):
+                return x * k
+            case _:
+                return x
+
+    return f, lambda: setattr(P if name == "__match_args__" else o, name, value)
+
+
+@row
+def match_class_by_place():
+    return matched_by_place("k", 3.0)
+
+
+@row
+def match_class_by_another_place():
+    return matched_by_place("j", 2)
+
+
+@row
+def match_args():
+    return matched_by_place("__match_args__", ("unread", "j"))
+
+
 @row
 def match_value():
     o = ns(mode="a")

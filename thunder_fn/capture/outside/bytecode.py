@@ -567,8 +567,9 @@ def _match_class(r: _Reader, one: dis.Instruction) -> None:
     subject, classes, names = r.pop(3)
     r.kinds(classes, subject)
     if subject is not None and names is not None and names[0] == "const":
-        for name in (*names[1], "__match_args__"):
-            r.use(("attr", subject, ("const", name)))
+        by_place: Source = ("each", ("attr", subject, ("const", "__match_args__")))
+        for name in (*(("const", name) for name in names[1]), *[by_place] * bool(one.arg)):
+            r.use(("attr", subject, name))
     r.end(subject)
     r.stack.append(None if subject is None else ("fields", subject))
 

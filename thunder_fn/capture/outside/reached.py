@@ -9,6 +9,7 @@ import contextvars
 import datetime
 import functools
 import gc
+import inspect
 import io
 import os
 import pathlib
@@ -65,7 +66,7 @@ MAX_ARRAY_BYTES = 4096
 """Arrays of NumPy are guarded by content up to this size, and refused beyond."""
 
 _ANSWERS_ANEW = frozenset(
-    id(vars(of)[name])
+    id(inspect.getattr_static(of, name))  # a method may be a base's, as `Path.exists` in 3.13
     for of, names in (
         (builtins, "open"),
         (time, "time time_ns monotonic monotonic_ns perf_counter perf_counter_ns process_time"),
@@ -91,7 +92,7 @@ _ANSWERS_ANEW = frozenset(
         (io.BytesIO, "getvalue getbuffer"),
     )
     for name in names.split()
-    if name in vars(of)
+    if hasattr(of, name)
 )
 """Functions whose answers change by themselves."""
 MANY = 10_000
