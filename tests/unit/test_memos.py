@@ -47,3 +47,16 @@ def test_every_memo_of_traces_is_one_of_these() -> None:
         file.name for file in files if re.search(r"^\s*@(functools\.)?(lru_)?cache\b", file.read_text(), re.MULTILINE)
     ]
     assert not own, "use ir/memos.py"
+
+
+def test_traces_of_other_shapes_have_other_hashes() -> None:
+    """A memo that is asked about many shapes would otherwise compare each trace with all before it."""
+    loss = tfn.checkpoint(lambda x: torch.nn.functional.layer_norm(x.tanh(), (4,)).softmax(-1).pow(2).sum())
+    traces = [
+        tfn.trace(tfn.grad(loss), torch.ones(n, 4, dtype=dtype))
+        for n in range(1, 40)
+        for dtype in (torch.float32, torch.float64)
+    ]
+    bodies = [equation.body for trace in traces for equation in trace.equations if equation.bodies]
+    assert len(set(map(hash, traces))) == len(set(traces)) == len(traces)
+    assert len(set(map(hash, bodies))) == len(set(bodies)) > len(traces) // 2

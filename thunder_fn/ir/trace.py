@@ -280,7 +280,8 @@ class Trace(Shown):
 
     def __post_init__(self) -> None:
         _check_numbering(self)
-        parts = (self.inputs, self.equations, self.outputs, self.constants, self.constraints)
+        types = tuple([var.type for var in self.inputs])  # variables hash by their numbers alone
+        parts = (types, self.equations, self.outputs, self.constants, self.constraints)
         object.__setattr__(self, "_hash", hash(parts))
         depth = max(
             (body.depth + 1 for equation in self.equations for body in equation.bodies), default=0
