@@ -37,23 +37,24 @@ const MODULES = 14;
 const PALETTE = 6; // colours of the style sheet; more modules are a ramp of hues
 const BYTES = Array.from({ length: 40 }, (_, k) => 2 ** k); // distances of ticks
 
-// Live bytes over the programs in parts: what is saved for the backward, the modules that have most at the peak, the rest.
+// Live bytes over the programs in parts: what is saved for the backward, the modules whose bytes live longest, the rest.
 function stacks(memory, modules) {
-  const { buffers, kinds, length, peakAt } = memory;
+  const { buffers, kinds, length } = memory;
   const named = buffers.some((one) => modules[one[5]]);
   const families = memory.names.map((name) => name.replace(/^aten\.|\.\w+$/g, "")); // where there are no modules: the op
   const short = modules.map((name) => name.split(".", 2).join("."));
   const top = (one) => (named ? short[one[5]] : families[one[4]]);
-  const at = new Map();
+  const area = new Map();
   const born = new Map();
   for (const one of buffers) {
     const name = top(one);
     born.set(name, Math.min(born.get(name) ?? Infinity, one[0]));
-    if (kinds[one[3]] !== "input" && kinds[one[3]] !== "residual" && one[0] <= peakAt && peakAt <= one[1]) at.set(name, (at.get(name) ?? 0) + one[2]);
+    if (kinds[one[3]] !== "input" && kinds[one[3]] !== "residual") area.set(name, (area.get(name) ?? 0) + one[2] * (one[1] - one[0] + 1));
   }
-  const most = [...at].filter(([name]) => name).sort((a, b) => b[1] - a[1]).slice(0, MODULES).map(([name]) => name);
+  const most = [...area].filter(([name]) => name).sort((a, b) => b[1] - a[1]).slice(0, MODULES).map(([name]) => name);
   const largest = most.sort((a, b) => born.get(a) - born.get(b)); // in the order in which they run
-  const names = [...(memory.residuals ? ["saved for backward"] : []), ...largest, "other"];
+  const inOther = (one) => !["input", "residual"].includes(kinds[one[3]]) && !largest.includes(top(one));
+  const names = [...(memory.residuals ? ["saved for backward"] : []), ...largest, ...(buffers.some(inOther) ? ["other"] : [])];
   const partOf = (one) => {
     if (kinds[one[3]] === "residual") return "saved for backward";
     return largest.includes(top(one)) ? top(one) : "other";

@@ -63,10 +63,8 @@ function unfold(data, step) {
         });
       } else {
         node.outs = types.map((type, k) => fresh(type, names[k], node.i, live));
-        if (live) {
-          for (const value of new Set(operands)) values.get(value)?.uses.push(node.i);
-          leaves.push(node.i);
-        }
+        for (const value of new Set(operands)) values.get(value)?.uses.push(node.i);
+        if (live) leaves.push(node.i);
         if (own) own.forEach((one, k) => bodyOf(one, k, own.length, node, inside));
       }
       made += types.length;
@@ -85,6 +83,7 @@ function unfold(data, step) {
     const env = bind(body, inputs, false);
     walk(number, env, owner.depth + 2, label.i, `${prefix}:${k}`, false);
     label.outs = body[4].map((atom) => (typeof atom === "number" ? env[atom] : atom));
+    for (const value of label.outs) if (values.has(value)) values.get(value).isGiven = true;
     label.le = leaves.length;
     label.end = nodes.length;
   };

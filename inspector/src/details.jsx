@@ -266,7 +266,8 @@ function Life({ model, at, step, name, value, reveal, goTo }) {
     <li class={at === step ? "on" : ""}>
       <button class="stepname" onClick={() => goTo(at)}>{name}</button> <var>{known.name}</var>
       <div>{maker ? ["made by ", link(maker.i)] : root >= flat.numInputs ? "closed over" : "an input"}</div>
-      <div>{known.uses.length ? ["read by ", known.uses.slice(0, MAX_USES).map((i, k) => [k > 0 && ", ", link(i)]), known.uses.length > MAX_USES && ` and ${known.uses.length - MAX_USES} more`] : isOutput ? null : "read by nothing"}</div>
+      <div>{known.uses.length ? ["read by ", known.uses.slice(0, MAX_USES).map((i, k) => [k > 0 && ", ", link(i)]), known.uses.length > MAX_USES && ` and ${known.uses.length - MAX_USES} more`] : isOutput || known.isGiven ? null : "read by nothing"}</div>
+      {known.isGiven && <div>returned by the body</div>}
       {model.isSaved(at, value) && <div class="saved">saved for the backward</div>}
       {isResult && <div>returned</div>}
       {isProgram && !isOutput && maker && last !== undefined && <div>freed after {link(last)}</div>}

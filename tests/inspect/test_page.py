@@ -284,12 +284,13 @@ AXE = Path(os.environ.get("AXE", ROOT / "inspector" / "node_modules" / "axe-core
 
 
 @pytest.mark.skipif(not AXE.is_file(), reason="axe-core is not there: `npm install --no-save axe-core` in inspector/")
-@pytest.mark.parametrize(("name", "width"), [("gradient", 1440), ("loops", 400)])
+@pytest.mark.parametrize(("name", "width"), [("gradient", 1440), ("loops", 400), ("two runs", 400), ("two runs", 1440)])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_everybody_can_use_it(name: str, scheme: str, width: int, made: Any, opened: Any) -> None:
     """Roles, names and contrast, by axe-core: with a row and a variable chosen, on each chart, and with the keys shown."""
     size = {"width": width, "height": 900}
-    tab = opened(made(name)[1], viewport=size, color_scheme=scheme)
+    page = inspect.compare(made("three")[0], made("loops")[0], machine=MACHINE) if name == "two runs" else made(name)[1]
+    tab = opened(page, viewport=size, color_scheme=scheme)
     tab.evaluate(AXE.read_text())
     for keys in ("jjjv", "m", "]n", "?"):
         for key in keys:
@@ -392,7 +393,12 @@ def test_a_loop_says_how_often_and_what_it_carries(made: Any, opened: Any) -> No
     label = tab.locator(".row.node", has_text="body(").first.inner_text()
     assert "consts v3:0.x0; carry v3:0.x1; xs v3:0.x2" in label
     tab.locator(".row.node", has_text="body(").first.locator("var").nth(2).click()
-    assert "argument 2 of body 0 of the loop or choice that makes v3" in tab.locator(".variable").inner_text()
+    variable = tab.locator(".variable")
+    assert "argument 2 of body 0 of the loop or choice that makes v3" in variable.inner_text()
+    assert re.search(r"an input\s+read by add", variable.inner_text())
+    tab.keyboard.press("e")
+    tab.locator(".row.node", has_text="= add").first.locator("var").first.click()
+    assert "returned by the body" in variable.inner_text() and "read by nothing" not in variable.inner_text()
 
 
 def newton(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -433,6 +439,20 @@ def test_chart_says_what_it_draws_and_has_colours_without_modules(made: Any, ope
     steps(tab).last.click()
     assert "the program that runs" in tab.locator(".tabs").inner_text()
     assert "scan" in tab.locator(".u-legend").inner_text()
+
+
+def test_chart_colours_modules_that_are_over_at_the_peak(made: Any, opened: Any) -> None:
+    legend = opened(made("gradient")[1]).locator(".u-legend").inner_text()
+    assert all(name in legend for name in ("tokens", "blocks.0", "blocks.1", "head"))
+
+
+def test_columns_stand_under_their_names(made: Any, opened: Any) -> None:
+    tab = opened(made("module")[1])
+    edges = """row => ["type", "line"].map(name => {
+        const cell = document.querySelector(`${row} .${name}`);
+        return cell.getBoundingClientRect().left + parseFloat(getComputedStyle(cell).paddingLeft);
+    })"""
+    assert tab.evaluate(edges, ".row.head") == tab.evaluate(edges, ".row.node")
 
 
 def test_two_runs_stand_beside_each_other(opened: Any) -> None:

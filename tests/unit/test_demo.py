@@ -130,6 +130,12 @@ def test_a_result_that_cannot_be_written_is_known_at_once(capsys: pytest.Capture
     assert capsys.readouterr().err.endswith(f"error: argument --json: {__file__}: File exists\n")
 
 
+def test_each_law_is_listed_with_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(main, ["laws", "--list"]) == 0
+    laws = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    assert len(laws) > 100 and not [line for line in laws if line.rstrip().endswith(":")]
+
+
 def test_a_command_says_which_extra_it_needs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

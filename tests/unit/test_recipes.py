@@ -796,12 +796,20 @@ def unnamed() -> tuple[nn.Module, dict[str, Any]]:
     return nn.Linear(3, 4), {"tokens": X}
 
 
+def test_command_takes_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a_model_to_compile.py"
+    path.write_text("import torch\n\ndef small():\n    return torch.nn.ReLU(), {'input': torch.ones(2)}\n")
+    assert command.main([f"{path}:small", "--no-torch-compile"]) == 0
+    assert "ReLU" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("argv", "code", "message"),
     [
-        (["nowhere.json"], 2, "nowhere.json is neither a file nor module:function"),
-        (["no_such_module:f"], 2, "no_such_module:f: there is no module 'no_such_module'"),
-        (["os:nothing"], 2, "os:nothing: os has no function 'nothing'"),
+        (["nowhere.json"], 2, "'nowhere.json' names no function"),
+        (["nowhere.py:f"], 2, "there is no file nowhere.py"),
+        (["no_such_module:f"], 2, "there is no module no_such_module"),
+        (["os:nothing"], 2, "os has no function 'nothing'"),
         ([f"{__name__}:number"], 2, f"{__name__}:number must return (model, kwargs), but it returned an int"),
         ([f"{__name__}:small", "--recipe", "defalt"], 2, "there is no recipe 'defalt'; did you mean 'default'?"),
         ([f"{__name__}:unnamed"], 1, "Linear raised TypeError while it was traced: "),

@@ -140,6 +140,16 @@ def load(where: str) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any
             which.
         UserError: the user's code raises.
     """
+    return _call(where, function_at(where))
+
+
+def function_at(where: str) -> Callable[..., Any]:
+    """The function that FILE:FUNCTION names.
+
+    Raises:
+        InspectError: there is no such file, module or function.
+        UserError: the user's code raises.
+    """
     place, colon, name = where.rpartition(":")
     if not colon or not place:
         raise InspectError(
@@ -158,7 +168,7 @@ def load(where: str) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any
         raise InspectError(
             f"{place} has no function {name!r}", fix=f"It has {', '.join(known) or 'none'}."
         )
-    return _call(where, function)
+    return function
 
 
 def _module(place: str) -> Any:

@@ -2,15 +2,13 @@
 memory and time.
 
 MODEL is a folder or JSON file with a configuration of transformers, for which a model with random
-weights is made. Or it is `module:function`, a function that returns `(model, kwargs)`.
+weights is made. Or it is FILE:FUNCTION, a function that returns `(model, kwargs)`.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
-import importlib
-import importlib.util
 import json
 import os
 import statistics
@@ -26,6 +24,7 @@ from thunder_fn.commands import UserError, output_folder, users_code
 from thunder_fn.errors import CaptureError, ThunderError, kind_of
 from thunder_fn.executors.torchinductor import wait
 from thunder_fn.extras import extra
+from thunder_fn.inspect.command import function_at
 from thunder_fn.inspect.scratch import peak_of
 from thunder_fn.inspect.tables import bytes_text, seconds_text
 from thunder_fn.interpreters.simplify import dce, inline
@@ -43,7 +42,7 @@ intermediates. A larger model is only captured.
 """
 SAMPLES = 16_000
 """The number of samples of sound: a second."""
-GIVE_A_FUNCTION = "Write a function that returns (model, kwargs), and give it as module:function."
+GIVE_A_FUNCTION = "Write a function that returns (model, kwargs), and give it as FILE:FUNCTION."
 IMAGE = 224
 """Height and width of an image for a model that says none."""
 
@@ -59,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
         + (__doc__ or "").partition("\n\n")[2],
     )
     parser.add_argument(
-        "model", metavar="MODEL", help="a configuration of transformers, or module:function"
+        "model", metavar="MODEL", help="a configuration of transformers, or FILE:FUNCTION"
     )
     parser.add_argument(
         "--recipe",
@@ -111,32 +110,18 @@ def load(name: str) -> tuple[Any, dict[str, Any]]:
     """A model with random weights, and example inputs for it.
 
     Raises:
-        ValueError: there is no such model.
+        InspectError: there is no such file, module or function.
+        ValueError: it returns something else, or the configuration is none.
         UserError: the user's code raises.
     """
     if Path(name).exists():
         return _from_config(name)
-    function = _function(name)
+    function = function_at(name)
     with users_code():
         made = function()
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], dict)):
         raise ValueError(f"{name} must return (model, kwargs), but it returned {kind_of(made)}")
     return made
-
-
-def _function(name: str) -> Callable[[], Any]:
-    module, colon, attribute = name.partition(":")
-    if not colon:
-        raise ValueError(f"{name} is neither a file nor module:function")
-    sys.path.insert(0, "")
-    if not module or importlib.util.find_spec(module.partition(".")[0]) is None:
-        raise ValueError(f"{name}: there is no module {module!r}")
-    with users_code():
-        found = importlib.import_module(module)
-    function = getattr(found, attribute, None)
-    if not callable(function):
-        raise ValueError(f"{name}: {module} has no function {attribute!r}")
-    return function
 
 
 def _from_config(name: str) -> tuple[Any, dict[str, Any]]:

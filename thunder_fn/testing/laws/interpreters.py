@@ -629,14 +629,18 @@ def laws_of(interpreter: Interpreter, name: str) -> dict[str, Law]:
         laws["keeps memory apart"] = interpreter_keeps_memory
     if interpreter.idempotent:
         laws["is idempotent"] = interpreter_is_idempotent
-    return {
-        f"{name} {law}": _where_covered(interpreter, make(interpreter))
-        for law, make in laws.items()
-    }
+    return {f"{name} {law}": _where_covered(interpreter, make) for law, make in laws.items()}
 
 
-def _where_covered(interpreter: Interpreter, law: Law) -> Law:
-    return lambda trace, inputs: law(trace, inputs) if interpreter.covers(trace) else None
+def _where_covered(interpreter: Interpreter, make: Callable[[Interpreter], Law]) -> Law:
+    law = make(interpreter)
+
+    def covered(trace: Trace, inputs: Inputs) -> None:
+        if interpreter.covers(trace):
+            law(trace, inputs)
+
+    covered.__doc__ = make.__doc__
+    return covered
 
 
 # ---- work grows with distinct code ----
