@@ -85,6 +85,39 @@ def test_a_long_text_is_folded_under_its_first_line() -> None:
     assert page.startswith("<details><summary><code>&lt;b&gt;</code></summary><pre")
 
 
+COLOURS = """() => [...document.querySelectorAll("pre, pre [style*=color]")].map(one => {
+    const canvas = new OffscreenCanvas(1, 1).getContext("2d");
+    canvas.fillStyle = getComputedStyle(one).color;
+    canvas.fillRect(0, 0, 1, 1);
+    return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3);
+})"""
+
+
+def luminance(colour: list[int]) -> float:
+    linear = [part / 3294.6 if part <= 10 else ((part / 255 + 0.055) / 1.055) ** 2.4 for part in colour]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize(("text", "ground"), [("#1f1f1f", "#fff"), ("#e0e0e0", "#111"), ("#ccc", "#1e1e1e")])
+def test_pieces_have_contrast_on_light_and_dark_pages(text: str, ground: str, chromium: Any) -> None:
+    """That of WCAG AA, in the colours of JupyterLab and VS Code. Columns stand under each other there."""
+    shown = "".join(SHOWN[kind]()._repr_html_() for kind in ("trace", "diff"))
+    style = f"pre {{ font-family: serif; white-space: pre-wrap }} body {{ color: {text}; background: {ground} }}"
+    tab = chromium.new_page()
+    try:
+        tab.set_content(f"<style>{style}</style>{shown}")
+        below = luminance([int(ground.removeprefix("#").ljust(6, ground[1])[at : at + 2], 16) for at in (0, 2, 4)])
+        colours = tab.evaluate(COLOURS)
+        assert len({tuple(colour) for colour in colours}) > 5
+        for colour in colours:
+            low, high = sorted((below, luminance(colour)))
+            assert (high + 0.05) / (low + 0.05) >= 4.5, colour
+        assert "monospace" in tab.evaluate("getComputedStyle(document.querySelector('pre')).fontFamily")
+        assert tab.evaluate("getComputedStyle(document.querySelector('pre')).whiteSpace") == "pre"
+    finally:
+        tab.close()
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

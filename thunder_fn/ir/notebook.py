@@ -25,8 +25,15 @@ COLOURS = {
     "op": "#0969da",
     "text": "#1a7f37",
     "type": "#b35900",
+    "added": "#1a7f37",
+    "removed": "#cf222e",
+    "changed": "#9a6700",
 }
-"""Colours with contrast on light and on dark pages."""
+"""Colours of pieces. Each is mixed with the colour of the text around it, which is dark on light
+pages and light on dark ones, so that it has contrast on both.
+"""
+PAGE = "font-family:ui-monospace,monospace;line-height:1.35;white-space:pre;overflow-x:auto"
+"""The style of a text in columns, whatever a notebook's own style sheet says."""
 
 PIECES = re.compile(
     r"(?P<text>'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\")"
@@ -35,6 +42,8 @@ PIECES = re.compile(
     r"|(?P<op>\b[A-Za-z_][\w.]*(?=\())"
     r"|(?P<comment>\#)"
     r"|(?P<var>\bv\d+\b)"
+    r"|^(?:(?P<added>\+)|(?P<removed>-)|(?P<changed>~))(?= [v(])",
+    re.MULTILINE,
 )
 LONG = 60
 """A text of more lines begins folded."""
@@ -83,10 +92,10 @@ def as_html(text: str) -> str:
     """A program or a report as HTML; a long one is folded under its first line.
 
     Example:
-        >>> as_html("return (<b>,)")
-        '<pre style="line-height:1.35"><span style="color:#8250df">return</span> (&lt;b&gt;,)</pre>'
+        >>> as_html("f32[2] <b>").endswith(">f32[2]</span> &lt;b&gt;</pre>")
+        True
     """
-    body = f'<pre style="line-height:1.35">{highlighted(text)}</pre>'
+    body = f'<pre style="{PAGE}">{highlighted(text)}</pre>'
     if text.count("\n") < LONG:
         return body
     title = text.partition("\n")[0][:120]
@@ -103,7 +112,7 @@ def as_program(lines: Sequence[ProgramLine]) -> str:
     Law: without its tags, and unescaped, it is the text.
     """
     body = "".join(_blocks(lines, " open" if len(lines) < LONG else ""))
-    page = f'<pre style="line-height:1.35;padding-left:1.2em">{body}</pre>'
+    page = f'<pre style="{PAGE};padding-left:1.2em">{body}</pre>'
     if sum(line.level == 0 for line in lines) < LONG:
         return page
     return _folded(lines[0].text[:120], page)
@@ -139,7 +148,8 @@ def highlighted(
         if kind == "var":
             parts.append(_hover(piece, types.get(found[0])))
             continue
-        coloured = f'<span style="color:{COLOURS[kind]}">{piece}</span>'
+        colour = f"color-mix(in srgb,{COLOURS[kind]} 60%,currentColor)"
+        coloured = f'<span style="color:{colour}">{piece}</span>'
         if kind == "op" and source is not None:
             coloured, source = _linked(coloured, source), None
         parts.append(coloured)
@@ -156,4 +166,4 @@ def _linked(piece: str, source: Source) -> str:
     if source.file.startswith("<"):
         return f'<span title="{title}">{piece}</span>'
     link = html.escape(editor_link(source.file, source.line))
-    return f'<a href="{link}" title="{title}" style="text-decoration:none">{piece}</a>'
+    return f'<a href="{link}" title="{title}" style="color:inherit;text-decoration:none">{piece}</a>'
