@@ -217,11 +217,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """
     ranks = [rank for pattern, rank in RANKS if re.match(pattern, page.file.src_uri)]
     page.meta.setdefault("search", {"boost": ranks[0] if ranks else 1.0})
-    return (
-        markdown
-        if page.file.generated_by
-        else links.of_site(markdown, Path(page.file.abs_src_path), ROOT)
-    )
+    if not page.file.generated_by:
+        markdown = links.of_site(markdown, Path(page.file.abs_src_path), ROOT)
+    return shown.outputs_marked(markdown)
 
 
 def on_page_content(html: str, **_: Any) -> str:
@@ -237,6 +235,11 @@ def on_page_content(html: str, **_: Any) -> str:
     ):
         html = html.replace(written, shown_as)
     return html
+
+
+def on_post_template(output_content: str, **_: Any) -> str:
+    """The page of what is not there is a template, and has a search too."""
+    return on_post_page(output_content)
 
 
 def on_post_page(output: str, **_: Any) -> str:

@@ -10,6 +10,7 @@ import contextlib
 import difflib
 import io
 import re
+import textwrap
 import traceback
 from pathlib import Path
 
@@ -41,6 +42,30 @@ def executed(text: str) -> str:
             waiting = None
     _refuse(waiting)
     return "".join([*parts, text[end:]])
+
+
+FENCED = re.compile(
+    r"^(?P<indent> *)```(?P<language>\w*)\n(?P<body>.*?)^(?P=indent)```$", re.DOTALL | re.MULTILINE
+)
+
+
+def outputs_marked(text: str) -> str:
+    """The page with a class on each block that shows an output, for the site's styles: a trace is
+    highlighted as Python, the lines of an error message break.
+    """
+
+    def marked(block: re.Match[str]) -> str:
+        if block["language"] not in ("", "text"):
+            return block[0]
+        body = textwrap.dedent(block["body"])
+        kind = ".text .output .no-copy"
+        if body.startswith("def "):
+            kind = kind.replace("text", "python")
+        elif re.search(r"^(Docs|from): ", body, re.MULTILINE):
+            kind += " .message"
+        return block[0].replace(f"```{block['language']}\n", f"```{{ {kind} }}\n", 1)
+
+    return FENCED.sub(marked, text)
 
 
 def difference(path: Path, root: Path) -> str:

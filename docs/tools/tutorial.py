@@ -125,7 +125,7 @@ def _output(text: str) -> str:
     count = len(text.splitlines())
     block = f"```text\n{text}\n```"
     if count <= LONG:
-        return f"Output:\n\n{block}"
+        return block
     indented = "\n".join(f"    {line}" if line else "" for line in block.splitlines())
     return f'??? note "Output, {count} lines"\n\n{indented}'
 

@@ -406,6 +406,25 @@ BROKEN = """() => {
 """The names in code that stand on two lines."""
 
 
+def test_what_is_printed_is_told_from_what_is_written(site: Path) -> None:
+    text = (site / "getting_started.html").read_text()
+    assert re.search(r'class="output no-copy highlight">.{,99}<span class="k">def</span>', text, re.DOTALL)
+    message = text[: text.index("thunder_fn.errors.DataDependentBranch")].rpartition('<div class="')[2]
+    assert message.startswith('output no-copy message highlight"')
+
+
+@pytest.mark.parametrize("page", ["coming_from", "tutorials/20_from_lightning_thunder"])
+def test_a_phone_shows_both_names_of_a_row(page: str, address: str, chromium: Any) -> None:
+    """Tables of two names do not scroll sideways, which hides the one that is looked for."""
+    tab = chromium.new_page(viewport={"width": 400, "height": 900})
+    try:
+        tab.goto(f"{address}/{page}.html")
+        edges = "[...document.querySelectorAll('td')].map(cell => cell.getBoundingClientRect().right)"
+        assert max(tab.evaluate(edges)) <= 400
+    finally:
+        tab.close()
+
+
 @pytest.mark.parametrize("page", ["index", "limits", "errors/index", "architecture", "api/extend", "concepts/outside"])
 def test_a_phone_shows_whole_names(page: str, address: str, chromium: Any) -> None:
     tab = chromium.new_page(viewport={"width": 400, "height": 900})
@@ -419,6 +438,11 @@ def test_a_phone_shows_whole_names(page: str, address: str, chromium: Any) -> No
 
 
 AXE = Path(os.environ.get("AXE", ROOT / "inspector" / "node_modules" / "axe-core" / "axe.min.js"))
+LOOKED_AT = (
+    *("index", "404", "getting_started", "coming_from", "limits", "gallery", "gallery/qlora", "changelog", "faq"),
+    *("concepts/outside", "api/batches", "api/inspect", "errors/index", "errors/VmapError", "tutorials/04_vmap"),
+)
+"""A page of each kind."""
 RULES = "{runOnly: ['wcag2a', 'wcag2aa'], rules: {'scrollable-region-focusable': {enabled: false}}}"
 """Browsers let one reach boxes that scroll by keys; axe-core does not know that."""
 
@@ -426,13 +450,15 @@ RULES = "{runOnly: ['wcag2a', 'wcag2aa'], rules: {'scrollable-region-focusable':
 @pytest.mark.skipif(not AXE.is_file(), reason="axe-core is not there: `npm install --no-save axe-core` in inspector/")
 @pytest.mark.parametrize(("scheme", "width"), [("light", 400), ("dark", 1440)])
 def test_everybody_can_read_the_site(scheme: Any, width: int, address: str, chromium: Any) -> None:
-    """Names, roles and contrast, by axe-core, on a page of each kind."""
+    """Names, roles and contrast, by axe-core, on a page of each kind and on the results of a search."""
     tab = chromium.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     found: dict[str, Any] = {}
     try:
         tab.set_default_timeout(60_000)
-        for page in ("index", "faq", "concepts/outside", "api/batches", "errors/VmapError", "tutorials/04_vmap"):
-            tab.goto(f"{address}/{page}.html")
+        for page in (*LOOKED_AT, "index.html?q=vmap"):
+            tab.goto(f"{address}/{page}" if "?" in page else f"{address}/{page}.html")
+            if "?" in page:
+                tab.locator("li.md-search-result__item").first.wait_for()
             tab.evaluate(AXE.read_text())
             violations = tab.evaluate(f"axe.run(document, {RULES}).then(found => found.violations)")
             found |= {f"{page}: {one['id']}": one["nodes"][0]["failureSummary"] for one in violations}
