@@ -166,4 +166,5 @@ def _linked(piece: str, source: Source) -> str:
     if source.file.startswith("<"):
         return f'<span title="{title}">{piece}</span>'
     link = html.escape(editor_link(source.file, source.line))
-    return f'<a href="{link}" title="{title}" style="color:inherit;text-decoration:none">{piece}</a>'
+    style = "color:inherit;text-decoration:none"
+    return f'<a href="{link}" title="{title}" style="{style}">{piece}</a>'
