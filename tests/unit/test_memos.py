@@ -51,12 +51,10 @@ def test_every_memo_of_traces_is_one_of_these() -> None:
 
 def test_traces_of_other_shapes_have_other_hashes() -> None:
     """A memo that is asked about many shapes would otherwise compare each trace with all before it."""
-    loss = tfn.checkpoint(lambda x: torch.nn.functional.layer_norm(x.tanh(), (4,)).softmax(-1).pow(2).sum())
+    f = lambda x: torch.nn.functional.gelu(x).sin()
     traces = [
-        tfn.trace(tfn.grad(loss), torch.ones(n, 4, dtype=dtype))
-        for n in range(1, 40)
-        for dtype in (torch.float32, torch.float64)
+        tfn.trace(f, torch.ones(n, 4, dtype=dtype)) for n in range(1, 40) for dtype in (torch.float32, torch.float64)
     ]
     bodies = [equation.body for trace in traces for equation in trace.equations if equation.bodies]
-    assert len(set(map(hash, traces))) == len(set(traces)) == len(traces)
-    assert len(set(map(hash, bodies))) == len(set(bodies)) > len(traces) // 2
+    for known in (traces, bodies):
+        assert len(set(map(hash, known))) == len(set(known)) == len(traces)
