@@ -8,12 +8,13 @@ command that prints it, which needs no checkout.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib.metadata
 import inspect
 import re
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeGuard, TypeVar
 
 from thunder_fn.lines import calling_frame
@@ -342,7 +343,8 @@ class spelled:
         elsewhere: for each keyword the fix. A single word is the keyword's name here.
 
     The keyword of the function that is transformed is known without being listed: where it is `f`
-    here, it is `fun` in JAX and `func` in torch.func.
+    here, it is `fun` in JAX and `func` in torch.func. A slip of the pen is taken for the nearest
+    keyword.
     """
 
     def __init__(self, **elsewhere: str) -> None:
@@ -353,12 +355,17 @@ class spelled:
         takes_f = "f" in code.co_varnames[: min(2, code.co_argcount)]
         known = (dict.fromkeys(OF_F, "f") if takes_f else {}) | self.elsewhere
         error, kind, own = misspelled, type, function.__qualname__
+        taken = frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+        takes_any, meant = bool(code.co_flags & inspect.CO_VARKEYWORDS), nearest
 
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             for name in kwargs:
-                if name in known:
+                if name in taken:
+                    continue
+                near = name if name in known or takes_any else meant(name, (*taken, *known))
+                if near in known or near in taken:
                     of = kind(args[0]).__name__ if own.endswith("__init__") else own
-                    raise error(of, name, known[name])
+                    raise error(of, name, known.get(near, near))
             return function(*args, **kwargs)
 
         # of the function's own module, where doctest looks for it
@@ -366,6 +373,11 @@ class spelled:
             call.__code__, function.__globals__, call.__name__, None, call.__closure__
         )
         return functools.update_wrapper(made, function)  # type: ignore[return-value]
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The one of the names that differs little; empty where none does."""
+    return next(iter(difflib.get_close_matches(name, sorted(names), n=1, cutoff=0.7)), "")
 
 
 def misspelled(function: str, name: str, fix: str) -> UnknownOption:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import inspect
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,6 +24,9 @@ KINDS: tuple[type[Exception], ...] = tuple(
 PACKAGE = Path(__file__).parent
 FOLDERS = (PACKAGE / "error_pages", PACKAGE.parent / "docs" / "errors")
 """The pages in an installed wheel, and in a checkout."""
+
+LINK = re.compile(r"\[([^]\n]+)\]\((?:\.\./|\w+\.md)[^)\s]*\)")
+"""A link to another page, of which a terminal shows the words."""
 
 
 def page(name: str) -> str:
@@ -58,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
         near = difflib.get_close_matches(key, lower, n=1)
         meant = f"; did you mean {lower[near[0]]}?" if near else "."
         parser.error(f"there is no error {wanted!r}{meant} Without a name, all are listed")
-    print(page(lower[key]), end="")
+    print(LINK.sub(r"\1", page(lower[key])), end="")
     return 0
 
 

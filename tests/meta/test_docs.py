@@ -82,6 +82,14 @@ def test_error_has_a_page_with_an_example_of_it(kind: type[Exception], request: 
         assert first.endswith(f"\nDocs: python -m thunder_fn explain {kind.__name__}\n")
 
 
+def test_a_page_in_a_terminal_has_words_for_links(capsys: pytest.CaptureFixture[str]) -> None:
+    for kind in errors.KINDS:
+        assert main(["explain", kind.__name__]) == 0
+        printed, text = capsys.readouterr().out, (ROOT / "docs" / "errors" / f"{page_of(kind)}.md").read_text()
+        assert not LINK.search(re.sub(r"```.*?```", "", printed, flags=re.DOTALL))
+        assert shown.BLOCK.findall(printed) == shown.BLOCK.findall(text)
+
+
 def test_errors_are_listed_in_whole_sentences(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain"]) == 0
     listed = capsys.readouterr().out.splitlines()

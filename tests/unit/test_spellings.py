@@ -138,6 +138,24 @@ def test_a_keyword_works_or_says_what_to_write(function: str) -> None:
             assert function.rsplit(".", 1)[-1] in first and repr(keyword) in first and fix != first
 
 
+@pytest.mark.parametrize(
+    ("function", "keyword", "fix"),
+    [
+        ("vmap", "in_axis", "in_dims"),
+        ("grad", "argnum", "argnums"),
+        ("jacrev", "chunksize", "chunk_size"),
+    ],
+)
+def test_a_slip_of_the_pen_is_the_nearest_keyword(function: str, keyword: str, fix: str) -> None:
+    with pytest.raises(errors.UnknownOption, match=f"Write `{fix}=` for it"):
+        getattr(tfn, function)(loss, **{keyword: 0})
+
+
+def test_a_keyword_that_is_like_no_other_is_pythons_error() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
+        tfn.vmap(loss, colour=1)  # type: ignore[call-arg]
+
+
 NAMES: dict[str, str] = {
     "thunder_fn": (
         "Array Device ShapeDtypeStruct block_until_ready checking_leaks checkpoint check_tracer_leaks clear_caches"
