@@ -518,7 +518,9 @@ def test_containers_that_lie_deep() -> None:
     """As deep as a program can be written; deeper ones are an error of ours."""
 
     def nested(leaf: Any, depth: int) -> Any:
-        return nested([leaf], depth - 1) if depth else leaf
+        for _ in range(depth):
+            leaf = [leaf]
+        return leaf
 
     x = torch.ones(3)
     assert str(tfn.jit(lambda x: nested(x, 140))(x)) == str(nested(x, 140))

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.torch_version import TorchVersion
 
 import thunder_fn as tfn
 from thunder_fn.errors import GraphBreakWarning, ThunderError, UnsupportedCall
@@ -297,9 +298,12 @@ class Module(torch.nn.Module):
 
 @pytest.mark.parametrize("why", REFUSED)
 def test_compile_runs_what_is_refused_as_eager_does(why: str) -> None:
+    if why == "text" and TorchVersion(torch.__version__) < "2.13":
+        pytest.skip("in PyTorch 2.11 Dynamo itself loses the format around a graph break: torch.compile(backend='eager') fails too")
     (f, state), (g, own) = logs(REFUSED[why]), logs(REFUSED[why])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GraphBreakWarning)
+        warnings.filterwarnings("ignore", "Dynamo does not know how to trace the builtin")  # PyTorch 2.11, of `list.append`
         compiled = tfn.compile(g)
         for x in (X, -X, X + 2):
             torch.testing.assert_close(compiled(x), f(x))
