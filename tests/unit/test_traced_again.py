@@ -299,11 +299,11 @@ class Module(torch.nn.Module):
 @pytest.mark.parametrize("why", REFUSED)
 def test_compile_runs_what_is_refused_as_eager_does(why: str) -> None:
     if why == "text" and TorchVersion(torch.__version__) < "2.13":
-        pytest.skip("in PyTorch 2.11 Dynamo itself loses the format around a graph break: torch.compile(backend='eager') fails too")
+        pytest.skip("in PyTorch 2.11 Dynamo itself loses the format around a graph break, as torch.compile alone does")
     (f, state), (g, own) = logs(REFUSED[why]), logs(REFUSED[why])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GraphBreakWarning)
-        warnings.filterwarnings("ignore", "Dynamo does not know how to trace the builtin")  # PyTorch 2.11, of `list.append`
+        warnings.filterwarnings("ignore", "Dynamo does not know how to trace the builtin")  # of 2.11, of `append`
         compiled = tfn.compile(g)
         for x in (X, -X, X + 2):
             torch.testing.assert_close(compiled(x), f(x))
