@@ -44,8 +44,9 @@ ROWS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 """Label, and the saved results that have its figures."""
 
-WIDTH, LEFT, BAR, GAP, TOP = 860, 300, 11, 16, 74
-UNIT = 300
+WIDTH, LEFT, BAR, GAP, TOP = 500, 12, 13, 18, 78
+"""Labels stand above the bars, so that a phone shows them in a size that can be read."""
+UNIT = 245
 """Pixels of eager's bar."""
 
 
@@ -97,13 +98,11 @@ def svg(rows: tuple[Row, ...]) -> str:
     """The chart as text of an SVG file, readable on light and on dark pages."""
     y, parts = TOP, list[str]()
     for row in rows:
-        height = len(row.ratios) * BAR
-        parts.append(_text(LEFT - 12, y + height / 2 - 1, row.label, anchor="end", weight="600"))
-        parts.append(
-            _text(LEFT - 12, y + height / 2 + 12, row.measured, anchor="end", size=9, colour="#666")
-        )
+        parts.append(_text(LEFT, y + 10, row.label, size=13, weight="600"))
+        parts.append(_text(LEFT, y + 24, row.measured, colour="#666"))
+        y += 30
         for peer, ratio in row.ratios.items():
-            length = min(ratio * UNIT, WIDTH - LEFT - 110)
+            length = min(ratio * UNIT, WIDTH - LEFT - 120)
             parts.append(
                 f'<rect x="{LEFT}" y="{y}" width="{length:.1f}" height="{BAR - 2}"'
                 f' fill="{COLOURS[peer]}"/>'
@@ -111,9 +110,8 @@ def svg(rows: tuple[Row, ...]) -> str:
             parts.append(
                 _text(
                     LEFT + length + 5,
-                    y + 8,
+                    y + 10,
                     f"{ratio:.2f}{', not to scale' if length < ratio * UNIT else ''}",
-                    size=9,
                 )
             )
             y += BAR
@@ -121,23 +119,23 @@ def svg(rows: tuple[Row, ...]) -> str:
     legend, x = list[str](), LEFT
     for peer, colour in COLOURS.items():
         legend.append(f'<rect x="{x}" y="46" width="12" height="12" fill="{colour}"/>')
-        legend.append(_text(x + 17, 56, peer))
-        x += 122
+        legend.append(_text(x + 17, 56, peer, size=12))
+        x += 119
     title = "Time as a part of eager PyTorch's (shorter is faster)"
-    footnote = (
-        "The RNN of torch.compile is 16 unrolled steps; times are a step's. Where a peer has no bar"
-        " it was not measured."
+    notes = (
+        "The RNN of torch.compile is 16 unrolled steps; times are a step's.",
+        "Where a peer has no bar it was not measured.",
     )
-    frame = f'<rect width="{WIDTH}" height="{y + 22}" rx="6" fill="#ffffff"/>'
+    frame = f'<rect width="{WIDTH}" height="{y + 30}" rx="6" fill="#ffffff"/>'
     body = [
         _text(LEFT, 28, title, size=15, weight="600"),
         *legend,
         *parts,
-        _text(LEFT, y + 8, footnote, size=9, colour="#666"),
+        *(_text(LEFT, y + 4 + 15 * k, note, colour="#666") for k, note in enumerate(notes)),
     ]
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y + 22}" role="img"'
-        ' font-family="sans-serif">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" viewBox="0 0 {WIDTH} {y + 30}"'
+        ' role="img" font-family="sans-serif">'
     )
     return "\n".join([head, f"<title>{html.escape(title)}</title>", frame, *body, "</svg>", ""])
 
@@ -147,10 +145,9 @@ def _text(
     y: float,
     text: str,
     *,
-    anchor: str = "start",
     size: int = 11,
     weight: str = "400",
     colour: str = "#1c1c22",
 ) -> str:
-    style = f'font-size="{size}" font-weight="{weight}" fill="{colour}" text-anchor="{anchor}"'
+    style = f'font-size="{size}" font-weight="{weight}" fill="{colour}"'
     return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{html.escape(text)}</text>'
