@@ -47,6 +47,7 @@ FLOW: dict[str, Any] = {
     "scan": lambda x: tfn.scan(lambda c, y: (c + y, c * y), x.sum(), x),
     "while_loop": lambda x: tfn.while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x * 2), (torch.tensor(0), x)),
     "fori_loop": lambda x: tfn.fori_loop(0, 3, lambda i, x: x * i, x),
+    "scan along dim 1": lambda x: tfn.scan(lambda c, y: (c + y, c * y), x.sum() * x, torch.outer(x, x[:2]), dim=1)[1],
     "associative_scan": lambda x: tfn.associative_scan(torch.add, x, 0),
     "map": lambda x: tfn.map(torch.sin, x),
     "checkpoint": lambda x: tfn.checkpoint(torch.sin)(x),

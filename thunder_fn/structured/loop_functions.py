@@ -121,11 +121,13 @@ def scan(  # noqa: PLR0913 - options, by keyword
 def _by_pytorch(
     step: Callable[[Any, Any], Any], init: Any, xs: Any, size: Any, dim: int, reverse: bool
 ) -> Any:
-    """PyTorch's scan, which keeps the number of steps open."""
+    """PyTorch's scan, which keeps the number of steps open. Before 2.13 it stacks along dim 0."""
     if xs is None:
         one, xs = step, torch.empty(size)
         step = lambda carry, _: one(carry, None)
-    return internals.pytorchs("scan", step, init, xs, dim=dim, reverse=reverse)
+    moved = pytree.tree_map(lambda x: x.movedim(dim, 0) if dim else x, xs)
+    carry, ys = internals.pytorchs("scan", step, init, moved, reverse=reverse)
+    return carry, _stacked_along(dim, ys)
 
 
 def _stacked_along(dim: int, ys: Any) -> Any:

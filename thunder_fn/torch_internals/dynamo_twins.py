@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils import _pytree as tree
 
 from thunder_fn.torch_internals.modes import inside_derivative_or_vmap
 from thunder_fn.torch_internals.patches import constant_of_dynamo
@@ -60,14 +61,21 @@ def dynamo_scan(
     reverse: bool = False,
     **options: Any,
 ) -> Any:
-    """Call PyTorch's `scan`, which takes no number of steps in the place of xs."""
+    """Call PyTorch's `scan`, which takes no number of steps in the place of xs, and stacks along
+    dim 0 before 2.13.
+    """
     from torch._higher_order_ops.scan import scan
 
     if xs is None:
         raise NotImplementedError("scan: length in torch.compile(fullgraph=True)")
     if is_in_torch_func():
         raise NotImplementedError(_NESTED.format("scan"))
-    return scan(combine_fn, init, xs, dim=dim, reverse=reverse)
+    dim %= tree.tree_leaves(xs)[0].ndim
+    moved = tree.tree_map(lambda x: x.movedim(dim, 0), xs)
+    carry, ys = scan(combine_fn, init, moved, reverse=reverse)
+    if dim == 0:
+        return carry, ys
+    return carry, tree.tree_map(lambda y: y.movedim(0, dim) if dim < y.ndim else y, ys)
 
 
 def dynamo_fori_loop(
