@@ -134,7 +134,7 @@ def capture(  # noqa: PLR0913 - options, by keyword
     kept = _Found(wanted) if has_effects else None
     has_symbols, copies = symbolic is not None, tuple[Lookaside, ...]()
     is_first = is_outermost = current() is None and known is None
-    begin_again = beginning() if current() is None else None
+    begin_again = beginning() if current() is None else lambda: None  # others are captured once
     while True:
         try:
             with _attempting(differentiated, copies):
@@ -143,16 +143,21 @@ def capture(  # noqa: PLR0913 - options, by keyword
             copies, is_first = copies + again.answered(copies), False
         except (DataDependentShape, DataDependentValue, DataDependentBranch, UnsupportedCall) as e:
             more = answered(e, copies) if is_outermost else ()
-            is_new = not has_symbols and isinstance(e, (DataDependentShape, DataDependentValue))
-            if not more and (not is_new or current() is not None):
+            if not more and (has_symbols or not _wants_symbols(e)):
                 raise
             copies += more
         except MustFeed as again:
             assert kept is not None, "others have no kept objects"
             kept = dataclasses.replace(kept, places=again.places)
-        assert begin_again is not None, "others are captured once"
         begin_again()
         has_symbols = True  # again: sizes that depend on data, and fed numbers, are symbols
+
+
+def _wants_symbols(error: Exception) -> bool:
+    """Test for an error that sizes found in data, as symbols, would settle. A capture inside of
+    another has them from that.
+    """
+    return isinstance(error, (DataDependentShape, DataDependentValue)) and current() is None
 
 
 def beginning() -> Callable[[], None]:

@@ -80,7 +80,7 @@ class Effect:
 
     @property
     def traced(self) -> Sequence[Any]:
-        """What the capture of a transform's function had in the place of the outputs."""
+        """The tracers that the capture of a transform's function left in the place of outputs."""
         return chosen(self.leaves, self.is_output)
 
     def apply(self, outputs: Sequence[Any], tensors: Sequence[torch.Tensor] = ()) -> None:
