@@ -109,6 +109,10 @@ class Observer(Protocol):
     def put_back(self) -> None:
         """Give places outside what they held before the function ran."""
 
+    def beginning(self) -> Callable[[], None]:
+        """Note what places outside hold now; the result gives it back to them."""
+        ...
+
 
 _observer: ContextVar[Observer | None] = ContextVar("thunder_fn_frames", default=None)
 _told: ContextVar[Observer | None] = ContextVar("thunder_fn_frames_told", default=None)
