@@ -51,12 +51,20 @@ def region_names(f: Any) -> list[str]:
     return [str(equation.op) for equation in tfn.last_traces(f)[-1].trace.equations if "inductor::" in str(equation.op)]
 
 
-def is_compiled(f: Any) -> bool:
-    """The last call's program runs compiled regions."""
+def staged_of(f: Any) -> Staged:
+    """The last call's program, whose regions are compiled."""
     staged = tfn.last_traces(f)[-1].run
     while not isinstance(staged, Staged):  # a function that switches autocast off
         (staged,) = (cell.cell_contents for cell in staged.__closure__ if callable(cell.cell_contents))
-    ready = [getattr(run, "run", run) for run in staged.ready.values() if run is not staged.run]
+    return staged
+
+
+def is_compiled(f: Any) -> bool:
+    """The last call's program runs compiled regions."""
+    staged = staged_of(f)
+    ready = [run for run in staged.ready.values() if run is not staged.run]
+    while any(hasattr(run, "run") for run in ready):  # until it has run once
+        ready = [getattr(run, "run", run) for run in ready]
     return bool(ready) and not any(isinstance(value, Region) for run in ready for value in run.__globals__.values())
 
 
@@ -499,6 +507,16 @@ def test_tiered_runs_on_torch_until_compiled() -> None:
     again = jit(wave, tiered=True)
     again(x)
     assert is_compiled(again), "what is compiled already is used at once"
+
+
+def test_what_is_compiled_is_pending_until_it_has_run() -> None:
+    """The first run of a kernel may time ways to launch it, which a CUDA graph cannot record."""
+    f, x = jit(lambda x: wave(x) * 3, tiered=True), torch.randn(11)
+    first = f(x)
+    executors.wait()
+    assert staged_of(f).is_pending and is_compiled(f)
+    torch.testing.assert_close(f(x), first)
+    assert not staged_of(f).is_pending and is_compiled(f)
 
 
 def test_a_killed_compiler_process_leaves_results_right() -> None:

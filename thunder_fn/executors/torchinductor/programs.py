@@ -67,7 +67,9 @@ class Staged:
 
     @property
     def is_pending(self) -> bool:
-        """Test whether calls run PyTorch's ops until something is compiled."""
+        """Test whether something is still being compiled, or has never run: the first run of a
+        kernel may time ways to launch it.
+        """
         return self.num_pending > 0
 
     def take(self, box: list[Any]) -> tuple[Any, ...]:
@@ -117,9 +119,18 @@ class Staged:
         """Let calls run compiled code from here on."""
         new = self._bound(key, jobs, results)
         with self.lock:
-            self.ready[key] = new
+            self.ready[key] = _First(new, lambda first: self._tried(key, first))
             self.matches = _never
-            self.num_pending -= 1
+
+    def _tried(self, key: tuple[Layout, int], first: _First) -> None:
+        """Let calls run compiled code directly, which has run once."""
+        with self.lock:
+            if self.ready[key] is first:
+                self.ready[key] = first.run
+                self.matches = _never
+            if not first.has_run:
+                first.has_run = True
+                self.num_pending -= 1
 
     def _bound(
         self, key: tuple[Layout, int], jobs: Jobs, results: dict[Job, Function | Failed]
@@ -160,6 +171,26 @@ class Staged:
         with self.lock:
             self.ready[key] = fast
             self.matches = _never
+
+
+class _First:
+    """A compiled program that has not run yet."""
+
+    def __init__(
+        self, run: Callable[..., tuple[Any, ...]], tried: Callable[[_First], None]
+    ) -> None:
+        self.run, self.tried, self.has_run = run, tried, False
+
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        outputs = self.run(*inputs)
+        self.tried(self)
+        return outputs
+
+    def take(self, box: list[Any]) -> tuple[Any, ...]:
+        """Run on values that only the box holds."""
+        outputs = take(self.run, box)
+        self.tried(self)
+        return outputs
 
 
 class _Trial:
