@@ -44,6 +44,19 @@ EXPLAINED = [
         why="False instead of True",
     ),
     Explained(
+        "the same of a view of a leaf that is a view itself: eager PyTorch says that it requires nothing",
+        kind="requires_grad",
+        why="True instead of False",
+        text=r"(as_strided\(.*\)|\)|\]|\.T)\.requires_grad_\(\).*(no_grad|set_grad_enabled\(False)",
+        instead=(r"\.requires_grad_\(\)", ".clone().requires_grad_()"),
+    ),
+    Explained(
+        "eager PyTorch runs a checkpointed function again for gradients that are taken inside of it, with its writes to Python",
+        kind="value of argument",
+        text=r"checkpoint\.checkpoint\(",
+        instead=(r"torch\.utils\.checkpoint\.checkpoint\((\w+), (.*), use_reentrant=False\)", r"\1(\2)"),
+    ),
+    Explained(
         "of a view taken under no_grad eager PyTorch 2.13 says what its base requires, and gives it no gradient",
         kind="requires_grad",
         why="False instead of True",

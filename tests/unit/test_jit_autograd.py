@@ -415,3 +415,39 @@ def test_a_number_is_copied_into_an_argument() -> None:
     (ours, its) = ((torch.zeros(3, requires_grad=True) * 1, torch.ones(3, requires_grad=True)) for _ in range(2))
     assert_close(jit(f)(*ours), f(*its))
     assert_close(ours[0], its[0])
+
+
+SHAPES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "unsqueeze": lambda v: v.unsqueeze_(0),
+    "squeeze": lambda v: v.squeeze_(0),
+    "t": lambda v: v.t_(),
+    "transpose": lambda v: v.transpose_(0, 1),
+    "as_strided": lambda v: v.as_strided_((3,), (1,)),
+}
+
+
+@pytest.mark.parametrize(
+    "make", [torch.sin, lambda x: x.diff(dim=-1), lambda x: torch.cat((x, x))], ids=["sin", "diff", "cat"]
+)
+@pytest.mark.parametrize("change", SHAPES)
+def test_shapes_that_change_in_place_where_gradients_are_off(change: str, make: Callable[..., torch.Tensor]) -> None:
+    """Law: the gradient is eager's. Where eager takes the dims of the new shape for those of the old one, it is refused."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        v = make(x)
+        with torch.no_grad():
+            SHAPES[change](v)
+        return v
+
+    def gradient(f: Callable[..., torch.Tensor]) -> torch.Tensor:
+        x = torch.arange(9.0).reshape(3, 3).requires_grad_()
+        result = f(x)
+        (result * torch.arange(float(result.numel())).reshape(result.shape)).sum().backward()
+        assert x.grad is not None
+        return x.grad
+
+    if "squeeze" in change:
+        assert torch.equal(gradient(tfn.jit(f)), gradient(f))
+        return
+    with pytest.raises(UnsupportedCall, match="changed in place where gradients are off"):
+        gradient(tfn.jit(f))

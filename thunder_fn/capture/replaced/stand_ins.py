@@ -528,10 +528,9 @@ def _shaped(state: Any, x: Tensor, *finals: Tensor) -> tuple[Tensor, ...]:
 
 def _becoming(change: Callable[..., Any], view: Callable[..., Tensor]) -> Callable[..., Any]:
     def instead(x: Tensor, /, *args: Any, **kwargs: Any) -> Any:
-        if is_wrapped(x) or (
-            x.requires_grad and (internals.is_leaf(x) or not torch.is_grad_enabled())
-        ):
-            _check_own_gradient(x)
+        if is_wrapped(x) or (x.requires_grad and not torch.is_grad_enabled()):
+            _check_own_gradient(x, view)
+        if is_wrapped(x) or (x.requires_grad and internals.is_leaf(x)):
             return change(x, *args, **kwargs)
         with torch.enable_grad():
             internals.become(x, view(x, *args, **kwargs))
@@ -540,14 +539,19 @@ def _becoming(change: Callable[..., Any], view: Callable[..., Tensor]) -> Callab
     return instead
 
 
-def _check_own_gradient(x: Tensor) -> None:
-    """Refuse to change the shape of a tensor from outside where its gradient keeps the old one."""
+def _check_own_gradient(x: Tensor, view: Any) -> None:
+    """Refuse to change the shape of a tensor where its gradient keeps the old one. Eager PyTorch
+    sums a gradient over dims of size 1, and takes others for those of the old shape.
+    """
     recorder = current()
-    if torch.is_grad_enabled() or recorder is None or not recorder.history.is_given(x):
+    if torch.is_grad_enabled() or recorder is None or not x.requires_grad:
+        return
+    is_given = recorder.history.is_given(x)
+    if not is_given and (internals.is_leaf(x) or view in (Tensor.squeeze, Tensor.unsqueeze)):
         return
     what = (
-        f"the shape of {with_article(type_of_value(x))} from outside that requires grad is changed"
-        " in place where gradients are off"
+        f"the shape of {with_article(type_of_value(x))}{' from outside' * is_given} that requires"
+        " grad is changed in place where gradients are off"
     )
     fix = "Compute with a view such as `x.t()`, or change the tensor where f is called."
     raise UnsupportedCall(what, source=recorder.source, fix=fix)

@@ -293,7 +293,7 @@ class Bridge:
                 for place, value in enumerate(inputs)
             )
         if self.changed:
-            if any(inputs[place].is_leaf for place in self.moved):
+            if any(known[place].is_leaf for place in self.moved):
                 raise RuntimeError(
                     "a leaf Variable that requires grad is being used in an in-place operation."
                 )
