@@ -64,7 +64,7 @@ STORES: dict[str, Callable[[Places, torch.Tensor], Any]] = {
 
 
 def held(to: Places) -> list[Any]:
-    """What the places hold, tensors as lists of numbers."""
+    """List the content of the places, tensors as lists of numbers."""
     found = (
         to.log,
         list(to.table.items()),
