@@ -514,9 +514,9 @@ def test_what_is_compiled_is_pending_until_it_has_run() -> None:
     f, x = jit(lambda x: wave(x) * 3, tiered=True), torch.randn(11)
     first = f(x)
     executors.wait()
-    assert staged_of(f).is_pending and is_compiled(f)
+    assert staged_of(f).is_pending((x,)) and is_compiled(f)
     torch.testing.assert_close(f(x), first)
-    assert not staged_of(f).is_pending and is_compiled(f)
+    assert not staged_of(f).is_pending((x,)) and is_compiled(f)
 
 
 def test_a_killed_compiler_process_leaves_results_right() -> None:

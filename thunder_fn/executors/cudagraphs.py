@@ -402,7 +402,8 @@ class _Recorded:
             if is_borrower and not memory.is_lent:
                 return self.plainly(inputs)
             calls.settle(inputs, memory.lent if is_borrower else frozenset())
-            if calls.count <= self.owner.patience or getattr(self.run, "is_pending", False):
+            is_pending = getattr(self.run, "is_pending", None)
+            if calls.count <= self.owner.patience or (is_pending and is_pending(inputs)):
                 return self.plainly(inputs)
             if graph is not None and not graph.is_free():
                 return self.plainly(inputs)

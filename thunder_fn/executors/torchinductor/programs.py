@@ -65,12 +65,14 @@ class Staged:
             return self.fast(*inputs)
         return self._call_slowly(inputs)
 
-    @property
-    def is_pending(self) -> bool:
-        """Test whether something is still being compiled, or has never run: the first run of a
-        kernel may time ways to launch it.
+    def is_pending(self, inputs: Sequence[Any]) -> bool:
+        """Test whether something is still being compiled, or has never run on inputs of this
+        layout: the first run of a kernel may time ways to launch it.
         """
-        return self.num_pending > 0
+        return self.num_pending > 0 or type(self.ready.get(self._key(inputs))) is _First
+
+    def _key(self, inputs: Sequence[Any]) -> tuple[Layout, int]:
+        return () if self.is_symbolic else _layout(inputs), torch.get_num_threads()
 
     def take(self, box: list[Any]) -> tuple[Any, ...]:
         """Run on values that only the box holds."""
@@ -83,7 +85,7 @@ class Staged:
     def _call_slowly(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         if internals.inside_torch_func() or RECORDING.get() is not None:
             return self.run(*inputs)
-        key = () if self.is_symbolic else _layout(inputs), torch.get_num_threads()
+        key = self._key(inputs)
         with self.lock:
             known = self.ready.get(key)
             if known is None and len(self.ready) < MAX_LAYOUTS:
@@ -121,6 +123,7 @@ class Staged:
         with self.lock:
             self.ready[key] = _First(new, lambda first: self._tried(key, first))
             self.matches = _never
+            self.num_pending -= 1
 
     def _tried(self, key: tuple[Layout, int], first: _First) -> None:
         """Let calls run compiled code directly, which has run once."""
@@ -128,9 +131,6 @@ class Staged:
             if self.ready[key] is first:
                 self.ready[key] = first.run
                 self.matches = _never
-            if not first.has_run:
-                first.has_run = True
-                self.num_pending -= 1
 
     def _bound(
         self, key: tuple[Layout, int], jobs: Jobs, results: dict[Job, Function | Failed]
@@ -179,7 +179,7 @@ class _First:
     def __init__(
         self, run: Callable[..., tuple[Any, ...]], tried: Callable[[_First], None]
     ) -> None:
-        self.run, self.tried, self.has_run = run, tried, False
+        self.run, self.tried = run, tried
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         outputs = self.run(*inputs)
