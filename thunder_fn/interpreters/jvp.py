@@ -21,6 +21,7 @@ from thunder_fn.derived.quirks.collectives import check_stays
 from thunder_fn.errors import MissingRule
 from thunder_fn.interpreters.grad import forward_backward, type_of_cotangent, zeros
 from thunder_fn.interpreters.simplify import dce
+from thunder_fn.interpreters.zero_tangents import without_zeros
 from thunder_fn.ir import ops
 from thunder_fn.ir.constraints import finds_numbers, fixes_numbers
 from thunder_fn.ir.memos import memo
@@ -188,7 +189,11 @@ def rule_of(equation: Equation, active: Mask) -> JvpRule:
         return jvp_trace(alone(equation), active) if rule is None else rule(equation, active)
     if equation.op in (_MOVES, ops.NO_GRAD):
         return _no_grad_rule(equation)
-    single = alone(equation)
+    return without_zeros(_leaf_rule(alone(equation), active))
+
+
+def _leaf_rule(single: Trace, active: Mask) -> JvpRule:
+    equation = single.equations[0]
     rule = jvp_rule(single, active)
     if fixes_numbers(rule.trace) if isinstance(rule, JvpRule) else _saves_for_constants(single):
         with suppress(MissingRule):

@@ -118,23 +118,36 @@ def _written_over(equation: Equation, makers: Makers) -> Var | None:
     return second if isinstance(second, Var) else None
 
 
-def _with(neutral: Callable[[Any, TensorType], bool]) -> Callable[[Equation, Makers], Var | None]:
+def _with(
+    neutral: Callable[[Any, TensorType], bool], *, commutes: bool = False
+) -> Callable[[Equation, Makers], Var | None]:
     """The operand, where the number beside it changes nothing."""
 
     def rule(equation: Equation, makers: Makers) -> Var | None:
-        first, second = equation.args[0], equation.args[1]
-        if (
-            not isinstance(first, Var)
-            or not isinstance(second, Literal)
-            or len(equation.args) > 2
-            or equation.kwargs
-        ):
+        if len(equation.args) > 2 or equation.kwargs:
             return None
-        if not isinstance(first.type, TensorType) or not isinstance(second.value, int | float):
-            return None
-        return first if neutral(second.value, first.type) else None
+        first, second = equation.args
+        for kept, beside in ((first, second), (second, first))[: 1 + commutes]:
+            if isinstance(kept, Var) and isinstance(kept.type, TensorType):
+                value = _number(beside, makers)
+                if isinstance(value, int | float) and neutral(value, kept.type):
+                    return kept
+        return None
 
     return rule
+
+
+_FILLED = facts.FULL | facts.SPREADS
+
+
+def _number(arg: Arg, makers: Makers) -> Any:
+    """A number, or the one that a tensor of real numbers holds everywhere; None for others."""
+    while isinstance(arg, Var):
+        maker = makers.get(arg.index)
+        if maker is None or maker.op not in _FILLED or maker.outputs[0].type.dtype.is_complex:
+            return None
+        arg = maker.args[int(maker.op in facts.FULL)]
+    return arg.value if isinstance(arg, Literal) else None
 
 
 def _is_one(value: Any, type: TensorType) -> bool:
@@ -193,9 +206,8 @@ RULES: dict[str, Callable[[Equation, Makers], Var | None]] = {
     "aten.slice.Tensor": _first,
     "aten.t.default": _back_again,
     **dict.fromkeys(("aten.transpose.int", "aten.permute.default", "aten.movedim.int"), _unmoved),
-    **dict.fromkeys(
-        ("aten.mul.Tensor", "aten.mul.Scalar", "aten.div.Tensor", "aten.div.Scalar"), _with(_is_one)
-    ),
+    "aten.mul.Tensor": _with(_is_one, commutes=True),
+    **dict.fromkeys(("aten.mul.Scalar", "aten.div.Tensor", "aten.div.Scalar"), _with(_is_one)),
     "aten.pow.Tensor_Scalar": _with(_is_one),
     **dict.fromkeys(("aten.sub.Tensor", "aten.sub.Scalar"), _with(_is_zero)),
     **dict.fromkeys(("aten.add.Tensor", "aten.add.Scalar"), _with(_is_integer_zero)),

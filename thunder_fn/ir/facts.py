@@ -150,6 +150,41 @@ REDUCES = Leaves(
 )
 """Ops that reduce, or are made of ops that do."""
 
+ZEROS = Leaves("zeros zeros_like new_zeros")
+"""Ops that make zeros."""
+
+FULL = Leaves("full")
+"""Ops whose second argument is every element of the result."""
+
+ADDS = Leaves("add.Tensor sub.Tensor")
+"""Ops whose result is their first operand where the second one is zero."""
+
+ADDS_LAST = Leaves("convolution")
+"""Ops that add their last tensor, which may be None."""
+
+LINEAR_IN: dict[str, tuple[tuple[int, ...], ...]] = {
+    f"aten.{name}": places
+    for names, places in (
+        ("mm bmm mv dot vdot mul.Tensor", ((0,), (1,))),
+        ("_trilinear", ((0,), (1,), (2,))),
+        ("convolution", ((0, 2), (1, 2))),
+        ("neg mul.Scalar div.Tensor div.Scalar xlogy.Tensor special_xlog1py", ((0,),)),
+        ("clone _to_copy conj_physical sum mean tril triu cat stack block_diag", ((0,),)),
+        ("linalg_solve_triangular", ((1,),)),
+        ("linalg_lu_solve", ((2,),)),
+        ("add.Tensor sub.Tensor rsub.Tensor complex lerp.Scalar lerp.Tensor", ((0, 1),)),
+        ("slice_scatter select_scatter diagonal_scatter", ((0, 1),)),
+        ("where.self", ((1, 2),)),
+        ("put masked_scatter index_put masked_fill.Tensor", ((0, 2),)),
+        ("scatter.src scatter_add index_add index_copy index_fill.int_Tensor", ((0, 3),)),
+    )
+    for name in names.split()
+}
+"""Sets of arguments: the results are zero where all tensors of one set are, whatever the others.
+
+Views belong here as well (`ops.is_view`), and backwards, which are linear in the cotangents.
+"""
+
 MATMULS = Leaves(
     "mm bmm addmm baddbmm addbmm mv addmv dot vdot linear matmul _scaled_mm _grouped_mm"
 )
@@ -179,6 +214,9 @@ PARAMETERS_MAY_BE_WIDER = Leaves(
 
 RESHAPES = Leaves("reshape view permute transpose t unsqueeze squeeze")
 """Ops whose result is every element of their first operand, once, in memory of it or in a copy."""
+
+SPREADS = RESHAPES | Leaves("expand")
+"""Ops whose result has the elements of their first operand and no others."""
 
 ALIASES = Leaves("detach alias")
 """Ops whose result is their operand, in its memory."""
