@@ -19,7 +19,15 @@ from thunder_fn.ir.trace import subtraces
 
 MEMOS: tuple[Any, ...] = (
     *(reverse.forward_backward, activity.activity, activity.contributions, activity.USEFUL.everywhere),
-    *(forward.jvp_trace, forward._on_slots, forward._with_op, batching.batch, simplify.dce_to, vjp_rule),
+    *(
+        forward.jvp_trace,
+        forward._on_slots,
+        forward._with_op,
+        forward.without_zeros,
+        batching.batch,
+        simplify.dce_to,
+        vjp_rule,
+    ),
 )
 Function = Callable[[torch.Tensor], torch.Tensor]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TypeAlias
 
+from thunder_fn.derived.leaf_vjp import is_differentiable
 from thunder_fn.interpreters.grad import zeros
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import facts, ops
@@ -48,17 +49,25 @@ def _step(builder: TraceBuilder, equation: Equation, operands: tuple[Known, ...]
     if not any(is_zero for _, is_zero in operands):
         return [(var, False) for var in put(builder, equation, atoms)]
     absent = dict(zip(equation.operands, (is_zero for _, is_zero in operands), strict=True))
-    sets = (
-        tuple(equation.args[p : p + 1] for p in places) for places in ops.linear_in(equation.op)
-    )
-    if any(_are_zero(args, absent) for args in sets):
-        return [(zeros(builder, var.type), True) for var in equation.outputs]
+    are_zero = [_is_zero(equation, place, absent) for place in range(len(equation.outputs))]
     term = _other_term(equation, operands)
-    if term is not None:
+    if term is not None and not any(are_zero):
         return [(term, False)]
     if equation.op in facts.ADDS_LAST and operands[-1][1]:
         atoms = (*atoms[:-1], Literal(None))
-    return [(var, False) for var in put(builder, equation, atoms)]
+    found = put(builder, equation, atoms)
+    return [
+        (zeros(builder, var.type) if is_zero else var, is_zero)
+        for var, is_zero in zip(found, are_zero, strict=True)
+    ]
+
+
+def _is_zero(equation: Equation, place: int, absent: dict[Var, bool]) -> bool:
+    """Test whether a result is zero everywhere; results that are None are no tensors."""
+    sets = ops.linear_in(equation.op, place)
+    return is_differentiable(equation.outputs[place].type) and any(
+        _are_zero(tuple(equation.args[p : p + 1] for p in one), absent) for one in sets
+    )
 
 
 def _are_zero(arg: Arg, absent: dict[Var, bool]) -> bool:

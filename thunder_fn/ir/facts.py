@@ -185,6 +185,11 @@ LINEAR_IN: dict[str, tuple[tuple[int, ...], ...]] = {
 Views belong here as well (`ops.is_view`), and backwards, which are linear in the cotangents.
 """
 
+PARTS_LINEAR_IN: dict[str, tuple[tuple[tuple[int, ...], ...], ...]] = {
+    "aten.convolution_backward": (((0,), (2,)), ((0,), (1,)), ((0,),)),
+}
+"""The same for each result of ops with several: (grad, input, weight) -> their gradients."""
+
 MATMULS = Leaves(
     "mm bmm addmm baddbmm addbmm mv addmv dot vdot linear matmul _scaled_mm _grouped_mm"
 )

@@ -187,17 +187,19 @@ def is_pointwise(op: Op) -> bool:
 
 
 @kept_of_ops()
-def linear_in(op: Op) -> tuple[tuple[int, ...], ...]:
-    """The sets of arguments whose zeros make all results zero: `facts.LINEAR_IN`, views, and
-    the cotangents of backwards.
+def linear_in(op: Op, place: int = 0) -> tuple[tuple[int, ...], ...]:
+    """The sets of arguments whose zeros make the result at this place zero: `facts.LINEAR_IN`,
+    views, and the cotangents of backwards.
     """
     if op.kind != "leaf":
         return ()
     for name in (op.name, op.name.rpartition(".")[0]):
         if name in facts.LINEAR_IN:
             return facts.LINEAR_IN[name]
-    first, *_ = (argument.name for argument in schema_of(overload(op)).arguments or (None,))
-    is_backward = "_backward" in op.name and str(first).startswith("grad")
+        if name in facts.PARTS_LINEAR_IN:
+            return facts.PARTS_LINEAR_IN[name][place]
+    names = [argument.name for argument in schema_of(overload(op)).arguments]
+    is_backward = "_backward" in op.name and names[0].startswith("grad")
     return ((0,),) if is_backward or is_view(op) or op in facts.RESHAPES else ()
 
 
