@@ -48,7 +48,8 @@ class Vmap(Transformed):
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if self.chunk_size is None:
-            return planned(self, args, kwargs, lambda capture: self._plan(capture, args, kwargs))
+            make: Callable[..., Plan] = lambda capture: self._plan(capture, args, kwargs)
+            return planned(self, args, kwargs, make, whole=self)
         dims = spread_in_dims(self.in_dims, args, self.__name__)
         size = batch_size(args, dims, self.__name__)
         whole = replace(self, chunk_size=None)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
 import torch
+from torch import Tensor
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import TENSOR, Captured, current
@@ -31,7 +32,7 @@ from thunder_fn.executors.base import Numerics, is_within
 from thunder_fn.executors.running import tell_line
 from thunder_fn.ir.memos import memo
 from thunder_fn.ir.text import shown
-from thunder_fn.ir.trace import TensorType, Trace, cut
+from thunder_fn.ir.trace import TensorType, Trace, as_dim, cut
 from thunder_fn.jitted import Jitted
 from thunder_fn.structured.shared.bind import apply
 from thunder_fn.structured.shared.bodies import own_memory
@@ -44,10 +45,12 @@ __all__ = [
     "run",
     "check_output",
     "described",
+    "kind_of_tensor",
     "main_only",
     "main_output",
     "tensors_of",
     "transformed",
+    "type_of_kind",
     "unwritten",
     "write_back",
 ]
@@ -62,7 +65,8 @@ def run(name: str, new: Trace, inputs: Sequence[Any], captured: Captured) -> tup
     """Apply a trace that was made of a captured one. Where later calls run it again, it is lowered,
     unless autograd follows: a program does without the rules that autograd needs.
     """
-    is_followed = torch.is_grad_enabled() and any(map(internals.is_followed, inputs))
+    tensors = (one for one in inputs if isinstance(one, Tensor))  # the others are strides
+    is_followed = torch.is_grad_enabled() and any(map(internals.is_followed, tensors))
     is_eager = captured.is_kept and current() is None and not internals.is_intercepted()
     if is_followed and captured.writes and current() is None:
         new, inputs = _before_writes(captured, new, inputs)
@@ -238,6 +242,21 @@ def transformed(
 def described(result: Any) -> str:
     """A result in the words of an error: its type, None, or the kind of Python value."""
     return str(result) if result is None or isinstance(result, TensorType) else kind_of(result)
+
+
+def kind_of_tensor(value: Any) -> tuple[Any, ...]:
+    """The dtype, the sizes and the device of a tensor; none of another value.
+
+    In a result of a capture the sizes are leaves, so that one that is a symbol is a number in each
+    call. To compare it with another one asks whether they are equal.
+    """
+    return (value.dtype, tuple(value.shape), value.device) if isinstance(value, Tensor) else ()
+
+
+def type_of_kind(kind: tuple[Any, ...]) -> TensorType:
+    """The type of tensors of a kind."""
+    dtype, shape, device = kind
+    return TensorType(dtype, tuple(map(as_dim, shape)), device)
 
 
 def call_arguments(name: str, args: Any) -> tuple[Any, ...]:

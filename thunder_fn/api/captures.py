@@ -9,6 +9,10 @@ Two functions are the same if they have one code and close over the same: plain 
 by value, other functions likewise, tensors by their kind, anything else by identity. So a function
 that a training step defines anew each time is captured once too. Tensors from outside are inputs of
 the kept trace.
+
+Where the sizes of arguments differ from those of the first call, f is captured once more with
+symbols for these sizes, as `jit` does, and the plan serves all sizes that give the same answers to
+what f asked about them.
 """
 
 from __future__ import annotations
@@ -22,14 +26,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.api.calling import Transformed, run
-from thunder_fn.capture import Captured, capture, current, pytree
+from thunder_fn.capture import EVERY_LEAF, Captured, capture, current, pytree
 from thunder_fn.capture.apply import close_over, write_back
+from thunder_fn.capture.numbers.arguments import Place, Symbolic, value_at
 from thunder_fn.capture.outside.frames import observer
 from thunder_fn.capture.outside.properties import Read
 from thunder_fn.capture.outside.reads import (
@@ -42,14 +47,18 @@ from thunder_fn.capture.outside.reads import (
     is_object,
 )
 from thunder_fn.capture.outside.watch import Watch
+from thunder_fn.capture.recorded import Decision
 from thunder_fn.capture.replaced import host_random
 from thunder_fn.capture.supported import has_symbols
-from thunder_fn.errors import ThunderError, UnsupportedCall, UnsupportedInput
+from thunder_fn.errors import ThunderError, UnsupportedCall, UnsupportedInput, callable_name
 from thunder_fn.ir.memos import clears, is_closed
+from thunder_fn.ir.ops import has_effects
 from thunder_fn.ir.symbols import made_by
 from thunder_fn.ir.trace import Trace
+from thunder_fn.jitted.dynamic import with_symbols
+from thunder_fn.jitted.families import Family
 from thunder_fn.jitted.outside import ModuleCheck, Outside, observing, reads_of
-from thunder_fn.jitted.program import reads_guard
+from thunder_fn.jitted.program import decisions_of, reads_guard
 
 LIVING, ORPHANS = 64, 16
 """The number of captures that are kept: of functions that live, and of those that are gone."""
@@ -60,6 +69,9 @@ MISSES = 32
 
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
 _BY_IDENTITY = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+
+
+T = TypeVar("T")
 
 
 class _Unknown(Exception):
@@ -73,22 +85,55 @@ class _Equal:
     value: Hashable
 
 
+class _Kind(NamedTuple):
+    """The kind of a tensor."""
+
+    cls: type
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    device: torch.device
+    requires_grad: bool
+    is_conj: bool
+    is_neg: bool
+    is_inference: bool
+
+    def of_any_size(self) -> Hashable:
+        """The kind without sizes; those of parameters stay."""
+        if self.cls is torch.nn.Parameter:
+            return self
+        return self._replace(shape=(-1,) * len(self.shape), stride=())
+
+
+def _of_any_size(key: Any) -> Hashable:
+    """The key of a call without the sizes of its arguments."""
+    (leaves, *others), modes = key
+    found = (leaf.of_any_size() if isinstance(leaf, _Kind) else leaf for leaf in leaves)
+    return tuple(found), *others, modes
+
+
 @dataclass(slots=True, eq=False)
 class _Call:
     """A call as its key is made.
 
-    `given` are the tensors of its arguments. `tensors` are these, then those that its function
+    `leaves` are those of its arguments, with None for what is no tensor, and `given` the tensors
+    among them. `tensors` are these, then those that its function
     closes over, each once, by `places`. `closed` are the places of the latter. `holders` are the
     objects whose content the key compares, by their ids, in order. `objects` are arguments that it
     compares by identity.
     """
 
+    leaves: list[Any] = field(default_factory=list[Any])
     given: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     tensors: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     places: dict[int, int] = field(default_factory=dict[int, int])
     closed: set[int] = field(default_factory=set[int])
     holders: dict[int, int] = field(default_factory=dict[int, int])
     objects: list[Any] = field(default_factory=list[Any])
+
+    def inputs(self, extra: Sequence[Place]) -> list[Any]:
+        """The tensors of the arguments, then the strides at these places."""
+        return [*self.given, *(value_at(self.leaves, place) for place in extra)]
 
     def find_key(self, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable | None:
         """The key of the call under the present modes; None for a call that has none."""
@@ -105,7 +150,8 @@ class _Call:
         """
         leaves, spec = pytree.flatten((args, kwargs))
         found = tuple(map(self.key_of_leaf, leaves))
-        self.given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        self.leaves = [leaf if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
+        self.given = [leaf for leaf in self.leaves if leaf is not None]
         orders = pytree.orders_of((args, kwargs)) if pytree.has_dicts(spec) else ()
         return found, spec, orders, self.key_of(f)
 
@@ -130,7 +176,7 @@ class _Call:
         self.tensors.append(tensor)
         if tensor.layout is not torch.strided or tensor.is_nested:
             raise _Unknown
-        return (
+        return _Kind(
             type(tensor),
             tensor.dtype,
             tensor.shape,
@@ -270,7 +316,8 @@ class _Kept:
     """A plan, and the conditions under which it serves a call. `sources` are the tensors that its
     trace closes over: places among the tensors of the call, or tensors, which `match` compares.
     `bare` are tensors to which nobody has given an attribute. `root` is the function, as long as it
-    lives.
+    lives. `extra` are the places of strides that are symbols. `decisions` are what the function
+    asked about sizes.
     """
 
     plan: Plan
@@ -278,57 +325,100 @@ class _Kept:
     match: Callable[..., bool]
     outside: Outside | None
     bare: tuple[torch.Tensor, ...]
-    reads: Callable[..., bool] | None
+    reads_match: Callable[..., bool] | None
     is_unchanged: Callable[[], bool]
     root: Callable[[], Any]
+    extra: tuple[Place, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+    feeds_grads: ClassVar = False
 
-    def serves(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Test whether nothing has changed that the function read."""
+    def is_inside(self) -> bool:
+        """Test whether nothing outside has changed that the function read."""
         return (
             self.is_unchanged()
             and self.match(*(one for one in self.sources if isinstance(one, torch.Tensor)))
             and (self.outside is None or self.outside.matches())
             and not any(map(internals.attributes, self.bare))
-            and (self.reads is None or self.reads(*tensors))
         )
+
+    def serves(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Test whether nothing has changed that the function read."""
+        return self.is_inside() and (self.reads_match is None or self.reads_match(*tensors))
 
     def run(self, call: _Call) -> Any:
         """The result of a call that it serves."""
         found = [call.tensors[one] if isinstance(one, int) else one for one in self.sources]
-        return self.plan.run(call.given, found)
+        return self.plan.run(call.inputs(self.extra), found)
+
+
+class _Sizes(Family):
+    """Calls that differ in sizes only. `layouts` are the orders of the dims in memory of the first
+    result, with which those of others agree. `root` is the function, as long as it lives.
+    """
+
+    def __init__(self, call: _Call, root: Callable[[], Any]) -> None:
+        super().__init__(call)
+        self.root = root
+        self.layouts: tuple[tuple[int, ...] | None, ...] = ()
+
+    def agrees(self, kept: _Kept, result: Any) -> bool:
+        """Test whether a result lies in memory like the first one, which is noted."""
+        if kept.plan.later or has_effects(kept.plan.trace):  # a pullback; not to be run again
+            return True
+        found = tuple(map(_order_of, pytree.tensors_in(result)))
+        self.layouts = self.layouts or found
+        pairs = zip(found, self.layouts, strict=False)
+        return all(one is None or other is None or one == other for one, other in pairs)
+
+
+def _order_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """The dims of a tensor in the order of their strides; None where that is open."""
+    if tensor.layout is not torch.strided or any(size < 2 for size in tensor.shape):
+        return None
+    return tuple(sorted(range(tensor.dim()), key=lambda dim: -tensor.stride(dim)))
 
 
 class _Captures:
-    """The captures that a process keeps, by call; those of a call with the latest first. Threads
-    share them.
+    """The captures that a process keeps, by call; those of a call with the latest first. Calls that
+    differ in sizes only have a family for those with symbols. Threads share them.
     """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.kept: OrderedDict[Hashable, tuple[_Kept, ...]] = OrderedDict()
+        self.families: OrderedDict[Hashable, _Sizes] = OrderedDict()
         self.misses: weakref.WeakKeyDictionary[types.CodeType, int] = weakref.WeakKeyDictionary()
 
     def cache_clear(self) -> None:
         """Forget every capture."""
         with self.lock:
             self.kept.clear()
+            self.families.clear()
             self.misses.clear()
 
-    def find(self, key: Hashable, tensors: Sequence[torch.Tensor]) -> _Kept | None:
+    def family(self, key: Hashable) -> _Sizes | None:
+        """The family of a call, if one like it was kept."""
+        return self.families.get(_of_any_size(key))
+
+    def find(self, key: Hashable, call: _Call) -> _Kept | None:
         """The plan that serves a call."""
         for one in self.kept.get(key, ()):
-            if one.serves(tensors):
+            if one.serves(call.tensors):
                 return one
-        return None
+        family = self.family(key)
+        found = () if family is None else family.find(call)
+        return next((one for one in found if one.serves(call.tensors)), None)
 
-    def put(self, key: Hashable, new: _Kept) -> None:
-        """Keep a capture, and let the oldest ones go."""
+    def put(self, key: Hashable, call: _Call, new: _Kept) -> _Sizes:
+        """Keep a capture, and let the oldest ones go. The family of the call."""
         with self.lock:
             self.kept[key] = new, *self.kept.pop(key, ())[: STATES - 1]
-            living = [one for one, kept in self.kept.items() if kept[0].root() is not None]
-            orphans = [one for one, kept in self.kept.items() if kept[0].root() is None]
-            for gone in (*living[:-LIVING], *orphans[:-ORPHANS]):
-                del self.kept[gone]
+            _let_go(self.kept, lambda kept: kept[0].root())
+            where = _of_any_size(key)
+            family = self.families.pop(where, None) or _Sizes(call, new.root)
+            self.families[where] = family
+            _let_go(self.families, lambda family: family.root())
+            return family
 
     def is_watched(self, root: Any) -> bool:
         """Test whether captures of functions like this one are likely to be met again."""
@@ -341,6 +431,14 @@ class _Captures:
         if isinstance(code, types.CodeType) and (is_miss or code in self.misses):
             with self.lock:
                 self.misses[code] = self.misses.get(code, 0) + 1 if is_miss else 0
+
+
+def _let_go(kept: OrderedDict[Hashable, T], root: Callable[[T], Any]) -> None:
+    """Let the oldest entries go: of functions that live, and of those that are gone."""
+    living = [key for key, one in kept.items() if root(one) is not None]
+    orphans = [key for key, one in kept.items() if root(one) is None]
+    for gone in (*living[:-LIVING], *orphans[:-ORPHANS]):
+        del kept[gone]
 
 
 _CAPTURES = clears(_Captures())
@@ -357,13 +455,14 @@ def planned(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     make: Callable[[Callable[..., Captured]], Plan],
+    whole: Callable[..., Any] | None = None,
 ) -> Any:
     """The result of a call of a transformed function: by our plan, or by torch.func outside of
     traces where a trace cannot hold what the call needs and eager PyTorch can. These are nested and
     sparse tensors, and a graph of autograd's that was recorded before.
     """
     try:
-        return _planned(of, args, kwargs, make)
+        return _planned(of, args, kwargs, make, whole)
     except (UnsupportedCall, UnsupportedInput) as error:
         twin = _by_torch(of) if error.is_eager and current() is None else None
         if twin is None:
@@ -382,6 +481,7 @@ def _planned(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     make: Callable[[Callable[..., Captured]], Plan],
+    whole: Callable[..., Any] | None,
 ) -> Any:
     """The result by a plan that an eager call may have left.
 
@@ -390,6 +490,8 @@ def _planned(
     Args:
         of: the transformed function, or a tuple of what makes it one.
         make: captures the function, by what it is given in the place of `capture`.
+        whole: the transformed function, to be captured with symbols, where the function itself has
+            other arguments than the call.
     """
     if current() is not None:
         return make(_capture).run(pytree.tensors_in((args, kwargs)))
@@ -401,9 +503,38 @@ def _planned(
         key = call.find_key(of, args, kwargs)
     if key is None:
         return _run_once(make, root, args, kwargs)
-    found = _CAPTURES.find(key, call.tensors)
+    found = _CAPTURES.find(key, call)
     _CAPTURES.count(root, is_miss=found is None)
-    return found.run(call) if found is not None else _run_first(call, key, root, make)
+    if found is not None:
+        return found.run(call)
+    with_sizes = make if whole is None else functools.partial(plan_of, whole, args, kwargs)
+    return _run_first(call, key, root, make, with_sizes)
+
+
+def _run_first(
+    call: _Call,
+    key: Hashable,
+    root: Any,
+    make: Callable[[Callable[..., Captured]], Plan],
+    with_sizes: Callable[[Callable[..., Captured]], Plan],
+) -> Any:
+    """The result of a call that no plan serves. Its own plan is kept, if it may serve others:
+    those with other sizes too, where these have changed between calls.
+    """
+    if (family := _CAPTURES.family(key)) is not None:
+        first = _First(call, root, with_sizes)
+        wanted = family.dynamic | family.changed(call)
+        make_with = functools.partial(first.with_sizes, family)
+        if with_symbols(family, call, wanted, make_with, callable_name(root)) is not None:
+            return first.result
+        if first.plan is not None:
+            return first.run_once()
+    first = _First(call, root, make)
+    if (new := first.kept()) is None:
+        return first.run_once()
+    family, result = _CAPTURES.put(key, call, new), new.run(call)
+    family.agrees(new, result)
+    return result
 
 
 def twin_of(of: Any, args: Any, kwargs: Any) -> Callable[..., Any] | None:
@@ -433,12 +564,14 @@ def _by_torch(of: Any) -> Callable[..., Any] | None:
 
 
 @contextmanager
-def _undone(watch: Watch) -> Generator[None]:
-    """Undo what the function wrote outside, if it is refused: it has not run."""
+def _undone(watch: Watch, *, always: bool = False) -> Generator[None]:
+    """Undo what the function wrote outside, if it is refused: it has not run. After any error if it
+    runs again.
+    """
     try:
         yield
-    except ThunderError as error:
-        if error.is_refusal:
+    except Exception as error:
+        if always or (isinstance(error, ThunderError) and error.is_refusal):
             watch.put_back()
         raise
 
@@ -478,42 +611,94 @@ def _run_once(
     return plan.run(pytree.tensors_in((args, kwargs)))
 
 
-def _run_first(
-    call: _Call, key: Hashable, root: Any, make: Callable[[Callable[..., Captured]], Plan]
-) -> Any:
-    """The result of a call that no plan serves. Its own plan is kept, if it may serve others."""
-    is_unchanged, before = internals.global_state_guard(), host_random.state()
-    watch, lifting = Watch(root, hears_calls=True), _Lifting()
-    for one in call.objects:
-        watch.reach(one, type(one).__name__)
-    with observing(watch) as attributes, _undone(watch):
-        plan = make(lifting.capture)
-    watch.finish()
-    if (
-        watch.is_repeatable
-        and not attributes.written
-        and not host_random.drawn_since(before)
-        and is_unchanged()
-        and lifting.captured is not None
-        and all(map(is_closed, (plan.trace, *plan.later)))
-    ):
+def plan_of(
+    f: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    capture: Callable[..., Captured],
+) -> Plan:
+    """A plan that is the trace of the call."""
+    captured = capture(f, args, kwargs, known=EVERY_LEAF)
+    return Plan(captured.trace.name, captured, captured.trace, in_place(captured))
+
+
+class _NotKept(Exception):
+    """Raised for a capture with symbols that serves no other call."""
+
+
+@dataclass(slots=True, eq=False)
+class _First:
+    """A call that no plan serves. Its own plan is kept, if it may serve others."""
+
+    call: _Call
+    root: Any
+    make: Callable[[Callable[..., Captured]], Plan]
+    plan: Plan | None = None
+    given: Sequence[Any] = ()
+    result: Any = None
+    lifting: _Lifting = field(default_factory=lambda: _Lifting())
+
+    def kept(self, symbolic: Symbolic | None = None) -> _Kept | None:
+        """Capture the function. The plan with its conditions; None if it serves this call only."""
+        call, self.lifting = self.call, _Lifting(symbolic)
+        extra = () if symbolic is None else tuple(place for _, place in symbolic.inputs)
+        self.given = call.inputs(extra)
+        is_unchanged, before = internals.global_state_guard(), host_random.state()
+        watch = Watch(self.root, hears_calls=True)
+        for one in call.objects:
+            watch.reach(one, type(one).__name__)
+        with observing(watch) as attributes, _undone(watch, always=symbolic is not None):
+            plan = self.plan = self.make(self.lifting.capture)
+        watch.finish()
+        captured = self.lifting.captured
+        if (
+            captured is None
+            or not watch.is_repeatable
+            or attributes.written
+            or host_random.drawn_since(before)
+            or not is_unchanged()
+            or not all(map(is_closed, (plan.trace, *plan.later)))
+        ):
+            return None
         outside = reads_of(watch, attributes, but=call.holders)
         bare = tuple(_tensors_of(outside))
-        sources = _sources(call, lifting.tensors, bare)
-        if sources is not None and not any(map(internals.attributes, bare)):
-            reads = _placed(call, lifting.captured.reads)
-            match = internals.tensor_guard([one for one in sources if not isinstance(one, int)])
-            kept = _Kept(plan, sources, match, outside, bare, reads, is_unchanged, _weak(root))
-            _CAPTURES.put(key, kept)
-            return kept.run(call)
-    once = dataclasses.replace(plan.captured, is_kept=False)  # so that it is not lowered
-    return dataclasses.replace(plan, captured=once).run(call.given, lifting.tensors)
+        sources = _sources(call, self.lifting.tensors, bare)
+        if sources is None or any(map(internals.attributes, bare)):
+            return None
+        match = internals.tensor_guard([one for one in sources if not isinstance(one, int)])
+        known = plan, sources, match, outside, bare, _placed(call, captured.reads), is_unchanged
+        asked = () if symbolic is None else decisions_of(captured, (plan.trace, *plan.later))
+        return _Kept(*known, _weak(self.root), extra, asked)
+
+    def with_sizes(self, family: _Sizes, symbolic: Symbolic) -> _Kept:
+        """Capture the function with symbols for sizes, and run the plan. If it asks for their very
+        values each time, further calls are captured without.
+
+        Raises:
+            _NotKept: the capture serves this call only, or has results with other strides.
+        """
+        if (new := self.kept(symbolic)) is None:
+            raise _NotKept("it serves one call")
+        self.plan = None  # it is kept
+        self.result = new.run(self.call)
+        if not family.agrees(new, self.result):
+            raise _NotKept("its results have other strides than those of the first call")
+        family.pin(symbolic, new.decisions)
+        return new
+
+    def run_once(self) -> Any:
+        """The result by a plan that is not kept: it is not lowered."""
+        assert self.plan is not None, "the function has been captured"
+        once = dataclasses.replace(self.plan.captured, is_kept=False)
+        plan = dataclasses.replace(self.plan, captured=once)
+        return plan.run(self.given, self.lifting.tensors)
 
 
 @dataclass(slots=True, eq=False)
 class _Lifting:
     """A capture that makes tensors from outside the last inputs of its trace, where it can."""
 
+    symbolic: Symbolic | None = None
     captured: Captured | None = None
     tensors: tuple[torch.Tensor, ...] = ()
 
@@ -525,8 +710,9 @@ class _Lifting:
         **options: Any,
     ) -> Captured:
         """Capture f, once."""
-        captured = _capture(f, args, kwargs, **options)
-        lifted = _lifted(captured) if _is_plain(captured) else None
+        captured = _capture(f, args, kwargs, symbolic=self.symbolic, **options)
+        decides = bool(captured.decisions) and self.symbolic is None
+        lifted = _lifted(captured) if _is_plain(captured) and not decides else None
         if lifted is None:
             return captured
         given = pytree.tensors_in((args, kwargs or {}))
@@ -581,7 +767,6 @@ def _is_plain(captured: Captured) -> bool:
     """
     more = (
         captured.writes,
-        captured.decisions,
         captured.own_leaves,
         captured.grads,
         captured.retained,

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, ParamSpec, overload
 
 import torch
 
 from thunder_fn.api.batching import Randomness, vmap, wrong_chunk_size
 from thunder_fn.api.calling import Transformed, described, transformed
-from thunder_fn.api.captures import Plan, in_place, planned, twin_of
+from thunder_fn.api.captures import plan_of, planned, twin_of
 from thunder_fn.api.gradients import Argnums, check_argnums, differentiated_leaves, frozen_argnums
 from thunder_fn.api.pullbacks import vjp
 from thunder_fn.api.tangents import jvp
-from thunder_fn.capture import EVERY_LEAF, Captured, current, pytree
+from thunder_fn.capture import current, pytree
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.errors import NotDifferentiable, VmapError, callable_name, spelled
 from thunder_fn.ir.trace import type_of_value
@@ -37,13 +38,7 @@ class Jacobian(Transformed):
             check_real(args[position], f"args[{position}]", self.__name__)
         if current() is not None or not self.is_one_plan:
             return self.compute(*args, **kwargs)
-        return planned(self, args, kwargs, lambda capture: self._plan(capture, args, kwargs))
-
-    def _plan(
-        self, capture: Callable[..., Captured], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Plan:
-        captured = capture(self.compute, args, kwargs, known=EVERY_LEAF)
-        return Plan(self.__name__, captured, captured.trace, in_place(captured))
+        return planned(self, args, kwargs, partial(plan_of, self.compute, args, kwargs))
 
     @property
     def is_one_plan(self) -> bool:
@@ -82,8 +77,8 @@ class Jacrev(Jacobian):
 
     def compute(self, *args: Any, **kwargs: Any) -> Any:
         """The Jacobian: a pullback, batched over the elements of the output."""
-        partial, chosen = self.apart(args, kwargs)
-        result: Any = vjp(partial, *chosen, has_aux=self.has_aux)
+        f, chosen = self.apart(args, kwargs)
+        result: Any = vjp(f, *chosen, has_aux=self.has_aux)
         output, pullback = result[0], result[1]
         leaves, spec = pytree.flatten(output)
         check_tensors(output, self.__name__)
@@ -114,13 +109,12 @@ class Jacfwd(Jacobian):
 
     def compute(self, *args: Any, **kwargs: Any) -> Any:
         """The Jacobian: tangents, batched over the elements of the arguments."""
-        partial, chosen = self.apart(args, kwargs)
+        f, chosen = self.apart(args, kwargs)
         leaves, spec = pytree.flatten(chosen)
 
         def push(*tangents: Any) -> Any:
-            result: Any = jvp(
-                partial, chosen, pytree.unflatten(spec, tangents), has_aux=self.has_aux
-            )
+            tangents = pytree.unflatten(spec, tangents)
+            result: Any = jvp(f, chosen, tangents, has_aux=self.has_aux)
             check_tensors(result[0], self.__name__)
             return result[1:] if self.has_aux else (result[1], ())
 
@@ -319,14 +313,14 @@ def at_positions(
     transform's level, as under torch.func.
     """
 
-    def partial(*chosen: Any) -> Any:
+    def of_chosen(*chosen: Any) -> Any:
         full = list(pytree.tree_map(_at_level, args))
         for position, value in zip(positions, chosen, strict=True):
             full[position] = value
         return f(*full, **kwargs)
 
-    partial.__name__ = callable_name(f)
-    return partial
+    of_chosen.__name__ = callable_name(f)
+    return of_chosen
 
 
 def _at_level(leaf: Any) -> Any:

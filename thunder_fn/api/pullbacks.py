@@ -13,9 +13,11 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.api.calling import (
     check_output,
     described,
+    kind_of_tensor,
     main_only,
     main_output,
     run,
+    type_of_kind,
     unwritten,
     write_back,
 )
@@ -25,9 +27,9 @@ from thunder_fn.capture.rewriting import is_to_be_fused
 from thunder_fn.derived.leaf_vjp import is_differentiable
 from thunder_fn.errors import CotangentError, NotDifferentiable, callable_name, kind_of, spelled
 from thunder_fn.interpreters import grad as reverse
-from thunder_fn.interpreters.carried import self_contained
+from thunder_fn.interpreters.carried import self_contained, told_by_inputs
 from thunder_fn.ir.rules import Split
-from thunder_fn.ir.trace import Type, type_of_value
+from thunder_fn.ir.trace import type_of_value
 
 R = TypeVar("R")
 A = TypeVar("A")
@@ -46,7 +48,7 @@ class Pullback:
     residuals: tuple[torch.Tensor, ...]
     captured: Captured
     wanted_outputs: tuple[bool, ...]
-    output_types: tuple[Type, ...]
+    kinds: tuple[tuple[Any, ...], ...]
     primals: tuple[torch.Tensor, ...]
     in_spec: pytree.PyTreeSpec
     name: str
@@ -85,12 +87,13 @@ class Pullback:
         ]
         paths = zip(self.captured.paths("cotangent"), self.captured.paths(), strict=True)
         given: list[Any] = []
-        rest = zip(self.wanted_outputs, self.output_types, strict=True)
-        for value, (mine, its), (wanted, type) in zip(tensors, paths, rest, strict=False):
+        rest = zip(self.wanted_outputs, self.kinds, strict=True)
+        for value, (mine, its), (wanted, kind) in zip(tensors, paths, rest, strict=False):
             if not wanted:
                 continue
-            have = type_of_value(value) if isinstance(value, torch.Tensor) else described(value)
-            if have != type:
+            if kind_of_tensor(value) != kind:
+                have = type_of_value(value) if isinstance(value, torch.Tensor) else described(value)
+                type = type_of_kind(kind)
                 raise CotangentError(f"{self.name}: {mine} is {have}, but {its} is {type}")
             given.append(value)
         return given
@@ -171,14 +174,14 @@ def _plan_of_vjp(
         for place, var in enumerate(captured.trace.inputs)
     )
     split = reverse.forward_backward(captured.trace, active, wanted, fused=is_to_be_fused())
-    split = self_contained(split)
+    split = told_by_inputs(self_contained(split))
     shown = main_only(captured) if has_aux else captured
 
     def arrange(inputs: Sequence[Any], outputs: tuple[Any, ...]) -> Any:
         residuals = split.residual_values(inputs, outputs)
         backward, residuals = unwritten(captured, split.backward, residuals)
         result = captured.result(write_back(captured, inputs, outputs[:count]))
-        found = tuple(map(type_of_value, outputs[:count]))  # sizes that depend on data are known
+        found = tuple(map(kind_of_tensor, outputs[:count]))  # sizes that depend on data are known
         halves, given = replace(split, backward=backward), tuple(inputs[:num_leaves])
         known = found, given, in_spec, f"vjp_{name}"
         pullback = Pullback(halves, residuals, shown, wanted, *known)

@@ -11,7 +11,16 @@ from typing import Any, ClassVar, Literal as Choice, TypeVar, overload
 import torch
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.api.calling import check_output, main_only, main_output, run, unwritten, write_back
+from thunder_fn.api.calling import (
+    check_output,
+    kind_of_tensor,
+    main_only,
+    main_output,
+    run,
+    type_of_kind,
+    unwritten,
+    write_back,
+)
 from thunder_fn.api.captures import Plan, planned
 from thunder_fn.capture import EVERY_LEAF, Captured, current, pytree
 from thunder_fn.capture.apply import join, shows_inputs
@@ -25,7 +34,7 @@ from thunder_fn.interpreters.jvp import JvpRule, jvp_trace
 from thunder_fn.interpreters.partial_eval import partial_eval
 from thunder_fn.ir import text
 from thunder_fn.ir.rules import chosen, scattered
-from thunder_fn.ir.trace import TensorType, Trace, type_of_value
+from thunder_fn.ir.trace import Trace, type_of_value
 from thunder_fn.torch_internals import have_one_memory, shares_memory
 
 R = TypeVar("R")
@@ -94,7 +103,8 @@ def jvp(
     if internals.is_dynamo_compiling() and internals.is_one_graph():
         return torch.func.jvp(f, primals, tangents, strict=strict, has_aux=has_aux)
     make = functools.partial(_plan_of_jvp, f, primals, tangents, has_aux=has_aux, strict=strict)
-    return planned(("jvp", f, has_aux, strict), (primals, tangents), {}, make)
+    whole = functools.partial(jvp, f, has_aux=has_aux, strict=strict)
+    return planned(("jvp", f, has_aux, strict), (primals, tangents), {}, make, whole)
 
 
 def _plan_of_jvp(
@@ -234,11 +244,9 @@ def check_tangents(primals: Any, tangents: Any, name: str = "jvp") -> list[torch
                 f"{name}: Expected tangents to only contain Tensors, but {path} is"
                 f" {kind_of(tangent)}, and its primal is {type_of_value(primal)}"
             )
-        have = type_of_value(tangent)
-        if have != type_of_value(primal):
-            raise TangentError(
-                f"{name}: {path} is {have}, but its primal is {type_of_value(primal)}"
-            )
+        if kind_of_tensor(tangent) != kind_of_tensor(primal):
+            have, wanted = type_of_value(tangent), type_of_value(primal)
+            raise TangentError(f"{name}: {path} is {have}, but its primal is {wanted}")
     return given
 
 
@@ -257,7 +265,7 @@ class Linear:
     active: tuple[bool, ...]
     active_outputs: tuple[bool, ...]
     primals: Any
-    types: tuple[TensorType, ...]
+    kinds: tuple[tuple[Any, ...], ...]
     device: torch.device | None = None
 
     @internals.outside_dynamo
@@ -268,8 +276,8 @@ class Linear:
         shown = shows_inputs(self.trace)
         own = [value.clone() if flag else value for value, flag in zip(found, shown, strict=True)]
         filled = tuple(
-            running_zeros(type) if value is None else value
-            for type, value in zip(self.types, scattered(own, self.active_outputs), strict=True)
+            value if value is not None else running_zeros(type_of_kind(kind)) if kind else 0
+            for kind, value in zip(self.kinds, scattered(own, self.active_outputs), strict=True)
         )
         return self.captured.tangent(filled)
 
@@ -313,9 +321,6 @@ def _plan_of_linearize(
     first, second = partial_eval(
         rule.trace, known, (True,) * count + (False,) * (len(rule.trace.outputs) - count)
     )
-    types = tuple(type for type in captured.trace.output_types if isinstance(type, TensorType))[
-        : captured.num_results
-    ]
     flags = rule.active_outputs[: captured.num_results]
     spec, num_leaves = pytree.flatten(primals)[1], len(leaves)
 
@@ -323,7 +328,8 @@ def _plan_of_linearize(
         linear, residuals = unwritten(captured, second, outputs[count:])
         result = captured.result(write_back(captured, inputs, outputs[:count]))
         given = pytree.unflatten(spec, inputs[:num_leaves])
-        return result, Linear(linear, residuals, captured, active, flags, given, types)
+        kinds = tuple(map(kind_of_tensor, outputs[: captured.num_results]))
+        return result, Linear(linear, residuals, captured, active, flags, given, kinds)
 
     return Plan(f"{captured.trace.name}_primal", captured, first, arrange, later=(second,))
 

@@ -27,7 +27,6 @@ from thunder_fn.errors import CaptureError, UnsupportedInput
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.equations import makers, needed
 from thunder_fn.ir.symbols import (
-    Symbol,
     bind,
     made_by,
     specialize,
@@ -47,6 +46,7 @@ from thunder_fn.ir.trace import (
     Trace,
     Type,
     Var,
+    as_dim,
     cut,
     map_args,
     python_arg,
@@ -112,14 +112,14 @@ def bind_trace(
 
 
 def _names(variables: Sequence[Var], values: Sequence[Any]) -> dict[Any, Any]:
-    """Map unbacked sizes in the types of variables to names of this capture, given the variables'
-    values.
+    """Map the symbols in the types of variables to the sizes that they have in this capture, given
+    the variables' values: of unbacked sizes, and of a trace that another capture has made.
     """
     types = (var.type for var in variables if isinstance(var.type, TensorType))
     if not any(isinstance(size, Expr) for type in types for size in type.shape):
         return {}
-    names = bind(variables, values).items()
-    return {symbol: size for symbol, size in names if not isinstance(symbol, Symbol)}
+    named = ((symbol, as_dim(size)) for symbol, size in bind(variables, values).items())
+    return {symbol: size for symbol, size in named if size != Expr(symbol)}
 
 
 def copy_trace(recorder: Recorder, trace: Trace, inputs: Sequence[Any]) -> tuple[Any, ...] | None:

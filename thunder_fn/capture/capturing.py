@@ -133,7 +133,7 @@ def capture(  # noqa: PLR0913 - options, by keyword
     asked = _Options(f, args, kwargs or {}, *options, differentiated, known, stores)
     kept = _Found(wanted) if has_effects else None
     has_symbols, copies = symbolic is not None, tuple[Lookaside, ...]()
-    is_first = is_outermost = current() is None and known is None
+    is_first = is_outermost = current() is None and (known is None or has_symbols)
     begin_again = beginning() if current() is None else lambda: None  # others are captured once
     while True:
         try:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from thunder_fn.ir.rules import Residual, Split
-from thunder_fn.ir.symbols import finders, unbound_symbols
+from thunder_fn.ir.symbols import binders, finders, unbound_symbols
 from thunder_fn.ir.trace import (
     Equation,
     Expr,
@@ -46,6 +46,24 @@ def self_contained(split: Split) -> Split:
             *(Residual("extra", split.num_extra + i) for i in range(len(numbers))),
         ),
     )
+
+
+def told_by_inputs(split: Split) -> Split:
+    """The split with further residuals: the forward's inputs whose types tell the backward sizes
+    that none of its own inputs has.
+
+    Law: forward and backward compute the same as those of the split, wherever the backward runs.
+    """
+    trace, told = split.backward, binders(split.forward.inputs)
+    tellers = (told[size][0] for size in unbound_symbols(trace) if size in told)
+    places = [split.forward.inputs.index(var) for var in dict.fromkeys(tellers)]
+    if not places:
+        return split
+    first, count = num_vars(trace), len(split.residuals)
+    taken = (Var(first + i, split.forward.inputs[at].type) for i, at in enumerate(places))
+    inputs = (*trace.inputs[:count], *taken, *trace.inputs[count:])
+    more = (Residual("input", at) for at in places)
+    return replace(split, backward=cut(trace, inputs=inputs), residuals=(*split.residuals, *more))
 
 
 def _giving(split: Split, numbers: list[Expr], kinds: list[TensorType]) -> Trace:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from thunder_fn.errors import MissingRule
-from thunder_fn.interpreters.carried import self_contained
+from thunder_fn.interpreters.carried import self_contained, told_by_inputs
 from thunder_fn.interpreters.simplify import dce, inline
 from thunder_fn.ir import ops
 from thunder_fn.ir.equations import bound, needed
@@ -36,7 +36,7 @@ def partial_eval(trace: Trace, known_inputs: Mask, known_outputs: Mask) -> tuple
 
     Source: autodidax part 4.
     """
-    halves = partial_split(trace, known_inputs, known_outputs)
+    halves = told_by_inputs(partial_split(trace, known_inputs, known_outputs))
     return dce(handing_on(halves)), halves.backward
 
 

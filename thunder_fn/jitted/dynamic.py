@@ -6,18 +6,21 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import torch
 
-from thunder_fn.capture.numbers.arguments import symbolic_leaves
+from thunder_fn.capture.numbers.arguments import Place, Symbolic, symbolic_leaves
+from thunder_fn.capture.recorded import Decision
 from thunder_fn.errors import callable_name, located
+from thunder_fn.ir.symbols import Bounds
 from thunder_fn.ir.trace import Source
 from thunder_fn.jitted.cache import Cache
 from thunder_fn.jitted.call import Call
-from thunder_fn.jitted.families import Family, Question, family_key, places_of
+from thunder_fn.jitted.families import Family, Leaves, Question, family_key, places_of
 from thunder_fn.jitted.marks import Marked, marked
 from thunder_fn.jitted.options import Options
 from thunder_fn.jitted.program import Entry, build
@@ -95,11 +98,7 @@ def build_for(
 def _with_symbols(
     f: Callable[..., Any], options: Options, family: Family, call: Call
 ) -> Entry | None:
-    """A program with symbols; None where nothing is dynamic.
-
-    If f cannot be traced with symbols for numbers, it is traced without, and then without symbols
-    for sizes.
-    """
+    """A program of jit with symbols; None where nothing is dynamic."""
     marks = marked(f, options.dynamic, call) if isinstance(options.dynamic, tuple) else Marked()
     every = options.cache == "symbolic values"
     wanted = (
@@ -107,25 +106,54 @@ def _with_symbols(
         if every
         else family.dynamic | family.changed(call) | marks.always
     )
-    wanted -= family.refused | marks.never
-    symbolic = symbolic_leaves(call.leaves, wanted, dict(marks.bounds))
+    make = partial(build, f, options, call)
+    name, bounds = callable_name(f), dict(marks.bounds)
+    return with_symbols(family, call, wanted - marks.never, make, name, bounds)
+
+
+class Decided(Protocol):
+    """A program for calls that give the same answers to some questions about sizes and numbers."""
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """The questions and the answers."""
+        ...
+
+
+P = TypeVar("P", bound=Decided)
+
+
+def with_symbols(
+    family: Family,
+    call: Leaves,
+    wanted: frozenset[Place],
+    make: Callable[[Symbolic], P],
+    name: str,
+    bounds: Mapping[Place, Bounds] | None = None,
+) -> P | None:
+    """A program with symbols in these places of a call, which its family keeps; None where there
+    are none.
+
+    If the function cannot be traced with symbols for numbers, it is traced without, and then
+    without symbols for sizes.
+    """
+    wanted -= family.refused
+    symbolic = symbolic_leaves(call.leaves, wanted, bounds)
     if not symbolic.places:
         return None
     try:
-        entry = build(f, options, call, symbolic)
+        program = make(symbolic)
     except Exception as error:  # noqa: BLE001 - not all code takes symbols for numbers; what is wrong without them, is raised then
         numbers = frozenset(place for place in wanted if place[1] is None)
         family.refused |= numbers or wanted
-        family.refusal = f"no symbol stands for it, since then: {str(error).splitlines()[0]}"
+        why = next(iter(str(error).splitlines()), type(error).__name__)
+        family.refusal = f"no symbol stands for it, since then: {why}"
         _log.info(
-            "%s is traced for constant %s: %s",
-            callable_name(f),
-            "numbers" if numbers else "sizes",
-            error,
+            "%s is traced for constant %s: %s", name, "numbers" if numbers else "sizes", error
         )
-        return _with_symbols(f, options, family, call)
-    family.insert(call, symbolic, wanted, entry.decisions, entry)
-    return entry
+        return with_symbols(family, call, wanted, make, name, bounds)
+    family.insert(call, symbolic, wanted, program.decisions, program)
+    return program
 
 
 # ---- why ----

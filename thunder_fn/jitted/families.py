@@ -26,7 +26,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -51,6 +51,15 @@ train and eval.
 """
 
 
+class Leaves(Protocol):
+    """A call of which the leaves of the arguments matter."""
+
+    @property
+    def leaves(self) -> Sequence[Any]:
+        """The leaves of the arguments."""
+        ...
+
+
 def beside(program: Any, known: Sequence[Any]) -> tuple[Any, ...]:
     """Put a new program in front of those for other reads from outside, other properties of
     tensors, or absent gradients. It replaces the others.
@@ -66,7 +75,7 @@ def beside(program: Any, known: Sequence[Any]) -> tuple[Any, ...]:
 # ---- what a call is, sizes and numbers aside ----
 
 
-def places_of(call: Call) -> dict[Place, Any]:
+def places_of(call: Leaves) -> dict[Place, Any]:
     """Return each place of a call that can be dynamic, and its value: sizes, ints and floats.
 
     Parameters of modules keep their sizes. A bool is not dynamic, since asking for it would give a
@@ -103,7 +112,7 @@ def _leaf_family(leaf: Any, key: Any) -> Any:
     return key
 
 
-def class_key(call: Call, dynamic: frozenset[Place]) -> tuple[Any, ...]:
+def class_key(call: Leaves, dynamic: frozenset[Place]) -> tuple[Any, ...]:
     """Return the key that calls of one class share: sizes and numbers that are not dynamic, and the
     kinds of layout.
     """
@@ -240,47 +249,61 @@ def question(names: tuple[str, ...], text: str) -> Callable[..., Any]:
 class Family:
     """Calls that differ in sizes and numbers only: their dynamic places, and their programs."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Leaves) -> None:
         self.first = places_of(call)
         self.latest = self.first
         self.dynamic: frozenset[Place] = frozenset()
         self.count = 0
         self.refused: frozenset[Place] = frozenset()
+        self.pinned: frozenset[Place] = frozenset()
         self.refusal = ""
         self.classes: OrderedDict[Any, Class] = OrderedDict()
 
-    def find(self, call: Call) -> tuple[Any, ...]:
+    def find(self, call: Leaves) -> tuple[Any, ...]:
         """The programs for a call."""
         found = self.unanswered(call)
         return found if isinstance(found, tuple) else ()
 
-    def unanswered(self, call: Call) -> Any:
+    def unanswered(self, call: Leaves) -> Any:
         """The programs for a call, or the question that it answers in a new way."""
         known = self._class(call)
         return known.find(call.leaves) if known is not None else None
 
-    def _class(self, call: Call) -> Class | None:
+    def _class(self, call: Leaves) -> Class | None:
         return self.classes.get(class_key(call, self.dynamic)) if self.dynamic else None
 
-    def places(self, call: Call) -> Mapping[str, Place]:
+    def places(self, call: Leaves) -> Mapping[str, Place]:
         """The places from which the symbols of programs for such calls are read, by name."""
         known = self._class(call)
         return dict(zip(known.names, known.places, strict=True)) if known is not None else {}
 
-    def traced(self, call: Call) -> None:
+    def traced(self, call: Leaves) -> None:
         """Note that a program has been made for a call."""
         self.count += 1
         self.latest = places_of(call)
 
-    def changed(self, call: Call) -> frozenset[Place]:
+    def changed(self, call: Leaves) -> frozenset[Place]:
         """The places whose values differ from those of the family's first call."""
         return frozenset(
             place for place, value in places_of(call).items() if value != self.first[place]
         )
 
+    def pin(self, symbolic: Symbolic, decisions: Sequence[Decision]) -> None:
+        """Refuse the places whose values a function has asked for, not something about them, in two
+        traces.
+        """
+        asked = [one.question.value for one in decisions if not isinstance(one.answer, bool)]
+        pinned = frozenset(
+            place
+            for symbol, place in symbolic.places.items()
+            if any((value - symbol).is_number for value in asked)
+        )
+        self.refused |= self.pinned & pinned
+        self.pinned |= pinned
+
     def insert(
         self,
-        call: Call,
+        call: Leaves,
         symbolic: Symbolic,
         dynamic: frozenset[Place],
         decisions: Sequence[Decision],

@@ -171,7 +171,9 @@ def _entry(
     closed, constants = close_over(traces[-1])
     execution = _lowered(captured, closed, constants, options, call, symbolic)
     warn_of_idle(options.executors, execution.program.claimed, source_of(f))
-    decisions = _fed_apart(captured, _decisions(captured, traces[-1], execution.bridge))
+    split = None if execution.bridge is None else execution.bridge.split
+    ran = (traces[-1],) if split is None else (traces[-1], split.forward, split.backward)
+    decisions = _fed_apart(captured, decisions_of(captured, ran))
     decisions = decisions if symbolic is not None else ()
     before = close_over(captured.trace)[1]  # a transform may have let go of one
     targets = (one.target for one in captured.writes if isinstance(one.target, torch.Tensor))
@@ -355,9 +357,8 @@ def _warn_of_constants(f: Callable[..., Any], name: str, generator: str) -> None
     warnings.warn(located(what, source=source_of(f), fix=fix), HostRandomWarning, stacklevel=2)
 
 
-def _decisions(captured: Captured, trace: Trace, bridged: Bridge | None) -> tuple[Decision, ...]:
-    """Decisions made while f was traced, then those of the transforms' rules."""
-    traces = [trace] if bridged is None else [trace, bridged.split.forward, bridged.split.backward]
+def decisions_of(captured: Captured, traces: Sequence[Trace]) -> tuple[Decision, ...]:
+    """Decisions made while f was traced, then those of the rules that made these traces of it."""
     asked = {str(decision.question) for decision in captured.decisions}
     known = set(captured.trace.constraints)
     further = dict.fromkeys(
