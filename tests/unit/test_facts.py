@@ -13,6 +13,7 @@ from torch import Tensor
 import thunder_fn as tfn
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.facts import Leaves
+from thunder_fn.testing.samples import samples, tensor_of
 
 SETS = {name: value for name, value in vars(facts).items() if isinstance(value, Leaves)}
 PACKAGE = Path(tfn.__file__).parent
@@ -33,6 +34,19 @@ def test_a_name_is_every_overload_or_one() -> None:
     assert "aten.add.Scalar" in leaves and "aten.mul.Tensor" in leaves and ops.leaf(torch.ops.aten.add.Tensor) in leaves
     assert "aten.mul.Scalar" not in leaves and "other.add.Tensor" not in leaves
     assert ops.composite("aten.add.Tensor") not in leaves
+
+
+@pytest.mark.parametrize("name", ["KEEPS_ORDER", "SPREADS"])
+def test_elements_are_those_of_the_first_operand(name: str) -> None:
+    seen = 0
+    for op, calls in samples().items():
+        for call in calls if op in SETS[name] else ():
+            x = torch.randn(tensor_of(call[0][0]).shape)
+            result = ops.overload(ops.leaf(ops.overload_named(op)))(x, *call[0][1:], **call[1])
+            assert set(result.flatten().tolist()) == set(x.flatten().tolist())
+            assert name == "SPREADS" or torch.equal(result.flatten(), x.flatten()), op
+            seen += 1
+    assert seen > 10
 
 
 # ---- ops of other libraries ----

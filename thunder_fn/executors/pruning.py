@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from thunder_fn.derived.quirks.attention import without_log_sums
 from thunder_fn.executors.reuse import CLONE
-from thunder_fn.interpreters.noops import reads_layout, same_as
+from thunder_fn.interpreters.noops import is_alias, reads_layout, same_as, shortened
 from thunder_fn.interpreters.simplify import makes_symbols
 from thunder_fn.ir import ops
 from thunder_fn.ir.equations import needed
@@ -35,10 +35,13 @@ def prune(trace: Trace, *, below_autograd: bool) -> tuple[Trace, tuple[int, ...]
     returned = {atom.index for atom in trace.outputs if isinstance(atom, Var)}
     seen, makers = dict[object, Equation](), dict[int, Equation]()
 
-    def known(equation: Equation) -> tuple[Var, ...] | None:
+    def known(equation: Equation) -> tuple[Var, ...] | Equation:
+        stays = not any(var.index in escaping for var in equation.outputs)
+        equation = shortened(equation, makers) if stays else equation
         same = _identity(equation, escaping, computed, returned, below_autograd)
-        if same is None and not any(var.index in escaping for var in equation.outputs):
+        if same is None and (stays or (below_autograd and is_alias(equation.op))):
             same = same_as(equation, makers)
+            same = same if stays or _is_own(equation, same, computed, returned) else None
         if same is not None:
             if equation.outputs[0].index in returned:
                 returned.add(same.index)
@@ -49,7 +52,7 @@ def prune(trace: Trace, *, below_autograd: bool) -> tuple[Trace, tuple[int, ...]
             escaping.update(var.index for old, var in pairs if old.index in escaping)
             return earlier.outputs
         makers.update((var.index, equation) for var in equation.outputs)
-        return None
+        return equation
 
     return merged(trace, known)
 
@@ -118,10 +121,17 @@ def _identity(
         return None
     result = equation.outputs[0].index
     if equation.op in (ops.STOP_GRADIENT, ops.NO_GRAD):
-        both = {result, operand.index}
-        own = result not in escaping or (operand.index in computed and not both <= returned)
+        own = result not in escaping or _is_own(equation, operand, computed, returned)
         return operand if below_autograd and own else None
     return operand if equation.op == CLONE and result not in escaping else None
+
+
+def _is_own(equation: Equation, same: Var | None, computed: set[int], returned: set[int]) -> bool:
+    """Test whether a result may be the operand that it is a view of: memory of the program's own,
+    which does not become two of its outputs.
+    """
+    both = {equation.outputs[0].index, same.index} if same is not None else set[int]()
+    return same is not None and same.index in computed and not both <= returned
 
 
 def _key(equation: Equation) -> object:

@@ -8,6 +8,7 @@ stay so. Only rewrites that keep every bit are here: `x + 0` is none, as it turn
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -90,6 +91,21 @@ def same_as(equation: Equation, makers: Makers) -> Var | None:
     rule = RULES.get(equation.op.name)
     found = rule(equation, makers) if rule is not None else None
     return found if found is not None and found.type == equation.outputs[0].type else None
+
+
+def shortened(equation: Equation, makers: Makers) -> Equation:
+    """A reshape of what its operand is a reshape of; other equations as they are.
+
+    Law: same values; whether the result is a view may change.
+    """
+    source = equation.args[0] if equation.op == ops.RESHAPE else None
+    while isinstance(source, Var) and (maker := makers.get(source.index)) is not None:
+        if maker.op not in facts.KEEPS_ORDER:
+            break
+        source = maker.args[0]
+    if not isinstance(source, Var) or source == equation.args[0]:
+        return equation
+    return replace(equation, args=(source, *equation.args[1:]))
 
 
 # ---- rules: the variable that the result equals if their types are the same ----
@@ -201,6 +217,7 @@ RULES: dict[str, Callable[[Equation, Makers], Var | None]] = {
         ("aten.expand.default", "aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims"),
         _first,
     ),
+    "aten.split_with_sizes.default": _first,
     **dict.fromkeys(("aten.clone.default", "aten._to_copy.default"), _copied),
     "aten.copy.default": _written_over,
     "aten.slice.Tensor": _first,

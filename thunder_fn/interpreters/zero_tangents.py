@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from thunder_fn.derived.leaf_vjp import is_differentiable
 from thunder_fn.interpreters.grad import zeros
+from thunder_fn.interpreters.noops import drop_noops
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.memos import kept_of_ops
@@ -39,7 +40,8 @@ def without_zeros(rule: JvpRule) -> JvpRule:
     tangents = iter(found[count:])
     moved = tuple(flag and not next(tangents)[1] for flag in rule.active_outputs)
     kept = [atom for atom, is_zero in found[count:] if not is_zero]
-    return JvpRule(dce(builder.build((*(atom for atom, _ in found[:count]), *kept))), moved)
+    made = builder.build((*(atom for atom, _ in found[:count]), *kept))
+    return JvpRule(dce(drop_noops(made)), moved)
 
 
 def _step(builder: TraceBuilder, equation: Equation, operands: tuple[Known, ...]) -> list[Known]:

@@ -220,7 +220,10 @@ PARAMETERS_MAY_BE_WIDER = Leaves(
 RESHAPES = Leaves("reshape view permute transpose t unsqueeze squeeze")
 """Ops whose result is every element of their first operand, once, in memory of it or in a copy."""
 
-SPREADS = RESHAPES | Leaves("expand")
+KEEPS_ORDER = Leaves("reshape view.default _unsafe_view unsqueeze squeeze")
+"""Ops whose result has the elements of their first operand in the same order."""
+
+SPREADS = KEEPS_ORDER | Leaves("expand")
 """Ops whose result has the elements of their first operand and no others."""
 
 ALIASES = Leaves("detach alias")

@@ -224,14 +224,14 @@ def unfolded(trace: Trace, is_open: Callable[[Equation], bool]) -> Trace:
 
 def merged(
     trace: Trace,
-    same: Callable[[Equation], Sequence[Var] | None],
+    same: Callable[[Equation], Sequence[Var] | Equation | None],
     body: Callable[[Trace], Trace] = lambda body: body,
 ) -> tuple[Trace, tuple[int, ...]]:
     """Return the trace without equations whose results are known already, and their positions.
 
     Args:
         same: an equation on what its operands are known as -> the variables that its results are,
-            or None to keep it.
+            another equation for them, or None to keep it.
         body: what becomes of a body.
     """
     names: dict[int, Var] = {}
@@ -242,8 +242,8 @@ def merged(
         bodies = tuple(map(body, equation.bodies))
         new = Equation(equation.op, args, kwargs, equation.outputs, bodies, equation.source)
         known = same(new)
-        if known is None:
-            kept.append(new)
+        if known is None or isinstance(known, Equation):
+            kept.append(known or new)
         else:
             pairs = zip(new.outputs, known, strict=True)
             names.update((var.index, other) for var, other in pairs)
