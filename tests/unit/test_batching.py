@@ -66,3 +66,36 @@ def test_a_number_is_copied_into_each_example(dtype: torch.dtype) -> None:
     for f in (lambda u: u.clone().copy_(3), lambda u: u.clone()[0].copy_(True), lambda u: u.t().clone().copy_(2.5)):
         for around in (lambda g: g, tfn.jit):
             assert torch.equal(around(tfn.vmap(f))(x), torch.func.vmap(f)(x))
+
+
+OUTSIDE: dict[str, Callable[[], Tensor]] = {
+    "a leaf": lambda: torch.randn(3, 2, dtype=torch.float64),
+    "a parameter": lambda: torch.nn.Parameter(torch.randn(3, 2, dtype=torch.float64)),
+    "a result": lambda: torch.randn(3, 2, dtype=torch.float64, requires_grad=True).tanh(),
+    "a view of a result": lambda: torch.randn(2, 6, dtype=torch.float64, requires_grad=True).tanh().t()[::2],
+    "a view of a leaf": lambda: torch.randn(6, 2, dtype=torch.float64, requires_grad=True)[1::2],
+    "an expanded result": lambda: torch.randn(3, 1, dtype=torch.float64, requires_grad=True).exp().expand(3, 2),
+}
+GIVEN: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "vmap": (lambda c: tfn.vmap(lambda row: row.sin().sum())(c), lambda c: c.sin().sum(1)),
+    "vmap of columns": (lambda c: tfn.vmap(lambda v: v.sin() * v[0], -1, 1)(c), lambda c: c.sin() * c[:1]),
+    "vmap of grad": (lambda c: tfn.vmap(tfn.grad(lambda row: row.sin().sum()))(c), lambda c: c.cos()),
+    "associative_scan": (lambda c: tfn.associative_scan(torch.mul, c, 0), lambda c: c.cumprod(0)),
+    "map": (lambda c: tfn.map(lambda row: row.cos(), c, batch_size=2), lambda c: c.cos()),
+    "scan": (lambda c: tfn.scan(lambda s, row: (s + row, s * row), c[0], c)[1], lambda c: (c.cumsum(0) - c + c[0]) * c),
+    "grad": (lambda c: tfn.grad(lambda c: c.pow(3).sum())(c), lambda c: 3 * c * c),
+}
+
+
+@pytest.mark.parametrize("place", OUTSIDE)
+@pytest.mark.parametrize("name", GIVEN)
+def test_what_a_transform_is_given_inside_may_come_from_outside(name: str, place: str) -> None:
+    """From a jitted function or a gradient around, a tensor that is closed over is a batch as an argument is."""
+    torch.manual_seed(0)
+    c, x = OUTSIDE[place](), torch.ones((), dtype=torch.float64)
+    ours, plain = GIVEN[name]
+    torch.testing.assert_close(jit(lambda x: x * ours(c))(x), plain(c))
+    torch.testing.assert_close(tfn.grad(lambda x: (x * ours(c)).sum())(x), plain(c).sum())
+    if c.requires_grad:
+        wanted = torch.autograd.grad(plain(c).sum(), c)
+        torch.testing.assert_close(torch.autograd.grad(jit(lambda x: x * ours(c))(x).sum(), c), wanted)

@@ -451,3 +451,29 @@ def test_shapes_that_change_in_place_where_gradients_are_off(change: str, make: 
         return
     with pytest.raises(UnsupportedCall, match="changed in place where gradients are off"):
         gradient(tfn.jit(f))
+
+
+OF_INFERENCE: dict[str, Callable[[Any, Any], Any]] = {
+    "a summand": lambda x, b: x - b,
+    "of another size": lambda x, b: (x[None] + b[:, None]).sin(),
+    "a summand inside": lambda x, b: (x.sin() - b).exp(),
+    "computed with": lambda x, b: (x.sin() - b * 2).exp(),
+    "a weight of weights": lambda x, b: (x @ torch.outer(b, b + 1)).tanh().tanh(),
+    "a mask": lambda x, b: torch.where(b > 0.5, x.exp(), x.sin()),
+    "an index": lambda x, b: x.exp()[b.argsort()],
+}
+
+
+@pytest.mark.parametrize("name", OF_INFERENCE)
+@pytest.mark.parametrize("cache", ["constant values", "symbolic values"])
+def test_tensors_of_inference_mode_beside_what_requires_grad(name: str, cache: Any) -> None:
+    """They have no version, and autograd does not save them: what eager differentiates twice, jit does."""
+    with torch.inference_mode():
+        b = torch.tensor([0.3, 1.0, 0.6])
+    x = torch.randn(3, generator=torch.Generator().manual_seed(0)).requires_grad_()
+
+    def derivatives(f: Callable[[Any, Any], Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        (first,) = torch.autograd.grad(f(x, b).pow(3).sum(), x, create_graph=True)
+        return first, *torch.autograd.grad(first.pow(2).sum(), x)
+
+    assert_close(derivatives(jit(OF_INFERENCE[name], cache=cache)), derivatives(OF_INFERENCE[name]))

@@ -362,6 +362,17 @@ def raised_inside() -> bool:
 
 
 @different
+def checkpointed_update() -> bool:
+    def updates(wrap: Callable[[torch.nn.Module], torch.nn.Module]) -> int:
+        norm = torch.nn.BatchNorm1d(2)
+        x = torch.randn(3, 2, requires_grad=True)
+        torch.utils.checkpoint.checkpoint(wrap(norm), x, use_reentrant=False).sum().backward()
+        return int(norm.num_batches_tracked)
+
+    return (updates(lambda norm: norm), updates(tfn.jit)) == (2, 1)
+
+
+@different
 def zero_gradient() -> bool:
     p = torch.full((3,), 0.5, requires_grad=True)
     return torch.bernoulli(p).requires_grad and not tfn.jit(torch.bernoulli)(p).requires_grad

@@ -286,6 +286,20 @@ def test_counters_may_be_python_numbers() -> None:
     torch.testing.assert_close(grad(X), torch.full_like(X, 8.0))
 
 
+def test_a_number_beside_a_tensor_that_becomes_a_number() -> None:
+    """In the first look at a step, the counter is a number, and so is what a step computes from it alone."""
+
+    def by_while(x: Tensor, k: Tensor) -> Tensor:
+        return tfn.while_loop(lambda i, j: i < 3, lambda i, j: (i + 1, i * 3 + 1), (0, k - 1))[1] * x
+
+    def by_scan(x: Tensor, k: Tensor) -> Tensor:
+        return tfn.scan(lambda c, _: ((c[0] + 1, c[0] * 3 + 1), None), (0, k - 1), length=3)[0][1] * x
+
+    for f in (by_while, by_scan):
+        for transform in (tfn.jit, lambda f: tfn.jit(f, cache="symbolic values")):
+            torch.testing.assert_close(transform(f)(X, torch.tensor(2)), X * 7)
+
+
 def test_pytorchs_spelling_with_an_int_counter() -> None:
     f = lambda x: torch.while_loop(lambda n, v: n < 3, lambda n, v: (n + 1, v * 2), (0, x))
     n, v = tfn.jit(f)(X)

@@ -345,7 +345,7 @@ def example_of(leaf: torch.Tensor, dim: int) -> torch.Tensor:
         with outside_torch_func():
             return torch.empty(shape, dtype=leaf.dtype, device=leaf.device)
     stride = [step for index, step in enumerate(leaf.stride()) if index != dim]
-    is_shown = not is_tracer(leaf) and leaf.shape[dim]
+    is_shown = current() is None and leaf.shape[dim]
     is_tracked = leaf.requires_grad or type(leaf.shape[dim]) is not int
     is_view = is_shown or (not is_tracked and leaf.shape[dim])
     with (

@@ -291,7 +291,7 @@ def with_moving_numbers(init: Any, capture: Callable[[Any], tuple[R, Any]]) -> t
         moved = [
             i
             for i, (old, leaf) in enumerate(zip(leaves, new, strict=True))
-            if old != leaf and _is_moved(old, leaf)
+            if _is_moved(old, leaf) and old != leaf
         ]
         if not moved:
             return pytree.unflatten(spec, leaves), result

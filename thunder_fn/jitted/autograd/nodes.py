@@ -465,6 +465,8 @@ def _kept_inputs(
     probes: list[tuple[torch.Tensor, int]] = []
     for place, how in node.keeping:
         tensor = inputs[place]
+        if how not in ("saved", "number") and tensor.is_inference():
+            tensor = tensor.clone()  # which autograd keeps, and which has a version
         if how == "saved" or (how == "probed leaf" and not tensor.is_leaf):
             saved.append(tensor)
         elif how == "shape":
