@@ -16,8 +16,8 @@ from thunder_fn.api import captures
 Tensor = torch.Tensor
 WEIGHT = torch.linspace(-1, 1, 12).reshape(4, 3)
 SIZES = (3, 5, 6, 1, 0, 9, 7)
-"""The first is captured with numbers, the second with symbols; 1 and 0 are kinds of their own."""
-MOST = 4
+"""Two are captured with numbers, the third with symbols; 1 and 0 are kinds of their own."""
+MOST = 5
 
 POLYMORPHIC: dict[str, Callable[[Tensor], Tensor]] = {
     "sin": torch.sin,
@@ -46,7 +46,6 @@ POLYMORPHIC: dict[str, Callable[[Tensor], Tensor]] = {
     "shape": lambda x: x.reshape(torch.Size([*x.shape, 1])),
     "itself": lambda x: x,
     "a view": lambda x: x.mT,
-    "layer_norm": lambda x: F.layer_norm(x, x.shape[1:]),
     "linear": lambda x: F.linear(x, WEIGHT.mT),
     "mask": lambda x: x.masked_fill(torch.ones(x.shape).tril() == 0, 0.0),
     "chunk": lambda x: torch.cat(x.chunk(2, 1)[::-1], 1),
@@ -56,6 +55,8 @@ POLYMORPHIC: dict[str, Callable[[Tensor], Tensor]] = {
     "in place": lambda x: (x * 1).add_(x.shape[0]),
 }
 ASKING: dict[str, Callable[[Tensor], Tensor]] = {
+    # its rules for symbols may have other strides, and then symbols are refused
+    "layer_norm": lambda x: F.layer_norm(x, x.shape[1:]),
     "a branch": lambda x: x.sin() if x.shape[0] > 4 else x.cos(),
     "even": lambda x: x * (2 if x.shape[0] % 2 else 3),
     "a loop": lambda x: torch.stack([x[i] * i for i in range(x.shape[0])]) if x.shape[0] else x,
@@ -176,7 +177,7 @@ def test_results_are_torch_funcs_for_all_sizes(name: str, transform: str, layout
             others.append((x, facts))
         counts.append(len(captured))
     if name in POLYMORPHIC:
-        assert counts[1] == counts[2] and counts[-1] == counts[-3] <= MOST, counts
+        assert counts[-1] == counts[-3] <= MOST, counts
     for x, facts in others:  # then they are those of a call that is captured with numbers
         tfn.clear_caches(rules=False)
         assert facts == _facts(run(tfn, f, x), x)

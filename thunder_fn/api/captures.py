@@ -10,9 +10,8 @@ by value, other functions likewise, tensors by their kind, anything else by iden
 that a training step defines anew each time is captured once too. Tensors from outside are inputs of
 the kept trace.
 
-Where the sizes of arguments differ from those of the first call, f is captured once more with
-symbols for these sizes, as `jit` does, and the plan serves all sizes that give the same answers to
-what f asked about them.
+Where the sizes of arguments differ for the second time, f is captured with symbols for them, as
+`jit` does. The plan serves all sizes that give the same answers to what f asked about them.
 """
 
 from __future__ import annotations
@@ -64,6 +63,10 @@ LIVING, ORPHANS = 64, 16
 """The number of captures that are kept: of functions that live, and of those that are gone."""
 STATES = 4
 """The number of captures of one call, for states of what the function reads."""
+WITH_NUMBERS = 2
+"""So many captures of calls that differ in sizes only are made with numbers, before one is made
+with symbols. That takes several times as long, and data often has one other size: the last batch's.
+"""
 MISSES = 32
 """A function that was captured so often is watched no more."""
 
@@ -417,6 +420,7 @@ class _Captures:
             where = _of_any_size(key)
             family = self.families.pop(where, None) or _Sizes(call, new.root)
             self.families[where] = family
+            family.traced(call)
             _let_go(self.families, lambda family: family.root())
             return family
 
@@ -521,7 +525,8 @@ def _run_first(
     """The result of a call that no plan serves. Its own plan is kept, if it may serve others:
     those with other sizes too, where these have changed between calls.
     """
-    if (family := _CAPTURES.family(key)) is not None:
+    family = _CAPTURES.family(key)
+    if family is not None and family.count >= WITH_NUMBERS:
         first = _First(call, root, with_sizes)
         wanted = family.dynamic | family.changed(call)
         make_with = functools.partial(first.with_sizes, family)

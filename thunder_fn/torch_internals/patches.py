@@ -16,7 +16,7 @@ import sys
 import threading
 import types
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -39,6 +39,10 @@ class _Layer:
     make: Callable[[Any], Any]
 
 
+def _is_outermost(layer: _Layer) -> bool:
+    return layer.patch.outermost
+
+
 class _Place:
     """An attribute that patches replace: the original, and the replacements, each made of the one
     inside of it.
@@ -49,6 +53,9 @@ class _Place:
     def __init__(self, owner: Any, name: str) -> None:
         self.owner, self.name = owner, name
         self.original: Any = getattr(owner, name)
+        is_open = isinstance(owner, (type, types.ModuleType))
+        self.names: Mapping[str, Any] | None = vars(owner) if is_open else None
+        """The attributes of a class or a module, as they are at any time."""
         self.own = [vars(owner)[name]] if name in vars(owner) else []
         self.shown: Any = self.original
         self.held: Any = self.held_now()
@@ -62,8 +69,8 @@ class _Place:
 
     def held_now(self) -> Any:
         """The attribute as its owner holds it."""
-        if isinstance(self.owner, (type, types.ModuleType)):
-            return vars(self.owner).get(self.name, self.original)
+        if self.names is not None:
+            return self.names.get(self.name, self.original)
         return getattr(self.owner, self.name)
 
     def is_method(self) -> bool:
@@ -99,7 +106,8 @@ class _Place:
     def add(self, layer: _Layer) -> None:
         """Add a replacement: around all, or around those that are not outermost."""
         layers = (*self.layers, layer)
-        self.layers = tuple(sorted(layers, key=lambda one: one.patch.outermost))
+        is_alone = len(layers) == 1
+        self.layers = layers if is_alone else tuple(sorted(layers, key=_is_outermost))
         self.show()
 
     def remove(self, layer: _Layer) -> None:
