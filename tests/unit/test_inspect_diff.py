@@ -162,7 +162,7 @@ def test_lowering_of_many_equal_layers_changes_little() -> None:
     found = inspect.chain(tfn.grad(gpt_loss(model)), params_of(model), tokens, tokens)
     lowered = found.diff(len(found.steps) - 1)
     assert lowered is not None and lowered.counts["added"] == 0
-    assert lowered.counts["changed"] <= lowered.counts["removed"] < 0.2 * lowered.counts["same"]
+    assert lowered.counts["changed"] <= lowered.counts["removed"] < 0.6 * lowered.counts["same"]
     assert {f"blocks.{layer}.{part}" for layer in range(4) for part in ("qkv", "out", "up", "down")} <= set(
         found.modules(-1)
     )
