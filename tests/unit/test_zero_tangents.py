@@ -161,3 +161,11 @@ def test_gradients_multiply_by_no_ones() -> None:
     assert torch.equal(tfn.jit(tfn.grad(lambda x: (x * x).sum()))(x), x + x)
     alone = tfn.jit(tfn.grad(lambda y, x: (x * y).sum()))(torch.randn(4), x)
     assert torch.equal(alone, x) and alone.data_ptr() != x.data_ptr()
+
+
+@pytest.mark.parametrize("f", [torch.sign, torch.floor, torch.round, lambda x: x.ceil() @ torch.ones(3, 2)])
+def test_a_result_whose_derivative_is_zero_depends_on_its_operand(f: Any) -> None:
+    """As for torch.func, whose `strict` refuses results that do not."""
+    x = torch.randn(3)
+    found, want = (one.jvp(f, (x,), (x,), strict=True) for one in (tfn, torch.func))
+    assert all(map(torch.equal, found, want))

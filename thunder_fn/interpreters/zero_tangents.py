@@ -28,7 +28,8 @@ def without_zeros(rule: JvpRule) -> JvpRule:
     """Return a rule that computes nothing from zeros.
 
     Law: the same values, and the same tangents where all values are finite. Zero times an infinity
-    is zero here, as for reverse mode, and for JAX.
+        is zero here, as for reverse mode, and for JAX. The tangents that PyTorch gives stay, also
+        those of `floor`, which are zero: its result depends on its operand.
     """
     # Before: x, w, x_t -> x @ w, x_t @ w + x @ zeros
     # After:  x, w, x_t -> x @ w, x_t @ w
@@ -36,12 +37,9 @@ def without_zeros(rule: JvpRule) -> JvpRule:
     inputs: list[Known] = [(var, False) for var in builder.take(rule.trace.input_types)]
     step = partial(_step, builder)
     found = walk(builder, rule.trace, inputs, step, lift=lambda atom: (atom, False))
-    count = len(rule.active_outputs)
-    tangents = iter(found[count:])
-    moved = tuple(flag and not next(tangents)[1] for flag in rule.active_outputs)
-    kept = [atom for atom, is_zero in found[count:] if not is_zero]
-    made = builder.build((*(atom for atom, _ in found[:count]), *kept))
-    return JvpRule(dce(drop_noops(made)), moved)
+    return JvpRule(
+        dce(drop_noops(builder.build(tuple(atom for atom, _ in found)))), rule.active_outputs
+    )
 
 
 def _step(builder: TraceBuilder, equation: Equation, operands: tuple[Known, ...]) -> list[Known]:
