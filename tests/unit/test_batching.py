@@ -99,3 +99,37 @@ def test_what_a_transform_is_given_inside_may_come_from_outside(name: str, place
     if c.requires_grad:
         wanted = torch.autograd.grad(plain(c).sum(), c)
         torch.testing.assert_close(torch.autograd.grad(jit(lambda x: x * ours(c))(x).sum(), c), wanted)
+
+
+NORMS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
+    "layer_norm": (lambda x: F.layer_norm(x, (x.shape[-1],)), (5,)),
+    "layer_norm of a matrix": (lambda x: F.layer_norm(x, x.shape[1:], x[0].sin(), x[1]), (3, 5)),
+    "batch_norm": (lambda x: F.batch_norm(x, None, None, training=True), (4, 3)),
+    "group_norm": (lambda x: F.group_norm(x, 2), (2, 4, 3)),
+}
+
+
+@pytest.mark.parametrize("cache", ["constant values", "symbolic values"])
+@pytest.mark.parametrize("name", NORMS)
+def test_the_gradient_of_a_batch_of_gradients_of_a_norm(name: str, cache: Any) -> None:
+    """The saved statistics follow from an input that all cotangents share, or that is batched, too."""
+    norm, shape = NORMS[name]
+    torch.manual_seed(0)
+    x, cotangents = torch.randn(shape, dtype=torch.float64), torch.randn(3, *shape, dtype=torch.float64)
+    xs = torch.randn(3, *shape, dtype=torch.float64)
+
+    def pulled(y: Tensor, x: Tensor, cotangent: Tensor) -> Tensor:
+        (gradient,) = torch.autograd.grad(y, x, cotangent.view_as(y), create_graph=True)
+        return gradient
+
+    def wanted(x: Tensor) -> Tensor:
+        x = x.clone().requires_grad_()
+        rows = x if x.dim() > len(shape) else [x, x, x]
+        total = sum((pulled(norm(row), row, c).sin() * c).sum() for row, c in zip(rows, cotangents, strict=True))
+        return torch.autograd.grad(total, x)[0]
+
+    vjp = lambda x, c: tfn.vjp(lambda x: norm(x).view_as(x), x)[1](c)[0].sin() * c
+    of_one = tfn.grad(lambda x, c: tfn.vmap(vjp, (None, 0))(x, c).sum())
+    of_each = tfn.grad(lambda x, c: tfn.vmap(vjp)(x, c).sum())
+    torch.testing.assert_close(jit(of_one, cache=cache)(x, cotangents), wanted(x))
+    torch.testing.assert_close(jit(of_each, cache=cache)(xs, cotangents), wanted(xs))

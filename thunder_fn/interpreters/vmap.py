@@ -91,9 +91,9 @@ def rule_of(equation: Equation, batched: Mask, size: Dim, randomness: str) -> tu
         return VMAP.of(equation)(equation, batched, size, randomness)
     single = alone(equation)
     rule = vmap_rule(single, batched, size, randomness)
-    if isinstance(rule, Trace):
-        return batch(rule, batched, size, randomness)
     own = own_statistics(single) if equation.op.name in STATISTICS else None
+    if isinstance(rule, Trace):  # parts that read saved statistics do not say what these are of
+        return batch(rule if own is None else own, batched, size, randomness)
     trace = (
         rule.trace
         if own is None
