@@ -9,10 +9,12 @@ from __future__ import annotations
 import collections
 import types
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 import thunder_fn as tfn
@@ -180,3 +182,43 @@ def test_torch_funcs_own_transforms_inside_a_jitted_function(transform: str) -> 
     for scale in (1.0, 2.0):
         torch.testing.assert_close(jitted(X * scale), steps[1](X * scale))
         assert held(ours) == held(expected)
+
+
+class Moving(nn.Module):
+    """Binds what it averages to a new tensor in each call, a buffer or a plain attribute."""
+
+    def __init__(self, is_buffer: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        if is_buffer:
+            self.register_buffer("mean", torch.zeros(4))
+        else:
+            self.mean = torch.zeros(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = self.mean * 0.9 + x.mean(0) * 0.1
+        return self.linear(x) - self.mean
+
+
+@pytest.mark.parametrize("is_buffer", [True, False])
+@pytest.mark.parametrize("inside", [lambda m: m, tfn.jit], ids=["module", "jitted"])
+@pytest.mark.parametrize("outside", [lambda f: f, tfn.jit], ids=["function", "jitted"])
+def test_a_buffer_that_is_bound_again_is_another_tensor(is_buffer: bool, inside: Any, outside: Any) -> None:
+    """The old one keeps its value, also one from inference mode; no call but the first is traced."""
+    torch.manual_seed(0)
+    x = torch.randn(6, 4)
+    moving = Moving(is_buffer)
+    expected = deepcopy(moving)
+    called = inside(moving)
+    f, held, before = outside(lambda x: called(x).sum()), list[Tensor](), list[Tensor]()
+    with torch.inference_mode():
+        first = expected(x), called(x)
+    assert torch.equal(*first)
+    for _ in range(4):
+        held.append(moving.mean)
+        before.append(moving.mean.clone())
+        torch.testing.assert_close(f(x), expected(x).sum())
+        torch.testing.assert_close(moving.mean, expected.mean)
+    assert len({id(one) for one in held}) == 4 and all(map(torch.equal, held, before))
+    if outside is tfn.jit:
+        assert tfn.cache_info(f).misses <= 2  # the first mean is from inference mode

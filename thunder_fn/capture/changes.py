@@ -40,7 +40,7 @@ def changes_of(
         found += _written(recorder, f, Write(tensor), before, tracer)
     watch = None if recorder.kept is None or recorder.outer is not None else frames.observer()
     is_kept = lambda value: watch is None or id(value) in watch.contents
-    for rebound in recorder.modules.rebound(is_kept):
+    for rebound in recorder.modules.rebound(is_kept, keeps=recorder.kept is not None):
         var = recorder.var_of(recorder.lift(rebound.tracer))
         if var is not None:
             found.append(

@@ -294,6 +294,7 @@ class Kept:
             UnsupportedCall: some items of a list are new, and others are not.
         """
         found, before = list(self.stored()), len(self.places)
+        used = {id(tensor) for tensor, _, _ in self.recorder.lifted()}
         watch = frames.observer()
         if watch is not None and self.recorder.outer is None:
             _check_slots(watch.before)
@@ -303,6 +304,7 @@ class Kept:
             if is_whole and any(a is b for a in old for b in now):
                 raise _between_items(holder)
             is_read = one.is_read or (watch and ("key", *one.entry) in watch.edges)
+            is_read = is_read or id(old) in used
             is_fed = is_read and isinstance(now, torch.Tensor) and _is_plain(old)
             if is_fed and not self._is_elsewhere(old, one.entry):
                 self.places.setdefault(one.entry, (holder, key))

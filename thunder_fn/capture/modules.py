@@ -90,20 +90,22 @@ class WatchedModules:
             self.is_holding = True
         self.states[id(module)] = _state(module, path)
 
-    def rebound(self, is_kept: Callable[[Any], bool]) -> list[Rebound]:
+    def rebound(self, is_kept: Callable[[Any], bool], *, keeps: bool = False) -> list[Rebound]:
         """Return the buffers that were bound to new tensors, and restore modules, except the
         attributes that are `stored`. `is_kept` tells whether a container of a module may hold
-        tracers.
+        tracers. Where the program `keeps` state in Python, buffers are attributes like others.
 
         Raises:
             EscapedTracer: a tracer is left in a parameter, or in another container.
         """
         found: list[Rebound] = []
         escaped: list[tuple[_State, str]] = []
-        for state in self.states.values():
+        own = {id(state.module.__dict__): state for state in self.states.values()}
+        for state in own.values():  # a module and its jitted one have the attributes in common
             self.held.update(map(id, state.entries.values()))
+        for state in self.states.values():
             for section, name, value, before in _given_tensors(state):
-                if _is_rebound(before, section, value):
+                if not keeps and _is_rebound(before, section, value):
                     found.append(Rebound(before, value))
                 elif section == "_parameters":
                     escaped.append((state, name))
@@ -211,7 +213,7 @@ def _is_read(module: torch.nn.Module, section: str, name: str, before: Any) -> b
     """Test whether the function asks a module for what an attribute held before; None if nothing
     tells.
     """
-    if section or name.startswith("__"):
+    if section not in ("", "_buffers") or name.startswith("__"):
         return None
     return value_read(Attribute(module, name)) is before
 
