@@ -11,15 +11,19 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import FlopCounterMode
 
 import thunder_fn as tfn
 from thunder_fn.api import captures
+from thunder_fn.errors import UnsupportedCall
 
 Tensor = torch.Tensor
 
@@ -237,7 +241,7 @@ CHANGES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[], Any], Callable
         lambda: setattr(CONFIG, "weight", torch.ones(3)),
     ),
     "train or eval": (
-        lambda x: MODEL(x).pow(2).sum() if MODEL.training else MODEL(x).sum(),
+        lambda x: MODEL(x).pow(2).sum() if MODEL.training else MODEL(x * 2).sum(),
         lambda: MODEL.eval(),
         lambda: MODEL.train(),
     ),
@@ -667,3 +671,67 @@ def test_graphs_from_outside_and_sparse_and_nested_tensors_are_torch_funcs() -> 
         nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)])
         doubled = tfn.vmap(lambda z: z.sin() * 2)(nested)
     assert all(map(torch.equal, doubled.unbind(), (one.sin() * 2 for one in nested.unbind())))
+
+
+class Doubling(TorchFunctionMode):
+    """Doubles what `tanh` and `cat` give."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return result * 2 if getattr(func, "__name__", "").partition(".")[0] in ("tanh", "cat") else result
+
+
+OBSERVED: dict[str, Callable[[Any], Callable[[Tensor], Any]]] = {
+    "grad": lambda T: T.grad(lambda x: x.tanh().sum()),
+    "vjp": lambda T: lambda x: T.vjp(torch.tanh, x)[1](x),
+    "jvp": lambda T: lambda x: T.jvp(torch.tanh, (x,), (x,)),
+    "vmap": lambda T: T.vmap(lambda x: torch.cat([x.tanh(), x])),
+    "jacrev": lambda T: T.jacrev(torch.tanh),
+    "jacfwd": lambda T: T.jacfwd(lambda x: torch.cat([x.tanh(), x])),
+    "hessian": lambda T: T.hessian(lambda x: x.tanh().sum()),
+    "vmap of grad": lambda T: T.vmap(T.grad(lambda x: x.tanh().sum())),
+}
+
+
+@pytest.mark.parametrize("name", OBSERVED)
+def test_a_function_mode_sees_the_function_once(name: str) -> None:
+    """Not the program, too; and a call under another mode, or none, is another one."""
+    ours, theirs = (OBSERVED[name](one) for one in (tfn, torch.func))
+    x = torch.randn(3, 2)
+    for mode in (nullcontext, Doubling, Doubling, nullcontext):
+        with mode():
+            found, want = ours(x), theirs(x)
+        torch.testing.assert_close(found, want)
+
+
+MODEL = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
+COUNTED: dict[str, Callable[[Any], Callable[[Tensor], Any]]] = {
+    "grad": lambda T: T.grad(lambda x: MODEL(x * 2).sum()),
+    "vmap of grad": lambda T: T.vmap(T.grad(lambda x: MODEL(x * 2).sum())),
+    "jvp": lambda T: lambda x: T.jvp(lambda x: MODEL(x * 2), (x,), (x,)),
+    "jacrev": lambda T: T.jacrev(lambda x: MODEL(x * 2)),
+}
+
+
+@pytest.mark.parametrize("jit", [lambda f: f, tfn.jit], ids=["eager", "jitted"])
+@pytest.mark.parametrize("name", COUNTED)
+def test_flops_are_counted(name: str, jit: Any) -> None:
+    """PyTorch's counter asks for multi-grad hooks of what modules are called with."""
+    x = torch.randn(3, 2)
+    with FlopCounterMode(display=False) as theirs:
+        want = COUNTED[name](torch.func)(x)
+    with FlopCounterMode(display=False) as ours:
+        found = jit(COUNTED[name](tfn))(x)
+    torch.testing.assert_close(found, want)
+    assert 0 < ours.get_total_flops() <= theirs.get_total_flops()
+
+
+@pytest.mark.parametrize("mode", ["all", "any"])
+def test_multi_grad_hooks_are_refused(mode: Any) -> None:
+    def f(x: Tensor) -> Tensor:
+        y, z = x.sin(), x.cos()
+        torch.autograd.graph.register_multi_grad_hook((y, z), print, mode=mode)
+        return (y * z).sum()
+
+    with pytest.raises(UnsupportedCall, match="`register_multi_grad_hook`"):
+        tfn.grad(f)(torch.ones(2))

@@ -64,7 +64,12 @@ def _lowered(trace: Trace) -> Program:
 def run(name: str, new: Trace, inputs: Sequence[Any], captured: Captured) -> tuple[Any, ...]:
     """Apply a trace that was made of a captured one. Where later calls run it again, it is lowered,
     unless autograd follows: a program does without the rules that autograd needs.
+
+    Function modes have seen the function when it was captured, so what they do is in the trace.
     """
+    if current() is None and internals.count_function_modes():
+        with internals.without_function_modes():
+            return run(name, new, inputs, captured)
     tensors = (one for one in inputs if isinstance(one, Tensor))  # the others are strides
     is_followed = torch.is_grad_enabled() and any(map(internals.is_followed, tensors))
     is_eager = captured.is_kept and current() is None and not internals.is_intercepted()

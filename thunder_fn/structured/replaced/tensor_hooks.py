@@ -10,11 +10,13 @@ The backward of a function of PyTorch's inside the traced function calls hooks i
 
 from __future__ import annotations
 
+import inspect
 import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils import module_tracker
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.callbacks import LIBRARY, function_of, number_of
@@ -54,6 +56,16 @@ def _record(recorder: Recorder, x: Tensor, hook: Hook, handle: Any) -> None:
             source=recorder.source,
             fix="Register it outside, or on a tensor that is computed inside (`x.view_as(x)`).",
         )
+    if (function := _of_a_graph(hook)) is not None:
+        if function.__module__ == module_tracker.__name__:
+            return  # a program's backward enters no modules that could be named
+        handle.remove()
+        raise UnsupportedCall(
+            "`register_multi_grad_hook` was called in a traced function: its hook asks autograd"
+            " which gradients it computes",
+            source=recorder.source,
+            fix="Call `register_hook` of each tensor.",
+        )
     items, known = recorder.scope.items, handle.hooks_dict_ref()
     count = len(items)
     result = recorder.var_of(_identity(hook)(x))
@@ -62,6 +74,14 @@ def _record(recorder: Recorder, x: Tensor, hook: Hook, handle: Any) -> None:
         del items[count:]
         is_there = lambda: handle.id in known
         recorder.hooked.append(Hooked(var, added, result, is_there, user_source()))
+
+
+def _of_a_graph(hook: Any) -> Any:
+    """Return the function of a hook that `register_multi_grad_hook` made; None for other hooks."""
+    code = getattr(hook, "__code__", None)
+    if code is None or not code.co_qualname.startswith("register_multi_grad_hook."):
+        return None
+    return inspect.getclosurevars(hook).nonlocals.get("fn")
 
 
 def _identity(hook: Hook) -> custom_vjp:
