@@ -704,12 +704,12 @@ def test_a_function_mode_sees_the_function_once(name: str) -> None:
         torch.testing.assert_close(found, want)
 
 
-MODEL = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
+LAYERS = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
 COUNTED: dict[str, Callable[[Any], Callable[[Tensor], Any]]] = {
-    "grad": lambda T: T.grad(lambda x: MODEL(x * 2).sum()),
-    "vmap of grad": lambda T: T.vmap(T.grad(lambda x: MODEL(x * 2).sum())),
-    "jvp": lambda T: lambda x: T.jvp(lambda x: MODEL(x * 2), (x,), (x,)),
-    "jacrev": lambda T: T.jacrev(lambda x: MODEL(x * 2)),
+    "grad": lambda T: T.grad(lambda x: LAYERS(x * 2).sum()),
+    "vmap of grad": lambda T: T.vmap(T.grad(lambda x: LAYERS(x * 2).sum())),
+    "jvp": lambda T: lambda x: T.jvp(lambda x: LAYERS(x * 2), (x,), (x,)),
+    "jacrev": lambda T: T.jacrev(lambda x: LAYERS(x * 2)),
 }
 
 
