@@ -140,7 +140,7 @@ def _with(
     """The operand, where the number beside it changes nothing."""
 
     def rule(equation: Equation, makers: Makers) -> Var | None:
-        if len(equation.args) > 2 or equation.kwargs:
+        if len(equation.args) != 2 or equation.kwargs:
             return None
         first, second = equation.args
         for kept, beside in ((first, second), (second, first))[: 1 + commutes]:
@@ -160,7 +160,8 @@ def _number(arg: Arg, makers: Makers) -> Any:
     """A number, or the one that a tensor of real numbers holds everywhere; None for others."""
     while isinstance(arg, Var):
         maker = makers.get(arg.index)
-        if maker is None or maker.op not in _FILLED or maker.outputs[0].type.dtype.is_complex:
+        is_real = isinstance(arg.type, TensorType) and not arg.type.dtype.is_complex
+        if maker is None or maker.op not in _FILLED or not is_real:
             return None
         arg = maker.args[int(maker.op in facts.FULL)]
     return arg.value if isinstance(arg, Literal) else None

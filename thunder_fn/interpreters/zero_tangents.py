@@ -9,14 +9,13 @@ from __future__ import annotations
 from functools import partial
 from typing import TypeAlias
 
-from thunder_fn.derived.leaf_vjp import is_differentiable
 from thunder_fn.interpreters.grad import zeros
 from thunder_fn.interpreters.noops import drop_noops
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.memos import kept_of_ops
 from thunder_fn.ir.rules import JvpRule
-from thunder_fn.ir.trace import Arg, Atom, Equation, Literal, TraceBuilder, Var
+from thunder_fn.ir.trace import Arg, Atom, Equation, Literal, TensorType, TraceBuilder, Var
 from thunder_fn.ir.walking import put, walk
 
 Known: TypeAlias = tuple[Atom, bool]
@@ -57,17 +56,17 @@ def _step(builder: TraceBuilder, equation: Equation, operands: tuple[Known, ...]
         atoms = (*atoms[:-1], Literal(None))
     found = put(builder, equation, atoms)
     return [
-        (zeros(builder, var.type) if is_zero else var, is_zero)
+        (zeros(builder, var.type), True)
+        if is_zero and isinstance(var.type, TensorType)
+        else (var, False)
         for var, is_zero in zip(found, are_zero, strict=True)
     ]
 
 
 def _is_zero(equation: Equation, place: int, absent: dict[Var, bool]) -> bool:
-    """Test whether a result is zero everywhere; results that are None are no tensors."""
+    """Test whether a result is zero everywhere, if it is a tensor."""
     sets = ops.linear_in(equation.op, place)
-    return is_differentiable(equation.outputs[place].type) and any(
-        _are_zero(tuple(equation.args[p : p + 1] for p in one), absent) for one in sets
-    )
+    return any(_are_zero(tuple(equation.args[p : p + 1] for p in one), absent) for one in sets)
 
 
 def _are_zero(arg: Arg, absent: dict[Var, bool]) -> bool:
