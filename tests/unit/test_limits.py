@@ -405,6 +405,25 @@ def constant_gradient() -> bool:
 
 
 @different
+def fast_path_autocast() -> bool:
+    layer = torch.nn.TransformerEncoderLayer(6, 2, 8, batch_first=True).eval().requires_grad_(False)
+    x = torch.randn(4, 3, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        fast, ours = layer(x), tfn.jit(layer)(x)
+        enabled = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            slow = layer(x)
+        finally:
+            torch.backends.mha.set_fastpath_enabled(enabled)
+    return (
+        fast.dtype == torch.bfloat16
+        and slow.dtype == ours.dtype == torch.float32
+        and torch.allclose(slow, ours, atol=1e-2)
+    )
+
+
+@different
 def retraced_counter() -> bool:
     class Counts(torch.nn.Module):
         n = 0
