@@ -5,6 +5,7 @@ A memo keeps the traces that it was asked about. `clear_caches` lets go of all o
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
 from functools import lru_cache, wraps
@@ -61,11 +62,34 @@ def _kept_among(
     memos: weakref.WeakSet[Any], maxsize: int | None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     def decorate(f: Callable[P, R]) -> Callable[P, R]:
-        remembered = lru_cache(maxsize)(f)
+        remembered = lru_cache(maxsize)(_unwatched(f))
         memos.add(remembered)
         return remembered  # type: ignore[return-value]
 
     return decorate
+
+
+def _unwatched(f: Callable[P, R]) -> Callable[P, R]:
+    """Compute without the profile hook of a capture, which sees each Python call and call of C.
+
+    Nothing that a memo keeps may depend on what the user's code reads, so nobody has to see it. A
+    capture inside has a hook of its own. From Python 3.12 on, captures need no hook.
+    """
+    if sys.version_info >= (3, 12):
+        return f
+
+    @wraps(f)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        hook = sys.getprofile()
+        if not hasattr(hook, "is_ours"):
+            return f(*args, **kwargs)
+        sys.setprofile(None)
+        try:
+            return f(*args, **kwargs)
+        finally:
+            sys.setprofile(hook)
+
+    return call
 
 
 def is_closed(trace: Trace) -> bool:
