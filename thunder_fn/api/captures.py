@@ -10,7 +10,7 @@ by value, other functions likewise, tensors by their kind, anything else by iden
 that a training step defines anew each time is captured once too. Tensors from outside are inputs of
 the kept trace.
 
-Where the sizes of arguments differ for the second time, f is captured with symbols for them, as
+When the sizes of arguments change for the second time, f is captured with symbols for them, as
 `jit` does. The plan serves all sizes that give the same answers to what f asked about them.
 """
 

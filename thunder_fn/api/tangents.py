@@ -80,7 +80,7 @@ def jvp(
     """Evaluate f and its derivative along the tangents.
 
     Law: the tangent of the output is linear in the tangents, and equals ``vjp(f)``'s transpose.
-        What has no tangent adds no term, so an infinity in a constant factor makes no NaN.
+        A constant adds no term, so an infinity in a constant factor makes no NaN.
 
     Args:
         f: any function of the primals; with has_aux it returns `(output, aux)`.

@@ -72,8 +72,9 @@ def _kept_among(
 def _unwatched(f: Callable[P, R]) -> Callable[P, R]:
     """Compute without the profile hook of a capture, which sees each Python call and call of C.
 
-    Nothing that a memo keeps may depend on what the user's code reads, so nobody has to see it. A
-    capture inside has a hook of its own. From Python 3.12 on, captures need no hook.
+    A memo answers later questions without computing, so what a computation reads from outside must
+    not count, and nobody has to see it. A capture inside has a hook of its own. From Python 3.12
+    on, captures need no hook.
     """
     if sys.version_info >= (3, 12):
         return f
