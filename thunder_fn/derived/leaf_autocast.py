@@ -24,9 +24,9 @@ from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.replaced.lookasides import diverted
 from thunder_fn.capture.replaced.patches import module_scopes
 from thunder_fn.capture.scopes import ScopeMode
+from thunder_fn.derived.attempts import kept_rules
 from thunder_fn.derived.leaf_vjp import alone, call_leaf
 from thunder_fn.ir import ops
-from thunder_fn.ir.memos import kept_of_ops
 from thunder_fn.ir.trace import (
     Equation,
     Literal,
@@ -178,7 +178,7 @@ def aten_name(equation: Equation) -> str:
     return name.removeprefix("__r").strip("_").replace(".", "_")
 
 
-@kept_of_ops(16384)
+@kept_rules(16384)
 def _observed(single: Trace, device: torch.device) -> Answer:
     """The casts of an op that has a rule: of float32 arguments, and of those in lower precision."""
     if LOWER in _casts(single, device, torch.float32):
@@ -239,7 +239,7 @@ def call_of(equation: Equation) -> Callable[[Callable[[Var], Any]], Any]:
     return call
 
 
-@kept_of_ops(4096)
+@kept_rules(4096)
 def body_of_call(single: Trace) -> Trace | None:
     """Capture the torch function of a call on its operands' types; None where it refuses them."""
     (equation,) = single.equations

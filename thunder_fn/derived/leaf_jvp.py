@@ -18,7 +18,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.recorder import Recorder
-from thunder_fn.derived.attempts import Attempt, Declined, first_rule
+from thunder_fn.derived.attempts import Attempt, Declined, first_rule, kept_rules
 from thunder_fn.derived.decompositions import CUMPROD, NOT_PUSHED, PUSHED_ONCE
 from thunder_fn.derived.leaf_vjp import (
     CANNOT,
@@ -36,7 +36,6 @@ from thunder_fn.errors import MissingRule
 from thunder_fn.ir import ops
 from thunder_fn.ir.constraints import names_of, pinned, renamed
 from thunder_fn.ir.equations import operands_in
-from thunder_fn.ir.memos import kept_of_ops
 from thunder_fn.ir.rules import JvpRule, Mask, chosen, scattered
 from thunder_fn.ir.symbols import is_symbolic
 from thunder_fn.ir.trace import Equation, Trace, Var, python_args
@@ -132,7 +131,7 @@ JVP_ATTEMPTS: tuple[Attempt[JvpQuestion, JvpRule | Trace | None], ...] = (
 """The attempts at a rule for forward mode, in order. None says that two vjps are to give it."""
 
 
-@kept_of_ops(65536)
+@kept_rules(65536)
 def jvp_rule(single: Trace, active: Mask) -> JvpRule | Trace | None:
     """The jvp of one leaf equation, or its decomposition; None where neither PyTorch nor a
     decomposition knows it.

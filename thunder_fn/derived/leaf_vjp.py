@@ -18,6 +18,7 @@ of such an op is one `differentiated_as` equation: the fast formula is computed,
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,7 +28,7 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture.recorded import Leaf
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.replaced.layout import HIDDEN
-from thunder_fn.derived.attempts import Attempt, Declined, first_rule
+from thunder_fn.derived.attempts import Attempt, Declined, first_rule, kept_rules
 from thunder_fn.derived.decompositions import (
     AGAIN,
     DECOMPOSITIONS,
@@ -41,7 +42,7 @@ from thunder_fn.errors import MissingRule
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.constraints import fixes_numbers, names_of, pinned, renamed
 from thunder_fn.ir.equations import bound, needed, operands_in
-from thunder_fn.ir.memos import kept_of_ops, memo
+from thunder_fn.ir.memos import memo
 from thunder_fn.ir.rules import Mask, Residual, Split, chosen
 from thunder_fn.ir.symbols import is_symbolic
 from thunder_fn.ir.trace import (
@@ -57,6 +58,7 @@ from thunder_fn.ir.trace import (
     cut,
     is_differentiable,
     python_args,
+    subtraces,
     supplying,
 )
 
@@ -231,7 +233,7 @@ VJP_ATTEMPTS: tuple[Attempt[VjpQuestion, Split | Trace], ...] = (
 """The attempts at a rule for reverse mode, in order."""
 
 
-@kept_of_ops(65536)
+@kept_rules(65536)
 def vjp_rule(
     single: Trace, wanted_inputs: Mask, wanted_outputs: Mask, transposed: Mask = ()
 ) -> Split | Trace:
@@ -292,7 +294,7 @@ def ruled(trace: Trace) -> Mask:
     )
 
 
-@kept_of_ops(65536)
+@kept_rules(65536)
 def _is_ruled(single: Trace) -> bool:
     (equation,) = single.equations
     if equation.op.name in _OTHERWISE:
@@ -310,6 +312,20 @@ def _is_ruled(single: Trace) -> bool:
         return _has_rule(single, wanted, followed)
 
 
+def read_formulas(trace: Trace) -> None:
+    """Derive the rules of the custom ops in a trace, so that who watches learns what they read.
+
+    A derivative that is asked for later reads the same.
+    """
+    for body in subtraces(trace) if trace.has_foreign else ():
+        for equation in body.equations:
+            wanted = tuple(is_differentiable(var.type) for var in equation.operands)
+            followed = tuple(is_differentiable(var.type) for var in equation.outputs)
+            if equation.op.is_foreign and any(wanted) and any(followed):
+                with suppress(Exception):  # who asks for the derivative sees it
+                    vjp_rule(alone(equation), wanted, followed)
+
+
 def is_autograds(trace: Trace) -> bool:
     """Test whether autograd's derivatives of leaves, of any order, are those of our rules: neither
     an op nor its backward has a rule of another kind.
@@ -319,7 +335,7 @@ def is_autograds(trace: Trace) -> bool:
     )
 
 
-@kept_of_ops(65536)
+@kept_rules(65536)
 def _has_ruled_backward(single: Trace) -> bool:
     (equation,) = single.equations
     wanted = tuple(is_differentiable(var.type) for var in equation.operands)
@@ -479,7 +495,7 @@ def attention_by_meaning(equation: Equation, read: Callable[[Var], Any]) -> tupl
     )
 
 
-@kept_of_ops(4096)
+@kept_rules(4096)
 def meaning_of_attention(single: Trace) -> Trace:
     """An attention kernel with plain ops; the results that no derivative goes through are the
     kernel's own.
@@ -508,7 +524,7 @@ def ill_defined(equation: Equation) -> str:
     )
 
 
-@kept_of_ops(65536)
+@kept_rules(65536)
 def differentiable_outputs(single: Trace, active: Mask) -> Mask:
     """Tell which outputs of a leaf autograd follows when the active inputs require grad.
 

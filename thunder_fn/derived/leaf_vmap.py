@@ -19,14 +19,13 @@ from thunder_fn.capture.generators import generators_of
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.replaced.seeds import GET_STATE, SET_STATE, of_device, state_type
 from thunder_fn.derived import leaf_vjp as derive
-from thunder_fn.derived.attempts import Attempt, Declined, first_rule
+from thunder_fn.derived.attempts import Attempt, Declined, first_rule, kept_rules
 from thunder_fn.derived.decompositions import NOT_BATCHED
 from thunder_fn.derived.leaf_vjp import call_leaf, close_recording, decomposition
 from thunder_fn.derived.quirks import attention, collectives
 from thunder_fn.derived.quirks.batching import KNOWN, WRONG, Batch, rule_of
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.constraints import equations_between, fixes_numbers, names_of, pinned, renamed
-from thunder_fn.ir.memos import kept_of_ops
 from thunder_fn.ir.rules import Mask, divided, scattered
 from thunder_fn.ir.symbols import is_symbolic, made_by
 from thunder_fn.ir.trace import (
@@ -233,7 +232,7 @@ VMAP_ATTEMPTS: tuple[Attempt[VmapQuestion, VmapRule | Trace], ...] = (
 """The attempts at a batching rule, in order."""
 
 
-@kept_of_ops(65536)
+@kept_rules(65536)
 def vmap_rule(single: Trace, batched: Mask, size: Dim, randomness: str) -> VmapRule | Trace:
     """The batched equation, or the op's decomposition."""
     question = VmapQuestion(single, batched, size, randomness)

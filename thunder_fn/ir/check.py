@@ -148,11 +148,7 @@ def _check_leaf(equation: Equation) -> None:
         raise InvalidTrace(_at(what, equation))
     fix = "Take the types of outputs from the op: `check.fake_result_types(equation)` gives them."
     try:
-        types, decided = (
-            _fake_result_types(equation.op, *types_in(equation))
-            if _has_types(equation)
-            else (None, ())
-        )
+        types, decided = _found_types(equation) if _has_types(equation) else (None, ())
     except Exception as error:
         what = f"{equation.op}: the op rejects its operands: {error}"
         raise TraceTypeError(_at(what, equation, "Look at the types of the operands.")) from error
@@ -274,7 +270,13 @@ def fake_result_types(equation: Equation) -> tuple[Type, ...] | None:
     They do not where an operand is a number, or where the result depends on data or on strides. Nor
     do custom ops without a fake implementation.
     """
-    return _fake_result_types(equation.op, *types_in(equation))[0] if _has_types(equation) else None
+    return _found_types(equation)[0] if _has_types(equation) else None
+
+
+def _found_types(equation: Equation) -> tuple[tuple[Type, ...] | None, tuple[Expr, ...]]:
+    """The types, and the relations of symbolic sizes from which they follow."""
+    find = getattr(_fake_result_types, "__wrapped__" if equation.op.is_foreign else "__call__")
+    return find(equation.op, *types_in(equation))
 
 
 def _has_types(equation: Equation) -> bool:

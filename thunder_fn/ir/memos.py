@@ -8,9 +8,12 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from functools import lru_cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
+from thunder_fn.ir.scoped import setting
 from thunder_fn.ir.trace import Trace
 
 P = ParamSpec("P")
@@ -98,13 +101,43 @@ def is_closed(trace: Trace) -> bool:
     return all(constant.owned for constant in trace.constants)
 
 
+_of_run: ContextVar[dict[Any, Any] | None] = ContextVar("thunder_fn_memo_of_run", default=None)
+"""What was found since the outermost question, or in the capture that runs, and is not kept."""
+
+
+def forgetting() -> AbstractContextManager[None]:
+    """Forget afterwards what `within_run` finds inside. What it has found before is not known.
+
+    Each capture begins so: its guards know all that the formulas of custom ops read.
+    """
+    return setting(_of_run, {})
+
+
+def within_run(f: Callable[..., R], *key: Any) -> R:
+    """Answer a question with `f(*args, **dict(kwargs))`, and remember the answer while the
+    outermost such question or the capture lasts.
+
+    Args:
+        f: the function.
+        key: what traces hide from equality, args, and kwargs.
+    """
+    known = _of_run.get()
+    if known is None:
+        with forgetting():
+            return within_run(f, *key)
+    if (f, key) not in known:
+        _, args, kwargs = key
+        known[f, key] = f(*args, **dict(kwargs))
+    return known[f, key]
+
+
 def memo(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Remember what a pure function of traces returns.
 
     Two traces that are equal but for names and sources have answers of their own. Names in print
     and lines in errors are those of the trace that was asked about. A trace that closes over
-    tensors of the user is not remembered, since that would keep them alive. Its bodies, where the
-    work is, are closed.
+    tensors of the user, or calls custom ops, is remembered while the outermost question or the
+    capture lasts. Its bodies, where the work is, are closed.
 
     Law: ``memo(n)(f)(t)`` is ``f(t)``.
 
@@ -128,9 +161,10 @@ def memo(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
         @wraps(f)
         def asked(*args: P.args, **kwargs: P.kwargs) -> R:
             traces = [arg for arg in args if isinstance(arg, Trace)]
-            if not all(map(is_closed, traces)):
-                return f(*args, **kwargs)
-            return remembered(tuple(trace.origin for trace in traces), *args, **kwargs)
+            origins = tuple(trace.origin for trace in traces)
+            if any(trace.has_foreign or not is_closed(trace) for trace in traces):
+                return within_run(f, origins, args, tuple(kwargs.items()))
+            return remembered(origins, *args, **kwargs)
 
         return with_cache_of(remembered, asked)
 

@@ -124,6 +124,9 @@ Atom: TypeAlias = Var | Literal
 Arg: TypeAlias = "Var | Literal | tuple[Arg, ...]"
 
 
+_KNOWN_LIBRARIES = ("aten.", "prims.", "_c10d_functional.", "quantized.", "thunder_fn")
+
+
 @dataclass(frozen=True, slots=True)
 class Op:
     """The operation of an equation. `name` is `aten.add.Tensor` for a leaf, else the name of a
@@ -141,6 +144,14 @@ class Op:
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def is_foreign(self) -> bool:
+        """Test for a leaf of another library than PyTorch and this one, such as a custom op.
+
+        Its formulas are Python functions of the user's, which may read what changes.
+        """
+        return self.kind == "leaf" and not self.name.startswith(_KNOWN_LIBRARIES)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -272,6 +283,8 @@ class Trace(Shown):
     """
     depth: int = field(default=0, init=False, repr=False)
     """The number of levels of bodies inside each other."""
+    has_foreign: bool = field(default=False, init=False, repr=False)
+    """Whether it or a body of it calls an op of another library: see `Op.is_foreign`."""
     _hash: int = field(default=0, init=False, repr=False)
     _kind: object = field(default=None, init=False, repr=False)
     """A mark that traces share which were found equal, so that no two of them are compared
@@ -289,6 +302,10 @@ class Trace(Shown):
         object.__setattr__(self, "depth", depth)
         make_room(depth)
         inside = tuple(body.origin for equation in self.equations for body in equation.bodies)
+        foreign = any(one.op.is_foreign for one in self.equations) or any(
+            body.has_foreign for equation in self.equations for body in equation.bodies
+        )
+        object.__setattr__(self, "has_foreign", foreign)
         sources = tuple(equation.source for equation in self.equations)
         object.__setattr__(self, "origin", hash((self.name, sources, inside)))
 

@@ -54,6 +54,7 @@ from thunder_fn.capture.outside.reads import (
 )
 from thunder_fn.capture.outside.watch import Watch
 from thunder_fn.errors import OutsideWarning, UnsupportedCall, callable_name, kind_of, located
+from thunder_fn.ir.memos import forgetting
 from thunder_fn.ir.text import escaped, is_usable
 from thunder_fn.ir.trace import Literal
 from thunder_fn.jitted.callpath import Namespace
@@ -392,7 +393,7 @@ def watching(f: Callable[..., Any], given: Sequence[Any] = ()) -> Generator[Watc
 @contextmanager
 def observing(watch: Watch) -> Generator[Tracked]:
     """Let a watch see what runs inside, and track the attributes of modules that are read there."""
-    with observed_by(watch), tracked() as attributes:  # the watch knows counters
+    with observed_by(watch), forgetting(), tracked() as attributes:  # the watch knows counters
         yield attributes
 
 

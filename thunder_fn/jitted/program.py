@@ -43,6 +43,7 @@ from thunder_fn.capture.replaced import host_random
 from thunder_fn.capture.replaced.lookasides import lookasides
 from thunder_fn.capture.rewriting import rewritten_by, to_be_fused
 from thunder_fn.capture.watching import made
+from thunder_fn.derived.leaf_vjp import read_formulas
 from thunder_fn.errors import (
     CaptureError,
     HostRandomWarning,
@@ -224,6 +225,8 @@ def _traced(
         )
         try:
             captured, traces = _with_numbers(wanted, trace, watched.put_back)
+            if torch.is_grad_enabled():
+                read_formulas(captured.trace)
         except Exception as error:
             if not is_final or (isinstance(error, ThunderError) and error.is_refusal):
                 watched.put_back()

@@ -60,7 +60,7 @@ from thunder_fn.interpreters.partial_eval import partial_eval
 from thunder_fn.interpreters.simplify import inline
 from thunder_fn.interpreters.under_autograd import evaluate_followed
 from thunder_fn.ir import ops
-from thunder_fn.ir.memos import kept
+from thunder_fn.ir.memos import memo
 from thunder_fn.ir.rules import (
     CHECK,
     DCE,
@@ -140,7 +140,7 @@ def checkpoint_vjp_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs:
     return split_checkpoint(equation.body, policy_of(equation), wanted_inputs, wanted_outputs)
 
 
-@kept(4096)
+@memo(4096)
 def split_checkpoint(
     body: Trace, policy: Policy, wanted_inputs: Mask, wanted_outputs: Mask
 ) -> Split:
