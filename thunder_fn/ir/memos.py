@@ -102,7 +102,7 @@ def is_closed(trace: Trace) -> bool:
 
 
 _of_run: ContextVar[dict[Any, Any] | None] = ContextVar("thunder_fn_memo_of_run", default=None)
-"""What was found since the outermost question, or in the capture that runs, and is not kept."""
+"""Answers of this run: since the outermost question, or in the capture that runs."""
 
 
 def forgetting() -> AbstractContextManager[None]:

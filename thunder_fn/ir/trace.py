@@ -284,7 +284,7 @@ class Trace(Shown):
     depth: int = field(default=0, init=False, repr=False)
     """The number of levels of bodies inside each other."""
     has_foreign: bool = field(default=False, init=False, repr=False)
-    """Whether it or a body of it calls an op of another library: see `Op.is_foreign`."""
+    """A mark of traces that call an op of another library (`Op.is_foreign`), in bodies too."""
     _hash: int = field(default=0, init=False, repr=False)
     _kind: object = field(default=None, init=False, repr=False)
     """A mark that traces share which were found equal, so that no two of them are compared
