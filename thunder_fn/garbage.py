@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import types
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,29 @@ _FROZEN_BY_PYTHON = 1000
 """Fewer frozen objects than these are Python's own: 3.12 begins with 375. A program that freezes
 after its imports has ten thousands.
 """
+
+
+class _Here(threading.local):
+    collects = False
+
+
+_here = _Here()
+
+
+def _note(phase: str, info: dict[str, int]) -> None:
+    _here.collects = phase == "start"
+
+
+gc.callbacks.insert(0, _note)
+
+
+def is_collectors(code: types.CodeType) -> bool:
+    """Test for code that the collector calls in this thread: a callback of its own or of a weak
+    reference, or a finalizer. It runs by chance, and belongs to no function that runs.
+    """
+    if _here.collects:
+        return True
+    return any(getattr(callback, "__code__", None) is code for callback in gc.callbacks)
 
 
 @contextmanager

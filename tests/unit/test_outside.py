@@ -963,3 +963,43 @@ def test_dicts_deep_in_an_object_are_the_same_in_each_look() -> None:
     for call in range(3):
         assert torch.equal(f(torch.full((2,), float(call))), torch.full((2,), 2.0 * call))
     assert cache_info(f).misses == 1 and seen(cache) == seen(cache)
+
+
+class Untidy:
+    """An object in a circle, whose finalizer reads what changes."""
+
+    noted: tuple[float, ...] = ()
+
+    def __init__(self) -> None:
+        self.me = self
+
+    def __del__(self) -> None:
+        Untidy.noted = (*Untidy.noted, time.perf_counter(), *vars(SETTINGS).values())
+
+
+SETTINGS = SimpleNamespace(rate=1.0)
+
+
+def test_what_the_collector_calls_is_no_part_of_the_function() -> None:
+    """A collection begins by chance. Its callbacks and the finalizers that it calls may read and write what they like."""
+    phases: list[Any] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        phases.append((phase, time.perf_counter(), SETTINGS.rate))
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        gc.collect()
+        return y * 2
+
+    made = jit(f)
+    gc.callbacks.append(note)
+    try:
+        for rate in (1.0, 2.0, 3.0):
+            Untidy()
+            SETTINGS.rate = rate
+            assert torch.equal(made(X), X.sin() * 2)
+    finally:
+        gc.callbacks.remove(note)
+    assert cache_info(made).misses == 1
+    assert len(Untidy.noted) >= 2 and {phase for phase, *_ in phases} == {"start", "stop"}

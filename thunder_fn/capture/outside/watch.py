@@ -39,7 +39,7 @@ from thunder_fn.capture.places import Snapshot, snapshot
 from thunder_fn.capture.recorder import current
 from thunder_fn.capture.supported import EscapedValue
 from thunder_fn.errors import UnsupportedCall
-from thunder_fn.garbage import referrers
+from thunder_fn.garbage import is_collectors, referrers
 from thunder_fn.ir.text import escaped
 
 MAX_ANSWERS = 1000
@@ -59,7 +59,7 @@ class Watch(Evaluator):
         super().__init__(own)
         self.hears_calls = hears_calls
         self.readings: dict[int, tuple[types.CodeType, Reading]] = {}
-        self.importing: types.FrameType | None = None
+        self.aside: types.FrameType | None = None
         self.caches: list[tuple[dict[str, Any], str]] = []
         """Values that cached properties of distributions compute while the function runs."""
         self.unsettled: dict[tuple[str, int, Any], tuple[Any, UnsupportedCall]] = {}
@@ -69,13 +69,13 @@ class Watch(Evaluator):
         self.reach(f, getattr(f, "__name__", "f"))
 
     def started(self, frame: types.FrameType) -> None:
-        """Look at what a frame can reach, before it changes anything. Code that an import runs is
-        no part of the function.
+        """Look at what a frame can reach, before it changes anything. Code that an import or the
+        collector runs is no part of the function.
         """
         code = frame.f_code
-        if self.importing is None and is_import(frame):
-            self.importing = frame
-        if self.importing is not None:
+        if self.aside is None and (is_import(frame) or is_collectors(code)):
+            self.aside = frame
+        if self.aside is not None:
             return
         if id(code) not in self.readings:
             self.readings[id(code)] = code, reading(code)
@@ -88,8 +88,8 @@ class Watch(Evaluator):
 
     def ended(self, frame: types.FrameType, value: Any) -> None:
         """Look again, at the present values of its locals."""
-        if self.importing is not None:
-            self.importing = None if self.importing is frame else self.importing
+        if self.aside is not None:
+            self.aside = None if self.aside is frame else self.aside
             return
         if (recorder := current()) is not None:
             found = recorder.decisions.has_found
@@ -111,7 +111,7 @@ class Watch(Evaluator):
 
     def thread_started(self, name: str) -> None:
         """Take the results of a thread as constants, since its reads are not seen."""
-        if self.importing is None and self.stack and not self.stack[-1].is_library:
+        if self.aside is None and self.stack and not self.stack[-1].is_library:
             frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
             while frame.f_back is not None and frame.f_code is not self.stack[-1].code:
                 frame = frame.f_back
@@ -122,7 +122,7 @@ class Watch(Evaluator):
 
     def called(self, function: Any) -> None:
         """Note a call of C that a trace does not repeat."""
-        if self.importing is None:
+        if self.aside is None:
             self.effects.called(function)
 
     def stopped(self) -> None:
@@ -166,7 +166,7 @@ class Watch(Evaluator):
 
     def called_library(self, module: str, name: str) -> None:
         """Note a call of a library that a trace does not repeat."""
-        if self.importing is None and is_stateful(module, name):
+        if self.aside is None and is_stateful(module, name):
             self.effects.found.append(f"{module}.{name}")
 
     @property
