@@ -192,9 +192,13 @@ def _number_in(variables: Sequence[Var], values: Sequence[Any]) -> Callable[[Any
 
 
 def with_memory(value: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
-    """Return a tensor with the history of one value and the memory of another that equals it."""
+    """Return a tensor with the history of one value and the memory of another that equals it.
+
+    A backward that reads the value goes on reading the memory that it had.
+    """
     if not value.requires_grad:
         return memory
+    value = value if value.is_leaf else internals.with_history(value)
     value.data = memory
     return value
 
@@ -208,7 +212,7 @@ def aliases_of(
     """Find results that show memory of arguments and of tensors from outside.
 
     Of an expanded tensor autograd gives each element of a view by its place in memory the mean of
-    the gradients there, so that no view is taken.
+    the gradients there, so that the result has this memory and the history of its value.
     """
     if recorder.outer is not None:
         return
@@ -234,8 +238,10 @@ def aliases_of(
             ]
             value = internals.inner_fake(leaf)
             source, tracer = memories.get(internals.storage_id(value), (0, leaf))
-            if not found and tracer is not leaf and not (leaf.requires_grad and overlaps(tracer)):
-                found.append(_in_memory(place, value, source, internals.inner_fake(tracer)))
+            if not found and tracer is not leaf:
+                alias = _in_memory(place, value, source, internals.inner_fake(tracer))
+                is_apart = leaf.requires_grad and overlaps(tracer)
+                found.append(alias and dataclasses.replace(alias, is_apart=is_apart))
         for alias in filter(None, found):
             if set(symbols_in((*alias.size, *alias.stride, alias.offset))) <= bound:
                 yield alias

@@ -820,10 +820,16 @@ class _Execution:
 
     def in_written(self, alias: Alias, target: str, value: str) -> str:
         """The expression for a result in the memory of a written tensor."""
+        return self.in_source(alias, target, value)
+
+    def in_source(self, alias: Alias, source: str, value: str) -> str:
+        """The expression for a result in the memory of a source: a view where autograd gives that
+        the history of the value, else the value with this memory.
+        """
         is_active = self.bridge is not None and self.bridge.active[alias.result]
-        if is_active and not alias.is_apart:
-            return self.view(alias, target)
-        memory = self.view(alias, f"{target}.detach()")
+        if is_active and self.is_followed(alias):
+            return self.view(alias, source)
+        memory = self.view(alias, f"{source}.detach()")
         if not is_active:
             return memory
         return f"{self.names.bind(with_memory, 'with_memory')}({value}, {memory})"
@@ -856,7 +862,7 @@ class _Execution:
             atom, value = self.trace.outputs[alias.result], values[alias.result]
             source = None if alias.is_written else self.viewed_by(alias, atom)
             if source is not None:
-                yield f"    {value} = {first.get(atom) or self.view(alias, source)}"
+                yield f"    {value} = {first.get(atom) or self.in_source(alias, source, value)}"
                 first.setdefault(atom, value)
 
     def joint(self, joint: Joint, values: Sequence[str]) -> Iterator[str]:
@@ -895,18 +901,21 @@ class _Execution:
         return f"{self.at_call(alias)}.of({source})"
 
     def viewed_by(self, alias: Alias, atom: Atom) -> str | None:
-        """The tensor that a result is to be taken of; None if the program's value lies there, or if
-        the history of that is another.
-        """
+        """The tensor that a result is to be taken of; None if the program's value lies there."""
         place = self.place_of(alias.source)
         if place is None or self.inputs[place] in self.given:
             return None
         name, source = self.inputs[place], self.trace.inputs[place]
-        if name not in self.with_bits and viewed(self.trace, atom, is_view_step) == source:
-            return None
-        if self.bridge is None or not self.bridge.active[alias.result]:
-            return f"{name}.detach()"
-        return name if viewed(self.trace, atom, is_layout) == source else None
+        lies_there = viewed(self.trace, atom, is_view_step) == source
+        return None if lies_there and name not in self.with_bits else name
+
+    def is_followed(self, alias: Alias) -> bool:
+        """Test whether a view of its source has the history of a result."""
+        if alias.is_apart or alias.is_written:
+            return not alias.is_apart
+        place = self.place_of(alias.source)
+        source = None if place is None else self.trace.inputs[place]
+        return viewed(self.trace, self.trace.outputs[alias.result], is_layout) == source
 
     def place_of(self, source: int | torch.Tensor) -> int | None:
         """The input that an argument, by index, or a tensor from outside is; None if it is none."""

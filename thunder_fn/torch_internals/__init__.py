@@ -235,6 +235,7 @@ from thunder_fn.torch_internals.tensors import (
     uses_of,
     version_probe,
     weak_tensor,
+    with_history,
 )
 from thunder_fn.torch_internals.tracers import (
     FUSED_FUNCTIONS,

@@ -115,6 +115,11 @@ def memory_as(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return tensor.view(dtype)
 
 
+def with_history(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a new tensor with the memory and the history of another, and no view of it."""
+    return torch.ops.aten._unsafe_view.default(tensor, tensor.shape)
+
+
 def bits_between(tensor: torch.Tensor, other: torch.Tensor) -> tuple[Any, ...]:
     """The ops that give a tensor the bits of another."""
     with no_torch_function():
