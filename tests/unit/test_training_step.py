@@ -227,6 +227,23 @@ def test_muon() -> None:
     compare(lambda model: optim.Muon([model.weight], lr=0.01), calls=3)
 
 
+class PartlyCompiled(optim.SGD):
+    """An optimizer with a part that is compiled, as timm's Kron has them."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.scaled = torch.compile(lambda g: g * torch.einsum("ij,ij->", g, g), backend="eager", fullgraph=True)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for p in self.param_groups[0]["params"]:
+            p -= self.scaled(p.grad)
+
+
+def test_compiled_parts_of_a_step_run_as_they_are() -> None:
+    compare(lambda model: PartlyCompiled([model.weight]))
+
+
 @pytest.mark.parametrize("name", ["LBFGS", "SparseAdam"])
 def test_what_eager_refuses_is_refused_alike(name: str) -> None:
     side = Side(small, lambda model: getattr(optim, name)(model.parameters()), None)

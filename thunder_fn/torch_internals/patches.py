@@ -332,6 +332,9 @@ class Patch:
 
 class _Depth(threading.local):
     value = 0
+    is_eager = False
+    """PyTorch's code takes its eager branches."""
+
     applied: contextlib.ExitStack | None = None
     """The patches of the outermost capture."""
 
@@ -348,7 +351,8 @@ class _CompilingFlag:
         self.before = False if isinstance(before, _CompilingFlag) else before
 
     def __bool__(self) -> bool:
-        return _capturing.value > 0 or bool(self.before)
+        is_capturing = _capturing.value > 0 and not _capturing.is_eager
+        return is_capturing or bool(self.before)
 
     def __eq__(self, other: object) -> bool:
         return bool(self) == other
@@ -413,12 +417,14 @@ _dynamo: list[Patch] = []
 
 @contextlib.contextmanager
 def eager_branches() -> Generator[None]:
-    """`torch.compiler.is_compiling()` is false in this thread, as where nothing is captured."""
-    before, _capturing.value = _capturing.value, 0
+    """`torch.compiler.is_compiling()` is false in this thread, as where nothing is captured;
+    `torch.compile`d functions still run as they are.
+    """
+    before, _capturing.is_eager = _capturing.is_eager, True
     try:
         yield
     finally:
-        _capturing.value = before
+        _capturing.is_eager = before
 
 
 @contextlib.contextmanager
@@ -433,11 +439,13 @@ def compiling() -> Generator[None]:
         applied.enter_context(_first_compile.applied())
         _leave_uncompiled(applied)
         outer, _capturing.applied = _capturing.applied, _capturing.applied or applied
+        is_eager, _capturing.is_eager = _capturing.is_eager, False
         _capturing.value += 1
         try:
             yield
         finally:
             _capturing.value -= 1
+            _capturing.is_eager = is_eager
             _capturing.applied = outer
 
 
