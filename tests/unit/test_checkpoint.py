@@ -527,12 +527,18 @@ def test_linearize_of_ops_that_check_their_tangents(f: Any, wrap: Any) -> None:
     torch.testing.assert_close(linear(x.cos()), torch.autograd.functional.jvp(f, x, x.cos())[1])
 
 
-def test_linearize_of_a_choice_that_checks_its_tangents() -> None:
+def noisy(x: torch.Tensor) -> torch.Tensor:
+    return (x * torch.rand_like(x)).sum()
+
+
+@pytest.mark.parametrize(
+    ("f", "does"), [(eigenvalues, "checks values, or has another effect"), (noisy, "draws random numbers")]
+)
+def test_linearize_of_a_choice_that_has_effects(f: Any, does: str) -> None:
     x = torch.eye(2, dtype=torch.float64) + 1
-    with pytest.raises(
-        tfn.errors.MissingRule, match="cond draws random numbers or has effects, and cannot be run in two halves"
-    ):
-        tfn.linearize(lambda x: tfn.cond(x.sum() > 0, eigenvalues, eigenvalues, (x,)), x)
+    with pytest.raises(tfn.errors.MissingRule, match=f"cond {does}, and cannot be run in two halves") as found:
+        tfn.linearize(lambda x: tfn.cond(x.sum() > 0, f, f, (x,)), x)
+    assert ("random" in str(found.value)) == (f is noisy)
 
 
 def test_attention_without_dropout_is_computed_again() -> None:

@@ -87,11 +87,13 @@ def _halves(
     if not any(flags):
         return [], [equation]
     if ops.has_side_effect(equation):
+        draws = ops.has_random(equation)
+        does = "draws random numbers" if draws else "checks values, or has another effect"
         raise MissingRule(
-            f"partial_eval: {equation.op} draws random numbers or has effects, and cannot be"
-            " run in two halves",
+            f"partial_eval: {equation.op} {does}, and cannot be run in two halves",
             source=equation.source,
-            fix="Use jvp instead of linearize, or draw the random numbers before it.",
+            fix="Use jvp instead of linearize"
+            + (", or draw the random numbers before it." if draws else "."),
         )
     dce = DCE.of(equation)
     first, second = dce(equation, flags)[0], dce(equation, tuple(not flag for flag in flags))[0]
