@@ -303,6 +303,36 @@ def test_expanded_tensors_are_not_written_to() -> None:
     assert torch.equal(tfn.jit(row)(x.clone()), row(x.clone()))
 
 
+TURNS: dict[str, Callable[[Tensor], Any]] = {
+    "dim that comes and goes": lambda x: x.unsqueeze_(0).squeeze_(0),
+    "turned": lambda x: x.t_(),
+    "turned twice": lambda x: x.t_().t_(),
+    "turned and read": lambda x: (x.transpose_(0, 1).sin(), x.t())[1],
+    "turned and computed with": lambda x: x.transpose_(0, 1).sin() + 1,
+}
+
+
+@pytest.mark.parametrize("is_followed", (True, False), ids=("followed", "plain"))
+@pytest.mark.parametrize("name", TURNS)
+def test_an_argument_whose_elements_overlap_is_turned_in_place(name: str, is_followed: bool) -> None:
+    """No value is written, so eager PyTorch allows it. One jitted function serves arguments of each layout."""
+    f, leaf = TURNS[name], torch.arange(9.0)
+    layouts = ((1, 0), (0, 0), (1, 1), (1, 2), (3, 1), (1, 3))
+    jitted = tfn.jit(f)
+
+    def found(h: Callable[[Tensor], Any], strides: tuple[int, int]) -> list[Any]:
+        base = leaf.clone().requires_grad_(is_followed)
+        x = (base * 1).as_strided((3, 3), strides)
+        known = [x, h(x)]
+        loss = sum((y.square().sum() for y in known), base.sum())
+        grads = torch.autograd.grad(loss, base) if is_followed else ()
+        return [*known, *grads, x.stride(), known[1] is x, known[1].data_ptr() == x.data_ptr()]
+
+    for strides in (*layouts, *layouts):
+        for a, b in zip(found(jitted, strides), found(f, strides), strict=True):
+            assert torch.equal(a, b) if isinstance(a, Tensor) else a == b, (strides, a, b)
+
+
 @pytest.mark.parametrize("options", ({}, {"cache": "symbolic values"}, {"dynamic": False}), ids=str)
 def test_writes_to_arguments_whose_elements_overlap(options: dict[str, Any]) -> None:
     """Every (size, stride) of two dims: written as eager does, or refused, whatever sizes and strides came before."""

@@ -261,11 +261,11 @@ def _of_written(
         var = next(var for tensor, _, var in recorder.lifted() if tensor is target)
     given = next(fake for fake, known in recorder.fakes() if known == var)
     views = recorder.history.views_to(leaf, tracer)
-    if views is None or overlaps(given):
+    if views is None:
         return None
     whole, *_, value = internals.laid_out_as(views, given)
     alias = _in_memory(place, value, target, whole, is_written=True)
-    return alias and dataclasses.replace(alias, is_apart=len(views) > 1)
+    return alias and dataclasses.replace(alias, is_apart=len(views) > 1 or overlaps(given))
 
 
 def _in_memory(

@@ -17,6 +17,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import TENSOR, Captured, Shared, pytree
+from thunder_fn.capture.captured import Write
 from thunder_fn.capture.layouts import strides_of_outputs
 from thunder_fn.capture.recorded import Leaf
 from thunder_fn.capture.recorder import Recorder, current
@@ -404,6 +405,16 @@ def write_to_result(target: torch.Tensor, value: torch.Tensor) -> None:
     write(target, value)
 
 
+def _change(one: Write, target: torch.Tensor, value: torch.Tensor) -> None:
+    """Give a mutated tensor its new layout and value."""
+    recorder = current()
+    if one.strides is not None:
+        restride(target, one.strides)
+    if one.rebinds or one.has_values:
+        put = rebind if one.rebinds else write
+        put(target if recorder is None else recorder.lift(target), value)
+
+
 def write_back(
     captured: Captured, inputs: Sequence[torch.Tensor], outputs: Sequence[Any]
 ) -> tuple[Any, ...]:
@@ -422,11 +433,7 @@ def write_back(
     )
     first = count + len(captured.writes)
     for one, value in zip(captured.writes, outputs[count:first], strict=True):
-        target = place(one.target)
-        if one.strides is not None:
-            restride(target, one.strides)
-        put = rebind if one.rebinds else write
-        put(target if recorder is None else recorder.lift(target), value)
+        _change(one, place(one.target), value)
     results, placed = list(outputs), set[int]()
     for alias in captured.aliases:
         target = place(alias.source)

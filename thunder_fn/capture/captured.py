@@ -24,11 +24,13 @@ class Write:
     `strides`: the tensor is its own view from then on, as after `t_()`, with other strides in the
         same memory.
     `rebinds`: the tensor gets other memory, as by `x.data = y`, and its own keeps its content.
+    `has_values`: values are written to memory. Those of a tensor whose elements overlap never are.
     """
 
     target: int | torch.Tensor
     strides: tuple[int, ...] | None = None
     rebinds: bool = False
+    has_values: bool = True
 
 
 @dataclass(frozen=True, slots=True)

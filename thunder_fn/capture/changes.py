@@ -14,6 +14,7 @@ from thunder_fn.capture.captured import GradRead, Write
 from thunder_fn.capture.failures import source_of
 from thunder_fn.capture.outside import frames
 from thunder_fn.capture.outside.edges import look
+from thunder_fn.capture.overlaps import overlaps
 from thunder_fn.capture.places import GRAD, Effect, Feed, Update
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.results import output_of
@@ -76,7 +77,8 @@ def _written(
             fix="A mutated tensor keeps its dtype and shape; return the new tensor instead.",
         )
     if internals.is_own_view(tracer):
-        write = dataclasses.replace(write, strides=_strides(tracer))
+        given = next(fake for fake, var in recorder.fakes() if var == before)
+        write = dataclasses.replace(write, strides=_strides(tracer), has_values=not overlaps(given))
     if recorder.history.is_rebound(tracer):
         write = dataclasses.replace(write, rebinds=True)
     with internals.no_torch_function():

@@ -270,6 +270,10 @@ def _lowered(
     values = tuple(map(internals.plain, (*tensors, *numbers, *feeds, *constants)))
     followed = torch.is_grad_enabled() or is_followed(captured)
     bridged = bridge(closed, values, writes, executors) if followed else None
+    if bridged is None:  # without a history, only values count
+        valued = zip(writes, captured.writes, strict=False)
+        count = len(captured.writes)
+        writes = (*(place if one.has_values else None for place, one in valued), *writes[count:])
     return _Execution(captured, closed, constants, writes, call, bridged, executors, symbolic)
 
 
@@ -671,6 +675,8 @@ class _Execution:
         changes = zip(self.captured.writes, self.targets, places, pairs, strict=True)
         for one, target, place, (value, atom) in changes:
             change = f"{self.putting(target, place, atom)}({target}, {value})"
+            if not (one.rebinds or one.has_values):
+                continue
             if one.rebinds:
                 change = f"{self.names.bind(rebind, 'rebind')}({target}, {value}, {others})"
             yield f"    if {value} is not {target}: {change}"
