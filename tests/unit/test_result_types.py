@@ -58,3 +58,17 @@ def test_types_are_eagers(name: str) -> None:
             continue  # PyTorch takes no such mixture
         found = [(var.type.dtype, tuple(var.type.shape)) for var in tfn.trace(f, x, y).outputs]
         assert found == expected, (name, first, second)
+
+
+INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64)
+
+
+@pytest.mark.parametrize("shift", (lambda x, n: x << n, lambda x, n: x >> n), ids=("left", "right"))
+@pytest.mark.parametrize("by", (3, torch.tensor(3), torch.tensor([3, 1]), torch.tensor([3, 1], dtype=torch.uint8)))
+def test_shifts_of_integers(shift: Callable[..., Any], by: Any) -> None:
+    """PyTorch's rule for tensors without memory refuses bools, which its kernels promote."""
+    for dtype in INTEGERS:
+        x = torch.tensor([1, 0], dtype=dtype)
+        pairs = (tfn.jit(shift), shift(x, by)), (tfn.vmap(shift, (0, None)), torch.stack([shift(one, by) for one in x]))
+        for h, expected in pairs:
+            assert torch.equal(h(x, by), expected) and h(x, by).dtype == expected.dtype

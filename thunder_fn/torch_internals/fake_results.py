@@ -305,7 +305,21 @@ def _gru_cell_backward(grad: Any, _: Any, has_bias: bool) -> Any:
     return *gates, grad.new_empty(rows, size), *biases
 
 
+def _shift(as_bits: OpOverload) -> Callable[..., Any]:
+    """A rule of a shift of bools, which the kernels compute in the type that both promote to."""
+
+    def rule(x: torch.Tensor, by: Any) -> Any:
+        is_promoted = x.dtype == torch.bool and torch.result_type(x, by) != torch.bool
+        return as_bits(x, by) if is_promoted else NotImplemented
+
+    return rule
+
+
 FAKE_RESULTS: dict[Any, Callable[..., Any]] = {
+    aten.__lshift__.Scalar: _shift(aten.bitwise_left_shift.Tensor_Scalar),
+    aten.__lshift__.Tensor: _shift(aten.bitwise_left_shift.Tensor),
+    aten.__rshift__.Scalar: _shift(aten.bitwise_right_shift.Tensor_Scalar),
+    aten.__rshift__.Tensor: _shift(aten.bitwise_right_shift.Tensor),
     **{
         func: _of_first(func)
         for func in (
