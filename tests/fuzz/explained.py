@@ -206,6 +206,30 @@ EXPLAINED = [
         text="nll_loss|cross_entropy|roll",
     ),
     Explained(
+        "inference mode lets `resize_` change a leaf, whose new elements are not initialised; refused, as without it",
+        kind="raised",
+        why="cannot resize variables that require grad",
+        text=r"inference_mode.*\.resize_\(",
+    ),
+    Explained(
+        "of a negative or conjugate view, some views are copies in inference mode, so that eager loses what is written to them",
+        kind="value",
+        text=r"inference_mode.*(_neg_view|conj|imag)",
+        instead=("inference_mode", "no_grad"),
+    ),
+    Explained(
+        "what is written in a `jvp` has the history of the roots by which the oracle differentiates; torch.func refuses it",
+        kind="value of gradient",
+        why="another number of values",
+        text=r"T\.jvp\(.*\w_\(|\w_\(.*T\.jvp\(",
+    ),
+    Explained(
+        "`bmm` of no elements returns before it compares dtypes; refused, as for any other size",
+        kind="raised",
+        why=r"expected scalar type torch\.\w+ but found",
+        text=r"einsum|bmm|bilinear|matmul",
+    ),
+    Explained(
         "PyTorch adds a bias out of place for subclasses, which promotes, and in place for others, which does not",
         kind="dtype",
         text="F.linear",
