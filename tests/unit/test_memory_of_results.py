@@ -303,6 +303,33 @@ def test_expanded_tensors_are_not_written_to() -> None:
     assert torch.equal(tfn.jit(row)(x.clone()), row(x.clone()))
 
 
+DETACHED: dict[str, Callable[[Tensor], Any]] = {
+    "itself": lambda x: x.detach_(),
+    "product": lambda x: (x.detach_() * 2, x),
+    "write": lambda x: x.detach_().mul_(2),
+    "views": lambda x: (x.detach_()[1:], x.conj(), x[0]),
+}
+
+
+@pytest.mark.parametrize("given", ("real", "conjugate", "negative"))
+@pytest.mark.parametrize("name", DETACHED)
+def test_an_argument_with_a_bit_is_detached_in_place(given: str, name: str) -> None:
+    def found(h: Callable[[Tensor], Any]) -> list[Any]:
+        x = GIVEN[given]().detach()
+        ys = h(x)
+        known = [x, *(ys if isinstance(ys, tuple) else (ys,))]
+        return [*known, *((y.is_conj(), y.is_neg(), y is x, y.data_ptr() == x.data_ptr()) for y in known)]
+
+    for a, b in zip(found(tfn.jit(DETACHED[name])), found(DETACHED[name]), strict=True):
+        assert torch.equal(a, b) if isinstance(a, Tensor) else a == b, (a, b)
+
+
+def test_a_view_with_a_bit_is_not_detached_in_place() -> None:
+    for h in (inner := lambda x: x.conj().detach_(), tfn.jit(inner)):
+        with pytest.raises(RuntimeError, match="Can't detach views in-place"):
+            h(GIVEN["complex"]())
+
+
 TURNS: dict[str, Callable[[Tensor], Any]] = {
     "dim that comes and goes": lambda x: x.unsqueeze_(0).squeeze_(0),
     "turned": lambda x: x.t_(),

@@ -154,9 +154,11 @@ def _set_data(x: Tensor, value: Tensor) -> None:
 
 def _detach_in_place(x: Tensor) -> Tensor:
     """`x.detach_()`: views of x keep their history. At a level of torch.func autograd alone is
-    concerned.
+    concerned. An argument with a conjugate or negative bit is a view inside, and none outside.
     """
-    if getattr(x, "is_own_view", False):
+    has_bits = not is_wrapped(x) and (x.is_conj() or x.is_neg())
+    is_view_here = has_bits and _recorder().history.is_given(x)
+    if getattr(x, "is_own_view", False) or is_view_here:
         internals.become(x, torch.detach(x))
         return x
     Tensor.detach_(x)
