@@ -527,18 +527,18 @@ def test_linearize_of_ops_that_check_their_tangents(f: Any, wrap: Any) -> None:
     torch.testing.assert_close(linear(x.cos()), torch.autograd.functional.jvp(f, x, x.cos())[1])
 
 
-def noisy(x: torch.Tensor) -> torch.Tensor:
+def weighted_by_noise(x: torch.Tensor) -> torch.Tensor:
     return (x * torch.rand_like(x)).sum()
 
 
 @pytest.mark.parametrize(
-    ("f", "does"), [(eigenvalues, "checks values, or has another effect"), (noisy, "draws random numbers")]
+    ("f", "does"), [(eigenvalues, "checks values, or has another effect"), (weighted_by_noise, "draws random numbers")]
 )
 def test_linearize_of_a_choice_that_has_effects(f: Any, does: str) -> None:
     x = torch.eye(2, dtype=torch.float64) + 1
     with pytest.raises(tfn.errors.MissingRule, match=f"cond {does}, and cannot be run in two halves") as found:
         tfn.linearize(lambda x: tfn.cond(x.sum() > 0, f, f, (x,)), x)
-    assert ("random" in str(found.value)) == (f is noisy)
+    assert ("random" in str(found.value)) == (f is weighted_by_noise)
 
 
 def test_attention_without_dropout_is_computed_again() -> None:
