@@ -15,7 +15,7 @@ import torch
 
 import thunder_fn as tfn
 from tests.messages import message_of
-from thunder_fn.errors import DataDependentBranch, DataDependentValue
+from thunder_fn.errors import DataDependentBranch, DataDependentValue, UnsupportedCall
 from thunder_fn.jitted import cache_info, jit
 
 Tensor = torch.Tensor
@@ -125,6 +125,29 @@ def test_the_type_itself_is_asked_of_a_number(name: str) -> None:
         assert g(torch.ones(rows))[1] == sized(torch.ones(rows))[1]
     found = lambda x: (x, f(x.sum().item()), type(x.sum().item()) is int)
     assert jit(found)(torch.tensor([1, 2]))[1:] == found(torch.tensor([1, 2]))[1:]
+
+
+def _bound_before(n: Any) -> bool:
+    kind = type
+    return kind(n) is int
+
+
+HIDDEN: dict[str, Callable[[Any], Any]] = {
+    "bound": _bound_before,
+    "given": lambda n: next(map(type, (n,))) is int,
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_a_type_that_a_rewritten_function_still_asks_for_ends_the_attempts(name: str) -> None:
+    """Its copy asks too, and is not copied again: sizes are constants, and a found number is refused."""
+    f = HIDDEN[name]
+    sized = lambda x: (x + 1, f(x.shape[0]))
+    g = jit(sized, cache="symbolic values")
+    for rows in (3, 4):
+        assert g(torch.ones(rows))[1] == sized(torch.ones(rows))[1]
+    with pytest.raises(UnsupportedCall, match="is a class of numbers"):
+        jit(lambda x: (x, f(x.sum().item())))(torch.tensor([1, 2]))
 
 
 MADE: dict[str, Callable[[Any], Any]] = {

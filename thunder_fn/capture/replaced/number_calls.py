@@ -147,6 +147,8 @@ def answered(error: Exception, known: tuple[Lookaside, ...]) -> tuple[Lookaside,
     if not frames or not _is_about_a_call(error, *frames[-1]):
         return ()
     code = frames[-1][0].f_code
+    if _is_copied(code):
+        return ()
     return _copies([next(frame.f_code for frame, _ in frames if _is_in(code, frame.f_code))], known)
 
 
@@ -169,7 +171,7 @@ def asks_length() -> types.CodeType | None:
     is a copy.
     """
     frames = list(_callers(sys._getframe(1)))  # pyright: ignore[reportPrivateUsage]
-    if not frames or any(frames[0].f_code is code for code in tuple(_CODES.values())):
+    if not frames or _is_copied(frames[0].f_code):
         return None
     code, place = frames[0].f_code, frames[0].f_lasti
     if not dis.opname[code.co_code[place]].startswith(("CALL", "PRECALL")):
@@ -239,6 +241,11 @@ def _is_about_a_call(error: Exception, frame: types.FrameType, place: int) -> bo
         return asks_for_types(code)
     is_call = dis.opname[code.co_code[place]].startswith(("CALL", "PRECALL"))
     return is_call and any(True for _ in _calls(code))
+
+
+def _is_copied(code: types.CodeType) -> bool:
+    """Test for code in which the calls are led to ours."""
+    return any(code is one for one in tuple(_CODES.values()))
 
 
 def _is_in(code: types.CodeType, outer: types.CodeType) -> bool:
