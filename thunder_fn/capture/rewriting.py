@@ -11,8 +11,9 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import wraps
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
+from thunder_fn.capture.foreign import MayHaveForeign, remembered_unless_foreign
 from thunder_fn.capture.recorded import Scope
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.replaced.lookasides import chosen_lookasides
@@ -22,6 +23,7 @@ from thunder_fn.ir.trace import Trace
 
 P = ParamSpec("P")
 R = TypeVar("R")
+C = TypeVar("C", bound=MayHaveForeign)
 
 
 class Rewrite(Hashable, Protocol):
@@ -80,8 +82,21 @@ def remembered_in_context(maxsize: int) -> Callable[[Callable[P, R]], Callable[P
 
         @wraps(f)
         def asked(*args: P.args, **kwargs: P.kwargs) -> R:
-            return remembered((_rewrite.get(), _fused.get(), chosen_lookasides()), *args, **kwargs)
+            return remembered(_context(), *args, **kwargs)
 
         return with_cache_of(remembered, asked)
 
     return decorate
+
+
+def rules_in_context(
+    maxsize: int,
+) -> Callable[[Callable[Concatenate[C, P], R]], Callable[Concatenate[C, P], R]]:
+    """Remember the rules that are captured for calls of custom functions, but for the user's, apart
+    for each context.
+    """
+    return lambda f: remembered_unless_foreign(f, remembered_in_context(maxsize)(f), _context)
+
+
+def _context() -> tuple[Any, ...]:
+    return _rewrite.get(), _fused.get(), chosen_lookasides()

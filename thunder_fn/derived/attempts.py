@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import wraps
 from typing import Concatenate, Generic, ParamSpec, TypeVar
 
-from thunder_fn.capture.outside.frames import running
-from thunder_fn.ir.memos import kept_of_ops, with_cache_of, within_run
+from thunder_fn.capture.foreign import remembered_unless_foreign
+from thunder_fn.ir.memos import kept_of_ops
 from thunder_fn.ir.trace import Trace
 
 Question = TypeVar("Question")
@@ -75,27 +74,5 @@ def first_rule(attempts: Sequence[Attempt[Question, Rule]], question: Question) 
 def kept_rules(
     maxsize: int,
 ) -> Callable[[Callable[Concatenate[Trace, P], Rule]], Callable[Concatenate[Trace, P], Rule]]:
-    """Remember what was derived for single equations.
-
-    The formulas of a custom op are functions of the user's. What they return is remembered while
-    the capture lasts, and its guards check what they read.
-    """
-
-    def decorate(
-        f: Callable[Concatenate[Trace, P], Rule],
-    ) -> Callable[Concatenate[Trace, P], Rule]:
-        remembered = kept_of_ops(maxsize)(f)
-
-        def watched(single: Trace, *args: P.args, **kwargs: P.kwargs) -> Rule:
-            with running():
-                return f(single, *args, **kwargs)
-
-        @wraps(f)
-        def asked(single: Trace, *args: P.args, **kwargs: P.kwargs) -> Rule:
-            if single.has_foreign:
-                return within_run(watched, 0, (single, *args), tuple(kwargs.items()))
-            return remembered(single, *args, **kwargs)
-
-        return with_cache_of(remembered, asked)
-
-    return decorate
+    """Remember what was derived for single equations, but for those of custom ops."""
+    return lambda f: remembered_unless_foreign(f, kept_of_ops(maxsize)(f))

@@ -72,26 +72,39 @@ def _kept_among(
     return decorate
 
 
+_of_callers: list[ContextVar[Any]] = []
+
+
+def unset_in_memos(variable: ContextVar[T | None]) -> ContextVar[T | None]:
+    """Let a context variable be None while a memo computes, whose answers depend on nothing but
+    the arguments.
+    """
+    _of_callers.append(variable)
+    return variable
+
+
 def _unwatched(f: Callable[P, R]) -> Callable[P, R]:
-    """Compute without the profile hook of a capture, which sees each Python call and call of C.
+    """Compute without the observers of callers, such as the profile hook of a capture, which sees
+    each Python call and call of C.
 
     A memo answers later questions without computing, so what a computation reads from outside must
-    not count, and nobody has to see it. A capture inside has a hook of its own. From Python 3.12
-    on, captures need no hook.
+    not count, and nobody has to see it. A capture inside has an observer of its own.
     """
-    if sys.version_info >= (3, 12):
-        return f
 
     @wraps(f)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        tokens = [(variable, variable.set(None)) for variable in _of_callers]
         hook = sys.getprofile()
-        if not hasattr(hook, "is_ours"):
-            return f(*args, **kwargs)
-        sys.setprofile(None)
+        hook = hook if hasattr(hook, "is_ours") else None
+        if hook is not None:
+            sys.setprofile(None)
         try:
             return f(*args, **kwargs)
         finally:
-            sys.setprofile(hook)
+            for variable, token in tokens:
+                variable.reset(token)
+            if hook is not None:
+                sys.setprofile(hook)
 
     return call
 

@@ -245,6 +245,15 @@ class Equation:
         return Equation(self.op, args, kwargs, self.outputs, self.bodies, self.source)
 
     @property
+    def has_foreign(self) -> bool:
+        """Test for a body that calls an op of another library, or a rule that is the user's."""
+        return any(body.has_foreign for body in self.bodies) or any(
+            getattr(arg.value, "has_foreign", False)
+            for _, arg in self.kwargs
+            if isinstance(arg, Literal)
+        )
+
+    @property
     def body(self) -> Trace:
         """The only body of a composite."""
         (body,) = self.bodies
@@ -284,7 +293,9 @@ class Trace(Shown):
     depth: int = field(default=0, init=False, repr=False)
     """The number of levels of bodies inside each other."""
     has_foreign: bool = field(default=False, init=False, repr=False)
-    """A mark of traces that call an op of another library (`Op.is_foreign`), in bodies too."""
+    """A mark of traces that call an op of another library (`Op.is_foreign`) or a function with a
+    rule of the user's (`Equation.has_foreign`), in bodies too.
+    """
     _hash: int = field(default=0, init=False, repr=False)
     _kind: object = field(default=None, init=False, repr=False)
     """A mark that traces share which were found equal, so that no two of them are compared
@@ -303,7 +314,7 @@ class Trace(Shown):
         make_room(depth)
         inside = tuple(body.origin for equation in self.equations for body in equation.bodies)
         foreign = any(one.op.is_foreign for one in self.equations) or any(
-            body.has_foreign for equation in self.equations for body in equation.bodies
+            one.has_foreign for one in self.equations if one.bodies
         )
         object.__setattr__(self, "has_foreign", foreign)
         sources = tuple(equation.source for equation in self.equations)

@@ -30,7 +30,7 @@ import torch
 from thunder_fn.capture import TENSOR, Captured
 from thunder_fn.capture.numbers.python_numbers import running_zeros
 from thunder_fn.capture.recorder import Recorder
-from thunder_fn.capture.rewriting import remembered_in_context
+from thunder_fn.capture.rewriting import rules_in_context
 from thunder_fn.derived.activity import ACTIVE
 from thunder_fn.derived.leaf_vjp import is_differentiable
 from thunder_fn.errors import CaptureError, CustomRuleError, InvalidTrace, spelled
@@ -149,7 +149,7 @@ def expanded(equation: Equation) -> Equation:
     return replace(equation, bodies=bodies)
 
 
-@remembered_in_context(4096)
+@rules_in_context(4096)
 def capture_rule(call: Any, primal: Trace, types: tuple[Type, ...]) -> Trace:
     """Capture the rule for operands of these types; what it closes over become constants."""
     if hasattr(call, "capture"):  # not captured yet, or not in the file that it was read from

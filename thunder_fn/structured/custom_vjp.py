@@ -30,7 +30,10 @@ from typing import Any
 
 import torch
 
+from thunder_fn import torch_internals as internals
+from thunder_fn.capture import Captured
 from thunder_fn.capture.recorder import Recorder
+from thunder_fn.capture.rewriting import rules_in_context
 from thunder_fn.derived.activity import ACTIVE
 from thunder_fn.derived.leaf_vjp import is_differentiable
 from thunder_fn.errors import CaptureError, CustomRuleError, InvalidTrace, spelled
@@ -66,6 +69,7 @@ from thunder_fn.ir.trace import (
     TraceBuilder,
     Type,
     cut,
+    type_of_value,
 )
 from thunder_fn.ir.walking import inline_into
 from thunder_fn.structured.custom_vjp_rules import (
@@ -357,15 +361,40 @@ class custom_vjp(calls.CustomFunction):
         return self.called(VjpCall, bind_call, args, kwargs)
 
 
-def bind_call(recorder: Recorder, call: Any, tensors: Sequence[torch.Tensor]) -> Any:
-    """Record a call of a function with its own backward; its result."""
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Test whether a body on a tensor depends on nothing but its type."""
+    return all(isinstance(size, int) for size in tensor.shape) and tensor.is_contiguous()
+
+
+@rules_in_context(4096)
+def _bodies_of_types(
+    call: Any, types: tuple[Type, ...], being_captured: tuple[Any, ...], flags: tuple[Any, ...]
+) -> tuple[list[Captured], Places]:
+    """Capture the bodies of a call of a function of this package, which reads nothing else."""
+    return calls.inside_capture(lambda: _bodies(call, calls.examples_of(types)))
+
+
+def _bodies(call: Any, tensors: Sequence[torch.Tensor]) -> tuple[list[Captured], Places]:
+    """Capture the function, then fwd and bwd unless that is being done. An error there is raised
+    where a derivative asks for them.
+    """
     captured = calls.captured_bodies("custom_vjp", (call.primal,), (tensors,))
     places: Places = (None,) * len(tensors)
     if call.has_rule and not calls.is_being_captured(call.function):
-        with contextlib.suppress(
-            CaptureError
-        ):  # it is tried again, and fails, where a derivative asks for it
+        with contextlib.suppress(CaptureError):
             fwd, bwd, places = capture_forward_and_backward(call, captured[0], tensors)
             captured += [fwd, bwd]
+    return captured, places
+
+
+def bind_call(recorder: Recorder, call: Any, tensors: Sequence[torch.Tensor]) -> Any:
+    """Record a call of a function with its own backward; its result."""
+    types, flags = tuple(map(type_of_value, tensors)), internals.flags()
+    is_plain = not call.has_foreign and all(map(_is_plain, tensors)) and "autocast" not in flags
+    captured, places = (
+        _bodies_of_types(call, types, calls.being_captured(), tuple(flags.items()))
+        if is_plain
+        else _bodies(call, tensors)
+    )
     options = {"rule": call.settled(), "gradients": places}
     return calls.bind_captured(recorder, CUSTOM_VJP, call, captured, tensors, **options)

@@ -4,7 +4,7 @@ become batched ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any, TypeAlias
@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 
 from thunder_fn.capture import TENSOR, Captured, current, pytree
-from thunder_fn.capture.rewriting import remembered_in_context
+from thunder_fn.capture.rewriting import rules_in_context
 from thunder_fn.derived.leaf_vjp import is_differentiable
 from thunder_fn.errors import CustomRuleError, InvalidTrace, kind_of
 from thunder_fn.interpreters.vmap import batch, batched_outputs, batched_types, expand
@@ -42,7 +42,7 @@ Places: TypeAlias = tuple[int | None, ...]
 # ---- capture ----
 
 
-@remembered_in_context(4096)
+@rules_in_context(4096)
 def capture_rule(call: Any, primal: Trace, types: tuple[Type, ...]) -> tuple[Trace, Trace, Places]:
     """Capture fwd and bwd for operands of these types; what they close over become constants."""
     if hasattr(call, "capture"):  # not captured yet, or an executor's
@@ -74,6 +74,8 @@ def capture_forward_and_backward(
         return fwd, bwd
 
     with calls.capturing_rule_of(call.function):
+        if not call.has_foreign:
+            return *capture(()), found[0]
         fwd, bwd = without_side_effects(
             "custom_vjp", call.rules, capture, is_rule=True, given=call.reached
         )
@@ -108,7 +110,7 @@ def _capture_forward_and_backward(
 # ---- batching ----
 
 
-@remembered_in_context(4096)
+@rules_in_context(4096)
 def capture_vmap(
     call: Any, types: tuple[Type, ...], batched: Mask, size: Dim, randomness: str
 ) -> tuple[Trace, Mask]:
@@ -143,7 +145,7 @@ def capture_vmap(
     return calls.with_inputs(captured.trace, wide), tuple(dim is not None for dim in dims)
 
 
-@remembered_in_context(4096)
+@rules_in_context(4096)
 def capture_jvp(call: Any, types: tuple[Type, ...], active: Mask) -> JvpRule:
     """Capture a function's own forward derivative; what it closes over become constants."""
     if isinstance(call, BatchedCall):
@@ -260,11 +262,6 @@ class VjpCall(Call):
     def has_rule(self) -> bool:
         """Test whether the function has a rule."""
         return self.function.has_rule
-
-    @property
-    def rules(self) -> Sequence[Callable[..., Any]]:
-        """The user's functions of which the rule is made."""
-        return self.function.rule
 
     @property
     def backward_name(self) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 
 from thunder_fn.capture import TENSOR, Captured, current
 from thunder_fn.capture.numbers.python_numbers import running
-from thunder_fn.capture.rewriting import remembered_in_context
+from thunder_fn.capture.rewriting import rules_in_context
 from thunder_fn.errors import CustomRuleError
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.grad import forward_backward
@@ -88,7 +88,7 @@ def custom_vmap_vmap_rule(
     return capture_rule(call, types, batched, size)
 
 
-@remembered_in_context(4096)
+@rules_in_context(4096)
 def capture_rule(
     call: Any, types: tuple[Type, ...], batched: Mask, size: Dim
 ) -> tuple[Trace, Mask]:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from thunder_fn.ir.memos import unset_in_memos
 from thunder_fn.ir.scoped import setting
 from thunder_fn.lines import OWN_PROGRAMS
 from thunder_fn.torch_internals import Patch
@@ -114,8 +115,8 @@ class Observer(Protocol):
         ...
 
 
-_observer: ContextVar[Observer | None] = ContextVar("thunder_fn_frames", default=None)
-_told: ContextVar[Observer | None] = ContextVar("thunder_fn_frames_told", default=None)
+_observer = unset_in_memos(ContextVar[Observer | None]("thunder_fn_frames", default=None))
+_told = unset_in_memos(ContextVar[Observer | None]("thunder_fn_frames_told", default=None))
 
 
 def observer() -> Observer | None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -18,6 +19,7 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture import EVERY_LEAF, TENSOR, Captured, capture, current, pytree
 from thunder_fn.capture.apply import part, view_again
 from thunder_fn.capture.numbers.known_values import CUSTOM_RULE
+from thunder_fn.capture.outside.frames import is_machinery
 from thunder_fn.capture.outside.reads import is_object
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.derived.leaf_vjp import is_differentiable
@@ -73,6 +75,8 @@ class Rule:
     has_jvp: bool = False
     has_vmap: bool = False
     asks: frozenset[str] = frozenset()
+    has_foreign: ClassVar[Any] = False
+    """A mark of rules that run functions of the user's, which may read what changes."""
 
     def asked(self, wanted_inputs: Mask, wanted_outputs: Mask) -> Any:
         """The rule that answers this question: itself, where its bodies do."""
@@ -80,6 +84,11 @@ class Rule:
 
     def check_wanted(self, inputs: Mask, outputs: Mask, equation: Equation) -> None:
         """Raise if the rule says nothing about a gradient that is wanted."""
+
+
+def _is_own(function: Any) -> bool:
+    module = getattr(function, "__module__", None)
+    return isinstance(module, str) and module.startswith("thunder_fn.") and is_machinery(module)
 
 
 @dataclass(frozen=True)
@@ -104,6 +113,17 @@ class Call(Rule):
     @property
     def __name__(self) -> str:
         return self.name
+
+    @functools.cached_property
+    def has_foreign(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Test whether the function or its rule is not this package's own."""
+        return not (_is_own(self.function) and all(map(_is_own, self.rules)))
+
+    @property
+    def rules(self) -> Sequence[Callable[..., Any]]:
+        """The functions of which the rule is made."""
+        rule = self.function.rule
+        return rule if isinstance(rule, tuple) else (rule,)
 
     @property
     def name(self) -> str:
@@ -185,6 +205,8 @@ class BatchedRule(Rule):
     outputs: Mask
     size: Dim
     randomness: str
+
+    has_foreign: ClassVar[Any] = property(attrgetter("call.has_foreign"))
 
     @property
     def __name__(self) -> str:
@@ -410,12 +432,17 @@ def is_being_captured(function: Any) -> bool:
     """Test whether the rule of this function is being captured: a call of the function in it
     gets its rule later.
     """
-    return any(function is other for other in _being_captured.get())
+    return any(function is other for other in being_captured())
+
+
+def being_captured() -> tuple[Any, ...]:
+    """The functions whose rules are being captured, the outermost first."""
+    return _being_captured.get()
 
 
 def capturing_rule_of(function: Any) -> AbstractContextManager[None]:
     """Capture the function's rule inside."""
-    return setting(_being_captured, (*_being_captured.get(), function))
+    return setting(_being_captured, (*being_captured(), function))
 
 
 def captured_bodies(

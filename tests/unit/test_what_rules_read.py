@@ -1,0 +1,221 @@
+"""Rules of custom ops and functions are the user's: what they read from outside counts in every transform, as in eager.
+
+A rule is found once for each capture and never kept for another one. The oracle is a loop of autograd, or a formula.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import thunder_fn as tfn
+
+SCALE: dict[str, float] = {"backward": 1.0, "context": 1.0, "vmap": 1.0}
+
+
+@torch.library.custom_op("formulas::sine", mutates_args=())
+def sine(x: torch.Tensor) -> torch.Tensor:
+    """The sine."""
+    return x.sin()
+
+
+def _context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(inputs[0])
+    ctx.scale = SCALE["context"]
+
+
+def _batched(info: Any, in_dims: tuple[int, ...], x: torch.Tensor) -> tuple[torch.Tensor, int]:
+    return sine(x) * SCALE["vmap"], in_dims[0]
+
+
+sine.register_fake(torch.empty_like)
+sine.register_autograd(
+    lambda ctx, grad: grad * ctx.saved_tensors[0].cos() * SCALE["backward"] * ctx.scale, setup_context=_context
+)
+sine.register_vmap(_batched)
+
+Function = Callable[[torch.Tensor], torch.Tensor]
+
+
+def scanned(x: torch.Tensor) -> torch.Tensor:
+    return tfn.scan(lambda c, _: (sine(c), None), x, None, length=2)[0]
+
+
+def chosen(x: torch.Tensor) -> torch.Tensor:
+    return tfn.cond(x.sum() > 0, sine, torch.cos, (x,))
+
+
+@tfn.composite
+def named(x: torch.Tensor) -> torch.Tensor:
+    return sine(x) + x
+
+
+BODIES: dict[str, Function] = {
+    "plain": sine,
+    "scan": scanned,
+    "cond": chosen,
+    "composite": named,
+    "checkpoint": tfn.checkpoint(sine),
+}
+
+
+def by_autograd(f: Function) -> Function:
+    def gradient(x: torch.Tensor) -> torch.Tensor:
+        leaf = x.clone().requires_grad_()
+        return torch.autograd.grad(f(leaf).sum(), leaf)[0]
+
+    return gradient
+
+
+def of_grad(f: Function) -> Function:
+    return tfn.grad(lambda x: f(x).sum())
+
+
+TRANSFORMS: dict[str, Callable[[Function], Function]] = {
+    "grad": of_grad,
+    "jit of grad": lambda f: tfn.jit(of_grad(f)),
+    "jit of grad of jit": lambda f: tfn.jit(of_grad(tfn.jit(f))),
+    "grad of jit": lambda f: of_grad(tfn.jit(f)),
+    "jit, backward": lambda f: by_autograd(tfn.jit(f)),
+    "jit of vjp": lambda f: tfn.jit(lambda x: tfn.vjp(f, x)[1](torch.ones_like(x))[0]),
+    "jit of vmap of grad": lambda f: tfn.jit(tfn.vmap(of_grad(f))),
+    "linearize": lambda f: lambda x: tfn.vjp(f, x)[1](torch.ones_like(x))[0],
+}
+
+
+CASES = [
+    (place, body, transform)
+    for place in ("backward", "context")
+    for body in BODIES
+    for transform in TRANSFORMS
+    if (body, transform) != ("cond", "jit of vmap of grad")  # a choice of each example runs both branches
+]
+
+
+@pytest.mark.parametrize(("place", "body", "transform"), CASES)
+def test_what_a_backward_reads_counts(monkeypatch: pytest.MonkeyPatch, place: str, body: str, transform: str) -> None:
+    f, x = BODIES[body], torch.tensor([0.3, 0.7])
+    made, expected = TRANSFORMS[transform](f), by_autograd(f)
+    for scale in (1.0, 1.0, 3.0, 1.0):
+        monkeypatch.setitem(SCALE, place, scale)
+        torch.testing.assert_close(made(x), expected(x))
+
+
+@pytest.mark.parametrize("make", [tfn.vmap, lambda f: tfn.jit(tfn.vmap(f)), lambda f: tfn.vmap(tfn.jit(f))])
+def test_what_a_batching_rule_reads_counts(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[Function], Function]
+) -> None:
+    made, x = make(sine), torch.tensor([0.3, 0.7])
+    for scale in (1.0, 1.0, 3.0, 1.0):
+        monkeypatch.setitem(SCALE, "vmap", scale)
+        torch.testing.assert_close(made(x), x.sin() * scale)
+
+
+# ---- custom functions: rules that a derivative of a rule asks for ----
+
+
+@tfn.custom_vjp
+def backward_of_itself(x: torch.Tensor) -> torch.Tensor:
+    return x.sin()
+
+
+backward_of_itself.defvjp(
+    lambda x: (backward_of_itself(x), x), lambda x, ct: (ct * backward_of_itself(x) * SCALE["backward"],)
+)
+
+
+@tfn.custom_jvp
+def forward_of_itself(x: torch.Tensor) -> torch.Tensor:
+    return x.sin()
+
+
+forward_of_itself.defjvp(
+    lambda primals, tangents: (
+        forward_of_itself(*primals),
+        tangents[0] * forward_of_itself(*primals) * SCALE["backward"],
+    )
+)
+
+
+class OfItself(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, ct: torch.Tensor) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (x,) = ctx.saved_tensors
+        return ct * OfItself.apply(x) * SCALE["backward"]
+
+
+@tfn.custom_vmap
+def batched_by_itself(x: torch.Tensor) -> torch.Tensor:
+    return x.sin()
+
+
+batched_by_itself.def_vmap(lambda size, batched, x: (batched_by_itself(x) * SCALE["backward"], batched[0]))
+
+
+class Batched(torch.autograd.Function):
+    @staticmethod
+    def forward(x: torch.Tensor) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return x.sin()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: torch.Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return x.sin() * SCALE["backward"], in_dims[0]
+
+
+RULED: dict[str, Function] = {
+    "custom_vjp": backward_of_itself,
+    "custom_jvp": forward_of_itself,
+    "autograd.Function": OfItself.apply,
+}
+TWICE: dict[str, Callable[[Function], Function]] = {
+    "grad of grad": lambda f: of_grad(of_grad(f)),
+    "jit of grad of grad": lambda f: tfn.jit(of_grad(of_grad(f))),
+    "grad of jit of grad": lambda f: of_grad(tfn.jit(of_grad(f))),
+    "jit of jvp of grad": lambda f: tfn.jit(lambda x: tfn.jvp(of_grad(f), (x,), (torch.ones_like(x),))[1]),
+    "vmap of grad of grad": lambda f: tfn.vmap(of_grad(of_grad(f))),
+}
+BATCHED: dict[str, Function] = {"custom_vmap": batched_by_itself, "autograd.Function": Batched.apply}
+OVER: dict[str, Callable[[Function], Function]] = {
+    "vmap": tfn.vmap,
+    "jit of vmap": lambda f: tfn.jit(tfn.vmap(f)),
+    "vmap of jit": lambda f: tfn.vmap(tfn.jit(f)),
+    "vmap of scan": lambda f: tfn.vmap(lambda x: tfn.scan(lambda c, _: (f(c), None), x, None, length=1)[0]),
+}
+
+
+RULES = [
+    (name, transform)
+    for name in RULED
+    for transform in TWICE
+    if (name, transform) != ("custom_vjp", "jit of jvp of grad")  # its tangents are the function's own
+]
+
+
+@pytest.mark.parametrize(("name", "transform"), RULES)
+def test_what_the_rule_of_a_rule_reads_counts(monkeypatch: pytest.MonkeyPatch, name: str, transform: str) -> None:
+    """The first derivative is the function times the scale."""
+    made, x = TWICE[transform](RULED[name]), torch.tensor([0.3, 0.7])
+    for scale in (1.0, 1.0, 3.0, 1.0):
+        monkeypatch.setitem(SCALE, "backward", scale)
+        torch.testing.assert_close(made(x), x.sin() * scale**2)
+
+
+@pytest.mark.parametrize("transform", OVER)
+@pytest.mark.parametrize("name", BATCHED)
+def test_what_a_rule_for_batches_reads_counts(monkeypatch: pytest.MonkeyPatch, name: str, transform: str) -> None:
+    made, x = OVER[transform](BATCHED[name]), torch.tensor([0.3, 0.7])
+    for scale in (1.0, 1.0, 3.0, 1.0):
+        monkeypatch.setitem(SCALE, "backward", scale)
+        torch.testing.assert_close(made(x), x.sin() * scale)
