@@ -112,6 +112,7 @@ IDENTICAL: dict[str, Callable[[Any], Any]] = {
     "both": lambda n: type(n) is type(3),  # noqa: UP003
     "expression": lambda n: type(n + 0) is int,
     "subclass": lambda n: issubclass(type(n), int),
+    "renamed class": lambda n: type(n) is _INT,
 }
 
 
@@ -132,7 +133,13 @@ def _bound_before(n: Any) -> bool:
     return kind(n) is int
 
 
+_KIND, _INT = type, int
+
+
 HIDDEN: dict[str, Callable[[Any], Any]] = {
+    "renamed": lambda n: _KIND(n) is int,
+    "both renamed": lambda n: _KIND(n) is _INT,
+    "other way": lambda n: _INT is not _KIND(n),
     "bound": _bound_before,
     "given": lambda n: next(map(type, (n,))) is int,
 }

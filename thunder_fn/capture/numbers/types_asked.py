@@ -19,29 +19,25 @@ from thunder_fn.capture.numbers.python_numbers import Bool, Float, Int
 from thunder_fn.errors import UnsupportedCall
 from thunder_fn.ir.trace import Source
 
-_NUMBERS = ("int", "float", "bool", "complex")
 _SILENT = ("CACHE", "PRECALL", "PUSH_NULL", "EXTENDED_ARG", "NOP")
 _LOCALS = ("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE", "LOAD_NAME")
 
 
 @lru_cache(maxsize=4096)
-def types_asked(code: types.CodeType) -> tuple[frozenset[str], bool]:
+def types_asked(
+    code: types.CodeType, aliases: frozenset[str] = frozenset({"type"})
+) -> tuple[frozenset[str], bool]:
     """The locals whose types code compares by `is`, and whether it does so with other values.
 
     No call of `type` in other code is of interest.
+
+    Args:
+        aliases: the names that `type` has in the code.
     """
-    if "type" not in code.co_names:
-        return frozenset(), False
-    steps = [step for step in dis.get_instructions(code) if step.opname not in _SILENT]
-    compared = any(
-        step.opname == "IS_OP" and (before.argval in _NUMBERS or before.opname.startswith("CALL"))
-        for before, step in itertools.pairwise(steps)
-    )
-    if not compared and "issubclass" not in code.co_names:
-        return frozenset(), False
+    steps = _comparing(code)
     names, others = set[str](), False
     for step, value, call in zip(steps, steps[1:], steps[2:], strict=False):
-        if step.argval != "type" or not step.opname.startswith("LOAD"):
+        if step.argval not in aliases or not step.opname.startswith("LOAD"):
             continue
         if value.opname.startswith(_LOCALS) and call.opname.startswith("CALL"):
             names.add(value.argval)
@@ -51,10 +47,30 @@ def types_asked(code: types.CodeType) -> tuple[frozenset[str], bool]:
 
 
 @lru_cache(maxsize=4096)
-def _calls_inside(code: types.CodeType) -> bool:
+def _comparing(code: types.CodeType) -> tuple[dis.Instruction, ...]:
+    """The instructions of code that compares by `is` with more than a constant; none of other
+    code.
+    """
+    steps = [step for step in dis.get_instructions(code) if step.opname not in _SILENT]
+    compared = any(
+        step.opname == "IS_OP" and before.opname != "LOAD_CONST"
+        for before, step in itertools.pairwise(steps)
+    )
+    return tuple(steps) if compared or "issubclass" in code.co_names else ()
+
+
+def _aliases(frame: types.FrameType) -> frozenset[str]:
+    """The names of `type` in a frame."""
+    code, values = frame.f_code, frame.f_locals
+    of_globals = (name for name in code.co_names if frame.f_globals.get(name) is type)
+    return frozenset({"type", *of_globals, *(name for name in values if values[name] is type)})
+
+
+@lru_cache(maxsize=4096)
+def _calls_inside(code: types.CodeType, aliases: frozenset[str]) -> bool:
     """Test whether the argument of some call of `type` is a call, such as `x.item()`."""
     steps = [step for step in dis.get_instructions(code) if step.opname not in _SILENT]
-    starts = [place for place, step in enumerate(steps) if step.argval == "type"]
+    starts = [place for place, step in enumerate(steps) if step.argval in aliases]
     for start in starts:
         kinds = (step.opname for step in steps[start + 1 :])
         until = list(itertools.takewhile(lambda kind: kind != "IS_OP", kinds))
@@ -74,13 +90,17 @@ def type_error(frame: types.FrameType, *, has_found: bool) -> UnsupportedCall | 
 
     `has_found`: numbers were found in data, so that a call may return one.
     """
-    names, others = types_asked(frame.f_code)
+    if not _comparing(frame.f_code):
+        return None
+    aliases = _aliases(frame)
+    names, others = types_asked(frame.f_code, aliases)
     if not names and not others:
         return None
     values = frame.f_locals
     asked = [name for name in sorted(names) if _is_symbolic(values.get(name))]
     may_ask = others and (
-        any(map(_has_symbols, values.values())) or (has_found and _calls_inside(frame.f_code))
+        any(map(_has_symbols, values.values()))
+        or (has_found and _calls_inside(frame.f_code, aliases))
     )
     if not asked and not may_ask:
         return None
