@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import thunder_fn as tfn
+from thunder_fn.api import calling
 
 SCALE: dict[str, float] = {"backward": 1.0, "context": 1.0, "vmap": 1.0}
 
@@ -219,3 +220,23 @@ def test_what_a_rule_for_batches_reads_counts(monkeypatch: pytest.MonkeyPatch, n
     for scale in (1.0, 1.0, 3.0, 1.0):
         monkeypatch.setitem(SCALE, "backward", scale)
         torch.testing.assert_close(made(x), x.sin() * scale)
+
+
+@pytest.mark.parametrize("name", RULED)
+def test_later_calls_lower_nothing(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """What rules return is forgotten after a capture; programs that were made of it are not."""
+    made, x, lowered = of_grad(RULED[name]), torch.tensor([0.3, 0.7]), list[str]()
+    monkeypatch.setitem(SCALE, "backward", 1.0)
+    lower = calling.lower
+
+    def noted(trace: Any, *args: Any, **options: Any) -> Any:
+        lowered.append(trace.name)
+        return lower(trace, *args, **options)
+
+    monkeypatch.setattr(calling, "lower", noted)
+    for _ in range(3):
+        made(x)
+    before = len(lowered)
+    for _ in range(3):
+        made(x)
+    assert len(lowered) == before

@@ -56,7 +56,7 @@ __all__ = [
 ]
 
 
-@memo(256)
+@memo(256, derives=False)
 def _lowered(trace: Trace) -> Program:
     return lower(trace, below_autograd=True)
 

@@ -96,7 +96,7 @@ def is_default(generator: torch.Generator) -> bool:
 # ---- of programs ----
 
 
-@memo(4096)
+@memo(4096, derives=False)
 def generators_of(trace: Trace) -> tuple[torch.Generator, ...]:
     """The generators from which a trace draws, default ones apart."""
     found: dict[int, torch.Generator] = {}

@@ -85,7 +85,7 @@ def is_cheap(equation: Equation) -> bool:
             return False
 
 
-@memo(4096)
+@memo(4096, derives=False)
 def _is_cheap_body(trace: Trace) -> bool:
     return all(map(is_cheap, trace.equations))
 

@@ -11,7 +11,7 @@ from thunder_fn.ir.memos import memo
 from thunder_fn.ir.trace import Trace, check_is_trace
 
 
-@memo(1024)
+@memo(1024, derives=False)
 def simplify(trace: Trace) -> Trace:
     """Drop dead equations, compute equal ones once, fold constants, drop copies and other no-ops.
 

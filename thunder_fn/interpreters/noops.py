@@ -24,7 +24,7 @@ Makers = dict[int, Equation]
 """The equation that binds each variable."""
 
 
-@memo(16384)
+@memo(16384, derives=False)
 def drop_noops(trace: Trace) -> Trace:
     """Drop equations whose result is their operand, in bodies too.
 
@@ -72,7 +72,7 @@ def reads_layout(equation: Equation) -> bool:
     return is_reader or any(map(_has_readers, equation.bodies))
 
 
-@memo(16384)
+@memo(16384, derives=False)
 def _has_readers(body: Trace) -> bool:
     return any(map(reads_layout, body.equations))
 

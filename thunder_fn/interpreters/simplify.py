@@ -24,7 +24,7 @@ def dce(trace: Trace) -> Trace:
     return dce_to(trace, (True,) * len(trace.outputs))[0]
 
 
-@memo(16384)
+@memo(16384, derives=False)
 def dce_to(trace: Trace, wanted: Mask) -> tuple[Trace, Mask]:
     """The trace cut down to the wanted outputs, and which inputs it reads. All inputs stay."""
     outputs = chosen(trace.outputs, wanted)
@@ -116,7 +116,7 @@ def makes_symbols(equation: Equation) -> bool:
 # ---- cse ----
 
 
-@memo(16384)
+@memo(16384, derives=False)
 def cse(trace: Trace) -> Trace:
     """Compute equal things once, in bodies too.
 
@@ -137,7 +137,7 @@ def cse(trace: Trace) -> Trace:
 # ---- inline ----
 
 
-@memo(1024)
+@memo(1024, derives=False)
 def inline(trace: Trace) -> Trace:
     """Unfold every composite down to leaves and structured ops.
 

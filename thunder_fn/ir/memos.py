@@ -144,13 +144,17 @@ def within_run(f: Callable[..., R], *key: Any) -> R:
     return known[f, key]
 
 
-def memo(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def memo(maxsize: int, *, derives: bool = True) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Remember what a pure function of traces returns.
 
     Two traces that are equal but for names and sources have answers of their own. Names in print
     and lines in errors are those of the trace that was asked about. A trace that closes over
     tensors of the user, or calls custom ops, is remembered while the outermost question or the
     capture lasts. Its bodies, where the work is, are closed.
+
+    Args:
+        maxsize: remember so many answers, the latest.
+        derives: f may derive rules of ops. If it does not, answers about custom ops are kept.
 
     Law: ``memo(n)(f)(t)`` is ``f(t)``.
 
@@ -175,7 +179,7 @@ def memo(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
         def asked(*args: P.args, **kwargs: P.kwargs) -> R:
             traces = [arg for arg in args if isinstance(arg, Trace)]
             origins = tuple(trace.origin for trace in traces)
-            if any(trace.has_foreign or not is_closed(trace) for trace in traces):
+            if any((derives and trace.has_foreign) or not is_closed(trace) for trace in traces):
                 return within_run(f, origins, args, tuple(kwargs.items()))
             return remembered(origins, *args, **kwargs)
 

@@ -160,7 +160,7 @@ def calls_back(trace: Any) -> bool:
     )
 
 
-@memo(4096)
+@memo(4096, derives=False)
 def refuses_values(trace: Trace) -> bool:
     """Test whether some equation of a trace, however deep, raises for some values."""
     return any(
@@ -256,7 +256,7 @@ def has_side_effect(equation: Applied) -> bool:
     return draws(equation) or is_effectful(equation.op) or any(map(has_effects, equation.bodies))
 
 
-@memo(16384)
+@memo(16384, derives=False)
 def has_effects(trace: Trace) -> bool:
     """Test whether some equation of a trace, however deep, draws random numbers or has another
     effect.

@@ -89,7 +89,7 @@ def _outside(entry: Entry, names: Namespace) -> Iterator[str]:
     yield f"    except {FAILURES}: return MISS"
 
 
-@memo(4096)
+@memo(4096, derives=False)
 def has_attention(trace: Trace) -> bool:
     """Test whether some equation is attention, whose kernel was chosen when it was traced."""
     return any(

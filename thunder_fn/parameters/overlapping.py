@@ -34,7 +34,7 @@ class Overlapped(Transformed):
         return Plan(self.__name__, captured, new, in_place(captured))
 
 
-@memo(64)
+@memo(64, derives=False)
 def _scheduled(trace: Trace, in_flight: int) -> Trace:
     """The trace with its collectives where the schedule says. Derivatives are those of the trace
     itself: the schedule reaches into custom rules, which are gone there.

@@ -74,7 +74,7 @@ def pieces_of(split: Split, *, whole: bool = False) -> Pieces:
     return cutting.pieces()
 
 
-@memo(16384)
+@memo(16384, derives=False)
 def depends(trace: Trace, flags: Mask) -> Mask:
     """Tell which outputs of a trace are computed from the marked inputs."""
     marked = [False] * num_vars(trace)
