@@ -157,12 +157,15 @@ def test_chain_is_told_what_closes_over_tensors() -> None:
 
 
 def test_lowering_of_many_equal_layers_changes_little() -> None:
-    """Layers share bodies and lines; what a tidied transpose changes is what reads it, and nothing downstream."""
+    """Layers share bodies and lines; what a tidied transpose changes is what reads it, and nothing downstream. A linear
+    layer is one equation for up to four.
+    """
     model, tokens = GPT(4, 16, context=8), torch.randint(0, 96, (2, 8))
     found = inspect.chain(tfn.grad(gpt_loss(model)), params_of(model), tokens, tokens)
     lowered = found.diff(len(found.steps) - 1)
-    assert lowered is not None and lowered.counts["added"] == 0
-    assert lowered.counts["changed"] <= lowered.counts["removed"] < 0.6 * lowered.counts["same"]
+    linears = 4 * 4 + 1
+    assert lowered is not None and lowered.counts["added"] == linears
+    assert lowered.counts["changed"] <= lowered.counts["removed"] < 0.6 * lowered.counts["same"] + 4 * linears
     assert {f"blocks.{layer}.{part}" for layer in range(4) for part in ("qkv", "out", "up", "down")} <= set(
         found.modules(-1)
     )

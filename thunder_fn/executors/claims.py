@@ -55,6 +55,7 @@ from thunder_fn.executors.reuse import drop_copies
 from thunder_fn.executors.side_by_side import joined
 from thunder_fn.executors.unrolling import with_blocks
 from thunder_fn.executors.updates import IN_PLACE, Written, updates, written_by
+from thunder_fn.executors.whole_linears import whole_linear
 from thunder_fn.ir import ops
 from thunder_fn.ir.constraints import close_symbols
 from thunder_fn.ir.rules import lowered
@@ -415,6 +416,9 @@ class _Walk:
                 if body is None or body in self.shared or own_executors(equation) is not None:
                     return put(self.builder, equation, operands)
                 self.say(Note(called(equation), at, depth))
+                whole = None if self.claiming.fusions else whole_linear(equation)
+                if whole is not None and all(map(self.claiming.is_unclaimed, body.equations)):
+                    return put(self.builder, whole, operands)
                 return self.run(body, operands, depth + 1, source, busy, fuse=fuse)
 
     def claimed(

@@ -21,6 +21,9 @@ from thunder_fn.ir import ops
 from thunder_fn.ir.symbols import hint_of
 from thunder_fn.ir.trace import Arg, Literal, Op, TensorType, Type, Var
 
+_COMPOSED = (ops.RESHAPE, ops.LINEAR)
+"""Ops that PyTorch makes of others, and whose first one tells them from all else."""
+
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
@@ -84,7 +87,7 @@ def _spell(op: Op, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -
         return own
     python_args, python_kwargs = tuple(map(_value, args)), {key: _value(arg) for key, arg in kwargs}
     wanted = internals.first_op(own.function, python_args, python_kwargs)
-    if wanted is None or (wanted[0] is not own.function and op != ops.RESHAPE):
+    if wanted is None or (wanted[0] is not own.function and op not in _COMPOSED):
         return own
     _, name, _ = op.name.split(".")
     for home, function in internals.c_functions(name):

@@ -195,6 +195,9 @@ MATMULS = Leaves(
 )
 """Matrix products."""
 
+LINEAR_IN_PARTS = Leaves("t mm addmm")
+"""Ops of which a linear layer on rows consists."""
+
 CONVOLUTIONS = Leaves("convolution convolution_backward")
 
 TRANSCENDENTAL = Leaves(
@@ -286,7 +289,7 @@ ALLOCATES = (
     SOME_OVERWRITTEN
     | CONVOLUTIONS
     | Leaves(
-        "mm addmm bmm baddbmm addmv mv dot",
+        "mm addmm bmm baddbmm addmv mv dot linear",
         "native_layer_norm native_layer_norm_backward native_batch_norm native_batch_norm_backward",
         "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data sum mean",
         "amax amin prod cumsum var logsumexp gather embedding embedding_dense_backward",

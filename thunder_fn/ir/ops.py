@@ -25,6 +25,7 @@ constant to reverse mode and not to forward mode, as in torch.func. Nothing else
 `alias`.
 """
 RESHAPE = Op("leaf", "aten.reshape.default")
+LINEAR = Op("leaf", "aten.linear.default")
 CONTIGUOUS = Op("leaf", "aten.contiguous.default")
 ASSERT = Op("leaf", "aten._assert_scalar.default")
 STRAIGHT_THROUGH = Op("structured", "straight_through")

@@ -4,6 +4,8 @@ PyTorch's own formulas.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch.utils.flop_counter import flop_registry
 
@@ -57,6 +59,8 @@ def flops_of(equation: Equation) -> int:
     """The operations of a matrix product, a convolution or an attention; zero for everything
     else.
     """
+    if equation.op == ops.LINEAR:
+        return _flops_of_linear(*equation.operand_types[:2])
     packet = ops.overload(equation.op).overloadpacket
     packet = _SAME_AS.get(packet, packet)
     if packet not in flop_registry:
@@ -71,6 +75,13 @@ def flops_of(equation: Equation) -> int:
         )
     except (TypeError, ValueError, AssertionError, IndexError):
         return 0
+
+
+def _flops_of_linear(x: Type, weight: Type) -> int:
+    if not isinstance(x, TensorType) or not isinstance(weight, TensorType):
+        return 0
+    sizes = (*x.shape, weight.shape[0])
+    return 2 * math.prod(size if isinstance(size, int) else 1 for size in sizes)
 
 
 def _shape(arg: object) -> object:
