@@ -8,7 +8,7 @@ import torch
 
 import thunder_fn as tfn
 from thunder_fn.executors import lower
-from thunder_fn.executors.pruning import prune
+from thunder_fn.executors.pruning import drop_dead, prune
 from thunder_fn.ir.trace import Trace
 
 
@@ -97,3 +97,25 @@ def test_products_with_ones_go() -> None:
     assert (
         count(lambda x: (x * torch.full((), 1, dtype=torch.complex64)).sin(), x + 0j) == 1
     )  # inf * (1 + 0j) is inf + nan j
+
+
+def test_a_sum_keeps_no_dims_that_a_reshape_drops() -> None:
+    """Unless something else reads them; as in the gradient of a bias."""
+    x = torch.randn(3, 4, 5)
+    cases = [
+        (lambda x: x.sum((0,), keepdim=True).reshape(4, 5), 0),
+        (lambda x: x.sum((0, -1), keepdim=True).reshape(4), 0),
+        (lambda x: (x.sum((1,), keepdim=True, dtype=torch.float64).reshape(3, 5)).sin(), 0),
+        (lambda x: x.sum((0,), keepdim=True).reshape(5, 4), 1),
+        (lambda x: x.sum((0,), keepdim=True).reshape(20), 1),
+        (lambda x: (y := x.sum((0,), keepdim=True), y.reshape(4, 5)), 1),
+        (lambda x: (y := x.sum((0,), keepdim=True)).reshape(4, 5) * y, 1),
+    ]
+    for f, reshapes in cases:
+        trace = tfn.trace(f, x)
+        new, _ = drop_dead(prune(trace, below_autograd=True)[0])
+        tfn.check(new)
+        assert _count(new, "aten.reshape.default") == reshapes
+        assert _count(new, "aten.sum.dim_IntList") == 1
+        for mine, its in zip(tfn.evaluate(new, [x]), tfn.evaluate(trace, [x]), strict=True):
+            assert torch.equal(mine, its)

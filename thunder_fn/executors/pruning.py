@@ -12,13 +12,21 @@ other.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from thunder_fn.derived.quirks.attention import without_log_sums
 from thunder_fn.executors.reuse import CLONE
-from thunder_fn.interpreters.noops import is_alias, reads_layout, same_as, shortened
+from thunder_fn.interpreters.noops import (
+    is_alias,
+    reads_layout,
+    same_as,
+    shortened,
+    without_kept_dims,
+)
 from thunder_fn.interpreters.simplify import makes_symbols
 from thunder_fn.ir import ops
-from thunder_fn.ir.equations import needed
-from thunder_fn.ir.trace import Equation, Trace, Var, cut
+from thunder_fn.ir.equations import needed, operands_in
+from thunder_fn.ir.trace import Equation, Trace, Var, cut, vars_in
 from thunder_fn.ir.walking import merged
 
 
@@ -32,12 +40,14 @@ def prune(trace: Trace, *, below_autograd: bool) -> tuple[Trace, tuple[int, ...]
     """
     escaping = escaping_vars(trace)
     computed = _computed(trace)
+    uses = Counter(var.index for var in (*operands_in(trace.equations), *vars_in(trace.outputs)))
     returned = {atom.index for atom in trace.outputs if isinstance(atom, Var)}
     seen, makers = dict[object, Equation](), dict[int, Equation]()
 
     def known(equation: Equation) -> tuple[Var, ...] | Equation:
         stays = not any(var.index in escaping for var in equation.outputs)
         equation = shortened(equation, makers) if stays else equation
+        equation = without_kept_dims(equation, makers, uses)
         same = _identity(equation, escaping, computed, returned, below_autograd)
         if same is None and (stays or (below_autograd and is_alias(equation.op))):
             same = same_as(equation, makers)

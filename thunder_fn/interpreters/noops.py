@@ -7,7 +7,7 @@ stay so. Only rewrites that keep every bit are here: `x + 0` is none, as it turn
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -106,6 +106,34 @@ def shortened(equation: Equation, makers: Makers) -> Equation:
     if not isinstance(source, Var) or source == equation.args[0]:
         return equation
     return replace(equation, args=(source, *equation.args[1:]))
+
+
+def without_kept_dims(equation: Equation, makers: Makers, uses: Mapping[int, int]) -> Equation:
+    """A reduction that drops its dims, in place of a reshape of one that keeps them for nothing
+    else; other equations as they are.
+
+    Law: same values, bitwise.
+    """
+    # sum: [m, n] -> [1, n], reshape: [1, n] -> [n] become sum: [m, n] -> [n]
+    source = equation.args[0] if equation.op == ops.RESHAPE else None
+    maker = makers.get(source.index) if isinstance(source, Var) else None
+    if maker is None or maker.op not in facts.SUMS_OVER_DIMS or len(maker.args) != 3:
+        return equation
+    kept, wanted = maker.outputs[0].type, equation.outputs[0].type
+    assert isinstance(kept, TensorType) and isinstance(wanted, TensorType)
+    _, dims, keeps = maker.args
+    gone = _dims_in(dims, len(kept.shape))
+    shape = tuple(size for dim, size in enumerate(kept.shape) if dim not in gone)
+    if keeps != Literal(True) or shape != wanted.shape or uses[maker.outputs[0].index] > 1:
+        return equation
+    return replace(maker, args=(*maker.args[:2], Literal(False)), outputs=equation.outputs)
+
+
+def _dims_in(dims: Arg, rank: int) -> frozenset[int]:
+    """The dims of a reduction, counted from the front; none that are not written as numbers."""
+    each = dims if isinstance(dims, tuple) else (dims,)
+    values = (one.value for one in each if isinstance(one, Literal))
+    return frozenset(value % rank for value in values if isinstance(value, int))
 
 
 # ---- rules: the variable that the result equals if their types are the same ----

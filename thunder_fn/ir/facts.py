@@ -195,6 +195,9 @@ MATMULS = Leaves(
 )
 """Matrix products."""
 
+SUMS_OVER_DIMS = Leaves("sum.dim_IntList")
+"""Sums over some dims, the second argument, which stay as dims of size 1 if the third is true."""
+
 LINEAR_IN_PARTS = Leaves("t mm addmm")
 """Ops of which a linear layer on rows consists."""
 
