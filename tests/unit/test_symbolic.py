@@ -378,10 +378,10 @@ def test_a_mark_for_a_dim_that_is_not_there() -> None:
 
 
 def test_a_miss_says_why_no_symbol_could_stand_for_a_number() -> None:
-    kind = type  # another name than `type`, by which Python's own is found
+    kinds = [type]  # Python's own is found by its names
 
     def exact(x: torch.Tensor, n: int) -> torch.Tensor:
-        if kind(n) is not int:
+        if kinds[0](n) is not int:
             raise TypeError("an int, please")
         return x * n
 
