@@ -115,6 +115,34 @@ def test_what_a_batching_rule_reads_counts(
         torch.testing.assert_close(made(x), x.sin() * scale)
 
 
+@torch.library.custom_op("formulas::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    """Two times x, with a transpose that reads."""
+    return 2 * x
+
+
+twice.register_fake(torch.empty_like)
+twice.register_autograd(lambda ctx, grad: 2 * grad * SCALE["backward"])
+
+
+@tfn.custom_jvp
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+
+
+doubled.defjvp(lambda primals, tangents: (2 * primals[0], twice(tangents[0])))
+
+
+@pytest.mark.parametrize("make", [of_grad, lambda f: tfn.jit(of_grad(f)), lambda f: by_autograd(tfn.jit(f))])
+def test_what_the_transpose_of_a_tangent_reads_counts(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[Function], Function]
+) -> None:
+    made, x = make(doubled), torch.tensor([0.3, 0.7])
+    for scale in (1.0, 1.0, 3.0, 1.0):
+        monkeypatch.setitem(SCALE, "backward", scale)
+        torch.testing.assert_close(made(x), torch.full_like(x, 2 * scale))
+
+
 # ---- custom functions: rules that a derivative of a rule asks for ----
 
 

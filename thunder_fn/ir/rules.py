@@ -117,6 +117,11 @@ class JvpRule:
     trace: Trace
     active_outputs: Mask
 
+    @property
+    def has_foreign(self) -> bool:
+        """Test whether derivatives of the rule run functions of the user's."""
+        return self.trace.has_foreign
+
 
 class Rules(Generic[T]):
     """The rules of one interpreter, by op: one line registers one rule.
