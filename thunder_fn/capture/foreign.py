@@ -11,7 +11,7 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from thunder_fn.capture.outside.frames import running
-from thunder_fn.ir.memos import kept, with_cache_of, within_run
+from thunder_fn.ir.memos import with_cache_of, within_run
 
 
 class MayHaveForeign(Protocol):
@@ -50,10 +50,3 @@ def remembered_unless_foreign(
         return remembered(of, *args, **kwargs)
 
     return with_cache_of(remembered, asked)
-
-
-def kept_unless_foreign(
-    maxsize: int,
-) -> Callable[[Callable[Concatenate[Of, P], R]], Callable[Concatenate[Of, P], R]]:
-    """Remember what is derived from rules, but for those that run functions of the user's."""
-    return lambda f: remembered_unless_foreign(f, kept(maxsize)(f))

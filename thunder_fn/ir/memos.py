@@ -179,7 +179,8 @@ def memo(maxsize: int, *, derives: bool = True) -> Callable[[Callable[P, R]], Ca
         def asked(*args: P.args, **kwargs: P.kwargs) -> R:
             traces = [arg for arg in args if isinstance(arg, Trace)]
             origins = tuple(trace.origin for trace in traces)
-            if any((derives and trace.has_foreign) or not is_closed(trace) for trace in traces):
+            is_foreign = derives and any(getattr(arg, "has_foreign", False) for arg in args)
+            if is_foreign or not all(map(is_closed, traces)):
                 return within_run(f, origins, args, tuple(kwargs.items()))
             return remembered(origins, *args, **kwargs)
 

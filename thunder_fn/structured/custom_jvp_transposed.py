@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from thunder_fn.capture.foreign import kept_unless_foreign
 from thunder_fn.interpreters.grad import forward_backward, zeros
 from thunder_fn.interpreters.partial_eval import partial_split
 from thunder_fn.interpreters.simplify import dce
+from thunder_fn.ir.memos import memo
 from thunder_fn.ir.rules import JvpRule, Mask, Split, chosen
 from thunder_fn.ir.trace import TensorType, TraceBuilder
 from thunder_fn.ir.walking import inline_into
 
 
-@kept_unless_foreign(4096)
+@memo(4096)
 def transposed(rule: JvpRule, active: Mask, wanted_outputs: Mask, count: int) -> Split:
     """Split a jvp that is linear in its tangents into a forward and a backward.
 

@@ -54,6 +54,11 @@ class Stage:
     handed: Mask
 
     @property
+    def has_foreign(self) -> bool:
+        """Test whether its halves come from rules that run functions of the user's."""
+        return self.trace.has_foreign
+
+    @property
     def received(self) -> tuple[bool, ...]:
         """For each received value, whether the stage returns a gradient of it."""
         places = self.halves.places(self.wanted)[len(self.reads) :]
