@@ -34,6 +34,11 @@ def _note(phase: str, info: dict[str, int]) -> None:
 gc.callbacks.insert(0, _note)
 
 
+def is_collecting() -> bool:
+    """Test whether the collector runs in this thread."""
+    return _here.collects
+
+
 def is_collectors(code: types.CodeType) -> bool:
     """Test for code that the collector calls in this thread: a callback of its own or of a weak
     reference, or a finalizer. It runs by chance, and belongs to no function that runs.

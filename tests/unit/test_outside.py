@@ -38,6 +38,7 @@ from tests.unit.outside_kinds import ROWS, Row, X, forget
 from thunder_fn import cache_info, explain_misses, jit
 from thunder_fn.capture.outside import evaluating, frames
 from thunder_fn.capture.outside.reads import seen
+from thunder_fn.capture.outside.watch import Watch
 from thunder_fn.errors import OutsideWarning, UnsupportedCall
 
 HERE = Path(__file__)
@@ -1003,3 +1004,23 @@ def test_what_the_collector_calls_is_no_part_of_the_function() -> None:
         gc.callbacks.remove(note)
     assert cache_info(made).misses == 1
     assert len(Untidy.noted) >= 2 and {phase for phase, *_ in phases} == {"start", "stop"}
+
+
+def test_calls_of_libraries_in_a_collection_are_none_of_the_function() -> None:
+    """Callbacks of weak references that a library made, while user code runs."""
+    watch = Watch(lambda: None, hears_calls=True)
+    seen: list[bool] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            watch.called_library("somewhere", "set_state")
+            watch.called(os.putenv)
+            seen.append(watch.is_repeatable)
+
+    gc.callbacks.append(note)
+    try:
+        gc.collect()
+    finally:
+        gc.callbacks.remove(note)
+    watch.called_library("somewhere", "set_state")
+    assert seen[0] and not watch.is_repeatable

@@ -39,7 +39,7 @@ from thunder_fn.capture.places import Snapshot, snapshot
 from thunder_fn.capture.recorder import current
 from thunder_fn.capture.supported import EscapedValue
 from thunder_fn.errors import UnsupportedCall
-from thunder_fn.garbage import is_collectors, referrers
+from thunder_fn.garbage import is_collecting, is_collectors, referrers
 from thunder_fn.ir.text import escaped
 
 MAX_ANSWERS = 1000
@@ -122,7 +122,7 @@ class Watch(Evaluator):
 
     def called(self, function: Any) -> None:
         """Note a call of C that a trace does not repeat."""
-        if self.aside is None:
+        if self.aside is None and not is_collecting():
             self.effects.called(function)
 
     def stopped(self) -> None:
@@ -166,7 +166,7 @@ class Watch(Evaluator):
 
     def called_library(self, module: str, name: str) -> None:
         """Note a call of a library that a trace does not repeat."""
-        if self.aside is None and is_stateful(module, name):
+        if self.aside is None and not is_collecting() and is_stateful(module, name):
             self.effects.found.append(f"{module}.{name}")
 
     @property
