@@ -28,6 +28,7 @@ _here = _Here()
 
 
 def _note(phase: str, info: dict[str, int]) -> None:
+    """Tell this thread alone that a collection runs in it; other threads see nothing."""
     _here.collects = phase == "start"
 
 

@@ -252,7 +252,7 @@ def test_what_a_rule_for_batches_reads_counts(monkeypatch: pytest.MonkeyPatch, n
 
 @pytest.mark.parametrize("name", RULED)
 def test_later_calls_lower_nothing(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """What rules return is forgotten after a capture; programs that were made of it are not."""
+    """Rules of the user's are forgotten after a capture; programs that were made of them are not."""
     made, x, lowered = of_grad(RULED[name]), torch.tensor([0.3, 0.7]), list[str]()
     monkeypatch.setitem(SCALE, "backward", 1.0)
     lower = calling.lower

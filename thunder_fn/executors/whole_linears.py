@@ -31,11 +31,11 @@ def _is_linear(body: Trace) -> bool:
     if len(body.outputs) != 1 or len(makers) != len(body.equations) or body.constants:
         return False
     product = makers.get(_index(_flat(body.outputs[0], makers)))
-    if product is None or product.op not in facts.LINEAR_IN_PARTS or product.kwargs:
+    if product is None or product.op not in facts.MATMULS_OF_LINEAR or product.kwargs:
         return False
     *bias, rows, turned = product.args
     turn = makers.get(_index(turned))
-    weight = turn.args[0] if turn is not None and turn.op in facts.LINEAR_IN_PARTS else None
+    weight = turn.args[0] if turn is not None and turn.op in facts.TRANSPOSES else None
     return (_flat(rows, makers), weight, *bias) == body.inputs
 
 

@@ -198,7 +198,8 @@ MATMULS = Leaves(
 SUMS_OVER_DIMS = Leaves("sum.dim_IntList")
 """Sums over some dims, the second argument, which stay as dims of size 1 if the third is true."""
 
-LINEAR_IN_PARTS = Leaves("t mm addmm")
+MATMULS_OF_LINEAR = Leaves("mm addmm")
+TRANSPOSES = Leaves("t")
 """Ops of which a linear layer on rows consists."""
 
 CONVOLUTIONS = Leaves("convolution convolution_backward")
