@@ -768,8 +768,9 @@ def test_what_was_found_is_looked_at_again_after_a_write() -> None:
         assert torch.equal(jitted(X), f(X))
 
 
-def test_the_cost_of_watching_grows_with_the_reads_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Expressions are evaluated where they can lead outside: not those of tensors, and those of globals once."""
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """The numbers of expressions that watches evaluate, by their kinds."""
     counted: dict[str, int] = {}
     for kind, rule in list(evaluating.RULES.items()):
 
@@ -778,6 +779,57 @@ def test_the_cost_of_watching_grows_with_the_reads_alone(monkeypatch: pytest.Mon
             return rule(*args)
 
         monkeypatch.setitem(evaluating.RULES, kind, counting)
+    return counted
+
+
+class Again:
+    def __init__(self, of: Any = None) -> None:
+        self.of = of
+
+    def again(self) -> Any:
+        return self
+
+
+class InheritedAgain(Again):
+    def again(self) -> Any:
+        return super().again()
+
+
+def leads_to_a_method(x: torch.Tensor) -> torch.Tensor:
+    one: Any = InheritedAgain()
+    for _ in range(2):
+        method = one.again
+        one = method()
+    return x * 2
+
+
+def leads_to_super(x: torch.Tensor) -> torch.Tensor:
+    one: Any = InheritedAgain()
+    for _ in range(2):
+        of = super(InheritedAgain, one)
+        one = of.again()
+    return x * 2
+
+
+def leads_to_a_new_object(x: torch.Tensor) -> torch.Tensor:
+    one: Any = Again(x)
+    for _ in range(2):
+        one = one.again()
+        one = Again(x) if one is x else one
+    return x * 2
+
+
+@pytest.mark.parametrize("f", [leads_to_a_method, leads_to_super, leads_to_a_new_object], ids=lambda f: f.__name__)
+def test_a_frame_that_leads_to_itself_is_looked_at_a_few_times(
+    f: Callable[[torch.Tensor], torch.Tensor], counted: dict[str, int]
+) -> None:
+    """Each pass finds the same values, such as methods of one object, so that no further pass follows."""
+    assert torch.equal(jit(f)(X), X * 2)
+    assert sum(counted.values()) < 100, counted
+
+
+def test_the_cost_of_watching_grows_with_the_reads_alone(counted: dict[str, int]) -> None:
+    """Expressions are evaluated where they can lead outside: not those of tensors, and those of globals once."""
 
     def step(x: torch.Tensor, i: int) -> torch.Tensor:
         y = torch.sin(x).view(-1).mul(2.0)

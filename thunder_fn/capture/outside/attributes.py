@@ -212,12 +212,15 @@ class Attributes(Reached):
             if is_known and not is_a(value, torch.nn.Module):
                 self.own_dict(value, path)
                 self.edge("entries", own, pattern, path, is_by_value=True)
-            found += (self.reach(item, path) for name, item in tuple(own.items()) if match(name))
+            items = [item for name, item in tuple(own.items()) if match(name)]
+            found += (self.reach(item, path) if is_known else item for item in items)
         kind: type = value if is_a(value, type) else type(value)
         for cls in kind.__mro__:
-            if not is_open(cls):
-                continue
             (held,) = gc.get_referents(cls.__dict__)
+            if not self.is_open(cls):
+                is_new = is_open(cls)
+                found += (item for name, item in held.items() if is_new and match(name))
+                continue
             self.edge("entries", held, pattern, cls.__name__, is_by_value=True)
             for name, item in tuple(held.items()):
                 if match(name) and is_a(item, types.MemberDescriptorType):
@@ -284,7 +287,7 @@ class Attributes(Reached):
     def bound(self, found: Any, value: Any, frame: Frame) -> Sequence[Any]:
         """An attribute of a class as an object has it."""
         if is_a(found, types.FunctionType):
-            return (types.MethodType(found, value),)
+            return (frame.stand_in(types.MethodType, found, value),)
         return self.waited(frame, [code_of(found)]) if hasattr(found, "__get__") else (found,)
 
     def object_attribute(self, value: Any, name: str, path: str, frame: Frame) -> Sequence[Any]:  # noqa: C901 - a branch for each kind of holder
@@ -393,7 +396,8 @@ class Attributes(Reached):
         held = value.__dict__
         self.touched.add(id(held))
         if name == "__dict__":
-            return (self.reach(held, path),)
+            is_known = id(value) in self.own or self.is_outside(value)
+            return (self.reach(held, path) if is_known else held,)
         kinds = ("_parameters", "_buffers", "_modules")  # none before `Module.__init__` has run
         for section in (held, *(held[kind] for kind in kinds if kind in held)):
             if name in section:

@@ -28,6 +28,7 @@ class Frame:
         "over",
         "reading",
         "returned",
+        "stand_ins",
         "stored",
         "touched",
         "waits",
@@ -49,10 +50,20 @@ class Frame:
         )
         self.over: tuple[Source, Frame] | None = None
         self.stored: dict[str, dict[int, Any]] = {}
+        self.stand_ins: dict[tuple[int, ...], Any] = {}
         self.touched: set[int] = set()
         """The holders that were looked at for it."""
         self.waits = False
         """Set where an attribute or item is the result of a callee."""
+
+    def stand_in(self, kind: type, *parts: Any) -> Any:
+        """The one object of a kind for these parts, such as a method and what it is bound to: a
+        frame that is looked at again has the same values.
+        """
+        key = tuple(map(id, (kind, *parts)))
+        if key not in self.stand_ins:
+            self.stand_ins[key] = kind(*parts)
+        return self.stand_ins[key]
 
 
 def callers(frame: Frame | None) -> Iterator[Frame]:

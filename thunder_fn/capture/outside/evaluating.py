@@ -386,7 +386,7 @@ class Evaluator(Attributes):
         _, cls, of = source
         values = [value for value in self.value(of, frame, memo) if not self.is_data(value)]
         return [
-            Super(owner, value)
+            frame.stand_in(Super, owner, value)
             for owner in self.value(cls, frame, memo)
             for value in values
             if is_a(owner, type) and owner in (value if is_a(value, type) else type(value)).__mro__
@@ -641,7 +641,7 @@ class Evaluator(Attributes):
         if is_a(callee, type) and self.is_open(callee):
             for name in ("__init__", "__new__"):
                 self.edge("class", callee, name, f"{callee.__name__}.{name}")
-            return members_of_enum(callee) or [Made(callee)]
+            return members_of_enum(callee) or [frame.stand_in(Made, callee)]
         if type(callee) is CACHED and id(callee) in self.answers:
             known = answers_of(callee, self.answers[id(callee)][2])
             return [self.reach(one, path) for one in known] if len(known) <= LONG else []
@@ -651,6 +651,8 @@ class Evaluator(Attributes):
             return [*callers(frame)]
         if callee is globals:
             return [self.reach(frame.globals, "globals()")]
+        if is_a(callee, weakref.ref) and not self.is_outside(callee):
+            return [callee()]
         if is_a(callee, weakref.ref) and self.edge("alive", callee, None, f"{path}()"):
             return [self.reach(callee(), f"{path}()")]
         return []
