@@ -276,6 +276,36 @@ def test_a_cycled_momentum_becomes_an_input(make: Make) -> None:
     assert info.misses == 2
 
 
+@pytest.mark.parametrize("moving", ["rows", "number", "mode"])
+@pytest.mark.parametrize("schedule", ["OneCycleLR", "CyclicLR", "CosineAnnealingWarmRestarts"])
+def test_options_that_change_beside_what_else_changes(schedule: str, moving: str) -> None:
+    make = {
+        "OneCycleLR": lambda opt: optim.lr_scheduler.OneCycleLR(opt, 0.1, total_steps=20),
+        "CyclicLR": lambda opt: optim.lr_scheduler.CyclicLR(opt, 0.01, 0.1, step_size_up=3),
+        "CosineAnnealingWarmRestarts": lambda opt: optim.lr_scheduler.CosineAnnealingWarmRestarts(opt, 3),
+    }[schedule]
+    sides = [Side(small, sgd, make) for _ in "ab"]
+
+    def step(side: Side, x: torch.Tensor, number: int) -> torch.Tensor:
+        loss = side.model(x).square().mean() * number
+        loss.backward()
+        side.opt.step()
+        side.opt.zero_grad()
+        side.schedule.get_last_lr()  # it reads the schedule, too
+        return loss
+
+    f = tfn.jit(lambda x, number: step(sides[1], x, number))
+    for call in range(12):
+        x, number = torch.full((2 + call % 3 * (moving == "rows"), 3), float(call)), 1 + call * (moving == "number")
+        for side in sides:
+            side.model.train(moving != "mode" or call % 2 == 0)
+        assert_same(step(sides[0], x, number), f(x, number), f"call {call}")
+        assert_same(sides[0].state(), sides[1].state(), f"after call {call}")
+        for side in sides:
+            side.schedule.step()
+    assert tfn.cache_info(f).misses <= 5
+
+
 def test_a_schedule_inside_the_step() -> None:
     torch.manual_seed(0)
     sides = [Side(small, adam, lambda opt: optim.lr_scheduler.StepLR(opt, 2, 0.5)) for _ in "ab"]

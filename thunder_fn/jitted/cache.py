@@ -76,6 +76,8 @@ class Cache:
         tried first.
         """
         self.families = Families()
+        self.numbers: frozenset[Any] = frozenset()
+        """Places of numbers in the state of optimizers that have changed between calls."""
         self.misses: deque[Any] = deque(maxlen=maxsize)
         self.count_hit = itertools.count(1).__next__
         self._lock = threading.Lock()

@@ -23,7 +23,7 @@ from thunder_fn.jitted.call import Call
 from thunder_fn.jitted.families import Family, Leaves, Question, family_key, places_of
 from thunder_fn.jitted.marks import Marked, marked
 from thunder_fn.jitted.options import Options
-from thunder_fn.jitted.program import Entry, build
+from thunder_fn.jitted.program import Entry, build, moved_numbers
 from thunder_fn.jitted.prologue import argument_name
 
 _log = logging.getLogger("thunder_fn.jit")
@@ -84,9 +84,11 @@ def build_for(
     """
     family = cache.families.of(call, key)
     miss = reason(cache, family, call, key, known)
-    entry = _with_symbols(f, options, family, call) if options.is_dynamic else None
+    numbers = cache.numbers = moved_numbers(known, cache.numbers)
+    make = partial(build, f, options, call, wanted=numbers)
+    entry = _with_symbols(f, options, family, call, make) if options.is_dynamic else None
     if entry is None:
-        entry = cache.put(key, build(f, options, call, known=known), known=known)
+        entry = cache.put(key, make(), known=known)
     else:
         cache.count_miss()
     _tell(f, cache, family, miss)
@@ -96,7 +98,11 @@ def build_for(
 
 
 def _with_symbols(
-    f: Callable[..., Any], options: Options, family: Family, call: Call
+    f: Callable[..., Any],
+    options: Options,
+    family: Family,
+    call: Call,
+    make: Callable[[Symbolic], Entry],
 ) -> Entry | None:
     """A program of jit with symbols; None where nothing is dynamic."""
     marks = marked(f, options.dynamic, call) if isinstance(options.dynamic, tuple) else Marked()
@@ -106,7 +112,6 @@ def _with_symbols(
         if every
         else family.dynamic | family.changed(call) | marks.always
     )
-    make = partial(build, f, options, call)
     name, bounds = callable_name(f), dict(marks.bounds)
     return with_symbols(family, call, wanted - marks.never, make, name, bounds)
 

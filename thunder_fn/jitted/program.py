@@ -136,22 +136,33 @@ class Entry:
         )
 
 
+def moved_numbers(known: Sequence[Entry], before: frozenset[Any]) -> frozenset[Any]:
+    """Add to these places of numbers in the state of optimizers those that have changed since the
+    programs were made, but for those that cannot be inputs.
+    """
+    for entry in known:
+        for state in entry.outside.modules if entry.outside is not None else ():
+            if isinstance(state, KeptState):
+                before = (before | state.moved()) - state.refused
+    return before
+
+
 @no_collections()
 def build(
     f: Callable[..., Any],
     options: Options,
     call: Call,
     symbolic: Symbolic | None = None,
-    known: Sequence[Entry] = (),
+    wanted: frozenset[Any] = frozenset(),
 ) -> Entry:
     """Trace f for a call, or for all calls with other numbers in its symbols, and lower the trace.
-    `known` are programs for such calls, which do not serve this one.
+    `wanted` are places of numbers in the state of optimizers that should be inputs.
 
     Raises:
         CaptureError: f cannot be traced.
         JitError: a transform changed the types of the trace's inputs or outputs.
     """
-    captured, traces, watched = _traced(f, options, call, symbolic, known)
+    captured, traces, watched = _traced(f, options, call, symbolic, wanted)
     try:
         return _entry(f, options, call, symbolic, captured, traces, watched)
     except Exception:  # f has not run
@@ -205,11 +216,9 @@ def _traced(
     options: Options,
     call: Call,
     symbolic: Symbolic | None,
-    known: Sequence[Entry],
+    wanted: frozenset[Any],
 ) -> tuple[Captured, list[Trace], Watched]:
     """Trace f for a call: the capture, its trace after each transform, and what was seen of f."""
-    states = (one for entry in known if entry.outside is not None for one in entry.outside.modules)
-    wanted = frozenset[Any]().union(*(one.moved() for one in states if isinstance(one, KeptState)))
     before = host_random.state()
     objects = [leaf for leaf in call.leaves if not isinstance(leaf, torch.Tensor)]
     is_final = symbolic is None  # else f is traced again, without symbols
