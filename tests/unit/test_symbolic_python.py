@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import copy
 import enum
 import functools
@@ -136,11 +137,31 @@ def _bound_before(n: Any) -> bool:
 _KIND, _INT = type, int
 
 
+class _Kinds:
+    of_class, static = type, staticmethod(type)
+
+    def __init__(self) -> None:
+        self.kind: Any = type
+        self.inner: Any = self
+
+    def asks(self, n: Any) -> bool:
+        return self.kind(n) is int
+
+
+_KINDS = _Kinds()
+
+
 HIDDEN: dict[str, Callable[[Any], Any]] = {
     "renamed": lambda n: _KIND(n) is int,
     "both renamed": lambda n: _KIND(n) is _INT,
     "other way": lambda n: _INT is not _KIND(n),
     "bound": _bound_before,
+    "attribute": lambda n: _KINDS.kind(n) is int,
+    "of self": _KINDS.asks,
+    "of attributes": lambda n: _KINDS.inner.inner.kind(n + 0) is int,
+    "of a class": lambda n: _Kinds.of_class(n) is int,
+    "static": lambda n: _KINDS.static(n) is int,
+    "of a module": lambda n: builtins.type(n) is int,
     "given": lambda n: next(map(type, (n,))) is int,
 }
 

@@ -8,6 +8,7 @@ by its instructions, and refused if the number was symbolic.
 from __future__ import annotations
 
 import dis
+import inspect
 import itertools
 import types
 from functools import lru_cache
@@ -60,10 +61,20 @@ def _comparing(code: types.CodeType) -> tuple[dis.Instruction, ...]:
 
 
 def _aliases(frame: types.FrameType) -> frozenset[str]:
-    """The names of `type` in a frame."""
-    code, values = frame.f_code, frame.f_locals
-    of_globals = (name for name in code.co_names if frame.f_globals.get(name) is type)
-    return frozenset({"type", *of_globals, *(name for name in values if values[name] is type)})
+    """The names of `type` in a frame, be it an attribute of what a name leads to."""
+    found, value = {"type"}, None
+    for step in _comparing(frame.f_code):
+        name: Any = step.argval
+        if step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            value = inspect.getattr_static(value, name, None)
+            value = getattr(value, "__func__", value)
+        elif step.opname.startswith("LOAD") and isinstance(name, str):
+            value = frame.f_locals.get(name, frame.f_globals.get(name))
+        else:
+            value = None
+        if value is type:
+            found.add(name)
+    return frozenset(found)
 
 
 @lru_cache(maxsize=4096)
