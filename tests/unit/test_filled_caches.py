@@ -105,3 +105,23 @@ def test_filled_caches(cache: str, use: str) -> None:
             for shape in SHAPES:
                 x = torch.linspace(0.1, 1, shape[0] * shape[1]).reshape(shape)
                 torch.testing.assert_close(mine(x), theirs(x), msg=lambda text: f"{transform}, {name}, {shape}: {text}")
+
+
+BODIES: dict[str, Callable[[Callable[[torch.Tensor], torch.Tensor], torch.Tensor], torch.Tensor]] = {
+    "scan": lambda f, x: tfn.scan(lambda c, s: (c, f(x * s)), x, torch.ones(2))[1][0],
+    "cond": lambda f, x: tfn.cond(x.sum() > 0, f, f, (x,)),
+    "checkpoint": lambda f, x: tfn.checkpoint(f)(x),
+}
+
+
+@pytest.mark.parametrize("within", BODIES)
+def test_bodies_that_fill_a_table_make_tensors_from_data(within: str) -> None:
+    held: dict[int, list[int]] = {}
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] not in held:
+            held[x.shape[0]] = [1, 0]
+        return x[held[x.shape[0]]] + torch.tensor([0.5, 1.5])
+
+    for x in (torch.ones(3, 2), torch.arange(8.0).view(4, 2), torch.ones(3, 2)):
+        assert torch.equal(tfn.jit(functools.partial(BODIES[within], f))(x), x[[1, 0]] + torch.tensor([0.5, 1.5]))

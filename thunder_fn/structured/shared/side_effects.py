@@ -116,7 +116,9 @@ class BodyWatch(Watch):
 
     def changes(self) -> Iterator[Place]:
         """Find the places that hold something else than when the bodies began."""
-        for (kind, _, key), (holder, old) in {**self.counted, **self.before}.items():
+        for (kind, identity, key), (holder, old) in {**self.counted, **self.before}.items():
+            if kind == "content" and identity in self.contents:  # its snapshot tells more
+                continue
             new = look(kind, holder, key)
             is_known = is_same(new, old, kind) or seen(new) == seen(old)
             if not is_known and not is_of_trace(new):
