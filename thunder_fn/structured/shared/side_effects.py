@@ -233,12 +233,7 @@ def _check_independent(
 
 
 def _is_equal(one: Captured, other: Captured) -> bool:
-    mine, theirs = one.trace.constants, other.trace.constants
-    return (
-        one.trace == other.trace
-        and len(mine) == len(theirs)
-        and all(a.tensor is b.tensor for a, b in zip(mine, theirs, strict=True))
-    )
+    return one.trace == other.trace and one.trace.constants == other.trace.constants
 
 
 @dataclass(frozen=True, slots=True, eq=False)
