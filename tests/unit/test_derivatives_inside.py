@@ -225,6 +225,7 @@ def test_graphs_from_outside() -> None:
     ),
 )
 @pytest.mark.parametrize("shape", ((3, 3), (3, 0)))
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_graphs_from_outside_of_views_and_of_nothing(f: Any, shape: Any) -> None:
     """A pullback that eager recorded is mapped as a loop over cotangents with memory of their own does it."""
     x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
@@ -235,6 +236,34 @@ def test_graphs_from_outside_of_views_and_of_nothing(f: Any, shape: Any) -> None
     pull = lambda v: torch.autograd.grad(y, x, v, retain_graph=True)[0]
     rows = torch.randn(2, *y.shape, dtype=y.dtype)
     torch.testing.assert_close(tfn.vmap(pull)(rows), torch.stack([pull(row.clone()) for row in rows]))
+
+
+@pytest.mark.parametrize("retains", (True, False))
+def test_a_mapped_backward_of_a_graph_from_outside_is_one_backward(retains: bool) -> None:
+    """Hooks in the graph see cotangents, each once, and the graph is freed if it is not retained."""
+    x, rows, seen = torch.randn(2, requires_grad=True), torch.randn(3, 2), list[Any]()
+    between = 2 * x
+    between.register_hook(lambda cotangent: seen.append(cotangent.shape))
+    y = between**2
+    pull = lambda v: torch.autograd.grad(y, x, v, retain_graph=retains)[0]
+    torch.testing.assert_close(tfn.vmap(pull)(rows), rows * 8 * x.detach())
+    assert seen == [(2,)]
+    again = contextlib.nullcontext() if retains else pytest.raises(RuntimeError, match="a second time")
+    with again:
+        tfn.vmap(pull)(rows)
+
+
+@pytest.mark.parametrize("in_dims", (([0], None), [[0], None], ([0], [None]), ([0], 0), 0))
+@pytest.mark.parametrize("out_dims", (0, 1, [0], [1]))
+def test_dims_of_lists_where_a_mapped_function_needs_a_graph_from_outside(in_dims: Any, out_dims: Any) -> None:
+    """A list of arguments has a list of dims, whoever maps the function."""
+    x, rows = torch.randn(3, requires_grad=True), torch.randn(3, 3)
+    y, given = x**2, (rows, [torch.ones(3, 3)])
+    pull = lambda v, more: [torch.autograd.grad(y, x, v[0], retain_graph=True)[0] + more[0]]
+    plain = lambda v, more: [2 * x.detach() * v[0] + more[0]]
+    args = ([given[0]], given[1])
+    (found,), (wanted,) = (tfn.vmap(f, in_dims, out_dims)(*args) for f in (pull, plain))
+    torch.testing.assert_close(found, wanted)
 
 
 def test_hooks_on_saved_tensors_are_not_dropped() -> None:

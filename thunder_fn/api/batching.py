@@ -59,7 +59,8 @@ class Vmap(Transformed):
 
     def by_torch(self) -> Callable[..., Any]:
         """The same function by torch.func."""
-        options = (self.in_dims, self.out_dims, self.randomness)
+        in_dims = tuple(self.in_dims) if isinstance(self.in_dims, list) else self.in_dims
+        options = (in_dims, self.out_dims, self.randomness)
         return torch.func.vmap(self.fn, *options, chunk_size=self.chunk_size)
 
     def _plan(
@@ -320,10 +321,12 @@ def vmap(
 
 
 def frozen(dims: Any) -> Any:
-    """Dims as the user gave them, lists as tuples."""
+    """Dims as the user gave them: lists stay lists, as torch.func wants them for lists."""
     if isinstance(dims, dict):
         return {key: frozen(item) for key, item in dims.items()}
-    return tuple(frozen(item) for item in dims) if isinstance(dims, (list, tuple)) else dims
+    if isinstance(dims, list):
+        return [frozen(item) for item in dims]
+    return tuple(map(frozen, dims)) if isinstance(dims, tuple) else dims
 
 
 def wrong_chunk_size(chunk_size: Any) -> str:
@@ -373,7 +376,7 @@ def is_tracer(leaf: torch.Tensor) -> bool:
 
 def spread_in_dims(in_dims: Any, args: tuple[Any, ...], name: str) -> list[int | None]:
     """One non-negative dim or None for each leaf of the arguments."""
-    if isinstance(in_dims, bool) or not isinstance(in_dims, (int, tuple)):
+    if isinstance(in_dims, bool) or not isinstance(in_dims, (int, tuple, list)):
         raise VmapError(
             f"{name}: expected `in_dims` to be int or a (potentially nested) tuple with one entry"
             f" for each argument, given {in_dims!r}"
@@ -425,7 +428,7 @@ def spread_prefix(prefix: Any, spec: pytree.PyTreeSpec, path: str, of: str) -> l
     children, entries = spec.children(), None
     if isinstance(prefix, dict) and set(prefix) == set(spec.entries()):
         entries = [(prefix[key], f"{path}[{key!r}]") for key in spec.entries()]
-    elif isinstance(prefix, tuple) and not spec.is_leaf():
+    elif isinstance(prefix, (tuple, list)) and not spec.is_leaf():
         entries = [(entry, f"{path}[{index}]") for index, entry in enumerate(prefix)]
     if entries is None or len(entries) != len(children):
         raise ValueError(f"{path} is {prefix!r}, and {of} is {pytree.describe(spec)}")
@@ -493,7 +496,7 @@ def spread_over_result(out_dims: Any, spec: pytree.PyTreeSpec) -> list[Any]:
     Raises:
         ValueError: they do not fit; names the first place.
     """
-    is_single = spec.is_leaf() and isinstance(out_dims, tuple) and len(out_dims) == 1
+    is_single = spec.is_leaf() and isinstance(out_dims, (tuple, list)) and len(out_dims) == 1
     return spread_prefix(out_dims[0] if is_single else out_dims, spec, "out_dims", "out")
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
@@ -276,10 +276,12 @@ def _run_backward(outputs: Any, *args: Any, **options: Any) -> Any:
     """Autograd inside the traced function. Its graph ends at tensors from outside, which may have a
     graph of their own.
 
-    An outermost transform may ask for gradients through such a graph: it is a linear map.
+    An outermost transform may ask for gradients through both: that from outside is a linear map.
 
     Raises:
-        UnsupportedCall: the gradient would go on into such a graph otherwise.
+        UnsupportedCall: the gradient would go on into such a graph otherwise. Where that is all of
+            the graph, an eager transform is then torch.func's, whose backward is autograd's own:
+            hooks see cotangents, and the graph is freed or kept as asked.
     """
     recorder = current()
     if recorder is None or not recorder.track_no_grad:
@@ -294,32 +296,46 @@ def _run_backward(outputs: Any, *args: Any, **options: Any) -> Any:
     crossing = [internals.node_of(x) in behind or any(x is one for one in leaves) for x in asked]
     if not any(crossing) and (asked or not leaves):
         return _run_within(recorder, outputs, *args, **options)
-    fits = asked and len(asked) == len(inputs) and all(recorder.lift(x) is not x for _, x in ends)
+    tracers = [tracer for tracer, _ in ends]
+    begins = any(all(x is not one for one in tracers) for x in outputs)
+    fits = begins and len(asked) == len(inputs) and all(recorder.lift(x) is not x for _, x in ends)
     if (
         recorder.outer is not None
         or not recorder.inside
         or create
-        or not fits
+        or not (asked and fits)
         or options.get("accumulate_grad")
     ):
         _refuse_graph(recorder)
-    tracers = [tracer for tracer, _ in ends]
     found = list(
         _engine(outputs, cotangents, True, False, (*inputs, *tracers), True, accumulate_grad=False)
     )
-    results = found[: len(asked)]
+    results, cotangents = found[: len(asked)], found[len(asked) :]
     for place, (x, flag) in enumerate(zip(asked, crossing, strict=True)):
-        for (_, y), cotangent in zip(ends, found[len(asked) :], strict=True):
-            if not flag or cotangent is None or y is x:
-                continue
-            further = _pulled(recorder, y, x, cotangent)
-            if further is not None:
-                results[place] = further if results[place] is None else results[place] + further
+        if flag:
+            results[place] = _pulled_further(recorder, results[place], x, ends, cotangents)
     if not (unused and unused[0]) and any(result is None for result in results):
         raise RuntimeError(
             "One of the differentiated Tensors appears to not have been used in the graph."
         )
     return tuple(results)
+
+
+def _pulled_further(
+    recorder: Recorder,
+    result: Tensor | None,
+    x: Tensor,
+    ends: Sequence[tuple[Tensor, Tensor]],
+    cotangents: Sequence[Tensor | None],
+) -> Tensor | None:
+    """Add to the gradient of x that through the graphs behind the ends."""
+    for (_, y), cotangent in zip(ends, cotangents, strict=True):
+        if cotangent is None or y is x:
+            continue
+        further = _pulled(recorder, y, x, cotangent)
+        if further is not None:
+            result = further if result is None else result + further
+    return result
 
 
 def _ends(recorder: Recorder, outputs: Any) -> list[tuple[Tensor, Tensor]]:
