@@ -389,6 +389,8 @@ UNDER_BITS: dict[str, Callable[[Tensor], Tensor]] = {
     "a conjugate's conjugate": lambda z: z.conj().conj(),
     "a conjugate's imaginary part": lambda z: z.conj().imag,
     "a negative view": lambda z: torch._neg_view(z.conj()),  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+    "negative view of another dtype": lambda z: torch.ops.aten._neg_view(z.resolve_conj().view(torch.float32)),
+    "conjugate view of another dtype": lambda z: z.resolve_conj().view(torch.int64).view(torch.complex64).conj(),
 }
 WRITTEN: dict[str, Callable[[Tensor], Any]] = {
     "by a number": lambda y: y.mul_(2.5),
@@ -855,3 +857,30 @@ def test_a_leaf_that_a_function_inside_makes_is_one_outside(make: Callable[[Tens
     mine, its = tfn.jit(lambda x: f(x, inner))(x), f(x, lambda g: g)
     torch.testing.assert_close(mine, its)
     assert mine[0].requires_grad and mine[0].is_leaf and type(mine[0]) is type(its[0])
+
+
+REPEATED: dict[str, Callable[[Tensor], Tensor]] = {
+    "expand": lambda x: x.expand(3),
+    "a row of an expand": lambda x: x.expand(1, 3)[0],
+    "a part of an expand": lambda x: x.expand(3)[1:],
+    "a row of an unfold": lambda x: x.unfold(0, 3, 1)[0],
+}
+
+
+@pytest.mark.parametrize("is_followed", [False, True])
+@pytest.mark.parametrize("name", REPEATED)
+def test_a_second_write_where_gradients_are_off_by_a_view_of_repeated_elements(name: str, is_followed: bool) -> None:
+    def f(x: Tensor) -> Any:
+        with torch.no_grad():
+            early = REPEATED[name](x)
+            x.clamp_(1)
+            early.mul_(2)
+            shown = early.add_(1) * 1
+        return x * x, shown
+
+    a, b = (torch.tensor([-1.0, 0.5, 3.0], requires_grad=is_followed) for _ in range(2))
+    mine, its = a * 1, b * 1
+    found, known = tfn.jit(f)(mine), f(its)
+    torch.testing.assert_close((mine, *found), (its, *known), check_stride=False)
+    if is_followed:
+        torch.testing.assert_close(torch.autograd.grad(found[0].sum(), a), torch.autograd.grad(known[0].sum(), b))

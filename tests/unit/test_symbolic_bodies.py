@@ -153,3 +153,58 @@ def test_a_shape_is_a_size() -> None:
         assert type(g(torch.ones(shape))) is torch.Size
         assert g(torch.ones(shape)) == torch.Size(shape)
     assert pytree.flatten(g(torch.ones(4, 5)))[0] == [4, 5]
+
+
+class Asking(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:  # type: ignore[override]
+        return x.sin()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> Tensor | None:  # type: ignore[override]
+        return 2 * cotangent * ctx.saved_tensors[0].cos() if ctx.needs_input_grad[0] else None
+
+
+@tfn.custom_vjp
+def pulled(x: Tensor) -> Tensor:
+    return x.sin()
+
+
+pulled.defvjp(lambda x: (x.sin(), x), lambda x, cotangent: (2 * cotangent * x.cos(),))
+
+
+@tfn.custom_jvp
+def pushed(x: Tensor) -> Tensor:
+    return x.sin()
+
+
+@pushed.defjvp
+def _pushed(primals: Any, tangents: Any) -> Any:
+    return primals[0].sin(), 2 * tangents[0] * primals[0].cos()
+
+
+RULES: dict[str, Callable[[Tensor], Any]] = {
+    "a Function that asks what is needed": Asking.apply,
+    "Function": Double.apply,
+    "custom_vjp": pulled,
+    "custom_jvp": pushed,
+    "custom_vjp in an operator": tfn.composite(pulled),
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"cache": "symbolic values"}], ids=["sizes", "values"])
+@pytest.mark.parametrize("name", RULES)
+def test_the_rule_of_a_batch_has_the_size_that_another_argument_binds(name: str, options: dict[str, Any]) -> None:
+    g = jit(lambda a, x: tfn.vmap(RULES[name])(x).t() @ a, **options)
+    for rows in (3, 4, 5):
+        a, x = torch.randn(rows, 2), torch.randn(rows, 4, requires_grad=True)
+        result = g(a, x)
+        torch.testing.assert_close(result, x.sin().t() @ a)
+        (mine,) = torch.autograd.grad(result.sum(), x)
+        torch.testing.assert_close(mine, 2 * torch.autograd.grad((x.sin().t() @ a).sum(), x)[0])

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, ParamSpec, TypeVar
 
 import sympy
@@ -140,11 +140,18 @@ def symbols_in(value: Any) -> Iterator[sympy.Basic]:
             for item in value:
                 yield from symbols_in(item)
         case Equation():
-            yield from symbols_in((all_args(value), value.outputs))
-            for body in value.bodies:
-                yield from symbols_of(body)
+            yield from symbols_in((all_args(value), value.outputs, value.bodies))
+        case Trace():
+            yield from symbols_of(value)
+        case _ if _is_record(value):
+            yield from symbols_in([getattr(value, field.name) for field in fields(value)])
         case _:
             pass
+
+
+def _is_record(value: Any) -> bool:
+    """Test for an object with fields, such as a rule: types and traces among them have symbols."""
+    return is_dataclass(value) and not isinstance(value, type)
 
 
 @fact
@@ -295,9 +302,28 @@ class Substitution:
 
     def value(self, value: Any) -> Any:
         """Substitute in the value of a literal."""
-        if isinstance(value, Expr):
-            return self.change(value)
-        return tuple(map(self.value, value)) if isinstance(value, tuple) else value
+        match value:
+            case Expr():
+                return self.change(value)
+            case Trace():
+                return self.trace(value)
+            case TensorType() | NumberType():
+                return self.type(value)
+            case Literal():
+                return self.arg(value)
+            case tuple():
+                return getattr(value, "_make", tuple)(map(self.value, value))
+            case _ if _is_record(value):
+                return self._record(value)
+            case _:
+                return value
+
+    def _record(self, value: Any) -> Any:
+        """Substitute in the fields of an object in a literal."""
+        parts = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
+        if not any(True for _ in symbols_in(tuple(parts.values()))):
+            return value
+        return replace(value, **{name: self.value(part) for name, part in parts.items()})
 
     def arg(self, arg: Any) -> Any:
         """Substitute in an argument."""

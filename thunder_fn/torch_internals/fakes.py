@@ -80,6 +80,12 @@ _BASES = {
 }
 """Ops that compute the value of a base from that of a view of it. They keep its layout."""
 
+REFUSED_BITS = {
+    aten.view_as_real.default: (torch.Tensor.is_conj,),
+    aten.view.dtype: (torch.Tensor.is_conj, torch.Tensor.is_neg),
+}
+"""Views that a tensor with a conjugate or negative bit does not have."""
+
 Place = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int]
 """The dtype of a tensor, its shape, its strides, and its offset in memory."""
 
@@ -208,9 +214,9 @@ class RecordingMode(FakeTensorMode):
         if func is aten._to_copy.default and not isinstance(args[0], torch.Tensor):
             with self:  # a symbol that C++ code takes for a tensor
                 return aten.scalar_tensor(args[0], dtype=kwargs.get("dtype"))
-        if func is aten.view_as_real.default and args[0].is_conj():
-            with self:  # a view that is made again, after a write through a conjugate view
-                args = (aten.resolve_conj.default(args[0]),)
+        if func in REFUSED_BITS and any(ask(args[0]) for ask in REFUSED_BITS[func]):
+            with self:  # a view that is made again, after a write through a view with such a bit
+                args = (args[0].resolve_conj().resolve_neg(), *args[1:])
         if self._assumption is not None and func in QUESTIONS:
             return self._assume(QUESTIONS[func], args, kwargs, *self._assumption)
         if func in QUESTIONS and self._on_question is not None:

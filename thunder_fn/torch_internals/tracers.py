@@ -24,7 +24,7 @@ from thunder_fn.errors import UnsupportedCall
 from thunder_fn.ir.trace import type_of_value
 from thunder_fn.lines import is_internal
 from thunder_fn.torch_internals.calls import aten
-from thunder_fn.torch_internals.fakes import DEVICE, RecordingMode, place_of
+from thunder_fn.torch_internals.fakes import DEVICE, REFUSED_BITS, RecordingMode, place_of
 from thunder_fn.torch_internals.functional import fake_in, functionalized
 from thunder_fn.torch_internals.modes import (
     FAKE,
@@ -43,7 +43,6 @@ _DETACH = torch.ops.aten.detach.default
 _VIEW = torch.ops.aten.view.default
 _VIEW_DTYPE = torch.ops.aten.view.dtype
 _UNFOLD = torch.ops.aten.unfold.default
-_VIEW_AS_REAL = torch.ops.aten.view_as_real.default
 _SET = torch.ops.aten.set_.source_Tensor
 _BITS = torch.ops.aten._conj.default, torch.ops.aten._neg_view.default
 
@@ -513,13 +512,14 @@ class TracerMode(FunctionalTensorMode):
         changed, others = changed_tensors(func, args, kwargs or {})
         if changed and func is not _SET:  # which changes no values
             self.history.check(func, changed, others, args, kwargs or {})
+            views = self._at_once(changed)
             with self.history.changing(changed, others), _in_place(func, changed):
-                result = self._change(func, types, changed, args, kwargs or {})
+                result = self._change(func, types, views, args, kwargs or {})
                 if self.under_bits:
                     self._settle(changed)
                 return result
-        if func in (_VIEW_AS_REAL, _VIEW_DTYPE) and type(args[0]) is Tracer:
-            args = (self._reinterpreted(func, args[0]), *args[1:])
+        if func in REFUSED_BITS and type(args[0]) is Tracer:
+            args = (self._reinterpreted(func, *args), *args[1:])
         if not torch.is_grad_enabled():
             leaves = torch_pytree.tree_leaves((args, kwargs))
             self.history.bring_up_to_date(leaf for leaf in leaves if isinstance(leaf, Tracer))
@@ -527,26 +527,37 @@ class TracerMode(FunctionalTensorMode):
                 args = (self.history.viewed(args[0]), *args[1:])
         return self._noted(func, args, self._dispatch(func, types, args, kwargs or {}))
 
-    def _reinterpreted(self, func: Any, tensor: Tracer) -> torch.Tensor:
-        """The tensor of which a view of another dtype is taken. Below, a view by `view_as_real`
-        that is made again after a write may be one of a conjugate.
+    def _reinterpreted(self, func: Any, tensor: Tracer, *dtype: torch.dtype) -> torch.Tensor:
+        """The tensor of which a view of another dtype is taken. Below, a view that is made again
+        after a write may be one of a tensor with bits that PyTorch refuses.
         """
+        is_same = dtype == (tensor.dtype,)
+        if not is_same and any(has_bit(tensor) for has_bit in REFUSED_BITS[func]):
+            what = f"`{func}` of a conjugate or negative view was called"
+            raise RuntimeError(f"{what}. Write `x.resolve_conj().resolve_neg()` for `x`.")
         if func is _VIEW_DTYPE and self.history is not None:
             return self.history.reinterpreted(tensor)
-        if tensor.is_conj():
-            raise RuntimeError("view_as_real doesn't work on unresolved conjugated tensors")
         return tensor
 
-    def _change(self, func: Any, types: Any, changed: Any, args: Any, kwargs: Any) -> Any:
-        """Run an op that changes tensors. Views through an `expand` or `unfold` are taken
-        in another way: PyTorch adds up differences, which rounds, and is NaN beside infinities.
+    def _at_once(self, changed: list[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Pair each view through an `expand` or `unfold` with another one of the same elements.
+        PyTorch adds up differences, which rounds, and is NaN beside infinities.
         """
-        with self:
-            views = {id(tensor): _at_once(tensor) for tensor in changed}
-        back = {id(view): tensor for tensor in changed if (view := views[id(tensor)]) is not tensor}
-        if not back:
+        history, self.history = self.history, None  # which notes views that the function takes
+        try:
+            with self:
+                pairs = [(tensor, _at_once(tensor)) for tensor in changed]
+        finally:
+            self.history = history
+        return [(tensor, view) for tensor, view in pairs if view is not tensor]
+
+    def _change(self, func: Any, types: Any, views: Any, args: Any, kwargs: Any) -> Any:
+        """Run an op that changes tensors, on the views in their places."""
+        if not views:
             return self._dispatch(func, types, args, kwargs)
-        args, kwargs = torch_pytree.tree_map(lambda one: views.get(id(one), one), (args, kwargs))
+        there = {id(tensor): view for tensor, view in views}
+        back = {id(view): tensor for tensor, view in views}
+        args, kwargs = torch_pytree.tree_map(lambda one: there.get(id(one), one), (args, kwargs))
         result = self._dispatch(func, types, args, kwargs)
         return torch_pytree.tree_map(lambda one: back.get(id(one), one), result)
 
