@@ -57,6 +57,12 @@ EXPLAINED = [
         instead=(r"torch\.utils\.checkpoint\.checkpoint\((\w+), (.*), use_reentrant=False\)", r"\1(\2)"),
     ),
     Explained(
+        "a result of a structured op depends on no leaf but one that its body makes, whose gradient is zero: it requires none",
+        kind="raised",
+        why="does not require grad and does not have a grad_fn",
+        text=r"requires_grad_\(\)[^$]*T\.(scan|map|cond|switch|while_loop|fori_loop)[^$]*materialize_grads=True",
+    ),
+    Explained(
         "of a view taken under no_grad eager PyTorch 2.13 says what its base requires, and gives it no gradient",
         kind="requires_grad",
         why="False instead of True",
@@ -69,13 +75,13 @@ EXPLAINED = [
         text=r"no_grad|inference_mode",
     ),
     Explained(
-        "eager PyTorch keeps the gradient of a tensor that `logical_not_` writes to, a defect of it",
-        text=r"logical_not_|\bgt_\(",
+        "eager PyTorch keeps the gradient of a tensor that `logical_not_` and its like write to, a defect of it",
+        text=r"logical_(not|and|or|xor)_|\bgt_\(",
     ),
     Explained(
         "eager PyTorch 2.13 loses the gradient of a leaf that is a view itself, if a view of it is alive at a write of values",
         kind="value of gradient",
-        text=r"(\)|\]|\.T)\.requires_grad_\(\).*\.(detach\(\)|data\b)",
+        text=r"(\)|\]|\.T)\.requires_grad_\(\).*\.(detach\(\)|data\b|view\(torch\.)",
         instead=(r"(?<!detach\(\))\.requires_grad_\(\)", ".clone().requires_grad_()"),
     ),
     Explained(
@@ -106,10 +112,29 @@ EXPLAINED = [
         ),
     ),
     Explained(
-        "a gradient under vmap that is the same for all examples is expanded, and so cannot be written to (docs/limits.md)",
-        kind="value of memory",
-        text=r"vmap\(T\.grad\(",
-        instead=(r"T\.vmap\(T\.grad\(\w+\)\)\(\w+\)", r"(lambda r: r[:1].expand(r.shape))(\g<0>)"),
+        "a derivative under vmap that is the same for all examples is expanded, and so cannot be written to (docs/limits.md)",
+        kind="value of (memory|result)|error",
+        text=r"vmap\((T|torch\.func)\.(grad|jac\w+|hessian)\(",
+        instead=(
+            r"(T|torch\.func)\.vmap\((T|torch\.func)\.\w+\(\w+\)(, [^()]*)?\)\(\w+\)",
+            r"(lambda r: r[:1].expand(r.shape))(\g<0>)",
+        ),
+    ),
+    Explained(
+        "torch.func raises the same; only the oracle that differentiates by copies goes on",
+        kind="raised|error",
+        why="modified by an inplace operation",
+        text=r"T\.",
+        instead=(r"\A", ""),
+        then="modified by an inplace operation",
+    ),
+    Explained(
+        "torch.func raises the same; only the oracle whose values all require a gradient goes on",
+        kind="raised|error",
+        why="does not require grad and does not have a grad_fn",
+        text=r"T\.",
+        instead=(r"\A", ""),
+        then="does not require grad and does not have a grad_fn",
     ),
     Explained(
         "a write by a view of another dtype to a part of a view of a leaf; refused, as any other write to such a view is",
@@ -128,6 +153,15 @@ EXPLAINED = [
         kind="raised|error",
         why="functions with out=... arguments don't support automatic differentiation",
         text=r"T\.\w*(grad|vjp|jac|hessian)[^$]*out=|out=[^$]*T\.\w*(grad|vjp|jac|hessian)",
+    ),
+    Explained(
+        "gradients are on in a function that is differentiated, so `out=` beside what requires one raises, as in eager where "
+        "they are on around it",
+        kind="raised|error",
+        why="functions with out=... arguments don't support automatic differentiation",
+        text=r"func\.\w*(grad|vjp|jac|hessian)",
+        instead=(r"no_grad\(\)", "enable_grad()"),
+        then="functions with out=... arguments don't support automatic differentiation",
     ),
     Explained(
         "an op whose result nobody uses does not run in a program, and so raises nothing for values that it refuses",

@@ -332,6 +332,36 @@ class Draw:
         return (name, lines) if self.runs("\n".join(lines), env) else None
 
     def nested(self, env: dict[str, Any], depth: int) -> list[str] | None:
+        """A transform or a structured op of a nested function."""
+        return self.twofold(env, depth) if self.random.random() < 0.4 else self.single(env, depth)
+
+    def twofold(self, env: dict[str, Any], depth: int) -> list[str] | None:
+        """A call of a nested function that is a transform of a transform."""
+        kind = self.random.choice([kind for kind in grammar.NESTED if kind != "coarse" or self.coarse])
+        least = 0 if kind in ("value", "scalar") else 1
+        floats = [name for name in self.names(env, "f") if env[name].dim() >= least and env[name].numel()]
+        if not floats:
+            return None
+        x, y = self.random.choice(floats), self.random.choice(floats)
+        value = env[x].detach()
+        sample = value if not least else value.select(-1 if kind == "last" else 0, 0)
+        made = self.function(env, [sample.float() if kind == "coarse" else sample], depth, kind == "scalar")
+        if made is None:
+            return None
+        call = self.random.choice(grammar.NESTED[kind]).replace("FN", made[0])
+        line = f"{self.fresh()} = {call.replace('XX', x).replace('YY', y)}"
+        return [*made[1], line] if self.runs_either_way(line, env) else None
+
+    def runs_either_way(self, line: str, env: dict[str, Any]) -> bool:
+        """Test whether a statement runs by torch.func or by autograd."""
+        if self.runs(line, env):
+            return True
+        env["T"] = GRAPH
+        done = self.runs(line, env)
+        env["T"] = FUNC
+        return done
+
+    def single(self, env: dict[str, Any], depth: int) -> list[str] | None:
         floats = [name for name in self.names(env, "f") if env[name].dtype != torch.bfloat16]
         if not floats:
             return None
@@ -478,13 +508,8 @@ class Draw:
             "associative_scan": f"T.associative_scan({combine}, {x}, {draw.choice((0, 0, -1))}{backwards})",
         }[kind]
         line = f"{v} = {call}"
-        if not self.runs(line, env):
-            env["T"] = GRAPH
-            done = whose == "T" and self.runs(line, env)
-            env["T"] = FUNC
-            if not done:
-                return None
-        return [*lines, line]
+        runs = self.runs_either_way(line, env) if whose == "T" else self.runs(line, env)
+        return [*lines, line] if runs else None
 
     def like_carry(self, draw: random.Random) -> str:
         return draw.choice(("c + u", "c * u", "(c + u).sin()", "c", "u", "c * 0.5 + u * u", "torch.maximum(c, u)"))

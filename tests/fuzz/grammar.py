@@ -99,6 +99,12 @@ F.interpolate({f}[None],scale_factor=2) torch.linalg.qr({f})[1].abs() torch.lina
 torch.logdet({f}@{f}.T+torch.eye({f}.shape[0],dtype={f}.dtype)) torch.cumulative_trapezoid({f})
 torch.cross({f},{f},dim={d}) torch.linalg.cholesky({f}@{f}.T+torch.eye({f}.shape[0],dtype={f}.dtype))
 torch.fft.rfft({f}).abs() torch.fft.ifft({f}).real F.batch_norm({f},None,None,training=True) F.group_norm({f}[None],1)
+torch.linalg.slogdet({f}@{f}.mT+torch.eye({f}.shape[-1],dtype={f}.dtype))[1] torch.linalg.matrix_exp({f}) {f}.matrix_power(3)
+torch.linalg.eigvalsh({f}@{f}.mT) torch.linalg.pinv({f}) torch.linalg.multi_dot([{f},{f},{f}]) torch.linalg.matrix_norm({f})
+torch.linalg.lstsq({f},{f}).solution torch.linalg.solve_triangular({f}+3*torch.eye({f}.shape[-1]),{f},upper=True)
+torch.cholesky_solve({f},torch.eye({f}.shape[-2],dtype={f}.dtype)*2) torch.linalg.svd({f})[1] torch.linalg.vecdot({f},{f})
+torch.linalg.det({f}) torch.linalg.inv_ex({f}@{f}.mT+torch.eye({f}.shape[-1],dtype={f}.dtype))[0] torch.linalg.cond({f})
+torch.linalg.lu({f})[2] torch.linalg.vander({f}) torch.linalg.tensorinv({f}[None,None]) torch.cov({f}) torch.corrcoef({f})
 F.instance_norm({f}[None]) F.glu({f},{d}) F.bilinear({f},{f},{f}[None])
 """)
 
@@ -111,6 +117,13 @@ NOT_FLOAT = _words("""
 torch.complex({f},{f}) torch.polar({f}.abs(),{f}) {z}.conj() {z}.real {z}.imag {z}.conj().imag {z}.abs() {z}*{z}
 {z}*{z}.conj() {z}+{p} {z}.exp() {z}.sum() {z}.angle() {z}.mT.conj() {z}.mH torch.view_as_real({z}) {z}@{z}
 {z}.resolve_conj() torch.fft.fft({f}) torch.fft.fft({z}) {z}.conj().real {f}*1j {z}/2 -{z} {z}.sin() {z}.reshape(-1)
+{i}+torch.tensor(1.5) {f}.float()*torch.tensor(2.0,dtype=torch.float64) {f}.float().sum()*{i} {i}.sum()*{f}.float()
+torch.where({b},{f}.float(),torch.tensor(2.5,dtype=torch.float64)) torch.where({b},{i},torch.tensor(1.5))
+torch.where({b},{i},{p}) torch.where({b},torch.tensor(1),{f}.float()) torch.where({b},{f}.float(),{f}.sum())
+{f}.float()*{f}.sum() {f}.float()+{f}[0].sum() {i}*{f}.sum() {b}*{p} {b}+{i}.sum() {i}/{i}.sum() {i}**{p} {b}/2
+{i}.sum()**{f}.float() {f}.float().clamp(min={f}.sum()) torch.add({i},{i},alpha={n}) {i}.sum()+{p} {f}.float().sum()*{p}
+torch.cat([{f}.float(),{f}]) torch.stack([{i},{f}]) torch.maximum({f}.float(),{f}.sum()) {i}.float().lerp({f}.float(),0.5)
+{f}.float().pow({f}.sum()) torch.result_type({f}.float(),{f}.sum())==torch.float32 {f}.to({i}.dtype)*{p}
 {z}.conj_physical() {z}*{f} torch._neg_view({f}) torch._neg_view({f})*2 {z}.conj()[0] {z}.t()
 {z}.transpose(0,-1).conj() {z}.square() {z}.conj().clone() {z}.sgn() torch.linalg.vecdot({z},{z}) {z}.is_conj()
 torch.isreal({z}) {z}.mean()
@@ -186,7 +199,12 @@ torch._neg_view({f}).add_({p}) {f}.copy_({z}.imag) {z}.neg_() {f}.register_hook(
 {f}.fmod_({p}) {f}.remainder_({p}) {f}.floor_divide_({p}) {f}.sign_() {f}.round_()
 {f}.addcdiv_({f},{f}.square()+1,value={p}) {f}.masked_scatter_({b},{f}) {f}.put_({i},{f}) {f}.sort()[0].mul_(2)
 {f}.hardtanh_() torch.sum({t},0,out={t}) torch.cumsum({t},{d},out={t}) torch.add({t},{t},out={t})
-{t}.mul_({t}) {t}.add_({t},alpha={p})
+{t}.mul_({t}) {t}.add_({t},alpha={p}) {f}.add_({i}) {f}.mul_({b}) {f}.copy_({i}) {f}.copy_({b}) {i}.copy_({f}) {b}.copy_({f})
+{f}.eq_({g}) {f}.gt_({p}) {f}.logical_and_({f}) {b}.logical_and_({f}) {b}.bitwise_xor_({b}) {i}.mul_({b}) {i}.add_({b})
+{f}.float().add_({f}) {f}.pow_({i}) {f}.div_({i}) {i}.floor_divide_({n}) {i}.pow_(2) {i}.remainder_({n}) {f}.addcmul_({f},{i})
+{f}[{i}]={i} {f}[{b}]={i}[0] {f}[0]={i}.sum() {f}.masked_fill_({b},{f}.sum()) {f}.clamp_({f}.min(),{p}) {f}.copysign_({f})
+{f}.index_put_(({i},),{f}[0],accumulate=True) {f}.index_put_(({i},{i}),{f}.sum(),accumulate=True) {f}[{b}]={f}.sum()
+{f}[{b}]+={p} {f}.detach_() {f}.squeeze_(-1)
 torch.mean({f},{d},out={t}) torch.sigmoid_({f}) F.elu_({f}) F.leaky_relu_({f})
 """)
 
@@ -263,6 +281,11 @@ MODULE_CALLS = _words("""
 torch.func.functional_call({m},dict({m}.named_parameters()),({f},))
 torch.func.functional_call({m},{k:v*2~for~k,v~in~{m}.named_parameters()},({f},)) {m}({f}) {m}({f}[...,:3])
 {m}({f}).sum() {m}({m}({f})) {m}({f}.detach())
+torch.func.functional_call({m},{k:v.clone()~for~k,v~in~[*{m}.named_parameters(),*{m}.named_buffers()]},({f},))
+(q:={k:v.clone()~for~k,v~in~{m}.named_buffers()},torch.func.functional_call({m},{**dict({m}.named_parameters()),**q},({f},)),sum(v.sum()~for~v~in~q.values()))[-1]
+sum(v.sum()~for~v~in~T.grad(lambda~q:torch.func.functional_call({m},q,({f},)).sum())(dict({m}.named_parameters())).values())
+T.vmap(lambda~u:torch.func.functional_call({m},{k:v.clone()~for~k,v~in~[*{m}.named_parameters(),*{m}.named_buffers()]},(u[None],)))({f})
+T.vmap(lambda~k:torch.func.functional_call({m},{n:v*k~for~n,v~in~{m}.named_parameters()},({f},)))(torch.arange(1.0,3,dtype=torch.float64))
 """)
 
 INDICES = _words("""
@@ -274,6 +297,83 @@ INDICES = _words("""
 NUMBER_LITERALS = _words("""
 0.5 2.0 -1.5 0.25 3.0 1.0 0.0 -0.0 1e-3 2 3 -1 0 1 True False -2 1.25 float("inf")
 """)
+
+AUTOCAST = "torch.autocast('cpu', dtype=torch.bfloat16)"
+CHECKPOINT = "torch.utils.checkpoint.checkpoint(FN, XX, use_reentrant=False)"
+CLOSED = """type("K", (torch.autograd.Function,), {"generate_vmap_rule": True, "forward": staticmethod(lambda u: u * YY.sum()),
+"setup_context": staticmethod(lambda ctx, i, o: ctx.save_for_backward(*i)),
+"backward": staticmethod(lambda ctx, g: g * YY.sum() + ctx.saved_tensors[0])}).apply""".replace("\n", " ")
+NESTED = {
+    "value": [
+        "T.jit(lambda u: (u.mul_(2), FN(u))[1])(XX.clone())",
+        "(lambda q: (T.jit(lambda u: (u.mul_(2), FN(u))[1])(q), q)[1])(XX.clone())",
+        "(lambda q: (T.jit(lambda u: (u[1:], FN(u)))(q)[0].add_(1), q)[1])(XX.clone())",
+        "(lambda q: (T.jit(lambda u: u.detach_())(q), FN(q))[1])(XX.clone())",
+        "(g := T.jit(FN), T.jit(lambda u: g(u) * 2 + g(u * 2)))[1](XX)",
+        f"{CLOSED}(FN(XX))",
+        f"T.grad(lambda u: {CLOSED}(FN(u)).sum())(XX)",
+        f"T.jit(lambda u: {CLOSED}(FN(u)))(XX)",
+        "T.grad(lambda u: T.jvp(FN, (u,), (u.sin(),))[1].sum())(XX)",
+        "T.jvp(lambda u: T.vjp(FN, u)[1](torch.ones_like(FN(u)))[0], (XX,), (XX.cos(),))[1]",
+        "T.vmap(lambda k: FN(XX) * k)(torch.arange(2))",
+        "T.vmap(lambda k: FN(XX).float() * k)(torch.linspace(0, 1, 3, dtype=torch.float64))",
+        "T.vmap(lambda v: T.vjp(FN, XX)[1](v)[0])(torch.stack([FN(XX), FN(XX) * 2]))",
+        "T.vmap(lambda v: T.jvp(FN, (XX,), (v,))[1])(torch.stack([XX, XX * 2]))",
+        "(w := XX.clone(), r := FN(w), w.detach_(), w.mul_(2), r)[-1]",
+        "(w := XX.clone(), r := w[:1], q := FN(w), r.mul_(2), q + r.sum())[-1]",
+    ],
+    "scalar": [
+        f"T.grad(lambda u: {CHECKPOINT.replace('XX', 'u')})(XX)",
+        "torch.utils.checkpoint.checkpoint(lambda u: T.while_loop(lambda k, e: k < 2, lambda k, e: (k + 1, e * 0.5 + FN(e)), "
+        "(torch.tensor(0), u))[1], XX, use_reentrant=False)",
+        "T.jvp(T.grad(FN), (XX,), (XX.cos(),))[1]",
+        "T.grad(lambda u: T.grad(FN)(u).square().sum())(XX)",
+        "T.grad(lambda u: T.cond(u.sum() > 0, FN, lambda e: FN(e) * 2, (u,)))(XX)",
+        "T.grad(T.jit(FN))(XX)",
+        "T.grad(lambda u: T.while_loop(lambda k, e: k < 3, lambda k, e: (k + 1, e * 0.5 + FN(e)), (torch.tensor(0), u), "
+        "max_steps=4)[1].sum())(XX)",
+    ],
+    "row": [
+        f"T.scan(lambda c, r: (c, {CHECKPOINT.replace('XX', 'r')}), XX[0], XX)[1]",
+        "torch.utils.checkpoint.checkpoint(lambda u: T.scan(lambda c, r: (c + r, FN(r)), u[0], u)[1], XX, use_reentrant=False)",
+        "T.vmap(lambda u: T.vmap(FN)(u), in_dims=-1)(torch.stack([XX, XX * 2], -1))",
+        "T.vmap(lambda u, k: FN(u) * k, (0, 0))(XX, torch.arange(XX.shape[0]))",
+        "T.vmap(lambda u, k: FN(u).float() * k + k)(XX, torch.arange(XX.shape[0]).double())",
+        "T.vmap(lambda u, k: torch.where(k > 1, FN(u), k))(XX, torch.arange(XX.shape[0]))",
+        "T.vmap(lambda u, k: torch.where(k > 1, FN(u).float(), k.double()))(XX, torch.arange(XX.shape[0]))",
+        "T.vmap(lambda u, k: (FN(u) * 2).fill_(k))(XX, torch.arange(XX.shape[0]))",
+        "T.vmap(lambda u, k: (FN(u) * 2).add_(k, alpha=2))(XX, torch.arange(XX.shape[0]))",
+        "T.jvp(T.vmap(FN), (XX,), (XX.sin(),))[1]",
+        "T.jvp(lambda u: T.scan(lambda c, r: (c * 0.5 + r, FN(r)), u[0], u)[1], (XX,), (XX.sin(),))[1]",
+        "T.vmap(lambda u: T.scan(lambda c, r: (c + r, FN(r)), u[0], u)[1])(torch.stack([XX, XX * 2]))",
+        "T.vmap(lambda u: T.cond(u.sum() > 0, FN, lambda e: FN(e) * 2, (u,)))(XX)",
+        "T.vmap(lambda u: T.switch((u > 0).sum(), [FN, lambda e: FN(e) * 2, lambda e: FN(e) + 1], (u,)))(XX)",
+        "T.vmap(lambda u: T.map(FN, u))(torch.stack([XX, XX.flip(0)]))",
+        "T.vmap(T.jit(FN))(XX)",
+        "T.vmap(T.jacrev(FN))(XX)",
+        "T.vmap(T.jacfwd(FN), in_dims=0, out_dims=-1)(XX)",
+        f"T.vmap(lambda u: {CLOSED}(FN(u)))(XX)",
+        f"T.vmap(T.grad(lambda u: {CLOSED}(FN(u)).sum()))(XX)",
+        "T.grad(lambda u: T.scan(lambda c, r: (c * r, FN(r)), u[0], u)[1].sum())(XX)",
+        "T.vmap(lambda u: T.while_loop(lambda k, e: e.sum().abs() < 5, lambda k, e: (k + 1, e * 2 + FN(u).sum()), "
+        "(torch.tensor(0), u), max_steps=9)[1])(XX)",
+    ],
+    "last": [
+        "T.vmap(FN, in_dims=-1)(XX)",
+        "T.vmap(FN, in_dims=-1, out_dims=-1)(XX)",
+        "T.vmap(T.vmap(FN, in_dims=-1), in_dims=0)(torch.stack([XX, XX + 1]))",
+        "T.vmap(T.jacrev(FN), -1)(XX)",
+        "T.vmap(lambda u: T.grad(lambda e: FN(e).sum())(u), -1, out_dims=-1)(XX)",
+        "T.grad(lambda u: T.vmap(FN, -1)(u).sum())(XX)",
+    ],
+    "coarse": [
+        f"T.vmap({AUTOCAST}(FN))(XX.float())",
+        f"T.vmap({AUTOCAST}(lambda u: FN(u) @ u.new_ones(u.shape[-1], 2)))(XX.float())",
+        f"T.vmap(T.grad({AUTOCAST}(lambda u: (FN(u) * F.linear(u, torch.ones(2, u.shape[-1])).sum()).sum())))(XX.float())",
+        f"{AUTOCAST}(T.vmap(lambda u: F.linear(FN(u), torch.eye(3)) * u))(XX.float())",
+    ],
+}
+"""Calls of a function FN that are a transform of a transform, by what it is given of the tensor XX; YY is another."""
 
 FUNCTION_CLASSES = {
     "Twice": """
