@@ -227,6 +227,15 @@ list(map(read,[o,p]))[0]
 list(D.values())[0].k
 D.get('o').k
 D.setdefault('o',p).k
+D.setdefault('new',o).k
+(lambda get: get('o'))(D.get).k
+(lambda get: get('o',p))(D.setdefault).k
+list(map(D.get,['o']))[0].k
+T.get((a,b))+(lambda get:get((a,b)))(T.get)
+(lambda get:get(D,'o'))(dict.get).k
+[get('o') for get in [D.get]][0].k
+list(map(T.get,[(1,2)]))[0]
+functools.partial(D.setdefault,'o')().k
 collections.ChainMap({},D)['o'].k
 copy.copy(o).k
 copy.deepcopy(o).k

@@ -89,6 +89,13 @@ def branch(k: Keeper, x: Tensor) -> Tensor:
     return x * 2
 
 
+def rarely(k: Keeper, x: Tensor) -> Tensor:
+    if x.shape[0] > 4:
+        k.n, k.text, k.flag, k.table["k"] = 7, "long", True, 3
+        k.slots.last, Keeper.phase, k.lists[0][0] = 1, "long", 2
+    return x * 2
+
+
 def read_elsewhere(k: Keeper, x: Tensor) -> Tensor:
     k.n += 1
     return x * 2 if k.is_even() else x * 3
@@ -219,6 +226,14 @@ def note(log: list[Any], table: dict[Any, Any], n: int) -> None:
     table["k"] += n
 
 
+def listed(k: Keeper, x: Tensor) -> Tensor:
+    k.table.setdefault("sizes", []).append(x.shape[0])
+    if "found" not in k.table:
+        k.table["found"] = []
+    k.table["found"].append(1)
+    return x * 2
+
+
 def passed_on(k: Keeper, x: Tensor) -> Tensor:
     note(k.log, table=k.table, n=x.shape[0])
     return x * 2
@@ -256,9 +271,23 @@ def raising(k: Keeper, x: Tensor) -> Tensor:
 
 
 FUNCTIONS = (
-    *(method, amounts, steps, branch, read_elsewhere, read_before, read_after, products, floats, texts, items, entries),
+    *(
+        method,
+        amounts,
+        steps,
+        branch,
+        rarely,
+        read_elsewhere,
+        read_before,
+        read_after,
+        products,
+        floats,
+        texts,
+        items,
+        entries,
+    ),
     *(in_slots_and_classes, in_lists_of_lists, through_others, appended, in_front, refilled, shortened, memo, once),
-    *(toggled, temporary, passed_on, put_again, raising, lambda k, x: k.module(x)),
+    *(toggled, temporary, listed, passed_on, put_again, raising, lambda k, x: k.module(x)),
 )
 SUM: Callable[[Any], Callable[[Any], Any]] = lambda f: lambda x: f(x).sum()
 
@@ -390,6 +419,19 @@ def test_modules_that_count_are_not_traced_again(f: Callable[[Keeper, Tensor], T
     for _ in range(5):
         step(torch.ones(3))
     assert tfn.cache_info(step).misses == 1
+
+
+def test_lists_that_are_put_into_a_dict_once_do_not_trace_again() -> None:
+    """The second call finds them there, and all others append to these very lists."""
+    keeper = Keeper()
+    step = tfn.jit(lambda x: listed(keeper, x))
+    step(torch.ones(3))
+    sizes, found = keeper.table["sizes"], keeper.table["found"]
+    for _ in range(4):
+        step(torch.ones(3))
+    assert keeper.table["sizes"] is sizes and keeper.table["found"] is found
+    assert len(sizes) == len(found) == 5
+    assert tfn.cache_info(step).misses == 2
 
 
 def test_counters_do_not_trace_again() -> None:

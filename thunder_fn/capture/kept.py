@@ -283,7 +283,8 @@ class Kept:
                 yield Update(kind, holder, key, now - old, is_added=True), old
         for (kind, identity, key), (holder, old) in watch.before.items():
             now = look(kind, holder, key) if kind in ("attr", "class", "index") else ABSENT
-            if identity not in self.contents and type(now) in PLAIN and old is not ABSENT:
+            is_new = now is not old and old is not ABSENT
+            if identity not in self.contents and type(now) in PLAIN and is_new:
                 yield Update(kind, holder, key, now), old
 
     def moved_tensors(self) -> list[Change]:
@@ -339,7 +340,8 @@ class Kept:
         items = {identity for kind, identity, _ in (*watch.added, *watch.before) if kind == "index"}
         for (kind, identity, key), (holder, old) in watch.before.items():
             now = look(kind, holder, key)
-            if kind in ("key", "cell") and identity not in self.contents and _is_data(now):
+            is_place = kind in ("key", "cell") and identity not in self.contents
+            if is_place and now is not old and _is_data(now):
                 done.add((identity, key))
                 yield Change(holder, key, old, now)
         for one in watch.contents.values():

@@ -31,6 +31,7 @@ from thunder_fn.capture.outside.expressions import Source, text
 from thunder_fn.capture.outside.frames import is_machinery
 from thunder_fn.capture.outside.kinds import (
     EXACT,
+    ITEM_METHODS,
     Made,
     Super,
     code_of,
@@ -71,12 +72,11 @@ _WRITES = frozenset(
         "insert",
         "add",
         "update",
-        "get",
         "clear",
         "__setitem__",
     ]
 )
-"""Methods of containers that do not look at the content, and `get`, which is an item."""
+"""Methods of containers that do not look at the content."""
 _WRITERS = frozenset(
     ("__setattr__", "__delattr__", "__setitem__", "__delitem__", "__iadd__", "__ior__", "__set__")
 )
@@ -300,7 +300,7 @@ class Attributes(Reached):
         if is_a(value, CONTAINERS) and (
             held is None or (name not in held and not is_python(of_class))
         ):
-            return self.container_attribute(value, name, path, of_class)
+            return self.container_attribute(value, name, path, frame)
         self.iterator(value, path.rpartition(".")[0], is_used=True)
         is_slot = is_a(of_class, (types.MemberDescriptorType, types.GetSetDescriptorType))
         is_slot = is_slot or type(of_class).__module__ == "_ctypes"
@@ -363,8 +363,10 @@ class Attributes(Reached):
         ):
             self.answer(levels_of, (value,), f"the level of {path.rpartition('.')[0]}")
 
-    def container_attribute(self, value: Any, name: str, path: str, of_class: Any) -> Sequence[Any]:
-        """An attribute of a container, which most often is a method that reads its content."""
+    def container_attribute(self, value: Any, name: str, path: str, frame: Frame) -> Sequence[Any]:
+        """An attribute of a container, which most often is a method that reads its content. One
+        that looks at an item counts where it is called.
+        """
         if is_a(value, tuple) and name in getattr(type(value), "_fields", ()):
             return (self.reach(getattr(value, name, None), path),)
         if type(value).__flags__ & HEAP_TYPE:
@@ -373,6 +375,8 @@ class Attributes(Reached):
             self.edge("class", type(value), name, path)
         if name in CHANGES:
             self.changing.setdefault(id(value), set()).add(name)
+        if name in ITEM_METHODS and is_a(value, dict):
+            return (frame.stand_in(types.MethodType, ITEM_METHODS[name], value),)
         if name not in _WRITES:
             self.content(value, path.rpartition(".")[0])
         return ()

@@ -746,7 +746,7 @@ def _constant(r: _Reader, call: _Call) -> bool:
     return True
 
 
-@_callee("get", "getenv", table=_METHODS)
+@_callee("get", "setdefault", "getenv", table=_METHODS)
 def _get(r: _Reader, call: _Call) -> bool:
     if call.is_spread:
         return False

@@ -37,6 +37,7 @@ from thunder_fn.capture.outside.expressions import (
 from thunder_fn.capture.outside.kinds import (
     EXACT,
     FUNCTIONS,
+    ITEM_METHODS,
     Made,
     Super,
     answers_of,
@@ -629,12 +630,27 @@ class Evaluator(Attributes):
                 for one in source[2]:
                     self.shown_values(("shown", one), frame, memo)
             found += self.given_by(callee, text(target), frame)
+            if source[1][0] != "attr":
+                found += self.by_method(callee, source, frame, memo)
             if is_a(callee, FUNCTIONS) or not self.is_outside(callee):
                 continue
             self.attribute_of_class(callee, "__call__")
             if is_of_library(callee) and is_python(look("class", type(callee), "__call__")):
                 self.edge("content", callee, None, self.path(callee, text(target)))
         return found
+
+    def by_method(
+        self, callee: Any, source: tuple[Any, ...], frame: Frame, memo: Memo
+    ) -> Sequence[Any]:
+        """The item that a method of a dict gives, where it is not called by its name."""
+        function = callee.__func__ if is_a(callee, types.MethodType) else callee
+        if not is_a(function, (types.BuiltinFunctionType, types.MethodDescriptorType)):
+            return ()
+        of = getattr(callee, "__self__", None)
+        if function.__name__ not in ITEM_METHODS or not is_a(of, dict):
+            return ()
+        keys = self.keys(next(iter(source[2]), None), frame, memo)
+        return self.item(of, keys, self.path(of, text(source[1])), frame)
 
     def given_by(self, callee: Any, path: str, frame: Frame) -> list[Any]:
         """The results of a class, of `globals`, or of another callee that has no frame."""
@@ -707,8 +723,11 @@ class Evaluator(Attributes):
             self.edge("class", cls, name, f"{cls.__name__}.{name}")
 
     def whole(self, value: Any, path: str, depth: int = 2) -> None:
-        """Take a value whole, because its use is not known."""
-        if self.is_outside(value):
+        """Take a value whole, because its use is not known. Of a method, that is its dict."""
+        if is_a(value, types.MethodType):
+            if is_a(value.__self__, dict):
+                self.whole(value.__self__, path, depth)
+        elif self.is_outside(value):
             path = self.path(value, path)
             self.iterator(value, path, is_used=True)
             self.content(value, path)

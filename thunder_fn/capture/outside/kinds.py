@@ -58,6 +58,8 @@ _HARMLESS = frozenset(
             setattr,
             iter,
             str,
+            dict.get,
+            dict.setdefault,
         ),
     )
 )
@@ -110,6 +112,10 @@ class Super:
         """The classes after its own."""
         order = self.kind.__mro__
         return order[order.index(self.cls) + 1 :]
+
+
+ITEM_METHODS: dict[str, Any] = {"get": dict.get, "setdefault": dict.setdefault}
+"""Methods of dicts that look at one item."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -34,7 +34,14 @@ from thunder_fn.capture.outside.evaluating import Evaluator
 from thunder_fn.capture.outside.expressions import Reading
 from thunder_fn.capture.outside.frames import is_import
 from thunder_fn.capture.outside.kinds import FUNCTIONS, NO_FIELDS, answers_of, is_code, place_of
-from thunder_fn.capture.outside.reads import ABSENT, content_of, fields_of, is_a
+from thunder_fn.capture.outside.reads import (
+    ABSENT,
+    CONTAINERS,
+    PLAIN,
+    content_of,
+    fields_of,
+    is_a,
+)
 from thunder_fn.capture.places import Snapshot, snapshot
 from thunder_fn.capture.recorder import current
 from thunder_fn.capture.supported import EscapedValue
@@ -134,6 +141,7 @@ class Watch(Evaluator):
         for one in self.contents.values():
             if not self.changing.get(id(one.container), set()).isdisjoint(_MAY_KEEP):
                 self.unchanged(one)
+        self.unwritten()
         recorder, random_ones = current(), list[str]()
         for function, path, kept, _ in self.answers.values():
             leaves, _ = pytree.flatten(answers_of(function, kept))
@@ -163,6 +171,16 @@ class Watch(Evaluator):
             for key, item in content_of(held):
                 if before.get(id(key), ABSENT) is item:
                     self.edge("key", held, key, f"{path}[{key!r}]")
+
+    def unwritten(self) -> None:
+        """Guard the places that the function may write to, and that hold still what they held. A
+        jitted module sees to its own.
+        """
+        own = {id(vars(one)) for one, _ in self.outside.values() if id(one) in self.own}
+        for (kind, identity, key), (holder, old) in tuple(self.before.items()):
+            is_place = is_a(old, (*PLAIN, *CONTAINERS)) and kind != "content"
+            if is_place and identity not in own and look(kind, holder, key) is old:
+                self.edge(kind, holder, key, f"{self.path(holder, 'a place')}[{key!r}]")
 
     def called_library(self, module: str, name: str) -> None:
         """Note a call of a library that a trace does not repeat."""
