@@ -379,7 +379,7 @@ def _gradients(spec: pytree.PyTreeSpec, grads: Any) -> list[Any]:
         OptimizerError: their structure is not that of the parameters.
     """
     try:
-        return spec.flatten_up_to(grads)
+        return pytree.flatten_up_to(spec, grads)
     except ValueError:
         found = pytree.difference(spec, pytree.flatten(grads)[1], "params", "grads")
     raise OptimizerError(

@@ -261,12 +261,17 @@ class Kept:
         """
         found = list(self.changes())
         moving = [one.entry for one in found if self._is_moving(one)]
-        if moving or (found and not self.recorder.symbolic):
+        if moving or (not self.recorder.symbolic and (found or self._is_touched())):
             raise MustFeed(self.wanted | frozenset(moving))
         found += self.moved_tensors()
         self.updates, self.plain = list(self.updated()), list(self.stored_plainly())
         changes = [self._effect(one, static) for one in in_order([*found, *self.plain])]
         return [*changes, *((one, list[Any]()) for one, _ in self.updates)]
+
+    def _is_touched(self) -> bool:
+        """Test for a method that changes containers, even one that found nothing to change."""
+        watch = frames.observer()
+        return watch is not None and not self.contents.keys().isdisjoint(watch.changing)
 
     def updated(self) -> Iterator[tuple[Update, Any]]:
         """Find the integers outside of kept objects to which the function has added, and the items

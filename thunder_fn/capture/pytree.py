@@ -6,6 +6,7 @@ when first seen.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import itertools
@@ -36,7 +37,7 @@ def flatten(tree: Any) -> tuple[list[Any], PyTreeSpec]:
         UnsupportedInput: a container holds itself, or containers lie too deep in one another.
     """
     try:
-        leaves, spec = optree.tree_flatten(tree, namespace=NAMESPACE)
+        leaves, spec = _flattened(tree)
     except RecursionError:
         what = f"{with_article(type(tree).__name__)} of arguments, attributes or results has no end"
         raise UnsupportedInput(
@@ -45,12 +46,32 @@ def flatten(tree: Any) -> tuple[list[Any], PyTreeSpec]:
         ) from None
     if spec.num_nodes - len(leaves) > MAX_DEPTH:
         _check_depth(spec)
+    if has_dicts(spec) and _has_tensor_keys(spec):
+        return flatten(_sortable(tree))
     unknown = {type(leaf) for leaf in leaves if _is_container(leaf)}
     if not unknown:
         return leaves, spec
     for cls in unknown:
         _register(cls)
     return flatten(tree)
+
+
+def _flattened(tree: Any) -> tuple[list[Any], PyTreeSpec]:
+    try:
+        return optree.tree_flatten(tree, namespace=NAMESPACE)
+    except RecursionError:
+        raise
+    except Exception:  # noqa: BLE001 - of keys that are compared
+        return optree.tree_flatten(_sortable(tree), namespace=NAMESPACE)
+
+
+def flatten_up_to(spec: PyTreeSpec, tree: Any) -> list[Any]:
+    """Return what a tree holds in the places of the leaves of a structure.
+
+    Raises:
+        ValueError: the tree has another structure.
+    """
+    return spec.flatten_up_to(_sortable(tree) if _is_unsorted(spec) else tree)
 
 
 @functools.lru_cache(maxsize=256)
@@ -172,6 +193,8 @@ def describe(spec: PyTreeSpec) -> str:
         return "a leaf"
     if spec.type is type(None):
         return "None"
+    if spec.type is _Unsorted:
+        return f"a dict with {spec.num_children} tensors for keys"
     name = getattr(spec.type, "__name__", str(spec.type))
     kind = with_article(name)
     if isinstance(spec.type, type) and issubclass(spec.type, dict):
@@ -188,7 +211,10 @@ def tree_map(f: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     leaves, spec = flatten(tree)
     return unflatten(
         spec,
-        [f(*xs) for xs in zip(leaves, *(spec.flatten_up_to(other) for other in rest), strict=True)],
+        [
+            f(*xs)
+            for xs in zip(leaves, *(flatten_up_to(spec, other) for other in rest), strict=True)
+        ],
     )
 
 
@@ -269,6 +295,100 @@ def _register(cls: type) -> None:
         _registered.add(cls)
 
 
+# ---- dicts with tensors for keys, which have no order ----
+
+
+class _Unsorted(list[Any]):
+    """The items of a dict with tensors for keys, in an order that depends on the keys alone."""
+
+    def __init__(self, held: dict[Any, Any]) -> None:
+        by_key = sorted(map(Key, held), key=Key.place)
+        super().__init__(_sortable(held[key.value]) for key in by_key)
+        self.keys = _Keys(
+            tuple(by_key), tuple(held), type(held), getattr(held, "default_factory", None)
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Key:
+    """A key of a dict: tensors by identity."""
+
+    value: Any
+
+    def place(self) -> tuple[bool, int]:
+        """Return the place among other keys, whatever their order in the dict."""
+        is_tensor = isinstance(self.value, torch.Tensor)
+        return is_tensor, id(self.value) if is_tensor else hash(self.value)
+
+    def __repr__(self) -> str:
+        is_tensor = isinstance(self.value, torch.Tensor)
+        return f"a tensor of shape {(*self.value.shape,)}" if is_tensor else repr(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Key) or type(self.value) is not type(other.value):
+            return False
+        is_tensor = isinstance(self.value, torch.Tensor)
+        return self.value is other.value or (not is_tensor and self.value == other.value)
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Keys:
+    """The keys of a dict, of which the order says nothing about its structure."""
+
+    by_place: tuple[Key, ...]
+    in_order: tuple[Any, ...] = dataclasses.field(compare=False)
+    kind: type
+    default: Any
+    """The function that makes values of absent keys."""
+
+
+def has_tensor_keys(value: Any) -> bool:
+    """Test for a dict with tensors for keys."""
+    return type(value) in _SORTED and any(isinstance(key, torch.Tensor) for key in value)
+
+
+_SORTED = (dict, collections.defaultdict)
+
+
+def _sortable(tree: Any) -> Any:
+    """The tree, with nodes of their own for dicts with tensors for keys."""
+    return optree.tree_map(
+        lambda value: _Unsorted(value) if has_tensor_keys(value) else value,
+        tree,
+        is_leaf=has_tensor_keys,
+        namespace=NAMESPACE,
+    )
+
+
+@functools.lru_cache(1024)
+def _has_tensor_keys(spec: PyTreeSpec) -> bool:
+    if spec.type in _SORTED and any(isinstance(key, torch.Tensor) for key in spec.entries()):
+        return True
+    return any(map(_has_tensor_keys, spec.children()))
+
+
+@functools.lru_cache(1024)
+def _is_unsorted(spec: PyTreeSpec) -> bool:
+    return spec.type is _Unsorted or any(map(_is_unsorted, spec.children()))
+
+
+def _sorted_again(keys: Any, children: Iterable[Any]) -> Any:
+    held = dict(zip((key.value for key in keys.by_place), children, strict=True))
+    items = ((key, held[key]) for key in keys.in_order)
+    return dict(items) if keys.kind is dict else collections.defaultdict(keys.default, items)
+
+
+def _taken_apart(held: Any) -> tuple[list[Any], _Keys]:
+    return list(held), held.keys
+
+
+optree.register_pytree_node(_Unsorted, _taken_apart, _sorted_again, namespace=NAMESPACE)
+_registered.add(_Unsorted)
+
+
 # ---- objects that hold tensors ----
 
 _objects: tuple[type, ...] = ()
@@ -289,10 +409,7 @@ def objects_in(tree: Any) -> list[Any]:
     """The outermost registered objects of a tree, in order."""
     if not _objects:
         return []
-    leaves = optree.tree_leaves(
-        tree, is_leaf=lambda value: isinstance(value, _objects), namespace=NAMESPACE
-    )
-    return [leaf for leaf in leaves if isinstance(leaf, _objects)]
+    return [node for node in nodes_in(tree) if isinstance(node, _objects)]
 
 
 def nodes_in(tree: Any) -> list[Any]:
@@ -301,6 +418,9 @@ def nodes_in(tree: Any) -> list[Any]:
 
     def is_leaf(value: Any) -> bool:
         found.append(value)
+        if has_tensor_keys(value):
+            found.extend(node for item in value.values() for node in nodes_in(item))
+            return True
         return isinstance(value, _objects)
 
     optree.tree_leaves(tree, is_leaf=is_leaf, namespace=NAMESPACE)
@@ -314,13 +434,15 @@ def is_node(value: Any) -> bool:
 
 def children_of(node: Any) -> list[Any]:
     """The children of a node."""
+    if has_tensor_keys(node):
+        return list(node.values())
     return list(optree.tree_flatten_one_level(node, namespace=NAMESPACE)[0])
 
 
 @functools.lru_cache(1024)
 def has_dicts(spec: PyTreeSpec) -> bool:
     """Test whether a structure has dicts with keys, and so orders."""
-    is_dict = isinstance(spec.type, type) and issubclass(spec.type, dict)
+    is_dict = isinstance(spec.type, type) and issubclass(spec.type, (dict, _Unsorted))
     return (is_dict and spec.num_children > 0) or any(map(has_dicts, spec.children()))
 
 
@@ -335,8 +457,11 @@ def orders_of(tree: Any) -> tuple[Any, ...]:
 
     def note(value: Any) -> bool:
         if isinstance(value, dict):
-            found.append((*map(type, value), *value))
-        return False
+            found.append((*map(type, value), *map(Key, value)))
+        if not has_tensor_keys(value):
+            return False
+        found.extend(order for item in value.values() for order in orders_of(item))
+        return True
 
     optree.tree_leaves(tree, is_leaf=note, namespace=NAMESPACE)
     return tuple(found)

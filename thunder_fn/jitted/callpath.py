@@ -106,7 +106,11 @@ def take_apart(
         yield f"    if type({name}) is not {kind.__name__}: return MISS"
     yield f"    if len({name}) != {len(parts)}: return MISS"
     if kind is dict and parts:
-        yield f"    if (*{name},) != {names.bind((*structure,), 'keys')}: return MISS"
+        given, keys = f"*{name},", (*structure,)
+        if pytree.has_tensor_keys(structure):
+            given = f"*map({names.bind(pytree.Key, 'key_of')}, {name}),"
+            keys = (*map(pytree.Key, structure),)
+        yield f"    if ({given}) != {names.bind(keys, 'keys')}: return MISS"
         if name != "kwargs":
             yield (
                 f"    if (*map(type, {name}),) != {names.bind((*map(type, structure),), 'types')}:"

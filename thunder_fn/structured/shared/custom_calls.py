@@ -543,7 +543,7 @@ def spread(tree: Any, like: Any, path: str, where: str) -> list[Any]:
         children = spec.one_level()
         if children is None:
             return []
-        mine, its = children.flatten_up_to(like), children.flatten_up_to(tree)
+        mine, its = pytree.flatten_up_to(children, like), pytree.flatten_up_to(children, tree)
     except (ValueError, TypeError, AttributeError):
         raise CustomRuleError(
             f"{where} returned {described(tree)} for {path}, which is {described(like)}\n"
