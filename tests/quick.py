@@ -166,6 +166,7 @@ EVERY = {
     "unit/test_loop_programs.py::test_lowered_is_evaluated_bitwise": 3,
     "unit/test_memory_of_results.py::test_a_view_of_a_result_shows_its_memory": 3,
     "unit/test_memory_of_results.py::test_a_write_that_reads_its_memory_elsewhere": 4,
+    "unit/test_memory_of_results.py::test_views_that_are_resized_and_written_to": 5,
     "unit/test_memory_of_results.py::test_what_is_read_after_a_write_through_a_conjugate_or_negative_view": 3,
     "unit/test_memory_through_functions.py::test_a_derivative_that_is_memory_of_what_it_is_of": 4,
     "unit/test_memory_through_functions.py::test_a_result_that_is_memory_of_an_argument": 4,

@@ -884,3 +884,49 @@ def test_a_second_write_where_gradients_are_off_by_a_view_of_repeated_elements(n
     torch.testing.assert_close((mine, *found), (its, *known), check_stride=False)
     if is_followed:
         torch.testing.assert_close(torch.autograd.grad(found[0].sum(), a), torch.autograd.grad(known[0].sum(), b))
+
+
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "half": lambda x: x[:, :2],
+    "column": lambda x: x[:, 1],
+    "rows": lambda x: x[1:],
+    "turned": lambda x: x.t(),
+    "flat part": lambda x: x.view(-1)[3:],
+    "expanded": lambda x: x.expand(2, 4, 3)[0],
+    "steps": lambda x: x[::2, 1:],
+}
+RESIZES: dict[str, Callable[[Tensor], Tensor]] = {
+    "smaller": lambda v: v.resize_(2, 2),
+    "flat": lambda v: v.resize_([3]),
+    "by a method of ATen": lambda v: torch.ops.aten.resize_(v, [1, 3]),
+    "as another": lambda v: v.resize_as_(torch.ones(2, 2)),
+    "larger, in its memory": lambda v: v.resize_(v.numel() + 1),
+    "as it is": lambda v: v.resize_(v.shape),
+}
+
+
+@pytest.mark.parametrize("of", ("argument", "own"))
+@pytest.mark.parametrize("resize", RESIZES)
+@pytest.mark.parametrize("view", VIEWS)
+def test_views_that_are_resized_and_written_to(view: str, resize: str, of: str) -> None:
+    """A resized view shows the same memory from its first element on, whatever its strides were."""
+
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        base = x if of == "argument" else x * 1
+        v = RESIZES[resize](VIEWS[view](base))
+        read = v * 2
+        v[0] = -1.0
+        return read, v, base * 1
+
+    given = [torch.arange(12.0).view(4, 3) + 1 for _ in "ab"]
+    try:
+        expected = f(given[0])
+    except RuntimeError:  # no room
+        return
+    if given[0].untyped_storage().nbytes() > 48 or expected[1].untyped_storage().nbytes() > 48:
+        with pytest.raises(tfn.errors.UnsupportedCall, match="resize_"):
+            tfn.jit(f)(given[1])
+        return
+    for found, wanted in zip((*tfn.jit(f)(given[1]), given[1]), (*expected, given[0]), strict=True):
+        assert torch.equal(found, wanted)
+        assert found.stride() == wanted.stride()

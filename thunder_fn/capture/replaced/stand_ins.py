@@ -573,6 +573,46 @@ def _check_own_gradient(x: Tensor, view: Any) -> None:
     raise UnsupportedCall(what, source=recorder.source, fix=fix)
 
 
+def _resized(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that resizes a tensor in place. A view becomes another one of the same memory,
+    where that has room.
+    """
+
+    def instead(x: Tensor, /, *args: Any, **kwargs: Any) -> Any:
+        base = None if is_wrapped(x) else internals.base_of(x)
+        if base is None or kwargs.get("memory_format") is not None:
+            return original(x, *args, **kwargs)
+        if original in _RESIZE_AS:
+            args = tuple(args[0].shape)
+        size = torch.Size(args[0] if len(args) == 1 and not isinstance(args[0], int) else args)
+        end = base.storage_offset() + internals.extent(base.shape, base.stride())
+        if x.storage_offset() + size.numel() > end:
+            return original(x, *args, **kwargs)
+        if size == x.shape:
+            return x
+        strides = [size[i + 1 :].numel() for i in range(len(size))]
+        return _BECOMING_STRIDED(x, size, strides)
+
+    return instead
+
+
+_BECOMING_STRIDED = _becoming(Tensor.as_strided_, as_strided)
+_RESIZE_AS = (
+    torch.resize_as_,
+    Tensor.resize_as_,
+    torch.ops.aten.resize_as_,
+    torch.ops.aten.resize_as_.default,
+)
+RESIZED = {
+    change: _resized(change)
+    for change in (
+        Tensor.resize_,
+        torch.ops.aten.resize_,
+        torch.ops.aten.resize_.default,
+        *_RESIZE_AS,
+    )
+}
+
 _VIEWS = ("t", "transpose", "swapaxes", "swapdims", "squeeze", "unsqueeze", "as_strided")
 VIEWS_IN_PLACE: dict[Any, Callable[..., Any]] = {
     change: _becoming(change, as_strided if name == "as_strided" else getattr(Tensor, name))
@@ -676,6 +716,7 @@ REWRITTEN: dict[Any, Callable[..., Any]] = {
     torch.batch_norm: batch_norm,
     torch.nn.functional.one_hot: one_hot,
     **VIEWS_IN_PLACE,
+    **RESIZED,
     **UNSAFE,
     **dict.fromkeys((torch.as_strided, Tensor.as_strided), as_strided),
     **dict.fromkeys((torch.ops.aten.as_strided, torch.ops.aten.as_strided.default), as_strided),
