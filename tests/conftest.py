@@ -4,6 +4,7 @@ browser.
 
 from __future__ import annotations
 
+import builtins
 import gc
 import os
 import random
@@ -105,6 +106,7 @@ FLAGS: tuple[Callable[[], Any], ...] = (
     *(torch.get_deterministic_debug_mode, torch.is_autocast_cache_enabled, torch.is_warn_always_enabled),
     *(torch.get_num_threads, torch.get_float32_matmul_precision, torch.get_default_device, torch.backends.flags_frozen),
     lambda: torch.is_autocast_enabled("cpu"),
+    lambda: {name: value for name, value in vars(builtins).items() if name != "_"},
 )
 """State of the process that a test may change, and leaves as it was."""
 

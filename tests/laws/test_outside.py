@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import thunder_fn as tfn
-from tests.unit.outside_kinds import ROWS, Row, X
+from tests.unit.outside_kinds import ROWS, Row, X, forget
 from thunder_fn.capture.outside import evaluating
 from thunder_fn.errors import ThunderError
 
@@ -38,8 +38,7 @@ def same_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     benchmark = torch.backends.cudnn.benchmark
     yield
     torch.backends.cudnn.benchmark = benchmark
-    if hasattr(torch.Tensor, "of_tests"):
-        del torch.Tensor.of_tests
+    forget()
 
 
 def is_stale(row: Row, between: Callable[[F], F]) -> bool:
