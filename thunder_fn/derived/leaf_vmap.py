@@ -8,7 +8,7 @@ scan runs it example by example, and a warning names the op once.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -25,7 +25,14 @@ from thunder_fn.derived.leaf_vjp import call_leaf, close_recording, decompositio
 from thunder_fn.derived.quirks import attention, collectives
 from thunder_fn.derived.quirks.batching import KNOWN, WRONG, Batch, rule_of
 from thunder_fn.ir import facts, ops
-from thunder_fn.ir.constraints import equations_between, fixes_numbers, names_of, pinned, renamed
+from thunder_fn.ir.constraints import (
+    equations_between,
+    fixes_numbers,
+    is_in_data,
+    names_of,
+    pinned,
+    renamed,
+)
 from thunder_fn.ir.rules import Mask, divided, scattered
 from thunder_fn.ir.symbols import is_symbolic, made_by
 from thunder_fn.ir.trace import (
@@ -38,10 +45,12 @@ from thunder_fn.ir.trace import (
     Trace,
     TraceBuilder,
     Type,
+    Var,
     map_args,
     python_arg,
     python_args,
 )
+from thunder_fn.ir.walking import inline_into, resized
 
 SCAN = Op("structured", "scan")
 RANKED = (Literal(torch.channels_last), Literal(torch.channels_last_3d))
@@ -406,11 +415,40 @@ def _with_types_of_batch(rule: Trace, single: Trace, size: Dim) -> Trace | None:
     rule = renamed(names)(rule) if names else rule
     further = equations_between(rule.output_types, wanted)
     if further is None:
-        return None
+        return _of_these_sizes(rule, wanted, single) if _has_sizes_in_data(rule, wanted) else None
     return (
         replace(rule, constraints=tuple(dict.fromkeys((*rule.constraints, *further))))
         if further
         else rule
+    )
+
+
+def _has_sizes_in_data(rule: Trace, wanted: Sequence[Type]) -> bool:
+    """Test whether the results are those that are wanted, but for sizes that depend on data."""
+    pairs = zip(rule.output_types, wanted, strict=True)
+    return all(
+        one == other
+        or (
+            isinstance(one, TensorType)
+            and isinstance(other, TensorType)
+            and len(one.shape) == len(other.shape)
+            and replace(one, shape=other.shape) == other
+            and all(is_in_data(a) for a, b in zip(one.shape, other.shape, strict=True) if a != b)
+        )
+        for one, other in pairs
+    )
+
+
+def _of_these_sizes(rule: Trace, wanted: Sequence[Type], single: Trace) -> Trace:
+    builder = TraceBuilder(rule.name)
+    found = inline_into(builder, rule, builder.take(rule.input_types))
+    name = f"vmap of {single.equations[0].op}"
+    return builder.build(
+        tuple(
+            atom if atom.type == type else resized(builder, atom, type, name)
+            for atom, type in zip(found, wanted, strict=True)
+            if isinstance(atom, Var)
+        )
     )
 
 

@@ -37,7 +37,6 @@ from thunder_fn.ir.trace import (
     all_args,
     cut,
     subtraces,
-    symbols_of_type,
 )
 from thunder_fn.torch_internals.numbers import as_number
 
@@ -119,7 +118,14 @@ def equations_between(types: Sequence[Type], others: Sequence[Type]) -> tuple[Ex
 
 def _is_unknown(type: Type) -> bool:
     """Test whether a size of the type depends on data, so that there is no number of the moment."""
-    return any(not isinstance(symbol, Symbol) for symbol in symbols_of_type(type))
+    return isinstance(type, TensorType) and any(map(is_in_data, type.shape))
+
+
+def is_in_data(size: Dim) -> bool:
+    """Test whether a size depends on data."""
+    return not isinstance(size, int) and any(
+        not isinstance(symbol, Symbol) for symbol in size.value.free_symbols
+    )
 
 
 def names_of(types: Sequence[Type], wanted: Sequence[Type]) -> dict[sympy.Basic, Expr]:

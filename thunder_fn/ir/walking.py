@@ -10,7 +10,8 @@ from typing import TypeAlias, TypeVar
 import sympy
 
 from thunder_fn.errors import ThunderError, TraceTypeError
-from thunder_fn.ir.constraints import renamed
+from thunder_fn.ir import ops
+from thunder_fn.ir.constraints import equality, renamed
 from thunder_fn.ir.memos import fact
 from thunder_fn.ir.pretty import format_equation
 from thunder_fn.ir.symbols import finders, symbols_in
@@ -18,7 +19,9 @@ from thunder_fn.ir.trace import (
     Atom,
     Equation,
     Expr,
+    Literal,
     Source,
+    TensorType,
     Trace,
     TraceBuilder,
     Type,
@@ -204,6 +207,17 @@ def rewritten(
     builder = TraceBuilder(trace.name if name is None else name)
     arguments = builder.take(trace.input_types if types is None else types)
     return builder.build(walk(builder, trace, arguments, partial(step, builder)))
+
+
+def resized(builder: TraceBuilder, value: Var, type: Type, name: str) -> Var:
+    """Add a value whose sizes are those of the type, which is asserted in the name of an op."""
+    assert isinstance(value.type, TensorType) and isinstance(type, TensorType), "a tensor has sizes"
+    for known, size in zip(value.type.shape, type.shape, strict=True):
+        if known != size:
+            relation = equality(known, size)
+            what = Literal(f"{name}: {relation} does not hold")
+            builder.add(ops.ASSERT, (Literal(relation), what), ())
+    return builder.add(ops.RESHAPE, (value, tuple(map(Literal, type.shape))), (type,))[0]
 
 
 def unfolded(trace: Trace, is_open: Callable[[Equation], bool]) -> Trace:

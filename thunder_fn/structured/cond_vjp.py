@@ -11,12 +11,11 @@ from dataclasses import replace
 
 from thunder_fn.interpreters.checkpoint.recomputed import found_again
 from thunder_fn.interpreters.grad import forward_backward, zeros
-from thunder_fn.ir import ops
-from thunder_fn.ir.constraints import equality, names_of, renamed
+from thunder_fn.ir.constraints import names_of, renamed
 from thunder_fn.ir.rules import Mask, Residual, Split, chosen, numbered, union
 from thunder_fn.ir.symbols import symbols_of
-from thunder_fn.ir.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Type, Var
-from thunder_fn.ir.walking import inline_into
+from thunder_fn.ir.trace import Atom, Equation, TensorType, Trace, TraceBuilder, Type
+from thunder_fn.ir.walking import inline_into, resized
 from thunder_fn.structured.choice_types import names_in, types_of_choice
 
 
@@ -117,25 +116,11 @@ def _on_types(trace: Trace, types: Sequence[Type]) -> Trace:
         return trace
     builder = TraceBuilder(trace.name)
     inputs = builder.take(types)
-    resized = (
-        value if value.type == type else _resized(builder, value, type)
+    given = (
+        value if value.type == type else resized(builder, value, type, "cond")
         for value, type in zip(inputs, trace.input_types, strict=True)
     )
-    return builder.build(inline_into(builder, trace, tuple(resized)))
-
-
-def _resized(builder: TraceBuilder, value: Var, type: Type) -> Var:
-    """A value whose sizes are those of the type, which is asserted."""
-    assert isinstance(value.type, TensorType) and isinstance(type, TensorType), (
-        "only tensors have gradients"
-    )
-    for known, size in zip(value.type.shape, type.shape, strict=True):
-        if known != size:
-            relation = equality(known, size)
-            builder.add(
-                ops.ASSERT, (Literal(relation), Literal(f"cond: {relation} does not hold")), ()
-            )
-    return builder.add(ops.RESHAPE, (value, tuple(map(Literal, type.shape))), (type,))[0]
+    return builder.build(inline_into(builder, trace, tuple(given)))
 
 
 def _share_slots(types: Sequence[Sequence[Type]]) -> tuple[list[Type], list[list[int]]]:

@@ -44,7 +44,7 @@ class Batch:
 
 
 def along_a_dim(batch: Batch, x: Tensor, dim: int, *rest: Any, **kwargs: Any) -> Any:
-    """gather and scatter: the dim is one further."""
+    """gather, scatter and slices: the dim is one further."""
     rank = batch.rank(x)
     wide = [batch.wide(value) if isinstance(value, Tensor) else value for value in rest]
     return batch.op(batch.wide(x), dim % rank + 1, *wide, **kwargs)
@@ -349,12 +349,17 @@ _INDEXED = {
     "aten.index_put.default": index_put,
     "aten._unsafe_index_put.default": index_put,
 }
-_SCATTERS = (
-    "scatter.src",
-    "scatter.value",
-    "scatter.reduce",
-    "scatter_add.default",
-    "scatter_reduce.two",
+_ALONG_A_DIM = tuple(
+    f"aten.{name}"
+    for name in (
+        "gather.default",
+        "scatter.src",
+        "scatter.value",
+        "scatter.reduce",
+        "scatter_add.default",
+        "scatter_reduce.two",
+        "slice.Tensor",
+    )
 )
 
 _COLLECTIVES = {
@@ -392,9 +397,11 @@ KNOWN = frozenset(
         *_ASSERTIONS,
         *_SEQUENCES,
         *attention.ALL,
-        *(f"aten.{name}" for name in (*_SCATTERS, "gather.default", "convolution.default")),
+        *_ALONG_A_DIM,
+        "aten.convolution.default",
+        "aten.convolution_backward.default",
     )
-) | {"aten.convolution_backward.default"}
+)
 """The ops that have rules here, some of them for some operands only."""
 
 
@@ -415,7 +422,7 @@ def rule_of(
         return of_more_images if batch.rank(first) == _POOLS[name] + 2 else of_an_image_each
     if name in _INDEXED:
         return None if any(map(_is_mask, vars_in(equation.args[1]))) else _INDEXED[name]
-    if name == "aten.gather.default" or name.removeprefix("aten.") in _SCATTERS:
+    if name in _ALONG_A_DIM:
         return along_a_dim if batch.rank(first) > 0 else None
     return {
         "aten.convolution.default": convolution,
