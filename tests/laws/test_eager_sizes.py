@@ -1,5 +1,6 @@
 """Eager calls of transforms with other sizes: the results of torch.func, from few captures."""
 
+import contextlib
 import functools
 import itertools
 import math
@@ -11,7 +12,12 @@ import torch
 import torch.nn.functional as F
 
 import thunder_fn as tfn
+from tests.ops.samples import OPS, cases
 from thunder_fn.api import captures
+from thunder_fn.derived import leaf_vjp
+from thunder_fn.errors import MissingRule
+from thunder_fn.interpreters.grad import vjp
+from thunder_fn.ir.trace import Equation, Trace, is_differentiable, subtraces
 
 Tensor = torch.Tensor
 WEIGHT = torch.linspace(-1, 1, 12).reshape(4, 3)
@@ -181,3 +187,99 @@ def test_results_are_torch_funcs_for_all_sizes(name: str, transform: str, layout
     for x, facts in others:  # then they are those of a call that is captured with numbers
         tfn.clear_caches(rules=False)
         assert facts == _facts(run(tfn, f, x), x)
+
+
+# ---- what a new size asks of autograd ----
+
+
+Params = dict[str, Tensor]
+
+
+def _net(params: Params, x: Tensor) -> Tensor:
+    return F.linear(torch.sigmoid(F.linear(x, params["first"], params["bias"])), params["last"])
+
+
+def _product(lib: Any, params: Params) -> Callable[[Tensor], Any]:
+    """A batch of products with the Hessian."""
+    tangents = {name: torch.stack([one.detach().cos(), one.detach()]) for name, one in params.items()}
+    gradient = lambda x: lib.grad(lambda params: _net(params, x).pow(2).mean())
+    product = lambda tangents, x: lib.jvp(gradient(x), (params,), (tangents,))[1]
+    batched = lib.vmap(product, in_dims=(0, None))
+    return lambda x: batched(tangents, x)
+
+
+def _gradients(lib: Any, params: Params) -> Callable[[Tensor], Any]:
+    return lambda x: lib.jacrev(_net)(params, x)
+
+
+@pytest.mark.parametrize("make", [_product, _gradients])
+def test_autograd_is_asked_nothing_for_new_sizes(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the first three."""
+    asked, ask = list[Trace](), leaf_vjp._ask_autograd
+    monkeypatch.setattr(leaf_vjp, "_ask_autograd", lambda *args, **more: asked.append(args[0]) or ask(*args, **more))
+    tfn.clear_caches()
+    params = {"first": _drawn(5, 4), "bias": _drawn(5), "last": _drawn(3, 5)}
+    params = {name: one.requires_grad_() for name, one in params.items()}
+    ours, theirs = make(tfn, params), make(torch.func, params)
+    for count, size in enumerate((3, 4, 5, 6, 7, 9)):
+        before, x = len(asked), _drawn(size, 4)
+        torch.testing.assert_close(ours(x), theirs(x))
+        assert count < 3 or len(asked) == before, [str(one) for one in asked[before:]]
+    assert asked
+
+
+SIZED = (
+    "linalg_qr",
+    "linalg_svd",
+    "linalg_lu",
+    "linalg_pinv",
+    "linalg_householder_product",
+    "prod",
+    "cumprod",
+    "nn_functional_max_pool2d",
+    "nn_functional_avg_pool2d",
+    "nn_functional_conv2d",
+    "nn_functional_unfold",
+    "nn_functional_layer_norm",
+    "nn_functional_nll_loss",
+    "norm",
+    "cdist",
+    "as_strided",
+    "roll",
+    "diff",
+    "logcumsumexp",
+)
+"""Operators whose formulas look at sizes."""
+
+
+def _leaves_of(name: str, dtype: torch.dtype) -> set[Equation]:
+    """The leaves of an operator and of its derivative, on PyTorch's samples."""
+    found = set[Equation]()
+    if dtype not in OPS[name].dtypes:
+        return found
+    for case in cases(name, dtype, 6, kinds=("plain",)):
+        leaves, spec = torch.utils._pytree.tree_flatten((case.args, case.kwargs))
+        places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+
+        def f(*tensors: Tensor) -> Any:
+            given = dict(zip(places, tensors, strict=True))
+            tree = [given.get(place, leaf) for place, leaf in enumerate(leaves)]
+            args, kwargs = torch.utils._pytree.tree_unflatten(tree, spec)
+            return case.op.op(*args, **kwargs)
+
+        traced = tfn.trace(f, *(leaves[place] for place in places))
+        wanted = (tuple(map(is_differentiable, types)) for types in (traced.input_types, traced.output_types))
+        with contextlib.suppress(MissingRule):
+            traced = vjp(traced, *wanted)
+        found |= {one for body in subtraces(traced) for one in body.equations if one.op.kind == "leaf"}
+    return found
+
+
+@pytest.mark.parametrize("name", SIZED)
+def test_whether_autograd_has_a_formula_is_no_matter_of_sizes(name: str) -> None:
+    """The answer for one size is that for others."""
+    answers = dict[Any, set[bool]]()
+    for equation in _leaves_of(name, torch.float32) | _leaves_of(name, torch.complex64):
+        of = leaf_vjp._of_any_size(leaf_vjp.alone(equation))
+        answers.setdefault(of, set()).add(leaf_vjp._is_ruled.__wrapped__(of))
+    assert answers and all(len(found) == 1 for found in answers.values())

@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Concatenate, Generic, ParamSpec, TypeVar
 
-from thunder_fn.capture.foreign import remembered_unless_foreign
+from thunder_fn.capture.foreign import Of, remembered_unless_foreign
 from thunder_fn.ir.memos import kept_of_ops
-from thunder_fn.ir.trace import Trace
 
 Question = TypeVar("Question")
 Rule = TypeVar("Rule")
@@ -73,6 +72,6 @@ def first_rule(attempts: Sequence[Attempt[Question, Rule]], question: Question) 
 
 def kept_rules(
     maxsize: int,
-) -> Callable[[Callable[Concatenate[Trace, P], Rule]], Callable[Concatenate[Trace, P], Rule]]:
+) -> Callable[[Callable[Concatenate[Of, P], Rule]], Callable[Concatenate[Of, P], Rule]]:
     """Remember what was derived for single equations, but for those of custom ops."""
     return lambda f: remembered_unless_foreign(f, kept_of_ops(maxsize)(f))

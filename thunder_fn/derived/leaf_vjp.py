@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -290,12 +290,56 @@ def ruled(trace: Trace) -> Mask:
     of saved statistics.
     """
     return tuple(
-        equation.op.kind == "leaf" and _is_ruled(alone(equation)) for equation in trace.equations
+        equation.op.kind == "leaf" and _is_ruled(_of_any_size(alone(equation)))
+        for equation in trace.equations
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _OfAnySize:
+    """An equation, `alone`, that is equal to those of other sizes: whether autograd has a formula
+    is a matter of the op, its options, dtypes and ranks.
+    """
+
+    kind: Any
+    single: Trace = field(compare=False)
+
+    @property
+    def has_foreign(self) -> bool:
+        """Test whether it calls a custom op."""
+        return self.single.has_foreign
+
+
+def _kind_of(arg: Any) -> Any:
+    """An argument with 2 for all larger numbers, as in the classes of sizes of jit."""
+    match arg:
+        case Var(type=TensorType(shape=shape) as type):
+            return replace(type, shape=tuple(map(_kind_of, shape)))
+        case Var():
+            return arg.type
+        case Literal(value=tuple() as values):
+            return tuple(_kind_of(Literal(value)) for value in values)
+        case Literal(value=bool()):
+            return arg
+        case Literal(value=int() as value):
+            return Literal(_kind_of(value))
+        case tuple():
+            return tuple(map(_kind_of, arg))
+        case int():
+            return max(-2, min(arg, 2))
+        case _:
+            return arg
+
+
+def _of_any_size(single: Trace) -> _OfAnySize:
+    (equation,) = single.equations
+    parts = equation.args, equation.kwargs, equation.outputs
+    return _OfAnySize((equation.op, *map(_kind_of, parts)), single)
+
+
 @kept_rules(65536)
-def _is_ruled(single: Trace) -> bool:
+def _is_ruled(of: _OfAnySize) -> bool:
+    single = of.single
     (equation,) = single.equations
     if equation.op.name in _OTHERWISE:
         return True

@@ -298,6 +298,7 @@ class RecordingMode(FakeTensorMode):
     def share_numbers(self, outer: RecordingMode) -> None:
         """Compute with the symbols of the capture around this one."""
         self.shape_env, self._shared = outer.shape_env, outer.shape_env is not None
+        self.cache_enabled = self.shape_env is None
 
     def allow_data_dependent_sizes(
         self, on_assertion: Callable[[Expr], None], value_of: Callable[[Any], Any], *, is_rule: bool
@@ -313,9 +314,14 @@ class RecordingMode(FakeTensorMode):
 
     @property
     def numbers(self) -> Numbers:
-        """The ShapeEnv of the symbols. Most captures have no symbols, and no such thing."""
+        """The ShapeEnv of the symbols. Most captures have no symbols, and no such thing.
+
+        PyTorch's cache of results is off then: that of symbolic results belongs to the ShapeEnv, of
+        which each question for a rule has its own, so filling it costs more than it saves.
+        """
         if not isinstance(self.shape_env, Numbers):
             self.shape_env = Numbers(self._on_decision)
+            self.cache_enabled = False
         return self.shape_env
 
     def size(self, dim: Dim) -> Any:
