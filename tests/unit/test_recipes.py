@@ -7,6 +7,8 @@ import copy
 import importlib.metadata
 import pickle
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -825,3 +827,44 @@ def test_command_finds_out_at_once_that_it_cannot_write(capsys: pytest.CaptureFi
         command.main([f"{__name__}:small", "--report", __file__])
     assert stopped.value.code == 2
     assert capsys.readouterr().err.endswith(f"error: argument --report: {__file__}: File exists\n")
+
+
+PARTS = """
+import warnings
+
+import torch
+import thunder_fn as tfn
+
+
+def losses(wrap):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)).double()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+
+    def step(x):
+        x.requires_grad_()
+        value = model(x)
+        (slope,) = torch.autograd.grad(value.sum(), x, create_graph=True)
+        (bend,) = torch.autograd.grad(slope[:, 0].sum(), x, create_graph=True)
+        loss = (slope[:, 1] - bend[:, 0] + value[:, 0] * slope[:, 0]).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    run = wrap(step)
+    return [run(torch.linspace(0, 1, 10, dtype=torch.float64).view(5, 2)).item() for _ in range(3)]
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # that the step is no single trace
+    found = losses(tfn.compile)
+torch.testing.assert_close(found, losses(lambda f: f))
+assert not [one for one in torch._dynamo.utils.get_compilation_metrics() if "thunder_fn/" in one.co_filename]
+"""
+
+
+def test_dynamo_compiles_nothing_of_ours_between_parts() -> None:
+    """Autograd calls a backward of ours while Dynamo watches: `requires_grad_` of an argument parts the step."""
+    done = subprocess.run([sys.executable, "-c", PARTS], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -353,6 +353,7 @@ class _Function(torch.autograd.Function):
         return edges
 
     @staticmethod
+    @internals.skipped_by_dynamo
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:  # type: ignore[override]
         node: Node = ctx.node
         if all(cotangent is None for cotangent in cotangents):
