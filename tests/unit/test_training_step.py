@@ -4,6 +4,7 @@ bits in parameters, buffers, gradients, optimizer state and schedules after ever
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -678,3 +679,59 @@ def test_averaged_models(name: str) -> None:
         assert_same(step(eager, x), f(x), f"the result of call {call}")
         assert_same(eager.state(), jitted.state(), f"after call {call}")
     assert tfn.cache_info(f).misses == 2
+
+
+READS: dict[str, Callable[[torch.optim.Optimizer, Any], Any]] = {
+    "values": lambda opt, _: sum(entry["exp_avg"].abs().sum().item() for entry in opt.state.values()),
+    "an entry": lambda opt, p: opt.state[p]["exp_avg"].sum() if p in opt.state else 0.0,
+    "get": lambda opt, p: opt.state.get(p, {}).get("step", -1.0) * 1,
+    "length": lambda opt, _: len(opt.state),
+    "truth": lambda opt, _: 1 if opt.state else 0,
+    "copy": lambda opt, _: len(dict(opt.state)) + len({**opt.state}) + len(copy.deepcopy(opt.state)),
+    "keys": lambda opt, _: len([*opt.state]),
+    "equality": lambda opt, _: float(opt.state == {}),
+    "through vars": lambda opt, _: len(vars(opt)["state"]),
+    "state_dict": lambda opt, _: len(opt.state_dict()["state"]),
+    "clear": lambda opt, _: opt.state.clear() or 0,
+    "written": lambda opt, p: 0 if p not in opt.state else opt.state[p].update(exp_avg=torch.ones_like(p)) or 1,
+    "nothing": lambda opt, _: opt.param_groups[0]["lr"],
+}
+
+
+@pytest.mark.parametrize("zeroes", [True, False])
+@pytest.mark.parametrize("name", READS)
+def test_state_of_an_optimizer_that_steps_elsewhere(name: str, zeroes: bool) -> None:
+    """What the function looks at counts, and what it does not is no reason for another trace."""
+    sides = [Side(small, adam, None) for _ in "ab"]
+
+    def f(side: Side, x: torch.Tensor) -> torch.Tensor:
+        if zeroes:
+            side.opt.zero_grad()
+        return x.sum() + READS[name](side.opt, side.model.weight)
+
+    jitted = tfn.jit(lambda x: f(sides[1], x))
+    for call in range(5):
+        x = torch.full((2,), float(call))
+        assert_same(f(sides[0], x), jitted(x), f"call {call}")
+        for side in sides:
+            side.model(torch.ones(4, 3) * call).square().sum().backward()
+            side.opt.step()
+        assert_same(sides[0].state(), sides[1].state(), f"after call {call}")
+    assert name != "nothing" or tfn.cache_info(jitted).misses <= 1 + zeroes
+
+
+def test_a_loss_for_lbfgs_is_traced_once_for_each_kind_of_gradients() -> None:
+    sides = [Side(small, lambda model: optim.LBFGS(model.parameters(), lr=0.5, max_iter=5), None) for _ in "ab"]
+    x = torch.linspace(-1, 1, 12).view(4, 3)
+
+    def loss(side: Side) -> torch.Tensor:
+        side.opt.zero_grad()
+        found = (side.model(x) - 1).square().mean()
+        found.backward()
+        return found
+
+    jitted = tfn.jit(lambda: loss(sides[1]))
+    for call in range(3):
+        assert_same(sides[0].opt.step(lambda: loss(sides[0])), sides[1].opt.step(jitted), f"call {call}")
+        assert_same(sides[0].state()["model"], sides[1].state()["model"], f"after call {call}")
+    assert tfn.cache_info(jitted).misses <= 3

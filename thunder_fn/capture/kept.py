@@ -22,6 +22,7 @@ import operator
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -57,6 +58,7 @@ from thunder_fn.capture.stored import (
     stored_outside,
     take_back,
 )
+from thunder_fn.capture.unread import Unread
 from thunder_fn.errors import UnsupportedCall, kind_of, with_article
 from thunder_fn.ir.rules import chosen
 from thunder_fn.ir.symbols import number_symbol
@@ -124,28 +126,55 @@ class Kept:
     """Updates of places outside by each call, and their values before."""
     plain: list[Change] = field(default_factory=list[Change])
     """Plain data that each call stores outside."""
+    is_over: bool = False
 
-    def begin(self, value: Any) -> None:
-        """Begin a step of an optimizer, whose reads are guarded here."""
+    def begin(self, value: Any, *, is_step: bool = True) -> None:
+        """Begin a step of an optimizer, or a method that leaves its state alone. What they read is
+        guarded here.
+        """
         self.met.setdefault(id(value), (value, type(value).__name__))
         if not self.recorder.symbolic:
             raise MustFeed(self.wanted)
         self.take(*self.met[id(value)])
+        if is_step:
+            self._look(vars(value))
         self.recorder.begin_step()
 
     def take(self, value: Any, path: str) -> None:
-        """Watch an object from now on."""
-        if id(value) in self.objects:
+        """Watch an object from now on, until the function has run."""
+        if id(value) in self.objects or self.is_over:
             return
         self.objects[id(value)] = value, path
-        known = len(self.contents)
-        self._note(vars(value))
+        known, held = len(self.contents), vars(value)
+        state = held.get("state")
+        if isinstance(value, torch.optim.Optimizer) and type(state) in _DICTS:
+            self.contents[id(held)] = snapshot(held)
+            held["state"] = Unread(state, partial(self._look, held))
+            for key, item in tuple(entries_of(held)):
+                self._note_entry(held, key, item)
+        else:
+            self._note(held)
+        self._feed_since(known, held.get("defaults"))
+
+    def _look(self, held: dict[str, Any]) -> dict[Any, Any]:
+        """Return the state of an optimizer, on which the trace depends from now on."""
+        if type(held["state"]) is Unread:
+            if not self.recorder.symbolic:
+                raise MustFeed(self.wanted)
+            state, known = self.contents[id(held)].before["state"], len(self.contents)
+            held["state"] = state
+            self._note(state)
+            self._feed_since(known, None)
+        return held["state"]
+
+    def _feed_since(self, known: int, defaults: Any) -> None:
+        """Make inputs of the wanted numbers in all containers but those known before."""
         if not self.recorder.symbolic:
             return
         for one in tuple(self.contents.values())[known:]:
             container = one.container
             for key, item in entries_of(one.before):
-                is_lr = key in _SCHEDULED and container is not vars(value).get("defaults")
+                is_lr = key in _SCHEDULED and container is not defaults
                 if is_lr or (id(container), key) in self.wanted:
                     self._feed(container, key, item)
                 if (id(container), Item(key)) in self.wanted and _is_scalar(item):
@@ -169,14 +198,17 @@ class Kept:
         """Remember the content of a container, and of those in it."""
         if id(container) in self.contents:
             return
-        mine = self.contents[id(container)] = snapshot(container)
+        self.contents[id(container)] = snapshot(container)
         for key, item in tuple(entries_of(container)):
-            if type(item) is list and is_numeric(item):  # a value, which is replaced by others
-                self.lists[id(container), key] = item
-                mine.before[key] = list(item)
-                container[key] = list(item)
-            elif type(item) in _CONTAINERS:
-                self._note(item)
+            self._note_entry(container, key, item)
+
+    def _note_entry(self, container: Any, key: Any, item: Any) -> None:
+        if type(item) is list and is_numeric(item):  # a value, which is replaced by others
+            self.lists[id(container), key] = item
+            self.contents[id(container)].before[key] = list(item)
+            container[key] = list(item)
+        elif type(item) in _CONTAINERS:
+            self._note(item)
 
     def _feed(self, container: Any, key: Any, value: Any) -> None:
         """Make a number, or the numbers of a tuple, inputs of the trace."""
@@ -247,6 +279,8 @@ class Kept:
                 yield from filter(self._differs, _entries_compared(one))
 
     def _differs(self, change: Change) -> bool:
+        if type(change.now) is Unread:
+            return False
         if change.key is None or change.now is ABSENT:
             return True
         fed, now = self.given.get(change.entry, change.before), change.now
@@ -426,6 +460,7 @@ class Kept:
         old value.
         """
         self.take(value, type(value).__name__)
+        self._look(vars(value))
         before = set(self.contents)
         mine = {id(container) for container in _containers(vars(value))}
         params = [one for group in value.param_groups for one in group["params"]]
@@ -495,6 +530,7 @@ class Kept:
                 put(holder, key, old)
         self.objects.clear()
         self.contents.clear()
+        self.is_over = True
 
 
 def _is_data(value: Any) -> bool:

@@ -18,6 +18,7 @@ import torch
 from thunder_fn.capture import pytree
 from thunder_fn.capture.outside.edges import look, store
 from thunder_fn.capture.outside.reads import ABSENT, builtin_of, content_of
+from thunder_fn.capture.unread import held_in
 from thunder_fn.ir.rules import chosen
 from thunder_fn.ir.symbols import Symbol
 
@@ -184,7 +185,10 @@ class Snapshot:
 
 def snapshot(container: Any) -> Snapshot:
     """Note what a container holds."""
-    return Snapshot(container, builtin_of(container).copy(container))
+    before = builtin_of(container).copy(container)
+    if type(before) is dict and "state" in before:
+        before["state"] = held_in(before["state"])
+    return Snapshot(container, before)
 
 
 def refill(container: Any, content: Any) -> None:

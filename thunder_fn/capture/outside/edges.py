@@ -24,6 +24,7 @@ from thunder_fn.capture.outside.reads import (
     is_a,
     seen,
 )
+from thunder_fn.capture.unread import held_in
 
 
 @dataclass(slots=True, eq=False)
@@ -84,7 +85,8 @@ def look(kind: str, holder: Any, key: Any) -> Any:  # noqa: C901 - a branch for 
     try:
         match kind:
             case "key":
-                return (dict.get if is_a(holder, dict) else type(holder).get)(holder, key, ABSENT)
+                found = (dict.get if is_a(holder, dict) else type(holder).get)(holder, key, ABSENT)
+                return held_in(found)
             case "builtin":
                 found = holder.get(key, ABSENT)
                 held = holder.get("__builtins__", builtins)
@@ -97,7 +99,7 @@ def look(kind: str, holder: Any, key: Any) -> Any:  # noqa: C901 - a branch for 
             case "cell":
                 return holder.cell_contents
             case "attr":
-                return getattr(holder, key)
+                return held_in(getattr(holder, key))
             case "class":
                 return next(
                     (base.__dict__[key] for base in holder.__mro__ if key in base.__dict__), ABSENT

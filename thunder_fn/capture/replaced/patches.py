@@ -252,7 +252,7 @@ def _zero_grad(optimizer: torch.optim.Optimizer, set_to_none: bool = True) -> No
     if recorder is None or recorder.kept is None or _is_made_inside(optimizer):
         original(optimizer, set_to_none)
         return
-    recorder.kept.begin(optimizer)
+    recorder.kept.begin(optimizer, is_step=False)
     original(optimizer, set_to_none)
     recorder.end_step()
 
