@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from typing import Any
 
@@ -141,7 +141,6 @@ def moved_numbers(known: Sequence[Entry], before: frozenset[Any]) -> frozenset[A
     programs were made, but for those that cannot be inputs.
     """
     for entry in known:
-        before |= frozenset(() if entry.outside is None else entry.outside.moved())
         for state in entry.outside.modules if entry.outside is not None else ():
             if isinstance(state, KeptState):
                 before = (before | state.moved()) - state.refused
@@ -309,9 +308,6 @@ def _with_numbers(
             raise
     put_back()
     captured, traces = trace(frozenset())
-    if not captured.kept:
-        name = captured.trace.name
-        captured = replace(captured, kept=(KeptState(name, (), frozenset(), ()),))
     for state in captured.kept:
         state.refused |= wanted
     return captured, traces
