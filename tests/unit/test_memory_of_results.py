@@ -902,6 +902,8 @@ RESIZES: dict[str, Callable[[Tensor], Tensor]] = {
     "as another": lambda v: v.resize_as_(torch.ones(2, 2)),
     "larger, in its memory": lambda v: v.resize_(v.numel() + 1),
     "as it is": lambda v: v.resize_(v.shape),
+    "in a format": lambda v: v.resize_(2, 2, memory_format=torch.contiguous_format),
+    "as it is, in a format": lambda v: v.resize_(v.shape, memory_format=torch.contiguous_format),
 }
 
 

@@ -701,7 +701,7 @@ READS: dict[str, Callable[[torch.optim.Optimizer, Any], Any]] = {
 @pytest.mark.parametrize("zeroes", [True, False])
 @pytest.mark.parametrize("name", READS)
 def test_state_of_an_optimizer_that_steps_elsewhere(name: str, zeroes: bool) -> None:
-    """What the function looks at counts, and what it does not is no reason for another trace."""
+    """The function is traced again for state that it looks at, and for no other."""
     sides = [Side(small, adam, None) for _ in "ab"]
 
     def f(side: Side, x: torch.Tensor) -> torch.Tensor:

@@ -580,15 +580,19 @@ def _resized(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def instead(x: Tensor, /, *args: Any, **kwargs: Any) -> Any:
         base = None if is_wrapped(x) else internals.base_of(x)
-        if base is None or kwargs.get("memory_format") is not None:
+        if base is None:
             return original(x, *args, **kwargs)
+        layout = kwargs.get("memory_format")
+        if layout not in (None, torch.contiguous_format):
+            what = f"a view is resized in place to {layout}"
+            raise UnsupportedCall(what, fix="Compute with `x.as_strided(...)`, or copy it first.")
         if original in _RESIZE_AS:
             args = tuple(args[0].shape)
         size = torch.Size(args[0] if len(args) == 1 and not isinstance(args[0], int) else args)
         end = base.storage_offset() + internals.extent(base.shape, base.stride())
         if x.storage_offset() + size.numel() > end:
             return original(x, *args, **kwargs)
-        if size == x.shape:
+        if size == x.shape and layout is None:
             return x
         strides = [size[i + 1 :].numel() for i in range(len(size))]
         return _BECOMING_STRIDED(x, size, strides)
