@@ -61,6 +61,40 @@ def test_a_detached_alias_of_what_is_written_to_has_no_gradient(f: Callable[...,
     assert alias is not y
 
 
+@pytest.mark.parametrize("written", ["view", "part of the view", "view of the view", "other view", "base"])
+@pytest.mark.parametrize("shown", [torch.float32, torch.float64, torch.complex64], ids=str)
+@pytest.mark.parametrize("base", [torch.int64, torch.float32, torch.complex64], ids=str)
+@pytest.mark.parametrize("wraps", [lambda f: f, tfn.grad], ids=["leaf", "tfn.grad"])
+def test_views_of_another_dtype_have_histories_of_their_own(wraps: Any, base: Any, shown: Any, written: str) -> None:
+    """Law: what is written to one of two tensors that share memory so has a gradient by that one alone."""
+
+    def f(x: Tensor, jit: Any) -> Any:
+        def loss(x: Tensor) -> Tensor:
+            memory = torch.zeros(2, 4, dtype=base)
+            view = memory[1].view(shown)
+            one = {
+                "view": view,
+                "part of the view": view[:1],
+                "view of the view": view.view(1, -1),
+                "other view": memory[1].view(shown),
+                "base": memory[1],
+            }[written]
+            one.add_(1)
+            one.mul_(x) if one.is_floating_point() or one.is_complex() else one.mul_(2)
+            view.mul_(x)
+            memory[0] = 3
+            return sum((abs(t) * x).double().sum() for t in (view, one, memory.view(shown), memory))
+
+        return jit(wraps(loss))(x)
+
+    def run(jit: Any) -> Any:
+        x = torch.tensor(1.5, requires_grad=True)
+        y = f(x, jit)
+        return y.tolist(), torch.autograd.grad(y, x)[0].tolist()
+
+    assert run(tfn.jit) == pytest.approx(run(lambda f: f), nan_ok=True)
+
+
 def test_a_variable_is_detached() -> None:
     """PyTorch's old class has no history, which no torch function says: the gradient went through it."""
 

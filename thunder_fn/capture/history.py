@@ -336,8 +336,8 @@ class History:
         )
 
     def reinterpreted(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the tensor of which a view of another dtype is taken in place of this one: to
-        autograd such a view has no history.
+        """Return the tensor in place of this one, of which a view of another dtype is taken or
+        which is such a view: to autograd the two have histories of their own.
         """
         if not (tensor.is_floating_point() or tensor.is_complex()):
             return tensor

@@ -564,9 +564,11 @@ class TracerMode(FunctionalTensorMode):
     def _noted(self, func: Any, args: Any, result: Any) -> Any:
         """The result of a view that autograd knows no base of: it keeps that itself."""
         if func is _VIEW_DTYPE and type(result) is Tracer:
+            if self.history is not None:
+                result = self.history.reinterpreted(result)
             result.viewed = args[0]
         if func is _DETACH and self.history is not None:
-            result.viewed = args[0].viewed
+            result.viewed = args[0] if args[0].viewed is not None else None
             self.history.detached(args[0], result)
         return result
 
