@@ -853,6 +853,81 @@ def test_an_unmarked_write_to_what_is_returned_has_the_gradient_of_backward() ->
     assert torch.allclose(torch.autograd.grad(tfn.jit(f)(x), x)[0], wanted)
 
 
+class Returned(torch.autograd.Function):
+    """A function that returns its input, as a view."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0] * 2
+
+
+class Rest(torch.autograd.Function):
+    """A function that returns all but the first row of its input, as a view."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x[1:]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return torch.cat([grads[0][:1] * 0, grads[0] * 2])
+
+
+PLACES: dict[str, Any] = {
+    "an argument": lambda x: x,
+    "a part of it": lambda x: x[1:],
+    "elements of it, several times": lambda x: x.as_strided((2, 2), (1, 1)),
+    "an argument of which a row is written": lambda x: (x[0].mul_(2), x)[1],
+    "an argument of which a row is written by a tensor": lambda x: (x[torch.tensor(1)].mul_(2), x)[1],
+    "a result": lambda x: x * 2,
+    "elements of a result, several times": lambda x: (x * 2).as_strided((2, 2), (1, 1)),
+}
+
+
+@pytest.mark.parametrize("has_grad", [True, False])
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("function", [Returned, Rest])
+def test_a_returned_view_of_an_input_lies_in_its_memory(function: Any, place: str, has_grad: bool) -> None:
+    """Law: a write to one result changes the others as in eager mode; the gradient is that of `backward`."""
+
+    def f(x: Tensor) -> list[Tensor]:
+        y = PLACES[place](x)
+        return [x, y, function.apply(y)]
+
+    def run(h: Any) -> Any:
+        w = torch.tensor([0.3, 0.5, 0.7, 0.9], requires_grad=has_grad)
+        x = w * 1
+        results = h(x)
+        loss = sum((one * i).sum() for i, one in enumerate(results, 1))
+        found = torch.autograd.grad(loss, w)[0] if has_grad else w
+        for result in results:
+            result.detach()[-1] += 1
+        return *(one.detach() for one in (x, *results)), found
+
+    wanted = run(f)
+    for h in (tfn.jit(f), tfn.jit(f, cache="symbolic values")):
+        for _ in range(2):
+            torch.testing.assert_close(run(h), wanted)
+
+
+@pytest.mark.parametrize("function", [Returned, Rest])
+@pytest.mark.parametrize("written", [0, 1])
+def test_without_gradients_a_returned_view_is_an_ordinary_one(function: Any, written: int) -> None:
+    @torch.no_grad()
+    def f(x: Tensor) -> list[Tensor]:
+        both = [x * 2]
+        both.append(function.apply(both[0]))
+        both[written].mul_(3)
+        return both
+
+    x = torch.tensor([0.3, 0.5, 0.7])
+    assert [one.tolist() for one in tfn.jit(f)(x)] == [one.tolist() for one in f(x)]
+
+
 def test_a_view_of_what_is_written_is_read_by_a_call() -> None:
     """The view is taken again while the call is recorded."""
 

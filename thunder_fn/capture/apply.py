@@ -621,6 +621,20 @@ def with_memory(
     return tuple(found[:count])
 
 
+def view_of_input(
+    recorder: Recorder, trace: Trace, place: int, source: torch.Tensor
+) -> torch.Tensor | None:
+    """Take an output of a trace, which is a view of an input, as a view of a tensor in its place.
+    Return None if the trace does not take it by views, whether autograd follows these or not.
+    """
+    atom, source = trace.outputs[place], recorder.lift(source)
+    way = _way(makers(trace.equations), atom, None, is_view_step)
+    if way is None or way[0] not in trace.inputs or is_wrapped(source):
+        return None
+    view = _along(recorder, way[1], source)
+    return view if recorder.history.is_shown(source, view) else None
+
+
 def shows_inputs(trace: Trace) -> tuple[bool, ...]:
     """Tell for each output whether it is an input or a view of one."""
     known = makers(trace.equations)

@@ -461,9 +461,11 @@ def fake_of_type(
 
 
 def fake_as(mode: RecordingMode, fake: torch.Tensor) -> torch.Tensor:
-    """Make a fake tensor of mode with this one's type and strides."""
+    """Make a fake tensor of mode with this one's type, strides and memory."""
     with only_memory():
         elem = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device="meta")
+        place = fake.storage_offset(), fake.shape, fake.stride()
+        elem.set_(fake.untyped_storage(), *place)  # pyright: ignore[reportArgumentType]
         return FakeTensor(mode, elem, fake.device)
 
 

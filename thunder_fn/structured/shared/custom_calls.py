@@ -17,7 +17,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import EVERY_LEAF, TENSOR, Captured, capture, current, pytree
-from thunder_fn.capture.apply import part, view_again
+from thunder_fn.capture.apply import part, view_of_input
 from thunder_fn.capture.numbers.known_values import CUSTOM_RULE
 from thunder_fn.capture.outside.frames import is_machinery
 from thunder_fn.capture.outside.reads import is_object
@@ -484,11 +484,12 @@ def bind_captured(
     results = bind(recorder, op, values, traces, types, captured.strides, **options)
     for shared in captured.shared:
         source = tensors[shared.source] if isinstance(shared.source, int) else shared.source
-        value, known = results[shared.result], (captured, captured.trace, shared)
-        if torch.is_grad_enabled():
+        value = results[shared.result]
+        view = view_of_input(recorder, captured.trace, shared.result, source)
+        if view is not None:
+            recorder.history.set_data(value, view)
+        if torch.is_grad_enabled() or view is None:
             part(recorder, source, value, call.name)
-        elif (view := view_again(recorder, *known, (source, source), value)) is not value:
-            recorder.history.share(view, value)
     return captured.result(results)
 
 
