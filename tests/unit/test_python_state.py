@@ -270,6 +270,56 @@ def raising(k: Keeper, x: Tensor) -> Tensor:
     return x * 2
 
 
+def computed(k: Keeper, x: Tensor) -> Tensor:
+    k.n = k.n + 1
+    k.total += 0.5
+    k.table["k"] = k.table.get("k", 0) + x.shape[0]
+    return x * k.n + k.total - k.table["k"]
+
+
+def averaged(k: Keeper, x: Tensor) -> Tensor:
+    k.total = 0.9 * k.total + 0.1 * (1.5 if k.n else 0.5)
+    k.table["mean"] = k.table.get("mean", 0.0) * 0.5 + k.n
+    k.n += 2
+    return x * k.total
+
+
+def set_anew(k: Keeper, x: Tensor) -> Tensor:
+    before, k.n = k.n, 0
+    k.count()
+    k.n = before + 1
+    return (x * before).sum() / k.n + x
+
+
+def decided(k: Keeper, x: Tensor) -> Tensor:
+    k.n = k.n + 1
+    if k.n % 3 == 0:
+        k.n, k.flag = k.n + 1, not k.flag
+    return x[: k.n % 2 + 1].sum() + x * (k.n > 5)
+
+
+def written_elsewhere(k: Keeper, x: Tensor) -> Tensor:
+    k.n = k.n + 1
+    k.log.append(k.n)
+    k.slots.last, k.text = k.n, f"{k.n}"
+    return x * k.n
+
+
+def exchanged(k: Keeper, x: Tensor) -> Tensor:
+    k.n, k.table["k"] = k.table["k"] + 1, k.n
+    return x * k.n - k.table["k"]
+
+
+def of_other_type(k: Keeper, x: Tensor) -> Tensor:
+    k.n = k.n / 2 if k.n > 3 else k.n + 1
+    return x * k.n
+
+
+def shown_whole(k: Keeper, x: Tensor) -> Tensor:
+    k.table["k"] = k.table["k"] + 1
+    return x * sum(value for value in k.table.values() if isinstance(value, int))
+
+
 FUNCTIONS = (
     *(
         method,
@@ -287,6 +337,7 @@ FUNCTIONS = (
         entries,
     ),
     *(in_slots_and_classes, in_lists_of_lists, through_others, appended, in_front, refilled, shortened, memo, once),
+    *(computed, averaged, set_anew, decided, written_elsewhere, exchanged, of_other_type, shown_whole),
     *(toggled, temporary, listed, passed_on, put_again, raising, lambda k, x: k.module(x)),
 )
 SUM: Callable[[Any], Callable[[Any], Any]] = lambda f: lambda x: f(x).sum()
@@ -419,6 +470,48 @@ def test_modules_that_count_are_not_traced_again(f: Callable[[Keeper, Tensor], T
     for _ in range(5):
         step(torch.ones(3))
     assert tfn.cache_info(step).misses == 1
+
+
+@pytest.mark.parametrize("wrapper", ["jit", "jit inside"])
+@pytest.mark.parametrize("f", [computed, averaged, set_anew, exchanged], ids=lambda f: f.__name__)
+def test_numbers_that_a_function_computes_with_are_inputs(f: Callable[[Keeper, Tensor], Tensor], wrapper: str) -> None:
+    keeper, oracle = Keeper(), Keeper()
+    keeper.table["mean"] = oracle.table["mean"] = 0.0
+    step = WRAPPERS[wrapper](lambda x: f(keeper, x))
+    for _ in range(7):
+        torch.testing.assert_close(step(torch.ones(3)), f(oracle, torch.ones(3)) * (2 if "inside" in wrapper else 1))
+    assert tfn.cache_info(step).misses <= 3
+    assert type(keeper.n) is int and keeper.shown() == oracle.shown()
+
+
+def test_numbers_that_a_module_computes_with_are_inputs() -> None:
+    module, oracle = KeepingModule(computed), KeepingModule(computed)
+    step = tfn.jit(lambda x: module(x))
+    for _ in range(7):
+        torch.testing.assert_close(step(torch.ones(3)), oracle(torch.ones(3)))
+    assert tfn.cache_info(step).misses == 2 and module.shown() == oracle.shown()
+
+
+def test_attributes_that_are_written_before_they_are_read_do_not_trace_again() -> None:
+    class Flagged(nn.Module):
+        flag = False
+
+        def inner(self, x: Tensor) -> Tensor:
+            return x * 2 if self.flag else x
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.flag = True
+            found = self.inner(x)
+            self.flag = False
+            return found + self.inner(x)
+
+    module = Flagged()
+    module.flag = False
+    step = tfn.jit(lambda x: module(x))
+    for flag in (False, False, False, True, False):
+        module.flag = flag
+        assert step(torch.ones(())) == 3 and module.flag is False
+    assert tfn.cache_info(step).misses == 2
 
 
 def test_lists_that_are_put_into_a_dict_once_do_not_trace_again() -> None:

@@ -14,8 +14,9 @@ from thunder_fn.capture.captured import GradRead, Write
 from thunder_fn.capture.failures import source_of
 from thunder_fn.capture.outside import frames
 from thunder_fn.capture.outside.edges import look
+from thunder_fn.capture.outside.reads import content_of, is_a
 from thunder_fn.capture.overlaps import overlaps
-from thunder_fn.capture.places import GRAD, Effect, Feed, Update
+from thunder_fn.capture.places import GRAD, Effect, Entry, Feed, Update
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.results import output_of
 from thunder_fn.capture.stored import holds_numbers, stored_inside
@@ -160,17 +161,32 @@ def check_numbers(recorder: Recorder) -> None:
     watch = frames.observer()
     if watch is None or recorder.outer is not None:
         return
-    kept = {} if recorder.kept is None else recorder.kept.contents
+    kept, fed = (
+        ({}, {}) if recorder.kept is None else (recorder.kept.contents, recorder.kept.places)
+    )
     places = {**watch.counted, **watch.before}.items()
     pairs = [
-        (old, look(kind, on, key)) for (kind, on_id, key), (on, old) in places if on_id not in kept
+        (old, look(kind, on, key))
+        for (kind, on_id, key), (on, old) in places
+        if on_id not in kept and (on_id, key) not in fed
     ]
-    pairs += [(one.before, one.container) for key, one in watch.contents.items() if key not in kept]
+    for identity, one in watch.contents.items():
+        if identity not in kept:
+            both = one.before, one.container
+            pairs.append(tuple(_but(held, identity, fed) for held in both))
     if any(holds_numbers(now) and not holds_numbers(old) for old, now in pairs):
         watch.put_back()
         what = "the function stores a number outside that its program computes anew in each call"
         fix = "Return it, and store it outside of the jitted function."
         raise UnsupportedCall(what, fix=fix)
+
+
+def _but(held: Any, identity: int, fed: Collection[Entry]) -> Any:
+    """The content of a container, but for entries that are fed."""
+    keys = {key for of, key in fed if of == identity}
+    if not keys or not is_a(held, dict):
+        return held
+    return [item for key, item in content_of(held) if holds_numbers(key) or key not in keys]
 
 
 def _stored(recorder: Recorder, leaf: Any, name: str, stored: dict[int, Atom]) -> Atom:

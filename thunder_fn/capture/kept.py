@@ -45,11 +45,13 @@ from thunder_fn.capture.places import (
     Item,
     Snapshot,
     Update,
+    put,
     snapshot,
 )
 from thunder_fn.capture.stored import (
     alive,
     has_tracers,
+    holds_numbers,
     in_order,
     leaves_in,
     stored_in,
@@ -111,6 +113,8 @@ class Kept:
     given: dict[Entry, Any] = field(default_factory=dict)
     met: dict[int, tuple[Any, str]] = field(default_factory=dict)
     places: dict[Entry, tuple[Any, Any]] = field(default_factory=dict)
+    placed: dict[Entry, Any] = field(default_factory=dict[Entry, Any])
+    """Their values before the capture, for which symbols may stand now."""
     exact: list[Snapshot] = field(default_factory=list[Snapshot])
     """Containers, with the content that they have to have before each call."""
     lists: dict[Entry, Any] = field(default_factory=dict)
@@ -186,7 +190,8 @@ class Kept:
         """Watch the objects that an earlier capture of the function has met."""
         for value, path in tuple(self.met.values()):
             self.take(value, path)
-        for holder, key in self.places.values():
+        for place, (holder, key) in self.places.items():
+            self.placed[place] = holder[key]
             self._feed(holder, key, holder[key])
 
     def _note(self, container: Any) -> None:
@@ -297,7 +302,7 @@ class Kept:
         moving = [one.entry for one in found if self._is_moving(one)]
         if moving or (not self.recorder.symbolic and (found or self._is_touched())):
             raise MustFeed(self.wanted | frozenset(moving))
-        found += self.moved_tensors()
+        found += [*self.moved_tensors(), *self._renumbered()]
         self.updates, self.plain = list(self.updated()), list(self.stored_plainly())
         changes = [self._effect(one, static) for one in in_order([*found, *self.plain])]
         return [*changes, *((one, list[Any]()) for one, _ in self.updates)]
@@ -350,9 +355,29 @@ class Kept:
                 self.places.setdefault(one.entry, (holder, key))
             if key in (APPENDED, PREPENDED) and not old:  # it may be emptied before
                 self.exact.append(Snapshot(holder, []))
+        self.places.update(self._wanted_elsewhere())
         if len(self.places) > before:
             raise MustFeed(self.wanted)
         return found
+
+    def _wanted_elsewhere(self) -> Iterator[tuple[Entry, tuple[Any, Any]]]:
+        """Find the numbers outside of kept objects that the function changes, and that have to be
+        fed.
+        """
+        watch = frames.observer()
+        if watch is None or self.recorder.outer is not None or not self.wanted:
+            return
+        for (kind, identity, key), (holder, old) in {**watch.counted, **watch.before}.items():
+            place = identity, key
+            if kind == "key" and place in self.wanted and is_number(old):
+                yield place, (holder, key)
+
+    def _renumbered(self) -> Iterator[Change]:
+        """Find the fed numbers outside of kept objects that the function has changed."""
+        for place, (holder, key) in self.places.items():
+            old, now = self.given[place], look("key", holder, key)
+            if not isinstance(old, torch.Tensor) and holds_numbers(now) and not is_like(old, now):
+                yield Change(holder, key, old, now)
 
     def _is_elsewhere(self, tensor: torch.Tensor, place: Entry) -> bool:
         """Test whether the function can reach a tensor in another way than by this place."""
@@ -481,7 +506,7 @@ class Kept:
         contents += tuple(self.exact)
         tensors = tuple((feed.holder, feed.key) for feed, _ in self.tensors)
         numbers = tuple(self.feeds)
-        places = tuple((*one, self.given[place]) for place, one in self.places.items())
+        places = tuple((*one, self.placed[place]) for place, one in self.places.items())
         options: dict[str, Any] = {"wanted": self.wanted, "tensors": tensors, "places": places}
         placed = self.places.keys() & {one.entry for one in modules}
         options["stored"] = frozenset(free | placed)
@@ -500,6 +525,9 @@ class Kept:
             self.contents[container].before[key] = item
         for one in self.contents.values():
             one.restore()
+        for place, (holder, key) in self.places.items():
+            if not isinstance(old := self.placed.get(place), torch.Tensor) and place in self.placed:
+                put(holder, key, old)
         self.objects.clear()
         self.contents.clear()
         self.is_over = True

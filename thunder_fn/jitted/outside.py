@@ -34,6 +34,7 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture.failures import source_of
 from thunder_fn.capture.generators import state_error
 from thunder_fn.capture.kept_state import KeptState
+from thunder_fn.capture.numbers.arguments import is_number
 from thunder_fn.capture.outside.edges import Edge, entries, is_same, look, now
 from thunder_fn.capture.outside.frames import observed_by
 from thunder_fn.capture.outside.kinds import progress_of, reference_to
@@ -44,6 +45,7 @@ from thunder_fn.capture.outside.reads import (
     PLAIN,
     Reads,
     Tracked,
+    attribute,
     dict_of,
     is_a,
     is_overridden,
@@ -53,6 +55,7 @@ from thunder_fn.capture.outside.reads import (
     tracked,
 )
 from thunder_fn.capture.outside.watch import Watch
+from thunder_fn.capture.places import Entry
 from thunder_fn.errors import OutsideWarning, UnsupportedCall, callable_name, kind_of, located
 from thunder_fn.ir.memos import forgetting
 from thunder_fn.ir.text import escaped, is_usable
@@ -95,6 +98,19 @@ class Outside:
             yield _builtins_condition(found, names)
         for module in self.modules:
             yield f"{names.bind(module, 'module')}()"
+
+    def moved(self) -> Iterator[tuple[int, Any]]:
+        """Find the places of numbers that have changed since the trace."""
+        for edge in self.edges:
+            found = now(edge)
+            is_numbers = is_number(edge.value) and type(found) is type(edge.value)
+            if edge.kind == "key" and is_numbers and found != edge.value:
+                yield id(edge.holder), edge.key
+        for module in self.modules:
+            for place, value in module.reads.items() if isinstance(module, ModuleCheck) else ():
+                found = attribute(place)
+                if is_number(found) and seen(found, 0) != value:
+                    yield id(place.module.__dict__), place.name
 
     def change(self) -> tuple[str, Any, Any] | None:
         """Describe the change since the trace: the path, the old and the new value."""
@@ -294,6 +310,17 @@ class ModuleCheck:
         self.reading, self.hooks = module_state.read(module, stored), self.own_hooks()
         self.quick = (lambda: False) if self.change() else self.quick_check()
 
+    def without(self, stored: Container[Entry], fed: Container[Entry]) -> ModuleCheck:
+        """Return the check without attributes that each call gives a new tensor (`stored`) and
+        numbers that are inputs of the program (`fed`).
+        """
+        reads = {
+            place: value
+            for place, value in self.reads.items()
+            if (id(place.module.__dict__), place.name) not in fed
+        }
+        return ModuleCheck(self.module, self.path, reads, stored)
+
     def own_hooks(self) -> list[Any]:
         """The hooks of the module itself, which are part of no layout."""
         return [list(self.module.__dict__[name].values()) for name in internals.HOOKS]
@@ -339,9 +366,9 @@ def outside_of(read: Sequence[Outside], kept: tuple[KeptState, ...]) -> Outside 
         one for one in edges if id(one.holder) not in held and (id(one.holder), one.key) not in fed
     )
     stored = frozenset[tuple[int, str]]().union(*(state.stored for state in kept))
-    if stored:
+    if stored or fed:
         checks = (one for one in modules if isinstance(one, ModuleCheck))
-        modules = tuple(ModuleCheck(one.module, one.path, one.reads, stored) for one in checks)
+        modules = tuple(one.without(stored, fed) for one in checks)
     return Outside(tuple(others), (*modules, *kept))
 
 

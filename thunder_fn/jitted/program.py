@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from typing import Any
 
@@ -141,6 +141,7 @@ def moved_numbers(known: Sequence[Entry], before: frozenset[Any]) -> frozenset[A
     programs were made, but for those that cannot be inputs.
     """
     for entry in known:
+        before |= frozenset(() if entry.outside is None else entry.outside.moved())
         for state in entry.outside.modules if entry.outside is not None else ():
             if isinstance(state, KeptState):
                 before = (before | state.moved()) - state.refused
@@ -300,14 +301,21 @@ def _with_numbers(
     trace: Callable[[frozenset[Any]], tuple[Captured, list[Trace]]],
     put_back: Callable[[], None],
 ) -> tuple[Captured, list[Trace]]:
-    """Trace with the numbers of these places as inputs, or with constants if that fails."""
+    """Trace with the numbers of these places as inputs, or with constants if that fails, or if a
+    rule of the user's may read them: it runs later, where Python holds other values.
+    """
     try:
-        return trace(wanted)
+        captured, traces = trace(wanted)
+        if not wanted or not captured.trace.has_foreign:
+            return captured, traces
     except (CaptureError, TracedFunctionError):
         if not wanted:
             raise
     put_back()
     captured, traces = trace(frozenset())
+    if not captured.kept:
+        name = captured.trace.name
+        captured = replace(captured, kept=(KeptState(name, (), frozenset(), ()),))
     for state in captured.kept:
         state.refused |= wanted
     return captured, traces

@@ -196,6 +196,12 @@ def is_counter(module: torch.nn.Module, name: str) -> bool:
     return place in watch.added and place not in watch.before
 
 
+def _is_own(module: torch.nn.Module, name: str, is_counted: bool) -> bool:
+    """Test for an attribute that the code has written before it reads it for the first time."""
+    written = _written.get()
+    return bool(written) and not is_counted and Attribute(module, name) in written
+
+
 def _adds(frame: types.FrameType) -> bool:
     """Test whether a frame reads an attribute for an assignment such as `self.steps += 1`."""
     return frame.f_lasti in _additions(frame.f_code)
@@ -218,7 +224,7 @@ def _tracking(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
             and (not name.startswith("__") or not name.endswith("__"))
         ):
             (found, counted), held = reads, original(self, "__dict__")
-            if (key := (id(held), name)) not in found:
+            if (key := (id(held), name)) not in found and not _is_own(self, name, key in counted):
                 watching = frames.pause()
                 value = held.get(name, ABSENT)
                 value = of_class(type(self), name) if value is ABSENT else value
