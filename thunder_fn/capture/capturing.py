@@ -68,6 +68,7 @@ from thunder_fn.errors import (
     DataDependentValue,
     TracedFunctionError,
     UnsupportedCall,
+    kind_of,
 )
 from thunder_fn.garbage import no_collections
 from thunder_fn.ir.trace import Atom, Expr, Trace, Var, cut, type_of_value
@@ -294,7 +295,8 @@ class _Attempt:
                     arguments = pytree.unflatten(self.in_spec, given)
                     made_of = None if asked.returning is None else asked.returning(arguments)
                     recorder.filled = recorder.filled if made_of is None else arguments
-                    result = _run(recorder, asked.f, asked.name, asked.grad_off, *arguments)
+                    with _unchanged(asked, arguments):
+                        result = _run(recorder, asked.f, asked.name, asked.grad_off, *arguments)
                     if recorder.lengths:
                         raise LengthsAsked(tuple(recorder.lengths))
                     result = result if made_of is None else made_of(result)
@@ -472,6 +474,21 @@ class _Attempt:
             feeds=feeds,
             is_told=recorder.values.is_told,
         )
+
+
+@contextmanager
+def _unchanged(asked: _Options, arguments: Any) -> Generator[None]:
+    """Refuse a function that changes a dataclass without tensors among the arguments of a
+    transform: it has a copy. So it has of lists and dicts, as under torch.func.
+    """
+    nodes = pytree.nodes_in(arguments) if asked.inside else []
+    nodes = [one for one in nodes if dataclasses.is_dataclass(one) and not pytree.tensors_in(one)]
+    held = pytree.Contents(nodes)
+    yield
+    if held.has_changed:
+        what = f"{asked.name} changes {kind_of(nodes[0])} among its arguments: it has a copy"
+        fix = "Return the new value, or close over the object instead of passing it."
+        raise UnsupportedCall(what, source=source_of(asked.f), fix=fix)
 
 
 def _run(

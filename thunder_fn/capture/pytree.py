@@ -10,6 +10,7 @@ import collections
 import dataclasses
 import functools
 import itertools
+import operator
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -118,6 +119,55 @@ def statics(leaves: Iterable[Any]) -> tuple[Any, ...]:
 def tensors_in(tree: Any) -> list[torch.Tensor]:
     """The tensors of a pytree, which are the inputs of a trace captured on it."""
     return [leaf for leaf in flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
+
+
+def with_own_parts(before: Any, after: Any) -> Any:
+    """Return a tree with the containers of an equal one that hold no tensors: they are the very
+    objects, which a function may change.
+    """
+    flatten(before)  # registers classes
+    if has_tensor_keys(before):
+        return after
+    parts, spec = optree.tree_flatten(before, is_leaf=_is_own, namespace=NAMESPACE)
+    now = spec.flatten_up_to(after)
+    return unflatten(
+        spec,
+        [
+            part if is_node(part) and _is_same(part, other) else other
+            for part, other in zip(parts, now, strict=True)
+        ],
+    )
+
+
+def _is_own(value: Any) -> bool:
+    leaves = flatten(value)[0]
+    return not any(leaf is TENSOR or isinstance(leaf, torch.Tensor) for leaf in leaves)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return all(map(operator.is_, flatten(one)[0], flatten(other)[0]))
+
+
+class Contents:
+    """What nodes of a tree hold now: their children by identity, and keys in order."""
+
+    def __init__(self, nodes: Iterable[Any]) -> None:
+        self.nodes = [node for node in nodes if is_node(node)]
+        self.items = [*map(_items_of, self.nodes)]
+
+    @property
+    def has_changed(self) -> bool:
+        """Test whether some node holds something else."""
+        now = [*map(_items_of, self.nodes)]
+        return any(
+            len(a) != len(b) or not all(map(operator.is_, a, b))
+            for a, b in zip(self.items, now, strict=True)
+        )
+
+
+def _items_of(node: Any) -> list[Any]:
+    keys = node if isinstance(node, dict) else ()
+    return [*children_of(node), *keys]
 
 
 def filled(leaves: Iterable[Any], values: Iterable[Any]) -> list[Any]:

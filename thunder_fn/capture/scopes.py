@@ -5,6 +5,7 @@ begin and end.
 from __future__ import annotations
 
 import functools
+import operator
 import sys
 import types
 from collections.abc import Callable, Generator, Sequence
@@ -463,12 +464,15 @@ def lift_call(recorder: Recorder, args: Any, kwargs: Any) -> tuple[Any, Any]:
 
 
 def _lift(recorder: Recorder, value: Any) -> Any:
+    """Lift a tensor, or those in a container; one without is the caller's, who sees changes."""
     if isinstance(value, Tensor):
         return recorder.lift(value)
-    if type(value) in (list, tuple) and value:
-        return type(value)(_lift(recorder, item) for item in value)
-    if type(value) is dict:
-        return {key: _lift(recorder, item) for key, item in value.items()}
+    if type(value) in (list, tuple, dict) and value:
+        items = value.values() if type(value) is dict else value
+        lifted = [_lift(recorder, item) for item in items]
+        if all(map(operator.is_, lifted, items)):
+            return value
+        return dict(zip(value, lifted, strict=True)) if type(value) is dict else type(value)(lifted)
     return value
 
 

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from thunder_fn.capture import pytree
+from thunder_fn.capture.outside.reads import is_object
 from thunder_fn.ir.text import literal_text, program_text, run_text
 from thunder_fn.ir.trace import Expr, Literal
 
@@ -140,6 +141,8 @@ def static_check(target: str, value: Any, names: Namespace) -> str:
             return f"{same_type} and {target} == {names.bind(value)}"
         case _:
             known = names.bind(value)
+            if is_object(value):
+                return f"{target} is {known}"
             return f"({target} is {known} or ({same_type} and {target} == {known}))"
 
 

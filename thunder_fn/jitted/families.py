@@ -39,8 +39,9 @@ from thunder_fn.capture.numbers.arguments import (
     value_at,
 )
 from thunder_fn.capture.recorded import Decision
-from thunder_fn.ir.trace import Literal, Source
+from thunder_fn.ir.trace import Source
 from thunder_fn.jitted.call import Call
+from thunder_fn.jitted.prologue import static_key
 
 MAX_PROGRAMS = 1024
 """The number of programs that a class keeps."""
@@ -123,7 +124,7 @@ def class_key(call: Leaves, dynamic: frozenset[Place]) -> tuple[Any, ...]:
 
 def _leaf_class(index: int, leaf: Any, dynamic: frozenset[Place]) -> Any:
     if not isinstance(leaf, torch.Tensor):
-        return None if (index, None) in dynamic else Literal(leaf)
+        return None if (index, None) in dynamic else static_key(leaf)
     sizes = tuple(
         None if (index, dim) in dynamic and size > 1 else size
         for dim, size in enumerate(leaf.shape)

@@ -25,7 +25,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
 from thunder_fn.capture.numbers.arguments import Symbolic
-from thunder_fn.capture.outside.reads import is_object
+from thunder_fn.capture.outside.reads import Same, is_object
 from thunder_fn.capture.recorded import Decision, Layout
 from thunder_fn.capture.supported import check_supported
 from thunder_fn.errors import JitError, UnsupportedInput, kind_of
@@ -130,6 +130,11 @@ be it of the same code or state, is another program.
 """
 
 
+def static_key(leaf: Any) -> Literal | Same:
+    """The key of a leaf that is baked in."""
+    return Same(leaf) if is_object(leaf) else Literal(leaf)
+
+
 def leaf_key(leaf: Any, position: int, tree: Any) -> Any:
     """The key of a leaf: a tensor's metadata, or the value of anything else with its type.
 
@@ -154,7 +159,7 @@ def leaf_key(leaf: Any, position: int, tree: Any) -> Any:
         return (leaf,)
     static = (*_STATIC_TYPES, *_STATIC_TORCH_TYPES, *_BY_IDENTITY, enum.Enum)
     if isinstance(leaf, static) or is_object(leaf):
-        return type(leaf), Literal(leaf)
+        return type(leaf), static_key(leaf)
     name, kind = argument_name(tree, position), kind_of(leaf)
     raise UnsupportedInput(
         f"jit: the argument {name} is {kind}, neither a tensor nor a value to bake in",

@@ -26,6 +26,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import TENSOR, Captured, current, pytree
+from thunder_fn.capture.capturing import beginning
 from thunder_fn.capture.numbers.python_numbers import running, running_shape, running_zeros
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.replaced.autograd_functions import once
@@ -129,7 +130,8 @@ class FunctionCall(Call):
         """
         asks = self.seen if len(self.marked) > 1 else self.seen - {"absent"}
         required = self.required if "needs" in asks else ()
-        return replace(self, required=required, asks=frozenset(asks), constant=tuple(self.marked))
+        constant = tuple(self.marked)
+        return replace(self, required=required, asks=frozenset(asks), constant=constant, own=None)
 
     def asked(self, wanted_inputs: Mask, wanted_outputs: Mask) -> FunctionCall:
         """Return the call with the wanted tensors among those that require grad, and the
@@ -145,8 +147,9 @@ class FunctionCall(Call):
             call = replace(call, given=() if is_whole else given)
         return self if call == self else call
 
-    def run(self, tensors: Sequence[Any]) -> tuple[Any, Context]:
-        """Run `forward`, and return its result and the context.
+    def run(self, tensors: Sequence[Any], *, on_own: bool = False) -> tuple[Any, Context]:
+        """Run `forward`, and return its result and the context. It runs on the caller's own
+        containers, or on copies.
 
         Raises:
             ChangesInputs: it has changed a tensor in place.
@@ -156,13 +159,8 @@ class FunctionCall(Call):
             for index, tensor in enumerate(tensors)
         ]
         context = self.context([type_of_value(tensor) for tensor in tensors])
-        args = self.args(given)
-        if self.has_setup:
-            output = self._forward(given)
-            self.function.setup_context(context, tuple(args), output)
-            self._check_saved(context, given, output)
-        else:
-            output = self.function.forward(context, *args)
+        forward = functools.partial(self._run_on, context, given)
+        output = self.call_on_own(forward, given) if on_own else forward(*self.args(given))
         if context.dirty and not self.copied:
             outputs = enumerate(output if isinstance(output, tuple) else (output,))
             changed = [
@@ -180,10 +178,19 @@ class FunctionCall(Call):
         ]
         return output, context
 
-    def _forward(self, given: Sequence[Any]) -> Any:
+    def _run_on(self, context: Context, given: Sequence[Any], *args: Any) -> Any:
+        """Run `forward` on arguments, with these tensors, and fill the context."""
+        if not self.has_setup:
+            return self.function.forward(context, *args)
+        output = self._forward(given, args)
+        self.function.setup_context(context, args, output)
+        self._check_saved(context, given, output)
+        return output
+
+    def _forward(self, given: Sequence[Any], args: Sequence[Any]) -> Any:
         """Call a `forward` that takes no context; as an opaque op if it leaves PyTorch."""
         try:
-            return self.function.forward(*self.args(given))
+            return self.function.forward(*args)
         except UnsupportedCall as error:
             recorder = current()
             types = [type_of_value(tensor) for tensor in given]
@@ -212,7 +219,7 @@ class FunctionCall(Call):
 
     def primal(self, *tensors: Any) -> Any:
         """`forward`; results without a gradient are cut off."""
-        output, context = self.run(tensors)
+        output, context = self.run(tensors, on_own=True)
         return _map_outputs(output, context, tensors)
 
     def push(self, tensors: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -648,9 +655,11 @@ def _apply(
     call, tensors = calls.make_call(FunctionCall, cls, signature, (), args, kwargs)
     with internals.no_torch_function():  # at any level: each asks for its own gradients
         call = replace(call, required=tuple(tensor.requires_grad for tensor in tensors))
+    begin_again = beginning()
     try:
         return bind_call(recorder, call, tensors)
     except CaptureError as error:
+        begin_again()
         places = error.places if isinstance(error, ChangesInputs) else _changes(call, tensors)
         if places:
             return _apply_in_place(recorder, call, tensors, places)

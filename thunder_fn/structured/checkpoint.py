@@ -79,7 +79,7 @@ from thunder_fn.ir.text import shown
 from thunder_fn.ir.trace import Atom, Equation, Literal, Op, Trace, cut, identity_of, type_of_value
 from thunder_fn.structured.barrier import behind_barrier
 from thunder_fn.structured.shared.bind import bind
-from thunder_fn.structured.shared.bodies import capture_bodies
+from thunder_fn.structured.shared.bodies import call_on_own, capture_bodies
 from thunder_fn.structured.shared.wrapping import (
     wrapped,
     wrapper_check_rule,
@@ -254,7 +254,7 @@ def checkpoint(f: Callable[..., Any], policy: Any = None) -> Callable[..., Any]:
             return _eager(f, chosen, args, kwargs)
         leaves = pytree.tensors_in((args, kwargs))
         bodies = capture_bodies(
-            "checkpoint", (_called(f),), [(args, kwargs)], writes=True, runs_once=True
+            "checkpoint", (_called(f, args, kwargs),), [(args, kwargs)], writes=True, runs_once=True
         )
         (captured,), (body,) = bodies.captured, bodies.bodies
         values = (*leaves, *bodies.closures)
@@ -265,9 +265,9 @@ def checkpoint(f: Callable[..., Any], policy: Any = None) -> Callable[..., Any]:
     return checkpointed
 
 
-def _called(f: Callable[..., Any]) -> Callable[..., Any]:
+def _called(f: Callable[..., Any], *given: Any) -> Callable[..., Any]:
     def call(args: Any, kwargs: Any) -> Any:
-        return f(*args, **kwargs)
+        return call_on_own(f, given, args, kwargs)
 
     call.__name__ = callable_name(f)
     return call

@@ -96,10 +96,14 @@ def asks_for_types(code: types.CodeType) -> bool:
     return others or bool(names)
 
 
-def type_error(frame: types.FrameType, *, has_found: bool) -> UnsupportedCall | None:
+def type_error(
+    frame: types.FrameType, *, has_found: bool, are_held: bool = False
+) -> UnsupportedCall | None:
     """The error for a frame that has asked for the type of a symbolic number; None for others.
 
-    `has_found`: numbers were found in data, so that a call may return one.
+    Args:
+        has_found: numbers were found in data, so that a call may return one.
+        are_held: objects from outside hold such numbers while the function is traced.
     """
     if not _comparing(frame.f_code):
         return None
@@ -110,7 +114,8 @@ def type_error(frame: types.FrameType, *, has_found: bool) -> UnsupportedCall | 
     values = frame.f_locals
     asked = [name for name in sorted(names) if _is_symbolic(values.get(name))]
     may_ask = others and (
-        any(map(_has_symbols, values.values()))
+        are_held
+        or any(map(_has_symbols, values.values()))
         or (has_found and _calls_inside(frame.f_code, aliases))
     )
     if not asked and not may_ask:

@@ -102,18 +102,19 @@ def is_a(value: Any, kinds: type[T] | tuple[type[T], ...]) -> TypeGuard[T]:
 
 
 def is_object(value: Any) -> bool:
-    """Test for an object of a class written in Python that is compared by identity.
+    """Test for an object that counts by identity: of a class written in Python that has no equality
+    of its own, or no hash, since its state may change.
 
     A function may have it for an argument: its attributes are guarded where they are read.
     Iterators are none, since each use changes them.
     """
     cls = type(value)
-    if cls is functools.partial:
+    if cls in (functools.partial, types.SimpleNamespace):
         return True
+    is_plain = cls.__eq__ is object.__eq__ and cls.__hash__ is object.__hash__
     return (
         bool(cls.__flags__ & HEAP_TYPE)
-        and cls.__eq__ is object.__eq__
-        and cls.__hash__ is object.__hash__
+        and (is_plain or cls.__hash__ is None)
         and not hasattr(cls, "__next__")
         and not issubclass(cls, (type, torch.Tensor))
     )

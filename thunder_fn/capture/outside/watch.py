@@ -99,8 +99,10 @@ class Watch(Evaluator):
             self.aside = None if self.aside is frame else self.aside
             return
         if (recorder := current()) is not None:
-            found = recorder.decisions.has_found
-            recorder.late_error = type_error(frame, has_found=found) or recorder.late_error
+            found, kept = recorder.decisions.has_found, recorder.kept
+            are_held = kept is not None and bool(kept.placed)
+            error = type_error(frame, has_found=found, are_held=are_held)
+            recorder.late_error = error or recorder.late_error
         if not self.stack or self.stack[-1].code is not frame.f_code:
             return
         mine = self.stack.pop()

@@ -22,6 +22,7 @@ from thunder_fn.errors import (
     InvalidTrace,
     TracedFunctionError,
     TraceTypeError,
+    UnsupportedCall,
     callable_name,
     kind_of,
 )
@@ -105,11 +106,11 @@ def capture_bodies(
 def _captured(
     op: str, function: Callable[..., Any], arguments: tuple[Any, ...], writes: bool, runs_once: bool
 ) -> Captured:
-    held = () if runs_once else _held()
+    held = _held()
     try:
         known = EVERY_LEAF if runs_once else None
         captured = capture(function, arguments, known=known, stores=writes)
-        if runs_once or held == _held():
+        if runs_once or not held.has_changed:
             return captured
         what = f"{op}: {callable_name(function)} changes a list or dict among the arguments"
         what = f"{what}, but a body runs as often as values say"
@@ -122,15 +123,35 @@ def _captured(
         raise CaptureError(what, source=user_source(), fix=RETURN_IT) from error
 
 
-def _held() -> Any:
+def _held() -> pytree.Contents:
     """The content of the containers among the arguments of the traced function."""
     recorder = current()
-    nodes = () if recorder is None else pytree.nodes_in(recorder.filled)
-    found = [[*map(id, pytree.children_of(node))] for node in nodes if pytree.is_node(node)]
-    return found, pytree.orders_of(() if recorder is None else recorder.filled)
+    return pytree.Contents(() if recorder is None else pytree.nodes_in(recorder.filled))
+
+
+def call_on_own(f: Callable[..., Any], given: Any, args: Any, kwargs: Any) -> Any:
+    """Call f with the containers of the caller that hold no tensors; the others are copies.
+
+    Args:
+        given: the caller's `(args, kwargs)`, perhaps with marks for tensors.
+
+    Raises:
+        UnsupportedCall: f changes a copy.
+    """
+    args, kwargs = pytree.with_own_parts(given, (args, kwargs))
+    own = {*map(id, pytree.nodes_in(given))}
+    copies = [node for node in pytree.nodes_in((args, kwargs)) if id(node) not in own]
+    held = pytree.Contents(copies)
+    result = f(*args, **kwargs)
+    if held.has_changed:
+        what = f"{callable_name(f)} changes a container among its arguments that holds tensors"
+        what = f"{what}, but a traced call has a copy of it"
+        raise UnsupportedCall(what, source=user_source(), fix=RETURN_WHAT)
+    return result
 
 
 PUT_IT = "Return the value from the body, and put it into the list or dict after the call."
+RETURN_WHAT = "Return what it puts there, and change the container after the call."
 RETURN_IT = "Return the new value, or write to a copy made inside the body (`x = x.clone()`)."
 
 

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, ClassVar, TypeVar
 
@@ -20,7 +20,7 @@ from thunder_fn.capture import EVERY_LEAF, TENSOR, Captured, capture, current, p
 from thunder_fn.capture.apply import part, view_of_input
 from thunder_fn.capture.numbers.known_values import CUSTOM_RULE
 from thunder_fn.capture.outside.frames import is_machinery
-from thunder_fn.capture.outside.reads import is_object
+from thunder_fn.capture.outside.reads import PLAIN, is_a
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.derived.leaf_vjp import is_differentiable
 from thunder_fn.errors import (
@@ -53,6 +53,7 @@ from thunder_fn.structured.shared.bind import bind
 from thunder_fn.structured.shared.bodies import (
     as_before_autocast,
     body_activity,
+    call_on_own,
     check_no_writes,
     close_bodies,
 )
@@ -97,7 +98,8 @@ class Call(Rule):
     static parts.
 
     `leaves` are the leaves of the tuple of the arguments that are not in nondiff_argnums, with
-    `TENSOR` for tensors.
+    `TENSOR` for tensors. `own` are all arguments, with such marks, as the caller has them: the
+    function may change containers among them, and rules get copies.
     """
 
     function: Any
@@ -106,6 +108,7 @@ class Call(Rule):
     leaves: tuple[Literal, ...]
     nondiff: tuple[tuple[int, Literal], ...]
     paths: tuple[str, ...]
+    own: tuple[Any, ...] | None = field(default=None, compare=False)
 
     def __hash__(self) -> int:
         return hash((id(self.function), self.num_args))
@@ -147,15 +150,13 @@ class Call(Rule):
 
     def settled(self) -> Call:
         """The call as its equation keeps it, once its bodies have been captured."""
-        return self
+        return replace(self, own=None)
 
     @property
     def reached(self) -> tuple[Any, ...]:
         """The functions and objects among the arguments."""
         values = (*(leaf.value for leaf in self.leaves), *pytree.flatten(self.static_args)[0])
-        return tuple(
-            one for one in values if one is not TENSOR and (callable(one) or is_object(one))
-        )
+        return tuple(one for one in values if one is not TENSOR and not is_a(one, PLAIN))
 
     def tree(
         self, tensors: Sequence[Any], other: Callable[[Any], Any] = lambda leaf: leaf
@@ -187,9 +188,16 @@ class Call(Rule):
             args.insert(position, value.value)
         return args
 
+    def call_on_own(self, f: Callable[..., Any], tensors: Sequence[Any]) -> Any:
+        """Call f on the arguments, with the caller's own containers."""
+        args = self.args(tensors)
+        if self.own is None:
+            return f(*args)
+        return call_on_own(f, (self.own, {}), tuple(args), {})
+
     def primal(self, *tensors: Any) -> Any:
         """Call the function."""
-        return self.function.f(*self.args(tensors))
+        return self.call_on_own(self.function.f, tensors)
 
 
 @dataclass(frozen=True)
@@ -385,7 +393,15 @@ def make_call(
     )
     marks = tuple(map(Literal, pytree.statics(leaves)))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    return kind(function, len(args), spec, marks, tuple(static), paths), tensors
+    own = args if any(map(pytree.is_node, args)) else None
+    own = own and pytree.with_own_parts(args, pytree.unflatten(*_marked(args)))
+    return kind(function, len(args), spec, marks, tuple(static), paths, own), tensors
+
+
+def _marked(tree: Any) -> tuple[pytree.PyTreeSpec, tuple[Any, ...]]:
+    """The structure of a tree, and its leaves with a mark in the place of each tensor."""
+    leaves, spec = pytree.flatten(tree)
+    return spec, pytree.statics(leaves)
 
 
 class KeywordOnly(CustomRuleError, NotImplementedError):
