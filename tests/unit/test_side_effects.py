@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace as ns
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
 import thunder_fn as tfn
@@ -294,3 +296,184 @@ def test_a_counter_that_nothing_reads_is_allowed_in_the_function_of_any_op(name:
 def test_a_rule_that_computes_with_a_counter_is_refused_where_it_is_asked_for(name: str) -> None:
     with pytest.raises(UnsupportedCall, match=r"changes held\.n, and computes with the change"):
         raise outcomes(lambda f: tfn.grad(lambda x: f(x).sum()), OPS[name], True)
+
+
+# ---- containers and objects among the arguments ----
+
+
+class Slots:
+    __slots__ = ("n", "new")
+
+    def __init__(self) -> None:
+        self.n = 0
+
+
+@dataclasses.dataclass
+class Settings:
+    n: Any = 0
+
+
+class OwnDict(dict[str, Any]):
+    pass
+
+
+class OwnList(list[Any]):
+    pass
+
+
+HOLDERS: dict[str, Callable[[], Any]] = {
+    "dict": lambda: {"n": 0},
+    "ordered": lambda: OrderedDict(n=0),
+    "list": lambda: [0],
+    "namespace": lambda: ns(n=0),
+    "slots": Slots,
+    "dataclass": Settings,
+    "dict of the user's": lambda: OwnDict(n=0),
+    "list of the user's": lambda: OwnList([0]),
+    "module": lambda: Counting(reads=False),
+}
+
+
+def held(o: Any) -> Any:
+    return o["n"] if isinstance(o, dict) else o[0] if isinstance(o, list) else o.n
+
+
+def hold(o: Any, value: Any) -> None:
+    if isinstance(o, (dict, list)):
+        o["n" if isinstance(o, dict) else 0] = value
+    else:
+        o.n = value
+
+
+def counts(x: Tensor, o: Any) -> Tensor:
+    hold(o, held(o) + 1)
+    return x * held(o)
+
+
+def sets(x: Tensor, o: Any) -> Tensor:
+    hold(o, 7)
+    return x * 2
+
+
+def grows(x: Tensor, o: Any) -> Tensor:
+    if isinstance(o, dict):
+        o[f"new{len(o)}"] = len(o)
+    elif isinstance(o, list):
+        o.append(len(o))
+    else:
+        o.new = 3
+    return x * 2
+
+
+class Calls(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, o: Any, f: Callable[[Tensor, Any], Tensor]) -> Tensor:
+        return f(x, o)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return g, None, None
+
+
+class SetUp(Calls):
+    @staticmethod
+    def forward(x: Tensor, o: Any, f: Callable[[Tensor, Any], Tensor]) -> Tensor:  # type: ignore[override]
+        return f(x, o)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+
+def with_vjp(f: Callable[[Tensor, Any], Tensor], x: Tensor, o: Any) -> Tensor:
+    call = tfn.custom_vjp(f)
+    call.defvjp(lambda x, o: (f(x, o), ()), lambda left, g: (g, None))
+    return call(x, o)
+
+
+def with_jvp(f: Callable[[Tensor, Any], Tensor], x: Tensor, o: Any) -> Tensor:
+    call = tfn.custom_jvp(f)
+    call.defjvp(lambda primals, tangents: (f(*primals), tangents[0]))
+    return call(x, o)
+
+
+def of_function(cls: Any) -> Callable[..., Tensor]:
+    return lambda f, x, o: cls.apply(x, o, f)
+
+
+PASSING: dict[str, Callable[[Callable[[Tensor, Any], Tensor], Tensor, Any], Tensor]] = {
+    "jit": lambda f, x, o: tfn.jit(f)(x, o),
+    "checkpoint": lambda f, x, o: tfn.checkpoint(f)(x, o),
+    "torch's checkpoint": lambda f, x, o: torch.utils.checkpoint.checkpoint(f, x, o, use_reentrant=False),
+    "composite": lambda f, x, o: tfn.composite(f)(x, o),
+    "custom_vjp": with_vjp,
+    "custom_jvp": with_jvp,
+    "Function": of_function(Calls),
+    "Function with setup": of_function(SetUp),
+}
+
+
+def content(o: Any) -> Any:
+    return (
+        dict(o)
+        if isinstance(o, dict)
+        else list(o)
+        if isinstance(o, list)
+        else {n: getattr(o, n, None) for n in ("n", "new")}
+    )
+
+
+@pytest.mark.parametrize("passing", PASSING)
+@pytest.mark.parametrize("f", [counts, sets, grows], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("kind", HOLDERS)
+def test_what_a_function_does_to_its_arguments_reaches_the_caller(
+    kind: str, f: Callable[[Tensor, Any], Tensor], passing: str
+) -> None:
+    given, closed = HOLDERS[kind](), HOLDERS[kind]()
+    has_copy = "changes a Settings among its arguments, which it has a copy of"
+    steps = {
+        "closed over": tfn.jit(lambda x, o: PASSING[passing](f, x, closed)),
+        "an argument": tfn.jit(lambda x, o: PASSING[passing](f, x, o)),
+    }
+    for i, (way, step) in itertools.product(range(2), steps.items()):
+        held_by = given if way == "an argument" else closed
+        if kind == "dataclass" and (way == "an argument" or passing == "jit"):
+            with pytest.raises(UnsupportedCall, match=has_copy):
+                step(X + i, given)
+            continue
+        oracle = HOLDERS[kind]()
+        for _ in range(i):
+            f(X, oracle)
+        torch.testing.assert_close(step(X + i, given), f(X + i, oracle))
+        assert content(held_by) == content(oracle)
+
+
+@pytest.mark.parametrize("passing", ["checkpoint", "custom_vjp", "Function"])
+def test_a_container_with_tensors_that_a_function_changes_is_the_callers_or_refused(passing: str) -> None:
+    def f(x: Tensor, o: dict[str, Any]) -> Tensor:
+        o["n"] += 1
+        o["last"] = x * 2
+        return x * o["n"]
+
+    def step(x: Tensor) -> Any:
+        o = {"n": 1, "last": x}
+        return PASSING[passing](f, x, o), o
+
+    try:
+        found = tfn.jit(step)(X)
+    except UnsupportedCall as error:
+        assert "changes a dict among its arguments, which it has a copy of" in str(error)
+    else:
+        torch.testing.assert_close(found, (X * 2, {"n": 2, "last": X * 2}))
+
+
+@pytest.mark.parametrize("name", ["vmap", "grad"])
+def test_dicts_are_copies_under_transforms_as_under_torch_func(name: str) -> None:
+    def transformed(of: Any) -> Callable[..., Any]:
+        return of.vmap(counts, in_dims=(0, None)) if name == "vmap" else of.grad(lambda x, o: counts(x, o).sum())
+
+    found, expected = {"n": 0}, {"n": 0}
+    torch.testing.assert_close(transformed(tfn)(X, found), transformed(torch.func)(X, expected))
+    assert found == expected
+    with pytest.raises(UnsupportedCall, match="changes a Settings among its arguments"):
+        transformed(tfn)(X, Settings())

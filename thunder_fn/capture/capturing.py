@@ -59,7 +59,7 @@ from thunder_fn.capture.results import (
     strides_of,
 )
 from thunder_fn.capture.rewriting import rewritten
-from thunder_fn.capture.scopes import ScopeMode
+from thunder_fn.capture.scopes import ScopeMode, check_unchanged
 from thunder_fn.capture.stored import alive, around
 from thunder_fn.capture.watching import made
 from thunder_fn.errors import (
@@ -68,7 +68,6 @@ from thunder_fn.errors import (
     DataDependentValue,
     TracedFunctionError,
     UnsupportedCall,
-    kind_of,
 )
 from thunder_fn.garbage import no_collections
 from thunder_fn.ir.trace import Atom, Expr, Trace, Var, cut, type_of_value
@@ -485,10 +484,8 @@ def _unchanged(asked: _Options, arguments: Any) -> Generator[None]:
     nodes = [one for one in nodes if dataclasses.is_dataclass(one) and not pytree.tensors_in(one)]
     held = pytree.Contents(nodes)
     yield
-    if held.has_changed:
-        what = f"{asked.name} changes {kind_of(nodes[0])} among its arguments: it has a copy"
-        fix = "Return the new value, or close over the object instead of passing it."
-        raise UnsupportedCall(what, source=source_of(asked.f), fix=fix)
+    fix = "Return the new value, or close over the object instead of passing it."
+    check_unchanged(held, asked.name, fix)
 
 
 def _run(

@@ -149,25 +149,26 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 class Contents:
-    """What nodes of a tree hold now: their children by identity, and keys in order."""
+    """What nodes of a tree hold now, by identity: children, keys in order, and attributes."""
 
     def __init__(self, nodes: Iterable[Any]) -> None:
         self.nodes = [node for node in nodes if is_node(node)]
         self.items = [*map(_items_of, self.nodes)]
 
     @property
-    def has_changed(self) -> bool:
-        """Test whether some node holds something else."""
-        now = [*map(_items_of, self.nodes)]
-        return any(
-            len(a) != len(b) or not all(map(operator.is_, a, b))
-            for a, b in zip(self.items, now, strict=True)
-        )
+    def changed(self) -> Any:
+        """A node that holds something else; None if there is none."""
+        for node, before in zip(self.nodes, self.items, strict=True):
+            now = _items_of(node)
+            if len(now) != len(before) or not all(map(operator.is_, now, before)):
+                return node
+        return None
 
 
 def _items_of(node: Any) -> list[Any]:
+    attributes: dict[str, Any] = getattr(node, "__dict__", {})
     keys = node if isinstance(node, dict) else ()
-    return [*children_of(node), *keys]
+    return [*children_of(node), *keys, *attributes.values()]
 
 
 def filled(leaves: Iterable[Any], values: Iterable[Any]) -> list[Any]:

@@ -597,6 +597,17 @@ def user_source(recorder: Recorder | None = None) -> Source | None:
     return Source(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name, module)
 
 
+def check_unchanged(held: pytree.Contents, who: str, fix: str) -> None:
+    """Check that a function has not changed containers of which it has copies.
+
+    Raises:
+        UnsupportedCall: it has.
+    """
+    if (node := held.changed) is not None:
+        what = f"{who} changes {kind_of(node)} among its arguments, which it has a copy of"
+        raise UnsupportedCall(what, source=user_source(), fix=fix)
+
+
 # ---- the user's own composites ----
 
 

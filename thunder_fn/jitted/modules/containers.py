@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from thunder_fn.capture import pytree
-from thunder_fn.capture.scopes import user_source
-from thunder_fn.errors import UnsupportedCall, kind_of
+from thunder_fn.capture.scopes import check_unchanged
 
 KINDS = (list, deque, dict, OrderedDict, defaultdict)
 
@@ -59,18 +58,11 @@ def filling(arguments: Any) -> Callable[[Any], Any]:
         UnsupportedCall: it changes a container of another kind.
     """
     containers, objects = held_in(arguments), pytree.objects_in(arguments)
-    others = [(node, _holds(node)) for node in pytree.nodes_in(arguments) if _may_change(node)]
+    others = pytree.Contents(filter(_may_change, pytree.nodes_in(arguments)))
 
     def made_of(result: Any) -> Any:
-        for node, before in others:
-            if _holds(node) != before:
-                what = (
-                    f"jit: the function changes {kind_of(node)} among its arguments, which it has a"
-                    " copy of"
-                )
-                raise UnsupportedCall(
-                    what, source=user_source(), fix="Return what is new, or pass a list or a dict."
-                )
+        fix = "Return what is new, or pass a list or a dict."
+        check_unchanged(others, "jit: the function", fix)
         changed = filled(containers)
         return (
             Filling(result, tuple(map(pytree.attributes_of, objects)), changed)
@@ -83,17 +75,7 @@ def filling(arguments: Any) -> Callable[[Any], Any]:
 
 def _may_change(node: Any) -> bool:
     """Test whether the node is a container that code can change, and no list or dict."""
-    return (
-        type(node) not in (*KINDS, type(None))
-        and not isinstance(node, (tuple, torch.Tensor))
-        and pytree.is_node(node)
-    )
-
-
-def _holds(node: Any) -> Any:
-    return [*map(id, pytree.children_of(node))], {
-        name: id(value) for name, value in getattr(node, "__dict__", {}).items()
-    }
+    return type(node) not in (*KINDS, type(None)) and not isinstance(node, (tuple, torch.Tensor))
 
 
 def finish(result: Filling, args: Any, kwargs: Any) -> Any:

@@ -15,14 +15,13 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture import EVERY_LEAF, Captured, capture, current, pytree
 from thunder_fn.capture.numbers.arithmetic import is_found_in_data
 from thunder_fn.capture.numbers.python_numbers import running
-from thunder_fn.capture.scopes import user_source
+from thunder_fn.capture.scopes import check_unchanged, user_source
 from thunder_fn.derived.activity import activity
 from thunder_fn.errors import (
     CaptureError,
     InvalidTrace,
     TracedFunctionError,
     TraceTypeError,
-    UnsupportedCall,
     callable_name,
     kind_of,
 )
@@ -110,7 +109,7 @@ def _captured(
     try:
         known = EVERY_LEAF if runs_once else None
         captured = capture(function, arguments, known=known, stores=writes)
-        if runs_once or not held.has_changed:
+        if runs_once or held.changed is None:
             return captured
         what = f"{op}: {callable_name(function)} changes a list or dict among the arguments"
         what = f"{what}, but a body runs as often as values say"
@@ -143,10 +142,7 @@ def call_on_own(f: Callable[..., Any], given: Any, args: Any, kwargs: Any) -> An
     copies = [node for node in pytree.nodes_in((args, kwargs)) if id(node) not in own]
     held = pytree.Contents(copies)
     result = f(*args, **kwargs)
-    if held.has_changed:
-        what = f"{callable_name(f)} changes a container among its arguments that holds tensors"
-        what = f"{what}, but a traced call has a copy of it"
-        raise UnsupportedCall(what, source=user_source(), fix=RETURN_WHAT)
+    check_unchanged(held, callable_name(f), RETURN_WHAT)
     return result
 
 
