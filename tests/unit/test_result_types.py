@@ -72,3 +72,22 @@ def test_shifts_of_integers(shift: Callable[..., Any], by: Any) -> None:
         pairs = (tfn.jit(shift), shift(x, by)), (tfn.vmap(shift, (0, None)), torch.stack([shift(one, by) for one in x]))
         for h, expected in pairs:
             assert torch.equal(h(x, by), expected) and h(x, by).dtype == expected.dtype
+
+
+@pytest.mark.parametrize("driver", [None, "gels"])
+@pytest.mark.parametrize("a", [(4, 3), (1, 4, 3), (4, 4, 3), (2, 1, 4, 3), (1, 3, 4)], ids=str)
+@pytest.mark.parametrize("b", [(4,), (4, 2), (1, 4, 2), (1, 4), (3, 3), (2, 1, 4), (1, 5, 4, 2)], ids=str)
+def test_a_least_squares_problem_has_the_shapes_of_its_kernel(
+    a: tuple[int, ...], b: tuple[int, ...], driver: str | None
+) -> None:
+    """The kernel broadcasts batch dims as many as those of the matrix, whatever the others are."""
+
+    def solve(x: torch.Tensor, y: torch.Tensor) -> Any:
+        return torch.linalg.lstsq(x, y, driver=driver)
+
+    x, y = (torch.rand(shape, dtype=torch.float64) for shape in (a, b))
+    try:
+        wanted = solve(x, y)
+    except RuntimeError:
+        return
+    assert [type.shape for type in tfn.trace(solve, x, y).output_types] == [tuple(one.shape) for one in wanted]

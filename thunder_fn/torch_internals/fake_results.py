@@ -77,7 +77,7 @@ def _lstsq(
     a: torch.Tensor, b: torch.Tensor, rcond: float | None = None, *, driver: str | None = None
 ) -> Any:
     """Residuals are computed for more equations than unknowns, by gels always, by gelsd and
-    gelss if the rank is full.
+    gelss if the rank is full. The kernel takes as many batch dims of b as a has.
     """
     driver = driver or ("gelsy" if a.device.type == "cpu" else "gels")
     (m, n), batch = a.shape[-2:], list(a.shape[:-2])
@@ -85,7 +85,7 @@ def _lstsq(
         return NotImplemented
     is_vector = b.dim() == 1 or (a.dim() - 1 == b.dim() and a.shape[:-1] == b.shape)
     columns = [] if is_vector else [b.shape[-1]]
-    both = list(torch.broadcast_shapes(a.shape[:-2], b.shape[: -1 if is_vector else -2]))
+    both = list(torch.broadcast_shapes(batch, b.shape[: a.dim() - 2]))
     residuals = [*both, *(columns or [1])] if m > n and driver == "gels" else [0]
     real = a.dtype.to_real()
     return (
