@@ -149,7 +149,7 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 class Contents:
-    """What nodes of a tree hold now, by identity: children, keys in order, and attributes."""
+    """The present content of nodes of a tree, by identity: children, keys, attributes."""
 
     def __init__(self, nodes: Iterable[Any]) -> None:
         self.nodes = [node for node in nodes if is_node(node)]
