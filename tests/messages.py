@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from thunder_fn.errors import ThunderError, located
+from thunder_fn.errors import ThunderError
 
 
 def message_of(error: BaseException) -> str:
     """Return the text of an error; its line only where that is an equation's or a function's."""
-    if not isinstance(error, ThunderError) or error._is_located:
-        return str(error)
-    return located(error.what, equation=error._equation, fix=error._fix)
+    return error.without_call() if isinstance(error, ThunderError) else str(error)

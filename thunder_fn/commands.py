@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
-from thunder_fn.errors import MissingExtra
+from thunder_fn.errors import MissingExtra, ThunderError
 
 INTERRUPTED = 130
 
@@ -30,11 +30,18 @@ def run_command(main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> in
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except MissingExtra as error:
-        print(error, file=sys.stderr)
+        print(error.without_call(), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return INTERRUPTED
+    return code
+
+
+def failed(command: str, error: Exception, code: int = 1) -> int:
+    """Print why a command failed, and return its exit code."""
+    text = error.without_call() if isinstance(error, ThunderError) else str(error)
+    print(f"thunder_fn {command}: {text}", file=sys.stderr)
     return code
 
 

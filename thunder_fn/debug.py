@@ -55,7 +55,12 @@ class _Printed:
     def __call__(self, *values: Tensor) -> None:
         leaves = pytree.filled(self.statics, map(_shown, values))
         args, kwargs = pytree.unflatten(self.spec, leaves)
-        sys.stdout.write(f"{self.text.format(*args, **kwargs)}\n")
+        try:
+            text = self.text.format(*args, **kwargs)
+        except (KeyError, IndexError, ValueError, TypeError) as error:
+            what = f"debug.print: {self.text!r} does not fit its arguments: {error}"
+            raise UnsupportedInput(what, fix='Write `debug.print("{} {y}", x, y=y)`.') from error
+        sys.stdout.write(f"{text}\n")
 
 
 @dataclass(frozen=True)

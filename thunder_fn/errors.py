@@ -13,8 +13,9 @@ import functools
 import importlib.metadata
 import inspect
 import re
+import sys
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeGuard, TypeVar
 
 from thunder_fn.lines import calling_frame
@@ -93,6 +94,12 @@ class ThunderError(Exception):
 
     def __str__(self) -> str:
         return located(self.what, equation=self._equation, source=self._source, fix=self._fix)
+
+    def without_call(self) -> str:
+        """The text, without a line that only says where this package was called."""
+        if self._is_located:
+            return str(self)
+        return located(self.what, equation=self._equation, fix=self._fix)
 
 
 class TraceTypeError(ThunderError, TypeError, ValueError, RuntimeError):
@@ -344,11 +351,11 @@ class spelled:
 
     The keyword of the function that is transformed is known without being listed: where it is `f`
     here, it is `fun` in JAX and `func` in torch.func. A slip of the pen is taken for the nearest
-    keyword.
+    keyword. `too_many` is the fix for a call with too many positional arguments.
     """
 
-    def __init__(self, **elsewhere: str) -> None:
-        self.elsewhere = elsewhere
+    def __init__(self, too_many: str = "", /, **elsewhere: str) -> None:
+        self.too_many, self.elsewhere = too_many, elsewhere
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         code = inspect.unwrap(function).__code__
@@ -357,8 +364,13 @@ class spelled:
         error, kind, own = misspelled, type, function.__qualname__
         taken = frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
         takes_any, meant = bool(code.co_flags & inspect.CO_VARKEYWORDS), nearest
+        most = sys.maxsize if code.co_flags & inspect.CO_VARARGS else code.co_argcount
+        excess, positional = self._excess, code.co_varnames[: code.co_argcount]
+        options = code.co_varnames[code.co_argcount :][: code.co_kwonlyargcount]
 
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            if len(args) > most:
+                raise excess(positional, options, args, own)
             for name in kwargs:
                 if name in taken:
                     continue
@@ -373,6 +385,18 @@ class spelled:
             call.__code__, function.__globals__, call.__name__, None, call.__closure__
         )
         return functools.update_wrapper(made, function)  # type: ignore[return-value]
+
+    def _excess(
+        self, names: Sequence[str], options: Sequence[str], args: Sequence[Any], own: str
+    ) -> UnknownOption:
+        """The error for too many positional arguments."""
+        if own.endswith("__init__"):
+            own, names, args = type(args[0]).__name__, names[1:], args[1:]
+        fix = self.too_many or (
+            f"Write options by name: {', '.join(options)}." if options else None
+        )
+        takes = f"takes {counted(len(names), 'positional argument')} ({', '.join(names)})"
+        return UnknownOption(f"{own}: {takes}, given {len(args)}", fix=fix)
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -470,6 +494,11 @@ def with_article(noun: object) -> str:
     text = str(noun)
     is_vowel = text[:1] in "aeioAEIO" or (text[:1] == "f" and text[1:2].isdigit())
     return f"an {text}" if is_vowel else f"a {text}"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things: "1 input", "2 inputs"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def callable_name(function: Any) -> str:

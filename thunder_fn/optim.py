@@ -26,11 +26,11 @@ from thunder_fn.capture.numbers.python_numbers import as_python
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.replaced.lookasides import divert, original_of
 from thunder_fn.capture.replaced.patches import counting_in_tensors
-from thunder_fn.errors import OptimizerError, callable_name, kind_of
+from thunder_fn.errors import OptimizerError, callable_name, kind_of, spelled
 from thunder_fn.garbage import no_collections
 from thunder_fn.interpreters.partial_eval import follows_from, partial_eval
 from thunder_fn.ir import ops
-from thunder_fn.ir.trace import Literal, Trace, TraceBuilder, Var, cut, type_of
+from thunder_fn.ir.trace import Literal, Trace, TraceBuilder, Var, cut, type_of, type_of_value
 from thunder_fn.ir.walking import inline_into
 from thunder_fn.spellings import no_such_name
 
@@ -219,7 +219,7 @@ class FunctionalOptimizer:
         leaves = pytree.flatten(params)[0]
         if other := [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]:
             raise OptimizerError(
-                f"init: expected a pytree of tensors, with {kind_of(other[0])} in it",
+                f"init: expected a pytree of tensors, but there is {kind_of(other[0])} in it",
                 fix="Write `init(dict(module.named_parameters()))` for those of a module.",
             )
         leaves = [leaf.detach() for leaf in leaves]
@@ -259,7 +259,7 @@ class FunctionalOptimizer:
             )
             raise OptimizerError(what, fix="Give `functional_optimizer` a dampening that is not 0.")
         leaves, spec = pytree.flatten(params)
-        gradients = _gradients(spec, grads)
+        gradients = _gradients(params, grads)
         _check_state(state, len(leaves))
         entries, step = state["params"], state["step"]
         group: State = state.get("group", {})
@@ -372,20 +372,32 @@ class FunctionalOptimizer:
         return optimizer
 
 
-def _gradients(spec: pytree.PyTreeSpec, grads: Any) -> list[Any]:
+def _gradients(params: Any, grads: Any) -> list[Any]:
     """The gradients of the parameters in order.
 
     Raises:
-        OptimizerError: their structure is not that of the parameters.
+        OptimizerError: their structure or types are not those of the parameters.
     """
+    leaves, spec = pytree.flatten(params)
+    fix = "Write `update(params, grads, state)`."
     try:
-        return pytree.flatten_up_to(spec, grads)
+        gradients = pytree.flatten_up_to(spec, grads)
     except ValueError:
         found = pytree.difference(spec, pytree.flatten(grads)[1], "params", "grads")
-    raise OptimizerError(
-        f"update: the gradients must have the structure of the parameters, but {found}",
-        fix="Write `update(params, grads, state)`.",
-    )
+        what = f"update: the gradients must have the structure of the parameters, but {found}"
+        raise OptimizerError(what, fix=fix) from None
+    for index, (leaf, gradient) in enumerate(zip(leaves, gradients, strict=True)):
+        if gradient is None or (_kind(gradient) == _kind(leaf)):
+            continue
+        path = pytree.paths(params, "")[index]
+        given = type_of_value(gradient) if _kind(gradient) else kind_of(gradient)
+        what = f"update: grads{path} is {given}, but params{path} is {type_of_value(leaf)}"
+        raise OptimizerError(what, fix=fix)
+    return gradients
+
+
+def _kind(value: Any) -> Any:
+    return (value.shape, value.dtype) if isinstance(value, torch.Tensor) else None
 
 
 def _check_state(state: Any, count: int) -> None:
@@ -517,6 +529,11 @@ def _stored(
     return {"step": None if common is None else common.float(), "params": list(entries)}
 
 
+@spelled(
+    "Name the options, as in `functional_optimizer(torch.optim.SGD, lr=0.1)`; `init` takes the"
+    " parameters.",
+    learning_rate="lr",
+)
 def functional_optimizer(
     make: Callable[..., torch.optim.Optimizer], **options: Any
 ) -> FunctionalOptimizer:

@@ -22,12 +22,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.errors import TraceTypeError, is_int, spelled, with_article
+from thunder_fn.ir.text import shown
 from thunder_fn.ir.trace import type_of_value
 from thunder_fn.spellings import no_such_name
 
@@ -141,7 +142,16 @@ def _check_key(name: str, key: Any) -> None:
 
 
 def _sizes(shape: Shape) -> tuple[int, ...]:
-    return (shape,) if isinstance(shape, int) else tuple(shape)
+    sizes = (shape,) if _is_size(shape) else shape
+    if not isinstance(sizes, (tuple, list)) or not all(map(_is_size, sizes)):
+        what = f"random: expected a shape, given {shown(shape, 60)}"
+        raise TraceTypeError(what, source=user_source(), fix="Write a tuple, `(2, 3)`, or an int.")
+    return tuple(sizes)
+
+
+def _is_size(value: Any) -> TypeGuard[int]:
+    """Test for a size of a tensor: an int or a symbol."""
+    return is_int(value, 0) or isinstance(value, torch.SymInt)
 
 
 def _words_of(name: str, key: Tensor, count: int, use: int = _BITS) -> Tensor:
@@ -191,7 +201,7 @@ def split(key: Tensor, num: int = 2) -> Tensor:
     Law: ``split(key, n)[i]`` is the same for every ``n > i``.
 
     Raises:
-        TraceTypeError: key is no key.
+        TraceTypeError: key is no key, or num no number.
 
     Example:
         >>> one, other = split(key(0))
@@ -200,6 +210,9 @@ def split(key: Tensor, num: int = 2) -> Tensor:
 
     Source: jax.random.split.
     """
+    if not _is_size(num):
+        what = f"random.split: expected a number of keys, given {shown(num, 60)}"
+        raise TraceTypeError(what, source=user_source())
     return _words_of("split", key, 4 * num, _SPLIT).reshape(num, 4)[:, :2]
 
 

@@ -101,30 +101,30 @@ def test_stop_gradient() -> None:
 
 # ---- misuse ----
 
-NOT_SCALAR = (
-    "grad_f: the function must return one scalar tensor, but it returned {what}\n"
-    "from:         {here}\n"
-    "Reduce it with `.sum()` or `.mean()`; for several outputs use `vjp` or `jacrev`."
-)
+NOT_SCALAR = "grad_f: the function must return one scalar tensor, but it returned {what}\nfrom:         {here}\n{fix}"
 
 
 @pytest.mark.parametrize(
-    ("value", "what"),
+    ("value", "what", "fix"),
     (
-        (lambda x: x * 2, "f32[3]"),
-        (lambda x: 3.0, "a float"),
-        (lambda x: None, "None"),
-        (lambda x: (x.sum(),), "a tuple"),
+        (
+            lambda x: x * 2,
+            "f32[3]",
+            "Reduce it with `.sum()` or `.mean()`; for several outputs use `vjp` or `jacrev`.",
+        ),
+        (lambda x: 3.0, "a float", "Return the tensor itself, without `.item()` or `float()`."),
+        (lambda x: None, "None", "Return the loss. A gradient needs no `backward()`: `grad` returns it."),
+        (lambda x: (x.sum(),), "a tuple", "Return the loss alone, or `(loss, aux)` with `has_aux=True`."),
     ),
     ids=("vector", "number", "none", "tuple"),
 )
-def test_loss_is_a_scalar(value: Any, what: str) -> None:
+def test_loss_is_a_scalar(value: Any, what: str, fix: str) -> None:
     def f(x: Any) -> Any:
         return value(x)
 
     with pytest.raises(errors.NonScalarLoss) as info:
         tfn.grad(f)(X)
-    assert message_of(info.value) == NOT_SCALAR.format(what=what, here=here(f))
+    assert message_of(info.value) == NOT_SCALAR.format(what=what, here=here(f), fix=fix)
     with pytest.raises(errors.NonScalarLoss, match="one scalar tensor"):
         tfn.grad(lambda x: (value(x), 1), has_aux=True)(X)
 

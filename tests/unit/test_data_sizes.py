@@ -164,6 +164,7 @@ def test_python_cannot_decide(name: str) -> None:
         jit(f)(INPUTS[0])
     number = (
         " An item is a number already: leave `int()` and `float()` out, and write `math.trunc` for the int of a float."
+        " To print it, write `tfn.debug.print`."
     )
     line = f"{f.__code__.co_filename}:{f.__code__.co_firstlineno} in <lambda>"
     assert message_of(caught.value) == (

@@ -286,7 +286,7 @@ def test_why_a_file_cannot_be_read(tmp_path: Path) -> None:
         (_written(tmp_path / "effect", with_op("leaf", "aten.add_.Tensor")), "aten.add_.Tensor has an effect"),
         (_written(tmp_path / "file", with_op("leaf", "aten.from_file.default")), "reads a file"),
         (_written(tmp_path / "structured", with_op("structured", "eval")), "no structured op eval"),
-        (_written(tmp_path / "more", members | {"code.py": b"1"}), "none of ours"),
+        (_written(tmp_path / "more", members | {"code.py": b"1"}), "is none of `tfn.save`'s"),
         (_written(tmp_path / "less", {k: v for k, v in members.items() if k != CONSTANTS}), "constants are missing"),
     ]
     bad.write_bytes(good.read_bytes()[:-40])

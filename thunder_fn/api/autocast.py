@@ -136,7 +136,10 @@ def autocast(f: Callable[..., Any], dtype: torch.dtype = torch.bfloat16, policy:
     Source: torch.autocast for the policy.
     """
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise AutocastError(f"autocast: the lower precision is a floating dtype, given {dtype!r}")
+        raise AutocastError(
+            f"autocast: the lower precision is a floating dtype, given {dtype!r}",
+            fix="Write `autocast(f, torch.bfloat16)`, then call the result.",
+        )
     chosen = check_policy(policy)
     return transformed(f, lambda fn: Autocast(fn, dtype, chosen), "precision-changing")
 

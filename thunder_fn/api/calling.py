@@ -227,7 +227,10 @@ def transformed(
     another function, as grad does, mean what they compute.
     """
     if not callable(f):
-        raise GradError(f"expected a function to transform, given {kind_of(f)}: {shown(f, 60)}")
+        raise GradError(
+            f"expected a function to transform, given {kind_of(f)}: {shown(f, 60)}",
+            fix="Transform a function, then call the result: `grad(f)(x)`.",
+        )
     unjitted = getattr(f, "unjitted", None)
     jitted = f if isinstance(f, Jitted) else getattr(f, "jitted", None)
     if not isinstance(jitted, Jitted) or (unjitted is None and f is not jitted):

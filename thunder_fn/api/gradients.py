@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Concatenate, Literal as Choice, overload
@@ -248,7 +248,10 @@ def frozen_argnums(argnums: Any) -> Argnums:
         ArgnumError: they are neither an int nor a non-empty sequence of ints.
     """
     if isinstance(argnums, bool) or not isinstance(argnums, (int, tuple, list)):
-        raise ArgnumError(f"argnums must be int or Tuple[int, ...], given {argnums!r}")
+        raise ArgnumError(
+            f"argnums must be int or Tuple[int, ...], given {shown(argnums, 60)}",
+            fix="Give the positions of arguments. Arguments go to the result: `grad(f)(x)`.",
+        )
     if isinstance(argnums, int):
         return argnums
     if not argnums:
@@ -274,6 +277,21 @@ def check_argnums(argnums: Argnums, args: tuple[Any, ...], name: str) -> tuple[i
     return positions
 
 
+def _fix_of_argument(leaf: Any) -> str:
+    """The fix for an argument that has no gradient."""
+    if isinstance(leaf, torch.nn.Module):
+        return (
+            "Differentiate by a dict of its parameters, and call it by"
+            " `functional_call(module, params, args)`."
+        )
+    if isinstance(leaf, Iterator):
+        return "Pass a dict, `dict(module.named_parameters())`, or a list."
+    return (
+        "Cast it to a floating dtype, pass numbers as tensors, or leave the argument out of"
+        " argnums."
+    )
+
+
 def differentiated_leaves(args: tuple[Any, ...], argnums: tuple[int, ...], name: str) -> set[int]:
     """Check the leaves of the arguments to differentiate; the positions of those arguments."""
     for number in argnums:
@@ -286,10 +304,7 @@ def differentiated_leaves(args: tuple[Any, ...], argnums: tuple[int, ...], name:
                     f"{name}: {path} is {what}, and only floating and complex tensors have"
                     " gradients",
                     source=user_source(),
-                    fix=(
-                        "Cast it to a floating dtype, pass numbers as tensors, or leave the"
-                        " argument out of argnums."
-                    ),
+                    fix=_fix_of_argument(leaf),
                 )
         if not leaves:
             text = (
@@ -333,6 +348,17 @@ def group_gradients(
     )
 
 
+def _fix_of_loss(result: Any) -> str:
+    """The fix for a loss that is no scalar tensor."""
+    if result is None:
+        return "Return the loss. A gradient needs no `backward()`: `grad` returns it."
+    if isinstance(result, (bool, int, float, complex)):
+        return "Return the tensor itself, without `.item()` or `float()`."
+    if isinstance(result, tuple):
+        return "Return the loss alone, or `(loss, aux)` with `has_aux=True`."
+    return "Reduce it with `.sum()` or `.mean()`; for several outputs use `vjp` or `jacrev`."
+
+
 def check_loss(captured: Captured, has_aux: bool, f: Callable[..., Any], name: str) -> None:
     """Check that the function returned one real scalar tensor, and aux if it was to."""
     result = captured.result(captured.trace.output_types[: captured.num_results])
@@ -352,9 +378,7 @@ def check_loss(captured: Captured, has_aux: bool, f: Callable[..., Any], name: s
             f"{name}: the function must return one scalar tensor, but it returned"
             f" {described(result)}",
             source=source_of(f),
-            fix=(
-                "Reduce it with `.sum()` or `.mean()`; for several outputs use `vjp` or `jacrev`."
-            ),
+            fix=_fix_of_loss(result),
         )
     if not result.dtype.is_floating_point:
         fix = (

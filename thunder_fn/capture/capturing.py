@@ -68,8 +68,11 @@ from thunder_fn.errors import (
     DataDependentValue,
     TracedFunctionError,
     UnsupportedCall,
+    UnsupportedInput,
+    kind_of,
 )
 from thunder_fn.garbage import no_collections
+from thunder_fn.ir.text import shown
 from thunder_fn.ir.trace import Atom, Expr, Trace, Var, cut, type_of_value
 
 EVERY_LEAF = range(sys.maxsize)
@@ -211,6 +214,11 @@ class _Options:
     differentiated: Collection[int] | None
     known: Collection[int] | None
     stores: bool
+
+    def __post_init__(self) -> None:
+        if not callable(self.f):
+            what = f"expected a function to trace, given {kind_of(self.f)}: {shown(self.f, 60)}"
+            raise UnsupportedInput(what, fix="Pass a function, then its arguments: `trace(f, x)`.")
 
     @property
     def name(self) -> str:

@@ -282,7 +282,7 @@ def traced_function_error(error: Exception, name: str) -> Exception:
     """The user's exception as a TracedFunctionError that is also an instance of its own type."""
     text = located(
         f"{escaped(name)} raised {type(error).__name__} while it was traced: {error}",
-        source=raised_at(error),
+        source=raised_at(error) or user_source(),
     )
     base = type(error)
     try:

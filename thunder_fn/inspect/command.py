@@ -18,7 +18,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from thunder_fn.commands import UserError, users_code
+from thunder_fn.commands import UserError, failed, users_code
 from thunder_fn.errors import InspectError, ThunderError, kind_of
 from thunder_fn.inspect.chains import Chain, chain
 from thunder_fn.inspect.chrome import chrome_trace
@@ -69,11 +69,9 @@ def main(argv: Sequence[str]) -> int:
         places = [name for name in (options.function, options.beside) if name is not None]
         calls = [load(place) for place in places]
     except UserError as error:
-        print(f"thunder_fn inspect: {error}", file=sys.stderr)
-        return 1
+        return failed("inspect", error)
     except (ThunderError, OSError) as error:
-        print(f"thunder_fn inspect: {error}", file=sys.stderr)
-        return 2
+        return failed("inspect", error, 2)
     f, args, kwargs = calls[0]
     try:
         if options.report is not None:
@@ -94,8 +92,7 @@ def main(argv: Sequence[str]) -> int:
         )
         return 1
     except ThunderError as error:
-        print(f"thunder_fn inspect: {error}", file=sys.stderr)
-        return 1
+        return failed("inspect", error)
     print(f"{path} ({len(page.html) / 1024:.0f} KiB)")
     if options.open:
         webbrowser.open(path.resolve().as_uri())

@@ -19,7 +19,14 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.derived.leaf_vjp import ruled
 from thunder_fn.distributed.heartbeat import WAIT, run_collective
-from thunder_fn.errors import DistributedError, MissingRule, TraceTypeError, has_note, located
+from thunder_fn.errors import (
+    DistributedError,
+    MissingRule,
+    TraceTypeError,
+    counted,
+    has_note,
+    located,
+)
 from thunder_fn.ir import ops
 from thunder_fn.ir.rules import EVALUATE
 from thunder_fn.ir.symbols import (
@@ -191,7 +198,8 @@ def evaluate_rule(equation: Equation) -> EvaluateRule:
 def _check_inputs(trace: Trace, inputs: Sequence[Any]) -> None:
     if len(inputs) != len(trace.inputs):
         raise TraceTypeError(
-            f"{trace.name}: expected {len(trace.inputs)} inputs, given {len(inputs)}"
+            f"{trace.name}: expected {counted(len(trace.inputs), 'input')}, given {len(inputs)}",
+            fix="Pass them as one tuple: `evaluate(trace, (x, y))`.",
         )
     for position, (var, value) in enumerate(zip(trace.inputs, inputs, strict=True)):
         if not _fits(var.type, value):

@@ -163,7 +163,11 @@ def leaf_key(leaf: Any, position: int, tree: Any) -> Any:
     name, kind = argument_name(tree, position), kind_of(leaf)
     raise UnsupportedInput(
         f"jit: the argument {name} is {kind}, neither a tensor nor a value to bake in",
-        fix="If it is hashable, name it in static_argnames, or let the function close over it.",
+        fix=(
+            "Convert it: `torch.as_tensor(x)`."
+            if hasattr(leaf, "__array__")
+            else "If it is hashable, name it in static_argnames, or let the function close over it."
+        ),
     )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from thunder_fn.commands import UserError
+from thunder_fn.commands import UserError, failed
 from thunder_fn.errors import ThunderError
 from thunder_fn.inspect.command import load
 from thunder_fn.planning.plans import planned
@@ -35,8 +35,7 @@ def main(argv: Sequence[str]) -> int:
                 model_flops=options.model_flops,
             )
     except (UserError, ThunderError) as error:
-        print(f"thunder_fn plan: {error}", file=sys.stderr)
-        return 1
+        return failed("plan", error)
     print(found)
     if options.out is not None:
         try:

@@ -100,7 +100,9 @@ def _members(content: bytes) -> dict[str, bytes]:
         names = sorted(entry.filename for entry in entries)
         whole = [[MANIFEST, PROGRAM], [CONSTANTS, MANIFEST, PROGRAM]]
         if names not in whole or any(entry.compress_type for entry in entries):
-            raise unreadable(f"the archive has the members {', '.join(names)}, and is none of ours")
+            raise unreadable(
+                f"the archive has the members {', '.join(names)}, and is none of `tfn.save`'s"
+            )
         members = {entry.filename: archive.read(entry) for entry in entries}
     manifest = json.loads(members.pop(MANIFEST))
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:

@@ -12,7 +12,6 @@ import collections
 import json
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -20,8 +19,8 @@ from typing import Any
 
 import torch
 
-from thunder_fn.commands import UserError, output_folder, users_code
-from thunder_fn.errors import CaptureError, ThunderError, kind_of
+from thunder_fn.commands import UserError, failed, output_folder, users_code
+from thunder_fn.errors import CaptureError, ThunderError
 from thunder_fn.executors.torchinductor import wait
 from thunder_fn.extras import extra
 from thunder_fn.inspect.command import function_at
@@ -86,24 +85,19 @@ def main(argv: Sequence[str]) -> int:
         model, inputs = load(options.model)
         chosen(model, recipe)
     except UserError as error:
-        return _failed(error, 1)
+        return failed("compile", error, 1)
     except (ThunderError, ValueError, OSError) as error:
-        return _failed(error, 2)
+        return failed("compile", error, 2)
     try:
         found = report(model, inputs, recipe, options.train, options.torch_compile)
     except (ThunderError, ValueError) as error:
-        return _failed(error, 1)
+        return failed("compile", error, 1)
     print(found["text"])
     if options.report is not None:
         (options.report / "report.txt").write_text(found.pop("text") + "\n")
         (options.report / "trace.py").write_text(found.pop("trace") + "\n")
         (options.report / "report.json").write_text(json.dumps(found, indent=2) + "\n")
     return 0
-
-
-def _failed(error: Exception, code: int) -> int:
-    print(f"thunder_fn compile: {error}", file=sys.stderr)
-    return code
 
 
 def load(name: str) -> tuple[Any, dict[str, Any]]:
@@ -120,7 +114,7 @@ def load(name: str) -> tuple[Any, dict[str, Any]]:
     with users_code():
         made = function()
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], dict)):
-        raise ValueError(f"{name} must return (model, kwargs), but it returned {kind_of(made)}")
+        raise ValueError(f"{name} must return (model, kwargs), where kwargs is a dict")
     return made
 
 

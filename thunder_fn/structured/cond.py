@@ -338,7 +338,13 @@ def cond(
     *,
     batched: Batched = "select",
 ) -> R: ...
-@spelled(true_fun="true_fn", false_fun="false_fn", operand="operands", linear="Leave it out.")
+@spelled(
+    "Put the operands into a tuple: `cond(pred, true_fn, false_fn, (x, y))`.",
+    true_fun="true_fn",
+    false_fun="false_fn",
+    operand="operands",
+    linear="Leave it out.",
+)
 @internals.with_twin(internals.dynamo_cond)
 def cond(
     pred: Any,
@@ -407,7 +413,11 @@ def switch(
 def switch(
     index: Any, branches: torch.nn.ModuleList, operands: Any = (), *, batched: Batched = "select"
 ) -> Any: ...
-@spelled(operand="operands", linear="Leave it out.")
+@spelled(
+    "Put the operands into a tuple: `switch(index, branches, (x, y))`.",
+    operand="operands",
+    linear="Leave it out.",
+)
 @internals.with_twin()
 def switch(
     index: Any,

@@ -318,7 +318,11 @@ def while_loop(
     max_steps: int | None = None,
 ) -> Any: ...
 @spelled(
-    cond_fun="cond_fn", body_fun="body_fn", init_val="carried_inputs", max_trip_count="max_steps"
+    "Put what is carried into a tuple: `while_loop(cond_fn, body_fn, (x, y))`.",
+    cond_fun="cond_fn",
+    body_fun="body_fn",
+    init_val="carried_inputs",
+    max_trip_count="max_steps",
 )
 @internals.with_twin(internals.dynamo_while_loop)
 def while_loop(

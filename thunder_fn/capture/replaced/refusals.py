@@ -110,7 +110,7 @@ def decision_error(error: Any, source: Source | None) -> DataDependentBranch:
     if asked.kind is not bool:
         fix += (
             " An item is a number already: leave `int()` and `float()` out, and write `math.trunc`"
-            " for the int of a float."
+            " for the int of a float. To print it, write `tfn.debug.print`."
         )
     return DataDependentBranch(
         f"Python asked {what}, where {', '.join(sorted(map(str, error.cond.free_symbols)))} is"

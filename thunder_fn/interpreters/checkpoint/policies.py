@@ -156,7 +156,11 @@ def check_policy(policy: Any) -> Any:
         raise CheckpointError(
             "checkpoint: a policy is a function of an equation or one of `checkpoint_policies`,"
             f" not {policy!r}",
-            fix="Arguments go to the function that checkpoint returns: `checkpoint(f)(x)`.",
+            fix=(
+                f"There are {', '.join(one for one in vars(checkpoint_policies) if one[0] != '_')}."
+                if isinstance(policy, str)
+                else "Arguments go to the function that checkpoint returns: `checkpoint(f)(x)`."
+            ),
         )
     try:
         hash(policy)

@@ -563,8 +563,8 @@ def spread(tree: Any, like: Any, path: str, where: str) -> list[Any]:
         mine, its = pytree.flatten_up_to(children, like), pytree.flatten_up_to(children, tree)
     except (ValueError, TypeError, AttributeError):
         raise CustomRuleError(
-            f"{where} returned {described(tree)} for {path}, which is {described(like)}\n"
-            "Return the same structure, with None for what has no gradient."
+            f"{where} returned {described(tree)} for {path}, which is {described(like)}",
+            fix="Return the same structure, with None for what has no gradient.",
         ) from None
     entries = [accessor.codify(path) for accessor in children.accessors()]
     return [
@@ -595,8 +595,11 @@ def check_like(value: Any, type: Type, path: str, where: str) -> torch.Tensor:
     found = type_of_value(value)
     if found != type:
         raise CustomRuleError(
-            f"{where} returned {found} for {path}, which is {type}\n"
-            "Return the same shape and dtype, e.g. with `.sum_to_size(x.shape)` or `.to(x.dtype)`."
+            f"{where} returned {found} for {path}, which is {type}",
+            fix=(
+                "Return the same shape and dtype, e.g. with `.sum_to_size(x.shape)` or"
+                " `.to(x.dtype)`."
+            ),
         )
     return value
 
