@@ -812,7 +812,7 @@ def test_command_takes_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (["nowhere.py:f"], 2, "there is no file nowhere.py"),
         (["no_such_module:f"], 2, "there is no module no_such_module"),
         (["os:nothing"], 2, "os has no function 'nothing'"),
-        ([f"{__name__}:number"], 2, f"{__name__}:number must return (model, kwargs), but it returned an int"),
+        ([f"{__name__}:number"], 2, f"{__name__}:number must return (model, kwargs), where kwargs is a dict"),
         ([f"{__name__}:small", "--recipe", "defalt"], 2, "there is no recipe 'defalt'; did you mean 'default'?"),
         ([f"{__name__}:unnamed"], 1, "Linear raised TypeError while it was traced: "),
     ],

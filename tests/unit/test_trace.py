@@ -246,7 +246,10 @@ def test_evaluate_is_plain_pytorch() -> None:
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ((torch.ones(2, 3),), "program: expected 2 inputs, given 1"),
+        (
+            (torch.ones(2, 3),),
+            "program: expected 2 inputs, given 1\nPass them as one tuple: `evaluate(trace, (x, y))`.",
+        ),
         ((torch.ones(2, 3), torch.ones(4)), "program: input 1 (v1) must be f32[3], given f32[4]"),
         ((torch.ones(2, 3).double(), torch.ones(3)), "program: input 0 (v0) must be f32[2, 3], given f64[2, 3]"),
         ((torch.ones(2, 3), 1.0), "program: input 1 (v1) must be f32[3], given float"),
