@@ -928,6 +928,57 @@ def test_without_gradients_a_returned_view_is_an_ordinary_one(function: Any, wri
     assert [one.tolist() for one in tfn.jit(f)(x)] == [one.tolist() for one in f(x)]
 
 
+class Marked(torch.autograd.Function):
+    """A function that changes its input, says so, and returns it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        return x.mul_(3)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0] * 5
+
+
+class Unmarked(Marked):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.mul_(3)
+
+
+class Past(Marked):
+    """A function that changes its input past the counter of versions."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        x.data.mul_(3)
+        return x
+
+
+@pytest.mark.parametrize("part", [lambda x: x, lambda x: x[1:]], ids=["whole", "part"])
+@pytest.mark.parametrize("has_gradients", [True, False])
+@pytest.mark.parametrize("function", [Marked, Unmarked, Past])
+def test_what_is_changed_and_what_is_returned_have_their_histories(
+    function: Any, has_gradients: bool, part: Any
+) -> None:
+    """Law: by the one, the input has the gradient that it had, if it is not marked; by the other, that of `backward`."""
+
+    def f(x: Tensor, a: float, b: float) -> Tensor:
+        y = x * 2
+        with torch.set_grad_enabled(has_gradients):
+            z = function.apply(part(y))
+        return (y * a).sin().sum() + (z * b).cos().sum()
+
+    x = torch.tensor([0.3, 0.5, 0.7])
+    for a, b in ((1.0, 0.0), (0.0, 1.0), (1.0, 2.0)):
+        leaf = x.clone().requires_grad_()
+        (wanted,) = torch.autograd.grad(f(leaf, a, b), leaf)
+        assert torch.allclose(torch.autograd.grad(tfn.jit(f)(leaf, a, b), leaf)[0], wanted)
+        for transform in (tfn.grad, lambda f: tfn.jit(tfn.grad(f)), lambda f: tfn.grad(tfn.jit(f))):
+            assert torch.allclose(transform(f)(x, a, b), wanted)
+
+
 def test_a_view_of_what_is_written_is_read_by_a_call() -> None:
     """The view is taken again while the call is recorded."""
 

@@ -706,10 +706,17 @@ def _way(
     return (atom, steps[::-1]) if isinstance(atom, Var) else None
 
 
-def part(recorder: Recorder, source: torch.Tensor, result: torch.Tensor, name: str) -> None:
+def part(
+    recorder: Recorder,
+    source: torch.Tensor,
+    result: torch.Tensor,
+    name: str,
+    *,
+    is_linked: bool = False,
+) -> None:
     """Forbid writes to a result and to its source, because they share memory in eager mode but not
-    here.
+    here; or because autograd does not follow them, if the two are linked.
     """
     tracers = [recorder.lift(source), recorder.lift(result)]
     if not any(map(is_wrapped, tracers)):
-        recorder.history.part(tracers[0], tracers[1], name)
+        recorder.history.part(tracers[0], tracers[1], name, is_linked=is_linked)

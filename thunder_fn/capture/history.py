@@ -92,7 +92,7 @@ class History:
         self._rebound: set[int] = set()
         self._kept: list[torch.Tensor] = []
         self._links: list[_Link] = []
-        self._apart: list[tuple[set[int], list[Callable[[], bool]], str, str]] = []
+        self._apart: list[tuple[set[int], list[Callable[[], bool]], str, str, bool]] = []
 
     @property
     def is_following(self) -> bool:
@@ -376,25 +376,29 @@ class History:
         name: str,
         *,
         are_results: bool = False,
+        is_linked: bool = False,
     ) -> None:
         """Forbid changes of a result and its source, or of two results, which share memory in eager
-        mode and not in the trace, while both live.
+        mode and not in the trace, while both live. If they are linked, forbid changes that autograd
+        would follow.
         """
         memories = [internals.memory_in(source), internals.memory_in(result)]
         ids = {internals.storage_id(memory) for memory in memories}
         other = "another one" if are_results else f"what {name} reads"
         watches = [internals.memory_watch(memory) for memory in memories]
-        self._apart.append((ids, watches, name, other))
+        self._apart.append((ids, watches, name, other, is_linked))
 
     def check_not_parted(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Raise if one of the tensors shares memory with another in eager mode but not here."""
+        """Raise if one of the tensors shares memory with another in eager mode but not here, or if
+        autograd does not follow a change of both.
+        """
         if not self._apart:
             return
         self._apart = [one for one in self._apart if all(is_alive() for is_alive in one[1])]
         for tensor in tensors:
             memories = self.linked(internals.storage_id(internals.memory_in(tensor)))
-            for ids, _, name, other in self._apart:
-                if ids & memories:
+            for ids, _, name, other, is_linked in self._apart:
+                if ids & memories and not (is_linked and not torch.is_grad_enabled()):
                     what = (
                         f"a result of {name} shares memory with {other}, and one of them is changed"
                         " in place"

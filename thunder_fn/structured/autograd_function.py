@@ -46,12 +46,13 @@ from thunder_fn.structured.shared.custom_calls import Call
 
 class ChangesInputs(CaptureError):
     """An autograd function changes its inputs in place: which tensors, and which outputs their
-    new values are.
+    new values are. `is_marked`: it says so to autograd, by `mark_dirty`.
     """
 
-    def __init__(self, places: tuple[tuple[int, int], ...]) -> None:
+    def __init__(self, places: tuple[tuple[int, int], ...], *, is_marked: bool = True) -> None:
         super().__init__("an autograd function changes its input in place")
         self.places = places
+        self.is_marked = is_marked
 
 
 @dataclass(frozen=True)
@@ -660,9 +661,9 @@ def _apply(
         return bind_call(recorder, call, tensors)
     except CaptureError as error:
         begin_again()
-        places = error.places if isinstance(error, ChangesInputs) else _changes(call, tensors)
-        if places:
-            return _apply_in_place(recorder, call, tensors, places)
+        changes = error if isinstance(error, ChangesInputs) else _changes(call, tensors)
+        if changes is not None and changes.places:
+            return _apply_in_place(recorder, call, tensors, changes)
         _check_batched(recorder, call, error)
         found = [recorder.var_of(x) for x in tensors if _can_have_gradient(x)]
         result = original(*args, **kwargs)
@@ -709,7 +710,7 @@ def _can_have_gradient(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def _changes(call: FunctionCall, tensors: Sequence[torch.Tensor]) -> tuple[tuple[int, int], ...]:
+def _changes(call: FunctionCall, tensors: Sequence[torch.Tensor]) -> ChangesInputs | None:
     """Find the arguments that a call changes in place and returns, on tensors that autograd does
     not follow: it refuses changes of others. A change by `.data` is not marked as dirty.
     """
@@ -717,31 +718,42 @@ def _changes(call: FunctionCall, tensors: Sequence[torch.Tensor]) -> tuple[tuple
     try:
         captured = calls.captured_body(lambda *tensors: call.run(tensors)[0], examples)
     except ChangesInputs as found:
-        return found.places
+        return found
     except CaptureError:
-        return ()
+        return None
     flat = [place for place, leaf in enumerate(captured.out_leaves) if leaf is TENSOR]
     is_flat = len(captured.out_leaves) == len(captured.out_spec.children() or (None,))
     same = {one.source: flat[one.result] for one in captured.shared if one.is_same}
     written = [one.target for one in captured.writes]
     if not is_flat or not all(isinstance(i, int) and i in same for i in written):
-        return ()
-    return tuple((i, same[i]) for i in written if isinstance(i, int))
+        return None
+    places = tuple((i, same[i]) for i in written if isinstance(i, int))
+    return ChangesInputs(places, is_marked=False)
 
 
 def _apply_in_place(
     recorder: Recorder,
     call: FunctionCall,
     tensors: Sequence[torch.Tensor],
-    places: tuple[tuple[int, int], ...],
+    changes: ChangesInputs,
 ) -> Any:
-    """The call on copies of what it changes; these get their new values, and are what it
-    returns.
+    """The call on copies of what it changes; these get their new values, and are what it returns.
+
+    Those that it does not mark as changed keep their history, as do all where gradients are off;
+    what it returns is a view of them with a history of its own.
     """
-    result = bind_call(recorder, replace(call, copied=tuple(index for index, _ in places)), tensors)
+    copied = tuple(index for index, _ in changes.places)
+    result = bind_call(recorder, replace(call, copied=copied), tensors)
     outputs = list(result) if isinstance(result, tuple) else [result]
-    for index, place in places:
-        outputs[place] = tensors[index].copy_(outputs[place])
+    has_gradients = torch.is_grad_enabled()
+    for index, place in changes.places:
+        target, value = tensors[index], outputs[place]
+        with torch.set_grad_enabled(has_gradients and changes.is_marked):
+            outputs[place] = target.copy_(value)
+        if not has_gradients:
+            outputs[place] = target.detach()
+        elif not changes.is_marked:
+            outputs[place] = calls.with_memory_of(recorder, value, target, call.name)
     return tuple(outputs) if isinstance(result, tuple) else outputs[0]
 
 

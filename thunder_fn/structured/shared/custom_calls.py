@@ -502,11 +502,22 @@ def bind_captured(
         source = tensors[shared.source] if isinstance(shared.source, int) else shared.source
         value = results[shared.result]
         view = view_of_input(recorder, captured.trace, shared.result, source)
-        if view is not None:
-            recorder.history.set_data(value, view)
-        if torch.is_grad_enabled() or view is None:
+        if view is None:
             part(recorder, source, value, call.name)
+        else:
+            with_memory_of(recorder, value, view, call.name)
     return captured.result(results)
+
+
+def with_memory_of(
+    recorder: Recorder, value: torch.Tensor, view: torch.Tensor, name: str
+) -> torch.Tensor:
+    """Give a result of a call, which has a history of its own, the memory of a view. Neither can be
+    changed where gradients are on, as in eager mode.
+    """
+    recorder.history.set_data(value, view)
+    part(recorder, view, value, name, is_linked=True)
+    return value
 
 
 def examples_of(types: Sequence[Type]) -> list[torch.Tensor]:
