@@ -16,14 +16,14 @@ Functions in, functions out:
     parameters       quantize, lora, fsdp, ddp, tensor_parallel
     leave Python     save, load, export
     many devices     pipeline, context_parallel, expert_parallel, plan
-Look at what became of them:
+Look inside:
     traces           trace, eval_shape, evaluate, check, simplify, clear_caches
     calls            last_traces, last_backward_traces, last_prologue_traces, cache_info,
                      explain_misses, explain_claims
     modules          random (keys), debug, inspect (reports), errors; to import: extend, executors,
                      recipes, testing, benchmarks
 
-`help(thunder_fn.jit)` says more of one of them; the tutorials begin with `tutorials/01_traces.py`.
+`help(thunder_fn.jit)` says more; the tutorials begin with `tutorials/01_traces.py`.
 """
 
 from __future__ import annotations

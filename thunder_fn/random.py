@@ -201,7 +201,7 @@ def split(key: Tensor, num: int = 2) -> Tensor:
     Law: ``split(key, n)[i]`` is the same for every ``n > i``.
 
     Raises:
-        TraceTypeError: key is no key, or num no number.
+        TraceTypeError: key is no key, or num is no size.
 
     Example:
         >>> one, other = split(key(0))

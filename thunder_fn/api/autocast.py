@@ -113,11 +113,10 @@ def autocast(f: Callable[..., Any], dtype: torch.dtype = torch.bfloat16, policy:
             alone, stay as they are.
         dtype: the lower precision, a floating dtype.
         policy: None for PyTorch's own, on the device of an op's arguments (on `meta`, that for
-            CUDA): matrix products, convolutions and attention in lower precision, what needs range
-            in float32. Or a table
-            from names of ops to answers, beside PyTorch's. Or a function of an `Equation`, asked
-            about a composite before its body, in place of PyTorch's (`autocast_policy` is that).
-            The answers are "lower", "float32", "promote" (the widest of the arguments) and None:
+            CUDA): matrix products, convolutions and attention in lower precision, ops that need
+            range in float32. Or a table from names of ops to answers, beside PyTorch's. Or a
+            function of an `Equation`, asked about a composite before its body, in place of
+            PyTorch's (`autocast_policy` is that). The answers are "lower", "float32", "promote" (the widest of the arguments) and None:
             leave it as it is, and ask about its body.
 
     Returns:

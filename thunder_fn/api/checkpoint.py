@@ -35,7 +35,7 @@ def checkpoint(f: Callable[..., Any], policy: Any = None) -> Callable[..., Any]:
     """Compute f again in the backward instead of keeping its residuals.
 
     Law: values and gradients are those of f, bitwise. The residuals are inputs of f and what the
-    policy keeps.
+        policy keeps.
 
     Args:
         f: any PyTorch callable. Random numbers are drawn once, and their consequences are kept.

@@ -70,7 +70,7 @@ def check_errors(f: Callable[..., Any], errors: Iterable[str] = KINDS) -> Any:
     each example of a `vmap`. A program goes on after an error; its result means nothing then.
 
     Args:
-        f: any PyTorch callable. Of custom derivatives in it only the results are checked.
+        f: any PyTorch callable. Of custom derivatives only the results are checked.
         errors: the kinds that are checked. "nan": an op gives NaN. "bounds": an index is outside
             of what it indexes. "asserts": `tfn.debug.check` or an assertion of PyTorch fails.
 

@@ -50,8 +50,8 @@ def functionalize(f: Jitted[P, R], *, remove: str = "mutations") -> Jitted[P, R]
 def functionalize(f: Callable[P, R], *, remove: str = "mutations") -> Callable[P, R]: ...
 @spelled()
 def functionalize(f: Callable[..., Any], *, remove: str = "mutations") -> Any:
-    """Write a function with pure ops: in-place changes become new values, and arguments get theirs
-    at the end.
+    """Rewrite a function with pure ops: in-place changes become new values, which arguments get at
+    the end.
 
     Law: the values, and the final values of the arguments, are those of f.
 

@@ -3,7 +3,7 @@
     python -m thunder_fn.benchmarks [NAME ...] [--json FOLDER] [--quick]
 
 A figure is the median over rounds. In each round every peer runs once, in rotating order, so that
-whatever else the machine does hits all of them. Ratios are medians of the rounds' ratios. Nothing
+disturbances hit all of them alike. Ratios are medians of the rounds' ratios. Nothing
 here asserts: a benchmark is no test.
 """
 

@@ -6,7 +6,7 @@ thread-safe: all state lives in one Recorder, found through a context variable.
 
 `recorder.py` records, `scopes.py` sees torch functions, `nesting.py` folds the recording.
 `outside/` finds reads of globals and attributes, `numbers/` makes numbers symbolic, `replaced/`
-stands in for functions. A replacement of a PyTorch function belongs into its tables; it must not be
+stands in for functions. A replacement of a PyTorch function belongs in its tables; it must not be
 visible to other threads.
 """
 

@@ -143,9 +143,9 @@ class Executor:
     """
 
     after: tuple[str, ...] = ()
-    """Names of executors that are asked before this one, where they are there."""
+    """Names of executors that are asked before this one, if they are used."""
     before: tuple[str, ...] = ()
-    """Names of executors that are asked after this one, where they are there."""
+    """Names of executors that are asked after this one, if they are used."""
     conflicts: tuple[str, ...] = ()
     """Names of executors that it cannot be used with."""
     note = ""

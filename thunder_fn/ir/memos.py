@@ -30,7 +30,7 @@ def clear_caches(*, rules: bool = True) -> None:
     """Forget what transforms remember of traces, as `jax.clear_caches` does.
 
     Law: results stay what they were; the next transform of a trace works anew. Programs that
-    jitted functions have made stay with these functions.
+        jitted functions have made stay with these functions.
 
     Args:
         rules: also forget the rules that were derived for ops.

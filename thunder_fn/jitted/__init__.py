@@ -199,7 +199,7 @@ def jit(**options: Unpack[JitOptions]) -> Jit:
 
 
 def jit(f: Callable[..., Any] | None = None, **options: Unpack[JitOptions]) -> Any:
-    """Trace a function at its first call with arguments of a kind; run the program from then on.
+    """Trace a function when it first sees arguments of a kind; run the program from then on.
 
     Law: ``jit(f)(*args)`` is ``f(*args)``, and ``jit(jit(f))`` is ``jit(f)``.
 

@@ -71,9 +71,9 @@ class Transform:
     Args:
         fn: from a Trace to a Trace of the same inputs and outputs; with ``on="model"``, from a
             module or function to one.
-        name: what traits of others call it.
-        after: names of transforms that come before this one, where they are there.
-        before: names of transforms that come after this one, where they are there.
+        name: its name in the traits of others.
+        after: names of transforms that come before this one, if they are used.
+        before: names of transforms that come after this one, if they are used.
         conflicts: names of transforms that it cannot be used with.
         idempotent: applying it twice is applying it once, so it is applied once.
         numerics: how far results may be from those without it: "bitwise", "reassociating" or

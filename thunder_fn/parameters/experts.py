@@ -129,7 +129,7 @@ def expert_parallel(
         expert: a function of `(params, tokens)`, with tokens [own experts, any, width]; a rank has
             ``experts / ranks`` experts, in order. Rows without a token are zeros.
         mesh: a DeviceMesh of one dim, such as `mesh["ep"]`.
-        experts: their number on all ranks.
+        experts: the number of experts on all ranks.
         capacity: the most tokens that an expert takes from a rank, in the order of tokens. Left
             out, it takes all (dropless), and room for all of a rank's tokens travels.
         ragged: send the rows that there are, and no room beside them. Their numbers are found in
@@ -140,8 +140,8 @@ def expert_parallel(
             tokens [tokens, width], and for each the numbers and weights of its experts.
 
     Raises:
-        RewriteError: the experts are no multiple of the ranks, capacity is not positive, or what is
-            ragged has one.
+        RewriteError: the experts are no multiple of the ranks, capacity is not positive, or
+            `ragged` has one.
 
     Example:
         >>> import torch, thunder_fn as tfn

@@ -57,8 +57,8 @@ def quantize(
             its codes. The filter sees the shape of a layer.
 
     Returns:
-        What was given, on other parameters: a `Rewritten` function with `prepare`, a
-            `RewrittenModule`, or a `Rewrite`.
+        f on other parameters: a `Rewritten` function with `prepare`, a `RewrittenModule`, or a
+            `Rewrite`.
 
     Raises:
         RewriteError: there is no such scheme, or f is none of these.
@@ -167,7 +167,7 @@ def fsdp(  # noqa: PLR0913 - options, by keyword
             `thunder_fn.distributed.schedule`.
 
     Returns:
-        What was given, on shards: `prepare` takes whole parameters, the same on all ranks, and
+        f on shards: `prepare` takes whole parameters, the same on all ranks, and
             keeps this rank's rows; `restore` and `state_dict` gather, so all ranks call them.
 
     Raises:

@@ -54,8 +54,8 @@ def export(
             `{"x": {0: (2, 512)}}`.
 
     Raises:
-        PortableError: a part of the program has no equal in PyTorch, such as an op of thunder_fn's;
-            names the equation and the user's line.
+        PortableError: a part of the program has no counterpart in PyTorch, such as an op of
+            thunder_fn's; names the equation and the user's line.
         CaptureError: f cannot be traced.
         TraceTypeError: the arguments are no tuple or list.
 

@@ -29,9 +29,9 @@ def fori_loop(
     Law: equals the Python loop, under every transform.
 
     Args:
-        lo, hi: ints, which give a `scan`, or what data says, as scalar tensors or items, which give
+        lo, hi: ints, for a `scan`; or scalar tensors or items, whose values are found in data, for
             a `while_loop`.
-        unroll: as in `scan`; where lo and hi are ints.
+        unroll: as in `scan`, if lo and hi are ints.
 
     Raises:
         TraceTypeError: the value changes its structure or types, or lo or hi is no int.

@@ -1,5 +1,5 @@
-"""Ops whose derivatives or batching rules PyTorch lacks or has wrong, one file for each family.
+"""Ops whose derivatives or batching rules are missing or wrong in PyTorch, by family.
 
-Each file says what PyTorch answers and why that does not do. An op that PyTorch mends leaves this
+Each file says what PyTorch answers and what is wrong with it. An op that PyTorch fixes leaves this
 folder.
 """

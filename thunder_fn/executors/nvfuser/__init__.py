@@ -8,7 +8,7 @@ softmax, norms and activations, go through PyTorch's decompositions. Sizes may b
 is defined once for all of them (`sized.py`). Matrix products, random numbers, complex numbers and
 integers of 8 and 16 bits are left to others. nvFuser would draw other numbers than eager; its
 Python module has no such integers. `explain_claims` lists the claims and refusals on any machine; a
-run takes the package `nvfuser_direct`, 0.2.34 or later.
+run needs the package `nvfuser_direct`, 0.2.34 or later.
 
 Half precision is computed in float32, each result rounded to the dtype of the trace; nvFuser
 reorders sums.
