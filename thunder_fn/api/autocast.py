@@ -116,8 +116,8 @@ def autocast(f: Callable[..., Any], dtype: torch.dtype = torch.bfloat16, policy:
             CUDA): matrix products, convolutions and attention in lower precision, ops that need
             range in float32. Or a table from names of ops to answers, beside PyTorch's. Or a
             function of an `Equation`, asked about a composite before its body, in place of
-            PyTorch's (`autocast_policy` is that). The answers are "lower", "float32", "promote" (the widest of the arguments) and None:
-            leave it as it is, and ask about its body.
+            PyTorch's (`autocast_policy` is that). The answers are "lower", "float32", "promote"
+            (the widest of the arguments) and None: leave it as it is, and ask about its body.
 
     Returns:
         A function with the arguments of f. Carries of loops keep their types, and branches that
