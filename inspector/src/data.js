@@ -335,4 +335,5 @@ export const countText = (count) => {
 
 export const msText = (ms) => (ms >= 1000 ? `${(ms / 1000).toFixed(2)} s` : ms >= 10 ? `${ms.toFixed(0)} ms` : `${ms.toFixed(1)} ms`);
 
-export const timeText = (seconds) => (seconds >= 1e-3 ? msText(seconds * 1e3) : `${(seconds * 1e6).toFixed(1)} µs`);
+export const timeText = (seconds) =>
+  seconds >= 1e-3 ? msText(seconds * 1e3) : seconds >= 1e-6 ? `${(seconds * 1e6).toFixed(1)} µs` : `${Math.ceil(seconds * 1e9)} ns`;

@@ -124,6 +124,9 @@ function openInPerfetto({ name, measured }) {
   setTimeout(() => clearInterval(ask), 60_000);
 }
 
+/** A dotted name, whose lines break after a dot. */
+const breakable = (name) => name.split(".").flatMap((part, at) => (at ? [".", <wbr />, part] : [part]));
+
 function Equation(props) {
   const { model, step, flat, node, reveal } = props;
   const source = model.nearestSource(flat, node);
@@ -133,7 +136,7 @@ function Equation(props) {
   const module = model.module(step, node);
   return (
     <section>
-      <h2><span class={`op ${kind}`}>{node.label ? labelOf(model, flat, node) : name}</span></h2>
+      <h2><span class={`op ${kind}`}>{node.label ? labelOf(model, flat, node) : breakable(name)}</span></h2>
       <pre class="full">{node.label ? <Label {...props} /> : <Text {...props} />}</pre>
       {why && <p class="why"><b class="changed">~ changed</b> {why}</p>}
       <dl>

@@ -401,6 +401,13 @@ def test_a_loop_says_how_often_and_what_it_carries(made: Any, opened: Any) -> No
     assert "returned by the body" in variable.inner_text() and "read by nothing" not in variable.inner_text()
 
 
+def test_a_short_time_is_no_zero(opened: Any) -> None:
+    """32 bytes at 1e9 bytes a second."""
+    tab = opened(inspect.show(torch.sin, torch.ones(4), machine=MACHINE))
+    tab.locator(".row.node", has_text="sin").first.click()
+    assert re.search(r"at least\s+32 ns on toy, bound by memory", tab.locator("aside").inner_text())
+
+
 def newton(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return tfn.while_loop(lambda x: (x * x - a).abs().max() > 1e-5, lambda x: ((x + a / x) / 2,), (x,))[0]
 
