@@ -133,3 +133,28 @@ def test_the_gradient_of_a_batch_of_gradients_of_a_norm(name: str, cache: Any) -
     of_each = tfn.grad(lambda x, c: tfn.vmap(vjp)(x, c).sum())
     torch.testing.assert_close(jit(of_one, cache=cache)(x, cotangents), wanted(x))
     torch.testing.assert_close(jit(of_each, cache=cache)(xs, cotangents), wanted(xs))
+
+
+ADDRESSES: dict[str, Callable[[Tensor], Tensor]] = {
+    "as_strided": lambda x: (x * 2).as_strided((2, 2), (3, 1), 1),
+    "as_strided of an argument": lambda x: x.as_strided((3, 2), (1, 2)),
+    "as_strided_scatter": lambda x: (x * 2).as_strided_scatter(x[:4].view(2, 2), (2, 2), (2, 1), 1),
+    "group_norm": lambda x: F.group_norm(x.view(1, 2, 3), 2),
+    "weight_norm": lambda x: torch._weight_norm(x.view(3, 2), x[:3, None] * 1, 0),
+    "median": lambda x: x.view(2, 3).t().median(0)[0],
+}
+
+
+@pytest.mark.filterwarnings("ignore::thunder_fn.derived.leaf_vmap.LoopWarning")
+@pytest.mark.parametrize("cache", ["constant values", "symbolic values"])
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("name", ADDRESSES)
+def test_an_op_that_reads_memory_reads_that_of_its_example(name: str, dim: int, cache: str) -> None:
+    """Law: a batch of values and of gradients is those of the examples, though each is a part of one memory."""
+    f = ADDRESSES[name]
+    both = lambda x: (f(x), tfn.grad(lambda x: (f(x) * f(x).sin()).sum())(x))
+    batched = jit(tfn.vmap(both, dim), cache=cache)
+    for size in (2, 3):
+        x = torch.randn(size, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(size))
+        wanted = [torch.stack(parts) for parts in zip(*(both(row.clone()) for row in x), strict=True)]
+        torch.testing.assert_close(list(batched(x.movedim(0, dim))), wanted)

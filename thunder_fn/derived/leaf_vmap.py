@@ -17,6 +17,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.generators import generators_of
 from thunder_fn.capture.recorder import Recorder
+from thunder_fn.capture.replaced.layout import CONTIGUOUS, looks_at_layout
 from thunder_fn.capture.replaced.seeds import GET_STATE, SET_STATE, of_device, state_type
 from thunder_fn.derived import leaf_vjp as derive
 from thunder_fn.derived.attempts import Attempt, Declined, first_rule, kept_rules
@@ -541,6 +542,9 @@ def _loop(single: Trace, batched: Mask, size: Dim, same: bool) -> Trace:
         state = body.input(state_type(device))
         body.add(SET_STATE, (state,), (), kwargs=of_device(device))
     env |= {var.index: body.input(var.type) for var, flag in pairs if flag}
+    if looks_at_layout(equation.op.name):  # a slice begins anywhere
+        clone = ops.leaf(torch.ops.aten.clone.default)
+        env = {i: body.add(clone, (x,), (x.type,), kwargs=CONTIGUOUS)[0] for i, x in env.items()}
     results = body.copy(equation, lambda var: env[var.index])
     kept = tuple(var for var in results if isinstance(var.type, TensorType))
     numbers = {"num_consts": len(consts), "num_carry": 0, "length": size}

@@ -44,7 +44,7 @@ def with_plain_layout(
     """Record an op that looks at layout; the variables of its results. None if it can be
     recorded as it is.
     """
-    if not _looks_at_layout(name):
+    if not looks_at_layout(name):
         return None
     if name in facts.FACTORS:
         return _factor(recorder, name, args, kwargs, result)
@@ -62,7 +62,8 @@ def with_plain_layout(
 
 
 @kept_of_ops()
-def _looks_at_layout(name: str) -> bool:
+def looks_at_layout(name: str) -> bool:
+    """Test whether the result of an op, by name, or its derivative depends on layout."""
     known = (facts.FACTORS, facts.READ_AS_CONTIGUOUS, facts.ADDRESSES)
     exact = (READS_OUTPUT, "aten.view_as_complex.default")
     return name in exact or any(name in names for names in known)
