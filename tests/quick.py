@@ -211,6 +211,7 @@ EVERY = {
     "unit/test_symbolic.py::test_programs": 4,
     "unit/test_symbolic_bodies.py::test_a_rule_that_took_a_size_for_a_number_guards_what_is_made_of_it": 9,
     "unit/test_symbolic_bodies.py::test_one_program_for_all_sizes": 5,
+    "unit/test_what_rules_read.py::test_rules_see_what_held_at_their_call": 4,
     "unit/test_symbolic_python.py::test_builtins_of_found_numbers_are_symbols": 3,
     "unit/test_symbolic_python.py::test_lengths_of_arguments_are_symbols": 3,
     "unit/test_symbolic_python.py::test_the_type_itself_is_asked_of_a_number": 3,

@@ -5,7 +5,9 @@ A rule is found once for each capture and never kept for another one. The oracle
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ import torch
 
 import thunder_fn as tfn
 from thunder_fn.api import calling
+from thunder_fn.errors import UnsupportedCall
 
 SCALE: dict[str, float] = {"backward": 1.0, "context": 1.0, "vmap": 1.0}
 
@@ -268,3 +271,100 @@ def test_later_calls_lower_nothing(monkeypatch: pytest.MonkeyPatch, name: str) -
     for _ in range(3):
         made(x)
     assert len(lowered) == before
+
+
+# ---- what a function changes around a call ----
+
+STATE: Any = SimpleNamespace(scale=1.0)
+
+
+@contextmanager
+def scaled_by(scale: float) -> Generator[None]:
+    before, STATE.scale = STATE.scale, scale
+    yield
+    STATE.scale = before
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x * STATE.scale
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.scale = STATE.scale
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return g * ctx.scale
+
+    @staticmethod
+    def jvp(ctx: Any, t: torch.Tensor) -> torch.Tensor:
+        return t * ctx.scale
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: torch.Tensor) -> Any:
+        return x * STATE.scale, in_dims[0]
+
+
+class ReadsLate(Scaled):
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return g * STATE.scale
+
+
+by_jvp = tfn.custom_jvp(lambda x: x * STATE.scale)
+by_jvp.defjvp(lambda primals, tangents: (primals[0] * STATE.scale, tangents[0] * STATE.scale))
+by_vjp = tfn.custom_vjp(lambda x: x * STATE.scale)
+by_vjp.defvjp(lambda x: (x * STATE.scale, x), lambda x, g: (g * STATE.scale,))
+by_vmap = tfn.custom_vmap(lambda x: x * STATE.scale)
+by_vmap.def_vmap(lambda size, flags, x: (x * STATE.scale, True))
+
+IN_CONTEXT: dict[str, tuple[Function, str]] = {
+    "Function": (Scaled.apply, "grad jvp vmap vmap-grad grad-grad jacrev"),
+    "custom_jvp": (by_jvp, "grad jvp vmap vmap-grad grad-grad jacrev"),
+    "custom_vjp": (by_vjp, "grad vmap vmap-grad grad-grad jacrev"),
+    "custom_vmap": (by_vmap, "grad jvp vmap vmap-grad jacrev"),
+}
+
+
+def in_contexts(call: Function) -> Function:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        with scaled_by(2.0):
+            first = call(x)
+        with scaled_by(3.0):
+            return first * first + call(x) * STATE.scale
+
+    return f
+
+
+def transformed(of: Any, name: str, f: Function) -> Function:
+    return {
+        "grad": lambda: of.grad(lambda x: f(x).sum()),
+        "jvp": lambda: lambda x: of.jvp(f, (x,), (x + 1,)),
+        "vmap": lambda: of.vmap(f),
+        "vmap-grad": lambda: of.vmap(of.grad(f)),
+        "grad-grad": lambda: of.grad(lambda x: of.grad(lambda x: f(x).sum())(x).sum()),
+        "jacrev": lambda: of.jacrev(f),
+    }[name]()
+
+
+@pytest.mark.parametrize("jit", [lambda f: f, tfn.jit], ids=["eager", "jit"])
+@pytest.mark.parametrize(("name", "transform"), [(n, t) for n, (_, ts) in IN_CONTEXT.items() for t in ts.split()])
+def test_rules_see_what_held_at_their_call(name: str, transform: str, jit: Callable[[Any], Any]) -> None:
+    x = torch.arange(1.0, 4.0)
+    expected = transformed(torch.func, transform, in_contexts(lambda x: x * STATE.scale))(x)
+    run = jit(transformed(tfn, transform, in_contexts(IN_CONTEXT[name][0])))
+    for _ in range(2):
+        torch.testing.assert_close(run(x), expected)
+    assert STATE.scale == 1.0
+
+
+def test_a_backward_that_reads_what_changes_after_its_call_is_refused() -> None:
+    x = torch.arange(1.0, 4.0)
+    f = in_contexts(ReadsLate.apply)
+    with pytest.raises(
+        UnsupportedCall, match=r"backward of ReadsLate reads STATE\.scale, which changes after the call"
+    ):
+        tfn.grad(lambda x: f(x).sum())(x)
+    torch.testing.assert_close(tfn.vmap(f)(x), torch.func.vmap(in_contexts(Scaled.apply))(x))

@@ -168,7 +168,7 @@ def beginning() -> Callable[[], None]:
     runs again.
     """
     watch = frames.observer()
-    return (lambda: None) if watch is None else watch.beginning()
+    return (lambda: None) if watch is None else watch.moment()
 
 
 @dataclass(frozen=True, slots=True)

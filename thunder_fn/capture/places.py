@@ -177,6 +177,10 @@ class Snapshot:
         """Test whether the container holds the very objects that it held."""
         return _identities(self.container) == _identities(self.before)
 
+    def has_same(self, other: Snapshot) -> bool:
+        """Test whether another one holds the very objects that it holds."""
+        return self is other or _identities(self.before) == _identities(other.before)
+
     def restore(self) -> None:
         """Make the container hold again what it held."""
         if not self.is_unchanged:

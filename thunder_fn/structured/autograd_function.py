@@ -77,6 +77,7 @@ class FunctionCall(Call):
     marked: list[bool] = field(default_factory=list[bool], compare=False)
     ignores_closures = True
     """True: a value that `forward` closes over is constant, as in PyTorch."""
+    is_run_later = True
 
     @property
     def has_rule(self) -> bool:

@@ -161,7 +161,7 @@ def capture_rule(call: Any, primal: Trace, types: tuple[Type, ...]) -> Trace:
         (captured,) = calls.captured_bodies("custom_jvp", (call.primal,), (examples,))
         return capture_jvp(call, captured, examples).trace
 
-    rule = calls.inside_capture(run)
+    rule = calls.inside_capture(run, call.begun)
     return calls.with_inputs(rule, (*rule.input_types, *types[count:]))
 
 

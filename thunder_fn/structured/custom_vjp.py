@@ -200,6 +200,7 @@ def _with_all_tangents(rule: JvpRule, active: Mask, count: int, equation: Equati
 def custom_vjp_vjp_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
     """fwd and bwd. A residual that is an operand or an output is passed again, not kept twice."""
     call_of(equation).check_wanted(wanted_inputs, wanted_outputs, equation)
+    calls.check_backward(call_of(equation), equation.source)
     equation = expanded(equation, wanted_inputs, wanted_outputs)
     _, fwd, bwd = equation.bodies
     places, count = gradients_of(equation), len(equation.outputs)

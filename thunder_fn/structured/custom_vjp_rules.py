@@ -33,7 +33,7 @@ from thunder_fn.ir.trace import (
 from thunder_fn.ir.walking import inline_into
 from thunder_fn.structured.shared import custom_calls as calls
 from thunder_fn.structured.shared.custom_calls import Call
-from thunder_fn.structured.shared.side_effects import without_side_effects
+from thunder_fn.structured.shared.side_effects import reads_of, without_side_effects
 
 Places: TypeAlias = tuple[int | None, ...]
 """The gradient of each tensor of the arguments, by number; None for zero."""
@@ -55,7 +55,7 @@ def capture_rule(call: Any, primal: Trace, types: tuple[Type, ...]) -> tuple[Tra
         fwd, bwd, places = capture_forward_and_backward(call, captured, examples)
         return fwd.trace, bwd.trace, places
 
-    fwd, bwd, places = calls.inside_capture(run)
+    fwd, bwd, places = calls.inside_capture(run, call.begun)
     fwd, bwd = (
         calls.with_inputs(trace, (*trace.input_types, *types[count:])) for trace in (fwd, bwd)
     )
@@ -66,25 +66,26 @@ def capture_forward_and_backward(
     call: Any, primal: Captured, tensors: Sequence[Any]
 ) -> tuple[Captured, Captured, Places]:
     """Capture fwd on the tensors, and bwd on tracers of its residuals and of the cotangents."""
-    found: list[Places] = []
+    found: list[tuple[Places, Any]] = []
 
     def capture(_: Sequence[int]) -> tuple[Captured, Captured]:
-        fwd, bwd, places = _capture_forward_and_backward(call, primal, tensors)
-        found.append(places)
+        fwd, bwd, *rest = _capture_forward_and_backward(call, primal, tensors)
+        found.append(tuple(rest))
         return fwd, bwd
 
     with calls.capturing_rule_of(call.function):
         if not call.has_foreign:
-            return *capture(()), found[0]
+            return *capture(()), found[0][0]
         fwd, bwd = without_side_effects(
             "custom_vjp", call.rules, capture, is_rule=True, given=call.reached
         )
-    return fwd, bwd, found[0]
+    places, call.read_later[:] = found[0]
+    return fwd, bwd, places
 
 
 def _capture_forward_and_backward(
     call: Any, primal: Captured, tensors: Sequence[Any]
-) -> tuple[Captured, Captured, Places]:
+) -> tuple[Captured, Captured, Places, list[Any]]:
     run = call.start()
     (fwd,) = calls.captured_bodies("custom_vjp", (run.fwd,), (tensors,))
     run.check_forward(primal, fwd)
@@ -103,8 +104,9 @@ def _capture_forward_and_backward(
     recorder = current()
     if recorder is not None and kept and len(examples) == len(kept) + len(cotangents):
         recorder.values.give_results(examples[: len(kept)], fwd.trace, tensors)
-    (captured,) = calls.captured_bodies("custom_vjp", (bwd,), (examples,))
-    return fwd, captured, tuple(places)
+    with reads_of(call.rules[-1], call.reached) as reads:
+        (captured,) = calls.captured_bodies("custom_vjp", (bwd,), (examples,))
+    return fwd, captured, tuple(places), reads
 
 
 # ---- batching ----
@@ -140,7 +142,8 @@ def capture_vmap(
 
     rule.__name__ = f"{call.name}_vmap"
     (captured,) = calls.inside_capture(
-        lambda: calls.captured_bodies("custom_vjp", (rule,), (calls.examples_of(wide[:count]),))
+        lambda: calls.captured_bodies("custom_vjp", (rule,), (calls.examples_of(wide[:count]),)),
+        call.begun,
     )
     return calls.with_inputs(captured.trace, wide), tuple(dim is not None for dim in dims)
 
@@ -167,7 +170,8 @@ def capture_jvp(call: Any, types: tuple[Type, ...], active: Mask) -> JvpRule:
     rule.__name__ = f"{call.name}_jvp"
     wanted = (*types[:count], *(types[index] for index in moving if index < count))
     (captured,) = calls.inside_capture(
-        lambda: calls.captured_bodies("custom_vjp", (rule,), (calls.examples_of(wanted),))
+        lambda: calls.captured_bodies("custom_vjp", (rule,), (calls.examples_of(wanted),)),
+        call.begun,
     )
     builder = TraceBuilder(captured.trace.name)
     primals, tangents = builder.take(types), builder.take(types[index] for index in moving)
@@ -185,6 +189,9 @@ class BatchedCall(calls.BatchedRule):
     ignores_closures: Any = property(attrgetter("call.ignores_closures"))
     constant: Any = property(attrgetter("call.constant"))
     asks: Any = property(attrgetter("call.asks"))
+    begun: Any = property(attrgetter("call.begun"))
+    read_later: Any = property(attrgetter("call.read_later"))
+    is_run_later: Any = property(attrgetter("call.is_run_later"))
 
     def asked(self, wanted_inputs: Mask, wanted_outputs: Mask) -> BatchedCall:
         """The batch of the call whose rule answers this question."""

@@ -109,7 +109,7 @@ def capture_rule(
         rule.__name__ = f"{call.name}_vmap"
         return calls.captured_bodies("custom_vmap", (rule,), (calls.examples_of(wide[:count]),))[0]
 
-    return calls.with_inputs(calls.inside_capture(run).trace, wide), tuple(flags)
+    return calls.with_inputs(calls.inside_capture(run, call.begun).trace, wide), tuple(flags)
 
 
 DCE.enter(keep_all, "custom_vmap")

@@ -30,6 +30,7 @@ from thunder_fn.torch_internals import Patch
 from thunder_fn.version import FOLDER
 
 if TYPE_CHECKING:
+    from thunder_fn.capture.outside.moments import Moment
     from thunder_fn.capture.places import Snapshot
 
 ROOT = FOLDER + os.sep
@@ -86,6 +87,8 @@ class Observer(Protocol):
     """Values from outside that it reads in ways that no guard sees."""
     contents: dict[int, Snapshot]
     """Lists and dicts outside, with the content that they had."""
+    around: Observer | None
+    """The observer of the function in which it observes bodies."""
 
     def started(self, frame: types.FrameType) -> None:
         """Note that a frame of the user's code begins, a generator goes on, or an import begins
@@ -110,8 +113,8 @@ class Observer(Protocol):
     def put_back(self) -> None:
         """Give places outside what they held before the function ran."""
 
-    def beginning(self) -> Callable[[], None]:
-        """Note what places outside hold now; the result gives it back to them."""
+    def moment(self) -> Moment:
+        """Note what places outside hold now; a call of the result gives it back to them."""
         ...
 
 

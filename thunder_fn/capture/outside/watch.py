@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Set
 from typing import Any
 
 import torch
@@ -28,12 +28,13 @@ from thunder_fn.capture import pytree
 from thunder_fn.capture.numbers.types_asked import type_error
 from thunder_fn.capture.outside.bytecode import reading
 from thunder_fn.capture.outside.code_frames import Frame
-from thunder_fn.capture.outside.edges import Constant, look, store
+from thunder_fn.capture.outside.edges import Constant, look
 from thunder_fn.capture.outside.effects import is_stateful
 from thunder_fn.capture.outside.evaluating import Evaluator
 from thunder_fn.capture.outside.expressions import Reading
-from thunder_fn.capture.outside.frames import is_import
+from thunder_fn.capture.outside.frames import Observer, is_import
 from thunder_fn.capture.outside.kinds import FUNCTIONS, NO_FIELDS, answers_of, is_code, place_of
+from thunder_fn.capture.outside.moments import Moment
 from thunder_fn.capture.outside.reads import (
     ABSENT,
     CONTAINERS,
@@ -42,7 +43,7 @@ from thunder_fn.capture.outside.reads import (
     fields_of,
     is_a,
 )
-from thunder_fn.capture.places import Snapshot, snapshot
+from thunder_fn.capture.places import Snapshot
 from thunder_fn.capture.recorder import current
 from thunder_fn.capture.supported import EscapedValue
 from thunder_fn.errors import UnsupportedCall
@@ -59,6 +60,8 @@ _FILLS_CACHE = lazy_property.__get__.__code__
 
 class Watch(Evaluator):
     """The observer of one capture, which finds the edges of its frames."""
+
+    around: Observer | None = None
 
     def __init__(
         self, f: Callable[..., Any], own: frozenset[int] = frozenset(), *, hears_calls: bool = False
@@ -202,29 +205,16 @@ class Watch(Evaluator):
         """Give places outside what they held before. What held numbers or tensors of the trace when
         it was met is an object of PyTorch's that the capture itself gives back, or new.
         """
-        self._put_back({}, {})
+        self.first_moment()
 
-    def beginning(self) -> Callable[[], None]:
-        """Note what the known places hold. The result gives it back to them, and to those that are
-        found until then what they held before: a function that is traced again begins as it did.
-        """
-        places = {**self.counted, **self.before}.items()
-        values = {place: look(place[0], on, place[2]) for place, (on, _) in places}
-        contents = {of: snapshot(one.container) for of, one in self.contents.items()}
-        return lambda: self._put_back(values, contents)
+    def moment(self) -> Moment:
+        """Note what places outside hold now: a function that is traced again begins as it did."""
+        return self.first_moment.now()
 
-    def _put_back(self, values: Mapping[Any, Any], contents: Mapping[int, Snapshot]) -> None:
-        for place, (holder, old) in {**self.counted, **self.before}.items():
-            kind, _, key = place
-            value = values.get(place, old)
-            if look(kind, holder, key) is not value and (place in values or not is_of_trace(old)):
-                store(kind, holder, key, value)
-        for of, known in self.contents.items():
-            one = contents.get(of, known)
-            is_imports = one.container is sys.modules  # what is imported stays imported
-            is_given_back = of not in contents and is_of_trace(one.before)
-            if not is_imports and not is_given_back and not one.is_unchanged:
-                one.restore()
+    @property
+    def first_moment(self) -> Moment:
+        """The moment before the function ran."""
+        return Moment(self.counted, self.before, self.contents, is_of_trace)
 
     # ---- the end ----
 

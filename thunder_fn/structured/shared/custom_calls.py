@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -19,7 +19,9 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture import EVERY_LEAF, TENSOR, Captured, capture, current, pytree
 from thunder_fn.capture.apply import part, view_of_input
 from thunder_fn.capture.numbers.known_values import CUSTOM_RULE
-from thunder_fn.capture.outside.frames import is_machinery
+from thunder_fn.capture.outside.edges import Edge, is_same, now
+from thunder_fn.capture.outside.frames import is_machinery, observer
+from thunder_fn.capture.outside.moments import Moment
 from thunder_fn.capture.outside.reads import PLAIN, is_a
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.derived.leaf_vjp import is_differentiable
@@ -28,6 +30,7 @@ from thunder_fn.errors import (
     DataDependentShape,
     DataDependentValue,
     MissingRule,
+    UnsupportedCall,
     callable_name,
     kind_of,
     spelled,
@@ -42,6 +45,7 @@ from thunder_fn.ir.trace import (
     Equation,
     Literal,
     Op,
+    Source,
     TensorType,
     Trace,
     TraceBuilder,
@@ -78,6 +82,9 @@ class Rule:
     asks: frozenset[str] = frozenset()
     has_foreign: ClassVar[Any] = False
     """A mark of rules that run functions of the user's, which may read what changes."""
+    begun: Moment | None = None
+    is_run_later: ClassVar[bool] = False
+    """A mark of calls whose backward runs after the function: it sees the objects of then."""
 
     def asked(self, wanted_inputs: Mask, wanted_outputs: Mask) -> Any:
         """The rule that answers this question: itself, where its bodies do."""
@@ -99,7 +106,9 @@ class Call(Rule):
 
     `leaves` are the leaves of the tuple of the arguments that are not in nondiff_argnums, with
     `TENSOR` for tensors. `own` are all arguments, with such marks, as the caller has them: the
-    function may change containers among them, and rules get copies.
+    function may change containers among them, and rules get copies. `begun` is the moment of the
+    call: rules of the user's that are captured later see Python's objects as they were.
+    `read_later` is what its backward reads from outside, and what it found there.
     """
 
     function: Any
@@ -109,6 +118,8 @@ class Call(Rule):
     nondiff: tuple[tuple[int, Literal], ...]
     paths: tuple[str, ...]
     own: tuple[Any, ...] | None = field(default=None, compare=False)
+    begun: Moment | None = None
+    read_later: list[tuple[Edge, Any]] = field(default_factory=list[Any], compare=False)
 
     def __hash__(self) -> int:
         return hash((id(self.function), self.num_args))
@@ -337,6 +348,22 @@ def with_inputs(trace: Trace, types: Sequence[Type]) -> Trace:
     return builder.build(inline_into(builder, trace, inputs[: len(trace.inputs)]))
 
 
+def check_backward(call: Any, source: Source | None) -> None:
+    """Check that what the backward of an autograd function reads is as it was when that was
+    captured, with the call: PyTorch runs it after the function.
+
+    Raises:
+        UnsupportedCall: it has changed since.
+    """
+    begun: Moment | None = call.begun
+    is_later = call.is_run_later and begun is not None and begun.is_running
+    for edge, value in call.read_later if is_later else ():
+        if not is_same(now(edge), value, edge.kind):
+            what = f"the backward of {call.name} reads {edge.path}, which changes after the call"
+            fix = "Save it in the forward (`ctx.value = ...`), and read it from there."
+            raise UnsupportedCall(what, source=source, fix=fix)
+
+
 def check_closures(equation: Equation, call: Any, count: int, active: Mask) -> None:
     """Check that the function closes over nothing that is differentiated: a rule speaks of the
     arguments, the first `count` operands, only.
@@ -395,7 +422,10 @@ def make_call(
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     own = args if any(map(pytree.is_node, args)) else None
     own = own and pytree.with_own_parts(args, pytree.unflatten(*_marked(args)))
-    return kind(function, len(args), spec, marks, tuple(static), paths, own), tensors
+    call, watch = kind(function, len(args), spec, marks, tuple(static), paths, own), observer()
+    if watch is not None and call.has_foreign:
+        call = replace(call, begun=watch.moment())
+    return call, tensors
 
 
 def _marked(tree: Any) -> tuple[pytree.PyTreeSpec, tuple[Any, ...]]:
@@ -531,14 +561,17 @@ def examples_of(types: Sequence[Type]) -> list[torch.Tensor]:
     return [tracer for tracer in tracers if tracer is not None]
 
 
-def inside_capture(run: Callable[[], Any]) -> Any:
-    """Run in a capture that nobody reads. Run again with symbols if a size depends on data."""
-    try:
-        with Recorder().running():
-            return run()
-    except (DataDependentShape, DataDependentValue):
-        with Recorder(symbolic=True).running():
-            return run()
+def inside_capture(run: Callable[[], Any], begun: Moment | None = None) -> Any:
+    """Run in a capture that nobody reads, with Python's objects as they were at a moment. Run again
+    with symbols if a size depends on data.
+    """
+    with begun.again() if begun is not None else nullcontext():
+        try:
+            with Recorder().running():
+                return run()
+        except (DataDependentShape, DataDependentValue):
+            with Recorder(symbolic=True).running():
+                return run()
 
 
 # ---- what rules return ----

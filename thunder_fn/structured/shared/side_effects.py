@@ -9,12 +9,13 @@ A memo that is filled once, or a write of the same value, leaves them equal.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from thunder_fn.capture import Captured
-from thunder_fn.capture.outside.edges import is_same, look, now
+from thunder_fn.capture.outside.edges import Edge, is_same, look, now
 from thunder_fn.capture.outside.frames import Observer, observed_by, observer
 from thunder_fn.capture.outside.kinds import progress_of
 from thunder_fn.capture.outside.reads import ABSENT, dict_of, is_a, seen
@@ -204,6 +205,21 @@ def without_side_effects(
     if not call.is_choice:
         second.put_back()
     return found
+
+
+@contextmanager
+def reads_of(
+    function: Callable[..., Any], given: Sequence[Any]
+) -> Generator[list[tuple[Edge, Any]]]:
+    """Capture a function inside; find what it reads from outside, and the present values."""
+    around, found = observer(), list[tuple[Edge, Any]]()
+    if around is None:
+        yield found
+        return
+    watch = BodyWatch((function,), around, given)
+    with observed_by(watch):
+        yield found
+    found += [(edge, now(edge)) for edge in watch.edges.values()]
 
 
 def _check_independent(
