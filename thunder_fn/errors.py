@@ -507,8 +507,8 @@ def callable_name(function: Any) -> str:
 
 
 def kind_of(value: object) -> str:
-    """Name the kind of a value: "an int", "a list"."""
-    return with_article(escaped(type(value).__name__))
+    """Name the kind of a value: "an int", "a list", "None"."""
+    return "None" if value is None else with_article(escaped(type(value).__name__))
 
 
 def is_int(value: object, least: int | None = None) -> TypeGuard[int]:

@@ -154,6 +154,12 @@ def _is_size(value: Any) -> TypeGuard[int]:
     return is_int(value, 0) or isinstance(value, torch.SymInt)
 
 
+def _check_given(name: str, what: str, value: Any, is_right: bool) -> None:
+    if not is_right:
+        what = f"random.{name}: expected {what}, given {shown(value, 60)}"
+        raise TraceTypeError(what, source=user_source())
+
+
 def _words_of(name: str, key: Tensor, count: int, use: int = _BITS) -> Tensor:
     _check_key(name, key)
     return torch.ops.thunder_fn.philox(key, count, use)
@@ -210,9 +216,7 @@ def split(key: Tensor, num: int = 2) -> Tensor:
 
     Source: jax.random.split.
     """
-    if not _is_size(num):
-        what = f"random.split: expected a number of keys, given {shown(num, 60)}"
-        raise TraceTypeError(what, source=user_source())
+    _check_given("split", "a number of keys", num, _is_size(num))
     return _words_of("split", key, 4 * num, _SPLIT).reshape(num, 4)[:, :2]
 
 
@@ -231,6 +235,8 @@ def fold_in(key: Tensor, data: int | Tensor) -> Tensor:
     Source: jax.random.fold_in.
     """
     _check_key("fold_in", key)
+    is_number = isinstance(data, (int, torch.SymInt, Tensor))
+    _check_given("fold_in", "an int or a tensor", data, is_number)
     number = (
         data.to(key)
         if isinstance(data, Tensor)
@@ -354,6 +360,8 @@ def bernoulli(key: Tensor, p: float | Tensor = 0.5, shape: Shape | None = None) 
     Source: jax.random.bernoulli.
     """
     _check_key("bernoulli", key)
+    is_number = isinstance(p, (int, float, torch.SymInt, torch.SymFloat, Tensor))
+    _check_given("bernoulli", "a number or a tensor", p, is_number)
     sizes = _sizes(shape) if shape is not None else tuple(p.shape) if isinstance(p, Tensor) else ()
     return uniform(key, sizes, torch.float32) < p
 
@@ -407,6 +415,7 @@ def categorical(key: Tensor, logits: Tensor, dim: int = -1) -> Tensor:
     Source: jax.random.categorical, by the Gumbel trick.
     """
     _check_key("categorical", key)
+    _check_given("categorical", "a tensor of logits", logits, isinstance(logits, Tensor))
     kind = logits.dtype if logits.dtype == torch.float64 else torch.float32
     words, digits = _fractions("categorical", key, tuple(logits.shape), kind)
     inside = (words.to(torch.float64) + 0.5) * 2.0**-digits
@@ -432,6 +441,7 @@ def permutation(key: Tensor, x: int | Tensor, dim: int = 0) -> Tensor:
     Source: jax.random.permutation.
     """
     _check_key("permutation", key)
+    _check_given("permutation", "an int or a tensor", x, isinstance(x, Tensor) or _is_size(x))
     length = x.shape[dim] if isinstance(x, Tensor) else x
     order = torch.argsort(_long_words("permutation", key, (length,)), stable=True)
     return x.index_select(dim, order) if isinstance(x, Tensor) else order

@@ -372,20 +372,20 @@ def fwd(*xs: Any) -> Any:
 WRONG_VJPS = [
     (
         lambda p: p["w"] * 2,
-        None,
+        lambda res, ct: (ct,),
         (P,),
         "custom_vjp: fwd of <lambda> must return (output, residuals), but it returned f32[3]",
     ),
     (
         lambda p: ((p["w"], p["b"]), None),
-        None,
+        lambda res, ct: (ct,),
         (P,),
         "custom_vjp: fwd of <lambda> returned another structure than the function: "
         "its out is a tuple of 2, and the function's out is a leaf",
     ),
     (
         lambda p: (p["b"] * 2, None),
-        None,
+        lambda res, ct: (ct,),
         (P,),
         "custom_vjp: fwd of <lambda> returned f32[2] for out, but the function returns f32[3]",
     ),

@@ -580,7 +580,7 @@ def test_errors() -> None:
     with pytest.raises(JitError, match="a lookaside is a `Lookaside"):
         jit(slow, lookasides=[slow])
     for option in ("lookasides", "transforms"):
-        with pytest.raises(JitError, match=f"jit: {option} is a sequence, `\\(\\)` for none, given a NoneType"):
+        with pytest.raises(JitError, match=f"jit: {option} is a sequence, `\\(\\)` for none, given None"):
             jit(slow, **{option: None})
     with pytest.raises(
         JitError, match=r"jit: two lookasides divert slow, to .*<lambda> and .*sin\nfrom: .*\nLeave one of them out."

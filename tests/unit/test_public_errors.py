@@ -176,6 +176,50 @@ WRONG: dict[str, tuple[type[Exception], Callable[[], object]]] = {
         errors.TraceTypeError,
         lambda: tfn.random.bits(tfn.random.key(0), (-1,)),
     ),
+    "random.fold_in: expected an int or a tensor, given 'a'": (
+        errors.TraceTypeError,
+        lambda: tfn.random.fold_in(tfn.random.key(0), "a"),  # type: ignore[arg-type]
+    ),
+    "random.bernoulli: expected a number or a tensor, given 'a'": (
+        errors.TraceTypeError,
+        lambda: tfn.random.bernoulli(tfn.random.key(0), "a"),  # type: ignore[arg-type]
+    ),
+    "random.categorical: expected a tensor of logits, given 3.0": (
+        errors.TraceTypeError,
+        lambda: tfn.random.categorical(tfn.random.key(0), 3.0),  # type: ignore[arg-type]
+    ),
+    "random.permutation: expected an int or a tensor, given -2": (
+        errors.TraceTypeError,
+        lambda: tfn.random.permutation(tfn.random.key(0), -2),
+    ),
+    "custom_vjp: expected a function, given an int": (
+        errors.CustomRuleError,
+        lambda: tfn.custom_vjp(3),  # type: ignore[arg-type]
+    ),
+    "custom_jvp: expected a tuple of ints for nondiff_argnums, given 'x'": (
+        errors.CustomRuleError,
+        lambda: tfn.custom_jvp(torch.sin, nondiff_argnums="x"),  # type: ignore[arg-type]
+    ),
+    "custom_vjp: expected a function, given None": (
+        errors.CustomRuleError,
+        lambda: tfn.custom_vjp(torch.sin).defvjp(torch.sin, None),  # type: ignore[arg-type]
+    ),
+    "custom_jvp: expected a function, given a float": (
+        errors.CustomRuleError,
+        lambda: tfn.custom_jvp(torch.sin).defjvp(1.0),  # type: ignore[arg-type]
+    ),
+    "custom_vmap: expected a function, given a float": (
+        errors.CustomRuleError,
+        lambda: tfn.custom_vmap(torch.sin).def_vmap(1.0),  # type: ignore[arg-type]
+    ),
+    "cost: expected a machine, given a str\nWrite `machine=tfn.inspect.machine_named": (
+        errors.InspectError,
+        lambda: tfn.inspect.cost(torch.sin, X, machine="H1"),  # type: ignore[arg-type]
+    ),
+    "show: expected a machine, given a str": (
+        errors.InspectError,
+        lambda: tfn.inspect.show(torch.sin, X, machine="H1"),  # type: ignore[arg-type]
+    ),
     "random.split: expected a number of keys, given -1": (
         errors.TraceTypeError,
         lambda: tfn.random.split(tfn.random.key(0), -1),
@@ -212,6 +256,17 @@ def test_finish_returns_a_program() -> None:
     first, *_, last = message_of(info.value).splitlines()
     assert first.startswith("the executor plain: `finish` must return a program, given a function: <function sin")
     assert last == "Return `dataclasses.replace(program, run=function)`, or the program as it is."
+
+
+def test_an_answer_is_one_of_four() -> None:
+    class Wrong(tfn.extend.Executor):
+        def answer(self, equation: Any) -> Any:
+            return 3
+
+    with pytest.raises(errors.ExecutorError) as info:
+        tfn.jit(torch.sin, executors=[Wrong("wrong")])(X)
+    what = "the executor wrong: `answer` must return a Run, an Instead, a Fuse or a Refused, given an int\nfrom: "
+    assert str(info.value).startswith(what)
 
 
 LINES: dict[str, Callable[[], Any]] = {

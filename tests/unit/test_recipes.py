@@ -288,7 +288,7 @@ def test_recipes_may_be_abstract() -> None:
 
 
 def test_a_model_that_a_transform_lost() -> None:
-    for lost, what in ((None, "a NoneType"), (3, "an int")):
+    for lost, what in ((None, "None"), (3, "an int")):
         with pytest.raises(RecipeError) as caught:
             tfn.compile(nn.ReLU(), transforms=[Transform(lambda model, lost=lost: lost, name="loses", on="model")])
         assert message_of(caught.value) == (

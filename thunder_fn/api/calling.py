@@ -249,7 +249,7 @@ def transformed(
 
 def described(result: Any) -> str:
     """A result in the words of an error: its type, None, or the kind of Python value."""
-    return str(result) if result is None or isinstance(result, TensorType) else kind_of(result)
+    return str(result) if isinstance(result, TensorType) else kind_of(result)
 
 
 def kind_of_tensor(value: Any) -> tuple[Any, ...]:

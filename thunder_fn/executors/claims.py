@@ -25,7 +25,7 @@ import torch
 
 from thunder_fn.derived.leaf_vjp import alone
 from thunder_fn.distributed.schedule import awaited_late
-from thunder_fn.errors import ExecutorError
+from thunder_fn.errors import ExecutorError, kind_of
 from thunder_fn.executors.base import (
     NOT_REGISTERED,
     Answer,
@@ -286,7 +286,7 @@ class _Claiming:
         """The first executor that does not refuse, and its answer; a refusal if all do."""
         refusals: list[tuple[str, str]] = []
         for executor in self.executors:
-            answer = executor.answer(equation)
+            answer = self.answered(executor, equation)
             if isinstance(answer, Instead) and answer.rule in busy:
                 answer = Refused(IN_ITSELF)
             if isinstance(answer, Fuse) and not fuse:
@@ -297,6 +297,19 @@ class _Claiming:
             refusals.append((executor.name, answer.reason))
         self.note(equation, None if lowered(equation) is not None else "torch", "", refusals, depth)
         return TORCH, NOT_REGISTERED
+
+    def answered(self, executor: Executor, equation: Equation) -> Answer:
+        """Ask an executor about an equation.
+
+        Raises:
+            ExecutorError: it is no answer.
+        """
+        answer: object = executor.answer(equation)
+        if isinstance(answer, (Run, Instead, Fuse, Refused)):
+            return answer
+        what = f"the executor {executor.name}: `answer` must return a Run, an Instead, a Fuse or"
+        what += f" a Refused, given {kind_of(answer)}"
+        raise ExecutorError(what, source=equation.source)
 
     def note(
         self,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from thunder_fn.inspect.chains import Chain, chain
-from thunder_fn.inspect.machines import Machine, known_machine
+from thunder_fn.inspect.machines import Machine, checked_machine, known_machine
 from thunder_fn.inspect.tables import bytes_text, count_text, plain, rich_table
 from thunder_fn.interpreters.checkpoint.cost import bytes_of, flops_of
 from thunder_fn.interpreters.simplify import dce, inline
@@ -248,7 +248,7 @@ def cost(
         >>> report.total.flops == 2 * 64**3
         True
     """
-    return cost_of_chain(chain(f, *args, **kwargs), machine)
+    return cost_of_chain(chain(f, *args, **kwargs), checked_machine("cost", machine))
 
 
 def cost_of_chain(found: Chain, machine: Machine | None = None) -> CostReport:

@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 
-from thunder_fn.errors import InspectError
+from thunder_fn.errors import InspectError, kind_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,18 @@ def known_machine(device: torch.device) -> Machine | None:
         ),
         None,
     )
+
+
+def checked_machine(where: str, machine: Any) -> Machine | None:
+    """The machine, or None.
+
+    Raises:
+        InspectError: it is something else.
+    """
+    if machine is None or isinstance(machine, Machine):
+        return machine
+    what = f"{where}: expected a machine, given {kind_of(machine)}"
+    raise InspectError(what, fix='Write `machine=tfn.inspect.machine_named("L4")`.')
 
 
 def machine_named(name: str) -> Machine:

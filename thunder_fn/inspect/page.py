@@ -20,7 +20,7 @@ from thunder_fn.errors import InspectError, kind_of
 from thunder_fn.inspect.chains import Chain, chain
 from thunder_fn.inspect.costs import device_of, machine_of
 from thunder_fn.inspect.encode import Run, encode
-from thunder_fn.inspect.machines import Machine, this_processor
+from thunder_fn.inspect.machines import Machine, checked_machine, this_processor
 from thunder_fn.inspect.measured import Measured, measure
 from thunder_fn.inspect.memory_use import memories_of
 from thunder_fn.ir.text import escaped
@@ -145,6 +145,7 @@ def page_of_runs(
 ) -> Page:
     """The page of one run or of two, below a report if there is one."""
     names = names or [_chain_of(run).name for run in runs]
+    machine = checked_machine("show", machine)
     shown = [_run(name, run, machine) for name, run in zip(names, runs, strict=True)]
     name = " beside ".join(dict.fromkeys(names))
     return Page(name, page_of(name, encode(shown), report))

@@ -100,7 +100,7 @@ class PortableFunction:
         """
         leaves, spec = pytree.flatten((args, kwargs))
         if spec != self._spec:
-            told = pytree.difference(spec, self._spec, "the call", "the program's")
+            told = pytree.difference(spec, self._spec, "call", "saved")
             raise self._other(told or "the structure of the arguments differs")
         values = self._values(leaves)
         outputs = self._run(values)

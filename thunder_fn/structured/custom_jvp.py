@@ -322,6 +322,7 @@ class custom_jvp(calls.CustomFunction):
     )
     def defjvp(self, rule: Callable[..., Any]) -> Callable[..., Any]:
         """Set the rule, and return it, so that this is a decorator."""
+        self._check_functions(rule)
         self._rule = rule
         return rule
 

@@ -186,6 +186,7 @@ class custom_vmap(calls.CustomFunction):
 
     def def_vmap(self, rule: Callable[..., Any]) -> Callable[..., Any]:
         """Set the rule, and return it, so that this is a decorator."""
+        self._check_functions(rule)
         self._rule = rule
         return rule
 

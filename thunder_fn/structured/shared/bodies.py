@@ -420,7 +420,7 @@ def described(value: Any) -> str:
         return f"the tensor {type_of_value(value)}"
     if isinstance(value, (bool, int, float, complex, str)):
         return f"the {type(value).__name__} {value!r:.60}"
-    return "None" if value is None else kind_of(value)
+    return kind_of(value)
 
 
 def predicate(op: str, value: Any, name: str, function: Callable[..., Any] | None = None) -> Any:

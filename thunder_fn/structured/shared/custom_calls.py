@@ -32,6 +32,7 @@ from thunder_fn.errors import (
     MissingRule,
     UnsupportedCall,
     callable_name,
+    is_int,
     kind_of,
     spelled,
     with_article,
@@ -276,12 +277,22 @@ class CustomFunction:
 
     @spelled(nondiff_argnames="Give their positions: `nondiff_argnums=(0,)`.")
     def __init__(self, f: Callable[..., Any], nondiff_argnums: Sequence[int] = ()) -> None:
+        self._check_functions(f)
+        if not isinstance(nondiff_argnums, (tuple, list)) or not all(map(is_int, nondiff_argnums)):
+            what = f"expected a tuple of ints for nondiff_argnums, given {nondiff_argnums!r}"
+            raise CustomRuleError(f"{type(self).__name__}: {what}")
         functools.update_wrapper(self, f)
         self.f = f
         self.nondiff_argnums = tuple(nondiff_argnums)
         self._signature = signature_of(f)
         self._rule: Any = None
         self.__name__: str = callable_name(f)
+
+    def _check_functions(self, *functions: Any) -> None:
+        for function in functions:
+            if not callable(function):
+                what = f"expected a function, given {kind_of(function)}"
+                raise CustomRuleError(f"{type(self).__name__}: {what}")
 
     @property
     def has_rule(self) -> bool:
