@@ -168,7 +168,7 @@ EXPLAINED = [
         kind="accepts",
         why="call [1-9].*(index .* is out of bounds|out of range: tried to access|must match the size of|shape mismatch: value"
         "|Class values must be smaller)",
-        text="masked_select|scatter|take|gather|index|nonzero|one_hot",
+        text=r"masked_select|scatter|take|gather|index|nonzero|one_hot|\w\[\w+\]",
     ),
     Explained(
         "the body of a loop that takes no step is traced, and raises; eager PyTorch never runs it",
@@ -234,9 +234,20 @@ EXPLAINED = [
         ),
     ),
     Explained(
+        "a write to an argument without elements counts up the version of others, which a program's backward reads",
+        kind="error",
+        why=r"modified by an inplace operation: \[torch\.\w+ \[[\d, ]*\b0\b",
+    ),
+    Explained(
+        "what a transform computes in inference mode is a tensor of inference mode; torch.func makes some others",
+        kind="error",
+        why="Inplace update to inference tensor outside InferenceMode",
+        text=r"inference_mode[^$]*T\.",
+    ),
+    Explained(
         "PyTorch's rule for fake tensors asks for more than its kernel does",
-        kind="raised",
-        why="size mismatch \\(got input|Dimension out of range|Index tensor must have the same number of dimensions",
+        kind="raised|error",
+        why="size mismatch \\(got input|Dimension out of range|Index tensor must have the same number of dimensions|u0 == 1 does",
         text="nll_loss|cross_entropy|roll",
     ),
     Explained(
