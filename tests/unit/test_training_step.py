@@ -451,6 +451,31 @@ def test_two_optimizers() -> None:
     compare(Both, body, model=model)  # type: ignore[arg-type]
 
 
+def test_optimizers_that_take_turns_are_traced_once_for_each() -> None:
+    def run(wrap: Callable[[Any], Any]) -> tuple[list[torch.Tensor], Any]:
+        torch.manual_seed(0)
+        encode, decode, turn = torch.nn.Linear(3, 4), torch.nn.Linear(4, 3), {"name": ""}
+        optimizers = {name: torch.optim.Adam(m.parameters()) for name, m in (("encode", encode), ("decode", decode))}
+        first, second = optimizers.values()
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            loss = (decode(encode(x).relu()) - x).square().mean()
+            first.zero_grad(), second.zero_grad()
+            loss.backward()
+            {"encode": first, "decode": second}[turn["name"]].step()
+            return loss.detach()
+
+        wrapped, losses = wrap(step), list[torch.Tensor]()
+        for i in range(9):
+            turn["name"] = "encode" if i % 3 else "decode"
+            losses.append(wrapped(torch.randn(4, 3)))
+        return losses, wrapped
+
+    found, step = run(tfn.jit)
+    torch.testing.assert_close(found, run(lambda f: f)[0])
+    assert tfn.cache_info(step).misses == 4  # each with and without a state
+
+
 def test_model_and_optimizer_as_arguments() -> None:
     sides = [Side(small, adam, None) for _ in "ab"]
     f = tfn.jit(plain)

@@ -362,9 +362,13 @@ def outside_of(read: Sequence[Outside], kept: tuple[KeptState, ...]) -> Outside 
     edges, modules = (read[0].edges, read[0].modules) if read else ((), ())
     held = {id(one.container) for state in kept for one in state.contents}
     fed = {(id(holder), key) for state in kept for holder, key, _ in state.places}
-    others = (
-        one for one in edges if id(one.holder) not in held and (id(one.holder), one.key) not in fed
-    )
+
+    def is_held(one: Edge) -> bool:
+        """Test whether the state of kept objects has the edge."""
+        own = dict_of(one.holder) if one.kind == "content" else None
+        return bool(held & {id(one.holder), id(own)}) or (id(one.holder), one.key) in fed
+
+    others = (one for one in edges if not is_held(one))
     stored = frozenset[tuple[int, str]]().union(*(state.stored for state in kept))
     if stored or fed:
         checks = (one for one in modules if isinstance(one, ModuleCheck))

@@ -69,8 +69,8 @@ def capture_forward_and_backward(
     found: list[tuple[Places, Any]] = []
 
     def capture(_: Sequence[int]) -> tuple[Captured, Captured]:
-        fwd, bwd, *rest = _capture_forward_and_backward(call, primal, tensors)
-        found.append(tuple(rest))
+        fwd, bwd, places, reads = _capture_forward_and_backward(call, primal, tensors)
+        found.append((places, reads))
         return fwd, bwd
 
     with calls.capturing_rule_of(call.function):
