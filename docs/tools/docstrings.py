@@ -1,5 +1,5 @@
 """Docstrings as mkdocstrings reads them: `Example:` is a section of examples, other lists of
-errors are lists.
+errors are lists, types that say nothing are left out.
 """
 
 from __future__ import annotations
@@ -24,6 +24,13 @@ class Docstrings(griffe.Extension):
         if obj.docstring is not None:
             text = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.MULTILINE)
             obj.docstring.value = LIST.sub(_as_list, CONTINUED.sub(_as_paragraph, text))
+
+    def on_function(self, *, func: griffe.Function, **_: Any) -> None:
+        """Drop types that say nothing, and defaults of `*args` and `**kwargs`."""
+        for one in func.parameters:
+            one.annotation = None if str(one.annotation) == "Any" else one.annotation
+            if one.kind in (griffe.ParameterKind.var_positional, griffe.ParameterKind.var_keyword):
+                one.default = None
 
 
 def _as_paragraph(found: re.Match[str]) -> str:

@@ -276,6 +276,12 @@ def test_site_builds_without_a_warning(site: Path) -> None:
     assert (site / "search" / "search_index.json").stat().st_size > 100_000
 
 
+def test_api_pages_leave_out_types_and_defaults_that_say_nothing(site: Path) -> None:
+    text = (site / "api" / "derivatives.html").read_text()
+    assert "Returns:" in text and "<code>Any</code>" not in text
+    assert re.search(r"<code>primals</code></b>\s*\N{EN DASH}", text), "*primals of vjp"
+
+
 WITHOUT_ERRORS = {
     *("clear_caches", "list_executors", "rule_order", "list"),  # take nothing
     *("stop_gradient", "constant", "for_model", "fp8", "pytrees"),  # take anything
