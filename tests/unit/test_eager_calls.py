@@ -6,6 +6,8 @@ import gc
 import io
 import logging
 import random
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -407,6 +409,21 @@ def test_sizes_that_change_are_captured_thrice(captured: list[Any]) -> None:
             ours, count = found, len(captured)
     same(ours, found)
     assert count == 3
+
+
+def test_new_sizes_do_without_dynamo() -> None:
+    """Its import takes longer than the first call of a small function. Neither forward mode nor symbols need it."""
+    text = """
+import sys, torch, thunder_fn as tfn
+loss = lambda w, x: (x @ w).tanh().pow(2).mean() / x.shape[0]
+w, v = torch.ones(3, 4), torch.ones(2, 3, 4)
+hvp = tfn.vmap(lambda v, x: tfn.jvp(tfn.grad(lambda w: loss(w, x)), (w,), (v,))[1], (0, None))
+for size in (5, 6, 7):
+    hvp(v, torch.ones(size, 3)), tfn.hessian(lambda x: x.exp().sum().square())(torch.ones(size))
+print([name for name in ("torch._dynamo", "torch._inductor") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", text], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_reads_are_guarded_for_all_sizes() -> None:

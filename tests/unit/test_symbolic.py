@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import math
 import pickle
@@ -10,11 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import thunder_fn as tfn
 from tests.messages import message_of
 from thunder_fn.capture import capture
 from thunder_fn.capture.numbers.arguments import symbolic_leaves
+from thunder_fn.derived.leaf_jvp import jvp_rule
+from thunder_fn.derived.leaf_vjp import alone
 from thunder_fn.errors import TraceTypeError
 from thunder_fn.executors import lower
 from thunder_fn.interpreters.evaluate import evaluate
@@ -22,8 +26,9 @@ from thunder_fn.interpreters.grad import grad_and_value
 from thunder_fn.interpreters.jvp import jvp
 from thunder_fn.interpreters.vmap import vmap
 from thunder_fn.ir.check import check
-from thunder_fn.ir.symbols import specialize
-from thunder_fn.ir.trace import Trace
+from thunder_fn.ir.rules import JvpRule
+from thunder_fn.ir.symbols import size_symbol, specialize
+from thunder_fn.ir.trace import Expr, Trace, Var
 from thunder_fn.jitted import cache_info, explain_misses, jit, last_prologue_traces, last_traces
 
 SYMBOLIC = "symbolic values"
@@ -431,3 +436,44 @@ def test_ops_that_pytorch_composes_in_python(name: str) -> None:
     torch.testing.assert_close(jitted(x), f(x))
     have, want = (torch.autograd.grad(g(x).sum(), x)[0] for g in (jitted, f))
     torch.testing.assert_close(have, want)
+
+
+PRODUCTS: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {
+    "mm": (torch.mm, ((5, 3), (3, 4))),
+    "bmm": (torch.bmm, ((2, 5, 3), (2, 3, 4))),
+    "mv": (torch.mv, ((5, 3), (3,))),
+    "addmm": (lambda *args: torch.addmm(*args, beta=2, alpha=3), ((4,), (5, 3), (3, 4))),
+    "baddbmm": (torch.baddbmm, ((2, 5, 4), (2, 5, 3), (2, 3, 4))),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_forward_mode_of_products_fixes_no_size(name: str) -> None:
+    f, shapes = PRODUCTS[name]
+    values = tuple(torch.randn(shape, generator=torch.Generator().manual_seed(i)) for i, shape in enumerate(shapes))
+    for active in range(len(values)):
+        of = lambda one, active=active: f(*values[:active], one, *values[active + 1 :])
+        (x,) = values[active : active + 1]
+        found = tfn.jvp(of, (x,), (x.cos(),))
+        torch.testing.assert_close(found, torch.func.jvp(of, (x,), (x.cos(),)))
+        mask = tuple(i == active for i in range(len(values)))
+        rule = jvp_rule(_with_symbols(f, values), mask)
+        assert isinstance(rule, JvpRule)
+        assert not rule.trace.constraints
+
+
+def _with_symbols(f: Callable[..., Tensor], values: tuple[Tensor, ...]) -> Trace:
+    """The only leaf of a function, alone, with a symbol for each size."""
+    single = tfn.trace(f, *values)
+    while single.equations[0].op.kind != "leaf":
+        single = single.equations[0].body
+    single, names = alone(single.equations[0]), dict[int, Expr]()
+
+    def var(one: Var) -> Var:
+        shape = tuple(names.setdefault(size, Expr(size_symbol(len(names), size))) for size in one.type.shape)
+        return Var(one.index, dataclasses.replace(one.type, shape=shape))
+
+    inputs, (equation,) = tuple(map(var, single.inputs)), single.equations
+    outputs = tuple(map(var, equation.outputs))
+    new = dataclasses.replace(equation.reading(lambda one: inputs[one.index]), outputs=outputs)
+    return Trace(inputs, (new,), outputs, (), ())

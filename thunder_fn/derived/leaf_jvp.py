@@ -33,12 +33,15 @@ from thunder_fn.derived.leaf_vjp import (
 from thunder_fn.derived.quirks import attention, collectives
 from thunder_fn.derived.quirks.statistics import STATISTICS, with_own_statistics
 from thunder_fn.errors import MissingRule
-from thunder_fn.ir import ops
+from thunder_fn.ir import facts, ops
 from thunder_fn.ir.constraints import names_of, pinned, renamed
 from thunder_fn.ir.equations import operands_in
 from thunder_fn.ir.rules import JvpRule, Mask, chosen, scattered
 from thunder_fn.ir.symbols import is_symbolic
-from thunder_fn.ir.trace import Equation, Trace, Var, python_args
+from thunder_fn.ir.trace import Equation, Op, Trace, TraceBuilder, Var, python_args
+from thunder_fn.ir.walking import inline_into
+
+_ZEROS = Op("leaf", "aten.zeros_like.default")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,27 @@ def _by_own_statistics(question: JvpQuestion) -> Trace | Declined:
     return Declined("the op is not the backward of a normalization") if own is None else own
 
 
+def _by_all_operands(question: JvpQuestion) -> JvpRule | Declined:
+    """Put zeros in place of missing tangents, in each of which a product is linear. Those of
+    PyTorch's forward AD would fix the sizes.
+    """
+    wanted = tuple(map(is_differentiable, question.single.input_types))
+    if question.equation.op not in facts.MATMULS or question.active == wanted:
+        return Declined("the op is no product, or all operands have tangents")
+    rule = jvp_rule(question.single, wanted)
+    if not isinstance(rule, JvpRule):
+        return Declined("there is no rule for tangents of all operands")
+    builder = TraceBuilder(rule.trace.name)
+    primals = builder.take(question.single.input_types)
+    given = iter(builder.take(chosen(question.single.input_types, question.active)))
+    tangents = [
+        next(given) if flag else builder.add(_ZEROS, (primal,), (primal.type,))[0]
+        for primal, flag in chosen(zip(primals, question.active, strict=True), wanted)
+    ]
+    outputs = inline_into(builder, rule.trace, (*primals, *tangents))
+    return JvpRule(builder.build(outputs), rule.active_outputs)
+
+
 def _by_forward_ad(question: JvpQuestion) -> JvpRule | Trace | Declined | None:
     try:
         with (
@@ -124,6 +148,7 @@ JVP_ATTEMPTS: tuple[Attempt[JvpQuestion, JvpRule | Trace | None], ...] = (
     Attempt("definition of attention", _by_meaning),
     Attempt("decomposition in place of forward AD", _by_parts_first),
     Attempt("statistics computed anew", _by_own_statistics),
+    Attempt("forward AD with tangents of all operands", _by_all_operands),
     Attempt("forward AD", _by_forward_ad),
     Attempt("forward AD for fixed numbers", _by_fixed_numbers),
     Attempt("decomposition", _by_parts),

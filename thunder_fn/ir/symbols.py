@@ -65,9 +65,10 @@ class Symbol(sympy.Symbol):
     equal if all are.
     """
 
-    __slots__ = ("bounds", "hint")
+    __slots__ = ("_content", "bounds", "hint")
     hint: Number
     bounds: Bounds
+    _content: tuple[Any, ...]
 
     def __new__(
         cls, name: str, hint: Number, bounds: Bounds = UNBOUND, **assumptions: bool
@@ -75,10 +76,12 @@ class Symbol(sympy.Symbol):
         """Assumptions are sympy's."""
         self = sympy.Symbol.__xnew__(cls, name, **assumptions)
         self.hint, self.bounds = hint, bounds
+        known = tuple(sorted(self.assumptions0.items()))
+        self._content = name, repr(hint), bounds, known
         return self
 
     def _hashable_content(self) -> tuple[Any, ...]:
-        return (self.name, repr(self.hint), self.bounds, *sorted(self.assumptions0.items()))
+        return self._content
 
     def __getnewargs_ex__(self) -> Any:
         return (self.name, self.hint, self.bounds), self._assumptions_orig

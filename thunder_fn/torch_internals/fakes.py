@@ -7,12 +7,9 @@ functionalization.
 
 from __future__ import annotations
 
-import builtins
 import contextlib
-import importlib
 import inspect
 import threading
-import types
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
@@ -58,6 +55,7 @@ from thunder_fn.torch_internals.modes import (
 from thunder_fn.torch_internals.numbers import Numbers, OnDecision, unknown
 from thunder_fn.torch_internals.patches import formulas_outside_dynamo
 from thunder_fn.torch_internals.tensors import extent
+from thunder_fn.torch_internals.without_dynamo import without_dynamo
 
 DATA_DEPENDENT_VALUE = DataDependentOutputException
 
@@ -111,53 +109,7 @@ class _NoTraceback:
         return None
 
 
-class _Settings:
-    """Dynamo's settings of fake tensors before it is imported, which takes half a second."""
-
-    fake_tensor_cache_enabled = True
-    fake_tensor_cache_crosscheck_enabled = False
-    _custom_ops_profile = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(importlib.import_module("torch._dynamo.config"), name)
-
-
-class _Torch:
-    """Stand-in for `torch` in functions of PyTorch: its Dynamo has settings without being
-    imported.
-    """
-
-    @property
-    def _dynamo(self) -> Any:
-        whole = vars(torch).get("_dynamo")  # set when its import, maybe in another thread, is done
-        return types.SimpleNamespace(config=_Settings()) if whole is None else whole
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name)
-
-
-def _import(name: str, *rest: Any) -> Any:
-    """Import a module for a function of PyTorch: `import torch.x` gives the stand-in."""
-    if name == "torch._dynamo.config":
-        return _Torch()
-    module = __import__(name, *rest)
-    return _Torch() if module is torch else module
-
-
-def _without_dynamo(made: Any, **names: Any) -> Any:
-    """A function of PyTorch that reads Dynamo's settings without importing it. It says `names` for
-    others.
-    """
-    own = {"torch": _Torch(), "__builtins__": {**vars(builtins), "__import__": _import}}
-    names = {**made.__globals__, **own, **names}
-    new = types.FunctionType(
-        made.__code__, names, made.__name__, made.__defaults__, made.__closure__
-    )
-    new.__kwdefaults__ = made.__kwdefaults__
-    return new
-
-
-_make_mode = _without_dynamo(FakeTensorMode.__init__, traceback=_NoTraceback)
+_make_mode = without_dynamo(FakeTensorMode.__init__, traceback=_NoTraceback)
 _answer_of_fakes: Any = inspect.unwrap(FakeTensorMode.__torch_dispatch__)
 """FakeTensorMode on one op, without the wrapper that keeps Dynamo out (`never_compiled`)."""
 
@@ -172,7 +124,7 @@ class RecordingMode(FakeTensorMode):
 
     supports_higher_order_operators = True
     _should_skip_dynamo = never_compiled
-    _dispatch_impl = _without_dynamo(FakeTensorMode._dispatch_impl)
+    _dispatch_impl = without_dynamo(FakeTensorMode._dispatch_impl)
 
     def __init__(
         self,

@@ -28,6 +28,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from torch.utils._traceback import CapturedTraceback
 
 from thunder_fn.ir.trace import Expr
+from thunder_fn.torch_internals.without_dynamo import without_dynamo
 
 OnDecision = Callable[[Expr, "bool | float"], None]
 
@@ -39,6 +40,13 @@ def unknown(symbol: Any) -> None:
     """The number of an unbacked symbol of which nothing is known."""
 
 
+def _log_nothing(*args: Any, **kwargs: Any) -> None:
+    """Logs for tools of Dynamo. To write the stack into them imports Dynamo and inductor."""
+
+
+_make_env = without_dynamo(ShapeEnv.__init__)
+
+
 class Numbers(ShapeEnv):
     """PyTorch's ShapeEnv over symbols of ours: it does the algebra, and tells of each decision that
     depends on hints.
@@ -47,8 +55,11 @@ class Numbers(ShapeEnv):
     `s0` and the number that it is taken for from now on.
     """
 
+    _init = without_dynamo(ShapeEnv._init)
+    _set_replacement = without_dynamo(ShapeEnv._set_replacement, trace_structured=_log_nothing)
+
     def __init__(self, on_decision: OnDecision | None = None) -> None:
-        super().__init__(duck_shape=False)
+        _make_env(self, duck_shape=False)
         self.on_decision = on_decision
         self.on_assertion: Callable[[Expr], None] | None = None
         self.value_of: Callable[[Any], Any] = unknown
@@ -71,6 +82,8 @@ class Numbers(ShapeEnv):
         `torch.export`.
         """
         return _NOWHERE, ""
+
+    _log_guard = _log_nothing
 
     def _log_create_unbacked_symbol(self, *args: Any, **kwargs: Any) -> None:
         """Logs for tools of Dynamo, which import `torch.export` too."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -472,6 +473,10 @@ def _in_place(func: Any, changed: Sequence[torch.Tensor]) -> contextlib.Abstract
     return mode.changing([place for place in places if place is not None])
 
 
+_of_functional: Any = inspect.unwrap(FunctionalTensorMode.__torch_dispatch__)
+"""FunctionalTensorMode on one op, without the wrapper that keeps Dynamo out (`never_compiled`)."""
+
+
 class TracerMode(FunctionalTensorMode):
     """FunctionalTensorMode whose tensors are tracers; `on_new` is told of each.
 
@@ -591,7 +596,7 @@ class TracerMode(FunctionalTensorMode):
             if traits.is_simple and all(kind is Tracer for kind in types):
                 result = functionalized(Tracer, func, args, kwargs, traits)
             else:
-                result = super().__torch_dispatch__(func, _without_tracers(types), args, kwargs)  # pyright: ignore[reportArgumentType]
+                result = _of_functional(self, func, _without_tracers(types), args, kwargs)
         if type(result) is FakeTensor and not any(isinstance(arg, torch.Tensor) for arg in args):
             return functionalize(result, self)  # of two numbers, as in `torch.add(1, 2)`
         for item in result if isinstance(result, (list, tuple)) else (result,):
