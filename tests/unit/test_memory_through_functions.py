@@ -331,3 +331,22 @@ def test_a_tangent_that_is_memory_which_the_function_writes_is_refused(via: Call
         via(lambda c, x: tfn.jvp(lambda u: u * c.tanh_(), (x,), (c[0:],))[1])(X.clone(), X.clone())
     apart = via(lambda x: tfn.jvp(lambda u: u.sigmoid_(), (x,), (x.clone(),))[1])(X.clone())
     torch.testing.assert_close(apart, torch.func.jvp(torch.sigmoid, (X,), (X,))[1])
+
+
+def test_a_view_that_a_call_returns_is_made_again_inside_of_it() -> None:
+    """The argument was written to before, so that its views are made again when they are asked for."""
+
+    def f(x: Tensor) -> Tensor:
+        x.add_(1)
+
+        def loss(y: Tensor) -> Tensor:
+            part = x.unsafe_chunk(1)[0]
+            part[x > 0] *= 2
+            return (part * y).sum()
+
+        return tfn.grad(loss)(x * 2)
+
+    x = torch.tensor([0.5, -3.0])
+    y = x.clone()
+    assert tfn.jit(f)(x).tolist() == f(y).tolist() == [3.0, -2.0]
+    assert x.tolist() == y.tolist() == [3.0, -2.0]

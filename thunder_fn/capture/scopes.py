@@ -515,8 +515,8 @@ def in_scope(
         scope.is_cast = internals.is_autocast_on()
     with recorder.open(scope):
         result = run()
-    if scope.args is not None:
-        scope.results = encode_results(recorder, result)
+        if scope.args is not None:  # inside: a view may be made again when it is asked for
+            scope.results = encode_results(recorder, result)
     return result
 
 
