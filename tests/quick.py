@@ -192,6 +192,7 @@ EVERY = {
     "unit/test_rewrites_any_order.py::test_a_batch_is_one_call_on_codes": 3,
     "unit/test_rewrites_any_order.py::test_any_order": 3,
     "unit/test_rewrites_composed.py::test_autocast_around_and_inside": 4,
+    "unit/test_python_state.py::test_numbers_in_containers_are_those_of_eager": 4,
     "unit/test_rewrites_composed.py::test_codes_go_into_checkpoints": 3,
     "unit/test_rewrites_composed.py::test_half_precision_neither_overflows_nor_vanishes": 3,
     "unit/test_rewrites_composed.py::test_one_program_for_all_batch_sizes": 3,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import copy
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -543,3 +544,81 @@ def test_a_program_that_leaves_the_process_keeps_nothing_in_python(tmp_path: Pat
     tfn.save(program, tmp_path / "program.tfn")
     assert tfn.load(tmp_path / "program.tfn")(torch.ones(3)).tolist() == [4, 4, 4]
     assert keeper.n == 0
+
+
+# ---- numbers in lists and dicts, and all else that happens to these ----
+
+HELD = {
+    "list": (
+        [1, 5],
+        """
+        k[0] += 1; k.insert(0, 7) -> x * k[1] + len(k)
+        k[0] += 1; v = k.pop(); k.append(v + 1) -> x * k[0] + v
+        k[0] += 1; k.reverse() -> x * k[0] - k[-1]
+        k[0] += 1; k[:] = [k[1], k[0]] -> x * k[0]
+        k[0] += 1; k.sort() -> x * k[0] - k[1]
+        k[0] += 1 -> x * sum(k) + max(k)
+        k[0] += 1 -> x * (2 if k == [3, 5] else 1)
+        k[0] += 1; m = list(k); m[0] = 9 -> x * k[0] + m[1]
+        k[-1] = k[-1] + 1 -> x * k[1]
+        k[0] += 1; k[k[0] % 2] = 3 -> x * k[0] - k[1]
+        k[0] += 1; del k[1]; k.append(4) -> x * k[0] * k[1]
+        k[0] = float(k[0]) + 0.5 -> x * k[0]
+        k[0], k[1] = k[1] + 1, k[0] -> x * k[0] - k[1]
+        k[0] += 1; k[1] = x.sum() -> x * k[0]
+        k[0] += 1 -> x * (k.count(3) + k.index(k[0]))
+        k[0] += 1 -> x * {tuple(k): 1}.get((3, 5), 2)
+        k[0] += 1; k.append(k[0]) -> x * k[-1]
+        k[0] += 1 -> x * int(f"{k[0]}{k[1]}")
+        k[0] += 1 -> x + torch.tensor(k).sum() + x.new_ones(k).sum()
+        k[0] += 1; k[0] -= 1 -> x * k[0]
+        """,
+    ),
+    "dict": (
+        {"n": 1, "m": 5},
+        """
+        k["n"] += 1 -> x * sum(k.values())
+        k["n"] += 1; v = k.pop("m"); k["m"] = v * 2 -> x * k["n"] + v
+        k["n"] += 1; k.update(m=k["n"]) -> x * k["m"]
+        k["n"] += 1; k.setdefault("z", k["n"]) -> x * k["z"]
+        k["n"] += 1 -> x * sum(v for _, v in k.items())
+        k["n"] += 1 -> x * (lambda n, m: n * m)(**k)
+        k["n"] += 1 -> x * copy.deepcopy(k)["n"]
+        k["n"] += 1 -> x * (2 if k == {"n": 3, "m": 5} else 1)
+        k["n"] += 1; del k["m"]; k["m"] = 3 -> x * k["n"]
+        k |= {"n": k["n"] + 1} -> x * k["n"]
+        k["n"] += 1; k[k["n"]] = 1 -> x * len(k)
+        k["n"] = k["n"] + 1 if k["n"] < 3 else 0 -> x * k["n"]
+        k["n"] = k["n"] * 1.5 -> x * k["n"]
+        k["n"] = int(str(k["n"]) + "1") -> x * k["n"]
+        k["n"] += 1 -> x * (k["n"] in (2, 3)) + hash(k["n"])
+        k["n"] = k["n"] ^ 3 -> x * (k["n"] | 4)
+        k["n"] = divmod(k["n"] + 7, 3)[1] -> x * k["n"]
+        k["n"] = round(k["n"] * 1.1 + 1) -> x * k["n"]
+        k["n"] += 1; k["s"] = {"a": k["n"]} -> x * k["s"]["a"]
+        k["n"] = True if k["n"] is not True else 4 -> x * k["n"]
+        k["n"] = None if k["n"] else 3 -> x * 2
+        k["n"] = k["n"] + 1 if type(k["n"]) is int else -9 -> x * k["n"]
+        """,
+    ),
+}
+LINES = [(kind, line.strip()) for kind, (_, lines) in HELD.items() for line in lines.strip().splitlines()]
+
+
+@pytest.mark.parametrize("is_given", [False, True], ids=["closed over", "argument"])
+@pytest.mark.parametrize(("kind", "line"), LINES, ids=[line for _, line in LINES])
+def test_numbers_in_containers_are_those_of_eager(kind: str, line: str, is_given: bool) -> None:
+    statements, result = line.split(" -> ")
+    scope: dict[str, Any] = {"torch": torch, "copy": copy}
+    exec(f"def f(x, k):\n    {statements}\n    return {result}\n", scope)
+
+    def run(wrap: Callable[[Any], Any]) -> list[Any]:
+        held, found = copy.deepcopy(HELD[kind][0]), list[Any]()
+        step = wrap(scope["f"] if is_given else lambda x, _: scope["f"](x, held))
+        for i in range(4):
+            found += [step(torch.ones(2) + i, held), copy.deepcopy(held)]
+        return found
+
+    found, expected = run(tfn.jit), run(lambda f: f)
+    torch.testing.assert_close(found[::2], expected[::2])
+    assert str(found[1::2]) == str(expected[1::2])

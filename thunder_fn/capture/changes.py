@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -184,9 +185,10 @@ def check_numbers(recorder: Recorder) -> None:
 def _but(held: Any, identity: int, fed: Collection[Entry]) -> Any:
     """The content of a container, but for entries that are fed."""
     keys = {key for of, key in fed if of == identity}
-    if not keys or not is_a(held, dict):
+    if not keys or not is_a(held, (dict, list, deque)):
         return held
-    return [item for key, item in content_of(held) if holds_numbers(key) or key not in keys]
+    items = content_of(held) if is_a(held, dict) else enumerate(content_of(held))
+    return [(key, item) for key, item in items if holds_numbers(key) or key not in keys]
 
 
 def _stored(recorder: Recorder, leaf: Any, name: str, stored: dict[int, Atom]) -> Atom:

@@ -45,6 +45,7 @@ from thunder_fn.capture.places import (
     Item,
     Snapshot,
     Update,
+    held_at,
     put,
     snapshot,
 )
@@ -303,7 +304,9 @@ class Kept:
         if moving or (not self.recorder.symbolic and (found or self._is_touched())):
             raise MustFeed(self.wanted | frozenset(moving))
         found += [*self.moved_tensors(), *self._renumbered()]
-        self.updates, self.plain = list(self.updated()), list(self.stored_plainly())
+        self.plain = list(self.stored_plainly())
+        whole = {id(one.holder) for one in (*found, *self.plain) if one.key is None}
+        self.updates = [pair for pair in self.updated() if id(pair[0].holder) not in whole]
         changes = [self._effect(one, static) for one in in_order([*found, *self.plain])]
         return [*changes, *((one, list[Any]()) for one, _ in self.updates)]
 
@@ -369,13 +372,13 @@ class Kept:
             return
         for (kind, identity, key), (holder, old) in {**watch.counted, **watch.before}.items():
             place = identity, key
-            if kind == "key" and place in self.wanted and is_number(old):
+            if kind in ("key", "index") and place in self.wanted and is_number(old):
                 yield place, (holder, key)
 
     def _renumbered(self) -> Iterator[Change]:
         """Find the fed numbers outside of kept objects that the function has changed."""
         for place, (holder, key) in self.places.items():
-            old, now = self.given[place], look("key", holder, key)
+            old, now = self.given[place], held_at(holder, key)
             if not isinstance(old, torch.Tensor) and holds_numbers(now) and not is_like(old, now):
                 yield Change(holder, key, old, now)
 

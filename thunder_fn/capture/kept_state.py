@@ -15,7 +15,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.numbers.arguments import is_number
 from thunder_fn.capture.outside.reads import ABSENT
-from thunder_fn.capture.places import Entry, Feed, Snapshot
+from thunder_fn.capture.places import Entry, Feed, Snapshot, held_at
 from thunder_fn.ir.text import program_text, run_text
 from thunder_fn.ir.trace import Expr, Literal, as_dim
 
@@ -105,7 +105,7 @@ class KeptState:
         return [
             key
             for holder, key, before in self.places
-            if not self._is_fed(holder, key, before, holder.get(key, ABSENT))
+            if not self._is_fed(holder, key, before, held_at(holder, key))
         ]
 
     def moved(self) -> frozenset[Entry]:

@@ -118,6 +118,11 @@ class Update:
         store(*place, look(*place) + self.value if self.is_added else self.value)
 
 
+def held_at(holder: Any, key: Any) -> Any:
+    """Return an entry of a dict, list or deque; ABSENT if there is none."""
+    return look("key" if isinstance(holder, dict) else "index", holder, key)
+
+
 def put(holder: Any, key: Any, value: Any) -> None:
     """Store a value in an entry of a container, in all of it, or in the `.grad` of a tensor."""
     if isinstance(holder, torch.Tensor):

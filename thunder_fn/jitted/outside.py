@@ -104,7 +104,7 @@ class Outside:
         for edge in self.edges:
             found = now(edge)
             is_numbers = is_number(edge.value) and type(found) is type(edge.value)
-            if edge.kind == "key" and is_numbers and found != edge.value:
+            if edge.kind in ("key", "index") and is_numbers and found != edge.value:
                 yield id(edge.holder), edge.key
         for module in self.modules:
             for place, value in module.reads.items() if isinstance(module, ModuleCheck) else ():

@@ -11,6 +11,7 @@ import dis
 import inspect
 import itertools
 import types
+from dataclasses import is_dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -96,6 +97,13 @@ def asks_for_types(code: types.CodeType) -> bool:
     return others or bool(names)
 
 
+def may_ask(frame: types.FrameType) -> bool:
+    """Test whether a frame that compares types has symbolic numbers, in containers too. It may
+    replace them before it ends.
+    """
+    return bool(_comparing(frame.f_code)) and any(map(_has_symbols, frame.f_locals.values()))
+
+
 def type_error(
     frame: types.FrameType, *, has_found: bool, are_held: bool = False
 ) -> UnsupportedCall | None:
@@ -137,9 +145,19 @@ def _is_symbolic(value: Any) -> bool:
 _CLASSES = (torch.SymInt, torch.SymFloat, torch.SymBool, Int, Float, Bool)
 
 
-def _has_symbols(value: Any) -> bool:
-    """Test for a symbolic number, a tuple or list of such, or a tensor with symbolic sizes."""
+def _has_symbols(value: Any, depth: int = 4) -> bool:
+    """Test for a symbolic number, a container or dataclass of such, or a tensor with symbolic
+    sizes.
+    """
     if isinstance(value, torch.Tensor):
         return any(map(_is_symbolic, value.shape))
-    parts = value if isinstance(value, (tuple, list)) else (value,)
-    return any(map(_is_symbolic, parts))
+    match value:
+        case dict():
+            parts = dict.values(value)
+        case list() | tuple():
+            parts = value
+        case _:
+            parts = getattr(value, "__dict__", {}).values() if is_dataclass(value) else ()
+    return _is_symbolic(value) or (
+        depth > 0 and any(_has_symbols(part, depth - 1) for part in parts)
+    )

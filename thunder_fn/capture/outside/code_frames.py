@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from thunder_fn.capture.numbers.types_asked import may_ask
 from thunder_fn.capture.outside.expressions import Reading, Source
 from thunder_fn.capture.outside.frames import is_library
 
@@ -22,6 +23,7 @@ class Frame:
         "cells",
         "code",
         "globals",
+        "holds_symbols",
         "is_library",
         "line",
         "locals",
@@ -53,6 +55,8 @@ class Frame:
         self.stand_ins: dict[tuple[int, ...], Any] = {}
         self.touched: set[int] = set()
         """The holders that were looked at for it."""
+        self.holds_symbols = may_ask(frame)
+        """Set where the code compares types, and held symbolic numbers when it began."""
         self.waits = False
         """Set where an attribute or item is the result of a callee."""
 

@@ -101,12 +101,14 @@ class Watch(Evaluator):
         if self.aside is not None:
             self.aside = None if self.aside is frame else self.aside
             return
+        is_known = bool(self.stack) and self.stack[-1].code is frame.f_code
         if (recorder := current()) is not None:
             found, kept = recorder.decisions.has_found, recorder.kept
             are_held = kept is not None and bool(kept.placed)
+            are_held = are_held or (is_known and self.stack[-1].holds_symbols)
             error = type_error(frame, has_found=found, are_held=are_held)
             recorder.late_error = error or recorder.late_error
-        if not self.stack or self.stack[-1].code is not frame.f_code:
+        if not is_known:
             return
         mine = self.stack.pop()
         if mine.code.co_name == "__init__" and mine.code.co_argcount:
