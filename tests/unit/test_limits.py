@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence
 
@@ -182,6 +183,27 @@ def counting_body() -> object:
 
 
 @error
+def late_backward() -> object:
+    state = {"scale": 1.0}
+
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+            return x * state["scale"]
+
+        @staticmethod
+        def backward(ctx: object, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            return grad * state["scale"]
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = Scaled.apply(x)
+        state["scale"] = 2.0
+        return y.sum()
+
+    return tfn.grad(f)(X)
+
+
+@error
 def changing_branch() -> object:
     def f(x: torch.Tensor) -> torch.Tensor:
         found = {"scale": 1.0}
@@ -336,6 +358,36 @@ def unvalidated() -> bool:
         return bool(tfn.jit(f)(-X).isnan().all())
     finally:
         base.set_default_validate_args(asked)
+
+
+@different
+def late_reader() -> bool:
+    state, seen = {"n": 0}, list[int]()
+
+    @tfn.jit
+    def f(x: torch.Tensor) -> torch.Tensor:
+        state["n"] += 1
+        tfn.debug.callback(lambda _: seen.append(state["n"]), x)
+        return x * 2
+
+    f(X), f(X)
+    return seen == [0, 1] and state == {"n": 2}
+
+
+@different
+def recomputed_effect() -> bool:
+    def count(wrap: Callable[[Callable[..., torch.Tensor]], Callable[..., torch.Tensor]]) -> int:
+        state = {"n": 0}
+
+        def body(x: torch.Tensor) -> torch.Tensor:
+            state["n"] += 1
+            return x.sin()
+
+        x = X.clone().requires_grad_()
+        wrap(lambda x: torch.utils.checkpoint.checkpoint(body, x, use_reentrant=False))(x).sum().backward()
+        return state["n"]
+
+    return (count(tfn.jit), count(lambda f: f)) == (1, 2)
 
 
 @different
