@@ -207,6 +207,7 @@ EVERY = {
     "unit/test_side_effects.py::test_a_counter_in_the_function_of_any_op_is_eagers_or_refused": 3,
     "unit/test_side_effects.py::test_what_a_function_does_to_its_arguments_reaches_the_caller": 5,
     "unit/test_side_effects.py::test_a_counter_that_nothing_reads_is_allowed_in_the_function_of_any_op": 3,
+    "unit/test_states_that_alternate.py::test_a_place_that_alternates": 6,
     "unit/test_stored_tensors.py::test_what_is_stored_is_there_afterwards": 7,
     "unit/test_structured_scan.py::test_sqrt_checkpoints_change_nothing_but_memory": 3,
     "unit/test_symbolic.py::test_programs": 4,

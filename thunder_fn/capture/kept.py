@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy
 import torch
 
 from thunder_fn import torch_internals as internals
@@ -34,7 +35,8 @@ from thunder_fn.capture.numbers.arguments import is_number
 from thunder_fn.capture.outside import frames
 from thunder_fn.capture.outside.edges import look, store
 from thunder_fn.capture.outside.effects import APPEND, PREPEND
-from thunder_fn.capture.outside.reads import ABSENT, builtin_of, content_of
+from thunder_fn.capture.outside.kinds import is_lasting
+from thunder_fn.capture.outside.reads import ABSENT, HOLDERS, Changed, builtin_of, content_of, is_a
 from thunder_fn.capture.places import (
     APPENDED,
     PREPENDED,
@@ -71,6 +73,9 @@ if TYPE_CHECKING:
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict)
 _CONTAINERS = (*_DICTS, list, collections.deque)
 _FIXED = (*PLAIN, enum.Enum, types.FunctionType, types.BuiltinFunctionType, types.MethodType, type)
+_VALUES = (numpy.generic, range, slice)
+"""Types of plain values in addition to those of `PLAIN`."""
+_, _LEAF = pytree.flatten(0)
 _SCHEDULED = ("lr", "last_epoch", "_step_count", "_last_lr")
 """Entries that are numbers of the trace from the first call on: options of a parameter group, and
 counts of a scheduler.
@@ -307,6 +312,7 @@ class Kept:
         self.plain = list(self.stored_plainly())
         whole = {id(one.holder) for one in (*found, *self.plain) if one.key is None}
         self.updates = [pair for pair in self.updated() if id(pair[0].holder) not in whole]
+        self._spoil_unstorable()
         changes = [self._effect(one, static) for one in in_order([*found, *self.plain])]
         return [*changes, *((one, list[Any]()) for one, _ in self.updates)]
 
@@ -330,8 +336,9 @@ class Kept:
                 yield Update(kind, holder, key, now - old, is_added=True), old
         for (kind, identity, key), (holder, old) in watch.before.items():
             now = look(kind, holder, key) if kind in ("attr", "class", "index") else ABSENT
-            is_new = now is not old and old is not ABSENT
-            if identity not in self.contents and type(now) in PLAIN and is_new:
+            is_new = now is not old and now is not ABSENT and old is not ABSENT
+            is_new = is_new and (not is_a(now, HOLDERS) or self._was_there(now))  # not made anew
+            if identity not in self.contents and is_new and self._is_storable(now):
                 yield Update(kind, holder, key, now), old
 
     def moved_tensors(self) -> list[Change]:
@@ -408,9 +415,12 @@ class Kept:
         for (kind, identity, key), (holder, old) in watch.before.items():
             now = look(kind, holder, key)
             is_place = kind in ("key", "cell") and identity not in self.contents
-            if is_place and now is not old and _is_data(now):
+            if is_place and now is not old and self._is_storable(now):
                 done.add((identity, key))
                 yield Change(holder, key, old, now)
+        for one in self.recorder.modules.replaced:
+            if one.now is ABSENT or self._is_storable(one.now):
+                yield one
         for one in watch.contents.values():
             by = watch.changing.get(id(one.container), set[str]())
             is_old = one.is_unchanged and by <= APPEND
@@ -421,9 +431,20 @@ class Kept:
             ):
                 continue
             for change in _plain_changes(one, by):
-                if _is_data(change.now) and change.entry not in done:
+                if self._is_storable(change.now) and change.entry not in done:
                     yield change
                     self.exact += [one] if change.key is None else []
+
+    def _spoil_unstorable(self) -> None:
+        """Let no later call use the trace if the function has read a place and stored an object of
+        its own there, which a program cannot make anew.
+        """
+        watch = frames.observer()
+        for place, (holder, old) in {} if watch is None else watch.before.items():
+            now = look(place[0], holder, place[2])
+            is_unstorable = now is not old and now is not ABSENT and not self._is_storable(now)
+            if is_unstorable and place in watch.edges and not has_tracers(now):
+                watch.edges[place].value = Changed(str(place[2]))
 
     def _is_moving(self, change: Change) -> bool:
         """Test for a number or tensor of a kept object that may be another one in each call."""
@@ -437,7 +458,8 @@ class Kept:
         holder, key, value = change.holder, change.key, change.now
         if value is ABSENT:
             return self._conditional(Effect(holder, key, None), [])
-        leaves, spec = pytree.flatten(value)
+        leaves, spec = pytree.flatten(() if self._was_there(value) else value)
+        leaves, spec = ([value], _LEAF) if self._was_there(value) else (leaves, spec)
         leaves = [*map(alive, leaves)]
         dims = [leaf if isinstance(leaf, torch.Tensor) else as_dim(leaf) for leaf in leaves]
         flags = tuple(
@@ -445,7 +467,8 @@ class Kept:
             for leaf in dims
         )
         for leaf, flag in zip(dims, flags, strict=True):
-            if not flag and not isinstance(leaf, (torch.Tensor, *_FIXED)) and not self.is_old(leaf):
+            is_fixed = isinstance(leaf, (torch.Tensor, *_FIXED)) or self._is_storable(leaf)
+            if not flag and not is_fixed and not self.is_old(leaf):
                 raise self._refused(holder, key, leaf)
         outputs = list(chosen(leaves, flags))
         fixed = tuple(None if flag else leaf for leaf, flag in zip(dims, flags, strict=True))
@@ -476,6 +499,25 @@ class Kept:
                 one.copy_(torch.where(skipped, last, one))
         self.skips.append((mine & before, skipped))
         return result
+
+    def _is_storable(self, value: Any) -> bool:
+        """Test for what a program can store in each call: plain data, containers of it, and objects
+        that were there before the call.
+        """
+        return self._was_there(value) or all(
+            type(leaf) in PLAIN or is_a(leaf, _VALUES) or self._was_there(leaf)
+            for leaf in leaves_in(value)
+        )
+
+    def _was_there(self, value: Any) -> bool:
+        """Test for an object or tensor from outside, without anything of the trace in it."""
+        if is_a(value, torch.Tensor):
+            return not is_a(value, internals.Tracer) and self.recorder.is_from_outside(value)
+        if has_tracers(value) or holds_numbers(value):
+            return False
+        watch = frames.observer()
+        is_there = watch is not None and watch.is_outside(value)
+        return is_there or is_lasting(value) or is_a(value, types.BuiltinFunctionType)
 
     def is_old(self, value: Any) -> bool:
         """Test whether the value is a kept object, or some kept object held it before."""
@@ -534,11 +576,6 @@ class Kept:
         self.objects.clear()
         self.contents.clear()
         self.is_over = True
-
-
-def _is_data(value: Any) -> bool:
-    """Test for plain data, or a container of it."""
-    return all(type(leaf) in PLAIN for leaf in leaves_in(value))
 
 
 def _containers(root: Any) -> Iterator[Any]:

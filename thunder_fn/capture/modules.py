@@ -72,13 +72,15 @@ class WatchedModules:
 
     If it `is_exclusive`, no other thread captures modules from the first one until the `release`.
     `stored` are attributes of modules, and buffers of another type, that the function gives a
-    tensor. `held` counts the places of each value before the capture.
+    tensor; `replaced` are submodules that it replaces. `held` counts the places of each value
+    before the capture.
     """
 
     is_exclusive: bool = False
     is_holding: bool = False
     states: dict[int, _State] = dataclasses.field(default_factory=dict)
     stored: list[Change] = dataclasses.field(default_factory=list[Change])
+    replaced: list[Change] = dataclasses.field(default_factory=list[Change])
     held: Counter[int] = dataclasses.field(default_factory=Counter[int])
 
     def watch(self, module: torch.nn.Module, path: str = "") -> None:
@@ -117,6 +119,7 @@ class WatchedModules:
                 is_new = _has_new_tracer(one) and not is_kept(one.container)
                 if is_new and not _is_recomputed(state.module, name):
                     escaped.append((state, name))
+        self.replaced += self._replaced()
         self.restore(tracers_only=not escaped)
         if escaped:
             raise _escaped_error(*escaped[0])
@@ -148,6 +151,16 @@ class WatchedModules:
                     _put(state.module, section, name, before)
         return found
 
+    def _replaced(self) -> Iterator[Change]:
+        """Find the submodules that the function has taken away, or put in place of others."""
+        for state in self.states.values():
+            held = _section(state.module, "_modules")
+            before = {name: one for (at, name), one in state.entries.items() if at == "_modules"}
+            for name in {**before, **held}:
+                old, now = before.get(name, ABSENT), held.get(name, ABSENT)
+                if now is not old:
+                    yield Change(held, name, old, now)
+
     def restore(self, *, tracers_only: bool = False) -> None:
         """Give modules back what they held; with `tracers_only`, other values that were assigned
         stay.
@@ -164,6 +177,7 @@ class WatchedModules:
     def release(self) -> None:
         """Let go of tracers, and let other threads capture modules."""
         self.stored.clear()
+        self.replaced.clear()
         if self.is_holding:
             self.is_holding = False
             TRACING.release()

@@ -113,6 +113,10 @@ class Observer(Protocol):
     def put_back(self) -> None:
         """Give places outside what they held before the function ran."""
 
+    def is_outside(self, value: Any) -> bool:
+        """Test whether a value was not made by the traced function."""
+        ...
+
     def moment(self) -> Moment:
         """Note what places outside hold now; a call of the result gives it back to them."""
         ...

@@ -77,6 +77,7 @@ def read(module: torch.nn.Module, but: Container[tuple[int, str]] = ()) -> Readi
     by identity and a name. TorchScript's modules are values from outside.
     """
     modules = tuple(one for one in module.modules() if not isinstance(one, torch.jit.ScriptModule))
+    parts = {id(one): number for number, one in enumerate(modules)}
     numbers: dict[int, int] = {}
     tensors: list[Tensor] = []
     places: list[tuple[str, int | None]] = []
@@ -99,7 +100,7 @@ def read(module: torch.nn.Module, but: Container[tuple[int, str]] = ()) -> Readi
                     numbers[id(tensor)] = len(tensors)
                     tensors.append(tensor)
                 places.append((name, None if tensor is None else numbers[id(tensor)]))
-        places += [(name, None if part is None else -1) for name, part in held["_modules"].items()]
+        places += [(name, parts.get(id(part))) for name, part in held["_modules"].items()]
     layout = Layout(modules, tuple(map(type, modules)), tuple(places), tuple(hooks))
     return Reading(layout, tuple(tensors), tuple(dicts), tuple(child.__dict__ for child in modules))
 

@@ -1,0 +1,288 @@
+"""Places outside that a jitted function sets to one of a few values, and reads in the next call: each call stores what
+eager code stores. The oracle is eager code.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+import functools
+import types
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace as ns
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import thunder_fn as tfn
+
+F = nn.functional
+
+
+class Phase(enum.Enum):
+    WARM = 1
+    RUN = 2
+    COOL = 3
+
+
+class First:
+    value = 1
+
+
+class Second:
+    value = 2
+
+
+def one() -> int:
+    return 1
+
+
+def two() -> int:
+    return 2
+
+
+FIRST, SECOND = ns(value=1), ns(value=2)
+VALUES: dict[str, tuple[Any, Any, Callable[[Any], Any]]] = {
+    "int": (1, 2, lambda v: v),
+    "float": (1.0, 2.0, lambda v: v),
+    "text": ("a", "bb", len),
+    "bool": (True, False, lambda v: 2 if v else 1),
+    "None": (None, 3, lambda v: v or 1),
+    "tuple": ((1, 2), (2, 3), lambda v: v[0]),
+    "enum": (Phase.WARM, Phase.RUN, lambda v: v.value),
+    "class": (First, Second, lambda v: v.value),
+    "builtin class": (dict, list, lambda v: 1 if v is dict else 2),
+    "object": (FIRST, SECOND, lambda v: v.value),
+    "function": (one, two, lambda v: v()),
+    "module": (nn.Identity(), nn.ReLU(), lambda v: 1 if type(v) is nn.Identity else 2),
+    "dtype": (torch.float32, torch.float64, lambda v: 1 if v is torch.float32 else 2),
+    "frozenset": (frozenset([1]), frozenset([1, 2]), len),
+    "list": ([1], [1, 2], len),
+    "number of NumPy": (np.int64(1), np.int64(2), int),
+    "range": (range(1), range(2), len),
+    "slice": (slice(0, 1), slice(0, 2), lambda v: v.stop),
+    "partial": (functools.partial(one), functools.partial(two), lambda v: v()),
+    "tensor": (torch.tensor(1.0), torch.tensor(2.0), lambda v: v),
+}
+BY_VALUE = ("int", "float", "text", "tuple", "frozenset", "number of NumPy", "range", "slice")
+
+
+class Slot:
+    __slots__ = ("k",)
+
+
+@dataclasses.dataclass
+class Data:
+    k: Any = None
+
+
+def held_in(kind: str, value: Any) -> tuple[str, dict[str, Any]]:
+    """The expression of a place that holds the value, and the names in it."""
+    slot, module, other = Slot(), nn.Module(), types.ModuleType("other")
+    slot.k, other.k = value, value  # type: ignore[attr-defined]
+    module.__dict__["k"] = value
+    return {
+        "list": ("h[0]", {"h": [value]}),
+        "dict": ("h['k']", {"h": {"k": value}}),
+        "object": ("h.k", {"h": ns(k=value)}),
+        "slot": ("h.k", {"h": slot}),
+        "class": ("h.k", {"h": type("Class", (), {"k": value})}),
+        "deque": ("h[0]", {"h": collections.deque([value])}),
+        "module": ("h.k", {"h": module}),
+        "defaultdict": ("h['k']", {"h": collections.defaultdict(int, k=value)}),
+        "dataclass": ("h.k", {"h": Data(value)}),
+        "global": ("K", {"K": value}),
+        "python module": ("h.k", {"h": other}),
+    }[kind]
+
+
+HOLDERS = ("list", "dict", "object", "slot", "class", "deque", "module", "defaultdict", "dataclass", "global")
+PAIRS = [
+    (value, holder)
+    for value in VALUES
+    for holder in (*HOLDERS, "python module")
+    if (value, holder) != ("module", "module")
+]
+
+
+@pytest.mark.parametrize(("value", "holder"), PAIRS)
+def test_a_place_that_alternates(value: str, holder: str) -> None:
+    first, second, number = VALUES[value]
+
+    def run(wrap: Callable[[Any], Any]) -> list[Any]:
+        place, names = held_in(holder, first)
+        scope = {"number": number, "first": first, "second": second, **names}
+        is_first = f"{place} {'==' if value in BY_VALUE else 'is'} first"
+        lines = "global K" if holder == "global" else "pass"
+        exec(
+            f"def f(x):\n    {lines}\n    y = x * number({place})\n"
+            f"    if {is_first}: {place} = second\n    else: {place} = first\n    return y\n",
+            scope,
+        )
+        step = wrap(scope["f"])
+        return [step(torch.ones(1) * (i + 1)) for i in range(6)]
+
+    torch.testing.assert_close(run(tfn.jit), run(lambda f: f))
+
+
+# ---- patterns ----
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    n: int
+
+
+class Swapping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Identity(), nn.ReLU6()
+        self.current = self.a
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.current(x * 3)
+        self.current = self.b if self.current is self.a else self.a
+        return y
+
+
+class Choosing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.i = nn.ModuleList([nn.Identity(), nn.ReLU6(), nn.Softsign()]), 0
+        self.__dict__["f"], self.mode = torch.sin, "x"
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.f(self.layers[self.i](x * 3))
+        self.i = (self.i + 1) % len(self.layers)
+        self.__dict__["f"] = torch.cos if self.f is torch.sin else torch.sin
+        self.mode = {"x": "y", "y": "z", "z": "x"}[self.mode]
+        return y * ord(self.mode[0])
+
+
+def patterns() -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:  # noqa: C901 - a function for each pattern
+    """Functions with a state of their own, made anew."""
+    a, b, c = ns(v=1), ns(v=2), ns(v=3)
+    ring, pair, named, stack = [a, b, c], [a, b], {"p": a, "q": b}, [a]
+    o = ns(phase=Phase.WARM, n=0, state=State(0), act=F.relu, t=(a, 0), node=None, f=lambda v: v, log={})
+    first, second, third = ns(v=1), ns(v=2), ns(v=3)
+    first.next, second.next, third.next, o.node = second, third, first, first
+    tensors, buffers = [torch.tensor(1.0), torch.tensor(2.0)], ns(front=torch.zeros(2), back=torch.ones(2))
+    queue, numbers, swapping, choosing = collections.deque([a, b, c]), {1}, Swapping(), Choosing()
+
+    def rotates(x: Tensor) -> Tensor:
+        ring.append(ring.pop(0))
+        return x * ring[0].v
+
+    def swaps(x: Tensor) -> Tensor:
+        pair[0], pair[1] = pair[1], pair[0]
+        named["p"], named["q"] = named["q"], named["p"]
+        return x * pair[0].v + named["q"].v
+
+    def walks(x: Tensor) -> Tensor:
+        y = x * o.node.v
+        o.node = o.node.next
+        return y
+
+    def has_phases(x: Tensor) -> Tensor:
+        o.n += 1
+        if o.phase is Phase.WARM and o.n >= 2:
+            o.phase, o.n = Phase.RUN, 0
+        elif o.phase is Phase.RUN and o.n >= 2:
+            o.phase, o.n = Phase.COOL, 0
+        elif o.phase is Phase.COOL:
+            o.phase, o.n = Phase.WARM, 0
+        return x * o.phase.value + o.n
+
+    def replaces(x: Tensor) -> Tensor:
+        o.state = dataclasses.replace(o.state, n=(o.state.n + 1) % 3)
+        return x * o.state.n
+
+    def activates(x: Tensor) -> Tensor:
+        y = o.act(x - 2)
+        o.act = torch.tanh if o.act is F.relu else F.relu
+        return y
+
+    def makes_functions(x: Tensor) -> Tensor:
+        k = o.f(1)
+        o.f = (lambda v: v + 1) if k == 1 else (lambda v: v)
+        return x * k
+
+    def stacks(x: Tensor) -> Tensor:
+        if len(stack) < 3:
+            stack.append(b if len(stack) == 1 else c)
+        else:
+            del stack[1:]
+        return x * sum(one.v for one in stack)
+
+    def logs(x: Tensor) -> Tensor:
+        if "e" in o.log:
+            o.log.pop("e")
+            o.log.setdefault("z", a)
+        else:
+            o.log["e"] = b
+        return x * len(o.log) + sum(one.v for one in o.log.values())
+
+    def pairs(x: Tensor) -> Tensor:
+        o.t = (b if o.t[0] is a else a, 1 - o.t[1])
+        return x * o.t[0].v + o.t[1]
+
+    def turns(x: Tensor) -> Tensor:
+        queue.rotate(1)
+        numbers.symmetric_difference_update({2})
+        return x * queue[0].v + sum(numbers)
+
+    def exchanges(x: Tensor) -> Tensor:
+        tensors[0], tensors[1] = tensors[1], tensors[0]
+        buffers.front, buffers.back = buffers.back, buffers.front
+        buffers.front.add_(1)
+        return x * tensors[0] - tensors[1] + buffers.front
+
+    functions = (rotates, swaps, walks, has_phases, replaces, activates, makes_functions, stacks, logs, pairs, turns)
+    yield from ((f.__name__, f) for f in (*functions, exchanges))
+    yield from (("swapping", lambda x: swapping(x)), ("choosing", lambda x: choosing(x)))
+
+
+@pytest.mark.parametrize("name", [name for name, _ in patterns()])
+def test_a_state_machine(name: str) -> None:
+    eager, step = dict(patterns())[name], tfn.jit(dict(patterns())[name])
+    for i in range(9):
+        x = torch.full((2,), i + 1.0)
+        torch.testing.assert_close(step(x), eager(x))
+
+
+@pytest.mark.parametrize("wrap", [tfn.jit, lambda m: tfn.jit(lambda x: m(x))], ids=["module", "function"])
+def test_a_submodule_that_somebody_replaces_by_another_one(wrap: Callable[[Any], Any]) -> None:
+    module = Swapping()
+    module.forward = lambda x: module.current(x * 3)  # type: ignore[method-assign]
+    step, x = wrap(module), torch.full((2,), 4.0)
+    for current in (module.a, module.b, module.a):
+        module.current = current
+        torch.testing.assert_close(step(x), current(x * 3))
+
+
+def test_a_state_that_is_made_anew_and_set_back() -> None:
+    """A program cannot make the object of a class anew: the function is traced again."""
+
+    class Own:
+        def __init__(self, n: int) -> None:
+            self.n = n
+
+    def run(wrap: Callable[[Any], Any]) -> list[Any]:
+        start = Own(0)
+        o, found = ns(state=start), list[Any]()
+
+        def f(x: Tensor) -> Tensor:
+            o.state = Own(o.state.n + 1)
+            return x * o.state.n
+
+        step = wrap(f)
+        for i in range(6):
+            o.state = start if i in (2, 4) else o.state
+            found.append(step(torch.ones(2)))
+        return found
+
+    torch.testing.assert_close(run(tfn.jit), run(lambda f: f))
