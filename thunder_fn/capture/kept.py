@@ -439,8 +439,9 @@ class Kept:
         """Let no later call use the trace if the function has read a place and stored an object of
         its own there, which a program cannot make anew.
         """
-        watch = frames.observer()
-        for place, (holder, old) in {} if watch is None else watch.before.items():
+        if (watch := frames.observer()) is None:
+            return
+        for place, (holder, old) in watch.before.items():
             now = look(place[0], holder, place[2])
             is_unstorable = now is not old and now is not ABSENT and not self._is_storable(now)
             if is_unstorable and place in watch.edges and not has_tracers(now):
