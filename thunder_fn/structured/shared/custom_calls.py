@@ -542,8 +542,9 @@ def bind_captured(
     for shared in captured.shared:
         source = tensors[shared.source] if isinstance(shared.source, int) else shared.source
         value = results[shared.result]
-        view = view_of_input(recorder, captured.trace, shared.result, source)
-        if view is None:
+        known = captured.trace, shared.result, source
+        view = view_of_input(recorder, *known) if call.has_foreign else None
+        if view is None:  # nobody writes to results of this package's own functions
             part(recorder, source, value, call.name)
         else:
             with_memory_of(recorder, value, view, call.name)
