@@ -5,9 +5,11 @@ eager code stores. The oracle is eager code.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import enum
 import functools
+import operator
 import types
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace as ns
@@ -123,6 +125,131 @@ def test_a_place_that_alternates(value: str, holder: str) -> None:
             f"    if {is_first}: {place} = second\n    else: {place} = first\n    return y\n",
             scope,
         )
+        step = wrap(scope["f"])
+        return [step(torch.ones(1) * (i + 1)) for i in range(6)]
+
+    torch.testing.assert_close(run(tfn.jit), run(lambda f: f))
+
+
+# ---- ways to store ----
+
+
+class Held:
+    def __init__(self, k: Any) -> None:
+        self.k = k
+
+    def set(self, value: Any) -> None:
+        self.k = value
+
+    @property
+    def p(self) -> Any:
+        return self.k
+
+    @p.setter
+    def p(self, value: Any) -> None:
+        self.k = value
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.k = value
+
+    def __call__(self, value: Any) -> None:
+        self.k = value
+
+    @contextlib.contextmanager
+    def at(self, value: Any) -> Iterator[None]:
+        self.k = value
+        yield
+
+
+class Setting(Held):
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    k: Any
+
+    def set(self, value: Any) -> None:
+        object.__setattr__(self, "k", value)
+
+
+STORES = """
+d['k'] | operator.setitem(d, 'k', new)
+d['k'] | dict.__setitem__(d, 'k', new)
+d['k'] | d.__setitem__('k', new)
+d['k'] | d.update(k=new)
+d['k'] | operator.ior(d, {'k': new})
+d['k'] | d.pop('k'); d.setdefault('k', new)
+d['k'] | list(map(d.__setitem__, ['k'], [new]))
+d['k'] | functools.partial(d.__setitem__, 'k')(new)
+d['k'] | s = d.__setitem__; s('k', new)
+d['k'] | list((d.__setitem__('k', new), 1)[1] for _ in range(1))
+d['k'] | d['k'], *_ = new, 1, 2
+o.k | setattr(o, 'k', new)
+o.k | object.__setattr__(o, 'k', new)
+o.k | o.__setattr__('k', new)
+o.k | vars(o)['k'] = new
+o.k | o.__dict__.update(k=new)
+o.k | del o.k; o.k = new
+l[0] | list.__setitem__(l, 0, new)
+l[0] | l[:] = [new]
+l[0] | l.pop(); l.append(new)
+l[0] | l.clear(); l.extend([new])
+l[0] | l.insert(0, new); l.pop()
+l[0] | l.remove(l[0]); l.append(new)
+l[0] | for i, _ in enumerate(l): l[i] = new
+h.k | h.set(new)
+h.k | h.p = new
+h.k | h['z'] = new
+h.k | h(new)
+h.k | with h.at(new): pass
+s.k | s.k = new
+s.k | s.set(new)
+z.k | z.set(new)
+deep.a.b.k | deep.a.b.k = new
+many['a']['b'][0] | many['a']['b'][0] = new
+cell.get() | cell.set(new)
+function.k | function.k = new
+C.k | C.k = new
+C.k | C.set(new)
+C.k | setattr(C, 'k', new)
+""".strip().splitlines()
+
+
+def places() -> dict[str, Any]:
+    """Places outside by name, each with the first value."""
+    c: Any = FIRST
+
+    def set_cell(value: Any) -> None:
+        nonlocal c
+        c = value
+
+    class Class:
+        k = FIRST
+
+        @classmethod
+        def set(cls, value: Any) -> None:
+            cls.k = value
+
+    def function() -> None:
+        pass
+
+    function.k = FIRST  # type: ignore[attr-defined]
+    cell = ns(get=lambda: c, set=set_cell)
+    holders = {"o": ns(k=FIRST), "h": Held(FIRST), "s": Setting(FIRST), "z": Frozen(FIRST), "C": Class, "cell": cell}
+    deep, many = ns(a=ns(b=ns(k=FIRST))), {"a": {"b": [FIRST]}}
+    return {"d": {"k": FIRST}, "l": [FIRST], "function": function, "deep": deep, "many": many, **holders}
+
+
+@pytest.mark.parametrize("line", STORES)
+def test_a_way_to_store(line: str) -> None:
+    place, statement = line.split(" | ")
+
+    def run(wrap: Callable[[Any], Any]) -> list[Any]:
+        scope = {**places(), "A": FIRST, "B": SECOND, "operator": operator, "functools": functools}
+        lines = f"    y = x * {place}.value\n    new = B if {place} is A else A\n    {statement}\n"
+        exec(f"def f(x):\n{lines}    return y + {place}.value\n", scope)
         step = wrap(scope["f"])
         return [step(torch.ones(1) * (i + 1)) for i in range(6)]
 

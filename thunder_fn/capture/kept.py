@@ -75,7 +75,8 @@ _CONTAINERS = (*_DICTS, list, collections.deque)
 _FIXED = (*PLAIN, enum.Enum, types.FunctionType, types.BuiltinFunctionType, types.MethodType, type)
 _VALUES = (numpy.generic, range, slice)
 """Types of plain values in addition to those of `PLAIN`."""
-_, _LEAF = pytree.flatten(0)
+_STORED = ("key", "index", "attr", "class", "cell")
+"""Kinds of edges that are places for one value."""
 _SCHEDULED = ("lr", "last_epoch", "_step_count", "_last_lr")
 """Entries that are numbers of the trace from the first call on: options of a parameter group, and
 counts of a scheduler.
@@ -443,7 +444,8 @@ class Kept:
             return
         for place, (holder, old) in watch.before.items():
             now = look(place[0], holder, place[2])
-            is_unstorable = now is not old and now is not ABSENT and not self._is_storable(now)
+            is_new = place[0] in _STORED and now is not old
+            is_unstorable = is_new and now is not ABSENT and not self._is_storable(now)
             if is_unstorable and place in watch.edges and not has_tracers(now):
                 watch.edges[place].value = Changed(str(place[2]))
 
@@ -459,8 +461,7 @@ class Kept:
         holder, key, value = change.holder, change.key, change.now
         if value is ABSENT:
             return self._conditional(Effect(holder, key, None), [])
-        leaves, spec = pytree.flatten(() if self._was_there(value) else value)
-        leaves, spec = ([value], _LEAF) if self._was_there(value) else (leaves, spec)
+        leaves, spec = pytree.flatten_but(value, self._was_there)
         leaves = [*map(alive, leaves)]
         dims = [leaf if isinstance(leaf, torch.Tensor) else as_dim(leaf) for leaf in leaves]
         flags = tuple(

@@ -155,6 +155,8 @@ class WatchedModules:
         """Find the submodules that the function has taken away, or put in place of others."""
         for state in self.states.values():
             held = _section(state.module, "_modules")
+            if not isinstance(held, dict):  # of TorchScript
+                continue
             before = {name: one for (at, name), one in state.entries.items() if at == "_modules"}
             for name in {**before, **held}:
                 old, now = before.get(name, ABSENT), held.get(name, ABSENT)

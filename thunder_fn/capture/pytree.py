@@ -66,6 +66,14 @@ def _flattened(tree: Any) -> tuple[list[Any], PyTreeSpec]:
         return optree.tree_flatten(_sortable(tree), namespace=NAMESPACE)
 
 
+def flatten_but(tree: Any, is_leaf: Callable[[Any], bool]) -> tuple[list[Any], PyTreeSpec]:
+    """Leaves in order, some containers among them, and the structure above these."""
+    if has_tensor_keys(tree) or not isinstance(tree, (dict, list, tuple, set, frozenset)):
+        return ([tree], _ONE_LEAF) if is_leaf(tree) else flatten(tree)
+    flatten(tree)  # registers classes
+    return optree.tree_flatten(tree, is_leaf=is_leaf, namespace=NAMESPACE)
+
+
 def flatten_up_to(spec: PyTreeSpec, tree: Any) -> list[Any]:
     """Return what a tree holds in the places of the leaves of a structure.
 
@@ -109,6 +117,7 @@ class _TensorLeaf:
 
 
 TENSOR = _TensorLeaf()
+_ONE_LEAF = optree.tree_structure(TENSOR)
 
 
 def statics(leaves: Iterable[Any]) -> tuple[Any, ...]:

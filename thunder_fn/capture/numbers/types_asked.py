@@ -105,13 +105,13 @@ def may_ask(frame: types.FrameType) -> bool:
 
 
 def type_error(
-    frame: types.FrameType, *, has_found: bool, are_held: bool = False
+    frame: types.FrameType, *, has_found: bool, is_held: bool = False
 ) -> UnsupportedCall | None:
     """The error for a frame that has asked for the type of a symbolic number; None for others.
 
     Args:
         has_found: numbers were found in data, so that a call may return one.
-        are_held: objects from outside hold such numbers while the function is traced.
+        is_held: objects that the frame can reach hold such numbers.
     """
     if not _comparing(frame.f_code):
         return None
@@ -122,8 +122,8 @@ def type_error(
     values = frame.f_locals
     asked = [name for name in sorted(names) if _is_symbolic(values.get(name))]
     may_ask = others and (
-        are_held
-        or any(map(_has_symbols, values.values()))
+        is_held
+        or any(_has_symbols(value, 1) for value in values.values())
         or (has_found and _calls_inside(frame.f_code, aliases))
     )
     if not asked and not may_ask:
@@ -152,12 +152,14 @@ def _has_symbols(value: Any, depth: int = 4) -> bool:
     if isinstance(value, torch.Tensor):
         return any(map(_is_symbolic, value.shape))
     match value:
-        case dict():
+        case dict() if depth > 1:
             parts = dict.values(value)
         case list() | tuple():
             parts = value
         case _:
-            parts = getattr(value, "__dict__", {}).values() if is_dataclass(value) else ()
+            parts = (
+                getattr(value, "__dict__", {}).values() if depth > 1 and is_dataclass(value) else ()
+            )
     return _is_symbolic(value) or (
         depth > 0 and any(_has_symbols(part, depth - 1) for part in parts)
     )

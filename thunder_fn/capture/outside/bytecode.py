@@ -655,6 +655,25 @@ def _setattr(r: _Reader, call: _Call) -> bool:
     return True
 
 
+@_callee("__setattr__", table=_METHODS)
+def _setattr_of(r: _Reader, call: _Call) -> bool:
+    """Read `object.__setattr__(x, name, value)`, `x.__setattr__(...)` or `super()`'s."""
+    match call.owner, call.arguments:
+        case _, [of, key, value]:
+            pass
+        case ("super", _, of), [key, value]:
+            pass
+        case of, [key, value]:
+            pass
+        case _:
+            return False
+    if of is None or call.is_spread:
+        return False
+    r.written(value, r.attribute(of, key))
+    r.stack.append(None)
+    return True
+
+
 @_callee("super")
 def _super(r: _Reader, call: _Call) -> bool:
     if len(call.arguments) not in (0, 2) or call.is_spread:

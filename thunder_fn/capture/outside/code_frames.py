@@ -55,8 +55,8 @@ class Frame:
         self.stand_ins: dict[tuple[int, ...], Any] = {}
         self.touched: set[int] = set()
         """The holders that were looked at for it."""
-        self.holds_symbols = may_ask(frame)
-        """Set where the code compares types, and held symbolic numbers when it began."""
+        self.holds_symbols = not self.is_library and may_ask(frame)
+        """Set where code of the user's compares types, and held symbolic numbers when it began."""
         self.waits = False
         """Set where an attribute or item is the result of a callee."""
 

@@ -32,7 +32,7 @@ from thunder_fn.capture.outside.edges import Constant, look
 from thunder_fn.capture.outside.effects import is_stateful
 from thunder_fn.capture.outside.evaluating import Evaluator
 from thunder_fn.capture.outside.expressions import Reading
-from thunder_fn.capture.outside.frames import Observer, is_import
+from thunder_fn.capture.outside.frames import Observer, is_import, is_library
 from thunder_fn.capture.outside.kinds import FUNCTIONS, NO_FIELDS, answers_of, is_code, place_of
 from thunder_fn.capture.outside.moments import Moment
 from thunder_fn.capture.outside.reads import (
@@ -101,12 +101,13 @@ class Watch(Evaluator):
         if self.aside is not None:
             self.aside = None if self.aside is frame else self.aside
             return
+        file = frame.f_code.co_filename
         is_known = bool(self.stack) and self.stack[-1].code is frame.f_code
         if (recorder := current()) is not None:
             found, kept = recorder.decisions.has_found, recorder.kept
-            are_held = kept is not None and bool(kept.placed)
-            are_held = are_held or (is_known and self.stack[-1].holds_symbols)
-            error = type_error(frame, has_found=found, are_held=are_held)
+            is_held = kept is not None and bool(kept.placed) and not is_library(file)
+            is_held = is_held or (is_known and self.stack[-1].holds_symbols)
+            error = type_error(frame, has_found=found, is_held=is_held)
             recorder.late_error = error or recorder.late_error
         if not is_known:
             return
