@@ -68,7 +68,8 @@ def _flattened(tree: Any) -> tuple[list[Any], PyTreeSpec]:
 
 def flatten_but(tree: Any, is_leaf: Callable[[Any], bool]) -> tuple[list[Any], PyTreeSpec]:
     """Leaves in order, some containers among them, and the structure above these."""
-    if has_tensor_keys(tree) or not isinstance(tree, (dict, list, tuple, set, frozenset)):
+    containers: Any = (dict, list, tuple)
+    if has_tensor_keys(tree) or not isinstance(tree, containers):
         return ([tree], _ONE_LEAF) if is_leaf(tree) else flatten(tree)
     flatten(tree)  # registers classes
     return optree.tree_flatten(tree, is_leaf=is_leaf, namespace=NAMESPACE)
@@ -117,7 +118,7 @@ class _TensorLeaf:
 
 
 TENSOR = _TensorLeaf()
-_ONE_LEAF = optree.tree_structure(TENSOR)
+_ONE_LEAF = _flattened(TENSOR)[1]
 
 
 def statics(leaves: Iterable[Any]) -> tuple[Any, ...]:
