@@ -1,4 +1,4 @@
-"""What an autograd function changes and returns has no gradient where gradients are off."""
+"""A tensor that an autograd function changes and returns has no gradient where gradients are off."""
 
 import torch
 import torch.utils.checkpoint
