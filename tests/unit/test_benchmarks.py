@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -106,10 +105,11 @@ def test_a_model_is_measured_alone(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 
 def test_a_peer_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RuntimeError, match="no such peer"):
-        pretrained._printed_by([sys.executable, "-c", "raise SystemExit('no such peer')"], dict(os.environ))
+    with pytest.raises(RuntimeError, match=r"(?s)gpu no such part ended with code 1: .*KeyError"):
+        harness.in_process("gpu", "no such part")
+    monkeypatch.setattr(pretrained, "PATIENCE_SECONDS", 0.05)
+    assert pretrained._fresh("GPT-2 small", "eager", True) is None
     monkeypatch.setattr(pretrained, "PATIENCE_SECONDS", 0.3)
-    assert pretrained._printed_by([sys.executable, "-c", "import time; time.sleep(60)"], dict(os.environ)) is None
     monkeypatch.setattr(pretrained, "capture_seconds", lambda name: 1.0)
     monkeypatch.setattr(pretrained, "QUICK", {"GPT-2 small": ("eager",)})
     times = {"thunder_fn": {"first step": 1.0, "steady step": 0.5, "peak": 2e6}, "eager": None}

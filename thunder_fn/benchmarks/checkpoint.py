@@ -13,10 +13,8 @@ import functools
 import gc
 import itertools
 import json
-import os
 import re
 import resource
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -32,7 +30,7 @@ from torch.utils.checkpoint import (
 
 import thunder_fn as tfn
 from thunder_fn import torch_internals as internals
-from thunder_fn.benchmarks.harness import OURS, Memory, machine
+from thunder_fn.benchmarks.harness import FREEING_HEAP, OURS, Memory, in_process, machine
 from thunder_fn.benchmarks.models import GPT, params_of
 
 POLICIES = tfn.checkpoint_policies
@@ -71,25 +69,7 @@ def run(quick: bool = False) -> Iterator[Memory]:
 
 
 def _measure(side: str, variant: str, quick: bool) -> dict[str, Any]:
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        "-m",
-        "thunder_fn.benchmarks.checkpoint",
-        side,
-        variant,
-        str(int(quick)),
-    ]
-    environment = {
-        **os.environ,
-        "MALLOC_MMAP_THRESHOLD_": "65536",
-        "MALLOC_TRIM_THRESHOLD_": "65536",
-    }
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    if done.returncode:
-        raise RuntimeError(f"{side}, {variant}: {done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    return in_process("checkpoint", side, variant, str(int(quick)), environment=FREEING_HEAP)
 
 
 # ---- in a process of its own ----

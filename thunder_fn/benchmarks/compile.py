@@ -8,15 +8,12 @@ Imports are counted: a process that has nothing to compile need not import a com
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from typing import Any
 
-from thunder_fn.benchmarks.harness import OURS, Result, single
+from thunder_fn.benchmarks.harness import OURS, Result, empty_caches, in_process, single
 
 _WIDTH, _LENGTH, _BATCH = 128, 64, 8
 
@@ -56,28 +53,10 @@ def _fresh(peer: str, layers: int, *, again: bool = False) -> list[dict[str, flo
     """Seconds of the first step, and of all until a step is compiled, in a new process; then in
     a second one.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        environment = {
-            **os.environ,
-            "THUNDER_FN_CACHE_DIR": f"{folder}/ours",
-            "TORCHINDUCTOR_CACHE_DIR": f"{folder}/theirs",
-        }
-        command = [
-            sys.executable,
-            "-W",
-            "ignore",
-            "-m",
-            "thunder_fn.benchmarks.compile",
-            peer,
-            str(layers),
+    with empty_caches() as caches:
+        return [
+            in_process("compile", peer, str(layers), environment=caches) for _ in range(1 + again)
         ]
-        outputs = [
-            subprocess.run(
-                command, env=environment, check=True, capture_output=True, text=True
-            ).stdout
-            for _ in range(1 + again)
-        ]
-    return [json.loads(output.splitlines()[-1]) for output in outputs]
 
 
 def _measure(peer: str, layers: int) -> dict[str, float]:

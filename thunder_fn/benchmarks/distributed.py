@@ -8,9 +8,7 @@ import datetime
 import json
 import os
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +22,7 @@ from torch.nn import functional as F
 import thunder_fn as tfn
 from thunder_fn.benchmarks.harness import OURS, Memory, Result, machine, single
 from thunder_fn.benchmarks.models import GPT
+from thunder_fn.planning.measure import on_ranks
 
 RANKS = 2
 FSDP2 = "torch fully_shard"
@@ -32,12 +31,9 @@ PLAIN = "thunder_fn, prefetch=None"
 
 def run(quick: bool = False) -> Iterator[Result | Memory]:
     """Bytes and step time on two ranks, ours and FSDP2 side by side."""
-    with tempfile.TemporaryDirectory() as folder:
-        ranks = [_start(rank, quick, folder) for rank in range(RANKS)]
-        outputs = [rank.communicate(timeout=600) for rank in ranks]
-    if any(rank.returncode for rank in ranks):
-        raise RuntimeError("\n".join(error[-2000:] for _, error in outputs))
-    found = json.loads(outputs[0][0].splitlines()[-1])
+    found = on_ranks(RANKS, "thunder_fn.benchmarks.distributed", str(int(quick)))
+    if found is None:
+        raise RuntimeError("a rank failed; its error is above")
     name = (
         f"distributed: GPT of {found['layers']} layers, width {found['width']}, AdamW, {RANKS} gloo"
         " ranks"
@@ -53,27 +49,6 @@ def run(quick: bool = False) -> Iterator[Result | Memory]:
         " prefetch=1"
     )
     yield Memory(f"{name}: parameters", found["bytes"], seconds, target, machine(), (note,))
-
-
-def _start(rank: int, quick: bool, folder: str) -> subprocess.Popen[str]:
-    environment = {
-        **os.environ,
-        "RANK": str(rank),
-        "WORLD_SIZE": str(RANKS),
-        "OMP_NUM_THREADS": "1",
-    }
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        "-m",
-        "thunder_fn.benchmarks.distributed",
-        folder,
-        str(int(quick)),
-    ]
-    return subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
 
 
 # ---- one rank ----

@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import thunder_fn as tfn
-from thunder_fn.benchmarks.harness import OURS, Result, single
+from thunder_fn.benchmarks.harness import OURS, Result, in_process, single
 from thunder_fn.executors.torchinductor import wait
 
 SECONDS = 540
@@ -46,23 +46,14 @@ def run(quick: bool) -> Iterator[Result]:
         yield single("gpu", {}, notes=("there is no CUDA device: nothing was measured",))
         return
     for part in PARTS:
-        command = [
-            sys.executable,
-            "-m",
-            "thunder_fn.benchmarks.gpu",
-            part,
-            *(["--quick"] if quick else []),
-        ]
+        found: Found
         try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=SECONDS, check=False
-            )
-            found: Found = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
-            ended = f"ended with code {done.returncode}: {done.stderr[-300:]}"
+            found = in_process("gpu", part, *(["--quick"] if quick else []), seconds=SECONDS)
+        except RuntimeError as error:
+            found = {"notes": [str(error)[-300:]]}
         except subprocess.TimeoutExpired:
-            found, ended = {}, f"took more than {SECONDS} seconds"
-        notes = tuple(found.get("notes", [])) if found else (ended,)
-        yield single(f"gpu: {part}", found.get("seconds", {}), notes=notes)
+            found = {"notes": [f"took more than {SECONDS} seconds"]}
+        yield single(f"gpu: {part}", found.get("seconds", {}), notes=tuple(found["notes"]))
 
 
 def milliseconds(f: Callable[[], object], count: int = 20) -> float:

@@ -12,12 +12,16 @@ import math
 import os
 import platform
 import random
+import signal
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -143,6 +147,52 @@ def single(
         peer: ours / value for peer, value in seconds.items() if ours and peer not in (OURS, *parts)
     }
     return Result(name, seconds, ratios, target, command(), machine(), notes)
+
+
+def in_process(
+    module: str,
+    *arguments: str,
+    environment: Mapping[str, str] | None = None,
+    seconds: float | None = None,
+) -> Any:
+    """Run a module of this folder in a process of its own, and read the JSON in the last line that
+    it prints. Its children end with it.
+
+    Raises:
+        subprocess.TimeoutExpired: it takes more than so many seconds.
+        RuntimeError: it fails.
+    """
+    words = [sys.executable, "-W", "ignore", "-m", f"thunder_fn.benchmarks.{module}", *arguments]
+    with subprocess.Popen(
+        words,
+        env={**os.environ, **(environment or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            out, errors = process.communicate(timeout=seconds)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode:
+        code = f"ended with code {process.returncode}"
+        raise RuntimeError(f"{module} {' '.join(arguments)} {code}: {errors[-2000:]}")
+    return json.loads(out.splitlines()[-1])
+
+
+CACHES = ("THUNDER_FN_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+"""The variables that name where compiled programs are kept."""
+FREEING_HEAP = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+"""The variables of a heap that hands back whatever is freed."""
+
+
+@contextlib.contextmanager
+def empty_caches() -> Generator[dict[str, str]]:
+    """Give the variables of processes whose compilers have empty caches."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        yield {name: f"{folder}/{name}" for name in CACHES}
 
 
 def command() -> str:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -30,7 +28,7 @@ from thunder_fn.benchmarks.models import GPT, gpt_loss, params_of
 from thunder_fn.inspect.machines import fastest
 from thunder_fn.planning import Hardware, Plan, fake_world, hardware_named, plan, plan_layers
 from thunder_fn.planning.cuts import prepared
-from thunder_fn.planning.measure import measured_hardware, with_links
+from thunder_fn.planning.measure import measured_hardware, on_ranks, with_links
 
 PREDICTED, MEASURED = "predicted", "measured"
 RANKS = 2
@@ -104,21 +102,9 @@ def on_two_ranks(hardware: Hardware, sizes: tuple[int, int, int, int]) -> Iterat
     with fake_world(RANKS):
         step, args = sharded_step(sizes, "meta")
         found = plan(step, args, hardware)
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-W", "ignore", "-m", __name__, folder, json.dumps(sizes)]
-        ranks = [
-            subprocess.Popen(
-                command,
-                env={**os.environ, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(RANKS)
-        ]
-        outputs = [rank.communicate(timeout=600)[0] for rank in ranks]
-    if any(rank.returncode for rank in ranks):
+    measured = on_ranks(RANKS, __name__, json.dumps(sizes))
+    if measured is None:
         raise RuntimeError("a rank failed; its error is above")
-    measured = json.loads(outputs[0].splitlines()[-1])
     name = f"plan: GPT {sizes[0]} layers, width {sizes[1]}, fsdp on {RANKS} gloo ranks: time"
     note = "gloo's threads compute on the cores that the ranks compute on"
     yield compared(name, found.seconds, measured, "within 20%", note)

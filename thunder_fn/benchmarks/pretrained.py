@@ -11,17 +11,13 @@ is left out, and told so.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import importlib.util
 import json
-import os
-import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -30,7 +26,16 @@ import torch
 
 import thunder_fn as tfn
 from thunder_fn.benchmarks.checkpoint import process_peak
-from thunder_fn.benchmarks.harness import OURS, Memory, Result, machine, single
+from thunder_fn.benchmarks.harness import (
+    FREEING_HEAP,
+    OURS,
+    Memory,
+    Result,
+    empty_caches,
+    in_process,
+    machine,
+    single,
+)
 from thunder_fn.benchmarks.published import CAPTURED, SMALLER, capture_seconds
 
 
@@ -176,44 +181,17 @@ def _fresh(name: str, peer: str, quick: bool) -> dict[str, float] | None:
     """Measure in new processes that begin with empty caches; None if one of them is not done in
     time.
     """
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        caches = {
-            "THUNDER_FN_CACHE_DIR": f"{folder}/ours",
-            "TORCHINDUCTOR_CACHE_DIR": f"{folder}/theirs",
-        }
-        malloc = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-        arguments = ["-m", "thunder_fn.benchmarks.pretrained", name, peer, str(int(quick))]
-        command = [sys.executable, "-W", "ignore", *arguments]
-        times = _printed_by([*command, "time"], {**os.environ, **caches})
-        peak = times and _printed_by([*command, "memory"], {**os.environ, **caches, **malloc})
-    return {**times, **peak} if times and peak else None
-
-
-def _printed_by(command: list[str], environment: dict[str, str]) -> dict[str, float] | None:
-    """The JSON in the last line that a process prints; None if it is not done in time, when it and
-    its children are ended.
-
-    Raises:
-        RuntimeError: it fails.
-    """
-    with subprocess.Popen(
-        command,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        try:
-            out, errors = process.communicate(timeout=PATIENCE_SECONDS)
-        except subprocess.TimeoutExpired:
-            return None
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-    if process.returncode:
-        raise RuntimeError(f"{' '.join(command[5:])}: {errors[-2000:]}")
-    return json.loads(out.splitlines()[-1])
+    found: dict[str, float] = {}
+    with empty_caches() as caches:
+        for what, heap in (("time", {}), ("memory", FREEING_HEAP)):
+            words, environment = (name, peer, str(int(quick)), what), {**caches, **heap}
+            try:
+                found |= in_process(
+                    "pretrained", *words, environment=environment, seconds=PATIENCE_SECONDS
+                )
+            except subprocess.TimeoutExpired:
+                return None
+    return found
 
 
 # ---- in a process of its own ----

@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -145,8 +146,21 @@ def with_links(hardware: Hardware, ranks: int) -> Hardware:
     Two sizes of an all-gather give a line: its slope is the rate, its start the latency of the
     steps.
     """
+    found = on_ranks(ranks, "thunder_fn.planning.measure")
+    if found is None:
+        raise DistributedError(f"measure-hardware: a rank of {ranks} failed; see its error above")
+    link = Link(found["bytes_per_second"], found["seconds"] / (ranks - 1))
+    return replace(hardware, inside=link, node_size=max(hardware.node_size, ranks))
+
+
+def on_ranks(ranks: int, module: str, *arguments: str) -> Any:
+    """Run a module as one process for each rank, on a folder for their store and the arguments.
+
+    Returns:
+        The JSON in the last line that the first rank prints; None if a rank fails.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-W", "ignore", "-m", "thunder_fn.planning.measure", folder]
+        command = [sys.executable, "-W", "ignore", "-m", module, folder, *arguments]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(ranks)}
         started = [
             subprocess.Popen(
@@ -154,12 +168,10 @@ def with_links(hardware: Hardware, ranks: int) -> Hardware:
             )
             for rank in range(ranks)
         ]
-        outputs = [process.communicate(timeout=300)[0] for process in started]
+        outputs = [process.communicate(timeout=600)[0] for process in started]
     if any(process.returncode for process in started):
-        raise DistributedError(f"measure-hardware: a rank of {ranks} failed; see its error above")
-    found = json.loads(outputs[0].splitlines()[-1])
-    link = Link(found["bytes_per_second"], found["seconds"] / (ranks - 1))
-    return replace(hardware, inside=link, node_size=max(hardware.node_size, ranks))
+        return None
+    return json.loads(outputs[0].splitlines()[-1])
 
 
 def gloo_rank(folder: Path) -> dict[str, float]:
