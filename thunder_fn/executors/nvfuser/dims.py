@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from thunder_fn.executors.nvfuser.writer import (
+    Emitter,
     Number,
     Operand,
     Refused,
@@ -25,136 +26,101 @@ from thunder_fn.ir.trace import TensorType
 # ---- reductions ----
 
 
-@emits("aten.sum.default", "aten.sum.dim_IntList")
-def _sum(
-    w: Writer,
-    out: TensorType,
-    x: Operand,
-    dims: Any = None,
-    keepdim: bool = False,
-    *,
-    dtype: Any = None,
-) -> Any:
-    val = w.value(x, computed_in(out.dtype))
-    return w.ops.sum(val, dims_of(dims, x.rank), keepdim) if x.rank else val
+def _reduced(w: Writer, name: str, val: Any, x: Operand, dims: Any, keepdim: bool) -> Any:
+    """A tensor reduced over dims; a scalar stays itself."""
+    return getattr(w.ops, name)(val, dims_of(dims, x.rank), keepdim) if x.rank else val
+
+
+def _total(name: str) -> Emitter:
+    def emit(
+        w: Writer,
+        out: TensorType,
+        x: Operand,
+        dims: Any = None,
+        keepdim: bool = False,
+        *,
+        dtype: Any = None,
+    ) -> Any:
+        return _reduced(w, name, w.value(x, computed_in(out.dtype)), x, dims, keepdim)
+
+    return emit
+
+
+_sum = emits("aten.sum.default", "aten.sum.dim_IntList")(_total("sum"))
+emits("aten.prod.default", "aten.prod.dim_int")(_total("prod"))
 
 
 @emits("aten.mean.default", "aten.mean.dim")
 def _mean(
-    w: Writer,
-    out: TensorType,
-    x: Operand,
-    dims: Any = None,
-    keepdim: bool = False,
-    *,
-    dtype: Any = None,
+    w: Writer, out: TensorType, x: Operand, dims: Any = None, *options: Any, **more: Any
 ) -> Any:
     count = math.prod(x.shape[dim] for dim in dims_of(dims, x.rank))
-    return w.ops.div(_sum(w, out, x, dims, keepdim), number(count, torch.float64))
+    return w.ops.div(_sum(w, out, x, dims, *options, **more), number(count, torch.float64))
 
 
-@emits("aten.prod.default", "aten.prod.dim_int")
-def _prod(
-    w: Writer,
-    out: TensorType,
-    x: Operand,
-    dim: Any = None,
-    keepdim: bool = False,
-    *,
-    dtype: Any = None,
-) -> Any:
-    val = w.value(x, computed_in(out.dtype))
-    return (
-        w.ops.prod(val, dims_of(dim if dim is None else [dim], x.rank), keepdim) if x.rank else val
-    )
+def _extreme(name: str) -> Emitter:
+    def emit(
+        w: Writer, out: TensorType, x: Operand, dims: Any = None, keepdim: bool = False
+    ) -> Any:
+        if x.dtype is torch.bool:
+            raise Refused("nvFuser compares numbers")
+        return _reduced(w, name, w.value(x, computed_in(x.dtype)), x, dims, keepdim)
+
+    return emit
 
 
-def _extreme(w: Writer, name: str, x: Operand, dims: Any, keepdim: bool) -> Any:
-    if x.dtype is torch.bool:
-        raise Refused("nvFuser compares numbers")
-    val = w.value(x, computed_in(x.dtype))
-    return getattr(w.ops, name)(val, dims_of(dims, x.rank), keepdim) if x.rank else val
+emits("aten.amax.default", "aten.max.default")(_extreme("max"))
+emits("aten.amin.default", "aten.min.default")(_extreme("min"))
 
 
-@emits("aten.amax.default", "aten.max.default")
-def _amax(w: Writer, out: TensorType, x: Operand, dims: Any = None, keepdim: bool = False) -> Any:
-    return _extreme(w, "max", x, dims, keepdim)
-
-
-@emits("aten.amin.default", "aten.min.default")
-def _amin(w: Writer, out: TensorType, x: Operand, dims: Any = None, keepdim: bool = False) -> Any:
-    return _extreme(w, "min", x, dims, keepdim)
-
-
-def _truth(w: Writer, name: str, x: Operand, dims: Any, keepdim: bool) -> Any:
+def _truth(name: str) -> Emitter:
     """The largest or smallest of zeros and ones."""
-    flags = w.cast(w.value(x, torch.bool), torch.int32)
-    dims = dims_of([dims] if isinstance(dims, int) else dims, x.rank)
-    return w.ops.gt(getattr(w.ops, name)(flags, dims, keepdim) if x.rank else flags, 0)
+
+    def emit(
+        w: Writer, out: TensorType, x: Operand, dims: Any = None, keepdim: bool = False
+    ) -> Any:
+        if dims == []:
+            raise Refused("over no dims")
+        flags = w.cast(w.value(x, torch.bool), torch.int32)
+        return w.ops.gt(_reduced(w, name, flags, x, dims, keepdim), 0)
+
+    return emit
 
 
-@emits("aten.any.default", "aten.any.dim", "aten.any.dims")
-def _any(w: Writer, out: TensorType, x: Operand, dims: Any = None, keepdim: bool = False) -> Any:
-    if dims == []:
-        raise Refused("over no dims")
-    return _truth(w, "max", x, dims, keepdim)
+emits("aten.any.default", "aten.any.dim", "aten.any.dims")(_truth("max"))
+emits("aten.all.default", "aten.all.dim", "aten.all.dims")(_truth("min"))
 
 
-@emits("aten.all.default", "aten.all.dim", "aten.all.dims")
-def _all(w: Writer, out: TensorType, x: Operand, dims: Any = None, keepdim: bool = False) -> Any:
-    if dims == []:
-        raise Refused("over no dims")
-    return _truth(w, "min", x, dims, keepdim)
+def _spread(name: str) -> Emitter:
+    """A variance with a count and a correction that nvFuser can compute."""
+
+    def emit(
+        w: Writer,
+        out: Any,
+        x: Operand,
+        dims: Any = None,
+        *,
+        correction: Any = None,
+        keepdim: bool = False,
+    ) -> Any:
+        correction, dims = 1 if correction is None else correction, dims_of(dims, x.rank)
+        count = math.prod(x.shape[dim] for dim in dims)
+        if x.rank == 0 or correction != int(correction) or not 0 <= correction < count:
+            raise Refused(f"the variance of {count} elements with the correction {correction}")
+        dtype = (out[0] if isinstance(out, tuple) else out).dtype
+        val = w.value(x, computed_in(dtype))
+        return getattr(w.ops, name)(val, dims, int(correction), keepdim)
+
+    return emit
 
 
-def _spread(x: Operand, dims: Any, correction: Any) -> tuple[list[int], int]:
-    """The dims and the correction of a variance that nvFuser can compute."""
-    correction, dims = 1 if correction is None else correction, dims_of(dims, x.rank)
-    count = math.prod(x.shape[dim] for dim in dims)
-    if x.rank == 0 or correction != int(correction) or not 0 <= correction < count:
-        raise Refused(f"the variance of {count} elements with the correction {correction}")
-    return dims, int(correction)
-
-
-@emits("aten.var.correction")
-def _var(
-    w: Writer,
-    out: TensorType,
-    x: Operand,
-    dims: Any = None,
-    *,
-    correction: Any = None,
-    keepdim: bool = False,
-) -> Any:
-    dims, correction = _spread(x, dims, correction)
-    return w.ops.var(w.value(x, computed_in(out.dtype)), dims, correction, keepdim)
+_var = emits("aten.var.correction")(_spread("var"))
+emits("aten.var_mean.correction")(_spread("var_mean"))
 
 
 @emits("aten.std.correction")
-def _std(
-    w: Writer,
-    out: TensorType,
-    x: Operand,
-    dims: Any = None,
-    *,
-    correction: Any = None,
-    keepdim: bool = False,
-) -> Any:
-    return w.ops.sqrt(_var(w, out, x, dims, correction=correction, keepdim=keepdim))
-
-
-@emits("aten.var_mean.correction")
-def _var_mean(
-    w: Writer,
-    out: tuple[TensorType, ...],
-    x: Operand,
-    dims: Any = None,
-    *,
-    correction: Any = None,
-    keepdim: bool = False,
-) -> Any:
-    dims, correction = _spread(x, dims, correction)
-    return w.ops.var_mean(w.value(x, computed_in(out[0].dtype)), dims, correction, keepdim)
+def _std(w: Writer, out: TensorType, x: Operand, dims: Any = None, **options: Any) -> Any:
+    return w.ops.sqrt(_var(w, out, x, dims, **options))
 
 
 # ---- shapes ----

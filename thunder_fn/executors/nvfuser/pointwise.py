@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,13 +38,42 @@ _ROUNDING = ["ceil", "floor", "round", "trunc"]
 _QUESTIONS = ["isinf", "isnan", "isneginf", "isposinf", "signbit"]
 
 
-def _unary(name: str) -> Emitter:
-    def emit(w: Writer, out: TensorType, x: Operand) -> Any:
-        if out.dtype is torch.bool:
-            raise Refused("on booleans it is no arithmetic")
-        return getattr(w.ops, name)(w.value(x, computed_in(out.dtype)))
+def _values(w: Writer, out: TensorType, dtype: torch.dtype, *operands: Value) -> tuple[Any, ...]:
+    return tuple(w.value(x, dtype, out) for x in operands)
+
+
+def _pointwise(name: str, computed: Callable[[TensorType, Any], torch.dtype]) -> Emitter:
+    """Emit nvFuser's op of this name on operands in the dtype that it is computed in."""
+
+    def emit(w: Writer, out: TensorType, *operands: Value) -> Any:
+        return getattr(w.ops, name)(*_values(w, out, computed(out, operands), *operands))
 
     return emit
+
+
+def _arithmetic(out: TensorType, _: Any) -> torch.dtype:
+    if out.dtype is torch.bool:
+        raise Refused("on booleans it is no arithmetic")
+    return computed_in(out.dtype)
+
+
+def _of_floats(out: TensorType, operands: tuple[Operand]) -> torch.dtype:
+    if not operands[0].dtype.is_floating_point:
+        raise Refused("nvFuser asks that of floats only")
+    return computed_in(operands[0].dtype)
+
+
+def _comparison(out: TensorType, operands: tuple[Value, ...]) -> torch.dtype:
+    dtype = promoted(operands)
+    return torch.int32 if dtype is torch.bool else dtype
+
+
+def _logical(out: TensorType, _: Any) -> torch.dtype:
+    return torch.bool
+
+
+def _bitwise(out: TensorType, _: Any) -> torch.dtype:
+    return out.dtype
 
 
 def _rounding(name: str) -> Emitter:
@@ -55,28 +85,14 @@ def _rounding(name: str) -> Emitter:
     return emit
 
 
-def _question(name: str) -> Emitter:
-    def emit(w: Writer, out: TensorType, x: Operand) -> Any:
-        if not x.dtype.is_floating_point:
-            raise Refused("nvFuser asks that of floats only")
-        return getattr(w.ops, name)(w.value(x, computed_in(x.dtype)))
-
-    return emit
-
-
-EMITTERS.update({f"aten.{name}.default": _unary(name) for name in (*_FLOATS, *_NUMBERS)})
 EMITTERS.update({f"aten.{name}.default": _rounding(name) for name in _ROUNDING})
-EMITTERS.update({f"aten.{name}.default": _question(name) for name in _QUESTIONS})
-
-
-@emits("aten.logical_not.default")
-def _logical_not(w: Writer, out: TensorType, x: Operand) -> Any:
-    return w.ops.logical_not(w.value(x, torch.bool))
-
-
-@emits("aten.bitwise_not.default")
-def _bitwise_not(w: Writer, out: TensorType, x: Operand) -> Any:
-    return w.ops.bitwise_not(x.val)
+for _name in (*_FLOATS, *_NUMBERS):
+    EMITTERS[f"aten.{_name}.default"] = _pointwise(_name, _arithmetic)
+for _name in _QUESTIONS:
+    EMITTERS[f"aten.{_name}.default"] = _pointwise(_name, _of_floats)
+for _name in ("logical_not", "logical_and", "logical_or"):
+    EMITTERS[f"aten.{_name}.default"] = _pointwise(_name, _logical)
+EMITTERS["aten.bitwise_not.default"] = _pointwise("bitwise_not", _bitwise)
 
 
 @emits("aten.clone.default", "aten.contiguous.default")
@@ -110,62 +126,22 @@ def _copy(
 
 # ---- of two ----
 
-
-def _values(w: Writer, out: TensorType, dtype: torch.dtype, *operands: Value) -> tuple[Any, ...]:
-    return tuple(w.value(x, dtype, out) for x in operands)
-
-
-def _binary(name: str) -> Emitter:
-    def emit(w: Writer, out: TensorType, a: Value, b: Value) -> Any:
-        if out.dtype is torch.bool:
-            raise Refused("on booleans it is no arithmetic")
-        return getattr(w.ops, name)(*_values(w, out, computed_in(out.dtype), a, b))
-
-    return emit
-
-
-def _comparison(name: str) -> Emitter:
-    def emit(w: Writer, out: TensorType, a: Value, b: Value) -> Any:
-        dtype = promoted((a, b))
-        return getattr(w.ops, name)(
-            *_values(w, out, torch.int32 if dtype is torch.bool else dtype, a, b)
-        )
-
-    return emit
-
-
-def _logical(name: str) -> Emitter:
-    def emit(w: Writer, out: TensorType, a: Value, b: Value) -> Any:
-        return getattr(w.ops, name)(*_values(w, out, torch.bool, a, b))
-
-    return emit
-
-
-def _bitwise(name: str) -> Emitter:
-    def emit(w: Writer, out: TensorType, a: Value, b: Value) -> Any:
-        return getattr(w.ops, name)(*_values(w, out, out.dtype, a, b))
-
-    return emit
-
-
-for _name in ("mul", "fmod", "remainder"):
-    EMITTERS.update({f"aten.{_name}.{form}": _binary(_name) for form in ("Tensor", "Scalar")})
+EMITTERS["aten.logical_xor.default"] = _pointwise("ne", _logical)
 for _name in ("atan2", "maximum", "minimum", "gcd", "nextafter"):
-    EMITTERS[f"aten.{_name}.default"] = _binary(_name)
-for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
-    EMITTERS.update({f"aten.{_name}.{form}": _comparison(_name) for form in ("Tensor", "Scalar")})
-for _name in ("logical_and", "logical_or"):
-    EMITTERS[f"aten.{_name}.default"] = _logical(_name)
-EMITTERS["aten.logical_xor.default"] = _logical("ne")
-for _name in ("bitwise_and", "bitwise_or", "bitwise_xor"):
-    EMITTERS.update({f"aten.{_name}.{form}": _bitwise(_name) for form in ("Tensor", "Scalar")})
+    EMITTERS[f"aten.{_name}.default"] = _pointwise(_name, _arithmetic)
+for _computed, _names in (
+    (_arithmetic, ("mul", "fmod", "remainder")),
+    (_comparison, ("eq", "ne", "lt", "le", "gt", "ge")),
+    (_bitwise, ("bitwise_and", "bitwise_or", "bitwise_xor")),
+):
+    for _name in _names:
+        for _form in ("Tensor", "Scalar"):
+            EMITTERS[f"aten.{_name}.{_form}"] = _pointwise(_name, _computed)
 
 
 def _sum(name: str) -> Emitter:
     def emit(w: Writer, out: TensorType, a: Value, b: Value, *, alpha: Number = 1) -> Any:
-        if out.dtype is torch.bool:
-            raise Refused("on booleans it is no arithmetic")
-        dtype = computed_in(out.dtype)
+        dtype = _arithmetic(out, (a, b))
         a, b = _values(w, out, dtype, a, b)
         if alpha == 1:
             return getattr(w.ops, name)(a, b)
@@ -203,9 +179,7 @@ def _floor_divide(w: Writer, out: TensorType, a: Value, b: Value) -> Any:
 
 @emits("aten.pow.Tensor_Scalar", "aten.pow.Tensor_Tensor", "aten.pow.Scalar")
 def _pow(w: Writer, out: TensorType, a: Value, b: Value) -> Any:
-    if out.dtype is torch.bool:
-        raise Refused("on booleans it is no arithmetic")
-    x, exponent = _values(w, out, computed_in(out.dtype), a, b)
+    x, exponent = _values(w, out, _arithmetic(out, (a, b)), a, b)
     match exponent:
         case int() | float() if exponent == 2:
             return w.ops.mul(x, x)
