@@ -6,7 +6,7 @@ import torch
 
 from thunder_fn.ir.trace import Var
 from thunder_fn.testing.drawn_programs import Draft, Step, Suits, register, shape_of
-from thunder_fn.testing.steps.enter import step, void
+from thunder_fn.testing.steps.enter import call, one_dim, step, void
 from thunder_fn.testing.suits import (
     both,
     broadcast,
@@ -115,27 +115,14 @@ def _dims(d: Draft, var: Var) -> list[int]:
     ]
 
 
-@step("reduction")
-def _sum(d: Draft) -> object:
-    x = d.var(is_any)
-    return d.leaf(aten.sum.dim_IntList, x, _dims(d, x), d.number(2) == 1)
+def _dims_and_kept(d: Draft, x: Var) -> tuple[object, ...]:
+    return _dims(d, x), d.number(2) == 1
 
 
-@step("reduction")
-def _sum_all(d: Draft) -> object:
-    return d.leaf(aten.sum.default, d.var(is_any))
-
-
-@step("reduction")
-def _mean(d: Draft) -> object:
-    x = d.var(both(is_inexact, has_elements))
-    return d.leaf(aten.mean.dim, x, _dims(d, x), d.number(2) == 1)
-
-
-@step("reduction")
-def _amax(d: Draft) -> object:
-    x = d.var(both(is_real, has_elements))
-    return d.leaf(aten.amax.default, x, _dims(d, x), d.number(2) == 1)
+call("reduction", "sum", aten.sum.dim_IntList, is_any, _dims_and_kept)
+call("reduction", "sum_all", aten.sum.default, is_any)
+call("reduction", "mean", aten.mean.dim, both(is_inexact, has_elements), _dims_and_kept)
+call("reduction", "amax", aten.amax.default, both(is_real, has_elements), _dims_and_kept)
 
 
 @step("reduction")
@@ -144,28 +131,14 @@ def _variance(d: Draft) -> object:
     return d.leaf(aten.var.correction, x, _dims(d, x), correction=0, keepdim=True)
 
 
-@step("reduction")
-def _max_along(d: Draft) -> object:
-    x = d.var(both(is_real, has_elements, has_dims))
-    return d.leaf(aten.max.dim, x, d.dim(x))
-
-
-@step("reduction")
-def _cumsum(d: Draft) -> object:
-    x = d.var(both(is_inexact, has_dims))
-    return d.leaf(aten.cumsum.default, x, d.dim(x))
-
-
-@step("reduction")
-def _sort(d: Draft) -> object:
-    x = d.var(both(is_real, has_dims))
-    return d.leaf(aten.sort.default, x, d.dim(x), d.number(2) == 1)
-
-
-@step("reduction")
-def _logsumexp(d: Draft) -> object:
-    x = d.var(both(is_real, has_elements, has_dims))
-    return d.leaf(aten.logsumexp.default, x, [d.dim(x)])
+_IN_A_DIM = both(is_real, has_elements, has_dims)
+call("reduction", "max_along", aten.max.dim, _IN_A_DIM, one_dim)
+call("reduction", "cumsum", aten.cumsum.default, both(is_inexact, has_dims), one_dim)
+call(
+    *("reduction", "sort", aten.sort.default, both(is_real, has_dims)),
+    lambda d, x: (d.dim(x), d.number(2) == 1),
+)
+call("reduction", "logsumexp", aten.logsumexp.default, _IN_A_DIM, lambda d, x: ([d.dim(x)],))
 
 
 # matrix products

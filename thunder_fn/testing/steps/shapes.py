@@ -6,7 +6,7 @@ import torch
 
 from thunder_fn.ir.trace import Var
 from thunder_fn.testing.drawn_programs import Draft, Skip, Suits, shape_of
-from thunder_fn.testing.steps.enter import step
+from thunder_fn.testing.steps.enter import call, one_dim, step
 from thunder_fn.testing.suits import (
     both,
     broadcast,
@@ -38,16 +38,11 @@ def _reshape(d: Draft) -> object:
     return d.leaf(aten.reshape.default, x, shapes[d.number(4)])
 
 
-@step("view")
-def _transpose(d: Draft) -> object:
-    x = d.var(has_dims)
-    return d.leaf(aten.transpose.int, x, d.dim(x), -1)
-
-
-@step("view")
-def _permute(d: Draft) -> object:
-    x = d.var(has_dims)
-    return d.leaf(aten.permute.default, x, list(reversed(range(len(shape_of(x))))))
+call("view", "transpose", aten.transpose.int, has_dims, lambda d, x: (d.dim(x), -1))
+call(
+    *("view", "permute", aten.permute.default, has_dims),
+    lambda d, x: ([*reversed(range(len(shape_of(x))))],),
+)
 
 
 @step("view")
@@ -83,32 +78,14 @@ def _slice(d: Draft) -> object:
     return d.leaf(aten.slice.Tensor, x, d.dim(x), start, stop, stride)
 
 
-@step("view")
-def _unsqueeze(d: Draft) -> object:
-    x = d.var(is_any)
-    return d.leaf(aten.unsqueeze.default, x, d.number(len(shape_of(x)) + 1))
-
-
-@step("view")
-def _squeeze(d: Draft) -> object:
-    x = d.var(has_dims)
-    return d.leaf(aten.squeeze.dim, x, d.dim(x))
-
-
-@step("view")
-def _flip(d: Draft) -> object:
-    x = d.var(has_dims)
-    return d.leaf(aten.flip.default, x, [d.dim(x)])
-
-
-@step("view")
-def _diagonal(d: Draft) -> object:
-    return d.leaf(aten.diagonal.default, d.var(has_rank(2)))
-
-
-@step("view")
-def _pad(d: Draft) -> object:
-    return d.leaf(aten.constant_pad_nd.default, d.var(both(is_inexact, has_dims)), [1, 0], 0.5)
+call(
+    *("view", "unsqueeze", aten.unsqueeze.default, is_any),
+    lambda d, x: (d.number(len(shape_of(x)) + 1),),
+)
+call("view", "squeeze", aten.squeeze.dim, has_dims, one_dim)
+call("view", "flip", aten.flip.default, has_dims, lambda d, x: ([d.dim(x)],))
+call("view", "diagonal", aten.diagonal.default, has_rank(2))
+call("view", "pad", aten.constant_pad_nd.default, both(is_inexact, has_dims), [1, 0], 0.5)
 
 
 # lists in, lists out
@@ -136,16 +113,9 @@ def _stack(d: Draft) -> object:
     return d.leaf(aten.stack.default, [x, d.var(has_type_of(x))], d.number(len(shape_of(x)) + 1))
 
 
-@step("list")
-def _split(d: Draft) -> object:
-    x = d.var(both(has_dims, has_elements))
-    return d.leaf(aten.split.Tensor, x, 1 + d.number(2), d.dim(x))
-
-
-@step("list")
-def _unbind(d: Draft) -> object:
-    x = d.var(both(has_dims, has_elements))
-    return d.leaf(aten.unbind.int, x, d.dim(x))
+_CUT = both(has_dims, has_elements)
+call("list", "split", aten.split.Tensor, _CUT, lambda d, x: (1 + d.number(2), d.dim(x)))
+call("list", "unbind", aten.unbind.int, _CUT, one_dim)
 
 
 # masks and choices
@@ -164,15 +134,8 @@ def _masked_fill(d: Draft) -> object:
     return d.leaf(aten.masked_fill.Scalar, x, d.var(both(is_mask, broadcasts_with(x))), 0.5)
 
 
-@step("mask")
-def _is_positive(d: Draft) -> object:
-    return d.leaf(aten.gt.Scalar, d.var(is_ordered), 0)
-
-
-@step("mask")
-def _argmax(d: Draft) -> object:
-    x = d.var(both(is_real, has_elements, has_dims))
-    return d.leaf(aten.argmax.default, x, d.dim(x))
+call("mask", "is_positive", aten.gt.Scalar, is_ordered, 0)
+call("mask", "argmax", aten.argmax.default, both(is_real, has_elements, has_dims), one_dim)
 
 
 # indices: any integers, made valid by their remainder

@@ -21,7 +21,7 @@ from thunder_fn.testing.drawn_programs import (
 )
 from thunder_fn.testing.laws.effects import effect
 from thunder_fn.testing.schemas import relatives
-from thunder_fn.testing.steps.enter import step
+from thunder_fn.testing.steps.enter import call, step
 from thunder_fn.testing.suits import (
     both,
     broadcasts_with,
@@ -80,19 +80,9 @@ def _arange(d: Draft) -> object:
     )
 
 
-@step("stop")
-def _full_like(d: Draft) -> object:
-    return d.leaf(aten.full_like.default, d.var(is_inexact), 1.5)
-
-
-@step("stop")
-def _clone(d: Draft) -> object:
-    return d.leaf(aten.clone.default, d.var(is_any))
-
-
-@step("stop")
-def _detach(d: Draft) -> object:
-    return d.leaf(aten.detach.default, d.var(is_inexact))
+call("stop", "full_like", aten.full_like.default, is_inexact, 1.5)
+call("stop", "clone", aten.clone.default, is_any)
+call("stop", "detach", aten.detach.default, is_inexact)
 
 
 CONSTANTS = (
