@@ -6,6 +6,7 @@ the derivative of the gradient.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -151,3 +152,37 @@ def test_second_derivatives_of_products_with_zeros(op: str, zeros: tuple[int, ..
     for outer in (tfn.jacrev, tfn.jacfwd):
         for inner in (tfn.jacrev, tfn.jacfwd):
             torch.testing.assert_close(outer(inner(loss))(x), expected, rtol=1e-5, atol=1e-6)
+
+
+def _runs(x: Tensor) -> Tensor:
+    rows = [x[0]]
+    for row in x[1:]:
+        rows.append(rows[-1] * row)
+    return torch.stack(rows)
+
+
+RUNS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "prod": (torch.prod, lambda x: _runs(x)[-1]),
+    "prod of a dim": (lambda x: torch.stack([x, x.cos()], 1).prod(0)[:1], lambda x: _runs(x)[-1:]),
+    "cumprod": (lambda x: x.cumprod(0), _runs),
+}
+ORDERS = [*itertools.product(("rev", "fwd"), repeat=2), ("rev", "fwd", "rev"), ("fwd", "fwd", "fwd")]
+
+
+@pytest.mark.parametrize("order", ORDERS, ids="-".join)
+@pytest.mark.parametrize("op", RUNS)
+def test_higher_derivatives_of_products_at_zeros_for_all_sizes(op: str, order: tuple[str, ...]) -> None:
+    """From the third call on sizes are symbols. The oracle multiplies element by element."""
+
+    def derivative(lib: Any, run: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        found: Any = lambda x: (run(x).sin() * torch.arange(1.0, 1.0 + x.shape[0], dtype=x.dtype)).sum()
+        for way in reversed(order):
+            found = getattr(lib, "jac" + way)(found)
+        return found
+
+    run, slow = RUNS[op]
+    found, expected = derivative(tfn, run), derivative(torch.func, slow)
+    for size, zeros in ((2, [0]), (3, [0]), (4, [1, 3]), (5, [0, 1, 4])):
+        x = torch.linspace(0.5, 1.5, size, dtype=torch.float64)
+        x[zeros] = 0.0
+        torch.testing.assert_close(found(x), expected(x), rtol=1e-9, atol=1e-9)

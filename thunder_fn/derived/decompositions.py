@@ -442,17 +442,18 @@ DIFFERENTIABLE["aten.as_strided_scatter.default"] = _differentiable_scatter
 
 
 def cumprod(self: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
-    """Multiply runs of 1, 2, 4 ... elements: products alone, without a division."""
+    """Multiply runs of 1, 2, 4 ... elements: products alone, without a division.
+
+    Of a symbolic size, the trace holds for the sizes that need as many doublings.
+    """
     x = self if dtype is None else self.to(dtype)
     if not x.dim():
         return x.clone()
-    count, length = 1, x.shape[dim]
-    if not isinstance(length, int):
-        return NotImplemented  # the number of doublings would fix it
-    while count < length:
-        grown = x.narrow(dim, count, length - count) * x.narrow(dim, 0, length - count)
-        x, count = torch.cat([x.narrow(dim, 0, count), grown], dim), 2 * count
-    return x
+    count, others = 1, [0, 0] * (x.dim() - 1 - dim % x.dim())
+    while count < x.shape[dim]:
+        x = x * aten.constant_pad_nd.default(x, [*others, count, -count], 1)
+        count = 2 * count
+    return x.clone() if count == 1 else x
 
 
 DECOMPOSITIONS: dict[str, Callable[..., Any]] = {

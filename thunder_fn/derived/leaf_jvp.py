@@ -19,7 +19,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.derived.attempts import Attempt, Declined, first_rule, kept_rules
-from thunder_fn.derived.decompositions import CUMPROD, NOT_PUSHED, PUSHED_ONCE
+from thunder_fn.derived.decompositions import NOT_PUSHED, PUSHED_ONCE
 from thunder_fn.derived.leaf_vjp import (
     CANNOT,
     call_differentiable,
@@ -86,9 +86,7 @@ def _by_parts_first(question: JvpQuestion) -> Trace | Declined | None:
     if name.startswith("aten.") and name not in NOT_PUSHED:
         return Declined("PyTorch's formula is right")
     # PyTorch takes the tangents of custom ops for zero, without a word
-    parts = decomposition(question.single)
-    would_fix = parts is None and name == CUMPROD and is_symbolic(question.single)
-    return Declined("its parts would fix a size") if would_fix else parts
+    return decomposition(question.single)
 
 
 def _by_own_statistics(question: JvpQuestion) -> Trace | Declined:
