@@ -37,8 +37,7 @@ from thunder_fn.executors.heap import keep_freed_memory
 from thunder_fn.executors.in_front import InFront, in_front
 from thunder_fn.executors.lending import Memory
 from thunder_fn.executors.loops import Function, function_of
-from thunder_fn.executors.names import Names
-from thunder_fn.executors.numbers import number_name, number_tensor, stands_for_number
+from thunder_fn.executors.names import Names, number_name, number_tensor, stands_for_number
 from thunder_fn.executors.private import beside, own, private_variables, with_one_copy
 from thunder_fn.executors.reuse import (
     CLONE,

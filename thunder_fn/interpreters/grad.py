@@ -6,7 +6,7 @@ each distinct body and question, so the work grows with distinct code. Cotangent
 absent, never tensors of zeros.
 
 Inputs and outputs of a body are passed to its backward rather than saved, and reshapes of inputs
-are repeated there (`shapes.py`). So the forward of a `linear` stays the user's call, which
+are repeated there. So the forward of a `linear` stays the user's call, which
 executors know by its name.
 """
 
@@ -18,9 +18,8 @@ from dataclasses import dataclass, replace
 from thunder_fn.derived.activity import activity, contributions, usefulness
 from thunder_fn.derived.leaf_vjp import alone, vjp_rule
 from thunder_fn.interpreters.cheap_residuals import recomputable
-from thunder_fn.interpreters.shapes import reshaped_inputs, transposed_matrices
 from thunder_fn.interpreters.simplify import dce
-from thunder_fn.ir import ops
+from thunder_fn.ir import facts, ops
 from thunder_fn.ir.memos import memo
 from thunder_fn.ir.rules import VJP, Mask, Split, chosen, numbered
 from thunder_fn.ir.splitting import late_half, split
@@ -327,3 +326,38 @@ def grad_and_value(trace: Trace, wanted_inputs: Mask, *, fused: bool = False) ->
     seed = ones(builder, type_of_cotangent(trace.outputs[0]))
     gradients = pull_back(builder, trace, split, inputs, results, (seed,), wanted_inputs)
     return dce(builder.build((*gradients, *results[: len(trace.outputs)])))
+
+
+# ---- other shapes of a tensor ----
+
+
+TRANSPOSE = ops.leaf(ops.aten.t.default)
+EXPAND = ops.leaf(ops.aten.expand.default)
+
+
+def transposed_matrices(trace: Trace) -> frozenset[int]:
+    """The variables that are transposes of matrices, as the weight is in `linear`."""
+    found: set[int] = set()
+    for equation in trace.equations:
+        type = equation.outputs[0].type if equation.op == TRANSPOSE else None
+        if (
+            isinstance(type, TensorType)
+            and len(type.shape) == 2
+            and equation.operands[0].index not in found
+        ):
+            found.add(equation.outputs[0].index)
+    return frozenset(found)
+
+
+def reshaped_inputs(forward: TraceBuilder) -> dict[int, Equation]:
+    """The equations that give an input another shape, by result: the backward does it again,
+    rather than be handed both.
+    """
+    known, found = {var.index for var in forward.inputs}, dict[int, Equation]()
+    for equation in forward.equations:
+        if (equation.op in facts.RESHAPES or equation.op == EXPAND) and all(
+            var.index in known for var in equation.operands
+        ):
+            known.update(var.index for var in equation.outputs)
+            found.update((var.index, equation) for var in equation.outputs)
+    return found

@@ -62,7 +62,7 @@ from thunder_fn.ir.constraints import constraints_of
 from thunder_fn.ir.symbols import symbols_in
 from thunder_fn.ir.trace import Atom, Source, Trace, Var, cut
 from thunder_fn.jitted.autograd.bridge import Bridge, bridge, history_of
-from thunder_fn.jitted.autograd.freed import freed
+from thunder_fn.jitted.autograd.nodes import freed
 from thunder_fn.jitted.call import Call
 from thunder_fn.jitted.callpath import Namespace, put_together, skeleton
 from thunder_fn.jitted.memory import all_exclusive, clash_check, give_away

@@ -34,10 +34,12 @@ from thunder_fn.capture.rewriting import rules_in_context
 from thunder_fn.derived.activity import ACTIVE
 from thunder_fn.derived.leaf_vjp import is_differentiable
 from thunder_fn.errors import CaptureError, CustomRuleError, InvalidTrace, spelled
-from thunder_fn.interpreters.grad import zeros
+from thunder_fn.interpreters.grad import forward_backward, zeros
+from thunder_fn.interpreters.partial_eval import partial_split
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.interpreters.vmap import batch, batched_outputs
 from thunder_fn.ir.check import check_operands, check_types
+from thunder_fn.ir.memos import memo
 from thunder_fn.ir.rules import (
     CHECK,
     DCE,
@@ -55,7 +57,6 @@ from thunder_fn.ir.rules import (
 from thunder_fn.ir.trace import Dim, Equation, Literal, Op, TensorType, Trace, TraceBuilder, Type
 from thunder_fn.ir.walking import inline_into
 from thunder_fn.spellings import no_such_name
-from thunder_fn.structured.custom_jvp_transposed import transposed
 from thunder_fn.structured.shared import custom_calls as calls
 from thunder_fn.structured.shared.custom_calls import Call
 from thunder_fn.structured.shared.side_effects import without_side_effects
@@ -340,3 +341,49 @@ def _bind(recorder: Recorder, call: JvpCall, tensors: Sequence[torch.Tensor]) ->
         with contextlib.suppress(CaptureError):
             captured.append(capture_jvp(call, captured[0], tensors))
     return calls.bind_captured(recorder, CUSTOM_JVP, call, captured, tensors, rule=call)
+
+
+# ---- reverse mode ----
+
+
+@memo(4096)
+def transposed(rule: JvpRule, active: Mask, wanted_outputs: Mask, count: int) -> Split:
+    """Split a jvp that is linear in its tangents into a forward and a backward.
+
+    Law: for every tangent v and cotangent ct, ``<ct, jvp(v)> == <backward(ct), v>``.
+
+    Args:
+        rule: takes the primals, then a tangent for each active one.
+        count: how many of the rule's outputs are the function's; tangents follow.
+    """
+    # Before: rule:     primals, tangents -> outputs, tangents of the active outputs
+    # After:  forward:  primals -> outputs, residuals
+    #         backward: residuals, cotangents -> gradients of the active primals
+    # The linear part, residuals and tangents -> tangents, is split at zero tangents; what its own
+    # forward computes there is no more than what the backward reads.
+    num_primals, num_tangents = len(active), sum(active)
+    known_outputs = (True,) * count + (False,) * (len(rule.trace.outputs) - count)
+    halves = partial_split(
+        rule.trace, (True,) * num_primals + (False,) * num_tangents, known_outputs
+    )
+    linear, num_kept = halves.backward, len(halves.residuals)
+    moved = chosen(wanted_outputs, rule.active_outputs)
+    back = forward_backward(linear, (False,) * num_kept + (True,) * num_tangents, moved)
+    builder = TraceBuilder(f"{rule.trace.name}_transposed")
+    kept = [builder.input(type) for type in linear.input_types[:num_kept]]
+    given = [
+        builder.input(type)
+        for type, wanted in zip(rule.trace.output_types[:count], wanted_outputs, strict=True)
+        if wanted
+    ]
+    nothing = [
+        zeros(builder, var.type)
+        for var in linear.inputs[num_kept:]
+        if isinstance(var.type, TensorType)
+    ]
+    results = inline_into(builder, back.forward, (*kept, *nothing))
+    residuals = back.residual_values((*kept, *nothing), results)
+    gradients = inline_into(builder, back.backward, (*residuals, *given))
+    return Split(
+        dce(halves.forward), dce(builder.build(gradients)), halves.residuals, back.gradients
+    )

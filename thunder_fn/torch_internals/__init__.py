@@ -54,12 +54,12 @@ from thunder_fn.torch_internals.fakes import (
     fake_like,
     fake_mode,
     fake_of_type,
+    footprint,
     layouts_on_fakes,
     only_mode,
     running_number,
     symbolic_like,
 )
-from thunder_fn.torch_internals.footprints import footprint
 from thunder_fn.torch_internals.groups import (
     MeshDim,
     default_store,
@@ -99,6 +99,7 @@ from thunder_fn.torch_internals.higher_order import (
     is_caching,
     is_kept_for_later,
     is_make_fx,
+    make_optimizer_state,
     math_attention,
     on_import,
     pytorchs,
@@ -160,7 +161,6 @@ from thunder_fn.torch_internals.numbers import (
     precision_of,
     to_float,
 )
-from thunder_fn.torch_internals.optimizers import make_optimizer_state
 from thunder_fn.torch_internals.patches import (
     CUSTOM_OPS,
     PROGRAMS,

@@ -9,6 +9,7 @@ import contextlib
 import importlib
 import importlib.abc
 import importlib.util
+import inspect
 import sys
 import types
 from collections.abc import Callable, Generator, Iterable
@@ -235,3 +236,19 @@ HOOK_FLAGS = (
     "_forward_hooks_always_called",
     "_forward_pre_hooks_with_kwargs",
 )
+
+
+# Private names are what this package is about, and PyTorch's stubs leave many of them out.
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false, reportAttributeAccessIssue=false
+
+
+def make_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
+    """Make the state that the first step makes before it updates anything, for gradients of the
+    parameters' types.
+    """
+    initialise: Any = optimizer._init_group
+    lists = len(inspect.signature(initialise).parameters) - 1
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = parameter.detach()
+        initialise(group, *([] for _ in range(lists)))

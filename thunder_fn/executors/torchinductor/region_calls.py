@@ -7,21 +7,22 @@ from __future__ import annotations
 import copy
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
 
 from thunder_fn.errors import RegionWarning, located
+from thunder_fn.executors.torchinductor import store
 from thunder_fn.executors.torchinductor.codegen import Job, Strides, closed_region
 from thunder_fn.executors.torchinductor.compiling import Failed, Function, compile_jobs
-from thunder_fn.executors.torchinductor.dry_run import dry_function
 from thunder_fn.executors.torchinductor.layouts import Variants, layout_of, strides_for
 from thunder_fn.executors.torchinductor.loop_plan import is_loop, loop_on_fakes
+from thunder_fn.executors.torchinductor.loops import generate
 from thunder_fn.executors.torchinductor.parts import Part, join, parts_of
 from thunder_fn.extend.regions import evaluate, find_aliases, is_dense_layout, lower, take
 from thunder_fn.ir.scoped import setting
@@ -287,3 +288,46 @@ def warn_of_failure(program: str, regions: Sequence[Region], reason: str) -> Non
             " warning."
         )
     warnings.warn(located(what, source=source, fix=fix), RegionWarning, stacklevel=2)
+
+
+# ---- on tensors without values ----
+
+
+@lru_cache(maxsize=256)
+def dry_function(job: Job) -> Callable[..., Any]:
+    """The function of a job, as it was compiled or would be, without kernels. Nothing is compiled.
+
+    Raises:
+        Exception: whatever Inductor raises.
+    """
+    code = store.code_of(job) or generate(job)
+    nothing = dict.fromkeys((name for name, _ in code.kernels), _nothing)
+    function = store.function_of(code.text, nothing, dict(code.constants))
+    context = function.__globals__
+    context.update({name: ours for name, ours in _ALLOCATORS.items() if name in context})
+    return function
+
+
+def _nothing(*_: Any) -> None:
+    """Stand in for a kernel, and do nothing."""
+
+
+def _empty(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
+
+
+def _reinterpreted(
+    tensor: torch.Tensor, shape: Sequence[int], strides: Sequence[int], offset: int = 0
+) -> torch.Tensor:
+    return torch.as_strided(tensor, shape, strides, int(tensor.storage_offset()) + offset)
+
+
+_ALLOCATORS: Mapping[str, Callable[..., Any]] = {
+    "empty_strided_cpu": _empty,
+    "empty_strided_cpu_pinned": _empty,
+    "reinterpret_tensor": _reinterpreted,
+    "assert_size_stride": _nothing,
+    "assert_alignment": _nothing,
+    "gemm_address": _nothing,
+}
+"""Functions of C++ that Inductor's code calls past everything that knows tensors without values."""

@@ -45,13 +45,13 @@ from thunder_fn.testing.laws.interpreters import (
 )
 from thunder_fn.testing.laws.reverse import (
     law_fused_split_keeps_gradients,
+    law_second_order_is_symmetric,
     law_split_is_vjp,
     law_stop_gradient_stops,
     law_unused_inputs_get_zeros,
     law_vjp_is_adjoint_of_jvp,
     law_vjp_is_autograd,
 )
-from thunder_fn.testing.laws.second_order import law_second_order_is_symmetric
 from thunder_fn.testing.laws.simplify import (
     law_cse_leaves_no_twins,
     law_dce_drops_the_dead,

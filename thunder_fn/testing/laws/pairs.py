@@ -53,7 +53,7 @@ from thunder_fn.testing.laws.interpreters import (
     whole_checkpoint,
     widened,
 )
-from thunder_fn.testing.laws.second_order import law_second_order_is_symmetric
+from thunder_fn.testing.laws.reverse import law_second_order_is_symmetric
 from thunder_fn.testing.laws.unfolding import unfolded
 
 KEEPERS: dict[str, Transform] = {
