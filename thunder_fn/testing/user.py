@@ -67,6 +67,7 @@ from thunder_fn.testing.laws.comparing import (
     holds,
     is_inexact,
     is_tame,
+    law_of,
     tolerance,
 )
 from thunder_fn.testing.laws.draws import laws_of_draws
@@ -531,13 +532,11 @@ def laws_of_transform(transform: Transform, promised: Promised) -> dict[str, Law
     return laws
 
 
-def _ensured(transform: Transform, ensures: Ensures) -> Law:
-    def law(trace: Trace, inputs: Inputs) -> None:
-        new = transform(trace)
-        what = "the transform has not done what `ensures` says"
-        holds(ensures(trace, new) is not False, what, trace=trace, made=new)
-
-    return law
+@law_of
+def _ensured(transform: Transform, trace: Trace, inputs: Inputs, ensures: Ensures) -> None:
+    new = transform(trace)
+    what = "the transform has not done what `ensures` says"
+    holds(ensures(trace, new) is not False, what, trace=trace, made=new)
 
 
 def _is_computed(trace: Trace, inputs: Inputs) -> None:
@@ -545,21 +544,19 @@ def _is_computed(trace: Trace, inputs: Inputs) -> None:
     values_of(trace, inputs)
 
 
-def _checked(transform: Transform) -> Law:
-    def law(trace: Trace, inputs: Inputs) -> None:
-        new: object = once(transform, trace)
-        if not isinstance(new, Trace):
-            raise LawBroken(
-                f"the transform returned {type(new).__name__}, not a Trace. Return the new trace"
-                " itself; a transform that makes several is tested once for each."
-            )
-        check(new)
-        for inner in subtraces(new):
-            for equation in inner.equations:
-                what = f"{equation.op} gives a size that it does not find"
-                holds(not made_by(equation) or _may_find(equation), what, made=new)
-
-    return law
+@law_of
+def _checked(transform: Transform, trace: Trace, inputs: Inputs) -> None:
+    new: object = once(transform, trace)
+    if not isinstance(new, Trace):
+        raise LawBroken(
+            f"the transform returned {type(new).__name__}, not a Trace. Return the new trace"
+            " itself; a transform that makes several is tested once for each."
+        )
+    check(new)
+    for inner in subtraces(new):
+        for equation in inner.equations:
+            what = f"{equation.op} gives a size that it does not find"
+            holds(not made_by(equation) or _may_find(equation), what, made=new)
 
 
 _FINDS = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
@@ -572,16 +569,14 @@ def _may_find(equation: Equation) -> bool:
     return bool(_FINDS & set(overload(equation.op).tags))
 
 
-def _pure(transform: Transform) -> Law:
-    def law(trace: Trace, inputs: Inputs) -> None:
-        text, state = str(trace), torch.get_rng_state()
-        first, second = transform(trace), transform(trace.renamed(trace.name))
-        holds(str(trace) == text, "the trace was changed", trace=trace)
-        drew = not torch.equal(state, torch.get_rng_state())
-        holds(not drew, "random numbers were drawn while transforming", trace=trace)
-        holds(first == second, "equal traces gave different traces", first=first, second=second)
-
-    return law
+@law_of
+def _pure(transform: Transform, trace: Trace, inputs: Inputs) -> None:
+    text, state = str(trace), torch.get_rng_state()
+    first, second = transform(trace), transform(trace.renamed(trace.name))
+    holds(str(trace) == text, "the trace was changed", trace=trace)
+    drew = not torch.equal(state, torch.get_rng_state())
+    holds(not drew, "random numbers were drawn while transforming", trace=trace)
+    holds(first == second, "equal traces gave different traces", first=first, second=second)
 
 
 def _widens(program: Program) -> bool:
@@ -605,25 +600,23 @@ def others(values: Values) -> Values:
     )
 
 
-def _keeps_values(transform: Transform) -> Law:
-    def law(trace: Trace, inputs: Inputs) -> bool:
-        new = transform(trace)
-        holds(new.input_types == trace.input_types, "the inputs' types changed", made=new)
-        holds(new.output_types == trace.output_types, "the outputs' types changed", made=new)
-        if draws(trace):
-            return False
-        want = values_of(trace, inputs)
-        have = values_of(new, inputs)
-        rtol = tolerance(trace, computed=True)
-        if not is_tame(want):
-            what, shown = "the transformed trace", (floats(have), floats(want))
-            close(_finite(have), _finite(want), rtol, what, shown=shown, made=new)
-            return True
-        close(floats(have), floats(want), rtol, "the transformed trace", made=new)
-        agree(others(have), others(want), "the transformed trace", made=new)
+@law_of
+def _keeps_values(transform: Transform, trace: Trace, inputs: Inputs) -> bool:
+    new = transform(trace)
+    holds(new.input_types == trace.input_types, "the inputs' types changed", made=new)
+    holds(new.output_types == trace.output_types, "the outputs' types changed", made=new)
+    if draws(trace):
+        return False
+    want = values_of(trace, inputs)
+    have = values_of(new, inputs)
+    rtol = tolerance(trace, computed=True)
+    if not is_tame(want):
+        what, shown = "the transformed trace", (floats(have), floats(want))
+        close(_finite(have), _finite(want), rtol, what, shown=shown, made=new)
         return True
-
-    return law
+    close(floats(have), floats(want), rtol, "the transformed trace", made=new)
+    agree(others(have), others(want), "the transformed trace", made=new)
+    return True
 
 
 def _finite(values: Values) -> tuple[torch.Tensor, ...]:
@@ -634,32 +627,25 @@ def _finite(values: Values) -> tuple[torch.Tensor, ...]:
     )
 
 
-def _keeps_shared_memory(transform: Transform) -> Law:
+@law_of
+def _keeps_shared_memory(transform: Transform, trace: Trace, inputs: Inputs) -> bool:
     """An output that had memory of its own does not come to lie in that of an input or of another
     output: whoever writes to one would change the other. One variable that is returned twice tells
     so.
     """
-
-    def law(trace: Trace, inputs: Inputs) -> bool:
-        tensors = [value for value in values_of(trace, inputs) if isinstance(value, torch.Tensor)]
-        if draws(trace) or not tensors:
-            return False
-        new = transform(trace)
-        before, after = (_shared(values_of(t, inputs), inputs) for t in (trace, new))
-        after = [(i, j) for i, j in after if j is None or new.outputs[i] != new.outputs[j]]
-        held = [i for i, j in after if j is None and (i, j) not in before]
-        what = (
-            f"outputs {held} lie in the memory of inputs, and did not: who writes to one writes to"
-        )
-        holds(not held, f"{what} the other. Return a copy.", made=new)
-        pairs = [pair for pair in after if pair not in before]
-        what = (
-            f"the outputs {pairs} lie in one memory, and did not: who writes to one writes to the"
-        )
-        holds(not pairs, f"{what} other. Return a copy.", made=new)
-        return True
-
-    return law
+    tensors = [value for value in values_of(trace, inputs) if isinstance(value, torch.Tensor)]
+    if draws(trace) or not tensors:
+        return False
+    new = transform(trace)
+    before, after = (_shared(values_of(t, inputs), inputs) for t in (trace, new))
+    after = [(i, j) for i, j in after if j is None or new.outputs[i] != new.outputs[j]]
+    held = [i for i, j in after if j is None and (i, j) not in before]
+    what = f"outputs {held} lie in the memory of inputs, and did not: who writes to one writes to"
+    holds(not held, f"{what} the other. Return a copy.", made=new)
+    pairs = [pair for pair in after if pair not in before]
+    what = f"the outputs {pairs} lie in one memory, and did not: who writes to one writes to the"
+    holds(not pairs, f"{what} other. Return a copy.", made=new)
+    return True
 
 
 def _shared(values: Values, inputs: Inputs) -> list[tuple[int, int | None]]:

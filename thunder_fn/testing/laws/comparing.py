@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 import torch
 
@@ -21,6 +22,8 @@ Law: TypeAlias = Callable[[Trace, Inputs], bool | None]
 """A law raises `LawBroken`. It returns False if it says nothing about a trace."""
 Transform: TypeAlias = Callable[[Trace], Trace]
 
+S = TypeVar("S")
+P = ParamSpec("P")
 TOO_LARGE = 1e4
 
 
@@ -52,6 +55,21 @@ def holds(condition: bool, what: str, **traces: Trace) -> None:
     """Raise `LawBroken` with the traces printed unless the condition holds."""
     if not condition:
         raise LawBroken(what, **traces)
+
+
+def law_of(
+    law: Callable[Concatenate[S, Trace, Inputs, P], bool | None],
+) -> Callable[Concatenate[S, P], Law]:
+    """A decorator: a function of a subject, a trace and its inputs makes the law of a subject.
+
+    What else the function takes is given with the subject.
+    """
+
+    @functools.wraps(law)
+    def of(subject: S, *args: P.args, **options: P.kwargs) -> Law:
+        return lambda trace, inputs: law(subject, trace, inputs, *args, **options)
+
+    return of
 
 
 # ---- running and comparing ----

@@ -23,6 +23,7 @@ from thunder_fn.testing.laws.comparing import (
     holds,
     is_inexact,
     is_tame,
+    law_of,
     run,
     state_after,
     tolerance,
@@ -32,21 +33,18 @@ MOST_DRAWS = 64
 """The number of numbers by which two generators are looked for to be apart."""
 
 
-def merges_no_draws(transform: Transform) -> Law:
+@law_of
+def merges_no_draws(transform: Transform, trace: Trace, inputs: Inputs) -> bool:
     """Keep two outputs that were drawn apart from being one draw."""
-
-    def law(trace: Trace, inputs: Inputs) -> bool:
-        if not draws(trace):
-            return False
-        new = transform(trace)
-        want, have = run(trace, inputs), run(new, inputs)
-        for i, j in itertools.combinations(range(len(want)), 2):
-            what = f"outputs {i} and {j} are one draw, but were drawn apart"
-            merged = _are_alike(have, i, j) and not _are_alike(want, i, j)
-            holds(not merged, what, trace=trace, made=new)
-        return True
-
-    return law
+    if not draws(trace):
+        return False
+    new = transform(trace)
+    want, have = run(trace, inputs), run(new, inputs)
+    for i, j in itertools.combinations(range(len(want)), 2):
+        what = f"outputs {i} and {j} are one draw, but were drawn apart"
+        merged = _are_alike(have, i, j) and not _are_alike(want, i, j)
+        holds(not merged, what, trace=trace, made=new)
+    return True
 
 
 def _are_alike(values: Values, i: int, j: int) -> bool:
@@ -61,23 +59,20 @@ def _are_alike(values: Values, i: int, j: int) -> bool:
     )
 
 
-def keeps_number_of_draws(transform: Transform) -> Law:
+@law_of
+def keeps_number_of_draws(transform: Transform, trace: Trace, inputs: Inputs) -> bool:
     """Draw as many random numbers: drop none, merge none with another, draw none twice."""
-
-    def law(trace: Trace, inputs: Inputs) -> bool:
-        if not draws(trace):
-            return False
-        new = transform(trace)
-        want, have = state_after(trace, inputs), state_after(new, inputs)
-        if not torch.equal(want, have):
-            fewer = _is_behind(new, trace, inputs, want)
-            what = "fewer random numbers are drawn: a draw is gone, or merged with another"
-            if not fewer:
-                what = "more random numbers are drawn: a draw is repeated, or runs where none did"
-            holds(False, what, trace=trace, made=new)
-        return True
-
-    return law
+    if not draws(trace):
+        return False
+    new = transform(trace)
+    want, have = state_after(trace, inputs), state_after(new, inputs)
+    if not torch.equal(want, have):
+        fewer = _is_behind(new, trace, inputs, want)
+        what = "fewer random numbers are drawn: a draw is gone, or merged with another"
+        if not fewer:
+            what = "more random numbers are drawn: a draw is repeated, or runs where none did"
+        holds(False, what, trace=trace, made=new)
+    return True
 
 
 def _is_behind(new: Trace, trace: Trace, inputs: Inputs, want: torch.Tensor) -> bool:
@@ -92,23 +87,20 @@ def _is_behind(new: Trace, trace: Trace, inputs: Inputs, want: torch.Tensor) -> 
     return len(draws(new)) < len(draws(trace))
 
 
-def keeps_order_of_draws(transform: Transform) -> Law:
+@law_of
+def keeps_order_of_draws(transform: Transform, trace: Trace, inputs: Inputs) -> bool:
     """Keep the values under one seed: each draw gets the numbers that it got before."""
-
-    def law(trace: Trace, inputs: Inputs) -> bool:
-        if not draws(trace):
-            return False
-        new = transform(trace)
-        want = run(trace, inputs)
-        if not is_tame(want):
-            return False
-        have, rtol = run(new, inputs), tolerance(trace)
-        what = "under one seed (the draws are in another order, or of another kind)"
-        floats = lambda values: [x for x in values if isinstance(x, torch.Tensor)]
-        close(_doubles(floats(have)), _doubles(floats(want)), rtol, what, trace=trace, made=new)
-        return True
-
-    return law
+    if not draws(trace):
+        return False
+    new = transform(trace)
+    want = run(trace, inputs)
+    if not is_tame(want):
+        return False
+    have, rtol = run(new, inputs), tolerance(trace)
+    what = "under one seed (the draws are in another order, or of another kind)"
+    floats = lambda values: [x for x in values if isinstance(x, torch.Tensor)]
+    close(_doubles(floats(have)), _doubles(floats(want)), rtol, what, trace=trace, made=new)
+    return True
 
 
 def _doubles(values: list[torch.Tensor]) -> list[torch.Tensor]:

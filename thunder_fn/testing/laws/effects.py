@@ -16,7 +16,15 @@ from thunder_fn import debug
 from thunder_fn.capture import capture
 from thunder_fn.ir.scoped import setting
 from thunder_fn.ir.trace import Arg, Op, Trace
-from thunder_fn.testing.laws.comparing import Inputs, Law, Transform, close, holds, run, tolerance
+from thunder_fn.testing.laws.comparing import (
+    Inputs,
+    Transform,
+    close,
+    holds,
+    law_of,
+    run,
+    tolerance,
+)
 
 EFFECT = "thunder_fn.debug.default"
 """The op that calls Python."""
@@ -54,21 +62,18 @@ def has_effects(trace: Trace) -> bool:
     )
 
 
-def keeps_effects(transform: Transform) -> Law:
+@law_of
+def keeps_effects(transform: Transform, trace: Trace, inputs: Inputs) -> bool:
     """Call Python on the same values in the same order: drop, merge, repeat, move no effect."""
-
-    def law(trace: Trace, inputs: Inputs) -> bool:
-        if not has_effects(trace):
-            return False
-        new = transform(trace)
-        with noting() as want:
-            run(trace, inputs)
-        with noting() as have:
-            run(new, inputs)
-        what = f"Python is called {len(have)} times, and was called {len(want)} times"
-        holds(len(have) == len(want), what, trace=trace, made=new)
-        what = "Python is called on other values, or in another order:"
-        close(have, want, tolerance(trace), what, trace=trace, made=new)
-        return bool(want)
-
-    return law
+    if not has_effects(trace):
+        return False
+    new = transform(trace)
+    with noting() as want:
+        run(trace, inputs)
+    with noting() as have:
+        run(new, inputs)
+    what = f"Python is called {len(have)} times, and was called {len(want)} times"
+    holds(len(have) == len(want), what, trace=trace, made=new)
+    what = "Python is called on other values, or in another order:"
+    close(have, want, tolerance(trace), what, trace=trace, made=new)
+    return bool(want)

@@ -63,6 +63,7 @@ from thunder_fn.testing.laws.comparing import (
     holds,
     is_flat,
     is_inexact,
+    law_of,
     random_like,
     run,
     state_after,
@@ -294,19 +295,16 @@ UNFOLDING = frozenset({"inline", "unfold", "recapture", "fx", "claims", "partial
 # ---- laws of every interpreter ----
 
 
-def interpreter_gives_checked_traces(interpreter: Interpreter) -> Law:
+@law_of
+def interpreter_gives_checked_traces(
+    interpreter: Interpreter, trace: Trace, inputs: Inputs
+) -> None:
     """Traces that an interpreter makes pass check."""
-
-    def law(trace: Trace, inputs: Inputs) -> None:
-        for new in interpreter.run(trace):
-            try:
-                check(new)
-            except Exception as error:
-                raise LawBroken(
-                    f"check fails: {error}\n\ntrace:\n{trace}\n\nmade:\n{new}"
-                ) from error
-
-    return law
+    for new in interpreter.run(trace):
+        try:
+            check(new)
+        except Exception as error:
+            raise LawBroken(f"check fails: {error}\n\ntrace:\n{trace}\n\nmade:\n{new}") from error
 
 
 _OPENED = frozenset(("scan", "while_loop", "cond", "switch", "checkpoint", "call"))
@@ -395,52 +393,44 @@ def always_run(trace: Trace) -> set[Trace]:
     return seen
 
 
-def interpreter_carries_facts(interpreter: Interpreter, *, whole: bool = True) -> Law:
+@law_of
+def interpreter_carries_facts(
+    interpreter: Interpreter, trace: Trace, inputs: Inputs, *, whole: bool = True
+) -> None:
     """Constraints of a trace guard every trace made of it, and a closed-over tensor stays the
     user's.
 
     Every trace that is made has the constraints of the trace. With `whole`, one of them has those
     of each body that runs, and every line is one of the trace.
     """
-
-    def law(trace: Trace, inputs: Inputs) -> None:
-        given, marks = marked(simplify.dce(trace))
-        own, inside = marks[given], {marks[body] for body in always_run(given)}
-        made = interpreter.run(given)
-        carried = [{one for inner in subtraces(new) for one in inner.constraints} for new in made]
-        mine = {id(c.tensor) for inner in subtraces(given) for c in inner.constants if not c.owned}
-        known = {source for inner in subtraces(given) for source in _places(inner)}
-        for new, constraints in zip(made, carried, strict=True):
-            holds(
-                own in constraints, f"the constraint {own} is lost. {_CARRY}", trace=given, made=new
-            )
-            wrong = [
-                c
-                for inner in subtraces(new)
-                for c in inner.constants
-                if c.owned == (id(c.tensor) in mine)
-            ]
-            holds(
-                not wrong,
-                f"a closed-over tensor changed its owner. {_CARRY}",
-                trace=given,
-                made=new,
-            )
-            strange = {source for inner in subtraces(new) for source in _places(inner)} - known
-            holds(
-                not whole or not strange,
-                f"lines that are not of the trace: {strange}",
-                trace=given,
-                made=new,
-            )
-        lost = inside - set[Expr]().union(*carried)
+    given, marks = marked(simplify.dce(trace))
+    own, inside = marks[given], {marks[body] for body in always_run(given)}
+    made = interpreter.run(given)
+    carried = [{one for inner in subtraces(new) for one in inner.constraints} for new in made]
+    mine = {id(c.tensor) for inner in subtraces(given) for c in inner.constants if not c.owned}
+    known = {source for inner in subtraces(given) for source in _places(inner)}
+    for new, constraints in zip(made, carried, strict=True):
+        holds(own in constraints, f"the constraint {own} is lost. {_CARRY}", trace=given, made=new)
+        wrong = [
+            c
+            for inner in subtraces(new)
+            for c in inner.constants
+            if c.owned == (id(c.tensor) in mine)
+        ]
+        holds(not wrong, f"a closed-over tensor changed its owner. {_CARRY}", trace=given, made=new)
+        strange = {source for inner in subtraces(new) for source in _places(inner)} - known
         holds(
-            not whole or not lost,
-            f"constraints of bodies are lost: {sorted(map(str, lost))}",
+            not whole or not strange,
+            f"lines that are not of the trace: {strange}",
             trace=given,
+            made=new,
         )
-
-    return law
+    lost = inside - set[Expr]().union(*carried)
+    holds(
+        not whole or not lost,
+        f"constraints of bodies are lost: {sorted(map(str, lost))}",
+        trace=given,
+    )
 
 
 _CARRY = (
@@ -453,127 +443,95 @@ def _places(trace: Trace) -> set[str]:
     return {equation.source.place for equation in trace.equations if equation.source is not None}
 
 
-def interpreter_is_pure(interpreter: Interpreter) -> Law:
+@law_of
+def interpreter_is_pure(interpreter: Interpreter, trace: Trace, inputs: Inputs) -> None:
     """The trace is untouched, no random number is drawn, and equal traces give equal traces,
     remembered or not.
     """
-
-    def law(trace: Trace, inputs: Inputs) -> None:
-        text, key, generator = str(trace), hash(trace), torch.get_rng_state()
-        remembered = interpreter.run(trace)
+    text, key, generator = str(trace), hash(trace), torch.get_rng_state()
+    remembered = interpreter.run(trace)
+    holds(
+        str(trace) == text and hash(trace) == key,
+        f"the trace was changed; it was\n{text}",
+        trace=trace,
+    )
+    holds(torch.equal(generator, torch.get_rng_state()), "random numbers were drawn", trace=trace)
+    clear_caches(rules=False)
+    anew = interpreter.run(trace)
+    for a, b, c in zip(remembered, anew, interpreter.run(trace.renamed(trace.name)), strict=True):
+        holds(a == b, "equal traces gave different traces", trace=trace, first=a, second=b)
         holds(
-            str(trace) == text and hash(trace) == key,
-            f"the trace was changed; it was\n{text}",
+            b == c and str(b) == str(c),
+            "equal traces gave different traces",
             trace=trace,
+            first=b,
+            second=c,
         )
-        holds(
-            torch.equal(generator, torch.get_rng_state()), "random numbers were drawn", trace=trace
-        )
-        clear_caches(rules=False)
-        anew = interpreter.run(trace)
-        for a, b, c in zip(
-            remembered, anew, interpreter.run(trace.renamed(trace.name)), strict=True
-        ):
-            holds(a == b, "equal traces gave different traces", trace=trace, first=a, second=b)
-            holds(
-                b == c and str(b) == str(c),
-                "equal traces gave different traces",
-                trace=trace,
-                first=b,
-                second=c,
-            )
-
-    return law
 
 
-def interpreter_keeps_values(interpreter: Interpreter) -> Law:
+@law_of
+def interpreter_keeps_values(interpreter: Interpreter, trace: Trace, inputs: Inputs) -> None:
     """The same values, bitwise, and the same random numbers in the same order; types and inputs
     stay.
     """
-
-    def law(trace: Trace, inputs: Inputs) -> None:
-        (new,) = interpreter.run(trace)
-        holds(
-            new.input_types == trace.input_types, "the inputs' types changed", trace=trace, made=new
-        )
-        holds(
-            new.output_types == trace.output_types,
-            "the outputs' types changed",
-            trace=trace,
-            made=new,
-        )
-        agree(run(new, inputs), run(trace, inputs), "the transformed trace", trace=trace, made=new)
-        same = torch.equal(state_after(new, inputs), state_after(trace, inputs))
-        holds(same, "more or fewer random numbers are drawn", trace=trace, made=new)
-
-    return law
+    (new,) = interpreter.run(trace)
+    holds(new.input_types == trace.input_types, "the inputs' types changed", trace=trace, made=new)
+    holds(
+        new.output_types == trace.output_types, "the outputs' types changed", trace=trace, made=new
+    )
+    agree(run(new, inputs), run(trace, inputs), "the transformed trace", trace=trace, made=new)
+    same = torch.equal(state_after(new, inputs), state_after(trace, inputs))
+    holds(same, "more or fewer random numbers are drawn", trace=trace, made=new)
 
 
-def interpreter_is_idempotent(interpreter: Interpreter) -> Law:
+@law_of
+def interpreter_is_idempotent(interpreter: Interpreter, trace: Trace, inputs: Inputs) -> None:
     """A second application changes nothing."""
-
-    def law(trace: Trace, inputs: Inputs) -> None:
-        (once,) = interpreter.run(trace)
-        (twice,) = interpreter.run(once)
-        holds(
-            once == twice,
-            "a second application changes the trace",
-            trace=trace,
-            once=once,
-            twice=twice,
-        )
-
-    return law
+    (once,) = interpreter.run(trace)
+    (twice,) = interpreter.run(once)
+    holds(
+        once == twice, "a second application changes the trace", trace=trace, once=once, twice=twice
+    )
 
 
-def interpreter_leaves_closures_alone(interpreter: Interpreter, *, exact: bool = True) -> Law:
+@law_of
+def interpreter_leaves_closures_alone(
+    interpreter: Interpreter, trace: Trace, inputs: Inputs, *, exact: bool = True
+) -> bool:
     """Closed-over tensors are read when the trace runs: it sees the values that they have by
     then. Unless `exact`, values may differ by rounding.
     """
-
-    def law(trace: Trace, inputs: Inputs) -> bool:
-        constants = [c for inner in subtraces(trace) for c in inner.constants if not c.owned]
-        tensors = {
-            id(c.tensor): c.tensor for c in constants if c.tensor.is_floating_point()
-        }.values()
-        (new,) = interpreter.run(trace)
-        with torch.no_grad():
-            before = [tensor.clone() for tensor in tensors]
-            try:
-                for tensor in tensors:
-                    tensor.mul_(2)
-                have, want = run(new, inputs), run(trace, inputs)
-                what = (
-                    "after a closed-over tensor changed (only constants that are `owned` never do)"
-                )
-                if exact:
-                    agree(have, want, what, trace=trace, made=new)
-                elif not draws(trace):
-                    doubles = _tensors_of(have), _tensors_of(want)
-                    close(doubles[0], doubles[1], tolerance(trace), what, trace=trace, made=new)
-            finally:
-                for tensor, old in zip(tensors, before, strict=True):
-                    tensor.copy_(old)
-        return bool(tensors)
-
-    return law
+    constants = [c for inner in subtraces(trace) for c in inner.constants if not c.owned]
+    tensors = {id(c.tensor): c.tensor for c in constants if c.tensor.is_floating_point()}.values()
+    (new,) = interpreter.run(trace)
+    with torch.no_grad():
+        before = [tensor.clone() for tensor in tensors]
+        try:
+            for tensor in tensors:
+                tensor.mul_(2)
+            have, want = run(new, inputs), run(trace, inputs)
+            what = "after a closed-over tensor changed (only constants that are `owned` never do)"
+            if exact:
+                agree(have, want, what, trace=trace, made=new)
+            elif not draws(trace):
+                doubles = _tensors_of(have), _tensors_of(want)
+                close(doubles[0], doubles[1], tolerance(trace), what, trace=trace, made=new)
+        finally:
+            for tensor, old in zip(tensors, before, strict=True):
+                tensor.copy_(old)
+    return bool(tensors)
 
 
 def _tensors_of(values: Sequence[Any]) -> list[torch.Tensor]:
     return [x if is_inexact(x) else x.double() for x in values if isinstance(x, torch.Tensor)]
 
 
-def interpreter_keeps_memory(interpreter: Interpreter) -> Law:
+@law_of
+def interpreter_keeps_memory(interpreter: Interpreter, trace: Trace, inputs: Inputs) -> None:
     """Two outputs, or an output and an input, lie in the same memory exactly if they did."""
-
-    def law(trace: Trace, inputs: Inputs) -> None:
-        (new,) = interpreter.run(trace)
-        have, want = (_shared_memory((*inputs, *run(t, inputs))) for t in (new, trace))
-        holds(
-            have == want, f"values share memory: {have}, but before: {want}", trace=trace, made=new
-        )
-
-    return law
+    (new,) = interpreter.run(trace)
+    have, want = (_shared_memory((*inputs, *run(t, inputs))) for t in (new, trace))
+    holds(have == want, f"values share memory: {have}, but before: {want}", trace=trace, made=new)
 
 
 def _shared_memory(values: Sequence[Any]) -> list[int]:
@@ -583,23 +541,20 @@ def _shared_memory(values: Sequence[Any]) -> list[int]:
     return [places.index(place) for place in places]
 
 
-def interpreter_keeps_gradients(interpreter: Interpreter) -> Law:
+@law_of
+def interpreter_keeps_gradients(interpreter: Interpreter, trace: Trace, inputs: Inputs) -> None:
     """Gradients after the interpreter are those before it."""
-
-    def law(trace: Trace, inputs: Inputs) -> None:
-        (new,) = interpreter.run(trace)
-        arguments = (*inputs, *random_like(trace))
-        have, want = (run(pull(t), arguments)[len(trace.outputs) :] for t in (new, trace))
-        close(
-            have,
-            want,
-            tolerance(trace),
-            "the gradients of the transformed trace",
-            trace=trace,
-            made=new,
-        )
-
-    return law
+    (new,) = interpreter.run(trace)
+    arguments = (*inputs, *random_like(trace))
+    have, want = (run(pull(t), arguments)[len(trace.outputs) :] for t in (new, trace))
+    close(
+        have,
+        want,
+        tolerance(trace),
+        "the gradients of the transformed trace",
+        trace=trace,
+        made=new,
+    )
 
 
 def laws_of(interpreter: Interpreter, name: str) -> dict[str, Law]:

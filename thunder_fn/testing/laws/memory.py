@@ -15,7 +15,15 @@ import torch
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.trace import Atom, Equation, Literal, Trace, TraceBuilder, subtraces
 from thunder_fn.ir.walking import put, rewritten
-from thunder_fn.testing.laws.comparing import Inputs, Law, Transform, draws, holds, run, same_bits
+from thunder_fn.testing.laws.comparing import (
+    Inputs,
+    Transform,
+    draws,
+    holds,
+    law_of,
+    run,
+    same_bits,
+)
 from thunder_fn.testing.laws.pairs import arguments_of
 
 FILL = ops.leaf(torch.ops.aten.fill.Scalar)
@@ -51,15 +59,12 @@ def is_deterministic(trace: Trace, inputs: Inputs) -> bool:
     return all(map(same_bits, first, second))
 
 
-def stays_deterministic(transform: Transform) -> Law:
+@law_of
+def stays_deterministic(transform: Transform, trace: Trace, inputs: Inputs) -> bool:
     """Make of a trace that reads written memory alone another such trace."""
-
-    def law(trace: Trace, inputs: Inputs) -> bool:
-        if not allocates(trace) or draws(trace) or not is_deterministic(trace, inputs):
-            return False
-        new = transform(trace)
-        same = is_deterministic(new, arguments_of(new, trace, inputs))
-        holds(same, "memory that nobody has written is read", trace=trace, made=new)
-        return True
-
-    return law
+    if not allocates(trace) or draws(trace) or not is_deterministic(trace, inputs):
+        return False
+    new = transform(trace)
+    same = is_deterministic(new, arguments_of(new, trace, inputs))
+    holds(same, "memory that nobody has written is read", trace=trace, made=new)
+    return True

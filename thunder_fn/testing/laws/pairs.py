@@ -36,6 +36,7 @@ from thunder_fn.testing.laws.comparing import (
     draws,
     is_inexact,
     is_tame,
+    law_of,
     random_like,
     run,
     tolerance,
@@ -93,34 +94,31 @@ def is_comparable(trace: Trace) -> bool:
 # ---- a transform that keeps values, and any other ----
 
 
-def commute(keeper: Transform, other: Transform) -> Law:
+@law_of
+def commute(keeper: Transform, trace: Trace, inputs: Inputs, other: Transform) -> bool:
     """``other(keeper(t)) == keeper(other(t)) == other(t)`` in values.
 
     A `LawBroken` has the trace `other(t)` as `plain`, and `other(keeper(t))` as `made` or
     `keeper(other(t))` as `changed`.
     """
-
-    def law(trace: Trace, inputs: Inputs) -> bool:
-        if not is_comparable(trace) or not is_tame(values_of(trace, inputs)):
-            return False
-        plain = once(other, trace)
-        arguments = arguments_of(plain, trace, inputs)
-        want = floats(values_of(plain, arguments))
-        kept = once(keeper, trace)
-        for name, order, make in (
-            ("made", "before", lambda: other(kept)),
-            ("changed", "after", lambda: keeper(plain)),
-        ):
-            what, traces = f"with the transform {order} the other", {"trace": trace, "plain": plain}
-            try:
-                traces[name] = make()
-                have = floats(run(traces[name], arguments))
-            except Exception as error:
-                raise LawBroken(f"{what}: {type(error).__name__}: {error}", **traces) from error
-            close(have, want, tolerance(trace), what, None, **traces)
-        return True
-
-    return law
+    if not is_comparable(trace) or not is_tame(values_of(trace, inputs)):
+        return False
+    plain = once(other, trace)
+    arguments = arguments_of(plain, trace, inputs)
+    want = floats(values_of(plain, arguments))
+    kept = once(keeper, trace)
+    for name, order, make in (
+        ("made", "before", lambda: other(kept)),
+        ("changed", "after", lambda: keeper(plain)),
+    ):
+        what, traces = f"with the transform {order} the other", {"trace": trace, "plain": plain}
+        try:
+            traces[name] = make()
+            have = floats(run(traces[name], arguments))
+        except Exception as error:
+            raise LawBroken(f"{what}: {type(error).__name__}: {error}", **traces) from error
+        close(have, want, tolerance(trace), what, None, **traces)
+    return True
 
 
 def arguments_of(made: Trace, trace: Trace, inputs: Inputs) -> Inputs:
@@ -161,22 +159,19 @@ def _remembered(*objects: Any, compute: Callable[[], Any]) -> Any:
 # ---- autocast, and any other ----
 
 
-def commute_with_autocast(other: Transform) -> Law:
+@law_of
+def commute_with_autocast(other: Transform, trace: Trace, inputs: Inputs) -> None:
     """``other(autocast(t)) == autocast(other(t)) == other(t)`` to float32's precision, autocast
     being to float64.
     """
-
-    def law(trace: Trace, inputs: Inputs) -> None:
-        if draws(trace) or not is_tame(values_of(trace, inputs)):
-            return
-        plain = once(other, trace)
-        arguments = arguments_of(plain, trace, inputs)
-        want = doubles(run(plain, arguments))
-        for made, order in ((other(once(widened, trace)), "before"), (widened(plain), "after")):
-            have = doubles(run(made, in_types_of(made, arguments)))
-            close(have, want, 2e-3, f"with autocast {order} the other", trace=trace, made=made)
-
-    return law
+    if draws(trace) or not is_tame(values_of(trace, inputs)):
+        return
+    plain = once(other, trace)
+    arguments = arguments_of(plain, trace, inputs)
+    want = doubles(run(plain, arguments))
+    for made, order in ((other(once(widened, trace)), "before"), (widened(plain), "after")):
+        have = doubles(run(made, in_types_of(made, arguments)))
+        close(have, want, 2e-3, f"with autocast {order} the other", trace=trace, made=made)
 
 
 def in_types_of(trace: Trace, values: Inputs) -> Inputs:

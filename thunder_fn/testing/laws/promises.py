@@ -36,6 +36,7 @@ from thunder_fn.testing.laws.comparing import (
     holds,
     is_inexact,
     is_tame,
+    law_of,
     run,
     tolerance,
 )
@@ -95,40 +96,35 @@ MEASURES: Mapping[str, tuple[str, Callable[[Trace], int]]] = MappingProxyType(
 def _adds_no(name: str) -> LawOf:
     unit, measure = MEASURES[name]
 
-    def of(transform: Transform, times: float = 1) -> Law:
-        def law(trace: Trace, inputs: Inputs) -> bool:
-            new = once(transform, trace)
-            have, want = measure(new), measure(trace)
-            what = f"there are {have} {unit}, and there were {want}"
-            what += f": more than {times:g} times as many" * (times != 1)
-            holds(have <= times * want, what, trace=trace, made=new)
-            return want > 0 or bool(trace.equations)
-
-        return law
+    @law_of
+    def of(transform: Transform, trace: Trace, inputs: Inputs, times: float = 1) -> bool:
+        new = once(transform, trace)
+        have, want = measure(new), measure(trace)
+        what = f"there are {have} {unit}, and there were {want}"
+        what += f": more than {times:g} times as many" * (times != 1)
+        holds(have <= times * want, what, trace=trace, made=new)
+        return want > 0 or bool(trace.equations)
 
     return of
 
 
-def keeps_loops_linear(transform: Transform) -> Law:
+@law_of
+def keeps_loops_linear(transform: Transform, trace: Trace, inputs: Inputs) -> bool:
     """Keep loops as loops: a loop of the program over n rows becomes a program whose size does not
     depend on n, and whose cost grows by the same amount with each row.
     """
-
-    def law(trace: Trace, inputs: Inputs) -> bool:
-        if not trace.inputs or not all(hasattr(type, "shape") for type in trace.input_types):
-            return False
-        made = [transform(over_rows(trace, length)) for length in LENGTHS]
-        sizes = [sum(len(inner.equations) for inner in subtraces(new)) for new in made]
-        what = f"for loops of {_and(LENGTHS)} steps there are {_and(sizes)} equations"
-        holds(len(set(sizes)) == 1, what, made=made[-1])
-        for unit, measure in MEASURES.values():
-            costs = [measure(new) for new in made]
-            grown = [(b - a) / (n - m) for a, b, m, n in _steps(costs)]
-            what = f"for loops of {_and(LENGTHS)} steps there are {_and(costs)} {unit}"
-            holds(grown[0] == grown[1], f"{what}, which is not linear", made=made[-1])
-        return True
-
-    return law
+    if not trace.inputs or not all(hasattr(type, "shape") for type in trace.input_types):
+        return False
+    made = [transform(over_rows(trace, length)) for length in LENGTHS]
+    sizes = [sum(len(inner.equations) for inner in subtraces(new)) for new in made]
+    what = f"for loops of {_and(LENGTHS)} steps there are {_and(sizes)} equations"
+    holds(len(set(sizes)) == 1, what, made=made[-1])
+    for unit, measure in MEASURES.values():
+        costs = [measure(new) for new in made]
+        grown = [(b - a) / (n - m) for a, b, m, n in _steps(costs)]
+        what = f"for loops of {_and(LENGTHS)} steps there are {_and(costs)} {unit}"
+        holds(grown[0] == grown[1], f"{what}, which is not linear", made=made[-1])
+    return True
 
 
 def _steps(costs: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
@@ -149,51 +145,45 @@ def over_rows(trace: Trace, length: int) -> Trace:
 # ---- precision ----
 
 
-def is_as_precise(transform: Transform, ulps: float = 4) -> Law:
+@law_of
+def is_as_precise(transform: Transform, trace: Trace, inputs: Inputs, ulps: float = 4) -> bool:
     """Be no farther from the result in float64 than before, up to some units in the last place of
     the dtype.
     """
-
-    def law(trace: Trace, inputs: Inputs) -> bool:
-        single = tolerance(trace) > 1e-6
-        if not single or draws(trace) or not is_tame(values_of(trace, inputs)):
-            return False
-        new = once(transform, trace)
-        exact = [x.double() for x in _reals(run(widened(trace), inputs))]
-        before, after = (_reals(run(one, inputs)) for one in (trace, new))
-        for place, (a, b, x) in enumerate(zip(after, before, exact, strict=True)):
-            if not x.numel():
-                continue
-            unit = torch.finfo(b.dtype).eps * max(1.0, float(x.abs().amax()))
-            have, want = (float((one.double() - x).abs().amax()) for one in (a, b))
-            what = (
-                f"value {place} is {have / unit:.1f} units in the last place from the result in"
-                f" float64, and was {want / unit:.1f}"
-            )
-            holds(have <= want + ulps * unit, what, trace=trace, made=new)
-        return bool(exact)
-
-    return law
+    single = tolerance(trace) > 1e-6
+    if not single or draws(trace) or not is_tame(values_of(trace, inputs)):
+        return False
+    new = once(transform, trace)
+    exact = [x.double() for x in _reals(run(widened(trace), inputs))]
+    before, after = (_reals(run(one, inputs)) for one in (trace, new))
+    for place, (a, b, x) in enumerate(zip(after, before, exact, strict=True)):
+        if not x.numel():
+            continue
+        unit = torch.finfo(b.dtype).eps * max(1.0, float(x.abs().amax()))
+        have, want = (float((one.double() - x).abs().amax()) for one in (a, b))
+        what = (
+            f"value {place} is {have / unit:.1f} units in the last place from the result in"
+            f" float64, and was {want / unit:.1f}"
+        )
+        holds(have <= want + ulps * unit, what, trace=trace, made=new)
+    return bool(exact)
 
 
-def refines(transform: Transform) -> Law:
+@law_of
+def refines(transform: Transform, trace: Trace, inputs: Inputs) -> bool:
     """Get as precise as the numbers are: where all of them become float64, so does the result. A
     constant that is cut off for float32, or a detour through another dtype, stays as it is.
     """
-
-    def law(trace: Trace, inputs: Inputs) -> bool:
-        wide = widened(trace)
-        if tolerance(trace) < 1e-6 or not _is_wide(wide) or draws(trace):
-            return False
-        want = [x.double() for x in _reals(run(wide, inputs))]
-        if not is_tame(want) or not is_tame(values_of(trace, inputs)):
-            return False
-        new = once(transform, trace)
-        have = [x.double() for x in _reals(run(widened(new), inputs))]
-        close(have, want, WIDE, "the transformed trace in float64", trace=trace, made=new)
-        return bool(want)
-
-    return law
+    wide = widened(trace)
+    if tolerance(trace) < 1e-6 or not _is_wide(wide) or draws(trace):
+        return False
+    want = [x.double() for x in _reals(run(wide, inputs))]
+    if not is_tame(want) or not is_tame(values_of(trace, inputs)):
+        return False
+    new = once(transform, trace)
+    have = [x.double() for x in _reals(run(widened(new), inputs))]
+    close(have, want, WIDE, "the transformed trace in float64", trace=trace, made=new)
+    return bool(want)
 
 
 WIDE = 1e-9
@@ -212,57 +202,50 @@ def _reals(values: Sequence[Any]) -> list[torch.Tensor]:
     return [torch.view_as_real(x.resolve_conj()) if x.is_complex() else x for x in found]
 
 
-def keeps_bits(transform: Transform) -> Law:
+@law_of
+def keeps_bits(transform: Transform, trace: Trace, inputs: Inputs) -> bool:
     """Keep every bit of every value."""
-
-    def law(trace: Trace, inputs: Inputs) -> bool:
-        new = once(transform, trace)
-        have, want = run(new, inputs), values_of(trace, inputs)
-        agree(have, want, "the transformed trace", trace=trace, made=new)
-        return bool(want)
-
-    return law
+    new = once(transform, trace)
+    have, want = run(new, inputs), values_of(trace, inputs)
+    agree(have, want, "the transformed trace", trace=trace, made=new)
+    return bool(want)
 
 
 # ---- lines, processes ----
 
 
-def keeps_lines(transform: Transform) -> Law:
+@law_of
+def keeps_lines(transform: Transform, trace: Trace, inputs: Inputs) -> bool:
     """Give every equation the user's line that it comes from, and none of another program."""
     from thunder_fn.testing.laws.interpreters import marked
 
-    def law(trace: Trace, inputs: Inputs) -> bool:
-        given, _ = marked(trace)
-        known = {e.source for inner in subtraces(given) for e in inner.equations}
-        new = transform(given)
-        for inner in subtraces(new):
-            for equation in inner.equations:
-                what = f"{equation.op} has no line of the trace: pass `source=equation.source`"
-                holds(equation.source in known, what, trace=given, made=new)
-        return bool(trace.equations)
-
-    return law
+    given, _ = marked(trace)
+    known = {e.source for inner in subtraces(given) for e in inner.equations}
+    new = transform(given)
+    for inner in subtraces(new):
+        for equation in inner.equations:
+            what = f"{equation.op} has no line of the trace: pass `source=equation.source`"
+            holds(equation.source in known, what, trace=given, made=new)
+    return bool(trace.equations)
 
 
 MANY = 3
 """The number of different ops without a line that no rewrite of one op explains."""
 
 
-def has_lines(transform: Transform) -> Law:
+@law_of
+def has_lines(transform: Transform, trace: Trace, inputs: Inputs) -> bool:
     """Keep some line of the user's code if the trace stays as it is."""
     from thunder_fn.testing.laws.interpreters import marked
 
-    def law(trace: Trace, inputs: Inputs) -> bool:
-        given, _ = marked(trace)
-        new = transform(given)
-        made = [equation for inner in subtraces(new) for equation in inner.equations]
-        lost = {equation.op for equation in made if equation.source is None}
-        has_some = any(equation.source is not None for equation in made)
-        what = "the trace is as it was, without its lines: make the new one with `rewritten`, `put`"
-        holds(new != given or has_some or len(lost) < MANY, what, trace=given, made=new)
-        return new == given and len(made) >= MANY
-
-    return law
+    given, _ = marked(trace)
+    new = transform(given)
+    made = [equation for inner in subtraces(new) for equation in inner.equations]
+    lost = {equation.op for equation in made if equation.source is None}
+    has_some = any(equation.source is not None for equation in made)
+    what = "the trace is as it was, without its lines: make the new one with `rewritten`, `put`"
+    holds(new != given or has_some or len(lost) < MANY, what, trace=given, made=new)
+    return new == given and len(made) >= MANY
 
 
 _IN_A_PROCESS = """

@@ -19,7 +19,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from thunder_fn.ir.trace import Trace, cut
-from thunder_fn.testing.laws.comparing import Inputs, Law, Transform, holds
+from thunder_fn.testing.laws.comparing import Inputs, Law, Transform, holds, law_of
 
 MOST_PREEMPTIONS = 60
 """The number of lines, evenly spread over those that run, before which the other thread runs."""
@@ -95,19 +95,16 @@ def _traced(
         sys.settrace(None)
 
 
-def depends_on_values(transform: Transform) -> Law:
+@law_of
+def depends_on_values(transform: Transform, trace: Trace, inputs: Inputs) -> bool:
     """Make the same trace of a copy, none of whose objects is one of the first trace's: sets and
     dicts by identity come in another order there.
     """
-
-    def law(trace: Trace, inputs: Inputs) -> bool:
-        copy: Trace = pickle.loads(pickle.dumps(trace))
-        first, second = transform(trace), transform(copy)
-        same = str(first) == str(second)
-        holds(same, "a copy of the trace became another trace", first=first, second=second)
-        return bool(trace.equations)
-
-    return law
+    copy: Trace = pickle.loads(pickle.dumps(trace))
+    first, second = transform(trace), transform(copy)
+    same = str(first) == str(second)
+    holds(same, "a copy of the trace became another trace", first=first, second=second)
+    return bool(trace.equations)
 
 
 def laws_of_functions(transform: Transform, codes: Collection[CodeType]) -> dict[str, Law]:

@@ -15,6 +15,7 @@ import torch
 
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.ir import ops
+from thunder_fn.ir.equations import needed
 from thunder_fn.ir.trace import (
     Atom,
     Equation,
@@ -151,11 +152,7 @@ def _counted_steps(
 def _of_counter(trace: Trace, position: int) -> Callable[[torch.Tensor], torch.Tensor] | None:
     """The first output as a function of one input, where it reads nothing else."""
     need = {atom.index for atom in trace.outputs[:1] if isinstance(atom, Var)}
-    kept: list[Equation] = []
-    for equation in reversed(trace.equations):
-        if any(var.index in need for var in equation.outputs):
-            kept.append(equation)
-            need.update(var.index for var in equation.operands)
+    kept = needed(trace.equations, need)
     others = {var.index for index, var in enumerate(trace.inputs) if index != position}
     constants = {constant.var.index for constant in trace.constants}
     if (
@@ -164,9 +161,7 @@ def _of_counter(trace: Trace, position: int) -> Callable[[torch.Tensor], torch.T
         or trace.inputs[position].type != COUNT
     ):
         return None
-    small = cut(
-        trace, inputs=(trace.inputs[position],), equations=reversed(kept), outputs=trace.outputs[:1]
-    )
+    small = cut(trace, inputs=(trace.inputs[position],), equations=kept, outputs=trace.outputs[:1])
     return lambda counter: evaluate(small, (counter,))[0]
 
 
