@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import thunder_fn as tfn
+from tests.rounding import assert_rounded_alike
 from thunder_fn.errors import RewriteError
 from thunder_fn.parameters import SCHEMES, evaluate_ranks, simulated
-from thunder_fn.testing.rounding import assert_rounded_alike
 
 LAYERS, WIDTH = 3, 32
 

@@ -43,7 +43,7 @@ from thunder_fn.extend import Executor
 from thunder_fn.extend.regions import Memory, Program, in_front
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.symbols import Symbol, bind, is_symbolic, specialize, symbols_of
-from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, Var, subtraces
+from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, Var, every_equation, subtraces
 
 Run = Callable[..., tuple[Any, ...]]
 
@@ -192,7 +192,7 @@ def _at_hints(trace: Trace) -> Trace:
 
 def _unrepeatable(trace: Trace) -> str | None:
     """The reason why a replay would not do again what the program does; None if it would."""
-    equations = [one for inner in subtraces(trace) for one in inner.equations]
+    equations = list(every_equation(trace))
     if any(one.op in facts.CALLBACKS for one in equations):
         return "it prints or calls Python in each call"
     if any(one.op.name in SEEDING for one in equations):

@@ -28,6 +28,7 @@ from thunder_fn.ir.trace import (
     Trace,
     TraceBuilder,
     Var,
+    every_equation,
     subtraces,
 )
 from thunder_fn.ir.walking import put, rewritten
@@ -113,8 +114,7 @@ def _may_move(rest: Trace) -> bool:
         for var in (*inner.inputs, *(var for one in inner.equations for var in one.outputs))
     ) and not any(
         _names_cpu(arg)
-        for inner in subtraces(rest)
-        for one in inner.equations
+        for one in every_equation(rest)
         for arg in (*one.args, *(value for _, value in one.kwargs))
     )
 

@@ -42,6 +42,7 @@ from thunder_fn.ir.trace import (
     Trace,
     TraceBuilder,
     Var,
+    every_equation,
     subtraces,
 )
 from thunder_fn.ir.types import is_differentiable
@@ -360,7 +361,7 @@ def _more_outputs(
 
 
 def _asserts(trace: Trace) -> bool:
-    return any(one.op in facts.ASSERTIONS for inner in subtraces(trace) for one in inner.equations)
+    return any(one.op in facts.ASSERTIONS for one in every_equation(trace))
 
 
 def _without_assertions(trace: Trace) -> Trace:

@@ -47,7 +47,7 @@ from thunder_fn.ir.trace import (
     Trace,
     Var,
     all_args,
-    subtraces,
+    every_equation,
 )
 
 _BUILTINS = frozenset({"torch", "flat", "float", "complex", "getattr"})
@@ -205,7 +205,7 @@ class _Printer:
     """The text of one trace, and the context that the text runs in."""
 
     def __init__(self, trace: Trace) -> None:
-        leaves = (e.op for t in subtraces(trace) for e in t.equations if e.op.kind == "leaf")
+        leaves = (e.op for e in every_equation(trace) if e.op.kind == "leaf")
         namespaces = {op.name.partition(".")[0] for op in leaves} - _BUILTINS
         self.context: dict[str, Any] = {"torch": torch, "flat": ops.flatten_result}
         if is_symbolic(trace):

@@ -812,3 +812,8 @@ def subtraces(trace: Trace) -> Iterator[Trace]:
                 for equation in reversed(current.equations)
                 for body in reversed(equation.bodies)
             )
+
+
+def every_equation(trace: Trace) -> Iterator[Equation]:
+    """The equations of the trace and of every distinct trace inside it, outermost first."""
+    return (equation for inner in subtraces(trace) for equation in inner.equations)

@@ -30,7 +30,7 @@ from thunder_fn.interpreters.pipeline.stages import Stage
 from thunder_fn.ir.constraints import is_hinted
 from thunder_fn.ir.notebook import Shown
 from thunder_fn.ir.symbols import Expr
-from thunder_fn.ir.trace import TensorType, Trace, subtraces
+from thunder_fn.ir.trace import TensorType, Trace, every_equation
 from thunder_fn.jitted import Jitted, Options, jit
 from thunder_fn.jitted.program import transformed
 from thunder_fn.parameters import Pipelined
@@ -242,8 +242,8 @@ def _check_sizes(programs: Sequence[tuple[Trace, ...]]) -> None:
     Raises:
         InspectError: one does; names the op and the user's line.
     """
-    traces = (one for each in programs for program in each for one in subtraces(program))
-    for equation in (equation for trace in traces for equation in trace.equations):
+    whole = (program for each in programs for program in each)
+    for equation in (one for program in whole for one in every_equation(program)):
         shapes = (getattr(var.type, "shape", ()) for var in equation.outputs)
         if any(
             isinstance(size, Expr) and not is_hinted(size) for shape in shapes for size in shape
@@ -259,7 +259,7 @@ def _check_precision(captured: Trace) -> None:
     Raises:
         InspectError: a region of `torch.autocast` computes on meta tensors; names the user's line.
     """
-    for equation in (equation for one in subtraces(captured) for equation in one.equations):
+    for equation in every_equation(captured):
         types = (*equation.operand_types, *equation.output_types)
         on_meta = any(isinstance(one, TensorType) and one.device.type == "meta" for one in types)
         if is_region(equation.op) and OFF not in equation.op.name and on_meta:

@@ -15,7 +15,16 @@ import torch
 from thunder_fn.interpreters.evaluate import evaluate_leaf
 from thunder_fn.ir import ops
 from thunder_fn.ir.symbols import bind, compute, symbols_of
-from thunder_fn.ir.trace import Equation, Expr, Literal, TensorType, Trace, Var, subtraces
+from thunder_fn.ir.trace import (
+    Equation,
+    Expr,
+    Literal,
+    TensorType,
+    Trace,
+    Var,
+    every_equation,
+    subtraces,
+)
 from thunder_fn.portable.errors import not_exported
 from thunder_fn.structured.shared.scan_parts import Loop
 from thunder_fn.structured.shared.while_parts import While
@@ -225,8 +234,7 @@ def has_rules(trace: Trace) -> bool:
     """Test whether derivatives of the trace are other than those of the ops that it runs."""
     return any(
         equation.op.name in _RULES or equation.op == ops.STOP_GRADIENT or equation.op == ops.NO_GRAD
-        for inner in subtraces(trace)
-        for equation in inner.equations
+        for equation in every_equation(trace)
     )
 
 

@@ -20,7 +20,16 @@ from thunder_fn.interpreters.grad import add, forward_backward, full, zeros
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import ops
 from thunder_fn.ir.rules import Mask, Residual, Split, chosen, numbered
-from thunder_fn.ir.trace import Atom, Equation, Literal, Trace, TraceBuilder, Type, Var, subtraces
+from thunder_fn.ir.trace import (
+    Atom,
+    Equation,
+    Literal,
+    Trace,
+    TraceBuilder,
+    Type,
+    Var,
+    every_equation,
+)
 from thunder_fn.ir.walking import inline_into
 from thunder_fn.structured.carry_at import add_carry_at
 from thunder_fn.structured.cond import COND
@@ -143,12 +152,7 @@ def _split_unbounded(equation: Equation, wanted_inputs: Mask, wanted_outputs: Ma
 
 def _draws(body: Trace) -> bool:
     """Test whether it draws random numbers."""
-    leaves = (
-        equation.op
-        for trace in subtraces(body)
-        for equation in trace.equations
-        if equation.op.kind == "leaf"
-    )
+    leaves = (equation.op for equation in every_equation(body) if equation.op.kind == "leaf")
     return any(map(ops.is_random, leaves))
 
 

@@ -23,7 +23,7 @@ import torch
 from thunder_fn.ir.check import check
 from thunder_fn.ir.ops import overload
 from thunder_fn.ir.symbols import made_by
-from thunder_fn.ir.trace import Equation, TensorType, Trace, subtraces
+from thunder_fn.ir.trace import Equation, TensorType, Trace, every_equation
 from thunder_fn.testing.branches import Branches
 from thunder_fn.testing.drawn_programs import BODIES, FAMILIES, Program, Step, build
 from thunder_fn.testing.given import Given
@@ -553,10 +553,9 @@ def _checked(transform: Transform, trace: Trace, inputs: Inputs) -> None:
             " itself; a transform that makes several is tested once for each."
         )
     check(new)
-    for inner in subtraces(new):
-        for equation in inner.equations:
-            what = f"{equation.op} gives a size that it does not find"
-            holds(not made_by(equation) or _may_find(equation), what, made=new)
+    for equation in every_equation(new):
+        what = f"{equation.op} gives a size that it does not find"
+        holds(not made_by(equation) or _may_find(equation), what, made=new)
 
 
 _FINDS = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}

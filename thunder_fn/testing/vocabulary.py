@@ -13,7 +13,6 @@ import re
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -192,8 +191,3 @@ def _overloads(name: str) -> tuple[str, ...]:
         return ()
     names = (f"aten.{name}.{variant}" for variant in packet.overloads())
     return tuple(name for name in names if is_callable(name))
-
-
-def is_readable(function: FunctionType) -> bool:
-    """Test whether the source of a function is there to be shown."""
-    return Path(function.__code__.co_filename).is_file()

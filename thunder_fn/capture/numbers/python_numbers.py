@@ -73,18 +73,6 @@ class Int(torch.SymInt, metaclass=_Kind):
     def __class__(self) -> type:  # type: ignore[override]
         return int if _asked_by_user() else Int
 
-    def __str__(self) -> str:
-        return str(int(self)) if _asked_by_user() else torch.SymInt.__str__(self)
-
-    def __repr__(self) -> str:
-        return repr(int(self)) if _asked_by_user() else torch.SymInt.__repr__(self)
-
-    def __format__(self, spec: str) -> str:
-        return format(int(self), spec) if _asked_by_user() else object.__format__(self, spec)
-
-    def __hash__(self) -> int:
-        return hash(int(self)) if _asked_by_user() else torch.SymInt.__hash__(self)
-
     def __round__(self, ndigits: int | None = None) -> Any:
         return self if ndigits is None or ndigits >= 0 else round(int(self), ndigits)
 
@@ -99,18 +87,6 @@ class Float(torch.SymFloat, metaclass=_Kind):
     def __class__(self) -> type:  # type: ignore[override]
         return float if _asked_by_user() else Float
 
-    def __str__(self) -> str:
-        return str(float(self)) if _asked_by_user() else torch.SymFloat.__str__(self)
-
-    def __repr__(self) -> str:
-        return repr(float(self)) if _asked_by_user() else torch.SymFloat.__repr__(self)
-
-    def __format__(self, spec: str) -> str:
-        return format(float(self), spec) if _asked_by_user() else object.__format__(self, spec)
-
-    def __hash__(self) -> int:
-        return hash(float(self)) if _asked_by_user() else torch.SymFloat.__hash__(self)
-
     def __round__(self, ndigits: Any = None) -> Any:
         rounded = super().__round__  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
         return as_python(rounded(None if ndigits is None else concrete(ndigits)))
@@ -123,18 +99,6 @@ class Bool(torch.SymBool, metaclass=_Kind):
     def __class__(self) -> type:  # type: ignore[override]
         return bool if _asked_by_user() else Bool
 
-    def __str__(self) -> str:
-        return str(bool(self)) if _asked_by_user() else torch.SymBool.__str__(self)
-
-    def __repr__(self) -> str:
-        return repr(bool(self)) if _asked_by_user() else torch.SymBool.__repr__(self)
-
-    def __format__(self, spec: str) -> str:
-        return format(bool(self), spec) if _asked_by_user() else object.__format__(self, spec)
-
-    def __hash__(self) -> int:
-        return hash(bool(self)) if _asked_by_user() else torch.SymBool.__hash__(self)
-
     def __index__(self) -> int:
         return int(bool(self))
 
@@ -142,6 +106,24 @@ class Bool(torch.SymBool, metaclass=_Kind):
 _UNARY = ("neg", "pos", "abs", "floor", "ceil", "trunc", "round")
 _DECIDED = ("as_integer_ratio", "bit_count", "bit_length", "hex", "is_integer", "to_bytes")
 """Methods of Python's numbers that only a number can answer."""
+
+
+def _answer(
+    number: type, make: Callable[..., Any], otherwise: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Answer the user's code by Python's number, other code as PyTorch does."""
+    return lambda self, *args: (
+        make(number(self), *args) if _asked_by_user() else otherwise(self, *args)
+    )
+
+
+def _answer_users(kind: Any, base: Any, number: type) -> None:
+    """Let texts and hashes in the user's code be those of Python's number."""
+    for make, otherwise in (
+        *((make, getattr(base, f"__{make.__name__}__")) for make in (str, repr, hash)),
+        (format, object.__format__),
+    ):
+        setattr(kind, f"__{make.__name__}__", _answer(number, make, otherwise))
 
 
 def _unary(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -230,9 +212,13 @@ def _complete(kind: Any, base: Any, number: type) -> None:
                 setattr(kind, f"__r{name}__", _binary(compute, name, before, is_mirrored=True))
 
 
-_complete(Int, torch.SymInt, int)
-_complete(Float, torch.SymFloat, float)
-_complete(Bool, torch.SymBool, bool)
+for _made in (
+    (Int, torch.SymInt, int),
+    (Float, torch.SymFloat, float),
+    (Bool, torch.SymBool, bool),
+):
+    _complete(*_made)
+    _answer_users(*_made)
 for _name in ("neg", "pos", "abs", "invert", "round", "floor", "ceil", "trunc"):
     setattr(
         Bool,

@@ -13,7 +13,7 @@ import torch
 from thunder_fn.derived.leaf_vjp import is_differentiable
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.ir import ops
-from thunder_fn.ir.trace import TensorType, Trace, Var, subtraces, type_of
+from thunder_fn.ir.trace import TensorType, Trace, Var, every_equation, subtraces, type_of
 from thunder_fn.testing.drawn_programs import random_tensor
 
 Inputs: TypeAlias = tuple[torch.Tensor, ...]
@@ -229,11 +229,7 @@ def num_equations(trace: Trace) -> int:
 
 def is_flat(trace: Trace) -> bool:
     """Test for a trace without structured ops: an FX graph of ATen calls can hold it."""
-    return all(
-        equation.op.kind != "structured"
-        for inner in subtraces(trace)
-        for equation in inner.equations
-    )
+    return all(equation.op.kind != "structured" for equation in every_equation(trace))
 
 
 def leaf_counts(trace: Trace) -> Counter[str]:

@@ -15,7 +15,7 @@ import torch
 from thunder_fn import debug
 from thunder_fn.capture import capture
 from thunder_fn.ir.scoped import setting
-from thunder_fn.ir.trace import Arg, Op, Trace
+from thunder_fn.ir.trace import Arg, Op, Trace, every_equation
 from thunder_fn.testing.laws.comparing import (
     Inputs,
     Transform,
@@ -56,10 +56,7 @@ def effect() -> tuple[Op, Arg]:
 
 def has_effects(trace: Trace) -> bool:
     """Test whether a trace, or a body in it, calls Python."""
-    return any(
-        equation.op.name == EFFECT or any(map(has_effects, equation.bodies))
-        for equation in trace.equations
-    )
+    return any(equation.op.name == EFFECT for equation in every_equation(trace))
 
 
 @law_of

@@ -13,7 +13,14 @@ from functools import partial
 import torch
 
 from thunder_fn.ir import facts, ops
-from thunder_fn.ir.trace import Atom, Equation, Literal, Trace, TraceBuilder, subtraces
+from thunder_fn.ir.trace import (
+    Atom,
+    Equation,
+    Literal,
+    Trace,
+    TraceBuilder,
+    every_equation,
+)
 from thunder_fn.ir.walking import put, rewritten
 from thunder_fn.testing.laws.comparing import (
     Inputs,
@@ -33,7 +40,7 @@ FOUND = (3, -5)
 
 def allocates(trace: Trace) -> bool:
     """Test whether a trace, or a body in it, has memory that nobody has written."""
-    return any(e.op in facts.EMPTY for inner in subtraces(trace) for e in inner.equations)
+    return any(e.op in facts.EMPTY for e in every_equation(trace))
 
 
 def filled(trace: Trace, value: int) -> Trace:

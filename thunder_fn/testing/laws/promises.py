@@ -23,7 +23,14 @@ import torch
 from thunder_fn.errors import UnknownOption
 from thunder_fn.inspect.costs import FREE, cost_of, cost_of_trace
 from thunder_fn.inspect.scratch import peak_of
-from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, TraceBuilder, subtraces
+from thunder_fn.ir.trace import (
+    Equation,
+    Literal,
+    TensorType,
+    Trace,
+    TraceBuilder,
+    every_equation,
+)
 from thunder_fn.structured.shared.scan_parts import Loop, add_scan, stacked
 from thunder_fn.testing.laws.comparing import (
     Inputs,
@@ -116,7 +123,7 @@ def keeps_loops_linear(transform: Transform, trace: Trace, inputs: Inputs) -> bo
     if not trace.inputs or not all(hasattr(type, "shape") for type in trace.input_types):
         return False
     made = [transform(over_rows(trace, length)) for length in LENGTHS]
-    sizes = [sum(len(inner.equations) for inner in subtraces(new)) for new in made]
+    sizes = [sum(1 for _ in every_equation(new)) for new in made]
     what = f"for loops of {_and(LENGTHS)} steps there are {_and(sizes)} equations"
     holds(len(set(sizes)) == 1, what, made=made[-1])
     for unit, measure in MEASURES.values():
@@ -192,7 +199,7 @@ WIDE = 1e-9
 
 def _is_wide(trace: Trace) -> bool:
     """Test that no equation makes floats that are less precise than float64."""
-    made = (var.type for t in subtraces(trace) for e in t.equations for var in e.outputs)
+    made = (var.type for e in every_equation(trace) for var in e.outputs)
     dtypes = {type.dtype for type in made if isinstance(type, TensorType)}
     return all(torch.finfo(d).eps < WIDE for d in dtypes if d.is_floating_point or d.is_complex)
 
@@ -220,12 +227,11 @@ def keeps_lines(transform: Transform, trace: Trace, inputs: Inputs) -> bool:
     from thunder_fn.testing.laws.interpreters import marked
 
     given, _ = marked(trace)
-    known = {e.source for inner in subtraces(given) for e in inner.equations}
+    known = {e.source for e in every_equation(given)}
     new = transform(given)
-    for inner in subtraces(new):
-        for equation in inner.equations:
-            what = f"{equation.op} has no line of the trace: pass `source=equation.source`"
-            holds(equation.source in known, what, trace=given, made=new)
+    for equation in every_equation(new):
+        what = f"{equation.op} has no line of the trace: pass `source=equation.source`"
+        holds(equation.source in known, what, trace=given, made=new)
     return bool(trace.equations)
 
 
@@ -240,7 +246,7 @@ def has_lines(transform: Transform, trace: Trace, inputs: Inputs) -> bool:
 
     given, _ = marked(trace)
     new = transform(given)
-    made = [equation for inner in subtraces(new) for equation in inner.equations]
+    made = list(every_equation(new))
     lost = {equation.op for equation in made if equation.source is None}
     has_some = any(equation.source is not None for equation in made)
     what = "the trace is as it was, without its lines: make the new one with `rewritten`, `put`"

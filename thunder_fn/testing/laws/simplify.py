@@ -9,7 +9,7 @@ from thunder_fn.interpreters import simplify
 from thunder_fn.interpreters.noops import is_alias
 from thunder_fn.ir import ops
 from thunder_fn.ir.equations import operands_in
-from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, Var, subtraces
+from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, Var, every_equation, subtraces
 from thunder_fn.testing.laws.comparing import Inputs, holds, leaf_counts, num_equations
 
 
@@ -43,12 +43,12 @@ def _keeps_calls(before: Trace, after: Trace) -> None:
     """Executors' operators stay whole, and a user's call whose results are all used stays as
     written.
     """
-    given = [e for inner in subtraces(before) for e in inner.equations]
+    given = list(every_equation(before))
     operators = {(e.op, e.bodies) for e in given if ops.is_operator(e.op)}
     calls = {(ops.short_name(e.op), len(e.outputs)) for e in given if ops.is_call(e.op)}
     own = {(e.op.name, len(e.outputs)) for e in given if not ops.is_call(e.op)}
     opened = {ops.short_name(op) for op, _ in operators} - {name for name, _ in own}
-    for equation in (e for inner in subtraces(after) for e in inner.equations):
+    for equation in every_equation(after):
         name = (equation.op.name, len(equation.outputs))
         whole = not ops.is_operator(equation.op) or (equation.op, equation.bodies) in operators
         whole = whole and equation.op.name not in opened - {one for one, _ in calls}
@@ -82,7 +82,7 @@ def leaves_no_twins(before: Trace, after: Trace) -> bool:
 
 def leaves_no_composites(before: Trace, after: Trace) -> bool:
     """All equations are leaves or structured, in bodies too, the same leaves as before."""
-    left = [e for t in subtraces(after) for e in t.equations if e.op.kind == "composite"]
+    left = [e for e in every_equation(after) if e.op.kind == "composite"]
     holds(not left, "a composite is left", trace=before, made=after)
     same = leaf_counts(after) == leaf_counts(before)
     holds(same, "the leaves changed", trace=before, made=after)

@@ -23,8 +23,8 @@ from thunder_fn.ir.trace import (
     Trace,
     TraceBuilder,
     Var,
+    every_equation,
     map_arg,
-    subtraces,
 )
 from thunder_fn.ir.walking import put, rewritten
 
@@ -231,7 +231,7 @@ def _no(wanted: Callable[[Equation], bool]) -> Callable[[Trace], bool]:
 
 
 def _nowhere(wanted: Callable[[Equation], bool]) -> Callable[[Trace], bool]:
-    return lambda trace: not any(map(wanted, (e for t in subtraces(trace) for e in t.equations)))
+    return lambda trace: not any(map(wanted, every_equation(trace)))
 
 
 def _chains(trace: Trace, name: str) -> int:

@@ -20,9 +20,7 @@ CERTAINTY = 8
 """The factor of the probabilistic bound: beyond it lies one sum of 1e13."""
 
 
-def rounding(
-    dtype: torch.dtype, *, terms: int = 1, depth: int = 1, scale: float = 1.0
-) -> dict[str, float]:
+def rounding(dtype: torch.dtype, *, terms: int = 1, depth: int = 1, scale: float = 1.0) -> dict[str, float]:
     """The `rtol` and `atol` that rounding explains.
 
     Args:
@@ -54,23 +52,13 @@ def assert_rounded_alike(
     Raises:
         AssertionError: of `torch.testing.assert_close`.
     """
-    floats = [
-        leaf
-        for leaf in pytree.flatten(expected)[0]
-        if isinstance(leaf, torch.Tensor) and _is_inexact(leaf)
-    ]
+    floats = [leaf for leaf in pytree.flatten(expected)[0] if isinstance(leaf, torch.Tensor) and _is_inexact(leaf)]
     if not floats:
         return torch.testing.assert_close(found, expected)
-    sizes = [
-        float(leaf.detach().abs()[leaf.isfinite()].amax())
-        for leaf in floats
-        if bool(leaf.isfinite().any())
-    ]
+    sizes = [float(leaf.detach().abs()[leaf.isfinite()].amax()) for leaf in floats if bool(leaf.isfinite().any())]
     coarsest = dtype or max((leaf.dtype for leaf in floats), key=lambda kind: torch.finfo(kind).eps)
     bounds = rounding(coarsest, terms=terms, depth=depth, scale=max([scale, *sizes]))
-    return torch.testing.assert_close(
-        found, expected, rtol=bounds["rtol"], atol=bounds["atol"], equal_nan=True
-    )
+    return torch.testing.assert_close(found, expected, rtol=bounds["rtol"], atol=bounds["atol"], equal_nan=True)
 
 
 def _is_inexact(value: torch.Tensor) -> bool:
