@@ -426,6 +426,15 @@ def inductor_backend() -> Callable[..., Any]:
     return compile_fx
 
 
+def load_source(text: str) -> Any:
+    """A module of this text in a file: Triton reads the source of its kernels there. Generated
+    code imports it.
+    """
+    from torch._inductor.codecache import PyCodeCache
+
+    return PyCodeCache.load(text)
+
+
 def extern_kernel(name: str) -> Any:
     """The function that Inductor's wrappers call as `extern_kernels.<name>`."""
     from torch._inductor.select_algorithm import extern_kernels
