@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import importlib
 import pkgutil
 import re
 import sys
@@ -245,3 +246,22 @@ def test_there_is_one_way_to_read_an_equation(pattern: str) -> None:
     rest = (path for path in PACKAGE if not any(part in path.as_posix() for part in WRITTEN_THERE))
     found = [name(path) for path in rest if re.search(pattern, path.read_text())]
     assert not found, f"write {ONE_WAY[pattern]}"
+
+
+GENERATED = re.compile(r"from (thunder_fn[\w.]*) import (\w+)")
+
+
+def test_generated_code_imports_what_there_is() -> None:
+    """Text that becomes code names functions of ours, which look as if nobody called them."""
+    texts = (
+        (path, node.value)
+        for path in PACKAGE
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+    found = [(path, *each) for path, text in texts for each in GENERATED.findall(text)]
+    assert {"load_source", "gemm_address"} <= {what for *_, what in found}
+    missing = [
+        f"{name(path)}: {what}" for path, module, what in found if not hasattr(importlib.import_module(module), what)
+    ]
+    assert not missing

@@ -1,5 +1,9 @@
 """Replacements in PyTorch while a thread captures. In other threads, every replacement does what
 it replaces.
+
+Streams and events are refused by name: a capture runs no kernel, so there is nothing to order or to
+time. The program then runs on the stream of its caller. Work that eager code would put on another
+stream would lose its order.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +31,6 @@ from thunder_fn.capture.replaced import keys as _keys  # noqa: F401  # pyright: 
 from thunder_fn.capture.replaced.lookasides import divert, original_of
 from thunder_fn.capture.replaced.refusals import script_error
 from thunder_fn.capture.replaced.seeds import FUNCTIONS as SEEDS, generator_class
-from thunder_fn.capture.replaced.streams import FUNCTIONS as STREAMS
 from thunder_fn.capture.scopes import in_scope, lift_call, user_source
 from thunder_fn.errors import UnsupportedCall, kind_of, with_article
 from thunder_fn.ir.scoped import setting
@@ -171,6 +175,32 @@ def module_path(recorder: Recorder, module: torch.nn.Module) -> str:
             }
         )
     return recorder.module_paths[module]
+
+
+def _refused(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that is an error in captures."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if current() is None or _is_no_stream(name, *args, **kwargs):
+            return original(*args, **kwargs)
+        raise UnsupportedCall(
+            f"`{name}` was called while tracing, but a program runs on the stream of its caller",
+            source=user_source(),
+            fix="Use streams and events around the call of the traced function.",
+        )
+
+    return call
+
+
+def _is_no_stream(name: str, first: Any = None, *_: Any, **__: Any) -> bool:
+    """Test for `with torch.cuda.stream(None)`, which does nothing."""
+    if name == "torch.cuda.set_stream":
+        return first is None
+    return name == "torch.cuda.stream" and getattr(first, "stream", first) is None
+
+
+STREAMS = {name: partial(_refused, name) for name in internals.STREAM_FUNCTIONS}
+"""Replacements in captures of functions and methods of these names."""
 
 
 _calls = internals.calls_patch(

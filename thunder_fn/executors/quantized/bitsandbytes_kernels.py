@@ -19,7 +19,7 @@ import torch
 from torch.nn.functional import linear
 
 from thunder_fn.executors.quantized.kernels import row_count
-from thunder_fn.executors.quantized.packages import executor_of, imported
+from thunder_fn.executors.quantized.packages import executor_of, imported, made_when_asked
 from thunder_fn.extend import OperatorExecutor
 from thunder_fn.interpreters.quantize.four_bits import NF4_BLOCK, nf4_linear, nf4_scales
 from thunder_fn.interpreters.quantize.scheme import Bias
@@ -36,15 +36,7 @@ def _executor() -> OperatorExecutor:
     return executor
 
 
-def __getattr__(name: str) -> Any:
-    """`EXECUTOR`, made when it is first asked for.
-
-    Raises:
-        MissingExtra: bitsandbytes is not installed.
-    """
-    if name == "EXECUTOR":
-        return _executor()
-    raise AttributeError(name)
+__getattr__ = made_when_asked(_executor)
 
 
 def suits(x: torch.Tensor, *codes: Any, rows: int, bias: Bias = None) -> bool:

@@ -13,12 +13,11 @@ Source: https://github.com/pytorch/ao, `torchao.kernel.int_scaled_matmul`.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import torch
 
 from thunder_fn.executors.quantized.kernels import int_mm_linear, suits_int_mm
-from thunder_fn.executors.quantized.packages import executor_of, imported
+from thunder_fn.executors.quantized.packages import executor_of, imported, made_when_asked
 from thunder_fn.extend import OperatorExecutor
 from thunder_fn.interpreters.quantize.eight_bits import int8_dynamic_linear
 from thunder_fn.interpreters.quantize.scheme import Bias
@@ -41,12 +40,4 @@ def _executor() -> OperatorExecutor:
     return executor
 
 
-def __getattr__(name: str) -> Any:
-    """`EXECUTOR`, made when it is first asked for.
-
-    Raises:
-        MissingExtra: torchao is not installed.
-    """
-    if name == "EXECUTOR":
-        return _executor()
-    raise AttributeError(name)
+__getattr__ = made_when_asked(_executor)

@@ -5,19 +5,15 @@ Each file names the function, and says why its own code cannot be traced.
 """
 
 from thunder_fn.structured.replaced import (
-    batch_norm,
     exported,
     flex_attention,
-    recurrent,
+    modules,
     tensor_hooks,
-    transformer_encoder,
 )
 
 __all__ = [
-    "batch_norm",
     "exported",
     "flex_attention",
-    "recurrent",
+    "modules",
     "tensor_hooks",
-    "transformer_encoder",
 ]

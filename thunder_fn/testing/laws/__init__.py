@@ -27,7 +27,6 @@ from thunder_fn.testing.laws.data import (
     law_save_keeps,
     law_text_runs,
 )
-from thunder_fn.testing.laws.first_errors import law_check_errors_finds_nan
 from thunder_fn.testing.laws.forward import (
     law_checkpoint_keeps_few_bytes,
     law_checkpoint_keeps_gradients_bitwise,
@@ -53,6 +52,7 @@ from thunder_fn.testing.laws.reverse import (
     law_vjp_is_autograd,
 )
 from thunder_fn.testing.laws.simplify import (
+    law_check_errors_finds_nan,
     law_cse_leaves_no_twins,
     law_dce_drops_the_dead,
     law_inline_leaves_no_composites,
