@@ -158,3 +158,23 @@ def test_an_op_that_reads_memory_reads_that_of_its_example(name: str, dim: int, 
         x = torch.randn(size, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(size))
         wanted = [torch.stack(parts) for parts in zip(*(both(row.clone()) for row in x), strict=True)]
         torch.testing.assert_close(list(batched(x.movedim(0, dim))), wanted)
+
+
+@pytest.mark.parametrize("affine", ["one", "of each example"])
+def test_running_statistics_have_no_derivative_in_a_batch(affine: str) -> None:
+    """Law: a sum of running statistics has the gradient zero, and those that are written require none, as without a batch."""
+    x = torch.linspace(-1, 1, 12, dtype=torch.float64).view(2, 2, 3).requires_grad_()
+    mean, var = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+
+    def run(x: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
+        found = mean.clone(), var.clone()
+        return F.batch_norm(x, *found, scale.expand(3), None, True), *found
+
+    scales = torch.tensor([0.5, 2.0], dtype=torch.float64)
+    if affine == "one":
+        batched = lambda x: tfn.vmap(lambda x: run(x, scales[0]))(x)
+    else:
+        batched = lambda x: tfn.vmap(lambda scale: run(x[0], scale))(scales)
+    assert [one.requires_grad for one in batched(x)] == [True, False, False]
+    gradient = tfn.grad(lambda x: sum(one.sin().sum() for one in batched(x)[1:]))
+    torch.testing.assert_close(gradient(x.detach()), torch.zeros_like(x))

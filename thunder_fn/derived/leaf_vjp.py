@@ -580,6 +580,20 @@ def differentiable_outputs(single: Trace, active: Mask) -> Mask:
     possible = tuple(is_differentiable(var.type) for var in equation.outputs)
     if sum(possible) < 2:
         return possible
+    asked = _followed(single, active)
+    if asked is None:  # one operand has no derivative, such as a running mean: ask about each
+        places = [place for place, flag in enumerate(active) if flag]
+        each = (
+            _followed(single, tuple(i == place for i in range(len(active)))) for place in places
+        )
+        masks = [found for found in each if found is not None]
+        asked = tuple(map(any, zip(*masks, strict=True)))
+    return asked if any(asked) else possible
+
+
+def _followed(single: Trace, active: Mask) -> Mask | None:
+    """Tell which outputs autograd follows; None if it refuses one of the active inputs."""
+    (equation,) = single.equations
     recorder = Recorder(track_no_grad=False, symbolic=is_symbolic(single))
     with recorder.running():
         tracers = recorder.inputs_of_types(single.input_types)
@@ -587,12 +601,9 @@ def differentiable_outputs(single: Trace, active: Mask) -> Mask:
             tracer.requires_grad_(flag)
         try:
             results = call_differentiable(equation, lambda var: tracers[var.index])
-        except CANNOT:  # the op will be decomposed
-            return possible
-        followed = tuple(
-            isinstance(result, torch.Tensor) and result.requires_grad for result in results
-        )
-    return followed if any(followed) else possible
+        except CANNOT:
+            return None
+        return tuple(isinstance(one, torch.Tensor) and one.requires_grad for one in results)
 
 
 def _tensor_type(tensor: torch.Tensor) -> TensorType:
