@@ -43,6 +43,8 @@ WRITE = re.compile(
     r"\w_\(|[-+*/|&]=|\b[acvx]\d+\[[^\n]*\] ?=(?!=)|\.data|out=|Dirty|\bm\d+\(|rand|dropout|bernoulli|poisson|multinomial"
 )
 """Statements that change a tensor, a module or the generator."""
+FORWARD = re.compile(r"jvp|linearize|jacfwd|hessian")
+GRADIENTS_OFF = re.compile(r"no_grad|set_grad_enabled\(False")
 BATCHED = re.compile(r"vmap|jacrev|jacfwd|hessian")
 
 
@@ -338,6 +340,10 @@ def _judge(text: str, FUNC: Any, GRAPH: Any) -> Outcome:
         if expected[0].error is not None:
             if BATCHED.search(text) and WRITE.search(text):  # a loop writes as often as it has examples
                 return Outcome("skipped", "torch.func refuses it, and a loop would write more often")
+            if FORWARD.search(text) and GRADIENTS_OFF.search(text):  # where forward mode goes on, and autograd stops
+                return Outcome(
+                    "skipped", "torch.func refuses it, and autograd's jvp would stop where gradients are off"
+                )
             if "inference_mode" in text:  # in which autograd has no graph
                 return Outcome("skipped", "torch.func refuses it, and autograd would record nothing")
             if plan.get("grad_mode") and WRITE.search(
