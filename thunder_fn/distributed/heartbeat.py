@@ -31,7 +31,8 @@ import torch.distributed as dist
 from thunder_fn import torch_internals as internals
 from thunder_fn.errors import DistributedError
 from thunder_fn.ir import ops
-from thunder_fn.ir.trace import Equation, Literal, TensorType, Type, Var, python_arg, type_of_value
+from thunder_fn.ir.trace import Equation, Literal, TensorType, Type, python_arg, type_of_value
+from thunder_fn.ir.types import is_on
 
 SECONDS = 0.5
 PATIENCE = 4
@@ -92,7 +93,9 @@ class _Heart:
         or is not known.
         """
         topic = f"collective {_group_of(equation)}{_ends(equation)}"
-        if self.counts[topic] >= COMPARED and not all(map(_is_on_cpu, equation.operands)):
+        if self.counts[topic] >= COMPARED and not all(
+            is_on(type, "cpu") for type in equation.operand_types
+        ):
             return None
         other = self.other_than(topic, what)
         return (
@@ -326,10 +329,6 @@ def _ends(equation: Equation) -> str:
     other = python_arg(equation.args[-3], lambda var: None)
     ends = (own, other) if equation.op == ops.SEND else (other, own)
     return " from {} to {}".format(*ends)
-
-
-def _is_on_cpu(var: Var) -> bool:
-    return isinstance(var.type, TensorType) and var.type.device.type == "cpu"
 
 
 def _text(equation: Equation, tensors: Sequence[torch.Tensor]) -> str:

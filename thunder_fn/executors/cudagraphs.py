@@ -44,6 +44,7 @@ from thunder_fn.extend.regions import Memory, Program, in_front
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.symbols import Symbol, bind, is_symbolic, specialize, symbols_of
 from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, Var, every_equation, subtraces
+from thunder_fn.ir.types import is_on
 
 Run = Callable[..., tuple[Any, ...]]
 
@@ -232,10 +233,7 @@ def _draws_on_cpu(trace: Trace) -> bool:
     """Test for random numbers that the CPU makes, not for the seeds that a GPU's ops give."""
     return any(
         ops.draws(equation)
-        and any(
-            isinstance(var.type, TensorType) and var.type.device.type == "cpu"
-            for var in equation.outputs
-        )
+        and any(is_on(type, "cpu") for type in equation.output_types)
         and not any(
             isinstance(var.type, TensorType) and var.type.device.type != "cpu"
             for var in equation.operands

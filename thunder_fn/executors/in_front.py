@@ -31,6 +31,7 @@ from thunder_fn.ir.trace import (
     every_equation,
     subtraces,
 )
+from thunder_fn.ir.types import is_on, is_scalar
 from thunder_fn.ir.walking import put, rewritten
 
 TO_COPY = ops.leaf(torch.ops.aten._to_copy.default)
@@ -74,7 +75,7 @@ def in_front(trace: Trace) -> InFront | None:
         a kernel divides by a number.
     """
     known = {var.index for var in trace.inputs if _is_number(var)}
-    devices = [var.type.device for var in trace.inputs if _is_on_gpu(var)]  # type: ignore[union-attr]
+    devices = [var.type.device for var in trace.inputs if is_on(var.type, "cuda")]  # type: ignore[union-attr]
     if not known or not devices or trace.constraints:
         return None
     for equation in trace.equations:
@@ -96,12 +97,7 @@ def in_front(trace: Trace) -> InFront | None:
 
 def _is_number(var: Var) -> bool:
     """Test for a tensor of the CPU with one element and no dims."""
-    type = var.type
-    return isinstance(type, TensorType) and not type.shape and type.device.type == "cpu"
-
-
-def _is_on_gpu(var: Var) -> bool:
-    return isinstance(var.type, TensorType) and var.type.device.type == "cuda"
+    return is_scalar(var.type) and is_on(var.type, "cpu")
 
 
 def _may_move(rest: Trace) -> bool:
@@ -109,7 +105,7 @@ def _may_move(rest: Trace) -> bool:
     with them.
     """
     return all(
-        (_is_on_gpu(var) or _is_number(var) or not isinstance(var.type, TensorType))
+        (is_on(var.type, "cuda") or _is_number(var) or not isinstance(var.type, TensorType))
         for inner in subtraces(rest)
         for var in (*inner.inputs, *(var for one in inner.equations for var in one.outputs))
     ) and not any(

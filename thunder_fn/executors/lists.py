@@ -33,6 +33,7 @@ from thunder_fn.ir.trace import (
     Var,
     map_arg,
 )
+from thunder_fn.ir.types import is_on, is_scalar
 from thunder_fn.ir.walking import put
 
 MIN_TIMES = 3
@@ -92,8 +93,7 @@ def _long_ones(run: dict[Any, list[int]]) -> Iterator[Group]:
 
 def _is_number(equation: Equation) -> bool:
     return equation.op.kind == "leaf" and all(
-        isinstance(var.type, TensorType) and not var.type.shape and var.type.device.type == "cpu"
-        for var in equation.outputs
+        is_scalar(var.type) and is_on(var.type, "cpu") for var in equation.outputs
     )
 
 
@@ -110,7 +110,7 @@ def _kind(equation: Equation) -> Any:
     listed = sum(list_form(inner) is not None for inner in computing)
     if not listed or listed * 2 < len(computing):
         return None
-    numbers = tuple(var.index for var in equation.operands if _is_scalar(var))
+    numbers = tuple(var.index for var in equation.operands if is_scalar(var.type))
     inside = tuple(
         (inner.op, _masked(inner.args), _masked(inner.kwargs)) for inner in body.equations
     )
@@ -149,11 +149,7 @@ def _masked(value: Any) -> Any:
 def _mask(var: Var) -> Any:
     if not isinstance(var.type, TensorType):
         return var
-    return var.index, var.type.dtype, var.type.device, _is_scalar(var)
-
-
-def _is_scalar(var: Var) -> bool:
-    return isinstance(var.type, TensorType) and not var.type.shape
+    return var.index, var.type.dtype, var.type.device, is_scalar(var.type)
 
 
 # ---- forms over lists ----
@@ -174,7 +170,11 @@ def list_form(equation: Equation) -> ListForm | None:
     (result,) = equation.outputs
     if not isinstance(result.type, TensorType) or result.type.device.type != "cuda":
         return None
-    if not equation.args or type_of_argument(equation.args[0]) != result.type or _is_scalar(result):
+    if (
+        not equation.args
+        or type_of_argument(equation.args[0]) != result.type
+        or is_scalar(result.type)
+    ):
         return None
     form = _form(equation.op, tuple(_role(arg, result) for arg in equation.args))
     keywords = {key for key, _ in equation.kwargs}
@@ -189,7 +189,7 @@ def type_of_argument(arg: Arg) -> Any:
 def _role(arg: Arg, result: Var) -> str:
     """The role of an argument: a tensor of the result's type, one for all, a number."""
     if isinstance(arg, Var):
-        return "list" if arg.type == result.type else "shared" if _is_scalar(arg) else "other"
+        return "list" if arg.type == result.type else "shared" if is_scalar(arg.type) else "other"
     is_number = isinstance(arg, Literal) and isinstance(arg.value, (bool, int, float))
     return "number" if is_number else "other"
 

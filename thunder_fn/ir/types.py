@@ -130,6 +130,16 @@ def is_differentiable(type: Type) -> bool:
     return isinstance(type, TensorType) and (type.dtype.is_floating_point or type.dtype.is_complex)
 
 
+def is_on(type: object, device: str) -> bool:
+    """Test for the type of a tensor on a device of this kind: "cpu", "cuda"."""
+    return isinstance(type, TensorType) and type.device.type == device
+
+
+def is_scalar(type: object) -> bool:
+    """Test for the type of a tensor without dims."""
+    return isinstance(type, TensorType) and not type.shape
+
+
 def static_shape(type: TensorType) -> tuple[int, ...]:
     """The shape of a type whose sizes are all numbers.
 

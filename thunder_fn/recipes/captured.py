@@ -18,6 +18,7 @@ from thunder_fn.ir import facts, ops
 from thunder_fn.ir.rules import lowered
 from thunder_fn.ir.symbols import is_symbolic
 from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, Var, type_of
+from thunder_fn.ir.types import is_on, is_scalar
 
 LAUNCH_SECONDS = 5e-6
 """The time that the CPU takes for one launch."""
@@ -39,7 +40,7 @@ def why_not(trace: Trace) -> str | None:
     says, or its launches take less than its work. None if recording pays.
     """
     types = [type for type in map(type_of, trace.inputs) if isinstance(type, TensorType)]
-    device = next((type.device for type in types if _is_on_gpu(type)), None)
+    device = next((type.device for type in types if is_on(type, "cuda")), None)
     if device is None:
         return "no input is on a GPU"
     if is_symbolic(trace):
@@ -98,16 +99,10 @@ def waits(equation: Equation) -> bool:
     return by_library or op in facts.WAITS or not READS_VALUES.isdisjoint(overload.tags)
 
 
-def _is_on_gpu(type: object) -> bool:
-    return isinstance(type, TensorType) and type.device.type == "cuda"
-
-
 def _is_input(var: Var) -> bool:
     """Test for a tensor of the GPU, or a number of the CPU, which is computed in front."""
     type = var.type
-    return _is_on_gpu(type) or (
-        isinstance(type, TensorType) and not type.shape and type.device.type == "cpu"
-    )
+    return is_on(type, "cuda") or (is_scalar(type) and is_on(type, "cpu"))
 
 
 GRAPHS = CudaGraphs(why_not=why_not)

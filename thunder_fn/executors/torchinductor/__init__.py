@@ -33,6 +33,7 @@ from thunder_fn.executors.torchinductor.worker import WORKER
 from thunder_fn.extend.regions import Program, RunFunction
 from thunder_fn.ir import ops
 from thunder_fn.ir.trace import Equation, TensorType, Trace, Var
+from thunder_fn.ir.types import is_on
 from thunder_fn.torch_internals import inductor as internals
 
 __all__ = [
@@ -97,11 +98,7 @@ class Inductor(RegionCompiler):
     def unrolls(self, leaves: Sequence[Equation]) -> int:
         """Have many small steps in one launch of a GPU."""
         own = [leaf for leaf in leaves if not ops.is_view(leaf.op)]
-        on_gpu = all(
-            isinstance(var.type, TensorType) and var.type.device.type == "cuda"
-            for leaf in own
-            for var in leaf.outputs
-        )
+        on_gpu = all(is_on(type, "cuda") for leaf in own for type in leaf.output_types)
         if not own or not on_gpu or not all(ops.is_pointwise(leaf.op) for leaf in own):
             return 1
         return MOST_UNROLLED // len(own)

@@ -18,6 +18,7 @@ from typing import Any
 from thunder_fn.ir.equations import bound, free
 from thunder_fn.ir.text import program_text, run_text
 from thunder_fn.ir.trace import Atom, TensorType, Trace, Var, cut
+from thunder_fn.ir.types import is_scalar
 
 MIN_EQUATIONS = 4
 MIN_TIMES = 3
@@ -87,22 +88,18 @@ def is_on_cpu(trace: Trace) -> bool:
 
 def _numbers(region: Trace) -> set[int]:
     """The positions of equations that compute tensors without dims from such alone."""
-    plain = {var.index for var in region.inputs if _is_number(var)}
+    plain = {var.index for var in region.inputs if is_scalar(var.type)}
     found = set[int]()
     for position, equation in enumerate(region.equations):
         operands = equation.operands
         if (
             operands
             and all(var.index in plain for var in operands)
-            and all(map(_is_number, equation.outputs))
+            and all(is_scalar(var.type) for var in equation.outputs)
         ):
             found.add(position)
             plain.update(var.index for var in equation.outputs)
     return found
-
-
-def _is_number(var: Var) -> bool:
-    return isinstance(var.type, TensorType) and not var.type.shape
 
 
 def _connected(region: Trace, positions: Iterable[int], given: Collection[int]) -> list[list[int]]:
