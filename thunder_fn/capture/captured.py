@@ -9,6 +9,7 @@ import torch
 
 from thunder_fn.capture import pytree
 from thunder_fn.capture.aliases import Alias, Joint
+from thunder_fn.capture.flags import Flag
 from thunder_fn.capture.kept_state import KeptState
 from thunder_fn.capture.outside.properties import Read
 from thunder_fn.capture.places import Effect, Feed, Update
@@ -73,6 +74,8 @@ class Captured:
     results whose gradient is to be kept (`retain_grad`), by position. `follows`: gradients are off
     around the function, on inside of it, and some result requires grad.
 
+    `flags` say which tensors require grad when the trace begins: the function sets them first.
+
     With effects, the inputs end with one for each of `feeds`, and the outputs with those of the
     `effects`. `kept` guards the objects that they belong to. `freed` are results, by position,
     whose graph `backward()` has freed. `strides` are those of the results of a function inside
@@ -100,6 +103,7 @@ class Captured:
     feeds: tuple[Feed, ...] = ()
     effects: tuple[Effect | Update, ...] = ()
     kept: tuple[KeptState, ...] = ()
+    flags: tuple[Flag, ...] = ()
     freed: tuple[int, ...] = ()
     strides: tuple[tuple[Dim, ...] | None, ...] = ()
     is_told: bool = False

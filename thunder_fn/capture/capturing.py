@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -32,6 +32,7 @@ from thunder_fn.capture.failures import (
     is_complete,
     source_of,
 )
+from thunder_fn.capture.flags import MustBegin, check_late, required
 from thunder_fn.capture.kept import Kept, MustFeed
 from thunder_fn.capture.modules import modules_of
 from thunder_fn.capture.nesting import nest
@@ -136,12 +137,14 @@ def capture(  # noqa: PLR0913 - options, by keyword
     asked = _Options(f, args, kwargs or {}, *options, differentiated, known, stores)
     kept = _Found(wanted) if has_effects else None
     has_symbols, copies = symbolic is not None, tuple[Lookaside, ...]()
+    flags: list[tuple[torch.Tensor, bool]] = []
+    unless = () if on_raise is None else (TracedFunctionError,)
     is_first = is_outermost = current() is None and (known is None or has_symbols)
     begin_again = beginning() if current() is None else lambda: None  # others are captured once
     while True:
         try:
-            with _attempting(differentiated, copies):
-                return _Attempt(asked, has_symbols, kept, is_first).run()
+            with _attempting(differentiated, copies), required(flags, unless):
+                return _Attempt(asked, has_symbols, kept, is_first, flags).run()
         except LengthsAsked as again:
             copies, is_first = copies + again.answered(copies), False
         except (DataDependentShape, DataDependentValue, DataDependentBranch, UnsupportedCall) as e:
@@ -149,6 +152,10 @@ def capture(  # noqa: PLR0913 - options, by keyword
             if not more and (has_symbols or not _wants_symbols(e)):
                 raise
             copies += more
+        except MustBegin as again:
+            flags += again.flags
+            begin_again()
+            continue
         except MustFeed as again:
             assert kept is not None, "others have no kept objects"
             kept = dataclasses.replace(kept, places=again.places)
@@ -230,7 +237,8 @@ class _Options:
 class _End:
     """The state at the end of a run, before the trace is folded. `found` has what does not depend
     on the trace. The atoms are those of the outputs, writes, effects (`stored`) and fed inputs.
-    `met` are the tensors from outside.
+    `met` are the tensors from outside, `late` those of them that require grad only after a use.
+    `followed` are results, by position, that autograd follows to the function's arguments.
     """
 
     found: Captured
@@ -239,6 +247,8 @@ class _End:
     stored: tuple[Atom, ...]
     fed: tuple[tuple[Feed, torch.Tensor | None], ...]
     met: tuple[torch.Tensor, ...]
+    late: tuple[int | torch.Tensor, ...]
+    followed: tuple[int, ...]
 
 
 _NO_TRACE = Trace((), (), (), (), ())
@@ -249,7 +259,12 @@ class _Attempt:
     """One run of a function on tracers, and the trace that is made of it."""
 
     def __init__(
-        self, asked: _Options, has_symbols: bool, wanted: _Found | None, is_first: bool
+        self,
+        asked: _Options,
+        has_symbols: bool,
+        wanted: _Found | None,
+        is_first: bool,
+        flags: Sequence[tuple[torch.Tensor, bool]],
     ) -> None:
         outer = current()
         if outer is not None:
@@ -281,6 +296,7 @@ class _Attempt:
             self.recorder.kept = Kept(
                 self.recorder, wanted.places, met=wanted.met, places=wanted.written
             )
+        self.flags = flags
         self.is_off = asked.grad_off or not torch.is_grad_enabled()
 
     def run(self) -> Captured:
@@ -369,13 +385,17 @@ class _Attempt:
         """The result of the run and its changes, while the recorder knows them."""
         recorder, f, name = self.recorder, self.asked.f, self.asked.name
         recorder.selections.settle()
+        recorder.flags.put_back()
         positions = {id(tensor): position for position, tensor in enumerate(self.tensors)}
         reads = recorder.properties.reads(positions)  # by the function: those below are ours
         begun, results, outputs = self.results(tracers, result)
         changes = tuple(changes_of(recorder, f, self.tensors, tracers))
+        lifted = ((tensor, tracer) for tensor, tracer, _ in recorder.lifted())
+        pairs = *zip(self.tensors, tracers, strict=True), *lifted
+        flags = recorder.flags.settle(pairs, source_of(f))
         check_numbers(recorder)
         stored = dict[int, Atom]()
-        effects = tuple(effects_of(recorder, positions, name, stored, self.asked.stores))
+        effects = tuple(effects_of(recorder, positions, name, stored, self.asked.stores, flags))
         kept = () if recorder.kept is None else recorder.kept.state()
         fed = tuple(feeds_of(recorder))
         outputs = tuple(
@@ -389,6 +409,7 @@ class _Attempt:
             grads=tuple(grads_read(recorder, positions)),  # before tensors are looked up below
             reads=reads,
             effects=tuple(effect for effect, *_ in effects),
+            flags=tuple((positions.get(id(one), one), flag) for one, flag in self.flags),
             kept=kept,
         )
         targets = [write.target for write, _ in changes]
@@ -397,7 +418,14 @@ class _Attempt:
         found = self.with_memory(begun, results, placed, tracers, targets)
         met = () if recorder.outer is not None else tuple(recorder.call.met.values())
         atoms = tuple(atom for _, own, _ in effects for atom in own)
-        return _End(found, outputs, changes, atoms, fed, met)
+        late = tuple(
+            positions.get(id(tensor), tensor)
+            for tensor, tracer in pairs
+            if id(tracer) in recorder.flags.late
+        )
+        inner = (place for place, leaf in enumerate(results) if is_inner(leaf))
+        followed = tuple(place for place in inner if place not in begun.freed)
+        return _End(found, outputs, changes, atoms, fed, met, late, followed)
 
     def results(
         self, tracers: list[torch.Tensor], result: Any
@@ -463,6 +491,7 @@ class _Attempt:
             end.fed,
         )
         made("capture", trace)
+        check_late(trace, end.late, end.followed, source_of(self.asked.f))
         if bounds:
             relations = (decision.relation for decision in bounds)
             constraints = tuple(dict.fromkeys((*relations, *trace.constraints)))

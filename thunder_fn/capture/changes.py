@@ -17,7 +17,7 @@ from thunder_fn.capture.outside import frames
 from thunder_fn.capture.outside.edges import look
 from thunder_fn.capture.outside.reads import content_of, is_a
 from thunder_fn.capture.overlaps import overlaps
-from thunder_fn.capture.places import GRAD, Effect, Entry, Feed, Update
+from thunder_fn.capture.places import GRAD, REQUIRES_GRAD, Effect, Entry, Feed, Update
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.results import output_of
 from thunder_fn.capture.stored import holds_numbers, stored_inside
@@ -58,7 +58,7 @@ def changes_of(
         *zip(tensors, tracers, strict=True),
         *((one, own) for one, own, _ in recorder.lifted()),
     ):
-        _check_marks(f, tensor, tracer, recorder.required_grad.get(id(tracer)))
+        _check_attributes(f, tracer, "from outside", vars(tensor))
     return found
 
 
@@ -136,9 +136,11 @@ def effects_of(
     name: str,
     stored: dict[int, Atom],
     stores: bool,
+    flags: Sequence[tuple[torch.Tensor, bool]],
 ) -> Iterator[tuple[Effect | Update, tuple[Atom, ...], Sequence[Any]]]:
     """Find the changes of places outside, each with the outputs that it stores, and what these are:
-    gradients of leaves first, then kept objects. `stored` gets the output of each tensor in them.
+    gradients of leaves first, then `flags` of tensors and kept objects. `stored` gets the output of
+    each tensor in them.
     """
     if recorder.kept is None:
         for effect, leaves in stored_inside(recorder) if stores else ():
@@ -148,6 +150,10 @@ def effects_of(
         holder, (leaves, spec) = positions.get(id(tensor), tensor), pytree.flatten(grad)
         effect = Effect(holder, GRAD, spec, tuple(None for _ in leaves), (True,) * len(leaves))
         yield effect, tuple(_stored(recorder, leaf, name, stored) for leaf in leaves), leaves
+    for tensor, flag in flags:
+        leaves, spec = pytree.flatten(flag)
+        holder = positions.get(id(tensor), tensor)
+        yield Effect(holder, REQUIRES_GRAD, spec, (flag,), (False,)), (), ()
     for effect, leaves in recorder.kept.effects(recorder.is_from_outside):
         yield effect, tuple(_stored(recorder, leaf, name, stored) for leaf in leaves), leaves
 
@@ -227,35 +233,6 @@ def check_results(
     for leaf in results:
         if isinstance(leaf, internals.Tracer) and id(leaf) not in given:
             _check_attributes(f, leaf, "that it returns")
-
-
-def _check_marks(
-    f: Callable[..., Any], tensor: torch.Tensor, tracer: torch.Tensor, required_grad: bool | None
-) -> None:
-    """Refuse `requires_grad` or an attribute that the function sets on a tensor from outside: they
-    would be lost.
-
-    A tensor that is differentiated is no leaf; one that was written to has the history of the
-    write.
-    """
-    _check_attributes(f, tracer, "from outside", vars(tensor))
-    with internals.no_torch_function():
-        if (
-            required_grad is None
-            or not internals.is_leaf(tracer)
-            or tracer.requires_grad == required_grad
-        ):
-            return
-        type = with_article(type_of_value(tracer))
-    what = (
-        f"the function sets requires_grad to {not required_grad}, by Tensor.requires_grad_(), on"
-        f" {type} from outside"
-    )
-    fix = (
-        "Do it outside of the function; inside, take `x.detach().requires_grad_()`, which is"
-        " another tensor."
-    )
-    raise UnsupportedCall(what, source=source_of(f), fix=fix)
 
 
 def _check_attributes(

@@ -30,6 +30,7 @@ APPENDED: Any = type("Appended", (), {"__repr__": lambda self: "APPENDED"})()
 PREPENDED: Any = type("Prepended", (), {"__repr__": lambda self: "PREPENDED"})()
 """The key of what is put in front of a list or deque."""
 GRAD: Any = "grad"
+REQUIRES_GRAD: Any = "requires_grad"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,9 +125,11 @@ def held_at(holder: Any, key: Any) -> Any:
 
 
 def put(holder: Any, key: Any, value: Any) -> None:
-    """Store a value in an entry of a container, in all of it, or in the `.grad` of a tensor."""
+    """Store a value in an entry of a container, in all of it, or in the `.grad` or `requires_grad`
+    of a tensor.
+    """
     if isinstance(holder, torch.Tensor):
-        holder.grad = None if value is ABSENT else value
+        setattr(holder, key, None if value is ABSENT else value)
     elif isinstance(holder, types.CellType):
         holder.cell_contents = value
     elif key is APPENDED:

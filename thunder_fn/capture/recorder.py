@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 from thunder_fn import torch_internals as internals
+from thunder_fn.capture.flags import Flags
 from thunder_fn.capture.generators import Generators
 from thunder_fn.capture.history import History
 from thunder_fn.capture.hooked import Hooked
@@ -204,7 +205,6 @@ class Recorder:
         self.arguments: list[torch.Tensor] = []
         self.given: list[torch.Tensor] = []
         self.results_from_outside: list[tuple[torch.Tensor, Any, torch.Tensor]] = []
-        self.required_grad: dict[int, bool] = {}
         self._vars: dict[int, tuple[torch.Tensor, Var]] = {}
         self._lifted: dict[int, tuple[torch.Tensor, torch.Tensor, Var]] = {}
         self._made: dict[int, torch.Tensor] = {}
@@ -236,6 +236,7 @@ class Recorder:
             self._remember, self._on_higher_order, told, pure_call, self._on_attribute
         )
         self.gradients = Gradients(self)
+        self.flags = Flags(self)
 
     # ---- running ----
 
@@ -315,7 +316,7 @@ class Recorder:
                 tracer.find = functools.partial(past.value, var)  # type: ignore[attr-defined]
         self.give_up_steps()
         self._forget_tensors()
-        for part in (self.gradients, self.properties, self.history, self.selections):
+        for part in (self.gradients, self.flags, self.properties, self.history, self.selections):
             part.forget()
         if past is None:
             self.values.forget()
@@ -558,7 +559,7 @@ class Recorder:
             with internals.outside_torch_func():
                 tracer.requires_grad_(True)
         self._outside[id(tracer)] = tensor
-        self.required_grad[id(tracer)] = tracer.requires_grad
+        self.flags.take(tracer)
         if tensor.requires_grad and not is_leaf:
             self.results_from_outside.append((tracer, internals.node_of(tracer), tensor))
         return tracer, var
@@ -667,6 +668,11 @@ class Recorder:
     def knows(self, tensor: torch.Tensor) -> bool:
         """Test whether the trace computes with this tensor from outside."""
         return id(tensor) in self._lifted
+
+    def counterpart(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tracer of a tensor from outside that the trace computes with, or the tensor."""
+        known = self._lifted.get(id(tensor))
+        return tensor if known is None else known[1]
 
     def is_written(self, tensor: torch.Tensor) -> bool:
         """Test whether the function has written to this tensor from outside."""

@@ -168,6 +168,11 @@ def _detach_in_place(x: Tensor) -> Tensor:
     return x
 
 
+def _set_flag(call: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    return _recorder().flags.set(x, lambda: call(x, *args, **kwargs))
+
+
+_SETS_FLAG = (Tensor.requires_grad_, Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
 _ATEN_DETACH = torch.ops.aten.detach_
 F = torch.nn.functional
 CHECKS: dict[Any, tuple[bool, str | None]] = {
@@ -185,6 +190,7 @@ INSTEAD: dict[Any, Callable[..., Any]] = {
     **CAST_INSIDE,
     _DATA.__set__: _set_data,
     **dict.fromkeys((Tensor.detach_, torch.detach_), _detach_in_place),
+    **{call: functools.partial(_set_flag, call) for call in _SETS_FLAG},
     **dict.fromkeys((_ATEN_DETACH, _ATEN_DETACH.default), _detach_in_place),
     Tensor.__getitem__: getitem,
     Tensor.__setitem__: setitem,
@@ -264,7 +270,8 @@ class ScopeMode(TorchFunctionMode):
         if is_passed or current() is not recorder or (self._running and self._running[-1] is func):
             return self._passed(func, args, kwargs, is_passed)
         if func in READ and replacement(func) is None:
-            return answer(recorder, READ[func], args[0], lambda: func(*args, **kwargs))
+            one = recorder.counterpart(args[0])
+            return answer(recorder, READ[func], one, lambda: func(one, *args[1:], **kwargs))
         watching = frames.pause()
         try:
             if (
@@ -297,6 +304,7 @@ class ScopeMode(TorchFunctionMode):
         recorder = self.recorder
         if is_metadata and type(args[0]) is not internals.Tracer and current() is recorder:
             check_type(recorder, args[0])
+            args = (recorder.counterpart(args[0]), *args[1:])
         if func is Tensor.__len__ and recorder.lengths is not None:
             _note_length(recorder, args[0])
         result = func(*args, **kwargs)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from typing import Any
@@ -32,6 +32,7 @@ from thunder_fn.capture.apply import (
 )
 from thunder_fn.capture.capturing import beginning
 from thunder_fn.capture.failures import check_aliases, source_of
+from thunder_fn.capture.flags import required, tensors_of
 from thunder_fn.capture.kept_state import KeptState, decided_by
 from thunder_fn.capture.modules import TRACING
 from thunder_fn.capture.numbers.arguments import Symbolic, value_at
@@ -182,7 +183,8 @@ def _entry(
 ) -> Entry:
     """Lower the last of the traces of a call; what the call needs beside the program."""
     closed, constants = close_over(traces[-1])
-    execution = _lowered(captured, closed, constants, options, call, symbolic)
+    with _beginning(captured, call):
+        execution = _lowered(captured, closed, constants, options, call, symbolic)
     warn_of_idle(options.executors, execution.program.claimed, source_of(f))
     split = None if execution.bridge is None else execution.bridge.split
     ran = (traces[-1],) if split is None else (traces[-1], split.forward, split.backward)
@@ -244,6 +246,11 @@ def _traced(
     if (generator := host_random.drawn_since(before)) is not None:
         _warn_of_constants(f, captured.trace.name, generator)
     return captured, traces, watched
+
+
+def _beginning(captured: Captured, call: Call) -> AbstractContextManager[None]:
+    """Let tensors require grad as they do when the program begins."""
+    return required(tensors_of(captured.flags, [tensor for _, tensor in call.tensors]))
 
 
 def _apply_unfinished(call: Call, captured: Captured) -> None:
@@ -621,6 +628,7 @@ class _Execution:
         values = [f"r{i}" for i in range(len(self.trace.outputs))]
         lines = [
             f"def execute({', '.join(self.leaves)}):",
+            *self.required(),
             *self.alone([f"    {name} = {text}" for name, text in self.feeds]),
             *self.running(values),
             *self.views(values),
@@ -638,6 +646,12 @@ class _Execution:
             lines += [f"    result = {result}", f"    give_away({donated})"]
             result = "result"
         return self.names.function("execute", [*lines, f"    return {result}", ""])
+
+    def required(self) -> Iterator[str]:
+        """Lines that let tensors require grad from the beginning, or not."""
+        for one, flag in self.captured.flags:
+            name = self.leaves[one] if isinstance(one, int) else self.names.bind(one, "leaf")
+            yield f"    {name}.requires_grad_({flag})"
 
     def running(self, values: Sequence[str]) -> Iterator[str]:
         """Lines that run the program."""

@@ -1,0 +1,160 @@
+"""`requires_grad` that a jitted function sets on tensors from outside, against eager mode."""
+
+import itertools
+
+import pytest
+import torch
+
+import thunder_fn as tfn
+from thunder_fn.errors import UnsupportedCall
+
+EVENTS = {
+    "on": lambda x, found: x.requires_grad_(),
+    "off": lambda x, found: x.requires_grad_(False),
+    "set": lambda x, found: setattr(x, "requires_grad", True),
+    "use": lambda x, found: found.append((x * x).sum()),
+    "grad": lambda x, found: found.append(
+        torch.autograd.grad((x**3).sum(), x, create_graph=True)[0].sum() if x.requires_grad else x.sum()
+    ),
+}
+PROGRAMS = [
+    events
+    for length in (1, 2, 3)
+    for events in itertools.product(EVENTS, repeat=length)
+    if {"on", "off", "set"} & {*events}
+]
+
+
+def _function(events, place, returned, scale):
+    def f(*args):
+        x, found = place["x"] if not args else args[0], [(scale**2).sum()]
+        for event in events:
+            EVENTS[event](x, found)
+        value = sum(found[1:], found[0])
+        return value.detach() if returned == "detached" else value
+
+    return f
+
+
+def _run(wrap, events, where, returned, *, is_on, is_same):
+    """Call the function three times; what it gave, the flags that it left, and gradients outside."""
+    place, scale = {}, torch.tensor([2.0], dtype=torch.float64, requires_grad=True)
+    f, found = wrap(_function(events, place, returned, scale)), []
+    kept = torch.tensor([1.5, -2.0], dtype=torch.float64).requires_grad_(is_on)
+    for count in range(3):
+        x = kept if is_same else torch.tensor([1.5, count], dtype=torch.float64).requires_grad_(is_on)
+        place["x"] = x
+        value = f(x) if where == "argument" else f()
+        found += [value.detach().clone(), x.requires_grad, value.requires_grad]
+        if value.requires_grad:
+            value.backward()
+        found.append(None if x.grad is None else x.grad.clone())
+    return [*found, scale.grad]
+
+
+def _same(one, other):
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return torch.allclose(one, other, rtol=1e-12, atol=1e-12)
+    return one is other or one == other
+
+
+@pytest.mark.parametrize("returned", ["detached", "followed"])
+@pytest.mark.parametrize("where", ["argument", "closure"])
+@pytest.mark.parametrize("events", PROGRAMS, ids="-".join)
+def test_flags_are_those_of_eager_mode(events, where, returned):
+    for is_on, is_same in itertools.product((False, True), repeat=2):
+        options = {"is_on": is_on, "is_same": is_same}
+        expected = _run(lambda f: f, events, where, returned, **options)
+        try:
+            found = _run(tfn.jit, events, where, returned, **options)
+        except UnsupportedCall as error:
+            assert returned == "followed" and "after it was used" in str(error)
+            continue
+        assert all(map(_same, found, expected)), (options, found, expected)
+
+
+def test_a_step_that_asks_for_gradients_of_its_arguments():
+    """A physics-informed step: derivatives by the coordinates, which come without the flag."""
+
+    def make():
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).double()
+        optimizer = torch.optim.Adam(net.parameters(), 1e-2)
+
+        def step(x, t):
+            x.requires_grad_(), t.requires_grad_()
+            u = net(torch.stack([x, t], 1)).sum()
+            ux, ut = torch.autograd.grad(u, (x, t), create_graph=True)
+            (uxx,) = torch.autograd.grad(ux.sum(), x, create_graph=True)
+            loss = ((ut - uxx) ** 2).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return step, net
+
+    (step, net), (jitted, other) = make(), make()
+    jitted = tfn.jit(jitted)
+    for seed in range(4):
+        torch.manual_seed(seed)
+        x, t = torch.rand(2, 8, dtype=torch.float64)
+        torch.testing.assert_close(jitted(x.clone(), t.clone()), step(x, t))
+    for one, two in zip(net.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(one, two)
+    assert tfn.cache_info(jitted).misses <= 2  # the second is for gradients that are there
+
+
+def test_a_critic_that_is_frozen_for_a_while():
+    """The weights of a critic get no gradient from a loss that is computed while they are off."""
+
+    def make():
+        torch.manual_seed(0)
+        critic, net = torch.nn.Linear(2, 1).double(), torch.nn.Linear(2, 2).double()
+
+        def loss(x):
+            first = critic(x).square().mean()
+            critic.requires_grad_(False)
+            second = critic(net(x)).square().mean()
+            critic.requires_grad_(True)
+            return first + second
+
+        return loss, [*critic.parameters(), *net.parameters()]
+
+    (loss, weights), (jitted, others) = make(), make()
+    jitted, x = tfn.jit(jitted), torch.rand(4, 2, dtype=torch.float64)
+    for _ in range(2):
+        loss(x).backward(), jitted(x).backward()
+    for one, two in zip(weights, others, strict=True):
+        torch.testing.assert_close(two.grad, one.grad)
+
+
+def test_what_a_closed_over_tensor_says_of_itself():
+    """Questions about a tensor from outside are answered as of now, not as of the call."""
+
+    def make():
+        y, z, w = torch.ones(3), torch.ones(3), torch.ones(3, requires_grad=True)
+
+        def f():
+            y.requires_grad_()
+            z.mul_(w)
+            found = [y.requires_grad, y.is_leaf, z.requires_grad, z.is_leaf, z.grad_fn is None]
+            y.requires_grad_(False)
+            return [*found, y.requires_grad]
+
+        return f
+
+    assert tfn.jit(make())() == make()()
+
+
+def test_a_flag_that_an_error_leaves_behind():
+    """A function that raises has set what it has set."""
+
+    def f(x):
+        x.requires_grad_()
+        raise KeyError("x")
+
+    x = torch.ones(2)
+    with pytest.raises(KeyError):
+        tfn.jit(f)(x)
+    assert x.requires_grad
