@@ -17,7 +17,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
 ROOT = Path(__file__).parents[1]
+
+torch.ones((), requires_grad=True).backward()
+"""The first backward of a process starts autograd's threads, one for each device. A CUDA build without a GPU counts
+eight devices as soon as there are fake tensors, and no fork may run autograd beside such threads.
+"""
 
 
 class Done(NamedTuple):

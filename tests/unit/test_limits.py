@@ -138,7 +138,7 @@ class _Keeps(torch.nn.Module):
 
 @error
 def argument_flag() -> object:
-    return tfn.jit(lambda x: x.requires_grad_() * 2)(X.clone())
+    return tfn.jit(lambda x: x.sum() * x.requires_grad_())(X.clone())
 
 
 @error

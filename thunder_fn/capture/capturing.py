@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -137,14 +137,12 @@ def capture(  # noqa: PLR0913 - options, by keyword
     asked = _Options(f, args, kwargs or {}, *options, differentiated, known, stores)
     kept = _Found(wanted) if has_effects else None
     has_symbols, copies = symbolic is not None, tuple[Lookaside, ...]()
-    flags: list[tuple[torch.Tensor, bool]] = []
-    unless = () if on_raise is None else (TracedFunctionError,)
     is_first = is_outermost = current() is None and (known is None or has_symbols)
     begin_again = beginning() if current() is None else lambda: None  # others are captured once
     while True:
         try:
-            with _attempting(differentiated, copies), required(flags, unless):
-                return _Attempt(asked, has_symbols, kept, is_first, flags).run()
+            with _attempting(asked, copies, kept):
+                return _Attempt(asked, has_symbols, kept, is_first).run()
         except LengthsAsked as again:
             copies, is_first = copies + again.answered(copies), False
         except (DataDependentShape, DataDependentValue, DataDependentBranch, UnsupportedCall) as e:
@@ -152,13 +150,9 @@ def capture(  # noqa: PLR0913 - options, by keyword
             if not more and (has_symbols or not _wants_symbols(e)):
                 raise
             copies += more
-        except MustBegin as again:
-            flags += again.flags
-            begin_again()
-            continue
-        except MustFeed as again:
+        except (MustBegin, MustFeed) as again:
             assert kept is not None, "others have no kept objects"
-            kept = dataclasses.replace(kept, places=again.places)
+            kept = dataclasses.replace(kept, **again.found)
         begin_again()
         has_symbols = True  # again: sizes that depend on data, and fed numbers, are symbols
 
@@ -181,21 +175,27 @@ def beginning() -> Callable[[], None]:
 @dataclass(frozen=True, slots=True)
 class _Found:
     """Findings of earlier attempts for the next one: the numbers (`places`) that have to be inputs,
-    the optimizers that were met, and the places of other objects that f reads and writes tensors
-    to.
+    the tensors that require grad from the beginning, the optimizers that were met, and the places
+    of other objects that f reads and writes tensors to.
     """
 
     places: frozenset[Any]
+    flags: tuple[tuple[torch.Tensor, bool], ...] = ()
     met: dict[int, tuple[Any, str]] = dataclasses.field(default_factory=dict)
     written: dict[Any, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
 
 
 @contextmanager
 def _attempting(
-    differentiated: Collection[int] | None, copies: tuple[Lookaside, ...]
+    asked: _Options, copies: tuple[Lookaside, ...], kept: _Found | None
 ) -> Generator[None]:
-    """Set up one attempt, in which `copies` take the place of functions."""
-    with no_collections(), untouched_by_refusals(), _grad_mode(differentiated), lookasides(copies):
+    """Set up one attempt, in which `copies` take the place of functions. What a function that
+    raises has set stays, where it is stored (`on_raise`).
+    """
+    mode = _grad_mode(asked.differentiated)
+    unless = () if asked.on_raise is None else (TracedFunctionError,)
+    flags = required(() if kept is None else kept.flags, unless)
+    with no_collections(), untouched_by_refusals(), mode, lookasides(copies), flags:
         yield
 
 
@@ -238,7 +238,7 @@ class _End:
     """The state at the end of a run, before the trace is folded. `found` has what does not depend
     on the trace. The atoms are those of the outputs, writes, effects (`stored`) and fed inputs.
     `met` are the tensors from outside, `late` those of them that require grad only after a use.
-    `followed` are results, by position, that autograd follows to the function's arguments.
+    `followed` are results, by position, that may require grad.
     """
 
     found: Captured
@@ -264,7 +264,6 @@ class _Attempt:
         has_symbols: bool,
         wanted: _Found | None,
         is_first: bool,
-        flags: Sequence[tuple[torch.Tensor, bool]],
     ) -> None:
         outer = current()
         if outer is not None:
@@ -296,7 +295,7 @@ class _Attempt:
             self.recorder.kept = Kept(
                 self.recorder, wanted.places, met=wanted.met, places=wanted.written
             )
-        self.flags = flags
+        self.flags = () if wanted is None else wanted.flags
         self.is_off = asked.grad_off or not torch.is_grad_enabled()
 
     def run(self) -> Captured:
@@ -390,8 +389,7 @@ class _Attempt:
         reads = recorder.properties.reads(positions)  # by the function: those below are ours
         begun, results, outputs = self.results(tracers, result)
         changes = tuple(changes_of(recorder, f, self.tensors, tracers))
-        lifted = ((tensor, tracer) for tensor, tracer, _ in recorder.lifted())
-        pairs = *zip(self.tensors, tracers, strict=True), *lifted
+        pairs = self.pairs(tracers)
         flags = recorder.flags.settle(pairs, source_of(f))
         check_numbers(recorder)
         stored = dict[int, Atom]()
@@ -418,14 +416,17 @@ class _Attempt:
         found = self.with_memory(begun, results, placed, tracers, targets)
         met = () if recorder.outer is not None else tuple(recorder.call.met.values())
         atoms = tuple(atom for _, own, _ in effects for atom in own)
-        late = tuple(
-            positions.get(id(tensor), tensor)
-            for tensor, tracer in pairs
-            if id(tracer) in recorder.flags.late
-        )
-        inner = (place for place, leaf in enumerate(results) if is_inner(leaf))
+        late = (one for one, tracer in pairs if id(tracer) in recorder.flags.late)
+        late = tuple(positions.get(id(one), one) for one in late)
+        # a view made where gradients are off says later what its base requires then
+        inner = (i for i, leaf in enumerate(results) if self.is_off or is_inner(leaf))
         followed = tuple(place for place in inner if place not in begun.freed)
         return _End(found, outputs, changes, atoms, fed, met, late, followed)
+
+    def pairs(self, tracers: list[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The tensors from outside, each with its tracer: arguments, then closed-over ones."""
+        lifted = ((tensor, tracer) for tensor, tracer, _ in self.recorder.lifted())
+        return [*zip(self.tensors, tracers, strict=True), *lifted]
 
     def results(
         self, tracers: list[torch.Tensor], result: Any

@@ -31,7 +31,7 @@ class MustBegin(BaseException):
 
     def __init__(self, flags: Sequence[tuple[torch.Tensor, bool]]) -> None:
         super().__init__(flags)
-        self.flags = flags
+        self.found = {"flags": tuple(flags)}
 
 
 @contextmanager
@@ -63,7 +63,8 @@ def tensors_of(
 
 @dataclass(slots=True, eq=False)
 class Flags:
-    """The flags that one recorder knows: of tracers as they were `given`, by identity.
+    """The flags that one recorder knows: of tracers as they were `given`, by identity, each with
+    its first variable.
 
     `early` are tracers that required no grad until the function said so, before anything was
     computed from them, and `late` those for which it said so afterwards. `off` are those that
@@ -72,14 +73,14 @@ class Flags:
     """
 
     recorder: Recorder
-    given: dict[int, bool] = field(default_factory=dict)
+    given: dict[int, tuple[bool, Var]] = field(default_factory=dict)
     early: set[int] = field(default_factory=set[int])
     late: set[int] = field(default_factory=set[int])
     off: dict[int, tuple[torch.Tensor, Var, Atom]] = field(default_factory=dict)
 
-    def take(self, tracer: torch.Tensor) -> None:
+    def take(self, tracer: torch.Tensor, var: Var) -> None:
         """Note the flag of a tensor from outside."""
-        self.given[id(tracer)] = tracer.requires_grad
+        self.given[id(tracer)] = tracer.requires_grad, var
 
     def set(self, tracer: torch.Tensor, call: Callable[[], Any]) -> Any:
         """Call a function of PyTorch that sets the flag of a tracer."""
@@ -101,12 +102,15 @@ class Flags:
         _, before, constant = self.off.pop(id(tracer), (tracer, None, None))
         if before is not None and var == constant:
             self._compute_with(tracer, before)
-        elif before is None and not any(
-            var in leaf.operands for leaf, _ in leaves_of(self.recorder.root)
-        ):
+        elif before is None and not self._is_used(tracer):
             self.early.add(id(tracer))
         else:
             self.late.add(id(tracer))
+
+    def _is_used(self, tracer: torch.Tensor) -> bool:
+        first = self.given[id(tracer)][1]
+        leaves = (leaf for leaf, _ in leaves_of(self.recorder.root))
+        return self.recorder.var_of(tracer) != first or any(first in one.operands for one in leaves)
 
     def _compute_with(self, tracer: torch.Tensor, atom: Atom) -> None:
         assert isinstance(atom, Var), "a tensor from outside is no literal"
@@ -132,8 +136,7 @@ class Flags:
             found = [
                 (tensor, tracer.requires_grad)
                 for tensor, tracer in pairs
-                if internals.is_leaf(tracer)
-                and tracer.requires_grad != self.given.get(id(tracer), tracer.requires_grad)
+                if internals.is_leaf(tracer) and tracer.requires_grad != self.given[id(tracer)][0]
             ]
         can_set = self.recorder.kept is not None and self.recorder.outer is None
         if found and not can_set:
@@ -162,8 +165,8 @@ def check_late(
     results: Sequence[int],
     source: Source | None,
 ) -> None:
-    """Refuse results that require grad and depend on a tensor that requires grad only after a use:
-    the program has one history of it.
+    """Refuse results that may require grad and depend on a tensor that requires grad only after a
+    use: the program has one history of it.
 
     Raises:
         UnsupportedCall: one of these results does.
@@ -180,7 +183,7 @@ def check_late(
         if any(isinstance(atom, Var) and atom.index in found for atom in outputs):
             what = (
                 f"{_setting(inputs[place].type, True)} after it was used, and returns a result that"
-                " requires grad and depends on it"
+                " depends on it and may require grad"
             )
             fix = "Set it before the tensor is used, or return `result.detach()`."
             raise UnsupportedCall(what, source=source, fix=fix)

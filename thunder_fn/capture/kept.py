@@ -96,7 +96,7 @@ class MustFeed(BaseException):
 
     def __init__(self, places: frozenset[Entry]) -> None:
         super().__init__(places)
-        self.places = places
+        self.found = {"places": places}
 
 
 # ---- while a function is traced ----

@@ -559,7 +559,7 @@ class Recorder:
             with internals.outside_torch_func():
                 tracer.requires_grad_(True)
         self._outside[id(tracer)] = tensor
-        self.flags.take(tracer)
+        self.flags.take(tracer, var)
         if tensor.requires_grad and not is_leaf:
             self.results_from_outside.append((tracer, internals.node_of(tracer), tensor))
         return tracer, var

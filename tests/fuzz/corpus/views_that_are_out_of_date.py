@@ -2,7 +2,7 @@
 
 import torch
 
-EXPECTED = "refused"  # it sets requires_grad on a tensor from outside
+EXPECTED = "refused"  # it sets requires_grad after a use, where gradients are off
 PLAN = {"calls": [3, 3], "via": "jit", "options": {}, "backward": False, "grad_mode": "inference_mode"}
 
 
