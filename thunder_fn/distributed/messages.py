@@ -46,7 +46,7 @@ def _receive(
 ) -> Tensor:
     found = here.new_empty(shape, dtype=dtype)
     if found.numel():
-        collectives.wait_tensor(collectives.irecv(_as_sent(found), source, tag, group))
+        internals.receive_into(_as_sent(found), source, tag, group)
     return found
 
 

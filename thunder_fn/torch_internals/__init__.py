@@ -67,6 +67,7 @@ from thunder_fn.torch_internals.groups import (
     is_fake_group,
     joint_mesh,
     ranks_of_group,
+    receive_into,
     sent_to,
     unwaited_collectives,
 )

@@ -124,6 +124,11 @@ def sent_to(x: torch.Tensor, to: int, tag: int, name: str) -> torch.Tensor:
     return handle
 
 
+def receive_into(x: torch.Tensor, source: int, tag: int, name: str) -> None:
+    """Fill x with what a rank of a group sends, when that is there."""
+    _named_group(name).recv([x], source, tag).wait()
+
+
 def unwaited_collectives() -> int:
     """The number of collectives and messages that were sent and not yet waited for."""
     return torch._C._distributed_c10d._get_work_registry_size()
