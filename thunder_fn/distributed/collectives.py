@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from thunder_fn import torch_internals as internals
 from thunder_fn.distributed.groups import Group
 from thunder_fn.structured.custom_vjp import custom_vjp
 
-collectives = torch.ops._c10d_functional
+collectives = internals.functional_collectives()
 
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

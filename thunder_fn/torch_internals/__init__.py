@@ -64,6 +64,7 @@ from thunder_fn.torch_internals.groups import (
     MeshDim,
     default_store,
     fake_store,
+    functional_collectives,
     is_fake_group,
     joint_mesh,
     ranks_of_group,

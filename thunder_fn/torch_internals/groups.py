@@ -113,6 +113,13 @@ def is_fake_group(name: str) -> bool:
     return torch.distributed.get_backend(_named_group(name)) == "fake"
 
 
+def functional_collectives() -> Any:
+    """The ops of PyTorch's functional collectives, whose types are known once they are imported."""
+    import torch.distributed._functional_collectives
+
+    return torch.ops._c10d_functional
+
+
 def sent_to(x: torch.Tensor, to: int, tag: int, name: str) -> torch.Tensor:
     """Send x to a rank of a group; the handle for which `wait_tensor` waits.
 
