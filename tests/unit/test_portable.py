@@ -217,6 +217,11 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
 
 
 @pytest.mark.parametrize("name", [name for name, (_, text) in REFUSED.items() if text])
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"save: there is no folder '.*none' for 'f\.tfn'"):
+        tfn.save(tfn.trace(torch.sin, X), tmp_path / "none" / "f.tfn")
+
+
 def test_refused(name: str, tmp_path: Path) -> None:
     f, text = REFUSED[name]
     with pytest.raises(PortableError) as raised:

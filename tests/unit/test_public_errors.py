@@ -212,6 +212,22 @@ WRONG: dict[str, tuple[type[Exception], Callable[[], object]]] = {
         errors.CustomRuleError,
         lambda: tfn.custom_vmap(torch.sin).def_vmap(1.0),  # type: ignore[arg-type]
     ),
+    "custom_vjp: <lambda> (test_public_errors.py:<line>) is called with argument 0, the residuals and the cotangent, but:": (
+        errors.CustomRuleError,
+        lambda: tfn.custom_vjp(torch.mul, nondiff_argnums=(0,)).defvjp(torch.mul, lambda kept, ct: ct),
+    ),
+    "custom_jvp: <lambda> (test_public_errors.py:<line>) is called with the primals and the tangents, but: too many": (
+        errors.CustomRuleError,
+        lambda: tfn.custom_jvp(torch.sin).defjvp(lambda x: x),
+    ),
+    "Recipe takes no arguments, given 'executors'\nWrite a class": (
+        errors.RecipeError,
+        lambda: tfn.Recipe(executors=[]),  # type: ignore[call-arg]
+    ),
+    "fori_loop: the carry must keep its types, but\n  carry: f32[2] becomes f32[1]": (
+        errors.TraceTypeError,
+        lambda: tfn.fori_loop(0, 3, lambda i, x: x[:1], X),
+    ),
     "cost: expected a machine, given a str\nWrite `machine=tfn.inspect.machine_named": (
         errors.InspectError,
         lambda: tfn.inspect.cost(torch.sin, X, machine="H1"),  # type: ignore[arg-type]
@@ -242,6 +258,7 @@ def test_wrong_arguments(text: str) -> None:
     with pytest.raises(kind) as error:
         call()
     without_line = re.sub(rf"\nfrom:         {re.escape(__file__)}:.*", "", str(error.value))
+    without_line = re.sub(r"\.py:\d+\)", ".py:<line>)", without_line)
     assert without_line.startswith(text) and without_line != str(error.value)
 
 

@@ -9,6 +9,7 @@ A tensor of a dtype that safetensors does not have is stored as floats or bytes 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
@@ -51,6 +52,9 @@ def write_file(path: str | os.PathLike[str], data: Any, tensors: list[torch.Tens
         "sha256": {name: hashlib.sha256(content).hexdigest() for name, content in members.items()},
     }
     target = Path(path)
+    if not target.parent.is_dir():
+        what = f"save: there is no folder {str(target.parent)!r} for {target.name!r}"
+        raise FileNotFoundError(errno.ENOENT, what)
     with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as file:
         try:
             with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:

@@ -59,6 +59,14 @@ class _MadeOnce(ABCMeta):
     """
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if cls is Recipe and (args or kwargs):
+            given = next(iter(kwargs), None)
+            what = "Recipe takes no arguments" + (f", given {given!r}" if given else "")
+            fix = (
+                "Write a class: `class Mine(Recipe)` with the methods that answer, such as"
+                " `executors`, and options in its `__init__`."
+            )
+            raise RecipeError(what, fix=fix)
         made = super().__call__(*args, **kwargs)
         object.__setattr__(made, "_is_made", True)
         return made

@@ -324,6 +324,7 @@ class custom_jvp(calls.CustomFunction):
     def defjvp(self, rule: Callable[..., Any]) -> Callable[..., Any]:
         """Set the rule, and return it, so that this is a decorator."""
         self._check_functions(rule)
+        self._check_takes(rule, "the primals", "the tangents")
         self._rule = rule
         return rule
 

@@ -357,6 +357,7 @@ class custom_vjp(calls.CustomFunction):
     def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any]) -> None:
         """Set the rule."""
         self._check_functions(fwd, bwd)
+        self._check_takes(bwd, "the residuals", "the cotangent")
         self._rule = (fwd, bwd)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:

@@ -66,6 +66,7 @@ def fori_loop(
     def step(value: Any, i: Tensor) -> tuple[Any, None]:
         return body(i, value), None
 
+    step.step_of = "fori_loop"  # type: ignore[attr-defined]
     return scan(step, init, steps, unroll=unroll)[0]
 
 

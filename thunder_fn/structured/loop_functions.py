@@ -192,7 +192,7 @@ def _run(
     for step in reversed(range(size)) if reverse else range(size):
         carry, y = combine_fn(carry, pytree.unflatten(spec, [slice[step] for slice in slices]))
         if ys_spec is None:
-            check_carry("scan", combine_fn, first, carry)
+            check_carry(*op_of(combine_fn), first, carry)
         y_leaves, ys_spec = pytree.flatten(y)
         _check_ys(combine_fn, y)
         columns = columns or [[] for _ in y_leaves]
@@ -215,6 +215,14 @@ def _pair(combine_fn: Callable[..., Any], result: Any) -> tuple[Any, Any]:
             what, source=user_source(), fix="Return `(carry, None)` if there is no y."
         )
     return result[0], result[1]
+
+
+def op_of(combine_fn: Callable[..., Any]) -> tuple[str, Callable[..., Any]]:
+    """The op that the user wrote, which runs a function as the step of a scan, and the function."""
+    one: Any = combine_fn
+    while one is not None and not hasattr(one, "step_of"):
+        one = getattr(one, "__wrapped__", None)
+    return getattr(one, "step_of", "scan"), combine_fn
 
 
 def _check_ys(combine_fn: Callable[..., Any], y: Any) -> None:
@@ -327,7 +335,7 @@ def _record(
     init, bodies = with_moving_numbers(init, captured_with)
     captured, closures = bodies.captured[0], bodies.closures
     carry, ys = result_types(captured)
-    check_carry("scan", combine_fn, init, carry)
+    check_carry(*op_of(combine_fn), init, carry)
     _check_ys(combine_fn, ys)
     init_leaves, x_leaves = pytree.tensors_in(init), pytree.tensors_in(xs)
     body = consts_first(bodies.bodies[0], len(closures))

@@ -477,16 +477,22 @@ def check_functions(op: str, **functions: Any) -> None:
 def check_takes(op: str, what: str, count: int, *functions: Callable[..., Any]) -> None:
     """Raise if a user's function of an op does not take `count` values, which are `what`."""
     for function in functions:
-        code = getattr(function, "__code__", None)
-        if code is not None and code.co_argcount == count and not code.co_kwonlyargcount:
-            continue  # the usual case; a signature takes some microseconds
-        try:
-            inspect.signature(function, follow_wrapped=False).bind(*range(count))
-        except ValueError:  # a builtin without a signature
-            continue
-        except TypeError as error:
-            told = f"{described_function(function)} is called with {what}, but: {error}"
-            raise misuse(op, told) from None
+        if (told := misfit(function, what, count)) is not None:
+            raise misuse(op, told)
+
+
+def misfit(function: Callable[..., Any], what: str, count: int) -> str | None:
+    """Say why a user's function does not take `count` values, which are `what`."""
+    code = getattr(function, "__code__", None)
+    if code is not None and code.co_argcount == count and not code.co_kwonlyargcount:
+        return None  # the usual case; a signature takes some microseconds
+    try:
+        inspect.signature(function, follow_wrapped=False).bind(*range(count))
+    except ValueError:  # a builtin without a signature
+        return None
+    except TypeError as error:
+        return f"{described_function(function)} is called with {what}, but: {error}"
+    return None
 
 
 def operand_tuple(op: str, name: str, operands: Any) -> tuple[Any, ...]:

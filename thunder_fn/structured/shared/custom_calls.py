@@ -24,6 +24,7 @@ from thunder_fn.capture.outside.frames import is_machinery, observer
 from thunder_fn.capture.outside.moments import Moment
 from thunder_fn.capture.outside.reads import PLAIN, is_a
 from thunder_fn.capture.recorder import Recorder
+from thunder_fn.capture.scopes import user_source
 from thunder_fn.derived.leaf_vjp import is_differentiable
 from thunder_fn.errors import (
     CustomRuleError,
@@ -61,6 +62,7 @@ from thunder_fn.structured.shared.bodies import (
     call_on_own,
     check_no_writes,
     close_bodies,
+    misfit,
 )
 
 C = TypeVar("C", bound="Call")
@@ -293,6 +295,15 @@ class CustomFunction:
             if not callable(function):
                 what = f"expected a function, given {kind_of(function)}"
                 raise CustomRuleError(f"{type(self).__name__}: {what}")
+
+    def _check_takes(self, rule: Callable[..., Any], *values: str) -> None:
+        """Raise unless a rule takes the static arguments, then these values."""
+        names = (*(f"argument {place}" for place in self.nondiff_argnums), *values)
+        what = ", ".join(names[:-1]) + f" and {names[-1]}"
+        told = misfit(rule, what, len(names))
+        if told is not None:
+            fix = f"Write a function of {what}."
+            raise CustomRuleError(f"{type(self).__name__}: {told}", source=user_source(), fix=fix)
 
     @property
     def has_rule(self) -> bool:
