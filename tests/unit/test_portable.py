@@ -217,11 +217,6 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
 
 
 @pytest.mark.parametrize("name", [name for name, (_, text) in REFUSED.items() if text])
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"save: there is no folder '.*none' for 'f\.tfn'"):
-        tfn.save(tfn.trace(torch.sin, X), tmp_path / "none" / "f.tfn")
-
-
 def test_refused(name: str, tmp_path: Path) -> None:
     f, text = REFUSED[name]
     with pytest.raises(PortableError) as raised:
@@ -383,3 +378,8 @@ def test_another_process_runs_a_saved_step_and_traces_nothing(tmp_path: Path) ->
     found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     value, grad = step(w, x)
     assert found == f"{value.item()} {grad.tolist()} False"
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"save: there is no folder '.*none' for 'f\.tfn'"):
+        tfn.save(tfn.trace(torch.sin, X), tmp_path / "none" / "f.tfn")
