@@ -62,6 +62,11 @@ def random_in_vmap() -> object:
 
 
 @error
+def found_cumprod() -> object:
+    return tfn.jit(tfn.grad(lambda x: x[x > 0].cumprod(0).sum()))(X)
+
+
+@error
 def memory() -> object:
     return tfn.jit(lambda x: torch.from_numpy(x.numpy() * 2))(X)
 
