@@ -22,6 +22,7 @@ from thunder_fn.testing.growing import (
     BROADCAST,
     CASES,
     CHAIN,
+    CHAINED,
     CONSTANTS,
     COUSINS,
     DEAD,
@@ -494,9 +495,118 @@ def without_zero(trace: Trace) -> Trace:
 
 def without_rules(trace: Trace) -> Trace:
     """Wrong: a function with a derivative of its own is inlined."""
-    ruled = ("custom_vjp", "custom_jvp")
+    ruled = ("custom_vjp", "custom_jvp", "custom_vmap")
     inline = lambda b, e, xs: inline_into(b, e.bodies[0], xs) if e.op.name in ruled else put(b, e, xs)
     return rewritten(trace, inline)
+
+
+def without_rules_in_branches(trace: Trace) -> Trace:
+    """Wrong: the same in the branches of a choice alone."""
+    of = lambda e: replace(e, bodies=tuple(map(without_rules, e.bodies))) if e.op == COND else e
+    return replace(trace, equations=tuple(map(of, trace.equations)))
+
+
+def without_not(trace: Trace) -> Trace:
+    """Wrong: the branches stay in their order where the negation of a predicate goes."""
+    makers = {e.outputs[0]: e for e in trace.equations if e.op.name == "aten.logical_not.default"}
+    of = lambda e: replace(e, args=(makers[e.args[0]].args[0], *e.args[1:])) if e.args[0] in makers else e
+    return replace(trace, equations=tuple(of(e) if e.op == COND else e for e in trace.equations))
+
+
+def choices_by_sign(trace: Trace) -> Trace:
+    """Wrong: numbers below 0 are true, too."""
+
+    def step(builder: Any, e: Equation, operands: Any) -> Any:
+        if e.op != COND or e.operand_types[0] == TensorType(torch.bool, ()):
+            return put(builder, e, operands)
+        truth = (TensorType(torch.bool, ()),)
+        positive = builder.add(ops.leaf(ops.aten.gt.Scalar), (operands[0], Literal(0)), truth)
+        return put(builder, e, (*positive, *operands[1:]))
+
+    return rewritten(trace, step)
+
+
+def first_equations_of_both(trace: Trace) -> Trace:
+    """Wrong: the second branch begins as the first one does, whatever its arguments are."""
+
+    def of(e: Equation) -> Equation:
+        if e.op != COND or not all(body.equations for body in e.bodies):
+            return e
+        one, two = (body.equations[0] for body in e.bodies)
+        if (one.op, one.operands, one.output_types) != (two.op, two.operands, two.output_types):
+            return e
+        second = replace(two, args=one.args, kwargs=one.kwargs)
+        body = replace(e.bodies[1], equations=(second, *e.bodies[1].equations[1:]))
+        return replace(e, bodies=(e.bodies[0], body))
+
+    return replace(trace, equations=tuple(map(of, trace.equations)))
+
+
+def effects_last(trace: Trace) -> Trace:
+    """Wrong: calls of Python go behind those in bodies."""
+    late = [e for e in trace.equations if e.op.name == EFFECT]
+    return replace(trace, equations=(*(e for e in trace.equations if e not in late), *late))
+
+
+def carries_in_any_order(trace: Trace) -> Trace:
+    """Wrong: a carry that is handed on to another one counts as one that stays."""
+
+    def of(loop: Equation) -> Equation:
+        if loop.op.name != "scan":
+            return loop
+        body, start, count = loop.body, loop.literals["num_consts"], loop.literals["num_carry"]
+        carry = body.inputs[start : start + count]
+        outputs = [v if v in body.outputs[:count] else out for v, out in zip(carry, body.outputs, strict=False)]
+        return replace(loop, bodies=(replace(body, outputs=(*outputs, *body.outputs[count:])),))
+
+    return replace(trace, equations=tuple(map(of, trace.equations)))
+
+
+def without_unread_carries(trace: Trace) -> Trace:
+    """Wrong: a carry whose result nobody reads stays as it is, though another one depends on it."""
+    read = {v for e in trace.equations for v in e.operands} | {*trace.outputs}
+
+    def of(loop: Equation) -> Equation:
+        if loop.op.name != "scan":
+            return loop
+        body, start, count = loop.body, loop.literals["num_consts"], loop.literals["num_carry"]
+        carry = (*body.inputs[start : start + count], *body.outputs[count:])
+        new = [v if var not in read else out for v, var, out in zip(carry, loop.outputs, body.outputs, strict=True)]
+        return replace(loop, bodies=(replace(body, outputs=tuple(new)),))
+
+    return replace(trace, equations=tuple(map(of, trace.equations)))
+
+
+def empty_loops_run_once(trace: Trace) -> Trace:
+    """Wrong: a loop of no steps is written out as one step."""
+
+    def step(builder: Any, e: Equation, operands: Any) -> Any:
+        is_empty = e.op.name == "scan" and e.literals["length"] == 0
+        if not is_empty or e.literals["num_carry"] != len(e.outputs):
+            return put(builder, e, operands)
+        return inline_into(builder, e.body, operands)
+
+    return rewritten(trace, step)
+
+
+def read_in_order(trace: Trace) -> Trace:
+    """Wrong: a structured op that reads all results of one of its kind reads them in their order."""
+    makers = {var: e for e in trace.equations for var in e.outputs}
+
+    def of(e: Equation) -> Equation:
+        first = makers.get(e.operands[0]) if e.op.name in ("checkpoint", "call") else None
+        is_same = first is not None and first.op == e.op and {*first.outputs} == {*e.args}
+        return replace(e, args=first.outputs) if is_same and first is not None else e
+
+    return replace(trace, equations=tuple(map(of, trace.equations)))
+
+
+def constants_by_address(trace: Trace) -> Trace:
+    """Wrong: a matrix and its transpose lie in one memory."""
+    first: dict[Any, Any] = {}
+    same = {c.var: first.setdefault((c.tensor.data_ptr(), c.var.type), c.var) for c in trace.constants}
+    of = lambda e: replace(e, args=map_arg(lambda var: same.get(var, var), e.args))
+    return replace(trace, equations=tuple(map(of, trace.equations)))
 
 
 def without_contiguous(trace: Trace) -> Trace:
@@ -676,8 +786,24 @@ def written_out(name: str, *parts: Any) -> Any:
         (choices_as_products, "keeps values", calls_of("aten.where.self")),
         (without_zero, "keeps values", calls_of("aten.add.Tensor")),
         (without_zero, "keeps shared memory", calls_of("aten.add.Tensor")),
-        (without_rules, "commutes with vjp", RULED[:5]),
-        (without_rules, "commutes with jvp", RULED[5:]),
+        *(
+            (wrong, f"commutes with {name}", RULED[kind * len(RULED) // 3 : (kind + 1) * len(RULED) // 3])
+            for wrong in (
+                without_rules,
+                without_rules_in_branches,
+                merged_by(lambda e, xs: (e.op, *xs, e.bodies[0]) if e.op.kind == "structured" else e),
+            )
+            for kind, name in enumerate(("vjp", "jvp", "vmap"))
+        ),
+        (without_not, "keeps values", CASES),
+        (choices_by_sign, "keeps values", CASES),
+        (first_equations_of_both, "keeps values", CASES),
+        (effects_last, "keeps effects", EFFECTS),
+        (carries_in_any_order, "keeps values", LOOPS),
+        (without_unread_carries, "keeps values", LOOPS),
+        (empty_loops_run_once, "keeps values", LOOPS),
+        (read_in_order, "keeps values", CHAINED),
+        (constants_by_address, "keeps values", CONSTANTS),
         (without_contiguous, "keeps shared memory", ALIASES),
         (calls_merged_in_loops, "draws as many numbers", DRAWS),
     ],
@@ -686,6 +812,25 @@ def test_programs_made_on_purpose_break_the_law(wrong: Any, law: str, programs: 
     cases = list(map(Case, programs))
     search = Search(wrong, Promised())
     assert any(search.error_of(law, case.trace, case.inputs) for case in cases)
+
+
+def sums_of_one(trace: Trace) -> Trace:
+    """Wrong: the sum of a single element has no dims."""
+
+    def step(builder: Any, e: Equation, operands: Any) -> Any:
+        types = (*e.operand_types, *e.output_types)
+        is_one = e.op.name == "aten.sum.default" and torch.Size(types[0].shape).numel() == 1
+        if not is_one or types[0].dtype != types[1].dtype:
+            return put(builder, e, operands)
+        return builder.add(ops.leaf(ops.aten.clone.default), operands, types[:1])
+
+    return rewritten(trace, step)
+
+
+def test_drawn_programs_of_what_the_code_names_show() -> None:
+    """Several conditions together are reached by the branches of the code."""
+    broken = Search(sums_of_one, Promised()).on_drawn()
+    assert broken is not None and broken[0] in ("keeps values", "gives checked traces")
 
 
 def test_an_overload_that_the_code_names_is_no_other() -> None:

@@ -119,9 +119,17 @@ def around(program: Program) -> Iterator[Program]:
         yield nested(name, (*CHAIN[:3], *steps), variants[-1], types)
 
 
-def _scan(carries: int, consts: int, rows: int, length: int, reverse: bool, ys: bool) -> Program:
+def _scan(
+    carries: int,
+    consts: int,
+    rows: int,
+    length: int,
+    reverse: bool,
+    ys: bool,
+    outputs: tuple[int, ...] = (0, 1),
+) -> Program:
     """A scan over so many carries, constants and rows, whose body reads all of them and may return
-    a value of each step.
+    a value of each step. Picks below 0 hand on what the step was given, -1 the last carry.
     """
     given, counts = (carries, consts, rows), ((1, 2, 0, 3), (1, 2, 0), (1, 0, 2))
     operands = [
@@ -131,31 +139,46 @@ def _scan(carries: int, consts: int, rows: int, length: int, reverse: bool, ys: 
     loop = ((2, 3, 1, 0).index(length), int(reverse))
     picks = (*operands[0], *(0,) * carries, *operands[1], *loop, *operands[2])
     # each step reads the one before and the next input, past the results and the inputs read
-    reading = (Step("mul" if n % 2 else "sub", (0, 2 * n + 1)) for n in range(sum(given) - 1))
-    unread = (Step("cos", (1 + n,)) for n in range(carries if ys else 0))
-    body = Program((), (*reading, Step("sin"), *unread), (0, 1))
+    reading = [Step("mul" if n % 2 else "sub", (0, 2 * n + 1)) for n in range(sum(given) - 1)]
+    unread = [Step("cos", (1 + n,)) for n in range(carries if ys else 0)]
+    made = len(reading) + 1 + len(unread)
+    handed = tuple(made - pick - 1 if pick < 0 else pick for pick in outputs)
+    body = Program((), (*reading, Step("sin"), *unread), handed)
     return Program((TensorType(F64, (3,)),) * 2, (Step("scan", picks, (body,)),))
 
 
-LOOPS: tuple[Program, ...] = tuple(
-    _scan(carries, consts, rows, length, reverse, ys)
-    for rows in (1, 0, 2)
-    for carries in (1, 2, 0)
-    for consts in (0, 1)
-    for length in ((3,) if rows else (1, 2, 3))
-    for reverse in (False, True)
-    for ys in (False, True)
-    if carries + rows > 0 and carries >= ys
-) + tuple(
-    Program(
-        (TensorType(F64, (3,)),) * 2,
-        (Step("scan", (0, 0, 0, 1, 0, 1, 1, 0, 0, 0), (Program((), steps, (0,)),)),),
+LOOPS: tuple[Program, ...] = (
+    tuple(
+        _scan(carries, consts, rows, length, reverse, ys)
+        for rows in (1, 0, 2)
+        for carries in (1, 2, 0)
+        for consts in (0, 1)
+        for length in ((3,) if rows else (0, 1, 2, 3))
+        for reverse in (False, True)
+        for ys in (False, True)
+        if carries + rows > 0 and carries >= ys
     )
-    for place in (3, 4)
-    for steps in ((Step("sub", (0, 1)), Step("mul", (0, place)), Step("sin"), Step("cos", (1,))),)
+    + tuple(
+        program
+        for consts in (0, 1)
+        for length in (2, 3)
+        for outputs in ((-1, -2), (-2, 0), (0, -1), (-2, -2))
+        for loop in (_scan(2, consts, 0, length, False, True, outputs),)
+        for program in (loop, replace(loop, outputs=(0,)), replace(loop, outputs=(1,)))
+    )
+    + tuple(
+        Program(
+            (TensorType(F64, (3,)),) * 2,
+            (Step("scan", (0, 0, 0, 1, 0, 1, 1, 0, 0, 0), (Program((), steps, (0,)),)),),
+        )
+        for place in (3, 4)
+        for steps in (
+            (Step("sub", (0, 1)), Step("mul", (0, place)), Step("sin"), Step("cos", (1,))),
+        )
+    )
 )
-"""Loops of each kind: what is peeled, unrolled or turned around depends on all of that. In the last
-ones, one constant of two is not read.
+"""Loops of each kind: what is peeled, unrolled or turned around depends on all of that. Some hand
+on carries, exchanged or as they were. In the last ones, one constant of two is not read.
 """
 
 _ON_CONSTANT, _OF_CONSTANTS = (0, 1, 0, 0, 0, 0, 0, 1), (1,) * 4
@@ -176,18 +199,28 @@ op.
 """
 
 
+_RULES = ("custom_vjp", "custom_jvp", "custom_vmap")
+_READ = ((), (Step("sub", (0, 1)),))
+_HOLDING = ("scan", "checkpoint", "composite", "call", "cond", "switch")
+
 RULED: tuple[Program, ...] = tuple(
     program
-    for kind in (0, 1)
+    for kind in (0, 1, 2)
     for step in (Step("ruled", (kind, 1, 0, 1), (Program((), CHAIN[:3]),)),)
     for program in (
         Program((VECTOR, VECTOR), (step,)),
         Program((VECTOR, VECTOR), (Step("sin"), step, Step("cos"))),
-        *(nested(name, (step,), NESTS[name][0]) for name in ("scan", "checkpoint", "composite")),
+        *(nested(name, (step,), NESTS[name][0]) for name in _HOLDING),
+        *(
+            Program((VECTOR, VECTOR), pair)
+            for right in (Step(_RULES[kind], step.picks[1:], step.bodies),)
+            for pair in ((step, replace(right, picks=(1, 1, 2)), *more) for more in _READ)
+        ),
     )
 )
-"""Functions with rules of their own that are not their derivatives: who inlines them, or takes one
-for another call, changes what vjp and jvp make of the trace.
+"""Functions with rules of their own that are not their derivatives, or batches, and beside the same
+with the right rule: who inlines one, or takes one for another call, changes what vjp, jvp and vmap
+make of the trace.
 """
 
 _DRAWING = ("rand", "normal_like", "bernoulli", "dropout")
@@ -226,6 +259,34 @@ DRAWS: tuple[Program, ...] = (
 """Programs whose draws can be merged, dropped, repeated and put in another order."""
 
 
+_BOTH = Program((), CHAIN[:2], (0, 1))
+_READING_TWO = {"composite": (0, 1), "cond": (0, 0, 1)} | dict.fromkeys(
+    ("operator", "call", "checkpoint", "custom_vjp", "custom_jvp", "custom_vmap"), (1,)
+)
+
+
+def _rows(reverse: int) -> Step:
+    """A loop over the rows of the newest value."""
+    return Step("map", (0, 1, 0, reverse), (Program((), CHAIN[2:3]),))
+
+
+CHAINED: tuple[Program, ...] = (
+    *(
+        Program((VECTOR, VECTOR), tuple(Step(name, (*picks, *order), bodies) for order in orders))
+        for name, picks in _READING_TWO.items()
+        for bodies in ((_BOTH,) * BODIES[name],)
+        for orders in (((0, 1), (1, 0)), ((1, 0), (0, 1)))
+    ),
+    *(
+        Program((MATRIX, MATRIX), (first, _rows(second)))
+        for reverse, second in itertools.product((0, 1), repeat=2)
+        for first in (_rows(reverse), *_scan(1, 0, 1, 3, bool(reverse), True).steps)
+    ),
+)
+"""Programs in which a structured op reads what another of its kind made, in either order; loops
+over rows run in either direction.
+"""
+
 _OWN, _CLOSED = Step("owned_constant"), Step("constant")
 
 CONSTANTS: tuple[Program, ...] = (
@@ -245,6 +306,7 @@ CONSTANTS: tuple[Program, ...] = (
     Program((VECTOR,), (_OWN, Step("normal_like", (0,)), Step("mul", (0, 1)))),
     Program((VECTOR,), (_OWN, Step("bernoulli", (0,)), Step("sin"))),
     Program((VECTOR,), (_CLOSED, Step("two_constants"), Step("mul", (0, 1)), Step("sin"))),
+    Program((), (Step("transposed_constant"),)),
     *(nested(name, (_OWN, Step("sin"), Step("cos")), p[0]) for name, p in NESTS.items()),
     *(nested(name, (_CLOSED, Step("sin"), Step("cos")), p[0]) for name, p in NESTS.items()),
 )
@@ -280,9 +342,21 @@ EFFECTS: tuple[Program, ...] = (
     Program((VECTOR, VECTOR), (Step("effect"), Step("effect", (1,)), Step("sin"))),
     Program((VECTOR, VECTOR), _SHOWN),
     Program((VECTOR, VECTOR), (*_SHOWN, Step("effect"), Step("effect", (1,)), Step("cos"))),
-    *(nested(name, _SHOWN, variants[-1]) for name, variants in NESTS.items()),
+    *(
+        program
+        for name, variants in NESTS.items()
+        for own in (nested(name, _SHOWN, variants[-1]),)
+        for program in (
+            own,
+            replace(own, steps=(Step("effect"), *own.steps, Step("effect", (1,)), Step("cos"))),
+            nested("composite", own.steps, (0, 1, 0, 1)),
+            replace(nested("composite", own.steps, (0, 1, 0, 1)), outputs=(-1,)),
+        )
+    ),
 )
-"""Programs that call Python, on values that differ and on the same twice."""
+"""Programs that call Python, on values that differ and on the same twice, around bodies that do so,
+and where nobody reads their results.
+"""
 
 _VIEWS = tuple(Step(name) for name in ("transpose", "reshape", "select", "slice", "unsqueeze"))
 _COPIES = (
@@ -335,9 +409,16 @@ _BRANCHES = (
     ),
     tuple(Program((), (Step("sin"), Step("cos")), (place,)) for place in (0, 1, 0)),
     (Program((), (Step("sin"),), (1,)),) * 3,
+    *(
+        tuple(Program((), (Step(name, (0, *picks)), Step("cos"))) for picks in several)
+        for name, several in (
+            ("power", ((0,), (1,), (2,))),
+            ("add_scaled", ((0, 0), (0, 1), (0, 2))),
+        )
+    ),
 )
-"""Branches that differ, that are alike in part, that differ in what they return, that return an
-operand.
+"""Branches that differ, that are alike in part, that differ in what they return or in an argument
+of their first op, that return an operand.
 """
 
 CASES: tuple[Program, ...] = (
@@ -356,8 +437,35 @@ CASES: tuple[Program, ...] = (
         for bodies in _BRANCHES
         for truth in (0, 1)
     ),
+    *(
+        Program(
+            (VECTOR, TensorType(dtype, ())), (Step("cond", (3, 0, 1, *operands), (body, body)),)
+        )
+        for dtype in (torch.bool, torch.int64, F64)
+        for operands in ((0, 1), (1, 0))
+        for body in (Program((), (Step("cond", (3, 0, 1, 0, 1), _BRANCHES[0][:2]),)),)
+    ),
+    *(
+        Program(
+            (VECTOR, TensorType(F64, ())),
+            (
+                *(Step(name, picks) for name in names),
+                Step("cond", (3, 0, 0, 1 + len(names)), _BRANCHES[0][:2]),
+            ),
+        )
+        for names, picks in (
+            (("abs",), ()),
+            (("abs", "neg"), ()),
+            (("extreme",), ()),
+            (("extreme",), (0, 2)),
+            (("is_positive",), ()),
+            (("is_positive", "aten.logical_not.default"), ()),
+        )
+    ),
 )
-"""Choices by each index and beyond both ends, and by both truths."""
+"""Choices by each index and beyond both ends, by both truths, by numbers, and by a truth that the
+branches ask again.
+"""
 
 _WRITTEN = tuple(Step("written", (0, kind)) for kind in range(4))
 
@@ -443,7 +551,7 @@ def _cousins_of(program: Program) -> Iterator[Program]:
     """The program with its last call and another one, for each that eager PyTorch takes."""
     for place in range(2 * MOST_COUSINS):
         pair = replace(program, steps=(*program.steps, Step("cousin", (place,))))
-        if len(build(pair).equations) > len(build(program).equations) and _runs(pair):
+        if len(build(pair).equations) > len(build(program).equations) and runs(pair):
             yield pair
 
 
@@ -652,6 +760,94 @@ def _other_picks(step: Step, rng: random.Random) -> Step:
     return replace(step, picks=tuple(picks))
 
 
+# ---- programs of what a transform names ----
+
+ODDS = (0.3, 0.6, 0.9)
+"""The chances that an argument of a call has its default."""
+
+
+def drawn_of(rng: random.Random, ops: Sequence[str], nests: Sequence[str]) -> Program:
+    """A short program of these ops and structured ops, on inputs of any size; often a call of one
+    of the ops, and more.
+    """
+    calls = calls_of(rng.choice(ops)) if ops and rng.random() < 0.6 else ()
+    known = rng.choice(calls) if calls else Program(rng.choice(rng.choice((CUBES, PLACES))))
+    if {type.dtype for type in known.inputs} & _HALVES:
+        known = replace(known, inputs=CUBES[0])
+    types = tuple(_drawn_type(type, rng) for type in known.inputs)
+    spoilt = (Step("extreme", (rng.randrange(2), rng.randrange(4))),) * (rng.random() < 0.3)
+    more = _drawn_steps(rng, ops, nests, 4, 2)
+    return Program(types, (*spoilt, *known.steps, *more), _drawn_outputs(rng))
+
+
+_HALVES = {torch.float16, torch.bfloat16}
+"""Dtypes that round too much for sums in any order."""
+
+
+def redrawn(
+    program: Program, rng: random.Random, ops: Sequence[str], nests: Sequence[str]
+) -> Program:
+    """A program that is like this one: other picks of a step, a step more, an input of another
+    type, or a change of any kind.
+    """
+    steps, inputs, at = program.steps, program.inputs, rng.randrange(len(program.steps) + 1)
+    match rng.randrange(6):
+        case 0 | 1 | 2 if at < len(steps):
+            new = _other_picks(steps[at], rng)
+            return replace(program, steps=(*steps[:at], new, *steps[at + 1 :]))
+        case 3:
+            new = _drawn_step(rng, ops, nests, 2)
+            return replace(program, steps=(*steps[:at], new, *steps[at:])[:24])
+        case 4 if inputs:
+            at = rng.randrange(len(inputs))
+            other = _drawn_type(inputs[at], rng)
+            return replace(program, inputs=(*inputs[:at], other, *inputs[at + 1 :]))
+        case _:
+            return changed(program, rng, ops)
+
+
+def _drawn_type(type: TensorType, rng: random.Random) -> TensorType:
+    """The type, or the same with another dtype, one dim less, or a dim of size 1 or 0."""
+    match rng.randrange(10):
+        case 0:
+            return TensorType(rng.choice(DTYPES[:5]), type.shape)
+        case 1:
+            return TensorType(type.dtype, type.shape[1:])
+        case 2 | 3 if type.shape:
+            place = rng.randrange(len(type.shape))
+            size = 0 if rng.random() < 0.2 else 1
+            return TensorType(type.dtype, (*type.shape[:place], size, *type.shape[place + 1 :]))
+        case _:
+            return type
+
+
+def _drawn_steps(
+    rng: random.Random, ops: Sequence[str], nests: Sequence[str], most: int, depth: int
+) -> tuple[Step, ...]:
+    return tuple(_drawn_step(rng, ops, nests, depth) for _ in range(rng.randint(1, most)))
+
+
+def _drawn_step(rng: random.Random, ops: Sequence[str], nests: Sequence[str], depth: int) -> Step:
+    """A call of one of the ops, a structured op around some, or any other step."""
+    if nests and depth and rng.random() < 0.6:
+        name = rng.choice(nests)
+        drawn = Program((), _drawn_steps(rng, ops, nests, 3, depth - 1), _drawn_outputs(rng))
+        others = (Program((), _drawn_steps(rng, ops, nests, 3, depth - 1)),) * (BODIES[name] - 1)
+        bodies = (drawn, *rng.choice((others, (drawn,) * (BODIES[name] - 1))))
+        usual = rng.choice(NESTS.get(name, ((),)))
+        return Step(name, rng.choice((usual, tuple(_pick(rng) for _ in range(10)))), bodies)
+    if ops and rng.random() < 0.8:
+        name, odds = rng.choice(ops), rng.choice(ODDS)
+        picks = (0 if rng.random() < odds else rng.randrange(n) for n in num_values(name))
+        return Step(name, tuple(picks))
+    return random_step(rng, ())
+
+
+def _drawn_outputs(rng: random.Random) -> tuple[int, ...]:
+    """Draw outputs: everything that is not read, or up to three results."""
+    return () if rng.random() < 0.7 else tuple(rng.randrange(4) for _ in range(rng.randint(1, 3)))
+
+
 # ---- making programs small ----
 
 MOST_TRIES = 400
@@ -785,10 +981,10 @@ def calls_of(name: str) -> tuple[Program, ...]:
         for step in variants if count < MOST_PLACES else dict.fromkeys(others):
             made = takes(name, types, step.picks)
             program = Program(types, (step,))
-            if made and _runs(program):
+            if made and runs(program):
                 found.setdefault((types, made), program)
     scalars = (Program(SCALARS, (step,)) for step in variants if takes(name, SCALARS, step.picks))
-    few_scalars = () if name in UNCHECKED else itertools.islice(filter(_runs, scalars), MOST_PLACES)
+    few_scalars = () if name in UNCHECKED else itertools.islice(filter(runs, scalars), MOST_PLACES)
     drawn = [*found.values(), *few_scalars]
     return (*in_turn((drawn, samples)), *_of_infinite(name), *_of_one_infinite(name))
 
@@ -801,7 +997,9 @@ def _with_a_number(name: str) -> Iterator[Step]:
 
 
 def _of_infinite(name: str) -> Iterator[Program]:
-    """Programs that make something finite of infinite, or of very large, numbers by an op."""
+    """Programs that make something finite of very large numbers by an op, or a number of infinite
+    ones.
+    """
     types = (TensorType(F64, (2, 3)),)
     infinite = (Step("aten.sub.Tensor", (0, 0)), Step("aten.div.Tensor", (1, 0)))
     if name in UNCHECKED or len(tensor_places(name)) != 1:
@@ -809,9 +1007,10 @@ def _of_infinite(name: str) -> Iterator[Program]:
     for step, before in itertools.product(_variants(name), (infinite, LARGE)):
         program = Program(types, (*before, step))
         trace = build(program)
-        if trace.equations[-1].op.name == name and _runs(program):
+        if trace.equations[-1].op.name == name and runs(program):
             value = evaluate(trace, example_inputs(trace))[-1]
-            if value.isfinite().all():
+            is_told = value.isfinite() if before is LARGE else ~value.isnan()
+            if is_told.all() if before is LARGE else is_told.any():
                 yield program
 
 
@@ -850,21 +1049,21 @@ def _places_of_infinite(program: Program, name: str) -> tuple[int, ...]:
 
 
 def _is_finite_somewhere(program: Program) -> bool:
-    if not _runs(program):
+    if not runs(program):
         return False
     trace = build(program)
     values = evaluate(trace, example_inputs(trace))
     return any(bool(value.isfinite().any()) for value in values[-1:])
 
 
-def _runs(program: Program) -> bool:
+def runs(program: Program) -> bool:
     """Test whether eager PyTorch computes it: rules for fake tensors take further dtypes."""
     trace = build(program)
     try:
         evaluate(trace, example_inputs(trace))
     except ThunderError:
         raise
-    except (RuntimeError, NotImplementedError, IndexError, ValueError):
+    except (RuntimeError, NotImplementedError, IndexError, ValueError, ZeroDivisionError):
         return False
     return True
 

@@ -398,7 +398,8 @@ def _of_kind(argument: Any, draft: Draft) -> Iterator[Any]:
         shape = tuple(shape_of(draft.env[-1]))
         dims = tuple(range(len(shape)))
         turned, swapped = (*dims[1:], *dims[:1]), (*dims[1:2], *dims[:1], *dims[2:])
-        yield from (shape, (0,)) if argument.name in _SHAPES else ((0,), turned, swapped, shape)
+        sizes = (shape, (0,), (-1, *shape[1:]), (2, *shape), (*shape[:-1], -1))
+        yield from sizes if argument.name in _SHAPES else ((0,), turned, swapped, shape)
     yield from _VALUES.get(inner, ())
 
 

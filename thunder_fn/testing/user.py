@@ -33,6 +33,7 @@ from thunder_fn.testing.growing import (
     BOUNDED,
     BROADCAST,
     CASES,
+    CHAINED,
     CONSTANTS,
     COUSINS,
     DEAD,
@@ -50,8 +51,11 @@ from thunder_fn.testing.growing import (
     changed,
     conversions_of,
     cousins_of_leaves,
+    drawn_of,
     in_single,
     pairs_of,
+    redrawn,
+    runs,
     smallest,
     two_deep,
     wrapped,
@@ -68,6 +72,7 @@ from thunder_fn.testing.laws.comparing import (
     is_inexact,
     is_tame,
     law_of,
+    num_equations,
     tolerance,
 )
 from thunder_fn.testing.laws.draws import laws_of_draws
@@ -94,7 +99,13 @@ from thunder_fn.testing.reports import AnyCase, described
 from thunder_fn.testing.schemas import in_turn
 from thunder_fn.testing.sized import Sized, sized_cases
 from thunder_fn.testing.strategies import Case, cases, drawn_cases, smooth_cases
-from thunder_fn.testing.vocabulary import functions_of, overloads_of, own_code, vocabulary
+from thunder_fn.testing.vocabulary import (
+    functions_of,
+    overloads_of,
+    own_code,
+    structures,
+    vocabulary,
+)
 from thunder_fn.testing.watching import Coverage
 from thunder_fn.torch_internals.patches import no_meta_log
 
@@ -115,6 +126,7 @@ ON_PURPOSE = tuple(
         BOUNDED,
         BROADCAST,
         CASES,
+        CHAINED,
         COUSINS,
         SWAPPED,
         EFFECTS,
@@ -127,6 +139,10 @@ ON_PURPOSE = tuple(
 MORE = 100
 MOST_CALLS = 240
 MOST_NESTED_CALLS = 90
+MOST_DRAWN, MOST_CHANGED, MOST_FOUND = 14_000, 600, 12
+"""The number of equations that are drawn, of programs that are judged, and of those that are
+changed further, at most.
+"""
 
 
 def check_transform(  # noqa: PLR0913 - options, by keyword
@@ -264,6 +280,7 @@ class Search:
         if promised.ensures is not None:
             named += vocabulary(promised.ensures)
         self.ops = tuple(dict.fromkeys((*overloads_of(ops), *named)))
+        self.nests = structures(transform)
         self.coverage = Coverage(vocabulary=self.ops)
         self.coverage.applied.update(dict.fromkeys(self.laws, 0))
         self.kept: list[Program] = []
@@ -273,6 +290,7 @@ class Search:
         broken = (
             self.on_given(traces)
             or self.on_purpose()
+            or self.on_drawn()
             or self.on_symbols()
             or self.on_few()
             or self.at_random(max_examples)
@@ -310,6 +328,31 @@ class Search:
             or self._first_broken(beside, self.movers)
             or self._first_broken(map(Case, self._further_programs()), self.alone)
         )
+
+    def on_drawn(self) -> tuple[str, AnyCase] | None:
+        """Try programs of what the transform names, those that it changes."""
+        return self._first_broken(self._drawn(), self.alone)
+
+    def _drawn(self) -> Iterator[Case]:
+        """Programs that are drawn, or made of those that ran a new branch, if the transform changes
+        them.
+        """
+        rng, found, seen = random.Random(0), list[Program](), set[Trace]()
+        count = 0
+        while count < MOST_DRAWN and len(seen) < MOST_CHANGED:
+            if found and rng.random() < 0.5:
+                program = redrawn(rng.choice(found[-MOST_FOUND:]), rng, self.ops, self.nests)
+            else:
+                program = drawn_of(rng, self.ops, self.nests)
+            case, known, count = Case(program, len(seen)), len(self.ran), count + 1
+            if not self._note(case) or case.trace in seen:
+                continue
+            count += num_equations(case.trace)
+            if len(self.ran) > known:
+                found.append(program)
+            if self._changes(case.trace) and runs(program):
+                seen.add(case.trace)
+                yield case
 
     def on_symbols(self) -> tuple[str, AnyCase] | None:
         """Try programs whose sizes and numbers are variables."""
@@ -441,6 +484,8 @@ class Search:
         """The error of a law; None also where the trace is out of the law's reach, as the same
         error for a transform that changes nothing shows.
         """
+        if name in OF_CHANGES and not self._changes(trace):
+            return None
         try:
             said = self.laws[name](trace, inputs)
         except Exception as error:  # noqa: BLE001 - a wrong transform may raise anything
@@ -452,6 +497,13 @@ class Search:
             return error
         self.coverage.applied[name] += said is not False
         return None
+
+    def _changes(self, trace: Trace) -> bool:
+        """Test whether the transform makes another trace, or nothing, of this one."""
+        try:
+            return once(self.transform, trace) != trace
+        except Exception:  # noqa: BLE001 - the laws say what is wrong
+            return True
 
     def made_small(self, name: str, case: AnyCase) -> tuple[AnyCase, Exception]:
         """The smallest case found that breaks a law as this one does, and its error."""
@@ -499,6 +551,19 @@ FEW = 12
 
 OF_SIZES = ("gives checked traces", "keeps values", "carries facts")
 """Laws that are held on programs whose sizes and numbers are variables."""
+
+
+OF_CHANGES = (
+    "reads written memory alone",
+    "keeps values",
+    "merges no draws",
+    "draws as many numbers",
+    "draws in the same order",
+    "keeps effects",
+    "keeps shared memory",
+    "leaves closed-over tensors alone",
+)
+"""Laws that compare values: where the transform leaves a trace as it is, nothing is computed."""
 
 
 def laws_of_transform(transform: Transform, promised: Promised) -> dict[str, Law]:

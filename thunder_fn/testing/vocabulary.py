@@ -20,6 +20,7 @@ import torch
 
 from thunder_fn.ir.rules import Rules
 from thunder_fn.ir.trace import Op
+from thunder_fn.testing.drawn_programs import BODIES
 from thunder_fn.testing.schemas import is_callable
 from thunder_fn.torch_internals import OpOverload, OpOverloadPacket
 
@@ -129,6 +130,18 @@ def vocabulary(transform: Callable[..., Any]) -> tuple[str, ...]:
                 found.update(dict.fromkeys(_named_by(constant, 2)))
             found.update(dict.fromkeys(_attributes_of_aten(code)))
     return tuple(sorted(found))[:MOST]
+
+
+def structures(transform: Callable[..., Any]) -> tuple[str, ...]:
+    """The steps with bodies whose op a transform names, sorted."""
+    found = set[str]()
+    for function in functions_of(transform):
+        constants = (c for code in codes_of(function.__code__) for c in code.co_consts)
+        for value in (*_referred(function), *constants):
+            items = value if isinstance(value, (tuple, list, set, frozenset, dict)) else (value,)
+            names = (item.name if isinstance(item, Op) else item for item in items)
+            found.update(name for name in names if isinstance(name, str) and name in BODIES)
+    return tuple(sorted(found))
 
 
 def _attributes_of_aten(code: CodeType) -> Iterator[str]:

@@ -155,6 +155,13 @@ def without_dead_leaves(trace: Trace) -> Trace:
     return rewritten(trace, step)
 
 
+def _leaves(trace: Trace, equation: Equation) -> bool:
+    """Test whether a result, or what may be a view of it, may be returned."""
+    readers = (e for e in trace.equations if e.bodies or ops.is_view(e.op))
+    handed_on = {*trace.outputs, *(var for reader in readers for var in reader.operands)}
+    return any(var in handed_on for var in equation.outputs)
+
+
 def without_twins(trace: Trace) -> Trace:
     """A cse of one's own, of leaves that draw nothing and find no size."""
     known: dict[Any, Any] = {}
@@ -166,12 +173,9 @@ def without_twins(trace: Trace) -> Trace:
         args = tuple(map_arg(lambda _: next(supply), arg) for arg in equation.args)
         options = tuple((key, map_arg(lambda _: next(supply), v)) for key, v in equation.kwargs)
         key = (equation.op, repr(args), repr(options))
-        if key not in known or _leaves(equation):
+        if key not in known or _leaves(trace, equation):
             known[key] = put(builder, equation, operands)
         return known[key]
-
-    def _leaves(equation: Equation) -> bool:
-        return any(var in trace.outputs for var in equation.outputs)
 
     return rewritten(trace, step)
 
@@ -191,6 +195,8 @@ def scalars_folded(trace: Trace) -> Trace:
         inner = makers.get(equation.operands[0]) if equation.operands else None
         name = "aten.mul.Scalar"
         if equation.op.name != name or inner is None or inner.op.name != name:
+            return put(builder, equation, operands)
+        if not (_is_float(equation) and _is_float(inner)):
             return put(builder, equation, operands)
         a, b = equation.args[1], inner.args[1]
         if not (_is_number(a) and _is_number(b)):
@@ -273,9 +279,7 @@ def _has_twins(trace: Trace) -> bool:
     leaves = [
         (e.op, e.args, e.kwargs)
         for e in trace.equations
-        if e.op.kind == "leaf"
-        and not ops.has_side_effect(e)
-        and not any(var in trace.outputs for var in e.outputs)
+        if e.op.kind == "leaf" and not ops.has_side_effect(e) and not _leaves(trace, e)
     ]
     return len(leaves) != len(set(leaves))
 
@@ -297,7 +301,11 @@ _every(sums_along_dims, _no(_sums_many))
 scalars_folded.laws = {  # type: ignore[attr-defined]
     "ensures": lambda before, after: (
         2 * _chains(after, "aten.mul.Scalar") <= _chains(before, "aten.mul.Scalar") + 1
-        or not all(_is_number(e.args[-1]) for e in before.equations if "mul.Scalar" in e.op.name)
+        or not all(
+            _is_number(e.args[-1]) and _is_float(e)
+            for e in before.equations
+            if "mul.Scalar" in e.op.name
+        )
     )
 }
 

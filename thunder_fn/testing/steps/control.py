@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -20,10 +21,14 @@ from thunder_fn.interpreters.checkpoint.policies import (
     matmuls_saveable,
     nothing_saveable,
 )
+from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.grad import forward_backward
 from thunder_fn.interpreters.jvp import jvp
+from thunder_fn.interpreters.vmap import batch
 from thunder_fn.ir import ops
+from thunder_fn.ir.rules import Mask
 from thunder_fn.ir.trace import (
+    Dim,
     Literal,
     Op,
     TensorType,
@@ -39,6 +44,7 @@ from thunder_fn.structured.checkpoint import CHECKPOINT
 from thunder_fn.structured.cond import COND, SWITCH
 from thunder_fn.structured.custom_jvp import CUSTOM_JVP
 from thunder_fn.structured.custom_vjp import CUSTOM_VJP
+from thunder_fn.structured.custom_vmap import CUSTOM_VMAP
 from thunder_fn.structured.shared.custom_calls import Rule
 from thunder_fn.structured.shared.scan_parts import SCAN, slice_of, stacked
 from thunder_fn.structured.shared.while_parts import BOOL, COUNT, WHILE
@@ -61,6 +67,7 @@ from thunder_fn.testing.suits import (
     has_elements,
     has_rank,
     is_any,
+    is_complex,
     is_inexact,
     is_mask,
     is_real,
@@ -88,8 +95,8 @@ def _same_types(types: tuple[TensorType, ...]) -> Callable[[Draft], tuple[Var, .
 
 
 def _truth(d: Draft) -> Var:
-    """A scalar that says yes or no: one that is known before, one that values decide, or a number
-    that is not zero.
+    """A scalar that says yes or no: one that is known before, one that values decide, or one that
+    is there, a number among them.
     """
     match d.number(4):
         case 0:
@@ -106,7 +113,7 @@ def _truth(d: Draft) -> Var:
                 device=torch.device("cpu"),
             )[0]
         case _:
-            return d.var(lambda var: is_real(var) and has_rank(0)(var))
+            return d.var(lambda var: not is_complex(var) and has_rank(0)(var))
 
 
 @structured("choice", bodies=2)
@@ -338,24 +345,39 @@ def _custom_vjp(d: Draft, step: Step) -> None:
     """Append a custom_vjp with the right backward, so that the laws hold of it as they do of its
     body.
     """
-    _differentiated(d, step, lambda backward: backward)
+    _differentiated(d, step, _unchanged)
+
+
+def _custom_jvp(d: Draft, step: Step) -> None:
+    """Append a custom_jvp with the right tangents."""
+    _pushed(d, step, _unchanged)
+
+
+def _custom_vmap(d: Draft, step: Step) -> None:
+    """Append a custom_vmap with the right batch."""
+    _batched(d, step, _unchanged)
 
 
 def _ruled(d: Draft, step: Step) -> None:
-    """Append a function whose rule gives twice its derivative: inlining it loses the rule."""
-    if d.number(2) == 0:
-        _differentiated(d, step, _doubled)
-        return
-    operands = _operands(d, (1, 2, 3, 0))
-    body = Draft.closed(step.body(), _types(operands), "block")
-    own = jvp(body, tuple(is_differentiable(var.type) for var in operands))
-    own = _doubled(own, len(body.outputs)).renamed("jvp")
-    rule = DerivedRule((True,) * len(operands))
-    d.structured(CUSTOM_JVP, operands, body.output_types, body, own, rule=rule)
+    """Append a function whose rule gives twice its gradient, tangent or batch: inlining it loses
+    the rule.
+    """
+    match d.number(3):
+        case 0:
+            _differentiated(d, step, _doubled)
+        case 1:
+            _pushed(d, step, _doubled)
+        case _:
+            _batched(d, step, _doubled)
 
 
-STEPS["ruled"], BODIES["ruled"] = _ruled, 1
-"""A step that is in programs made on purpose only: laws of derivatives do not hold of it."""
+for _name, _rule in (("custom_jvp", _custom_jvp), ("custom_vmap", _custom_vmap), ("ruled", _ruled)):
+    STEPS[_name], BODIES[_name] = _rule, 1
+"""Steps that are in no random program: laws of derivatives do not hold of the last."""
+
+
+def _unchanged(trace: Trace, start: int = 0) -> Trace:
+    return trace
 
 
 def _doubled(trace: Trace, start: int = 0) -> Trace:
@@ -364,6 +386,52 @@ def _doubled(trace: Trace, start: int = 0) -> Trace:
     outputs = inline_into(builder, trace, builder.take(trace.input_types))
     twice = (builder.add(TWICE, (x, Literal(2)), (type_of(x),))[0] for x in outputs[start:])
     return builder.build((*outputs[:start], *twice))
+
+
+def _pushed(d: Draft, step: Step, change: Callable[[Trace, int], Trace]) -> None:
+    """Append a custom_jvp with a rule that is the right one, changed from an output on."""
+    operands = _operands(d, (1, 2, 3, 0))
+    body = Draft.closed(step.body(), _types(operands), "block")
+    own = jvp(body, tuple(is_differentiable(var.type) for var in operands))
+    own = change(own, len(body.outputs)).renamed("jvp")
+    rule = DerivedRule((True,) * len(operands))
+    d.structured(CUSTOM_JVP, operands, body.output_types, body, own, rule=rule)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchedBody(Rule):
+    """The rule of a function whose batch is the one that `batch` gives, changed."""
+
+    body: Trace
+    change: Callable[[Trace], Trace]
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return "batched_body"
+
+    __name__ = name
+
+    @property
+    def is_tensor(self) -> tuple[bool, ...]:
+        """Tell that each argument is a tensor."""
+        return (True,) * len(self.body.inputs)
+
+    def primal(self, *tensors: Any) -> Any:
+        """Call the function."""
+        return evaluate(self.body, tensors)
+
+    def vmap(self, _: Any, size: Dim, batched: Mask, tensors: Any) -> tuple[Any, list[bool]]:
+        """The outputs, and which of them are batched."""
+        new, flags = batch(self.body, batched, size, "different")
+        return evaluate(self.change(new), tensors), list(flags)
+
+
+def _batched(d: Draft, step: Step, change: Callable[[Trace], Trace]) -> None:
+    """Append a custom_vmap with a rule that is the right one, changed."""
+    operands = _operands(d, (1, 2, 3, 0))
+    body = Draft.closed(step.body(), _types(operands), "block")
+    d.structured(CUSTOM_VMAP, operands, body.output_types, body, rule=BatchedBody(body, change))
 
 
 def _differentiated(d: Draft, step: Step, change: Callable[[Trace], Trace]) -> None:

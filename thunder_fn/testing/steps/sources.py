@@ -21,7 +21,7 @@ from thunder_fn.testing.drawn_programs import (
 )
 from thunder_fn.testing.laws.effects import effect
 from thunder_fn.testing.schemas import relatives
-from thunder_fn.testing.steps.enter import call, step
+from thunder_fn.testing.steps.enter import call, step, void
 from thunder_fn.testing.suits import (
     both,
     broadcasts_with,
@@ -32,6 +32,7 @@ from thunder_fn.testing.suits import (
     is_complex,
     is_inexact,
     is_mask,
+    is_number,
     is_real,
     same_dtype,
 )
@@ -93,6 +94,8 @@ CONSTANTS = (
 )
 """Tensors that programs close over, by reference."""
 
+_SQUARE = torch.tensor([[0.5, -1.5, 1.0], [0.25, 2.0, -0.5], [1.25, 0.75, -1.0]]).double()
+
 
 @step("constant")
 def _constant(d: Draft) -> object:
@@ -106,7 +109,11 @@ def _constant(d: Draft) -> object:
 @step("constant")
 def _two_constants(d: Draft) -> object:
     """Two of one type: taking one for the other shows."""
-    x, y = (d.builder.constant(tensor) for tensor in CONSTANTS[:2])
+    return _difference(d, *CONSTANTS[:2])
+
+
+def _difference(d: Draft, *tensors: torch.Tensor) -> object:
+    x, y = map(d.builder.constant, tensors)
     d.bind(tuple(var for var in (x, y) if var not in d.env))
     return d.leaf(aten.sub.Tensor, x, y)
 
@@ -228,7 +235,24 @@ def _written(d: Draft, _: Step) -> None:
             d.leaf(aten.where.self, mask, x, held)
 
 
+_EXTREMES = (
+    (aten.mul.Tensor, 1, 0),
+    *((aten.add.Tensor, 0, value) for value in (torch.inf, torch.nan, -torch.inf)),
+)
+
+
+def _extreme(d: Draft, _: Step) -> None:
+    """Append a value half of whose elements are 0, infinite or NaN."""
+    x = d.var(both(is_number, has_elements))
+    op, other, value = _EXTREMES[d.number(len(_EXTREMES)) if is_inexact(x) else 0]
+    data = torch.full(shape_of(x), other, dtype=tensor_type(x).dtype)
+    data.view(-1)[: (data.numel() + 1) // 2] = value
+    d.leaf(op, x, d.builder.constant(data, owned=True))
+
+
 STEPS["cousin"], STEPS["effect"], STEPS["written"] = _cousin, _effect, _written
+STEPS["extreme"] = _extreme
+STEPS["transposed_constant"] = lambda d, _: void(_difference(d, _SQUARE, _SQUARE.t()))
 """Steps that are in programs made on purpose only, as is an operator."""
 
 
