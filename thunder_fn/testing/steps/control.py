@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 
@@ -329,51 +329,38 @@ def _checkpoint(d: Draft, step: Step) -> None:
     d.structured(CHECKPOINT, operands, body.output_types, body, policy=policy)
 
 
-@dataclass(frozen=True, slots=True)
-class DerivedRule(Rule):
-    """The rule of a function whose backward is the one that `forward_backward` gives."""
-
-    is_tensor: tuple[bool, ...] = ()
-
-    @property
-    def __name__(self) -> str:
-        return "derived_rule"
-
-
 @structured("rule", bodies=1)
 def _custom_vjp(d: Draft, step: Step) -> None:
     """Append a custom_vjp with the right backward, so that the laws hold of it as they do of its
     body.
     """
-    _differentiated(d, step, _unchanged)
+    _with_rule(d, step, _differentiated)
 
 
 def _custom_jvp(d: Draft, step: Step) -> None:
     """Append a custom_jvp with the right tangents."""
-    _pushed(d, step, _unchanged)
+    _with_rule(d, step, _pushed)
 
 
 def _custom_vmap(d: Draft, step: Step) -> None:
     """Append a custom_vmap with the right batch."""
-    _batched(d, step, _unchanged)
+    _with_rule(d, step, _batched)
 
 
 def _ruled(d: Draft, step: Step) -> None:
     """Append a function whose rule gives twice its gradient, tangent or batch: inlining it loses
     the rule.
     """
-    match d.number(3):
-        case 0:
-            _differentiated(d, step, _doubled)
-        case 1:
-            _pushed(d, step, _doubled)
-        case _:
-            _batched(d, step, _doubled)
+    _with_rule(d, step, (_differentiated, _pushed, _batched)[d.number(3)], _doubled)
 
 
 for _name, _rule in (("custom_jvp", _custom_jvp), ("custom_vmap", _custom_vmap), ("ruled", _ruled)):
     STEPS[_name], BODIES[_name] = _rule, 1
 """Steps that are in no random program: laws of derivatives do not hold of the last."""
+
+Change: TypeAlias = Callable[[Trace, int], Trace]
+Parts: TypeAlias = tuple[Op, tuple[Trace, ...], dict[str, Any]]
+"""The op of a function with a rule, the traces of the rule, and the options."""
 
 
 def _unchanged(trace: Trace, start: int = 0) -> Trace:
@@ -388,28 +375,33 @@ def _doubled(trace: Trace, start: int = 0) -> Trace:
     return builder.build((*outputs[:start], *twice))
 
 
-def _pushed(d: Draft, step: Step, change: Callable[[Trace, int], Trace]) -> None:
-    """Append a custom_jvp with a rule that is the right one, changed from an output on."""
+def _with_rule(
+    d: Draft, step: Step, parts: Callable[[Trace, Change], Parts], change: Change = _unchanged
+) -> None:
+    """Append a function with a rule that is the right one, changed."""
     operands = _operands(d, (1, 2, 3, 0))
     body = Draft.closed(step.body(), _types(operands), "block")
-    own = jvp(body, tuple(is_differentiable(var.type) for var in operands))
+    op, more, options = parts(body, change)
+    d.structured(op, operands, body.output_types, body, *more, **options)
+
+
+def _pushed(body: Trace, change: Change) -> Parts:
+    own = jvp(body, tuple(map(is_differentiable, body.input_types)))
     own = change(own, len(body.outputs)).renamed("jvp")
-    rule = DerivedRule((True,) * len(operands))
-    d.structured(CUSTOM_JVP, operands, body.output_types, body, own, rule=rule)
+    return CUSTOM_JVP, (own,), {"rule": DerivedRule(body, change)}
 
 
-@dataclass(frozen=True, slots=True)
-class BatchedBody(Rule):
-    """The rule of a function whose batch is the one that `batch` gives, changed."""
+def _batched(body: Trace, change: Change) -> Parts:
+    return CUSTOM_VMAP, (), {"rule": DerivedRule(body, change)}
+
+
+@dataclass(frozen=True)
+class DerivedRule(Rule):
+    """The rule of a function whose derivatives and batch are those of its body, changed."""
 
     body: Trace
-    change: Callable[[Trace], Trace]
-
-    @property
-    def name(self) -> str:
-        """The function's name."""
-        return "batched_body"
-
+    change: Change
+    name: ClassVar[str] = "derived_rule"
     __name__ = name
 
     @property
@@ -424,24 +416,12 @@ class BatchedBody(Rule):
     def vmap(self, _: Any, size: Dim, batched: Mask, tensors: Any) -> tuple[Any, list[bool]]:
         """The outputs, and which of them are batched."""
         new, flags = batch(self.body, batched, size, "different")
-        return evaluate(self.change(new), tensors), list(flags)
+        return evaluate(self.change(new, 0), tensors), list(flags)
 
 
-def _batched(d: Draft, step: Step, change: Callable[[Trace], Trace]) -> None:
-    """Append a custom_vmap with a rule that is the right one, changed."""
-    operands = _operands(d, (1, 2, 3, 0))
-    body = Draft.closed(step.body(), _types(operands), "block")
-    d.structured(CUSTOM_VMAP, operands, body.output_types, body, rule=BatchedBody(body, change))
-
-
-def _differentiated(d: Draft, step: Step, change: Callable[[Trace], Trace]) -> None:
-    """Append a custom_vjp with a backward that is the right one, changed."""
-    operands = _operands(d, (1, 2, 3, 0))
-    body = Draft.closed(step.body(), _types(operands), "block")
-    wanted = tuple(is_differentiable(var.type) for var in operands)
-    split = forward_backward(
-        body, wanted, tuple(is_differentiable(type) for type in body.output_types)
-    )
+def _differentiated(body: Trace, change: Change) -> Parts:
+    wanted = tuple(map(is_differentiable, body.input_types))
+    split = forward_backward(body, wanted, tuple(map(is_differentiable, body.output_types)))
     results = split.forward.outputs
     found = split.residual_values(split.forward.inputs, results)
     outputs = (*results[: len(body.outputs)], *found)
@@ -449,6 +429,6 @@ def _differentiated(d: Draft, step: Step, change: Callable[[Trace], Trace]) -> N
     own = cut(forward, outputs=outputs, name="fwd")
     supply = iter(split.gradients)
     places = tuple(next(supply) if flag else None for flag in wanted)
-    options = {"rule": DerivedRule(), "gradients": places}
-    backward = change(split.backward).renamed("bwd")
-    d.structured(CUSTOM_VJP, operands, body.output_types, body, own, backward, **options)
+    backward = change(split.backward, 0).renamed("bwd")
+    options = {"rule": DerivedRule(body, change), "gradients": places}
+    return CUSTOM_VJP, (own, backward), options
