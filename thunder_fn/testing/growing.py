@@ -776,7 +776,7 @@ def drawn_of(rng: random.Random, ops: Sequence[str], nests: Sequence[str]) -> Pr
         known = replace(known, inputs=CUBES[0])
     types = tuple(_drawn_type(type, rng) for type in known.inputs)
     spoilt = (Step("extreme", (rng.randrange(2), rng.randrange(4))),) * (rng.random() < 0.3)
-    more = _drawn_steps(rng, ops, nests, 4, 2)
+    more = (_drawn_step(rng, ops, nests, 2) for _ in range(rng.randint(1, 4)))
     return Program(types, (*spoilt, *known.steps, *more), _drawn_outputs(rng))
 
 
@@ -790,20 +790,17 @@ def redrawn(
     """A program that is like this one: other picks of a step, a step more, an input of another
     type, or a change of any kind.
     """
-    steps, inputs, at = program.steps, program.inputs, rng.randrange(len(program.steps) + 1)
+    steps, inputs, at = list(program.steps), program.inputs, rng.randrange(len(program.steps) + 1)
     match rng.randrange(6):
         case 0 | 1 | 2 if at < len(steps):
-            new = _other_picks(steps[at], rng)
-            return replace(program, steps=(*steps[:at], new, *steps[at + 1 :]))
+            steps[at] = _other_picks(steps[at], rng)
         case 3:
-            new = _drawn_step(rng, ops, nests, 2)
-            return replace(program, steps=(*steps[:at], new, *steps[at:])[:24])
+            steps.insert(at, _drawn_step(rng, ops, nests, 2))
         case 4 if inputs:
-            at = rng.randrange(len(inputs))
-            other = _drawn_type(inputs[at], rng)
-            return replace(program, inputs=(*inputs[:at], other, *inputs[at + 1 :]))
+            inputs = tuple(_drawn_type(type, rng) for type in inputs)
         case _:
             return changed(program, rng, ops)
+    return replace(program, inputs=inputs, steps=tuple(steps[:24]))
 
 
 def _drawn_type(type: TensorType, rng: random.Random) -> TensorType:
@@ -821,19 +818,16 @@ def _drawn_type(type: TensorType, rng: random.Random) -> TensorType:
             return type
 
 
-def _drawn_steps(
-    rng: random.Random, ops: Sequence[str], nests: Sequence[str], most: int, depth: int
-) -> tuple[Step, ...]:
-    return tuple(_drawn_step(rng, ops, nests, depth) for _ in range(rng.randint(1, most)))
-
-
 def _drawn_step(rng: random.Random, ops: Sequence[str], nests: Sequence[str], depth: int) -> Step:
     """A call of one of the ops, a structured op around some, or any other step."""
     if nests and depth and rng.random() < 0.6:
         name = rng.choice(nests)
-        drawn = Program((), _drawn_steps(rng, ops, nests, 3, depth - 1), _drawn_outputs(rng))
-        others = (Program((), _drawn_steps(rng, ops, nests, 3, depth - 1)),) * (BODIES[name] - 1)
-        bodies = (drawn, *rng.choice((others, (drawn,) * (BODIES[name] - 1))))
+        one, other = (
+            tuple(_drawn_step(rng, ops, nests, depth - 1) for _ in range(rng.randint(1, 3)))
+            for _ in range(2)
+        )
+        drawn = Program((), one, _drawn_outputs(rng))
+        bodies = (drawn, *(rng.choice((drawn, Program((), other))),) * (BODIES[name] - 1))
         usual = rng.choice(NESTS.get(name, ((),)))
         return Step(name, rng.choice((usual, tuple(_pick(rng) for _ in range(10)))), bodies)
     if ops and rng.random() < 0.8:
@@ -1009,8 +1003,7 @@ def _of_infinite(name: str) -> Iterator[Program]:
         trace = build(program)
         if trace.equations[-1].op.name == name and runs(program):
             value = evaluate(trace, example_inputs(trace))[-1]
-            is_told = value.isfinite() if before is LARGE else ~value.isnan()
-            if is_told.all() if before is LARGE else is_told.any():
+            if value.isfinite().all() if before is LARGE else not value.isnan().all():
                 yield program
 
 

@@ -106,8 +106,9 @@ def codes_of(code: CodeType) -> Iterator[CodeType]:
 
 
 def _referred(function: FunctionType) -> Iterator[Any]:
-    """The values that a function names: globals, cells, defaults."""
+    """The values that a function names: constants, globals, cells, defaults."""
     for code in codes_of(function.__code__):
+        yield from code.co_consts
         for name in code.co_names:
             if name in function.__globals__:
                 yield function.__globals__[name]
@@ -126,8 +127,6 @@ def vocabulary(transform: Callable[..., Any]) -> tuple[str, ...]:
         for value in _referred(function):
             found.update(dict.fromkeys(_named_by(value, 3)))
         for code in codes_of(function.__code__):
-            for constant in code.co_consts:
-                found.update(dict.fromkeys(_named_by(constant, 2)))
             found.update(dict.fromkeys(_attributes_of_aten(code)))
     return tuple(sorted(found))[:MOST]
 
@@ -135,12 +134,10 @@ def vocabulary(transform: Callable[..., Any]) -> tuple[str, ...]:
 def structures(transform: Callable[..., Any]) -> tuple[str, ...]:
     """The steps with bodies whose op a transform names, sorted."""
     found = set[str]()
-    for function in functions_of(transform):
-        constants = (c for code in codes_of(function.__code__) for c in code.co_consts)
-        for value in (*_referred(function), *constants):
-            items = value if isinstance(value, (tuple, list, set, frozenset, dict)) else (value,)
-            names = (item.name if isinstance(item, Op) else item for item in items)
-            found.update(name for name in names if isinstance(name, str) and name in BODIES)
+    for value in (v for function in functions_of(transform) for v in _referred(function)):
+        items = value if isinstance(value, (tuple, list, set, frozenset, dict)) else (value,)
+        names = (item.name if isinstance(item, Op) else item for item in items)
+        found.update(name for name in names if isinstance(name, str) and name in BODIES)
     return tuple(sorted(found))
 
 
