@@ -42,6 +42,7 @@ from thunder_fn.testing.growing import (
 )
 from thunder_fn.testing.laws.draws import laws_of_draws
 from thunder_fn.testing.laws.effects import EFFECT
+from thunder_fn.testing.laws.pairs import TRANSFORMS
 from thunder_fn.testing.laws.promises import Promised
 from thunder_fn.testing.mutations import counterexample_in
 from thunder_fn.testing.mutations.users import USERS
@@ -831,6 +832,13 @@ def test_drawn_programs_of_what_the_code_names_show() -> None:
     """Several conditions together are reached by the branches of the code."""
     broken = Search(sums_of_one, Promised()).on_drawn()
     assert broken is not None and broken[0] in ("keeps values", "gives checked traces")
+
+
+@pytest.mark.parametrize(("transform", "count"), [(lambda trace: trace, 0), (TRANSFORMS["checkpoint"], 1)])
+def test_values_are_compared_where_the_trace_changes(transform: Any, count: int) -> None:
+    search, case = Search(transform, Promised()), Case(Program((VECTOR,), (Step("sin"),)))
+    assert search.error_of("keeps values", case.trace, case.inputs) is None
+    assert search.coverage.applied["keeps values"] == count
 
 
 def test_an_overload_that_the_code_names_is_no_other() -> None:
