@@ -144,7 +144,7 @@ EVERY = {
     "unit/test_export.py::test_an_exported_program_is_the_function": 3,
     "unit/test_facts.py::test_ops_of_another_library_are_not_their_namesakes": 0,
     "unit/test_filled_caches.py::test_filled_caches": 25,
-    "unit/test_flags_set_inside.py::test_flags_are_those_of_eager_mode": 13,
+    "unit/test_flags_set_inside.py::test_flags_are_those_of_eager_mode": 29,
     "unit/test_found_in_bodies.py::test_derivatives_are_those_of_plain_python": 7,
     "unit/test_found_in_bodies.py::test_second_derivatives_are_those_of_plain_python": 3,
     "unit/test_found_in_bodies.py::test_traces_are_valid": 3,

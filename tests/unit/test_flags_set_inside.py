@@ -12,6 +12,8 @@ EVENTS = {
     "on": lambda x, found: x.requires_grad_(),
     "off": lambda x, found: x.requires_grad_(False),
     "set": lambda x, found: setattr(x, "requires_grad", True),
+    "ask": lambda x, found: found.append(torch.tensor(5.0 if x.requires_grad else 7.0).double()),
+    "once": lambda x, found: None if x.requires_grad else x.requires_grad_(),
     "use": lambda x, found: found.append((x * x).sum()),
     "grad": lambda x, found: found.append(
         torch.autograd.grad((x**3).sum(), x, create_graph=True)[0].sum() if x.requires_grad else x.sum()
@@ -21,7 +23,7 @@ PROGRAMS = [
     events
     for length in (1, 2, 3)
     for events in itertools.product(EVENTS, repeat=length)
-    if {"on", "off", "set"} & {*events}
+    if {"on", "off", "set", "once"} & {*events}
 ]
 
 
@@ -158,3 +160,26 @@ def test_a_flag_that_an_error_leaves_behind():
     with pytest.raises(KeyError):
         tfn.jit(f)(x)
     assert x.requires_grad
+
+
+def test_a_flag_that_is_read_before_it_is_set_and_given_back():
+    """The function sees the flag of the call, though its program begins with another one."""
+
+    def f(x, y):
+        before = x.requires_grad
+        with torch.enable_grad():
+            x.requires_grad_()
+            if not y.requires_grad:
+                y.requires_grad_()
+            (force,) = torch.autograd.grad((x**3 * y).sum(), x, create_graph=True)
+        x.requires_grad_(before)
+        return force
+
+    jitted = tfn.jit(f)
+    for on in (False, True, False):
+        x, y = torch.ones(2, requires_grad=on), torch.full((2,), 3.0)
+        other, again = x.detach().clone().requires_grad_(on), y.clone()
+        expected, found = f(x, y), jitted(other, again)
+        assert (x.requires_grad, y.requires_grad) == (other.requires_grad, again.requires_grad)
+        expected.sum().backward(), found.sum().backward()
+        torch.testing.assert_close((found, again.grad), (expected, y.grad))

@@ -296,6 +296,7 @@ class _Attempt:
                 self.recorder, wanted.places, met=wanted.met, places=wanted.written
             )
         self.flags = () if wanted is None else wanted.flags
+        self.recorder.flags.begun = {id(tensor): tensor for tensor, _ in self.flags}
         self.is_off = asked.grad_off or not torch.is_grad_enabled()
 
     def run(self) -> Captured:
@@ -498,7 +499,8 @@ class _Attempt:
             constraints = tuple(dict.fromkeys((*relations, *trace.constraints)))
             trace = dataclasses.replace(trace, constraints=constraints)
         given = {id(one) for one in (*self.tensors, *(c.tensor for c in trace.constants))}
-        unread = types_of(one for one in end.met if id(one) not in given)
+        with required([(tensor, False) for tensor, _ in self.flags]):  # as calls find them
+            unread = tuple(types_of(one for one in end.met if id(one) not in given))
         return dataclasses.replace(
             found,
             trace=trace,

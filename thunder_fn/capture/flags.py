@@ -69,7 +69,8 @@ class Flags:
     `early` are tracers that required no grad until the function said so, before anything was
     computed from them, and `late` those for which it said so afterwards. `off` are those that
     require no grad any more, with their variables, and what is computed with instead: a constant
-    for autograd.
+    for autograd. `begun` are the tensors from outside that require grad from the beginning because
+    the function will say so; until it does (`unsaid`), they answer that they do not.
     """
 
     recorder: Recorder
@@ -77,18 +78,32 @@ class Flags:
     early: set[int] = field(default_factory=set[int])
     late: set[int] = field(default_factory=set[int])
     off: dict[int, tuple[torch.Tensor, Var, Atom]] = field(default_factory=dict)
+    begun: dict[int, torch.Tensor] = field(default_factory=dict)
+    unsaid: set[int] = field(default_factory=set[int])
 
-    def take(self, tracer: torch.Tensor, var: Var) -> None:
+    def take(self, tensor: torch.Tensor, tracer: torch.Tensor, var: Var) -> None:
         """Note the flag of a tensor from outside."""
         self.given[id(tracer)] = tracer.requires_grad, var
+        if id(tensor) in self.begun:
+            self.unsaid.add(id(tracer))
 
     def set(self, tracer: torch.Tensor, call: Callable[[], Any]) -> Any:
         """Call a function of PyTorch that sets the flag of a tracer."""
+        self.unsaid.discard(id(tracer))
         before = tracer.requires_grad
         result = call()
         if tracer.requires_grad != before and id(tracer) in self.given:
             self._turn_on(tracer) if tracer.requires_grad else self._turn_off(tracer)
         return result
+
+    def is_unsaid(self, tensor: torch.Tensor) -> bool:
+        """Test for a tensor that requires grad only because the function will say so."""
+        outer = self.recorder.outer
+        return (
+            id(tensor) in self.unsaid
+            or id(tensor) in self.begun
+            or (outer is not None and outer.flags.is_unsaid(tensor))
+        )
 
     def _turn_off(self, tracer: torch.Tensor) -> None:
         var = self.recorder.var_of(tracer)
@@ -146,9 +161,13 @@ class Flags:
             )
             what = _setting(self.recorder.type_of(found[0][0]), found[0][1])
             raise UnsupportedCall(what, source=source, fix=fix)
-        early = [(tensor, True) for tensor, tracer in pairs if id(tracer) in self.early]
+        early = [
+            (tensor, True)
+            for tensor, tracer in pairs
+            if id(tracer) in self.early and id(tensor) not in self.begun
+        ]
         if early and can_set:
-            raise MustBegin(early)
+            raise MustBegin([*((tensor, True) for tensor in self.begun.values()), *early])
         return found
 
     def forget(self) -> None:
@@ -157,6 +176,8 @@ class Flags:
         self.early.clear()
         self.late.clear()
         self.off.clear()
+        self.unsaid.clear()
+        self.begun = {}
 
 
 def check_late(

@@ -546,7 +546,8 @@ class Recorder:
         else:
             fake = internals.symbolic_like(self.mode, tensor, layout.shape, layout.stride)
         with internals.outside_torch_func(), self._home_of(tensor):
-            is_leaf = not tensor.requires_grad or internals.is_leaf(tensor) or is_wrapped(tensor)
+            requires_grad = tensor.requires_grad
+            is_leaf = not requires_grad or internals.is_leaf(tensor) or is_wrapped(tensor)
             in_memory = () if is_wrapped(tensor) else internals.bits_in_memory(tensor)
         tracer, var = self._trace_fake(fake)
         if in_memory:
@@ -555,12 +556,12 @@ class Recorder:
         elif not is_leaf:
             with internals.outside_torch_func():
                 internals.become_results((tracer,))
-        if tensor.requires_grad and is_leaf:
+        if requires_grad and is_leaf:
             with internals.outside_torch_func():
                 tracer.requires_grad_(True)
         self._outside[id(tracer)] = tensor
-        self.flags.take(tracer, var)
-        if tensor.requires_grad and not is_leaf:
+        self.flags.take(tensor, tracer, var)
+        if requires_grad and not is_leaf:
             self.results_from_outside.append((tracer, internals.node_of(tracer), tensor))
         return tracer, var
 

@@ -69,6 +69,7 @@ METADATA: frozenset[Any] = frozenset(
         *(torch.is_floating_point, torch.is_complex, torch.is_tensor, torch.numel, torch.is_conj),
     }
 )
+_REQUIRES_GRAD: Any = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 GRADS: frozenset[Any] = frozenset(one.__get__ for one in internals.GRADS)
 READ: dict[Any, str] = {
     **{
@@ -307,6 +308,8 @@ class ScopeMode(TorchFunctionMode):
             args = (recorder.counterpart(args[0]), *args[1:])
         if func is Tensor.__len__ and recorder.lengths is not None:
             _note_length(recorder, args[0])
+        if func == _REQUIRES_GRAD and recorder.flags.is_unsaid(args[0]):
+            return False
         result = func(*args, **kwargs)
         return as_python(result) if recorder.symbolic and func in METADATA else result
 
