@@ -171,13 +171,14 @@ class Flags:
         return found
 
     def forget(self) -> None:
-        """Know no tensors."""
+        """Let go of everything."""
         self.given.clear()
         self.early.clear()
         self.late.clear()
         self.off.clear()
         self.unsaid.clear()
         self.begun = {}
+        del self.recorder
 
 
 def check_late(
