@@ -183,3 +183,17 @@ def test_a_flag_that_is_read_before_it_is_set_and_given_back():
         assert (x.requires_grad, y.requires_grad) == (other.requires_grad, again.requires_grad)
         expected.sum().backward(), found.sum().backward()
         torch.testing.assert_close((found, again.grad), (expected, y.grad))
+
+
+def test_what_is_stored_outside_has_no_half_of_a_history():
+    """A stored tensor that requires grad is refused as a result is: its program has one history."""
+    kept = []
+
+    def f(x):
+        scale = x.detach().sum()
+        x.requires_grad_()
+        kept.append((x * scale).sum())
+        return scale * 1
+
+    with pytest.raises(UnsupportedCall, match="after it was used, and returns or stores what depends on it"):
+        tfn.jit(f)(torch.ones(3))

@@ -238,7 +238,7 @@ class _End:
     """The state at the end of a run, before the trace is folded. `found` has what does not depend
     on the trace. The atoms are those of the outputs, writes, effects (`stored`) and fed inputs.
     `met` are the tensors from outside, `late` those of them that require grad only after a use.
-    `followed` are results, by position, that may require grad.
+    `followed` are outputs, by position, that may require grad: results, and what is stored.
     """
 
     found: Captured
@@ -420,9 +420,9 @@ class _Attempt:
         late = (one for one, tracer in pairs if id(tracer) in recorder.flags.late)
         late = tuple(positions.get(id(one), one) for one in late)
         # a view made where gradients are off says later what its base requires then
-        inner = (i for i, leaf in enumerate(results) if self.is_off or is_inner(leaf))
-        followed = tuple(place for place in inner if place not in begun.freed)
-        return _End(found, outputs, changes, atoms, fed, met, late, followed)
+        inner = [i for i, leaf in enumerate(placed) if is_inner(leaf)]
+        followed = {*inner, *range(len(results) * self.is_off)}.difference(begun.freed)
+        return _End(found, outputs, changes, atoms, fed, met, late, tuple(followed))
 
     def pairs(self, tracers: list[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """The tensors from outside, each with its tracer: arguments, then closed-over ones."""

@@ -204,10 +204,10 @@ def check_late(
         outputs = (trace.outputs[result] for result in results)
         if any(isinstance(atom, Var) and atom.index in found for atom in outputs):
             what = (
-                f"{_setting(inputs[place].type, True)} after it was used, and returns a result that"
-                " depends on it and may require grad"
+                f"{_setting(inputs[place].type, True)} after it was used, and returns or stores"
+                " what depends on it and may require grad"
             )
-            fix = "Set it before the tensor is used, or return `result.detach()`."
+            fix = "Set it before the tensor is used, or detach the result."
             raise UnsupportedCall(what, source=source, fix=fix)
 
 

@@ -62,7 +62,7 @@ def law_of(
 ) -> Callable[Concatenate[S, P], Law]:
     """A decorator: a function of a subject, a trace and its inputs makes the law of a subject.
 
-    What else the function takes is given with the subject.
+    Further arguments of the function are given with the subject.
     """
 
     @functools.wraps(law)
