@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.strategies import SearchStrategy
 
 from thunder_fn.executors import Program, inductor, lower
-from thunder_fn.executors.reuse import find_aliases
 from thunder_fn.executors.torchinductor import compiling
 from thunder_fn.executors.torchinductor.loop_plan import is_loop
 from thunder_fn.executors.torchinductor.programs import Staged, jobs_of
+from thunder_fn.ir.memory import find_aliases
 from thunder_fn.ir.trace import Trace, Var
 from thunder_fn.testing.laws.comparing import run, seeded
 from thunder_fn.testing.strategies import Case, cases

@@ -9,7 +9,7 @@ import torch
 
 import thunder_fn as tfn
 from thunder_fn.executors import loops as executor_loops, lower
-from thunder_fn.executors.reuse import RegionOf, find_aliases
+from thunder_fn.ir.memory import RegionOf, find_aliases
 
 
 def every_carry(body: Any, num_consts: int, num_carry: int, region_of: RegionOf) -> tuple[int, ...]:

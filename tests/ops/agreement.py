@@ -12,11 +12,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.ops.samples import Case, seed
 from thunder_fn.capture import capture, pytree
-from thunder_fn.executors.reuse import may_alias
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.grad import vjp
 from thunder_fn.ir import ops
 from thunder_fn.ir.check import check
+from thunder_fn.ir.memory import may_alias
 from thunder_fn.ir.trace import Trace
 
 SEED = 42

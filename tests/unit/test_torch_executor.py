@@ -14,7 +14,7 @@ from tests.unit.small_traces import ADD, MUL, SIN, TRACES, blocks, example_input
 from thunder_fn.executors import claim, lower, reuse
 from thunder_fn.executors.spelling import spell
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.ir import facts, ops
+from thunder_fn.ir import facts, memory, ops
 from thunder_fn.ir.trace import Arg, Literal, Op, TensorType, Trace, TraceBuilder, Var, type_of_value
 
 aten = torch.ops.aten
@@ -203,7 +203,7 @@ def test_random_programs_with_writes_agree_and_write_the_right_values() -> None:
 def test_a_planted_alias_bug_is_caught() -> None:
     """Without views in the alias analysis, a buffer that a view still shows would be overwritten."""
 
-    def blind(trace: Trace, region_of: reuse.RegionOf = reuse.no_region) -> reuse.Aliases:
+    def blind(trace: Trace, region_of: memory.RegionOf = memory.no_region) -> memory.Aliases:
         found = reuse_find_aliases(trace, region_of)
         return replace(found, buffers=tuple(frozenset((index,)) for index in range(len(found.buffers))))
 
@@ -277,7 +277,7 @@ def test_a_fresh_op_never_returns_its_input() -> None:
         (aten.mul.Tensor, (1,)),
     )
     for overload, args in fresh:
-        assert reuse.is_fresh(ops.leaf(overload))
+        assert memory.is_fresh(ops.leaf(overload))
         assert overload(x, *args).data_ptr() != x.data_ptr()
     not_fresh = (
         aten.conj_physical.default,
@@ -286,7 +286,7 @@ def test_a_fresh_op_never_returns_its_input() -> None:
         aten.reshape.default,
         aten.unsafe_split.Tensor,
     )
-    assert not any(reuse.is_fresh(ops.leaf(overload)) for overload in not_fresh)
+    assert not any(memory.is_fresh(ops.leaf(overload)) for overload in not_fresh)
 
 
 def test_layer_norm_keeps_results_that_nobody_reads_no_longer_than_needed() -> None:

@@ -25,8 +25,9 @@ from thunder_fn.capture.scopes import in_scope, user_source
 from thunder_fn.capture.supported import is_wrapped
 from thunder_fn.capture.under_autograd import SplitRule, bind_followed
 from thunder_fn.errors import CaptureError, UnsupportedInput
-from thunder_fn.ir import facts, ops
+from thunder_fn.ir import ops
 from thunder_fn.ir.equations import makers, needed
+from thunder_fn.ir.memory import is_view_step, view_path
 from thunder_fn.ir.symbols import (
     bind,
     made_by,
@@ -36,7 +37,6 @@ from thunder_fn.ir.symbols import (
 )
 from thunder_fn.ir.trace import (
     Arg,
-    Atom,
     Dim,
     Equation,
     Expr,
@@ -514,7 +514,7 @@ def joined(
     """
     found, is_shown = [recorder.lift(value) for value in values], recorder.history.is_shown
     known, atoms = makers(trace.equations), [trace.outputs[place] for place in places]
-    ways = [[_way(known, atom, root, is_view_step) for atom in atoms] for root in atoms]
+    ways = [[view_path(known, atom, root, is_view_step) for atom in atoms] for root in atoms]
     reached = [
         [way for way in row if way and way[0] == root]
         for row, root in zip(ways, atoms, strict=True)
@@ -554,7 +554,7 @@ def view_again(
     new = zip(captured.writes, trace.outputs[captured.num_results :], strict=False)
     written = next((value for one, value in new if one.target is shared.source), None)
     known = makers(trace.equations)
-    way = _way(known, trace.outputs[shared.result], written)
+    way = view_path(known, trace.outputs[shared.result], written)
     if way is not None and (way[0] == written or way[0].index not in known):
         value = _along(recorder, way[1], value if way[0] == written else source)
         if recorder.history.is_shown(source, value):
@@ -575,7 +575,7 @@ def view_of_written(
     written = next((value for one, value in new if one.target is shared.source), None)
     is_changed = isinstance(written, Var) and not is_wrapped(target)
     atom = trace.outputs[shared.result]
-    way = _way(makers(trace.equations), atom, written, is_view_step) if is_changed else None
+    way = view_path(makers(trace.equations), atom, written, is_view_step) if is_changed else None
     if way is None or way[0] != written:
         return None
     value = target
@@ -601,7 +601,7 @@ def with_memory(
     """
     made, ways = makers(trace.equations), dict[int, tuple[Var, list[tuple[Equation, int]]]]()
     for place, atom in enumerate(trace.outputs):
-        if isinstance(atom, Var) and (way := _way(made, atom)) is not None:
+        if isinstance(atom, Var) and (way := view_path(made, atom)) is not None:
             ways[place] = way
     counts = collections.Counter(root for root, _ in ways.values())
     roots = [root for root, count in counts.items() if count > 1 and root.index in made]
@@ -628,7 +628,7 @@ def view_of_input(
     Return None if the trace does not take it by views, whether autograd follows these or not.
     """
     atom, source = trace.outputs[place], recorder.lift(source)
-    way = _way(makers(trace.equations), atom, None, is_view_step)
+    way = view_path(makers(trace.equations), atom, None, is_view_step)
     if way is None or way[0] not in trace.inputs or is_wrapped(source):
         return None
     view = _along(recorder, way[1], source)
@@ -638,34 +638,8 @@ def view_of_input(
 def shows_inputs(trace: Trace) -> tuple[bool, ...]:
     """Tell for each output whether it is an input or a view of one."""
     known = makers(trace.equations)
-    ways = (_way(known, atom) for atom in trace.outputs)
+    ways = (view_path(known, atom) for atom in trace.outputs)
     return tuple(way is not None and way[0] in trace.inputs for way in ways)
-
-
-def viewed(trace: Trace, atom: Atom, is_step: Callable[[Equation], bool]) -> Var | None:
-    """Go back from an atom through equations that are steps, which have one operand, to the first
-    variable.
-    """
-    way = _way(makers(trace.equations), atom, None, is_step)
-    return None if way is None else way[0]
-
-
-def is_view_step(equation: Equation) -> bool:
-    """Test for a view of the one operand, whether autograd follows it or not."""
-    is_one = len(equation.operands) == 1
-    return is_one and (equation.op == ops.RESHAPE or ops.is_view(equation.op))
-
-
-def is_tracked_view(equation: Equation) -> bool:
-    """Test for an equation that is a view of its one operand and that autograd follows."""
-    return is_view_step(equation) and equation.op.name != "aten.detach.default"
-
-
-def is_layout(equation: Equation) -> bool:
-    """Test for an op that may return a view in eager mode and returns a copy in a trace."""
-    return is_view_step(equation) or (
-        len(equation.operands) == 1 and equation.op in facts.COPIES_OF_VIEWS
-    )
 
 
 def _along(recorder: Recorder, steps: Sequence[tuple[Equation, int]], value: Any) -> Any:
@@ -676,34 +650,6 @@ def _along(recorder: Recorder, steps: Sequence[tuple[Equation, int]], value: Any
             recorder, specialize_equation(equation, _names(equation.operands, [value])), env
         )[index]
     return value
-
-
-def _way(
-    known: dict[int, tuple[Equation, int]],
-    atom: Atom,
-    start: Atom | None = None,
-    is_step: Callable[[Equation], bool] = is_tracked_view,
-) -> tuple[Var, list[tuple[Equation, int]]] | None:
-    """Return the variable that an atom is a view of, and the views with the output that is taken of
-    each. The variable is `start`, or the first that no view computes.
-    """
-    steps: list[tuple[Equation, int]] = []
-    while isinstance(atom, Var) and atom != start and atom.index in known:
-        equation, index = known[atom.index]
-        if is_step(equation):
-            steps.append((equation, index))
-            atom = equation.operands[0]
-        elif equation.op.kind == "composite":
-            inner = _way(
-                makers(equation.body.equations), equation.body.outputs[index], None, is_step
-            )
-            if inner is None or inner[0] not in equation.body.inputs:
-                break
-            steps += reversed(inner[1])
-            atom = equation.operands[equation.body.inputs.index(inner[0])]
-        else:
-            break
-    return (atom, steps[::-1]) if isinstance(atom, Var) else None
 
 
 def part(

@@ -120,7 +120,7 @@ class History:
         """Note a recorded op. While tensors are changed in place, the first one of their types
         has their new values.
         """
-        if not self.is_following and (leaf.op == ops.RESHAPE or ops.is_view(leaf.op)):
+        if not self.is_following and ops.is_view(leaf.op):
             self._views.update((var.index, leaf) for var in leaf.outputs)
         before = self._changing
         if before is not None and leaf.output_types == tuple(var and var.type for var in before):

@@ -727,11 +727,7 @@ class Recorder:
         outputs = tuple(map(self.fresh, types))
         leaf = Leaf(op, new_args, new_kwargs, outputs, self.source)
         self.append(leaf)
-        if (
-            (op == ops.RESHAPE or ops.is_view(op))
-            and op != ops.STOP_GRADIENT
-            and isinstance(new_args[0], Var)
-        ):
+        if ops.is_view(op) and op != ops.STOP_GRADIENT and isinstance(new_args[0], Var):
             self.viewed.update((var.index, new_args[0]) for var in outputs)
         for value, var in zip(values, outputs, strict=True):
             self.bind(value, var)

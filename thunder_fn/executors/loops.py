@@ -28,11 +28,11 @@ import torch
 
 from thunder_fn.derived.leaf_vjp import alone
 from thunder_fn.executors.base import Fuse, FusionExecutor
-from thunder_fn.executors.reuse import RegionOf, find_aliases, no_region
 from thunder_fn.interpreters.simplify import inline
 from thunder_fn.ir import ops
 from thunder_fn.ir.constraints import is_positive
 from thunder_fn.ir.equations import bound, operands_in
+from thunder_fn.ir.memory import RegionOf, find_aliases, no_region
 from thunder_fn.ir.pretty import as_comment
 from thunder_fn.ir.symbols import finders, is_symbolic, mentions
 from thunder_fn.ir.text import tuple_text

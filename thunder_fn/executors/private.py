@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.capture.apply import is_view_step
-from thunder_fn.executors.reuse import CLONE, RegionOf, find_aliases
+from thunder_fn.executors.reuse import CLONE
 from thunder_fn.interpreters.simplify import inline
 from thunder_fn.ir.constraints import is_positive
 from thunder_fn.ir.equations import makers
+from thunder_fn.ir.memory import RegionOf, find_aliases, is_view_step, view_path
 from thunder_fn.ir.trace import Atom, Equation, Op, Trace, TraceBuilder, Var, cut, num_vars
 from thunder_fn.ir.walking import put
 from thunder_fn.structured.cond import COND, SWITCH
@@ -30,18 +30,18 @@ def private_variables(trace: Trace, written: Iterable[int], region_of: RegionOf)
     that is written to.
     """
     roots = {constant.var.index for constant in trace.constants if constant.owned} | set(written)
-    if not roots:
-        return set()
-    buffers = find_aliases(trace, region_of).buffers
-    return {index for index, mine in enumerate(buffers) if mine & roots}
+    return find_aliases(trace, region_of).among(roots) if roots else set()
 
 
 def with_one_copy(trace: Trace, private: set[int], count: int) -> Trace:
     """Copy private memory once for all of the first `count` outputs that are views of it."""
+    known = makers(trace.equations)
     ways = {
-        atom: _views_of(makers(trace.equations), atom)
+        atom: path
         for atom in trace.outputs[:count]
-        if isinstance(atom, Var) and atom.index in private
+        if (path := view_path(known, atom, None, is_view_step))
+        and isinstance(atom, Var)
+        and atom.index in private
     }
     number = Counter(root for root, _ in ways.values())
     builder = TraceBuilder(trace.name, num_vars(trace))
@@ -64,19 +64,6 @@ def with_one_copy(trace: Trace, private: set[int], count: int) -> Trace:
     )
 
 
-def _views_of(
-    known: dict[int, tuple[Equation, int]], var: Var
-) -> tuple[Var, list[tuple[Equation, int]]]:
-    """The variable of which this one is a view, or itself, and the views in between with the
-    output taken of each.
-    """
-    steps: list[tuple[Equation, int]] = []
-    while var.index in known and is_view_step(known[var.index][0]):
-        steps.append(known[var.index])
-        var = steps[-1][0].operands[0]
-    return var, steps[::-1]
-
-
 # ---- results of choices and loops ----
 
 
@@ -94,7 +81,8 @@ def beside(trace: Trace, count: int, region_of: RegionOf) -> dict[Var, tuple[Var
     memory which others see, each with the variables that have such memory.
     """
     known, written = makers(trace.equations), set(trace.outputs[count:])
-    roots = {atom: _views_of(known, atom)[0] for atom in trace.outputs if isinstance(atom, Var)}
+    paths = {atom: view_path(known, atom, None, is_view_step) for atom in trace.outputs}
+    roots = {atom: path[0] for atom, path in paths.items() if path and isinstance(atom, Var)}
     leaving = {roots[atom] for atom in trace.outputs[:count] if atom in roots} - written
     chosen = [one for one in trace.equations if one.op in _MAY_SHARE and leaving & {*one.outputs}]
     if not chosen:

@@ -16,16 +16,11 @@ from collections import Counter
 
 from thunder_fn.derived.quirks.attention import without_log_sums
 from thunder_fn.executors.reuse import CLONE
-from thunder_fn.interpreters.noops import (
-    is_alias,
-    reads_layout,
-    same_as,
-    shortened,
-    without_kept_dims,
-)
+from thunder_fn.interpreters.noops import same_as, shortened, without_kept_dims
 from thunder_fn.interpreters.simplify import makes_symbols
 from thunder_fn.ir import ops
-from thunder_fn.ir.equations import needed, operands_in
+from thunder_fn.ir.equations import operands_in
+from thunder_fn.ir.memory import is_alias, leaving_variables
 from thunder_fn.ir.trace import Equation, Trace, Var, cut, vars_in
 from thunder_fn.ir.walking import merged
 
@@ -38,7 +33,7 @@ def prune(trace: Trace, *, below_autograd: bool) -> tuple[Trace, tuple[int, ...]
     Returns:
         The trace, and the positions of the equations that are gone.
     """
-    escaping = escaping_vars(trace)
+    escaping = leaving_variables(trace)
     computed = _computed(trace)
     uses = Counter(var.index for var in (*operands_in(trace.equations), *vars_in(trace.outputs)))
     returned = {atom.index for atom in trace.outputs if isinstance(atom, Var)}
@@ -96,24 +91,14 @@ def drop_dead(trace: Trace) -> tuple[Trace, tuple[int, ...]]:
     return new, tuple(sorted(gone))
 
 
-def escaping_vars(trace: Trace) -> set[int]:
-    """The variables that outputs are or may share memory with, or whose layout matters."""
-    escaping = {atom.index for atom in trace.outputs if isinstance(atom, Var)}
-    views = (one for one in trace.equations if one.op.kind != "leaf" or ops.is_view(one.op))
-    needed(list(views), escaping, reads_layout)
-    return escaping
-
-
 def _computed(trace: Trace) -> set[int]:
     """The variables that are no inputs and no views of inputs: what eager mode takes of an input
     under `no_grad` requires a gradient as that does.
     """
     found = set[int]()
     for equation in trace.equations:
-        may_show = equation.op.kind != "leaf" or equation.op == ops.RESHAPE
-        if not (may_show or ops.is_view(equation.op)) or all(
-            var.index in found for var in equation.operands
-        ):
+        may_show = equation.op.kind != "leaf" or ops.is_view(equation.op)
+        if not may_show or all(var.index in found for var in equation.operands):
             found.update(var.index for var in equation.outputs)
     return found
 

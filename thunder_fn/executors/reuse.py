@@ -3,14 +3,13 @@
 A functionalised optimizer step allocates where the user's code worked in place. `plan_reuse` finds
 equations with two properties: their first operand is not needed any more and lies in memory that
 nobody else sees. Their op has an in-place form with bitwise equal results. It also finds such
-operands of regions, whose memory a compiler may write results to. Everything else here is the alias
-analysis that this needs.
+operands of regions, whose memory a compiler may write results to.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -18,122 +17,22 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.errors import InvalidTrace
-from thunder_fn.interpreters.noops import is_alias
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.equations import last_uses, operands_in
+from thunder_fn.ir.memory import (
+    Aliases,
+    RegionOf,
+    find_aliases,
+    is_fresh,
+    is_over_lists,
+    no_region,
+)
 from thunder_fn.ir.trace import Equation, Op, TensorType, Trace, Var, vars_in
 from thunder_fn.ir.walking import merged
 
 COPY = ops.leaf(torch.ops.aten.copy.default)
 CLONE = ops.leaf(torch.ops.aten.clone.default)
 """Ops that copy a value; if nobody reads the value afterwards, they need no copy."""
-
-
-@dataclass(frozen=True, slots=True)
-class Aliases:
-    """The buffers that each variable may lie in, and whether it is all of a buffer made for it
-    alone.
-
-    One that `covers` its buffer is that, or shows all of such a variable in another shape.
-    """
-
-    buffers: tuple[frozenset[int], ...]
-    whole: tuple[bool, ...]
-    covers: tuple[bool, ...]
-
-    def family(self, var: Var) -> tuple[int, ...]:
-        """Return every variable that may share memory with `var`."""
-        mine = self.buffers[var.index]
-        return tuple(index for index, buffers in enumerate(self.buffers) if mine & buffers)
-
-
-RegionOf = Callable[[Equation], Trace | None]
-"""The body of an equation whose results lie in memory as those of its body's equations do; of
-others nothing is known.
-"""
-
-
-def no_region(equation: Equation) -> None:
-    """Return None: of no composite anything is known."""
-
-
-def find_aliases(trace: Trace, region_of: RegionOf = no_region) -> Aliases:
-    """Find the variables that may share memory. A buffer is named by the variable that it was
-    made for.
-    """
-    roots = (*trace.inputs, *(constant.var for constant in trace.constants))
-    buffers: list[frozenset[int]] = [frozenset((var.index,)) for var in roots]
-    whole, covers = [False] * len(roots), [False] * len(roots)
-    for equation in trace.equations:
-        region = region_of(equation)
-        if region is not None:
-            inside = find_aliases(region)
-            buffers += _buffers_of_results(equation, region, inside, buffers)
-            atoms = [atom if isinstance(atom, Var) else None for atom in region.outputs]
-            whole += [atom is not None and inside.whole[atom.index] for atom in atoms]
-            covers += [atom is not None and inside.covers[atom.index] for atom in atoms]
-            continue
-        fresh = is_fresh(equation.op)
-        any_of_them = frozenset(var.index for var in equation.outputs)
-        if may_alias(equation.op):
-            any_of_them = any_of_them.union(*{buffers[var.index] for var in equation.operands})
-        for var in equation.outputs:
-            buffers.append(frozenset((var.index,)) if fresh else any_of_them)
-            whole.append(fresh)
-            covers.append(fresh or (is_reshape(equation.op) and covers[equation.operands[0].index]))
-    return Aliases(tuple(buffers), tuple(whole), tuple(covers))
-
-
-def _buffers_of_results(
-    equation: Equation, region: Trace, inside: Aliases, buffers: Sequence[frozenset[int]]
-) -> list[frozenset[int]]:
-    """The buffers of a region's results: a result in an input's memory lies where its operand
-    does.
-    """
-    outside = {place: buffers[var.index] for place, var in enumerate(equation.operands)}
-    found = list[frozenset[int]]()
-    for var, atom in zip(equation.outputs, region.outputs, strict=True):
-        own = frozenset((var.index,))
-        roots = inside.buffers[atom.index] if isinstance(atom, Var) else ()
-        found.append(
-            frozenset[int]().union(*(outside.setdefault(root, own) for root in roots)) or own
-        )
-    return found
-
-
-@cache
-def may_alias(op: Op) -> bool:
-    """Test whether results may lie in the memory of operands. Of ops of other libraries schemas
-    do not tell.
-    """
-    return is_alias(op) or ops.is_effectful(op) or ops.overload(op).namespace != "aten"
-
-
-@cache
-def is_fresh(op: Op) -> bool:
-    """Test whether the op's results are dense memory that it has just allocated, each its own. A
-    list: schemas do not tell.
-    """
-    if op.kind != "leaf" or ops.is_view(op) or ops.is_effectful(op):
-        return False
-    overload = ops.overload(op)
-    if overload.namespace != "aten" or internals.is_decomposed(overload):
-        return False
-    return torch.Tag.pointwise in overload.tags or op in facts.ALLOCATES or is_over_lists(op)
-
-
-@cache
-def is_over_lists(op: Op) -> bool:
-    """Test whether the op computes a list of tensors from lists, element by element."""
-    return op.kind == "leaf" and op.name.startswith("aten._foreach_")
-
-
-@cache
-def is_reshape(op: Op) -> bool:
-    """Test whether the op shows every element of its first operand, in memory of it or in a
-    copy.
-    """
-    return op in facts.RESHAPES or op in facts.ALIASES
 
 
 @cache

@@ -44,7 +44,6 @@ from thunder_fn.executors.reuse import (
     NO_REUSE,
     Reuse,
     in_place,
-    is_over_lists,
     overwritten,
     plan_reuse,
 )
@@ -55,6 +54,7 @@ from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.constraints import close_symbols
 from thunder_fn.ir.equations import last_uses
+from thunder_fn.ir.memory import is_over_lists
 from thunder_fn.ir.notebook import Shown
 from thunder_fn.ir.pretty import as_comment, binding_line
 from thunder_fn.ir.rules import EVALUATE

@@ -14,12 +14,13 @@ from thunder_fn.executors.in_front import in_front
 from thunder_fn.executors.lending import Memory
 from thunder_fn.executors.pruning import drop_dead
 from thunder_fn.executors.regions import Group
-from thunder_fn.executors.reuse import CLONE, find_aliases, is_dense_layout
+from thunder_fn.executors.reuse import CLONE, is_dense_layout
 from thunder_fn.executors.spoiling import guarded, is_on as memory_is_checked
 from thunder_fn.executors.taking import take, taken_from
 from thunder_fn.executors.torch_executor import Program, lower, not_compiled
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.simplify import dce
+from thunder_fn.ir.memory import find_aliases
 from thunder_fn.structured.shared.scan_parts import SCAN, Loop
 from thunder_fn.structured.shared.while_parts import WHILE, While
 

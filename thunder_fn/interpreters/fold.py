@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.interpreters.noops import leaving_variables
 from thunder_fn.ir import ops
 from thunder_fn.ir.equations import bound, needed, operands_in
+from thunder_fn.ir.memory import leaving_variables
 from thunder_fn.ir.memos import memo
 from thunder_fn.ir.trace import Constant, Equation, TensorType, Trace, Var, cut
 

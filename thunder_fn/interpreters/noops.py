@@ -13,11 +13,10 @@ from typing import Any
 
 import torch
 
-from thunder_fn import torch_internals as internals
 from thunder_fn.ir import facts, ops
-from thunder_fn.ir.equations import needed
-from thunder_fn.ir.memos import kept_of_ops, memo
-from thunder_fn.ir.trace import Arg, Equation, Literal, Op, TensorType, Trace, Var
+from thunder_fn.ir.memory import is_alias, leaving_variables
+from thunder_fn.ir.memos import memo
+from thunder_fn.ir.trace import Arg, Equation, Literal, TensorType, Trace, Var
 from thunder_fn.ir.walking import merged
 
 Makers = dict[int, Equation]
@@ -56,32 +55,6 @@ def _may_go(copy: Var, source: Var, leaving: set[int], makers: Makers) -> bool:
         return False
     leaving.add(source.index)
     return True
-
-
-def leaving_variables(trace: Trace) -> set[int]:
-    """The variables in whose memory an output may lie, or whose layout matters."""
-    found = {atom.index for atom in trace.outputs if isinstance(atom, Var)}
-    reading = [one for one in trace.equations if is_alias(one.op) or reads_layout(one)]
-    needed(reading, found, reads_layout)
-    return found
-
-
-def reads_layout(equation: Equation) -> bool:
-    """Test whether a result depends on where the elements of an operand lie in memory."""
-    is_reader = equation.op in facts.ADDRESSES or equation.op.name == "aten.view.dtype"
-    return is_reader or any(map(_has_readers, equation.bodies))
-
-
-@memo(16384, derives=False)
-def _has_readers(body: Trace) -> bool:
-    return any(map(reads_layout, body.equations))
-
-
-@kept_of_ops()
-def is_alias(op: Op) -> bool:
-    """Test whether results may lie in the memory of operands."""
-    is_view = op in facts.UNTOLD_VIEWS or ops.is_view(op)
-    return op.kind != "leaf" or is_view or internals.is_decomposed(ops.overload(op))
 
 
 def same_as(equation: Equation, makers: Makers) -> Var | None:

@@ -21,11 +21,8 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture import TENSOR, Alias, Captured, GradRead, capture, current
 from thunder_fn.capture.aliases import Joint, with_memory
 from thunder_fn.capture.apply import (
-    is_layout,
-    is_view_step,
     rebind,
     restride,
-    viewed,
     write,
     write_back,
     write_to_result,
@@ -60,6 +57,7 @@ from thunder_fn.executors.reuse import is_dense
 from thunder_fn.garbage import no_collections
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.ir.constraints import constraints_of
+from thunder_fn.ir.memory import is_layout, is_view_step, viewed
 from thunder_fn.ir.symbols import symbols_in
 from thunder_fn.ir.trace import Atom, Source, Trace, Var, cut
 from thunder_fn.jitted.autograd.bridge import Bridge, bridge, history_of

@@ -226,10 +226,8 @@ class Region:
         """Test whether an output may lie in a constant's memory, where nobody may write to it."""
         first = len(self.trace.inputs)
         own = {first + position for position in range(len(self.trace.constants))}
-        buffers = find_aliases(self.trace).buffers
-        return any(
-            isinstance(atom, Var) and buffers[atom.index] & own for atom in self.trace.outputs
-        )
+        private = find_aliases(self.trace).among(own)
+        return any(isinstance(atom, Var) and atom.index in private for atom in self.trace.outputs)
 
 
 class ByLayout:

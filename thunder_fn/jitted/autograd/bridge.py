@@ -31,11 +31,11 @@ from thunder_fn.executors.lending import Memory
 from thunder_fn.executors.reuse import COPY
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.grad import forward_backward
-from thunder_fn.interpreters.noops import leaving_variables
 from thunder_fn.interpreters.simplify import inline
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.constraints import close_symbols, constraints_of
 from thunder_fn.ir.equations import bound, makers
+from thunder_fn.ir.memory import leaving_variables
 from thunder_fn.ir.memos import memo
 from thunder_fn.ir.rules import Split
 from thunder_fn.ir.trace import (

@@ -15,10 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from thunder_fn.interpreters import simplify
 from thunder_fn.interpreters.check_errors import KINDS, check_errors
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.interpreters.noops import is_alias
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.equations import operands_in
+from thunder_fn.ir.memory import is_alias
 from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, Var, every_equation, subtraces
 from thunder_fn.testing.laws.comparing import (
     Inputs,

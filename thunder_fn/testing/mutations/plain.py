@@ -241,7 +241,7 @@ PLAIN = (
     ),
     Mutation(
         "the executor does not know views",
-        "thunder_fn.executors.reuse:is_fresh",
+        "thunder_fn.ir.memory:is_fresh",
         "return ",
         "return True or ",
         "executor is evaluate",
