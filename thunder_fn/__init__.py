@@ -32,152 +32,9 @@ import importlib
 import importlib.util
 import sys
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 from thunder_fn.garbage import no_collections
 from thunder_fn.version import __version__ as __version__
-
-if TYPE_CHECKING:  # `_NAMES` says the same to Python
-    import thunder_fn.ir as ir
-    from thunder_fn import debug, errors, inspect, random
-    from thunder_fn.api import (
-        grad,
-        grad_and_value,
-        hessian,
-        jacfwd,
-        jacrev,
-        jvp,
-        linearize,
-        saved_residuals,
-        stop_gradient,
-        trace,
-        value_and_grad,
-        vjp,
-        vmap,
-    )
-    from thunder_fn.api.associative_scan import associative_scan
-    from thunder_fn.api.autocast import autocast, autocast_policy
-    from thunder_fn.api.checkpoint import checkpoint
-    from thunder_fn.api.eval_shape import eval_shape
-    from thunder_fn.api.found_errors import check_errors
-    from thunder_fn.api.functional import functional_call, functionalize, stack_module_state
-    from thunder_fn.api.map import map
-    from thunder_fn.callbacks import pure_callback
-    from thunder_fn.capture import composite
-    from thunder_fn.capture.outside.edges import constant
-    from thunder_fn.capture.replaced.lookasides import Lookaside
-    from thunder_fn.interpreters.checkpoint.policies import checkpoint_policies
-    from thunder_fn.interpreters.clean import simplify
-    from thunder_fn.interpreters.evaluate import evaluate
-    from thunder_fn.ir.check import check
-    from thunder_fn.ir.memos import clear_caches
-    from thunder_fn.jitted import (
-        cache_info,
-        explain_claims,
-        explain_misses,
-        jit,
-        last_backward_traces,
-        last_prologue_traces,
-        last_traces,
-    )
-    from thunder_fn.jitted.transforms import Transform
-    from thunder_fn.optim import functional_optimizer
-    from thunder_fn.parameters import (
-        context_parallel,
-        ddp,
-        expert_parallel,
-        fsdp,
-        lora,
-        pipeline,
-        quantize,
-        tensor_parallel,
-    )
-    from thunder_fn.planning import plan
-    from thunder_fn.portable import export, load, save
-    from thunder_fn.recipes import Recipe, compile
-    from thunder_fn.structured.checkpoint_name import checkpoint_name
-    from thunder_fn.structured.cond import cond, switch
-    from thunder_fn.structured.custom_jvp import custom_jvp
-    from thunder_fn.structured.custom_vjp import custom_vjp
-    from thunder_fn.structured.custom_vmap import custom_vmap
-    from thunder_fn.structured.fori_loop import fori_loop
-    from thunder_fn.structured.loop_functions import scan
-    from thunder_fn.structured.roll import roll, unroll
-    from thunder_fn.structured.while_loop import while_loop
-
-__all__ = [
-    "Lookaside",
-    "Recipe",
-    "Transform",
-    "associative_scan",
-    "autocast",
-    "autocast_policy",
-    "cache_info",
-    "check",
-    "clear_caches",
-    "check_errors",
-    "checkpoint",
-    "checkpoint_name",
-    "checkpoint_policies",
-    "compile",
-    "composite",
-    "cond",
-    "constant",
-    "context_parallel",
-    "custom_jvp",
-    "custom_vjp",
-    "custom_vmap",
-    "ddp",
-    "debug",
-    "errors",
-    "eval_shape",
-    "evaluate",
-    "expert_parallel",
-    "export",
-    "explain_claims",
-    "explain_misses",
-    "fori_loop",
-    "fsdp",
-    "functional_call",
-    "functional_optimizer",
-    "functionalize",
-    "grad",
-    "grad_and_value",
-    "hessian",
-    "inspect",
-    "ir",
-    "jacfwd",
-    "jacrev",
-    "jit",
-    "jvp",
-    "last_backward_traces",
-    "last_prologue_traces",
-    "last_traces",
-    "linearize",
-    "load",
-    "lora",
-    "map",
-    "pipeline",
-    "plan",
-    "pure_callback",
-    "quantize",
-    "random",
-    "roll",
-    "save",
-    "saved_residuals",
-    "scan",
-    "simplify",
-    "stack_module_state",
-    "stop_gradient",
-    "switch",
-    "tensor_parallel",
-    "trace",
-    "unroll",
-    "value_and_grad",
-    "vjp",
-    "vmap",
-    "while_loop",
-]
 
 _SUBMODULES = (
     "benchmarks",
@@ -263,8 +120,13 @@ _NAMES = {
     "structured.while_loop": ("while_loop",),
 }
 """Submodules to show, and names of modules. Each is imported when it is first asked for, so
-`import thunder_fn` takes no time, and `tfn.extend` needs no import of its own.
+`import thunder_fn` takes no time, and `tfn.extend` needs no import of its own. Type checkers read
+the same names in `__init__.pyi`.
 """
+__all__ = [
+    *(name for names in _NAMES.values() for name in names),
+    *("debug", "errors", "inspect", "ir", "random"),
+]
 
 _CORE = (
     "api",
