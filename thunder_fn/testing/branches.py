@@ -105,13 +105,15 @@ class Branches:
 
     @contextmanager
     def watching(self) -> Generator[None]:
-        """Note what runs in this block. On Python 3.11 a debugger's `settrace` prevents that."""
+        """Note what runs in this block. On Python 3.11 a debugger's `settrace` prevents that. Later
+        six tools of `sys.monitoring` do, because trace functions miss branches there.
+        """
         monitoring: Any = getattr(sys, "monitoring", None)
         tool = None if monitoring is None else _free_tool(monitoring)
         if tool is not None:
             with self._monitored(monitoring, tool):
                 yield
-        elif sys.gettrace() is not None:
+        elif monitoring is not None or sys.gettrace() is not None:
             yield
         else:
             sys.settrace(self._enter)
